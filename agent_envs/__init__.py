@@ -1,0 +1,15 @@
+"""Gymnasium environments for language models that use tools over many turns.
+
+    >>> import gymnasium, agent_envs
+    >>> env = gymnasium.make("AgentR1/MiniWiki-v0")
+    >>> question, info = env.reset(seed=0)
+    >>> observation, reward, terminated, truncated, info = env.step("<search>a town</search>")
+
+Importing the package registers the environments; ``gymnasium.make("agent_envs:AgentR1/HotpotQA-v0")`` does both.
+"""
+
+from agent_envs.registration import IDS, register_all
+
+register_all()
+
+__all__ = ["IDS"]

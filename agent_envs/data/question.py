@@ -1,0 +1,132 @@
+"""A question of a multi-hop benchmark, and the JSONL form it is kept in."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """One question with its gold answer and, where the benchmark gives them, what supports it.
+
+    `supporting_titles` names the gold paragraphs: in MuSiQue one entry a paragraph, so a title may come twice.
+    `supporting_facts` are HotpotQA's and 2WikiMultihopQA's (title, sentence index) pairs; `evidences`
+    2WikiMultihopQA's (subject, relation, object) triples; `decomposition` MuSiQue's single-hop questions and answers.
+    """
+
+    id: str
+    question: str
+    answer: str
+    aliases: tuple[str, ...] = ()
+    type: str | None = None
+    supporting_titles: tuple[str, ...] = ()
+    supporting_facts: tuple[tuple[str, int], ...] | None = None
+    decomposition: tuple[Mapping[str, Any], ...] | None = field(default=None, hash=False)
+    evidences: tuple[tuple[str, str, str], ...] | None = None
+
+    @property
+    def golds(self) -> tuple[str, ...]:
+        """Every answer that counts as right."""
+        return (self.answer, *self.aliases)
+
+
+def read_questions(path: str | Path) -> tuple[Question, ...]:
+    """Read questions from a JSONL file whose rows have the fields of `Question`, lists for tuples.
+
+    `id`, `question` and `answer` are required; other fields may be absent or null; unknown ones are ignored.
+
+    Raises:
+        ValueError: a row is not such an object, naming file, line and field, or the file holds no question.
+    """
+    questions = []
+    with open(path, "rb") as lines:
+        for number, line in enumerate(lines, start=1):
+            if line.strip():
+                try:
+                    questions.append(question_from_row(json.loads(line.decode("utf-8-sig"))))
+                except (ValueError, RecursionError) as error:
+                    raise ValueError(f"{path}:{number}: {error}") from None
+    if not questions:
+        raise ValueError(f"{path}: there is no question in it")
+    return tuple(questions)
+
+
+def question_from_row(row: object) -> Question:
+    """Check a decoded row and make a `Question` of it.
+
+    Raises:
+        ValueError: naming the field that is missing or of the wrong type.
+    """
+    if not isinstance(row, Mapping):
+        raise ValueError(f"expected an object with id, question and answer, got {type(row).__name__}")
+    if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
+        row = {**row, "id": str(row["id"])}
+    return Question(
+        **{name: _required(row, name, _text) for name in ("id", "question", "answer")},
+        aliases=_optional(row, "aliases", _each(_text)) or (),
+        type=_optional(row, "type", _text),
+        supporting_titles=_optional(row, "supporting_titles", _each(_text)) or (),
+        supporting_facts=_optional(row, "supporting_facts", _each(_fact)),
+        decomposition=_optional(row, "decomposition", _each(_object)),
+        evidences=_optional(row, "evidences", _each(_triple)),
+    )
+
+
+def _required(row: Mapping, name: str, check: Callable) -> Any:
+    if row.get(name) is None:
+        raise ValueError(f"the row has no {name!r}")
+    value = _optional(row, name, check)
+    if not value.strip():
+        raise ValueError(f"{name!r} is empty")
+    return value
+
+
+def _optional(row: Mapping, name: str, check: Callable) -> Any:
+    value = row.get(name)
+    try:
+        return None if value is None else check(value)
+    except ValueError as error:
+        raise ValueError(f"{name!r}: {error}") from None
+
+
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"expected a string, got {value!r:.80}")
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        raise ValueError(f"a lone surrogate is no text: {value!a:.80}") from None
+    return value
+
+
+def _each(check: Callable) -> Callable[[object], tuple]:
+    def check_all(value: object) -> tuple:
+        if not isinstance(value, list | tuple):
+            raise ValueError(f"expected a list, got {value!r:.80}")
+        return tuple(map(check, value))
+
+    return check_all
+
+
+def _fact(value: object) -> tuple[str, int]:
+    match value:
+        case [title, int(sentence)] if not isinstance(sentence, bool):
+            return _text(title), sentence
+    raise ValueError(f"expected [title, sentence index], got {value!r:.80}")
+
+
+def _triple(value: object) -> tuple[str, str, str]:
+    match value:
+        case [subject, relation, object_]:
+            return _text(subject), _text(relation), _text(object_)
+    raise ValueError(f"expected [subject, relation, object], got {value!r:.80}")
+
+
+def _object(value: object) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"expected an object, got {value!r:.80}")
+    return value

@@ -1,0 +1,150 @@
+"""A fictional world: who exists, what is true of them, and the articles that say so.
+
+Facts are integer arrays (entity index or encoded value) and articles are written on demand from a seed of their own,
+so a world of a million articles holds little but its names.
+"""
+
+import random
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+
+from agent_envs.miniwiki import names
+from agent_envs.miniwiki.schema import BY_KIND, COUNTRIES, GENRES, KINDS, MONTHS, OCCUPATIONS, RELATION, Relation
+from retrieval_index import Passage
+
+DIFFICULTIES = {"easy": 0.0, "normal": 0.5, "hard": 2.0}  # expected misleading sentences in an article
+_MISSING = {"spouse": 0.3, "father": 0.3, "employer": 0.4}  # share of people of whom nothing is said
+
+
+@dataclass(frozen=True, slots=True)
+class Article:
+    """One article: its sentences, and the index of the sentence that states each relation."""
+
+    title: str
+    sentences: tuple[str, ...]
+    states: dict[str, int]
+
+
+class World:
+    """``entities`` fictional entities and the facts between them, a pure function of the arguments.
+
+    Args:
+        entities: how many articles the world has, at least 50.
+        seed: two seeds give two unrelated worlds.
+        split: ``"train"`` or ``"heldout"``; worlds of different splits share no entity name.
+        difficulty: ``"easy"`` (one wording for each fact, nothing misleading), ``"normal"`` (varied wording, every
+            other article has a misleading sentence) or ``"hard"`` (two misleading sentences an article).
+    """
+
+    def __init__(self, entities: int = 1000, seed: int = 0, split: str = "train", difficulty: str = "normal"):
+        if entities < 50:
+            raise ValueError(f"entities must be at least 50, got {entities}")
+        if split not in names.SPLITS:
+            raise ValueError(f"split must be one of {names.SPLITS}, got {split!r}")
+        if difficulty not in DIFFICULTIES:
+            raise ValueError(f"difficulty must be one of {tuple(DIFFICULTIES)}, got {difficulty!r}")
+        self.seed, self.split, self.difficulty = seed, split, difficulty
+        rng, taken = random.Random(f"world:{seed}:{split}"), set()
+        sizes = {kind: int(entities * share) for kind, share in KINDS.items()}
+        sizes["person"] += entities - sum(sizes.values())
+        self.names = {kind: list(names.unique_names(kind, n, split, rng, taken)) for kind, n in sizes.items()}
+        self._facts(np.random.default_rng(rng.getrandbits(64)), sizes)
+        self._lookalike = {kind: _next_in_order(self.names[kind]) for kind in KINDS}
+
+    def _facts(self, rng: np.random.Generator, sizes: dict[str, int]) -> None:
+        self.facts: dict[tuple[str, str], np.ndarray] = {}
+        for (kind, name), relation in RELATION.items():
+            n = sizes[kind]
+            if relation.target in sizes:
+                values = rng.integers(sizes[relation.target], size=n)
+                if relation.target == kind:
+                    values = np.where(values == np.arange(n), (values + 1) % n, values)  # nobody is their own object
+            elif relation.target == "date":
+                values = (rng.integers(1850, 1990, n) * 12 + rng.integers(0, 12, n)) * 28 + rng.integers(0, 28, n)
+            elif relation.target == "year":
+                values = rng.integers(1880, 2020, n)
+            elif relation.target == "count":
+                values = rng.integers(101, 1000, n) * (100 if kind == "town" else 1)
+            else:
+                values = rng.integers(len(COUNTRIES), size=n)
+            values[rng.random(n) < _MISSING.get(name, 0.0)] = -1
+            self.facts[kind, name] = values
+        self._marry(rng, sizes["person"])
+
+    def _marry(self, rng: np.random.Generator, people: int) -> None:
+        """Marriage is mutual, and a father is born 20 to 60 years before his child."""
+        pairs = rng.permutation(people)[: people // 20 * 14].reshape(-1, 2)
+        spouse = self.facts["person", "spouse"]
+        spouse[:] = -1
+        spouse[pairs[:, 0]], spouse[pairs[:, 1]] = pairs[:, 1], pairs[:, 0]
+        born = self.facts["person", "born"] // (12 * 28)
+        order = np.argsort(born, kind="stable")
+        low, high = np.searchsorted(born[order], born - 60), np.searchsorted(born[order], born - 20)
+        father = order[np.minimum(low + (rng.random(people) * (high - low)).astype(np.int64), people - 1)]
+        unknown = (self.facts["person", "father"] < 0) | (high <= low) | (father == spouse)
+        self.facts["person", "father"] = np.where(unknown, -1, father)
+
+    def __len__(self) -> int:
+        return sum(map(len, self.names.values()))
+
+    def text(self, relation: Relation, subject: int) -> str:
+        """The object of ``relation`` for entity number ``subject``, as articles and answers write it."""
+        value = int(self.facts[relation.subject, relation.name][subject])
+        return self.names[relation.target][value] if relation.target in KINDS else value_text(relation.target, value)
+
+    def article(self, kind: str, index: int) -> Article:
+        rng = random.Random(f"article:{self.seed}:{self.split}:{kind}:{index}")
+        title = self.names[kind][index]
+        label = rng.choice(OCCUPATIONS) if kind == "person" else kind
+        genre = f"{rng.choice(GENRES[kind])} " if kind in GENRES else ""
+        article_word = "an" if (genre or label)[0] in "aeiou" else "a"
+        sentences, states = [f"{title} is {article_word} {genre}{label}."], {}
+        relations = [r for r in BY_KIND[kind] if self.facts[kind, r.name][index] >= 0]
+        rng.shuffle(relations)
+        for relation in relations:
+            says = relation.says[0] if self.difficulty == "easy" else rng.choice(relation.says)
+            subject = title if rng.random() < 0.3 else f"the {label}"
+            sentence = says.format(s=subject, o=self.text(relation, index))
+            states[relation.name] = len(sentences)
+            sentences.append(sentence[0].upper() + sentence[1:])
+        for _ in range(_draw_count(rng, DIFFICULTIES[self.difficulty])):
+            other = self.names[kind][self._lookalike[kind][index]]
+            wording = rng.choice(("{s} is not {o}.", "{s} is often confused with {o}.", "See also {o}."))
+            sentences.append(wording.format(s=title, o=other))
+        return Article(title, tuple(sentences), states)
+
+    def passages(self) -> Iterator[Passage]:
+        """Every article as a passage, one at a time, in a fixed order."""
+        for kind, titles in self.names.items():
+            for index, title in enumerate(titles):
+                yield Passage(f"{kind}-{index}", title, " ".join(self.article(kind, index).sentences))
+
+
+def value_text(target: str, value: int) -> str:
+    """A year, date, count or country as text."""
+    if target == "date":
+        months, day = divmod(value, 28)
+        return f"{day + 1} {MONTHS[months % 12]} {months // 12}"
+    return COUNTRIES[value] if target == "word" else f"{value:,}" if target == "count" else str(value)
+
+
+def value_aliases(target: str, value: int) -> tuple[str, ...]:
+    """Other ways to write a value that count as right, as the benchmarks' alias lists do."""
+    if target == "date":
+        months, day = divmod(value, 28)
+        return (f"{MONTHS[months % 12]} {day + 1}, {months // 12}",)
+    return (str(value),) if target == "count" and value >= 1000 else ()
+
+
+def _draw_count(rng: random.Random, mean: float) -> int:
+    return int(mean) + (rng.random() < mean % 1)
+
+
+def _next_in_order(titles: list[str]) -> np.ndarray:
+    """For each title the one that follows it, sorted by last word: most often they share that word."""
+    order = np.array(sorted(range(len(titles)), key=lambda i: (titles[i].split()[-1], titles[i])))
+    following = np.empty(len(titles), dtype=np.int64)
+    following[order] = np.roll(order, -1)
+    return following

@@ -1,0 +1,93 @@
+"""Many environments in one process, whose tool calls are run as one batch.
+
+Gymnasium's own vector classes step their environments one by one, and its AsyncVectorEnv returns zeros for text
+observations in shared memory.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+from gymnasium.vector import AutoresetMode, VectorEnv
+from gymnasium.vector.utils import batch_space
+
+from agent_envs.tool_env import ToolEnv
+from agent_envs.tools import run_calls
+
+
+class ToolVectorEnv(VectorEnv):
+    """``num_envs`` copies of a `ToolEnv` that share their index.
+
+    Observations and actions are tuples of strings. There is no automatic reset (``AutoresetMode.DISABLED``): a
+    finished environment ignores its action, gives reward 0 and stays terminated or truncated until
+    ``reset(options={"reset_mask": mask})``. That is what rollouts want: no generation is thrown away.
+
+    Args:
+        make: makes one environment.
+        num_envs: how many.
+    """
+
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["ansi"]}  # noqa: RUF012
+
+    def __init__(self, make, num_envs: int):
+        if num_envs < 1:
+            raise ValueError(f"num_envs must be at least 1, got {num_envs}")
+        self.envs: list[ToolEnv] = [make() for _ in range(num_envs)]
+        self.num_envs = num_envs
+        self.render_mode = self.envs[0].render_mode
+        self.single_observation_space = self.envs[0].observation_space
+        self.single_action_space = self.envs[0].action_space
+        self.observation_space = batch_space(self.single_observation_space, num_envs)
+        self.action_space = batch_space(self.single_action_space, num_envs)
+        self._observations = [""] * num_envs
+        self._terminated = np.ones(num_envs, dtype=bool)
+        self._truncated = np.zeros(num_envs, dtype=bool)
+
+    def reset(
+        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+    ) -> tuple[tuple[str, ...], dict[str, Any]]:
+        """Start episodes. ``seed``: one int (environment i gets seed + i) or one per environment; equal seeds give
+        equal questions, which is how a group of attempts at one question is made. ``options["reset_mask"]``: bool
+        [num_envs], which environments to reset; the other options go to each of them."""
+        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
+        if len(seeds) != self.num_envs:
+            raise ValueError(f"expected {self.num_envs} seeds, got {len(seeds)}")
+        options = dict(options or {})
+        mask = options.pop("reset_mask", np.ones(self.num_envs, dtype=bool))
+        if np.shape(mask) != (self.num_envs,):
+            raise ValueError(f"reset_mask must have shape ({self.num_envs},), got {np.shape(mask)}")
+        infos: dict[str, Any] = {}
+        for i in np.flatnonzero(mask):
+            self._observations[i], info = self.envs[i].reset(seed=seeds[i], options=options)
+            self._terminated[i] = self._truncated[i] = False
+            infos = self._add_info(infos, info, i)
+        return tuple(self._observations), infos
+
+    def step(self, actions) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        if len(actions) != self.num_envs:
+            raise ValueError(f"expected {self.num_envs} actions, got {len(actions)}")
+        alive = np.flatnonzero(~(self._terminated | self._truncated))
+        turns = {i: self.envs[i].parse(actions[i]) for i in alive}
+        results = iter(run_calls(self.envs[0].tools, [call for turn in turns.values() for call in turn.calls]))
+        rewards, infos = np.zeros(self.num_envs), {}
+        for i, turn in turns.items():
+            outcome = self.envs[i].resolve(actions[i], turn, [next(results) for _ in turn.calls])
+            self._observations[i], rewards[i], self._terminated[i], self._truncated[i], info = outcome
+            infos = self._add_info(infos, info, i)
+        return tuple(self._observations), rewards, self._terminated.copy(), self._truncated.copy(), infos
+
+    def render(self) -> tuple[str | None, ...]:
+        return tuple(env.render() for env in self.envs)
+
+    def close_extras(self, **kwargs: Any) -> None:
+        for env in self.envs:
+            env.close()
+
+
+def make_vector(num_envs: int = 1, **kwargs: Any) -> ToolVectorEnv:
+    """Entry point for ``gymnasium.make_vec``."""
+    from agent_envs.qa_env import QAEnv
+
+    if kwargs.pop("vectorization_mode", None) not in (None, "vector_entry_point"):
+        raise gymnasium.error.Error("these environments come with their own vectorization")
+    return ToolVectorEnv(lambda: QAEnv(**kwargs), num_envs)

@@ -1,0 +1,39 @@
+"""Search over a corpus of passages.
+
+    >>> import retrieval_index
+    >>> passages = [
+    ...     retrieval_index.Passage("1", "Toto", "Toto is a rock band from Los Angeles."),
+    ...     retrieval_index.Passage("2", "Oz", "Toto is Dorothy's dog."),
+    ... ]
+    >>> searcher = retrieval_index.build(passages)
+    >>> [passage.title for passage in searcher.search(["rock band"], k=1)[0]]
+    ['Toto']
+
+`searcher.save(folder)` writes an index that `load(folder)` opens memory-mapped; `python -m retrieval_index --help`
+does the same from a shell. The package stands alone: it knows nothing of environments or of training.
+"""
+
+from retrieval_index.bm25 import BM25Index
+from retrieval_index.build import build, build_folder, load
+from retrieval_index.corpus import Corpus, Passage, read_jsonl
+from retrieval_index.dense import DenseIndex
+from retrieval_index.encoder import Encoder, SvdEncoder
+from retrieval_index.reference import RankBM25Index
+from retrieval_index.search import Searcher
+from retrieval_index.store import IndexCorrupt
+
+__all__ = [
+    "BM25Index",
+    "Corpus",
+    "DenseIndex",
+    "Encoder",
+    "IndexCorrupt",
+    "Passage",
+    "RankBM25Index",
+    "Searcher",
+    "SvdEncoder",
+    "build",
+    "build_folder",
+    "load",
+    "read_jsonl",
+]

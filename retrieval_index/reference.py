@@ -1,0 +1,63 @@
+"""BM25 by rank_bm25: what the faster index is tested against, and can be swapped for."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from retrieval_index import store
+from retrieval_index.corpus import Corpus, Passage
+from retrieval_index.progress import Track, silent
+from retrieval_index.search import check_request, passages_of
+from retrieval_index.tokenizer import tokenize, tokenize_corpus
+
+
+class RankBM25Index:
+    """rank_bm25's `BM25Okapi` behind the same protocol: slow, the reference for `BM25Index.build(variant="okapi")`.
+
+    It has no stored form: opening a saved one reads the corpus and builds again.
+    """
+
+    backend = "rank-bm25"
+
+    def __init__(self, corpus: Corpus, okapi):
+        self.corpus = corpus
+        self.okapi = okapi
+        self.parameters = {"k1": okapi.k1, "b": okapi.b, "epsilon": okapi.epsilon}
+
+    @classmethod
+    def build(cls, corpus: Corpus, *, track: Track = silent) -> RankBM25Index:
+        """Index title and text of every passage. Raises ValueError where there is no word to index."""
+        from rank_bm25 import BM25Okapi
+
+        return cls(corpus, BM25Okapi(list(tokenize_corpus(corpus, track)), k1=1.5, b=0.75, epsilon=0.25))
+
+    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        """See `Searcher.search`."""
+        return passages_of(self.corpus, *self.top_k(queries, k))
+
+    def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `Searcher.top_k`."""
+        k = min(check_request(queries, k), len(self.corpus))
+        rows = np.full((len(queries), k), -1, np.int64)
+        scores = np.zeros((len(queries), k), np.float32)
+        for number, query in enumerate(queries):
+            totals = self.okapi.get_scores(tokenize(query)).astype(np.float32)
+            best = np.argsort(-totals, kind="stable")[:k]  # stable: equal scores stay in the order of their rows
+            best = best[totals[best] > 0]
+            rows[number, : len(best)] = best
+            scores[number, : len(best)] = totals[best]
+        return rows, scores
+
+    def save(self, folder: str | Path) -> None:
+        """See `Searcher.save`."""
+        store.save(self, folder)
+
+    def write(self, folder: Path) -> None:
+        """Nothing: the corpus beside it is all there is to keep."""
+
+    @classmethod
+    def open(cls, folder: Path, corpus: Corpus, parameters: dict) -> RankBM25Index:
+        """Build again from the corpus."""
+        return cls.build(corpus)

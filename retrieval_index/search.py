@@ -1,0 +1,70 @@
+"""What every index can do: the `Searcher` protocol, and the few functions that its implementations share."""
+
+from __future__ import annotations
+
+import operator
+from pathlib import Path
+from typing import Protocol, runtime_checkable
+
+import numpy as np
+
+from retrieval_index.corpus import Corpus, Passage
+
+
+@runtime_checkable
+class Searcher(Protocol):
+    """Ranked retrieval over a corpus. Searchers are read-only: threads may share one, and forks too."""
+
+    corpus: Corpus
+
+    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        """The best passages of each query, best first, each with its `score` (higher is better).
+
+        A list is shorter than `k` where fewer passages match. Under BM25 only a passage that shares a word with the
+        query matches, so an empty query, and one of unknown words or stop words alone, has an empty list. Equal
+        scores are ordered by row number, lower first.
+
+        Raises:
+            TypeError: `queries` is one string instead of a list, or holds something else than strings; `k` is not an
+                integer.
+            ValueError: `k` is less than 1.
+        """
+        ...
+
+    def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """The same ranking as arrays, for code that fuses or merges rankings.
+
+        Returns:
+            rows: int64 [len(queries), min(k, len(corpus))], row numbers of the corpus; -1 where nothing more matched.
+            scores: float32, the same shape; 0 where `rows` is -1.
+        """
+        ...
+
+    def save(self, folder: str | Path) -> None:
+        """Write the index as a folder that `retrieval_index.load` opens; one already there is replaced in one step."""
+        ...
+
+
+def check_request(queries: list[str], k: int) -> int:
+    """Raise the errors that `Searcher.search` documents; returns `k` as a plain int."""
+    if isinstance(queries, str):
+        raise TypeError("queries must be a list of strings; for one query write search([query], k)")
+    for query in queries:
+        if not isinstance(query, str):
+            raise TypeError(f"queries must be strings, got {type(query).__name__}: {query!r}")
+    k = operator.index(k)
+    if k < 1:
+        raise ValueError(f"k must be at least 1, got {k}")
+    return k
+
+
+def passages_of(corpus: Corpus, rows: np.ndarray, scores: np.ndarray) -> list[list[Passage]]:
+    """Turn what `top_k` returned into passages that carry their scores."""
+    return [
+        [_scored(corpus[row], score) for row, score in zip(*ranking, strict=True) if row >= 0]
+        for ranking in zip(rows.tolist(), scores.tolist(), strict=True)
+    ]
+
+
+def _scored(passage: Passage, score: float) -> Passage:
+    return Passage(passage.id, passage.title, passage.text, score)

@@ -1,0 +1,89 @@
+import hashlib
+import json
+import pickle
+
+import pytest
+
+from retrieval_index import Corpus, Passage, read_jsonl
+
+ODD = [
+    Passage("1", "Beyoncé", 'Line one\nline two\u2028still the same passage "quoted" \\ back'),
+    Passage("two", "東京", "🗼 \x00 control and emoji"),
+    Passage("3", "", ""),
+]
+
+
+def stored(passages, folder) -> Corpus:
+    Corpus(passages).write(folder)
+    return Corpus.open(folder)
+
+
+def test_score_is_no_part_of_equality():
+    assert Passage("1", "a", "b", score=2.0) == Passage("1", "a", "b")
+    assert hash(Passage("1", "a", "b", score=2.0)) == hash(Passage("1", "a", "b"))
+
+
+def test_the_stored_corpus_equals_the_one_in_memory(tmp_path, passages):
+    memory, disk = Corpus(ODD + passages), stored(ODD + passages, tmp_path)
+    assert len(disk) == len(memory)
+    assert list(disk) == list(memory) == ODD + passages
+    assert disk[-1] == memory[-1] == passages[-1]
+    assert disk.fingerprint == memory.fingerprint
+    assert memory.fingerprint == hashlib.sha256((tmp_path / "passages.jsonl").read_bytes()).hexdigest()
+    assert Corpus(passages).fingerprint != memory.fingerprint
+
+
+@pytest.mark.parametrize("row", [3, -4])
+def test_a_row_outside_is_an_index_error(tmp_path, row):
+    for corpus in (Corpus(ODD), stored(ODD, tmp_path)):
+        with pytest.raises(IndexError):
+            corpus[row]
+
+
+def test_an_empty_corpus_can_be_stored(tmp_path):
+    assert list(stored([], tmp_path)) == []
+
+
+def test_a_stored_corpus_pickles_by_its_path(tmp_path, passages):
+    disk = stored(passages, tmp_path)
+    pickled = pickle.dumps(disk)
+    assert len(pickled) < 1000
+    assert list(pickle.loads(pickled)) == passages
+
+
+def test_a_stored_corpus_outlives_its_files(tmp_path, passages):
+    disk = stored(passages, tmp_path)
+    for path in tmp_path.iterdir():
+        path.unlink()
+    (tmp_path / "copy").mkdir()
+    disk.write(tmp_path / "copy")  # what was opened, not what may lie at the path by now
+    assert list(Corpus.open(tmp_path / "copy")) == passages
+
+
+def test_read_jsonl_ignores_other_fields_and_blank_lines(tmp_path):
+    path = tmp_path / "p.jsonl"
+    path.write_text(
+        '\ufeff{"id": 7, "title": "é", "text": "x", "source": "hotpotqa"}\n\n{"id": "b", "title": "", "text": ""}'
+    )
+    assert list(read_jsonl(path)) == [Passage("7", "é", "x"), Passage("b", "", "")]
+
+
+@pytest.mark.parametrize(
+    ("line", "complaint"),
+    [
+        ("{", "property name"),
+        ("[1]", "list"),
+        ('{"id": 1, "title": "t"}', "no 'text'"),
+        ('{"id": null, "title": "t", "text": "x"}', "'id' must be"),
+        ('{"id": 1, "title": "t", "text": ["x"]}', "'text' must be a string, got list"),
+        ('{"id": 1, "title": "t", "text": "\\ud800"}', "surrogates"),
+        (b'{"id": 1, "title": "t", "text": "\xff"}', "utf-8"),
+    ],
+)
+def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, complaint):
+    path = tmp_path / "p.jsonl"
+    good = json.dumps({"id": 1, "title": "t", "text": "x"}).encode()
+    path.write_bytes(good + b"\n" + (line if isinstance(line, bytes) else line.encode()) + b"\n")
+    with pytest.raises(ValueError, match=complaint) as error:
+        list(read_jsonl(path))
+    assert f"{path}:2" in str(error.value)

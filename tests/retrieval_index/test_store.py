@@ -1,0 +1,160 @@
+import os
+import pickle
+import subprocess
+import sys
+
+import pytest
+
+import retrieval_index
+from retrieval_index import Corpus, IndexCorrupt, Passage, store
+
+QUERIES = ["river town", "film castle", "comet", "nothing-of-this"]
+
+
+@pytest.fixture(scope="module", params=["bm25", "rank-bm25", "dense"])
+def saved(request, passages, tmp_path_factory):
+    """A searcher and the folder that it was saved to."""
+    folder = tmp_path_factory.mktemp("saved") / "index"
+    searcher = retrieval_index.build(passages, request.param)
+    searcher.save(folder)
+    return searcher, folder
+
+
+def same_results(one, other) -> bool:
+    return all(
+        (a == b).all()
+        for k in (1, 10, 500)
+        for a, b in zip(one.top_k(QUERIES, k), other.top_k(QUERIES, k), strict=True)
+    )
+
+
+def test_a_loaded_index_gives_identical_results(saved):
+    searcher, folder = saved
+    loaded = retrieval_index.load(folder)
+    assert type(loaded) is type(searcher)
+    assert same_results(searcher, loaded)
+    assert loaded.search(QUERIES, 5) == searcher.search(QUERIES, 5)
+    assert loaded.corpus.fingerprint == searcher.corpus.fingerprint
+
+
+def test_a_folder_built_from_a_file_equals_one_built_in_memory(saved, passages, tmp_path):
+    searcher, folder = saved
+    Corpus(passages).write(tmp_path)
+    retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "index", searcher.backend)
+    assert same_results(searcher, retrieval_index.load(tmp_path / "index"))
+    assert (tmp_path / "index" / "manifest.json").read_bytes() == (folder / "manifest.json").read_bytes()
+
+
+def test_searchers_pickle(saved):
+    searcher, folder = saved
+    assert same_results(searcher, pickle.loads(pickle.dumps(searcher)))
+    assert same_results(searcher, pickle.loads(pickle.dumps(retrieval_index.load(folder))))
+
+
+def test_a_loaded_index_can_be_saved_over_itself(saved, tmp_path):
+    searcher, _ = saved
+    searcher.save(tmp_path / "index")
+    loaded = retrieval_index.load(tmp_path / "index")
+    loaded.save(tmp_path / "index")
+    assert same_results(loaded, retrieval_index.load(tmp_path / "index"))
+    assert os.listdir(tmp_path) == ["index"]
+
+
+def test_any_change_to_any_file_is_a_clear_error(saved, tmp_path):
+    searcher, _ = saved
+    folder = tmp_path / "index"
+    searcher.save(folder)
+    for path in sorted(folder.iterdir()):
+        whole = path.read_bytes()
+        middle = len(whole) // 2
+        flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
+        for damaged in (flipped, whole[:middle], b"", whole + b"\n", b"{}", None):
+            path.unlink(missing_ok=True)
+            if damaged is not None:
+                path.write_bytes(damaged)
+            with pytest.raises(
+                FileNotFoundError if path.name == "manifest.json" and damaged is None else IndexCorrupt
+            ) as error:
+                retrieval_index.load(folder)
+            assert path.name in str(error.value)
+        path.write_bytes(whole)
+    assert same_results(searcher, retrieval_index.load(folder))
+
+
+def test_a_file_of_another_index_is_an_error(saved, tmp_path):
+    searcher, folder = saved
+    other = tmp_path / "other"
+    retrieval_index.build([Passage("0", "river", "town")], searcher.backend).save(other)
+    (other / "passages.jsonl").write_bytes((folder / "passages.jsonl").read_bytes())
+    with pytest.raises(IndexCorrupt, match=r"passages\.jsonl"):
+        retrieval_index.load(other)
+
+
+def test_a_missing_index_says_how_to_build_one(tmp_path):
+    for folder, problem in ((tmp_path / "none", "does not exist"), (tmp_path, "is not an index")):
+        with pytest.raises(FileNotFoundError, match=problem) as error:
+            retrieval_index.load(folder)
+        assert "python -m retrieval_index build" in str(error.value)
+
+
+def test_another_format_version_is_told_apart_from_damage(saved, tmp_path, monkeypatch):
+    searcher, _ = saved
+    with monkeypatch.context() as patch:
+        patch.setattr(store, "FORMAT_VERSION", 99)
+        searcher.save(tmp_path / "index")
+    with pytest.raises(IndexCorrupt, match="version 99"):
+        retrieval_index.load(tmp_path / "index")
+
+
+def test_a_build_that_fails_leaves_the_old_index(saved, tmp_path, monkeypatch):
+    searcher, _ = saved
+    folder = tmp_path / "index"
+    searcher.save(folder)
+    before = {path.name: path.read_bytes() for path in folder.iterdir()}
+    bad = tmp_path / "bad.jsonl"
+    bad.write_text('{"id": 1, "title": "good", "text": "row"}\n{"id": 2}\n')
+    with pytest.raises(ValueError, match=r"bad\.jsonl:2"):
+        retrieval_index.build_folder(bad, folder, searcher.backend)
+    monkeypatch.setattr(store, "write_manifest", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
+    with pytest.raises(KeyboardInterrupt):
+        retrieval_index.build([Passage("0", "new", "index")]).save(folder)
+    assert {path.name: path.read_bytes() for path in folder.iterdir()} == before
+    assert sorted(os.listdir(tmp_path)) == ["bad.jsonl", "index"]
+
+
+KILLED = """
+import os, sys, retrieval_index
+from retrieval_index import store
+def die(*_): os._exit(9)  # as SIGKILL would: no clean-up runs
+setattr(store, sys.argv[2], die)
+retrieval_index.build([retrieval_index.Passage("0", "new", "index")], "rank-bm25").save(sys.argv[1])
+"""
+
+
+@pytest.mark.parametrize("step", ["write_manifest", "_exchange"])
+def test_a_killed_build_leaves_the_old_index_and_its_debris_is_cleared(tmp_path, passages, step):
+    folder = tmp_path / "index"
+    old = retrieval_index.build(passages, "rank-bm25")
+    old.save(folder)
+    assert subprocess.run([sys.executable, "-c", KILLED, folder, step], check=False).returncode == 9
+    assert same_results(old, retrieval_index.load(folder))
+    assert len(os.listdir(tmp_path)) == 2  # the index, and what the killed build had written
+    old.save(folder)
+    assert os.listdir(tmp_path) == ["index"]
+
+
+def test_without_a_system_call_to_swap_folders_two_renames_do(tmp_path, passages, monkeypatch):
+    monkeypatch.setattr(store.sys, "platform", "unknown")
+    folder = tmp_path / "index"
+    retrieval_index.build([Passage("0", "old", "index")]).save(folder)
+    new = retrieval_index.build(passages)
+    new.save(folder)
+    assert same_results(new, retrieval_index.load(folder))
+    assert os.listdir(tmp_path) == ["index"]
+
+
+def test_a_folder_that_is_no_index_is_never_overwritten(tmp_path, passages):
+    (tmp_path / "thesis.tex").write_text("years of work")
+    with pytest.raises(FileExistsError, match="not an index"):
+        retrieval_index.build(passages).save(tmp_path)
+    assert os.listdir(tmp_path) == ["thesis.tex"]
