@@ -44,8 +44,7 @@ def normalize_answer(text: str) -> str:
 
 def exact_match(prediction: str, golds: Sequence[str]) -> float:
     """1.0 where the normalised prediction equals a normalised gold answer or alias."""
-    predicted = normalize_answer(prediction)
-    return float(bool(predicted) and predicted in _normalized(golds))
+    return float(normalize_answer(prediction) in _normalized(golds))
 
 
 def f1(prediction: str, golds: Sequence[str]) -> float:
@@ -66,7 +65,7 @@ def substring_match(prediction: str, golds: Sequence[str]) -> float:
 def answer_scores(prediction: str, golds: Sequence[str]) -> Scores:
     """The four scores of an answer, each its maximum over the golds, as in `2wikimultihop_evaluate_v1.1.py`."""
     predicted = normalize_answer(prediction)
-    scores = [_score_one(predicted, gold) for gold in _normalized(golds)] if predicted else []
+    scores = [_score_one(predicted, gold) for gold in _normalized(golds)]
     return Scores(*map(max, zip(*scores, strict=True))) if scores else _ZERO
 
 
@@ -107,17 +106,17 @@ def bootstrap_interval(
 
 
 def _normalized(golds: Sequence[str]) -> list[str]:
-    """The golds that can be matched at all."""
+    """The golds that can be matched at all: an empty one never is, and so no empty prediction matches either."""
     if isinstance(golds, str):
         raise TypeError(f"golds must be a sequence of answers, got the string {golds!r}")
     return [gold for gold in map(normalize_answer, golds) if gold]
 
 
 def _score_one(predicted: str, gold: str) -> Scores:
-    """Score one normalised prediction against one normalised gold, neither of them empty."""
+    """Score one normalised prediction against one normalised gold, which is not empty."""
     if predicted == gold:
         return Scores(1.0, 1.0, 1.0, 1.0)
-    if predicted in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS:
+    if not predicted or predicted in _CLOSED_ANSWERS or gold in _CLOSED_ANSWERS:
         return _ZERO  # HotpotQA's rule: "no one" earns nothing where the gold is "no", nor the other way round
     predicted_tokens, gold_tokens = predicted.split(), gold.split()
     shared = (Counter(predicted_tokens) & Counter(gold_tokens)).total()
@@ -125,5 +124,5 @@ def _score_one(predicted: str, gold: str) -> Scores:
 
 
 def _scores(em: float, precision: float, recall: float) -> Scores:
-    f1 = 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
-    return Scores(em, f1, precision, recall)
+    harmonic = 2 * precision * recall / (precision + recall) if precision + recall > 0 else 0.0
+    return Scores(em, harmonic, precision, recall)

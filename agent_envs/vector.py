@@ -48,7 +48,7 @@ class ToolVectorEnv(VectorEnv):
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
         """Start episodes. ``seed``: one int (environment i gets seed + i) or one per environment; equal seeds give
         equal questions, which is how a group of attempts at one question is made. ``options["reset_mask"]``: bool
-        [num_envs], which environments to reset; the other options go to each of them."""
+        [num_envs], which environments to reset. Any other option is a sequence with one value per environment."""
         seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
         if len(seeds) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} seeds, got {len(seeds)}")
@@ -58,7 +58,8 @@ class ToolVectorEnv(VectorEnv):
             raise ValueError(f"reset_mask must have shape ({self.num_envs},), got {np.shape(mask)}")
         infos: dict[str, Any] = {}
         for i in np.flatnonzero(mask):
-            self._observations[i], info = self.envs[i].reset(seed=seeds[i], options=options)
+            own = {name: values[i] for name, values in options.items()}
+            self._observations[i], info = self.envs[i].reset(seed=seeds[i], options=own)
             self._terminated[i] = self._truncated[i] = False
             infos = self._add_info(infos, info, i)
         return tuple(self._observations), infos

@@ -20,8 +20,8 @@ from retrieval_index import Passage
 
 Parsed = tuple[Question | None, list[Passage]]
 ALIASES_FILE = "id_aliases.json"
-_CHUNK = 1 << 20
-_LONGEST_RECORD = 1 << 26
+_CHUNK = 1 << 16
+_LONGEST_RECORD = 1 << 22  # a record has some 20 kB; without a limit, one broken quote would read in the whole file
 
 
 def read_official(path: str | Path, parse: Callable[[Mapping], Parsed]) -> tuple[tuple[Question, ...], list[Passage]]:
@@ -104,7 +104,7 @@ def iter_records(path: str | Path) -> Iterator[dict]:
     """Stream the objects of a JSON array or of a JSONL file; the largest official file would take 3 GB as one list.
 
     Raises:
-        ValueError: the file breaks off or is no such JSON, naming how many objects were read before.
+        ValueError: the file breaks off or is no such JSON, saying how many objects were read before.
     """
     decode = json.JSONDecoder().raw_decode
     buffer, count = "", 0

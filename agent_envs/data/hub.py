@@ -1,0 +1,109 @@
+"""Benchmarks from the Hugging Face hub, downloaded once and kept in the local cache as JSONL."""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Iterable, Mapping
+from dataclasses import asdict
+from functools import lru_cache
+from pathlib import Path
+
+from agent_envs.data.catalog import CATALOG
+from agent_envs.data.local import PASSAGES_FILE, NotHere, questions_file
+from agent_envs.data.official import parse_records
+
+CACHE_VARIABLE = "AGENT_ENVS_CACHE"
+ORIGIN_FILE = "origin.json"
+_PROBE_SECONDS = 5.0
+
+
+def cache_folder() -> Path:
+    """Where downloads are kept: `$AGENT_ENVS_CACHE`, or `~/.cache/agent_envs`."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "agent_envs")
+
+
+def find_cached(name: str, split: str) -> tuple[Path, str]:
+    """The folder of an earlier download and where it came from, as `hub:repository@revision`.
+
+    Raises:
+        NotHere: it was not downloaded yet.
+    """
+    folder = cache_folder() / f"{name}.{split}"
+    if not (folder / ORIGIN_FILE).is_file():
+        raise NotHere(f"there is no {folder}")
+    return folder, json.loads((folder / ORIGIN_FILE).read_text())["source"]
+
+
+def download(name: str, split: str) -> tuple[Path, str]:
+    """Download a split, with the progress bars of `datasets`, into the cache; gives what `find_cached` gives.
+
+    Raises:
+        NotHere: the hub could not be reached or does not have it. A process tries once and remembers the reason.
+    """
+    if reason := _try_download(name, split, cache_folder()):
+        raise NotHere(reason)
+    return find_cached(name, split)
+
+
+@lru_cache
+def _try_download(name: str, split: str, cache: Path) -> str:
+    """Why there is no download, or nothing: remembered, or each environment of a process would wait for it again."""
+    entry = CATALOG[name]
+    try:
+        import datasets
+
+        revision = _reachable_revision(entry.repository)
+        rows = datasets.load_dataset(entry.repository, entry.configuration, split=split, revision=revision)
+    except Exception as error:  # `datasets` and the HTTP library below it raise far more than they document
+        return f"{type(error).__name__}: {' '.join(str(error).split())[:300]}"
+    source = f"hub:{entry.repository}" + (f"@{revision[:7]}" if revision else "")
+    _publish(datasets.utils.tqdm(rows, desc=f"{name}.{split}", unit=" questions"), name, split, source, cache)
+    return ""
+
+
+def _reachable_revision(repository: str) -> str | None:
+    """Ask the hub for a dataset's commit: one request, since `load_dataset` retries for half a minute with no network.
+
+    In offline mode there is none to ask for, and `load_dataset` looks into its own cache at once.
+    """
+    from huggingface_hub import HfApi, constants
+
+    if constants.HF_HUB_OFFLINE:
+        return None
+    return HfApi().dataset_info(repository, timeout=_PROBE_SECONDS).sha
+
+
+def _publish(rows: Iterable[Mapping], name: str, split: str, source: str, cache: Path) -> None:
+    """Write rows as JSONL beside their place and rename: a reader finds all of the folder or none of it."""
+    cache.mkdir(parents=True, exist_ok=True)
+    destination = cache / f"{name}.{split}"
+    with tempfile.TemporaryDirectory(dir=cache, prefix=f".{name}.{split}.") as scratch:
+        staging = Path(scratch) / "ready"
+        staging.mkdir()
+        _write_rows(rows, name, split, source, staging)
+        try:
+            staging.rename(destination)
+        except OSError:
+            if not (destination / ORIGIN_FILE).is_file():
+                raise
+            # Another process was faster: its copy is as good as this one.
+
+
+def _write_rows(rows: Iterable[Mapping], name: str, split: str, source: str, folder: Path) -> None:
+    seen: set[str] = set()
+    parse = CATALOG[name].parser(None)
+    with (
+        open(folder / questions_file(name, split), "w", encoding="utf-8") as questions,
+        open(folder / PASSAGES_FILE, "w", encoding="utf-8") as passages,
+    ):
+        for question, context in parse_records(rows, parse, source):
+            if question is not None:
+                questions.write(json.dumps(asdict(question), ensure_ascii=False) + "\n")
+            for passage in context:
+                if passage.id not in seen:
+                    seen.add(passage.id)
+                    row = {"id": passage.id, "title": passage.title, "text": passage.text}
+                    passages.write(json.dumps(row, ensure_ascii=False) + "\n")
+    (folder / ORIGIN_FILE).write_text(json.dumps({"source": source}) + "\n")

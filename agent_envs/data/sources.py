@@ -1,0 +1,145 @@
+"""Where the questions and the corpus of a benchmark come from, place after place, and what is said if from nowhere."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from agent_envs.data.catalog import CATALOG, SPLITS
+from agent_envs.data.hub import cache_folder, download, find_cached
+from agent_envs.data.local import NotHere, load, locate, questions_file
+from agent_envs.data.question import Question
+from retrieval_index import Passage
+
+DATA_VARIABLE = "AGENT_ENVS_DATA"
+SOURCES = ("auto", "local", "hub")
+
+
+@dataclass(frozen=True, slots=True)
+class Benchmark:
+    """A split of a benchmark with the corpus to search. Shared by all that load it, so nothing in it can be changed.
+
+    `source` says for reports where the data came from, such as "hub:hotpotqa/hotpot_qa@1908d6a" or
+    "local:data/hotpotqa.validation.jsonl".
+    """
+
+    name: str
+    split: str
+    questions: tuple[Question, ...]
+    passages: tuple[Passage, ...]
+    source: str
+
+
+class DataUnavailable(LookupError):
+    """No place has the benchmark; `tried` holds (place, reason) for each. Raised with `source="auto"` only.
+
+    The caller may then go on with a stand-in, and has to show `stand_in_warning(error)`.
+    """
+
+    def __init__(self, name: str, split: str, tried: tuple[tuple[str, str], ...]):
+        super().__init__(name, split, tried)
+        self.name, self.split, self.tried = name, split, tried
+
+    def __str__(self) -> str:
+        return _no_data(self.name, self.split, self.tried)
+
+
+def load_benchmark(
+    name: str,
+    *,
+    split: str,
+    data: str | Path | None = None,
+    corpus: str | Path | None = None,
+    source: str = "auto",
+) -> Benchmark:
+    """Load a split of "hotpotqa", "2wikimultihopqa" or "musique" from the first place that has it.
+
+    The places, in order: `data`, a folder (`<name>.<split>.jsonl` and `passages.jsonl`, or the official files) or a
+    file of questions, which is taken as it is, whatever the split; the folder in `$AGENT_ENVS_DATA`; the cache,
+    `~/.cache/agent_envs` or `$AGENT_ENVS_CACHE`; the hub. `corpus`, a JSONL file of passages or a folder with
+    `passages.jsonl`, replaces the passages that come with the questions. `source="local"` leaves out the hub,
+    `source="hub"` the environment variable. What was named must be there: nothing falls through a wrong path.
+
+    Raises:
+        DataUnavailable: with `source="auto"`, no place has it and neither `data` nor `corpus` was given.
+        FileNotFoundError: no place has it, otherwise; or `data`, `corpus` or `$AGENT_ENVS_DATA` is not there.
+        ValueError: an unknown name, split or source, or a file that cannot be read, by file, line and field.
+    """
+    _check("name", name, tuple(CATALOG))
+    _check("split", split, SPLITS)
+    _check("source", source, SOURCES)
+    if data is not None and source == "hub":
+        raise ValueError('data= names local files, so it cannot go with source="hub"')
+    corpus = None if corpus is None else Path(corpus).expanduser().resolve()
+    tried = []
+    for place, look in _places(name, split, data, source):
+        try:
+            path, origin = look()
+            location = locate(path, name, split, corpus)
+        except NotHere as error:
+            tried.append((place, str(error)))
+            continue
+        questions, passages = load(location)
+        origin = origin or f"local:{_short(location.questions)}"
+        searched = f" + corpus {_short(location.passages)}" if corpus else ""
+        return Benchmark(name, split, questions, passages, origin + searched)
+    if source == "auto" and data is None and corpus is None:
+        raise DataUnavailable(name, split, tuple(tried))
+    raise FileNotFoundError(_no_data(name, split, tried))
+
+
+def stand_in_warning(error: DataUnavailable) -> str:
+    """The text to warn with before a fictional stand-in is used in place of a benchmark."""
+    entry = CATALOG[error.name]
+    return (
+        f"THIS IS NOT {entry.title.upper()}. {error}\n"
+        f"The environment goes on with MiniWiki, a fictional stand-in made in memory: a score on it is NOT a score on "
+        f"{entry.title} and must not be reported as one.\n"
+        f"To get the real {entry.title}, any one of:\n"
+        f"  - run it where huggingface.co can be reached: {entry.repository} is then downloaded, once;\n"
+        f"  - take {' or '.join(entry.official_files[error.split])} from {entry.homepage} and pass its folder as "
+        f"data=FOLDER, or set {DATA_VARIABLE}=FOLDER;\n"
+        f"  - the same with a folder of {questions_file(error.name, error.split)} and passages.jsonl.\n"
+        f'With source="local" or source="hub", missing data is an error instead.'
+    )
+
+
+def _places(
+    name: str, split: str, data: str | Path | None, source: str
+) -> Iterator[tuple[str, Callable[[], tuple[Path, str | None]]]]:
+    """The places to look into, in order: what each is called, and how to get its path and a download's origin."""
+    if data is not None:
+        yield "data=", lambda: (Path(data).expanduser().resolve(), None)
+        return
+    if source != "hub":
+        yield f"${DATA_VARIABLE}", _from_environment
+    yield f"the cache {cache_folder()}", lambda: find_cached(name, split)
+    if source != "local":
+        yield f"the hub ({CATALOG[name].repository})", lambda: download(name, split)
+
+
+def _from_environment() -> tuple[Path, None]:
+    value = os.environ.get(DATA_VARIABLE)
+    if not value:
+        raise NotHere("it is not set")
+    path = Path(value).expanduser().resolve()
+    if not path.is_dir():
+        raise FileNotFoundError(f"${DATA_VARIABLE} must name a folder, and {path} is none")
+    return path, None
+
+
+def _check(argument: str, value: str, known: tuple[str, ...]) -> None:
+    if value not in known:
+        raise ValueError(f"{argument} must be one of {', '.join(known)}, got {value!r}")
+
+
+def _no_data(name: str, split: str, tried: Iterable[tuple[str, str]]) -> str:
+    reasons = "".join(f"\n  - {place}: {reason}" for place, reason in tried)
+    return f"The {split} split of {CATALOG[name].title} was found nowhere:{reasons}"
+
+
+def _short(path: Path) -> str:
+    """A file with its folder: enough to tell files apart in a report, and no one's home directory."""
+    return f"{path.parent.name}/{path.name}"

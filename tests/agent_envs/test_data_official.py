@@ -1,0 +1,165 @@
+"""The formats that the authors publish, in miniature."""
+
+import json
+
+import pytest
+
+from agent_envs.data import Question, load_benchmark
+from agent_envs.data.official import iter_records
+
+HOTPOT = {
+    "_id": "5a7",
+    "question": "Where was the director of Nebelmeer born?",
+    "answer": "Zürich",
+    "type": "bridge",
+    "level": "hard",
+    "supporting_facts": [["Nebelmeer", 0], ["Ada Kern", 0], ["Ada Kern", 1]],
+    "context": [
+        ["Nebelmeer", ["Nebelmeer is a film.", " It was directed by Ada Kern."]],
+        ["Ada Kern", ["Ada Kern is a director.", " She was born in Zürich."]],
+        ["Void", []],
+    ],
+}
+TWO_WIKI = {
+    **HOTPOT,
+    "type": "compositional",
+    "context": [
+        ["Nebelmeer", ["Nebelmeer is a film.", "It was directed by Ada Kern."]],
+        ["Ada Kern", ["Ada Kern was born in Zürich."]],
+    ],
+    "evidences": [["Nebelmeer", "director", "Ada Kern"], ["Ada Kern", "place of birth", "Zürich"]],
+    "answer_id": "Q72",
+}
+MUSIQUE = {
+    "id": "2hop__1_2",
+    "question": "Where was the director of Nebelmeer born?",
+    "answer": "Zürich",
+    "answer_aliases": ["Zurich"],
+    "answerable": True,
+    "question_decomposition": [
+        {"id": 1, "question": "Who directed Nebelmeer?", "answer": "Ada Kern", "paragraph_support_idx": 1},
+        {"id": 2, "question": "Where was #1 born?", "answer": "Zürich", "paragraph_support_idx": 2},
+    ],
+    "paragraphs": [
+        {"idx": 0, "title": "Ada Kern", "paragraph_text": "Ada Kern liked cats.", "is_supporting": False},
+        {"idx": 1, "title": "Nebelmeer", "paragraph_text": "Nebelmeer is by Ada Kern.", "is_supporting": True},
+        {"idx": 2, "title": "Ada Kern", "paragraph_text": "Ada Kern was born in Zürich.", "is_supporting": True},
+    ],
+}
+
+
+def write_json(path, *records):
+    path.write_text(json.dumps(list(records)), "utf-8")
+    return path
+
+
+def write_jsonl(path, *records):
+    path.write_text("".join(json.dumps(record, ensure_ascii=False) + "\n" for record in records), "utf-8")
+    return path
+
+
+def texts(benchmark):
+    return [(passage.title, passage.text) for passage in benchmark.passages]
+
+
+def test_hotpotqa(tmp_path):
+    other = {**HOTPOT, "_id": "5a8", "question": "Who directed Nebelmeer?", "answer": "Ada Kern"}
+    write_json(tmp_path / "hotpot_dev_distractor_v1.json", HOTPOT, other)
+    benchmark = load_benchmark("hotpotqa", split="validation", data=tmp_path)
+    assert benchmark.questions[0] == Question(
+        id="5a7",
+        question="Where was the director of Nebelmeer born?",
+        answer="Zürich",
+        type="bridge",
+        supporting_titles=("Nebelmeer", "Ada Kern"),
+        supporting_facts=(("Nebelmeer", 0), ("Ada Kern", 0), ("Ada Kern", 1)),
+    )
+    assert [question.id for question in benchmark.questions] == ["5a7", "5a8"]
+    assert texts(benchmark) == [
+        ("Nebelmeer", "Nebelmeer is a film. It was directed by Ada Kern."),
+        ("Ada Kern", "Ada Kern is a director. She was born in Zürich."),
+    ]
+    assert benchmark.source == f"local:{tmp_path.name}/hotpot_dev_distractor_v1.json"
+
+
+def test_two_wiki_with_and_without_its_aliases(tmp_path):
+    path = write_json(tmp_path / "dev.json", TWO_WIKI)
+    (question,) = load_benchmark("2wikimultihopqa", split="validation", data=path).questions
+    assert question.aliases == ()
+    assert question.evidences == (("Nebelmeer", "director", "Ada Kern"), ("Ada Kern", "place of birth", "Zürich"))
+
+    folder = tmp_path / "with_aliases"
+    folder.mkdir()
+    write_json(folder / "dev.json", TWO_WIKI, {**TWO_WIKI, "_id": "none", "answer_id": None})
+    aliases = {"Q_id": "Q72", "aliases": ["Zurich", "Zürich"], "demonyms": ["Zurich", "Zürcher"]}
+    write_jsonl(folder / "id_aliases.json", {"Q_id": "Q1", "aliases": ["x"], "demonyms": []}, aliases)
+    benchmark = load_benchmark("2wikimultihopqa", split="validation", data=folder)
+    assert [question.golds for question in benchmark.questions] == [("Zürich", "Zurich", "Zürcher"), ("Zürich",)]
+    assert texts(benchmark)[0] == ("Nebelmeer", "Nebelmeer is a film. It was directed by Ada Kern.")
+
+
+def test_musique(tmp_path):
+    unanswerable = {**MUSIQUE, "answerable": False, "paragraphs": [{**MUSIQUE["paragraphs"][0], "title": "Kern"}]}
+    write_jsonl(tmp_path / "musique_full_v1.0_train.jsonl", MUSIQUE, unanswerable)
+    benchmark = load_benchmark("musique", split="train", data=tmp_path)
+    (question,) = benchmark.questions
+    assert question.golds == ("Zürich", "Zurich")
+    assert question.supporting_titles == ("Nebelmeer", "Ada Kern")
+    assert question.supporting_facts is None and question.type is None
+    assert question.decomposition == tuple(MUSIQUE["question_decomposition"])
+    assert [title for title, _ in texts(benchmark)] == ["Ada Kern", "Nebelmeer", "Ada Kern", "Kern"]
+
+
+def test_passage_ids_are_of_the_content(tmp_path):
+    train = write_jsonl(tmp_path / "a.jsonl", MUSIQUE)
+    other = write_jsonl(tmp_path / "b.jsonl", {**MUSIQUE, "paragraphs": MUSIQUE["paragraphs"][::-1]})
+    left, right = (load_benchmark("musique", split="train", data=path).passages for path in (train, other))
+    assert left == right[::-1]
+    assert len({passage.id for passage in left}) == 3
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"answer": None}, "the row has no 'answer'"),
+        ({"answer": 3}, "'answer': expected a string"),
+        ({"context": [["Nebelmeer"]]}, "not enough values"),
+        ({"supporting_facts": None}, "record 2: "),
+        ({"context": [["Nebelmeer", ["\ud800"]]]}, "surrogates not allowed"),
+    ],
+)
+def test_an_error_names_file_and_record(tmp_path, change, message):
+    path = write_json(tmp_path / "dev.json", HOTPOT, {**HOTPOT, **change})
+    with pytest.raises(ValueError, match=rf"dev\.json: record 2: .*{message}|{message}"):
+        load_benchmark("hotpotqa", split="validation", data=path)
+
+
+def test_a_missing_field_is_named(tmp_path):
+    test_set = {name: value for name, value in HOTPOT.items() if name != "supporting_facts"}
+    path = write_json(tmp_path / "test.json", test_set)
+    with pytest.raises(ValueError, match=r"test\.json: record 1 has no 'supporting_facts'"):
+        load_benchmark("hotpotqa", split="validation", data=path)
+
+
+@pytest.mark.parametrize("write", [write_json, write_jsonl])
+def test_records_are_streamed_across_chunks(tmp_path, monkeypatch, write):
+    records = [{"id": number, "text": 'ü"}],[{' * number} for number in range(40)]
+    path = write(tmp_path / "records", *records)
+    monkeypatch.setattr("agent_envs.data.official._CHUNK", 7)
+    assert list(iter_records(path)) == records
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ('[{"a": 1}, {"a": ', "after 1 records"),
+        ('[{"a": 1}, 7]', "record 2 is not an object"),
+        ("not json", "after 0 records"),
+        ('{"a": "' + "x" * 5_000_000, "after 0 records"),
+    ],
+)
+def test_a_broken_file_is_named(tmp_path, text, message):
+    path = tmp_path / "broken.json"
+    path.write_text(text)
+    with pytest.raises(ValueError, match=rf"broken\.json: .*{message}|{message}"):
+        list(iter_records(path))

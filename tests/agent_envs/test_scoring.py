@@ -1,0 +1,183 @@
+"""The metrics against hand-computed cases, and the properties that hold for any text."""
+
+import math
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent_envs import scoring
+from agent_envs.scoring import Scores
+
+ANY_TEXT = st.text(st.characters(exclude_categories=()))  # with lone surrogates
+ANSWERS = st.lists(st.sampled_from(["yes", "no", "The", "a", "red", "Blue!", "sea", "noanswer", ""]), max_size=5)
+PHRASES = ANY_TEXT | ANSWERS.map(" ".join)
+
+
+@pytest.mark.parametrize(
+    ("text", "normalized"),
+    [
+        ("The  Beatles", "beatles"),
+        ("An  apple a\tday", "apple day"),
+        ("theatre", "theatre"),  # an article is a whole word
+        ("U.S.", "us"),
+        ("t-he", ""),  # punctuation goes first, and leaves an article
+        ("«Żołnierz»", "«żołnierz»"),  # only ASCII punctuation is dropped
+        ("1,000", "1000"),
+        ("Straße", "straße"),
+        ("a\u00a0b\u2003c", "b c"),
+        ("...", ""),
+        ("", ""),
+    ],
+)
+def test_normalize_answer(text, normalized):
+    assert scoring.normalize_answer(text) == normalized
+
+
+@pytest.mark.parametrize(
+    ("prediction", "golds", "em", "f1"),
+    [
+        ("the Chief of Protocol!", ["Chief of Protocol"], 1, 1),
+        ("Chief", ["Chief of Protocol"], 0, 0.5),  # precision 1, recall 1/3
+        ("New York City", ["New York"], 0, 0.8),  # precision 2/3, recall 1
+        ("York York", ["New York"], 0, 0.5),  # a token counts as often as the gold has it
+        ("Usher", ["Beyoncé"], 0, 0),
+        ("NYC", ["New York City", "NYC"], 1, 1),  # an alias
+        ("New York", ["Boston", "New York City", "York"], 0, 0.8),  # the gold that fits best
+        ("yes", ["yes"], 1, 1),
+        ("Yes.", ["yes"], 1, 1),
+        ("yes", ["no"], 0, 0),
+        ("yes it is", ["yes"], 0, 0),  # HotpotQA's rule, for a gold
+        ("no", ["no one knows"], 0, 0),  # and for a prediction
+        ("noanswer", ["noanswer given"], 0, 0),
+        ("yes it is", ["yes", "it is"], 0, 0.8),  # the rule is applied gold by gold
+        ("", ["New York"], 0, 0),
+        ("anything", [], 0, 0),
+    ],
+)
+def test_answers(prediction, golds, em, f1):
+    assert scoring.exact_match(prediction, golds) == em
+    assert scoring.f1(prediction, golds) == pytest.approx(f1)
+
+
+@pytest.mark.parametrize("nothing", ["", " ", "The", "A", "an", "...", "t.h.e", "'A'"])
+def test_nothing_never_matches(nothing):
+    """Two empty strings are equal in the official scripts; here an empty answer to the gold "A" earns nothing."""
+    for prediction, golds in [("", [nothing]), (nothing, [nothing]), (nothing, ["Paris"]), ("Paris", [nothing])]:
+        assert scoring.exact_match(prediction, golds) == 0
+        assert scoring.f1(prediction, golds) == 0
+        assert scoring.substring_match(prediction, golds) == 0
+    assert scoring.exact_match("Paris", [nothing, "Paris"]) == 1
+
+
+def test_substring_match():
+    assert scoring.substring_match("It is New York City, of course.", ["new york city"]) == 1
+    assert scoring.substring_match("New York", ["New York City"]) == 0
+    assert scoring.substring_match("north", ["no"]) == 1  # why it is never rewarded
+
+
+def test_answer_scores_take_the_maximum_of_each():
+    scores = scoring.answer_scores("New York", ["New", "New York City Council"])
+    assert scores == pytest.approx((0.0, 2 / 3, 1.0, 1.0))
+
+
+def test_a_lone_string_is_no_list_of_golds():
+    for metric in (scoring.exact_match, scoring.f1, scoring.substring_match):
+        with pytest.raises(TypeError, match="sequence of answers"):
+            metric("a", "abc")
+
+
+@pytest.mark.parametrize(
+    ("predicted", "gold", "scores"),
+    [
+        ([("A", 0), ("B", 1)], [("B", 1), ("A", 0)], (1, 1, 1, 1)),
+        ([("A", 0)], [("A", 0), ("B", 1)], (0, 2 / 3, 1, 0.5)),
+        ([("A", 0), ("B", 0), ("C", 0), ("A", 0)], [("A", 0)], (0, 0.5, 1 / 3, 1)),
+        ([("A", 1)], [("A", 0)], (0, 0, 0, 0)),
+        ([], [("A", 0)], (0, 0, 0, 0)),
+        (["A"], [], (0, 0, 0, 0)),
+        ([], [], (0, 0, 0, 0)),
+    ],
+)
+def test_support_scores(predicted, gold, scores):
+    assert scoring.support_scores(predicted, gold) == pytest.approx(scores)
+
+
+def test_joint_scores_are_products():
+    answer, support = Scores(1.0, 1.0, 1.0, 1.0), Scores(0.0, 2 / 3, 1.0, 0.5)
+    assert scoring.joint_scores(answer, support) == pytest.approx((0, 2 / 3, 1, 0.5))
+    half = Scores(0.0, 0.5, 0.5, 0.5)
+    assert scoring.joint_scores(half, support) == pytest.approx((0, 1 / 3, 0.5, 0.25))
+    assert scoring.joint_scores(Scores(0.0, 0.0, 0.0, 0.0), support) == (0, 0, 0, 0)
+
+
+@given(PHRASES)
+def test_normalizing_twice_changes_nothing(text):
+    once = scoring.normalize_answer(text)
+    assert scoring.normalize_answer(once) == once
+
+
+@given(PHRASES, st.lists(PHRASES, max_size=3))
+def test_scores_of_any_text_are_floats_in_bounds(prediction, golds):
+    em, f1 = scoring.exact_match(prediction, golds), scoring.f1(prediction, golds)
+    substring = scoring.substring_match(prediction, golds)
+    scores = scoring.answer_scores(prediction, golds)
+    assert all(type(score) is float and 0 <= score <= 1 for score in (em, f1, substring, *scores))
+    assert em in (0, 1) and em == scores.em
+    assert em <= f1 and em <= substring
+
+
+@given(PHRASES, PHRASES)
+def test_em_and_f1_are_symmetric(left, right):
+    assert scoring.exact_match(left, [right]) == scoring.exact_match(right, [left])
+    assert scoring.f1(left, [right]) == pytest.approx(scoring.f1(right, [left]))
+
+
+@given(PHRASES, st.lists(PHRASES, max_size=3), st.lists(PHRASES, max_size=3))
+def test_more_golds_never_lower_a_score(prediction, golds, more):
+    for metric in (scoring.exact_match, scoring.f1, scoring.substring_match):
+        assert metric(prediction, [*golds, *more]) >= metric(prediction, golds)
+
+
+@given(PHRASES)
+def test_a_text_matches_itself_unless_nothing_is_left_of_it(text):
+    assert scoring.f1(text, [text]) == scoring.exact_match(text, [text]) == bool(scoring.normalize_answer(text))
+
+
+@given(st.frozensets(st.integers(0, 9)), st.frozensets(st.integers(0, 9)))
+def test_support_swaps_precision_and_recall(left, right):
+    forth, back = scoring.support_scores(left, right), scoring.support_scores(right, left)
+    assert all(type(score) is float and 0 <= score <= 1 for score in forth)
+    assert (forth.em, forth.precision, forth.recall) == (back.em, back.recall, back.precision)
+    assert forth.f1 == pytest.approx(back.f1)
+    assert (forth.em == 1) == (forth.f1 == 1)
+
+
+def test_bootstrap_interval_agrees_with_the_normal_approximation():
+    values = [1.0] * 300 + [0.0] * 700
+    low, high = scoring.bootstrap_interval(values, samples=20_000)
+    half = 1.96 * math.sqrt(0.3 * 0.7 / 1000)
+    assert (low, high) == pytest.approx((0.3 - half, 0.3 + half), abs=0.003)
+
+
+def test_bootstrap_interval_agrees_with_drawing_with_replacement():
+    values = np.random.default_rng(1).random(50)
+    drawn = np.random.default_rng(2).choice(values, size=(20_000, 50)).mean(axis=1)
+    assert scoring.bootstrap_interval(values, 0.9, 20_000) == pytest.approx(np.quantile(drawn, [0.05, 0.95]), abs=0.005)
+
+
+@given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
+def test_bootstrap_interval_is_seeded_ordered_and_within_the_values(values):
+    low, high = interval = scoring.bootstrap_interval(values, samples=50)
+    assert interval == scoring.bootstrap_interval(values, samples=50)
+    slack = 1e-9 * max(map(abs, values))
+    assert min(values) - slack <= low <= high <= max(values) + slack
+    assert type(low) is type(high) is float
+
+
+def test_bootstrap_interval_refuses_what_has_no_answer():
+    with pytest.raises(ValueError, match="at least one value"):
+        scoring.bootstrap_interval([])
+    with pytest.raises(ValueError, match="between 0 and 1"):
+        scoring.bootstrap_interval([1.0], confidence=95)

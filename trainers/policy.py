@@ -1,0 +1,85 @@
+"""A causal language model, its tokenizer, and the little that a multi-turn conversation needs of both."""
+
+import torch
+from torch.nn.functional import cross_entropy
+from transformers import PreTrainedModel, PreTrainedTokenizerBase
+
+from trainers.trajectory import Batch
+
+_MARK = "\u2063turn\u2063"  # stands for an assistant turn while a chat template is taken apart
+
+
+class Policy:
+    """Token ids in, token ids and log-probabilities out.
+
+    A conversation is built from ids: the prompt is encoded once, then each sampled turn is kept as it was sampled and
+    only the observation after it is encoded. Nothing sampled is ever decoded and encoded again, since byte-pair
+    encodings are not bijective.
+    """
+
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
+        if getattr(model.config, "final_logit_softcapping", None) or getattr(model.config, "logit_scale", None):
+            raise ValueError(f"{type(model).__name__} transforms its logits, which this policy does not support")
+        if tokenizer.chat_template is None:
+            raise ValueError("the tokenizer has no chat template; use an instruction-tuned model")
+        self.model, self.tokenizer = model, tokenizer
+        self.eos_id = tokenizer.eos_token_id
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_id
+        start = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": _MARK}]
+        self._before, after = self._template(start).split(_MARK)
+        self._turn_end = after
+
+    @property
+    def device(self) -> torch.device:
+        return self.model.device
+
+    def _template(self, messages: list[dict[str, str]], **kwargs) -> str:
+        return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+
+    def _encode(self, text: str) -> list[int]:
+        return self.tokenizer(text, add_special_tokens=False).input_ids
+
+    def prompt_ids(self, instructions: str, observation: str) -> list[int]:
+        """The ids before the first turn: instructions as the system message, the observation as the user's."""
+        messages = [{"role": "system", "content": instructions}, {"role": "user", "content": observation}]
+        return self._encode(self._template(messages, add_generation_prompt=True))
+
+    def observation_ids(self, observation: str, after: list[int]) -> list[int]:
+        """The ids between a sampled turn ``after`` and the next one: the turn's end as the template writes it, unless
+        the policy wrote it itself, then the observation as a user message, then the start of the next turn."""
+        messages = [
+            {"role": "user", "content": "hello"},
+            {"role": "assistant", "content": _MARK},
+            {"role": "user", "content": observation},
+        ]
+        glue = self._template(messages, add_generation_prompt=True).split(_MARK, 1)[1]
+        ids = self._encode(glue)
+        if after and after[-1] == self.eos_id and ids and ids[0] == self.eos_id:
+            return ids[1:]
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        return self.tokenizer.decode(ids, skip_special_tokens=True)
+
+    def logprobs(self, batch: Batch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+        """Log-probability and entropy of each action token.
+
+        The vocabulary is only projected to where the mask is set; observation tokens cost no logits.
+
+        Returns:
+            Two float32 [B, T] tensors, zero where the mask is 0; the second one carries no gradient.
+        """
+        attention = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
+        hidden = self.model.base_model(batch.ids, attention_mask=attention.long(), use_cache=False).last_hidden_state
+        target_mask = batch.mask[:, 1:]
+        logits = self.model.get_output_embeddings()(hidden[:, :-1][target_mask]).float() / temperature
+        chosen = -cross_entropy(logits, batch.ids[:, 1:][target_mask], reduction="none")
+        with torch.no_grad():
+            log_p = logits.log_softmax(-1)
+            uncertainty = -(log_p.exp() * log_p).sum(-1)
+        return _scatter(chosen, batch.mask), _scatter(uncertainty, batch.mask)
+
+
+def _scatter(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Put one value for each set position of ``mask`` in its place, zeros elsewhere."""
+    return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)

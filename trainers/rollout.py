@@ -1,0 +1,76 @@
+"""Many episodes at once: the policy takes turns with a vector of environments."""
+
+import numpy as np
+
+from agent_envs.vector import ToolVectorEnv
+from trainers.engine import Engine
+from trainers.policy import Policy
+from trainers.trajectory import Step, Trajectory
+
+
+def rollout(
+    envs: ToolVectorEnv,
+    policy: Policy,
+    engine: Engine,
+    *,
+    seeds: list[int] | None = None,
+    questions: list[int] | None = None,
+    group_size: int = 1,
+    max_new_tokens: int = 64,
+    temperature: float = 1.0,
+    transcripts: list[list[dict]] | None = None,
+) -> list[Trajectory]:
+    """Play one episode in each environment to its end.
+
+    Args:
+        seeds: one per group; the ``group_size`` environments of a group get the same seed, so the same question.
+        questions: instead of seeds, question numbers, one per group. May be fewer than there are environments.
+        max_new_tokens: of one turn.
+        transcripts: if given, filled with each episode's turns as text (observation, action, reward, terms).
+
+    Returns:
+        One trajectory per environment played, in order.
+    """
+    engine.reset()
+    observations, infos = _start(envs, seeds, questions, group_size)
+    count = len(seeds if seeds is not None else questions) * group_size
+    trajectories = [Trajectory(group=i // group_size) for i in range(count)]
+    contexts = {i: policy.prompt_ids(infos["instructions"][i], observations[i]) for i in range(count)}
+    said: list[list[dict]] = [[] for _ in range(count)]
+    while contexts:
+        completions = engine.generate(contexts, max_new_tokens, temperature)
+        actions = [policy.decode(completions[i].tokens) if i in contexts else "" for i in range(len(envs.envs))]
+        before = observations
+        observations, rewards, terminated, truncated, infos = envs.step(actions)
+        for i in list(contexts):
+            done, trajectory = completions[i], trajectories[i]
+            trajectory.steps.append(
+                Step(prompt=contexts[i], tokens=done.tokens, logprobs=done.logprobs, reward=float(rewards[i]))
+            )
+            terms = {name: float(values[i]) for name, values in infos["reward_terms"].items() if name[0] != "_"}
+            for name, value in terms.items():
+                trajectory.reward_terms[name] = trajectory.reward_terms.get(name, 0.0) + value
+            said[i].append({"observation": before[i], "action": actions[i], "reward": rewards[i], "reward_terms": terms})
+            if terminated[i] or truncated[i]:
+                trajectory.info = {k: v[i] for k, v in infos.items() if k[0] != "_" and not isinstance(v, dict)}
+                trajectory.truncated = bool(truncated[i])
+                del contexts[i]
+            else:
+                contexts[i] = contexts[i] + done.tokens + policy.observation_ids(observations[i], done.tokens)
+    if transcripts is not None:
+        transcripts += said
+    return trajectories
+
+
+def _start(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | None, group_size: int):
+    if (seeds is None) == (questions is None):
+        raise ValueError("give either seeds or questions")
+    groups = len(seeds if seeds is not None else questions)
+    if groups * group_size > envs.num_envs:
+        raise ValueError(f"{groups} groups of {group_size} do not fit in {envs.num_envs} environments")
+    count = groups * group_size
+    spread = [value for value in (seeds or questions) for _ in range(group_size)] + [0] * (envs.num_envs - count)
+    options = {"reset_mask": np.arange(envs.num_envs) < count}
+    if seeds is not None:
+        return envs.reset(seed=spread, options=options)
+    return envs.reset(options={"question": spread, **options})
