@@ -1,5 +1,7 @@
 """A benchmark ready to play: its questions, and a searcher over its corpus."""
 
+import inspect
+import os
 import random
 import warnings
 from dataclasses import dataclass
@@ -12,18 +14,20 @@ from agent_envs.miniwiki import World, make_question
 
 BENCHMARKS = ("hotpotqa", "2wikimultihopqa", "musique", "miniwiki")
 MINIWIKI_TYPES = ("bridge", "compositional")
+_PLACES = ("AGENT_ENVS_DATA", "AGENT_ENVS_CACHE")  # environment variables that say where data lies
 _SPLITS = {"train": "train", "validation": "heldout"}
 
 
 @dataclass(frozen=True, slots=True)
 class Task:
-    """``source`` says where the questions come from, in words fit for a report."""
+    """``source`` says where the questions come from, in words fit for a report; ``warning``, that it is a stand-in."""
 
     name: str
     split: str
     questions: list[Question]
     searcher: retrieval_index.Searcher
     source: str
+    warning: str = ""
 
 
 def load(benchmark: str, *, split: str = "train", **arguments) -> Task:
@@ -37,17 +41,26 @@ def load(benchmark: str, *, split: str = "train", **arguments) -> Task:
 
     Raises:
         ValueError: for an unknown benchmark or split.
+        TypeError: for an argument that the benchmark does not take.
     """
     if benchmark not in BENCHMARKS:
         raise ValueError(f"benchmark must be one of {BENCHMARKS}, got {benchmark!r}")
     if split not in _SPLITS:
         raise ValueError(f"split must be one of {tuple(_SPLITS)}, got {split!r}")
+    parameters = inspect.signature(miniwiki if benchmark == "miniwiki" else _real).parameters.values()
+    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    if unknown := set(arguments) - set(known):
+        raise TypeError(f"unknown arguments {sorted(unknown)} for {benchmark}; known: {known}")
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
-    return _load(benchmark, split, **frozen)
+    task = _load(benchmark, split, tuple(map(os.environ.get, _PLACES)), **frozen)
+    if task.warning:
+        warnings.warn(task.warning, stacklevel=2)
+    return task
 
 
 @lru_cache(maxsize=16)
-def _load(benchmark: str, split: str, **arguments) -> Task:
+def _load(benchmark: str, split: str, places: tuple, **arguments) -> Task:
+    """``places``: part of the key alone, so that a variable set after a warning is heeded."""
     if benchmark == "miniwiki":
         return miniwiki(split, **arguments)
     return _real(benchmark, split, **arguments)
@@ -56,18 +69,17 @@ def _load(benchmark: str, split: str, **arguments) -> Task:
 def _real(benchmark, split, *, data=None, corpus=None, source="auto", index=None) -> Task:
     try:
         found = load_benchmark(benchmark, split=split, data=data, corpus=corpus, source=source)
-    except DataUnavailable as reason:
-        if source != "auto":
-            raise
-        warnings.warn(stand_in_warning(benchmark, reason), stacklevel=2)
+    except DataUnavailable as reason:  # with source="auto" alone
         task = miniwiki(split)
-        return Task(benchmark, split, task.questions, task.searcher, f"STAND-IN for {benchmark}: {task.source}")
+        source = f"STAND-IN for {benchmark}: {task.source}"
+        return Task(benchmark, split, task.questions, task.searcher, source, stand_in_warning(reason))
     searcher = retrieval_index.load(Path(index)) if index else _build(found.passages)
     return Task(benchmark, split, list(found.questions), searcher, found.source)
 
 
-def _build(passages) -> retrieval_index.Searcher:
-    passages = list(passages)
+@lru_cache(maxsize=4)
+def _build(passages: tuple[retrieval_index.Passage, ...]) -> retrieval_index.Searcher:
+    """Benchmarks and splits over the same passages share one index."""
     return retrieval_index.build(passages, progress=len(passages) > 20_000)
 
 
@@ -94,6 +106,8 @@ def miniwiki(
     """
     if not types:
         raise ValueError("types must name at least one question type")
+    if questions < 1:
+        raise ValueError(f"questions must be at least 1, got {questions}")
     world = World(entities, world_seed, _SPLITS[split], difficulty)
     rng = random.Random(f"questions:{world_seed}:{split}")
     asked = [make_question(world, types[i % len(types)], rng, hops) for i in range(questions)]

@@ -24,13 +24,15 @@ class QAEnv(ToolEnv):
         split: ``"train"`` or ``"validation"``.
         k: passages per search.
         max_turns: turns before truncation.
+        max_calls: searches in one turn; more make it invalid.
         max_chars: characters of each passage that the agent gets to read.
         rewards: weights by name, put over the defaults of `QARewards`.
         **source_arguments: where the data comes from, see `agent_envs.benchmark.load`; for MiniWiki, what world.
 
     ``info`` at reset names ``source`` (a stand-in can never pass for the real benchmark), ``question_id``, ``type`` and
-    ``instructions`` (the system prompt). Every step adds ``reward_terms``, ``valid``, ``turns``, ``calls`` and
-    ``support_recall`` (share of gold passages found so far); the last one adds ``em``, ``f1``, ``prediction``, ``golds``.
+    ``instructions`` (the system prompt). Every step has ``reward_terms``, ``valid``, ``turns``, ``calls`` and
+    ``support_recall`` (share of gold passages found so far); the last one also ``em``, ``f1``, ``prediction`` and
+    ``golds``.
 
     ``reset(options={"question": i})`` picks question number ``i`` in place of a random one.
     """
@@ -41,6 +43,7 @@ class QAEnv(ToolEnv):
         split: str = "train",
         k: int = 3,
         max_turns: int = 5,
+        max_calls: int = 5,
         max_chars: int = 1200,
         rewards: dict[str, Any] | None = None,
         render_mode: str | None = None,
@@ -48,7 +51,7 @@ class QAEnv(ToolEnv):
     ):
         self.rewards = QARewards.from_dict(rewards)
         self.task = load(benchmark, split=split, **source_arguments)
-        super().__init__((SearchTool(self.task.searcher, k, max_chars),), max_turns, render_mode)
+        super().__init__((SearchTool(self.task.searcher, k, max_chars),), max_turns, max_calls, render_mode)
 
     @property
     def questions(self) -> list[Question]:
@@ -78,19 +81,23 @@ class QAEnv(ToolEnv):
         w = self.rewards
         potential_before = self._recall()
         self._found.update(p.title for result in results if result.ok for p in result.data if p.title in self._gold)
-        terms = {"answer": 0.0, "format": 0.0, "progress": 0.0, "invalid": 0.0, "repeat": 0.0}
-        terms["progress"] = w.progress * shaping(w.gamma, potential_before, self._recall(), done)
-        terms["invalid"] = w.invalid if turn.error else 0.0
-        terms["repeat"] = w.repeat if self._is_repeat(turn.calls) else 0.0
+        failed = turn.error is not None or not all(result.ok for result in results)
+        terms = {
+            "answer": 0.0,
+            "format": 0.0,
+            "progress": w.progress * shaping(w.gamma, potential_before, self._recall(), done),
+            "invalid": float(w.invalid) if failed else 0.0,
+            "repeat": float(w.repeat) if self._is_repeat(turn.calls) else 0.0,
+        }
         extra: dict[str, Any] = {"support_recall": self._recall()}
         if done:
             prediction = turn.answer or ""
-            em, f1 = (score(prediction, self.question.golds) for score in (scoring.exact_match, scoring.f1))
-            terms["answer"] = w.answer * (em if w.metric == "em" else f1)
+            scores = scoring.answer_scores(prediction, self.question.golds)
+            terms["answer"] = w.answer * (scores.em if w.metric == "em" else scores.f1)
             if turn.answer is not None:
                 valid = [past.error is None for past in self.history.turns] + [True]
                 terms["format"] = w.format * float(np.mean(valid))
-            extra |= {"em": em, "f1": f1, "prediction": prediction, "golds": list(self.question.golds)}
+            extra |= {"em": scores.em, "f1": scores.f1, "prediction": prediction, "golds": list(self.question.golds)}
         return terms, extra
 
     def _recall(self) -> float:

@@ -1,5 +1,6 @@
 """Rewards of a question-answering episode, itemised. Each term is a float of its own; the reward is their sum."""
 
+import math
 from dataclasses import dataclass, fields
 
 
@@ -16,7 +17,8 @@ class QARewards:
             share of gold passages found. Φ is 0 once the episode is over, so the terms of an episode add up to zero at
             γ = 1 and the optimal policy stays where it is: what changes is *when* the agent hears of its success.
         gamma: γ of the shaping term; use the trainer's discount.
-        invalid: for a turn that could not be parsed. Enough that a group of attempts ranks the clean ones first.
+        invalid: for a turn that could not be parsed, or with a call that failed. Enough that a group of attempts ranks
+            the clean ones first.
         repeat: for a turn whose calls were all made before: it costs a turn and brings nothing.
     """
 
@@ -29,6 +31,10 @@ class QARewards:
     repeat: float = -0.05
 
     def __post_init__(self):
+        for name in ("answer", "format", "progress", "gamma", "invalid", "repeat"):
+            weight = getattr(self, name)
+            if isinstance(weight, bool) or not isinstance(weight, int | float) or not math.isfinite(weight):
+                raise ValueError(f"{name} must be a finite number, got {weight!r}")
         if self.metric not in ("em", "f1"):
             raise ValueError(f"metric must be 'em' or 'f1', got {self.metric!r}")
         if not 0 <= self.gamma <= 1:

@@ -24,9 +24,9 @@ class AnyText(Text):
     def sample(self, mask: Any = None, probability: Any = None) -> str:
         noise = "".join(self.np_random.choice(self.character_list, self.np_random.integers(1, 40)))
         if not self.phrases or self.np_random.random() < 0.3:
-            return noise
+            return noise[: self.max_length]
         phrase = self.phrases[self.np_random.integers(len(self.phrases))]
-        return phrase if self.np_random.random() < 0.8 else noise + phrase
+        return (phrase if self.np_random.random() < 0.8 else noise + phrase)[: self.max_length]
 
     def __eq__(self, other: Any) -> bool:
         return isinstance(other, AnyText) and (self.max_length, self.phrases) == (other.max_length, other.phrases)

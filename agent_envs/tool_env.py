@@ -27,16 +27,19 @@ class ToolEnv(gymnasium.Env[str, str]):
     Args:
         tools: what the agent may call.
         max_turns: after this many turns without an answer the episode is truncated.
+        max_calls: a turn with more calls is invalid; without a bound, one turn could search for everything.
     """
 
-    metadata = {"render_modes": ["ansi"]}  # noqa: RUF012
+    metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
 
-    def __init__(self, tools: tuple[Tool, ...], max_turns: int, render_mode: str | None = None):
-        if max_turns < 1:
-            raise ValueError(f"max_turns must be at least 1, got {max_turns}")
+    def __init__(self, tools: tuple[Tool, ...], max_turns: int, max_calls: int = 5, render_mode: str | None = None):
+        if max_turns < 1 or max_calls < 1:
+            raise ValueError(f"max_turns and max_calls must be at least 1, got {max_turns} and {max_calls}")
+        if render_mode not in (None, *self.metadata["render_modes"]):
+            raise ValueError(f"render_mode must be None or 'ansi', got {render_mode!r}")
         self.tools = {tool.name: tool for tool in tools}
         self.format = SearchTags(tools)
-        self.max_turns, self.render_mode = max_turns, render_mode
+        self.max_turns, self.max_calls, self.render_mode = max_turns, max_calls, render_mode
         phrases = tuple(f"<{name}>the first town</{name}>" for name in (*self.tools, "answer"))
         self.action_space = AnyText(phrases=phrases)
         self.observation_space = AnyText()
@@ -56,10 +59,11 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         super().reset(seed=seed)
+        self._running = False  # stays so where begin() refuses the options
         self.history = History()
-        self._running = True
         observation, info = self.begin(options or {})
         self._transcript = [observation]
+        self._running = True
         return observation, info
 
     def step(self, action: str) -> Step:
@@ -72,7 +76,10 @@ class ToolEnv(gymnasium.Env[str, str]):
             raise gymnasium.error.ResetNeeded("the episode has ended, or has not begun: call reset() first")
         if not isinstance(action, str):
             raise ValueError(f"an action is the text of an assistant turn, got {type(action).__name__}")
-        return self.format.parse(action)
+        turn = self.format.parse(action)
+        if len(turn.calls) > self.max_calls:
+            return Turn(error=f"A turn may hold {self.max_calls} calls at most, this one has {len(turn.calls)}.")
+        return turn
 
     def resolve(self, action: str, turn: Turn, results: list[ToolResult]) -> Step:
         """Second half of a step: what that means for state and reward, given the results of ``turn.calls``."""

@@ -33,22 +33,28 @@ class SearchTool:
         searcher: what to search.
         k: passages per query.
         max_chars: each passage is cut to this many characters, so that one long article cannot fill the context.
+        max_query: a query of more characters fails; the cost of a search grows with the words in it.
     """
 
     name = "search"
     description = "search Wikipedia; returns the passages that match the query best."
     parameters = {"type": "object", "properties": {"query": {"type": "string"}}, "required": ["query"]}  # noqa: RUF012
 
-    def __init__(self, searcher: Searcher, k: int = 3, max_chars: int = 1200):
-        if k < 1 or max_chars < 1:
-            raise ValueError(f"k and max_chars must be at least 1, got k={k}, max_chars={max_chars}")
-        self.searcher, self.k, self.max_chars = searcher, k, max_chars
+    def __init__(self, searcher: Searcher, k: int = 3, max_chars: int = 1200, max_query: int = 2000):
+        if min(k, max_chars, max_query) < 1:
+            raise ValueError(f"k, max_chars and max_query must be at least 1, got {k}, {max_chars} and {max_query}")
+        self.searcher, self.k, self.max_chars, self.max_query = searcher, k, max_chars, max_query
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
         return self.execute_batch([arguments])[0]
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        return [self._report(hits) for hits in self.searcher.search([a["query"] for a in arguments], self.k)]
+        queries = [a["query"] for a in arguments]
+        found = iter(self.searcher.search([q for q in queries if len(q) <= self.max_query], self.k))
+        return [self._report(next(found)) if len(q) <= self.max_query else self._too_long(q) for q in queries]
+
+    def _too_long(self, query: str) -> ToolResult:
+        return ToolResult(f"A query may have {self.max_query} characters at most, not {len(query)}.", data=[], ok=False)
 
     def _report(self, hits: list) -> ToolResult:
         if not hits:

@@ -4,6 +4,7 @@ Gymnasium's own vector classes step their environments one by one, and its Async
 observations in shared memory.
 """
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import gymnasium
@@ -19,7 +20,7 @@ class ToolVectorEnv(VectorEnv):
     """``num_envs`` copies of a `ToolEnv` that share their index.
 
     Observations and actions are tuples of strings. There is no automatic reset (``AutoresetMode.DISABLED``): a
-    finished environment ignores its action, gives reward 0 and stays terminated or truncated until
+    finished environment, and one never reset, ignores its action, gives reward 0 and stays terminated or truncated until
     ``reset(options={"reset_mask": mask})``. That is what rollouts want: no generation is thrown away.
 
     Args:
@@ -27,12 +28,14 @@ class ToolVectorEnv(VectorEnv):
         num_envs: how many.
     """
 
-    metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["ansi"]}  # noqa: RUF012
+    metadata = {"autoreset_mode": AutoresetMode.DISABLED, "render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
 
-    def __init__(self, make, num_envs: int):
+    envs: Sequence[ToolEnv] = ()  # so that a vector that could not be made can still be closed
+
+    def __init__(self, make: Callable[[], ToolEnv], num_envs: int):
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
-        self.envs: list[ToolEnv] = [make() for _ in range(num_envs)]
+        self.envs = [make() for _ in range(num_envs)]
         self.num_envs = num_envs
         self.render_mode = self.envs[0].render_mode
         self.single_observation_space = self.envs[0].observation_space
@@ -40,8 +43,7 @@ class ToolVectorEnv(VectorEnv):
         self.observation_space = batch_space(self.single_observation_space, num_envs)
         self.action_space = batch_space(self.single_action_space, num_envs)
         self._observations = [""] * num_envs
-        self._terminated = np.ones(num_envs, dtype=bool)
-        self._truncated = np.zeros(num_envs, dtype=bool)
+        self._begun, self._terminated, self._truncated = (np.zeros(num_envs, dtype=bool) for _ in range(3))
 
     def reset(
         self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
@@ -49,25 +51,37 @@ class ToolVectorEnv(VectorEnv):
         """Start episodes. ``seed``: one int (environment i gets seed + i) or one per environment; equal seeds give
         equal questions, which is how a group of attempts at one question is made. ``options["reset_mask"]``: bool
         [num_envs], which environments to reset. Any other option is a sequence with one value per environment."""
-        seeds = [seed + i for i in range(self.num_envs)] if isinstance(seed, int) else seed or [None] * self.num_envs
-        if len(seeds) != self.num_envs:
-            raise ValueError(f"expected {self.num_envs} seeds, got {len(seeds)}")
+        seeds = self._seeds(seed)
         options = dict(options or {})
-        mask = options.pop("reset_mask", np.ones(self.num_envs, dtype=bool))
-        if np.shape(mask) != (self.num_envs,):
-            raise ValueError(f"reset_mask must have shape ({self.num_envs},), got {np.shape(mask)}")
+        mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs, dtype=bool)))
+        if mask.shape != (self.num_envs,) or mask.dtype != bool:
+            raise ValueError(f"reset_mask must be bool [{self.num_envs}], got {mask.dtype} {list(mask.shape)}")
+        for name, values in options.items():
+            if np.shape(values)[:1] != (self.num_envs,):
+                raise ValueError(f"option {name!r} must hold {self.num_envs} values, one per environment")
         infos: dict[str, Any] = {}
         for i in np.flatnonzero(mask):
             own = {name: values[i] for name, values in options.items()}
             self._observations[i], info = self.envs[i].reset(seed=seeds[i], options=own)
-            self._terminated[i] = self._truncated[i] = False
+            self._begun[i], self._terminated[i], self._truncated[i] = True, False, False
             infos = self._add_info(infos, info, i)
         return tuple(self._observations), infos
+
+    def _seeds(self, seed) -> list[int | None]:
+        if seed is None:
+            return [None] * self.num_envs
+        if isinstance(seed, int | np.integer):
+            return [int(seed) + i for i in range(self.num_envs)]
+        if len(seed) != self.num_envs:
+            raise ValueError(f"expected {self.num_envs} seeds, got {len(seed)}")
+        return [None if s is None else int(s) for s in seed]
 
     def step(self, actions) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
         if len(actions) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} actions, got {len(actions)}")
-        alive = np.flatnonzero(~(self._terminated | self._truncated))
+        if not self._begun.any():
+            raise gymnasium.error.ResetNeeded("no environment has begun an episode: call reset() first")
+        alive = np.flatnonzero(self._begun & ~(self._terminated | self._truncated))
         turns = {i: self.envs[i].parse(actions[i]) for i in alive}
         results = iter(run_calls(self.envs[0].tools, [call for turn in turns.values() for call in turn.calls]))
         rewards, infos = np.zeros(self.num_envs), {}

@@ -10,7 +10,7 @@ from retrieval_index.progress import Track
 # Lucene's classic English list, which bm25s takes for English too.
 STOP_WORDS = frozenset(
     """a an and are as at be but by for if in into is it no not of on or such that
-    the their then there these they this to was will with""".split()  # noqa: SIM905
+    the their then there these they this to was will with""".split()
 )
 
 _WORD = re.compile(r"\w+")

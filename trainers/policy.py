@@ -6,7 +6,7 @@ from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainers.trajectory import Batch
 
-_MARK = "\u2063turn\u2063"  # stands for an assistant turn while a chat template is taken apart
+_MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
 
 
 class Policy:
@@ -25,9 +25,9 @@ class Policy:
         self.model, self.tokenizer = model, tokenizer
         self.eos_id = tokenizer.eos_token_id
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_id
-        start = [{"role": "user", "content": "hello"}, {"role": "assistant", "content": _MARK}]
-        self._before, after = self._template(start).split(_MARK)
-        self._turn_end = after
+        conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]
+        text = self._template([{"role": r, "content": c} for r, c in conversation], add_generation_prompt=True)
+        _, self._turn_end, self._turn_start = text.split(_MARK)
 
     @property
     def device(self) -> torch.device:
@@ -36,24 +36,18 @@ class Policy:
     def _template(self, messages: list[dict[str, str]], **kwargs) -> str:
         return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
 
-    def _encode(self, text: str) -> list[int]:
+    def encode(self, text: str) -> list[int]:
         return self.tokenizer(text, add_special_tokens=False).input_ids
 
     def prompt_ids(self, instructions: str, observation: str) -> list[int]:
         """The ids before the first turn: instructions as the system message, the observation as the user's."""
         messages = [{"role": "system", "content": instructions}, {"role": "user", "content": observation}]
-        return self._encode(self._template(messages, add_generation_prompt=True))
+        return self.encode(self._template(messages, add_generation_prompt=True))
 
     def observation_ids(self, observation: str, after: list[int]) -> list[int]:
         """The ids between a sampled turn ``after`` and the next one: the turn's end as the template writes it, unless
         the policy wrote it itself, then the observation as a user message, then the start of the next turn."""
-        messages = [
-            {"role": "user", "content": "hello"},
-            {"role": "assistant", "content": _MARK},
-            {"role": "user", "content": observation},
-        ]
-        glue = self._template(messages, add_generation_prompt=True).split(_MARK, 1)[1]
-        ids = self._encode(glue)
+        ids = self.encode(self._turn_end + observation + self._turn_start)
         if after and after[-1] == self.eos_id and ids and ids[0] == self.eos_id:
             return ids[1:]
         return ids
@@ -69,8 +63,8 @@ class Policy:
         Returns:
             Two float32 [B, T] tensors, zero where the mask is 0; the second one carries no gradient.
         """
-        attention = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
-        hidden = self.model.base_model(batch.ids, attention_mask=attention.long(), use_cache=False).last_hidden_state
+        # Rows are padded on the right and attention is causal, so no real token can see padding: no mask is needed.
+        hidden = self.model.base_model(batch.ids, use_cache=False).last_hidden_state
         target_mask = batch.mask[:, 1:]
         logits = self.model.get_output_embeddings()(hidden[:, :-1][target_mask]).float() / temperature
         chosen = -cross_entropy(logits, batch.ids[:, 1:][target_mask], reduction="none")

@@ -50,7 +50,9 @@ def rollout(
             terms = {name: float(values[i]) for name, values in infos["reward_terms"].items() if name[0] != "_"}
             for name, value in terms.items():
                 trajectory.reward_terms[name] = trajectory.reward_terms.get(name, 0.0) + value
-            said[i].append({"observation": before[i], "action": actions[i], "reward": rewards[i], "reward_terms": terms})
+            said[i].append(
+                {"observation": before[i], "action": actions[i], "reward": rewards[i], "reward_terms": terms}
+            )
             if terminated[i] or truncated[i]:
                 trajectory.info = {k: v[i] for k, v in infos.items() if k[0] != "_" and not isinstance(v, dict)}
                 trajectory.truncated = bool(truncated[i])

@@ -10,7 +10,7 @@ from collections.abc import Iterable
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-TAGS = ("<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>")
+TAGS = ("<think>", "</think>", "<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>")
 _PAD, _END, _USER, _ASSISTANT, _TOOL = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|tool|>"
 _TEMPLATE = (
     "{% for m in messages %}{% if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
@@ -22,7 +22,10 @@ _WORD = Regex(r"\d|[\p{L}\p{M}]+|[^\s\p{L}\p{M}\d]")
 def make_tokenizer(texts: Iterable[str], max_words: int = 8000) -> PreTrainedTokenizerFast:
     """A tokenizer whose vocabulary is the ``max_words`` most frequent words of ``texts``."""
     split = pre_tokenizers.Sequence(
-        [pre_tokenizers.Metaspace(prepend_scheme="always"), pre_tokenizers.Split(Regex(r"▁?(\p{L}+|\p{N}{1,4}|.)"), "isolated")]
+        [
+            pre_tokenizers.Metaspace(prepend_scheme="always"),
+            pre_tokenizers.Split(Regex(r"▁?(\p{L}+|\p{N}{1,4}|.)"), "isolated"),
+        ]
     )
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
@@ -33,13 +36,15 @@ def make_tokenizer(texts: Iterable[str], max_words: int = 8000) -> PreTrainedTok
     vocab = {token: i for i, token in enumerate(dict.fromkeys([*specials, *spelling, *words]))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, ignore_merges=True))
     tokenizer.pre_tokenizer = split
-    tokenizer.decoder = decoders.Sequence(
-        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()]
-    )
+    tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
     tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in specials[:5]])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False, lstrip=True) for t in TAGS])
     return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer, pad_token=_PAD, eos_token=_END, chat_template=_TEMPLATE, clean_up_tokenization_spaces=False
+        tokenizer_object=tokenizer,
+        pad_token=_PAD,
+        eos_token=_END,
+        chat_template=_TEMPLATE,
+        clean_up_tokenization_spaces=False,
     )
 
 

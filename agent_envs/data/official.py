@@ -68,8 +68,8 @@ def parse_hotpotqa(record: Mapping[str, Any], aliases: Mapping[str, Sequence[str
             "evidences": _pairs(record.get("evidences") or [], "fact", "relation", "entity") or None,
         }
     )
-    context = _pairs(record["context"], "title", "sentences")
-    return question, [make_passage(title, _join(sentences)) for title, sentences in context]
+    context = [(title, _join(sentences)) for title, sentences in _pairs(record["context"], "title", "sentences")]
+    return question, [make_passage(title, text) for title, text in context if text]
 
 
 def parse_musique(record: Mapping[str, Any]) -> Parsed:

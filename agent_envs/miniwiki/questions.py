@@ -13,6 +13,7 @@ from agent_envs.data.question import Question
 from agent_envs.miniwiki.schema import BY_KIND, COMPARISONS, INFERENCES, KINDS, RELATION, Relation
 from agent_envs.miniwiki.world import World, value_aliases
 
+_TRIES = 200  # a small world may lack some chains and pairs altogether
 TYPES = ("single", "bridge", "compositional", "inference", "comparison", "yes_no")
 
 
@@ -28,24 +29,32 @@ def make_question(world: World, type: str, rng: random.Random, hops: int = 2) ->
     """A random question of ``type``; ``hops`` is the length of the chain for bridge and compositional ones.
 
     Raises:
-        ValueError: for an unknown type, or hops outside 2..4.
+        ValueError: for an unknown type, hops outside 2..4, or a world too small to hold such a question.
     """
     if type not in TYPES:
         raise ValueError(f"type must be one of {TYPES}, got {type!r}")
     if not 2 <= hops <= 4:
         raise ValueError(f"hops must be 2, 3 or 4, got {hops}")
-    if type in ("comparison", "yes_no"):
-        return _two_entities(world, type, rng)
+    draw = _two_entities if type in ("comparison", "yes_no") else _one_chain
+    question = next(filter(None, (draw(world, type, rng, hops) for _ in range(_TRIES))), None)
+    if question is None:
+        raise ValueError(f"found no {type} question in this world of {len(world)} entities: make it larger")
+    return question
+
+
+def _one_chain(world: World, type: str, rng: random.Random, hops: int) -> Question | None:
     if type == "inference":
         phrase, inner, outer = rng.choice(INFERENCES)
         path = _chain(world, rng, [RELATION["person", inner], RELATION["person", outer]])
-        text = f"Who is the {phrase} of {_name(world, path[0])}?"
+        text = path and f"Who is the {phrase} of {_name(world, path[0])}?"
     else:
         path = _chain(world, rng, _random_relations(rng, 1 if type == "single" else hops))
-        text = _chain_text(world, path, type, rng)
+        text = path and _chain_text(world, path, type, rng)
+    if not path:
+        return None
     last = path[-1]
     answer = world.text(last.relation, last.subject)
-    aliases = value_aliases(last.relation.target, int(world.facts[last.relation.subject, last.relation.name][last.subject]))
+    aliases = value_aliases(last.relation.target, world.value(last.relation, last.subject))
     return _question(world, type, text, answer, aliases, path, chained=True)
 
 
@@ -59,19 +68,20 @@ def _random_relations(rng: random.Random, hops: int) -> list[Relation]:
             return relations
 
 
-def _chain(world: World, rng: random.Random, relations: list[Relation]) -> list[Hop]:
-    """Start somewhere where every fact along ``relations`` is known and no entity comes twice."""
+def _chain(world: World, rng: random.Random, relations: list[Relation]) -> list[Hop] | None:
+    """Start somewhere where every fact along ``relations`` is known and no entity comes twice; None if not found."""
     start = world.names[relations[0].subject]
-    while True:
+    for _ in range(_TRIES):
         path, entity = [], rng.randrange(len(start))
         for relation in relations:
             path.append(Hop(relation, entity))
-            entity = int(world.facts[relation.subject, relation.name][entity])
+            entity = world.value(relation, entity)
             if entity < 0:
                 break
         visited = {(hop.relation.subject, hop.subject) for hop in path} | {(relations[-1].target, entity)}
         if entity >= 0 and len(visited) == len(path) + 1:
             return path
+    return None
 
 
 def _name(world: World, hop: Hop) -> str:
@@ -89,16 +99,18 @@ def _chain_text(world: World, path: list[Hop], type: str, rng: random.Random) ->
     return rng.choice(last.asks).format(x=phrase)
 
 
-def _two_entities(world: World, type: str, rng: random.Random) -> Question:
+def _two_entities(world: World, type: str, rng: random.Random, hops: int) -> Question | None:
     kind, name, smaller, larger = rng.choice(COMPARISONS)
     if type == "yes_no":
         kind, name = "town", "country"
     relation, values = RELATION[kind, name], world.facts[kind, name]
     want_equal = rng.random() < 0.5
-    while True:
+    for _ in range(_TRIES):
         a, b = rng.sample(range(len(values)), 2)
         if min(values[a], values[b]) >= 0 and (values[a] == values[b]) == (type == "yes_no" and want_equal):
             break
+    else:
+        return None
     path = [Hop(relation, a), Hop(relation, b)]
     fill = {"a": world.names[kind][a], "b": world.names[kind][b]}
     if type == "yes_no":

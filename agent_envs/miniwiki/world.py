@@ -35,7 +35,8 @@ class World:
         seed: two seeds give two unrelated worlds.
         split: ``"train"`` or ``"heldout"``; worlds of different splits share no entity name.
         difficulty: ``"easy"`` (one wording for each fact, nothing misleading), ``"normal"`` (varied wording, every
-            other article has a misleading sentence) or ``"hard"`` (two misleading sentences an article).
+            other article has a misleading sentence) or ``"hard"`` (also inverted wording such as "X directed Y", and
+            two misleading sentences an article).
     """
 
     def __init__(self, entities: int = 1000, seed: int = 0, split: str = "train", difficulty: str = "normal"):
@@ -51,6 +52,7 @@ class World:
         sizes["person"] += entities - sum(sizes.values())
         self.names = {kind: list(names.unique_names(kind, n, split, rng, taken)) for kind, n in sizes.items()}
         self._facts(np.random.default_rng(rng.getrandbits(64)), sizes)
+        self._wordings = {key: _wordings(r.says, difficulty) for key, r in RELATION.items()}
         self._lookalike = {kind: _next_in_order(self.names[kind]) for kind in KINDS}
 
     def _facts(self, rng: np.random.Generator, sizes: dict[str, int]) -> None:
@@ -89,10 +91,18 @@ class World:
     def __len__(self) -> int:
         return sum(map(len, self.names.values()))
 
+    def value(self, relation: Relation, subject: int) -> int:
+        """The object of ``relation`` for entity number ``subject``: an entity number or encoded value, -1 if unknown."""
+        return int(self.facts[relation.subject, relation.name][subject])
+
     def text(self, relation: Relation, subject: int) -> str:
         """The object of ``relation`` for entity number ``subject``, as articles and answers write it."""
-        value = int(self.facts[relation.subject, relation.name][subject])
+        value = self.value(relation, subject)
         return self.names[relation.target][value] if relation.target in KINDS else value_text(relation.target, value)
+
+    def lookalike(self, kind: str, index: int) -> int:
+        """Another entity of the same kind whose name is easily taken for this one's."""
+        return int(self._lookalike[kind][index])
 
     def article(self, kind: str, index: int) -> Article:
         rng = random.Random(f"article:{self.seed}:{self.split}:{kind}:{index}")
@@ -104,13 +114,15 @@ class World:
         relations = [r for r in BY_KIND[kind] if self.facts[kind, r.name][index] >= 0]
         rng.shuffle(relations)
         for relation in relations:
-            says = relation.says[0] if self.difficulty == "easy" else rng.choice(relation.says)
+            says = rng.choice(self._wordings[kind, relation.name])
             subject = title if rng.random() < 0.3 else f"the {label}"
             sentence = says.format(s=subject, o=self.text(relation, index))
             states[relation.name] = len(sentences)
             sentences.append(sentence[0].upper() + sentence[1:])
+        other_index = index
         for _ in range(_draw_count(rng, DIFFICULTIES[self.difficulty])):
-            other = self.names[kind][self._lookalike[kind][index]]
+            other_index = self._lookalike[kind][other_index]
+            other = self.names[kind][other_index]
             wording = rng.choice(("{s} is not {o}.", "{s} is often confused with {o}.", "See also {o}."))
             sentences.append(wording.format(s=title, o=other))
         return Article(title, tuple(sentences), states)
@@ -136,6 +148,13 @@ def value_aliases(target: str, value: int) -> tuple[str, ...]:
         months, day = divmod(value, 28)
         return (f"{MONTHS[months % 12]} {day + 1}, {months // 12}",)
     return (str(value),) if target == "count" and value >= 1000 else ()
+
+
+def _wordings(says: tuple[str, ...], difficulty: str) -> tuple[str, ...]:
+    """Easy: the first wording. Normal: those that name the relation before the object. Hard: all."""
+    if difficulty == "easy":
+        return says[:1]
+    return says if difficulty == "hard" else tuple(s for s in says if not s.startswith("{o}"))
 
 
 def _draw_count(rng: random.Random, mean: float) -> int:

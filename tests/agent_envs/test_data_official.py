@@ -124,13 +124,13 @@ def test_passage_ids_are_of_the_content(tmp_path):
         ({"answer": None}, "the row has no 'answer'"),
         ({"answer": 3}, "'answer': expected a string"),
         ({"context": [["Nebelmeer"]]}, "not enough values"),
-        ({"supporting_facts": None}, "record 2: "),
+        ({"supporting_facts": None}, "'NoneType'"),
         ({"context": [["Nebelmeer", ["\ud800"]]]}, "surrogates not allowed"),
     ],
 )
 def test_an_error_names_file_and_record(tmp_path, change, message):
     path = write_json(tmp_path / "dev.json", HOTPOT, {**HOTPOT, **change})
-    with pytest.raises(ValueError, match=rf"dev\.json: record 2: .*{message}|{message}"):
+    with pytest.raises(ValueError, match=rf"dev\.json: record 2: .*{message}"):
         load_benchmark("hotpotqa", split="validation", data=path)
 
 
@@ -161,5 +161,5 @@ def test_records_are_streamed_across_chunks(tmp_path, monkeypatch, write):
 def test_a_broken_file_is_named(tmp_path, text, message):
     path = tmp_path / "broken.json"
     path.write_text(text)
-    with pytest.raises(ValueError, match=rf"broken\.json: .*{message}|{message}"):
+    with pytest.raises(ValueError, match=rf"broken\.json: .*{message}"):
         list(iter_records(path))

@@ -1,0 +1,180 @@
+"""Downloads from the hub, played with local folders in the layout that the repositories have there."""
+
+import json
+import os
+import subprocess
+import sys
+import time
+from dataclasses import replace
+
+import pytest
+
+from agent_envs.data import DataUnavailable, Question, hub, load_benchmark
+from agent_envs.data.catalog import CATALOG
+
+datasets = pytest.importorskip("datasets")
+
+HOTPOT_ROWS = [
+    {
+        "id": f"5a{number}",
+        "question": f"Where was the director of Nebelmeer {number} born?",
+        "answer": "Zürich",
+        "type": "bridge",
+        "level": "hard",
+        "supporting_facts": {"title": ["Nebelmeer", "Ada Kern"], "sent_id": [0, 1]},
+        "context": {
+            "title": ["Nebelmeer", "Ada Kern"],
+            "sentences": [["Nebelmeer is a film.", " It is by Ada Kern."], ["Ada Kern directs.", " She is of Zürich."]],
+        },
+    }
+    for number in range(3)
+]
+MUSIQUE_ROW = {
+    "id": "2hop__1_2",
+    "question": "Where was the director of Nebelmeer born?",
+    "answer": "Zürich",
+    "answer_aliases": [],
+    "answerable": True,
+    "question_decomposition": [{"id": 1, "question": "Who?", "answer": "Ada Kern", "paragraph_support_idx": 0}],
+    "paragraphs": [{"idx": 0, "title": "Nebelmeer", "paragraph_text": "By Ada Kern.", "is_supporting": True}],
+}
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    """An empty cache, no network to probe, nothing remembered, and the datasets library's own cache in a corner."""
+    monkeypatch.delenv("AGENT_ENVS_DATA", raising=False)
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(datasets.config, "HF_DATASETS_CACHE", tmp_path / "datasets")
+    monkeypatch.setattr(hub, "_reachable_revision", lambda repository: None)
+    hub._try_download.cache_clear()
+    yield
+    hub._try_download.cache_clear()
+
+
+def put_on_hub(monkeypatch, name, folder):
+    monkeypatch.setitem(CATALOG, name, replace(CATALOG[name], repository=str(folder)))
+
+
+@pytest.fixture
+def hotpot(tmp_path, monkeypatch):
+    """The layout of hotpotqa/hotpot_qa: parquet files, and the configurations in the front matter of the card."""
+    folder = tmp_path / "hotpot_qa"
+    (folder / "distractor").mkdir(parents=True)
+    datasets.Dataset.from_list(HOTPOT_ROWS).to_parquet(str(folder / "distractor" / "validation-00000-of-00001.parquet"))
+    card = (
+        "configs:\n- config_name: distractor\n  data_files:\n  - split: validation\n    path: distractor/validation-*\n"
+    )
+    (folder / "README.md").write_text(f"---\n{card}---\n")
+    put_on_hub(monkeypatch, "hotpotqa", folder)
+    return folder
+
+
+def test_hotpotqa_is_downloaded_once(hotpot, tmp_path, monkeypatch, capfd):
+    benchmark = load_benchmark("hotpotqa", split="validation")
+    assert benchmark.questions[1] == Question(
+        id="5a1",
+        question="Where was the director of Nebelmeer 1 born?",
+        answer="Zürich",
+        type="bridge",
+        supporting_titles=("Nebelmeer", "Ada Kern"),
+        supporting_facts=(("Nebelmeer", 0), ("Ada Kern", 1)),
+    )
+    assert [passage.text for passage in benchmark.passages] == [
+        "Nebelmeer is a film. It is by Ada Kern.",
+        "Ada Kern directs. She is of Zürich.",
+    ]
+    assert benchmark.source == f"hub:{hotpot}"
+    assert "hotpotqa.validation" in capfd.readouterr().err, "a progress bar"
+    cached = tmp_path / "cache" / "hotpotqa.validation"
+    assert sorted(path.name for path in cached.iterdir()) == [
+        "hotpotqa.validation.jsonl",
+        "origin.json",
+        "passages.jsonl",
+    ]
+    assert [path.name for path in cached.parent.iterdir()] == ["hotpotqa.validation"], "and nothing half-written"
+
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("downloaded twice"))
+    hub._try_download.cache_clear()
+    assert load_benchmark("hotpotqa", split="validation", source="hub") == benchmark
+    assert load_benchmark("hotpotqa", split="validation", source="local") == benchmark
+
+
+def test_musique_and_two_wiki(tmp_path, monkeypatch):
+    (tmp_path / "MuSiQue").mkdir()
+    (tmp_path / "MuSiQue" / "musique_ans_v1.0_train.jsonl").write_text(json.dumps(MUSIQUE_ROW) + "\n")
+    (tmp_path / "MuSiQue" / "musique_ans_v1.0_dev.jsonl").write_text(json.dumps({**MUSIQUE_ROW, "id": "dev"}) + "\n")
+    put_on_hub(monkeypatch, "musique", tmp_path / "MuSiQue")
+    (question,) = load_benchmark("musique", split="validation").questions
+    assert question.id == "dev" and question.supporting_titles == ("Nebelmeer",)
+    assert dict(question.decomposition[0]) == MUSIQUE_ROW["question_decomposition"][0]
+
+    (tmp_path / "2wiki").mkdir()
+    evidences = [["Nebelmeer", "director", "Ada Kern"]]
+    rows = datasets.Dataset.from_list([{**HOTPOT_ROWS[0], "evidences": evidences}])
+    rows.to_parquet(str(tmp_path / "2wiki" / "train-00000-of-00001.parquet"))
+    put_on_hub(monkeypatch, "2wikimultihopqa", tmp_path / "2wiki")
+    (question,) = load_benchmark("2wikimultihopqa", split="train").questions
+    assert question.evidences == (("Nebelmeer", "director", "Ada Kern"),)
+
+
+def test_the_source_names_the_revision(hotpot, monkeypatch):
+    monkeypatch.setattr(hub, "_reachable_revision", lambda repository: "1908d6afbbead072334abe2965f91bd2709910ab")
+    assert load_benchmark("hotpotqa", split="validation").source == f"hub:{hotpot}@1908d6a"
+
+
+def test_a_failure_is_remembered(hotpot, monkeypatch):
+    tries = []
+
+    def fail(*arguments, **options):
+        tries.append(arguments)
+        raise ConnectionError("the cable is cut")
+
+    monkeypatch.setattr(datasets, "load_dataset", fail)
+    for _ in range(3):
+        with pytest.raises(DataUnavailable, match="ConnectionError: the cable is cut"):
+            load_benchmark("hotpotqa", split="validation")
+    with pytest.raises(FileNotFoundError, match="ConnectionError: the cable is cut"):
+        load_benchmark("hotpotqa", split="validation", source="hub")
+    assert len(tries) == 1
+
+
+def test_a_split_that_is_not_there_is_a_reason(hotpot):
+    with pytest.raises(DataUnavailable, match=r"the hub .*train"):
+        load_benchmark("hotpotqa", split="train")
+
+
+def test_a_row_of_another_shape_leaves_no_trace_in_the_cache(tmp_path, monkeypatch):
+    (tmp_path / "MuSiQue").mkdir()
+    rows = [MUSIQUE_ROW, {**MUSIQUE_ROW, "answer": ""}]
+    (tmp_path / "MuSiQue" / "train.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    put_on_hub(monkeypatch, "musique", tmp_path / "MuSiQue")
+    with pytest.raises(ValueError, match="record 2: 'answer' is empty"):
+        load_benchmark("musique", split="train")
+    assert not list((tmp_path / "cache").iterdir())
+
+
+def test_two_processes_that_download_at_once_leave_one_whole_folder(hotpot, tmp_path, monkeypatch):
+    publish = hub._publish
+
+    def publish_second(rows, name, split, source, cache):
+        publish(HOTPOT_ROWS[:1], name, split, "hub:the faster process", cache)
+        publish(rows, name, split, source, cache)
+
+    monkeypatch.setattr(hub, "_publish", publish_second)
+    benchmark = load_benchmark("hotpotqa", split="validation")
+    assert benchmark.source == "hub:the faster process" and len(benchmark.questions) == 1
+    assert [path.name for path in (tmp_path / "cache").iterdir()] == ["hotpotqa.validation"]
+
+
+@pytest.mark.parametrize("settings", [{"HF_HUB_OFFLINE": "1"}, {"HF_ENDPOINT": "http://127.0.0.1:9"}])
+def test_without_a_network_the_error_comes_at_once(tmp_path, settings):
+    """In a process of its own, since these variables are read at import."""
+    code = "from agent_envs.data import load_benchmark; load_benchmark('hotpotqa', split='train')"
+    homes = {"HF_HOME": str(tmp_path / "home"), "AGENT_ENVS_CACHE": str(tmp_path / "cache")}
+    start = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-c", code], env={**os.environ, **homes, **settings}, capture_output=True, text=True
+    )
+    assert "DataUnavailable" in done.stderr and "the hub (hotpotqa/hotpot_qa): " in done.stderr
+    assert time.monotonic() - start < 15, "most of it importing; load_dataset by itself retries for 23 s"

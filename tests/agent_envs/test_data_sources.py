@@ -1,0 +1,181 @@
+"""Where data comes from: the order of the places, what falls through and what must not, and what is said."""
+
+import json
+import pickle
+import subprocess
+import sys
+import warnings
+
+import pytest
+
+from agent_envs.data import Benchmark, DataUnavailable, load_benchmark, stand_in_warning
+from agent_envs.data import sources as data_sources
+from agent_envs.data.local import NotHere
+
+
+@pytest.fixture(autouse=True)
+def alone(tmp_path, monkeypatch):
+    """No data of the machine's own, and no network."""
+
+    def unreachable(name, split):
+        raise NotHere("no network here")
+
+    monkeypatch.delenv("AGENT_ENVS_DATA", raising=False)
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(data_sources, "download", unreachable)
+
+
+def make_folder(path, name="hotpotqa", split="validation", answer="Zürich"):
+    path.mkdir(parents=True, exist_ok=True)
+    question = {"id": "q1", "question": "Where was Ada Kern born?", "answer": answer}
+    (path / f"{name}.{split}.jsonl").write_text(json.dumps(question) + "\n")
+    passage = {"id": "p1", "title": "Ada Kern", "text": f"Ada Kern was born in {answer}."}
+    (path / "passages.jsonl").write_text(json.dumps(passage) + "\n")
+    return path
+
+
+def make_cached(tmp_path, name="hotpotqa", split="validation", answer="Zug"):
+    folder = make_folder(tmp_path / "cache" / f"{name}.{split}", name, split, answer)
+    (folder / "origin.json").write_text(json.dumps({"source": "hub:hotpotqa/hotpot_qa@1908d6a"}))
+
+
+def load(**arguments) -> Benchmark:
+    return load_benchmark("hotpotqa", split="validation", **arguments)
+
+
+def test_the_first_place_that_has_it_wins(tmp_path, monkeypatch):
+    hub = make_folder(tmp_path / "hub", answer="Basel")
+    monkeypatch.setattr(data_sources, "download", lambda name, split: (hub, "hub:hotpotqa/hotpot_qa"))
+    assert (load().questions[0].answer, load().source) == ("Basel", "hub:hotpotqa/hotpot_qa")
+    make_cached(tmp_path, answer="Zug")
+    assert (load().questions[0].answer, load().source) == ("Zug", "hub:hotpotqa/hotpot_qa@1908d6a")
+    monkeypatch.setenv("AGENT_ENVS_DATA", str(make_folder(tmp_path / "named", answer="Bern")))
+    assert (load().questions[0].answer, load().source) == ("Bern", "local:named/hotpotqa.validation.jsonl")
+    given = make_folder(tmp_path / "given", answer="Genf")
+    assert load(data=given).questions[0].answer == "Genf"
+    assert load(data=str(given), source="local").passages[0].text == "Ada Kern was born in Genf."
+    assert load(source="local").questions[0].answer == "Bern"
+    assert load(source="hub").questions[0].answer == "Zug", "the cache holds what the hub gave; the variable is not it"
+
+
+def test_auto_ends_in_data_unavailable(tmp_path):
+    with pytest.raises(DataUnavailable) as caught:
+        load()
+    error = caught.value
+    assert [place for place, _ in error.tried] == [
+        "$AGENT_ENVS_DATA",
+        f"the cache {tmp_path / 'cache'}",
+        "the hub (hotpotqa/hotpot_qa)",
+    ]
+    assert [reason for _, reason in error.tried][::2] == ["it is not set", "no network here"]
+    assert str(pickle.loads(pickle.dumps(error))) == str(error)
+
+
+@pytest.mark.parametrize(
+    ("source", "places"),
+    [("local", ["$AGENT_ENVS_DATA: it is not set", "the cache"]), ("hub", ["the cache", "the hub", "no network here"])],
+)
+def test_a_source_that_was_named_is_never_replaced(source, places):
+    with pytest.raises(FileNotFoundError) as caught:
+        load(source=source)
+    assert "validation split of HotpotQA was found nowhere" in str(caught.value)
+    assert all(place in str(caught.value) for place in places)
+    assert ("the hub" in str(caught.value)) != (source == "local")
+
+
+def test_what_was_named_must_be_there(tmp_path, monkeypatch):
+    make_cached(tmp_path)
+    with pytest.raises(FileNotFoundError, match=r"there is no .*typo"):
+        load(data=tmp_path / "typo")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(
+        FileNotFoundError, match=r"data=: .*empty holds none of hotpotqa\.validation\.jsonl, hotpot_dev"
+    ):
+        load(data=tmp_path / "empty")
+    with pytest.raises(FileNotFoundError, match=r"there is no .*typo to search in"):
+        load(corpus=tmp_path / "typo")
+    monkeypatch.setenv("AGENT_ENVS_DATA", str(tmp_path / "typo"))
+    with pytest.raises(FileNotFoundError, match=r"\$AGENT_ENVS_DATA must name a folder"):
+        load()
+
+
+def test_a_corpus_without_questions_ends_in_an_error_not_in_a_stand_in(tmp_path):
+    with pytest.raises(FileNotFoundError, match="found nowhere"):
+        load(corpus=make_folder(tmp_path / "corpus"))
+
+
+def test_the_variable_may_name_a_folder_that_lacks_one_benchmark(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_ENVS_DATA", str(make_folder(tmp_path / "named", "musique", "train")))
+    make_cached(tmp_path)
+    assert load().source == "hub:hotpotqa/hotpot_qa@1908d6a"
+    assert load_benchmark("musique", split="train").source == "local:named/musique.train.jsonl"
+
+
+def test_each_benchmark_may_have_its_sub_folder(tmp_path):
+    make_folder(tmp_path / "data" / "hotpotqa")
+    assert load(data=tmp_path / "data").source == "local:hotpotqa/hotpotqa.validation.jsonl"
+
+
+def test_a_broken_file_is_an_error_wherever_it_lies(tmp_path, monkeypatch):
+    folder = make_folder(tmp_path / "named")
+    (folder / "hotpotqa.validation.jsonl").write_text('{"id": "q1", "question": "Who?"}\n')
+    monkeypatch.setenv("AGENT_ENVS_DATA", str(folder))
+    with pytest.raises(ValueError, match=r"hotpotqa\.validation\.jsonl:1: the row has no 'answer'"):
+        load()
+
+
+def test_a_corpus_replaces_the_passages(tmp_path):
+    data = make_folder(tmp_path / "data")
+    other = make_folder(tmp_path / "wiki", answer="Wil")
+    for corpus in (other, other / "passages.jsonl"):
+        benchmark = load(data=data, corpus=corpus)
+        assert benchmark.passages[0].text == "Ada Kern was born in Wil."
+        assert benchmark.source == "local:data/hotpotqa.validation.jsonl + corpus wiki/passages.jsonl"
+    (data / "passages.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match="corpus="):
+        load(data=data)
+    assert load(data=data, corpus=other).questions[0].answer == "Zürich"
+
+
+def test_a_corpus_is_read_once_and_again_when_it_changes(tmp_path):
+    folder = make_folder(tmp_path / "data")
+    make_folder(folder, "musique", "train")
+    first = load(data=folder)
+    assert load(data=folder).questions is first.questions
+    assert load_benchmark("musique", split="train", data=folder).passages is first.passages
+    make_folder(folder, answer="Solothurn")
+    assert load(data=folder).passages[0].text == "Ada Kern was born in Solothurn."
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"name": "hotpot"}, "name must be one of hotpotqa, 2wikimultihopqa, musique, got 'hotpot'"),
+        ({"split": "test"}, "split must be one of train, validation"),
+        ({"source": "web"}, "source must be one of auto, local, hub"),
+        ({"source": "hub", "data": "x"}, "cannot go with"),
+    ],
+)
+def test_unknown_words_are_refused(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        load_benchmark(**{"name": "hotpotqa", "split": "train", **arguments})
+
+
+@pytest.mark.parametrize("name", ["hotpotqa", "2wikimultihopqa", "musique"])
+def test_the_warning_says_what_it_is_not_and_how_to_get_it(name):
+    with pytest.raises(DataUnavailable) as caught:
+        load_benchmark(name, split="train")
+    text = stand_in_warning(caught.value)
+    title = {"hotpotqa": "HotpotQA", "2wikimultihopqa": "2WikiMultihopQA", "musique": "MuSiQue"}[name]
+    assert text.startswith(f"THIS IS NOT {title.upper()}.")
+    for part in (f"NOT a score on {title}", "MiniWiki", "AGENT_ENVS_DATA=FOLDER", "data=FOLDER", "no network here"):
+        assert part in text
+    assert f"{name}.train.jsonl" in text and 'source="local"' in text
+    with pytest.warns(UserWarning, match="THIS IS NOT"):
+        warnings.warn(text, stacklevel=1)
+
+
+def test_importing_loads_neither_datasets_nor_torch():
+    code = "import sys, agent_envs.data; print([m for m in ('datasets', 'torch', 'trainers') if m in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout.strip() == "[]"

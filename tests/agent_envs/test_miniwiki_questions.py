@@ -1,0 +1,83 @@
+"""MiniWiki's questions: each answer follows from the articles that the question names."""
+
+import random
+
+import pytest
+
+from agent_envs.miniwiki import TYPES, World, make_question
+from agent_envs.miniwiki.schema import COMPARISONS
+
+
+def articles_by_title(world):
+    return {names[i]: world.article(kind, i) for kind, names in world.names.items() for i in range(len(names))}
+
+
+@pytest.fixture(scope="module", params=["train", "heldout"])
+def world(request):
+    return World(400, seed=3, split=request.param)
+
+
+CASES = [(kind, hops) for kind in ("bridge", "compositional") for hops in (2, 3, 4)]
+CASES += [(kind, 2) for kind in TYPES if kind not in ("bridge", "compositional")]
+
+
+@pytest.mark.parametrize(("type", "hops"), CASES)
+def test_the_chain_leads_to_the_answer_through_the_stated_sentences(world, type, hops):
+    articles, rng = articles_by_title(world), random.Random(0)
+    for _ in range(60):
+        question = make_question(world, type, rng, hops)
+        chained = type not in ("comparison", "yes_no")
+        expected = {"single": 1, "bridge": hops, "compositional": hops}.get(type, 2)
+        assert len(question.supporting_facts) == len(question.evidences) == len(question.decomposition) == expected
+        assert tuple(title for title, _ in question.supporting_facts) == question.supporting_titles
+        assert len(set(question.supporting_titles)) == expected
+        for (title, sentence), (subject, _, found) in zip(question.supporting_facts, question.evidences, strict=True):
+            assert subject == title and found in articles[title].sentences[sentence]
+        found = [found for _, _, found in question.evidences]
+        if chained:  # each object is the next subject, and the last one is the answer
+            assert found[:-1] == list(question.supporting_titles[1:]) and found[-1] == question.answer
+        assert question.supporting_titles[0] in question.question and question.question.endswith("?")
+        hidden = question.supporting_titles[1:] if chained else ()
+        assert not any(title in question.question for title in (*hidden, question.answer) if chained)
+        assert [step["answer"] for step in question.decomposition] == found
+
+
+def test_comparisons_are_right(world):
+    numbers = {world.names[kind][i]: world.facts[kind, name][i]
+               for kind, name, _, _ in COMPARISONS for i in range(len(world.names[kind]))}  # fmt: skip
+    larger = ("later", "younger", "more inhabitants", "longer, ")
+    rng, picked = random.Random(2), []
+    for _ in range(300):
+        question = make_question(world, "comparison", rng)
+        a, b = question.supporting_titles
+        older_band = "has played for longer" in question.question
+        want = max if any(word in question.question for word in larger) and not older_band else min
+        assert question.answer == want((a, b), key=numbers.__getitem__) and numbers[a] != numbers[b]
+        picked.append(question.answer == a)
+    assert 90 < sum(picked) < 210  # the place in the question gives nothing away
+
+
+def test_yes_no_questions_are_right_and_balanced(world):
+    rng, answers = random.Random(2), []
+    for _ in range(200):
+        question = make_question(world, "yes_no", rng)
+        (_, _, a), (_, _, b) = question.evidences
+        assert question.answer == ("yes" if a == b else "no") and question.aliases == ()
+        answers.append(question.answer)
+    assert 60 < answers.count("yes") < 140
+
+
+def test_inference_states_the_relation_nowhere(world):
+    question = make_question(world, "inference", random.Random(0))
+    assert all("grandfather" not in p.text and "father-in-law" not in p.text for p in world.passages())
+    assert "father" in question.question
+
+
+def test_a_world_too_small_for_a_question_says_so_instead_of_searching_for_ever():
+    for seed in range(12):
+        world, rng = World(50, seed), random.Random(0)
+        for type in TYPES:
+            try:
+                make_question(world, type, rng, hops=4)
+            except ValueError as error:
+                assert "make it larger" in str(error)

@@ -1,0 +1,187 @@
+"""Question answering: what a turn earns, and what earns nothing."""
+
+import os
+import subprocess
+import sys
+import time
+
+import gymnasium
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_envs.qa_env import QAEnv
+
+TERMS = {"answer", "format", "progress", "invalid", "repeat"}
+
+
+def hotpot(folder, **arguments):
+    return gymnasium.make("AgentR1/HotpotQA-v0", data=folder, **arguments).unwrapped
+
+
+def test_a_good_episode_itemised(folder):
+    env = hotpot(folder, k=1)
+    question, info = env.reset(options={"question": 1})
+    assert question == "Where was the director of The Quiet Mill born?"
+    assert info["source"].startswith("local:") and info["question_id"] == "train1"
+    _, r1, _, _, first = env.step("<search>The Quiet Mill</search>")
+    _, r2, _, _, second = env.step("<search>Brunner born May 1921</search>")
+    observation, r3, terminated, truncated, last = env.step("<think>done</think><answer>the Zürich.</answer>")
+    assert first["reward_terms"] == {"answer": 0, "format": 0, "progress": 0.15, "invalid": 0, "repeat": 0}
+    assert (first["support_recall"], second["support_recall"]) == (0.5, 1.0)
+    assert last["reward_terms"]["answer"] == 1.0 and last["reward_terms"]["format"] == 0.05
+    assert r1 + r2 + r3 == pytest.approx(1.05)
+    assert (observation, terminated, truncated) == ("", True, False)
+    assert (last["em"], last["f1"], last["prediction"], last["golds"]) == (1.0, 1.0, "the Zürich.", ["Zürich"])
+
+
+def test_truncation_still_gives_the_itemised_reward(folder):
+    env = hotpot(folder, max_turns=2)
+    env.reset(options={"question": 0})
+    env.step("<search>The Quiet Mill</search>")
+    observation, reward, terminated, truncated, info = env.step("<search>Emil Brunner</search>")
+    assert (terminated, truncated, info["em"], info["prediction"]) == (False, True, 0.0, "")
+    assert "Emil Brunner" in observation
+    assert info["reward_terms"]["progress"] == -0.3 == reward
+    assert info["reward_terms"]["answer"] == info["reward_terms"]["format"] == 0.0
+
+
+def test_invalid_failed_and_repeated_calls_cost(folder):
+    env = hotpot(folder)
+    env.reset(options={"question": 2})
+    assert env.step("no action")[4]["reward_terms"]["invalid"] == -0.1
+    assert env.step("<search>Zug</search>")[4]["reward_terms"]["repeat"] == 0.0
+    assert env.step("<search> Zug </search>")[4]["reward_terms"]["repeat"] == -0.05
+    observation, _, _, _, info = env.step(f"<search>{'x' * 2001}</search>")
+    assert "2000 characters at most" in observation and info["reward_terms"]["invalid"] == -0.1
+    info = env.step("<answer>yes</answer>")[4]
+    assert info["reward_terms"]["format"] == pytest.approx(0.05 * 4 / 5) and info["em"] == 1.0
+
+
+@pytest.mark.parametrize("weight", [2, 2.0])
+def test_terms_are_floats_that_add_up(weight):
+    env = QAEnv(entities=150, questions=50, rewards={"invalid": -weight, "repeat": -weight, "answer": weight})
+    env.action_space.seed(0)
+    for episode in range(100):
+        env.reset(seed=episode)
+        done, progress = False, 0.0
+        while not done:
+            _, reward, terminated, truncated, info = env.step(env.action_space.sample())
+            terms = info["reward_terms"]
+            assert set(terms) == TERMS and all(type(term) is float for term in (*terms.values(), reward))
+            assert reward == sum(terms.values())
+            progress += terms["progress"]
+            done = terminated or truncated
+        assert progress == pytest.approx(0.0, abs=1e-12)
+
+
+def test_text_of_tools_is_never_executed_and_never_earns(folder):
+    for question, gold in ((0, "Emil Brunner"), (1, "Zürich")):
+        env = hotpot(folder, max_turns=3)
+        env.reset(options={"question": question})
+        total, seen = 0.0, ""
+        for query in ("The Quiet Mill", "Emil Brunner", "Zürich"):
+            observation, reward, terminated, truncated, info = env.step(f"<search>{query}</search>")
+            seen += observation
+            assert not terminated and info["reward_terms"]["answer"] == info["reward_terms"]["format"] == 0.0
+            total += reward
+        assert gold in seen and f"<answer>{gold}</answer>" in seen
+        assert truncated and info["calls"] == 3 and total == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(
+    "action",
+    [
+        "<information>Emil Brunner</information>",
+        "<think><answer>Emil Brunner</answer></think>",
+        "<search>Emil Brunner</search>",
+        "<answer>Emil Brunner",
+        "Emil Brunner",
+        "<answer>Emil Brunner</answer><answer>Emil Brunner</answer>",
+        "<answer>Emil Brunner, Zürich, yes, Oslo</answer>",
+        "<answer><answer>Emil Brunner</answer></answer>",
+        "<answer><search>x</search>Emil Brunner</answer>",
+        "<answer>the a an</answer>",
+        "<answer>...</answer>",
+    ],
+)
+def test_tries_at_an_unearned_answer(folder, action):
+    env = hotpot(folder, max_turns=1)
+    env.reset(options={"question": 0})
+    _, _, _, _, info = env.step(action)
+    assert info["em"] == info["reward_terms"]["answer"] == 0.0
+
+
+TAGS = [f"<{slash}{name}>" for name in ("search", "answer", "think", "information") for slash in ("", "/")]
+PIECES = [*TAGS, "\x00", "\ud800", "yes"]
+WORLD = QAEnv(entities=150, questions=50)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=12).map("".join), max_size=5))
+def test_hostile_turns_never_raise(actions):
+    WORLD.reset(seed=1)
+    for action in actions:
+        observation, reward, terminated, truncated, info = WORLD.step(action)
+        assert observation in WORLD.observation_space and reward == sum(info["reward_terms"].values())
+        assert reward <= 1.05 + 0.3
+        if terminated or truncated:
+            break
+
+
+def test_a_megabyte_in_a_turn_is_answered_quickly(env):
+    for unit in ("x", "town ", "<search>town</search>", "<think>", "\ud800", "\x00"):
+        for frame in ("{}", "<search>{}</search>", "<answer>{}</answer>"):
+            env.reset(seed=0)
+            start = time.perf_counter()
+            observation = env.step(frame.format(unit * (1_000_000 // len(unit))))[0]
+            assert time.perf_counter() - start < 5.0 and len(observation) < 10_000
+
+
+def test_options_and_arguments_are_checked(env, folder, small):
+    assert env.reset(options={"question": 7})[0] == env.questions[7].question
+    for options in ({"questoin": 1}, {"question": -1}, {"question": len(env.questions)}):
+        with pytest.raises(ValueError, match="question"):
+            env.reset(options=options)
+    with pytest.raises(TypeError, match=r"unknown arguments.*'entitis'.*known"):
+        gymnasium.make("AgentR1/MiniWiki-v0", entitis=100)
+    with pytest.raises(TypeError, match=r"unknown arguments.*'entities'.*hotpotqa.*known"):
+        hotpot(folder, entities=100)
+    bad = [{"split": "test"}, {"benchmark": "squad"}, {"rewards": {"x": 1}}, {"k": 0}, {"max_chars": 0}, {"hops": 5}]
+    bad += [{"types": ["riddle"]}, {"types": []}, {"questions": 0}, {"entities": 3}, {"difficulty": "mad"}]
+    for arguments in bad:
+        with pytest.raises(ValueError, match=r"must|unknown|no question"):
+            QAEnv(**{**small, **arguments})
+
+
+def test_benchmarks_over_the_same_passages_share_one_index(folder):
+    first, second = hotpot(folder), gymnasium.make("AgentR1/MuSiQue-v0", data=folder, split="validation").unwrapped
+    assert first.task.searcher is second.task.searcher
+    assert hotpot(folder).task is first.task
+
+
+PLAY = """
+import hashlib, gymnasium, agent_envs
+env = gymnasium.make("AgentR1/MiniWiki-v0", entities=150, questions=200,
+                     types=["bridge", "compositional", "inference", "comparison", "yes_no", "single"]).unwrapped
+env.action_space.seed(5)
+digest = hashlib.sha256()
+for seed in range(300):
+    observation, info = env.reset(seed=seed)
+    digest.update(repr((observation, info)).encode())
+    action, done = f"<search>{observation}</search>", False
+    while not done:
+        outcome = env.step(action)
+        digest.update(repr((action, outcome)).encode())
+        action, done = env.action_space.sample(), outcome[2] or outcome[3]
+print(digest.hexdigest())
+"""
+
+
+def test_transcripts_are_equal_in_processes_with_different_hash_seeds():
+    digests = set()
+    for seed in ("1", "2"):
+        environment = {**os.environ, "PYTHONHASHSEED": seed}
+        run = subprocess.run([sys.executable, "-c", PLAY], env=environment, capture_output=True, text=True, check=True)
+        digests.add(run.stdout)
+    assert len(digests) == 1

@@ -1,0 +1,73 @@
+"""Every id: made by name, checked by Gymnasium, described as JSON, pickled."""
+
+import pickle
+import subprocess
+import sys
+import warnings
+
+import gymnasium
+import pytest
+from gymnasium.envs.registration import EnvSpec
+from gymnasium.utils.env_checker import check_env
+
+from agent_envs import IDS
+
+
+@pytest.fixture(params=IDS)
+def made(request, folder, small):
+    arguments = small if request.param == "AgentR1/MiniWiki-v0" else {"data": folder}
+    return gymnasium.make(request.param, **arguments)
+
+
+def test_check_env_has_nothing_to_say(made):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        check_env(made.unwrapped)
+
+
+def test_the_spec_survives_json(made):
+    again = gymnasium.make(EnvSpec.from_json(made.spec.to_json()))
+    assert again.reset(seed=4) == made.reset(seed=4)
+    assert again.spec.to_json() == made.spec.to_json()
+
+
+def test_an_environment_survives_pickling_in_the_middle_of_an_episode(made):
+    made.reset(seed=4)
+    made.step("<search>a town</search>")
+    again = pickle.loads(pickle.dumps(made))
+    assert again.step("<search>Oslo</search>") == made.step("<search>Oslo</search>")
+    assert again.reset() == made.reset()  # the random state travels too
+
+
+def test_make_vec(made):
+    arguments = {key: value for key, value in made.spec.kwargs.items() if key != "benchmark"}
+    vector = gymnasium.make_vec(made.spec.id, num_envs=3, **arguments)
+    vector.reset(seed=0)
+    assert vector.step(["<search>Oslo</search>"] * 3)[0][0].startswith("<information>")
+
+
+def test_where_there_is_no_data_a_stand_in_says_so_loudly_each_time(tmp_path, monkeypatch, folder):
+    from agent_envs.data import sources
+    from agent_envs.data.local import NotHere
+
+    def unreachable(name, split):
+        raise NotHere("no network here")
+
+    monkeypatch.setattr(sources, "download", unreachable)
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.delenv("AGENT_ENVS_DATA", raising=False)
+    for _ in range(2):
+        with pytest.warns(UserWarning, match="THIS IS NOT HOTPOTQA"):
+            env = gymnasium.make("AgentR1/HotpotQA-v0")
+        assert env.reset(seed=0)[1]["source"].startswith("STAND-IN for hotpotqa: miniwiki:")
+    with pytest.raises(FileNotFoundError, match="found nowhere"):
+        gymnasium.make("AgentR1/HotpotQA-v0", source="local")
+    monkeypatch.setenv("AGENT_ENVS_DATA", folder)  # what the warning advises, in the same process
+    assert gymnasium.make("AgentR1/HotpotQA-v0").reset(seed=0)[1]["source"].startswith("local:")
+
+
+def test_make_imports_the_package_by_itself(folder):
+    make = f"gymnasium.make('agent_envs:AgentR1/HotpotQA-v0', data={folder!r})"
+    code = f"import gymnasium; print({make}.reset(seed=0)[0])"
+    run = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, check=True)
+    assert run.stdout.strip().endswith("?")

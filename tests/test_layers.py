@@ -1,0 +1,53 @@
+"""Imports go one way: trainers -> agent_envs -> retrieval_index; and the lower two do without torch."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parent.parent
+FORBIDDEN = {
+    "retrieval_index": {"agent_envs", "trainers", "torch", "transformers", "gymnasium"},
+    "agent_envs": {"trainers", "torch", "transformers"},
+}
+HEAVY = {"torch", "transformers", "datasets", "faiss", "sklearn", "numba", "bm25s", "matplotlib"}
+
+
+def imports_of(path: Path) -> set[str]:
+    """Top-level names of everything that a file imports, at any depth of its code."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name.split(".")[0] for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{path}: relative import"
+            found.add(node.module.split(".")[0])
+    return found
+
+
+@pytest.mark.parametrize("package", FORBIDDEN)
+def test_no_import_goes_up(package):
+    files = sorted((ROOT / package).rglob("*.py"))
+    assert files
+    for path in files:
+        assert not imports_of(path) & FORBIDDEN[package], path
+
+
+def loaded_by(code: str) -> set[str]:
+    code += "; import sys; print(*{name.split('.')[0] for name in sys.modules})"
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    return set(run.stdout.split())
+
+
+def test_importing_agent_envs_is_light():
+    assert not loaded_by("import agent_envs") & (HEAVY | {"trainers"})
+
+
+def test_an_episode_needs_no_torch():
+    code = (
+        "import gymnasium, agent_envs; env = gymnasium.make('AgentR1/MiniWiki-v0', entities=100, questions=5); "
+        "env.reset(seed=0); env.step('<search>town</search>')"
+    )
+    assert not loaded_by(code) & {"torch", "transformers", "datasets", "faiss", "sklearn", "trainers"}

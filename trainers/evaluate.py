@@ -1,0 +1,161 @@
+"""Evaluate policies and baselines side by side: the same index, the same questions.
+
+    python -m trainers.evaluate --env AgentR1/MiniWiki-v0 --checkpoint runs/…/checkpoint
+
+prints and writes a table of Naive RAG (one retrieval, one answer), scripted searchers and any checkpoints, with EM, F1,
+support recall, turns and calls, and 95 % bootstrap intervals.
+"""
+
+import json
+import random
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+import numpy as np
+import tyro
+
+from agent_envs import scoring
+from agent_envs.data.question import Question
+from agent_envs.vector import ToolVectorEnv
+from trainers import report
+from trainers.engine import Engine, TransformersEngine
+from trainers.policy import Policy
+from trainers.rollout import rollout
+from trainers.scripted import Script, answer, oracle, play, search
+
+Row = dict[str, object]
+
+
+def summarize(name: str, episodes: list[dict]) -> Row:
+    """One row of the table from the last info of each episode."""
+    em = [float(e["em"]) for e in episodes]
+    means = {k: float(np.mean([float(e[k]) for e in episodes])) for k in ("f1", "support_recall", "turns", "calls")}
+    return {
+        "name": name,
+        "em": float(np.mean(em)),
+        "em_interval": scoring.bootstrap_interval(em),
+        **means,
+        "episodes": len(em),
+    }
+
+
+def evaluate_policy(
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int, name: str
+) -> tuple[Row, list[list[dict]]]:
+    """Greedy episodes over the numbered questions: the summary row, and the transcripts."""
+    episodes, transcripts = [], []
+    for start in range(0, len(questions), envs.num_envs):
+        batch = questions[start : start + envs.num_envs]
+        played = rollout(
+            envs, policy, engine, questions=batch, max_new_tokens=max_new_tokens, temperature=0, transcripts=transcripts
+        )
+        episodes += [trajectory.info for trajectory in played]
+    return summarize(name, episodes), transcripts
+
+
+def evaluate_script(envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], name: str) -> Row:
+    return summarize(name, [episode[-1] for episode in play(envs, questions, script)])
+
+
+def evaluate_naive_rag(
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int, name="Naive RAG"
+) -> Row:
+    """Naive RAG: the question itself is searched once, and the policy must answer from what came back."""
+    episodes = []
+    for start in range(0, len(questions), envs.num_envs):
+        episodes += _naive_rag_batch(envs, policy, engine, questions[start : start + envs.num_envs], max_new_tokens)
+    return summarize(name, episodes)
+
+
+def _naive_rag_batch(envs, policy, engine, questions: list[int], max_new_tokens: int) -> list[dict]:
+    count, total = len(questions), envs.num_envs
+    options = {"question": questions + [0] * (total - count), "reset_mask": np.arange(total) < count}
+    asked, infos = envs.reset(options=options)
+    queries = [search(text) for text in asked[:count]] + [""] * (total - count)
+    found, _, _, _, seen = envs.step(queries)
+    opening = policy.encode("<answer>")
+    prompts = {}
+    for i in range(count):
+        prompt = policy.prompt_ids(infos["instructions"][i], asked[i]) + policy.encode(queries[i])
+        prompts[i] = prompt + policy.observation_ids(found[i], prompt) + opening
+    engine.reset()
+    done = engine.generate(prompts, max_new_tokens, 0.0)
+    episodes = []
+    for i in range(count):
+        prediction = policy.decode(done[i].tokens).split("</answer>")[0]
+        golds = envs.envs[i].question.golds
+        em, f1 = scoring.exact_match(prediction, golds), scoring.f1(prediction, golds)
+        recall = float(seen["support_recall"][i])
+        episodes.append({"em": em, "f1": f1, "support_recall": recall, "turns": 2, "calls": 1})
+    return episodes
+
+
+def heuristic(question: Question, rng: random.Random) -> Script:
+    """A scripted searcher that never looks at the gold: search the question, then the best new title, then guess.
+
+    The guess: yes for a yes/no question, else the name that the passages repeat most and the question does not have.
+    """
+    found = yield search(question.question)
+    titles = re.findall(r"^(?:<information>)?\[\d+\] (.+?): ", found, re.M)
+    new = [title for title in titles if title.lower() not in question.question.lower()]
+    if new:
+        found += yield search(new[0])
+    if re.match(r"(is|are|was|were|do|does|did|has|have|can)\b", question.question.lower()):
+        yield answer("yes")
+        return
+    names = re.findall(r"(?:[A-Z][\w'’.-]*)(?: (?:of |the )?[A-Z][\w'’.-]*)*", found)
+    names = [name.rstrip(".") for name in names if name.lower() not in question.question.lower()]
+    yield answer(max(names, key=names.count) if names else "unknown")
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Evaluate checkpoints and baselines on the same questions; writes evaluation.md and evaluation.json."""
+
+    env: str = "AgentR1/MiniWiki-v0"
+    """Registered environment id."""
+    env_kwargs: str = "{}"
+    """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
+    split: str = "validation"
+    """Which questions: validation or train."""
+    checkpoint: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
+    """A trained model (a folder in the Hugging Face format). Repeat the option to compare several."""
+    questions: int = 500
+    """How many questions, from the first on; 0 means all of them."""
+    max_new_tokens: int = 64
+    """Longest turn, in tokens."""
+    num_envs: int = 64
+    """Episodes at once."""
+    out: Path = Path("runs/evaluation")
+    """Folder for the results."""
+
+
+def main(args: Args) -> list[Row]:
+    from trainers.setup import load_policy, make_envs
+
+    envs = make_envs(args.env, args.env_kwargs, args.split, args.num_envs)
+    pool = envs.envs[0].questions
+    questions = list(range(min(args.questions or len(pool), len(pool))))
+    rows = [
+        evaluate_script(envs, questions, oracle, "Oracle searcher (knows the gold titles and answer)"),
+        evaluate_script(envs, questions, heuristic, "Scripted searcher"),
+    ]
+    for folder in args.checkpoint:
+        policy = load_policy(folder)
+        engine = TransformersEngine(policy, envs.envs[0].format.stop)
+        rows.append(evaluate_naive_rag(envs, policy, engine, questions, args.max_new_tokens, f"Naive RAG ({folder})"))
+        rows.append(evaluate_policy(envs, policy, engine, questions, args.max_new_tokens, str(folder))[0])
+    args.out.mkdir(parents=True, exist_ok=True)
+    (args.out / "evaluation.md").write_text(report.table(rows) + "\n")
+    result = {"env": args.env, "source": envs.envs[0].task.source, "split": args.split, "rows": rows}
+    (args.out / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n")
+    print(f"source: {result['source']}")
+    report.print_table(rows)
+    return rows
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))

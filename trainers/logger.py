@@ -1,0 +1,198 @@
+"""What a run tells while it lasts: `Logger` writes its metrics down, `Progress` draws one line for whoever watches."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Self
+
+from rich.console import Console
+from rich.progress import BarColumn, TextColumn
+from rich.progress import Progress as _Bar
+
+_Sink = tuple[Callable[[dict[str, float], int], None], Callable[[], None]]  # log(metrics, step) and close()
+
+METRICS_FILE = "metrics.jsonl"
+PROJECT = "agent-r1"  # the name under which runs are found in Trackio and W&B
+_PLAIN_INTERVAL = 10.0  # seconds between lines where nothing can be redrawn
+
+
+class Logger(contextlib.AbstractContextManager):
+    """Appends one JSON line to `folder/metrics.jsonl` for every `log`, and sends the same numbers to each sink.
+
+    Args:
+        folder: the folder of the run; its name becomes the name of the run in Trackio and W&B.
+        sinks: any of "tensorboard", "trackio" and "wandb".
+        config: the arguments of the run, for the sinks to show beside the curves.
+        resume_from: the first step that this run is going to log. Lines of that step and later ones, left by a run
+            that went on after the checkpoint, are dropped, and seconds go on from the last line kept. So 0 starts over.
+
+    Raises:
+        ValueError: a sink is unknown.
+        ModuleNotFoundError: the package of a sink is not installed.
+    """
+
+    def __init__(
+        self, folder: Path | str, sinks: tuple[str, ...] = (), config: dict | None = None, resume_from: int = 0
+    ):
+        if unknown := sorted(set(sinks) - set(_SINKS)):
+            raise ValueError(f"unknown log sinks {unknown}; known are {sorted(_SINKS)}")
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
+        self._sinks = [_open(name, folder, config or {}, resume_from) for name in dict.fromkeys(sinks)]
+        self._start = time.monotonic() - _keep_before(folder / METRICS_FILE, resume_from)
+        self._file = (folder / METRICS_FILE).open("a", encoding="utf-8")
+
+    def log(self, step: int, metrics: dict[str, float]) -> None:
+        """Record metrics; `step` and the wall seconds since the start are added. NaN and infinity become null."""
+        assert not {"step", "seconds"} & set(metrics), "step and seconds are written by the logger"
+        numbers = {name: float(value) for name, value in metrics.items()}
+        line = {"step": step, "seconds": round(time.monotonic() - self._start, 3), **numbers}
+        self._file.write(json.dumps(finite(line), allow_nan=False) + "\n")
+        self._file.flush()  # a killed run keeps every line it logged
+        for log, _ in self._sinks:
+            log(numbers, step)
+
+    def close(self) -> None:
+        """Close the file and every sink."""
+        self._file.close()
+        for _, close in self._sinks:
+            close()
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+
+def read_metrics(path: str | Path) -> list[dict]:
+    """The lines of a metrics file, without those that a kill cut short."""
+    lines = []
+    for line in Path(path).read_bytes().splitlines():
+        with contextlib.suppress(ValueError):
+            lines.append(json.loads(line))
+    return lines
+
+
+def finite(value):
+    """`value` in the types of JSON: NaN and infinities as None, numbers of numpy and torch as Python's, paths as text."""
+    if isinstance(value, dict):
+        return {str(name): finite(item) for name, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    if hasattr(value, "tolist"):
+        return finite(value.tolist())
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    return str(value) if isinstance(value, Path) else value
+
+
+class Progress:
+    """A live line with a bar, the latest figures and the time left; a plain line now and then outside a terminal.
+
+    Args:
+        total: where `completed` ends, in `unit`.
+        unit: "steps", or "s" for a run that is bounded by seconds.
+        initial: where a resumed run begins.
+    """
+
+    def __init__(self, total: float, unit: str = "steps", description: str = "training", initial: float = 0.0):
+        self.console = Console(stderr=True)
+        self._total, self._unit, self._description, self._initial = total, unit, description, initial
+        self._completed, self._fields, self._start, self._printed = initial, {}, time.monotonic(), -math.inf
+        self._bar = None
+        if self.console.is_terminal:
+            columns = TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[text]}")
+            # No refresh thread: it would take its turns from the training loop.
+            self._bar = _Bar(*columns, console=self.console, auto_refresh=False)
+            self._task = self._bar.add_task(description, total=total, completed=initial, text="")
+
+    def update(self, completed: float, **fields: float) -> None:
+        """Show how far the run is, and figures such as `reward`, `em`, `turns_per_episode` and `tokens_per_s`.
+
+        A figure stays until it is given again, so those of an evaluation need no repeating.
+        """
+        self._completed = completed
+        self._fields |= fields
+        if self._bar is not None:
+            self._bar.update(self._task, completed=completed, text=self._text(), refresh=True)
+        elif time.monotonic() - self._printed >= _PLAIN_INTERVAL:
+            self._print_line()
+
+    def __enter__(self) -> Self:
+        if self._bar is not None:
+            self._bar.start()
+        return self
+
+    def __exit__(self, *error) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+        elif self._completed != self._initial:
+            self._print_line()
+
+    def _print_line(self) -> None:
+        self._printed = time.monotonic()
+        print(f"{self._description} {self._text()}", file=self.console.file, flush=True)
+
+    def _text(self) -> str:
+        done = f"{self._completed:.0f}/{self._total:.0f} {self._unit}"
+        figures = [f"{name} {value:,.{2 * (abs(value) < 100)}f}" for name, value in self._fields.items()]
+        return " · ".join([done, *figures, f"{self._left()} left"]).replace("_per_", "/")
+
+    def _left(self) -> str:
+        if (done := self._completed - self._initial) <= 0:
+            return "--:--"
+        seconds = (self._total - self._completed) * (time.monotonic() - self._start) / done
+        return "{}:{:02}".format(*divmod(max(0, round(seconds)), 60))
+
+
+def _keep_before(path: Path, step: int) -> float:
+    """Drop the lines of `step` and later; return the seconds of the last line that stays."""
+    kept = [line for line in read_metrics(path) if line["step"] < step] if path.exists() else []
+    staging = path.with_name(f".{path.name}.staging")
+    staging.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
+    os.replace(staging, path)
+    return kept[-1].get("seconds", 0.0) if kept else 0.0
+
+
+def _open(name: str, folder: Path, config: dict, resume_from: int) -> _Sink:
+    try:
+        return _SINKS[name](folder, finite(config), resume_from)
+    except ModuleNotFoundError as error:
+        raise ModuleNotFoundError(f"logging to {name} needs a package: pip install {name} ({error})") from error
+
+
+def _tensorboard(folder: Path, config: dict, resume_from: int) -> _Sink:
+    from torch.utils.tensorboard import SummaryWriter
+
+    writer = SummaryWriter(str(folder / "tensorboard"), purge_step=resume_from)
+    writer.add_text("config", f"```\n{json.dumps(config, indent=2)}\n```")
+
+    def log(metrics: dict[str, float], step: int) -> None:
+        for name, value in metrics.items():
+            writer.add_scalar(name, value, step)
+
+    return log, writer.close
+
+
+def _trackio(folder: Path, config: dict, resume_from: int) -> _Sink:
+    import trackio
+
+    run = trackio.init(project=PROJECT, name=folder.name, config=config, resume="allow" if resume_from else "never")
+    return run.log, trackio.finish
+
+
+def _wandb(folder: Path, config: dict, resume_from: int) -> _Sink:
+    import wandb
+
+    known = folder / "wandb_id"  # W&B finds a run by its id alone, and two machines may have folders of one name
+    identity = known.read_text().strip() if resume_from and known.is_file() else None
+    run = wandb.init(project=PROJECT, name=folder.name, dir=folder, config=config, id=identity, resume="allow")
+    known.write_text(run.id)
+    return run.log, run.finish
+
+
+_SINKS = {"tensorboard": _tensorboard, "trackio": _trackio, "wandb": _wandb}

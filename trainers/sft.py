@@ -1,0 +1,141 @@
+"""The cold start: a tiny policy made from nothing learns the tools by imitation (supervised fine-tuning).
+
+It is shown how to copy, how to find a fact in an article, and how a *hasty* searcher goes about questions, who stops
+too early most of the time (`trainers.scripted.hasty`). So it ends up knowing the tools but not the task, as a
+pretrained model does; what to look for and when to stop is left for reinforcement learning. Worlds are freshly made and
+from the training split: held-out worlds share no entity with anything seen here.
+"""
+
+import hashlib
+import inspect
+import os
+import random
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+from agent_envs.miniwiki import World, questions, vocabulary
+from agent_envs.vector import ToolVectorEnv
+from trainers import checkpoint, lessons, tiny
+from trainers.losses import aggregate
+from trainers.policy import Policy
+from trainers.scripted import hasty
+from trainers.trajectory import Sequence, collate_sequences
+
+# (share of the gradient steps, lesson)
+CURRICULUM = ((0.06, "repetition"), (0.44, "reading one article"), (0.15, "reading two"), (0.35, "episodes"))
+STEPS = 1200
+TOKENS_PER_STEP = 2500
+
+
+def optimizers(model: torch.nn.Module, matrix_lr: float = 0.02, other_lr: float = 4e-3) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al. 2024) for the matrices, AdamW for embeddings, norms and biases."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in named if not (p.ndim == 2 and "embed" not in name)]
+    return [
+        torch.optim.Muon(matrices, lr=matrix_lr, momentum=0.95, weight_decay=0.0),
+        torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def fit(
+    policy: Policy, batches: Iterator[tuple[str, list[Sequence]]], steps: int, report: Callable[[int, str, float], None]
+) -> None:
+    """``steps`` gradient steps of token-level cross-entropy on the taught tokens, the rate falling to zero."""
+    model = policy.model.train()
+    opts = optimizers(model)
+    base = [o.param_groups[0]["lr"] for o in opts]
+    for step in range(steps):
+        factor = min(1.0, (step + 1) / 30, max(0.02, 2 * (1 - step / steps)))
+        for optimizer, lr in zip(opts, base, strict=True):
+            optimizer.param_groups[0]["lr"] = lr * factor
+        name, sequences = next(batches)
+        batch = collate_sequences(sequences, list(range(len(sequences))), policy.pad_id).to(policy.device)
+        logprobs, _ = policy.logprobs(batch)
+        loss = aggregate(-logprobs, batch.mask, batch.mask.sum())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in opts:
+            optimizer.step()
+            optimizer.zero_grad()
+        report(step + 1, name, loss.item())
+    model.eval()
+
+
+def cold_start(envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int, str, float], None]) -> Policy:
+    """Make the tiny policy and teach it the tools; a second call with the same arguments loads it from the cache.
+
+    Args:
+        envs: training environments, where the demonstrations are played.
+        report: called as ``report(step, lesson, loss)`` after each gradient step.
+    """
+    torch.manual_seed(seed)
+    folder = _cache_folder(envs, seed, steps)
+    if (folder / "config.json").exists():
+        from trainers.setup import load_policy
+
+        return load_policy(folder)
+    world = World(3000, seed)
+    tokenizer = tiny.make_tokenizer(_texts(world, envs))
+    policy = Policy(tiny.make_model(len(tokenizer)), tokenizer)
+    fit(policy, _batches(policy, world, envs, seed, steps), steps, report)
+    checkpoint.save(folder, model=policy.model, tokenizer=tokenizer, optimizers=[], step=steps, extra={})
+    return policy
+
+
+def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
+    """What the vocabulary is counted on: every MiniWiki word, and the environment's own passages and questions."""
+    numbers = [str(n) for n in range(2020)] + [f"1,{n}00" for n in range(10)]
+    yield " ".join(vocabulary() + numbers)
+    yield from (f"{p.title} {p.text}" for p in world.passages())
+    rng = random.Random(0)
+    yield from (questions.make_question(world, type, rng).question for type in questions.TYPES for _ in range(500))
+    task = envs.envs[0].task
+    if task.name != "miniwiki":
+        yield from (f"{p.title} {p.text}" for p in task.searcher.corpus)
+    yield from (q.question for q in task.questions)
+
+
+def _batches(
+    policy: Policy, world: World, envs: ToolVectorEnv, seed: int, steps: int
+) -> Iterator[tuple[str, list[Sequence]]]:
+    rng = random.Random(f"lessons:{seed}")
+    words = [i for token, i in policy.tokenizer.get_vocab().items() if token.startswith("▁") and len(token) > 2]
+    pool = len(envs.envs[0].questions)
+    make = {
+        "repetition": lambda n: lessons.repetition(n, words, rng),
+        "reading one article": lambda n: lessons.reading(n, world, policy, rng),
+        "reading two": lambda n: lessons.reading(n, world, policy, rng, articles=2),
+        "episodes": lambda n: lessons.demonstrations(
+            envs, policy, [rng.randrange(pool) for _ in range(n)], hasty, rng.getrandbits(32)
+        ),
+    }
+    for share, name in CURRICULUM:
+        for sequences in _cut(make[name], int(share * steps) + 1, rng):
+            yield name, sequences
+
+
+def _cut(make: Callable[[int], list[Sequence]], count: int, rng: random.Random) -> Iterator[list[Sequence]]:
+    """``count`` batches of about TOKENS_PER_STEP tokens, each of sequences of about the same length."""
+    while count > 0:
+        pool = sorted(make(256), key=lambda s: len(s.ids))
+        batches: list[list[Sequence]] = [[]]
+        for sequence in pool:
+            if batches[-1] and (len(batches[-1]) + 1) * len(sequence.ids) > TOKENS_PER_STEP:
+                batches.append([])
+            batches[-1].append(sequence)
+        rng.shuffle(batches)
+        yield from batches[:count]
+        count -= len(batches)
+
+
+def _cache_folder(envs: ToolVectorEnv, seed: int, steps: int) -> Path:
+    """Named by everything that the result depends on, the code of the lessons included."""
+    code = "".join(inspect.getsource(module) for module in (tiny, lessons))
+    key = hashlib.sha256(
+        f"{code}{CURRICULUM}{TOKENS_PER_STEP}{envs.envs[0].task.source}{seed}{steps}".encode()
+    ).hexdigest()[:16]
+    root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
+    return Path(root) / "tiny" / key
