@@ -105,7 +105,7 @@ class Progress:
         self._completed, self._fields, self._start, self._printed = initial, {}, time.monotonic(), -math.inf
         self._bar = None
         if self.console.is_terminal:
-            columns = TextColumn("{task.description}"), BarColumn(bar_width=20), TextColumn("{task.fields[text]}")
+            columns = TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.fields[text]}")
             # No refresh thread: it would take its turns from the training loop.
             self._bar = _Bar(*columns, console=self.console, auto_refresh=False)
             self._task = self._bar.add_task(description, total=total, completed=initial, text="")
@@ -118,7 +118,8 @@ class Progress:
         self._completed = completed
         self._fields |= fields
         if self._bar is not None:
-            self._bar.update(self._task, completed=completed, text=self._text(), refresh=True)
+            room = self.console.width - len(self._description) - 12  # rich would take it from the bar instead
+            self._bar.update(self._task, completed=completed, text=self._text()[:room], refresh=True)
         elif time.monotonic() - self._printed >= _PLAIN_INTERVAL:
             self._print_line()
 
@@ -140,7 +141,7 @@ class Progress:
     def _text(self) -> str:
         done = f"{self._completed:.0f}/{self._total:.0f} {self._unit}"
         figures = [f"{name} {value:,.{2 * (abs(value) < 100)}f}" for name, value in self._fields.items()]
-        return " · ".join([done, *figures, f"{self._left()} left"]).replace("_per_", "/")
+        return " · ".join([done, f"{self._left()} left", *figures]).replace("_per_", "/")
 
     def _left(self) -> str:
         if (done := self._completed - self._initial) <= 0:

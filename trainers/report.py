@@ -25,7 +25,7 @@ _STYLE = {"font.size": 11, "text.color": _INK, "axes.labelcolor": _INK, "text.pa
 _X_LABELS = {"seconds": "Training time (seconds)", "episodes": "Training episodes", "step": "Training steps"}
 _Y_LABELS = {"em": "Exact match (share of questions)", "f1": "Answer F1 (mean over questions)"}
 _COLUMNS = {
-    "name": "Agent", "em": "EM", "em_interval": "EM, 95 % interval", "f1": "F1",
+    "name": "Agent", "em": "EM", "em_interval": "95 % interval", "f1": "F1",
     "support_recall": "Support recall", "turns": "Turns", "calls": "Calls",
 }  # fmt: skip
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -93,7 +93,7 @@ def print_table(rows: Sequence[Mapping], console: Console | None = None) -> None
     """Print the table of `table` in the terminal."""
     grid = Table(box=box.SIMPLE_HEAD)
     for index, header in enumerate(_COLUMNS.values()):
-        grid.add_column(header, justify="right" if index else "left")
+        grid.add_column(header, justify="right" if index else "left", no_wrap=not index)
     for row in rows:
         grid.add_row(*(Text(_clean(cell)) for cell in _cells(row)))
     (console or Console()).print(grid)
@@ -111,7 +111,8 @@ def episode_text(turns: Sequence[Mapping], title: str = "") -> Text:
     text = Text(f"{_clean(title)}\n" if title else "")
     for number, turn in enumerate(turns, start=1):
         text.append(f"── Turn {number} ──\n", style="bold")
-        text.append(f"{_shorten(_clean(turn['observation']))}\n", style="dim")
+        if turn["observation"]:
+            text.append(f"{_shorten(_clean(turn['observation']))}\n", style="dim")
         text.append(f"{_clean(turn['action'])}\n", style="cyan")
         terms = [f"{name} {value:+.2f}" for name, value in turn["reward_terms"].items() if value]
         style = "green" if turn["reward"] > 0 else "red" if turn["reward"] < 0 else "dim"
@@ -176,13 +177,13 @@ def _label_right_edge(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> N
 
 
 def _cells(row: Mapping) -> list[str]:
-    return ["–" if row.get(key) is None else _cell(row[key]) for key in _COLUMNS]
+    return ["–" if row.get(key) is None else _cell(row[key], 2 if key in ("turns", "calls") else 3) for key in _COLUMNS]
 
 
-def _cell(value) -> str:
+def _cell(value, digits: int) -> str:
     if isinstance(value, str):
         return value
-    return f"{value[0]:.3f}–{value[1]:.3f}" if isinstance(value, tuple | list) else f"{value:.3f}"
+    return f"{value[0]:.3f}–{value[1]:.3f}" if isinstance(value, tuple | list) else f"{value:.{digits}f}"
 
 
 def _clean(text: str) -> str:

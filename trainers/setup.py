@@ -48,4 +48,3 @@ def _load_tokenizer(path_or_id: str | Path):
         return PreTrainedTokenizerFast.from_pretrained(path_or_id)
     except (OSError, ValueError):  # no tokenizer.json: a slow tokenizer
         return AutoTokenizer.from_pretrained(path_or_id)
-

@@ -96,7 +96,7 @@ ROWS = [
 def test_the_table_is_markdown_with_dashes_for_what_is_missing():
     lines = report.table(ROWS).splitlines()
     assert lines[2] == r"| Naive \| RAG [1] | 0.123 | 0.100–0.150 | 0.200 | – | – | – |"
-    assert lines[3] == "| trained | 0.800 | 0.770–0.830 | 0.850 | 1.000 | 3.000 | 2.000 |"
+    assert lines[3] == "| trained | 0.800 | 0.770–0.830 | 0.850 | 1.000 | 3.00 | 2.00 |"
     assert all(len(re.findall(r"(?<!\\)\|", line)) == 8 for line in lines)
 
 
