@@ -119,14 +119,14 @@ def publishing(folder: str | Path) -> Iterator[Path]:
         staging.chmod(0o777 & ~_umask())  # mkdtemp keeps others out; an index is meant to be shared
         yield staging
         if folder.exists() and any(folder.iterdir()):
-            _exchange(staging, folder)  # what lies in staging now is the old index
+            exchange(staging, folder)  # what lies in staging now is the old index
         else:
             os.rename(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
 
 
-def _exchange(new: Path, old: Path) -> None:
+def exchange(new: Path, old: Path) -> None:
     """Swap two folders in one system call where there is one (Linux renameat2, macOS renameatx_np), else in renames."""
     at_fdcwd, flag = (-100, 2) if sys.platform == "linux" else (-2, 2)
     name = {"linux": "renameat2", "darwin": "renameatx_np"}.get(sys.platform)

@@ -20,7 +20,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from retrieval_index.store import _exchange
+from retrieval_index.store import exchange
 
 STATE_FILE = "trainer_state.pt"
 CHECKSUMS_FILE = "SHA256SUMS"  # in the format of sha256sum, which can check it too
@@ -137,7 +137,7 @@ def _checksum(path: Path) -> str:
 
 def _publish(staging: Path, folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
-        _exchange(staging, folder)  # what lies in staging now is the old checkpoint
+        exchange(staging, folder)  # what lies in staging now is the old checkpoint
     else:
         os.rename(staging, folder)
 

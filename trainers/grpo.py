@@ -42,6 +42,8 @@ from trainers.rollout import rollout
 from trainers.setup import load_policy, make_envs
 from trainers.trajectory import Batch, Trajectory, collate, micro_batches
 
+EVALUATED = ("em", "f1", "support_recall", "turns")
+
 
 @dataclass(kw_only=True)
 class Args:
@@ -128,19 +130,24 @@ def policy_loss(policy: Policy, reference: Policy | None, part: Batch, advantage
 
 
 def update(policy, reference, optimizer, trajectories: list[Trajectory], args: Args, rng: np.random.Generator) -> dict:
-    """One batch of episodes into gradient steps."""
+    """One batch of episodes into gradient steps.
+
+    Episodes without an advantage have no gradient either, so they are left out of the passes through the model; they
+    still count in the normalizer, and the step is the same as with them.
+    """
     batch = collate(trajectories, policy.pad_id).to(policy.device)
     returns = torch.tensor([t.episode_return for t in trajectories], dtype=torch.float32)
     groups = torch.tensor([t.group for t in trajectories])
     advantages = group_advantage(returns, groups, args.scale_by_std).to(policy.device)
+    counts = advantages.abs() > 1e-6
     totals: dict[str, float] = {}
     for _ in range(args.epochs):
         order = torch.from_numpy(rng.permutation(len(batch.ids))).to(policy.device)
         for rows in order.chunk(args.minibatches):
-            minibatch = batch[rows]
-            normalizer = int(minibatch.mask.sum())
+            normalizer = int(batch.mask[rows].sum())
             optimizer.zero_grad()
-            for part in micro_batches(minibatch, args.max_tokens_per_micro_batch):
+            rows = rows[counts[batch.trajectory[rows]]] if reference is None else rows
+            for part in micro_batches(batch[rows], args.max_tokens_per_micro_batch) if len(rows) else ():
                 loss, metrics = policy_loss(policy, reference, part, advantages, args, normalizer)
                 loss.backward()
                 for name, value in {"loss": loss.item(), **metrics}.items():
@@ -207,9 +214,11 @@ def main(args: Args) -> dict:
     # training
     begin = time.monotonic()
     with (
-        Logger(run, args.log, asdict(args), resume_from=first) as logger,
+        Logger(run, args.log, asdict(args), resume_from=first + 1 if first else 0) as logger,
         Progress(args.updates, "updates", "grpo", first) as progress,
     ):
+        if not first:
+            logger.log(0, {f"eval/{name}": rows[1][name] for name in EVALUATED} | {"episodes": 0})
         for step in range(first, args.updates):
             clock = time.monotonic()
             rng = np.random.default_rng([args.seed, step])
@@ -226,7 +235,7 @@ def main(args: Args) -> dict:
             metrics["episodes"] = (step + 1) * len(episodes)
             if (step + 1) % args.eval_every == 0:
                 row, _ = evaluate_now(eval_questions, name="")
-                metrics |= {f"eval/{name}": row[name] for name in ("em", "f1", "support_recall", "turns")}
+                metrics |= {f"eval/{name}": row[name] for name in EVALUATED}
             logger.log(step + 1, metrics)
             progress.update(
                 step + 1, reward=metrics["train/return"], em=metrics["train/em"], turns=metrics["train/turns"],
@@ -270,6 +279,7 @@ def resume(args: Args, policy: Policy, optimizer) -> int:
     folder = checkpoint.latest(args.resume)
     if folder is None:
         raise ValueError(f"there is no checkpoint in {args.resume}")
+    checkpoint.verify(folder)
     policy.model.load_state_dict(load_policy(folder, str(policy.device)).model.state_dict())
     step, _ = checkpoint.load_state(folder, [optimizer])
     return step

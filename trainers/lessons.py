@@ -10,7 +10,7 @@ from agent_envs.miniwiki import World
 from agent_envs.miniwiki.schema import BY_KIND, KINDS
 from agent_envs.vector import ToolVectorEnv
 from trainers.policy import Policy
-from trainers.scripted import answer, play, search
+from trainers.scripted import answer, play, search, think
 from trainers.trajectory import Sequence, Step, to_sequences
 
 
@@ -27,7 +27,7 @@ def repetition(count: int, words: list[int], rng: random.Random, longest: int = 
 
 
 def reading(count: int, world: World, policy: Policy, rng: random.Random, articles: int = 1) -> list[Sequence]:
-    """A few articles, then questions about their facts, each answered (or searched for) by copying the object."""
+    """A few articles, then questions about their facts: name the fact in a thought, then copy its object."""
     pages: dict[tuple[str, int], str] = {}
     lessons = []
     for _ in range(count):
@@ -44,10 +44,10 @@ def reading(count: int, world: World, policy: Policy, rng: random.Random, articl
         parts = [(policy.encode("<information>" + text + "</information>"), False)]
         for relation, index in facts:
             wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
-            question = rng.choice(wordings).format(x=world.names[relation.subject][index])
-            parts.append((policy.observation_ids(question, []), False))
-            write = rng.choice((search, answer))
-            tag, *copied = policy.encode(write(world.text(relation, index)))
+            title = world.names[relation.subject][index]
+            parts.append((policy.observation_ids(rng.choice(wordings).format(x=title), []), False))
+            parts.append((policy.encode(think(f"{relation.noun} of {title}")), True))
+            tag, *copied = policy.encode(rng.choice((search, answer))(world.text(relation, index)))
             parts += [([tag], False), (copied, True)]  # which tag is a coin flip: nothing to learn from
         lessons.append(_sequence(parts))
     return lessons

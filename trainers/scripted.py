@@ -4,6 +4,7 @@ A script is a generator: it yields the text of a turn and is sent the observatio
 """
 
 import random
+import re
 from collections.abc import Callable, Generator
 
 import numpy as np
@@ -22,6 +23,10 @@ def answer(text: str) -> str:
     return f"<answer>{text}</answer>"
 
 
+def think(text: str) -> str:
+    return f"<think>{text}</think>"
+
+
 def oracle(question: Question, rng: random.Random) -> Script:
     """Searches for each gold title and gives the gold answer: the ceiling that the index and the turn budget set."""
     for title in question.supporting_titles:
@@ -29,17 +34,20 @@ def oracle(question: Question, rng: random.Random) -> Script:
     yield answer(question.answer)
 
 
-def hasty(question: Question, rng: random.Random, patience: float = 0.3) -> Script:
-    """Knows how to search and read, but not what to look for or when to stop.
+def hasty(question: Question, rng: random.Random, patience: float = 0.4) -> Script:
+    """Knows how to search, read and think aloud, but not when to stop.
 
-    After each article it goes on with probability ``patience``; else it answers right away with what the article led
-    to, which is the right answer only after the last hop. Imitating it teaches the tools and not the task.
+    After each article it names the fact that it looked up. Then, with probability ``patience``, it follows that fact
+    with a search; else it answers right away, mostly too early. Imitating it teaches the tools and not the task: its
+    own exact match on questions of n hops is ``patience ** (n - 1)``.
     """
+    thought = ""
     for step in question.decomposition:
-        yield search(step["title"])
+        yield thought + search(step["title"])
+        thought = think(re.sub(r"#\d+", step["title"], step["question"]).rstrip("?"))
         if rng.random() > patience:
             break
-    yield answer(step["answer"])
+    yield thought + answer(step["answer"])
 
 
 def play(envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], seed: int = 0) -> list[list[dict]]:

@@ -6,10 +6,13 @@ from pathlib import Path
 import gymnasium
 import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers.utils import logging
 
 import agent_envs  # noqa: F401  (registers the ids)
 from agent_envs.vector import ToolVectorEnv
 from trainers.policy import Policy
+
+logging.disable_progress_bar()  # they would draw into ours
 
 
 def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:

@@ -24,7 +24,7 @@ from trainers.scripted import hasty
 from trainers.trajectory import Sequence, collate_sequences
 
 # (share of the gradient steps, lesson)
-CURRICULUM = ((0.06, "repetition"), (0.44, "reading one article"), (0.15, "reading two"), (0.35, "episodes"))
+CURRICULUM = ((0.05, "repetition"), (0.10, "reading one article"), (0.10, "reading two"), (0.75, "episodes"))
 STEPS = 1200
 TOKENS_PER_STEP = 2500
 
@@ -35,7 +35,7 @@ def optimizers(model: torch.nn.Module, matrix_lr: float = 0.02, other_lr: float 
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in named if not (p.ndim == 2 and "embed" not in name)]
     return [
-        torch.optim.Muon(matrices, lr=matrix_lr, momentum=0.95, weight_decay=0.0),
+        torch.optim.Muon(matrices, lr=matrix_lr, momentum=0.95, weight_decay=0.0, adjust_lr_fn="original"),
         torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 

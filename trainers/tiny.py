@@ -7,6 +7,7 @@ Its chat template leaves out the system message: prose instructions mean nothing
 import collections
 from collections.abc import Iterable
 
+import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
@@ -48,10 +49,62 @@ def make_tokenizer(texts: Iterable[str], max_words: int = 8000) -> PreTrainedTok
     )
 
 
-def make_model(vocab_size: int, hidden_size: int = 128, layers: int = 4, heads: int = 4) -> Qwen2ForCausalLM:
+def make_model(
+    vocab_size: int, hidden_size: int = 128, layers: int = 3, heads: int = 4, intermediate_size: int = 128
+) -> Qwen2ForCausalLM:
+    """A Qwen2 model whose first attention layers start out as the circuit that copying needs (see `_wire`)."""
     config = Qwen2Config(
-        vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=2 * hidden_size, num_hidden_layers=layers,
+        vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=intermediate_size, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=4096, tie_word_embeddings=True,
-        initializer_range=0.02,
+        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
     )  # fmt: skip
-    return Qwen2ForCausalLM(config)
+    model = Qwen2ForCausalLM(config)
+    with torch.no_grad():
+        _wire(model)
+    return model
+
+
+def _wire(model: Qwen2ForCausalLM) -> None:
+    """Initialise for copying, in the spirit of mimetic initialisation (Trockman & Kolter 2023, arXiv 2305.09828).
+
+    An induction head (Olsson et al. 2022) finds an earlier occurrence of the current token and copies what followed.
+    From random weights it takes minutes to appear; here its two halves are there from the start, and training goes on
+    from them. Layer 0: heads look a fixed distance back, by their biases alone. Head 0 looks one token back, head 1
+    two, heads 2 and 3 at a soft window of the last few tokens. Layer 1: half of the heads compare the current
+    token (query) with what head 0 has written (key). Later layers: values pass through unchanged, that is, copying.
+    """
+    config = model.config
+    d, heads = config.hidden_size, config.num_attention_heads
+    size = d // heads
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 2:
+            parameter.normal_(0, 0.3 * d**-0.5 if "o_proj" in name else d**-0.5)
+        if "down_proj" in name:
+            parameter.zero_()
+    theta = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)
+    attentions = [layer.self_attn for layer in model.model.layers]
+    looks_back = ((1, 10.0), (2, 10.0), (3.5, 1.5), (6, 0.6))  # (tokens back, sharpness)
+    for head in range(heads):
+        rows, (back, sharpness) = slice(head * size, (head + 1) * size), looks_back[head % 4]
+        first = attentions[0]
+        first.q_proj.weight[rows] *= 0.05
+        first.k_proj.weight[rows] *= 0.05
+        # A query bias rotated by -back meets the constant key bias at full strength at that distance: the score there
+        # is sum_f cos(theta_f (distance - back)).
+        gain = (sharpness * size**0.5 / (1 - theta.cos()).sum()) ** 0.5
+        first.q_proj.bias[rows] = gain * torch.cat([torch.cos(-back * theta), torch.sin(-back * theta)])
+        first.k_proj.bias[rows] = gain * torch.cat([torch.ones(size // 2), torch.zeros(size // 2)])
+        first.v_proj.weight[rows] = _orthonormal(d, size).T
+        first.o_proj.weight[:, rows] = 0.1 * _orthonormal(d, size)
+        for attention in attentions[1:]:
+            copy = _orthonormal(d, size)
+            attention.v_proj.weight[rows] = copy.T
+            attention.o_proj.weight[:, rows] = copy
+    for head in range(heads // 2):
+        rows = slice(head * size, (head + 1) * size)
+        attentions[1].k_proj.weight[rows] = 1.4 * attentions[0].o_proj.weight[:, :size].T
+        attentions[1].q_proj.weight[rows] = 1.4 * attentions[0].v_proj.weight[:size]
+
+
+def _orthonormal(rows: int, columns: int) -> torch.Tensor:
+    return torch.linalg.qr(torch.randn(rows, columns))[0]
