@@ -19,6 +19,8 @@ def group_advantage(returns: torch.Tensor, groups: torch.Tensor, scale_by_std: b
     """
     _, index = groups.unique(return_inverse=True)
     size = torch.bincount(index).to(returns.dtype)
+    # Counted from the lowest of the group, equal returns give exact zeros; rounding, divided by itself, would not.
+    returns = returns - torch.full_like(size, torch.inf).scatter_reduce(0, index, returns, "amin")[index]
     mean = torch.zeros_like(size).index_add_(0, index, returns) / size
     centred = returns - mean[index]
     if not scale_by_std:

@@ -38,19 +38,24 @@ class TransformersEngine:
     """Batched sampling from a `transformers` model, with keys and values kept across turns.
 
     The cache is a rectangle with a row for each conversation. Rows whose new ids are fewer leave holes, which the
-    attention mask hides and the position ids skip, so every row sees exactly its own text.
+    attention mask hides and the position ids skip, so every row sees exactly its own text. A model that keeps a state
+    other than keys and values would take the holes in, and is refused.
     """
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
         self.policy, self.stop = policy, stop
-        tokenizer = policy.tokenizer
+        tokenizer, config = policy.tokenizer, policy.model.config.get_text_config()
+        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+        if other := kinds - {"full_attention", "sliding_attention"}:
+            raise ValueError(f"{type(policy.model).__name__} has layers that this engine cannot cache: {sorted(other)}")
+        self._window = getattr(config, "sliding_window", None) or float("inf")
         ends = {s[-1] for s in stop}
-        size = policy.model.get_output_embeddings().weight.shape[0]
+        size = max(policy.model.get_output_embeddings().weight.shape[0], len(tokenizer))
         texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
         # A stop string can only be complete after a token that holds its last character: the rest need no look.
         self._may_stop = torch.zeros(size, dtype=torch.bool)
         self._may_stop[: len(texts)] = torch.tensor([any(e in text for e in ends) for text in texts])
-        self._may_stop[policy.eos_id] = True
+        self._may_stop[list(policy.end_ids)] = True
         self._tail = 4 + 2 * max(map(len, stop), default=0)
         self.reset()
 
@@ -95,14 +100,15 @@ class TransformersEngine:
         return done
 
     def _stopped(self, tokens: list[int]) -> bool:
-        if tokens[-1] == self.policy.eos_id:
+        if tokens[-1] in self.policy.end_ids:
             return True
         tail = self.policy.tokenizer.decode(tokens[-self._tail :])
         return any(s in tail for s in self.stop)
 
     def _select(self, keys: list[int], prompts: dict[int, list[int]]) -> None:
         """Make the cache hold exactly ``keys``, in order; rows whose prompt was rewritten start over."""
-        fresh = [k for k in keys if k not in self._rows or prompts[k][: len(self._seen[k])] != self._seen[k]]
+        # A prompt with nothing new in it starts over too: the logits after its last token are not kept.
+        fresh = [k for k in keys if k not in self._rows or prompts[k][:-1][: len(self._seen[k])] != self._seen[k]]
         if len(fresh) == len(keys):
             self.reset()
             self._valid = torch.zeros(len(keys), 0, dtype=torch.bool, device=self.policy.device)
@@ -128,6 +134,8 @@ class TransformersEngine:
 
     def _forward(self, ids, positions, valid, last: torch.Tensor | None = None) -> torch.Tensor:
         self._valid = torch.cat([self._valid, valid], dim=1)
+        if self._valid.shape[1] > self._window:  # the model would count the holes as part of its window
+            raise ValueError(f"the conversations outgrow the model's attention window of {self._window} tokens")
         model = self.policy.model
         hidden = model.base_model(
             ids, attention_mask=self._valid.long(), position_ids=positions, past_key_values=self._cache, use_cache=True

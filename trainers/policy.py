@@ -18,8 +18,6 @@ class Policy:
     """
 
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
-        if getattr(model.config, "final_logit_softcapping", None) or getattr(model.config, "logit_scale", None):
-            raise ValueError(f"{type(model).__name__} transforms its logits, which this policy does not support")
         if tokenizer.chat_template is None:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model")
         self.model, self.tokenizer = model, tokenizer
@@ -27,7 +25,24 @@ class Policy:
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_id
         conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]
         text = self._template([{"role": r, "content": c} for r, c in conversation], add_generation_prompt=True)
+        if text.count(_MARK) != 2:
+            raise ValueError("the chat template rewrites earlier messages, so turns cannot be appended to each other")
         _, self._turn_end, self._turn_start = text.split(_MARK)
+        # A model may end its turns with several tokens, eos not always among them; an ordinary token is never one.
+        ends = model.generation_config.eos_token_id
+        ends = {self.eos_id, *(ends if isinstance(ends, list) else [ends]), *self.encode(self._turn_end)[:1]}
+        self.end_ids = ends & {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        self._check_head(self.encode(text))
+
+    @torch.no_grad()
+    def _check_head(self, text: list[int]) -> None:
+        """Logits are made here from the last hidden state; some models scale or cap them on the way."""
+        ids = torch.tensor([text], device=self.device)
+        logits = self.model(ids, use_cache=False).logits
+        difference = self.model.get_output_embeddings()(self.model.base_model(ids, use_cache=False)[0]) - logits
+        caps = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
+        if caps or difference.abs().max() > 1e-2 * logits.abs().max():
+            raise ValueError(f"{type(self.model).__name__} transforms its logits, which this policy does not support")
 
     @property
     def device(self) -> torch.device:
@@ -48,7 +63,7 @@ class Policy:
         """The ids between a sampled turn ``after`` and the next one: the turn's end as the template writes it, unless
         the policy wrote it itself, then the observation as a user message, then the start of the next turn."""
         ids = self.encode(self._turn_end + observation + self._turn_start)
-        if after and after[-1] == self.eos_id and ids and ids[0] == self.eos_id:
+        if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:
             return ids[1:]
         return ids
 

@@ -13,6 +13,7 @@ import random
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import gymnasium
 import torch
 
 from agent_envs.miniwiki import World, questions, vocabulary
@@ -27,6 +28,7 @@ from trainers.trajectory import Sequence, collate_sequences
 CURRICULUM = ((0.05, "repetition"), (0.10, "reading one article"), (0.10, "reading two"), (0.75, "episodes"))
 STEPS = 1200
 TOKENS_PER_STEP = 2500
+POOL = 256  # lessons made at a time, from one fresh world
 
 
 def optimizers(model: torch.nn.Module, matrix_lr: float = 0.02, other_lr: float = 4e-3) -> list[torch.optim.Optimizer]:
@@ -80,14 +82,14 @@ def cold_start(envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int
     world = World(3000, seed)
     tokenizer = tiny.make_tokenizer(_texts(world, envs))
     policy = Policy(tiny.make_model(len(tokenizer)), tokenizer)
-    fit(policy, _batches(policy, world, envs, seed, steps), steps, report)
+    fit(policy, _batches(policy, envs, seed, steps), steps, report)
     checkpoint.save(folder, model=policy.model, tokenizer=tokenizer, optimizers=[], step=steps, extra={})
     return policy
 
 
 def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     """What the vocabulary is counted on: every MiniWiki word, and the environment's own passages and questions."""
-    numbers = [str(n) for n in range(2020)] + [f"1,{n}00" for n in range(10)]
+    numbers = [str(n) for n in (*range(1000), *range(1850, 2020))] + [f"1,{n}00" for n in range(10)]
     yield " ".join(vocabulary() + numbers)
     yield from (f"{p.title} {p.text}" for p in world.passages())
     rng = random.Random(0)
@@ -98,29 +100,42 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     yield from (q.question for q in task.questions)
 
 
-def _batches(
-    policy: Policy, world: World, envs: ToolVectorEnv, seed: int, steps: int
-) -> Iterator[tuple[str, list[Sequence]]]:
+def _batches(policy: Policy, envs: ToolVectorEnv, seed: int, steps: int) -> Iterator[tuple[str, list[Sequence]]]:
     rng = random.Random(f"lessons:{seed}")
     words = [i for token, i in policy.tokenizer.get_vocab().items() if token.startswith("▁") and len(token) > 2]
-    pool = len(envs.envs[0].questions)
+    is_miniwiki = envs.envs[0].task.name == "miniwiki"
+
+    def episodes() -> list[Sequence]:
+        stage = _fresh_envs(envs, rng) if is_miniwiki else envs
+        pool = range(len(stage.envs[0].questions))
+        return lessons.demonstrations(stage, policy, rng.choices(pool, k=POOL), hasty, rng.getrandbits(32))
+
     make = {
-        "repetition": lambda n: lessons.repetition(n, words, rng),
-        "reading one article": lambda n: lessons.reading(n, world, policy, rng),
-        "reading two": lambda n: lessons.reading(n, world, policy, rng, articles=2),
-        "episodes": lambda n: lessons.demonstrations(
-            envs, policy, [rng.randrange(pool) for _ in range(n)], hasty, rng.getrandbits(32)
-        ),
+        "repetition": lambda: lessons.repetition(POOL, words, rng),
+        "reading one article": lambda: lessons.reading(POOL, _fresh_world(rng), policy, rng),
+        "reading two": lambda: lessons.reading(POOL, _fresh_world(rng), policy, rng, articles=2),
+        "episodes": episodes,
     }
     for share, name in CURRICULUM:
         for sequences in _cut(make[name], int(share * steps) + 1, rng):
             yield name, sequences
 
 
-def _cut(make: Callable[[int], list[Sequence]], count: int, rng: random.Random) -> Iterator[list[Sequence]]:
+def _fresh_world(rng: random.Random) -> World:
+    """A world for one round of lessons: in one world for all, a policy learns its facts by heart instead of reading."""
+    return World(600, rng.getrandbits(32))
+
+
+def _fresh_envs(envs: ToolVectorEnv, rng: random.Random) -> ToolVectorEnv:
+    """The same kind of environments as ``envs`` in a fresh world."""
+    fresh = {"num_envs": POOL, "entities": 600, "world_seed": rng.getrandbits(32), "questions": POOL}
+    return gymnasium.make_vec(envs.spec.id, **{**envs.spec.kwargs, **fresh})
+
+
+def _cut(make: Callable[[], list[Sequence]], count: int, rng: random.Random) -> Iterator[list[Sequence]]:
     """``count`` batches of about TOKENS_PER_STEP tokens, each of sequences of about the same length."""
     while count > 0:
-        pool = sorted(make(256), key=lambda s: len(s.ids))
+        pool = sorted(make(), key=lambda s: len(s.ids))
         batches: list[list[Sequence]] = [[]]
         for sequence in pool:
             if batches[-1] and (len(batches[-1]) + 1) * len(sequence.ids) > TOKENS_PER_STEP:

@@ -58,6 +58,10 @@ def to_sequences(steps: list[Step]) -> list[Sequence]:
     for step in steps:
         if not step.tokens:
             raise ValueError("a step without sampled tokens has nowhere to keep its reward")
+        if not step.prompt:
+            raise ValueError("a step without a prompt: nothing predicts its first token")
+        if len(step.tokens) != len(step.logprobs):
+            raise ValueError(f"a step with {len(step.tokens)} tokens and {len(step.logprobs)} log-probabilities")
         last = sequences[-1] if sequences else None
         if last is None or step.prompt[: len(last.ids)] != last.ids:
             last = Sequence(ids=[], mask=[], logprobs=[], rewards=[])

@@ -131,7 +131,7 @@ retrieval_index.build([retrieval_index.Passage("0", "new", "index")], "rank-bm25
 """
 
 
-@pytest.mark.parametrize("step", ["write_manifest", "_exchange"])
+@pytest.mark.parametrize("step", ["write_manifest", "exchange"])
 def test_a_killed_build_leaves_the_old_index_and_its_debris_is_cleared(tmp_path, passages, step):
     folder = tmp_path / "index"
     old = retrieval_index.build(passages, "rank-bm25")
