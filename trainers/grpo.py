@@ -60,7 +60,7 @@ class Args:
     """Gradient steps of imitation for the tiny policy."""
     seed: int = 0
     """Seeds the model, the questions and the sampling."""
-    updates: int = 100
+    updates: int = 60
     """Policy updates."""
     questions_per_update: int = 16
     """Questions (groups) in a batch."""

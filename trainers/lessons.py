@@ -1,13 +1,14 @@
 """What the tiny policy is taught before reinforcement learning starts: lessons as token sequences with an action mask.
 
-From the general to the particular: `repetition` (copying), `reading` (finding a fact in an article) and
+From the general to the particular: `repetition` (copying), `browsing` (finding facts in search results) and
 `demonstrations` (whole episodes of a scripted searcher). Only the masked tokens are imitated.
 """
 
 import random
 
 from agent_envs.miniwiki import World
-from agent_envs.miniwiki.schema import BY_KIND, KINDS
+from agent_envs.miniwiki.schema import BY_KIND, KINDS, Relation
+from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
 from trainers.policy import Policy
 from trainers.scripted import answer, play, search, think
@@ -26,31 +27,37 @@ def repetition(count: int, words: list[int], rng: random.Random, longest: int = 
     return [_sequence([(string, False), (string, True)]) for string in strings]
 
 
-def reading(count: int, world: World, policy: Policy, rng: random.Random, articles: int = 1) -> list[Sequence]:
-    """A few articles, then questions about their facts: name the fact in a thought, then copy its object."""
-    pages: dict[tuple[str, int], str] = {}
+def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: random.Random) -> list[Sequence]:
+    """Results of three searches in a row, each followed by questions about the article that was meant: name the fact in
+    a thought, then copy its object. Dense in what episodes are made of: many facts, in the midst of other articles."""
+    drawn = [[_entity(world, rng) for _ in range(3)] for _ in range(count)]
+    results = tool.execute_batch([{"query": world.names[kind][i]} for entities in drawn for kind, i in entities])
+    texts = iter(policy.encode(f"<information>{result.text}</information>") for result in results)
     lessons = []
-    for _ in range(count):
-        kind = rng.choice(tuple(KINDS))
-        first = rng.randrange(len(world.names[kind]))
-        about = [(kind, first), (kind, world.lookalike(kind, first))][:articles]
-        rng.shuffle(about)
-        facts = [(r, i) for k, i in about for r in BY_KIND[k] if world.facts[k, r.name][i] >= 0]
-        facts = rng.sample(facts * 2, min(2 * len(facts), 12))
-        for key in about:
-            if key not in pages:
-                pages[key] = f"{world.names[key[0]][key[1]]}: {' '.join(world.article(*key).sentences)}"
-        text = "\n".join(f"[{n}] {pages[key]}" for n, key in enumerate(about, 1))
-        parts = [(policy.encode("<information>" + text + "</information>"), False)]
-        for relation, index in facts:
-            wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
-            title = world.names[relation.subject][index]
-            parts.append((policy.observation_ids(rng.choice(wordings).format(x=title), []), False))
-            parts.append((policy.encode(think(f"{relation.noun} of {title}")), True))
-            tag, *copied = policy.encode(rng.choice((search, answer))(world.text(relation, index)))
-            parts += [([tag], False), (copied, True)]  # which tag is a coin flip: nothing to learn from
+    for entities in drawn:
+        parts: list[tuple[list[int], bool]] = []
+        for kind, index in entities:
+            parts.append((next(texts), False))
+            facts = [r for r in BY_KIND[kind] if world.facts[kind, r.name][index] >= 0]
+            for relation in rng.sample(facts, min(4, len(facts))):
+                parts += _reading(world, relation, index, policy, rng)
         lessons.append(_sequence(parts))
     return lessons
+
+
+def _entity(world: World, rng: random.Random) -> tuple[str, int]:
+    kind = rng.choice(tuple(KINDS))
+    return kind, rng.randrange(len(world.names[kind]))
+
+
+def _reading(world: World, relation: Relation, index: int, policy: Policy, rng: random.Random):
+    """A question about one fact, the thought that names the fact (taught), and its object (taught)."""
+    title = world.names[relation.subject][index]
+    wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
+    asked = policy.observation_ids(rng.choice(wordings).format(x=title), [])
+    thought = policy.encode(think(f"{relation.noun} of {title}"))
+    tag, *copied = policy.encode(rng.choice((search, answer))(world.text(relation, index)))
+    return [(asked, False), (thought, True), ([tag], False), (copied, True)]  # which tag is a coin flip: not taught
 
 
 def demonstrations(envs: ToolVectorEnv, policy: Policy, questions: list[int], script, seed: int) -> list[Sequence]:

@@ -20,7 +20,8 @@ class Policy:
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
         if tokenizer.chat_template is None:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model")
-        self.model, self.tokenizer = model, tokenizer
+        # Without dropout, or a rollout and its update would see two different policies.
+        self.model, self.tokenizer = model.eval(), tokenizer
         self.eos_id = tokenizer.eos_token_id
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_id
         conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]

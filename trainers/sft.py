@@ -16,17 +16,22 @@ from pathlib import Path
 import gymnasium
 import torch
 
+import retrieval_index
 from agent_envs.miniwiki import World, questions, vocabulary
+from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
-from trainers import checkpoint, lessons, tiny
+from trainers import checkpoint, lessons, scripted, tiny
 from trainers.losses import aggregate
 from trainers.policy import Policy
-from trainers.scripted import hasty
 from trainers.trajectory import Sequence, collate_sequences
 
-# (share of the gradient steps, lesson)
-CURRICULUM = ((0.05, "repetition"), (0.10, "reading one article"), (0.10, "reading two"), (0.75, "episodes"))
-STEPS = 1200
+# (share of the gradient steps, lessons drawn from)
+CURRICULUM = (
+    (0.04, ("repetition",)),
+    (0.46, ("browsing",) * 9 + ("repetition",)),
+    (0.50, ("episodes",) * 4 + ("browsing",)),
+)
+STEPS = 1500
 TOKENS_PER_STEP = 2500
 POOL = 256  # lessons made at a time, from one fresh world
 
@@ -108,22 +113,24 @@ def _batches(policy: Policy, envs: ToolVectorEnv, seed: int, steps: int) -> Iter
     def episodes() -> list[Sequence]:
         stage = _fresh_envs(envs, rng) if is_miniwiki else envs
         pool = range(len(stage.envs[0].questions))
-        return lessons.demonstrations(stage, policy, rng.choices(pool, k=POOL), hasty, rng.getrandbits(32))
+        return lessons.demonstrations(stage, policy, rng.choices(pool, k=POOL), scripted.hasty, rng.getrandbits(32))
+
+    def browsing() -> list[Sequence]:
+        # In one world for all lessons, a policy learns its facts by heart instead of reading.
+        world = World(600, rng.getrandbits(32))
+        tool = SearchTool(retrieval_index.build(world.passages()), k=envs.envs[0].tools["search"].k)
+        return lessons.browsing(POOL, world, tool, policy, rng)
 
     make = {
         "repetition": lambda: lessons.repetition(POOL, words, rng),
-        "reading one article": lambda: lessons.reading(POOL, _fresh_world(rng), policy, rng),
-        "reading two": lambda: lessons.reading(POOL, _fresh_world(rng), policy, rng, articles=2),
+        "browsing": browsing,
         "episodes": episodes,
     }
-    for share, name in CURRICULUM:
-        for sequences in _cut(make[name], int(share * steps) + 1, rng):
-            yield name, sequences
-
-
-def _fresh_world(rng: random.Random) -> World:
-    """A world for one round of lessons: in one world for all, a policy learns its facts by heart instead of reading."""
-    return World(600, rng.getrandbits(32))
+    batches = {name: _cut(lessons_of, rng) for name, lessons_of in make.items()}
+    for share, names in CURRICULUM:
+        for _ in range(int(share * steps) + 1):
+            name = rng.choice(names)
+            yield name, next(batches[name])
 
 
 def _fresh_envs(envs: ToolVectorEnv, rng: random.Random) -> ToolVectorEnv:
@@ -132,9 +139,9 @@ def _fresh_envs(envs: ToolVectorEnv, rng: random.Random) -> ToolVectorEnv:
     return gymnasium.make_vec(envs.spec.id, **{**envs.spec.kwargs, **fresh})
 
 
-def _cut(make: Callable[[], list[Sequence]], count: int, rng: random.Random) -> Iterator[list[Sequence]]:
-    """``count`` batches of about TOKENS_PER_STEP tokens, each of sequences of about the same length."""
-    while count > 0:
+def _cut(make: Callable[[], list[Sequence]], rng: random.Random) -> Iterator[list[Sequence]]:
+    """Endless batches of about TOKENS_PER_STEP tokens, each of sequences of about the same length."""
+    while True:
         pool = sorted(make(), key=lambda s: len(s.ids))
         batches: list[list[Sequence]] = [[]]
         for sequence in pool:
@@ -142,13 +149,12 @@ def _cut(make: Callable[[], list[Sequence]], count: int, rng: random.Random) -> 
                 batches.append([])
             batches[-1].append(sequence)
         rng.shuffle(batches)
-        yield from batches[:count]
-        count -= len(batches)
+        yield from batches
 
 
 def _cache_folder(envs: ToolVectorEnv, seed: int, steps: int) -> Path:
     """Named by everything that the result depends on, the code of the lessons included."""
-    code = "".join(inspect.getsource(module) for module in (tiny, lessons))
+    code = "".join(inspect.getsource(module) for module in (tiny, lessons, scripted))
     key = hashlib.sha256(
         f"{code}{CURRICULUM}{TOKENS_PER_STEP}{envs.envs[0].task.source}{seed}{steps}".encode()
     ).hexdigest()[:16]

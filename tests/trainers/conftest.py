@@ -1,0 +1,132 @@
+"""Random policies that cost nothing, and environments that say what a test wants them to say."""
+
+import gymnasium
+import pytest
+import torch
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+
+from agent_envs.qa_env import QAEnv
+from agent_envs.tool_env import ToolEnv
+from agent_envs.types import Turn
+from agent_envs.vector import ToolVectorEnv
+from trainers import tiny
+from trainers.policy import Policy
+
+CHATML = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+TEXT = ("the search for the town where the author of the book was born", "</search> <answer> the answer </answer>")
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_thread():
+    """The models are too small to share out, and two threads may add in two orders."""
+    torch.set_num_threads(1)
+
+
+def byte_tokenizer(merges: int, pad: str) -> PreTrainedTokenizerFast:
+    """Byte-level BPE with a template like Qwen's; with ``merges`` 0, every byte is a token."""
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    specials = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    size = len(specials) + len(alphabet) + merges
+    trainer = trainers.BpeTrainer(
+        vocab_size=size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
+    )
+    tokenizer.train_from_iterator(TEXT * 20, trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token=pad, chat_template=CHATML
+    )
+
+
+@pytest.fixture(scope="session")
+def tokenizers():
+    return {
+        "bytes": byte_tokenizer(0, pad="<|im_end|>"),  # pad and eos are one token, as in many models
+        "bpe": byte_tokenizer(60, pad="<|endoftext|>"),
+        "words": tiny.make_tokenizer([*TEXT, "Invalid turn : hello"]),
+    }
+
+
+def build_policy(tokenizers, kind: str, seed: int, scale: float = 0.15, family: str = "qwen2") -> Policy:
+    torch.manual_seed(seed)
+    tokenizer = tokenizers[kind]
+    make_config, make_model = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}[
+        family
+    ]
+    config = make_config(
+        vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, max_position_embeddings=4096, initializer_range=scale,
+        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+    )  # fmt: skip
+    return Policy(make_model(config), tokenizer)
+
+
+@pytest.fixture(scope="session")
+def make_policy(tokenizers):
+    """``make_policy(kind, seed)``: a random untrained policy; larger weights than usual make it pick favourites."""
+    return lambda kind="bytes", seed=0, **options: build_policy(tokenizers, kind, seed, **options)
+
+
+class Raw:
+    """A format in which any text is a turn that neither calls a tool nor answers."""
+
+    stop = ("</search>", "</answer>")
+
+    def parse(self, text: str) -> Turn:
+        return Turn(error="")
+
+
+class Reciter(ToolEnv):
+    """Says its texts one after the other, whatever the agent says; pays ``rewards`` turn by turn; is truncated."""
+
+    def __init__(self, texts: list[str], rewards: list[float]):
+        super().__init__((), max_turns=len(texts))
+        self.format, self.texts, self.rewards = Raw(), texts, rewards
+
+    def begin(self, options):
+        return self.texts[0], {"instructions": "Say something."}
+
+    def judge(self, turn, results, done):
+        return {"paid": self.rewards[len(self.history.turns)]}, {"em": 0.0}
+
+    def _observe(self, turn, results):
+        return self.texts[len(self.history.turns)] if len(self.history.turns) < len(self.texts) else "the end"
+
+
+@pytest.fixture(scope="session")
+def recite():
+    """``recite(texts, rewards)``: a vector with one `Reciter` for each list of texts."""
+
+    def make(texts: list[list[str]], rewards: list[list[float]] | None = None) -> ToolVectorEnv:
+        rewards = rewards or [[1.0 + turn for turn in range(len(own))] for own in texts]
+        envs = iter([Reciter(own, paid) for own, paid in zip(texts, rewards, strict=True)])
+        return ToolVectorEnv(lambda: next(envs), len(texts))
+
+    return make
+
+
+class Letters(QAEnv):
+    """MiniWiki that pays for lower-case letters too, so that even random policies differ in their returns."""
+
+    def resolve(self, action, turn, results):
+        observation, _, terminated, truncated, info = super().resolve(action, turn, results)
+        info["reward_terms"]["letters"] = sum(c.islower() for c in action) / 8
+        return observation, float(sum(info["reward_terms"].values())), terminated, truncated, info
+
+
+def make_letters(num_envs: int = 1, vectorization_mode=None, **kwargs) -> ToolVectorEnv:
+    return ToolVectorEnv(lambda: Letters(**kwargs), num_envs)
+
+
+@pytest.fixture(scope="session")
+def letters():
+    """The id of the registered `Letters`."""
+    gymnasium.register("Test/Letters-v0", entry_point=Letters, vector_entry_point=make_letters)
+    yield "Test/Letters-v0"
+    del gymnasium.registry["Test/Letters-v0"]

@@ -1,0 +1,219 @@
+import copy
+from types import SimpleNamespace
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from transformers import MistralConfig, MistralForCausalLM
+
+from trainers.engine import TransformersEngine, sample
+from trainers.policy import Policy
+
+STOP = ("</search>", "</answer>")
+PROMPTS = {3: "the town", 0: "x", 7: "a much longer prompt about the author of the book", 1: "search"}
+
+
+def by_transformers(policy, ids, max_new_tokens):
+    out = policy.model.generate(
+        torch.tensor([ids]), attention_mask=torch.ones(1, len(ids), dtype=torch.long), do_sample=False,
+        max_new_tokens=max_new_tokens, pad_token_id=policy.pad_id, eos_token_id=policy.eos_id,
+    )  # fmt: skip
+    return out[0, len(ids) :].tolist()
+
+
+@pytest.mark.parametrize("kind", ["bytes", "words"])
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_greedy_is_transformers_generate_token_for_token(make_policy, kind, family, seed):
+    policy = make_policy(kind, seed, family=family)
+    engine = TransformersEngine(policy, ())
+    prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
+    expected = {key: by_transformers(policy, ids, 20) for key, ids in prompts.items()}
+    together = engine.generate(prompts, 20, 0.0)
+    assert list(together) == list(prompts)
+    for key, ids in prompts.items():
+        engine.reset()
+        alone = engine.generate({key: ids}, 20, 0.0)[key]
+        assert alone.tokens == together[key].tokens == expected[key]
+
+
+def logprobs_of(policy, prompt, tokens, temperature=1.0):
+    with torch.no_grad():
+        logp = (policy.model(torch.tensor([prompt + tokens])).logits[0] / temperature).log_softmax(-1)
+    return logp[len(prompt) - 1 : -1].gather(1, torch.tensor(tokens)[:, None]).squeeze(1).tolist()
+
+
+def test_logprobs_are_those_of_the_distribution_sampled_from(make_policy):
+    policy = make_policy("bytes")
+    for temperature, used in ((0.6, 0.6), (1.0, 1.0), (0.0, 1.0)):  # greedy reports the untempered distribution
+        prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
+        done = TransformersEngine(policy, STOP).generate(prompts, 12, temperature)
+        for key, prompt in prompts.items():
+            expected = logprobs_of(policy, prompt, done[key].tokens, used)
+            assert done[key].logprobs == pytest.approx(expected, abs=1e-4)
+
+
+@given(data=st.data())
+@settings(max_examples=15, deadline=None)
+def test_a_kept_cache_equals_a_fresh_prefill(make_policy, data):
+    """Turns of any length, observations of any length, rows that leave, come back, change places or start over."""
+    policy = make_policy("bytes", 5)
+    kept, fresh = TransformersEngine(policy, ()), TransformersEngine(policy, ())
+    ids = st.lists(st.integers(0, 255), min_size=1, max_size=12)
+    contexts: dict[int, list[int]] = {}
+    for _ in range(4):
+        keys = data.draw(st.lists(st.integers(0, 4), min_size=1, max_size=5, unique=True))
+        for key in keys:
+            rewrite = key not in contexts or data.draw(st.integers(0, 4)) == 0
+            contexts[key] = data.draw(ids) if rewrite else contexts[key] + data.draw(ids)
+        prompts = {key: contexts[key] for key in keys}
+        new_tokens = data.draw(st.integers(1, 6))
+        done = kept.generate(prompts, new_tokens, data.draw(st.sampled_from([0.0, 1.0])))
+        fresh.reset()
+        greedy = fresh.generate(prompts, new_tokens, 0.0)
+        for key in keys:
+            expected = logprobs_of(policy, prompts[key], done[key].tokens)
+            assert done[key].logprobs == pytest.approx(expected, abs=1e-4)
+            expected = logprobs_of(policy, prompts[key], greedy[key].tokens)
+            assert greedy[key].logprobs == pytest.approx(expected, abs=1e-4)
+            contexts[key] = prompts[key] + done[key].tokens
+
+
+def test_greedy_turns_on_a_kept_cache_are_those_of_generate(make_policy):
+    policy = make_policy("bytes", 2)
+    engine = TransformersEngine(policy, ())
+    contexts = {key: policy.encode(text) for key, text in PROMPTS.items()}
+    for turn in range(3):
+        done = engine.generate(contexts, 9, 0.0)
+        for key in contexts:
+            assert done[key].tokens == by_transformers(policy, contexts[key], 9)
+            observation = policy.encode("seen " * (key + turn))
+            contexts[key] = contexts[key] + done[key].tokens + policy.observation_ids("", []) + observation
+
+
+@pytest.mark.parametrize("new_tokens", [1, 5])
+def test_asking_again_gives_the_same_answer(make_policy, new_tokens):
+    """A prompt that is all in the cache already has no new ids to feed; it must not be answered from thin air."""
+    policy = make_policy("bytes")
+    engine = TransformersEngine(policy, ())
+    prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
+    first = engine.generate(prompts, new_tokens, 0.0)
+    assert engine.generate(prompts, new_tokens, 0.0) == first
+    shorter = {key: ids + first[key].tokens[:-1] for key, ids in prompts.items()}
+    assert [c.tokens[0] for c in engine.generate(shorter, 1, 0.0).values()] == [c.tokens[-1] for c in first.values()]
+
+
+class Speaker(torch.nn.Module):
+    """Says ``script`` byte for byte, by position alone; ids that were fed at a wrong position give another text."""
+
+    def __init__(self, policy: Policy, script: dict[int, int], stutter: int):
+        super().__init__()
+        self.size, self.script, self.stutter = len(policy.tokenizer), script, stutter
+        self.head = torch.nn.Linear(self.size, self.size, bias=False)
+        torch.nn.init.eye_(self.head.weight)
+        self.config, self.device = policy.model.config, torch.device("cpu")
+
+    def base_model(self, ids, attention_mask, position_ids, past_key_values, use_cache):
+        said = [[self.script.get(p + 1, self.stutter) for p in row] for row in position_ids.tolist()]
+        return SimpleNamespace(last_hidden_state=100.0 * torch.nn.functional.one_hot(torch.tensor(said), self.size))
+
+    def get_output_embeddings(self):
+        return self.head
+
+
+def speaker(policy: Policy, text: str | list[int], start: int) -> Policy:
+    ids = policy.encode(text) if isinstance(text, str) else text
+    stub = copy.copy(policy)
+    stub.model = Speaker(policy, {start + n: i for n, i in enumerate(ids)}, policy.encode("x")[0])
+    return stub
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "words"])
+@pytest.mark.parametrize("text", ["<search>the town</search>", "<think>so ☃</think><answer>the</answer>"])
+def test_stop_strings_of_any_number_of_tokens_end_a_turn(make_policy, kind, text):
+    policy = make_policy(kind)
+    stub = speaker(policy, text + " more text", start=2)
+    done = TransformersEngine(stub, STOP).generate({0: policy.encode("xx")[:2]}, 60, 1.0)[0]
+    assert done.finish_reason == "stop"
+    said = policy.decode(done.tokens).replace(" ", "")
+    assert said.startswith(text.replace(" ", ""))
+    assert len(said) <= len(text.replace(" ", "")) + 1  # the last token may hold a character more
+    assert len(done.tokens) == len(done.logprobs)
+    assert max(map(abs, done.logprobs)) < 1e-4
+
+
+def test_a_stop_string_in_the_prompt_or_astride_it_does_not_end_a_turn(make_policy):
+    policy = make_policy("bytes")
+    prompt = policy.encode("<search>a</search> and </sea")
+    done = TransformersEngine(speaker(policy, "rch> no", len(prompt)), STOP).generate({0: prompt}, 7, 0.0)[0]
+    assert (policy.decode(done.tokens), done.finish_reason) == ("rch> no", "length")
+
+
+def test_finish_reasons(make_policy):
+    policy = make_policy("bytes")
+    prompt = policy.encode("abc")
+    ended = speaker(policy, [*policy.encode("hi"), policy.eos_id], 3)
+    done = TransformersEngine(ended, STOP).generate({0: prompt}, 10, 0.0)[0]
+    assert (done.tokens, done.finish_reason) == ([*policy.encode("hi"), policy.eos_id], "stop")
+    done = TransformersEngine(ended, STOP).generate({0: prompt}, 3, 0.0)[0]  # the end at the last moment is an end
+    assert done.finish_reason == "stop"
+    done = TransformersEngine(ended, STOP).generate({0: prompt}, 2, 0.0)[0]
+    assert (done.tokens, done.finish_reason) == (policy.encode("hi"), "length")
+
+
+def test_rows_stop_at_their_own_time(make_policy):
+    policy = make_policy("bytes", 1)
+    eos = by_transformers(policy, policy.encode("the town"), 8)[4]  # a token that some rows say early, some never
+    policy = copy.copy(policy)
+    policy.eos_id, policy.end_ids = eos, {eos}
+    prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
+    done = TransformersEngine(policy, ()).generate(prompts, 20, 0.0)
+    assert len({len(c.tokens) for c in done.values()}) > 1
+    for key, prompt in prompts.items():
+        assert done[key].tokens == by_transformers(policy, prompt, 20)
+        assert done[key].finish_reason == ("stop" if done[key].tokens[-1] == eos else "length")
+
+
+def test_samples_follow_the_distribution():
+    torch.manual_seed(0)
+    p = torch.tensor([0.5, 0.3, 0.15, 0.05])
+    tokens, logprobs = sample(p.log().expand(20_000, 4) * 2, temperature=2.0)
+    torch.testing.assert_close(tokens.bincount(minlength=4) / 20_000, p, rtol=0, atol=0.015)
+    torch.testing.assert_close(logprobs, p.log()[tokens])
+
+
+def test_impossible_tokens_are_never_sampled():
+    logits = torch.tensor([[0.0, -torch.inf, 0.0]]).expand(1000, 3)
+    tokens, logprobs = sample(logits, 1.0)
+    assert not (tokens == 1).any()
+    assert torch.isfinite(logprobs).all()
+
+
+def test_every_tensor_is_made_where_the_policy_is(make_policy):
+    """Without a second device at hand: what is made with no device named lands on "meta", and fails to mix."""
+    policy = make_policy("bytes")
+    engine = TransformersEngine(policy, STOP)
+    prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
+    expected = engine.generate(prompts, 8, 0.0)
+    engine.reset()
+    with torch.device("meta"):
+        assert engine.generate(prompts, 8, 0.0) == expected
+        longer = {key: ids + expected[key].tokens + [5] * (key + 1) for key, ids in list(prompts.items())[1:]}
+        engine.generate(longer, 3, 1.0)
+
+
+def test_a_window_that_holes_would_eat_into_is_refused(make_policy):
+    policy = make_policy("bytes")
+    config = MistralConfig(
+        vocab_size=len(policy.tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
+        num_attention_heads=4, num_key_value_heads=4, sliding_window=16, eos_token_id=None, bos_token_id=None,
+    )  # fmt: skip
+    windowed = Policy(MistralForCausalLM(config), policy.tokenizer)
+    engine = TransformersEngine(windowed, ())
+    engine.generate({0: [5] * 8}, 8, 0.0)
+    with pytest.raises(ValueError, match="window of 16"):
+        engine.generate({0: [6] * 12}, 8, 0.0)
+    windowed.model.config.layer_types = ["linear_attention"]
+    with pytest.raises(ValueError, match="linear_attention"):
+        TransformersEngine(windowed, ())

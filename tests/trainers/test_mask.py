@@ -1,0 +1,152 @@
+"""The one invariant, proved: action mask 1 if and only if sampled, and only that is ever learned from."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch.func import functional_call
+
+from trainers import grpo
+from trainers.engine import TransformersEngine
+from trainers.losses import aggregate, clipped_policy_loss, kl_k3
+from trainers.rollout import rollout
+from trainers.trajectory import Step, Trajectory, collate, to_sequences
+
+NASTY = [
+    "", " ", "\n\n", "<|end|>", "<|im_end|>", "<|im_start|>assistant\n", "<|endoftext|><|pad|>", "<answer>x</answer>",
+    "<information><information></search></information>", "<think><search>", "Ünïcode ☃ 東京 🧪 e\u0301\u200b", "\x00\u2063",
+]  # fmt: skip
+tool_text = st.one_of(
+    st.sampled_from(NASTY),
+    st.text(max_size=12),
+    st.lists(st.sampled_from([*NASTY, "town", "the"]), max_size=4).map("".join),
+)
+episodes_of_text = st.lists(st.lists(tool_text, min_size=1, max_size=4), min_size=1, max_size=4)
+
+
+class Recorder:
+    """Passes everything through, and remembers what was sampled for whom."""
+
+    def __init__(self, engine):
+        self.engine, self.sampled, self.reset = engine, {}, engine.reset
+
+    def generate(self, prompts, max_new_tokens, temperature):
+        done = self.engine.generate(prompts, max_new_tokens, temperature)
+        for key, completion in done.items():
+            self.sampled.setdefault(key, []).append(completion.tokens)
+        return done
+
+
+def assert_recomputed(policy, batch, temperature):
+    with torch.no_grad():
+        logprobs, _ = policy.logprobs(batch, temperature)
+    torch.testing.assert_close(logprobs, batch.logprobs, rtol=0, atol=1e-4)
+
+
+@given(texts=episodes_of_text, seed=st.integers(0, 3), kind=st.sampled_from(["bytes", "bpe", "words"]), data=st.data())
+@settings(max_examples=60, deadline=None)
+def test_masked_ids_are_those_sampled_and_their_logprobs_can_be_recomputed(
+    make_policy, recite, texts, seed, kind, data
+):
+    policy = make_policy(kind, seed)
+    temperature = data.draw(st.sampled_from([0.5, 1.0, 1.7]))
+    engine = Recorder(TransformersEngine(policy, ("</search>", "</answer>")))
+    torch.manual_seed(seed)
+    episodes = rollout(
+        recite(texts), policy, engine, seeds=[0] * len(texts), max_new_tokens=data.draw(st.integers(1, 7)),
+        temperature=temperature,
+    )  # fmt: skip
+    batch = collate(episodes, policy.pad_id)
+    assert len(batch.ids) == len(texts)  # the context only grew: one sequence an episode
+    for row, own in enumerate(texts):
+        turns = engine.sampled[row]
+        assert len(turns) == len(own)
+        assert batch.ids[row][batch.mask[row]].tolist() == [token for turn in turns for token in turn]
+        expected = policy.prompt_ids("Say something.", own[0])
+        for turn, following in zip(turns, [*own[1:], None], strict=True):
+            expected = expected + turn
+            if following is not None:
+                expected = expected + policy.observation_ids(following, turn)
+        assert batch.ids[row, : batch.lengths[row]].tolist() == expected
+        assert not batch.mask[row, batch.lengths[row] :].any()
+    assert_recomputed(policy, batch, temperature)
+
+
+@given(data=st.data())
+@settings(max_examples=20, deadline=None)
+def test_contexts_that_are_rewritten_between_turns(make_policy, data):
+    """A summarised or cut history starts another sequence; the kept cache must not remember the old one."""
+    policy = make_policy("bytes")
+    engine = TransformersEngine(policy, ())
+    ids = st.lists(st.integers(0, 250), min_size=1, max_size=9)
+    episodes = [Trajectory() for _ in range(3)]
+    sampled: list[list[int]] = [[] for _ in episodes]
+    contexts = {i: data.draw(ids) for i in range(3)}
+    for _ in range(4):
+        for i, done in engine.generate(contexts, data.draw(st.integers(1, 4)), 1.0).items():
+            episodes[i].steps.append(Step(prompt=contexts[i], tokens=done.tokens, logprobs=done.logprobs))
+            sampled[i] += done.tokens
+            grown = contexts[i] + done.tokens + data.draw(ids)
+            keep = data.draw(st.sampled_from(["all", "all", "end", "nothing"]))
+            contexts[i] = {"all": grown, "end": grown[-6:], "nothing": data.draw(ids)}[keep]
+    batch = collate(episodes, policy.pad_id)
+    for i, episode in enumerate(episodes):
+        rows = batch.trajectory == i
+        assert int(rows.sum()) == len(to_sequences(episode.steps))
+        assert batch.ids[rows][batch.mask[rows]].tolist() == sampled[i]
+    assert_recomputed(policy, batch, 1.0)
+
+
+@pytest.fixture
+def played(make_policy, recite):
+    policy = make_policy("bytes")
+    envs = recite([["a", "b <|im_end|>", "c"], ["d"], ["e", ""], ["f", "long " * 9]])
+    engine = TransformersEngine(policy, ("</search>",))
+    episodes = rollout(envs, policy, engine, seeds=[0, 1], group_size=2, max_new_tokens=5)
+    return policy, collate(episodes, policy.pad_id)
+
+
+def test_logits_that_predict_a_tools_token_have_no_gradient(played):
+    """The GRPO loss written over all logits: exactly zero wherever the next token was not sampled, padding included;
+    and it is the same loss, with the same gradient, that the trainer computes from the masked logits alone."""
+    policy, batch = played
+    advantages = torch.tensor([1.0, -0.5, 2.0, 0.25])
+    reference = batch.logprobs - 0.3
+    logits = policy.model(batch.ids).logits
+    logits.retain_grad()
+    predicted = logits[:, :-1].log_softmax(-1).gather(-1, batch.ids[:, 1:, None]).squeeze(-1)
+    logprobs = torch.nn.functional.pad(predicted, (1, 0))
+    token_losses = clipped_policy_loss(logprobs, batch.logprobs, advantages[:, None], 0.2, 0.28)
+    loss = aggregate(token_losses + 0.1 * kl_k3(logprobs, reference), batch.mask, int(batch.mask.sum()))
+    loss.backward()
+    predicts_action = torch.nn.functional.pad(batch.mask[:, 1:], (0, 1), value=False)
+    assert not logits.grad[~predicts_action].any()
+    assert logits.grad[predicts_action].any(-1).all()
+    expected = [p.grad.clone() for p in policy.model.parameters()]
+    policy.model.zero_grad()
+    own, _ = policy.logprobs(batch)
+    token_losses = clipped_policy_loss(own, batch.logprobs, advantages[:, None], 0.2, 0.28)
+    ours = aggregate(token_losses + 0.1 * kl_k3(own, reference), batch.mask, int(batch.mask.sum()))
+    ours.backward()
+    assert ours.item() == pytest.approx(loss.item(), abs=1e-6)
+    for a, p in zip(expected, policy.model.parameters(), strict=True):
+        torch.testing.assert_close(a, p.grad, rtol=0, atol=1e-5 * max(1.0, a.abs().max().item()))
+
+
+def test_the_loss_is_the_sum_of_its_masked_terms_and_of_nothing_else(played):
+    """Per-token terms by hand, token by token, from a model that is run on each episode alone."""
+    policy, batch = played
+    args = grpo.Args()
+    advantages = torch.tensor([1.0, -0.5, 2.0, 0.25])
+    loss, metrics = grpo.policy_loss(policy, None, batch, advantages, args, int(batch.mask.sum()))
+    parameters = dict(policy.model.named_parameters())
+    total = 0.0
+    for row in range(4):
+        ids = batch.ids[row, : batch.lengths[row]]
+        logp = functional_call(policy.model, parameters, (ids[None],)).logits[0].log_softmax(-1)
+        for t in batch.mask[row].nonzero()[:, 0].tolist():
+            ratio = (logp[t - 1, ids[t]] - batch.logprobs[row, t]).exp().item()
+            total -= min(ratio * advantages[row].item(), min(max(ratio, 0.8), 1.28) * advantages[row].item())
+    assert loss.item() == pytest.approx(total / int(batch.mask.sum()), abs=1e-5)
+    assert metrics["clip_fraction"] == 0
+    assert metrics["sampler_kl"] == pytest.approx(0, abs=1e-6)

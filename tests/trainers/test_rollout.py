@@ -1,0 +1,95 @@
+import pytest
+import torch
+
+from trainers.engine import TransformersEngine
+from trainers.rollout import rollout
+from trainers.setup import make_envs
+from trainers.trajectory import collate, to_sequences
+
+SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
+
+
+@pytest.fixture
+def playing(make_policy):
+    policy = make_policy("bytes")
+    return policy, TransformersEngine(policy, ("</search>", "</answer>"))
+
+
+def test_episodes_of_different_lengths_end_on_their_own(playing, recite):
+    policy, engine = playing
+    envs = recite([["a"], ["b", "c", "d"], ["e", "f"]])
+    episodes = rollout(envs, policy, engine, seeds=[1, 2, 3], max_new_tokens=5)
+    assert [len(e.steps) for e in episodes] == [1, 3, 2]
+    assert [e.group for e in episodes] == [0, 1, 2]
+    assert all(e.truncated for e in episodes)
+    assert [e.info["turns"] for e in episodes] == [1, 3, 2]
+
+
+def test_rewards_sit_on_the_last_sampled_token_of_each_turn_also_when_truncated(playing, recite):
+    policy, engine = playing
+    paid = [[0.0, 2.0, 3.0], [-1.0, 0.0]]
+    envs = recite([["a", "b", "c"], ["d", "e"]], paid)
+    episodes = rollout(envs, policy, engine, seeds=[0, 0], max_new_tokens=5)
+    assert [e.episode_return for e in episodes] == [5.0, -1.0]
+    assert [e.reward_terms for e in episodes] == [{"paid": 5.0}, {"paid": -1.0}]
+    batch = collate(episodes, policy.pad_id)
+    for row, rewards in enumerate(paid):
+        ends = batch.mask[row] & ~torch.cat([batch.mask[row, 1:], torch.zeros(1, dtype=torch.bool)])
+        assert ends.sum() == len(rewards)  # a turn without reward is a turn all the same
+        assert batch.rewards[row][ends].tolist() == rewards
+        assert batch.rewards[row].sum() == sum(rewards)
+        assert batch.mask[row, batch.lengths[row] - 1]  # no observation follows the last turn
+
+
+def test_each_prompt_is_what_went_before_and_then_the_observation(playing, recite):
+    policy, engine = playing
+    (episode,) = rollout(recite([["one", "two", "three"]]), policy, engine, seeds=[0], max_new_tokens=4)
+    context = policy.prompt_ids("Say something.", "one")
+    for step, observation in zip(episode.steps, ["two", "three", None], strict=True):
+        assert step.prompt == context
+        if observation:
+            context = context + step.tokens + policy.observation_ids(observation, step.tokens)
+    assert len(to_sequences(episode.steps)) == 1
+
+
+def test_groups_play_the_same_question_and_transcripts_are_complete(playing):
+    policy, engine = playing
+    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 5)
+    transcripts = []
+    episodes = rollout(
+        envs, policy, engine, seeds=[3, 4], group_size=2, max_new_tokens=4, transcripts=transcripts
+    )  # one environment stays idle
+    assert [e.group for e in episodes] == [0, 0, 1, 1]
+    asked = [turns[0]["observation"] for turns in transcripts]
+    assert asked[0] == asked[1] != asked[2] == asked[3]
+    for episode, turns in zip(episodes, transcripts, strict=True):
+        assert [turn["action"] for turn in turns] == [policy.decode(step.tokens) for step in episode.steps]
+        assert sum(turn["reward"] for turn in turns) == pytest.approx(episode.episode_return)
+        assert sum(episode.reward_terms.values()) == pytest.approx(episode.episode_return)
+        assert {"em", "f1", "support_recall", "turns", "calls"} <= set(episode.info)
+
+
+def test_questions_by_number(playing):
+    policy, engine = playing
+    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "validation", 3)
+    transcripts = []
+    rollout(envs, policy, engine, questions=[7, 0], max_new_tokens=3, temperature=0, transcripts=transcripts)
+    pool = envs.envs[0].questions
+    assert [turns[0]["observation"] for turns in transcripts] == [pool[7].question, pool[0].question]
+
+
+def test_the_same_seeds_give_the_same_episodes(playing):
+    policy, engine = playing
+    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 4)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        runs.append(rollout(envs, policy, engine, seeds=[1, 2], group_size=2, max_new_tokens=4))
+    assert [e.steps for e in runs[0]] == [e.steps for e in runs[1]]
+
+
+@pytest.mark.parametrize("wrong", [{}, {"seeds": [1], "questions": [1]}, {"seeds": [1, 2], "group_size": 2}])
+def test_wrong_arguments(playing, recite, wrong):
+    policy, engine = playing
+    with pytest.raises(ValueError):
+        rollout(recite([["a"], ["b"], ["c"]]), policy, engine, **wrong)

@@ -1,0 +1,90 @@
+import pytest
+import torch
+
+from trainers.trajectory import Step, Trajectory, collate, micro_batches, to_sequences
+
+
+def step(prompt, tokens, reward=0.0):
+    return Step(prompt=prompt, tokens=tokens, logprobs=[-0.5 * t for t in tokens], reward=reward)
+
+
+def test_a_growing_context_is_one_sequence():
+    steps = [step([1, 2], [3, 4], 0.5), step([1, 2, 3, 4, 9, 9, 9], [5], -1.0)]
+    (sequence,) = to_sequences(steps)
+    assert sequence.ids == [1, 2, 3, 4, 9, 9, 9, 5]
+    assert sequence.mask == [False, False, True, True, False, False, False, True]
+    assert sequence.logprobs == [0, 0, -1.5, -2.0, 0, 0, 0, -2.5]
+    assert sequence.rewards == [0, 0, 0, 0.5, 0, 0, 0, -1.0]
+
+
+def test_a_rewritten_context_starts_another_sequence_and_growth_goes_on_from_there():
+    steps = [step([1, 2], [3]), step([1, 7], [4], 1.0), step([1, 7, 4, 8], [5], 2.0)]
+    first, second = to_sequences(steps)
+    assert first.ids == [1, 2, 3]
+    assert second.ids == [1, 7, 4, 8, 5]
+    assert second.rewards == [0, 0, 1.0, 0, 2.0]
+
+
+@pytest.mark.parametrize("prompt", [[1, 2], [1, 2, 3], [1, 2, 4]], ids=["no turn", "half a turn", "another turn"])
+def test_a_prompt_that_lost_part_of_the_sampled_turn_is_not_an_extension(prompt):
+    assert [s.ids for s in to_sequences([step([1, 2], [3, 4]), step(prompt, [5])])] == [[1, 2, 3, 4], [*prompt, 5]]
+
+
+def test_an_empty_observation_adds_nothing_between_two_turns():
+    (sequence,) = to_sequences([step([1], [2], 1.0), step([1, 2], [3], 2.0)])
+    assert (sequence.mask, sequence.rewards) == ([False, True, True], [0, 1.0, 2.0])
+
+
+def test_a_turn_without_reward_stays_a_turn():
+    (sequence,) = to_sequences([step([1], [2], 0.0), step([1, 2, 3], [4], 0.0)])
+    assert sequence.mask == [False, True, False, True]
+
+
+@pytest.mark.parametrize(
+    "bad",
+    [step([1], []), step([], [1]), Step(prompt=[1], tokens=[2, 3], logprobs=[0.0])],
+    ids=["no tokens", "no prompt", "too few log-probabilities"],
+)
+def test_a_step_that_cannot_be_trained_on_is_refused(bad):
+    with pytest.raises(ValueError, match="step with"):
+        to_sequences([bad])
+
+
+def test_the_steps_are_left_as_they_were():
+    steps = [step([1], [2]), step([1, 2, 3], [4])]
+    to_sequences(steps)
+    assert [(s.prompt, s.tokens) for s in steps] == [([1], [2]), ([1, 2, 3], [4])]
+
+
+def episodes():
+    rewritten = Trajectory(steps=[step([1, 2], [3]), step([5], [6], 1.0)])
+    return [Trajectory(steps=[step([1] * n, [2] * m, 0.5)]) for n, m in ((3, 4), (1, 1), (9, 2))] + [rewritten]
+
+
+def test_collate_pads_on_the_right_and_knows_the_owners():
+    batch = collate(episodes(), pad_id=2)
+    assert batch.ids.shape == (5, 11)
+    assert batch.lengths.tolist() == [7, 2, 11, 3, 2]
+    assert batch.trajectory.tolist() == [0, 1, 2, 3, 3]
+    assert batch.mask.sum(1).tolist() == [4, 1, 2, 1, 1]
+    assert not batch.mask[:, 0].any()
+    padding = torch.arange(11) >= batch.lengths[:, None]
+    assert (batch.ids[padding] == 2).all()
+    assert not batch.mask[padding].any()
+    assert batch.rewards.sum().item() == pytest.approx(2.5)
+
+
+@pytest.mark.parametrize("max_tokens", [1, 7, 14, 22, 1000])
+def test_micro_batches_hold_every_row_once_within_the_limit(max_tokens):
+    batch = collate(episodes(), pad_id=0)
+    parts = micro_batches(batch, max_tokens)
+    assert all(part.ids.numel() <= max_tokens or len(part.ids) == 1 for part in parts)
+    rows = [part.ids[i, : part.lengths[i]].tolist() for part in parts for i in range(len(part.ids))]
+    assert sorted(rows) == sorted(batch.ids[i, : batch.lengths[i]].tolist() for i in range(5))
+    assert sum(int(part.mask.sum()) for part in parts) == int(batch.mask.sum())
+    owners = sorted(owner for part in parts for owner in part.trajectory.tolist())
+    assert owners == [0, 1, 2, 3, 3]
+
+
+def test_episode_return_adds_the_turns():
+    assert Trajectory(steps=[step([1], [2], 0.5), step([1], [2], -2.0)]).episode_return == -1.5
