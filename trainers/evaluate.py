@@ -7,8 +7,6 @@ support recall, turns and calls, and 95 % bootstrap intervals.
 """
 
 import json
-import random
-import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,13 +16,12 @@ import numpy as np
 import tyro
 
 from agent_envs import scoring
-from agent_envs.data.question import Question
 from agent_envs.vector import ToolVectorEnv
 from trainers import report
 from trainers.engine import Engine, TransformersEngine
 from trainers.policy import Policy
 from trainers.rollout import rollout
-from trainers.scripted import Script, answer, oracle, play, search
+from trainers.scripted import Script, heuristic, oracle, play, search
 
 Row = dict[str, object]
 
@@ -43,15 +40,17 @@ def summarize(name: str, episodes: list[dict]) -> Row:
 
 
 def evaluate_policy(
-    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int, name: str
-) -> tuple[Row, list[list[dict]]]:
-    """Greedy episodes over the numbered questions: the summary row, and the transcripts."""
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int, name: str,
+    temperature: float = 0.0,
+) -> tuple[Row, list[list[dict]]]:  # fmt: skip
+    """Episodes over the numbered questions, greedy by default: the summary row, and the transcripts."""
     episodes, transcripts = [], []
     for start in range(0, len(questions), envs.num_envs):
         batch = questions[start : start + envs.num_envs]
         played = rollout(
-            envs, policy, engine, questions=batch, max_new_tokens=max_new_tokens, temperature=0, transcripts=transcripts
-        )
+            envs, policy, engine, questions=batch, max_new_tokens=max_new_tokens, temperature=temperature,
+            transcripts=transcripts,
+        )  # fmt: skip
         episodes += [trajectory.info for trajectory in played]
     return summarize(name, episodes), transcripts
 
@@ -91,24 +90,6 @@ def _naive_rag_batch(envs, policy, engine, questions: list[int], max_new_tokens:
         recall = float(seen["support_recall"][i])
         episodes.append({"em": em, "f1": f1, "support_recall": recall, "turns": 2, "calls": 1})
     return episodes
-
-
-def heuristic(question: Question, rng: random.Random) -> Script:
-    """A scripted searcher that never looks at the gold: search the question, then the best new title, then guess.
-
-    The guess: yes for a yes/no question, else the name that the passages repeat most and the question does not have.
-    """
-    found = yield search(question.question)
-    titles = re.findall(r"^(?:<information>)?\[\d+\] (.+?): ", found, re.M)
-    new = [title for title in titles if title.lower() not in question.question.lower()]
-    if new:
-        found += yield search(new[0])
-    if re.match(r"(is|are|was|were|do|does|did|has|have|can)\b", question.question.lower()):
-        yield answer("yes")
-        return
-    names = re.findall(r"(?:[A-Z][\w'’.-]*)(?: (?:of |the )?[A-Z][\w'’.-]*)*", found)
-    names = [name.rstrip(".") for name in names if name.lower() not in question.question.lower()]
-    yield answer(max(names, key=names.count) if names else "unknown")
 
 
 @dataclass(kw_only=True)

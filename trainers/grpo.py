@@ -39,6 +39,7 @@ from trainers.logger import METRICS_FILE, Logger, Progress, read_metrics
 from trainers.losses import aggregate, clipped_policy_loss, kl_k3
 from trainers.policy import Policy
 from trainers.rollout import rollout
+from trainers.scripted import heuristic
 from trainers.setup import load_policy, make_envs
 from trainers.trajectory import Batch, Trajectory, collate, micro_batches
 
@@ -88,7 +89,7 @@ class Args:
     """Gradient clipping."""
     max_tokens_per_micro_batch: int = 8192
     """Tokens (padding included) in one forward and backward pass. Memory, not results, depend on it."""
-    eval_every: int = 10
+    eval_every: int = 5
     """Updates between evaluations on held-out questions."""
     eval_questions: int = 200
     """Held-out questions at each evaluation; the last one takes ``final_questions``."""
@@ -250,7 +251,8 @@ def main(args: Args) -> dict:
     rows.append(row)
     summary = {
         "env": args.env, "source": held_out.envs[0].task.source, "train_source": envs.envs[0].task.source,
-        "seed": args.seed, "em_cold_start": rows[1]["em"], "em_trained": row["em"], "em_naive_rag": rows[0]["em"],
+        "seed": args.seed, "em_cold_start": rows[1]["em"], "em_cold_start_sampled": rows[2]["em"],
+        "em_trained": row["em"], "em_naive_rag": rows[0]["em"],
         "seconds_cold_start": seconds_cold_start, "seconds_training": seconds_training,
         "episodes": args.updates * len(envs.envs), "rows": rows,
     }  # fmt: skip
@@ -259,11 +261,15 @@ def main(args: Args) -> dict:
 
 
 def baselines(held_out, policy, engine, questions: list[int], args: Args) -> list[dict]:
-    """What the trained policy is compared with: the first two rows are Naive RAG and the policy before training."""
-    naive = evaluate.evaluate_naive_rag(held_out, policy, engine, questions, args.max_new_tokens)
-    before, _ = evaluate_policy(held_out, policy, engine, questions, args.max_new_tokens, "Base Tool Call (before RL)")
-    scripted = evaluate.evaluate_script(held_out, questions, evaluate.heuristic, "Scripted searcher")
-    return [naive, before, scripted]
+    """What the trained policy is compared with: Naive RAG, the policy before training (greedy, then sampled as in
+    training) and the scripted searcher."""
+    play = partial(evaluate_policy, held_out, policy, engine, questions, args.max_new_tokens)
+    return [
+        evaluate.evaluate_naive_rag(held_out, policy, engine, questions, args.max_new_tokens),
+        play("Base Tool Call (before RL)")[0],
+        play("Base Tool Call, sampled", temperature=args.temperature)[0],
+        evaluate.evaluate_script(held_out, questions, heuristic, "Scripted searcher"),
+    ]
 
 
 def save(run: Path, policy: Policy, optimizer, step: int, args: Args) -> None:
@@ -289,10 +295,12 @@ def write_report(run: Path, summary: dict, transcripts: list[list[dict]]) -> Non
     """The closing table, the learning curve, a sample episode, and where all of it lies."""
     console = Console()
     rows = summary["rows"]
-    names = {"Naive RAG": rows[0]["em"], "before RL": rows[1]["em"]}
+    names = {"Naive RAG": rows[0]["em"], "Scripted searcher": rows[3]["em"]}
     metrics = {f"seed {summary['seed']}": run / METRICS_FILE}
     if any("eval/em" in line for line in read_metrics(run / METRICS_FILE)):
-        report.learning_curve(metrics, run / "learning_curve.png", names, subtitle=summary["source"])
+        report.learning_curve(
+            metrics, run / "learning_curve.png", names, title=summary["env"], subtitle=summary["source"]
+        )
     (run / "evaluation.md").write_text(report.table(rows) + "\n", encoding="utf-8")
     report.write_summary(run, summary)
     longest = max(transcripts, key=lambda turns: (turns[-1]["reward"] > 0.5, len(turns)))

@@ -28,6 +28,7 @@ _COLUMNS = {
     "name": "Agent", "em": "EM", "em_interval": "95 % interval", "f1": "F1",
     "support_recall": "Support recall", "turns": "Turns", "calls": "Calls",
 }  # fmt: skip
+_WRAPPED = ("Agent", "Support recall")  # columns that may take two lines in a narrow terminal
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SHOWN = 600  # characters of an observation: enough to see what the agent saw, short enough to read a whole episode
 _Curve = tuple[np.ndarray, np.ndarray]
@@ -91,9 +92,9 @@ def table(rows: Sequence[Mapping]) -> str:
 
 def print_table(rows: Sequence[Mapping], console: Console | None = None) -> None:
     """Print the table of `table` in the terminal."""
-    grid = Table(box=box.SIMPLE_HEAD)
+    grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
     for index, header in enumerate(_COLUMNS.values()):
-        grid.add_column(header, justify="right" if index else "left", no_wrap=not index)
+        grid.add_column(header, justify="right" if index else "left", overflow="fold", no_wrap=header not in _WRAPPED)
     for row in rows:
         grid.add_row(*(Text(_clean(cell)) for cell in _cells(row)))
     (console or Console()).print(grid)
