@@ -61,13 +61,13 @@ class Args:
     """Gradient steps of imitation for the tiny policy."""
     seed: int = 0
     """Seeds the model, the questions and the sampling."""
-    updates: int = 60
+    updates: int = 50
     """Policy updates."""
     questions_per_update: int = 16
     """Questions (groups) in a batch."""
     group_size: int = 8
     """Episodes per question."""
-    lr: float = 1e-3
+    lr: float = 5e-4
     """Learning rate of AdamW. The default is for the tiny policy; start at 1e-6 for a pretrained model."""
     epochs: int = 1
     """Passes over each batch of episodes; with one, every ratio is 1 and nothing is clipped."""
@@ -89,7 +89,7 @@ class Args:
     """Gradient clipping."""
     max_tokens_per_micro_batch: int = 8192
     """Tokens (padding included) in one forward and backward pass. Memory, not results, depend on it."""
-    eval_every: int = 5
+    eval_every: int = 2
     """Updates between evaluations on held-out questions."""
     eval_questions: int = 200
     """Held-out questions at each evaluation; the last one takes ``final_questions``."""
@@ -100,9 +100,19 @@ class Args:
     out: Path | None = None
     """Folder of the run; by default runs/grpo-<env>-<seed>."""
     resume: Path | None = None
-    """Folder of an earlier run to go on with."""
+    """Folder of an earlier run to go on with, under the same arguments; ``updates`` may be raised."""
     log: tuple[str, ...] = ()
     """Where else metrics go besides metrics.jsonl: tensorboard, trackio, wandb."""
+
+    def __post_init__(self):
+        least = {name: 1 for name in ("updates", "questions_per_update", "epochs", "minibatches", "max_new_tokens")}
+        least |= {name: 1 for name in ("eval_every", "eval_questions", "final_questions", "save_every")}
+        for name, value in (least | {"group_size": 2, "cold_start_steps": 1}).items():
+            if getattr(self, name) < value:
+                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
+        for name in ("lr", "temperature", "max_grad_norm"):
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
 
 
 def policy_loss(policy: Policy, reference: Policy | None, part: Batch, advantages, args: Args, normalizer: int):
@@ -281,13 +291,19 @@ def save(run: Path, policy: Policy, optimizer, step: int, args: Args) -> None:
 
 
 def resume(args: Args, policy: Policy, optimizer) -> int:
-    """Load the latest checkpoint of ``args.resume`` into ``policy`` and ``optimizer``; returns the updates it has had."""
+    """Load the latest checkpoint of ``args.resume`` into ``policy`` and ``optimizer``; returns the updates it has had.
+
+    Raises:
+        ValueError: there is none, or it belongs to another experiment.
+    """
     folder = checkpoint.latest(args.resume)
     if folder is None:
         raise ValueError(f"there is no checkpoint in {args.resume}")
-    checkpoint.verify(folder)
+    step, saved = checkpoint.load_state(folder, [optimizer])
+    for name in ("env", "env_kwargs", "model", "seed", "questions_per_update", "group_size"):
+        if saved[name] != getattr(args, name):
+            raise ValueError(f"{folder} was trained with {name}={saved[name]!r}, not {getattr(args, name)!r}")
     policy.model.load_state_dict(load_policy(folder, str(policy.device)).model.state_dict())
-    step, _ = checkpoint.load_state(folder, [optimizer])
     return step
 
 

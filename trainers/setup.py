@@ -31,12 +31,14 @@ def default_device() -> str:
 
 
 def load_policy(path_or_id: str | Path, device: str | None = None) -> Policy:
-    """Any Hugging Face causal language model with a chat template: bf16 on a GPU, fp32 on a CPU."""
+    """Any Hugging Face causal language model with a chat template.
+
+    Weights are float32: in bfloat16, with 8 bits of precision, an update of lr 1e-6 is rounded away.
+    """
     device = device or default_device()
-    dtype = torch.bfloat16 if device.startswith("cuda") else torch.float32
     try:
         tokenizer = _load_tokenizer(path_or_id)
-        model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=dtype).to(device)
+        model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=torch.float32).to(device)
     except OSError as error:
         raise ValueError(
             f"cannot load a model from {path_or_id!r}: give a local folder or a model id. {error}"

@@ -31,12 +31,12 @@ CURRICULUM = (
     (0.46, ("browsing",) * 9 + ("repetition",)),
     (0.50, ("episodes",) * 4 + ("browsing",)),
 )
-STEPS = 1500
-TOKENS_PER_STEP = 2500
+STEPS = 2800
+TOKENS_PER_STEP = 1250
 POOL = 256  # lessons made at a time, from one fresh world
 
 
-def optimizers(model: torch.nn.Module, matrix_lr: float = 0.02, other_lr: float = 4e-3) -> list[torch.optim.Optimizer]:
+def optimizers(model: torch.nn.Module, matrix_lr: float = 0.01, other_lr: float = 8e-3) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for the matrices, AdamW for embeddings, norms and biases."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]

@@ -1,0 +1,61 @@
+"""The learning claim of the README: held-out exact match before and after reinforcement learning, over several seeds.
+
+    python -m benchmarks.learning --out runs/learning --picture docs/learning_curve.png
+
+Each seed is a whole run of ``python -m trainers.grpo``: another tiny policy, another cold start, other questions. A
+seed whose run is complete is not run again. Ends with one line of JSON.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from trainers import grpo, report
+from trainers.logger import METRICS_FILE
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Run the main job with several seeds and draw their learning curves in one picture."""
+
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One run for each."""
+    env: str = "AgentR1/MiniWiki-v0"
+    """Registered environment id."""
+    env_kwargs: str = "{}"
+    """Arguments of the environment as JSON."""
+    updates: int = grpo.Args.updates
+    """Policy updates of each run."""
+    out: Path = Path("runs/learning")
+    """Folder of the runs."""
+    picture: Path = Path("runs/learning/learning_curve.png")
+    """Where to write the learning curves."""
+
+
+def main(args: Args) -> dict:
+    summaries = {}
+    for seed in args.seeds:
+        run = args.out / f"seed-{seed}"
+        if not (run / "summary.json").exists():
+            grpo.main(grpo.Args(env=args.env, env_kwargs=args.env_kwargs, seed=seed, updates=args.updates, out=run))
+        summaries[seed] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    any_summary = summaries[args.seeds[0]]
+    rows = {row["name"]: row["em"] for row in any_summary["rows"]}
+    report.learning_curve(
+        {f"seed {seed}": args.out / f"seed-{seed}" / METRICS_FILE for seed in args.seeds},
+        args.picture,
+        {name: rows[name] for name in ("Naive RAG", "Scripted searcher")},
+        title=f"{args.env}: a tiny policy learns to search, with GRPO on 2 CPU cores",
+        subtitle=any_summary["source"],
+    )
+    names = ("em_cold_start", "em_cold_start_sampled", "em_trained", "seconds_cold_start", "seconds_training")
+    result = {"env": args.env, "source": any_summary["source"], "seeds": list(args.seeds), "picture": str(args.picture)}
+    result |= {name: [summaries[seed][name] for seed in args.seeds] for name in names}
+    print(json.dumps(result))
+    return result
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

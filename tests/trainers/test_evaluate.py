@@ -1,0 +1,89 @@
+import json
+
+import pytest
+
+from trainers import evaluate
+from trainers.engine import TransformersEngine
+from trainers.setup import make_envs
+
+SMALL = '{"entities": 60, "questions": 30}'
+
+
+def test_a_row_by_hand():
+    episodes = [
+        {"em": 1.0, "f1": 1.0, "support_recall": 1.0, "turns": 3, "calls": 2, "prediction": "x"},
+        {"em": 0.0, "f1": 0.5, "support_recall": 0.5, "turns": 2, "calls": 1, "prediction": "y"},
+    ]
+    row = evaluate.summarize("agent", episodes)
+    assert {k: row[k] for k in ("name", "em", "f1", "support_recall", "turns", "calls", "episodes")} == {
+        "name": "agent", "em": 0.5, "f1": 0.75, "support_recall": 0.75, "turns": 2.5, "calls": 1.5, "episodes": 2,
+    }  # fmt: skip
+    low, high = row["em_interval"]
+    assert 0 <= low <= 0.5 <= high <= 1
+
+
+def test_every_question_is_played_once_however_many_environments_there_are(make_policy):
+    policy = make_policy("bytes")
+    engine = TransformersEngine(policy, ("</search>", "</answer>"))
+    rows, seen = [], []
+    for num_envs in (4, 7, 30):
+        envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "validation", num_envs)
+        row, transcripts = evaluate.evaluate_policy(envs, policy, engine, list(range(10)), 4, "policy")
+        rows.append(row)
+        seen.append([turns[0]["observation"] for turns in transcripts])
+        assert evaluate.evaluate_naive_rag(envs, policy, engine, list(range(10)), 4)["episodes"] == 10
+    assert rows[0] == rows[1] == rows[2]
+    assert seen[0] == seen[1] == seen[2] == [q.question for q in envs.envs[0].questions[:10]]
+
+
+class Parrot:
+    """An engine that ends every turn with the same words."""
+
+    def __init__(self, policy, text):
+        self.policy, self.text, self.prompts = policy, text, []
+
+    def reset(self):
+        pass
+
+    def generate(self, prompts, max_new_tokens, temperature):
+        from trainers.engine import Completion
+
+        tokens = self.policy.encode(self.text)
+        self.prompts += prompts.values()
+        return {key: Completion(tokens, [0.0] * len(tokens), "stop") for key in prompts}
+
+
+def test_naive_rag_searches_the_question_once_and_scores_the_answer(make_policy):
+    policy = make_policy("bytes")
+    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "validation", 4)
+    question = envs.envs[0].questions[2]
+    engine = Parrot(policy, f"{question.answer}</answer> and more")
+    row = evaluate.evaluate_naive_rag(envs, policy, engine, [2], 50)
+    assert (row["em"], row["calls"]) == (1.0, 1.0)
+    prompt = policy.tokenizer.decode(engine.prompts[0])
+    assert f"<search>{question.question}</search>" in prompt
+    assert prompt.count("<information>[1] ") == 1
+    assert prompt.endswith("<answer>")
+    assert row["support_recall"] >= 0.5  # the article that the question names comes first
+
+
+def test_the_command_writes_its_table(make_policy, tmp_path, capsys):
+    policy = make_policy("bpe")
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    rows = evaluate.main(
+        evaluate.Args(
+            env_kwargs=SMALL, checkpoint=(tmp_path / "model",), questions=6, max_new_tokens=4, num_envs=4, out=tmp_path
+        )
+    )
+    assert [row["em"] for row in rows[:1]] == [1.0]
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["source"].startswith("miniwiki:heldout") or written["source"].startswith("miniwiki:validation")
+    assert [row["name"] for row in written["rows"]] == [row["name"] for row in rows]
+    assert (tmp_path / "evaluation.md").read_text().count("\n") == 2 + len(rows)
+    assert written["source"] in capsys.readouterr().out
+
+
+def test_a_folder_that_is_no_model(tmp_path):
+    with pytest.raises(ValueError, match="cannot load a model"):
+        evaluate.main(evaluate.Args(env_kwargs=SMALL, checkpoint=(tmp_path,), questions=2, out=tmp_path))

@@ -1,0 +1,218 @@
+import copy
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from trainers import checkpoint, evaluate, grpo
+from trainers.advantage import group_advantage
+from trainers.engine import TransformersEngine
+from trainers.logger import read_metrics
+from trainers.rollout import rollout
+from trainers.setup import load_policy
+from trainers.trajectory import collate
+
+SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def played(make_policy, recite):
+    """Six episodes in three groups; the middle group has nothing to choose between."""
+    policy = make_policy("bytes")
+    envs = recite([["a", "b"], ["a"], ["c", "d"], ["c"], ["e"], ["e", "f", "g"]],
+                  [[1.0, 0.0], [0.0], [0.5, 0.5], [1.0], [0.0], [0.0, 1.0, 1.0]])  # fmt: skip
+    engine = TransformersEngine(policy, ("</search>",))
+    return policy, rollout(envs, policy, engine, seeds=[0, 1, 2], group_size=2, max_new_tokens=6)
+
+
+def updated(policy, episodes, reference=None, **arguments):
+    """The policy after one update with plain gradient descent, and the metrics."""
+    policy = copy.deepcopy(policy)
+    optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
+    args = grpo.Args(max_grad_norm=1e9, **arguments)
+    metrics = grpo.update(policy, reference, optimizer, episodes, args, np.random.default_rng(0))
+    return torch.cat([p.detach().flatten() for p in policy.model.parameters()]), metrics
+
+
+def test_an_update_is_the_policy_gradient(played):
+    """Against the textbook: sum over episodes and sampled tokens of A grad log p, over the number of sampled tokens.
+    The episodes without an advantage, which the trainer leaves out, are counted here."""
+    policy, episodes = played
+    after, metrics = updated(policy, episodes)
+    batch = collate(episodes, policy.pad_id)
+    advantages = torch.tensor([0.5, -0.5, 0.0, 0.0, -1.0, 1.0])
+    logprobs, _ = policy.logprobs(batch)
+    objective = (advantages[:, None] * logprobs).sum() / batch.mask.sum()
+    gradients = torch.autograd.grad(objective, list(policy.model.parameters()))
+    before = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+    expected = torch.cat([g.flatten() for g in gradients])
+    torch.testing.assert_close(after - before, 0.1 * expected, rtol=1e-3, atol=1e-6)
+    assert metrics["tokens/action"] == batch.mask.sum().item()
+    assert metrics["policy/clip_fraction"] == 0
+    assert metrics["policy/grad_norm"] == pytest.approx(expected.norm().item(), rel=1e-4)
+
+
+def test_micro_batches_are_a_matter_of_memory_alone(played):
+    policy, episodes = played
+    whole, whole_metrics = updated(policy, episodes, epochs=2, minibatches=2)
+    parts, parts_metrics = updated(policy, episodes, epochs=2, minibatches=2, max_tokens_per_micro_batch=1)
+    torch.testing.assert_close(whole, parts, rtol=0, atol=1e-5)
+    assert whole_metrics == pytest.approx(parts_metrics, abs=1e-5)
+
+
+def test_flat_groups_leave_the_policy_alone(played):
+    policy, episodes = played
+    for episode in episodes:
+        for step in episode.steps:
+            step.reward = 0.0
+    before = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+    after, metrics = updated(policy, episodes)
+    assert torch.equal(before, after)
+    assert metrics["policy/grad_norm"] == 0
+
+
+def test_the_kl_penalty_pulls_back_to_the_reference_also_in_flat_groups(played, make_policy):
+    policy, episodes = played
+    for episode in episodes:
+        for step in episode.steps:
+            step.reward = 0.0
+    before = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
+    same, _ = updated(policy, episodes, reference=policy, kl_coef=0.5)
+    torch.testing.assert_close(same, before, rtol=0, atol=1e-6)  # at the reference itself the pull is zero
+    other = make_policy("bytes", 1)
+    moved, metrics = updated(policy, episodes, reference=other, kl_coef=0.5)
+    assert metrics["policy/grad_norm"] > 0
+    batch = collate(episodes, policy.pad_id)
+
+    def distance(parameters):
+        torch.nn.utils.vector_to_parameters(parameters, policy.model.parameters())
+        with torch.no_grad():
+            gap = policy.logprobs(batch)[0] - other.logprobs(batch)[0]
+        return (torch.exp(-gap) + gap - 1)[batch.mask].mean()
+
+    assert distance(moved) < distance(before)
+
+
+def test_advantages_are_of_whole_episodes(played):
+    _, episodes = played
+    returns = torch.tensor([e.episode_return for e in episodes])
+    assert returns.tolist() == [1.0, 0.0, 1.0, 1.0, 0.0, 2.0]
+    groups = torch.tensor([e.group for e in episodes])
+    assert group_advantage(returns, groups).tolist() == [0.5, -0.5, 0.0, 0.0, -1.0, 1.0]
+
+
+@pytest.fixture
+def model_folder(make_policy, tmp_path):
+    """A model as it comes from the hub: ChatML template, byte-level BPE, eos and pad of their own."""
+    policy = make_policy("bpe", 3)
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def arguments(letters, model_folder, out, **changes):
+    base = {
+        "env": letters, "env_kwargs": SMALL, "model": model_folder, "updates": 4, "questions_per_update": 2,
+        "group_size": 3, "lr": 0.01, "max_new_tokens": 6, "eval_every": 2, "eval_questions": 4, "final_questions": 6,
+        "save_every": 2, "out": out,
+    }  # fmt: skip
+    return grpo.Args(**{**base, **changes})
+
+
+def test_a_whole_run(letters, model_folder, tmp_path, capsys):
+    out = tmp_path / "run"
+    summary = grpo.main(arguments(letters, model_folder, out, log=("tensorboard",)))
+    written = json.loads((out / "summary.json").read_text())
+    assert written["env"] == letters
+    assert written["source"].startswith("miniwiki:validation")
+    assert {
+        "env", "source", "seed", "em_cold_start", "em_trained", "em_naive_rag", "seconds_cold_start",
+        "seconds_training", "episodes",
+    } <= set(written)  # fmt: skip
+    assert written["episodes"] == 4 * 6
+    assert [row["episodes"] for row in summary["rows"]] == [6] * 5
+    lines = read_metrics(out / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert [line["step"] for line in lines if "eval/em" in line] == [0, 2, 4]
+    assert lines[-1]["episodes"] == 24
+    for line in lines[1:]:
+        terms = sum(value for name, value in line.items() if name.startswith("reward/"))
+        assert terms == pytest.approx(line["train/return"], abs=1e-6)
+        assert line["policy/sampler_kl"] == pytest.approx(0, abs=1e-6)
+    assert (out / "learning_curve.png").stat().st_size > 10_000
+    assert (out / "evaluation.md").read_text().startswith("| Agent |")
+    assert list(out.glob("**/events.out.tfevents.*"))
+    shown = capsys.readouterr().out
+    assert "Trained with GRPO" in shown
+    assert str(out.name) in shown
+    rows = evaluate.main(
+        evaluate.Args(
+            env=letters, env_kwargs=SMALL, checkpoint=(checkpoint.latest(out),), questions=6, max_new_tokens=6, out=out
+        )
+    )
+    trained = {**summary["rows"][-1], "name": ""}
+    assert {**rows[-1], "name": ""} == trained
+
+
+def test_learning_raises_the_return(letters, model_folder, tmp_path):
+    """A random policy is paid for lower-case letters, so it should soon write little else."""
+    out = tmp_path / "run"
+    grpo.main(
+        arguments(letters, model_folder, out, updates=25, questions_per_update=4, group_size=8, lr=0.02, eval_every=100)
+    )
+    returns = [line["train/return"] for line in read_metrics(out / "metrics.jsonl") if "train/return" in line]
+    assert np.mean(returns[-3:]) > np.mean(returns[:3]) + 0.4
+
+
+def weights(run):
+    return {name: p for name, p in load_policy(checkpoint.latest(run), "cpu").model.state_dict().items()}
+
+
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(letters, model_folder, tmp_path):
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    grpo.main(arguments(letters, model_folder, whole, epochs=2, minibatches=2))
+    grpo.main(arguments(letters, model_folder, halves, epochs=2, minibatches=2, updates=2))
+    grpo.main(arguments(letters, model_folder, None, epochs=2, minibatches=2, resume=halves))
+    for name, expected in weights(whole).items():
+        assert torch.equal(weights(halves)[name], expected), name
+    timed = ("seconds", "time/", "tokens/per_second")
+    for a, b in zip(read_metrics(whole / "metrics.jsonl"), read_metrics(halves / "metrics.jsonl"), strict=True):
+        assert {k: v for k, v in a.items() if not k.startswith(timed)} == {
+            k: v for k, v in b.items() if not k.startswith(timed)
+        }
+
+
+def test_resuming_what_is_not_there_or_something_else(letters, model_folder, tmp_path):
+    with pytest.raises(ValueError, match="no checkpoint"):
+        grpo.main(arguments(letters, model_folder, None, resume=tmp_path))
+    grpo.main(arguments(letters, model_folder, tmp_path / "run", updates=1))
+    with pytest.raises(ValueError, match="seed"):
+        grpo.main(arguments(letters, model_folder, None, resume=tmp_path / "run", seed=5))
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"updates": 0}, {"group_size": 1}, {"temperature": 0.0}, {"minibatches": 0}, {"lr": -1.0}]
+)
+def test_arguments_that_make_no_sense(letters, model_folder, tmp_path, wrong):
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        grpo.main(arguments(letters, model_folder, tmp_path / "run", **wrong))
+    assert not (tmp_path / "run").exists()
+
+
+def test_the_commands_explain_themselves(tmp_path):
+    for command in (["-m", "trainers.grpo"], [str(ROOT / "trainers" / "grpo.py")], ["-m", "trainers.evaluate"]):
+        where = tmp_path if command[0] != "-m" else ROOT
+        done = subprocess.run([sys.executable, *command, "--help"], cwd=where, capture_output=True, text=True)
+        assert done.returncode == 0, done.stderr
+        assert "--env-kwargs" in done.stdout
+    done = subprocess.run(
+        [sys.executable, str(ROOT / "trainers" / "grpo.py"), "--learning-rte", "1"],
+        cwd=tmp_path, capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode != 0
+    assert "learning-rte" in done.stdout + done.stderr

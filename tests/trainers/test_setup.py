@@ -1,0 +1,19 @@
+import pytest
+
+from trainers.setup import load_policy, make_envs
+
+
+@pytest.mark.parametrize("wrong", ["{", "[1]", '"x"', "entities=3"])
+def test_arguments_that_are_no_json_object(wrong):
+    with pytest.raises(ValueError, match="environment arguments"):
+        make_envs("AgentR1/MiniWiki-v0", wrong, "train", 2)
+
+
+def test_arguments_that_the_environment_does_not_take():
+    with pytest.raises(TypeError, match="entitles"):
+        make_envs("AgentR1/MiniWiki-v0", '{"entitles": 3}', "train", 2)
+
+
+def test_a_model_that_is_not_there():
+    with pytest.raises(ValueError, match="cannot load a model from 'no/such-folder'"):
+        load_policy("no/such-folder")

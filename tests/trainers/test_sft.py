@@ -1,0 +1,115 @@
+import json
+import random
+import re
+
+import pytest
+import torch
+
+import retrieval_index
+from agent_envs.miniwiki import World
+from agent_envs.miniwiki.schema import RELATIONS
+from agent_envs.tools import SearchTool
+from trainers import lessons, sft, tiny
+from trainers.policy import Policy
+from trainers.scripted import oracle
+from trainers.setup import make_envs
+
+SMALL = '{"entities": 200, "questions": 40}'
+
+
+@pytest.fixture(scope="module")
+def envs():
+    return make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 8)
+
+
+@pytest.fixture(scope="module")
+def policy(envs):
+    torch.manual_seed(0)
+    tokenizer = tiny.make_tokenizer(sft._texts(World(300, 0), envs))
+    return Policy(tiny.make_model(len(tokenizer)), tokenizer)
+
+
+def pieces(policy, sequence) -> list[tuple[bool, str]]:
+    """The sequence as stretches of taught and untaught text."""
+    found: list[tuple[bool, list[int]]] = []
+    for token, taught in zip(sequence.ids, sequence.mask, strict=True):
+        if not found or found[-1][0] != taught:
+            found.append((taught, []))
+        found[-1][1].append(token)
+    return [(taught, policy.decode(ids)) for taught, ids in found]
+
+
+def test_repetition_teaches_the_second_copy(policy):
+    for sequence in lessons.repetition(20, list(range(300, 400)), random.Random(0)):
+        half = len(sequence.ids) // 2
+        assert sequence.ids[:half] == sequence.ids[half:]
+        assert sequence.mask == [False] * half + [True] * half
+
+
+def test_browsing_teaches_facts_that_can_be_read_in_the_context(policy):
+    world = World(200, 1)
+    tool = SearchTool(retrieval_index.build(world.passages()), k=2)
+    taught_facts = 0
+    for sequence in lessons.browsing(20, world, tool, policy, random.Random(0)):
+        parts = pieces(policy, sequence)
+        read = ""
+        for taught, text in parts:
+            if taught and "<think>" in text:
+                noun, title = re.fullmatch(r"\s*<think>\s*(.+?) of (.+)</think>", text).groups()
+                assert noun in {relation.noun for relation in RELATIONS}
+                assert title in read
+            elif taught:
+                value = re.sub(r"</\w+>", "", text).strip()
+                assert value in re.sub(r"\s+", " ", read)
+                taught_facts += 1
+            else:
+                read += text
+    assert taught_facts > 20 * 6
+
+
+def test_demonstrations_teach_exactly_the_turns(policy, envs):
+    sequences = lessons.demonstrations(envs, policy, [3, 9], oracle, seed=0)
+    for number, sequence in zip([3, 9], sequences, strict=True):
+        question = envs.envs[0].questions[number]
+        expected = [f"<search>{title}</search>" for title in question.supporting_titles]
+        expected.append(f"<answer>{question.answer}</answer>")
+        said = [text for taught, text in pieces(policy, sequence) if taught]
+        assert [re.sub(r"> ", ">", text).strip() for text in said] == expected
+
+
+def test_the_cold_start_learns_is_kept_and_depends_on_its_arguments(envs, tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
+    monkeypatch.setattr(sft, "POOL", 64)
+    seen = []
+    first = sft.cold_start(envs, 0, 24, lambda step, lesson, loss: seen.append((step, lesson, loss)))
+    assert [step for step, _, _ in seen] == list(range(1, 25))
+    assert {lesson for _, lesson, _ in seen} == {"repetition", "browsing", "episodes"}
+    losses = [loss for _, lesson, loss in seen if lesson != "repetition"]
+    assert losses[-1] < 0.7 * losses[0]
+    again = sft.cold_start(envs, 0, 24, lambda *_: pytest.fail("it should come from the cache"))
+    for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert first.tokenizer.get_vocab() == again.tokenizer.get_vocab()
+    assert not again.model.training
+    other = sft.cold_start(envs, 1, 2, lambda *_: None)
+    assert not torch.equal(other.model.lm_head.weight, first.model.lm_head.weight)
+    assert len(list((tmp_path / "tiny").iterdir())) == 2
+
+
+def test_a_real_benchmark_is_learned_from_its_own_questions(tmp_path, monkeypatch):
+    """In the form of HotpotQA: no decomposition, text that no MiniWiki article holds."""
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sft, "POOL", 16)
+    passages = [
+        {"id": str(i), "title": f"Żółw {i}", "text": f"Żółw {i} wurde 19{i} in Łódź gebaut."} for i in range(10, 30)
+    ]
+    rows = [
+        {"id": str(i), "question": f"When was Żółw {i} built?", "answer": f"19{i}", "supporting_titles": [f"Żółw {i}"]}
+        for i in range(10, 30)
+    ]
+    (tmp_path / "passages.jsonl").write_text("".join(json.dumps(p) + "\n" for p in passages))
+    for split in ("train", "validation"):
+        (tmp_path / f"hotpotqa.{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
+    envs = make_envs("AgentR1/HotpotQA-v0", json.dumps({"data": str(tmp_path)}), "train", 4)
+    made = sft.cold_start(envs, 0, 4, lambda *_: None)
+    assert len(made.encode("Żółw Łódź gebaut")) == 3  # words of the corpus are in the vocabulary
