@@ -102,7 +102,10 @@ def miniwiki(
         hops: length of the chain in bridge and compositional questions, 2 to 4.
         difficulty: see `agent_envs.miniwiki.World`.
         world_seed: another seed gives another world of the same split.
-        questions: how many questions to draw.
+        questions: how many different questions to draw.
+
+    Raises:
+        ValueError: for arguments outside these ranges, or more questions than the world has.
     """
     if not types:
         raise ValueError("types must name at least one question type")
@@ -110,6 +113,13 @@ def miniwiki(
         raise ValueError(f"questions must be at least 1, got {questions}")
     world = World(entities, world_seed, _SPLITS[split], difficulty)
     rng = random.Random(f"questions:{world_seed}:{split}")
-    asked = [make_question(world, types[i % len(types)], rng, hops) for i in range(questions)]
+    asked: dict[str, Question] = {}
+    for attempt in range(20 * questions):
+        question = make_question(world, types[attempt % len(types)], rng, hops)
+        asked.setdefault(question.question, question)
+        if len(asked) == questions:
+            break
+    else:
+        raise ValueError(f"this world of {entities} entities has no {questions} different questions: make it larger")
     source = f"miniwiki:{split}-{world_seed} ({entities} articles, {difficulty}, {hops} hops)"
-    return Task("miniwiki", split, asked, retrieval_index.build(world.passages()), source)
+    return Task("miniwiki", split, list(asked.values()), retrieval_index.build(world.passages()), source)

@@ -33,7 +33,13 @@ class SearchTags:
         )
 
     def parse(self, text: str) -> Turn:
-        """Read one assistant turn, in time linear in its length."""
+        """Read one assistant turn, in time linear in its length.
+
+        Some chat templates open the thought themselves, so a turn may begin inside one.
+        """
+        thought, closed, rest = text.partition("</think>")
+        if closed and "<think>" not in thought:
+            text = rest
         found: list[tuple[str, str]] = []
         opened: str | None = None
         start = 0
@@ -70,7 +76,9 @@ class SearchTags:
         return " or ".join([*calls, "<answer>text</answer>"])
 
     def render(self, results: list[ToolResult]) -> str:
-        return "<information>" + "\n".join(result.text for result in results) + "</information>"
+        # A passage is anybody's text: it must not be able to end the block that marks it as such.
+        text = "\n".join(result.text for result in results).replace("</information>", "< /information>")
+        return f"<information>{text}</information>"
 
     def render_error(self, error: str) -> str:
         return f"<information>Invalid turn: {error}</information>"

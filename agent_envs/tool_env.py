@@ -105,5 +105,11 @@ class ToolEnv(gymnasium.Env[str, str]):
         return self.format.render_error(turn.error) if turn.error else self.format.render(results)
 
     def _is_repeat(self, calls: tuple[ToolCall, ...]) -> bool:
-        """Whether all of ``calls`` were made before in this episode: nothing new can come of them."""
-        return bool(calls) and all(call in self.history.calls for call in calls)
+        """Whether all of ``calls`` were made before in this episode, up to case and white space: nothing new can come
+        of them."""
+        past = {_plain(call) for call in self.history.calls}
+        return bool(calls) and all(_plain(call) in past for call in calls)
+
+
+def _plain(call: ToolCall) -> str:
+    return " ".join(f"{call.name} {call.arguments}".casefold().split())

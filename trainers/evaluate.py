@@ -130,9 +130,9 @@ def main(args: Args) -> list[Row]:
         rows.append(evaluate_naive_rag(envs, policy, engine, questions, args.max_new_tokens, f"Naive RAG ({folder})"))
         rows.append(evaluate_policy(envs, policy, engine, questions, args.max_new_tokens, str(folder))[0])
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "evaluation.md").write_text(report.table(rows) + "\n")
+    (args.out / "evaluation.md").write_text(report.table(rows), encoding="utf-8")
     result = {"env": args.env, "source": envs.envs[0].task.source, "split": args.split, "rows": rows}
-    (args.out / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n")
+    (args.out / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"source: {result['source']}")
     report.print_table(rows)
     return rows

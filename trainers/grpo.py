@@ -317,7 +317,7 @@ def write_report(run: Path, summary: dict, transcripts: list[list[dict]]) -> Non
         report.learning_curve(
             metrics, run / "learning_curve.png", names, title=summary["env"], subtitle=summary["source"]
         )
-    (run / "evaluation.md").write_text(report.table(rows) + "\n", encoding="utf-8")
+    (run / "evaluation.md").write_text(report.table(rows), encoding="utf-8")
     report.write_summary(run, summary)
     longest = max(transcripts, key=lambda turns: (turns[-1]["reward"] > 0.5, len(turns)))
     console.print(report.episode_text(longest, title="A sample episode"))

@@ -20,8 +20,10 @@ _CANDIDATES = {
     "how many": r"\b\d[\d,.]*\b",
     "": r"[A-Z][\w'’.-]*(?: (?:(?:of|the|and|de|von) )*[A-Z][\w'’.-]*)*",
 }
-_COMMON = set("a an and are at by did do does for from had has have in is it of on or that the to was were which "
-              "what where when who whom whose how with".split())  # fmt: skip
+_COMMON = set(
+    "a an and are at by did do does for from had has have he her his how in is it its of on or she that the their they "
+    "this to was were what when where which who whom whose with".split()
+)
 
 
 def search(query: str) -> str:
@@ -100,7 +102,7 @@ def _clue(observation: str, question: str, known: str, kind: str) -> str:
         title, _, text = re.sub(r"^\[\d+\] ", "", line).partition(": ")
         for sentence in re.split(r"(?<=[.!?]) ", text):
             names = [name.rstrip(".,") for name in re.findall(_CANDIDATES[kind], re.sub(r"^The ", "", sentence))]
-            names = [name for name in names if name.lower() not in known and name != title]
+            names = [name for name in names if _stems(name) and name.lower() not in known and name != title]
             score = len(_stems(sentence) & wanted) + 0.5 * len(_stems(title) & wanted)
             if names and score > best:
                 best, clue = score, names[0]

@@ -39,7 +39,7 @@ def load_policy(path_or_id: str | Path, device: str | None = None) -> Policy:
     try:
         tokenizer = _load_tokenizer(path_or_id)
         model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=torch.float32).to(device)
-    except OSError as error:
+    except (OSError, ValueError) as error:
         raise ValueError(
             f"cannot load a model from {path_or_id!r}: give a local folder or a model id. {error}"
         ) from error

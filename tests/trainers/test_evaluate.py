@@ -3,7 +3,7 @@ import json
 import pytest
 
 from trainers import evaluate
-from trainers.engine import TransformersEngine
+from trainers.engine import Completion, TransformersEngine
 from trainers.setup import make_envs
 
 SMALL = '{"entities": 60, "questions": 30}'
@@ -46,11 +46,9 @@ class Parrot:
         pass
 
     def generate(self, prompts, max_new_tokens, temperature):
-        from trainers.engine import Completion
-
         tokens = self.policy.encode(self.text)
         self.prompts += prompts.values()
-        return {key: Completion(tokens, [0.0] * len(tokens), "stop") for key in prompts}
+        return {key: Completion(tokens=tokens, logprobs=[0.0] * len(tokens), finish_reason="stop") for key in prompts}
 
 
 def test_naive_rag_searches_the_question_once_and_scores_the_answer(make_policy):

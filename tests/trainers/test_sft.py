@@ -55,9 +55,9 @@ def test_browsing_teaches_facts_that_can_be_read_in_the_context(policy):
         read = ""
         for taught, text in parts:
             if taught and "<think>" in text:
-                noun, title = re.fullmatch(r"\s*<think>\s*(.+?) of (.+)</think>", text).groups()
-                assert noun in {relation.noun for relation in RELATIONS}
-                assert title in read
+                thought = re.fullmatch(r"\s*<think>\s*(.+)</think>", text)[1]
+                noun = next(r.noun for r in RELATIONS if thought.startswith(f"{r.noun} of "))
+                assert thought.removeprefix(f"{noun} of ") in read
             elif taught:
                 value = re.sub(r"</\w+>", "", text).strip()
                 assert value in re.sub(r"\s+", " ", read)

@@ -1,0 +1,37 @@
+"""The notebook runs from top to bottom, and its committed copy shows what it makes."""
+
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+
+NOTEBOOK = Path(__file__).resolve().parents[1] / "notebooks" / "quickstart.ipynb"
+
+
+def outputs(notebook, kind: str) -> list:
+    return [o for cell in notebook.cells for o in cell.get("outputs", []) if kind in o.get("data", {})]
+
+
+def test_the_committed_notebook_has_its_outputs_and_pictures():
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    code = [cell for cell in notebook.cells if cell.cell_type == "code"]
+    assert [cell.execution_count for cell in code] == list(range(1, len(code) + 1))
+    assert len(outputs(notebook, "image/png")) == 2
+    assert not [o for cell in code for o in cell.outputs if o.output_type == "error"]
+
+
+@pytest.fixture
+def no_cache(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
+
+
+def test_the_notebook_runs(no_cache, tmp_path):
+    notebook = nbformat.read(NOTEBOOK, as_version=4)
+    for cell in notebook.cells:
+        cell.pop("outputs", None) if cell.cell_type != "code" else cell.update(outputs=[], execution_count=None)
+    NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
+    assert len(outputs(notebook, "image/png")) == 2
+    text = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
+    assert "exact match: 1.0" in text
+    assert "Trained with GRPO" in text
