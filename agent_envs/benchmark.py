@@ -114,12 +114,15 @@ def miniwiki(
     world = World(entities, world_seed, _SPLITS[split], difficulty)
     rng = random.Random(f"questions:{world_seed}:{split}")
     asked: dict[str, Question] = {}
-    for attempt in range(20 * questions):
-        question = make_question(world, types[attempt % len(types)], rng, hops)
-        asked.setdefault(question.question, question)
-        if len(asked) == questions:
-            break
-    else:
-        raise ValueError(f"this world of {entities} entities has no {questions} different questions: make it larger")
+    attempts = last_new = 0
+    while len(asked) < questions:
+        question = make_question(world, types[attempts % len(types)], rng, hops)
+        attempts += 1
+        if asked.setdefault(question.question, question) is question:
+            last_new = attempts
+        elif attempts - last_new > 1000:
+            raise ValueError(
+                f"this world of {entities} entities has no {questions} different questions: make it larger"
+            )
     source = f"miniwiki:{split}-{world_seed} ({entities} articles, {difficulty}, {hops} hops)"
     return Task("miniwiki", split, list(asked.values()), retrieval_index.build(world.passages()), source)

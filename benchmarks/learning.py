@@ -47,7 +47,7 @@ def main(args: Args) -> dict:
         {f"seed {seed}": args.out / f"seed-{seed}" / METRICS_FILE for seed in args.seeds},
         args.picture,
         {name: rows[name] for name in ("Naive RAG", "Scripted searcher")},
-        title=f"{args.env}: a tiny policy learns to search, with GRPO on 2 CPU cores",
+        title=f"{args.env}: GRPO after a cold start",
         subtitle=any_summary["source"],
     )
     names = ("em_cold_start", "em_cold_start_sampled", "em_trained", "seconds_cold_start", "seconds_training")

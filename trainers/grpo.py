@@ -190,10 +190,11 @@ def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     return {name: float(value) for name, value in metrics.items()}
 
 
-def starting_policy(args: Args, envs: ToolVectorEnv) -> Policy:
-    """The policy before reinforcement learning: a given model, or the tiny one after its cold start."""
+def starting_policy(args: Args, envs: ToolVectorEnv) -> tuple[Policy, float]:
+    """The policy before reinforcement learning: a given model, or the tiny one after its cold start; and the seconds
+    that its cold start took."""
     if args.model != "tiny":
-        return load_policy(args.model)
+        return load_policy(args.model), 0.0
     with Progress(args.cold_start_steps, description="cold start") as progress:
         return sft.cold_start(
             envs, args.seed, args.cold_start_steps, lambda step, lesson, loss: progress.update(step, loss=loss)
@@ -212,9 +213,7 @@ def main(args: Args) -> dict:
     eval_questions = final_questions[: args.eval_questions]
 
     # policy
-    begin = time.monotonic()
-    policy = starting_policy(args, envs)
-    seconds_cold_start = time.monotonic() - begin
+    policy, seconds_cold_start = starting_policy(args, envs)
     reference = copy.deepcopy(policy) if args.kl_coef else None
     engine = TransformersEngine(policy, envs.envs[0].format.stop)
     evaluate_now = partial(evaluate_policy, held_out, policy, engine, max_new_tokens=args.max_new_tokens)

@@ -10,6 +10,7 @@ import hashlib
 import inspect
 import os
 import random
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from agent_envs.vector import ToolVectorEnv
 from trainers import checkpoint, lessons, scripted, tiny
 from trainers.losses import aggregate
 from trainers.policy import Policy
+from trainers.setup import default_device, load_policy
 from trainers.trajectory import Sequence, collate_sequences
 
 # (share of the gradient steps, lessons drawn from)
@@ -71,25 +73,32 @@ def fit(
     model.eval()
 
 
-def cold_start(envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int, str, float], None]) -> Policy:
+def cold_start(
+    envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int, str, float], None]
+) -> tuple[Policy, float]:
     """Make the tiny policy and teach it the tools; a second call with the same arguments loads it from the cache.
 
     Args:
         envs: training environments, where the demonstrations are played.
         report: called as ``report(step, lesson, loss)`` after each gradient step.
+
+    Returns:
+        The policy, and the seconds that teaching it took, also where that was in an earlier run. The random state is
+        the same in both cases.
     """
     torch.manual_seed(seed)
     folder = _cache_folder(envs, seed, steps)
-    if (folder / "config.json").exists():
-        from trainers.setup import load_policy
-
-        return load_policy(folder)
+    if checkpoint.is_checkpoint(folder):
+        _, extra = checkpoint.load_state(folder, [])
+        return load_policy(folder), extra["seconds"]
+    begin = time.monotonic()
     world = World(3000, seed)
     tokenizer = tiny.make_tokenizer(_texts(world, envs))
-    policy = Policy(tiny.make_model(len(tokenizer)), tokenizer)
+    policy = Policy(tiny.make_model(len(tokenizer)).to(default_device()), tokenizer)
     fit(policy, _batches(policy, envs, seed, steps), steps, report)
-    checkpoint.save(folder, model=policy.model, tokenizer=tokenizer, optimizers=[], step=steps, extra={})
-    return policy
+    extra = {"seconds": time.monotonic() - begin}
+    checkpoint.save(folder, model=policy.model, tokenizer=tokenizer, optimizers=[], step=steps, extra=extra)
+    return policy, extra["seconds"]
 
 
 def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:

@@ -4,6 +4,7 @@ import random
 
 import pytest
 
+from agent_envs.benchmark import load
 from agent_envs.miniwiki import TYPES, World, make_question
 from agent_envs.miniwiki.schema import COMPARISONS
 
@@ -81,3 +82,10 @@ def test_a_world_too_small_for_a_question_says_so_instead_of_searching_for_ever(
                 make_question(world, type, rng, hops=4)
             except ValueError as error:
                 assert "make it larger" in str(error)
+
+
+def test_the_questions_of_a_split_are_different_and_have_ids_of_their_own():
+    asked = load("miniwiki", entities=200, questions=600).questions
+    assert len({q.question for q in asked}) == len({q.id for q in asked}) == 600
+    with pytest.raises(ValueError, match="make it larger"):
+        load("miniwiki", entities=60, questions=50_000)

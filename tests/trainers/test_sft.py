@@ -81,17 +81,20 @@ def test_the_cold_start_learns_is_kept_and_depends_on_its_arguments(envs, tmp_pa
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
     monkeypatch.setattr(sft, "POOL", 64)
     seen = []
-    first = sft.cold_start(envs, 0, 24, lambda step, lesson, loss: seen.append((step, lesson, loss)))
+    first, seconds = sft.cold_start(envs, 0, 24, lambda step, lesson, loss: seen.append((step, lesson, loss)))
     assert [step for step, _, _ in seen] == list(range(1, 25))
     assert {lesson for _, lesson, _ in seen} == {"repetition", "browsing", "episodes"}
     losses = [loss for _, lesson, loss in seen if lesson != "repetition"]
     assert losses[-1] < 0.7 * losses[0]
-    again = sft.cold_start(envs, 0, 24, lambda *_: pytest.fail("it should come from the cache"))
+    drawn = torch.rand(3)
+    again, seconds_again = sft.cold_start(envs, 0, 24, lambda *_: pytest.fail("it should come from the cache"))
+    assert seconds_again == seconds > 0
+    assert torch.equal(torch.rand(3), drawn)  # what follows does not depend on the cache either
     for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert first.tokenizer.get_vocab() == again.tokenizer.get_vocab()
     assert not again.model.training
-    other = sft.cold_start(envs, 1, 2, lambda *_: None)
+    other, _ = sft.cold_start(envs, 1, 2, lambda *_: None)
     assert not torch.equal(other.model.lm_head.weight, first.model.lm_head.weight)
     assert len(list((tmp_path / "tiny").iterdir())) == 2
 
@@ -111,5 +114,5 @@ def test_a_real_benchmark_is_learned_from_its_own_questions(tmp_path, monkeypatc
     for split in ("train", "validation"):
         (tmp_path / f"hotpotqa.{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     envs = make_envs("AgentR1/HotpotQA-v0", json.dumps({"data": str(tmp_path)}), "train", 4)
-    made = sft.cold_start(envs, 0, 4, lambda *_: None)
+    made, _ = sft.cold_start(envs, 0, 4, lambda *_: None)
     assert len(made.encode("Żółw Łódź gebaut")) == 3  # words of the corpus are in the vocabulary
