@@ -24,6 +24,7 @@ def test_the_committed_notebook_has_its_outputs_and_pictures():
 @pytest.fixture
 def no_cache(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # two threads wait for each other for ever where a core is busy
 
 
 def test_the_notebook_runs(no_cache, tmp_path):
