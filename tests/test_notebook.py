@@ -33,6 +33,7 @@ def test_the_notebook_runs(no_cache, tmp_path):
         cell.pop("outputs", None) if cell.cell_type != "code" else cell.update(outputs=[], execution_count=None)
     NotebookClient(notebook, timeout=300, kernel_name="python3", resources={"metadata": {"path": tmp_path}}).execute()
     assert len(outputs(notebook, "image/png")) == 2
-    text = "".join(o.get("text", "") for cell in notebook.cells for o in cell.get("outputs", []))
+    said = [o for cell in notebook.cells for o in cell.get("outputs", [])]
+    text = "".join(o.get("text", "") + o.get("data", {}).get("text/plain", "") for o in said)
     assert "exact match: 1.0" in text
     assert "Trained with GRPO" in text
