@@ -74,7 +74,8 @@ def _real(benchmark, split, *, data=None, corpus=None, source="auto", index=None
         source = f"STAND-IN for {benchmark}: {task.source}"
         return Task(benchmark, split, task.questions, task.searcher, source, stand_in_warning(reason))
     searcher = retrieval_index.load(Path(index)) if index else _build(found.passages)
-    return Task(benchmark, split, list(found.questions), searcher, found.source)
+    source = f"{found.source}, searched in {index}" if index else found.source
+    return Task(benchmark, split, list(found.questions), searcher, source)
 
 
 @lru_cache(maxsize=4)
@@ -107,8 +108,8 @@ def miniwiki(
     Raises:
         ValueError: for arguments outside these ranges, or more questions than the world has.
     """
-    if not types:
-        raise ValueError("types must name at least one question type")
+    if not types or isinstance(types, str):
+        raise ValueError(f"types must be a list of question types, got {types!r}")
     if questions < 1:
         raise ValueError(f"questions must be at least 1, got {questions}")
     world = World(entities, world_seed, _SPLITS[split], difficulty)

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import tyro
 
-from trainers import grpo, report
+from trainers import checkpoint, grpo, report, runs
 from trainers.logger import METRICS_FILE
 
 
@@ -38,9 +38,13 @@ def main(args: Args) -> dict:
     summaries = {}
     for seed in args.seeds:
         run = args.out / f"seed-{seed}"
+        common = {"env": args.env, "env_kwargs": args.env_kwargs, "seed": seed, "updates": args.updates}
         if not (run / "summary.json").exists():
-            grpo.main(grpo.Args(env=args.env, env_kwargs=args.env_kwargs, seed=seed, updates=args.updates, out=run))
+            started = checkpoint.latest(run) is not None
+            grpo.main(grpo.Args(**common, resume=run) if started else grpo.Args(**common, out=run))
         summaries[seed] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+        if summaries[seed]["settings"] != runs.settings(grpo.Args(**common)) | {"updates": args.updates}:
+            raise ValueError(f"{run} holds a run with other settings: give another --out")
     any_summary = summaries[args.seeds[0]]
     rows = {row["name"]: row["em"] for row in any_summary["rows"]}
     report.learning_curve(

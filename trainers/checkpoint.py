@@ -98,6 +98,12 @@ def load_state(folder: str | Path, optimizers: Sequence[torch.optim.Optimizer]) 
     return state["step"], json.loads(state["extra"])
 
 
+def read_extra(folder: str | Path) -> dict[str, Any]:
+    """What was saved as `extra`, without restoring anything. Raises as `load_state` does."""
+    verify(folder)
+    return json.loads(torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True)["extra"])
+
+
 def latest(run_folder: str | Path) -> Path | None:
     """The checkpoint of the latest step among `run_folder/checkpoint-<step>`, or None."""
     folders = _step_folders(Path(run_folder))

@@ -1,6 +1,6 @@
 """Evaluate policies and baselines side by side: the same index, the same questions.
 
-    python -m trainers.evaluate --env AgentR1/MiniWiki-v0 --checkpoint runs/…/checkpoint
+    python -m trainers.evaluate --env AgentR1/MiniWiki-v0 --checkpoint runs/…/checkpoint-50
 
 prints and writes a table of Naive RAG (one retrieval, one answer), scripted searchers and any checkpoints, with EM, F1,
 support recall, turns and calls, and 95 % bootstrap intervals.
@@ -17,11 +17,12 @@ import tyro
 
 from agent_envs import scoring
 from agent_envs.vector import ToolVectorEnv
-from trainers import report
+from trainers import checkpoint, report
 from trainers.engine import Engine, TransformersEngine
 from trainers.policy import Policy
 from trainers.rollout import rollout
 from trainers.scripted import Script, heuristic, oracle, play, search
+from trainers.setup import load_policy, make_envs
 
 Row = dict[str, object]
 
@@ -106,8 +107,8 @@ class Args:
     """A trained model (a folder in the Hugging Face format). Repeat the option to compare several."""
     questions: int = 500
     """How many questions, from the first on; 0 means all of them."""
-    max_new_tokens: int = 64
-    """Longest turn, in tokens."""
+    max_new_tokens: int | None = None
+    """Longest turn, in tokens; by default what the checkpoint was trained with, and 512 for other models."""
     num_envs: int = 64
     """Episodes at once."""
     out: Path = Path("runs/evaluation")
@@ -115,8 +116,6 @@ class Args:
 
 
 def main(args: Args) -> list[Row]:
-    from trainers.setup import load_policy, make_envs
-
     envs = make_envs(args.env, args.env_kwargs, args.split, args.num_envs)
     pool = envs.envs[0].questions
     questions = list(range(min(args.questions or len(pool), len(pool))))
@@ -127,10 +126,13 @@ def main(args: Args) -> list[Row]:
     for folder in args.checkpoint:
         policy = load_policy(folder)
         engine = TransformersEngine(policy, envs.envs[0].format.stop)
-        rows.append(evaluate_naive_rag(envs, policy, engine, questions, args.max_new_tokens, f"Naive RAG ({folder})"))
-        rows.append(evaluate_policy(envs, policy, engine, questions, args.max_new_tokens, str(folder))[0])
+        saved = checkpoint.read_extra(folder) if checkpoint.is_checkpoint(folder) else {}
+        longest = args.max_new_tokens or saved.get("max_new_tokens", 512)
+        rows.append(evaluate_naive_rag(envs, policy, engine, questions, longest, f"Naive RAG ({folder})"))
+        rows.append(evaluate_policy(envs, policy, engine, questions, longest, str(folder))[0])
     args.out.mkdir(parents=True, exist_ok=True)
-    (args.out / "evaluation.md").write_text(report.table(rows), encoding="utf-8")
+    header = f"{args.env}, {args.split} · source: {envs.envs[0].task.source}\n\n"
+    (args.out / "evaluation.md").write_text(header + report.table(rows), encoding="utf-8")
     result = {"env": args.env, "source": envs.envs[0].task.source, "split": args.split, "rows": rows}
     (args.out / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"source: {result['source']}")

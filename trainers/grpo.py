@@ -28,14 +28,13 @@ if __name__ == "__main__":  # `python trainers/grpo.py` finds the packages besid
 import numpy as np
 import torch
 import tyro
-from rich.console import Console
 
 from agent_envs.vector import ToolVectorEnv
-from trainers import checkpoint, evaluate, report, sft
+from trainers import evaluate, runs, sft
 from trainers.advantage import group_advantage
 from trainers.engine import TransformersEngine
 from trainers.evaluate import evaluate_policy
-from trainers.logger import METRICS_FILE, Logger, Progress, read_metrics
+from trainers.logger import METRICS_FILE, Logger, Progress, check_sinks, read_metrics
 from trainers.losses import aggregate, clipped_policy_loss, kl_k3
 from trainers.policy import Policy
 from trainers.rollout import rollout
@@ -70,7 +69,7 @@ class Args:
     lr: float = 5e-4
     """Learning rate of AdamW. The default is for the tiny policy; start at 1e-6 for a pretrained model."""
     epochs: int = 1
-    """Passes over each batch of episodes; with one, every ratio is 1 and nothing is clipped."""
+    """Passes over each batch of episodes; with one, and one minibatch, every ratio is 1 and nothing is clipped."""
     minibatches: int = 1
     """Gradient steps in each pass."""
     clip_low: float = 0.2
@@ -98,7 +97,7 @@ class Args:
     save_every: int = 25
     """Updates between checkpoints."""
     out: Path | None = None
-    """Folder of the run; by default runs/grpo-<env>-<seed>."""
+    """Folder of the run; by default runs/grpo-<env>-<seed>, with a number after it where that is taken."""
     resume: Path | None = None
     """Folder of an earlier run to go on with, under the same arguments; ``updates`` may be raised."""
     log: tuple[str, ...] = ()
@@ -143,8 +142,8 @@ def policy_loss(policy: Policy, reference: Policy | None, part: Batch, advantage
 def update(policy, reference, optimizer, trajectories: list[Trajectory], args: Args, rng: np.random.Generator) -> dict:
     """One batch of episodes into gradient steps.
 
-    Episodes without an advantage have no gradient either, so they are left out of the passes through the model; they
-    still count in the normalizer, and the step is the same as with them.
+    Episodes without an advantage have no gradient either, so they are left out of the passes through the model, and of
+    the metrics of those passes; they still count in the normalizer of the loss.
     """
     batch = collate(trajectories, policy.pad_id).to(policy.device)
     returns = torch.tensor([t.episode_return for t in trajectories], dtype=torch.float32)
@@ -152,21 +151,24 @@ def update(policy, reference, optimizer, trajectories: list[Trajectory], args: A
     advantages = group_advantage(returns, groups, args.scale_by_std).to(policy.device)
     counts = advantages.abs() > 1e-6
     totals: dict[str, float] = {}
+    steps = 0
     for _ in range(args.epochs):
         order = torch.from_numpy(rng.permutation(len(batch.ids))).to(policy.device)
-        for rows in order.chunk(args.minibatches):
+        for rows in order.tensor_split(min(args.minibatches, len(order))):
+            steps += 1
             normalizer = int(batch.mask[rows].sum())
             optimizer.zero_grad()
             rows = rows[counts[batch.trajectory[rows]]] if reference is None else rows
+            share = float(batch.mask[rows].sum()) / normalizer  # of the tokens: the metrics are means over these
             for part in micro_batches(batch[rows], args.max_tokens_per_micro_batch) if len(rows) else ():
                 loss, metrics = policy_loss(policy, reference, part, advantages, args, normalizer)
                 loss.backward()
-                for name, value in {"loss": loss.item(), **metrics}.items():
-                    totals[name] = totals.get(name, 0.0) + value
+                totals["loss"] = totals.get("loss", 0.0) + loss.item()
+                for name, value in metrics.items():
+                    totals[name] = totals.get(name, 0.0) + value / share
             norm = torch.nn.utils.clip_grad_norm_(policy.model.parameters(), args.max_grad_norm)
             totals["grad_norm"] = totals.get("grad_norm", 0.0) + norm.item()
             optimizer.step()
-    steps = args.epochs * args.minibatches
     return {f"policy/{name}": value / steps for name, value in totals.items()} | {
         "policy/lr": optimizer.param_groups[0]["lr"],
         "tokens/action": float(batch.mask.sum()),
@@ -176,14 +178,14 @@ def update(policy, reference, optimizer, trajectories: list[Trajectory], args: A
 
 def episode_metrics(trajectories: list[Trajectory]) -> dict[str, float]:
     """What the episodes of a batch were like."""
-    spread = [np.std([t.episode_return for t in trajectories if t.group == g]) for g in {t.group for t in trajectories}]
+    groups = [[t.episode_return for t in trajectories if t.group == g] for g in {t.group for t in trajectories}]
     metrics = {
         "train/return": np.mean([t.episode_return for t in trajectories]),
         "train/em": np.mean([t.info["em"] for t in trajectories]),
         "train/turns": np.mean([len(t.steps) for t in trajectories]),
         "train/truncated": np.mean([t.truncated for t in trajectories]),
-        "train/group_std": np.mean(spread),
-        "train/flat_groups": np.mean([s == 0 for s in spread]),
+        "train/group_std": np.mean([np.std(group) for group in groups]),
+        "train/flat_groups": np.mean([np.ptp(group) < 1e-6 for group in groups]),
     }
     for name in trajectories[0].reward_terms:
         metrics[f"reward/{name}"] = np.mean([t.reward_terms[name] for t in trajectories])
@@ -203,32 +205,33 @@ def starting_policy(args: Args, envs: ToolVectorEnv) -> tuple[Policy, float]:
 
 def main(args: Args) -> dict:
     torch.manual_seed(args.seed)
-    run = args.resume or args.out or Path("runs") / f"grpo-{args.env.split('/')[-1]}-{args.seed}"
+    run = runs.choose_folder(args, "grpo")
+    check_sinks(args.log)
 
     # environments
     envs = make_envs(args.env, args.env_kwargs, "train", args.questions_per_update * args.group_size)
     held_out = make_envs(args.env, args.env_kwargs, "validation", 64)
-    available = len(held_out.envs[0].questions)
-    final_questions = list(range(min(args.final_questions, available)))
-    eval_questions = final_questions[: args.eval_questions]
+    check_apart(envs, held_out)
+    available = range(len(held_out.envs[0].questions))
+    final_questions, eval_questions = list(available[: args.final_questions]), list(available[: args.eval_questions])
 
     # policy
     policy, seconds_cold_start = starting_policy(args, envs)
     reference = copy.deepcopy(policy) if args.kl_coef else None
     engine = TransformersEngine(policy, envs.envs[0].format.stop)
-    evaluate_now = partial(evaluate_policy, held_out, policy, engine, max_new_tokens=args.max_new_tokens)
+    evaluate_now = partial(evaluate_policy, held_out, policy, engine, max_new_tokens=args.max_new_tokens, name="")
     rows = baselines(held_out, policy, engine, final_questions, args)
     optimizer = torch.optim.AdamW(policy.model.parameters(), lr=args.lr, betas=(0.9, 0.95), weight_decay=0.0)
-    first = resume(args, policy, optimizer) if args.resume else 0
+    first = runs.resume(run, policy, optimizer) if args.resume else 0
 
     # training
-    begin = time.monotonic()
     with (
         Logger(run, args.log, asdict(args), resume_from=first + 1 if first else 0) as logger,
         Progress(args.updates, "updates", "grpo", first) as progress,
     ):
         if not first:
-            logger.log(0, {f"eval/{name}": rows[1][name] for name in EVALUATED} | {"episodes": 0})
+            row, _ = evaluate_now(eval_questions)
+            logger.log(0, {f"eval/{name}": row[name] for name in EVALUATED} | {"episodes": 0})
         for step in range(first, args.updates):
             clock = time.monotonic()
             rng = np.random.default_rng([args.seed, step])
@@ -244,7 +247,7 @@ def main(args: Args) -> dict:
             metrics["tokens/per_second"] = metrics["tokens/all"] / seconds
             metrics["episodes"] = (step + 1) * len(episodes)
             if (step + 1) % args.eval_every == 0:
-                row, _ = evaluate_now(eval_questions, name="")
+                row, _ = evaluate_now(eval_questions)
                 metrics |= {f"eval/{name}": row[name] for name in EVALUATED}
             logger.log(step + 1, metrics)
             progress.update(
@@ -252,8 +255,7 @@ def main(args: Args) -> dict:
                 tokens_per_s=metrics["tokens/per_second"],
             )  # fmt: skip
             if (step + 1) % args.save_every == 0 or step + 1 == args.updates:
-                save(run, policy, optimizer, step + 1, args)
-    seconds_training = time.monotonic() - begin
+                runs.save(run, policy, optimizer, step + 1, args)
 
     # report
     row, transcripts = evaluate_now(final_questions, name="Trained with GRPO")
@@ -262,11 +264,19 @@ def main(args: Args) -> dict:
         "env": args.env, "source": held_out.envs[0].task.source, "train_source": envs.envs[0].task.source,
         "seed": args.seed, "em_cold_start": rows[1]["em"], "em_cold_start_sampled": rows[2]["em"],
         "em_trained": row["em"], "em_naive_rag": rows[0]["em"],
-        "seconds_cold_start": seconds_cold_start, "seconds_training": seconds_training,
-        "episodes": args.updates * len(envs.envs), "rows": rows,
+        "seconds_cold_start": seconds_cold_start, "seconds_training": read_metrics(run / METRICS_FILE)[-1]["seconds"],
+        "episodes": max(first, args.updates) * len(envs.envs), "rows": rows, "folder": str(run),
+        "settings": runs.settings(args) | {"updates": args.updates},
     }  # fmt: skip
-    write_report(run, summary, transcripts)
+    runs.write_report(run, summary, transcripts)
     return summary
+
+
+def check_apart(envs: ToolVectorEnv, held_out: ToolVectorEnv) -> None:
+    """A score on questions that were trained on is no held-out score."""
+    train = {question.id for question in envs.envs[0].questions}
+    if shared := sum(question.id in train for question in held_out.envs[0].questions):
+        raise ValueError(f"{shared} held-out questions are training questions too: give data with a split of each")
 
 
 def baselines(held_out, policy, engine, questions: list[int], args: Args) -> list[dict]:
@@ -279,52 +289,6 @@ def baselines(held_out, policy, engine, questions: list[int], args: Args) -> lis
         play("Base Tool Call, sampled", temperature=args.temperature)[0],
         evaluate.evaluate_script(held_out, questions, heuristic, "Scripted searcher"),
     ]
-
-
-def save(run: Path, policy: Policy, optimizer, step: int, args: Args) -> None:
-    extra = {name: value for name, value in asdict(args).items() if isinstance(value, int | float | str | bool)}
-    folder = run / f"checkpoint-{step}"
-    checkpoint.save(
-        folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[optimizer], step=step, extra=extra
-    )
-
-
-def resume(args: Args, policy: Policy, optimizer) -> int:
-    """Load the latest checkpoint of ``args.resume`` into ``policy`` and ``optimizer``; returns the updates it has had.
-
-    Raises:
-        ValueError: there is none, or it belongs to another experiment.
-    """
-    folder = checkpoint.latest(args.resume)
-    if folder is None:
-        raise ValueError(f"there is no checkpoint in {args.resume}")
-    step, saved = checkpoint.load_state(folder, [optimizer])
-    for name in ("env", "env_kwargs", "model", "seed", "questions_per_update", "group_size"):
-        if saved[name] != getattr(args, name):
-            raise ValueError(f"{folder} was trained with {name}={saved[name]!r}, not {getattr(args, name)!r}")
-    policy.model.load_state_dict(load_policy(folder, str(policy.device)).model.state_dict())
-    return step
-
-
-def write_report(run: Path, summary: dict, transcripts: list[list[dict]]) -> None:
-    """The closing table, the learning curve, a sample episode, and where all of it lies."""
-    console = Console()
-    rows = summary["rows"]
-    names = {"Naive RAG": rows[0]["em"], "Scripted searcher": rows[3]["em"]}
-    metrics = {f"seed {summary['seed']}": run / METRICS_FILE}
-    if any("eval/em" in line for line in read_metrics(run / METRICS_FILE)):
-        report.learning_curve(
-            metrics, run / "learning_curve.png", names, title=summary["env"], subtitle=summary["source"]
-        )
-    (run / "evaluation.md").write_text(report.table(rows), encoding="utf-8")
-    report.write_summary(run, summary)
-    longest = max(transcripts, key=lambda turns: (turns[-1]["reward"] > 0.5, len(turns)))
-    console.print(report.episode_text(longest, title="A sample episode"))
-    console.print(f"source: {summary['source']}", markup=False)
-    report.print_table(rows, console)
-    console.print(
-        f"Everything is in {run}: summary.json, learning_curve.png, metrics.jsonl, checkpoints.", markup=False
-    )
 
 
 if __name__ == "__main__":

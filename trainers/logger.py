@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import math
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Self
 
@@ -40,8 +41,7 @@ class Logger(contextlib.AbstractContextManager):
     def __init__(
         self, folder: Path | str, sinks: tuple[str, ...] = (), config: dict | None = None, resume_from: int = 0
     ):
-        if unknown := sorted(set(sinks) - set(_SINKS)):
-            raise ValueError(f"unknown log sinks {unknown}; known are {sorted(_SINKS)}")
+        _check_names(sinks)
         folder = Path(folder)
         folder.mkdir(parents=True, exist_ok=True)
         self._sinks = [_open(name, folder, config or {}, resume_from) for name in dict.fromkeys(sinks)]
@@ -157,6 +157,19 @@ def _keep_before(path: Path, step: int) -> float:
     staging.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     os.replace(staging, path)
     return kept[-1].get("seconds", 0.0) if kept else 0.0
+
+
+def check_sinks(sinks: Sequence[str]) -> None:
+    """Before a long run: raise what `Logger` would raise for these sinks."""
+    _check_names(sinks)
+    for name in sinks:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"logging to {name} needs a package: pip install {name}")
+
+
+def _check_names(sinks: Sequence[str]) -> None:
+    if unknown := sorted(set(sinks) - set(_SINKS)):
+        raise ValueError(f"unknown log sinks {unknown}; known are {sorted(_SINKS)}")
 
 
 def _open(name: str, folder: Path, config: dict, resume_from: int) -> _Sink:

@@ -17,7 +17,7 @@ Script = Generator[str, str, None]
 # What may answer a question with these words in it; names for all others.
 _CANDIDATES = {
     "when": r"(?:\d{1,2} )?(?:[A-Z][a-z]+ )?(?:\d{1,2}, )?\b[12]\d{3}\b",
-    "how many": r"\b\d[\d,.]*\b",
+    "how many": r"\b(?!(?:1[5-9]|20)\d\d\b)\d[\d,.]*\b(?! [A-Z])",  # neither years nor days of a month
     "": r"[A-Z][\w'’.-]*(?: (?:(?:of|the|and|de|von) )*[A-Z][\w'’.-]*)*",
 }
 _COMMON = set(
@@ -74,7 +74,8 @@ def _hops(question: Question) -> list[tuple[str, str, str]]:
         facts = [re.sub(r"#(\d+)", lambda m: found[int(m[1]) - 1], step["question"]).rstrip("?") for step in steps]
     else:
         facts = titles = list(question.supporting_titles) or [question.question]
-        found = [*titles[1:], question.answer]
+        found = [*titles[1:], ""]
+    found[-1] = question.answer  # a comparison asks for more than the last article says
     return list(zip(titles, facts, found, strict=True))
 
 

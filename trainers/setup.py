@@ -23,6 +23,8 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
         raise ValueError(f"the environment arguments are not valid JSON: {error}; got {kwargs!r}") from error
     if not isinstance(arguments, dict):
         raise ValueError(f"the environment arguments must be a JSON object, got {kwargs!r}")
+    if taken := {"split", "num_envs"} & set(arguments):
+        raise ValueError(f"{sorted(taken)} cannot be among the environment arguments: the command sets them itself")
     return gymnasium.make_vec(id, num_envs=num_envs, split=split, **arguments)
 
 

@@ -8,8 +8,11 @@ from the training split: held-out worlds share no entity with anything seen here
 
 import hashlib
 import inspect
+import itertools
+import json
 import os
 import random
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -90,6 +93,7 @@ def cold_start(
     folder = _cache_folder(envs, seed, steps)
     if checkpoint.is_checkpoint(folder):
         _, extra = checkpoint.load_state(folder, [])
+        print(f"The cold start is that of an earlier run: {folder}", file=sys.stderr)
         return load_policy(folder), extra["seconds"]
     begin = time.monotonic()
     world = World(3000, seed)
@@ -110,7 +114,7 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     yield from (questions.make_question(world, type, rng).question for type in questions.TYPES for _ in range(500))
     task = envs.envs[0].task
     if task.name != "miniwiki":
-        yield from (f"{p.title} {p.text}" for p in task.searcher.corpus)
+        yield from (f"{p.title} {p.text}" for p in itertools.islice(task.searcher.corpus, 100_000))
     yield from (q.question for q in task.questions)
 
 
@@ -127,7 +131,8 @@ def _batches(policy: Policy, envs: ToolVectorEnv, seed: int, steps: int) -> Iter
     def browsing() -> list[Sequence]:
         # In one world for all lessons, a policy learns its facts by heart instead of reading.
         world = World(600, rng.getrandbits(32))
-        tool = SearchTool(retrieval_index.build(world.passages()), k=envs.envs[0].tools["search"].k)
+        own = envs.envs[0].tools["search"]
+        tool = SearchTool(retrieval_index.build(world.passages()), own.k, own.max_chars)
         return lessons.browsing(POOL, world, tool, policy, rng)
 
     make = {
@@ -144,7 +149,9 @@ def _batches(policy: Policy, envs: ToolVectorEnv, seed: int, steps: int) -> Iter
 
 def _fresh_envs(envs: ToolVectorEnv, rng: random.Random) -> ToolVectorEnv:
     """The same kind of environments as ``envs`` in a fresh world."""
-    fresh = {"num_envs": POOL, "entities": 600, "world_seed": rng.getrandbits(32), "questions": POOL}
+    entities = max(600, envs.spec.kwargs.get("entities", 0))
+    questions = min(POOL, len(envs.envs[0].questions))
+    fresh = {"num_envs": POOL, "entities": entities, "world_seed": rng.getrandbits(32), "questions": questions}
     return gymnasium.make_vec(envs.spec.id, **{**envs.spec.kwargs, **fresh})
 
 
@@ -162,10 +169,9 @@ def _cut(make: Callable[[], list[Sequence]], rng: random.Random) -> Iterator[lis
 
 
 def _cache_folder(envs: ToolVectorEnv, seed: int, steps: int) -> Path:
-    """Named by everything that the result depends on, the code of the lessons included."""
-    code = "".join(inspect.getsource(module) for module in (tiny, lessons, scripted))
-    key = hashlib.sha256(
-        f"{code}{CURRICULUM}{TOKENS_PER_STEP}{envs.envs[0].task.source}{seed}{steps}".encode()
-    ).hexdigest()[:16]
+    """Named by what the result depends on: the lessons and how they are taught, the environment, seed and steps."""
+    code = "".join(inspect.getsource(module) for module in (sys.modules[__name__], tiny, lessons, scripted))
+    kwargs = json.dumps(envs.spec.kwargs, sort_keys=True, default=str)
+    what = f"{code}{envs.spec.id}{kwargs}{envs.envs[0].task.source}{POOL}{seed}{steps}"
     root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
-    return Path(root) / "tiny" / key
+    return Path(root) / "tiny" / hashlib.sha256(what.encode()).hexdigest()[:16]

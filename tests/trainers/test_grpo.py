@@ -145,7 +145,9 @@ def test_a_whole_run(letters, model_folder, tmp_path, capsys):
         assert terms == pytest.approx(line["train/return"], abs=1e-6)
         assert line["policy/sampler_kl"] == pytest.approx(0, abs=1e-6)
     assert (out / "learning_curve.png").stat().st_size > 10_000
-    assert (out / "evaluation.md").read_text().startswith("| Agent |")
+    assert written["source"] in (out / "evaluation.md").read_text()
+    with pytest.raises(ValueError, match="earlier run"):
+        grpo.main(arguments(letters, model_folder, out))
     assert list(out.glob("**/events.out.tfevents.*"))
     shown = capsys.readouterr().out
     assert "Trained with GRPO" in shown
@@ -157,6 +159,37 @@ def test_a_whole_run(letters, model_folder, tmp_path, capsys):
     )
     trained = {**summary["rows"][-1], "name": ""}
     assert {**rows[-1], "name": ""} == trained
+
+
+def test_metrics_are_means_over_what_was_trained_on(played):
+    """Entropy must not seem to fall because groups are flat."""
+    policy, episodes = played
+    _, metrics = updated(policy, episodes)
+    batch = collate(episodes, policy.pad_id)
+    kept = torch.isin(batch.trajectory, torch.tensor([0, 1, 4, 5]))
+    with torch.no_grad():
+        _, entropy = policy.logprobs(batch)
+    assert metrics["policy/entropy"] == pytest.approx(entropy[kept][batch.mask[kept]].mean().item(), abs=1e-4)
+
+
+def test_held_out_questions_may_not_be_trained_on(model_folder, tmp_path):
+    row = {"id": "1", "question": "Who?", "answer": "x", "supporting_titles": ["X"]}
+    (tmp_path / "q.jsonl").write_text(json.dumps(row) + "\n")
+    (tmp_path / "passages.jsonl").write_text(json.dumps({"id": "1", "title": "X", "text": "x"}) + "\n")
+    kwargs = json.dumps({"data": str(tmp_path / "q.jsonl"), "corpus": str(tmp_path / "passages.jsonl")})
+    with pytest.raises(ValueError, match="training questions too"):
+        grpo.main(arguments("AgentR1/HotpotQA-v0", model_folder, tmp_path / "run", env_kwargs=kwargs))
+
+
+def test_more_minibatches_than_episodes(played):
+    policy, episodes = played
+    _, metrics = updated(policy, episodes, minibatches=50)
+    assert metrics["policy/grad_norm"] > 0
+
+
+def test_a_misspelt_sink_is_found_before_anything_is_run(letters, tmp_path):
+    with pytest.raises(ValueError, match="tensorbord"):
+        grpo.main(arguments(letters, "no/such-model", tmp_path / "run", log=("tensorbord",)))
 
 
 def test_learning_raises_the_return(letters, model_folder, tmp_path):
@@ -193,6 +226,16 @@ def test_resuming_what_is_not_there_or_something_else(letters, model_folder, tmp
     grpo.main(arguments(letters, model_folder, tmp_path / "run", updates=1))
     with pytest.raises(ValueError, match="seed"):
         grpo.main(arguments(letters, model_folder, None, resume=tmp_path / "run", seed=5))
+    with pytest.raises(ValueError, match="with lr="):
+        grpo.main(arguments(letters, model_folder, None, resume=tmp_path / "run", lr=0.5))
+    with pytest.raises(ValueError, match="leave out --out"):
+        grpo.main(arguments(letters, model_folder, tmp_path / "x", resume=tmp_path / "run"))
+
+
+def test_a_run_without_a_name_gets_a_folder_of_its_own(letters, model_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    folders = [grpo.main(arguments(letters, model_folder, None, updates=1))["folder"] for _ in range(2)]
+    assert folders == ["runs/grpo-Letters-v0-0", "runs/grpo-Letters-v0-0-2"]
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,6 @@ def test_arguments_that_the_environment_does_not_take():
         make_envs("AgentR1/MiniWiki-v0", '{"entitles": 3}', "train", 2)
 
 
-def test_a_model_that_is_not_there():
-    with pytest.raises(ValueError, match="cannot load a model from 'no/such-folder'"):
-        load_policy("no/such-folder")
+def test_a_model_that_is_not_there(tmp_path):
+    with pytest.raises(ValueError, match=r"cannot load a model from .*no-such-folder"):
+        load_policy(str(tmp_path / "no-such-folder"))

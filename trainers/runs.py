@@ -1,0 +1,97 @@
+"""The folder of a training run: where it lies, its checkpoints, and the report that closes it."""
+
+import itertools
+from dataclasses import asdict
+from pathlib import Path
+
+from rich.console import Console
+
+from trainers import checkpoint, report
+from trainers.logger import METRICS_FILE, read_metrics
+from trainers.policy import Policy
+from trainers.setup import load_policy
+
+# What a resumed run may do otherwise than before: none of these changes a gradient step.
+_FREE = {
+    "updates", "eval_every", "eval_questions", "final_questions", "save_every", "max_tokens_per_micro_batch", "out",
+    "resume", "log",
+}  # fmt: skip
+
+
+def settings(args) -> dict:
+    """The arguments that make a run what it is, in the types of JSON."""
+    return {name: value for name, value in asdict(args).items() if name not in _FREE}
+
+
+def choose_folder(args, algorithm: str) -> Path:
+    """The folder of the run; an earlier run is never written over.
+
+    Raises:
+        ValueError: ``resume`` has no checkpoint, or one of another experiment; ``out`` holds an earlier run.
+    """
+    if args.resume:
+        if args.out:
+            raise ValueError("a resumed run stays in its folder: leave out --out")
+        _check_settings(args)
+        return args.resume
+    if args.out:
+        if _is_used(args.out):
+            raise ValueError(f"{args.out} holds an earlier run: give another --out, or go on with --resume {args.out}")
+        return args.out
+    name = Path("runs") / f"{algorithm}-{args.env.split('/')[-1]}-{args.seed}"
+    names = itertools.chain([name], (name.with_name(f"{name.name}-{n}") for n in itertools.count(2)))
+    return next(folder for folder in names if not _is_used(folder))
+
+
+def _is_used(folder: Path) -> bool:
+    return (folder / "summary.json").exists() or checkpoint.latest(folder) is not None
+
+
+def _check_settings(args) -> None:
+    folder = checkpoint.latest(args.resume)
+    if folder is None:
+        raise ValueError(f"there is no checkpoint in {args.resume}")
+    saved = checkpoint.read_extra(folder)
+    for name, value in settings(args).items():
+        if saved.get(name) != value:
+            raise ValueError(f"{folder} was trained with {name}={saved.get(name)!r}, not {value!r}")
+
+
+def save(run: Path, policy: Policy, optimizer, step: int, args) -> None:
+    checkpoint.save(
+        run / f"checkpoint-{step}", model=policy.model, tokenizer=policy.tokenizer, optimizers=[optimizer], step=step,
+        extra=settings(args),
+    )  # fmt: skip
+
+
+def resume(run: Path, policy: Policy, optimizer) -> int:
+    """Load the latest checkpoint into ``policy`` and ``optimizer``; returns the updates it has had."""
+    folder = checkpoint.latest(run)
+    step, _ = checkpoint.load_state(folder, [optimizer])
+    policy.model.load_state_dict(load_policy(folder, str(policy.device)).model.state_dict())
+    return step
+
+
+def write_report(run: Path, summary: dict, transcripts: list[list[dict]]) -> None:
+    """The closing table, the learning curve, a sample episode, and where all of it lies.
+
+    Args:
+        summary: with ``rows``, the rows of the table by `trainers.evaluate.summarize`; the first is Naive RAG.
+        transcripts: held-out episodes of the trained policy; a long one that went well is shown.
+    """
+    console = Console()
+    rows = summary["rows"]
+    names = {row["name"]: row["em"] for row in rows if row["name"] in ("Naive RAG", "Scripted searcher")}
+    metrics = {f"seed {summary['seed']}": run / METRICS_FILE}
+    if any("eval/em" in line for line in read_metrics(run / METRICS_FILE)):
+        picture = run / "learning_curve.png"
+        report.learning_curve(metrics, picture, names, title=summary["env"], subtitle=summary["source"])
+    header = f"{summary['env']} · source: {summary['source']}\n\n"
+    (run / "evaluation.md").write_text(header + report.table(rows), encoding="utf-8")
+    report.write_summary(run, summary)
+    longest = max(transcripts, key=lambda turns: (turns[-1]["reward"] > 0.5, len(turns)))
+    console.print(report.episode_text(longest, title="A sample episode"))
+    console.print(f"source: {summary['source']}", markup=False)
+    report.print_table(rows, console)
+    where = f"Everything is in {run}: summary.json, learning_curve.png, metrics.jsonl, checkpoints."
+    console.print(where, markup=False, highlight=False)
