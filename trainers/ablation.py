@@ -5,10 +5,9 @@ from dataclasses import replace
 import torch
 
 from trainers.policy import Policy
-from trainers.trajectory import Batch, micro_batches
+from trainers.trajectory import Batch, by_parts
 
 
-@torch.no_grad()
 def unmasked(batch: Batch, policy: Policy, temperature: float, max_tokens: int) -> Batch:
     """The batch as it is seen without an action mask: from the first sampled token on, observations count as sampled.
 
@@ -18,9 +17,6 @@ def unmasked(batch: Batch, policy: Policy, temperature: float, max_tokens: int) 
     first = torch.where(batch.mask, columns, batch.mask.shape[1]).min(1).values
     mask = (columns >= first[:, None]) & (columns < batch.lengths[:, None])
     turns = torch.where(mask, batch.turns.cummax(1).values, -1)
-    rows = torch.arange(len(batch.ids), device=batch.ids.device)
-    wide = replace(batch, mask=mask, turns=turns, extra={"row": rows[:, None].expand_as(batch.ids)})
-    logprobs = torch.zeros_like(batch.logprobs)
-    for part in micro_batches(wide, max_tokens):
-        logprobs[part.extra["row"][:, 0], : part.ids.shape[1]] = policy.logprobs(part, temperature)[0]
+    wide = replace(batch, mask=mask, turns=turns)
+    logprobs = by_parts(lambda part: policy.logprobs(part, temperature)[0], wide, max_tokens)
     return replace(wide, logprobs=torch.where(batch.mask, batch.logprobs, logprobs), extra={})

@@ -1,23 +1,27 @@
-"""The paper's experiment as one command: every algorithm from the same cold start, beside what it must beat.
+"""Compare runs that differ in one thing, from the same start, on the same questions: a recipe says which.
 
-    python -m trainers.benchmark                              # every algorithm, 3 seeds: hours on a laptop
-    python -m trainers.benchmark --ablations                  # and PPO and GRPO without their masks
-    python -m trainers.benchmark --algorithms grpo ppo --seeds 0 --updates 20
+    python -m trainers.benchmark                              # recipe "algorithms": every one, 3 seeds: hours on a laptop
+    python -m trainers.benchmark --recipe masks               # PPO and GRPO with and without their masks
+    python -m trainers.benchmark --recipe rewards             # the reward at the end alone against a dense one
+    python -m trainers.benchmark --recipe echo-trap           # StarPO against StarPO-S where a batch is used too often
+    python -m trainers.benchmark --recipe agent-r1 --dry-run  # the paper's experiment: what it needs, and what it costs
+    python -m trainers.benchmark --recipe mine.toml --seeds 0 --runs grpo ppo --updates 20
 
-For each seed, one cold start; from it, each algorithm trains on as many episodes of MiniWiki. Beside them stand Naive
-RAG, the cold start itself (Base Tool Call), and more imitation: the cold start continued, on whole episodes, for as many
-seconds as the slowest algorithm spent on rollouts and updates. All are evaluated, greedily, on held-out questions of the
-training's kind, on those of a second held-out world, and on kinds of question that training never asked.
+For each seed, one start: the tiny policy's cold start, or a pretrained model. From it, every run of the recipe trains.
+Beside them stand the baselines: Naive RAG, the start itself (Base Tool Call), and more imitation: the cold start continued
+for as many seconds as the slowest run spent on rollouts and updates. All are evaluated, greedily, on the held-out
+questions of each column of the table.
 
 Writes table.md, curves.png and results.json. What its folder already holds is not run again: a run that was interrupted
-goes on.
+goes on. ``trainers/recipes`` has the shipped recipes; ``trainers/comparison/recipe_file.py`` says how to write one.
 """
 
+import functools
+import gc
 import json
 import sys
-from collections.abc import Callable
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a file, it finds the packages beside it
@@ -25,170 +29,148 @@ if __name__ == "__main__":  # run as a file, it finds the packages beside it
 
 import tyro
 
-from trainers import checkpoint, evaluate, gigpo, grpo, imitation, ppo, reinforce, rloo, runs, sft, starpo
-from trainers.benchmark_report import write
-from trainers.engine import TransformersEngine
+from trainers import checkpoint, imitation, runs
+from trainers.comparison import check, dry_run, recipe_file
+from trainers.comparison.columns import digest, evaluated
+from trainers.comparison.curves import Point
+from trainers.comparison.recipe import ALGORITHMS, BASELINES, Recipe
+from trainers.comparison.report import write
 from trainers.logger import METRICS_FILE, finite, read_metrics
-from trainers.optimize import PolicyArgs
 from trainers.policy import Policy
 from trainers.setup import load_policy, make_envs
-
-ENV = "AgentR1/MiniWiki-v0"
-TASKS = {  # columns of the table: what is other than in training
-    "MiniWiki": {},
-    "Another world": {"world_seed": 101},
-    "Other questions": {"types": ["inference", "comparison"]},
-}
-NAIVE_RAG, BASE, IMITATION = "Naive RAG", "Base Tool Call", "More imitation"
-
-
-@dataclass(frozen=True, kw_only=True)
-class Algorithm:
-    """``preset``: its arguments; ``larger``: how many times larger its groups are than the others', and how many times
-    fewer, so that it plays as many episodes."""
-
-    title: str
-    main: Callable[[PolicyArgs], dict]
-    preset: PolicyArgs
-    larger: int = 1
-
-
-ALGORITHMS = {
-    "ppo": Algorithm(title="PPO", main=ppo.main, preset=ppo.Args()),
-    "grpo": Algorithm(title="GRPO", main=grpo.main, preset=grpo.Args()),
-    "reinforce++": Algorithm(title="REINFORCE++", main=reinforce.main, preset=reinforce.Args()),
-    "reinforce++-baseline": Algorithm(
-        title="REINFORCE++-baseline", main=reinforce.main, preset=reinforce.Args(baseline="group")
-    ),
-    "rloo": Algorithm(title="RLOO", main=rloo.main, preset=rloo.Args()),
-    "gigpo": Algorithm(title="GiGPO", main=gigpo.main, preset=gigpo.Args()),
-    "starpo-s": Algorithm(
-        title="StarPO-S", main=partial(starpo.main, "starpo-s"), preset=starpo.PRESETS["starpo-s"][1], larger=2
-    ),
-}
-ABLATIONS = {
-    "ppo-no-advantage-mask": Algorithm(
-        title="PPO without advantage mask", main=ppo.main, preset=ppo.Args(advantage_mask=False)
-    ),
-    "ppo-no-masks": Algorithm(
-        title="PPO without both masks", main=ppo.main, preset=ppo.Args(advantage_mask=False, loss_mask=False)
-    ),
-    "grpo-no-loss-mask": Algorithm(title="GRPO without loss mask", main=grpo.main, preset=grpo.Args(loss_mask=False)),
-}
+from trainers.training import starting_policy
 
 
 @dataclass(kw_only=True)
 class Args:
-    """Compare the algorithms on MiniWiki, from the same cold start and with the same number of episodes."""
+    """Run the comparison that a recipe describes."""
 
-    algorithms: tuple[str, ...] = tuple(ALGORITHMS)
-    """Which: ppo, grpo, reinforce++, reinforce++-baseline, rloo, gigpo, starpo-s."""
-    ablations: bool = False
-    """Also PPO without its advantage mask, PPO without both masks, and GRPO without its loss mask."""
-    seeds: tuple[int, ...] = (0, 1, 2)
-    """One cold start, and one run of each algorithm, for each."""
-    updates: int = 50
-    """Policy updates of each run."""
-    questions_per_update: int = 16
-    """Questions (groups) in a batch; StarPO-S takes half of them, with groups twice as large."""
-    group_size: int = 8
-    """Episodes per question."""
-    cold_start_steps: int = sft.STEPS
-    """Gradient steps of imitation before reinforcement learning."""
+    recipe: str = "algorithms"
+    """A shipped recipe (algorithms, masks, rewards, echo-trap, agent-r1) or a TOML file."""
+    runs: tuple[str, ...] = ()
+    """Which of its runs; by default all."""
+    seeds: tuple[int, ...] = ()
+    """One start, and one run of each kind, for each; by default the recipe's."""
+    updates: int | None = None
+    """Policy updates of each run; by default the recipe's."""
+    questions: int | None = None
+    """Held-out questions of each column of the table; by default the recipe's."""
+    arguments: str = "{}"
+    """Arguments of the runs as JSON, over those of the recipe: '{"lr": 2e-4, "model": "my/folder"}'."""
     env_kwargs: str = "{}"
-    """Arguments of MiniWiki as JSON, for training and evaluation."""
-    questions: int = 500
-    """Held-out questions of each task for the table."""
-    curve_questions: int = 200
-    """Held-out questions for each point of the learning curves."""
-    out: Path = Path("runs/benchmark")
-    """Folder of the runs and the results."""
-
-    def __post_init__(self):
-        if unknown := set(self.algorithms) - set(ALGORITHMS):
-            raise ValueError(f"unknown algorithms {sorted(unknown)}; known are {list(ALGORITHMS)}")
-        if not self.seeds or not self.algorithms:
-            raise ValueError("give at least one seed and one algorithm")
-        for algorithm in self.chosen.values():
-            if self.questions_per_update % algorithm.larger:
-                raise ValueError(
-                    f"questions_per_update must be even for {algorithm.title}, got {self.questions_per_update}"
-                )
-
-    @property
-    def chosen(self) -> dict[str, Algorithm]:
-        return {name: ALGORITHMS[name] for name in self.algorithms} | (ABLATIONS if self.ablations else {})
+    """Arguments of the environments as JSON, over those of the recipe: '{"data": "my/folder"}'."""
+    out: Path | None = None
+    """Folder of the runs and the results; by default runs/<recipe>."""
+    dry_run: bool = False
+    """Train nothing: check the recipe, say what data is missing and how to get it, and estimate cost and memory."""
+    flops_per_second: float | None = None
+    """With ``dry_run``: what the accelerator can do at best; by default an H100."""
 
 
-def arguments(args: Args, algorithm: Algorithm, seed: int) -> PolicyArgs:
-    """Those of one run."""
-    return replace(
-        algorithm.preset, env=ENV, env_kwargs=args.env_kwargs, cold_start_steps=args.cold_start_steps, seed=seed,
-        updates=args.updates, questions_per_update=args.questions_per_update // algorithm.larger,
-        group_size=args.group_size * algorithm.larger, eval_questions=args.curve_questions,
-        final_questions=args.curve_questions,
-    )  # fmt: skip
+def asked(args: Args) -> Recipe:
+    given = {}
+    for name in ("arguments", "env_kwargs"):
+        try:
+            given[name] = json.loads(getattr(args, name))
+        except json.JSONDecodeError as error:
+            raise ValueError(f"--{name.replace('_', '-')} is not valid JSON: {error}") from error
+        if not isinstance(given[name], dict):
+            raise ValueError(f"--{name.replace('_', '-')} must be a JSON object, got {getattr(args, name)}")
+    return recipe_file.read(
+        args.recipe, runs=args.runs, seeds=args.seeds, updates=args.updates, questions=args.questions, **given
+    )
 
 
-def trained(args: Args, name: str, seed: int) -> dict:
-    """The summary of one run, with the ``seconds`` that its rollouts and updates took."""
-    algorithm, run = args.chosen[name], args.out / f"{name}-{seed}"
-    wanted = arguments(args, algorithm, seed)
+def trained(recipe: Recipe, name: str, seed: int, run: Path) -> dict:
+    """The summary of one run, with the ``seconds`` that its rollouts and updates took, and its learning ``curve``."""
+    wanted = recipe.run_arguments(name, seed)
     if not (run / "summary.json").exists():
         started = checkpoint.latest(run) is not None
-        algorithm.main(replace(wanted, resume=run) if started else replace(wanted, out=run))
+        ALGORITHMS[recipe.runs[name].algorithm][0](replace(wanted, resume=run) if started else replace(wanted, out=run))
+        gc.collect()  # before the next one takes as much memory
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    if summary["settings"] != runs.settings(wanted) | {"updates": args.updates}:
-        raise ValueError(f"{run} holds a run with other settings: give another --out")
-    lines = read_metrics(run / METRICS_FILE)
-    summary["seconds"] = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
-    return summary
+    saved = dict(summary["settings"])
+    other = runs.differences(saved, wanted)
+    if saved.pop("updates") != wanted.updates:
+        other["updates"] = (summary["settings"]["updates"], wanted.updates)
+    if other:
+        told = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in other.items())
+        raise ValueError(f"{run} holds a run with other settings ({told}): give another --out")
+    curve = curve_of(read_metrics(run / METRICS_FILE), summary, greedy=not wanted.eval_temperature)
+    return summary | {"seconds": curve[-1].seconds, "curve": curve}
 
 
-def evaluated(args: Args, policy: Policy, name: str, folder: Path) -> dict[str, evaluate.Row]:
-    """By task, the row of a policy; kept in ``folder``."""
-    kept = folder / f"tasks-{args.questions}.json"
-    if not kept.exists():
-        rows = {}
-        for task, own in TASKS.items():
-            envs = make_envs(ENV, json.dumps(json.loads(args.env_kwargs) | own), "validation", 64)
-            engine = TransformersEngine(policy, envs.envs[0].format.stop)
-            common = (envs, policy, engine, evaluate.instances(envs, args.questions), PolicyArgs.max_new_tokens)
-            play = evaluate.evaluate_naive_rag if name == NAIVE_RAG else lambda *a: evaluate.evaluate_policy(*a)[0]
-            rows[task] = play(*common, name) | {"source": evaluate.source_of(envs)}
-        folder.mkdir(parents=True, exist_ok=True)
-        staging = kept.with_suffix(".staging")
-        staging.write_text(json.dumps(finite(rows)) + "\n", encoding="utf-8")
-        staging.replace(kept)
-    return json.loads(kept.read_text(encoding="utf-8"))
+def curve_of(lines: Iterable[Mapping], summary: Mapping, greedy: bool = True) -> list[Point]:
+    """The held-out evaluations of a run. Where the last update had none, the closing one, which is greedy, counts as its
+    own if the others are ``greedy`` too."""
+    seconds, points = 0.0, []
+    for line in lines:
+        seconds += line.get("time/rollout", 0.0) + line.get("time/update", 0.0)
+        if (score := line.get(f"eval/{summary['score']}")) is not None:
+            points.append(Point(int(line["episodes"]), seconds, score))
+    if not points or (greedy and points[-1].episodes < summary["episodes"]):
+        points.append(Point(summary["episodes"], seconds, summary[f"{summary['score']}_trained"]))
+    return points
 
 
 def main(args: Args) -> dict:
-    rows: dict[str, list[dict[str, evaluate.Row]]] = {}
-    training: dict[str, list[dict]] = {}
-    envs = make_envs(ENV, args.env_kwargs, "train", args.questions_per_update * args.group_size)
-
-    def add(title: str, policy: Policy, folder: Path) -> None:
-        rows.setdefault(title, []).append(evaluated(args, policy, title, folder))
-
-    for seed in args.seeds:
-        summaries = {name: trained(args, name, seed) for name in args.chosen}
-        base, seconds = sft.cold_start(envs, seed, args.cold_start_steps, lambda *_: None)
-        add(NAIVE_RAG, base, args.out / f"naive-rag-{seed}")
-        add(BASE, base, args.out / f"base-{seed}")
-        compute, folder = max(s["seconds"] for s in summaries.values()), args.out / f"imitation-{seed}"
-        imitator, spent = imitation.continued(base, envs, seed, compute, seconds / args.cold_start_steps, folder)
-        add(IMITATION, imitator, folder)
-        training.setdefault(IMITATION, []).append(spent | {"seconds_cold_start": seconds})
-        for name, summary in summaries.items():
-            run, title = args.out / f"{name}-{seed}", args.chosen[name].title
-            add(title, load_policy(checkpoint.latest(run)), run)
-            told = {key: summary[key] for key in ("seconds", "episodes", "symptoms")}
-            training.setdefault(title, []).append(told | {"folder": str(run)})
-    curves = {a.title: [args.out / f"{n}-{s}" / METRICS_FILE for s in args.seeds] for n, a in args.chosen.items()}
-    results = finite({"env": ENV, "settings": asdict(args), "tasks": TASKS, "rows": rows, "training": training})
-    write(args.out, results, curves)
+    recipe = asked(args)
+    if args.dry_run:
+        return dry_run.report(recipe, args.flops_per_second)
+    checked = check.check(recipe)
+    if checked.missing:
+        raise FileNotFoundError("\n".join(checked.missing))
+    out, left_out = args.out or Path("runs") / recipe.name, check.unfit_baselines(recipe, checked)
+    baselines = [name for name in recipe.baselines if name not in left_out]
+    results = {"recipe": asdict(recipe), "left_out": left_out, "rows": {}, "training": {}, "curves": {}, "levels": {}}
+    for seed in recipe.seeds:
+        one_seed(recipe, seed, baselines, checked.asks("held out"), out, results)
+    results = finite(results)
+    write(out, results)
     return results
+
+
+def one_seed(recipe: Recipe, seed: int, baselines: Iterable[str], searches: bool, out: Path, results: dict) -> None:
+    """Train and evaluate all that has this seed, and append it to ``results``.
+
+    Args:
+        searches: whether Naive RAG can play what the learning curves are measured on.
+    """
+    base = recipe.base(seed)
+    start = functools.cache(lambda: starting_policy(base, train_envs(base)))
+    identity = json.dumps([base.env, json.loads(base.env_kwargs), base.model, base.dtype, base.cold_start_steps, seed])
+    columns = {column: (task, recipe.questions) for column, task in recipe.tasks.items()}
+    curve = {"": (recipe.held_out, base.eval_questions)}
+    rows, training, levels = results["rows"], results["training"], results["levels"]
+    summaries = {name: trained(recipe, name, seed, out / f"{name}-{seed}") for name in recipe.runs}
+    for name in baselines:
+        title, folder, load, which = BASELINES[name], out / f"{name}-{seed}", lambda: start()[0], identity
+        if name == "imitation":
+            policy, spent = more_imitation(base, start(), max(s["seconds"] for s in summaries.values()), folder)
+            training.setdefault(title, []).append(spent | {"seconds_cold_start": start()[1]})
+            load, which = lambda policy=policy: policy, identity + json.dumps(spent)
+        common = (base.max_new_tokens, folder, which, load)
+        rows.setdefault(title, []).append(evaluated(title, columns, *common))
+        # With "base" the curves begin; and greedy play says nothing beside curves of sampled play.
+        if not base.eval_temperature and (name == "imitation" or (name == "naive-rag" and searches)):
+            levels.setdefault(title, []).append(evaluated(title, curve, *common)[""]["score"])
+    for name, summary in summaries.items():
+        title, folder, args = recipe.runs[name].title, out / f"{name}-{seed}", recipe.run_arguments(name, seed)
+        last = checkpoint.latest(folder)
+        load = functools.partial(load_policy, last, dtype=args.dtype)
+        rows.setdefault(title, []).append(evaluated(title, columns, args.max_new_tokens, folder, digest(last), load))
+        told = {key: summary[key] for key in ("seconds", "episodes", "symptoms")}
+        training.setdefault(title, []).append(told | {"folder": str(folder)})
+        results["curves"].setdefault(title, []).append(summary["curve"])
+
+
+def train_envs(args):
+    return make_envs(args.env, args.env_kwargs, "train", args.questions_per_update * args.group_size)
+
+
+def more_imitation(args, start: tuple[Policy, float], seconds: float, folder: Path) -> tuple[Policy, dict]:
+    base, cold = start
+    return imitation.continued(base, train_envs(args), args.seed, seconds, cold / args.cold_start_steps, folder)
 
 
 if __name__ == "__main__":

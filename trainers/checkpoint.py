@@ -46,9 +46,10 @@ def save(
 
     Args:
         folder: `RUN/checkpoint-<step>`, or any other name for a checkpoint that stands alone.
-        model: a model with `save_pretrained`; `AutoModelForCausalLM.from_pretrained(folder)` gives it back.
+        model: a model with `save_pretrained`; `AutoModelForCausalLM.from_pretrained(folder)` gives it back. Of a model
+            with a LoRA adapter only the adapter is written, with the name of its base.
         extra: what else the trainer needs to go on, in the types of JSON; tuples come back as lists.
-        modules: what was trained beside the model, such as a critic, by name.
+        modules: what was trained beside the model, such as a critic, by name; frozen weights are left out.
         keep_last: how many folders named checkpoint-<step> of earlier steps stay beside this one; those of later
             steps are left alone.
 
@@ -65,7 +66,7 @@ def save(
     try:
         state = {"step": step, "extra": json.dumps(extra), "rng": _rng_state()}
         state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
-        state["modules"] = {name: module.state_dict() for name, module in (modules or {}).items()}
+        state["modules"] = {name: _split(module)[0] for name, module in (modules or {}).items()}
         torch.save(state, staging / STATE_FILE)
         if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(staging / STATE_FILE):
             raise TypeError(f"the optimizer state holds {unsafe}, which could not be loaded again without running code")
@@ -105,7 +106,7 @@ def load_state(
     if set(modules) != set(state["modules"]):
         raise ValueError(f"{folder} holds the modules {sorted(state['modules'])}, asked for {sorted(modules)}")
     for name, module in modules.items():
-        module.load_state_dict(state["modules"][name])
+        module.load_state_dict({**_split(module)[1], **state["modules"][name]})
     _set_rng_state(state["rng"])
     return state["step"], json.loads(state["extra"])
 
@@ -140,6 +141,12 @@ def verify(folder: str | Path) -> None:
             raise CheckpointDamaged(f"{folder}: {name or 'the list of checksums'} is missing or damaged")
         if sums.get(name) != _checksum(folder / name):
             raise CheckpointDamaged(f"{folder}: {name} is not what was saved: its checksum differs")
+
+
+def _split(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The state of a module: what training changes, and the frozen weights."""
+    state, frozen = module.state_dict(), {name for name, p in module.named_parameters() if not p.requires_grad}
+    return {n: v for n, v in state.items() if n not in frozen}, {n: v for n, v in state.items() if n in frozen}
 
 
 def _seal(folder: Path) -> None:

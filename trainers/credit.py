@@ -5,10 +5,11 @@ Tables of turns are [N, K], K the largest number of turns; beside them stands wh
 """
 
 from collections.abc import Hashable, Sequence
+from functools import partial
 
 import torch
 
-from trainers.advantage import episode_returns, group_advantage, to_tokens
+from trainers.advantage import episode_returns, group_advantage, leave_one_out, to_tokens
 from trainers.gae import check_turns, discounted, own_tokens
 
 
@@ -50,8 +51,9 @@ def turn_advantage(
     gamma: float = 1.0,
     scale_by_std: bool = True,
     valid: torch.Tensor | None = None,
+    leave_out: bool = False,
 ) -> torch.Tensor:
-    """Discounted turn returns, compared with those of the same turn in the group's other attempts.
+    """Discounted turn returns, compared with those of the same turn in the group's attempts.
 
     A_{i,k} = (G_{i,k} − mean_j G_{j,k}) / std_j G_{j,k}: GTPO's normalised turn returns (Ding et al. 2025, arXiv
     2511.14846). With one turn it is `group_advantage`. A turn number that only one attempt of the group
@@ -59,14 +61,16 @@ def turn_advantage(
 
     Args:
         groups: int [N].
+        leave_out: compare with the *other* attempts only, as RLOO does; without a division.
 
     Returns:
         float [N, A].
     """
     own = own_tokens(rewards, mask, valid)
     returns, played = turn_returns(rewards, turns, mask, gamma, valid)
-    labels = groups[:, None] * returns.shape[1] + torch.arange(returns.shape[1], device=groups.device)
-    compared = group_advantage(returns[played], labels[played], scale_by_std)
+    labels = (groups[:, None] * returns.shape[1] + torch.arange(returns.shape[1], device=groups.device))[played]
+    compare = leave_one_out if leave_out else partial(group_advantage, scale_by_std=scale_by_std)
+    compared = compare(returns[played], labels)
     return turns_to_tokens(torch.zeros_like(returns).masked_scatter(played, compared), turns, own)
 
 

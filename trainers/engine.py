@@ -67,6 +67,10 @@ class TransformersEngine:
 
     @torch.no_grad()
     def generate(self, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float) -> dict[int, Completion]:
+        with self.policy.autocast():  # around all of a turn: weights are rounded once, and not for each token
+            return self._generate(prompts, max_new_tokens, temperature)
+
+    def _generate(self, prompts, max_new_tokens, temperature) -> dict[int, Completion]:
         keys = list(prompts)
         self._select(keys, prompts)
         new = [prompts[key][len(self._seen[key]) :] for key in keys]
@@ -142,7 +146,7 @@ class TransformersEngine:
         ).last_hidden_state
         if last is not None:
             hidden = hidden[torch.arange(len(ids), device=ids.device), last]
-        return model.get_output_embeddings()(hidden).float()
+        return self.policy.logits(hidden)
 
 
 def sample(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:

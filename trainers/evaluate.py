@@ -119,7 +119,7 @@ class Args:
     split: str = "validation"
     """Which questions: validation or train."""
     checkpoint: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
-    """A trained model (a folder in the Hugging Face format). Repeat the option to compare several."""
+    """A trained model or LoRA adapter (a folder in the Hugging Face format). Repeat the option to compare several."""
     questions: int = 500
     """How many questions, from the first on; 0 means all of them (500 where they are made from seeds)."""
     max_new_tokens: int | None = None
@@ -137,9 +137,9 @@ def main(args: Args) -> list[Row]:
     names = {"oracle": "Oracle (knows the answer)", "scripted": "Scripted agent", "random": "Random agent"}
     rows = [evaluate_script(envs, questions, task.SCRIPTS[s], name) for s, name in names.items() if s in task.SCRIPTS]
     for folder in args.checkpoint:
-        policy = load_policy(folder)
-        engine = TransformersEngine(policy, task.stop)
         saved = checkpoint.read_extra(folder) if checkpoint.is_checkpoint(folder) else {}
+        policy = load_policy(folder, dtype=saved.get("dtype", "float32"))
+        engine = TransformersEngine(policy, task.stop)
         longest = args.max_new_tokens or saved.get("max_new_tokens", 512)
         if hasattr(task, "questions"):
             rows.append(evaluate_naive_rag(envs, policy, engine, questions, longest, f"Naive RAG ({folder})"))

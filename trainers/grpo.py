@@ -9,7 +9,7 @@ raises the log-probability of every token of the better episodes. Where this dep
 - one loss over all tokens of the batch, and a wider upper clip, "clip-higher" (DAPO, arXiv 2503.14476);
 - no KL penalty to a reference model unless ``--kl-coef`` is set.
 
-``--filter mixed`` and ``--overlong-buffer`` are DAPO's, ``--loss gspo`` and ``--loss cispo`` other surrogates, and
+``--filter mixed --refill 10`` and ``--overlong-buffer`` are DAPO's, ``--loss gspo`` and ``--loss cispo`` other surrogates, and
 ``--turn-credit`` compares the returns from each turn on, so that process rewards are heard (GTPO).
 
 The invariant of everything below: only tokens that the policy sampled carry gradient. What a tool returned is context.
@@ -46,6 +46,10 @@ class Args(PolicyArgs):
     turn_gamma: float = 1.0
     """Discount of a turn, with ``turn_credit``."""
 
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_share("turn_gamma")
+
 
 def advantages(args: Args, episodes: Episodes) -> torch.Tensor:
     """How much better an attempt did than the others at its question, at each of its tokens: float [N, A]."""
@@ -55,8 +59,10 @@ def advantages(args: Args, episodes: Episodes) -> torch.Tensor:
     return to_tokens(group_advantage(e.returns, e.groups, args.scale_by_std, e.valid), e.mask)
 
 
-def main(args: Args) -> dict:
-    return train(args, "grpo", "Trained with GRPO", partial(policy_learner, args, partial(advantages, args)))
+def main(args: Args, name: str = "grpo") -> dict:
+    """``name``: of a preset, where it is one."""
+    title = f"Trained with {'GRPO' if name == 'grpo' else name}"
+    return train(args, name, title, partial(policy_learner, args, partial(advantages, args)))
 
 
 if __name__ == "__main__":

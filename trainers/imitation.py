@@ -3,22 +3,20 @@
 import copy
 import random
 import time
-from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
-from agent_envs.tasks import qa_scripts
 from agent_envs.vector import ToolVectorEnv
-from trainers import checkpoint, lessons, sft
+from trainers import checkpoint, sft
 from trainers.logger import Progress
 from trainers.policy import Policy
 from trainers.setup import load_policy
-from trainers.trajectory import Sequence
 
 
 def continued(
     base: Policy, envs: ToolVectorEnv, seed: int, seconds: float, pace: float, folder: Path
 ) -> tuple[Policy, dict]:
-    """``base``, as its cold start left it, taught whole episodes of MiniWiki for ``seconds``.
+    """``base``, as its cold start left it, taught whole episodes for ``seconds``.
 
     The number of steps must be known before the first, as the learning rate falls to zero over them. Where ``pace``, the
     seconds that a step of the cold start took, proves a tenth off, the pace just measured is taken to start afresh.
@@ -35,7 +33,9 @@ def continued(
     for _ in range(2):
         policy, steps, begin = copy.deepcopy(base), max(1, round(seconds / pace)), time.monotonic()
         with Progress(steps, description="more imitation") as progress:
-            batches = _demonstrated(policy, envs, seed)
+            rng = random.Random(f"more imitation:{seed}")
+            lessons = sft.cut(partial(sft.episodes, policy, envs, rng), rng)  # the cold start's last, with other draws
+            batches = (("episodes", batch) for batch in lessons)
             sft.fit(policy, batches, steps, lambda step, lesson, loss: progress.update(step, loss=loss))
         took = time.monotonic() - begin
         if abs(took - seconds) <= 0.1 * seconds:
@@ -44,16 +44,3 @@ def continued(
     told = {"asked": seconds, "seconds": took, "steps": steps}
     checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=steps, extra=told)
     return policy, told
-
-
-def _demonstrated(policy: Policy, envs: ToolVectorEnv, seed: int) -> Iterator[tuple[str, list[Sequence]]]:
-    """Batches of the cold start's last lesson, in worlds that it has not seen."""
-    rng = random.Random(f"more imitation:{seed}")
-
-    def episodes() -> list[Sequence]:
-        stage = sft.fresh_envs(envs, rng)
-        questions = rng.choices(range(len(stage.envs[0].questions)), k=sft.POOL)
-        return lessons.demonstrations(stage, policy, questions, qa_scripts.hasty, rng.getrandbits(32))
-
-    for batch in sft.cut(episodes, rng):
-        yield "episodes", batch

@@ -36,6 +36,7 @@ RULES = {
     "valid_turns": (Rule(symptom="turns became invalid", bound=0.5),),
     "mutual_information": (Rule(symptom="template collapse", bound=0.1),),
 }
+LEAST = {"search_rate": 0.0, "valid_turns": 0.0, "mutual_information": 0.1}  # share, share, nats
 REPETITION = 0.2  # below this share repeated n-grams are ordinary text, however few there were at first
 
 
@@ -115,8 +116,8 @@ class EchoTrapMonitor:
         for rule in RULES[name]:
             limit = rule.bound * mean
             beyond = value <= limit if rule.bound < 1 else value > limit
-            if name in ("search_rate", "valid_turns"):  # what never was cannot be given up
-                beyond = beyond and mean > 0
+            if name in LEAST:  # what never was cannot be lost
+                beyond = beyond and mean > LEAST[name]
             if name == "repetition":
                 beyond = value > max(limit, REPETITION)
             message = f"{name} {value:.3g}, {WINDOW} updates beyond {rule.bound:g} x its first {WINDOW} ({mean:.3g})"

@@ -6,6 +6,8 @@ import torch
 from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
+from trainers.losses import entropy
+from trainers.memory import autocast, hidden_states
 from trainers.trajectory import Batch
 
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
@@ -17,13 +19,16 @@ class Policy:
     A conversation is built from ids: the prompt is encoded once, then each sampled turn is kept as it was sampled and
     only the observation after it is encoded. Nothing sampled is ever decoded and encoded again, since byte-pair
     encodings are not bijective.
+
+    Args:
+        dtype: what the layers run in, when sampling and when training alike; bfloat16 or float32.
     """
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase):
+    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype = torch.float32):
         if tokenizer.chat_template is None:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model")
         # Without dropout, or a rollout and its update would see two different policies.
-        self.model, self.tokenizer = model.eval(), tokenizer
+        self.model, self.tokenizer, self.dtype = model.eval(), tokenizer, dtype
         self.eos_id = tokenizer.eos_token_id
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_id
         conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]
@@ -43,8 +48,9 @@ class Policy:
     def _check_head(self, text: list[int]) -> None:
         """Logits are made here from the last hidden state; some models scale or cap them on the way."""
         ids = torch.tensor([text], device=self.device)
-        logits = self.model(ids, use_cache=False).logits
-        difference = self.model.get_output_embeddings()(self.model.base_model(ids, use_cache=False)[0]) - logits
+        with self.autocast():
+            logits = self.model(ids, use_cache=False).logits
+            difference = self.model.get_output_embeddings()(self.model.base_model(ids, use_cache=False)[0]) - logits
         caps = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         if caps or difference.abs().max() > 1e-2 * logits.abs().max():
             raise ValueError(f"{type(self.model).__name__} transforms its logits, which this policy does not support")
@@ -52,6 +58,16 @@ class Policy:
     @property
     def device(self) -> torch.device:
         return self.model.device
+
+    def autocast(self) -> torch.autocast:
+        """The precision that the layers run in."""
+        return autocast(self.device, self.dtype)
+
+    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
+        """Float32 logits [..., V] of hidden states [..., H], whatever the layers ran in: bfloat16 knows no number between
+        20 and 20.125."""
+        with torch.autocast(hidden.device.type, enabled=False):
+            return self.model.get_output_embeddings()(hidden.float())
 
     def _template(self, messages: list[dict[str, str]], **kwargs) -> str:
         return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
@@ -82,22 +98,24 @@ class Policy:
     def decode(self, ids: list[int]) -> str:
         return self.tokenizer.decode(ids, skip_special_tokens=True)
 
-    def logprobs(self, batch: Batch, temperature: float = 1.0) -> tuple[torch.Tensor, torch.Tensor]:
+    def logprobs(
+        self, batch: Batch, temperature: float = 1.0, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of each action token.
 
         The vocabulary is only projected to where the mask is set; observation tokens cost no logits.
 
         Returns:
-            Two float32 [B, T] tensors, zero where the mask is 0; the second one carries no gradient.
+            Two float32 [B, T] tensors, zero where the mask is 0; the second one has a gradient only where
+            ``entropy_gradient`` asks for it.
         """
         # Rows are padded on the right and attention is causal, so no real token can see padding: no mask is needed.
-        hidden = self.model.base_model(batch.ids, use_cache=False).last_hidden_state
+        hidden = hidden_states(self.model.base_model, batch.ids, self.dtype)
         target_mask = batch.mask[:, 1:]
-        logits = self.model.get_output_embeddings()(hidden[:, :-1][target_mask]).float() / temperature
+        logits = self.logits(hidden[:, :-1][target_mask]) / temperature
         chosen = -cross_entropy(logits, batch.ids[:, 1:][target_mask], reduction="none")
-        with torch.no_grad():
-            log_p = logits.log_softmax(-1)
-            uncertainty = -(log_p.exp() * log_p).sum(-1)
+        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+            uncertainty = entropy(logits)
         return _scatter(chosen, batch.mask), _scatter(uncertainty, batch.mask)
 
 

@@ -10,7 +10,6 @@ has a learning rate of its own.
     python -m trainers.ppo --bi-level
 """
 
-import copy
 import sys
 from dataclasses import dataclass
 from functools import partial
@@ -24,12 +23,16 @@ import torch
 import tyro
 
 from trainers.ablation import unmasked
+from trainers.adapters import reference_of, trained_parameters
 from trainers.advantage import whiten
 from trainers.critic import Critic
 from trainers.gae import bi_level_gae, gae
+from trainers.kl import KLPenalty
 from trainers.losses import aggregate, value_loss
-from trainers.optimize import PolicyArgs, episodes_of, gradient_steps, policy_loss, selected, total
+from trainers.objective import policy_loss, total
+from trainers.optimize import PolicyArgs, episodes_of, gradient_steps
 from trainers.policy import Policy
+from trainers.selection import selected
 from trainers.training import Learner, train
 from trainers.trajectory import Batch, Trajectory, pack, unpack
 
@@ -92,9 +95,9 @@ def estimate(args: Args, critic: Critic, batch: Batch, valid: torch.Tensor) -> B
     return batch
 
 
-def actor_critic_loss(policy, critic: Critic, reference, args: Args, part: Batch, normalizer: int):
+def actor_critic_loss(policy, critic: Critic, penalty, args: Args, part: Batch, normalizer: int):
     """The surrogate, and the value loss on the same tokens."""
-    loss, metrics = policy_loss(policy, reference, args, part, normalizer)
+    loss, metrics = policy_loss(policy, penalty, args, part, normalizer)
     values = critic(part)
     of_values = value_loss(values, part.extra["values"], part.extra["targets"], args.value_clip)
     tokens = part.mask.sum().clamp(min=1)
@@ -105,38 +108,42 @@ def actor_critic_loss(policy, critic: Critic, reference, args: Args, part: Batch
 
 
 def update(
-    policy: Policy, critic: Critic, reference: Policy | None, optimizer: torch.optim.Optimizer, args: Args,
+    policy: Policy, critic: Critic, penalty: KLPenalty | None, optimizer: torch.optim.Optimizer, args: Args,
     trajectories: list[Trajectory], rng: np.random.Generator,
 ) -> dict[str, float]:  # fmt: skip
     """One batch of episodes into gradient steps of both."""
     kept, metrics = selected(trajectories, args)
     if not kept:
         return metrics
-    episodes = episodes_of(kept, policy, args)
+    episodes, of_penalty = episodes_of(kept, policy, args, penalty)
     batch = seen = episodes.batch
     if args.loss_mask and not args.advantage_mask:
         seen = unmasked(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
     estimate(args, critic, seen, episodes.valid)
-    batch.extra = {name: torch.where(batch.mask, values, 0.0) for name, values in seen.extra.items()}
+    batch.extra |= {name: torch.where(batch.mask, values, 0.0) for name, values in seen.extra.items()}
     used = episodes.valid[batch.trajectory]
-    loss = partial(actor_critic_loss, policy, critic, reference, args)
-    return metrics | gradient_steps(batch, used, optimizer, args, rng, loss)
+    loss = partial(actor_critic_loss, policy, critic, penalty, args)
+    return metrics | of_penalty | gradient_steps(batch, used, optimizer, args, rng, loss)
 
 
 def start(args: Args, policy: Policy) -> Learner:
     critic = Critic(policy, args.share_layers)
-    reference = copy.deepcopy(policy) if args.kl_coef else None
+    penalty = KLPenalty(reference_of(policy), args) if args.kl_coef else None
     groups = [
-        {"params": list(policy.model.parameters()), "lr": args.lr},
-        {"params": list(critic.parameters()), "lr": args.critic_lr},
+        {"params": trained_parameters(policy.model), "lr": args.lr},
+        {"params": trained_parameters(critic), "lr": args.critic_lr},
     ]
     optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
-    step = partial(update, policy, critic, reference, optimizer, args)
-    return Learner(update=step, optimizers=[optimizer], modules={"critic": critic})
+    step = partial(update, policy, critic, penalty, optimizer, args)
+    return Learner(
+        update=step, optimizers=[optimizer], modules={"critic": critic} | ({"kl": penalty} if args.kl_target else {})
+    )
 
 
-def main(args: Args) -> dict:
-    return train(args, "ppo", "Trained with PPO", partial(start, args))
+def main(args: Args, name: str = "ppo") -> dict:
+    """``name``: of a preset, where it is one."""
+    title = f"Trained with {'PPO' if name == 'ppo' else name}"
+    return train(args, name, title, partial(start, args))
 
 
 if __name__ == "__main__":

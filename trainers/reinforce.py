@@ -1,8 +1,8 @@
 """REINFORCE++: returns to go, whitened over the whole batch; no critic, no groups (Hu 2025, arXiv 2501.03262).
 
 ``--baseline group`` is REINFORCE++-baseline: first minus the mean of the group, then whitened over the batch. Where this
-departs from the paper: the upper clip is wider (DAPO), and the KL penalty, off by default, is in the loss (``--kl k2``
-has the gradient of the KL) and not in the reward.
+departs from the paper: the upper clip is wider (DAPO), and the KL penalty is off by default (``--kl-coef .01 --kl k1``
+puts it into the reward, as REINFORCE++ does, ``--kl k2`` into the loss, as its baseline form does).
 
     python -m trainers.reinforce
     python -m trainers.reinforce --baseline group
@@ -20,7 +20,8 @@ if __name__ == "__main__":  # run as a file, it finds the packages beside it
 import torch
 import tyro
 
-from trainers.advantage import reinforce_plus_plus, reinforce_plus_plus_baseline
+from trainers.advantage import reinforce_plus_plus, reinforce_plus_plus_baseline, whiten
+from trainers.credit import turn_advantage
 from trainers.optimize import Episodes, PolicyArgs, policy_learner
 from trainers.training import train
 
@@ -31,11 +32,27 @@ class Args(PolicyArgs):
 
     baseline: Literal["batch", "group"] = "batch"
     """What a return is compared with: the mean of the batch, or first that of its group."""
+    turn_credit: bool = False
+    """With ``baseline group``, compare the return from each turn on with those of the same turn in the group; the other
+    baseline has such returns anyway."""
+    turn_gamma: float = 1.0
+    """Discount of a turn, with ``turn_credit``."""
+
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_share("turn_gamma")
+        if self.turn_credit and self.baseline != "group":
+            raise ValueError("turn_credit is for baseline 'group': against the batch, returns are from each token on")
 
 
 def advantages(args: Args, episodes: Episodes) -> torch.Tensor:
     """Whitened returns at each of an episode's own tokens: float [N, A]."""
     e = episodes
+    if args.turn_credit:
+        compared = turn_advantage(
+            e.rewards, e.turns, e.mask, e.groups, args.turn_gamma, scale_by_std=False, valid=e.valid
+        )
+        return whiten(compared, e.mask & e.valid[:, None])
     if args.baseline == "group":
         return reinforce_plus_plus_baseline(e.rewards, e.mask, e.groups, e.valid)
     return reinforce_plus_plus(e.rewards, e.mask, valid=e.valid)

@@ -3,7 +3,8 @@
 An episode's advantage is its return minus the mean return of the *other* episodes of its group, which leaves the
 gradient unbiased. It is G / (G − 1) times GRPO's without the division by the standard deviation. Where this departs from
 the paper: the ratio is clipped (``--clip-low``, ``--clip-high``), which does nothing with one epoch and one minibatch,
-and there is no KL penalty in the reward unless ``--kl-coef`` puts one into the loss.
+and the KL penalty in the reward is off by default (``--kl-coef .01 --kl k1``). ``--turn-credit`` compares the returns from
+each turn on, so that process rewards are heard.
 
     python -m trainers.rloo
 """
@@ -20,6 +21,7 @@ import torch
 import tyro
 
 from trainers.advantage import leave_one_out, to_tokens
+from trainers.credit import turn_advantage
 from trainers.optimize import Episodes, PolicyArgs, policy_learner
 from trainers.training import train
 
@@ -28,15 +30,26 @@ from trainers.training import train
 class Args(PolicyArgs):
     """Train a policy with RLOO in a tool-using environment, and compare it with baselines on held-out questions."""
 
+    turn_credit: bool = False
+    """Compare the return from each turn on with those of the same turn in the others, in place of whole episodes."""
+    turn_gamma: float = 1.0
+    """Discount of a turn, with ``turn_credit``."""
 
-def advantages(episodes: Episodes) -> torch.Tensor:
+    def __post_init__(self):
+        super().__post_init__()
+        self.check_share("turn_gamma")
+
+
+def advantages(args: Args, episodes: Episodes) -> torch.Tensor:
     """An attempt's return against the mean of the others at its question, at each of its tokens: float [N, A]."""
     e = episodes
+    if args.turn_credit:
+        return turn_advantage(e.rewards, e.turns, e.mask, e.groups, args.turn_gamma, valid=e.valid, leave_out=True)
     return to_tokens(leave_one_out(e.returns, e.groups, e.valid), e.mask)
 
 
 def main(args: Args) -> dict:
-    return train(args, "rloo", "Trained with RLOO", partial(policy_learner, args, advantages))
+    return train(args, "rloo", "Trained with RLOO", partial(policy_learner, args, partial(advantages, args)))
 
 
 if __name__ == "__main__":

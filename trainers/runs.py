@@ -1,26 +1,51 @@
 """The folder of a training run: where it lies, its checkpoints, and the report that closes it."""
 
 import itertools
-from dataclasses import asdict
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, fields
 from pathlib import Path
 
 from rich.console import Console
 
-from trainers import checkpoint, report
-from trainers.logger import METRICS_FILE, read_metrics
+from trainers import adapters, checkpoint, report
+from trainers.logger import METRICS_FILE, finite, read_metrics
 from trainers.policy import Policy
 from trainers.setup import load_policy
 
 # What a resumed run may do otherwise than before: none of these changes a gradient step.
 _FREE = {
-    "updates", "eval_every", "eval_questions", "final_questions", "save_every", "max_tokens_per_micro_batch", "out",
-    "resume", "log", "stop_on_collapse",
+    "updates", "eval_every", "eval_questions", "eval_temperature", "final_questions", "save_every", "out", "resume",
+    "log", "stop_on_collapse", "max_tokens_per_micro_batch", "gradient_checkpointing",
 }  # fmt: skip
 
 
 def settings(args) -> dict:
-    """The arguments that make a run what it is, in the types of JSON."""
-    return {name: value for name, value in asdict(args).items() if name not in _FREE}
+    """The arguments that make a run what it is, in the types of JSON, with the name of their algorithm's file."""
+    module = sys.modules[type(args).__module__]  # a command's own is called __main__
+    algorithm = Path(getattr(module, "__file__", None) or module.__name__).stem
+    return {name: value for name, value in asdict(args).items() if name not in _FREE} | {"algorithm": algorithm}
+
+
+def differences(saved: Mapping[str, object], args) -> dict[str, tuple]:
+    """By name, (saved, wanted) where the `settings` of a saved run are not those of ``args``.
+
+    What an earlier version did not save yet was as it is by default: else every run that it made would be refused.
+    """
+    wanted = finite(settings(args))
+    defaults = finite({field.name: field.default for field in fields(args)} | {"algorithm": wanted["algorithm"]})
+    pairs = {name: (saved.get(name, defaults[name]), value) for name, value in wanted.items()}
+    pairs |= {name: (value, None) for name, value in saved.items() if name not in defaults}
+    return {name: pair for name, pair in pairs.items() if _parsed(name, pair[0]) != _parsed(name, pair[1])}
+
+
+def _parsed(name: str, value):
+    """Two spellings of the same JSON are no difference."""
+    try:
+        return json.loads(value) if name == "env_kwargs" else value
+    except ValueError:
+        return value
 
 
 def choose_folder(args, algorithm: str) -> Path:
@@ -51,10 +76,8 @@ def _check_settings(args) -> None:
     folder = checkpoint.latest(args.resume)
     if folder is None:
         raise ValueError(f"there is no checkpoint in {args.resume}")
-    saved = checkpoint.read_extra(folder)
-    for name, value in settings(args).items():
-        if saved.get(name) != value:
-            raise ValueError(f"{folder} was trained with {name}={saved.get(name)!r}, not {value!r}")
+    for name, (saved, wanted) in differences(checkpoint.read_extra(folder), args).items():
+        raise ValueError(f"{folder} was trained with {name}={saved!r}, not {wanted!r}")
 
 
 def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args) -> None:
@@ -68,6 +91,9 @@ def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
     """Load the latest checkpoint into the policy and what is trained with it; returns the updates it has had."""
     folder = checkpoint.latest(run)
     step, _ = checkpoint.load_state(folder, optimizers, modules)
+    if adapters.is_adapted(policy.model):
+        adapters.load_weights(policy.model, folder)
+        return step
     policy.model.load_state_dict(load_policy(folder, str(policy.device)).model.state_dict())
     return step
 

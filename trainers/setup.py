@@ -10,6 +10,8 @@ from transformers.utils import logging
 
 import agent_envs  # noqa: F401  (registers the ids)
 from agent_envs.vector import ToolVectorEnv
+from trainers import adapters
+from trainers.memory import round_frozen
 from trainers.policy import Policy
 
 logging.disable_progress_bar()  # they would draw into ours
@@ -32,20 +34,37 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def load_policy(path_or_id: str | Path, device: str | None = None) -> Policy:
-    """Any Hugging Face causal language model with a chat template.
+def load_policy(
+    path_or_id: str | Path, device: str | None = None, dtype: str = "float32", lora_rank: int = 0, lora_alpha: int = 32
+) -> Policy:
+    """Any Hugging Face causal language model with a chat template, or a LoRA adapter of one.
 
-    Weights are float32: in bfloat16, with 8 bits of precision, an update of lr 1e-6 is rounded away.
+    Weights that can be trained are float32: in bfloat16, with 8 bits of precision, an update of lr 1e-6 is rounded away.
+
+    Args:
+        dtype: "bfloat16" runs the layers in it, and stores in it the linear layers that an adapter leaves frozen.
+        lora_rank: puts a new adapter of this rank on the model; 0 puts none.
+
+    Raises:
+        ValueError: there is no such model, or it is an adapter already and ``lora_rank`` asks for another.
     """
     device = device or default_device()
     try:
         tokenizer = _load_tokenizer(path_or_id)
-        model = AutoModelForCausalLM.from_pretrained(path_or_id, dtype=torch.float32).to(device)
+        base = adapters.base_of(path_or_id)
+        model = AutoModelForCausalLM.from_pretrained(base or path_or_id, dtype=torch.float32)
+        if base:
+            adapters.add_saved(model, path_or_id)
     except (OSError, ValueError) as error:
-        raise ValueError(
-            f"cannot load a model from {path_or_id!r}: give a local folder or a model id. {error}"
-        ) from error
-    return Policy(model, tokenizer)
+        what = "give a local folder or a model id"
+        raise ValueError(f"cannot load a model from {path_or_id!r}: {what}. {error}") from error
+    if base and lora_rank:
+        raise ValueError(f"{path_or_id} is an adapter of {base} already: leave out lora_rank to train it further")
+    if lora_rank:
+        adapters.add_lora(model, lora_rank, lora_alpha)
+    if dtype == "bfloat16":
+        round_frozen(model)
+    return Policy(model.to(device), tokenizer, getattr(torch, dtype))
 
 
 def _load_tokenizer(path_or_id: str | Path):

@@ -4,7 +4,7 @@ It is shown how to copy, how to find a fact in an article, and how a *hasty* sea
 too early most of the time (`agent_envs.tasks.qa_scripts.hasty`). So it ends up knowing the tools but not the task, as a
 pretrained model does; what to look for and when to stop is left for reinforcement learning. Worlds are freshly made and
 from the training split: held-out worlds share no entity with anything seen here. In tasks without a corpus it imitates
-an agent that mostly fumbles (`trainers.lessons.fumbling`).
+an agent that fumbles half of the time (`trainers.lessons.fumbling`).
 """
 
 import hashlib
@@ -39,7 +39,7 @@ CURRICULUM = (
     (0.46, ("browsing",) * 9 + ("repetition",)),
     (0.50, ("episodes",) * 4 + ("browsing",)),
 )
-OTHER_TASKS = ((0.10, ("repetition",)), (0.90, ("episodes",) * 9 + ("repetition",)))  # without a corpus to read in
+OTHER_TASKS = ((0.15, ("repetition",)), (0.85, ("episodes",) * 4 + ("repetition",)))  # without a corpus to read in
 STEPS = 2800
 TOKENS_PER_STEP = 1250
 POOL = 256  # lessons made at a time, from one fresh world
@@ -110,16 +110,21 @@ def cold_start(
 
 
 def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
-    """What the vocabulary is counted on: every MiniWiki word, and the environment's own passages and questions."""
+    """What the vocabulary is counted on: numbers, and every MiniWiki word and the environment's own passages and questions;
+    or, without a corpus, what is read and written in its episodes. Those of both splits: a word that only the held-out
+    one uses has a token then, as in any pretrained tokenizer, and no meaning."""
     numbers = [str(n) for n in (*range(1000), *range(1850, 2020))] + [f"1,{n}00" for n in range(10)]
+    if not hasattr(envs.envs[0], "questions"):
+        yield " ".join(numbers)
+        for split in ("train", "validation"):
+            own = {**envs.spec.kwargs, "split": split, "num_envs": envs.num_envs}
+            played = play_many(gymnasium.make_vec(envs.spec.id, **own), list(range(500)), lessons.fumbling, seed=1)
+            yield from (f"{turn['observation']} {turn['action']}" for turns in played for turn in turns)
+        return
     yield " ".join(vocabulary() + numbers)
     yield from (f"{p.title} {p.text}" for p in world.passages())
     rng = random.Random(0)
     yield from (questions.make_question(world, type, rng).question for type in questions.TYPES for _ in range(500))
-    if not hasattr(envs.envs[0], "questions"):
-        played = play_many(envs, list(range(1000)), lessons.fumbling, seed=1)
-        yield from (f"{turn['observation']} {turn['action']}" for turns in played for turn in turns)
-        return
     task = envs.envs[0].task
     if task.name != "miniwiki" and hasattr(task.searcher, "corpus"):  # a server keeps its passages
         yield from (f"{p.title} {p.text}" for p in itertools.islice(task.searcher.corpus, 100_000))
@@ -129,16 +134,6 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
 def _batches(policy: Policy, envs: ToolVectorEnv, seed: int, steps: int) -> Iterator[tuple[str, list[Sequence]]]:
     rng = random.Random(f"lessons:{seed}")
     words = _words(policy)
-    asks = hasattr(envs.envs[0], "questions")
-    is_miniwiki = asks and envs.envs[0].task.name == "miniwiki"
-
-    def episodes() -> list[Sequence]:
-        if not asks:
-            numbers = [rng.getrandbits(31) for _ in range(POOL)]
-            return lessons.demonstrations(envs, policy, numbers, lessons.fumbling, rng.getrandbits(32))
-        stage = fresh_envs(envs, rng) if is_miniwiki else envs
-        pool = range(len(stage.envs[0].questions))
-        return lessons.demonstrations(stage, policy, rng.choices(pool, k=POOL), qa_scripts.hasty, rng.getrandbits(32))
 
     def browsing() -> list[Sequence]:
         # In one world for all lessons, a policy learns its facts by heart instead of reading.
@@ -150,13 +145,24 @@ def _batches(policy: Policy, envs: ToolVectorEnv, seed: int, steps: int) -> Iter
     make = {
         "repetition": lambda: lessons.repetition(POOL, words, rng),
         "browsing": browsing,
-        "episodes": episodes,
+        "episodes": lambda: episodes(policy, envs, rng),
     }
     batches = {name: cut(lessons_of, rng) for name, lessons_of in make.items()}
-    for share, names in CURRICULUM if asks else OTHER_TASKS:
+    for share, names in CURRICULUM if hasattr(envs.envs[0], "questions") else OTHER_TASKS:
         for _ in range(int(share * steps) + 1):
             name = rng.choice(names)
             yield name, next(batches[name])
+
+
+def episodes(policy: Policy, envs: ToolVectorEnv, rng: random.Random) -> list[Sequence]:
+    """POOL whole episodes to imitate: of a hasty searcher, in a fresh world where there is one to make, or of an agent
+    that fumbles half of the time."""
+    if not hasattr(envs.envs[0], "questions"):
+        numbers = [rng.getrandbits(31) for _ in range(POOL)]
+        return lessons.demonstrations(envs, policy, numbers, lessons.fumbling, rng.getrandbits(32))
+    stage = fresh_envs(envs, rng) if envs.envs[0].task.name == "miniwiki" else envs
+    pool = range(len(stage.envs[0].questions))
+    return lessons.demonstrations(stage, policy, rng.choices(pool, k=POOL), qa_scripts.hasty, rng.getrandbits(32))
 
 
 def _words(policy: Policy) -> list[int]:
@@ -188,9 +194,12 @@ def cut(make: Callable[[], list[Sequence]], rng: random.Random) -> Iterator[list
 def _cache_folder(envs: ToolVectorEnv, seed: int, steps: int) -> Path:
     """Named by what the result depends on: the lessons and how they are taught, the environment, seed and steps."""
     code = "".join(inspect.getsource(module) for module in (sys.modules[__name__], tiny, lessons, qa_scripts))
-    kwargs = json.dumps(envs.spec.kwargs, sort_keys=True, default=str)
-    script = qa_scripts.hasty if hasattr(envs.envs[0], "questions") else lessons.fumbling
-    played = repr(play_many(envs, list(range(8)), script))  # changes with the environment's own code
+    asks = hasattr(envs.envs[0], "questions")
+    # Demonstrations are imitated whatever they are paid; those in MiniWiki are played in environments of their own.
+    without = {"rewards"} | ({"num_envs"} if asks and envs.envs[0].task.name == "miniwiki" else set())
+    kwargs = json.dumps({n: v for n, v in envs.spec.kwargs.items() if n not in without}, sort_keys=True, default=str)
+    played = play_many(envs, list(range(8)), qa_scripts.hasty if asks else lessons.fumbling)
+    played = repr([(turn["observation"], turn["action"]) for turns in played for turn in turns])
     what = f"{code}{envs.spec.id}{kwargs}{evaluate.source_of(envs)}{played}{POOL}{seed}{steps}"
     root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
     return Path(root) / "tiny" / hashlib.sha256(what.encode()).hexdigest()[:16]

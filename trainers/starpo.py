@@ -1,20 +1,19 @@
 """StarPO: trajectories of state, thinking, action and reward, optimised whole (RAGEN, Wang et al. 2025, arXiv 2504.20073).
 
-Presets over PPO, whose every option can be given beside the preset:
+Presets over PPO, and over GRPO by the names that end in ``-grpo``; every option can be given beside the preset:
 
 - ``starpo``: 8 prompts x 16 rollouts, γ = λ = 1, a symmetric clip and a KL penalty of .001; nothing is filtered.
-- ``starpo-s``: stabilised. The 25 % of the prompts whose raw returns differ most, no KL, clip at .2/.28, a critic.
+- ``starpo-s``: stabilised. The 25 % of the prompts whose raw returns differ most, no KL, clip at .2/.28, and (over PPO)
+  a critic.
 - ``ragen-2``: prompts in descending deviation until they hold 90 % of it (arXiv 2604.06268); an update without any is
   skipped.
 
-Where this departs: RAGEN's StarPO over GRPO is ``trainers.grpo`` with ``--filter uncertain``.
-
     python -m trainers.starpo starpo-s
     python -m trainers.starpo starpo-s --env AgentR1/Bandit-v0 --updates 30
+    python -m trainers.starpo ragen-2-grpo
 """
 
 import sys
-from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a file, it finds the packages beside it
@@ -22,19 +21,23 @@ if __name__ == "__main__":  # run as a file, it finds the packages beside it
 
 import tyro
 
-from trainers import ppo
-from trainers.training import train
+from trainers import grpo, ppo
 
 _BATCH = {"questions_per_update": 8, "group_size": 16}
-PRESETS = {
-    "starpo": ("Plain StarPO", ppo.Args(**_BATCH, kl_coef=0.001, clip_high=0.2)),
-    "starpo-s": ("Stabilised: uncertain prompts, no KL, clip-higher", ppo.Args(**_BATCH, filter="uncertain")),
-    "ragen-2": ("Prompts that hold 90 % of the signal", ppo.Args(**_BATCH, filter="signal")),
+_CHANGES = {
+    "starpo": ("Plain StarPO", {"kl_coef": 0.001, "clip_high": 0.2}),
+    "starpo-s": ("Stabilised: uncertain prompts, no KL, clip-higher", {"filter": "uncertain"}),
+    "ragen-2": ("Prompts that hold 90 % of the signal", {"filter": "signal"}),
+}
+PRESETS = {name: (title, ppo.Args(**_BATCH, **changes)) for name, (title, changes) in _CHANGES.items()} | {
+    # GRPO as RAGEN has it, advantages in units of the group's deviation
+    f"{name}-grpo": (f"{title}; over GRPO", grpo.Args(**_BATCH, **changes, scale_by_std=True))
+    for name, (title, changes) in _CHANGES.items()
 }
 
 
-def main(name: str, args: ppo.Args) -> dict:
-    return train(args, name, f"Trained with {name}", partial(ppo.start, args))
+def main(name: str, args: ppo.Args | grpo.Args) -> dict:
+    return (grpo if isinstance(args, grpo.Args) else ppo).main(args, name)
 
 
 if __name__ == "__main__":

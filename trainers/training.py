@@ -16,11 +16,13 @@ from trainers.arguments import TrainArgs
 from trainers.engine import TransformersEngine
 from trainers.evaluate import evaluate_policy
 from trainers.logger import METRICS_FILE, Logger, Progress, check_sinks, read_metrics
+from trainers.memory import recompute_activations
 from trainers.policy import Policy
 from trainers.rollout import check_formats, rollout
+from trainers.selection import refilled
 from trainers.setup import load_policy, make_envs
-from trainers.trajectory import Trajectory
-from trainers.watch import Watch, measured
+from trainers.trajectory import Trajectory, to_sequences
+from trainers.watch import Watch, informed, learned, measured
 
 BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"  # names of rows
 
@@ -66,6 +68,14 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
     policy, seconds_cold_start = starting_policy(args, envs)
     engine = TransformersEngine(policy, envs.envs[0].stop)
     evaluate_now = partial(evaluate_policy, held_out, policy, engine, max_new_tokens=args.max_new_tokens, name="")
+
+    def validated() -> dict[str, float]:
+        # In a random state of its own, so that how often one looks changes nothing.
+        with torch.random.fork_rng():
+            torch.manual_seed(args.seed)
+            row, _ = evaluate_now(eval_questions, temperature=args.eval_temperature)
+        return evaluation_metrics(row, score)
+
     rows = baselines(held_out, policy, engine, final_questions, args)
     learner = start(policy)
     first = runs.resume(run, policy, learner.optimizers, learner.modules) if args.resume else 0
@@ -75,19 +85,19 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
         Logger(run, args.log, asdict(args), resume_from=first + 1 if first else 0) as logger,
         Progress(args.updates, "updates", algorithm, first) as progress,
     ):
-        watch = Watch(score, read_metrics(run / METRICS_FILE))
+        lines = read_metrics(run / METRICS_FILE)
+        watch, played = Watch(score, lines), int(lines[-1]["episodes"]) if lines else 0
         if not first:
-            row, _ = evaluate_now(eval_questions)
-            metrics = evaluation_metrics(row, score) | {"episodes": 0}
+            metrics = validated() | {"episodes": 0}
             logger.log(0, metrics)
             watch.see(0, metrics, progress)
         done, stopped = first, False
         while done < args.updates and not stopped:
             metrics = one_update(args, envs, policy, engine, learner, done, score)
-            done += 1
+            done, played = done + 1, played + int(metrics["episodes"])
+            metrics["episodes"] = played
             if done % args.eval_every == 0:
-                row, _ = evaluate_now(eval_questions)
-                metrics |= evaluation_metrics(row, score)
+                metrics |= validated()
             logger.log(done, metrics)
             progress.update(
                 done, reward=metrics["train/return"], turns=metrics["train/turns"],
@@ -107,7 +117,7 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
         f"{score}_cold_start_sampled": reached[BEFORE_SAMPLED], f"{score}_trained": row[score],
         **({"em_naive_rag": reached["Naive RAG"]} if "Naive RAG" in reached else {}),
         "seconds_cold_start": seconds_cold_start, "seconds_training": read_metrics(run / METRICS_FILE)[-1]["seconds"],
-        "episodes": done * len(envs.envs), "stopped_on_collapse": stopped, "symptoms": watch.symptoms,
+        "episodes": played, "stopped_on_collapse": stopped, "symptoms": watch.symptoms,
         "rows": rows, "folder": str(run), "settings": runs.settings(args) | {"updates": args.updates},
     }  # fmt: skip
     runs.write_report(run, summary, transcripts)
@@ -121,17 +131,24 @@ def one_update(
     """Episodes and what is learned from them; update ``number`` draws the same questions in every run of a seed."""
     clock = time.monotonic()
     rng = np.random.default_rng([args.seed, number])
-    seeds = rng.integers(2**31, size=args.questions_per_update).tolist()
-    episodes = rollout(
-        envs, policy, engine, seeds=seeds, group_size=args.group_size, max_new_tokens=args.max_new_tokens,
-        temperature=args.temperature,
-    )  # fmt: skip
+
+    def play() -> list[Trajectory]:
+        seeds = rng.integers(2**31, size=args.questions_per_update).tolist()
+        return rollout(
+            envs, policy, engine, seeds=seeds, group_size=args.group_size, max_new_tokens=args.max_new_tokens,
+            temperature=args.temperature,
+        )  # fmt: skip
+
+    played = play()
+    seen = measured(envs, played)  # before a refill, whose questions are chosen
+    played, episodes, of_refill = refilled(played, play, args)
     rolled = time.monotonic()
-    metrics = episode_metrics(episodes, score) | learner.update(episodes, rng)
+    seen |= informed(policy, episodes, args)
+    metrics = episode_metrics(played, score) | learner.update(episodes, rng) | of_refill
     seconds = time.monotonic() - clock
     metrics |= {"time/rollout": rolled - clock, "time/update": seconds - (rolled - clock)}
-    metrics |= {"tokens/per_second": metrics["tokens/all"] / seconds, "episodes": (number + 1) * len(episodes)}
-    return metrics | measured(envs, episodes, metrics, getattr(args, "filter", "none") != "none")
+    metrics |= {"tokens/per_second": metrics["tokens/all"] / seconds, "episodes": float(len(played))}
+    return metrics | seen | learned(metrics)
 
 
 def evaluation_metrics(row: dict, score: str) -> dict[str, float]:
@@ -141,7 +158,10 @@ def evaluation_metrics(row: dict, score: str) -> dict[str, float]:
 def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, float]:
     """What the episodes of a batch were like."""
     groups = [[t.episode_return for t in trajectories if t.group == g] for g in {t.group for t in trajectories}]
+    sequences = [s for t in trajectories for s in to_sequences(t.steps)]
     metrics = {
+        "tokens/action": sum(sum(s.mask) for s in sequences),
+        "tokens/all": sum(len(s.ids) for s in sequences),
         "train/return": np.mean([t.episode_return for t in trajectories]),
         f"train/{score}": np.mean([t.info[score] for t in trajectories]),
         "train/turns": np.mean([len(t.steps) for t in trajectories]),
@@ -159,7 +179,10 @@ def starting_policy(args: TrainArgs, envs: ToolVectorEnv) -> tuple[Policy, float
     """The policy before reinforcement learning: a given model, or the tiny one after its cold start; and the seconds
     that its cold start took."""
     if args.model != "tiny":
-        return load_policy(args.model), 0.0
+        policy = load_policy(args.model, None, args.dtype, args.lora_rank, args.lora_alpha)
+        if args.gradient_checkpointing:
+            recompute_activations(policy.model)
+        return policy, 0.0
     with Progress(args.cold_start_steps, description="cold start") as progress:
         return sft.cold_start(
             envs, args.seed, args.cold_start_steps, lambda step, lesson, loss: progress.update(step, loss=loss)

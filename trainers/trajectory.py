@@ -4,7 +4,8 @@ The one invariant: a token has action mask 1 if and only if the policy sampled i
 advantage, a KL or an entropy off a sequence multiplies by that mask.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -158,6 +159,17 @@ def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
         parts.append(batch[order[start : start + rows]])
         start += rows
     return parts
+
+
+@torch.no_grad()
+def by_parts(function: Callable[[Batch], torch.Tensor], batch: Batch, max_tokens: int) -> torch.Tensor:
+    """What ``function`` gives for each row, float [B, T], without a gradient and in parts of at most ``max_tokens``."""
+    rows = torch.arange(len(batch.ids), device=batch.ids.device)
+    numbered = replace(batch, extra={"row": rows[:, None].expand_as(batch.ids)})
+    found = torch.zeros_like(batch.logprobs)
+    for part in micro_batches(numbered, max_tokens):
+        found[part.extra["row"][:, 0], : part.ids.shape[1]] = function(part)
+    return found
 
 
 def pack(values: torch.Tensor, batch: Batch, trajectories: int | None = None, fill: float = 0) -> torch.Tensor:

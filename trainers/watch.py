@@ -5,27 +5,26 @@ back from ``metrics.jsonl``.
 """
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 
 import torch
 
 from agent_envs.vector import ToolVectorEnv
 from trainers import filters
+from trainers.arguments import TrainArgs
 from trainers.logger import Progress
-from trainers.monitor import EchoTrapMonitor, repeated_ngrams
-from trainers.trajectory import Trajectory
+from trainers.monitor import EchoTrapMonitor, mutual_information, repeated_ngrams
+from trainers.policy import Policy
+from trainers.trajectory import Trajectory, by_parts, collate
 
 _PREFIX = "monitor/"
 
 
-def measured(
-    envs: ToolVectorEnv, episodes: list[Trajectory], metrics: Mapping[str, float], filters_groups: bool
-) -> dict[str, float]:
-    """An update's numbers for the monitor, under ``monitor/``; what cannot be told is left out.
+def measured(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[str, float]:
+    """A batch's numbers for the monitor, under ``monitor/``; what cannot be told is left out.
 
     Args:
         envs: those that have just played ``episodes``, one each, and still remember them.
-        metrics: of the update.
-        filters_groups: whether an update may be skipped for want of groups worth it.
     """
     returns = torch.tensor([t.episode_return for t in episodes])
     groups, valid = torch.tensor([t.group for t in episodes]), torch.tensor([not t.failed for t in episodes])
@@ -39,8 +38,27 @@ def measured(
     }
     if any(env.tools for env in envs.envs):
         numbers["search_rate"] = sum(bool(turn.calls) for turn in turns) / len(turns)
-    if filters_groups:
-        numbers["empty_filter"] = float(metrics.get("filter/kept") == 0)
+    return {_PREFIX + name: value for name, value in numbers.items()}
+
+
+def informed(policy: Policy, episodes: list[Trajectory], args: TrainArgs, prompts: int = 8) -> dict[str, float]:
+    """How much the first turns tell about the prompts that they answer: `monitor.mutual_information` of one episode of
+    each of the first groups, in nats. Left out where fewer than two prompts differ."""
+    firsts = {tuple(t.steps[0].prompt): t.steps[0] for t in reversed(episodes) if not t.failed}
+    firsts = list(firsts.values())[:prompts]
+    if len(firsts) < 2:
+        return {}
+    pairs = [replace(said, prompt=asked.prompt) for said in firsts for asked in firsts]
+    batch = collate([Trajectory(steps=[step]) for step in pairs], policy.pad_id).to(policy.device)
+    found = by_parts(lambda part: policy.logprobs(part, args.temperature)[0], batch, args.max_tokens_per_micro_batch)
+    return {_PREFIX + "mutual_information": mutual_information(found.sum(1).view(len(firsts), len(firsts)))}
+
+
+def learned(metrics: Mapping[str, float]) -> dict[str, float]:
+    """An update's numbers for the monitor, from its metrics."""
+    numbers = {}
+    if "filter/kept" in metrics:
+        numbers["empty_filter"] = float(metrics["filter/kept"] == 0)
     if "policy/entropy" in metrics:  # something was learned from
         numbers |= {"entropy": metrics["policy/entropy"], "gradient_norm": metrics["policy/grad_norm"]}
     return {_PREFIX + name: value for name, value in numbers.items()}

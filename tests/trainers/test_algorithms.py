@@ -12,9 +12,10 @@ import torch
 from agent_envs.types import ToolCall, Turn
 from trainers import benchmark, checkpoint, gigpo, grpo, ppo, reinforce, rloo, starpo, training
 from trainers.logger import Progress, read_metrics
+from trainers.monitor import mutual_information
 from trainers.setup import load_policy
 from trainers.trajectory import Step, Trajectory
-from trainers.watch import Watch, measured
+from trainers.watch import Watch, informed, learned, measured
 
 SMALL = {"entities": 60, "questions": 20, "max_turns": 2}
 RUNS = {
@@ -26,8 +27,21 @@ RUNS = {
     "ppo, shared and bi-level": (ppo, {"share_layers": True, "bi_level": True}),
     "ppo without masks": (ppo, {"advantage_mask": False, "loss_mask": False}),
     "dapo": (grpo, {"filter": "mixed", "overlong_buffer": 3, "loss": "cispo"}),
+    "dapo, refilled": (grpo, {"filter": "mixed", "refill": 2, "importance": "tis", "entropy_coef": 0.01}),
+    "ppo, k1 in the reward": (ppo, {"kl_coef": 0.05, "kl": "k1", "kl_target": 0.01}),
     "gspo": (grpo, {"loss": "gspo", "normalize": "sequences", "turn_credit": True}),
 }
+
+
+def episode(group, turns, failed=False):
+    steps = [Step(prompt=[1], tokens=t, logprobs=[0.0] * len(t), reward=r) for t, r in turns]
+    return Trajectory(steps=steps, group=group, failed=failed)
+
+
+EPISODES = [
+    episode(0, [([1, 2], 1.0)]), episode(0, [([3] * 8, 3.0)]), episode(0, [([4], 99.0)], failed=True),
+    episode(1, [([5], 1.0), ([6], 1.0)]), episode(1, [([7], 2.0)]),
+]  # fmt: skip
 MODULES = [module.__name__ for module in (grpo, rloo, reinforce, gigpo, ppo, starpo, benchmark)]
 
 
@@ -67,7 +81,10 @@ def test_a_run_and_its_halves(letters, model_folder, tmp_path, name, capsys):
     run(module, letters, model_folder, None, minibatches=2, resume=halves, **options)
     trained = state_of(whole)
     assert any(not torch.equal(trained[key], value) for key, value in start.items())
-    assert {"critic"} == {key.split(".")[0] for key in set(trained) - set(start)} or module is not ppo
+    beside = {"critic"} if module is ppo else set()
+    assert {key.split(".")[0] for key in set(trained) - set(start)} == beside | (
+        {"kl"} if "kl_target" in options else set()
+    )
     for key, value in state_of(halves).items():
         assert torch.equal(trained[key], value), key
     assert summary["rows"][-1]["name"].startswith("Trained with ")
@@ -152,30 +169,43 @@ def test_a_symptom_that_comes_back_is_warned_of_once(capsys):
 
 
 def test_what_the_monitor_is_fed_with():
-    def episode(group, turns, failed=False):
-        steps = [Step(prompt=[1], tokens=t, logprobs=[0.0] * len(t), reward=r) for t, r in turns]
-        return Trajectory(steps=steps, group=group, failed=failed)
-
-    episodes = [
-        episode(0, [([1, 2], 1.0)]), episode(0, [([3] * 8, 3.0)]), episode(0, [([4], 99.0)], failed=True),
-        episode(1, [([5], 1.0), ([6], 1.0)]), episode(1, [([7], 2.0)]),
-    ]  # fmt: skip
     call = Turn(calls=(ToolCall("search", {"query": "x"}),))
     said = [[call], [Turn(answer="x")], [Turn(error="?")], [call, call], [Turn(error="?")]]
     envs = SimpleNamespace(envs=[SimpleNamespace(tools=["search"], history=SimpleNamespace(turns=t)) for t in said])
-    numbers = measured(envs, episodes, {"policy/entropy": 1.5, "policy/grad_norm": 0.2}, filters_groups=False)
-    assert numbers == pytest.approx({
+    assert measured(envs, EPISODES) == pytest.approx({
         "monitor/reward_deviation": 2**0.5 / 2,  # of 1 and 3; the other group's returns are equal
         "monitor/response_length": 14 / 6,
         "monitor/repetition": 0.8 / 6,  # five 4-grams, one of them new
         "monitor/search_rate": 3 / 6, "monitor/valid_turns": 4 / 6,
-        "monitor/entropy": 1.5, "monitor/gradient_norm": 0.2,
     })  # fmt: skip
     for env in envs.envs:
         env.tools = []
-    skipped = measured(envs, episodes, {"filter/kept": 0.0}, filters_groups=True)
-    assert skipped["monitor/empty_filter"] == 1
-    assert not {"monitor/entropy", "monitor/gradient_norm", "monitor/search_rate"} & set(skipped)
+    assert "monitor/search_rate" not in measured(envs, EPISODES)
+    assert learned({"policy/entropy": 1.5, "policy/grad_norm": 0.2}) == {
+        "monitor/entropy": 1.5, "monitor/gradient_norm": 0.2,
+    }  # fmt: skip
+    assert learned({"filter/kept": 0.0}) == {"monitor/empty_filter": 1.0}
+
+
+def test_what_the_first_turns_tell_about_their_prompts(make_policy):
+    """l_ij by hand, one pass for each pair; one episode of each prompt; a failed one tells nothing."""
+    policy = make_policy("bytes")
+    prompts = [policy.encode(text) for text in ("ab", "cd", "ef", "cd")]
+    turns = [policy.encode(text) for text in ("xyz", "cd", "e", "zz")]
+    episodes = [
+        Trajectory(steps=[Step(prompt=p, tokens=t, logprobs=[0.0] * len(t))])
+        for p, t in zip(prompts, turns, strict=True)
+    ]
+    episodes.append(Trajectory(steps=[Step(prompt=[9], tokens=[9], logprobs=[0.0])], failed=True))
+    table = torch.zeros(3, 3)
+    for i, j in np.ndindex(3, 3):
+        ids = torch.tensor([prompts[j] + turns[i]])
+        logp = policy.model(ids).logits[0].detach().log_softmax(-1)
+        start = len(prompts[j])
+        table[i, j] = sum(logp[start + k - 1, token] for k, token in enumerate(turns[i]))
+    told = informed(policy, episodes, grpo.Args())
+    assert told == {"monitor/mutual_information": pytest.approx(mutual_information(table), abs=1e-5)}
+    assert informed(policy, episodes[:1] * 4, grpo.Args()) == {}  # one prompt has nothing to be told from
 
 
 @pytest.mark.parametrize(

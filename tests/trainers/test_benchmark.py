@@ -1,91 +1,271 @@
 import json
-from dataclasses import replace
-from pathlib import Path
 
 import pytest
+import tyro
 
-from trainers import benchmark, benchmark_report, checkpoint, ppo
-from trainers.benchmark_report import PAPER, draw_curves, mean_and_half, table
+import retrieval_index
+from trainers import benchmark, evaluate
+from trainers.comparison import curves
+from trainers.comparison.curves import Point, draw, mean_curve, reached
+from trainers.comparison.recipe import BASELINES
+from trainers.comparison.report import PAPER, mean_and_half, table
 from trainers.logger import read_metrics
 
-TASKS = list(benchmark.TASKS)
+NAIVE_RAG, BASE, IMITATION = BASELINES.values()
+SMALL = """
+title = "Two of them"
+question = "Which?"
+questions = 4
+reference = ["imitation", "rloo"]
+reach = "rloo"
+seeds = [0, 1]
+paper = true
+[env_kwargs]
+entities = 100
+questions = 20
+max_turns = 2
+[arguments]
+updates = 3
+questions_per_update = 2
+group_size = 2
+cold_start_steps = 30
+eval_questions = 2
+[tasks."As in training"]
+[tasks."Another world"]
+env_kwargs = { world_seed = 101 }
+[runs.rloo]
+title = "RLOO"
+algorithm = "rloo"
+[runs.starpo-s]
+title = "StarPO-S"
+algorithm = "starpo-s"
+larger_groups = 2
+env_kwargs = { rewards = "search_r1" }
+"""
 
 
-def small(out, **changes):
-    base = {
-        "algorithms": ("rloo", "starpo-s"), "seeds": (0, 1), "updates": 2, "questions_per_update": 2, "group_size": 2,
-        "cold_start_steps": 30, "env_kwargs": '{"entities": 100, "questions": 20, "max_turns": 2}', "questions": 4,
-        "curve_questions": 2, "out": out,
-    }  # fmt: skip
-    return benchmark.Args(**{**base, **changes})
+@pytest.fixture
+def model_folder(make_policy, tmp_path):
+    policy = make_policy("bpe", 3)
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """``ask(text, *words)``: the benchmark's arguments for a recipe, with words of the command line."""
+
+    def make(text, *words):
+        (tmp_path / "small.toml").write_text(text, encoding="utf-8")
+        words = ("--recipe", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), *words)
+        return tyro.cli(benchmark.Args, args=words)
+
+    return make
+
+
+def never(*_, **__):
+    raise AssertionError("this was run before")
 
 
 @pytest.mark.slow
-def test_two_algorithms_from_one_cold_start(tmp_path, monkeypatch):
+def test_two_runs_from_one_cold_start(tmp_path, monkeypatch, ask):
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "out"
-    results = benchmark.main(small(out))
-    agents = [benchmark.NAIVE_RAG, benchmark.BASE, benchmark.IMITATION, "RLOO", "StarPO-S"]
-    assert list(results["rows"]) == agents
+    results = benchmark.main(ask(SMALL))
+    assert list(results["rows"]) == [NAIVE_RAG, BASE, IMITATION, "RLOO", "StarPO-S"]
     for per_seed in results["rows"].values():
-        assert [list(rows) for rows in per_seed] == [TASKS] * 2
+        assert [list(rows) for rows in per_seed] == [["As in training", "Another world"]] * 2
         assert all(row["episodes"] == 4 for rows in per_seed for row in rows.values())
-    sources = [results["rows"]["RLOO"][0][task]["source"] for task in TASKS]
-    assert [source.split()[0] for source in sources] == [f"miniwiki:validation-{n}" for n in (0, 101, 0)]
-    assert len(list((tmp_path / "cache" / "tiny").iterdir())) == 2  # one cold start a seed, for all
+    sources = [row["source"].split()[0] for row in results["rows"]["RLOO"][0].values()]
+    assert sources == ["miniwiki:validation-0", "miniwiki:validation-101"]
+    assert len(list((tmp_path / "cache" / "tiny").iterdir())) == 2  # one cold start a seed, for all and for any reward
     firsts = [read_metrics(out / f"{name}-0" / "metrics.jsonl")[0] for name in ("rloo", "starpo-s")]
     assert firsts[0]["eval/em"] == firsts[1]["eval/em"]
     for seed in (0, 1):
-        rloo, starpo, more = (results["training"][name][seed] for name in ("RLOO", "StarPO-S", benchmark.IMITATION))
-        assert rloo["episodes"] == starpo["episodes"] == 8
+        rloo, starpo, more = (results["training"][name][seed] for name in ("RLOO", "StarPO-S", IMITATION))
+        assert rloo["episodes"] == starpo["episodes"] == 12
         assert more["asked"] == max(rloo["seconds"], starpo["seconds"])
         assert more["steps"] > 0
+        assert [point[0] for point in results["curves"]["RLOO"][seed]] == [
+            0,
+            8,
+            12,
+        ]  # the last one is the closing table's
+    assert list(results["levels"]) == [NAIVE_RAG, IMITATION]
     assert json.loads((out / "results.json").read_text()) == results
     assert (out / "curves.png").stat().st_size > 10_000
     text = (out / "table.md").read_text()
     assert text.index("| StarPO-S |") < text.index("For reference only") < text.index(".4405")
+    assert "Δ to More imitation | Δ to RLOO |" in text
 
     # Nothing is run twice; what was interrupted goes on; another experiment needs another folder.
-    def never(*_):
-        raise AssertionError("this was run before")
-
-    done = {name: replace(algorithm, main=never) for name, algorithm in benchmark.ALGORITHMS.items()}
     with monkeypatch.context() as patched:
-        patched.setattr(benchmark, "ALGORITHMS", done)
-        patched.setattr(benchmark.evaluate, "evaluate_policy", never)
+        patched.setattr(
+            benchmark, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in benchmark.ALGORITHMS.items()}
+        )
+        patched.setattr(evaluate, "evaluate_policy", never)
         patched.setattr(benchmark.imitation.sft, "fit", never)
-        assert benchmark.main(small(out)) == results
+        assert benchmark.main(ask(SMALL)) == results
     (out / "rloo-1" / "summary.json").unlink()
-    assert benchmark.main(small(out))["rows"]["RLOO"] == results["rows"]["RLOO"]
-    with pytest.raises(ValueError, match="other settings"):
-        benchmark.main(small(out, updates=3))
+    assert benchmark.main(ask(SMALL))["rows"]["RLOO"] == results["rows"]["RLOO"]
+    with pytest.raises(ValueError, match=r"rloo-0 holds a run with other settings \(updates=3, not 4\)"):
+        benchmark.main(ask(SMALL, "--updates", "4"))
+    with pytest.raises(ValueError, match=r"other settings \(lr=0.0005, not 0.1\)"):
+        benchmark.main(ask(SMALL, "--arguments", '{"lr": 0.1}'))
 
 
-def test_every_run_plays_as_many_episodes():
-    args = small(Path("x"), algorithms=tuple(benchmark.ALGORITHMS), ablations=True, questions_per_update=16)
-    made = {name: benchmark.arguments(args, algorithm, 7) for name, algorithm in args.chosen.items()}
-    assert {a.questions_per_update * a.group_size for a in made.values()} == {32}
-    assert {(a.seed, a.updates, a.cold_start_steps, a.env_kwargs) for a in made.values()} == {
-        (7, 2, 30, args.env_kwargs)
-    }
-    assert (made["starpo-s"].questions_per_update, made["starpo-s"].filter) == (8, "uncertain")
-    assert made["reinforce++-baseline"].baseline == "group"
-    assert isinstance(made["ppo"], ppo.Args)
-    masks = {n: (getattr(a, "advantage_mask", None), a.loss_mask) for n, a in made.items() if n in benchmark.ABLATIONS}
-    assert masks == {
-        "ppo-no-advantage-mask": (False, True), "ppo-no-masks": (False, False), "grpo-no-loss-mask": (None, False),
+def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
+    """No cold start, so no more imitation; a run of an earlier version, which lacks an option, is found again."""
+    words = ("--arguments", json.dumps({"model": model_folder, "max_new_tokens": 6, "updates": 1}), "--seeds", "3")
+    results = benchmark.main(ask(SMALL, *words))
+    assert list(results["rows"]) == [NAIVE_RAG, BASE, "RLOO", "StarPO-S"]
+    assert list(results["left_out"]) == ["imitation"]
+    assert "left out: More imitation" in capsys.readouterr().out
+    summary_file = tmp_path / "out" / "rloo-3" / "summary.json"
+    summary = json.loads(summary_file.read_text())
+    for name in ("kl", "algorithm", "temperature"):
+        del summary["settings"][name]
+    summary_file.write_text(json.dumps(summary))
+    monkeypatch.setattr(
+        benchmark, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in benchmark.ALGORITHMS.items()}
+    )
+    monkeypatch.setattr(benchmark, "load_policy", never)
+    assert benchmark.main(ask(SMALL, *words)) == results
+    only = benchmark.main(ask(SMALL, *words, "--runs", "rloo"))
+    assert list(only["rows"]) == [NAIVE_RAG, BASE, "RLOO"]
+    # Another column is played; those that are known are not.
+    monkeypatch.undo()
+    more = SMALL.replace("[runs.rloo]", '[tasks."3 hops"]\nenv_kwargs = { hops = 3 }\n[runs.rloo]')
+    played = []
+    whole = evaluate.evaluate_policy
+    monkeypatch.setattr(evaluate, "evaluate_policy", lambda *args: played.append(args[-1]) or whole(*args))
+    wider = benchmark.main(ask(more, *words))
+    assert played == [BASE, "RLOO", "StarPO-S"]
+    assert list(wider["rows"]["RLOO"][0]) == ["As in training", "Another world", "3 hops"]
+
+
+def test_a_game(tmp_path, ask, model_folder):
+    text = """
+    title = "A game"
+    env = "AgentR1/Sokoban-v0"
+    questions = 3
+    seeds = [0]
+    symptoms = true
+    reference = "base"
+    [arguments]
+    updates = 1
+    questions_per_update = 2
+    group_size = 2
+    max_new_tokens = 6
+    eval_questions = 2
+    [tasks."Short"]
+    env_kwargs = { max_turns = 2 }
+    [runs.gigpo]
+    algorithm = "gigpo"
+    """
+    results = benchmark.main(ask(text, "--arguments", json.dumps({"model": model_folder})))
+    assert list(results["rows"]) == [BASE, "gigpo"]
+    assert list(results["left_out"]) == ["naive-rag", "imitation"]
+    told = (tmp_path / "out" / "table.md").read_text()
+    assert "| Success | Short | Avg | Δ to Base Tool Call |" in told
+    assert "First symptom |" in told
+    assert "For reference only" not in told
+
+
+def hotpot(id, number):
+    film, name = f"Film{number}", f"Director{number}"
+    return {
+        "_id": id, "question": f"Where was the director of {film} born?", "answer": f"Town{number}", "type": "bridge",
+        "level": "hard", "supporting_facts": [[film, 0], [name, 0]], "evidences": [], "answer_id": "Q1",
+        "context": [[film, [f"{film} is by {name}."]], [name, [f"{name} was born in Town{number}."]]],
     }  # fmt: skip
-    assert set(small(Path("x")).chosen) == {"rloo", "starpo-s"}
 
 
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [({"algorithms": ("grpo", "dpo")}, "dpo"), ({"seeds": ()}, "seed"), ({"algorithms": ()}, "algorithm"),
-     ({"questions_per_update": 3}, "even for StarPO-S")],
-)  # fmt: skip
-def test_arguments_that_make_no_sense(wrong, said):
-    with pytest.raises(ValueError, match=said):
-        small(Path("x"), **wrong)
+def musique(id, number):
+    record = hotpot(id, number)
+    paragraphs = [
+        {"idx": i, "title": title, "paragraph_text": lines[0], "is_supporting": True}
+        for i, (title, lines) in enumerate(record["context"])
+    ]
+    hops = [{"id": i, "question": "?", "answer": "x", "paragraph_support_idx": i} for i in (0, 1)]
+    return {
+        "id": id, "question": record["question"], "answer": record["answer"], "answer_aliases": [], "answerable": True,
+        "question_decomposition": hops, "paragraphs": paragraphs,
+    }  # fmt: skip
+
+
+@pytest.fixture
+def papers_data(tmp_path, monkeypatch):
+    """The files of the paper's three benchmarks with made-up questions, and an index over their passages."""
+    two_wiki = tmp_path / "data" / "2wikimultihopqa"
+    two_wiki.mkdir(parents=True)
+    files = {
+        "hotpot_train_v1.1.json": range(4), "hotpot_dev_distractor_v1.json": range(4, 7),
+        "2wikimultihopqa/train.json": range(7, 11), "2wikimultihopqa/dev.json": range(11, 14),
+    }  # fmt: skip
+    for file, numbers in files.items():
+        records = [hotpot(f"q{number}", number) for number in numbers]
+        (tmp_path / "data" / file).write_text(json.dumps(records))
+    records = [musique(f"2hop__{number}", number) for number in range(14, 17)]
+    lines = "".join(json.dumps(record) + "\n" for record in records)
+    (tmp_path / "data" / "musique_ans_v1.0_dev.jsonl").write_text(lines)
+    passages = [
+        {"id": f"{number}-{i}", "title": title, "text": lines[0]}
+        for number in range(17)
+        for i, (title, lines) in enumerate(hotpot("", number)["context"])
+    ]
+    corpus = tmp_path / "corpus.jsonl"
+    corpus.write_text("".join(json.dumps(passage) + "\n" for passage in passages))
+    retrieval_index.build_folder(corpus, tmp_path / "wiki-18")
+    monkeypatch.setenv("AGENT_ENVS_DATA", str(tmp_path / "data"))
+    return tmp_path / "wiki-18"
+
+
+def test_the_papers_experiment_in_miniature(tmp_path, papers_data, model_folder, capsys):
+    """The recipe as it ships, but for the model, the index and the sizes; half of its runs, for one update."""
+    runs = "ppo", "grpo", "ppo-no-masks", "grpo-no-loss-mask"
+    sizes = {"questions_per_update": 2, "group_size": 2, "max_new_tokens": 4, "eval_questions": 2}
+    words = [
+        "--recipe", "agent-r1", "--updates", "1", "--questions", "2", "--out", str(tmp_path / "out"),
+        "--runs", *runs, "--arguments", json.dumps({"model": model_folder, **sizes}),
+        "--env-kwargs", json.dumps({"index": str(papers_data), "max_turns": 2}),
+    ]  # fmt: skip
+    told = benchmark.main(tyro.cli(benchmark.Args, args=[*words, "--dry-run"]))
+    assert told["missing"] == []
+    assert "Ready. Nothing was trained." in capsys.readouterr().out
+    assert not (tmp_path / "out").exists()
+    results = benchmark.main(tyro.cli(benchmark.Args, args=words))
+    assert list(results["rows"]) == [
+        NAIVE_RAG, BASE, "PPO", "GRPO", "PPO without both masks", "GRPO without loss mask",
+    ]  # fmt: skip
+    row = results["rows"]["GRPO"][0]
+    assert {column: row[column]["source"].split(",")[0].split("/")[-1] for column in row} == {
+        "HotpotQA": "hotpot_dev_distractor_v1.json", "2Wiki": "dev.json", "MuSiQue": "musique_ans_v1.0_dev.jsonl",
+    }  # fmt: skip
+    summary = json.loads((tmp_path / "out" / "ppo-0" / "summary.json").read_text())
+    assert (summary["env"], summary["score"]) == ("AgentR1/Mixture-v0", "score")
+    assert summary["settings"]["dtype"] == "bfloat16"
+    text = (tmp_path / "out" / "table.md").read_text()
+    assert "| EM | HotpotQA | 2Wiki | MuSiQue | Avg | Δ to Base Tool Call | Δ to PPO | Δ to GRPO |" in text
+    assert text.index("| GRPO |") < text.index("For reference only") < text.index(".4405")
+
+
+def test_what_the_command_line_gets_wrong(ask):
+    with pytest.raises(ValueError, match="--arguments is not valid JSON"):
+        benchmark.asked(ask(SMALL, "--arguments", "{lr: 1}"))
+    with pytest.raises(ValueError, match="--env-kwargs must be a JSON object"):
+        benchmark.asked(ask(SMALL, "--env-kwargs", "[1]"))
+    with pytest.raises(ValueError, match=r"unknown keys.*learning.*known"):
+        benchmark.asked(ask(SMALL, "--arguments", '{"learning": 1}'))
+
+
+def test_nothing_is_trained_where_data_is_missing(tmp_path, monkeypatch):
+    monkeypatch.delenv("AGENT_ENVS_DATA", raising=False)
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
+    monkeypatch.setattr(benchmark, "trained", never)
+    with pytest.raises(FileNotFoundError, match=r"HotpotQA was found nowhere(.|\n)*hotpot_train_v1.1.json"):
+        benchmark.main(benchmark.Args(recipe="agent-r1", out=tmp_path / "out"))
 
 
 def test_intervals_are_those_of_students_t():
@@ -95,60 +275,108 @@ def test_intervals_are_those_of_students_t():
 
 
 def invented(**changes):
-    def row(em, **also):
-        return {"em": em, "f1": em + 0.1, "turns": 3.0, "calls": 2.0, "source": "somewhere", **also}
+    def row(score, **also):
+        return {
+            "score": score, "measure": "em", "f1": score + 0.1, "turns": 3.0, "calls": 2.0, "source": "somewhere", **also
+        }  # fmt: skip
 
-    ours = [dict.fromkeys(TASKS, row(0.2 + 0.1 * seed, substring_em=0.5)) for seed in range(3)]
-    ours = [{**rows, TASKS[2]: row(0.0, substring_em=0.2)} for rows in ours]
-    settings = {"seeds": [0, 1, 2], "updates": 5, "questions_per_update": 4, "group_size": 3}
-    rows = {"Naive RAG": [dict.fromkeys(TASKS, row(0.1))] * 3, "GRPO": ours}
-    training = {"GRPO": [{"seconds": 100.0}] * 3}
-    results = {"env": "E", "settings": settings, "tasks": benchmark.TASKS, "rows": rows, "training": training}
-    return {**results, **changes}
+    columns = ["Bridge", "Another world", "Other questions"]
+    ours = [dict.fromkeys(columns, row(0.2 + 0.1 * seed, substring_em=0.5)) for seed in range(3)]
+    ours = [{**rows, columns[2]: row(0.0, substring_em=0.2)} for rows in ours]
+    grpo = [dict.fromkeys(columns, row(0.1 + 0.05 * seed)) for seed in range(3)]
+    worlds = {"Bridge": {}, "Another world": {"world_seed": 101}, "Other questions": {"types": ["inference"]}}
+    recipe = {
+        "title": "An experiment", "question": "What?", "env": "E", "env_kwargs": {}, "seeds": [0, 1, 2], "paper": True,
+        "tasks": {name: {"env": "E", "env_kwargs": kwargs} for name, kwargs in worlds.items()}, "symptoms": False,
+        "runs": {"g": {"title": "GRPO"}, "d": {"title": "Dense"}}, "reference": ["g"], "reach": "g",
+    }  # fmt: skip
+    trained = {"seconds": 100.0, "episodes": 60, "symptoms": []}
+    return {
+        "recipe": recipe | changes,
+        "left_out": {"imitation": "no cold start"},
+        "rows": {"Naive RAG": [dict.fromkeys(columns, row(0.1))] * 3, "GRPO": grpo, "Dense": ours},
+        "training": {"GRPO": [trained] * 3, "Dense": [trained] * 3},
+        "curves": {
+            "GRPO": [[Point(0, 0.0, 0.1), Point(30, 50.0, 0.3), Point(60, 100.0, 0.25)]] * 3,
+            "Dense": [[Point(0, 0.0, 0.1), Point(30, 40.0 + seed, 0.24 + 0.02 * seed)] for seed in range(3)],
+        },
+        "levels": {"Naive RAG": [0.1] * 3},
+    }  # fmt: skip
 
 
 def test_the_table_is_the_papers_and_its_figures_stay_apart():
     text = table(invented())
-    assert "60 training episodes each" in text
-    assert "| EM | MiniWiki | Another world | Other questions | Avg |" in text
-    # .2, .3, .4 on two tasks and 0 on the third: the mean of the averages is .2, their deviation two thirds of .1.
-    assert "| GRPO | 0.300 ± 0.248 | 0.300 ± 0.248 | 0.000 ± 0.000 | 0.200 ± 0.166 |" in text
-    assert "| GRPO | 0.200 ± 0.166 | 0.300 ± 0.166 | 0.400 ± 0.000 | 3.00 ± 0.00 | 2.00 ± 0.00 | 100 ± 0 |" in text
-    assert "| Naive RAG | 0.100 ± 0.000 | 0.200 ± 0.000 | – | 3.00 ± 0.00 | 2.00 ± 0.00 | – |" in text
+    assert text.startswith("# An experiment\n\nWhat?\n\nE, 3 seeds, 60 training episodes each.")
+    assert "| EM | Bridge | Another world | Other questions | Avg | Δ to GRPO |" in text
+    # .2, .3, .4 on two columns and 0 on the third: the mean of the averages is .2, their deviation two thirds of .1.
+    # Less GRPO's .1, .15, .2, seed by seed: .0333, .05, .0667, whose deviation is .0167.
+    assert "| Dense | 0.300 ± 0.248 | 0.300 ± 0.248 | 0.000 ± 0.000 | 0.200 ± 0.166 | +0.050 ± 0.041 |" in text
+    assert "0.150 ± 0.124 | – |" in text
+    assert "| Dense | 0.300 ± 0.166 | 0.400 ± 0.000 | 3.00 ± 0.00 | 2.00 ± 0.00 | 100 ± 0 | 30 (41 s) |" in text
+    assert "| GRPO | 0.250 ± 0.124 | – | 3.00 ± 0.00 | 2.00 ± 0.00 | 100 ± 0 | 30 (50 s) |" in text
+    assert "| Naive RAG | 0.200 ± 0.000 | – | 3.00 ± 0.00 | 2.00 ± 0.00 | – | – |" in text
+    assert "Episodes to reach GRPO's end (0.250)" in text
+    assert "- Bridge: somewhere; as in training\n" in text
+    assert '- Another world: somewhere; "world_seed": 101\n' in text
+    assert "- left out: More imitation; no cold start\n" in text
+    assert "First symptom" not in text
     ours, reference = text.split("## For reference only")
-    assert PAPER in reference
+    assert PAPER.rstrip() in reference
     assert ".4405" not in ours
+    assert ".4405" not in table(invented(paper=False, reference=[], reach=""))
+    assert "Δ" not in table(invented(reference=[]))
 
 
-def test_curves_end_where_the_shortest_run_ends(tmp_path, monkeypatch):
-    for seed, points in enumerate(([0.1, 0.2, 0.6], [0.1, 0.4])):
-        lines = [{"step": i, "episodes": 8 * i, "eval/em": value} for i, value in enumerate(points)]
-        (tmp_path / f"{seed}.jsonl").write_text("".join(json.dumps(line) + "\n" for line in [{"step": 9}, *lines]))
+def test_symptoms_are_shown():
+    results = invented(symptoms=True)
+    assert "| Dense |" in table(results)
+    assert table(results).count(" none |") == 2
+    found = [{"update": 14, "name": "entropy collapsed"}, {"update": 20, "name": "no success"}]
+    results["training"]["Dense"] = [{"seconds": 1.0, "episodes": 60, "symptoms": s} for s in ([], found, found[1:])]
+    said = "entropy collapsed (update 14, seed 1); no success (update 20, seed 2) |"
+    assert said in table(results)
+    assert said in table({**results, "recipe": results["recipe"] | {"symptoms": False}})
+
+
+def test_a_level_is_reached_by_the_mean_and_never_between_two_evaluations():
+    runs = [[Point(0, 0.0, 0.0), Point(8, 1.0, 0.2), Point(16, 2.0, 0.6)], [Point(0, 0.0, 0.0), Point(8, 3.0, 0.4)]]
+    mean = mean_curve(runs)
+    assert mean.episodes.tolist() == [0, 8]
+    assert mean.score == pytest.approx([0.0, 0.3])
+    assert (mean.lowest[1], mean.highest[1]) == (0.2, 0.4)
+    assert reached(runs, 0.3) == (8, 2.0)
+    assert reached(runs, 0.2) == (8, 2.0)
+    assert reached(runs, 0.31) is None
+    refilled = [[Point(0, 0.0, 0.0), Point(12, 1.0, 0.5)], [Point(0, 0.0, 0.0), Point(8, 1.0, 0.3)]]  # batches differ
+    assert mean_curve(refilled).episodes.tolist() == [0, 10]
+
+
+def test_curves(tmp_path, monkeypatch):
     drawn = []
-    monkeypatch.setattr(
-        benchmark_report.FigureCanvasAgg, "print_png", lambda self, path: drawn.append(self.figure.axes[0])
-    )
-    draw_curves({"GRPO": [tmp_path / "0.jsonl", tmp_path / "1.jsonl"]}, {"Base": 0.05}, tmp_path / "c.png")
-    lines = drawn[0].get_lines()
-    assert lines[0].get_xdata().tolist() == [0, 8]
-    assert lines[0].get_ydata() == pytest.approx([0.1, 0.3])
-    assert [text.get_text() for text in drawn[0].get_legend().get_texts()] == ["GRPO  0.30", "Base  0.05"]
-    assert drawn[0].get_xlim() == (0, 8)
+    monkeypatch.setattr(curves.FigureCanvasAgg, "print_png", lambda self, path: drawn.append(self.figure.axes[0]))
+    runs = [[Point(0, 0.0, 0.1), Point(8, 1.0, 0.2)], [Point(0, 0.0, 0.1), Point(8, 3.0, 0.4)]]
+    draw({"GRPO": runs}, {"Base": 0.05}, tmp_path / "c.png", "EM", "An experiment")
+    draw({f"Run {i}": runs for i in range(6)}, {}, tmp_path / "c.png", "EM", "An experiment")
+    draw({"GRPO": runs[:1]}, {}, tmp_path / "c.png", "EM", "An experiment")
+    one, many, single = drawn
+    line = one.get_lines()[0]
+    assert line.get_xdata().tolist() == [0, 8]
+    assert line.get_ydata() == pytest.approx([0.1, 0.3])
+    assert [text.get_text() for text in one.get_legend().get_texts()] == ["GRPO  0.30", "Base  0.05"]
+    assert one.get_xlim() == (0, 8)
+    assert one.get_ylabel() == "EM on held-out instances"
+    assert (len(one.collections), len(many.collections), len(single.collections)) == (1, 0, 0)
+    assert one.get_title(loc="left") == "An experiment\nmean and range of 2 seeds"
+    assert many.get_title(loc="left") == "An experiment\nmean of 2 seeds"
+    assert single.get_title(loc="left") == "An experiment"
 
 
-def test_a_checkpoint_of_more_imitation_is_made_once_for_as_many_seconds(tmp_path, monkeypatch, make_policy):
-    from trainers import imitation
-
-    fitted = []
-    monkeypatch.setattr(imitation.sft, "fit", lambda policy, batches, steps, report: fitted.append(steps))
-    base = make_policy("bpe")
-    policy, told = imitation.continued(base, None, 0, 10.0, 0.5, tmp_path / "more")
-    assert policy is not base
-    # 20 steps at the given pace take no time at all here, so the second try has many more.
-    assert fitted[0] == 20
-    assert fitted[1] > 1000
-    assert told["asked"] == 10.0
-    assert told["steps"] == fitted[1]
-    assert checkpoint.is_checkpoint(tmp_path / "more")
-    assert imitation.continued(base, None, 0, 10.0, 0.5, tmp_path / "more")[1] == told
-    assert len(fitted) == 2
+def test_a_curve_ends_with_the_run():
+    lines = [
+        {"episodes": 0, "eval/em": 0.1}, {"episodes": 8, "time/rollout": 1.0, "time/update": 0.5},
+        {"episodes": 16, "time/rollout": 2.0, "time/update": 0.5, "eval/em": 0.3},
+    ]  # fmt: skip
+    summary = {"score": "em", "em_trained": 0.4, "episodes": 16}
+    assert benchmark.curve_of(lines, summary) == [(0, 0.0, 0.1), (16, 4.0, 0.3)]
+    assert benchmark.curve_of(lines[:2], summary | {"episodes": 8}) == [(0, 0.0, 0.1), (8, 1.5, 0.4)]
+    assert benchmark.curve_of(lines[:2], summary, greedy=False) == [(0, 0.0, 0.1)]

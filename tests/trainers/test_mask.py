@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call
 
-from trainers import grpo, optimize
+from trainers import grpo, objective
 from trainers.engine import TransformersEngine
 from trainers.losses import aggregate, clipped_policy_loss, kl_k3
 from trainers.rollout import rollout
@@ -139,7 +139,7 @@ def test_the_loss_is_the_sum_of_its_masked_terms_and_of_nothing_else(played):
     args = grpo.Args()
     advantages = torch.tensor([1.0, -0.5, 2.0, 0.25])
     batch.extra["advantages"] = advantages[:, None].expand_as(batch.logprobs)
-    loss, metrics = optimize.policy_loss(policy, None, args, batch, int(batch.mask.sum()))
+    loss, metrics = objective.policy_loss(policy, None, args, batch, int(batch.mask.sum()))
     parameters = dict(policy.model.named_parameters())
     total = 0.0
     for row in range(4):

@@ -102,6 +102,17 @@ def test_the_cold_start_learns_is_kept_and_depends_on_its_arguments(envs, tmp_pa
     assert len(list((tmp_path / "tiny").iterdir())) == 2
 
 
+def test_what_does_not_change_the_cold_start_finds_the_same_one():
+    """Groups of another size, other rewards: a comparison starts from one policy."""
+
+    def folder(count=8, seed=0, **own):
+        kwargs = json.dumps({**json.loads(SMALL), **own})
+        return sft._cache_folder(make_envs("AgentR1/MiniWiki-v0", kwargs, "train", count), seed, 24)
+
+    assert folder() == folder(16) == folder(rewards="search_r1") == folder(rewards={"progress": 0.0})
+    assert len({folder(), folder(seed=1), folder(k=1), folder(types=["bridge"]), folder(max_turns=4)}) == 5
+
+
 def test_a_real_benchmark_is_learned_from_its_own_questions(tmp_path, monkeypatch):
     """In the form of HotpotQA: no decomposition, text that no MiniWiki article holds."""
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))

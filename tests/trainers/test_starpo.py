@@ -53,6 +53,6 @@ def test_a_run_from_the_command_line(letters, make_policy, tmp_path, monkeypatch
     assert summary["rows"][-1]["name"] == f"Trained with {name}"
     line = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
     assert line["policy/grad_norm"] > 0
-    kept = {"starpo": None, "starpo-s": 0.25}  # one group of four
+    kept = {"starpo": None, "starpo-s": 0.25, "starpo-s-grpo": 0.25}  # one group of four
     assert line.get("filter/kept") == kept.get(name, line.get("filter/kept"))
-    assert "policy/value_loss" in line
+    assert ("policy/value_loss" in line) == (not name.endswith("-grpo"))

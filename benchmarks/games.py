@@ -1,0 +1,181 @@
+"""RAGEN's games, learned with StarPO-S by the tiny policy: success before and after, beside what it must beat.
+
+    python -m benchmarks.games                                 # 3 seeds of every game
+    python -m benchmarks.games --games bandit --seeds 0
+
+For each seed of a game, one cold start, which imitates an agent that fumbles half of the time; from it, reinforcement
+learning, and more imitation: the cold start continued for as many seconds as reinforcement learning took for rollouts and
+updates. Each is evaluated on the same held-out instances, greedily and sampled as in training. Beside them: the scripted
+agents.
+
+Writes table.md, curves.png and results.json. What its folder already holds is not run again.
+"""
+
+import itertools
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+
+import torch
+import tyro
+
+from benchmarks import games_report
+from trainers import checkpoint, evaluate, imitation, ppo, runs, sft, starpo
+from trainers.engine import TransformersEngine
+from trainers.logger import METRICS_FILE, finite, read_metrics
+from trainers.policy import Policy
+from trainers.setup import load_policy, make_envs
+
+SCRIPTS = {"random": "Random agent", "scripted": "Scripted agent", "oracle": "Oracle"}
+BEFORE, IMITATION, AFTER = "Cold start", "More imitation", "StarPO-S"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Game:
+    """One game and how it is learned.
+
+    ``on``: the splits to evaluate on, by the name of a line of the table; ``groups`` of 16 episodes in a batch, of which
+    the filter keeps a quarter.
+    """
+
+    env: str
+    kwargs: dict = field(default_factory=dict)
+    on: dict[str, str]
+    cold_start_steps: int
+    updates: int
+    groups: int = 16
+    lr: float = ppo.Args.lr
+
+
+GAMES = {
+    "bandit": Game(
+        env="AgentR1/Bandit-v0", on={"Bandit, words of training": "train", "Bandit, new words": "validation"},
+        cold_start_steps=400, updates=100, groups=64, lr=1e-4,  # its pay is the noisiest
+    ),
+    "sokoban": Game(
+        env="AgentR1/Sokoban-v0", kwargs={"size": 5, "moves": [1, 4], "max_turns": 3},
+        on={"Sokoban, 5x5, 1 to 4 moves": "validation"}, cold_start_steps=500, updates=40,
+    ),
+    "frozenlake-firm": Game(
+        env="AgentR1/FrozenLake-v0", kwargs={"slippery": False}, on={"FrozenLake, firm ice": "validation"},
+        cold_start_steps=500, updates=40,
+    ),
+    "frozenlake": Game(
+        env="AgentR1/FrozenLake-v0", on={"FrozenLake, slippery": "validation"}, cold_start_steps=500, updates=40,
+    ),
+}  # fmt: skip
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Learn RAGEN's games, and compare with imitation and with scripted agents."""
+
+    games: tuple[str, ...] = tuple(GAMES)
+    """Which: bandit, sokoban, frozenlake-firm, frozenlake."""
+    seeds: tuple[int, ...] = (0, 1, 2)
+    """One cold start, one run and one more imitation for each."""
+    updates: int | None = None
+    """Policy updates of each run; by default the game's own number."""
+    cold_start_steps: int | None = None
+    """Gradient steps of imitation before them; by default the game's own number."""
+    instances: int = 500
+    """Held-out instances for the table."""
+    curve_instances: int = 200
+    """Held-out instances for each point of the learning curves."""
+    out: Path = Path("runs/games")
+    """Folder of the runs and the results."""
+
+    def __post_init__(self):
+        if unknown := set(self.games) - set(GAMES):
+            raise ValueError(f"unknown games {sorted(unknown)}; known are {list(GAMES)}")
+        if not self.games or not self.seeds:
+            raise ValueError("give at least one game and one seed")
+
+
+def arguments(args: Args, game: Game, seed: int) -> ppo.Args:
+    """Those of one run: the preset of StarPO-S, but for what the game sets."""
+    updates = args.updates or game.updates
+    return replace(
+        starpo.PRESETS["starpo-s"][1], env=game.env, env_kwargs=json.dumps(game.kwargs), seed=seed, lr=game.lr,
+        updates=updates, questions_per_update=game.groups, cold_start_steps=args.cold_start_steps or game.cold_start_steps,
+        eval_every=max(1, updates // 10), eval_questions=args.curve_instances, final_questions=args.curve_instances,
+    )  # fmt: skip
+
+
+def trained(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
+    """The policy of one run, and its summary with the ``seconds`` that rollouts and updates took."""
+    if not (run / "summary.json").exists():
+        started = checkpoint.latest(run) is not None
+        starpo.main("starpo-s", replace(wanted, resume=run) if started else replace(wanted, out=run))
+    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
+    if summary["settings"] != finite(runs.settings(wanted) | {"updates": wanted.updates}):
+        raise ValueError(f"{run} holds a run with other settings: give another --out")
+    lines = read_metrics(run / METRICS_FILE)
+    summary["seconds"] = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
+    return load_policy(checkpoint.latest(run)), summary
+
+
+def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, dict]]:
+    """What is compared in one seed of a game: its name, the policy, and what training it took."""
+    wanted = arguments(args, GAMES[name], seed)
+    run = args.out / f"{name}-{seed}"
+    after, summary = trained(wanted, run / "starpo-s")
+    envs = make_envs(wanted.env, wanted.env_kwargs, "train", wanted.questions_per_update * wanted.group_size)
+    before, seconds = sft.cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None)
+    pace = seconds / wanted.cold_start_steps
+    more, spent = imitation.continued(before, envs, seed, summary["seconds"], pace, run / "imitation")
+    yield BEFORE, before, {"seconds": seconds, "steps": wanted.cold_start_steps}
+    yield IMITATION, more, spent
+    yield AFTER, after, {key: summary[key] for key in ("seconds", "episodes", "symptoms")}
+
+
+def evaluated(args: Args, name: str, policy: Policy, kept: Path) -> dict[str, dict[str, float]]:
+    """Success by line of the table, ``greedy`` and ``sampled``; kept in a file."""
+    if not kept.exists():
+        game, success = GAMES[name], {}
+        for line, split in game.on.items():
+            envs = make_envs(game.env, json.dumps(game.kwargs), split, 64)
+            engine, numbers = TransformersEngine(policy, envs.envs[0].stop), list(range(args.instances))
+            common = envs, policy, engine, numbers, ppo.Args.max_new_tokens, line
+            torch.manual_seed(0)  # of the sampling
+            rows = {"greedy": evaluate.evaluate_policy(*common), "sampled": evaluate.evaluate_policy(*common, 1.0)}
+            success[line] = {how: row["success"] for how, (row, _) in rows.items()}
+        kept.parent.mkdir(parents=True, exist_ok=True)
+        staging = kept.with_suffix(".staging")
+        staging.write_text(json.dumps(success) + "\n", encoding="utf-8")
+        staging.replace(kept)
+    return json.loads(kept.read_text(encoding="utf-8"))
+
+
+def scripted(args: Args, game: Game) -> dict[str, dict[str, float]]:
+    """Success of the task's scripted agents on the same instances, by line of the table."""
+    found = {}
+    for line, split in game.on.items():
+        envs = make_envs(game.env, json.dumps(game.kwargs), split, 64)
+        play, numbers = envs.envs[0].SCRIPTS, list(range(args.instances))
+        found[line] = {
+            title: evaluate.evaluate_script(envs, numbers, play[script], title)["success"]
+            for script, title in SCRIPTS.items()
+        }
+    return found
+
+
+def main(args: Args) -> dict:
+    results = {"settings": asdict(args), "games": {n: asdict(GAMES[n]) for n in args.games}}
+    results |= {"scripts": {name: scripted(args, GAMES[name]) for name in args.games}}
+    seeds: dict[str, list[dict]] = {}
+    for seed, name in itertools.product(args.seeds, args.games):
+        one = {"seed": seed, "success": {}, "training": {}}
+        for title, policy, told in policies(args, name, seed):
+            file = args.out / f"{name}-{seed}" / f"{title.lower().replace(' ', '-')}-{args.instances}.json"
+            one["success"][title] = evaluated(args, name, policy, file)
+            one["training"][title] = told
+        seeds.setdefault(name, []).append(one)
+        results = finite(results | {"seeds": seeds})
+        games_report.write(args.out, results)  # what there is so far: the experiment is long
+    return results
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

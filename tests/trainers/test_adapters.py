@@ -1,0 +1,227 @@
+"""LoRA: what is trained, what it starts from, and what can be made of its checkpoints."""
+
+import json
+import sys
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM
+
+from trainers import checkpoint, evaluate, grpo, ppo
+from trainers.adapters import add_lora, load_weights, reference_of, trained_parameters
+from trainers.critic import Critic
+from trainers.engine import TransformersEngine
+from trainers.logger import read_metrics
+from trainers.rollout import rollout
+from trainers.setup import load_policy
+from trainers.trajectory import collate
+
+peft = pytest.importorskip("peft")
+SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
+LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
+
+
+@pytest.fixture
+def folder(make_policy, tmp_path):
+    policy = make_policy("bpe", 3)
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def shaken(policy, seed=0):
+    """With an adapter that does something: a new one does nothing."""
+    torch.manual_seed(seed)
+    with torch.no_grad():
+        for parameter in trained_parameters(policy.model):
+            parameter += 0.3 * torch.randn_like(parameter)
+    return policy
+
+
+def save(policy, folder):
+    return checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=1, extra={})
+
+
+def logits(model):
+    with torch.no_grad():
+        return model(torch.arange(40).reshape(2, 20)).logits
+
+
+@pytest.fixture
+def episodes(recite):
+    def play(policy):
+        envs = recite([["a", "b"], ["a"], ["c", "d", "long " * 5], ["c"]], [[1.0, 0.5], [0.0], [0.0, 0.0, 2.0], [1.0]])
+        engine = TransformersEngine(policy, ("</search>",))
+        return rollout(envs, policy, engine, seeds=[0, 1], group_size=2, max_new_tokens=5)
+
+    return play
+
+
+def test_a_new_adapter_is_beside_all_linear_layers_but_the_head_and_changes_nothing(folder):
+    policy, base = load_policy(folder, "cpu", lora_rank=2), load_policy(folder, "cpu")
+    assert torch.equal(logits(policy.model), logits(base.model))
+    own = [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
+    assert {name.split(".")[-4] for name in own} == LINEAR
+    assert len(own) == 2 * len(LINEAR) * 2  # two matrices, in each of two layers
+    assert all("lora_" in name for name in own)
+    assert {type(module) for module in policy.model.modules() if "Dropout" in type(module).__name__} == set()
+
+
+def test_what_is_sampled_is_what_is_trained(folder, episodes):
+    policy = shaken(load_policy(folder, "cpu", lora_rank=2))
+    batch = collate(episodes(policy), policy.pad_id)
+    with torch.no_grad():
+        torch.testing.assert_close(policy.logprobs(batch)[0], batch.logprobs, rtol=0, atol=1e-4)
+        assert not torch.allclose(load_policy(folder, "cpu").logprobs(batch)[0], batch.logprobs, atol=1e-2)
+
+
+def test_a_saved_adapter_loads_here_in_transformers_and_in_peft(folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    policy = shaken(load_policy("model", "cpu", lora_rank=2))  # by a relative path, found again from elsewhere
+    saved = save(policy, tmp_path / "c")
+    monkeypatch.chdir("/")
+    expected = logits(policy.model)
+    assert torch.equal(logits(load_policy(saved, "cpu").model), expected)
+    assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(saved).eval()), expected)
+    of_peft = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), saved)
+    assert torch.equal(logits(of_peft.eval()), expected)
+    merged = of_peft.merge_and_unload()
+    torch.testing.assert_close(logits(merged), expected, rtol=0, atol=1e-4)
+    assert not (saved / "model.safetensors").exists()
+    config = json.loads((saved / "adapter_config.json").read_text())
+    assert (config["r"], config["lora_alpha"], config["peft_type"]) == (2, 32, "LORA")
+    assert config["target_modules"] == sorted(config["target_modules"])
+
+
+def test_weights_go_into_the_adapter_that_is_there(folder, tmp_path):
+    policy = shaken(load_policy(folder, "cpu", lora_rank=2))
+    saved, expected = save(policy, tmp_path / "c"), logits(policy.model)
+    parameters = trained_parameters(policy.model)
+    shaken(policy, 1)
+    assert not torch.equal(logits(policy.model), expected)
+    load_weights(policy.model, saved)
+    assert torch.equal(logits(policy.model), expected)
+    assert all(a is b for a, b in zip(trained_parameters(policy.model), parameters, strict=True))
+
+
+def test_the_adapter_of_other_layers_is_refused(folder, make_policy, tmp_path):
+    saved = save(shaken(load_policy(folder, "cpu", lora_rank=2)), tmp_path / "c")
+    other = make_policy("bpe", 3)
+    other.model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
+    with pytest.raises(ValueError, match="other layers"):
+        load_weights(other.model, saved)
+
+
+@pytest.mark.parametrize("rank", [0, 2])
+def test_the_reference_stays_where_training_started(folder, episodes, rank):
+    policy = load_policy(folder, "cpu", lora_rank=rank)
+    batch = collate(episodes(policy), policy.pad_id)
+    before, _ = policy.logprobs(batch)
+    reference = reference_of(policy)
+    shaken(policy)
+    assert torch.equal(reference.logprobs(batch)[0], before)
+    assert not torch.allclose(policy.logprobs(batch)[0], before, atol=1e-3)
+    assert not trained_parameters(reference.model)
+    shared = {p.data_ptr() for p in policy.model.parameters()} & {p.data_ptr() for p in reference.model.parameters()}
+    frozen = [p for p in policy.model.parameters() if not p.requires_grad]
+    assert len(shared) == len(frozen)  # the base is there once
+
+
+def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(folder, episodes):
+    policy = load_policy(folder, "cpu", lora_rank=2)
+    learner = ppo.start(ppo.Args(lr=0.05, critic_lr=0.05), policy)
+    critic = learner.modules["critic"]
+    frozen = [p for p in policy.model.parameters() if not p.requires_grad]
+    storage = {p.data_ptr() for p in frozen}
+    assert all(p.data_ptr() in storage for p in critic.parameters() if not p.requires_grad)
+    of_policy, of_critic = (group["params"] for group in learner.optimizers[0].param_groups)
+    assert [p.data_ptr() for p in of_policy] == [p.data_ptr() for p in trained_parameters(policy.model)]
+    assert len(of_critic) == len(of_policy) + 2  # and the head
+    assert not {p.data_ptr() for p in of_critic} & ({p.data_ptr() for p in of_policy} | storage)
+    before = [[p.clone() for p in group] for group in (frozen, of_policy, of_critic)]
+    for number in range(3):  # the head starts at zero, and so does half of the adapter: no gradient comes through them
+        learner.update(episodes(policy), np.random.default_rng(number))
+    changed = [[not torch.equal(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(
+        before, (frozen, of_policy, of_critic), strict=True)]  # fmt: skip
+    assert not any(changed[0])
+    assert all(changed[1])
+    assert all(changed[2])
+
+
+def test_shared_layers_are_those_of_the_policy_with_its_adapter(folder):
+    policy = load_policy(folder, "cpu", lora_rank=2)
+    assert len(trained_parameters(Critic(policy, shared=True))) == 2
+
+
+def test_a_frozen_weight_of_a_critic_is_not_saved_and_a_missing_one_is_missed(folder, tmp_path):
+    policy = load_policy(folder, "cpu", lora_rank=2)
+    critic = Critic(policy)
+    common = {"model": policy.model, "tokenizer": policy.tokenizer, "optimizers": [], "step": 1, "extra": {}}
+    checkpoint.save(tmp_path / "c", modules={"critic": critic}, **common)
+    state = torch.load(tmp_path / "c" / checkpoint.STATE_FILE)["modules"]["critic"]
+    assert sorted(state) == sorted(name for name, p in critic.named_parameters() if p.requires_grad)
+    checkpoint.load_state(tmp_path / "c", [], {"critic": critic})
+    with pytest.raises(RuntimeError, match="Missing key"):
+        checkpoint.load_state(tmp_path / "c", [], {"critic": Critic(load_policy(folder, "cpu"))})
+
+
+def arguments(algorithm, letters, model, out, **changes):
+    base = {
+        "env": letters, "env_kwargs": SMALL, "model": str(model), "updates": 2, "questions_per_update": 2,
+        "group_size": 3, "lr": 0.02, "max_new_tokens": 6, "eval_every": 9, "eval_questions": 1, "final_questions": 6,
+        "save_every": 1, "out": out, "lora_rank": 2, "minibatches": 2, "kl_coef": 0.1,
+    }  # fmt: skip
+    return algorithm.Args(**{**base, **changes})
+
+
+@pytest.mark.parametrize(("algorithm", "precision"), [(ppo, "float32"), (grpo, "bfloat16")])
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(letters, folder, tmp_path, algorithm, precision):
+    whole, halves, base = tmp_path / "whole", tmp_path / "halves", (folder / "model.safetensors").read_bytes()
+    options = {"dtype": precision, "gradient_checkpointing": True}
+    summary = algorithm.main(arguments(algorithm, letters, folder, whole, **options))
+    algorithm.main(arguments(algorithm, letters, folder, halves, updates=1, **options))
+    algorithm.main(arguments(algorithm, letters, folder, None, resume=halves, **options))
+    for name in ("adapter_model.safetensors", "adapter_config.json"):
+        assert (whole / "checkpoint-2" / name).read_bytes() == (halves / "checkpoint-2" / name).read_bytes()
+    assert (folder / "model.safetensors").read_bytes() == base
+    a, b = (torch.load(run / "checkpoint-2" / checkpoint.STATE_FILE) for run in (whole, halves))
+    torch.testing.assert_close(a["optimizers"], b["optimizers"], rtol=0, atol=0)
+    torch.testing.assert_close(a["modules"], b["modules"], rtol=0, atol=0)
+    last = [read_metrics(run / "metrics.jsonl")[-1] for run in (whole, halves)]
+    assert last[0]["policy/kl"] == last[1]["policy/kl"] > 0
+    assert last[0]["policy/loss"] == last[1]["policy/loss"]
+    evaluated = evaluate.main(
+        evaluate.Args(
+            env=letters, env_kwargs=SMALL, checkpoint=(whole / "checkpoint-2",), questions=6, max_new_tokens=6,
+            out=tmp_path,
+        )
+    )  # fmt: skip
+    assert {**evaluated[-1], "name": ""} == {**summary["rows"][-1], "name": ""}
+
+
+def test_training_goes_on_with_an_earlier_adapter(letters, folder, tmp_path):
+    saved = save(shaken(load_policy(folder, "cpu", lora_rank=2)), tmp_path / "c")
+    with pytest.raises(ValueError, match=r"adapter of .*model already: leave out lora_rank"):
+        grpo.main(arguments(grpo, letters, saved, tmp_path / "run"))
+    grpo.main(arguments(grpo, letters, saved, tmp_path / "run", lora_rank=0, updates=1))
+    line = read_metrics(tmp_path / "run" / "metrics.jsonl")[1]
+    assert line["policy/kl"] == pytest.approx(0, abs=1e-6)  # the reference has the adapter that it started with
+    config = json.loads((tmp_path / "run" / "checkpoint-1" / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(folder)
+
+
+def test_a_missing_peft_is_named(make_policy, monkeypatch):
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(ImportError, match=r"pip install 'agent-r1-envs\[lora\]'"):
+        add_lora(make_policy("bytes").model, 2, 32)
+
+
+@pytest.mark.parametrize(
+    ("wrong", "said"),
+    [({"lora_rank": 8}, "pretrained"), ({"dtype": "bfloat16"}, "pretrained"), ({"lora_rank": -1}, "lora_rank"),
+     ({"gradient_checkpointing": True}, "pretrained"), ({"lora_alpha": 0}, "lora_alpha"), ({"dtype": "half"}, "dtype")],
+)  # fmt: skip
+def test_arguments_that_make_no_sense(wrong, said):
+    with pytest.raises(ValueError, match=said):
+        grpo.Args(**wrong)

@@ -1,0 +1,170 @@
+from dataclasses import replace
+
+import pytest
+
+from trainers.comparison import check, dry_run, recipe_file
+from trainers.comparison.recipe import Task
+from trainers.setup import load_policy
+
+SHAPE = {
+    "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 500,
+    "num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True,
+}  # fmt: skip
+
+
+@pytest.fixture
+def no_data(monkeypatch, tmp_path):
+    """As on a machine that has no benchmark."""
+    monkeypatch.delenv("AGENT_ENVS_DATA", raising=False)
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.chdir(tmp_path)
+
+
+def recipe_of(**changes):
+    content = {
+        "title": "T", "seeds": [0, 1], "questions": 6, "env_kwargs": {"entities": 60, "questions": 20, "max_turns": 3},
+        "arguments": {"updates": 4, "questions_per_update": 2, "group_size": 8, "eval_every": 2, "eval_questions": 10},
+        "runs": {"g": {"algorithm": "grpo"}, "p": {"algorithm": "ppo"}},
+    }  # fmt: skip
+    return recipe_file.make("small", {**content, **changes})
+
+
+@pytest.mark.parametrize("name", ["algorithms", "masks", "rewards", "echo-trap"])
+def test_what_ships_is_ready(name, no_data, capsys):
+    recipe = recipe_file.read(name, env_kwargs={"entities": 300, "questions": 50})
+    told = dry_run.report(recipe)
+    assert told["missing"] == []
+    assert told["left_out"] == {}
+    said = capsys.readouterr().out
+    assert "Ready. Nothing was trained." in said
+    assert "not measured" in said
+    assert all(f"\n{run} " in said for run in recipe.runs)
+
+
+def test_the_papers_experiment_says_what_it_lacks(no_data, capsys):
+    told = dry_run.report(recipe_file.read("agent-r1"))
+    missing = "\n".join(told["missing"])
+    for file in ("hotpot_train_v1.1.json", "hotpot_dev_distractor_v1.json", "train.json", "musique_ans_v1.0_dev.jsonl"):
+        assert file in missing
+    assert "export AGENT_ENVS_DATA=FOLDER" in missing
+    assert "retrieval_index build --corpus CORPUS --out wiki-18" in missing
+    assert sum("wiki-18" in problem.splitlines()[0] for problem in told["missing"]) == 1
+    assert list(told["left_out"]) == ["imitation"]
+    assert "Not ready: see MISSING" in capsys.readouterr().out
+    # 3.086e9 weights: 16 bytes each, and for the reference 2, of the embedding 4; with PPO's critic another 16.
+    embedding = 151936 * 2048
+    grpo = 18 * 3085.9e6 + 2 * embedding
+    assert told["runs"]["grpo"].states == pytest.approx(grpo, rel=1e-3)
+    assert told["runs"]["ppo"].states == pytest.approx(grpo + 16 * 3085.9e6, rel=1e-3)
+    assert told["runs"]["grpo"].episodes == 400 * 64 * 5
+
+
+def test_arguments_are_checked_although_there_is_no_data(no_data):
+    for wrong in ({"format": "hermit"}, {"rewards": "best"}, {"max_turns": 0}):
+        with pytest.raises(ValueError, match=r"hermit|best|max_turns"):
+            check.check(recipe_file.read("agent-r1", env_kwargs=wrong))
+
+
+def test_a_stand_in_counts_as_missing(no_data, monkeypatch):
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    checked = check.check(recipe_of(tasks={"NQ": {"env": "AgentR1/NQ-v0"}}))
+    assert "the validation split of nq was found nowhere" in checked.missing[0]
+
+
+def test_counts_by_hand(tmp_path):
+    """4 updates of 2 x 8 episodes; 3 turns of 32 new tokens and 2 passages of 1,200 characters after 400 tokens."""
+    recipe = recipe_of()
+    checked, model = check.check(recipe), dry_run.model_of(recipe)
+    longest = 400 + 3 * (32 + 2 * 1200 // 4)
+    e = dry_run.estimate(recipe, "g", checked, model, 1e12)
+    assert (e.episodes, e.tokens) == (64, 64 * longest)
+    looked_at = 3 * 10 + 4 * 10 + 6
+    passes = 6 * model.weights * 64 * longest
+    decoding = 2 * model.weights * (64 + looked_at) * longest
+    assert e.flops == pytest.approx(passes + decoding)
+    assert e.hours == pytest.approx((passes / 0.3 + decoding / 0.03) / 1e12 / 3600)
+    assert e.states == 16 * model.weights
+    assert e.rollout == 2 * 3 * 128 * 4 * longest * 64  # both, layers, width, bytes, tokens, episodes at once
+    p = dry_run.estimate(recipe, "p", checked, model, 1e12)
+    assert p.states == 32 * model.weights
+    assert p.flops == pytest.approx(decoding + passes * (6 + 6 + 2) / 6)
+
+
+def test_the_shape_of_a_model_is_read_without_its_weights(tmp_path, make_policy):
+    given = recipe_of(model_config=SHAPE, arguments={"model": "no/such/model", "lora_rank": 3})
+    model = dry_run.model_of(given)
+    # Tied embeddings once; a layer has q, k, v with biases, o, three matrices and two norms; and the last norm.
+    layer = 64 * 64 + 64 + 2 * (64 * 32 + 32) + 64 * 64 + 3 * 64 * 96 + 2 * 64
+    assert model.weights == 500 * 64 + 2 * layer + 64
+    assert model.per_rank == 2 * (2 * (64 + 64) + 2 * (64 + 32) + 3 * (64 + 96))
+    frozen = 4 * model.weights
+    adapted = dry_run.estimate(given, "g", check.check(given), model, 1e12)
+    assert adapted.states == frozen + 16 * 3 * model.per_rank
+    policy = make_policy("bpe", 3)
+    policy.model.config.save_pretrained(tmp_path)  # a folder with a configuration and no weights
+    read = dry_run.model_of(recipe_of(arguments={"model": str(tmp_path)}))
+    assert read.weights == sum(p.numel() for p in policy.model.parameters())
+    with pytest.raises(ValueError, match="cannot load a model"):
+        load_policy(tmp_path)
+    with pytest.raises(ValueError, match=r"'no/such/model' cannot be read.*\[model_config\]"):
+        dry_run.model_of(replace(given, model_config={}))
+
+
+def test_choices_cost_what_they_say():
+    recipe = recipe_of(
+        arguments={"model": "no/such/model", "updates": 2},
+        model_config=SHAPE,
+        runs={
+            "plain": {"algorithm": "grpo"},
+            "kl": {"algorithm": "grpo", "kl_coef": 0.1},
+            "checkpointing": {"algorithm": "grpo", "gradient_checkpointing": True},
+            "no-mask": {"algorithm": "grpo", "loss_mask": False},
+            "epochs": {"algorithm": "grpo", "epochs": 2},
+            "shared": {"algorithm": "ppo", "share_layers": True},
+            "refilled": {"algorithm": "grpo", "filter": "mixed", "refill": 3},
+        },
+    )
+    checked, model = check.check(recipe), dry_run.model_of(recipe)
+    e = {name: dry_run.estimate(recipe, name, checked, model, 1e12) for name in recipe.runs}
+    weights, plain = model.weights, e["plain"]
+    more = {name: (own.flops - plain.flops) / (weights * plain.tokens) for name, own in e.items()}
+    assert more == pytest.approx(
+        {"plain": 0, "kl": 2, "checkpointing": 2, "no-mask": 2, "epochs": 6, "shared": 0, "refilled": 6}
+    )
+    assert e["kl"].states == plain.states + 4 * weights
+    assert e["shared"].states == plain.states
+    micro, logits = 8192, 3 * 4 * 500 * 8192
+    assert plain.update == micro * 2 * 4 * (6 * 64 + 4 * 96) + logits
+    assert e["checkpointing"].update == micro * (2 * 4 * 64 + 4 * (6 * 64 + 4 * 96)) + logits
+
+
+def test_a_game_has_no_question_to_search_for(capsys):
+    told = dry_run.report(recipe_of(env="AgentR1/Sokoban-v0", env_kwargs={}, tasks={"Small": {"env_kwargs": {}}}))
+    assert list(told["left_out"]) == ["naive-rag"]
+    assert "Left out: Naive RAG; Small: no question" in capsys.readouterr().out
+
+
+def test_a_column_must_be_held_out(monkeypatch):
+    recipe = recipe_of()
+    assert check.check(recipe).missing == []
+    made = check.make_envs
+    monkeypatch.setattr(check, "make_envs", lambda env, kwargs, split, count: made(env, kwargs, "train", count))
+    with pytest.raises(ValueError, match="20 questions of 'held out' are training questions too"):
+        check.check(recipe)
+
+
+def test_environments_that_refuse():
+    with pytest.raises(ValueError, match="no environment 'AgentR1/Nothing-v0'"):
+        check.check(recipe_of(env="AgentR1/Nothing-v0"))
+    with pytest.raises(TypeError, match="hops"):
+        check.check(recipe_of(env="AgentR1/Bandit-v0", env_kwargs={"hops": 2}))
+
+
+def test_the_parts_of_a_mixture():
+    tasks = {"A": 2, "B": {"weight": 1, "kwargs": {"k": 5}}}
+    mixed = Task(env=check.MIXTURE, env_kwargs={"tasks": tasks, "k": 1, "max_turns": 2})
+    assert check.parts(mixed) == [
+        Task(env="A", env_kwargs={"k": 1, "max_turns": 2}), Task(env="B", env_kwargs={"k": 5, "max_turns": 2}),
+    ]  # fmt: skip
+    assert check.check(recipe_of(env=check.MIXTURE, env_kwargs={})).missing == []

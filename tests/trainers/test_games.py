@@ -1,0 +1,122 @@
+"""The cold start of a game, more of it, and the experiment of `benchmarks.games`."""
+
+import json
+import random
+
+import pytest
+import torch
+
+from agent_envs.games.bandit import FAMILIES
+from benchmarks import games, games_report
+from trainers import checkpoint, imitation, sft, tiny
+from trainers.policy import Policy
+from trainers.setup import make_envs
+
+
+@pytest.fixture(scope="module")
+def bandit():
+    return make_envs("AgentR1/Bandit-v0", "{}", "train", 8)
+
+
+@pytest.fixture(scope="module")
+def policy(bandit):
+    torch.manual_seed(0)
+    tokenizer = tiny.make_tokenizer(sft._texts(None, bandit))
+    return Policy(tiny.make_model(len(tokenizer)), tokenizer)
+
+
+def test_words_of_both_splits_are_one_token_each(policy):
+    """A policy that had to spell the new words could not name an arm, let alone choose one."""
+    for families in FAMILIES.values():
+        assert all(len(policy.encode(f"are {word} and")) == 3 for family in families for word in family)
+
+
+def test_episodes_of_a_game_teach_turns_that_can_be_read(policy, bandit, monkeypatch):
+    monkeypatch.setattr(sft, "POOL", 12)
+    first, other, again = (sft.episodes(policy, bandit, random.Random(n)) for n in (0, 1, 0))
+    assert first == again != other
+    words = {word for family in FAMILIES["train"] for word in family}
+    for sequence in first:
+        said = policy.decode([i for i, taught in zip(sequence.ids, sequence.mask, strict=True) if taught])
+        assert said.strip().removeprefix("<answer>").removesuffix("</answer>").strip() in words
+        assert said.count("<answer>") == 1
+
+
+def test_more_imitation_of_a_game(policy, bandit, monkeypatch, tmp_path):
+    monkeypatch.setattr(sft, "POOL", 32)
+    more, told = imitation.continued(policy, bandit, 0, seconds=0.5, pace=0.1, folder=tmp_path / "more")
+    assert told["steps"] >= 1
+    assert not torch.equal(more.model.lm_head.weight, policy.model.lm_head.weight)
+    assert checkpoint.is_checkpoint(tmp_path / "more")
+
+
+def test_arguments_that_make_no_sense():
+    for wrong, said in (({"games": ("chess",)}, "chess"), ({"games": ()}, "game"), ({"seeds": ()}, "seed")):
+        with pytest.raises(ValueError, match=said):
+            games.Args(**wrong)
+
+
+def test_every_game_is_run_by_starpo_s_in_its_own_task():
+    for name, game in games.GAMES.items():
+        made = games.arguments(games.Args(), game, 7)
+        assert (made.filter, made.env, made.seed, made.updates) == ("uncertain", game.env, 7, game.updates), name
+        assert make_envs(made.env, made.env_kwargs, "validation", 1).envs[0].SCRIPTS.keys() >= games.SCRIPTS.keys()
+    assert games.arguments(games.Args(updates=3, cold_start_steps=9), game, 0).updates == 3
+
+
+def invented(seeds):
+    def one(seed):
+        rates = {"Cold start": 0.2, "More imitation": 0.3, "StarPO-S": 0.5 + 0.1 * seed}
+        success = {name: {"Chess": {"greedy": rate, "sampled": rate / 2}} for name, rate in rates.items()}
+        return {"seed": seed, "success": success, "training": {name: {"seconds": 60.0} for name in rates}}
+
+    scripts = {"Random agent": 0.1, "Scripted agent": 0.7, "Oracle": 1.0}
+    return {
+        "settings": {"instances": 50}, "scripts": {"chess": {"Chess": scripts}},
+        "seeds": {"chess": [one(seed) for seed in range(seeds)]},
+    }  # fmt: skip
+
+
+def test_the_table_compares_within_seeds():
+    text = games_report.table(invented(3))
+    greedy = "| Chess | 0.100 | 0.700 | 1.000 | 0.200 ± 0.000 | 0.300 ± 0.000 | 0.600 ± 0.248 |"
+    assert f"{greedy} +0.400 ± 0.248 | +0.300 ± 0.248 |" in text
+    assert "0.100 ± 0.000 | 0.150 ± 0.000 | 0.300 ± 0.124 | +0.200 ± 0.124 | +0.150 ± 0.124 |" in text
+    assert "| chess | 60 ± 0 | 60 ± 0 | 60 ± 0 |" in text
+    assert "| 0.200 | 0.300 | 0.500 | +0.300 | +0.200 |" in games_report.table(invented(1))
+
+
+def test_the_picture_shows_every_game(tmp_path):
+    for seed in range(2):
+        run = tmp_path / f"chess-{seed}" / "starpo-s"
+        run.mkdir(parents=True)
+        lines = [{"episodes": 8 * n, "train/success": 0.1 * n, "eval/success": 0.2} for n in range(5)]
+        del lines[1]["eval/success"], lines[0]["train/success"]
+        (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    games_report.draw(tmp_path, invented(2))
+    assert (tmp_path / "curves.png").stat().st_size > 10_000
+
+
+@pytest.mark.slow
+def test_a_whole_run_is_not_run_again(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sft, "POOL", 64)
+    args = games.Args(
+        games=("bandit",), seeds=(0,), updates=2, cold_start_steps=20, instances=8, curve_instances=8,
+        out=tmp_path / "out",
+    )  # fmt: skip
+    results = games.main(args)
+    assert [list(one["success"]) for one in results["seeds"]["bandit"]] == [
+        ["Cold start", "More imitation", "StarPO-S"]
+    ]
+    assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
+    assert "Bandit, new words" in (tmp_path / "out" / "table.md").read_text()
+
+    def never(*_, **__):
+        raise AssertionError("this was run before")
+
+    for owner, name in ((games.starpo, "main"), (games.sft, "fit"), (games.evaluate, "evaluate_policy")):
+        monkeypatch.setattr(owner, name, never)
+    assert games.main(args) == results
+    with pytest.raises(ValueError, match="other settings"):
+        games.main(games.replace(args, updates=3))

@@ -1,0 +1,218 @@
+"""Recomputed activations and bfloat16: what they save, and that results are the same or nearly so."""
+
+import copy
+
+import numpy as np
+import pytest
+import torch
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from trainers import evaluate, grpo
+from trainers.adapters import add_lora, reference_of, trained_parameters
+from trainers.critic import Critic
+from trainers.engine import TransformersEngine
+from trainers.logger import read_metrics
+from trainers.memory import recompute_activations, round_frozen
+from trainers.policy import Policy
+from trainers.rollout import rollout
+from trainers.trajectory import collate
+
+SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
+
+
+@pytest.fixture
+def batch(make_policy, recite):
+    policy = make_policy("bytes")
+    envs = recite([["a", "b"], ["a long text"], ["c"], ["c", "d", "e"]])
+    engine = TransformersEngine(policy, ("</search>",))
+    return collate(rollout(envs, policy, engine, seeds=[0, 1], group_size=2, max_new_tokens=6), policy.pad_id)
+
+
+def gradients(policy, batch, critic=None):
+    """Of all that is trained, and what the graph held on to for them: the bytes of its tensors."""
+    held = {}
+
+    def pack(tensor):
+        held[tensor.data_ptr()] = tensor.numel() * tensor.element_size()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+        logprobs, _ = policy.logprobs(batch)
+        loss = logprobs.sum() + (critic(batch).square().sum() if critic else 0.0)
+    parameters = trained_parameters(policy.model) + (trained_parameters(critic.backbone) if critic else [])
+    return torch.autograd.grad(loss, parameters), sum(held.values())
+
+
+def calls(model):
+    """Counts the passes through each layer of a backbone: as they begin, since the second one ends early."""
+    counts = [0] * len(model.layers)
+    for number, layer in enumerate(model.layers):
+        layer.mlp.register_forward_pre_hook(lambda *_, n=number: counts.__setitem__(n, counts[n] + 1))
+    return counts
+
+
+@pytest.mark.parametrize("lora", [False, True])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_layers_run_twice_for_the_same_gradient_in_less_memory(make_policy, batch, lora, dtype):
+    model = make_policy("bytes").model
+    model.config.attention_dropout = 0.5  # the library recomputes in training mode alone, where there is dropout
+    for layer in model.model.layers:
+        layer.self_attn.attention_dropout = 0.5
+    if lora:
+        pytest.importorskip("peft")
+        add_lora(model, 2, 32)
+        for parameter in trained_parameters(model):
+            torch.nn.init.normal_(parameter, std=0.1)
+    plain = Policy(model, make_policy("bytes").tokenizer, dtype)
+    policy = copy.deepcopy(plain)
+    recompute_activations(policy.model)
+    critics = [Critic(p) for p in (plain, policy)]
+    for critic in critics:
+        torch.nn.init.constant_(critic.head.weight, 0.1)
+    counts = [calls(policy.model.base_model), calls(critics[1].backbone)]
+    expected, held = gradients(plain, batch, critics[0])
+    got, held_by_inputs = gradients(policy, batch, critics[1])
+    assert counts == [[2, 2], [2, 2]]
+    for a, b in zip(got, expected, strict=True):
+        torch.testing.assert_close(a, b, rtol=0, atol=1e-6)
+    assert held_by_inputs < held
+    with torch.no_grad():
+        policy.logprobs(batch)
+    assert counts[0] == [3, 3]  # nothing to recompute
+    assert not any(module.training for module in policy.model.modules())
+
+
+def test_sampling_keeps_its_cache(make_policy, batch):
+    policy = make_policy("bytes")
+    prompts = {key: policy.encode(text) for key, text in enumerate(("the town", "x", "a longer prompt"))}
+    expected = TransformersEngine(policy, ()).generate(prompts, 9, 0.0)
+    recompute_activations(policy.model)
+    policy.logprobs(batch)[0].sum().backward()
+    engine, counts, widths = TransformersEngine(policy, ()), calls(policy.model.base_model), []
+    policy.model.model.layers[0].mlp.register_forward_hook(lambda _, args, __: widths.append(args[0].shape[1]))
+    assert engine.generate(prompts, 9, 0.0) == expected
+    assert counts == [9, 9]
+    assert widths == [max(map(len, prompts.values()))] + [1] * 8
+
+
+def test_a_copy_to_compare_with_can_be_made_of_it(make_policy, batch):
+    policy = make_policy("bytes")
+    recompute_activations(policy.model)
+    before = policy.logprobs(batch)[0]
+    reference = reference_of(policy)
+    with torch.no_grad():
+        policy.model.get_output_embeddings().weight.mul_(2)
+        assert torch.equal(reference.logprobs(batch)[0], before)
+
+
+def test_a_model_that_cannot_recompute_is_refused(make_policy, monkeypatch):
+    model = make_policy("bytes").model
+    monkeypatch.setattr(type(model), "supports_gradient_checkpointing", False)
+    with pytest.raises(ValueError, match="checkpointing"):
+        recompute_activations(model)
+
+
+@pytest.fixture(scope="module")
+def larger(tokenizers):
+    """Large enough for bfloat16 to show: width 256, four layers; its head is its embedding, as in small Qwen models."""
+
+    def make(dtype, lora=False):
+        torch.manual_seed(0)
+        tokenizer = tokenizers["bytes"]
+        config = Qwen2Config(
+            vocab_size=len(tokenizer), hidden_size=256, intermediate_size=704, num_hidden_layers=4,
+            num_attention_heads=4, num_key_value_heads=2, max_position_embeddings=4096, initializer_range=0.05,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None, tie_word_embeddings=True,
+        )  # fmt: skip
+        model = Qwen2ForCausalLM(config)
+        if lora:
+            pytest.importorskip("peft")
+            add_lora(model, 4, 32)
+            for parameter in trained_parameters(model):
+                torch.nn.init.normal_(parameter, std=0.05)
+        return Policy(model, tokenizer, dtype)
+
+    return make
+
+
+def test_layers_run_in_bfloat16_and_nothing_else_does(larger, batch):
+    policy = larger(torch.bfloat16)
+    seen = {}
+    for name in ("q_proj", "o_proj"):
+        module = getattr(policy.model.model.layers[1].self_attn, name)
+        module.register_forward_hook(lambda _, args, out, n=name: seen.update({n: (args[0].dtype, out.dtype)}))
+    policy.model.lm_head.register_forward_hook(lambda _, args, out: seen.update(head=(args[0].dtype, out.dtype)))
+    for run in (
+        lambda: policy.logprobs(batch)[0].sum().backward(),
+        lambda: TransformersEngine(policy, ()).generate({0: [5, 6, 7]}, 3, 1.0),
+        lambda: Critic(policy)(batch).sum().backward(),
+    ):
+        seen.clear()
+        run()
+        assert seen.pop("head", (torch.float32,) * 2) == (torch.float32, torch.float32)
+        assert set(seen.values()) <= {(torch.float32, torch.bfloat16), (torch.bfloat16, torch.bfloat16)}
+    assert {p.dtype for p in policy.model.parameters()} == {torch.float32}
+    assert {p.grad.dtype for p in policy.model.parameters()} == {torch.float32}
+    before = [p.detach().clone() for p in policy.model.parameters()]
+    torch.optim.AdamW(policy.model.parameters(), lr=1e-6, weight_decay=0.0).step()
+    moved = [(p != b)[p.grad != 0].float().mean() for p, b in zip(policy.model.parameters(), before, strict=True)]
+    assert np.mean(moved) > 0.9  # where bfloat16 would round the step away
+
+
+@pytest.mark.parametrize("lora", [False, True])
+def test_sampled_and_trained_log_probabilities_stay_close_in_bfloat16(larger, recite, lora):
+    policy, exact = larger(torch.bfloat16, lora), larger(torch.float32, lora)
+    if lora:
+        round_frozen(policy.model)
+    envs = recite([["a", "b " * 20, "c"], ["a long text " * 9, "b"], ["c"], ["c", "d", "e " * 5]])
+    engine = TransformersEngine(policy, ("</search>",))
+    batch = collate(rollout(envs, policy, engine, seeds=[0, 1], group_size=2, max_new_tokens=25), policy.pad_id)
+    with torch.no_grad():
+        gap = (policy.logprobs(batch)[0] - batch.logprobs)[batch.mask]
+        off = (exact.logprobs(batch)[0] - batch.logprobs)[batch.mask]
+    assert off.abs().max() > 1e-3  # the batch was sampled in bfloat16
+    assert (gap.exp() - 1 - gap).mean() < 1e-4
+    assert gap.abs().max() < 0.1
+
+
+def test_frozen_layers_in_bfloat16_are_what_they_were_rounded_to_before(larger, batch):
+    policy = larger(torch.bfloat16, lora=True)
+    with torch.no_grad():
+        expected = policy.logprobs(batch)[0]
+        round_frozen(policy.model)
+        assert torch.equal(policy.logprobs(batch)[0], expected)
+    kinds = {name: p.dtype for name, p in policy.model.named_parameters()}
+    assert {kinds[n] for n in kinds if "lora_" in n or "embed" in n or "norm" in n} == {torch.float32}
+    assert policy.model.lm_head.weight is policy.model.model.embed_tokens.weight
+    assert {kinds[n] for n in kinds if "base_layer" in n} == {torch.bfloat16}
+    assert len(trained_parameters(policy.model)) == 4 * 7 * 2
+
+
+def test_a_reference_in_bfloat16_takes_half_the_memory_and_is_the_same(larger, batch):
+    policy = larger(torch.bfloat16)
+    reference = reference_of(policy)
+    with torch.no_grad():
+        assert torch.equal(reference.logprobs(batch)[0], policy.logprobs(batch)[0])
+    assert reference.model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16
+    assert policy.model.model.layers[0].mlp.up_proj.weight.dtype == torch.float32
+
+
+def test_a_run_in_bfloat16_and_its_evaluation(letters, make_policy, tmp_path):
+    policy = make_policy("bpe", 3)
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    run = tmp_path / "run"
+    summary = grpo.main(
+        grpo.Args(
+            env=letters, env_kwargs=SMALL, model=str(tmp_path / "model"), updates=1, questions_per_update=2,
+            group_size=3, lr=0.02, max_new_tokens=6, eval_questions=1, final_questions=6, dtype="bfloat16", out=run,
+        )
+    )  # fmt: skip
+    line = read_metrics(run / "metrics.jsonl")[1]
+    assert 0 < line["policy/sampler_kl"] < 1e-3
+    rows = evaluate.main(
+        evaluate.Args(
+            env=letters, env_kwargs=SMALL, checkpoint=(run / "checkpoint-1",), questions=6, max_new_tokens=6, out=run
+        )
+    )
+    assert {**rows[-1], "name": ""} == {**summary["rows"][-1], "name": ""}  # evaluated as it was trained

@@ -1,0 +1,186 @@
+import json
+from importlib import resources
+
+import pytest
+
+from trainers import ppo, runs
+from trainers.comparison import recipe_file
+from trainers.comparison.recipe import ALGORITHMS
+
+SHIPPED = sorted(f.name.removesuffix(".toml") for f in resources.files("trainers").joinpath("recipes").iterdir())
+SMALL = """
+title = "T"
+seeds = [0, 1]
+reference = "a"
+reach = "a"
+[env_kwargs]
+hops = [2, 3]
+entities = 300
+[arguments]
+updates = 4
+eval_questions = 7
+critic_lr = 1e-4
+[tasks."4 hops"]
+env_kwargs = { hops = 4 }
+[runs.a]
+algorithm = "grpo"
+[runs.b]
+title = "B"
+algorithm = "ppo"
+updates = 6
+lr = 1
+larger_groups = 4
+env_kwargs = { rewards = "search_r1" }
+"""
+
+
+@pytest.fixture
+def small(tmp_path):
+    """``small(text)``: the path of a recipe."""
+
+    def write(text=SMALL):
+        path = tmp_path / "small.toml"
+        path.write_text(text, encoding="utf-8")
+        return str(path)
+
+    return write
+
+
+def test_the_shipped_recipes():
+    assert SHIPPED == ["agent-r1", "algorithms", "echo-trap", "masks", "rewards"]
+    assert set(ALGORITHMS) >= {"grpo", "ppo", "reinforce", "rloo", "gigpo", "starpo", "starpo-s", "ragen-2"}
+
+
+@pytest.mark.parametrize("name", SHIPPED)
+def test_all_runs_of_a_recipe_play_as_many_episodes(name):
+    recipe = recipe_file.read(name)
+    made = [recipe.run_arguments(run, 7) for run in recipe.runs]
+    assert len({args.updates * args.questions_per_update * args.group_size for args in made}) == 1
+    assert {args.seed for args in made} == {7}
+    assert recipe.question.endswith("?")
+
+
+def test_masks():
+    recipe = recipe_file.read("masks")
+    made = {name: recipe.run_arguments(name, 0) for name in recipe.runs}
+    assert {name: (getattr(args, "advantage_mask", None), args.loss_mask) for name, args in made.items()} == {
+        "ppo": (True, True), "ppo-no-advantage-mask": (False, True), "ppo-no-masks": (False, False),
+        "grpo": (None, True), "grpo-no-loss-mask": (None, False),
+    }  # fmt: skip
+
+
+def test_algorithms():
+    recipe = recipe_file.read("algorithms")
+    starpo = recipe.run_arguments("starpo-s", 0)
+    assert (starpo.questions_per_update, starpo.group_size, starpo.filter) == (8, 16, "uncertain")
+    assert recipe.run_arguments("reinforce++-baseline", 0).baseline == "group"
+    assert recipe.tasks["Bridge"].env_kwargs == {"types": ["bridge"]}
+    assert recipe.tasks["One hop"].env_kwargs == {"types": ["single"]}
+
+
+def test_columns_after_a_mixture_have_what_its_tasks_share():
+    recipe = recipe_file.read("agent-r1", env_kwargs={"index": "elsewhere"})
+    assert recipe.tasks["MuSiQue"].env == "AgentR1/MuSiQue-v0"
+    assert recipe.tasks["MuSiQue"].env_kwargs["index"] == "elsewhere"
+    assert "tasks" in recipe.env_kwargs
+    assert not any("tasks" in task.env_kwargs for task in recipe.tasks.values())
+
+
+def test_arguments_of_a_run(small):
+    recipe = recipe_file.read(small())
+    a, b = (recipe.run_arguments(name, 1) for name in "ab")
+    assert (a.updates, a.eval_questions, a.final_questions, a.seed) == (4, 7, 7, 1)
+    assert (a.questions_per_update, a.group_size) == (16, 8)
+    assert json.loads(a.env_kwargs) == {"hops": [2, 3], "entities": 300}
+    assert isinstance(b, ppo.Args)
+    assert (b.updates, b.lr, b.critic_lr) == (6, 1.0, 1e-4)
+    assert isinstance(b.lr, float)
+    assert (b.questions_per_update, b.group_size) == (4, 32)
+    assert json.loads(b.env_kwargs) == {"hops": [2, 3], "entities": 300, "rewards": "search_r1"}
+    assert (recipe.runs["a"].title, recipe.title_of("b"), recipe.reference) == ("a", "B", ["a"])
+    assert recipe.base(3).seed == 3
+    assert recipe.tasks["4 hops"].env_kwargs == {"hops": 4, "entities": 300}
+
+
+def test_the_command_line_goes_over_the_recipe_and_under_a_run(small):
+    changes = {"env_kwargs": {"entities": 90, "hops": 2}, "arguments": {"lr": 0.1, "eval_every": 3}}
+    recipe = recipe_file.read(small(), seeds=(5,), updates=9, questions=3, **changes)
+    assert (recipe.seeds, recipe.questions) == ([5], 3)
+    a, b = (recipe.run_arguments(name, 5) for name in "ab")
+    assert (a.lr, a.eval_every, a.updates) == (0.1, 3, 9)
+    assert (b.lr, b.eval_every, b.updates) == (1.0, 3, 9)
+    assert recipe.tasks["4 hops"].env_kwargs == {"hops": 4, "entities": 90}
+    fewer = recipe_file.read(small(), runs=("b",))
+    assert (list(fewer.runs), fewer.reference, fewer.reach) == (["b"], [], "")
+    assert list(recipe_file.read(small(), runs=("a",)).runs) == ["a"]  # though no other run has a critic_lr
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ('title = "T"', 'titel = "T"', "unknown keys.*titel.*known.*title"),
+        ('title = "T"', "", "needs a title"),
+        ("updates = 4", "updatez = 4", "unknown keys.*updatez.*known.*updates"),
+        ("updates = 4", "seed = 4", "unknown keys.*seed"),
+        ("updates = 4", 'updates = "4"', "updates must be of type int, got '4'"),
+        ("updates = 4", "updates = 0", "run 'a' of the recipe 'small': updates must be at least 1"),
+        ("\nlr = 1", "\nlearning = 1", "run 'b'.*unknown keys.*learning.*known.*critic_lr"),
+        ("\nlr = 1", '\nout = "x"', "unknown keys.*out"),
+        ('algorithm = "ppo"', 'algorithm = "dpo"', "algorithm must be one of.*got 'dpo'"),
+        ("larger_groups = 4", "larger_groups = 5", "can't be cut to 1/5"),
+        ("larger_groups = 4", "larger_groups = 0", "larger_groups must be at least 1"),
+        ("larger_groups = 4", "larger_groups = 1.5", "run 'b'.*larger_groups must be a whole number, got 1.5"),
+        ("larger_groups = 4", "title = 3", "not valid TOML"),
+        ('env_kwargs = { rewards = "search_r1" }', 'env_kwargs = "{}"', "env_kwargs must be a table"),
+        ('title = "T"', "title = 3", "title must be a text, got 3"),
+        ("[runs.b]", "[runs]\nb = 3\n[tasks.c]", "run 'b' of the recipe 'small' must be a table"),
+        ("[runs.b]", "[[runs.b]]", "run 'b' of the recipe 'small' must be a table"),
+        ("seeds = [0, 1]", "seeds = []", "seeds must be different whole numbers"),
+        ("seeds = [0, 1]", "seeds = [1, 1]", "seeds must be different whole numbers"),
+        ("seeds = [0, 1]", "seeds = [true, 1]", "seeds must be different whole numbers"),
+        ("seeds = [0, 1]", "seeds = 3", "seeds must be a list, got 3"),
+        ("seeds = [0, 1]", 'baselines = ["oracle"]', "unknown baselines.*known.*naive-rag"),
+        ('reference = "a"', 'reference = "c"', "reference must be one of"),
+        ('reach = "a"', 'reach = "base"', "reach must be one of"),
+        ('title = "B"', 'title = "a"', "same title"),
+        ('title = "B"', 'title = "Naive RAG"', "same title"),
+        ("[runs.a]", '[runs."../a"]', "names a folder"),
+        ("[runs.a]", "[runs.base]", "names a folder"),
+        ("env_kwargs = { hops = 4 }", "hops = 4", "unknown keys.*hops.*known.*env_kwargs"),
+        ("[tasks.", "[[tasks.", "not valid TOML"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_with_a_recipe(small, old, new, said):
+    assert old in SMALL
+    with pytest.raises(ValueError, match=said):
+        recipe_file.read(small(SMALL.replace(old, new)))
+
+
+def test_no_such_recipe_or_run(small):
+    with pytest.raises(ValueError, match=r"no recipe 'best'.*'algorithms'"):
+        recipe_file.read("best")
+    with pytest.raises(ValueError, match=r"no runs \['z'\].*\['a', 'b'\]"):
+        recipe_file.read(small(), runs=("z",))
+
+
+def test_settings_of_a_run_that_an_earlier_version_made(small):
+    """It lacks the options that came later, and may have written the same JSON in another way."""
+    args = recipe_file.read(small()).run_arguments("b", 0)
+    saved = runs.settings(args)
+    assert runs.differences(saved, args) == {}
+    older = {name: value for name, value in saved.items() if name not in ("kl", "value_clip", "algorithm")}
+    older["env_kwargs"] = '{"rewards": "search_r1","hops":[2,3], "entities": 300}'
+    assert runs.differences(older, args) == {}
+    assert runs.differences({**older, "clip_low": 0.1, "gone": 1}, args) == {"clip_low": (0.1, 0.2), "gone": (1, None)}
+    args.value_clip = 0.3
+    assert runs.differences(older, args) == {"value_clip": (0.2, 0.3)}
+
+
+def test_settings_of_another_algorithm(small):
+    """They may lack each other's options, which must not count as having their defaults then."""
+    recipe = recipe_file.read(
+        small(SMALL.replace('algorithm = "ppo"', 'algorithm = "rloo"').replace("critic_lr", "lr"))
+    )
+    grpo, rloo = recipe.run_arguments("a", 0), recipe.run_arguments("b", 0)
+    assert runs.differences(runs.settings(rloo), grpo)["algorithm"] == ("rloo", "grpo")
+    assert runs.differences(runs.settings(grpo), rloo)["algorithm"] == ("grpo", "rloo")

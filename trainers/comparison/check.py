@@ -1,0 +1,139 @@
+"""Before a recipe runs: can its environments be made, are its columns held out, and which baselines make sense?"""
+
+import json
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import gymnasium
+
+from agent_envs.data.catalog import CATALOG
+from agent_envs.data.sources import DATA_VARIABLE
+from agent_envs.tool_env import ToolEnv
+from trainers.comparison.recipe import MIXTURE, Recipe, Task
+from trainers.setup import make_envs
+
+STAND_IN, _SMALL = "AgentR1/MiniWiki-v0", {"entities": 200, "questions": 20}
+_DATA = ("data", "corpus", "source", "index")  # arguments that say where a benchmark comes from
+
+
+@dataclass(kw_only=True)
+class Checked:
+    """What a recipe is played on.
+
+    Attributes:
+        envs: one environment of each kind: ``training``, ``held out`` and by the name of each column. A mixture is a
+            list of its tasks. Where the data of a benchmark is missing, MiniWiki stands in with the same arguments, so
+            that these are checked; nothing is ever measured on it.
+        missing: what there is not, and how to get it.
+    """
+
+    envs: dict[str, list[ToolEnv]] = field(default_factory=dict)
+    missing: list[str] = field(default_factory=list)
+
+    def asks(self, where: str) -> bool:
+        """Whether there are questions, one task's, to search for."""
+        return len(self.envs[where]) == 1 and hasattr(self.envs[where][0], "questions")
+
+
+def check(recipe: Recipe) -> Checked:
+    """Make every environment of a recipe.
+
+    Raises:
+        ValueError: an environment refuses its arguments, or a column asks questions that are trained on.
+        TypeError: it does not know them.
+    """
+    checked, train = Checked(), set()
+    for where, task, split in _played(recipe):
+        made, missing = [], []
+        for part in parts(task):
+            env, problem = _make(part, split)
+            made.append(env)
+            missing += [problem] if problem else []
+            missing += [problem] if (problem := _lacks_index(part)) else []
+        checked.missing = list(dict.fromkeys([*checked.missing, *missing]))
+        checked.envs[where] = made
+        if missing:
+            continue
+        if task.env == MIXTURE:
+            make_envs(task.env, json.dumps(task.env_kwargs), split, 1)
+        asked = {(env.task.name, q.id) for env in made if hasattr(env, "questions") for q in env.questions}
+        if split == "train":
+            train |= asked
+        elif shared := asked & train:
+            raise ValueError(f"{len(shared)} questions of {where!r} are training questions too")
+    return checked
+
+
+def unfit_baselines(recipe: Recipe, checked: Checked) -> dict[str, str]:
+    """Those of the recipe's baselines that make no sense here, and why."""
+    unfit, model = {}, recipe.base(0).model
+    if columns := [column for column in recipe.tasks if not checked.asks(column)]:
+        unfit["naive-rag"] = f"{', '.join(columns)}: no question that could be searched for"
+    if model != "tiny":
+        unfit["imitation"] = f"{model} is pretrained: there is no cold start to continue"
+    return {name: why for name, why in unfit.items() if name in recipe.baselines}
+
+
+def parts(task: Task) -> list[Task]:
+    """The tasks of a mixture; of anything else, itself."""
+    asked = task.env_kwargs.get("tasks")
+    if task.env != MIXTURE or not isinstance(asked, dict):
+        return [task]
+    common = {name: value for name, value in task.env_kwargs.items() if name != "tasks"}
+    own = {id: asked[id].get("kwargs", {}) if isinstance(asked[id], dict) else {} for id in asked}
+    return [Task(env=id, env_kwargs={**common, **kwargs}) for id, kwargs in own.items()]
+
+
+def _played(recipe: Recipe) -> Iterator[tuple[str, Task, str]]:
+    kinds = {json.dumps(run.env_kwargs, sort_keys=True): run.env_kwargs for run in recipe.runs.values()}
+    for kwargs in kinds.values():
+        yield "training", Task(env=recipe.env, env_kwargs={**recipe.env_kwargs, **kwargs}), "train"
+    yield "held out", recipe.held_out, "validation"
+    for column, task in recipe.tasks.items():
+        yield column, task, "validation"
+
+
+def _make(task: Task, split: str) -> tuple[ToolEnv, str]:
+    """An environment, and what is missing if it is but a stand-in."""
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # what a stand-in warns of is told here
+            env = make_envs(task.env, json.dumps(task.env_kwargs), split, 1).envs[0]
+        if not getattr(getattr(env, "task", None), "warning", ""):
+            return env, ""
+        problem = f"the {split} split of {_benchmark(task.env)} was found nowhere"
+    except gymnasium.error.UnregisteredEnv as error:
+        raise ValueError(f"there is no environment {task.env!r}: {error}") from error
+    except (OSError, ImportError) as error:
+        problem = str(error)
+        if not _benchmark(task.env):
+            raise ImportError(f"{task.env}: {problem}") from error
+    common = {name: value for name, value in task.env_kwargs.items() if name not in _DATA}
+    stand_in = make_envs(STAND_IN, json.dumps({**_SMALL, **common}), split, 1).envs[0]
+    return stand_in, f"{problem}\n{_remedy(task.env, split)}"
+
+
+def _benchmark(env: str) -> str:
+    name = gymnasium.spec(env).kwargs.get("benchmark", "")
+    return name if name in CATALOG else ""
+
+
+def _remedy(env: str, split: str) -> str:
+    entry = CATALOG[_benchmark(env)]
+    files = " or ".join(entry.official_files.get(split, ("(it has no such split)",)))
+    return (
+        f"Get {files} from {entry.homepage}, and name its folder: export {DATA_VARIABLE}=FOLDER. Or, where "
+        f'huggingface.co can be reached, --env-kwargs \'{{"source": "hub"}}\' downloads {entry.repository}.'
+    )
+
+
+def _lacks_index(task: Task) -> str:
+    index = str(task.env_kwargs.get("index") or "")
+    if not index or index.startswith(("http://", "https://")) or Path(index).is_dir():
+        return ""
+    return (
+        f"there is no index {index}\nBuild it: python -m retrieval_index build --corpus CORPUS --out {index}. Or search "
+        'elsewhere: --env-kwargs \'{"index": "FOLDER or URL"}\'.'
+    )

@@ -1,0 +1,171 @@
+"""What a recipe would take, before anything is trained: what is missing, what it costs, how much memory it needs.
+
+The figures are arithmetic from the arguments and the model's shape. Nothing is run on an accelerator and nothing is
+measured. They are upper bounds in tokens, as if every turn were as long as it may be and every episode had all its turns;
+real episodes are several times shorter.
+"""
+
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
+
+from agent_envs.tool_env import ToolEnv
+from trainers import tiny
+from trainers.comparison.check import Checked, check, unfit_baselines
+from trainers.comparison.recipe import BASELINES, Recipe
+
+CHARACTERS_PER_TOKEN, PROMPT = 4, 400  # of English text; tokens of a system prompt with a question
+PEAK = {"bfloat16": 989e12, "float32": 67e12}  # FLOP/s of an H100 SXM, dense, by its data sheet
+PASSES, DECODING = 0.3, 0.03  # assumed shares of the peak: whole sequences at once; a token at a time, bound by memory
+TRAINED = 16  # bytes for each float32 weight that is trained: itself, its gradient, and AdamW's two moments
+
+
+@dataclass(frozen=True, kw_only=True)
+class Model:
+    """``weights``; those of its ``linear`` layers, which bfloat16 halves where they are frozen; and the numbers that an
+    adapter of rank 1 on all of these would add."""
+
+    weights: int
+    linear: int
+    per_rank: int
+    config: PretrainedConfig
+
+
+@dataclass(frozen=True, kw_only=True)
+class Estimate:
+    """Of one run with one seed. Memory is in bytes: ``states`` stay, the larger of the other two comes on top."""
+
+    episodes: int
+    tokens: float
+    flops: float
+    hours: float
+    states: float
+    rollout: float
+    update: float
+
+
+def report(recipe: Recipe, flops_per_second: float | None = None) -> dict:
+    """Check the recipe and print what it takes; returns the estimates by run, what is missing and what is left out.
+
+    Raises:
+        ValueError: the recipe cannot run whatever data is there.
+    """
+    checked, model, console = check(recipe), model_of(recipe), Console(soft_wrap=True)
+    dtype = recipe.base(0).dtype
+    peak = flops_per_second or PEAK[dtype]
+    estimates = {name: estimate(recipe, name, checked, model, peak) for name in recipe.runs}
+    left_out = unfit_baselines(recipe, checked)
+    say = lambda text="": console.print(text, markup=False, highlight=False)  # noqa: E731
+    say(f"{recipe.title}\n{recipe.question}\n")
+    say(f"{len(recipe.runs)} runs x {len(recipe.seeds)} seeds; columns: {', '.join(recipe.tasks)}.")
+    kept = [BASELINES[name] for name in recipe.baselines if name not in left_out]
+    say(f"Baselines: {', '.join(kept) or 'none'}.")
+    for name, why in left_out.items():
+        say(f"Left out: {BASELINES[name]}; {why}.")
+    say("\n".join(["", *_table(recipe, estimates), ""]))
+    total = sum(e.hours for e in estimates.values()) * len(recipe.seeds)
+    say(
+        f"All runs and seeds: {total:,.1f} GPU-hours at most. Arithmetic, not measured: forward 2 and backward 4 FLOP a "
+        f"weight and token, at {PASSES:.0%} of {peak / 1e12:,.0f} TFLOP/s ({dtype}) for whole sequences and {DECODING:.0%} "
+        "for sampling token by token; attention, searches and loading left out; every turn and episode as long as it "
+        f"may be. Memory: 4 bytes a float32 weight, {TRAINED} where it is trained with AdamW; the larger of rollout (keys "
+        "and values of all conversations at once, full to the end; more while their buffers grow) and update (logits and "
+        "activations of one micro-batch) comes on top."
+    )
+    for problem in checked.missing:
+        say(f"\nMISSING: {problem}")
+    say(f"\n{'Not ready: see MISSING' if checked.missing else 'Ready'}. Nothing was trained.")
+    return {"runs": estimates, "missing": checked.missing, "left_out": left_out}
+
+
+def estimate(recipe: Recipe, name: str, checked: Checked, model: Model, peak: float) -> Estimate:
+    """``peak``: FLOP/s of the accelerator at best."""
+    args, config = recipe.run_arguments(name, 0), model.config
+    longest = max(_longest(env, args.max_new_tokens) for env in checked.envs["training"])
+    episodes = args.updates * args.questions_per_update * args.group_size
+    looked_at = (1 + args.updates // args.eval_every) * args.eval_questions + 4 * args.final_questions
+    evaluated = looked_at + recipe.questions * len(recipe.tasks)
+    trained, adapter = episodes * longest, args.lora_rank * model.per_rank
+    backward = (2 if args.lora_rank else 4) + 2 * args.gradient_checkpointing  # without the weights' own gradients
+    critic = hasattr(args, "critic_lr") and not args.share_layers
+    unmasked = not args.loss_mask or not getattr(args, "advantage_mask", True)
+    passes = args.epochs * (2 + backward) * (1 + critic) + 2 * critic + 2 * unmasked
+    passes += 2 * args.epochs * bool(args.kl_coef) + 2 * (args.importance != "none")
+    decoding = 2 * model.weights * (trained * (1 + args.refill) + evaluated * longest)
+    seconds = decoding / (peak * DECODING) + passes * model.weights * trained / (peak * PASSES)
+
+    width = 2 if args.dtype == "bfloat16" else 4
+    frozen = width * model.linear + 4 * (model.weights - model.linear)
+    if args.lora_rank:
+        states = frozen + adapter * (TRAINED * (1 + critic) + 4 * bool(args.kl_coef))
+    else:
+        states = model.weights * TRAINED * (1 + critic) + frozen * bool(args.kl_coef)
+    micro = max(args.max_tokens_per_micro_batch, longest)
+    # What a layer keeps of a token for the backward pass (counted as by Korthikanti et al. 2022): norms, attention and
+    # residuals; gate, up, activation and product of the MLP. With checkpointing its float32 input, and one layer at work.
+    layer = width * (6 * config.hidden_size + 4 * config.intermediate_size)
+    kept = 4 * config.num_hidden_layers * config.hidden_size + layer
+    activations = micro * (kept if args.gradient_checkpointing else config.num_hidden_layers * layer) * (1 + critic)
+    logits = 3 * 4 * config.vocab_size * micro  # themselves, their log-softmax and their gradient
+    head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    conversations = max(args.questions_per_update * args.group_size, 64)  # of a batch, or of an evaluation
+    cache = 2 * width * config.num_hidden_layers * heads * head * longest * conversations
+    return Estimate(
+        episodes=episodes, tokens=trained, flops=decoding + passes * model.weights * trained, hours=seconds / 3600,
+        states=states, rollout=cache, update=activations + logits,
+    )  # fmt: skip
+
+
+def model_of(recipe: Recipe) -> Model:
+    """The shape of the policy, without its weights.
+
+    Raises:
+        ValueError: neither the model's configuration nor ``model_config`` of the recipe is to be had.
+    """
+    name = recipe.base(0).model
+    if name == "tiny":
+        made = tiny.make_model(8400)  # words, bytes and tags; the vocabulary is counted at the cold start
+    else:
+        try:
+            config = AutoConfig.from_pretrained(name, local_files_only=bool(recipe.model_config))
+        except (OSError, ValueError) as error:
+            if not recipe.model_config:
+                raise ValueError(
+                    f"the configuration of the model {name!r} cannot be read: give a folder or an id, or its shape as "
+                    f"[model_config]. {error}"
+                ) from error
+            config = AutoConfig.for_model(**recipe.model_config)
+        with torch.device("meta"):
+            made = AutoModelForCausalLM.from_config(config)
+    head = made.get_output_embeddings()
+    linear = [m for m in made.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    return Model(
+        weights=sum(p.numel() for p in made.parameters()),
+        linear=sum(m.weight.numel() for m in linear),
+        per_rank=sum(m.in_features + m.out_features for m in linear),
+        config=made.config.get_text_config(),
+    )
+
+
+def _longest(env: ToolEnv, max_new_tokens: int) -> int:
+    """Tokens of an episode in which every turn is as long as it may be."""
+    search = env.tools.get("search")
+    if hasattr(search, "max_chars"):
+        observation = search.k * search.max_chars / CHARACTERS_PER_TOKEN
+    else:  # a board, say, with a token for each cell and what is between them
+        observation = len(env.reset(seed=0)[0]) / 2
+    return int(PROMPT + env.max_turns * (max_new_tokens + observation))
+
+
+def _table(recipe: Recipe, estimates: dict[str, Estimate]) -> list[str]:
+    header = ("run", "updates", "episodes", "tokens ≤", "FLOP ≤", "GPU-h ≤", "GB: states", "+ rollout ≤", "or update ≤")
+    rows = [header]
+    for name, e in estimates.items():
+        memory = [f"{size / 1e9:,.1f}" for size in (e.states, e.rollout, e.update)]
+        counts = [f"{recipe.run_arguments(name, 0).updates:,}", f"{e.episodes:,}", f"{e.tokens:.1e}", f"{e.flops:.1e}"]
+        rows.append((name, *counts, f"{e.hours:,.1f}", *memory))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    return ["  ".join([r[0].ljust(widths[0]), *map(str.rjust, r[1:], widths[1:])]) for r in rows]

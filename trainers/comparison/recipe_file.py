@@ -1,0 +1,160 @@
+"""Read and check a recipe: a TOML file that says what is compared.
+
+    title = "GRPO with and without its mask"
+    question = "What does the loss mask do?"
+    seeds = [0, 1, 2]
+    baselines = ["naive-rag", "base", "imitation"]
+    reference = "grpo"                      # a run or baseline, or several: the table gets all differences to it
+    reach = "grpo"                          # a run: how many episodes do the others take to come as far as its end?
+
+    [env_kwargs]                            # of training
+    hops = [2, 3]
+    [arguments]                             # of every run that has them: any option of its algorithm's command
+    updates = 25
+    [tasks."4 hops"]                        # a column of the table, and what is other in it than in training
+    env_kwargs = { hops = 4 }
+    [runs.grpo]
+    algorithm = "grpo"
+    [runs.no-mask]
+    title = "GRPO without loss mask"
+    algorithm = "grpo"
+    loss_mask = false
+
+A column with an ``env`` of its own is given its own ``env_kwargs`` alone; after training on a mixture, over those that
+all tasks of the mixture share. A run's own ``env_kwargs`` are put over the recipe's in its training, never in a column.
+"""
+
+import re
+import tomllib
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from trainers.comparison.recipe import ALGORITHMS, BASELINES, MIXTURE, OURS, Recipe, Run, Task
+
+
+def read(
+    name_or_path: str, *, seeds: Iterable[int] = (), runs: Iterable[str] = (), updates: int | None = None,
+    questions: int | None = None, env_kwargs: Mapping | None = None, arguments: Mapping | None = None,
+) -> Recipe:  # fmt: skip
+    """A shipped recipe by its name, or a file, with what the command line wants otherwise.
+
+    Args:
+        runs: those wanted; all if none is named.
+        updates: of every run.
+        env_kwargs: put over the recipe's and under those of a run or a column; ``arguments`` likewise.
+
+    Raises:
+        ValueError: there is no such recipe, or the file is not one: unknown keys are named beside the known ones.
+    """
+    shipped = {f.name.removesuffix(".toml"): f for f in resources.files("trainers").joinpath("recipes").iterdir()}
+    file = shipped.get(name_or_path, Path(name_or_path))
+    if not file.is_file():
+        raise ValueError(f"there is no recipe {name_or_path!r}: give a file, or one of {sorted(shipped)}")
+    try:
+        content = tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name_or_path} is not valid TOML: {error}") from error
+    name = file.name.removesuffix(".toml")
+    recipe = make(name, content)
+    if unknown := set(runs) - set(recipe.runs):
+        raise ValueError(f"the recipe {name!r} has no runs {sorted(unknown)}; it has {list(recipe.runs)}")
+    if updates is not None:
+        arguments = {**(arguments or {}), "updates": updates}
+        content["runs"] = {n: {k: v for k, v in run.items() if k != "updates"} for n, run in content["runs"].items()}
+    asked = {
+        "seeds": list(seeds) or recipe.seeds,
+        "questions": recipe.questions if questions is None else questions,
+        "env_kwargs": recipe.env_kwargs | dict(env_kwargs or {}),
+        "arguments": recipe.arguments | dict(arguments or {}),
+    }
+    recipe = make(name, content | asked)
+    wanted = {name: run for name, run in recipe.runs.items() if not runs or name in runs}
+    reference = [name for name in recipe.reference if name in wanted or name in BASELINES]
+    return replace(recipe, runs=wanted, reference=reference, reach=recipe.reach if recipe.reach in wanted else "")
+
+
+def make(name: str, content: Mapping[str, Any]) -> Recipe:
+    """A recipe from the content of its file.
+
+    Raises:
+        ValueError: as `read`; or a run's arguments are none that its algorithm takes.
+    """
+    where = f"the recipe {name!r}"
+    _check_keys(where, content, [f.name for f in fields(Recipe) if f.name != "name"])
+    if "title" not in content or not content.get("runs"):
+        raise ValueError(f"{where} needs a title, and at least one run: [runs.NAME] with an algorithm")
+    reference = content.get("reference", [])
+    content = {**content, "reference": [reference] if isinstance(reference, str) else reference}
+    example = Recipe(name="", title="")
+    for key, value in content.items():
+        _check_type(f"{where}: {key}", value, type(getattr(example, key)))
+    env, env_kwargs = content.get("env", Recipe.env), content.get("env_kwargs", {})
+    runs = {run: _make_run(f"run {run!r} of {where}", run, given) for run, given in content["runs"].items()}
+    tasks = {
+        task: _make_task(f"task {task!r} of {where}", given, env, env_kwargs)
+        for task, given in (content.get("tasks") or {"As in training": {}}).items()
+    }
+    recipe = Recipe(name=name, **{**content, "runs": runs, "tasks": tasks})
+    if not recipe.seeds or [*map(type, recipe.seeds)] != [int] * len(set(map(str, recipe.seeds))):
+        raise ValueError(f"{where}: seeds must be different whole numbers, got {recipe.seeds}")
+    if recipe.questions < 0:
+        raise ValueError(f"{where}: questions must be at least 0 (all of them), got {recipe.questions}")
+    if unknown := set(recipe.baselines) - set(BASELINES):
+        raise ValueError(f"{where}: unknown baselines {sorted(unknown)}; known: {list(BASELINES)}")
+    for key, named in (("reference", recipe.reference), ("reach", [recipe.reach] if recipe.reach else [])):
+        known = [*runs, *(recipe.baselines if key == "reference" else ())]
+        if unknown := set(named) - set(known):
+            raise ValueError(f"{where}: {key} must be one of {known}, got {sorted(unknown)}")
+    titles = [*BASELINES.values(), *(run.title for run in runs.values())]
+    if len(set(titles)) < len(titles):
+        raise ValueError(f"{where}: two agents have the same title: {sorted(titles)}")
+    known = {f.name for run in runs.values() for f in fields(ALGORITHMS[run.algorithm][1])} - set(OURS)
+    _check_keys(f"the arguments of {where}", recipe.arguments, sorted(known))
+    for run in runs:
+        recipe.run_arguments(run, 0)
+    recipe.base(0)
+    return recipe
+
+
+def _make_run(where: str, name: str, given: Mapping[str, Any]) -> Run:
+    _check_type(where, given, dict)
+    if not re.fullmatch(r"[\w.+-]+", name) or name in BASELINES:
+        raise ValueError(
+            f"{where}: a run names a folder: letters, digits, '.', '+', '-', and none of {list(BASELINES)}"
+        )
+    if (algorithm := given.get("algorithm")) not in ALGORITHMS:
+        raise ValueError(f"{where}: algorithm must be one of {list(ALGORITHMS)}, got {algorithm!r}")
+    keys = {"title": name, "algorithm": algorithm, "env_kwargs": {}, "larger_groups": 1}
+    own, options = keys | given, sorted({f.name for f in fields(ALGORITHMS[algorithm][1])} - set(OURS))
+    _check_keys(where, own, [*keys, *options])
+    for key, default in keys.items():
+        _check_type(f"{where}: {key}", own[key], type(default))
+    if own["larger_groups"] < 1:
+        raise ValueError(f"{where}: larger_groups must be at least 1, got {own['larger_groups']}")
+    return Run(**{k: own[k] for k in keys}, arguments={k: v for k, v in own.items() if k not in keys})
+
+
+def _make_task(where: str, given: Mapping[str, Any], env: str, env_kwargs: Mapping[str, Any]) -> Task:
+    _check_type(where, given, dict)
+    _check_keys(where, given, ["env", "env_kwargs"])
+    own = {"env": env, "env_kwargs": {}} | given
+    for key, kind in (("env", str), ("env_kwargs", dict)):
+        _check_type(f"{where}: {key}", own[key], kind)
+    inherited = env_kwargs if own["env"] == env else {}
+    if own["env"] != env and env == MIXTURE:
+        inherited = {name: value for name, value in env_kwargs.items() if name != "tasks"}
+    return Task(env=own["env"], env_kwargs={**inherited, **own["env_kwargs"]})
+
+
+def _check_type(what: str, value: Any, kind: type) -> None:
+    if type(value) is not kind:
+        called = {dict: "a table", list: "a list", str: "a text", int: "a whole number", bool: "true or false"}[kind]
+        raise ValueError(f"{what} must be {called}, got {value!r}")
+
+
+def _check_keys(where: str, given: Mapping[str, Any], known: list[str]) -> None:
+    if unknown := set(given) - set(known):
+        raise ValueError(f"{where}: unknown keys {sorted(unknown)}; known: {known}")

@@ -1,0 +1,47 @@
+"""The KL penalty to the policy that training started from: where it goes, and how its coefficient is steered."""
+
+import torch
+
+from trainers.arguments import PolicyArgs
+from trainers.losses import aggregate, kl_k1, kl_k2, kl_k3
+from trainers.penalties import adaptive_kl_coef
+from trainers.policy import Policy
+from trainers.trajectory import Batch, by_parts
+
+
+class KLPenalty(torch.nn.Module):
+    """β KL(π ‖ π_ref), estimated token by token (Schulman 2020).
+
+    k1 goes into the reward, where it needs no gradient of its own; k2 and k3 into the loss, where k1's gradient would
+    be zero in expectation. A module, so that a checkpoint keeps β where it is steered.
+
+    Args:
+        reference: the starting policy; its weights are no part of this module.
+    """
+
+    def __init__(self, reference: Policy, args: PolicyArgs):
+        super().__init__()
+        self._reference, self._args = reference, args
+        self.register_buffer("coef", torch.tensor(args.kl_coef, dtype=torch.float64))
+
+    def prepare(self, batch: Batch) -> dict[str, float]:
+        """Before the gradient steps on a batch: the reference's log-probabilities into ``batch.extra``; β towards its
+        target (Ziegler et al. 2019); with k1, the penalty into ``batch.rewards``. Returns the KL and β."""
+        args = self._args
+        own = by_parts(
+            lambda p: self._reference.logprobs(p, args.temperature)[0], batch, args.max_tokens_per_micro_batch
+        )
+        batch.extra["reference"] = own
+        kl = aggregate(kl_k3(batch.logprobs, own), batch.mask, batch.mask.sum().clamp(min=1)).item()
+        if args.kl_target:
+            self.coef.fill_(adaptive_kl_coef(self.coef.item(), kl, args.kl_target))
+        if args.kl == "k1":
+            paid = self.coef.item() * kl_k1(batch.logprobs, own)
+            batch.rewards = batch.rewards - torch.where(batch.mask, paid, 0.0)
+        return {"policy/kl": kl, "policy/kl_coef": self.coef.item()}
+
+    def loss(self, logprobs: torch.Tensor, part: Batch) -> torch.Tensor:
+        """What is added to the loss of each token, [B, T]; nothing where the penalty is in the reward."""
+        if self._args.kl == "k1":
+            return torch.zeros_like(logprobs)
+        return self.coef.item() * {"k2": kl_k2, "k3": kl_k3}[self._args.kl](logprobs, part.extra["reference"])
