@@ -11,7 +11,7 @@ train: $(VENV)/installed
 	$(BIN)/python -m trainers.grpo $(ARGS)
 
 test: $(VENV)/installed-dev
-	$(BIN)/python -m pytest $(ARGS)
+	$(BIN)/python -m pytest -n auto $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

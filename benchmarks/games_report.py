@@ -78,23 +78,26 @@ def _grid(header: Sequence[str], rows: Sequence[Sequence[str]]) -> list[str]:
 def draw(folder: Path, results: Mapping) -> None:
     """A panel for each game: success on held-out instances, greedily, and in training, sampled, with every seed thin."""
     games = results["seeds"]
-    figure = Figure(figsize=(4.6 * len(games), 4.2), dpi=150, layout="constrained")
+    columns = min(2, len(games))
+    lines = -(-len(games) // columns)
+    figure = Figure(figsize=(5.2 * columns, 3.4 * lines + 0.5), dpi=150, layout="constrained")
     for number, (game, seeds) in enumerate(games.items(), 1):
-        axes = figure.add_subplot(1, len(games), number)
+        axes = figure.add_subplot(lines, columns, number)
         runs = [read_metrics(folder / f"{game}-{seed['seed']}" / "starpo-s" / METRICS_FILE) for seed in seeds]
         _lines(axes, runs, "train/success", _TRAINING, "In training, sampled")
         _lines(axes, runs, "eval/success", _HELD_OUT, "Held-out, greedy")
-        title, rates = list(results["scripts"][game].items())[-1]
-        imitation = np.mean([seed["success"]["More imitation"][title]["greedy"] for seed in seeds])
+        *others, held_out = results["scripts"][game]
+        rates = results["scripts"][game][held_out]
+        imitation = np.mean([seed["success"]["More imitation"][held_out]["greedy"] for seed in seeds])
         for name, style in _STYLES.items():
             level = rates.get(name, imitation)
             axes.axhline(level, color=_LEVEL, lw=1.3, ls=style, label=name + ", greedy" * (name not in rates), zorder=2)
-        axes.set_title(title, loc="left", weight="bold")
+        axes.set_title(held_out.split(",")[0] if others else held_out, loc="left", weight="bold")
         axes.set(xlabel="Training episodes", ylim=(0, 1), xlim=(0, None))
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.axes[0].set_ylabel("Success (share of episodes)")
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=5, frameon=False)
+        axes.set_ylabel("Success (share of episodes)")
+    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
     FigureCanvasAgg(figure).print_png(folder / "curves.png")
 
 

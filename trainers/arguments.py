@@ -77,6 +77,7 @@ class TrainArgs:
         least = {name: 1 for name in ("updates", "questions_per_update", "max_new_tokens")}
         least |= {name: 1 for name in ("eval_every", "eval_questions", "final_questions", "save_every")}
         self.check_least(**least, group_size=2, cold_start_steps=1, lora_rank=0)
+        self.check_least(seed=0, max_tokens_per_micro_batch=1)
         self.check_least(eval_temperature=0)
         self.check_positive("lr", "temperature", "max_grad_norm", "lora_alpha")
         if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
@@ -88,7 +89,7 @@ class TrainArgs:
 
     def check_least(self, **least: float) -> None:
         for name, value in least.items():
-            if getattr(self, name) < value:
+            if not getattr(self, name) >= value:  # NaN is not
                 raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
 
     def check_positive(self, *names: str) -> None:
@@ -147,6 +148,7 @@ class PolicyArgs(TrainArgs):
         super().__post_init__()
         self.check_least(epochs=1, minibatches=1, clip_low=0, clip_high=0, kl_coef=0, overlong_buffer=0)
         self.check_least(kl_target=0, entropy_coef=0, refill=0)
+        self.check_share("clip_low")
         if self.kl_target and not self.kl_coef:
             raise ValueError("kl_target steers kl_coef, which must be above 0 to start from")
         if self.refill and self.filter != "mixed":

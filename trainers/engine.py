@@ -166,6 +166,7 @@ class _GrowingLayer(DynamicLayer):
     """Keys and values in a buffer that doubles when full: the library's own layer copies all of it at every token."""
 
     def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
+        key_states = key_states.to(value_states.dtype)  # under autocast the rotation of positions makes them float32
         if not self.is_initialized:
             self.lazy_initialization(key_states, value_states)
             self._buffers = [key_states.new_empty(0), value_states.new_empty(0)]

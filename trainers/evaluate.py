@@ -85,6 +85,7 @@ def _naive_rag_batch(envs, policy, engine, questions: list[int], max_new_tokens:
         prompts[i] = prompt + policy.observation_ids(found[i], prompt) + opening
     engine.reset()
     done = engine.generate(prompts, max_new_tokens, 0.0)
+    engine.reset()
     episodes = []
     for i in range(count):
         prediction = policy.decode(done[i].tokens).split("</answer>")[0]

@@ -21,24 +21,35 @@ class KLPenalty(torch.nn.Module):
 
     def __init__(self, reference: Policy, args: PolicyArgs):
         super().__init__()
-        self._reference, self._args = reference, args
+        self._reference, self._args, self._kl = reference, args, None
         self.register_buffer("coef", torch.tensor(args.kl_coef, dtype=torch.float64))
 
-    def prepare(self, batch: Batch) -> dict[str, float]:
-        """Before the gradient steps on a batch: the reference's log-probabilities into ``batch.extra``; β towards its
-        target (Ziegler et al. 2019); with k1, the penalty into ``batch.rewards``. Returns the KL and β."""
+    def prepare(self, batch: Batch, valid: torch.Tensor) -> dict[str, float]:
+        """Before the gradient steps on a batch: the reference's log-probabilities into ``batch.extra``; with k1, the
+        penalty into ``batch.rewards``.
+
+        Args:
+            valid: bool [N]; the other trajectories ended in error, and the KL is not measured on them.
+
+        Returns:
+            The KL, and the β of this batch.
+        """
         args = self._args
         own = by_parts(
             lambda p: self._reference.logprobs(p, args.temperature)[0], batch, args.max_tokens_per_micro_batch
         )
         batch.extra["reference"] = own
-        kl = aggregate(kl_k3(batch.logprobs, own), batch.mask, batch.mask.sum().clamp(min=1)).item()
-        if args.kl_target:
-            self.coef.fill_(adaptive_kl_coef(self.coef.item(), kl, args.kl_target))
+        counted = batch.mask & valid[batch.trajectory][:, None]
+        self._kl = aggregate(kl_k3(batch.logprobs, own), counted, counted.sum()).item() if counted.any() else None
         if args.kl == "k1":
             paid = self.coef.item() * kl_k1(batch.logprobs, own)
             batch.rewards = batch.rewards - torch.where(batch.mask, paid, 0.0)
-        return {"policy/kl": kl, "policy/kl_coef": self.coef.item()}
+        return {"policy/kl": self._kl or 0.0, "policy/kl_coef": self.coef.item()}
+
+    def steer(self) -> None:
+        """After the gradient steps: β towards its target, by the KL of this batch (Ziegler et al. 2019)."""
+        if self._args.kl_target and self._kl is not None:
+            self.coef.fill_(adaptive_kl_coef(self.coef.item(), self._kl, self._args.kl_target))
 
     def loss(self, logprobs: torch.Tensor, part: Batch) -> torch.Tensor:
         """What is added to the loss of each token, [B, T]; nothing where the penalty is in the reward."""

@@ -62,7 +62,7 @@ def _reading(world: World, relation: Relation, index: int, policy: Policy, rng: 
     return [(asked, False), (thought, True), ([tag], False), (copied, True)]  # which tag is a coin flip: not taught
 
 
-def fumbling(env: ToolEnv, rng: random.Random, skill: float = 0.5) -> Script:
+def fumbling(env: ToolEnv, rng: random.Random, skill: float = 0.75) -> Script:
     """Plays as the task's scripted agent in a share of its episodes, and at random in the others: imitating it teaches
     the moves and how to read what they lead to, and leaves room to learn which of them are good."""
     yield from env.SCRIPTS["scripted" if rng.random() < skill else "random"](env, rng)

@@ -154,7 +154,8 @@ def mutual_information(logprobs: torch.Tensor) -> float:
     which entropy does not show.
 
     Args:
-        logprobs: [N, N], l_ij = log p(reasoning i | prompt j), summed over the reasoning's tokens.
+        logprobs: [N, N], l_ij = log p(reasoning i | prompt j), summed over the reasoning's tokens or, where that would
+            always be near log N, their mean.
 
     Returns:
         At most log N.

@@ -34,7 +34,7 @@ def policy_loss(policy: Policy, penalty: KLPenalty | None, args: PolicyArgs, par
         metrics = {
             "entropy": aggregate(entropy, part.mask, tokens).item(),
             "clip_fraction": aggregate(is_clipped(args, logprobs, part).float(), part.mask, tokens).item(),
-            "sampler_kl": aggregate(kl_k3(logprobs, sampler), part.mask, tokens).item(),
+            "sampler_kl": aggregate(kl_k3(sampler, logprobs), part.mask, tokens).item(),
         }
         if "weights" in part.extra:
             metrics["importance"] = aggregate(part.extra["weights"], part.mask, tokens).item()

@@ -62,7 +62,8 @@ def episodes_of(
         batch = unmasked(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
     batch = corrected(batch, policy, args)
     size, returns = len(trajectories), [t.episode_return for t in trajectories]
-    metrics = penalty.prepare(batch) if penalty is not None else {}
+    valid = torch.tensor([not t.failed for t in trajectories], device=policy.device)
+    metrics = penalty.prepare(batch, valid) if penalty is not None else {}
     rewards = pack(batch.rewards, batch, size)
     if penalty is not None and args.kl == "k1":
         returns = rewards.sum(1).tolist()
@@ -72,7 +73,7 @@ def episodes_of(
         mask=pack(batch.mask, batch, size),
         turns=pack(batch.turns, batch, size, fill=-1),
         groups=torch.tensor([t.group for t in trajectories], device=policy.device),
-        valid=torch.tensor([not t.failed for t in trajectories], device=policy.device),
+        valid=valid,
         anchors=[t.anchors for t in trajectories],
         batch=batch,
     )
@@ -143,10 +144,13 @@ def update(
     batch = episodes.batch
     batch.extra["advantages"] = unpack(advantages(episodes), batch)
     used = (batch.extra["advantages"].abs() > 1e-6).any(1)
-    if penalty is not None or args.entropy_coef:
+    if (penalty is not None and args.kl != "k1") or args.entropy_coef:
         used = episodes.valid[batch.trajectory]
     loss = partial(policy_loss, policy, penalty, args)
-    return metrics | of_penalty | gradient_steps(batch, used, optimizer, args, rng, loss)
+    metrics |= of_penalty | gradient_steps(batch, used, optimizer, args, rng, loss)
+    if penalty is not None:
+        penalty.steer()
+    return metrics
 
 
 def policy_learner(args: PolicyArgs, advantages: Advantages, policy: Policy) -> Learner:

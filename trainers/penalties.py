@@ -42,7 +42,7 @@ def sequence_masked_importance(
 def overlong_penalty(lengths: torch.Tensor, longest: int, buffer: int) -> torch.Tensor:
     """0 up to ``longest − buffer`` tokens, from there down to −1 at ``longest`` in a straight line, −1 beyond.
 
-    The soft overlong punishment of DAPO (Yu et al. 2025, eq. 13), to be added to the last turn's reward.
+    The soft overlong punishment of DAPO (Yu et al. 2025, eq. 13), to be added to the reward of the turn.
 
     Args:
         lengths: int [N], tokens that the policy sampled.

@@ -115,7 +115,9 @@ class Policy:
         logits = self.logits(hidden[:, :-1][target_mask]) / temperature
         chosen = -cross_entropy(logits, batch.ids[:, 1:][target_mask], reduction="none")
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            uncertainty = entropy(logits)
+            uncertainty = torch.cat(
+                [entropy(part) for part in logits.split(1024)]
+            )  # its copies of the logits stay small
         return _scatter(chosen, batch.mask), _scatter(uncertainty, batch.mask)
 
 

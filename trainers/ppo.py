@@ -123,7 +123,10 @@ def update(
     batch.extra |= {name: torch.where(batch.mask, values, 0.0) for name, values in seen.extra.items()}
     used = episodes.valid[batch.trajectory]
     loss = partial(actor_critic_loss, policy, critic, penalty, args)
-    return metrics | of_penalty | gradient_steps(batch, used, optimizer, args, rng, loss)
+    metrics |= of_penalty | gradient_steps(batch, used, optimizer, args, rng, loss)
+    if penalty is not None:
+        penalty.steer()
+    return metrics
 
 
 def start(args: Args, policy: Policy) -> Learner:

@@ -69,6 +69,7 @@ def rollout(
                 contexts[i] = policy.prompt_ids(instructions[i], infos["context"][i])
             else:
                 contexts[i] = contexts[i] + done.tokens + policy.observation_ids(observations[i], done.tokens)
+    engine.reset()  # keys and values need not lie in memory while what was played is learned from
     if transcripts is not None:
         transcripts += said
     return trajectories

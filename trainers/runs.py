@@ -94,7 +94,7 @@ def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
     if adapters.is_adapted(policy.model):
         adapters.load_weights(policy.model, folder)
         return step
-    policy.model.load_state_dict(load_policy(folder, str(policy.device)).model.state_dict())
+    policy.model.load_state_dict(load_policy(folder, "cpu").model.state_dict())
     return step
 
 

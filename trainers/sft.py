@@ -4,7 +4,7 @@ It is shown how to copy, how to find a fact in an article, and how a *hasty* sea
 too early most of the time (`agent_envs.tasks.qa_scripts.hasty`). So it ends up knowing the tools but not the task, as a
 pretrained model does; what to look for and when to stop is left for reinforcement learning. Worlds are freshly made and
 from the training split: held-out worlds share no entity with anything seen here. In tasks without a corpus it imitates
-an agent that fumbles half of the time (`trainers.lessons.fumbling`).
+an agent that fumbles in a quarter of its episodes (`trainers.lessons.fumbling`).
 """
 
 import hashlib
@@ -110,8 +110,8 @@ def cold_start(
 
 
 def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
-    """What the vocabulary is counted on: numbers, and every MiniWiki word and the environment's own passages and questions;
-    or, without a corpus, what is read and written in its episodes. Those of both splits: a word that only the held-out
+    """What the vocabulary is counted on: numbers, and every MiniWiki word and the environment's own passages and
+    questions; or, without a corpus, what is read and written in episodes of both splits: a word that only the held-out
     one uses has a token then, as in any pretrained tokenizer, and no meaning."""
     numbers = [str(n) for n in (*range(1000), *range(1850, 2020))] + [f"1,{n}00" for n in range(10)]
     if not hasattr(envs.envs[0], "questions"):
@@ -156,7 +156,7 @@ def _batches(policy: Policy, envs: ToolVectorEnv, seed: int, steps: int) -> Iter
 
 def episodes(policy: Policy, envs: ToolVectorEnv, rng: random.Random) -> list[Sequence]:
     """POOL whole episodes to imitate: of a hasty searcher, in a fresh world where there is one to make, or of an agent
-    that fumbles half of the time."""
+    that fumbles in a quarter of them."""
     if not hasattr(envs.envs[0], "questions"):
         numbers = [rng.getrandbits(31) for _ in range(POOL)]
         return lessons.demonstrations(envs, policy, numbers, lessons.fumbling, rng.getrandbits(32))

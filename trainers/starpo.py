@@ -8,6 +8,8 @@ Presets over PPO, and over GRPO by the names that end in ``-grpo``; every option
 - ``ragen-2``: prompts in descending deviation until they hold 90 % of it (arXiv 2604.06268); an update without any is
   skipped.
 
+RAGEN's own configuration also has an entropy bonus: ``--entropy-coef .001``.
+
     python -m trainers.starpo starpo-s
     python -m trainers.starpo starpo-s --env AgentR1/Bandit-v0 --updates 30
     python -m trainers.starpo ragen-2-grpo

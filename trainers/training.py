@@ -79,6 +79,8 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
     rows = baselines(held_out, policy, engine, final_questions, args)
     learner = start(policy)
     first = runs.resume(run, policy, learner.optimizers, learner.modules) if args.resume else 0
+    if first > args.updates:
+        raise ValueError(f"{run} has had {first} updates already: updates must be at least as many, got {args.updates}")
 
     # training
     with (
@@ -119,6 +121,7 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
         "seconds_cold_start": seconds_cold_start, "seconds_training": read_metrics(run / METRICS_FILE)[-1]["seconds"],
         "episodes": played, "stopped_on_collapse": stopped, "symptoms": watch.symptoms,
         "rows": rows, "folder": str(run), "settings": runs.settings(args) | {"updates": args.updates},
+        "evaluation": {n: v for n, v in asdict(args).items() if n.startswith("eval_") or n == "final_questions"},
     }  # fmt: skip
     runs.write_report(run, summary, transcripts)
     return summary

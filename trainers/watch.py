@@ -43,15 +43,22 @@ def measured(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[str, float
 
 def informed(policy: Policy, episodes: list[Trajectory], args: TrainArgs, prompts: int = 8) -> dict[str, float]:
     """How much the first turns tell about the prompts that they answer: `monitor.mutual_information` of one episode of
-    each of the first groups, in nats. Left out where fewer than two prompts differ."""
-    firsts = {tuple(t.steps[0].prompt): t.steps[0] for t in reversed(episodes) if not t.failed}
+    each of the first groups, from log-probabilities that are means over the turn's tokens, in nats a token.
+
+    A sum over the tokens would say log N as soon as one of them names its prompt. Left out where fewer prompts differ than
+    there are groups, up to ``prompts``: the bound, log N, must stay where it is.
+    """
+    firsts = {}
+    for episode in (t for t in episodes if not t.failed):
+        firsts.setdefault(tuple(episode.steps[0].prompt), episode.steps[0])
     firsts = list(firsts.values())[:prompts]
-    if len(firsts) < 2:
+    if len(firsts) < max(2, min(prompts, len({t.group for t in episodes}))):
         return {}
     pairs = [replace(said, prompt=asked.prompt) for said in firsts for asked in firsts]
     batch = collate([Trajectory(steps=[step]) for step in pairs], policy.pad_id).to(policy.device)
     found = by_parts(lambda part: policy.logprobs(part, args.temperature)[0], batch, args.max_tokens_per_micro_batch)
-    return {_PREFIX + "mutual_information": mutual_information(found.sum(1).view(len(firsts), len(firsts)))}
+    means = found.sum(1) / batch.mask.sum(1)
+    return {_PREFIX + "mutual_information": mutual_information(means.view(len(firsts), len(firsts)))}
 
 
 def learned(metrics: Mapping[str, float]) -> dict[str, float]:

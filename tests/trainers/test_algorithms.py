@@ -101,6 +101,22 @@ def test_a_run_and_its_halves(letters, model_folder, tmp_path, name, capsys):
     assert "Warning" not in capsys.readouterr().err
 
 
+def test_episodes_played_for_a_refill_are_counted(letters, model_folder, tmp_path):
+    """Without rewards no group is worth an update: two more batches are played each time."""
+    options = {"filter": "mixed", "refill": 2, "group_size": 2, "questions_per_update": 3}
+    summary = run(grpo, "AgentR1/MiniWiki-v0", model_folder, tmp_path / "run", **options)
+    assert summary["episodes"] == 2 * 3 * 6
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert [line["episodes"] for line in lines] == [0, 18, 36]
+    assert lines[-1]["filter/batches"] == 3
+
+
+def test_a_run_cannot_be_resumed_to_fewer_updates(letters, model_folder, tmp_path):
+    run(grpo, letters, model_folder, tmp_path / "run")
+    with pytest.raises(ValueError, match="has had 2 updates"):
+        run(grpo, letters, model_folder, None, resume=tmp_path / "run", updates=1)
+
+
 @pytest.mark.parametrize("module", [grpo, ppo])
 def test_rewritten_contexts_train(letters, model_folder, tmp_path, module):
     run(module, letters, model_folder, tmp_path / "run", {"max_turns": 3, "context": "window:1"})
@@ -190,22 +206,23 @@ def test_what_the_monitor_is_fed_with():
 def test_what_the_first_turns_tell_about_their_prompts(make_policy):
     """l_ij by hand, one pass for each pair; one episode of each prompt; a failed one tells nothing."""
     policy = make_policy("bytes")
-    prompts = [policy.encode(text) for text in ("ab", "cd", "ef", "cd")]
-    turns = [policy.encode(text) for text in ("xyz", "cd", "e", "zz")]
+    prompts = [policy.encode(text) for text in ("ab", "ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st")]
+    turns = [policy.encode(text) for text in ("xyz", "a", "cd", "e", "ggg", "h", "i", "jk", "l", "m", "n")]
+    pairs = list(zip(prompts, turns, strict=True))
     episodes = [
-        Trajectory(steps=[Step(prompt=p, tokens=t, logprobs=[0.0] * len(t))])
-        for p, t in zip(prompts, turns, strict=True)
+        Trajectory(steps=[Step(prompt=p, tokens=t, logprobs=[0.0] * len(t))], group=g) for g, (p, t) in enumerate(pairs)
     ]
-    episodes.append(Trajectory(steps=[Step(prompt=[9], tokens=[9], logprobs=[0.0])], failed=True))
-    table = torch.zeros(3, 3)
-    for i, j in np.ndindex(3, 3):
-        ids = torch.tensor([prompts[j] + turns[i]])
-        logp = policy.model(ids).logits[0].detach().log_softmax(-1)
-        start = len(prompts[j])
-        table[i, j] = sum(logp[start + k - 1, token] for k, token in enumerate(turns[i]))
+    episodes.insert(0, Trajectory(steps=[Step(prompt=[9], tokens=[9], logprobs=[0.0])], failed=True))
+    pairs = [pairs[0], *pairs[2:9]]  # the first eight prompts
+    table = torch.zeros(8, 8)
+    for i, j in np.ndindex(8, 8):
+        prompt, turn = pairs[j][0], pairs[i][1]
+        logp = policy.model(torch.tensor([prompt + turn])).logits[0].detach().log_softmax(-1)
+        table[i, j] = torch.stack([logp[len(prompt) + k - 1, token] for k, token in enumerate(turn)]).mean()
     told = informed(policy, episodes, grpo.Args())
     assert told == {"monitor/mutual_information": pytest.approx(mutual_information(table), abs=1e-5)}
-    assert informed(policy, episodes[:1] * 4, grpo.Args()) == {}  # one prompt has nothing to be told from
+    assert informed(policy, episodes[1:2] * 4, grpo.Args()) == {}  # one prompt has nothing to be told from
+    assert informed(policy, episodes[1:4], grpo.Args()) == {}  # of three groups two have one prompt
 
 
 @pytest.mark.parametrize(

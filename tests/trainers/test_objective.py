@@ -11,7 +11,6 @@ from trainers import grpo, objective, optimize, ppo, reinforce
 from trainers.engine import TransformersEngine
 from trainers.kl import KLPenalty
 from trainers.losses import kl_k3
-from trainers.penalties import masked_importance, sequence_masked_importance, truncated_importance
 from trainers.rollout import rollout
 from trainers.trajectory import collate, pack, unpack
 
@@ -44,11 +43,13 @@ def ascent(policy, value):
     return 0.1 * torch.cat([g.flatten() for g in gradients])
 
 
-def disagreeing(episodes, by=0.4):
-    """The same episodes from a sampler that gave every other token another probability."""
+def disagreeing(episodes, by=(0.4, -1.0, 2.0)):
+    """The same episodes from a sampler that gave the tokens other probabilities: weights on all sides of all bounds."""
     episodes = copy.deepcopy(episodes)
-    for step in (step for episode in episodes for step in episode.steps):
-        step.logprobs = [value - by * (t % 2) for t, value in enumerate(step.logprobs)]
+    for e, episode in enumerate(episodes):
+        for step in episode.steps:
+            off = by if e % 2 else (0.1, -0.1)  # in every other episode next to nothing
+            step.logprobs = [value - off[t % len(off)] for t, value in enumerate(step.logprobs)]
     return episodes
 
 
@@ -113,15 +114,40 @@ def test_the_kl_coefficient_is_steered_to_its_target_and_kept(played, make_polic
     args = grpo.Args(kl_coef=0.1, kl="k2", kl_target=1e-6)
     penalty = KLPenalty(make_policy("bytes", 1), args)
     seen = [stepped(policy, episodes, args, penalty)[1]["policy/kl_coef"] for _ in range(3)]
-    assert seen == pytest.approx([0.1 * 1.02, 0.1 * 1.02**2, 0.1 * 1.02**3])  # far above the target: 2 % an update
+    assert seen == pytest.approx([0.1, 0.1 * 1.02, 0.1 * 1.02**2])  # far above the target: 2 % an update
     other = KLPenalty(make_policy("bytes", 1), args)
     other.load_state_dict(penalty.state_dict())
-    assert other.coef.item() == seen[-1]
+    assert other.coef.item() == penalty.coef.item() == pytest.approx(0.1 * 1.02**3)
     at_home = KLPenalty(policy, args)
     stepped(policy, episodes, args, at_home)
     assert at_home.coef.item() == pytest.approx(0.098)  # no KL at all
+    for episode in episodes:
+        episode.failed = True
+    stepped(policy, episodes, args, penalty)
+    assert penalty.coef.item() == other.coef.item()  # nothing was measured
     fixed = grpo.Args(kl_coef=0.1)
     assert stepped(policy, episodes, fixed, KLPenalty(make_policy("bytes", 1), fixed))[1]["policy/kl_coef"] == 0.1
+
+
+def test_the_kl_is_measured_on_valid_episodes_at_the_temperature_of_the_rollouts(played, make_policy):
+    policy, episodes = played
+    reference = make_policy("bytes", 1)
+    episodes[1].failed = episodes[2].failed = True
+    args = grpo.Args(kl_coef=0.1, temperature=0.7)
+    _, metrics = stepped(policy, episodes, args, KLPenalty(reference, args))
+    batch = collate([episodes[0], episodes[3]], policy.pad_id)
+    of_reference, _ = reference.logprobs(batch, 0.7)
+    expected = kl_k3(batch.logprobs, of_reference.detach())[batch.mask].mean().item()
+    assert metrics["policy/kl"] == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_correction_is_taken_at_the_temperature_of_the_rollouts(played):
+    """Sampled at 1 but trained at .7, the episodes are off-policy by just that."""
+    policy, episodes = played
+    _, metrics = stepped(policy, episodes, grpo.Args(importance="tis", temperature=0.7))
+    batch = collate(episodes, policy.pad_id)
+    weights = torch.exp(policy.logprobs(batch, 0.7)[0].detach() - batch.logprobs).clamp(max=2.0)
+    assert metrics["policy/importance"] == pytest.approx(weights[batch.mask].mean().item(), rel=1e-4)
 
 
 @pytest.mark.parametrize("name", ["tis", "icepop", "sequence"])
@@ -132,16 +158,20 @@ def test_a_sampler_that_disagrees_is_corrected_for(played, name):
     got, metrics = stepped(policy, episodes, grpo.Args(importance=name))
     batch = collate(episodes, policy.pad_id)
     own = policy.logprobs(batch)[0].detach()
+    ratio = torch.exp(own - batch.logprobs)
+    whole = torch.where(batch.mask, ratio, 1.0).prod(1, keepdim=True)
     weights = {
-        "tis": truncated_importance(own, batch.logprobs), "icepop": masked_importance(own, batch.logprobs),
-        "sequence": sequence_masked_importance(own, batch.logprobs, batch.mask),
-    }[name]  # fmt: skip
+        "tis": ratio.clamp(max=2.0),
+        "icepop": torch.where((ratio < 0.5) | (ratio > 5.0), 0.0, ratio),
+        "sequence": torch.where(whole > 2.0, 0.0, whole).expand_as(ratio),
+    }[name]
+    assert (ratio[batch.mask] > 5).any() and (ratio[batch.mask] < 0.5).any() and (whole > 2).any() and (whole < 2).any()
     returns = torch.tensor([e.episode_return for e in episodes]).view(2, 2)
     advantages = (returns - returns.mean(1, keepdim=True)).flatten()[:, None]
     value = torch.where(batch.mask, weights * advantages * policy.logprobs(batch)[0], 0.0).sum() / batch.mask.sum()
     torch.testing.assert_close(got, ascent(policy, value), rtol=1e-3, atol=1e-6)
     assert metrics["policy/clip_fraction"] == 0
-    assert metrics["policy/sampler_kl"] == pytest.approx(kl_k3(own, batch.logprobs)[batch.mask].mean().item(), rel=1e-4)
+    assert metrics["policy/sampler_kl"] == pytest.approx(kl_k3(batch.logprobs, own)[batch.mask].mean().item(), rel=1e-4)
     assert metrics["policy/importance"] == pytest.approx(weights[batch.mask].mean().item(), rel=1e-5)
     uncorrected, _ = stepped(policy, episodes, grpo.Args())
     assert not torch.allclose(got, uncorrected, atol=1e-5)

@@ -61,6 +61,17 @@ def step_of(policy, objective):
     return 0.1 * torch.cat([g.flatten() for g in gradients])
 
 
+def test_rloo_by_turns_compares_with_the_others(played):
+    """The first turns of a group earn 1, 0 and 1.25 from there on, the second ones 0 and .75; see `played`."""
+    policy, episodes = played
+    data, _ = optimize.episodes_of(episodes[:3], policy, rloo.Args())
+    got = rloo.advantages(rloo.Args(turn_credit=True), data)
+    by_turn = [[row[turns == k] for row, turns in zip(got, data.turns, strict=True)] for k in (0, 1)]
+    firsts, seconds = [[own[0].item() if len(own) else None for own in rows] for rows in by_turn]
+    assert firsts == pytest.approx([1 - 1.25 / 2, 0 - 2.25 / 2, 1.25 - 1 / 2])
+    assert (seconds[0], seconds[1], seconds[2]) == (-0.75, None, 0.75)
+
+
 def ruined(episode):
     """The same episode, had its tools failed, and had it gone otherwise."""
     episode = copy.deepcopy(episode)
