@@ -93,6 +93,10 @@ def trained(recipe: Recipe, name: str, seed: int, run: Path) -> dict:
     other = runs.differences(saved, wanted)
     if saved.pop("updates") != wanted.updates:
         other["updates"] = (summary["settings"]["updates"], wanted.updates)
+    looked = summary.get("evaluation", {})  # an earlier version did not save it
+    for setting in ("eval_every", "eval_questions", "eval_temperature"):
+        if setting in looked and looked[setting] != getattr(wanted, setting):
+            other[setting] = (looked[setting], getattr(wanted, setting))
     if other:
         told = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in other.items())
         raise ValueError(f"{run} holds a run with other settings ({told}): give another --out")
@@ -124,7 +128,7 @@ def main(args: Args) -> dict:
     baselines = [name for name in recipe.baselines if name not in left_out]
     results = {"recipe": asdict(recipe), "left_out": left_out, "rows": {}, "training": {}, "curves": {}, "levels": {}}
     for seed in recipe.seeds:
-        one_seed(recipe, seed, baselines, checked.asks("held out"), out, results)
+        one_seed(recipe, seed, baselines, check.asks(checked.held_out), out, results)
     results = finite(results)
     write(out, results)
     return results

@@ -132,17 +132,27 @@ def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
     )
     monkeypatch.setattr(benchmark, "load_policy", never)
     assert benchmark.main(ask(SMALL, *words)) == results
+    for name, value in {"eval_every": 1, "eval_questions": 3, "eval_temperature": 1.0}.items():
+        arguments = {"model": model_folder, "max_new_tokens": 6, "final_questions": 2, name: value}
+        with pytest.raises(ValueError, match=rf"rloo-3 holds a run with other settings \({name}=.*, not {value}\)"):
+            benchmark.main(ask(SMALL, "--arguments", json.dumps(arguments), "--updates", "1", "--seeds", "3"))
+    del summary["evaluation"]  # of an earlier version still
+    summary_file.write_text(json.dumps(summary))
     only = benchmark.main(ask(SMALL, *words, "--runs", "rloo"))
     assert list(only["rows"]) == [NAIVE_RAG, BASE, "RLOO"]
-    # Another column is played; those that are known are not.
+    # Other columns are played, with a policy that is loaded once; those that are known are not.
     monkeypatch.undo()
-    more = SMALL.replace("[runs.rloo]", '[tasks."3 hops"]\nenv_kwargs = { hops = 3 }\n[runs.rloo]')
+    others = '[tasks."3 hops"]\nenv_kwargs = { hops = 3 }\n[tasks."2 hops"]\nenv_kwargs = { hops = 2 }\n'
+    more = SMALL.replace("[runs.rloo]", others + "[runs.rloo]")
+    loaded, load = [], benchmark.load_policy
+    monkeypatch.setattr(benchmark, "load_policy", lambda folder, **kw: loaded.append(folder) or load(folder, **kw))
     played = []
     whole = evaluate.evaluate_policy
     monkeypatch.setattr(evaluate, "evaluate_policy", lambda *args: played.append(args[-1]) or whole(*args))
     wider = benchmark.main(ask(more, *words))
-    assert played == [BASE, "RLOO", "StarPO-S"]
-    assert list(wider["rows"]["RLOO"][0]) == ["As in training", "Another world", "3 hops"]
+    assert played == [BASE, BASE, "RLOO", "RLOO", "StarPO-S", "StarPO-S"]
+    assert len(loaded) == len(set(loaded)) == 2
+    assert list(wider["rows"]["RLOO"][0]) == ["As in training", "Another world", "3 hops", "2 hops"]
 
 
 def test_a_game(tmp_path, ask, model_folder):

@@ -123,6 +123,7 @@ def test_choices_cost_what_they_say():
             "epochs": {"algorithm": "grpo", "epochs": 2},
             "shared": {"algorithm": "ppo", "share_layers": True},
             "refilled": {"algorithm": "grpo", "filter": "mixed", "refill": 3},
+            "entropy": {"algorithm": "grpo", "entropy_coef": 0.1},
         },
     )
     checked, model = check.check(recipe), dry_run.model_of(recipe)
@@ -130,13 +131,27 @@ def test_choices_cost_what_they_say():
     weights, plain = model.weights, e["plain"]
     more = {name: (own.flops - plain.flops) / (weights * plain.tokens) for name, own in e.items()}
     assert more == pytest.approx(
-        {"plain": 0, "kl": 2, "checkpointing": 2, "no-mask": 2, "epochs": 6, "shared": 0, "refilled": 6}
+        {"plain": 0, "kl": 2, "checkpointing": 2, "no-mask": 2, "epochs": 6, "shared": 0, "refilled": 6, "entropy": 0}
     )
     assert e["kl"].states == plain.states + 4 * weights
     assert e["shared"].states == plain.states
     micro, logits = 8192, 3 * 4 * 500 * 8192
     assert plain.update == micro * 2 * 4 * (6 * 64 + 4 * 96) + logits
+    assert e["entropy"].update == plain.update + 5 * 4 * 500 * 8192
     assert e["checkpointing"].update == micro * (2 * 4 * 64 + 4 * (6 * 64 + 4 * 96)) + logits
+
+
+def test_weights_are_rounded_once_more_where_they_are_trained_in_bfloat16():
+    def updating(run, **arguments):
+        arguments = {"model": "no/such/model", "updates": 2, **arguments}
+        recipe = recipe_of(arguments=arguments, model_config=SHAPE)
+        return dry_run.estimate(recipe, run, check.check(recipe), model := dry_run.model_of(recipe), 1e12).update, model
+
+    layers, logits = 8192 * 2 * (6 * 64 + 4 * 96), 3 * 4 * 500 * 8192
+    (whole, model), (critic, _) = updating("g", dtype="bfloat16"), updating("p", dtype="bfloat16")
+    assert whole == 2 * layers + logits + 2 * model.linear
+    assert critic == 2 * (2 * layers + 2 * model.linear) + logits
+    assert updating("g", dtype="bfloat16", lora_rank=3)[0] == 2 * layers + logits
 
 
 def test_a_game_has_no_question_to_search_for(capsys):
@@ -150,8 +165,49 @@ def test_a_column_must_be_held_out(monkeypatch):
     assert check.check(recipe).missing == []
     made = check.make_envs
     monkeypatch.setattr(check, "make_envs", lambda env, kwargs, split, count: made(env, kwargs, "train", count))
-    with pytest.raises(ValueError, match="20 questions of 'held out' are training questions too"):
+    with pytest.raises(ValueError, match="20 questions of the learning curves are training questions too"):
         check.check(recipe)
+
+
+def test_columns_may_be_called_what_they_like():
+    """A column is no other environment, whatever its name."""
+    tasks = {"held out": {"env": "AgentR1/Sokoban-v0"}, "training": {"env": "AgentR1/Bandit-v0"}}
+    checked = check.check(recipe_of(tasks=tasks))
+    assert check.asks(checked.held_out)
+    assert check.asks(checked.training)
+    assert not check.asks(checked.columns["held out"])
+    assert list(check.unfit_baselines(recipe_of(tasks=tasks), checked)) == ["naive-rag"]
+
+
+def test_the_longest_of_several_kinds_of_training():
+    def tokens(*turns):
+        runs = {f"r{n}": {"algorithm": "grpo", "env_kwargs": {"max_turns": n}} for n in turns}
+        recipe = recipe_of(runs=runs)
+        return dry_run.estimate(recipe, "r3", check.check(recipe), dry_run.model_of(recipe), 1e12).tokens
+
+    assert tokens(3, 6) == tokens(6, 3) > tokens(3)
+
+
+def test_a_format_that_cannot_be_trained():
+    changes = {"entities": 60, "questions": 20, "format": "harmony"}
+    with pytest.raises(ValueError, match="format 'harmony' needs a chat template of its own"):
+        check.check(recipe_of(env_kwargs=changes))
+
+
+def test_the_shape_in_a_recipe_is_that_of_its_own_model(no_data, monkeypatch, tmp_path, make_policy):
+    def unreachable(name, **_):
+        raise OSError("no network")
+
+    monkeypatch.setattr(dry_run.AutoConfig, "from_pretrained", unreachable)
+    own = recipe_file.read("agent-r1", arguments={"model": "Qwen/Qwen2.5-3B-Instruct"})
+    assert dry_run.model_of(own).weights == pytest.approx(3.086e9, rel=1e-3)
+    with pytest.raises(ValueError, match=r"'no/such-model-72B' cannot be read.*\[model_config\]"):
+        dry_run.model_of(recipe_file.read("agent-r1", arguments={"model": "no/such-model-72B"}))
+    monkeypatch.undo()
+    policy = make_policy("bpe", 3)
+    policy.model.config.save_pretrained(tmp_path)
+    read = dry_run.model_of(recipe_file.read("agent-r1", arguments={"model": str(tmp_path)}))
+    assert read.weights == sum(p.numel() for p in policy.model.parameters())
 
 
 def test_environments_that_refuse():

@@ -138,6 +138,17 @@ def test_the_command_line_goes_over_the_recipe_and_under_a_run(small):
         ("seeds = [0, 1]", "seeds = []", "seeds must be different whole numbers"),
         ("seeds = [0, 1]", "seeds = [1, 1]", "seeds must be different whole numbers"),
         ("seeds = [0, 1]", "seeds = [true, 1]", "seeds must be different whole numbers"),
+        ("seeds = [0, 1]", "seeds = [0, -1]", "seeds must be different whole numbers from 0 on"),
+        ("seeds = [0, 1]", 'baselines = ["base", "base"]', "baselines names one twice"),
+        ('reference = "a"', 'reference = ["a", "a"]', "reference names one twice"),
+        ("updates = 4", 'log = ["nowhere"]', "unknown log sinks.*nowhere"),
+        ('title = "B"', 'title = "B | C"', r"must fit a cell of a table.*B \| C"),
+        ('[tasks."4 hops"]', '[tasks."4 | hops"]', r"must fit a cell of a table.*4 \| hops"),
+        ("\nlr = 1", '\nmodel = "my/folder"', "run 'b'.*model.*one start for each seed"),
+        ("\nlr = 1", '\ndtype = "bfloat16"', "run 'b'.*dtype.*one start for each seed"),
+        ("\nlr = 1", "\ncold_start_steps = 9", "run 'b'.*cold_start_steps.*one start for each seed"),
+        ("\nlr = 1", "\neval_every = 9", "run 'b'.*eval_every.*the same for all runs"),
+        ("\nlr = 1", "\nfinal_questions = 9", "run 'b'.*final_questions.*the same for all runs"),
         ("seeds = [0, 1]", "seeds = 3", "seeds must be a list, got 3"),
         ("seeds = [0, 1]", 'baselines = ["oracle"]', "unknown baselines.*known.*naive-rag"),
         ('reference = "a"', 'reference = "c"', "reference must be one of"),
@@ -154,6 +165,21 @@ def test_what_is_wrong_with_a_recipe(small, old, new, said):
     assert old in SMALL
     with pytest.raises(ValueError, match=said):
         recipe_file.read(small(SMALL.replace(old, new)))
+
+
+def test_a_preset_keeps_the_shape_of_its_batch(small):
+    """StarPO's 8 x 16, but for what the recipe names."""
+    text = SMALL.replace('"ppo"', '"starpo-s"').replace("larger_groups = 4\n", "")
+
+    def shape(text, **arguments):
+        args = recipe_file.read(small(text), arguments=arguments).run_arguments("b", 0)
+        return args.questions_per_update, args.group_size
+
+    assert shape(text) == (8, 16)
+    assert shape(text, group_size=4) == (8, 4)
+    assert shape(text, questions_per_update=16, group_size=8) == (16, 8)
+    assert shape(text.replace("lr = 1\n", "lr = 1\nlarger_groups = 2\n")) == (4, 32)
+    assert recipe_file.read(small(text)).run_arguments("a", 0).group_size == 8
 
 
 def test_no_such_recipe_or_run(small):

@@ -2,7 +2,7 @@
 
 import json
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -12,6 +12,7 @@ from agent_envs.data.catalog import CATALOG
 from agent_envs.data.sources import DATA_VARIABLE
 from agent_envs.tool_env import ToolEnv
 from trainers.comparison.recipe import MIXTURE, Recipe, Task
+from trainers.rollout import check_formats
 from trainers.setup import make_envs
 
 STAND_IN, _SMALL = "AgentR1/MiniWiki-v0", {"entities": 200, "questions": 20}
@@ -23,29 +24,35 @@ class Checked:
     """What a recipe is played on.
 
     Attributes:
-        envs: one environment of each kind: ``training``, ``held out`` and by the name of each column. A mixture is a
-            list of its tasks. Where the data of a benchmark is missing, MiniWiki stands in with the same arguments, so
-            that these are checked; nothing is ever measured on it.
+        training: one environment of each kind that a run is trained on; of a mixture, one of each task. Where the data
+            of a benchmark is missing, MiniWiki stands in with the same arguments, so that these are checked; nothing is
+            ever measured on it.
+        held_out: those of the learning curves, likewise.
+        columns: by name, those of each column, likewise.
         missing: what there is not, and how to get it.
     """
 
-    envs: dict[str, list[ToolEnv]] = field(default_factory=dict)
+    training: list[ToolEnv] = field(default_factory=list)
+    held_out: list[ToolEnv] = field(default_factory=list)
+    columns: dict[str, list[ToolEnv]] = field(default_factory=dict)
     missing: list[str] = field(default_factory=list)
 
-    def asks(self, where: str) -> bool:
-        """Whether there are questions, one task's, to search for."""
-        return len(self.envs[where]) == 1 and hasattr(self.envs[where][0], "questions")
+
+def asks(envs: Sequence[ToolEnv]) -> bool:
+    """Whether there are questions, one task's, to search for."""
+    return len(envs) == 1 and hasattr(envs[0], "questions")
 
 
 def check(recipe: Recipe) -> Checked:
     """Make every environment of a recipe.
 
     Raises:
-        ValueError: an environment refuses its arguments, or a column asks questions that are trained on.
+        ValueError: an environment refuses its arguments, or a column asks questions that are trained on; or turns are
+            written in a format that can't be trained.
         TypeError: it does not know them.
     """
     checked, train = Checked(), set()
-    for where, task, split in _played(recipe):
+    for where, envs, task, split in _played(recipe, checked):
         made, missing = [], []
         for part in parts(task):
             env, problem = _make(part, split)
@@ -53,7 +60,7 @@ def check(recipe: Recipe) -> Checked:
             missing += [problem] if problem else []
             missing += [problem] if (problem := _lacks_index(part)) else []
         checked.missing = list(dict.fromkeys([*checked.missing, *missing]))
-        checked.envs[where] = made
+        envs += made
         if missing:
             continue
         if task.env == MIXTURE:
@@ -62,14 +69,14 @@ def check(recipe: Recipe) -> Checked:
         if split == "train":
             train |= asked
         elif shared := asked & train:
-            raise ValueError(f"{len(shared)} questions of {where!r} are training questions too")
+            raise ValueError(f"{len(shared)} questions of {where} are training questions too")
     return checked
 
 
 def unfit_baselines(recipe: Recipe, checked: Checked) -> dict[str, str]:
     """Those of the recipe's baselines that make no sense here, and why."""
     unfit, model = {}, recipe.base(0).model
-    if columns := [column for column in recipe.tasks if not checked.asks(column)]:
+    if columns := [column for column in recipe.tasks if not asks(checked.columns[column])]:
         unfit["naive-rag"] = f"{', '.join(columns)}: no question that could be searched for"
     if model != "tiny":
         unfit["imitation"] = f"{model} is pretrained: there is no cold start to continue"
@@ -86,13 +93,14 @@ def parts(task: Task) -> list[Task]:
     return [Task(env=id, env_kwargs={**common, **kwargs}) for id, kwargs in own.items()]
 
 
-def _played(recipe: Recipe) -> Iterator[tuple[str, Task, str]]:
+def _played(recipe: Recipe, checked: Checked) -> Iterator[tuple[str, list[ToolEnv], Task, str]]:
+    """What is played, the list that its environments belong in, the task and its split; training first."""
     kinds = {json.dumps(run.env_kwargs, sort_keys=True): run.env_kwargs for run in recipe.runs.values()}
     for kwargs in kinds.values():
-        yield "training", Task(env=recipe.env, env_kwargs={**recipe.env_kwargs, **kwargs}), "train"
-    yield "held out", recipe.held_out, "validation"
+        yield "training", checked.training, Task(env=recipe.env, env_kwargs={**recipe.env_kwargs, **kwargs}), "train"
+    yield "the learning curves", checked.held_out, recipe.held_out, "validation"
     for column, task in recipe.tasks.items():
-        yield column, task, "validation"
+        yield f"the column {column!r}", checked.columns.setdefault(column, []), task, "validation"
 
 
 def _make(task: Task, split: str) -> tuple[ToolEnv, str]:
@@ -100,7 +108,7 @@ def _make(task: Task, split: str) -> tuple[ToolEnv, str]:
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # what a stand-in warns of is told here
-            env = make_envs(task.env, json.dumps(task.env_kwargs), split, 1).envs[0]
+            env = _made(task.env, task.env_kwargs, split)
         if not getattr(getattr(env, "task", None), "warning", ""):
             return env, ""
         problem = f"the {split} split of {_benchmark(task.env)} was found nowhere"
@@ -111,8 +119,13 @@ def _make(task: Task, split: str) -> tuple[ToolEnv, str]:
         if not _benchmark(task.env):
             raise ImportError(f"{task.env}: {problem}") from error
     common = {name: value for name, value in task.env_kwargs.items() if name not in _DATA}
-    stand_in = make_envs(STAND_IN, json.dumps({**_SMALL, **common}), split, 1).envs[0]
-    return stand_in, f"{problem}\n{_remedy(task.env, split)}"
+    return _made(STAND_IN, {**_SMALL, **common}, split), f"{problem}\n{_remedy(task.env, split)}"
+
+
+def _made(env: str, env_kwargs: dict, split: str) -> ToolEnv:
+    envs = make_envs(env, json.dumps(env_kwargs), split, 1)
+    check_formats(envs)
+    return envs.envs[0]
 
 
 def _benchmark(env: str) -> str:

@@ -1,5 +1,6 @@
 """What a policy scores in each column of a comparison's table, played once and kept."""
 
+import functools
 import hashlib
 import json
 import os
@@ -24,9 +25,9 @@ def evaluated(
     Args:
         columns: what each is played on, and how many questions of it.
         identity: says which policy it is; kept rows of another are played anew.
-        load: called where a row is not there yet.
+        load: called once, where a row is not there yet.
     """
-    kept, rows = folder / "columns.json", {}
+    kept, rows, load = folder / "columns.json", {}, functools.cache(load)
     known = json.loads(kept.read_text(encoding="utf-8")) if kept.exists() else {}
     for column, (task, questions) in columns.items():
         key = json.dumps([identity, asdict(task), questions, max_new_tokens], sort_keys=True)

@@ -72,7 +72,7 @@ def report(recipe: Recipe, flops_per_second: float | None = None) -> dict:
         "for sampling token by token; attention, searches and loading left out; every turn and episode as long as it "
         f"may be. Memory: 4 bytes a float32 weight, {TRAINED} where it is trained with AdamW; the larger of rollout (keys "
         "and values of all conversations at once, full to the end; more while their buffers grow) and update (logits and "
-        "activations of one micro-batch) comes on top."
+        "activations of one micro-batch, weights rounded to bfloat16) comes on top."
     )
     for problem in checked.missing:
         say(f"\nMISSING: {problem}")
@@ -83,7 +83,7 @@ def report(recipe: Recipe, flops_per_second: float | None = None) -> dict:
 def estimate(recipe: Recipe, name: str, checked: Checked, model: Model, peak: float) -> Estimate:
     """``peak``: FLOP/s of the accelerator at best."""
     args, config = recipe.run_arguments(name, 0), model.config
-    longest = max(_longest(env, args.max_new_tokens) for env in checked.envs["training"])
+    longest = max(_longest(env, args.max_new_tokens) for env in checked.training)
     episodes = args.updates * args.questions_per_update * args.group_size
     looked_at = (1 + args.updates // args.eval_every) * args.eval_questions + 4 * args.final_questions
     evaluated = looked_at + recipe.questions * len(recipe.tasks)
@@ -108,14 +108,17 @@ def estimate(recipe: Recipe, name: str, checked: Checked, model: Model, peak: fl
     layer = width * (6 * config.hidden_size + 4 * config.intermediate_size)
     kept = 4 * config.num_hidden_layers * config.hidden_size + layer
     activations = micro * (kept if args.gradient_checkpointing else config.num_hidden_layers * layer) * (1 + critic)
-    logits = 3 * 4 * config.vocab_size * micro  # themselves, their log-softmax and their gradient
+    # Themselves, their log-softmax and their gradient; the gradient of their entropy needs several more at once.
+    logits = (8 if args.entropy_coef else 3) * 4 * config.vocab_size * micro
+    # The backward pass needs the weights as they were rounded; frozen ones are stored so.
+    rounded = 2 * model.linear * (1 + critic) if args.dtype == "bfloat16" and not args.lora_rank else 0
     head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     heads = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     conversations = max(args.questions_per_update * args.group_size, 64)  # of a batch, or of an evaluation
     cache = 2 * width * config.num_hidden_layers * heads * head * longest * conversations
     return Estimate(
         episodes=episodes, tokens=trained, flops=decoding + passes * model.weights * trained, hours=seconds / 3600,
-        states=states, rollout=cache, update=activations + logits,
+        states=states, rollout=cache, update=activations + logits + rounded,
     )  # fmt: skip
 
 
@@ -134,8 +137,8 @@ def model_of(recipe: Recipe) -> Model:
         except (OSError, ValueError) as error:
             if not recipe.model_config:
                 raise ValueError(
-                    f"the configuration of the model {name!r} cannot be read: give a folder or an id, or its shape as "
-                    f"[model_config]. {error}"
+                    f"the configuration of the model {name!r} cannot be read: give a folder or an id, or, in the "
+                    f"recipe that names it, its shape as [model_config]. {error}"
                 ) from error
             config = AutoConfig.for_model(**recipe.model_config)
         with torch.device("meta"):

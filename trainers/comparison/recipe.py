@@ -15,6 +15,7 @@ ALGORITHMS: dict[str, tuple[Callable[[Any], dict], PolicyArgs]] = {
     **{module.__name__.split(".")[-1]: (module.main, module.Args()) for module in (grpo, ppo, reinforce, rloo, gigpo)},
     **{name: (partial(starpo.main, name), preset) for name, (_, preset) in starpo.PRESETS.items()},
 }
+SHARED = ("model", "dtype", "cold_start_steps")  # one start for each seed
 OURS = ("env", "env_kwargs", "seed", "out", "resume")  # arguments that the runner sets
 
 
@@ -85,7 +86,7 @@ class Recipe:
         try:
             asked = {n: v for n, v in self.arguments.items() if n in known} | run.arguments
             asked = {n: _typed(n, v, getattr(preset, n)) for n, v in asked.items()}
-            groups, size = (asked.get(n, getattr(PolicyArgs, n)) for n in ("questions_per_update", "group_size"))
+            groups, size = (asked.get(n, getattr(preset, n)) for n in ("questions_per_update", "group_size"))
             if groups % run.larger_groups:
                 raise ValueError(f"{groups} questions_per_update can't be cut to 1/{run.larger_groups} (larger_groups)")
             shape = {"questions_per_update": groups // run.larger_groups, "group_size": size * run.larger_groups}

@@ -22,6 +22,7 @@
 
 A column with an ``env`` of its own is given its own ``env_kwargs`` alone; after training on a mixture, over those that
 all tasks of the mixture share. A run's own ``env_kwargs`` are put over the recipe's in its training, never in a column.
+What a run starts from and how it is evaluated is the same for all: only [arguments] says it.
 """
 
 import re
@@ -32,7 +33,8 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trainers.comparison.recipe import ALGORITHMS, BASELINES, MIXTURE, OURS, Recipe, Run, Task
+from trainers.comparison.recipe import ALGORITHMS, BASELINES, MIXTURE, OURS, SHARED, Recipe, Run, Task
+from trainers.logger import check_sinks
 
 
 def read(
@@ -64,6 +66,8 @@ def read(
     if updates is not None:
         arguments = {**(arguments or {}), "updates": updates}
         content["runs"] = {n: {k: v for k, v in run.items() if k != "updates"} for n, run in content["runs"].items()}
+    if recipe.arguments.get("model") != (arguments or {}).get("model", recipe.arguments.get("model")):
+        content = {name: value for name, value in content.items() if name != "model_config"}  # another model's
     asked = {
         "seeds": list(seeds) or recipe.seeds,
         "questions": recipe.questions if questions is None else questions,
@@ -98,8 +102,12 @@ def make(name: str, content: Mapping[str, Any]) -> Recipe:
         for task, given in (content.get("tasks") or {"As in training": {}}).items()
     }
     recipe = Recipe(name=name, **{**content, "runs": runs, "tasks": tasks})
-    if not recipe.seeds or [*map(type, recipe.seeds)] != [int] * len(set(map(str, recipe.seeds))):
-        raise ValueError(f"{where}: seeds must be different whole numbers, got {recipe.seeds}")
+    seeds = recipe.seeds
+    if not seeds or [*map(type, seeds)] != [int] * len(set(map(str, seeds))) or min(seeds) < 0:
+        raise ValueError(f"{where}: seeds must be different whole numbers from 0 on, got {seeds}")
+    for key in ("baselines", "reference"):
+        if len(set(map(str, named := getattr(recipe, key)))) < len(named):
+            raise ValueError(f"{where}: {key} names one twice: {named}")
     if recipe.questions < 0:
         raise ValueError(f"{where}: questions must be at least 0 (all of them), got {recipe.questions}")
     if unknown := set(recipe.baselines) - set(BASELINES):
@@ -111,10 +119,12 @@ def make(name: str, content: Mapping[str, Any]) -> Recipe:
     titles = [*BASELINES.values(), *(run.title for run in runs.values())]
     if len(set(titles)) < len(titles):
         raise ValueError(f"{where}: two agents have the same title: {sorted(titles)}")
+    if broken := [title for title in (*tasks, *titles) if re.search(r"[|\n]", title)]:
+        raise ValueError(f"{where}: a title must fit a cell of a table, without '|' and line breaks, got {broken}")
     known = {f.name for run in runs.values() for f in fields(ALGORITHMS[run.algorithm][1])} - set(OURS)
     _check_keys(f"the arguments of {where}", recipe.arguments, sorted(known))
     for run in runs:
-        recipe.run_arguments(run, 0)
+        check_sinks(recipe.run_arguments(run, 0).log)
     recipe.base(0)
     return recipe
 
@@ -130,6 +140,11 @@ def _make_run(where: str, name: str, given: Mapping[str, Any]) -> Run:
     keys = {"title": name, "algorithm": algorithm, "env_kwargs": {}, "larger_groups": 1}
     own, options = keys | given, sorted({f.name for f in fields(ALGORITHMS[algorithm][1])} - set(OURS))
     _check_keys(where, own, [*keys, *options])
+    if shared := [n for n in own if n in SHARED or n.startswith("eval_") or n == "final_questions"]:
+        raise ValueError(
+            f"{where}: {shared} must be the same for all runs, under [arguments]: there is one start for each seed, and "
+            "curves are compared"
+        )
     for key, default in keys.items():
         _check_type(f"{where}: {key}", own[key], type(default))
     if own["larger_groups"] < 1:
