@@ -5,7 +5,7 @@ import sys
 import pytest
 import tyro
 
-from trainers import ppo, starpo
+from trainers import grpo, ppo, starpo
 from trainers.logger import read_metrics
 
 
@@ -24,6 +24,15 @@ def test_the_presets_are_those_of_the_papers():
     assert (ragen2.filter, ragen2.kl_coef) == ("signal", 0.0)
 
 
+def test_over_grpo_they_have_grpos_own_estimator():
+    for name in ("starpo", "starpo-s", "ragen-2"):
+        over_ppo, over_grpo = chosen(name), chosen(f"{name}-grpo")
+        assert isinstance(over_grpo, grpo.Args)
+        assert over_grpo.scale_by_std
+        for field in ("questions_per_update", "group_size", "filter", "kl_coef", "clip_low", "clip_high"):
+            assert getattr(over_grpo, field) == getattr(over_ppo, field)
+
+
 def test_options_stand_beside_the_preset():
     args = chosen("starpo-s", "--env", "AgentR1/Bandit-v0", "--updates", "3", "--bi-level", "--filter", "signal")
     assert (args.env, args.updates, args.bi_level, args.filter) == ("AgentR1/Bandit-v0", 3, True, "signal")
@@ -34,7 +43,7 @@ def test_options_stand_beside_the_preset():
             chosen(*wrong)
 
 
-@pytest.mark.parametrize("name", starpo.PRESETS)
+@pytest.mark.parametrize("name", ["starpo", "starpo-s", "ragen-2", "starpo-s-grpo"])
 def test_a_run_from_the_command_line(letters, make_policy, tmp_path, monkeypatch, name):
     policy = make_policy("bpe", 3)
     policy.model.save_pretrained(tmp_path / "model")
