@@ -13,7 +13,13 @@ from trainers.trajectory import Step, Trajectory
 
 
 def filtered(trajectories: list[Trajectory], args: PolicyArgs) -> list[Trajectory]:
-    """The episodes of the groups that ``args.filter`` keeps."""
+    """The episodes of the groups that ``args.filter`` keeps.
+
+    Raises:
+        ValueError: an episode's return is not finite; a filter would drop its group without a word.
+    """
+    if not all(math.isfinite(t.episode_return) for t in trajectories if not t.failed):
+        raise ValueError("an episode's return is not finite: the environment paid a reward that is NaN or infinite")
     choose = {"mixed": filters.mixed_groups, "uncertain": filters.most_uncertain, "signal": filters.most_signal}
     if args.filter == "none":
         return trajectories
@@ -30,8 +36,6 @@ def selected(trajectories: list[Trajectory], args: PolicyArgs) -> tuple[list[Tra
     Raises:
         ValueError: an episode's return is not finite.
     """
-    if not all(math.isfinite(t.episode_return) for t in trajectories if not t.failed):
-        raise ValueError("an episode's return is not finite: the environment paid a reward that is NaN or infinite")
     kept = filtered(trajectories, args)
     metrics = {"filter/kept": len(kept) / len(trajectories)} if args.filter != "none" else {}
     if args.overlong_buffer:

@@ -53,6 +53,11 @@ def test_where_nothing_differs_the_learner_gets_all_and_skips_its_update():
     assert metrics["filter/kept"] == 0
 
 
+def test_a_return_that_is_not_finite_is_not_refilled_away():
+    with pytest.raises(ValueError, match="not finite"):
+        refilled(batch((float("nan"), 1.0), MIXED), play(batch(MIXED, MIXED)), grpo.Args(**DAPO, refill=1))
+
+
 def test_by_default_nothing_is_played_again():
     first = batch(FLAT, MIXED)
     assert refilled(first, play(), grpo.Args(**DAPO)) == (first, first, {})
