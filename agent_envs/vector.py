@@ -89,13 +89,18 @@ class ToolVectorEnv(VectorEnv):
             raise ValueError(f"expected {self.num_envs} seeds, got {len(seed)}")
         return [None if s is None else int(s) for s in seed]
 
-    def step(self, actions) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(
+        self, actions: Sequence[str | None]
+    ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+        """Take a turn in each environment that has one. An action of ``None`` leaves an environment as it is, with reward
+        0 and nothing in the infos: its agent is not ready yet."""
         if len(actions) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} actions, got {len(actions)}")
         if not self._begun.any():
             raise gymnasium.error.ResetNeeded("no environment has begun an episode: call reset() first")
-        finished = self._terminated | self._truncated
-        alive = np.flatnonzero(self._begun & ~finished)
+        ready = np.array([action is not None for action in actions])
+        finished = (self._terminated | self._truncated) & ready
+        alive = np.flatnonzero(self._begun & ready & ~finished)
         turns = {i: self.envs[i].parse(actions[i]) for i in alive}
         results = iter(run_calls([(self.envs[i].tools, call) for i, turn in turns.items() for call in turn.calls]))
         rewards, said = np.zeros(self.num_envs), {}

@@ -4,8 +4,9 @@ from dataclasses import replace
 
 import torch
 
+from trainers.passes import by_parts
 from trainers.policy import Policy
-from trainers.trajectory import Batch, by_parts
+from trainers.trajectory import Batch
 
 
 def unmasked(batch: Batch, policy: Policy, temperature: float, max_tokens: int) -> Batch:

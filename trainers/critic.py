@@ -4,8 +4,9 @@ import torch
 
 from trainers.adapters import trainable_copy
 from trainers.memory import hidden_states
+from trainers.passes import by_parts
 from trainers.policy import Policy
-from trainers.trajectory import Batch, by_parts
+from trainers.trajectory import Batch
 
 
 class Critic(torch.nn.Module):
@@ -23,7 +24,7 @@ class Critic(torch.nn.Module):
         super().__init__()
         self._policy = [policy] if shared else []  # in a list: its weights are not this module's
         self.backbone = None if shared else trainable_copy(policy.model.base_model, policy.model)
-        self.dtype = policy.dtype
+        self.dtype, self.runs_trees = policy.dtype, policy.runs_trees
         size = policy.model.config.get_text_config().hidden_size
         self.head = torch.nn.Linear(size, 1, device=policy.device)
         torch.nn.init.zeros_(self.head.weight)
@@ -32,8 +33,8 @@ class Critic(torch.nn.Module):
     def forward(self, batch: Batch) -> torch.Tensor:
         """V_t, float [B, T], from everything before token t; zero where the mask is 0."""
         backbone = self._policy[0].model.base_model if self._policy else self.backbone
-        hidden = hidden_states(backbone, batch.ids, self.dtype)
-        values = torch.nn.functional.pad(self.head(hidden[:, :-1]).squeeze(-1), (1, 0))
+        hidden, where = hidden_states(backbone, batch, self.dtype, self.runs_trees)
+        values = torch.nn.functional.pad(self.head(hidden).squeeze(-1)[where[:, :-1]], (1, 0))
         return torch.where(batch.mask, values, 0.0)
 
     def values(self, batch: Batch, max_tokens: int) -> torch.Tensor:

@@ -3,30 +3,39 @@
 `Engine` is all that a rollout needs, so that a faster one, or a server, can take the place of `TransformersEngine`.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from typing import Protocol
 
 import torch
-from transformers import Cache
-from transformers.cache_utils import DynamicLayer
 
+from trainers.histories import Histories, Row
 from trainers.policy import Policy
+
+PASS = 8192  # tokens of a prefill at once, padding included
+WORTH_SHARING = 16  # tokens at the beginning of new prompts, such as instructions, that are fed once for all of them
 
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
     """``tokens`` include the one that ended the turn. ``finish_reason``: "stop" or "length"."""
 
-    tokens: list[int]
-    logprobs: list[float]
-    finish_reason: str
+    tokens: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    finish_reason: str = "length"
 
 
 class Engine(Protocol):
-    def generate(self, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float) -> dict[int, Completion]:
-        """Continue each prompt by one turn. Keys name conversations: a prompt that extends what was already seen under
-        its key costs only the new ids. ``temperature`` 0 is greedy; log-probabilities are those of the distribution
-        that was sampled from (at 0, of the untempered one)."""
+    """Keys name conversations."""
+
+    def submit(self, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float) -> None:
+        """Begin a turn of each of these conversations. A prompt that extends what was already seen under its key costs
+        only the new ids. ``temperature`` 0 is greedy; log-probabilities are those of the distribution that was sampled
+        from (at 0, of the untempered one). Turns that are open at the same time have one temperature."""
+        ...
+
+    def finished(self) -> dict[int, Completion]:
+        """Go on until some of the open turns are complete, and return those; none if no turn is open."""
         ...
 
     def reset(self) -> None:
@@ -34,12 +43,25 @@ class Engine(Protocol):
         ...
 
 
-class TransformersEngine:
-    """Batched sampling from a `transformers` model, with keys and values kept across turns.
+def generate(
+    engine: Engine, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float
+) -> dict[int, Completion]:
+    """One turn of each conversation, in the order of ``prompts``."""
+    engine.submit(prompts, max_new_tokens, temperature)
+    done: dict[int, Completion] = {}
+    while some := engine.finished():
+        done |= some
+    return {key: done[key] for key in prompts}
 
-    The cache is a rectangle with a row for each conversation. Rows whose new ids are fewer leave holes, which the
-    attention mask hides and the position ids skip, so every row sees exactly its own text. A model that keeps a state
-    other than keys and values would take the holes in, and is refused.
+
+class TransformersEngine:
+    """Sampling from a `transformers` model, with keys and values kept across turns.
+
+    Conversations with the same history, such as attempts at one question, are one row of the cache until they differ:
+    what they share is computed once, and each draws its own token from the same distribution. A turn ends when it ends:
+    those that go on are joined by those that have got their observation.
+
+    A model that keeps a state other than keys and values is refused.
     """
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
@@ -50,58 +72,117 @@ class TransformersEngine:
             raise ValueError(f"{type(policy.model).__name__} has layers that this engine cannot cache: {sorted(other)}")
         self._window = getattr(config, "sliding_window", None) or float("inf")
         ends = {s[-1] for s in stop}
-        size = max(policy.model.get_output_embeddings().weight.shape[0], len(tokenizer))
         texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
         # A stop string can only be complete after a token that holds its last character: the rest need no look.
-        self._may_stop = torch.zeros(size, dtype=torch.bool)
-        self._may_stop[: len(texts)] = torch.tensor([any(e in text for e in ends) for text in texts])
-        self._may_stop[list(policy.end_ids)] = True
+        self._may_stop = {i for i, text in enumerate(texts) if any(end in text for end in ends)} | set(policy.end_ids)
         self._tail = 4 + 2 * max(map(len, stop), default=0)
         self.reset()
 
     def reset(self) -> None:
-        self._rows: dict[int, int] = {}
-        self._seen: dict[int, list[int]] = {}
-        self._cache = Cache(layer_class_to_replicate=_GrowingLayer)
-        self._valid = torch.zeros(0, 0, dtype=torch.bool, device=self.policy.device)
+        self._histories = Histories()
+        self._open: dict[int, tuple[Completion, int]] = {}  # with the longest that the turn may get
+        self._rows: list[Row] = []  # those with open turns
+        self._temperature = 1.0
 
-    @torch.no_grad()
-    def generate(self, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float) -> dict[int, Completion]:
-        with self.policy.autocast():  # around all of a turn: weights are rounded once, and not for each token
-            return self._generate(prompts, max_new_tokens, temperature)
+    def submit(self, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float) -> None:
+        if self._open and temperature != self._temperature:
+            raise ValueError(f"turns at temperature {self._temperature} are open, and these have {temperature}")
+        if repeated := sorted(self._open.keys() & prompts):
+            raise ValueError(f"conversations {repeated} have an open turn already")
+        self._temperature = temperature
+        found = self._histories.extend(prompts)
+        with torch.no_grad(), self.policy.autocast():
+            self._prefill({row: ids[:-1] for row, ids in found.items()})
+        for row, ids in found.items():
+            row.next = ids[-1]
+        self._rows += found
+        self._open |= {key: (Completion(), max_new_tokens) for key in prompts}
 
-    def _generate(self, prompts, max_new_tokens, temperature) -> dict[int, Completion]:
-        keys = list(prompts)
-        self._select(keys, prompts)
-        new = [prompts[key][len(self._seen[key]) :] for key in keys]
-        positions = torch.tensor([len(self._seen[key]) for key in keys], device=self.policy.device)
-        logits = self._feed(new, positions)
-        positions = positions + torch.tensor([len(ids) for ids in new], device=self.policy.device)
-        done = {key: Completion(tokens=[], logprobs=[], finish_reason="length") for key in keys}
-        open_rows = list(range(len(keys)))
-        for count in range(1, max_new_tokens + 1):
-            tokens, logprobs = sample(logits, temperature)
-            tokens_list, logprobs_list = tokens.tolist(), logprobs.tolist()
-            may_stop = self._may_stop[tokens.cpu()].tolist()
-            still_open = []
-            for row in open_rows:
-                completion = done[keys[row]]
-                completion.tokens.append(tokens_list[row])
-                completion.logprobs.append(logprobs_list[row])
-                if may_stop[row] and self._stopped(completion.tokens):
-                    completion.finish_reason = "stop"
-                else:
-                    still_open.append(row)
-            open_rows = still_open
-            if not open_rows or count == max_new_tokens:
-                break
-            is_open = torch.zeros(len(keys), dtype=torch.bool, device=self.policy.device)
-            is_open[open_rows] = True
-            logits = self._forward(tokens[:, None], positions[:, None], is_open[:, None])[:, -1]
-            positions = positions + is_open
-        for key in keys:  # the token that ended a turn has not been fed: it comes with the next observation
-            self._seen[key] = prompts[key] + done[key].tokens[:-1]
+    def finished(self) -> dict[int, Completion]:
+        done: dict[int, Completion] = {}
+        enough = len(self._open) // 8  # a few at a time, or prefills would be small
+        # Around all of it: under autocast weights are rounded once, and not for each token.
+        with torch.no_grad(), self.policy.autocast():
+            while self._open and len(done) <= enough:
+                done |= self._step()
         return done
+
+    def _prefill(self, wanted: dict[Row, list[int]]) -> None:
+        """Let the cache hold all of these ids."""
+        fresh = {row: ids for row, ids in wanted.items() if not row.ids}
+        shared = _common(list(fresh.values())) if len(fresh) > 1 else []
+        if len(shared) >= WORTH_SHARING:
+            first, *others = fresh
+            self._feed({first: shared})
+            for row in others:
+                self._histories.fill(first, row, shared)
+        rows = sorted(
+            (row for row in wanted if len(wanted[row]) > len(row.ids)), key=lambda r: len(r.ids) - len(wanted[r])
+        )
+        while rows:
+            count = max(1, PASS // (len(wanted[rows[0]]) - len(rows[0].ids)))
+            self._feed({row: wanted[row][len(row.ids) :] for row in rows[:count]})
+            del rows[:count]
+
+    def _feed(self, new: dict[Row, list[int]]) -> None:
+        """Put new ids behind what the rows hold, in one pass."""
+        device, longest = self.policy.device, max(map(len, new.values()))
+        ids = [part + [self.policy.pad_id] * (longest - len(part)) for part in new.values()]
+        lengths = torch.tensor([len(row.ids) for row in new], device=device)
+        positions = lengths[:, None] + torch.arange(longest, device=device)
+        width = longest + max(len(row.ids) for row in new)
+        indices = torch.tensor([row.index for row in new], device=device)
+        self._forward(torch.tensor(ids, device=device), positions, indices, width)
+        for row, part in new.items():
+            row.ids += part
+
+    def _step(self) -> dict[int, Completion]:
+        """One more token for each open turn; returns those that it completes."""
+        rows, histories = self._rows, self._histories
+        span = 1 + max(row.index for row in rows)
+        if span > 2 * len(rows):
+            histories.to_front(rows)
+            span = len(rows)
+        # Rows without an open turn come along, and what is written behind their end is written over later.
+        everyone, tensor = histories.rows[:span], partial(torch.tensor, device=self.policy.device)
+        ids = tensor([[self.policy.pad_id if row.next is None else row.next] for row in everyone])
+        lengths = [len(row.ids) for row in everyone]
+        hidden = self._forward(ids, tensor(lengths)[:, None], slice(0, span), 1 + max(lengths))[:, -1]
+        logits = self.policy.logits(hidden[tensor([row.index for row in rows])])
+        keys = [key for row in rows for key in row.keys]
+        which = tensor([n for n, row in enumerate(rows) for _ in row.keys])
+        tokens, logprobs = sample(logits, which, self._temperature)
+        drawn = dict(zip(keys, zip(tokens.tolist(), logprobs.tolist(), strict=True), strict=True))
+        self._rows, done = [], {}
+        for row in rows:
+            row.ids.append(row.next)
+            ended, goes_on = self._take(row, drawn)
+            done |= ended
+            if ended and goes_on:
+                histories.part(row, list(ended))
+            for token, keys in goes_on.items():
+                going = histories.part(row, keys)
+                going.next = token
+                self._rows.append(going)
+        histories.copy()
+        return done
+
+    def _take(
+        self, row: Row, drawn: dict[int, tuple[int, float]]
+    ) -> tuple[dict[int, Completion], dict[int, list[int]]]:
+        """Each conversation of a row gets its token: those whose turn it ends, and the others by token."""
+        ended, goes_on = {}, {}
+        for key in row.keys:
+            (completion, limit), (token, logprob) = self._open[key], drawn[key]
+            completion.tokens.append(token)
+            completion.logprobs.append(logprob)
+            if token in self._may_stop and self._stopped(completion.tokens):
+                completion.finish_reason = "stop"
+            elif len(completion.tokens) < limit:
+                goes_on.setdefault(token, []).append(key)
+                continue
+            ended[key] = self._open.pop(key)[0]
+        return ended, goes_on
 
     def _stopped(self, tokens: list[int]) -> bool:
         if tokens[-1] in self.policy.end_ids:
@@ -109,80 +190,45 @@ class TransformersEngine:
         tail = self.policy.tokenizer.decode(tokens[-self._tail :])
         return any(s in tail for s in self.stop)
 
-    def _select(self, keys: list[int], prompts: dict[int, list[int]]) -> None:
-        """Make the cache hold exactly ``keys``, in order; rows whose prompt was rewritten start over."""
-        # A prompt with nothing new in it starts over too: the logits after its last token are not kept.
-        fresh = [k for k in keys if k not in self._rows or prompts[k][:-1][: len(self._seen[k])] != self._seen[k]]
-        if len(fresh) == len(keys):
-            self.reset()
-            self._valid = torch.zeros(len(keys), 0, dtype=torch.bool, device=self.policy.device)
-        else:
-            rows = torch.tensor([self._rows.get(k, 0) for k in keys], device=self.policy.device)
-            if len(keys) != len(self._rows) or rows.tolist() != list(range(len(keys))):
-                self._cache.batch_select_indices(rows)
-                self._valid = self._valid[rows]
-        for row, key in enumerate(keys):
-            if key in fresh:
-                self._seen[key] = []
-                self._valid[row] = False
-        self._rows = {key: row for row, key in enumerate(keys)}
-        self._seen = {key: self._seen[key] for key in keys}
-
-    def _feed(self, new: list[list[int]], positions: torch.Tensor) -> torch.Tensor:
-        """Prefill the new ids of each row (right-padded) and return the logits after the last one, [B, V]."""
-        device, width = self.policy.device, max(map(len, new))
-        lengths = torch.tensor([len(ids) for ids in new], device=device)
-        ids = torch.tensor([i + [self.policy.pad_id] * (width - len(i)) for i in new], device=device)
-        columns = torch.arange(width, device=device)
-        return self._forward(ids, positions[:, None] + columns, columns < lengths[:, None], last=lengths - 1)
-
-    def _forward(self, ids, positions, valid, last: torch.Tensor | None = None) -> torch.Tensor:
-        self._valid = torch.cat([self._valid, valid], dim=1)
-        if self._valid.shape[1] > self._window:  # the model would count the holes as part of its window
+    def _forward(
+        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | slice, width: int
+    ) -> torch.Tensor:
+        """Hidden states [m, w, H] of ids [m, w] at their positions in rows of the cache, ``width`` columns of which count."""
+        if width > self._window:
             raise ValueError(f"the conversations outgrow the model's attention window of {self._window} tokens")
-        model = self.policy.model
-        hidden = model.base_model(
-            ids, attention_mask=self._valid.long(), position_ids=positions, past_key_values=self._cache, use_cache=True
+        cache = self._histories.cache
+        cache.reserve(len(self._histories.rows), width)
+        cache.aim(rows, positions, width)
+        sees = torch.arange(width, device=ids.device) <= positions[:, None, :, None]
+        return self.policy.model.base_model(
+            ids, attention_mask=self.policy.as_mask(sees), position_ids=positions, past_key_values=cache, use_cache=True
         ).last_hidden_state
-        if last is not None:
-            hidden = hidden[torch.arange(len(ids), device=ids.device), last]
-        return self.policy.logits(hidden)
 
 
-def sample(logits: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """One token per row of ``logits`` [B, V], and its log-probability."""
+def _common(sequences: list[list[int]]) -> list[int]:
+    """What they all begin with."""
+    first, last = min(sequences), max(sequences)
+    return first[: next((i for i, (x, y) in enumerate(zip(first, last, strict=False)) if x != y), len(first))]
+
+
+def sample(logits: torch.Tensor, which: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
+    """Draw tokens, several from one distribution where asked for.
+
+    Args:
+        logits: float [N, V].
+        which: int64 [M], the row that each token is drawn from.
+
+    Returns:
+        The tokens, int64 [M], and their log-probabilities. At temperature 0 these are of the untempered distribution.
+    """
+    logp = (logits / (temperature or 1.0)).log_softmax(-1)
     if temperature == 0:
-        logp = logits.log_softmax(-1)
-        tokens = logp.argmax(-1)
+        tokens = logp.argmax(-1)[which]
     else:
-        logp = (logits / temperature).log_softmax(-1)
-        # The Gumbel-max trick: the argmax of log p + Gumbel noise is a sample of p, several times faster on a CPU
-        # than torch.multinomial.
-        tokens = (logp - torch.empty_like(logp).exponential_().log()).argmax(-1)
-    return tokens, logp.gather(-1, tokens[:, None]).squeeze(-1)
-
-
-class _GrowingLayer(DynamicLayer):
-    """Keys and values in a buffer that doubles when full: the library's own layer copies all of it at every token."""
-
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, *args, **kwargs):
-        key_states = key_states.to(value_states.dtype)  # under autocast the rotation of positions makes them float32
-        if not self.is_initialized:
-            self.lazy_initialization(key_states, value_states)
-            self._buffers = [key_states.new_empty(0), value_states.new_empty(0)]
-            self.keys, self.values = key_states[:, :, :0], value_states[:, :, :0]
-        old, end = self.keys.shape[-2], self.keys.shape[-2] + key_states.shape[-2]
-        for i, (current, states) in enumerate(((self.keys, key_states), (self.values, value_states))):
-            buffer = self._buffers[i]
-            if buffer.dim() != 4 or len(buffer) != len(states) or buffer.shape[-2] < end:
-                buffer = states.new_empty(*states.shape[:2], max(2 * old, end + 64), states.shape[-1])
-                buffer[:, :, :old] = current
-                self._buffers[i] = buffer
-            buffer[:, :, old:end] = states
-        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
-        return self.keys, self.values
-
-    def batch_select_indices(self, indices: torch.Tensor) -> None:
-        self._buffers = [buffer[indices] for buffer in self._buffers]
-        end = self.keys.shape[-2]
-        self.keys, self.values = (buffer[:, :, :end] for buffer in self._buffers)
+        # The inverse of the distribution function, at once for all rows: row n's runs from n to n + 1.
+        cumulative = logp.double().exp().cumsum(-1)
+        ramps = cumulative / cumulative[:, -1:] + torch.arange(len(logits), device=logits.device)[:, None]
+        points = which + torch.rand(len(which), dtype=torch.float64, device=logits.device) * (1 - 2**-32)
+        places = torch.searchsorted(ramps.flatten(), points, right=True)
+        tokens = (places - which * logits.shape[-1]).clamp(0, logits.shape[-1] - 1)
+    return tokens, logp[which, tokens]

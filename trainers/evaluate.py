@@ -20,7 +20,7 @@ from agent_envs.play import Script, play_many
 from agent_envs.tasks.qa_scripts import search
 from agent_envs.vector import ToolVectorEnv
 from trainers import checkpoint, report
-from trainers.engine import Engine, TransformersEngine
+from trainers.engine import Engine, TransformersEngine, generate
 from trainers.policy import Policy
 from trainers.rollout import rollout
 from trainers.setup import load_policy, make_envs
@@ -84,7 +84,7 @@ def _naive_rag_batch(envs, policy, engine, questions: list[int], max_new_tokens:
         prompt = policy.prompt_ids(infos["instructions"][i], asked[i]) + policy.encode(queries[i])
         prompts[i] = prompt + policy.observation_ids(found[i], prompt) + opening
     engine.reset()
-    done = engine.generate(prompts, max_new_tokens, 0.0)
+    done = generate(engine, prompts, max_new_tokens, 0.0)
     engine.reset()
     episodes = []
     for i in range(count):

@@ -4,9 +4,10 @@ import torch
 
 from trainers.arguments import PolicyArgs
 from trainers.losses import aggregate, kl_k1, kl_k2, kl_k3
+from trainers.passes import by_parts
 from trainers.penalties import adaptive_kl_coef
 from trainers.policy import Policy
-from trainers.trajectory import Batch, by_parts
+from trainers.trajectory import Batch
 
 
 class KLPenalty(torch.nn.Module):

@@ -7,6 +7,9 @@ import torch
 from transformers import PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
+from trainers.prefixes import trees_of
+from trainers.trajectory import Batch, Sequence, collate_sequences
+
 
 def autocast(device: torch.device, dtype: torch.dtype) -> torch.autocast:
     """Inside, matrix products and attention run in ``dtype``; weights, norms and sums stay as they are."""
@@ -35,10 +38,43 @@ def recompute_activations(model: PreTrainedModel) -> None:
         raise ValueError(f"{type(model).__name__} has no layers whose activations could be recomputed")
 
 
-def hidden_states(backbone: torch.nn.Module, ids: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """The last hidden states, float32 [B, T, H], of a model without its head, run in ``dtype`` over ids [B, T]."""
-    with autocast(ids.device, dtype), _recomputing(backbone):
-        return backbone(ids, use_cache=False).last_hidden_state.float()
+def hidden_states(
+    backbone: torch.nn.Module, batch: Batch, dtype: torch.dtype, trees: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """The last hidden states of a model without its head, run in ``dtype``.
+
+    Args:
+        trees: run rows that begin alike as trees; only for a backbone that `runs_trees`.
+
+    Returns:
+        float32 [N, H], and where each of the batch's tokens is among the N, int64 [B, T].
+    """
+    forest = trees_of(batch) if trees else None
+    if forest is None:
+        # Rows are padded on the right and attention is causal, so no real token can see padding: no mask is needed.
+        inputs, where = {"input_ids": batch.ids}, torch.arange(batch.ids.numel(), device=batch.ids.device)
+    else:
+        inputs = {"input_ids": forest.ids, "attention_mask": forest.sees, "position_ids": forest.positions}
+        where = forest.where
+    with autocast(batch.ids.device, dtype), _recomputing(backbone):
+        hidden = backbone(**inputs, use_cache=False).last_hidden_state
+    return hidden.float().flatten(0, 1), where.view_as(batch.ids)
+
+
+@torch.no_grad()
+def runs_trees(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> bool:
+    """Whether a model takes positions and a mask that says which tokens each token sees; some kinds of attention and of
+    positions do not. Tried on two branches: the ids, and their first half twice."""
+    branches = [ids, ids[: len(ids) // 2] * 2]
+    sequences = [Sequence(ids=b, mask=[False] * len(b), logprobs=[0.0] * len(b), rewards=[0.0] * len(b)) for b in branches]
+    batch = collate_sequences(sequences, [0, 1], 0).to(next(backbone.parameters()).device)
+    plain, where = hidden_states(backbone, batch, dtype, trees=False)
+    try:
+        found, place = hidden_states(backbone, batch, dtype, trees=True)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+    real = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
+    return torch.allclose(found[place[real]], plain[where[real]], rtol=1e-2, atol=1e-2)
 
 
 def _recomputed(model: torch.nn.Module) -> list[torch.nn.Module]:

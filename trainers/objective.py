@@ -6,8 +6,9 @@ from trainers import penalties
 from trainers.arguments import PolicyArgs
 from trainers.kl import KLPenalty
 from trainers.losses import aggregate, cispo_loss, clipped_policy_loss, gspo_loss, kl_k3, sequence_mean
+from trainers.passes import by_parts
 from trainers.policy import Policy
-from trainers.trajectory import Batch, by_parts
+from trainers.trajectory import Batch
 
 GSPO_CLIP = 3e-4, 4e-4  # of a sequence's ratio, three orders below those of a token's
 

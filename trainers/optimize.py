@@ -20,7 +20,8 @@ from trainers.objective import corrected, policy_loss
 from trainers.policy import Policy
 from trainers.selection import selected
 from trainers.training import Learner
-from trainers.trajectory import Batch, Trajectory, collate, micro_batches, pack, unpack
+from trainers.passes import micro_batches
+from trainers.trajectory import Batch, Trajectory, collate, pack, unpack
 
 Metrics = dict[str, float]
 

@@ -3,11 +3,10 @@
 import re
 
 import torch
-from torch.nn.functional import cross_entropy
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trainers.losses import entropy
-from trainers.memory import autocast, hidden_states
+from trainers.logits import token_logprobs
+from trainers.memory import autocast, hidden_states, runs_trees
 from trainers.trajectory import Batch
 
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
@@ -43,6 +42,7 @@ class Policy:
         specials = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._special = re.compile("|".join(sorted(specials, key=len, reverse=True)) or r"(?!)")
         self._check_head(self.encode(text))
+        self.runs_trees = runs_trees(model.base_model, self.encode(text), dtype)
 
     @torch.no_grad()
     def _check_head(self, text: list[int]) -> None:
@@ -68,6 +68,12 @@ class Policy:
         20 and 20.125."""
         with torch.autocast(hidden.device.type, enabled=False):
             return self.model.get_output_embeddings()(hidden.float())
+
+    def as_mask(self, sees: torch.Tensor) -> torch.Tensor:
+        """A mask that says which tokens each token sees, bool [B, 1, T, S], as the model's attention wants it."""
+        if self.model.config.get_text_config()._attn_implementation != "eager":
+            return sees
+        return torch.zeros(sees.shape, device=sees.device).masked_fill(~sees, torch.finfo(torch.float32).min)
 
     def _template(self, messages: list[dict[str, str]], **kwargs) -> str:
         return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
@@ -103,22 +109,21 @@ class Policy:
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of each action token.
 
-        The vocabulary is only projected to where the mask is set; observation tokens cost no logits.
+        Rows that begin alike are run as trees (`trainers.prefixes`), and the vocabulary is only projected to where an
+        action token is next; observation tokens cost no logits.
 
         Returns:
             Two float32 [B, T] tensors, zero where the mask is 0; the second one has a gradient only where
             ``entropy_gradient`` asks for it.
         """
-        # Rows are padded on the right and attention is causal, so no real token can see padding: no mask is needed.
-        hidden = hidden_states(self.model.base_model, batch.ids, self.dtype)
+        hidden, where = hidden_states(self.model.base_model, batch, self.dtype, self.runs_trees)
         target_mask = batch.mask[:, 1:]
-        logits = self.logits(hidden[:, :-1][target_mask]) / temperature
-        chosen = -cross_entropy(logits, batch.ids[:, 1:][target_mask], reduction="none")
-        with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            uncertainty = torch.cat(
-                [entropy(part) for part in logits.split(1024)]
-            )  # its copies of the logits stay small
-        return _scatter(chosen, batch.mask), _scatter(uncertainty, batch.mask)
+        nodes, which = where[:, :-1][target_mask].unique(return_inverse=True)
+        of_tokens, of_nodes = token_logprobs(
+            lambda rows: self.logits(rows) / temperature, hidden[nodes], which, batch.ids[:, 1:][target_mask],
+            entropy_gradient,
+        )  # fmt: skip
+        return _scatter(of_tokens, batch.mask), _scatter(of_nodes[which], batch.mask)
 
 
 def _scatter(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:

@@ -42,12 +42,13 @@ def rollout(
     instructions = infos["instructions"]
     contexts = {i: policy.prompt_ids(instructions[i], observations[i]) for i in range(count)}
     said: list[list[dict]] = [[] for _ in range(count)]
+    engine.submit(contexts, max_new_tokens, temperature)
     while contexts:
-        completions = engine.generate(contexts, max_new_tokens, temperature)
-        actions = [policy.decode(completions[i].tokens) if i in contexts else "" for i in range(len(envs.envs))]
-        before, anchors = observations, {i: envs.envs[i].anchor() for i in contexts}
+        completions = engine.finished()
+        actions = [policy.decode(completions[i].tokens) if i in completions else None for i in range(len(envs.envs))]
+        before, anchors = observations, {i: envs.envs[i].anchor() for i in completions}
         observations, rewards, terminated, truncated, infos = envs.step(actions)
-        for i in list(contexts):
+        for i in completions:
             done, trajectory = completions[i], trajectories[i]
             trajectory.anchors.append(anchors[i])
             trajectory.failed |= bool(infos["tool_faults"][i])
@@ -69,6 +70,7 @@ def rollout(
                 contexts[i] = policy.prompt_ids(instructions[i], infos["context"][i])
             else:
                 contexts[i] = contexts[i] + done.tokens + policy.observation_ids(observations[i], done.tokens)
+        engine.submit({i: contexts[i] for i in completions if i in contexts}, max_new_tokens, temperature)
     engine.reset()  # keys and values need not lie in memory while what was played is learned from
     if transcripts is not None:
         transcripts += said

@@ -4,8 +4,7 @@ The one invariant: a token has action mask 1 if and only if the policy sampled i
 advantage, a KL or an entropy off a sequence multiplies by that mask.
 """
 
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -147,29 +146,6 @@ def collate_sequences(sequences: list[Sequence], owners: list[int], pad_id: int)
         turns=padded("turns", -1, torch.long),
         trajectory=torch.tensor(owners),
     )
-
-
-def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
-    """Rows sorted by length and cut so that no part, padding included, has more than ``max_tokens`` tokens
-    (one row alone may exceed it). Every row is in exactly one part."""
-    order = torch.argsort(batch.lengths, descending=True, stable=True)
-    parts, start = [], 0
-    while start < len(order):
-        rows = max(1, max_tokens // int(batch.lengths[order[start]]))
-        parts.append(batch[order[start : start + rows]])
-        start += rows
-    return parts
-
-
-@torch.no_grad()
-def by_parts(function: Callable[[Batch], torch.Tensor], batch: Batch, max_tokens: int) -> torch.Tensor:
-    """What ``function`` gives for each row, float [B, T], without a gradient and in parts of at most ``max_tokens``."""
-    rows = torch.arange(len(batch.ids), device=batch.ids.device)
-    numbered = replace(batch, extra={"row": rows[:, None].expand_as(batch.ids)})
-    found = torch.zeros_like(batch.logprobs)
-    for part in micro_batches(numbered, max_tokens):
-        found[part.extra["row"][:, 0], : part.ids.shape[1]] = function(part)
-    return found
 
 
 def pack(values: torch.Tensor, batch: Batch, trajectories: int | None = None, fill: float = 0) -> torch.Tensor:

@@ -15,7 +15,8 @@ from trainers.arguments import TrainArgs
 from trainers.logger import Progress
 from trainers.monitor import EchoTrapMonitor, mutual_information, repeated_ngrams
 from trainers.policy import Policy
-from trainers.trajectory import Trajectory, by_parts, collate
+from trainers.passes import by_parts
+from trainers.trajectory import Trajectory, collate
 
 _PREFIX = "monitor/"
 

@@ -9,8 +9,9 @@ from torch.nn.functional import pad
 from trainers import tiny
 from trainers.advantage import group_advantage
 from trainers.losses import aggregate, clipped_policy_loss, gspo_loss, sequence_mean
+from trainers.passes import micro_batches
 from trainers.policy import Policy
-from trainers.trajectory import Batch, collate, micro_batches
+from trainers.trajectory import Batch, collate
 
 
 @pytest.fixture(scope="module")

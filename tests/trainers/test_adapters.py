@@ -72,7 +72,7 @@ def test_what_is_sampled_is_what_is_trained(folder, episodes):
     policy = shaken(load_policy(folder, "cpu", lora_rank=2))
     batch = collate(episodes(policy), policy.pad_id)
     with torch.no_grad():
-        torch.testing.assert_close(policy.logprobs(batch)[0], batch.logprobs, rtol=0, atol=1e-4)
+        torch.testing.assert_close(policy.logprobs(batch)[0], batch.logprobs, rtol=1e-4, atol=1e-4)
         assert not torch.allclose(load_policy(folder, "cpu").logprobs(batch)[0], batch.logprobs, atol=1e-2)
 
 

@@ -7,7 +7,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM
 
-from trainers.engine import TransformersEngine, sample
+from trainers.engine import TransformersEngine, generate, sample
 from trainers.policy import Policy
 
 STOP = ("</search>", "</answer>")
@@ -30,11 +30,11 @@ def test_greedy_is_transformers_generate_token_for_token(make_policy, kind, fami
     engine = TransformersEngine(policy, ())
     prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
     expected = {key: by_transformers(policy, ids, 20) for key, ids in prompts.items()}
-    together = engine.generate(prompts, 20, 0.0)
+    together = generate(engine, prompts, 20, 0.0)
     assert list(together) == list(prompts)
     for key, ids in prompts.items():
         engine.reset()
-        alone = engine.generate({key: ids}, 20, 0.0)[key]
+        alone = generate(engine, {key: ids}, 20, 0.0)[key]
         assert alone.tokens == together[key].tokens == expected[key]
 
 
@@ -48,7 +48,7 @@ def test_logprobs_are_those_of_the_distribution_sampled_from(make_policy):
     policy = make_policy("bytes")
     for temperature, used in ((0.6, 0.6), (1.0, 1.0), (0.0, 1.0)):  # greedy reports the untempered distribution
         prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
-        done = TransformersEngine(policy, STOP).generate(prompts, 12, temperature)
+        done = generate(TransformersEngine(policy, STOP), prompts, 12, temperature)
         for key, prompt in prompts.items():
             expected = logprobs_of(policy, prompt, done[key].tokens, used)
             assert done[key].logprobs == pytest.approx(expected, abs=1e-4)
@@ -69,9 +69,9 @@ def test_a_kept_cache_equals_a_fresh_prefill(make_policy, data):
             contexts[key] = data.draw(ids) if rewrite else contexts[key] + data.draw(ids)
         prompts = {key: contexts[key] for key in keys}
         new_tokens = data.draw(st.integers(1, 6))
-        done = kept.generate(prompts, new_tokens, data.draw(st.sampled_from([0.0, 1.0])))
+        done = generate(kept, prompts, new_tokens, data.draw(st.sampled_from([0.0, 1.0])))
         fresh.reset()
-        greedy = fresh.generate(prompts, new_tokens, 0.0)
+        greedy = generate(fresh, prompts, new_tokens, 0.0)
         for key in keys:
             expected = logprobs_of(policy, prompts[key], done[key].tokens)
             assert done[key].logprobs == pytest.approx(expected, abs=1e-4)
@@ -85,7 +85,7 @@ def test_greedy_turns_on_a_kept_cache_are_those_of_generate(make_policy):
     engine = TransformersEngine(policy, ())
     contexts = {key: policy.encode(text) for key, text in PROMPTS.items()}
     for turn in range(3):
-        done = engine.generate(contexts, 9, 0.0)
+        done = generate(engine, contexts, 9, 0.0)
         for key in contexts:
             assert done[key].tokens == by_transformers(policy, contexts[key], 9)
             observation = policy.encode("seen " * (key + turn))
@@ -98,10 +98,10 @@ def test_asking_again_gives_the_same_answer(make_policy, new_tokens):
     policy = make_policy("bytes")
     engine = TransformersEngine(policy, ())
     prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
-    first = engine.generate(prompts, new_tokens, 0.0)
-    assert engine.generate(prompts, new_tokens, 0.0) == first
+    first = generate(engine, prompts, new_tokens, 0.0)
+    assert generate(engine, prompts, new_tokens, 0.0) == first
     shorter = {key: ids + first[key].tokens[:-1] for key, ids in prompts.items()}
-    assert [c.tokens[0] for c in engine.generate(shorter, 1, 0.0).values()] == [c.tokens[-1] for c in first.values()]
+    assert [c.tokens[0] for c in generate(engine, shorter, 1, 0.0).values()] == [c.tokens[-1] for c in first.values()]
 
 
 class Speaker(torch.nn.Module):
@@ -134,7 +134,7 @@ def speaker(policy: Policy, text: str | list[int], start: int) -> Policy:
 def test_stop_strings_of_any_number_of_tokens_end_a_turn(make_policy, kind, text):
     policy = make_policy(kind)
     stub = speaker(policy, text + " more text", start=2)
-    done = TransformersEngine(stub, STOP).generate({0: policy.encode("xx")[:2]}, 60, 1.0)[0]
+    done = generate(TransformersEngine(stub, STOP), {0: policy.encode("xx")[:2]}, 60, 1.0)[0]
     assert done.finish_reason == "stop"
     said = policy.decode(done.tokens).replace(" ", "")
     assert said.startswith(text.replace(" ", ""))
@@ -146,7 +146,7 @@ def test_stop_strings_of_any_number_of_tokens_end_a_turn(make_policy, kind, text
 def test_a_stop_string_in_the_prompt_or_astride_it_does_not_end_a_turn(make_policy):
     policy = make_policy("bytes")
     prompt = policy.encode("<search>a</search> and </sea")
-    done = TransformersEngine(speaker(policy, "rch> no", len(prompt)), STOP).generate({0: prompt}, 7, 0.0)[0]
+    done = generate(TransformersEngine(speaker(policy, "rch> no", len(prompt)), STOP), {0: prompt}, 7, 0.0)[0]
     assert (policy.decode(done.tokens), done.finish_reason) == ("rch> no", "length")
 
 
@@ -154,11 +154,11 @@ def test_finish_reasons(make_policy):
     policy = make_policy("bytes")
     prompt = policy.encode("abc")
     ended = speaker(policy, [*policy.encode("hi"), policy.eos_id], 3)
-    done = TransformersEngine(ended, STOP).generate({0: prompt}, 10, 0.0)[0]
+    done = generate(TransformersEngine(ended, STOP), {0: prompt}, 10, 0.0)[0]
     assert (done.tokens, done.finish_reason) == ([*policy.encode("hi"), policy.eos_id], "stop")
-    done = TransformersEngine(ended, STOP).generate({0: prompt}, 3, 0.0)[0]  # the end at the last moment is an end
+    done = generate(TransformersEngine(ended, STOP), {0: prompt}, 3, 0.0)[0]  # the end at the last moment is an end
     assert done.finish_reason == "stop"
-    done = TransformersEngine(ended, STOP).generate({0: prompt}, 2, 0.0)[0]
+    done = generate(TransformersEngine(ended, STOP), {0: prompt}, 2, 0.0)[0]
     assert (done.tokens, done.finish_reason) == (policy.encode("hi"), "length")
 
 
@@ -168,7 +168,7 @@ def test_rows_stop_at_their_own_time(make_policy):
     policy = copy.copy(policy)
     policy.eos_id, policy.end_ids = eos, {eos}
     prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
-    done = TransformersEngine(policy, ()).generate(prompts, 20, 0.0)
+    done = generate(TransformersEngine(policy, ()), prompts, 20, 0.0)
     assert len({len(c.tokens) for c in done.values()}) > 1
     for key, prompt in prompts.items():
         assert done[key].tokens == by_transformers(policy, prompt, 20)
@@ -178,14 +178,14 @@ def test_rows_stop_at_their_own_time(make_policy):
 def test_samples_follow_the_distribution():
     torch.manual_seed(0)
     p = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    tokens, logprobs = sample(p.log().expand(20_000, 4) * 2, temperature=2.0)
+    tokens, logprobs = sample(p.log()[None] * 2, torch.zeros(20_000, dtype=torch.long), temperature=2.0)
     torch.testing.assert_close(tokens.bincount(minlength=4) / 20_000, p, rtol=0, atol=0.015)
     torch.testing.assert_close(logprobs, p.log()[tokens])
 
 
 def test_impossible_tokens_are_never_sampled():
     logits = torch.tensor([[0.0, -torch.inf, 0.0]]).expand(1000, 3)
-    tokens, logprobs = sample(logits, 1.0)
+    tokens, logprobs = sample(logits, torch.arange(len(logits)), 1.0)
     assert not (tokens == 1).any()
     assert torch.isfinite(logprobs).all()
 
@@ -195,12 +195,12 @@ def test_every_tensor_is_made_where_the_policy_is(make_policy):
     policy = make_policy("bytes")
     engine = TransformersEngine(policy, STOP)
     prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
-    expected = engine.generate(prompts, 8, 0.0)
+    expected = generate(engine, prompts, 8, 0.0)
     engine.reset()
     with torch.device("meta"):
-        assert engine.generate(prompts, 8, 0.0) == expected
+        assert generate(engine, prompts, 8, 0.0) == expected
         longer = {key: ids + expected[key].tokens + [5] * (key + 1) for key, ids in list(prompts.items())[1:]}
-        engine.generate(longer, 3, 1.0)
+        generate(engine, longer, 3, 1.0)
 
 
 def test_a_window_that_holes_would_eat_into_is_refused(make_policy):
@@ -211,9 +211,9 @@ def test_a_window_that_holes_would_eat_into_is_refused(make_policy):
     )  # fmt: skip
     windowed = Policy(MistralForCausalLM(config), policy.tokenizer)
     engine = TransformersEngine(windowed, ())
-    engine.generate({0: [5] * 8}, 8, 0.0)
+    generate(engine, {0: [5] * 8}, 8, 0.0)
     with pytest.raises(ValueError, match="window of 16"):
-        engine.generate({0: [6] * 12}, 8, 0.0)
+        generate(engine, {0: [6] * 12}, 8, 0.0)
     windowed.model.config.layer_types = ["linear_attention"]
     with pytest.raises(ValueError, match="linear_attention"):
         TransformersEngine(windowed, ())

@@ -45,10 +45,14 @@ class Parrot:
     def reset(self):
         pass
 
-    def generate(self, prompts, max_new_tokens, temperature):
-        tokens = self.policy.encode(self.text)
+    def submit(self, prompts, max_new_tokens, temperature):
         self.prompts += prompts.values()
-        return {key: Completion(tokens=tokens, logprobs=[0.0] * len(tokens), finish_reason="stop") for key in prompts}
+        self.open = prompts
+
+    def finished(self):
+        tokens, done = self.policy.encode(self.text), self.open
+        self.open = {}
+        return {key: Completion(tokens=tokens, logprobs=[0.0] * len(tokens), finish_reason="stop") for key in done}
 
 
 def test_naive_rag_searches_the_question_once_and_scores_the_answer(make_policy):

@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 from torch.func import functional_call
 
 from trainers import grpo, objective
-from trainers.engine import TransformersEngine
+from trainers.engine import TransformersEngine, generate
 from trainers.losses import aggregate, clipped_policy_loss, kl_k3
 from trainers.rollout import rollout
 from trainers.trajectory import Step, Trajectory, collate, to_sequences
@@ -28,10 +28,10 @@ class Recorder:
     """Passes everything through, and remembers what was sampled for whom."""
 
     def __init__(self, engine):
-        self.engine, self.sampled, self.reset = engine, {}, engine.reset
+        self.engine, self.sampled, self.reset, self.submit = engine, {}, engine.reset, engine.submit
 
-    def generate(self, prompts, max_new_tokens, temperature):
-        done = self.engine.generate(prompts, max_new_tokens, temperature)
+    def finished(self):
+        done = self.engine.finished()
         for key, completion in done.items():
             self.sampled.setdefault(key, []).append(completion.tokens)
         return done
@@ -83,7 +83,7 @@ def test_contexts_that_are_rewritten_between_turns(make_policy, data):
     sampled: list[list[int]] = [[] for _ in episodes]
     contexts = {i: data.draw(ids) for i in range(3)}
     for _ in range(4):
-        for i, done in engine.generate(contexts, data.draw(st.integers(1, 4)), 1.0).items():
+        for i, done in generate(engine, contexts, data.draw(st.integers(1, 4)), 1.0).items():
             episodes[i].steps.append(Step(prompt=contexts[i], tokens=done.tokens, logprobs=done.logprobs))
             sampled[i] += done.tokens
             grown = contexts[i] + done.tokens + data.draw(ids)

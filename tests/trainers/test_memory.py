@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 from trainers import evaluate, grpo
 from trainers.adapters import add_lora, reference_of, trained_parameters
 from trainers.critic import Critic
-from trainers.engine import TransformersEngine
+from trainers.engine import TransformersEngine, generate
 from trainers.logger import read_metrics
 from trainers.memory import recompute_activations, round_frozen
 from trainers.policy import Policy
@@ -85,14 +85,14 @@ def test_layers_run_twice_for_the_same_gradient_in_less_memory(make_policy, batc
 def test_sampling_keeps_its_cache(make_policy, batch):
     policy = make_policy("bytes")
     prompts = {key: policy.encode(text) for key, text in enumerate(("the town", "x", "a longer prompt"))}
-    expected = TransformersEngine(policy, ()).generate(prompts, 9, 0.0)
+    expected = generate(TransformersEngine(policy, ()), prompts, 9, 0.0)
     recompute_activations(policy.model)
     policy.logprobs(batch)[0].sum().backward()
     engine, counts, widths = TransformersEngine(policy, ()), calls(policy.model.base_model), []
     policy.model.model.layers[0].mlp.register_forward_hook(lambda _, args, __: widths.append(args[0].shape[1]))
-    assert engine.generate(prompts, 9, 0.0) == expected
-    assert counts == [9, 9]
-    assert widths == [max(map(len, prompts.values()))] + [1] * 8
+    assert generate(engine, prompts, 9, 0.0) == expected
+    assert counts == [10, 10]
+    assert widths == [max(map(len, prompts.values())) - 1] + [1] * 9
 
 
 def test_a_copy_to_compare_with_can_be_made_of_it(make_policy, batch):
@@ -144,7 +144,7 @@ def test_layers_run_in_bfloat16_and_nothing_else_does(larger, batch):
     policy.model.lm_head.register_forward_hook(lambda _, args, out: seen.update(head=(args[0].dtype, out.dtype)))
     for run in (
         lambda: policy.logprobs(batch)[0].sum().backward(),
-        lambda: TransformersEngine(policy, ()).generate({0: [5, 6, 7]}, 3, 1.0),
+        lambda: generate(TransformersEngine(policy, ()), {0: [5, 6, 7]}, 3, 1.0),
         lambda: Critic(policy)(batch).sum().backward(),
     ):
         seen.clear()

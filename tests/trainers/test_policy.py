@@ -6,8 +6,9 @@ import torch
 from transformers import GraniteConfig, GraniteForCausalLM
 
 from trainers.losses import aggregate
+from trainers.passes import micro_batches
 from trainers.policy import Policy
-from trainers.trajectory import Sequence, collate_sequences, micro_batches
+from trainers.trajectory import Sequence, collate_sequences
 
 
 def some_batch(size: int, pad_id: int, seed: int = 0, rows: int = 7):
@@ -75,8 +76,9 @@ def test_more_padding_on_the_right_changes_nothing(make_policy):
 def with_hidden(policy: Policy, hidden: torch.Tensor) -> Policy:
     """The policy, but for a backbone that gives ``hidden`` whatever it reads."""
     stub = copy.copy(policy)
+    stub.runs_trees = False  # they would depend on what is read
     backbone = torch.nn.Module()
-    backbone.forward = lambda ids, **kwargs: SimpleNamespace(last_hidden_state=hidden)
+    backbone.forward = lambda **kwargs: SimpleNamespace(last_hidden_state=hidden)
     stub.model = SimpleNamespace(base_model=backbone, get_output_embeddings=policy.model.get_output_embeddings)
     return stub
 

@@ -7,7 +7,6 @@ from trainers.trajectory import (
     Trajectory,
     collate,
     collate_sequences,
-    micro_batches,
     pack,
     to_sequences,
     unpack,
@@ -82,18 +81,6 @@ def test_collate_pads_on_the_right_and_knows_the_owners():
     assert (batch.ids[padding] == 2).all()
     assert not batch.mask[padding].any()
     assert batch.rewards.sum().item() == pytest.approx(2.5)
-
-
-@pytest.mark.parametrize("max_tokens", [1, 7, 14, 22, 1000])
-def test_micro_batches_hold_every_row_once_within_the_limit(max_tokens):
-    batch = collate(episodes(), pad_id=0)
-    parts = micro_batches(batch, max_tokens)
-    assert all(part.ids.numel() <= max_tokens or len(part.ids) == 1 for part in parts)
-    rows = [part.ids[i, : part.lengths[i]].tolist() for part in parts for i in range(len(part.ids))]
-    assert sorted(rows) == sorted(batch.ids[i, : batch.lengths[i]].tolist() for i in range(5))
-    assert sum(int(part.mask.sum()) for part in parts) == int(batch.mask.sum())
-    owners = sorted(owner for part in parts for owner in part.trajectory.tolist())
-    assert owners == [0, 1, 2, 3, 3]
 
 
 def test_episode_return_adds_the_turns():

@@ -1,0 +1,188 @@
+"""Rows that begin alike are run once, and nothing but the time shows it."""
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from trainers import logits, prefixes
+from trainers.critic import Critic
+from trainers.losses import aggregate, entropy
+from trainers.memory import runs_trees
+from trainers.passes import by_parts, micro_batches
+from trainers.prefixes import joined, trees_of
+from trainers.trajectory import Sequence, Step, Trajectory, collate, collate_sequences
+
+
+def batch_of(rows: list[list[int]]):
+    """The second token and every third one after it are the policy's."""
+    sequences = [
+        Sequence(
+            ids=ids, mask=[i % 3 == 1 for i in range(len(ids))], logprobs=[0.0] * len(ids), rewards=[0.0] * len(ids)
+        )
+        for ids in rows
+    ]
+    return collate_sequences(sequences, list(range(len(rows))), 0)
+
+
+tokens = st.lists(st.integers(3, 5), max_size=6)
+# few tokens, so that rows branch, end inside each other, and repeat each other
+families = st.lists(
+    st.tuples(st.sampled_from([[7, 8, 9] * 4, [7, 8], [6] * 9]), tokens).map(lambda x: x[0] + x[1]),
+    min_size=1,
+    max_size=7,
+)
+
+
+@given(rows=families, seed=st.integers(0, 2))
+@settings(max_examples=60, deadline=None)
+def test_trees_hold_each_row_and_each_shared_token_once(rows, seed):
+    batch = batch_of(rows)
+    trees = trees_of(batch)
+    if trees is None:
+        return
+    ids, positions = trees.ids.flatten(), trees.positions.flatten()
+    sees = trees.sees[:, 0]
+    width = trees.ids.shape[1]
+    for row, length in enumerate(batch.lengths.tolist()):
+        path = trees.where[row, :length]
+        assert ids[path].tolist() == rows[row]
+        assert positions[path].tolist() == list(range(length))
+        for t in range(length):  # a token sees those before it in its row and itself, and no other
+            number, place = divmod(int(path[t]), width)
+            assert (sees[number, place].nonzero()[:, 0] + number * width).tolist() == sorted(path[: t + 1].tolist())
+    used = {int(place) for row, n in enumerate(batch.lengths) for place in trees.where[row, :n]}
+    per_tree = {
+        n: {
+            tuple(rows[r][: t + 1])
+            for r in range(len(rows))
+            for t in range(len(rows[r]))
+            if int(trees.where[r, 0]) // width == n
+        }
+        for n in range(len(trees.ids))
+    }
+    assert len(used) == sum(map(len, per_tree.values()))
+
+
+@pytest.mark.parametrize("family", ["qwen2", "llama"])
+@given(rows=families, data=st.data())
+@settings(max_examples=25, deadline=None)
+def test_values_and_gradients_are_those_of_single_rows(make_policy, family, rows, data):
+    policy = make_policy("bytes", 1, family=family)
+    assert policy.runs_trees
+    critic = Critic(policy)
+    torch.nn.init.normal_(critic.head.weight)
+    batch = batch_of(rows)
+    if not batch.mask.any():
+        return
+    weights = torch.randn(batch.ids.shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 9))))
+
+    def run():
+        logprobs, uncertainty = policy.logprobs(batch, 0.7, entropy_gradient=True)
+        values = critic(batch)
+        loss = aggregate((logprobs + 0.3 * uncertainty + 0.1 * values) * weights, batch.mask, 3)
+        parameters = [*policy.model.parameters(), *critic.parameters()]
+        return [logprobs, uncertainty, values, *torch.autograd.grad(loss, parameters)]
+
+    together = run()
+    policy.runs_trees = critic.runs_trees = False
+    try:
+        alone = run()
+    finally:
+        policy.runs_trees = True
+    for a, b in zip(together, alone, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-5, atol=2e-6 * max(1.0, b.abs().max().item()))
+
+
+def test_attempts_at_a_question_are_fed_once(make_policy, monkeypatch):
+    policy = make_policy("bytes")
+    fed = []
+    policy.model.model.layers[0].mlp.register_forward_hook(lambda _, args, __: fed.append(args[0].shape[:2].numel()))
+    same = [Trajectory(steps=[Step(prompt=[5] * 50, tokens=[6, 7], logprobs=[0.0] * 2, reward=0.0)]) for _ in range(8)]
+    policy.logprobs(collate(same, policy.pad_id))
+    assert fed == [52]
+
+
+def test_what_is_hardly_alike_stays_apart():
+    rows = [[1, 2, *[n] * 3000] for n in range(4)]
+    assert [len(tree) for tree, _ in joined(rows)] == [
+        1,
+        1,
+        1,
+        1,
+    ]  # attention over 12,000 tokens costs more than it saves
+    assert [len(tree) for tree, _ in joined([[1] * 3000 + [n] * 20 for n in range(4)])] == [4]
+    assert [len(tree) for tree, _ in joined([[1] * 3000 + [n] * 20 for n in range(4)], 3050)] == [2, 2]
+
+
+def episodes():
+    def of(*steps):
+        return Trajectory(steps=[Step(prompt=p, tokens=t, logprobs=[0.0] * len(t), reward=0.5) for p, t in steps])
+
+    same = [of(([1] * n, [2] * m)) for n, m in ((3, 4), (1, 1), (9, 2))]
+    return [*same, of(([1, 2], [3]), ([5], [6]))]
+
+
+@pytest.mark.parametrize("max_tokens", [1, 7, 14, 22, 1000])
+def test_micro_batches_hold_every_row_once_within_the_limit(max_tokens):
+    batch = collate(episodes(), pad_id=0)
+    parts = micro_batches(batch, max_tokens)
+    for part in parts:
+        trees = trees_of(part)
+        assert (part.ids if trees is None else trees.ids).numel() <= max_tokens or len(part.ids) == 1
+    rows = [part.ids[i, : part.lengths[i]].tolist() for part in parts for i in range(len(part.ids))]
+    assert sorted(rows) == sorted(batch.ids[i, : batch.lengths[i]].tolist() for i in range(5))
+    assert sum(int(part.mask.sum()) for part in parts) == int(batch.mask.sum())
+    assert sorted(owner for part in parts for owner in part.trajectory.tolist()) == [0, 1, 2, 3, 3]
+    found = by_parts(lambda part: part.ids * 1.0, batch, max_tokens)
+    assert torch.equal(found, batch.ids.float())
+
+
+def test_a_model_that_does_not_heed_the_mask_runs_no_trees(make_policy):
+    policy = make_policy("bytes")
+    ids, backbone = policy.encode("a b c d e f g h"), policy.model.base_model
+
+    class Deaf(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.inner = backbone
+
+        def forward(self, input_ids, attention_mask=None, position_ids=None, use_cache=False):
+            return self.inner(input_ids, use_cache=False)
+
+    assert runs_trees(backbone, ids, torch.float32)
+    assert not runs_trees(Deaf(), ids, torch.float32)
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_log_probabilities_in_parts_are_those_at_once(monkeypatch, entropy_gradient):
+    torch.manual_seed(0)
+    head, hidden = torch.nn.Linear(4, 11), torch.randn(9, 4, requires_grad=True)
+    which, targets = torch.randint(9, (30,)), torch.randint(11, (30,))
+    rows = []
+
+    def counted(part):
+        rows.append(len(part))
+        return head(part)
+
+    def run():
+        chosen, uncertainty = logits.token_logprobs(counted, hidden, which, targets, entropy_gradient)
+        loss = (chosen * torch.arange(30)).sum() + (uncertainty.sum() if entropy_gradient else 0)
+        return [chosen, uncertainty, *torch.autograd.grad(loss, [hidden, *head.parameters()])]
+
+    at_once = run()
+    logp = head(hidden).log_softmax(-1)
+    torch.testing.assert_close(at_once[0], logp[which, targets])
+    torch.testing.assert_close(at_once[1], entropy(head(hidden)), check_layout=False)
+    rows.clear()
+    monkeypatch.setattr(logits, "LOGITS", 22)  # two rows of eleven
+    for a, b in zip(run(), at_once, strict=True):
+        torch.testing.assert_close(a, b)
+    assert max(rows) == 2
+
+
+def test_a_wider_model_would_share_more(monkeypatch):
+    rows = [[1] * 100 + [n] * 300 for n in range(3)]
+    assert [len(tree) for tree, _ in joined(rows)] == [1, 1, 1]
+    monkeypatch.setattr(prefixes, "TOKEN_COST", 10_000)
+    assert [len(tree) for tree, _ in joined(rows)] == [3]
