@@ -9,6 +9,7 @@ from typing import Protocol
 
 import torch
 
+from trainers import decoder
 from trainers.histories import Histories, Row
 from trainers.policy import Policy
 
@@ -76,6 +77,9 @@ class TransformersEngine:
         # A stop string can only be complete after a token that holds its last character: the rest need no look.
         self._may_stop = {i for i, text in enumerate(texts) if any(end in text for end in ends)} | set(policy.end_ids)
         self._tail = 4 + 2 * max(map(len, stop), default=0)
+        with policy.autocast():
+            some, tolerance = policy.encode("a b c d e f g h"), 1e-4 if policy.dtype == torch.float32 else 0.05
+            self._plain = decoder.agrees(policy.model.base_model, some, tolerance)
         self.reset()
 
     def reset(self) -> None:
@@ -200,7 +204,10 @@ class TransformersEngine:
         cache.reserve(len(self._histories.rows), width)
         cache.aim(rows, positions, width)
         sees = torch.arange(width, device=ids.device) <= positions[:, None, :, None]
-        return self.policy.model.base_model(
+        backbone = self.policy.model.base_model
+        if self._plain:
+            return decoder.forward(backbone, ids, positions, sees, cache)
+        return backbone(
             ids, attention_mask=self.policy.as_mask(sees), position_ids=positions, past_key_values=cache, use_cache=True
         ).last_hidden_state
 

@@ -1,0 +1,62 @@
+"""Layers run one after another are the model's own."""
+
+import pytest
+import torch
+from transformers import (
+    GemmaConfig,
+    GemmaForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from trainers import decoder
+from trainers.adapters import add_lora
+
+SIZES = dict(
+    vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,
+    num_key_value_heads=2, head_dim=8,
+)  # fmt: skip
+LLAMA3 = dict(
+    rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
+    original_max_position_embeddings=8,
+)  # fmt: skip
+IDS = [3, 1, 4, 1, 5, 9, 2, 6, 5, 3, 5]
+
+
+def shaken(model):
+    """Zeros and ones, as biases and norms are made, would hide what is left out."""
+    torch.manual_seed(0)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.add_(torch.randn_like(parameter) * 0.2)
+    return model.eval()
+
+
+@pytest.mark.parametrize(
+    "model",
+    [
+        lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
+        lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
+        lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
+        lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
+        lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("lora", [False, True])
+def test_models_that_are_run_this_way(model, lora):
+    model = model()
+    if lora:
+        add_lora(model, 2, 4)
+    assert decoder.agrees(shaken(model).base_model, IDS, 1e-5)
+
+
+def test_a_model_that_does_something_else_is_left_to_itself():
+    assert not decoder.agrees(shaken(GemmaForCausalLM(GemmaConfig(**SIZES))).base_model, IDS)  # scaled, another gate
+    other = shaken(LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu")))
+    assert not decoder.agrees(other.base_model, IDS)
