@@ -113,6 +113,20 @@ class Shaping:
         return f"γ·Φ(s') − Φ(s) with Φ = {self.potential}, γ = {self.gamma:g}"
 
 
+@dataclass(frozen=True)
+class Gain:
+    """How much a fact grew in this turn. Paid at once and kept: an episode's terms add up to the fact at its end. So it
+    moves the optimum towards that fact, which must have a bound (a share, say), or it can be farmed."""
+
+    fact: str
+
+    def __call__(self, m: Moment) -> float:
+        return m.facts.get(self.fact, 0.0) - m.before.get(self.fact, 0.0)
+
+    def __str__(self):
+        return f"what {self.fact} gained"
+
+
 # -- how terms are put together ----------------------------------------------------------------------------------------
 
 

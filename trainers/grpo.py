@@ -10,7 +10,8 @@ raises the log-probability of every token of the better episodes. Where this dep
 - no KL penalty to a reference model unless ``--kl-coef`` is set.
 
 ``--filter mixed --refill 10`` and ``--overlong-buffer`` are DAPO's, ``--loss gspo`` and ``--loss cispo`` other surrogates, and
-``--turn-credit`` compares the returns from each turn on, so that process rewards are heard (GTPO).
+``--turn-credit`` compares the returns from each turn on, so that process rewards are heard (GTPO); ``--process-weight`` adds
+what each turn brought by itself to the advantage of the episode (MT-GRPO, Zeng et al. 2025, arXiv 2505.11821).
 
 The invariant of everything below: only tokens that the policy sampled carry gradient. What a tool returned is context.
 
@@ -45,10 +46,16 @@ class Args(PolicyArgs):
     """Compare the return from each turn on with those of the same turn in the group, in place of whole episodes."""
     turn_gamma: float = 1.0
     """Discount of a turn, with ``turn_credit``."""
+    process_weight: float = 0.0
+    """How much a turn's own rewards count, compared with those of the same turn in the group, on top of the advantage of
+    the whole episode (MT-GRPO). What a turn brings is then heard at once, and whatever came of it later."""
 
     def __post_init__(self):
         super().__post_init__()
         self.check_share("turn_gamma")
+        self.check_least(process_weight=0)
+        if self.turn_credit and self.process_weight:
+            raise ValueError("turn_credit compares the returns from each turn on already: leave out process_weight")
 
 
 def advantages(args: Args, episodes: Episodes) -> torch.Tensor:
@@ -56,7 +63,11 @@ def advantages(args: Args, episodes: Episodes) -> torch.Tensor:
     e = episodes
     if args.turn_credit:
         return turn_advantage(e.rewards, e.turns, e.mask, e.groups, args.turn_gamma, args.scale_by_std, e.valid)
-    return to_tokens(group_advantage(e.returns, e.groups, args.scale_by_std, e.valid), e.mask)
+    whole = to_tokens(group_advantage(e.returns, e.groups, args.scale_by_std, e.valid), e.mask)
+    if not args.process_weight:
+        return whole
+    own = turn_advantage(e.rewards, e.turns, e.mask, e.groups, 0.0, args.scale_by_std, e.valid)
+    return whole + args.process_weight * own
 
 
 def main(args: Args, name: str = "grpo") -> dict:

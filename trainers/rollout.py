@@ -1,12 +1,14 @@
 """Many episodes at once: the policy takes turns with a vector of environments."""
 
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
 from typing import Any
 
 import numpy as np
 
 from agent_envs.play import begin
 from agent_envs.vector import ToolVectorEnv
-from trainers.engine import Engine
+from trainers.engine import Completion, Engine
 from trainers.policy import Policy
 from trainers.trajectory import Step, Trajectory
 
@@ -42,12 +44,13 @@ def rollout(
     instructions = infos["instructions"]
     contexts = {i: policy.prompt_ids(instructions[i], observations[i]) for i in range(count)}
     said: list[list[dict]] = [[] for _ in range(count)]
+    step = partial(_beside, envs, engine) if _waits(envs) else lambda actions: (envs.step(actions), {})
     engine.submit(contexts, max_new_tokens, temperature)
+    completions = engine.finished()
     while contexts:
-        completions = engine.finished()
         actions = [policy.decode(completions[i].tokens) if i in completions else None for i in range(len(envs.envs))]
         before, anchors = observations, {i: envs.envs[i].anchor() for i in completions}
-        observations, rewards, terminated, truncated, infos = envs.step(actions)
+        (observations, rewards, terminated, truncated, infos), following = step(actions)
         for i in completions:
             done, trajectory = completions[i], trajectories[i]
             trajectory.anchors.append(anchors[i])
@@ -71,10 +74,24 @@ def rollout(
             else:
                 contexts[i] = contexts[i] + done.tokens + policy.observation_ids(observations[i], done.tokens)
         engine.submit({i: contexts[i] for i in completions if i in contexts}, max_new_tokens, temperature)
+        completions = following or engine.finished()
     engine.reset()  # keys and values need not lie in memory while what was played is learned from
     if transcripts is not None:
         transcripts += said
     return trajectories
+
+
+def _waits(envs: ToolVectorEnv) -> bool:
+    """Whether there are tools that spend their time waiting, for a server or for a process."""
+    return any(getattr(tool, "waits", False) for env in envs.envs for tool in env.tools.values())
+
+
+def _beside(envs: ToolVectorEnv, engine: Engine, actions: list[str | None]) -> tuple[tuple, dict[int, Completion]]:
+    """A step of the environments while the other open turns go on, until some are complete. What happens in what order
+    does not depend on how long it takes, so a seed repeats; tools that do not wait are better left to large batches."""
+    with ThreadPoolExecutor(1) as pool:
+        following = pool.submit(engine.finished)
+        return envs.step(actions), following.result()
 
 
 def _start(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | None, group_size: int):

@@ -6,7 +6,7 @@ from agent_envs import scoring
 from agent_envs.benchmark import load
 from agent_envs.data.question import Question
 from agent_envs.judge import Judge
-from agent_envs.rewards import AtEnd, AtLeast, Fact, Format, Gate, Invalid, Minus, Repeat, Reward, Shaping, Thought
+from agent_envs.rewards import AtEnd, AtLeast, Fact, Format, Gain, Gate, Invalid, Minus, Repeat, Reward, Shaping, Thought
 from agent_envs.tasks import qa_scripts
 from agent_envs.tool_env import COMMON, ToolEnv
 from agent_envs.tools import SearchTool
@@ -49,6 +49,7 @@ class QAEnv(ToolEnv):
         invalid=(-0.1, Invalid()),
         repeat=(-0.05, Repeat()),
         f1=(0.0, AtEnd(Fact("f1"))),
+        evidence=(0.0, Gain("support_recall")),
         think=(0.0, Thought()),
         judge=(0.0, AtEnd(Fact("judged"))),
     )

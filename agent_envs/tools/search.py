@@ -45,6 +45,10 @@ class SearchTool:
         """Equal for tools that would find the same: environments over one index make one batch."""
         return "search", id(self.searcher), self.k, self.max_chars, self.max_query
 
+    @property
+    def waits(self) -> bool:
+        return getattr(self.searcher, "waits", False)
+
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
         return self.execute_batch([arguments])[0]
 

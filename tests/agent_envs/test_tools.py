@@ -7,9 +7,13 @@ from typing import Literal
 
 import pytest
 
-from agent_envs.tools import FunctionTool, ToolError, run_calls
+import retrieval_index
+from agent_envs.tools import FunctionTool, SearchTool, ToolError, run_calls
 from agent_envs.tools.function import schema_of
 from agent_envs.types import ToolCall, ToolResult
+from retrieval_index.cache import CachedSearcher
+from retrieval_index.client import RemoteSearcher
+from retrieval_index.corpus import Passage
 
 
 def book(city: str, nights: int = 1, meal: Literal["none", "half"] = "none", guests: list[str] | None = None) -> str:
@@ -356,3 +360,9 @@ def test_partial_functions_and_callable_objects_are_tools():
     assert one(FunctionTool(Adder(), name="add"), a=1).text == "3"
     with pytest.raises(ValueError, match="name"):
         FunctionTool(Adder())
+
+
+def test_a_search_waits_where_its_searcher_is_a_server():
+    server = CachedSearcher(RemoteSearcher("http://127.0.0.1:9"))
+    assert SearchTool(server).waits and SearchTool(RemoteSearcher("http://127.0.0.1:9")).waits
+    assert not SearchTool(retrieval_index.build([Passage("1", "Rome", "Rome is a city.")])).waits

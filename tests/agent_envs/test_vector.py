@@ -54,6 +54,35 @@ def test_it_equals_serial_environments_on_the_same_seeds(vector, small):
             finished = terminated | truncated
 
 
+@pytest.mark.parametrize("mode", ["DISABLED", "NEXT_STEP", "SAME_STEP"])
+def test_environments_without_an_action_stay_as_they_are(small, mode):
+    """Waiting at random changes nothing of what the others, and they themselves later, see and are paid."""
+    small, rng = {**small, "max_turns": 3}, np.random.default_rng(0)
+    vector, even = (gymnasium.make_vec(ID, num_envs=4, autoreset_mode=mode, **small) for _ in range(2))
+    vector.action_space.seed(5)
+    turns = [vector.action_space.sample() for _ in range(12)]
+    vector.reset(seed=1)
+    even.reset(seed=1)
+    expected = [even.step(actions) for actions in turns]
+    taken = [0] * 4
+    while min(taken) < len(turns):
+        ready = (rng.random(4) < 0.5) & (np.array(taken) < len(turns))
+        before = vector._observations.copy()
+        actions = [turns[taken[i]][i] if ready[i] else None for i in range(4)]
+        observations, rewards, terminated, truncated, infos = vector.step(actions)
+        for i in range(4):
+            if not ready[i]:
+                assert (observations[i], rewards[i]) == (before[i], 0.0)
+                assert not any(infos[name][i] for name in infos if name[0] == "_")
+                continue
+            wanted = expected[taken[i]]
+            assert (observations[i], rewards[i], terminated[i], truncated[i]) == tuple(part[i] for part in wanted[:4])
+            assert {n: infos[f"_{n}"][i] for n in ("turns", "em") if n in infos} == {
+                n: wanted[4][f"_{n}"][i] if n in wanted[4] else False for n in ("turns", "em") if n in infos
+            }
+            taken[i] += 1
+
+
 def test_a_step_makes_one_search_call(vector):
     vector.reset(seed=0)
     spy = Spy(vector.envs[0].task.searcher)

@@ -17,6 +17,7 @@ from trainers.trajectory import collate
 ALGORITHMS = {
     "grpo": (grpo.Args(), grpo.advantages),
     "grpo by turns": (grpo.Args(turn_credit=True), grpo.advantages),
+    "grpo with process rewards": (grpo.Args(process_weight=0.5), grpo.advantages),
     "rloo": (rloo.Args(), rloo.advantages),
     "rloo by turns": (rloo.Args(turn_credit=True), rloo.advantages),
     "reinforce++": (reinforce.Args(), reinforce.advantages),
@@ -70,6 +71,20 @@ def test_rloo_by_turns_compares_with_the_others(played):
     firsts, seconds = [[own[0].item() if len(own) else None for own in rows] for rows in by_turn]
     assert firsts == pytest.approx([1 - 1.25 / 2, 0 - 2.25 / 2, 1.25 - 1 / 2])
     assert (seconds[0], seconds[1], seconds[2]) == (-0.75, None, 0.75)
+
+
+def test_process_rewards_add_what_a_turn_brought_by_itself(played):
+    """Returns 1, 0 and 1.25; first turns bring 1, 0 and .5, second ones 0 and .75, so that they are .5, -.5, 0 and -.375,
+    .375 from their means; the episodes are .25, -.75 and .5 from theirs."""
+    policy, episodes = played
+    data, _ = optimize.episodes_of(episodes[:3], policy, grpo.Args())
+    got = grpo.advantages(grpo.Args(process_weight=0.5), data)
+    by_turn = [[row[turns == k] for row, turns in zip(got, data.turns, strict=True)] for k in (0, 1)]
+    firsts, seconds = [[own[0].item() if len(own) else None for own in rows] for rows in by_turn]
+    assert firsts == pytest.approx([0.25 + 0.25, -0.75 - 0.25, 0.5])
+    assert (seconds[0], seconds[1], seconds[2]) == pytest.approx((0.25 - 0.1875, None, 0.5 + 0.1875))
+    with pytest.raises(ValueError, match="leave out process_weight"):
+        grpo.Args(process_weight=0.5, turn_credit=True)
 
 
 def ruined(episode):

@@ -1,3 +1,6 @@
+import threading
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -50,6 +53,35 @@ def test_each_prompt_is_what_went_before_and_then_the_observation(playing, recit
         if observation:
             context = context + step.tokens + policy.observation_ids(observation, step.tokens)
     assert len(to_sequences(episode.steps)) == 1
+
+
+def test_other_turns_go_on_while_tools_wait(playing, recite, monkeypatch):
+    """The environments wait for the engine, as a tool would for its server: nothing would ever come of it in turns."""
+    policy, engine = playing
+    envs = recite([["a", "b", "c"], ["d", "e"], ["f", "g", "h"]])
+    expected = rollout(envs, policy, engine, seeds=[0] * 3, max_new_tokens=5, temperature=0)
+    for env in envs.envs:
+        env.tools = {"slow": SimpleNamespace(waits=True)}
+    went_on, finished, step = threading.Event(), engine.finished, envs.step
+
+    def noted():
+        went_on.set()
+        return finished()
+
+    def waiting(actions):
+        assert went_on.wait(30)
+        went_on.clear()
+        return step(actions)
+
+    monkeypatch.setattr(engine, "finished", noted)
+    monkeypatch.setattr(envs, "step", waiting)
+    assert engine.finished() == {}  # nothing is open
+    went_on.clear()
+    episodes = rollout(envs, policy, engine, seeds=[0] * 3, max_new_tokens=5, temperature=0)
+    assert [[step.tokens for step in e.steps] for e in episodes] == [
+        [step.tokens for step in e.steps] for e in expected
+    ]
+    assert [e.episode_return for e in episodes] == [e.episode_return for e in expected]
 
 
 def test_groups_play_the_same_question_and_transcripts_are_complete(playing):
