@@ -23,6 +23,9 @@ class TrainArgs:
     teaches it the tools by imitation first."""
     cold_start_steps: int = sft.STEPS
     """Gradient steps of imitation for the tiny policy."""
+    cold_start_patience: float = sft.PATIENCE
+    """How often the searcher that it imitates goes on after an article. The less, the rarer the right answers that
+    reinforcement learning has to start from."""
     seed: int = 0
     """Seeds the model, the questions and the sampling."""
     updates: int = 50
@@ -43,6 +46,13 @@ class TrainArgs:
     max_tokens_per_micro_batch: int = 8192
     """Tokens (padding included) in one forward and backward pass. A gradient step on more than that adds up the gradients
     of its parts (gradient accumulation): memory, not results, depends on it."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What samples. vLLM needs `pip install 'agent-r1-envs[vllm]'`; a forward pass more in each update measures how far its
+    probabilities are from the trainer's own (``mismatch/``). Consider ``importance tis`` with it."""
+    vllm_url: tuple[str, ...] = ()
+    """With ``engine vllm``: addresses of vLLM servers, one for each process, in place of vLLM in this process."""
+    vllm_kv_gib: float = 2.0
+    """With ``engine vllm`` in this process: GiB for keys and values."""
     gradient_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass and run the layer again: less memory for a third more
     time, and the same gradient. For pretrained models, as are the next three."""
@@ -79,7 +89,11 @@ class TrainArgs:
         self.check_least(**least, group_size=2, cold_start_steps=1, lora_rank=0)
         self.check_least(seed=0, max_tokens_per_micro_batch=1)
         self.check_least(eval_temperature=0)
+        self.check_share("cold_start_patience")
         self.check_positive("lr", "temperature", "max_grad_norm", "lora_alpha")
+        self.check_positive("vllm_kv_gib")
+        if self.vllm_url and self.engine != "vllm":
+            raise ValueError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
         if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
             raise ValueError("gradient_checkpointing, dtype and lora_rank are for pretrained models: give a model too")
         for field in fields(self):

@@ -25,7 +25,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a file, it finds the packages beside it
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import tyro
 
@@ -142,7 +142,17 @@ def one_seed(recipe: Recipe, seed: int, baselines: Iterable[str], searches: bool
     """
     base = recipe.base(seed)
     start = functools.cache(lambda: starting_policy(base, train_envs(base)))
-    identity = json.dumps([base.env, json.loads(base.env_kwargs), base.model, base.dtype, base.cold_start_steps, seed])
+    identity = json.dumps(
+        [
+            base.env,
+            json.loads(base.env_kwargs),
+            base.model,
+            base.dtype,
+            base.cold_start_steps,
+            base.cold_start_patience,
+            seed,
+        ]
+    )
     columns = {column: (task, recipe.questions) for column, task in recipe.tasks.items()}
     curve = {"": (recipe.held_out, base.eval_questions)}
     rows, training, levels = results["rows"], results["training"], results["levels"]
@@ -174,7 +184,8 @@ def train_envs(args):
 
 def more_imitation(args, start: tuple[Policy, float], seconds: float, folder: Path) -> tuple[Policy, dict]:
     base, cold = start
-    return imitation.continued(base, train_envs(args), args.seed, seconds, cold / args.cold_start_steps, folder)
+    pace, patience = cold / args.cold_start_steps, args.cold_start_patience
+    return imitation.continued(base, train_envs(args), args.seed, seconds, pace, folder, patience)
 
 
 if __name__ == "__main__":

@@ -21,6 +21,7 @@ import numpy as np
 import torch
 
 from retrieval_index.publish import exchange
+from trainers import distributed, sharding
 
 STATE_FILE = "trainer_state.pt"
 CHECKSUMS_FILE = "SHA256SUMS"  # in the format of sha256sum, which can check it too
@@ -42,7 +43,8 @@ def save(
     keep_last: int = 1,
     modules: Mapping[str, torch.nn.Module] | None = None,
 ) -> Path:
-    """Write a checkpoint, replacing one already there in one step.
+    """Write a checkpoint, replacing one already there in one step. The first of several processes writes it, with what the
+    others hold: a run may go on with another number of them.
 
     Args:
         folder: `RUN/checkpoint-<step>`, or any other name for a checkpoint that stands alone.
@@ -58,15 +60,17 @@ def save(
         FileExistsError: `folder` holds something that is not a checkpoint.
     """
     folder = Path(folder).absolute()
+    state = {"step": step, "extra": json.dumps(extra), "rng": _rng_state()}
+    state["optimizers"] = [sharding.whole(optimizer.state_dict()) for optimizer in optimizers]
+    state["modules"] = {name: sharding.whole(_split(module)[0]) for name, module in (modules or {}).items()}
+    if distributed.rank():
+        return folder
     if folder.exists() and not is_checkpoint(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is not a checkpoint: it will not be overwritten")
     staging = folder.with_name(f".{folder.name}.saving")
     shutil.rmtree(staging, ignore_errors=True)  # what a killed save left
     staging.mkdir(parents=True)
     try:
-        state = {"step": step, "extra": json.dumps(extra), "rng": _rng_state()}
-        state["optimizers"] = [optimizer.state_dict() for optimizer in optimizers]
-        state["modules"] = {name: _split(module)[0] for name, module in (modules or {}).items()}
         torch.save(state, staging / STATE_FILE)
         if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(staging / STATE_FILE):
             raise TypeError(f"the optimizer state holds {unsafe}, which could not be loaded again without running code")
@@ -96,17 +100,21 @@ def load_state(
         ValueError: the optimizers or modules are not those that were saved.
     """
     verify(folder)
-    state = torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True)
+    # Several processes of a machine read the same pages, each its own share of them.
+    mapped = distributed.ranks() > 1
+    state = torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True, mmap=mapped)
     saved = state["optimizers"]
     if len(saved) != len(optimizers):
         raise ValueError(f"{folder} holds the states of {len(saved)} optimizers, asked for {len(optimizers)}")
     for optimizer, optimizer_state in zip(optimizers, saved, strict=True):
-        optimizer.load_state_dict(optimizer_state)
+        optimizer.load_state_dict(sharding.state_laid_out(optimizer_state, optimizer))
     modules = modules or {}
     if set(modules) != set(state["modules"]):
         raise ValueError(f"{folder} holds the modules {sorted(state['modules'])}, asked for {sorted(modules)}")
     for name, module in modules.items():
-        module.load_state_dict({**_split(module)[1], **state["modules"][name]})
+        learned, frozen = _split(module)
+        saved = state["modules"][name]
+        module.load_state_dict({**frozen, **{n: sharding.laid_out(v, learned.get(n, v)) for n, v in saved.items()}})
     _set_rng_state(state["rng"])
     return state["step"], json.loads(state["extra"])
 

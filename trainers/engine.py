@@ -12,6 +12,8 @@ import torch
 from trainers import decoder
 from trainers.histories import Histories, Row
 from trainers.policy import Policy
+from trainers.sampling import sample
+from trainers.stops import Stops
 
 PASS = 8192  # tokens of a prefill at once, padding included
 WORTH_SHARING = 16  # tokens at the beginning of new prompts, such as instructions, that are fed once for all of them
@@ -66,17 +68,12 @@ class TransformersEngine:
     """
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
-        self.policy, self.stop = policy, stop
-        tokenizer, config = policy.tokenizer, policy.model.config.get_text_config()
+        self.policy, config = policy, policy.model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if other := kinds - {"full_attention", "sliding_attention"}:
             raise ValueError(f"{type(policy.model).__name__} has layers that this engine cannot cache: {sorted(other)}")
         self._window = getattr(config, "sliding_window", None) or float("inf")
-        ends = {s[-1] for s in stop}
-        texts = tokenizer.batch_decode([[i] for i in range(len(tokenizer))])
-        # A stop string can only be complete after a token that holds its last character: the rest need no look.
-        self._may_stop = {i for i, text in enumerate(texts) if any(end in text for end in ends)} | set(policy.end_ids)
-        self._tail = 4 + 2 * max(map(len, stop), default=0)
+        self._stopped = Stops(policy, stop)
         with policy.autocast():
             some, tolerance = policy.encode("a b c d e f g h"), 1e-4 if policy.dtype == torch.float32 else 0.05
             self._plain = decoder.agrees(policy.model.base_model, some, tolerance)
@@ -180,19 +177,13 @@ class TransformersEngine:
             (completion, limit), (token, logprob) = self._open[key], drawn[key]
             completion.tokens.append(token)
             completion.logprobs.append(logprob)
-            if token in self._may_stop and self._stopped(completion.tokens):
+            if self._stopped(completion.tokens):
                 completion.finish_reason = "stop"
             elif len(completion.tokens) < limit:
                 goes_on.setdefault(token, []).append(key)
                 continue
             ended[key] = self._open.pop(key)[0]
         return ended, goes_on
-
-    def _stopped(self, tokens: list[int]) -> bool:
-        if tokens[-1] in self.policy.end_ids:
-            return True
-        tail = self.policy.tokenizer.decode(tokens[-self._tail :])
-        return any(s in tail for s in self.stop)
 
     def _forward(
         self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | slice, width: int
@@ -203,6 +194,7 @@ class TransformersEngine:
         cache = self._histories.cache
         cache.reserve(len(self._histories.rows), width)
         cache.aim(rows, positions, width)
+        self.policy.fed["decode" if isinstance(rows, slice) else "prefill"] += ids.numel()
         sees = torch.arange(width, device=ids.device) <= positions[:, None, :, None]
         backbone = self.policy.model.base_model
         if self._plain:
@@ -216,26 +208,3 @@ def _common(sequences: list[list[int]]) -> list[int]:
     """What they all begin with."""
     first, last = min(sequences), max(sequences)
     return first[: next((i for i, (x, y) in enumerate(zip(first, last, strict=False)) if x != y), len(first))]
-
-
-def sample(logits: torch.Tensor, which: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw tokens, several from one distribution where asked for.
-
-    Args:
-        logits: float [N, V].
-        which: int64 [M], the row that each token is drawn from.
-
-    Returns:
-        The tokens, int64 [M], and their log-probabilities. At temperature 0 these are of the untempered distribution.
-    """
-    logp = (logits / (temperature or 1.0)).log_softmax(-1)
-    if temperature == 0:
-        tokens = logp.argmax(-1)[which]
-    else:
-        # The inverse of the distribution function, at once for all rows: row n's runs from n to n + 1.
-        cumulative = logp.double().exp().cumsum(-1)
-        ramps = cumulative / cumulative[:, -1:] + torch.arange(len(logits), device=logits.device)[:, None]
-        points = which + torch.rand(len(which), dtype=torch.float64, device=logits.device) * (1 - 2**-32)
-        places = torch.searchsorted(ramps.flatten(), points, right=True)
-        tokens = (places - which * logits.shape[-1]).clamp(0, logits.shape[-1] - 1)
-    return tokens, logp[which, tokens]

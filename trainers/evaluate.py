@@ -19,7 +19,7 @@ from agent_envs import scoring
 from agent_envs.play import Script, play_many
 from agent_envs.tasks.qa_scripts import search
 from agent_envs.vector import ToolVectorEnv
-from trainers import checkpoint, report
+from trainers import checkpoint, distributed, report
 from trainers.engine import Engine, TransformersEngine, generate
 from trainers.policy import Policy
 from trainers.rollout import rollout
@@ -46,15 +46,15 @@ def evaluate_policy(
     temperature: float = 0.0,
 ) -> tuple[Row, list[list[dict]]]:  # fmt: skip
     """Episodes over numbered instances, greedy by default: the summary row, and the transcripts."""
-    episodes, transcripts = [], []
-    for start in range(0, len(questions), envs.num_envs):
-        batch = questions[start : start + envs.num_envs]
+    episodes, transcripts, mine = [], [], distributed.own(questions)
+    for start in range(0, len(mine), envs.num_envs):
+        batch = mine[start : start + envs.num_envs]
         played = rollout(
             envs, policy, engine, questions=batch, max_new_tokens=max_new_tokens, temperature=temperature,
             transcripts=transcripts,
         )  # fmt: skip
         episodes += [trajectory.info for trajectory in played]
-    return summarize(name, episodes, envs.envs[0].SCORE), transcripts
+    return summarize(name, distributed.joined(episodes), envs.envs[0].SCORE), distributed.joined(transcripts)
 
 
 def evaluate_script(envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], name: str) -> Row:
@@ -65,10 +65,10 @@ def evaluate_naive_rag(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int, name="Naive RAG"
 ) -> Row:
     """Naive RAG: the question itself is searched once, and the policy must answer from what came back."""
-    episodes = []
-    for start in range(0, len(questions), envs.num_envs):
-        episodes += _naive_rag_batch(envs, policy, engine, questions[start : start + envs.num_envs], max_new_tokens)
-    return summarize(name, episodes)
+    episodes, mine = [], distributed.own(questions)
+    for start in range(0, len(mine), envs.num_envs):
+        episodes += _naive_rag_batch(envs, policy, engine, mine[start : start + envs.num_envs], max_new_tokens)
+    return summarize(name, distributed.joined(episodes))
 
 
 def _naive_rag_batch(envs, policy, engine, questions: list[int], max_new_tokens: int) -> list[dict]:

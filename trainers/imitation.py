@@ -14,7 +14,13 @@ from trainers.setup import load_policy
 
 
 def continued(
-    base: Policy, envs: ToolVectorEnv, seed: int, seconds: float, pace: float, folder: Path
+    base: Policy,
+    envs: ToolVectorEnv,
+    seed: int,
+    seconds: float,
+    pace: float,
+    folder: Path,
+    patience: float = sft.PATIENCE,
 ) -> tuple[Policy, dict]:
     """``base``, as its cold start left it, taught whole episodes for ``seconds``.
 
@@ -24,6 +30,7 @@ def continued(
     Args:
         envs: training environments.
         folder: where the result is kept, and found by a second call for as many seconds.
+        patience: of the searcher that the cold start imitated.
 
     Returns:
         The policy, and the seconds ``asked`` for, those that it took, and its ``steps``.
@@ -34,7 +41,9 @@ def continued(
         policy, steps, begin = copy.deepcopy(base), max(1, round(seconds / pace)), time.monotonic()
         with Progress(steps, description="more imitation") as progress:
             rng = random.Random(f"more imitation:{seed}")
-            lessons = sft.cut(partial(sft.episodes, policy, envs, rng), rng)  # the cold start's last, with other draws
+            lessons = sft.cut(
+                partial(sft.episodes, policy, envs, rng, patience), rng
+            )  # the cold start's last, with other draws
             batches = (("episodes", batch) for batch in lessons)
             sft.fit(policy, batches, steps, lambda step, lesson, loss: progress.update(step, loss=loss))
         took = time.monotonic() - begin

@@ -66,7 +66,9 @@ def runs_trees(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) ->
     """Whether a model takes positions and a mask that says which tokens each token sees; some kinds of attention and of
     positions do not. Tried on two branches: the ids, and their first half twice."""
     branches = [ids, ids[: len(ids) // 2] * 2]
-    sequences = [Sequence(ids=b, mask=[False] * len(b), logprobs=[0.0] * len(b), rewards=[0.0] * len(b)) for b in branches]
+    sequences = [
+        Sequence(ids=b, mask=[False] * len(b), logprobs=[0.0] * len(b), rewards=[0.0] * len(b)) for b in branches
+    ]
     batch = collate_sequences(sequences, [0, 1], 0).to(next(backbone.parameters()).device)
     plain, where = hidden_states(backbone, batch, dtype, trees=False)
     try:

@@ -6,6 +6,7 @@ from trainers import penalties
 from trainers.arguments import PolicyArgs
 from trainers.kl import KLPenalty
 from trainers.losses import aggregate, cispo_loss, clipped_policy_loss, gspo_loss, kl_k3, sequence_mean
+from trainers.mismatch import mismatch
 from trainers.passes import by_parts
 from trainers.policy import Policy
 from trainers.trajectory import Batch
@@ -66,12 +67,16 @@ def is_clipped(args: PolicyArgs, logprobs: torch.Tensor, part: Batch) -> torch.T
     return (ratio < 1 - low) | (ratio > 1 + high)
 
 
-def corrected(batch: Batch, policy: Policy, args: PolicyArgs) -> Batch:
+def corrected(batch: Batch, policy: Policy, args: PolicyArgs) -> tuple[Batch, dict[str, float]]:
     """The batch for a sampler whose probabilities are not quite the trainer's: each token's loss is weighted, and the
-    ratio is taken to the trainer's own log-probabilities before the update."""
-    if args.importance == "none":
-        return batch
+    ratio is taken to the trainer's own log-probabilities before the update. And how far the two are apart, where the
+    sampler is another program."""
+    if args.importance == "none" and args.engine == "transformers":
+        return batch, {}
     own = by_parts(lambda part: policy.logprobs(part, args.temperature)[0], batch, args.max_tokens_per_micro_batch)
+    metrics = mismatch(own, batch.logprobs, batch.mask)
+    if args.importance == "none":
+        return batch, metrics
     if args.importance == "sequence":
         weights = penalties.sequence_masked_importance(own, batch.logprobs, batch.mask)
     else:
@@ -79,4 +84,4 @@ def corrected(batch: Batch, policy: Policy, args: PolicyArgs) -> Batch:
         weights = weigh(own, batch.logprobs)
     batch.extra |= {"sampler": batch.logprobs, "weights": weights}
     batch.logprobs = own
-    return batch
+    return batch, metrics

@@ -11,16 +11,18 @@ from functools import partial
 
 import numpy as np
 import torch
+from torch.distributed.tensor import DTensor
 
 from trainers.ablation import unmasked
 from trainers.adapters import reference_of, trained_parameters
 from trainers.arguments import PolicyArgs
+from trainers.distributed import added, ranks
 from trainers.kl import KLPenalty
 from trainers.objective import corrected, policy_loss
+from trainers.passes import own_parts
 from trainers.policy import Policy
 from trainers.selection import selected
 from trainers.training import Learner
-from trainers.passes import micro_batches
 from trainers.trajectory import Batch, Trajectory, collate, pack, unpack
 
 Metrics = dict[str, float]
@@ -61,10 +63,10 @@ def episodes_of(
     batch = collate(trajectories, policy.pad_id).to(policy.device)
     if not args.loss_mask:
         batch = unmasked(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
-    batch = corrected(batch, policy, args)
+    batch, metrics = corrected(batch, policy, args)
     size, returns = len(trajectories), [t.episode_return for t in trajectories]
     valid = torch.tensor([not t.failed for t in trajectories], device=policy.device)
-    metrics = penalty.prepare(batch, valid) if penalty is not None else {}
+    metrics |= penalty.prepare(batch, valid) if penalty is not None else {}
     rewards = pack(batch.rewards, batch, size)
     if penalty is not None and args.kl == "k1":
         returns = rewards.sum(1).tolist()
@@ -106,21 +108,29 @@ def gradient_steps(
             normalizer = int(batch.mask[rows].sum()) if args.normalize == "tokens" else len(rows)
             optimizer.zero_grad()
             rows = rows[used[rows]]
-            for part in micro_batches(batch[rows], args.max_tokens_per_micro_batch) if len(rows) else ():
+            for part, counts in own_parts(batch[rows], args.max_tokens_per_micro_batch) if len(rows) else ():
                 loss, metrics = loss_of(part, normalizer)
-                loss.backward()
-                loss_sum += loss.item()
-                count = int(part.mask.sum())
+                (loss * ranks() * counts).backward()  # times ranks: sharded gradients are averaged, and ours are a sum
+                loss_sum += loss.item() * counts
+                count = int(part.mask.sum()) * counts
                 tokens += count
                 for name, value in metrics.items():
                     means[name] = means.get(name, 0.0) + value * count
-            norms = [torch.nn.utils.clip_grad_norm_(g["params"], args.max_grad_norm) for g in optimizer.param_groups]
+            norms = [clip_norm(group["params"], args.max_grad_norm) for group in optimizer.param_groups]
             norm_sum += norms[0].item()
             if all(norm.isfinite() for norm in norms):  # or one such step would be the policy's last
                 optimizer.step()
-    means = {name: value / max(tokens, 1) for name, value in means.items()}
+    sums = added(means | {"loss": loss_sum, "tokens": tokens})
+    loss_sum, tokens = sums.pop("loss"), sums.pop("tokens")
+    means = {name: value / max(tokens, 1) for name, value in sums.items()}
     means |= {"loss": loss_sum / steps, "grad_norm": norm_sum / steps, "lr": optimizer.param_groups[0]["lr"]}
     return {f"policy/{name}": value for name, value in means.items()}
+
+
+def clip_norm(parameters: list[torch.nn.Parameter], most: float) -> torch.Tensor:
+    """Clip their gradients, sharded or not, by the norm of all of them, which is returned."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, most)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
 
 
 def update(

@@ -1,6 +1,8 @@
 """A causal language model, its tokenizer, and the little that a multi-turn conversation needs of both."""
 
 import re
+from collections import Counter
+from functools import lru_cache
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -28,6 +30,11 @@ class Policy:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model")
         # Without dropout, or a rollout and its update would see two different policies.
         self.model, self.tokenizer, self.dtype = model.eval(), tokenizer, dtype
+        self.fed: Counter[str] = (
+            Counter()
+        )  # tokens that went through the model, padding included: prefill, decode, update
+        # Attempts at one question read the same, again and again.
+        self._encoded = lru_cache(2**14)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
         self.eos_id = tokenizer.eos_token_id
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_id
         conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]
@@ -79,7 +86,7 @@ class Policy:
         return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
 
     def encode(self, text: str) -> list[int]:
-        return self.tokenizer(text, add_special_tokens=False).input_ids
+        return list(self._encoded(text))
 
     def _inert(self, text: str) -> str:
         """Text from outside, in which a control token that is spelled out stays text: a word joiner breaks it."""
@@ -117,6 +124,7 @@ class Policy:
             ``entropy_gradient`` asks for it.
         """
         hidden, where = hidden_states(self.model.base_model, batch, self.dtype, self.runs_trees)
+        self.fed["update"] += len(hidden)
         target_mask = batch.mask[:, 1:]
         nodes, which = where[:, :-1][target_mask].unique(return_inverse=True)
         of_tokens, of_nodes = token_logprobs(

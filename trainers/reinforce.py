@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 if __name__ == "__main__":  # run as a file, it finds the packages beside it
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 import tyro

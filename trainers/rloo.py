@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a file, it finds the packages beside it
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import torch
 import tyro

@@ -1,7 +1,6 @@
 """Many episodes at once: the policy takes turns with a vector of environments."""
 
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -10,6 +9,7 @@ from agent_envs.play import begin
 from agent_envs.vector import ToolVectorEnv
 from trainers.engine import Completion, Engine
 from trainers.policy import Policy
+from trainers.timing import Timing
 from trainers.trajectory import Step, Trajectory
 
 
@@ -24,6 +24,7 @@ def rollout(
     max_new_tokens: int = 64,
     temperature: float = 1.0,
     transcripts: list[list[dict]] | None = None,
+    timing: Timing | None = None,
 ) -> list[Trajectory]:
     """Play one episode in each environment to its end.
 
@@ -33,6 +34,7 @@ def rollout(
             there are environments.
         max_new_tokens: of one turn.
         transcripts: if given, filled with each episode's turns as text (observation, action, reward, terms).
+        timing: if given, gets what ``prefill`` (of new ids), ``decode`` and ``tools`` took.
 
     Returns:
         One trajectory per environment played, in order.
@@ -44,13 +46,13 @@ def rollout(
     instructions = infos["instructions"]
     contexts = {i: policy.prompt_ids(instructions[i], observations[i]) for i in range(count)}
     said: list[list[dict]] = [[] for _ in range(count)]
-    step = partial(_beside, envs, engine) if _waits(envs) else lambda actions: (envs.step(actions), {})
-    engine.submit(contexts, max_new_tokens, temperature)
-    completions = engine.finished()
+    play = _Play(envs, engine, timing or Timing(), max_new_tokens, temperature)
+    completions = play.submit(contexts, sum(map(len, contexts.values())))
     while contexts:
         actions = [policy.decode(completions[i].tokens) if i in completions else None for i in range(len(envs.envs))]
         before, anchors = observations, {i: envs.envs[i].anchor() for i in completions}
-        (observations, rewards, terminated, truncated, infos), following = step(actions)
+        (observations, rewards, terminated, truncated, infos), following = play.step(actions)
+        new = 0
         for i in completions:
             done, trajectory = completions[i], trajectories[i]
             trajectory.anchors.append(anchors[i])
@@ -71,27 +73,54 @@ def rollout(
                 del contexts[i]
             elif "context" in infos and infos["_context"][i]:  # rewritten: the next step starts a sequence of its own
                 contexts[i] = policy.prompt_ids(instructions[i], infos["context"][i])
+                new += len(contexts[i])
             else:
-                contexts[i] = contexts[i] + done.tokens + policy.observation_ids(observations[i], done.tokens)
-        engine.submit({i: contexts[i] for i in completions if i in contexts}, max_new_tokens, temperature)
-        completions = following or engine.finished()
+                seen = policy.observation_ids(observations[i], done.tokens)
+                contexts[i] = contexts[i] + done.tokens + seen
+                new += len(seen)
+        completions = play.submit({i: contexts[i] for i in completions if i in contexts}, new, following)
     engine.reset()  # keys and values need not lie in memory while what was played is learned from
     if transcripts is not None:
         transcripts += said
     return trajectories
 
 
-def _waits(envs: ToolVectorEnv) -> bool:
-    """Whether there are tools that spend their time waiting, for a server or for a process."""
-    return any(getattr(tool, "waits", False) for env in envs.envs for tool in env.tools.values())
+class _Play:
+    """An engine and environments at work, by turns or beside each other."""
 
+    def __init__(self, envs: ToolVectorEnv, engine: Engine, timing: Timing, max_new_tokens: int, temperature: float):
+        self.envs, self.engine, self.timing = envs, engine, timing
+        self.max_new_tokens, self.temperature = max_new_tokens, temperature
+        # Tools that spend their time waiting, for a server or for a process, need not be waited for by all.
+        self.beside = any(getattr(tool, "waits", False) for env in envs.envs for tool in env.tools.values())
 
-def _beside(envs: ToolVectorEnv, engine: Engine, actions: list[str | None]) -> tuple[tuple, dict[int, Completion]]:
-    """A step of the environments while the other open turns go on, until some are complete. What happens in what order
-    does not depend on how long it takes, so a seed repeats; tools that do not wait are better left to large batches."""
-    with ThreadPoolExecutor(1) as pool:
-        following = pool.submit(engine.finished)
-        return envs.step(actions), following.result()
+    def submit(self, prompts: dict[int, list[int]], new: int, completions: dict[int, Completion] | None = None):
+        """Begin turns, and return some that are complete: those that are known, or the next ones."""
+        with self.timing.measure("prefill", new):
+            self.engine.submit(prompts, self.max_new_tokens, self.temperature)
+        return completions or self._finished()
+
+    def step(self, actions: list[str | None]) -> tuple[tuple, dict[int, Completion]]:
+        """A step of the environments; and turns that were completed while their tools waited.
+
+        What happens in what order does not depend on how long it takes, so a seed repeats. Where tools do not wait, it is
+        better to go on with all turns in one batch.
+        """
+        if not self.beside:
+            return self._step(actions), {}
+        with ThreadPoolExecutor(1) as pool:
+            following = pool.submit(self._finished)
+            return self._step(actions), following.result()
+
+    def _step(self, actions: list[str | None]) -> tuple:
+        with self.timing.measure("tools"):
+            return self.envs.step(actions)
+
+    def _finished(self) -> dict[int, Completion]:
+        with self.timing.measure("decode"):
+            completions = self.engine.finished()
+        self.timing.count("decode", sum(len(done.tokens) for done in completions.values()))
+        return completions
 
 
 def _start(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | None, group_size: int):

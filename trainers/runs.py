@@ -17,7 +17,7 @@ from trainers.setup import load_policy
 # What a resumed run may do otherwise than before: none of these changes a gradient step.
 _FREE = {
     "updates", "eval_every", "eval_questions", "eval_temperature", "final_questions", "save_every", "out", "resume",
-    "log", "stop_on_collapse", "max_tokens_per_micro_batch", "gradient_checkpointing",
+    "log", "stop_on_collapse", "max_tokens_per_micro_batch", "gradient_checkpointing", "vllm_url", "vllm_kv_gib",
 }  # fmt: skip
 
 

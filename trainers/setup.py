@@ -1,4 +1,4 @@
-"""Make the environments and the policy that the command line asks for."""
+"""Make the environments, the policy and the engine that the command line asks for."""
 
 import json
 from pathlib import Path
@@ -10,7 +10,8 @@ from transformers.utils import logging
 
 import agent_envs  # noqa: F401  (registers the ids)
 from agent_envs.vector import ToolVectorEnv
-from trainers import adapters
+from trainers import adapters, distributed
+from trainers.engine import Engine, TransformersEngine
 from trainers.memory import round_frozen
 from trainers.policy import Policy
 
@@ -28,6 +29,28 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
     if taken := {"split", "num_envs"} & set(arguments):
         raise ValueError(f"{sorted(taken)} cannot be among the environment arguments: the command sets them itself")
     return gymnasium.make_vec(id, num_envs=num_envs, split=split, **arguments)
+
+
+def make_engine(
+    name: str, policy: Policy, stop: tuple[str, ...], vllm_url: tuple[str, ...] = (), vllm_kv_gib: float = 2.0
+) -> Engine:
+    """What samples: "transformers", or "vllm" in this process or, where there are addresses, on servers, one for each
+    process.
+
+    Raises:
+        ValueError: there are not as many servers as processes.
+    """
+    if name == "transformers":
+        return TransformersEngine(policy, stop)
+    if not vllm_url:
+        from trainers.vllm_engine import VLLMEngine
+
+        return VLLMEngine(policy, stop, vllm_kv_gib)
+    from trainers.vllm_server import VLLMServer
+
+    if len(vllm_url) != distributed.ranks():
+        raise ValueError(f"vllm_url must name {distributed.ranks()} servers, one for each process, got {vllm_url}")
+    return VLLMServer(policy, stop, vllm_url[distributed.rank()])
 
 
 def default_device() -> str:

@@ -16,6 +16,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 
 import gymnasium
@@ -42,6 +43,7 @@ CURRICULUM = (
 OTHER_TASKS = ((0.15, ("repetition",)), (0.85, ("episodes",) * 4 + ("repetition",)))  # without a corpus to read in
 STEPS = 2800
 TOKENS_PER_STEP = 1250
+PATIENCE = 0.3  # how often the searcher that is imitated goes on after an article
 POOL = 256  # lessons made at a time, from one fresh world
 
 
@@ -81,20 +83,21 @@ def fit(
 
 
 def cold_start(
-    envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int, str, float], None]
+    envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int, str, float], None], patience: float = PATIENCE
 ) -> tuple[Policy, float]:
     """Make the tiny policy and teach it the tools; a second call with the same arguments loads it from the cache.
 
     Args:
         envs: training environments, where the demonstrations are played.
         report: called as ``report(step, lesson, loss)`` after each gradient step.
+        patience: of the searcher that is imitated.
 
     Returns:
         The policy, and the seconds that teaching it took, also where that was in an earlier run. The random state is
         the same in both cases.
     """
     torch.manual_seed(seed)
-    folder = _cache_folder(envs, seed, steps)
+    folder = _cache_folder(envs, seed, steps, patience)
     if checkpoint.is_checkpoint(folder):
         _, extra = checkpoint.load_state(folder, [])
         print(f"The cold start is that of an earlier run: {folder}", file=sys.stderr)
@@ -103,7 +106,7 @@ def cold_start(
     world = World(3000, seed)
     tokenizer = tiny.make_tokenizer(_texts(world, envs))
     policy = Policy(tiny.make_model(len(tokenizer)).to(default_device()), tokenizer)
-    fit(policy, _batches(policy, envs, seed, steps), steps, report)
+    fit(policy, _batches(policy, envs, seed, steps, patience), steps, report)
     extra = {"seconds": time.monotonic() - begin}
     checkpoint.save(folder, model=policy.model, tokenizer=tokenizer, optimizers=[], step=steps, extra=extra)
     return policy, extra["seconds"]
@@ -131,7 +134,9 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     yield from (q.question for q in task.questions)
 
 
-def _batches(policy: Policy, envs: ToolVectorEnv, seed: int, steps: int) -> Iterator[tuple[str, list[Sequence]]]:
+def _batches(
+    policy: Policy, envs: ToolVectorEnv, seed: int, steps: int, patience: float = PATIENCE
+) -> Iterator[tuple[str, list[Sequence]]]:
     rng = random.Random(f"lessons:{seed}")
     words = _words(policy)
 
@@ -145,7 +150,7 @@ def _batches(policy: Policy, envs: ToolVectorEnv, seed: int, steps: int) -> Iter
     make = {
         "repetition": lambda: lessons.repetition(POOL, words, rng),
         "browsing": browsing,
-        "episodes": lambda: episodes(policy, envs, rng),
+        "episodes": lambda: episodes(policy, envs, rng, patience),
     }
     batches = {name: cut(lessons_of, rng) for name, lessons_of in make.items()}
     for share, names in CURRICULUM if hasattr(envs.envs[0], "questions") else OTHER_TASKS:
@@ -154,7 +159,7 @@ def _batches(policy: Policy, envs: ToolVectorEnv, seed: int, steps: int) -> Iter
             yield name, next(batches[name])
 
 
-def episodes(policy: Policy, envs: ToolVectorEnv, rng: random.Random) -> list[Sequence]:
+def episodes(policy: Policy, envs: ToolVectorEnv, rng: random.Random, patience: float = PATIENCE) -> list[Sequence]:
     """POOL whole episodes to imitate: of a hasty searcher, in a fresh world where there is one to make, or of an agent
     that fumbles in a quarter of them."""
     if not hasattr(envs.envs[0], "questions"):
@@ -162,7 +167,8 @@ def episodes(policy: Policy, envs: ToolVectorEnv, rng: random.Random) -> list[Se
         return lessons.demonstrations(envs, policy, numbers, lessons.fumbling, rng.getrandbits(32))
     stage = fresh_envs(envs, rng) if envs.envs[0].task.name == "miniwiki" else envs
     pool = range(len(stage.envs[0].questions))
-    return lessons.demonstrations(stage, policy, rng.choices(pool, k=POOL), qa_scripts.hasty, rng.getrandbits(32))
+    hasty = partial(qa_scripts.hasty, patience=patience)
+    return lessons.demonstrations(stage, policy, rng.choices(pool, k=POOL), hasty, rng.getrandbits(32))
 
 
 def _words(policy: Policy) -> list[int]:
@@ -191,7 +197,7 @@ def cut(make: Callable[[], list[Sequence]], rng: random.Random) -> Iterator[list
         yield from batches
 
 
-def _cache_folder(envs: ToolVectorEnv, seed: int, steps: int) -> Path:
+def _cache_folder(envs: ToolVectorEnv, seed: int, steps: int, patience: float = PATIENCE) -> Path:
     """Named by what the result depends on: the lessons and how they are taught, the environment, seed and steps."""
     code = "".join(inspect.getsource(module) for module in (sys.modules[__name__], tiny, lessons, qa_scripts))
     asks = hasattr(envs.envs[0], "questions")
@@ -200,6 +206,6 @@ def _cache_folder(envs: ToolVectorEnv, seed: int, steps: int) -> Path:
     kwargs = json.dumps({n: v for n, v in envs.spec.kwargs.items() if n not in without}, sort_keys=True, default=str)
     played = play_many(envs, list(range(8)), qa_scripts.hasty if asks else lessons.fumbling)
     played = repr([(turn["observation"], turn["action"]) for turns in played for turn in turns])
-    what = f"{code}{envs.spec.id}{kwargs}{evaluate.source_of(envs)}{played}{POOL}{seed}{steps}"
+    what = f"{code}{envs.spec.id}{kwargs}{evaluate.source_of(envs)}{played}{POOL}{seed}{steps}{patience}"
     root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
     return Path(root) / "tiny" / hashlib.sha256(what.encode()).hexdigest()[:16]

@@ -19,7 +19,7 @@ import sys
 from pathlib import Path
 
 if __name__ == "__main__":  # run as a file, it finds the packages beside it
-    sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
 
 import tyro
 

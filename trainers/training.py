@@ -11,16 +11,18 @@ import numpy as np
 import torch
 
 from agent_envs.vector import ToolVectorEnv
-from trainers import evaluate, runs, sft
+from trainers import distributed, evaluate, runs, sft
 from trainers.arguments import TrainArgs
-from trainers.engine import TransformersEngine
+from trainers.engine import Engine
 from trainers.evaluate import evaluate_policy
 from trainers.logger import METRICS_FILE, Logger, Progress, check_sinks, read_metrics
 from trainers.memory import recompute_activations
 from trainers.policy import Policy
 from trainers.rollout import check_formats, rollout
 from trainers.selection import refilled
-from trainers.setup import load_policy, make_envs
+from trainers.setup import load_policy, make_engine, make_envs
+from trainers.sharding import started
+from trainers.timing import Timing
 from trainers.trajectory import Trajectory, to_sequences
 from trainers.watch import Watch, informed, learned, measured
 
@@ -42,20 +44,25 @@ class Learner:
     modules: dict[str, torch.nn.Module] = field(default_factory=dict)
 
 
+@distributed.processes()
 def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy], Learner]) -> dict:
-    """A whole run: returns its summary, which ``summary.json`` in its folder holds as well.
+    """A whole run: returns its summary, which ``summary.json`` in its folder holds as well. Started by torchrun, it is one
+    run of all processes, each of which plays its share of the questions.
 
     Args:
         algorithm: its short name, for the folder of the run.
         title: what the trained policy is called in the table.
         start: makes the learner of a policy.
     """
+    check_shares(args)
     torch.manual_seed(args.seed)
     run = runs.choose_folder(args, algorithm)
     check_sinks(args.log)
 
     # environments
-    envs = make_envs(args.env, args.env_kwargs, "train", args.questions_per_update * args.group_size)
+    envs = make_envs(
+        args.env, args.env_kwargs, "train", args.questions_per_update // distributed.ranks() * args.group_size
+    )
     held_out = make_envs(args.env, args.env_kwargs, "validation", 64)
     check_apart(envs, held_out)
     check_formats(envs)
@@ -65,29 +72,35 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
     score = held_out.envs[0].SCORE
 
     # policy
-    policy, seconds_cold_start = starting_policy(args, envs)
-    engine = TransformersEngine(policy, envs.envs[0].stop)
+    with distributed.first_before_others():
+        policy, seconds_cold_start = starting_policy(args, envs)
+    distributed.same_weights(policy.model)
+    distributed.reseed(args.seed)
+    engine = make_engine(args.engine, policy, envs.envs[0].stop, args.vllm_url, args.vllm_kv_gib)
     evaluate_now = partial(evaluate_policy, held_out, policy, engine, max_new_tokens=args.max_new_tokens, name="")
 
     def validated() -> dict[str, float]:
         # In a random state of its own, so that how often one looks changes nothing.
         with torch.random.fork_rng():
-            torch.manual_seed(args.seed)
+            torch.manual_seed(args.seed + distributed.rank())
             row, _ = evaluate_now(eval_questions, temperature=args.eval_temperature)
         return evaluation_metrics(row, score)
 
     rows = baselines(held_out, policy, engine, final_questions, args)
-    learner = start(policy)
+    learner = started(start, policy)
     first = runs.resume(run, policy, learner.optimizers, learner.modules) if args.resume else 0
     if first > args.updates:
         raise ValueError(f"{run} has had {first} updates already: updates must be at least as many, got {args.updates}")
 
     # training
     with (
-        Logger(run, args.log, asdict(args), resume_from=first + 1 if first else 0) as logger,
+        distributed.folder_of_records(run) as records,
+        Logger(
+            records, args.log if records == run else (), asdict(args), resume_from=first + 1 if first else 0
+        ) as logger,
         Progress(args.updates, "updates", algorithm, first) as progress,
     ):
-        lines = read_metrics(run / METRICS_FILE)
+        lines = read_metrics(records / METRICS_FILE)
         watch, played = Watch(score, lines), int(lines[-1]["episodes"]) if lines else 0
         if not first:
             metrics = validated() | {"episodes": 0}
@@ -105,13 +118,15 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
                 done, reward=metrics["train/return"], turns=metrics["train/turns"],
                 tokens_per_s=metrics["tokens/per_second"], **{score: metrics[f"train/{score}"]},
             )  # fmt: skip
-            stopped = watch.see(done, metrics, progress) and args.stop_on_collapse
+            stopped = distributed.agreed(watch.see(done, metrics, progress) and args.stop_on_collapse)
             if done % args.save_every == 0 or done == args.updates or stopped:
                 runs.save(run, policy, learner.optimizers, learner.modules, done, args)
 
     # report
     row, transcripts = evaluate_now(final_questions, name=title)
     rows.append(row)
+    if distributed.rank():
+        return distributed.agreed({})
     reached = {r["name"]: r[score] for r in rows}
     summary = {
         "env": args.env, "source": evaluate.source_of(held_out), "train_source": evaluate.source_of(envs),
@@ -124,23 +139,29 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
         "evaluation": {n: v for n, v in asdict(args).items() if n.startswith("eval_") or n == "final_questions"},
     }  # fmt: skip
     runs.write_report(run, summary, transcripts)
-    return summary
+    return distributed.agreed(summary)
 
 
 def one_update(
-    args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: TransformersEngine, learner: Learner, number: int,
+    args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, learner: Learner, number: int,
     score: str,
 ) -> dict[str, float]:  # fmt: skip
     """Episodes and what is learned from them; update ``number`` draws the same questions in every run of a seed."""
-    clock = time.monotonic()
+    clock, timing = time.monotonic(), Timing()
+    policy.fed.clear()
     rng = np.random.default_rng([args.seed, number])
+    distributed.reseed(args.seed, number)
 
     def play() -> list[Trajectory]:
         seeds = rng.integers(2**31, size=args.questions_per_update).tolist()
-        return rollout(
-            envs, policy, engine, seeds=seeds, group_size=args.group_size, max_new_tokens=args.max_new_tokens,
-            temperature=args.temperature,
+        own = rollout(
+            envs, policy, engine, seeds=distributed.own(seeds), group_size=args.group_size,
+            max_new_tokens=args.max_new_tokens, temperature=args.temperature, timing=timing,
         )  # fmt: skip
+        played = distributed.joined(own)
+        for i, trajectory in enumerate(played):
+            trajectory.group = i // args.group_size
+        return played
 
     played = play()
     seen = measured(envs, played)  # before a refill, whose questions are chosen
@@ -151,6 +172,7 @@ def one_update(
     seconds = time.monotonic() - clock
     metrics |= {"time/rollout": rolled - clock, "time/update": seconds - (rolled - clock)}
     metrics |= {"tokens/per_second": metrics["tokens/all"] / seconds, "episodes": float(len(played))}
+    metrics |= timing.taken() | {f"tokens/fed_{phase}": float(tokens) for phase, tokens in policy.fed.items()}
     return metrics | seen | learned(metrics)
 
 
@@ -188,8 +210,20 @@ def starting_policy(args: TrainArgs, envs: ToolVectorEnv) -> tuple[Policy, float
         return policy, 0.0
     with Progress(args.cold_start_steps, description="cold start") as progress:
         return sft.cold_start(
-            envs, args.seed, args.cold_start_steps, lambda step, lesson, loss: progress.update(step, loss=loss)
+            envs, args.seed, args.cold_start_steps, lambda step, lesson, loss: progress.update(step, loss=loss),
+            args.cold_start_patience,
+        )  # fmt: skip
+
+
+def check_shares(args: TrainArgs) -> None:
+    """What several processes do not share out."""
+    if args.questions_per_update % distributed.ranks():
+        raise ValueError(
+            f"questions_per_update must be a multiple of the number of processes, {distributed.ranks()}, as each plays "
+            f"whole groups; got {args.questions_per_update}"
         )
+    if distributed.ranks() > 1 and getattr(args, "share_layers", False):
+        raise ValueError("share_layers is for one process: with several the critic needs layers of its own")
 
 
 def check_apart(envs: ToolVectorEnv, held_out: ToolVectorEnv) -> None:

@@ -10,12 +10,12 @@ from dataclasses import replace
 import torch
 
 from agent_envs.vector import ToolVectorEnv
-from trainers import filters
+from trainers import distributed, filters
 from trainers.arguments import TrainArgs
 from trainers.logger import Progress
 from trainers.monitor import EchoTrapMonitor, mutual_information, repeated_ngrams
-from trainers.policy import Policy
 from trainers.passes import by_parts
+from trainers.policy import Policy
 from trainers.trajectory import Trajectory, collate
 
 _PREFIX = "monitor/"
@@ -30,15 +30,16 @@ def measured(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[str, float
     returns = torch.tensor([t.episode_return for t in episodes])
     groups, valid = torch.tensor([t.group for t in episodes]), torch.tensor([not t.failed for t in episodes])
     sampled = [step.tokens for t in episodes for step in t.steps]
-    turns = [turn for env in envs.envs for turn in env.history.turns]
+    turns = [(turn.error is None, bool(turn.calls)) for env in envs.envs for turn in env.history.turns]
+    turns = distributed.joined(turns)
     numbers = {
         "reward_deviation": filters.group_deviation(returns, groups, valid)[0].mean().item(),
         "response_length": sum(map(len, sampled)) / len(sampled),
         "repetition": sum(map(repeated_ngrams, sampled)) / len(sampled),
-        "valid_turns": sum(turn.error is None for turn in turns) / len(turns),
+        "valid_turns": sum(valid for valid, _ in turns) / len(turns),
     }
     if any(env.tools for env in envs.envs):
-        numbers["search_rate"] = sum(bool(turn.calls) for turn in turns) / len(turns)
+        numbers["search_rate"] = sum(calls for _, calls in turns) / len(turns)
     return {_PREFIX + name: value for name, value in numbers.items()}
 
 

@@ -80,6 +80,14 @@ def test_demonstrations_teach_exactly_the_turns(policy, envs):
         assert [re.sub(r"> ", ">", text).strip() for text in said] == expected
 
 
+@pytest.mark.parametrize("patience", [0.0, 1.0])
+def test_whom_the_cold_start_imitates(policy, envs, patience, monkeypatch):
+    monkeypatch.setattr(sft, "POOL", 16)
+    for sequence in sft.episodes(policy, envs, random.Random(0), patience):
+        said = "".join(text for taught, text in pieces(policy, sequence) if taught)
+        assert said.count("<search>") == (1 if patience == 0 else 2)
+
+
 def test_the_cold_start_learns_is_kept_and_depends_on_its_arguments(envs, tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
     monkeypatch.setattr(sft, "POOL", 64)
@@ -105,12 +113,17 @@ def test_the_cold_start_learns_is_kept_and_depends_on_its_arguments(envs, tmp_pa
 def test_what_does_not_change_the_cold_start_finds_the_same_one():
     """Groups of another size, other rewards: a comparison starts from one policy."""
 
-    def folder(count=8, seed=0, **own):
+    def folder(count=8, seed=0, patience=0.3, **own):
         kwargs = json.dumps({**json.loads(SMALL), **own})
-        return sft._cache_folder(make_envs("AgentR1/MiniWiki-v0", kwargs, "train", count), seed, 24)
+        return sft._cache_folder(make_envs("AgentR1/MiniWiki-v0", kwargs, "train", count), seed, 24, patience)
 
     assert folder() == folder(16) == folder(rewards="search_r1") == folder(rewards={"progress": 0.0})
-    assert len({folder(), folder(seed=1), folder(k=1), folder(types=["bridge"]), folder(max_turns=4)}) == 5
+    assert (
+        len(
+            {folder(), folder(seed=1), folder(k=1), folder(types=["bridge"]), folder(max_turns=4), folder(patience=0.2)}
+        )
+        == 6
+    )
 
 
 def test_a_real_benchmark_is_learned_from_its_own_questions(tmp_path, monkeypatch):

@@ -1,0 +1,120 @@
+"""Two processes against one: the same batch gives the same losses, gradients and weights; and a run of two is a run."""
+
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from two_processes import CASES, RUN, learn, make_episodes
+
+from trainers import checkpoint, distributed, passes, ppo
+from trainers.logger import read_metrics
+from trainers.setup import load_policy
+from trainers.training import check_shares
+from trainers.trajectory import collate
+
+
+@pytest.fixture(scope="module")
+def of_two(tmp_path_factory):
+    """The folder that two processes left, and what each of them found."""
+    folder = tmp_path_factory.mktemp("two")
+    ours = {"AGENT_ENVS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    ours |= {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}  # or it looks the host's name up
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    script = Path(__file__).with_name("two_processes.py")
+    done = subprocess.run(
+        [*torchrun, script, folder], env=os.environ | ours, timeout=300, capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return folder, [torch.load(folder / f"{rank}.pt") for rank in range(2)], done.stdout
+
+
+@pytest.mark.parametrize("name", [*CASES, "few"])
+def test_two_processes_learn_what_one_does(name, of_two, tmp_path):
+    folder, both, _ = of_two
+    found = [each[name] for each in both]
+    expected = learn("grpo", tmp_path, count=3) if name == "few" else learn(name, tmp_path / "checkpoint")
+    assert any(g.abs().max() > 1e-4 for g in expected["gradients"])
+    for got, wanted in zip(found[0]["gradients"], expected["gradients"], strict=True):
+        torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)
+    for each in found:
+        for got, wanted in zip(each["metrics"], expected["metrics"], strict=True):
+            assert got == pytest.approx(wanted, rel=1e-4, abs=1e-6)
+        assert each["metrics"][0]["policy/loss"] == pytest.approx(expected["metrics"][0]["policy/loss"], abs=1e-6)
+        for got, wanted in zip(each["weights"], expected["weights"], strict=True):
+            torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
+    for a, b in zip(found[0]["weights"], found[1]["weights"], strict=True):
+        assert torch.equal(a, b)  # or the processes would play different policies
+    if name == "ppo":  # and its checkpoint is one process's: whole
+        got, wanted = (
+            torch.load(where / checkpoint.STATE_FILE, weights_only=True)
+            for where in (folder / name, tmp_path / "checkpoint")
+        )
+        for part in ("optimizers", "modules"):
+            torch.testing.assert_close(got[part], wanted[part], rtol=0, atol=1e-6)
+
+
+def test_a_run_of_two_processes_is_one_run_that_one_process_goes_on_with(of_two, monkeypatch, capsys):
+    folder, _, said = of_two
+    run = folder / "run"
+    assert said.count("A sample episode") == 1  # the second process says nothing
+    assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
+    lines = read_metrics(run / "metrics.jsonl")
+    assert [(line["step"], line["episodes"]) for line in lines] == [(0, 0), (1, 4), (2, 8)]
+    rows = json.loads((run / "summary.json").read_text())["rows"]
+    assert {row["episodes"] for row in rows} == {5}  # each question once, whoever played it
+    before = load_policy(run / "checkpoint-2", "cpu").model.state_dict()
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(folder / "cache"))
+    summary = ppo.main(replace(RUN, resume=run, updates=3))
+    assert summary["episodes"] == 12
+    after = load_policy(run / "checkpoint-3", "cpu").model.state_dict()
+    assert 0 < max((before[name] - after[name]).abs().max() for name in before) < 0.1
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3, 7])
+def test_every_row_is_passed_once_by_one_process(ranks, monkeypatch):
+    batch = collate(make_episodes(), 0)
+    batch.extra["row"] = torch.arange(len(batch.ids))[:, None].expand_as(batch.ids)
+    monkeypatch.setattr(distributed, "ranks", lambda: ranks)
+    monkeypatch.setattr(distributed, "joined", lambda counts: [*counts, 5])  # one process has five parts
+    rows, tokens = [], []
+    for rank in range(ranks):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        parts = passes.own_parts(batch, 100)
+        assert ranks == 1 or len(parts) >= 5
+        own = [int(row) for part, counts in parts if counts for row in part.extra["row"][:, 0]]
+        tokens.append(sum(int(batch.lengths[row]) for row in own))
+        rows += own
+    assert sorted(rows) == list(range(len(batch.ids)))
+    assert max(tokens) - min(tokens) <= int(batch.lengths.max())
+
+
+def test_processes_play_whole_groups(monkeypatch):
+    monkeypatch.setattr(distributed, "ranks", lambda: 3)
+    with pytest.raises(ValueError, match="multiple of the number of processes, 3"):
+        check_shares(replace(RUN, questions_per_update=4))
+    check_shares(replace(RUN, questions_per_update=6))
+    with pytest.raises(ValueError, match="share_layers"):
+        check_shares(replace(RUN, questions_per_update=6, share_layers=True))
+
+
+def test_one_process_is_given_back_what_it_gives():
+    assert distributed.own([1, 2, 3]) == distributed.joined([1, 2, 3]) == [1, 2, 3]
+    assert distributed.agreed("x") == "x"
+    assert distributed.added({"a": 1.5}) == {"a": 1.5}
+    state = torch.get_rng_state()
+    distributed.reseed(0)
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_slices_put_together_are_the_whole(monkeypatch):
+    monkeypatch.setattr(distributed, "ranks", lambda: 3)
+    found = []
+    for rank in range(3):
+        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
+        found += distributed.own(list(range(7)))
+    assert found == list(range(7))

@@ -1,0 +1,66 @@
+"""Where the time goes, of a real run."""
+
+import json
+
+import pytest
+import torch
+
+from trainers import grpo, profile
+from trainers.timing import Timing
+
+
+@pytest.fixture(scope="module")
+def run(letters, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("profile") / "run"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("AGENT_ENVS_CACHE", str(folder.parent / "cache"))
+        grpo.main(
+            grpo.Args(
+                env=letters, env_kwargs='{"entities": 60, "questions": 20, "max_turns": 2}', updates=3, cold_start_steps=2,
+                questions_per_update=2, group_size=3, max_new_tokens=4, eval_questions=2, final_questions=2, out=folder,
+            )
+        )  # fmt: skip
+    return folder
+
+
+def test_a_runs_phases_add_up(run, capsys):
+    result = profile.main(profile.Args(run=run))
+    assert json.loads(capsys.readouterr().out.splitlines()[-1]) == result
+    phases = result["phases"]
+    assert sum(phase["share"] for phase in phases.values()) == pytest.approx(1)
+    assert {"prefill", "decode", "tools", "update", "other"} == set(phases)
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][2:]  # of updates 2 and 3
+    whole = sum(line["time/rollout"] + line["time/update"] for line in lines) / 2
+    assert sum(phase["seconds"] for phase in phases.values()) == pytest.approx(whole, rel=0.01)
+    assert phases["decode"]["tokens"] == sum(line["tokens/action"] for line in lines) / 2
+    assert phases["prefill"]["flops"] == pytest.approx(
+        2 * result["weights"] * phases["prefill"]["fed"] / phases["prefill"]["seconds"]
+    )
+    assert min(result["limits"].values()) > 1e7
+
+
+def test_weights_that_multiply_each_token(make_policy, tmp_path):
+    for tied in (False, True):
+        model = make_policy("bytes").model
+        model.config.tie_word_embeddings = tied
+        model.save_pretrained(tmp_path / str(tied))
+        body = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name and "lm_head" not in name)
+        assert profile.weights_of(tmp_path / str(tied)) == body + model.get_output_embeddings().weight.numel()
+
+
+def test_what_is_no_run_is_said(run, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    with pytest.raises(ValueError, match="no run under runs/"):
+        profile.main(profile.Args())
+    with pytest.raises(ValueError, match=r"holds no metrics\.jsonl"):
+        profile.main(profile.Args(run=tmp_path))
+    with pytest.raises(ValueError, match="--skip leaves none"):
+        profile.main(profile.Args(run=run, skip=3))
+
+
+def test_timing_counts_what_fails_too():
+    timing = Timing()
+    with pytest.raises(ZeroDivisionError), timing.measure("x", 3):
+        torch.ones(1) / (1 // 0)
+    taken = timing.taken()
+    assert taken["tokens/x"] == 3.0 and taken["time/x"] >= 0

@@ -1,0 +1,25 @@
+import pytest
+
+from trainers.stops import Stops
+
+STOP = ("</search>", "</answer>")
+
+
+@pytest.mark.parametrize("kind", ["bytes", "bpe", "words"])
+@pytest.mark.parametrize("text", ["<search>the town</search>", "<think>so ☃</think><answer>the</answer>"])
+def test_a_turn_ends_with_the_token_that_completes_a_stop_string(make_policy, kind, text):
+    policy = make_policy(kind)
+    stops, ids = Stops(policy, STOP), policy.encode(text + " more text")
+    first = next(n for n in range(1, len(ids) + 1) if stops(ids[:n]))
+    said = policy.tokenizer.decode(ids[:first]).replace(" ", "")
+    assert said.startswith(text.replace(" ", ""))
+    before = policy.tokenizer.decode(ids[: first - 1]).replace(" ", "")
+    assert not before.startswith(text.replace(" ", ""))
+
+
+def test_ends_of_the_policy_end_turns(make_policy):
+    policy = make_policy("bytes")
+    for stop in ((), STOP):
+        stops = Stops(policy, stop)
+        assert all(stops([*policy.encode("hi"), end]) for end in policy.end_ids)
+        assert not stops(policy.encode("hi>"))

@@ -1,0 +1,117 @@
+"""What each of two processes does, for `test_distributed`: `torchrun --nproc-per-node 2 two_processes.py FOLDER`."""
+
+import random
+import sys
+from dataclasses import replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from trainers import checkpoint, distributed, grpo, ppo, reinforce, sharding
+from trainers.adapters import add_lora
+from trainers.memory import recompute_activations
+from trainers.optimize import policy_learner
+from trainers.policy import Policy
+from trainers.tiny import make_model, make_tokenizer
+from trainers.trajectory import Step, Trajectory
+
+# Several parts in each step, and a gradient that is not clipped.
+SMALL = {"max_tokens_per_micro_batch": 60, "max_grad_norm": 1e6, "lr": 1e-3}
+CASES = {
+    "grpo": grpo.Args(**SMALL),
+    "grpo-steps": grpo.Args(
+        **SMALL, epochs=2, minibatches=5, normalize="sequences", scale_by_std=True, turn_credit=True
+    ),
+    "grpo-kl": grpo.Args(**SMALL, kl_coef=0.1, kl_target=0.01, importance="tis", entropy_coef=0.01, minibatches=2),
+    "grpo-filter": grpo.Args(**SMALL, filter="uncertain", loss="gspo"),
+    "grpo-clipped": grpo.Args(**SMALL | {"max_grad_norm": 1e-2}),
+    "grpo-recompute": grpo.Args(**SMALL, minibatches=2),
+    "grpo-lora": grpo.Args(**SMALL, kl_coef=0.1),
+    "ppo": ppo.Args(**SMALL, kl_coef=0.1, kl="k1", minibatches=2),
+    "ppo-unmasked": ppo.Args(**SMALL, loss_mask=False, advantage_mask=False),
+    "reinforce": reinforce.Args(**SMALL, baseline="group"),
+}
+
+
+def make_episodes(count: int = 18, size: int = 50) -> list[Trajectory]:
+    """Made up: groups of three; turns and lengths differ; one context is rewritten, one episode failed."""
+    draw, made = random.Random(0), []
+
+    def some(least, most):
+        return [draw.randrange(5, size) for _ in range(draw.randint(least, most))]
+
+    for i in range(count):
+        prompt = made[-1].steps[0].prompt if i % 3 else some(2, 6)
+        trajectory, context = Trajectory(group=i // 3, failed=i == 7), prompt
+        for turn in range(draw.randint(1, 3)):
+            tokens = some(1, 8)
+            logprobs = [-draw.random() - 3 for _ in tokens]
+            trajectory.steps.append(
+                Step(prompt=context, tokens=tokens, logprobs=logprobs, reward=float(draw.randint(0, 2)))
+            )
+            trajectory.anchors.append(None)
+            context = some(2, 4) if (i, turn) == (4, 0) else context + tokens + some(0, 5)
+        made.append(trajectory)
+    return made
+
+
+def make_learner(name: str):
+    torch.manual_seed(0)
+    tokenizer = make_tokenizer(["the river town of the comet"])
+    model = make_model(len(tokenizer), hidden_size=32, layers=2, heads=2)
+    if name == "grpo-lora":
+        add_lora(model, 4, 8)
+    if name == "grpo-recompute":
+        recompute_activations(model)
+    policy, args = Policy(model, tokenizer), CASES[name]
+    advantages = reinforce.advantages if isinstance(args, reinforce.Args) else grpo.advantages
+    start = (
+        partial(ppo.start, args) if name.startswith("ppo") else partial(policy_learner, args, partial(advantages, args))
+    )
+    return policy, sharding.started(start, policy)
+
+
+def learn(name: str, folder: Path, count: int = 18) -> dict:
+    """An update; with PPO another one, after a checkpoint was saved and loaded. What came of it."""
+    policy, learner = make_learner(name)
+    (optimizer,) = learner.optimizers
+    for group in optimizer.param_groups:
+        group["eps"] = 0.1  # or AdamW's first step is the gradient's sign, also of one that is only rounding
+    metrics = [learner.update(make_episodes(count), np.random.default_rng(0))]
+    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
+    gradients = sharding.whole([torch.zeros(1) if g is None else g.clone() for g in gradients])
+    if name.startswith("ppo"):
+        save(folder, policy, learner)
+        distributed.agreed(None)  # the first one has written it
+        checkpoint.load_state(folder, learner.optimizers, learner.modules)
+        metrics.append(learner.update(make_episodes(count), np.random.default_rng(1)))
+    weights = [p.detach().clone() for p in policy.model.parameters()]
+    return {"metrics": metrics, "gradients": gradients, "weights": weights}
+
+
+def save(folder: Path, policy: Policy, learner) -> None:
+    checkpoint.save(
+        folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=learner.optimizers, step=1, extra={},
+        modules=learner.modules,
+    )  # fmt: skip
+
+
+RUN = ppo.Args(
+    env_kwargs='{"entities": 200, "questions": 40, "max_turns": 2}', cold_start_steps=5, updates=2, save_every=1,
+    questions_per_update=2, group_size=2, eval_questions=5, final_questions=5, max_new_tokens=8, kl_coef=0.1, kl_target=0.1,
+)  # fmt: skip
+
+
+def main(folder: Path) -> None:
+    with distributed.processes():
+        torch.set_num_threads(1)
+        found = {name: learn(name, folder / name) for name in CASES}
+        found["few"] = learn("grpo", folder / "few", count=3)
+        torch.save(found, folder / f"{distributed.rank()}.pt")
+        ppo.main(replace(RUN, out=folder / "run"))
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))

@@ -1,0 +1,141 @@
+"""Where the time of a run goes, and how near that is to what the machine can do.
+
+    python -m trainers.profile runs/grpo-MiniWiki-v0-0
+    python -m trainers.profile                            # the run that was written to last
+
+Of each phase: seconds an update, its share, the conversations' tokens, and those that went through the model: fewer where
+conversations share their beginnings, more by padding. Then what these passes are in floating-point operations, beside what
+a matrix product reaches on this machine now. Run it where the run was made, with as many threads, and nothing beside it.
+"""
+
+import json
+import sys
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated
+
+if __name__ == "__main__":  # run as a file, it finds the packages beside it
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trainers import adapters, checkpoint
+from trainers.logger import METRICS_FILE, read_metrics
+from trainers.setup import default_device
+
+# phase: its seconds, the conversations' tokens, those that went through the model, and the operations a weight and token
+PHASES = {
+    "prefill": ("time/prefill", "tokens/prefill", "tokens/fed_prefill", 2),
+    "decode": ("time/decode", "tokens/decode", "tokens/fed_decode", 2),
+    "tools": ("time/tools", None, None, 0),
+    "update": ("time/update", "tokens/all", "tokens/fed_update", 6),
+}
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Print where the time of a run goes."""
+
+    run: Annotated[Path | None, tyro.conf.Positional] = None
+    """Folder of a run; by default the one under runs/ that was written to last."""
+    skip: int = 1
+    """Updates to leave out at the beginning, where buffers grow and kernels are chosen."""
+
+
+def chosen(run: Path | None) -> Path:
+    if run is None:
+        found = sorted(Path("runs").glob(f"**/{METRICS_FILE}"), key=lambda file: file.stat().st_mtime)
+        if not found:
+            raise ValueError("there is no run under runs/: give the folder of one")
+        run = found[-1].parent
+    if not (run / METRICS_FILE).exists():
+        raise ValueError(f"{run} holds no {METRICS_FILE}: it is not the folder of a run")
+    return run
+
+
+def phases(lines: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Means over updates: ``seconds``, ``tokens`` and ``fed`` of each phase, and the rest of the rollout as ``other``."""
+    mean = lambda name: float(np.mean([line.get(name) or 0.0 for line in lines])) if name else 0.0  # noqa: E731
+    found = {
+        phase: {"seconds": mean(seconds), "tokens": mean(tokens), "fed": mean(fed)}
+        for phase, (seconds, tokens, fed, _) in PHASES.items()
+    }
+    parts = sum(found[phase]["seconds"] for phase in ("prefill", "decode", "tools"))
+    other = max(0.0, mean("time/rollout") - parts)  # tools may have run beside the decoding
+    return found | {"other": {"seconds": other, "tokens": 0.0, "fed": 0.0}}
+
+
+def weights_of(folder: Path) -> int:
+    """How many weights multiply each token: all but the embedding, which is looked up, unless the head is the same."""
+    config = AutoConfig.from_pretrained(adapters.base_of(folder) or folder)
+    with torch.device("meta"):
+        model = AutoModelForCausalLM.from_config(config)
+    size = sum(p.numel() for p in model.parameters())
+    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
+    return size - (0 if tied else model.get_input_embeddings().weight.numel())
+
+
+def limits(device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
+    """What this machine reaches now: ``flops`` a second in a large matrix product, ``bytes`` a second in a large copy."""
+    size = 1024 if device == "cpu" else 8192
+    a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
+    source = torch.empty(2**26 if device == "cpu" else 2**30, dtype=torch.uint8, device=device)
+    target = torch.empty_like(source)
+    return {
+        "flops": 2 * size**3 / _fastest(lambda: torch.mm(a, b), device),
+        "bytes": 2 * source.numel() / _fastest(lambda: target.copy_(source), device),
+    }
+
+
+def _fastest(job, device: str, repeats: int = 10) -> float:
+    best = float("inf")
+    for _ in range(repeats):
+        begin = time.perf_counter()
+        job()
+        if device != "cpu":
+            torch.cuda.synchronize()
+        best = min(best, time.perf_counter() - begin)
+    return best
+
+
+def main(args: Args) -> dict:
+    run = chosen(args.run)
+    lines = [line for line in read_metrics(run / METRICS_FILE) if "time/update" in line]
+    if len(lines) <= args.skip:
+        raise ValueError(f"{run} has {len(lines)} updates, of which --skip leaves none")
+    found, device = phases(lines[args.skip :]), default_device()
+    total = sum(phase["seconds"] for phase in found.values())
+    folder = checkpoint.latest(run)
+    weights, limit = weights_of(folder) if folder else 0, limits(device)
+    table = Table("phase", "s / update", "share", "tokens / s", "fed / tokens", "GFLOP/s", title=str(run))
+    for name, phase in sorted(found.items(), key=lambda item: -item[1]["seconds"]):
+        seconds = phase["seconds"] or float("inf")
+        operations = PHASES[name][3] * weights * phase["fed"] / seconds if name in PHASES else 0.0
+        phase |= {"share": phase["seconds"] / total, "flops": operations}
+        table.add_row(
+            name, f"{phase['seconds']:.3f}", f"{phase['share']:.0%}",
+            f"{phase['tokens'] / seconds:,.0f}" if phase["tokens"] else "",
+            f"{phase['fed'] / phase['tokens']:.2f}" if phase["tokens"] else "",
+            f"{operations / 1e9:.2f} ({operations / limit['flops']:.0%})" if operations else "",
+        )  # fmt: skip
+    console = Console()
+    console.print(table)
+    console.print(
+        f"{len(lines) - args.skip} updates; {weights:,} weights multiply each token; matrix products reach "
+        f"{limit['flops'] / 1e9:,.0f} GFLOP/s here in float32, copies {limit['bytes'] / 1e9:,.1f} GB/s ({device}, "
+        f"{torch.get_num_threads()} threads). Attention is not among the operations."
+    )
+    result = {"run": str(run), "weights": weights, "limits": limit, "phases": found}
+    print(json.dumps(result))
+    return result
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))
