@@ -38,6 +38,7 @@ from benchmarks import decode_side, trl_side
 from benchmarks.race import Pace, Runner, race
 from benchmarks.trl_start import first_prompts, starting_policy
 from trainers import grpo
+from trainers.batches import Batches
 from trainers.engine import TransformersEngine
 from trainers.optimize import policy_learner
 from trainers.setup import load_policy, make_envs
@@ -106,12 +107,12 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
     torch.manual_seed(args.seed)
     settings = args.trainer_args(str(start))
     envs, policy = make_envs(args.env, "{}", "train", args.episodes), load_policy(start, "cpu")
-    engine = TransformersEngine(policy, envs.envs[0].stop)
+    engine, batches = TransformersEngine(policy, envs.envs[0].stop), Batches(settings, policy)
     learner = policy_learner(settings, partial(grpo.advantages, settings), policy)
     lines = []
     pace()
     for number in range(args.rounds):
-        lines.append(one_update(settings, envs, policy, engine, learner, number, "em"))
+        lines.append(one_update(settings, envs, batches, engine, policy, learner, number, "em"))
         pace()
     names = ["episodes", "tokens/action", "train/turns", "train/return", "train/flat_groups"]
     names += ["time/rollout", "time/update"]

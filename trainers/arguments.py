@@ -41,6 +41,9 @@ class TrainArgs:
     """Sampling temperature of the rollouts."""
     max_new_tokens: int = 32
     """Longest turn, in tokens; a pretrained model that thinks needs several hundred."""
+    ahead: bool = False
+    """Play the next batch while this one is learned from, with a copy of the policy, as it was before: batches are one update
+    old. Consider ``importance tis``. Where there are cores or memory to spare, a step takes as long as the slower half."""
     max_grad_norm: float = 1.0
     """Gradient clipping."""
     max_tokens_per_micro_batch: int = 8192

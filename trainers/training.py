@@ -13,18 +13,17 @@ import torch
 from agent_envs.vector import ToolVectorEnv
 from trainers import distributed, evaluate, runs, sft
 from trainers.arguments import TrainArgs
+from trainers.batches import Batches
 from trainers.engine import Engine
 from trainers.evaluate import evaluate_policy
 from trainers.logger import METRICS_FILE, Logger, Progress, check_sinks, read_metrics
 from trainers.memory import recompute_activations
 from trainers.policy import Policy
-from trainers.rollout import check_formats, rollout
-from trainers.selection import refilled
+from trainers.rollout import check_formats
 from trainers.setup import load_policy, make_engine, make_envs
 from trainers.sharding import started
-from trainers.timing import Timing
 from trainers.trajectory import Trajectory, to_sequences
-from trainers.watch import Watch, informed, learned, measured
+from trainers.watch import Watch, informed, learned
 
 BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"  # names of rows
 
@@ -76,17 +75,21 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
         policy, seconds_cold_start = starting_policy(args, envs)
     distributed.same_weights(policy.model)
     distributed.reseed(args.seed)
-    engine = make_engine(args.engine, policy, envs.envs[0].stop, args.vllm_url, args.vllm_kv_gib)
-    evaluate_now = partial(evaluate_policy, held_out, policy, engine, max_new_tokens=args.max_new_tokens, name="")
+    batches = Batches(args, policy)
+    engine = make_engine(args.engine, batches.policy, envs.envs[0].stop, args.vllm_url, args.vllm_kv_gib)
+    evaluate_now = partial(
+        evaluate_policy, held_out, batches.policy, engine, max_new_tokens=args.max_new_tokens, name=""
+    )
 
     def validated() -> dict[str, float]:
+        batches.catch_up()
         # In a random state of its own, so that how often one looks changes nothing.
         with torch.random.fork_rng():
             torch.manual_seed(args.seed + distributed.rank())
             row, _ = evaluate_now(eval_questions, temperature=args.eval_temperature)
         return evaluation_metrics(row, score)
 
-    rows = baselines(held_out, policy, engine, final_questions, args)
+    rows = baselines(held_out, batches.policy, engine, final_questions, args)
     learner = started(start, policy)
     first = runs.resume(run, policy, learner.optimizers, learner.modules) if args.resume else 0
     if first > args.updates:
@@ -108,7 +111,7 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
             watch.see(0, metrics, progress)
         done, stopped = first, False
         while done < args.updates and not stopped:
-            metrics = one_update(args, envs, policy, engine, learner, done, score)
+            metrics = one_update(args, envs, batches, engine, policy, learner, done, score)
             done, played = done + 1, played + int(metrics["episodes"])
             metrics["episodes"] = played
             if done % args.eval_every == 0:
@@ -120,9 +123,11 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
             )  # fmt: skip
             stopped = distributed.agreed(watch.see(done, metrics, progress) and args.stop_on_collapse)
             if done % args.save_every == 0 or done == args.updates or stopped:
+                batches.catch_up()
                 runs.save(run, policy, learner.optimizers, learner.modules, done, args)
 
     # report
+    batches.catch_up()
     row, transcripts = evaluate_now(final_questions, name=title)
     rows.append(row)
     if distributed.rank():
@@ -143,36 +148,18 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
 
 
 def one_update(
-    args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, learner: Learner, number: int,
+    args: TrainArgs, envs: ToolVectorEnv, batches: Batches, engine: Engine, policy: Policy, learner: Learner, number: int,
     score: str,
 ) -> dict[str, float]:  # fmt: skip
     """Episodes and what is learned from them; update ``number`` draws the same questions in every run of a seed."""
-    clock, timing = time.monotonic(), Timing()
-    policy.fed.clear()
-    rng = np.random.default_rng([args.seed, number])
-    distributed.reseed(args.seed, number)
-
-    def play() -> list[Trajectory]:
-        seeds = rng.integers(2**31, size=args.questions_per_update).tolist()
-        own = rollout(
-            envs, policy, engine, seeds=distributed.own(seeds), group_size=args.group_size,
-            max_new_tokens=args.max_new_tokens, temperature=args.temperature, timing=timing,
-        )  # fmt: skip
-        played = distributed.joined(own)
-        for i, trajectory in enumerate(played):
-            trajectory.group = i // args.group_size
-        return played
-
-    played = play()
-    seen = measured(envs, played)  # before a refill, whose questions are chosen
-    played, episodes, of_refill = refilled(played, play, args)
-    rolled = time.monotonic()
-    seen |= informed(policy, episodes, args)
-    metrics = episode_metrics(played, score) | learner.update(episodes, rng) | of_refill
-    seconds = time.monotonic() - clock
-    metrics |= {"time/rollout": rolled - clock, "time/update": seconds - (rolled - clock)}
-    metrics |= {"tokens/per_second": metrics["tokens/all"] / seconds, "episodes": float(len(played))}
-    metrics |= timing.taken() | {f"tokens/fed_{phase}": float(tokens) for phase, tokens in policy.fed.items()}
+    begin = time.monotonic()
+    batch = batches.next(envs, engine, number)
+    policy.fed["update"] = 0
+    seen = informed(policy, batch.episodes, args)
+    metrics = episode_metrics(batch.played, score) | learner.update(batch.episodes, batch.rng) | batch.metrics
+    seconds = time.monotonic() - begin
+    metrics |= {"time/update": seconds - metrics["time/rollout"], "tokens/fed_update": float(policy.fed["update"])}
+    metrics |= {"tokens/per_second": metrics["tokens/all"] / seconds, "episodes": float(len(batch.played))}
     return metrics | seen | learned(metrics)
 
 
@@ -217,6 +204,8 @@ def starting_policy(args: TrainArgs, envs: ToolVectorEnv) -> tuple[Policy, float
 
 def check_shares(args: TrainArgs) -> None:
     """What several processes do not share out."""
+    if args.ahead and distributed.ranks() > 1:
+        raise ValueError("ahead is for one process: several would have to agree in the middle of an update")
     if args.questions_per_update % distributed.ranks():
         raise ValueError(
             f"questions_per_update must be a multiple of the number of processes, {distributed.ranks()}, as each plays "

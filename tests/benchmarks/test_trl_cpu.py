@@ -1,6 +1,7 @@
 """The benchmark against TRL, in what runs without TRL: both sides must get the same work."""
 
 import importlib.util
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -10,7 +11,7 @@ from benchmarks import decode_side, trl_cpu
 from benchmarks.trl_cpu import Args
 from benchmarks.trl_environment import CALLS, TEMPLATE, Environment
 from benchmarks.trl_side import Tally
-from trainers import tiny, training
+from trainers import batches, tiny
 from trainers.policy import Policy
 
 ENV = "AgentR1/MiniWiki-v0"
@@ -55,10 +56,10 @@ def test_the_questions_are_those_of_our_updates(monkeypatch):
         drawn.extend(seeds)
         raise Stop
 
-    monkeypatch.setattr(training, "rollout", rollout)
+    monkeypatch.setattr(batches, "rollout", rollout)
     for number in range(args.rounds):
         with pytest.raises(Stop):
-            training.one_update(args.trainer_args(), None, None, None, None, number, "em")
+            batches.play(args.trainer_args(), None, SimpleNamespace(fed={}), None, number)
     assert drawn == args.question_seeds() and len(set(drawn)) == 12
 
 

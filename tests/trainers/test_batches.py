@@ -1,0 +1,92 @@
+"""Batches that are played one ahead."""
+
+import pytest
+import torch
+
+from trainers import batches as playing
+from trainers import distributed, grpo, training
+from trainers.batches import Batches
+from trainers.logger import read_metrics
+from trainers.setup import load_policy, make_engine, make_envs
+from trainers.trajectory import collate
+
+SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
+
+
+@pytest.fixture(scope="module")
+def model(make_policy, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("model")
+    policy = make_policy("bytes")
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def arguments(letters, model, **changes):
+    common = dict(
+        env=letters, env_kwargs=SMALL, model=model, updates=4, questions_per_update=2, group_size=3, lr=0.01,
+        max_new_tokens=6, eval_every=2, eval_questions=4, final_questions=6,
+    )  # fmt: skip
+    return grpo.Args(**{**common, **changes})
+
+
+def change(policy):
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.1)
+
+
+def test_each_batch_is_played_with_the_weights_of_one_update_before(letters, model):
+    args = arguments(letters, model, ahead=True, updates=3)
+    policy = load_policy(model, "cpu")
+    envs, batches = make_envs(letters, SMALL, "train", 6), Batches(args, policy)
+    engine = make_engine("transformers", batches.policy, envs.envs[0].stop)
+    assert batches.policy.model is not policy.model
+    torch.manual_seed(0)
+    played, weights = [], []
+    for number in range(3):
+        weights.append({name: p.clone() for name, p in policy.model.named_parameters()})
+        played.append(batches.next(envs, engine, number))
+        change(policy)  # while the next one is being played
+    for number, batch in enumerate(played):
+        policy.model.load_state_dict(weights[max(0, number - 1)], strict=False)
+        episodes = collate(batch.episodes, policy.pad_id)
+        with torch.no_grad():
+            own, _ = policy.logprobs(episodes)
+        torch.testing.assert_close(own, episodes.logprobs, rtol=0, atol=1e-4)
+
+
+def test_a_run_one_ahead_repeats_and_measures_how_far_its_sampler_is(letters, model, tmp_path):
+    for name in "ab":
+        grpo.main(arguments(letters, model, ahead=True, importance="tis", out=tmp_path / name))
+    first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in "ab")
+    timed = lambda name: name.startswith("time/") or name in ("seconds", "tokens/per_second")  # noqa: E731
+    for a, b in zip(first, second, strict=True):
+        assert {n: v for n, v in a.items() if not timed(n)} == {n: v for n, v in b.items() if not timed(n)}
+    assert first[1]["mismatch/logprob"] < 1e-4  # the first batch is not old
+    assert all(line["mismatch/logprob"] > 1e-3 for line in first[2:])
+    assert [line["episodes"] for line in first] == [0, 6, 12, 18, 24]
+    synchronous = grpo.main(arguments(letters, model, out=tmp_path / "c"))
+    assert synchronous["episodes"] == 24
+    line = read_metrics(tmp_path / "c" / "metrics.jsonl")[1]
+    assert line["train/return"] == first[1]["train/return"]  # the same first batch
+
+
+def test_an_error_in_what_is_played_ahead_is_an_error(letters, model, tmp_path, monkeypatch):
+    real, calls = playing.rollout, []
+
+    def rollout(*args, **kwargs):
+        calls.append(1)
+        if len(calls) > 2:
+            raise RuntimeError("the index is gone")
+        return real(*args, **kwargs)
+
+    monkeypatch.setattr(playing, "rollout", rollout)
+    with pytest.raises(RuntimeError, match="the index is gone"):
+        grpo.main(arguments(letters, model, ahead=True, out=tmp_path / "run"))
+
+
+def test_several_processes_are_refused(letters, model, monkeypatch):
+    monkeypatch.setattr(distributed, "ranks", lambda: 2)
+    with pytest.raises(ValueError, match="ahead is for one process"):
+        training.check_shares(arguments(letters, model, ahead=True))
