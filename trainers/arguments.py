@@ -43,7 +43,8 @@ class TrainArgs:
     """Longest turn, in tokens; a pretrained model that thinks needs several hundred."""
     ahead: bool = False
     """Play the next batch while this one is learned from, with a copy of the policy, as it was before: batches are one update
-    old. Consider ``importance tis``. Where there are cores or memory to spare, a step takes as long as the slower half."""
+    old. Consider ``importance tis``. Where there are cores and memory to spare, a step takes as long as the slower half. A
+    resumed run begins with a batch that is not old."""
     max_grad_norm: float = 1.0
     """Gradient clipping."""
     max_tokens_per_micro_batch: int = 8192

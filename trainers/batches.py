@@ -78,6 +78,8 @@ class Batches:
         """The batch of update ``number``, and the ``time/rollout`` that it was waited for."""
         begin = time.monotonic()
         following = self._following
+        if following is None:
+            self.catch_up()  # a run that goes on has got its weights since
         batch = following.result() if following else play(self._args, envs, self.policy, engine, number)
         self._following = None
         if self._args.ahead and number + 1 < self._args.updates:

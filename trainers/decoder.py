@@ -9,6 +9,8 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from trainers.keyvalues import KeyValues
 
+MODELS = ("llama", "mistral", "qwen2", "qwen3")
+
 
 def forward(
     backbone: torch.nn.Module, ids: torch.Tensor, positions: torch.Tensor, sees: torch.Tensor, cache: KeyValues
@@ -53,15 +55,14 @@ def _linear(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
 
 @torch.no_grad()
 def agrees(backbone: torch.nn.Module, ids: list[int], tolerance: float = 1e-4) -> bool:
-    """Whether `forward` gives what the model itself gives, on some ids.
+    """Whether `forward` is for this model, and gives what the model itself gives, on some ids.
 
     Args:
         tolerance: the largest difference, in units of the largest number.
     """
-    try:
-        inputs = torch.tensor([ids], device=backbone.embed_tokens.weight.device)
-    except AttributeError:
-        return False
+    if getattr(getattr(backbone, "config", None), "model_type", None) not in MODELS:
+        return False  # in bfloat16 a small difference, as in what is rotated, can't be told from rounding
+    inputs = torch.tensor([ids], device=backbone.embed_tokens.weight.device)
     positions = torch.arange(len(ids), device=inputs.device)[None]
     cache = KeyValues()
     cache.reserve(1, len(ids))
@@ -69,6 +70,6 @@ def agrees(backbone: torch.nn.Module, ids: list[int], tolerance: float = 1e-4) -
     expected = backbone(inputs, use_cache=False).last_hidden_state.float()
     try:
         found = forward(backbone, inputs, positions, positions[:, None, None, :] <= positions[:, None, :, None], cache)
-    except (AttributeError, TypeError, RuntimeError):
+    except Exception:  # whatever it is that this version of the library does otherwise
         return False
     return float((found.float() - expected).abs().max()) <= tolerance * float(expected.abs().max())

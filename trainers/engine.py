@@ -16,6 +16,7 @@ from trainers.sampling import sample
 from trainers.stops import Stops
 
 PASS = 8192  # tokens of a prefill at once, padding included
+PROBE = "Which of the towns on the river was founded first, and by whom? " * 3
 WORTH_SHARING = 16  # tokens at the beginning of new prompts, such as instructions, that are fed once for all of them
 
 
@@ -75,8 +76,8 @@ class TransformersEngine:
         self._window = getattr(config, "sliding_window", None) or float("inf")
         self._stopped = Stops(policy, stop)
         with policy.autocast():
-            some, tolerance = policy.encode("a b c d e f g h"), 1e-4 if policy.dtype == torch.float32 else 0.05
-            self._plain = decoder.agrees(policy.model.base_model, some, tolerance)
+            tolerance = 1e-4 if policy.dtype == torch.float32 else 0.05
+            self._plain = decoder.agrees(policy.model.base_model, policy.encode(PROBE), tolerance)
         self.reset()
 
     def reset(self) -> None:
@@ -131,9 +132,10 @@ class TransformersEngine:
         ids = [part + [self.policy.pad_id] * (longest - len(part)) for part in new.values()]
         lengths = torch.tensor([len(row.ids) for row in new], device=device)
         positions = lengths[:, None] + torch.arange(longest, device=device)
-        width = longest + max(len(row.ids) for row in new)
+        reach = max(len(row.ids) + len(part) for row, part in new.items())
+        width = longest + max(len(row.ids) for row in new)  # with room for the padding of the longest one
         indices = torch.tensor([row.index for row in new], device=device)
-        self._forward(torch.tensor(ids, device=device), positions, indices, width)
+        self._forward(torch.tensor(ids, device=device), positions, indices, width, reach)
         for row, part in new.items():
             row.ids += part
 
@@ -148,7 +150,8 @@ class TransformersEngine:
         everyone, tensor = histories.rows[:span], partial(torch.tensor, device=self.policy.device)
         ids = tensor([[self.policy.pad_id if row.next is None else row.next] for row in everyone])
         lengths = [len(row.ids) for row in everyone]
-        hidden = self._forward(ids, tensor(lengths)[:, None], slice(0, span), 1 + max(lengths))[:, -1]
+        reach = 1 + max(len(row.ids) for row in rows)
+        hidden = self._forward(ids, tensor(lengths)[:, None], slice(0, span), 1 + max(lengths), reach)[:, -1]
         logits = self.policy.logits(hidden[tensor([row.index for row in rows])])
         keys = [key for row in rows for key in row.keys]
         which = tensor([n for n, row in enumerate(rows) for _ in row.keys])
@@ -186,16 +189,20 @@ class TransformersEngine:
         return ended, goes_on
 
     def _forward(
-        self, ids: torch.Tensor, positions: torch.Tensor, rows: torch.Tensor | slice, width: int
+        self, ids: torch.Tensor, places: torch.Tensor, rows: torch.Tensor | slice, width: int, reach: int
     ) -> torch.Tensor:
-        """Hidden states [m, w, H] of ids [m, w] at their positions in rows of the cache, ``width`` columns of which count."""
-        if width > self._window:
+        """Hidden states [m, w, H] of ids [m, w] at their places in rows of the cache, ``width`` columns of which count.
+
+        ``reach``: of the longest conversation. What is beyond it is padding, whose position need only be one that there is.
+        """
+        if reach > self._window:
             raise ValueError(f"the conversations outgrow the model's attention window of {self._window} tokens")
         cache = self._histories.cache
         cache.reserve(len(self._histories.rows), width)
-        cache.aim(rows, positions, width)
+        cache.aim(rows, places, width)
         self.policy.fed["decode" if isinstance(rows, slice) else "prefill"] += ids.numel()
-        sees = torch.arange(width, device=ids.device) <= positions[:, None, :, None]
+        sees = torch.arange(width, device=ids.device) <= places[:, None, :, None]
+        positions = places.clamp(max=reach - 1)
         backbone = self.policy.model.base_model
         if self._plain:
             return decoder.forward(backbone, ids, positions, sees, cache)

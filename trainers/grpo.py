@@ -11,7 +11,7 @@ raises the log-probability of every token of the better episodes. Where this dep
 
 ``--filter mixed --refill 10`` and ``--overlong-buffer`` are DAPO's, ``--loss gspo`` and ``--loss cispo`` other surrogates, and
 ``--turn-credit`` compares the returns from each turn on, so that process rewards are heard (GTPO); ``--process-weight`` adds
-what each turn brought by itself to the advantage of the episode (MT-GRPO, Zeng et al. 2025, arXiv 2505.11821).
+what each turn brought by itself to the advantage of the episode (after MT-GRPO, Zeng et al. 2025, arXiv 2505.11821).
 
 The invariant of everything below: only tokens that the policy sampled carry gradient. What a tool returned is context.
 
@@ -48,7 +48,8 @@ class Args(PolicyArgs):
     """Discount of a turn, with ``turn_credit``."""
     process_weight: float = 0.0
     """How much a turn's own rewards count, compared with those of the same turn in the group, on top of the advantage of
-    the whole episode (MT-GRPO). What a turn brings is then heard at once, and whatever came of it later."""
+    the whole episode. What a turn brings is then heard at once, and whatever came of it later. After MT-GRPO, but a last
+    turn's own reward has the outcome in it, so that a right answer is compared with searches of the same turn."""
 
     def __post_init__(self):
         super().__post_init__()

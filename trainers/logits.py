@@ -44,7 +44,7 @@ def token_logprobs(
     chosen, uncertainty = [], []
     for number, tokens in enumerate(order.split(counts)):
         inputs = hidden[number * rows : (number + 1) * rows], which[tokens] - number * rows, targets[tokens]
-        of_tokens, of_nodes = checkpoint(part, *inputs, use_reentrant=False)
+        of_tokens, of_nodes = checkpoint(part, *inputs, use_reentrant=False, preserve_rng_state=False)
         chosen.append(of_tokens)
         uncertainty.append(of_nodes)
     return torch.cat(chosen)[order.argsort()], torch.cat(uncertainty)

@@ -33,7 +33,8 @@ def recompute_activations(model: PreTrainedModel) -> None:
         ValueError: the model has no layers that can do so.
     """
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    enable({"use_reentrant": False})
+    # Nothing here is drawn by chance, and another thread may be drawing: its generator must not be set back.
+    enable({"use_reentrant": False, "preserve_rng_state": False})
     if not _recomputed(model):
         raise ValueError(f"{type(model).__name__} has no layers whose activations could be recomputed")
 
@@ -65,6 +66,10 @@ def hidden_states(
 def runs_trees(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> bool:
     """Whether a model takes positions and a mask that says which tokens each token sees; some kinds of attention and of
     positions do not. Tried on two branches: the ids, and their first half twice."""
+    config = backbone.config.get_text_config()
+    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
+    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+        return False  # a window would have to be cut out of what each token sees
     branches = [ids, ids[: len(ids) // 2] * 2]
     sequences = [
         Sequence(ids=b, mask=[False] * len(b), logprobs=[0.0] * len(b), rewards=[0.0] * len(b)) for b in branches
@@ -73,10 +78,11 @@ def runs_trees(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) ->
     plain, where = hidden_states(backbone, batch, dtype, trees=False)
     try:
         found, place = hidden_states(backbone, batch, dtype, trees=True)
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # whatever a model may make of such a mask
         return False
     real = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
-    return torch.allclose(found[place[real]], plain[where[real]], rtol=1e-2, atol=1e-2)
+    found, plain = found[place[real]], plain[where[real]]
+    return float((found - plain).norm()) <= (1e-3 if dtype == torch.float32 else 0.05) * float(plain.norm())
 
 
 def _recomputed(model: torch.nn.Module) -> list[torch.nn.Module]:

@@ -34,7 +34,7 @@ class Policy:
             Counter()
         )  # tokens that went through the model, padding included: prefill, decode, update
         # Attempts at one question read the same, again and again.
-        self._encoded = lru_cache(2**14)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
+        self._encoded = lru_cache(2**10)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
         self.eos_id = tokenizer.eos_token_id
         self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_id
         conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]

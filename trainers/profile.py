@@ -4,8 +4,10 @@
     python -m trainers.profile                            # the run that was written to last
 
 Of each phase: seconds an update, its share, the conversations' tokens, and those that went through the model: fewer where
-conversations share their beginnings, more by padding. Then what these passes are in floating-point operations, beside what
-a matrix product reaches on this machine now. Run it where the run was made, with as many threads, and nothing beside it.
+conversations share their beginnings or have no advantage, more by padding. Then what these passes are in floating-point
+operations of the policy's layers, 2 a weight and token forward and 6 with the gradient, beside what a matrix product reaches
+on this machine now. Attention, the head, a critic and a reference are not among them; passes without a gradient count as if
+they had one. Run it where the run was made, with as many threads, and nothing beside it. With ``--ahead`` phases overlap.
 """
 
 import json
@@ -73,13 +75,13 @@ def phases(lines: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
 
 
 def weights_of(folder: Path) -> int:
-    """How many weights multiply each token: all but the embedding, which is looked up, unless the head is the same."""
+    """How many weights multiply each token: all but the embedding, which is looked up, and the head, which is only for
+    tokens that are sampled."""
     config = AutoConfig.from_pretrained(adapters.base_of(folder) or folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    size = sum(p.numel() for p in model.parameters())
-    tied = model.get_input_embeddings().weight is model.get_output_embeddings().weight
-    return size - (0 if tied else model.get_input_embeddings().weight.numel())
+    outer = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
+    return sum(p.numel() for p in model.parameters() if id(p) not in outer)
 
 
 def limits(device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
@@ -128,9 +130,9 @@ def main(args: Args) -> dict:
     console = Console()
     console.print(table)
     console.print(
-        f"{len(lines) - args.skip} updates; {weights:,} weights multiply each token; matrix products reach "
+        f"{len(lines) - args.skip} updates; {weights:,} weights in the layers; matrix products reach "
         f"{limit['flops'] / 1e9:,.0f} GFLOP/s here in float32, copies {limit['bytes'] / 1e9:,.1f} GB/s ({device}, "
-        f"{torch.get_num_threads()} threads). Attention is not among the operations."
+        f"{torch.get_num_threads()} threads). Attention and the head are not among the operations."
     )
     result = {"run": str(run), "weights": weights, "limits": limit, "phases": found}
     print(json.dumps(result))

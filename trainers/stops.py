@@ -12,7 +12,8 @@ class Stops:
         lasts = {s[-1] for s in stop}
         texts = policy.tokenizer.batch_decode([[i] for i in range(len(policy.tokenizer))])
         # A stop string can only be complete after a token that holds its last character: the rest need no look.
-        self._may_stop = {i for i, text in enumerate(texts) if any(last in text for last in lasts)}
+        # One that holds a part of a character alone, decoded to a mark, may hold the last part of that one.
+        self._may_stop = {i for i, text in enumerate(texts) if "\ufffd" in text or any(last in text for last in lasts)}
         self._tail = 4 + 2 * max(map(len, stop), default=0)
 
     def __call__(self, tokens: list[int]) -> bool:

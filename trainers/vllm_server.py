@@ -22,6 +22,7 @@ from trainers.stops import Stops
 from trainers.vllm_engine import Synchroniser
 
 AT_ONCE = 512  # requests under way
+TIMEOUT = 1800.0  # seconds for an answer; a turn may be long, and a server busy
 
 
 class VLLMServer:
@@ -35,7 +36,7 @@ class VLLMServer:
     def __init__(self, policy: Policy, stop: tuple[str, ...], url: str):
         self._stop, self._stops, self._ends = stop, Stops(policy, stop), sorted(policy.end_ids)
         self._dtype = policy.dtype
-        self._http = httpx.Client(base_url=url, timeout=None, limits=httpx.Limits(max_connections=AT_ONCE))
+        self._http = httpx.Client(base_url=url, timeout=TIMEOUT, limits=httpx.Limits(max_connections=AT_ONCE))
         try:
             (served, *_) = self._answer(self._http.get("/v1/models"))["data"]
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, ValueError) as error:
@@ -52,9 +53,11 @@ class VLLMServer:
             raise ValueError(f"conversations {repeated} have an open turn already")
         if long := [key for key, prompt in prompts.items() if len(prompt) >= self._longest]:
             raise ValueError(f"conversations {long} have outgrown the {self._longest} tokens of the server")
-        seeds = torch.randint(2**31, (len(prompts),)).tolist()
-        for (key, prompt), seed in zip(prompts.items(), seeds, strict=True):
+        for key, prompt in prompts.items():
             limit = min(max_new_tokens, self._longest - len(prompt))
+            # By conversation and turn: which of them are complete first is a matter of time.
+            self._turns[key] = self._turns.get(key, -1) + 1
+            seed = hash((self._seed, key, self._turns[key])) % 2**31
             self._open[self._pool.submit(self._turn, prompt, limit, temperature, seed)] = key
 
     def finished(self) -> dict[int, Completion]:
@@ -64,6 +67,8 @@ class VLLMServer:
     def reset(self) -> None:
         wait(self._open)
         self._open.clear()
+        self._turns: dict[int, int] = {}
+        self._seed = int(torch.randint(2**31, ()))
         self._synchronise()
         if not self._post("/reset_prefix_cache")["success"]:
             raise RuntimeError("vLLM did not give up its prefix cache: keys and values would be those of old weights")
@@ -81,6 +86,8 @@ class VLLMServer:
                 "return_token_ids": True,
             }  # fmt: skip
             (said,) = self._post("/v1/completions", body)["choices"]
+            if not said["token_ids"]:
+                raise RuntimeError(f"the vLLM server gave no token, because of {said['finish_reason']!r}")
             for token, logprob in zip(said["token_ids"], said["logprobs"]["token_logprobs"], strict=True):
                 turn.tokens.append(token)
                 turn.logprobs.append(logprob)

@@ -90,3 +90,24 @@ def test_several_processes_are_refused(letters, model, monkeypatch):
     monkeypatch.setattr(distributed, "ranks", lambda: 2)
     with pytest.raises(ValueError, match="ahead is for one process"):
         training.check_shares(arguments(letters, model, ahead=True))
+
+
+def test_a_resumed_run_begins_with_the_weights_that_were_saved(letters, model, tmp_path):
+    common = dict(ahead=True, importance="tis", lr=0.05)
+    grpo.main(arguments(letters, model, out=tmp_path / "run", **common))
+    grpo.main(arguments(letters, model, resume=tmp_path / "run", updates=6, **common))
+    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    assert lines[5]["mismatch/logprob"] < 1e-4 < lines[6]["mismatch/logprob"]
+
+
+def test_layers_that_run_twice_leave_the_sampling_alone(letters, model, tmp_path):
+    common = dict(ahead=True, gradient_checkpointing=True)
+    for name in "ab":
+        grpo.main(arguments(letters, model, out=tmp_path / name, **common))
+    first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in "ab")
+    assert [line["train/return"] for line in first[1:]] == [line["train/return"] for line in second[1:]]
+    plain = grpo.main(arguments(letters, model, out=tmp_path / "c", ahead=True))
+    assert plain["episodes"] == 24
+    assert [x["train/return"] for x in read_metrics(tmp_path / "c" / "metrics.jsonl")[1:]] == pytest.approx(
+        [x["train/return"] for x in first[1:]]
+    )

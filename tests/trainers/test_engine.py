@@ -218,3 +218,23 @@ def test_a_window_that_holes_would_eat_into_is_refused(make_policy):
     windowed.model.config.layer_types = ["linear_attention"]
     with pytest.raises(ValueError, match="linear_attention"):
         TransformersEngine(windowed, ())
+
+
+def test_padding_does_not_count_in_the_window(make_policy):
+    """Rows of different lengths get new ids of different lengths, and one that is closed fills the window."""
+    policy = make_policy("bytes", 3)
+    engine = TransformersEngine(policy, ())
+    engine._window = 64
+    seen = {0: [5] * 3 + [7] * 40, 1: [6] * 10}
+    done = generate(engine, seen, 4, 0.0)
+    longer = {0: seen[0] + done[0].tokens + [9] * 2, 1: seen[1] + done[1].tokens + [8] * 30}
+    alone = {key: generate(TransformersEngine(policy, ()), {key: ids}, 4, 0.0)[key] for key, ids in longer.items()}
+    together = generate(engine, longer, 4, 0.0)
+    assert [c.tokens for c in together.values()] == [c.tokens for c in alone.values()]
+    generate(
+        engine, {0: longer[0] + [3] * 11}, 5, 0.0
+    )  # 60 ids and five that are sampled, the last of which is not fed
+    more = longer[1] + alone[1].tokens + [4] * 3
+    assert generate(engine, {1: more}, 4, 0.0)[1].tokens == by_transformers(policy, more, 4)
+    with pytest.raises(ValueError, match="outgrow the model's attention window of 64"):
+        generate(engine, {2: [5] * 66}, 4, 0.0)

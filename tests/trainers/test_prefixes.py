@@ -4,6 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from transformers import MistralConfig, MistralForCausalLM
 
 from trainers import logits, prefixes
 from trainers.critic import Critic
@@ -150,7 +151,8 @@ def test_a_model_that_does_not_heed_the_mask_runs_no_trees(make_policy):
         def forward(self, input_ids, attention_mask=None, position_ids=None, use_cache=False):
             return self.inner(input_ids, use_cache=False)
 
-    assert runs_trees(backbone, ids, torch.float32)
+    Deaf.config = backbone.config
+    assert runs_trees(backbone, ids, torch.float32) and runs_trees(backbone, ids, torch.bfloat16)
     assert not runs_trees(Deaf(), ids, torch.float32)
 
 
@@ -186,3 +188,11 @@ def test_a_wider_model_would_share_more(monkeypatch):
     assert [len(tree) for tree, _ in joined(rows)] == [1, 1, 1]
     monkeypatch.setattr(prefixes, "TOKEN_COST", 10_000)
     assert [len(tree) for tree, _ in joined(rows)] == [3]
+
+
+def test_models_with_windows_run_no_trees():
+    config = MistralConfig(
+        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
+        num_key_value_heads=2, head_dim=8, sliding_window=16,
+    )  # fmt: skip
+    assert not runs_trees(MistralForCausalLM(config).eval().base_model, [3, 1, 4, 1, 5, 9], torch.float32)

@@ -121,6 +121,7 @@ def test_the_seed_decides(tokenizers, connect):
 
     def sampled(seed: int) -> list[list[int]]:
         torch.manual_seed(seed)
+        engine.reset()  # as every rollout does
         return [c.tokens for c in generate(engine, prompts, 20, 1.0).values()]
 
     assert sampled(1) == sampled(1) != sampled(2)
