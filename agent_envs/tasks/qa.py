@@ -6,7 +6,20 @@ from agent_envs import scoring
 from agent_envs.benchmark import load
 from agent_envs.data.question import Question
 from agent_envs.judge import Judge
-from agent_envs.rewards import AtEnd, AtLeast, Fact, Format, Gain, Gate, Invalid, Minus, Repeat, Reward, Shaping, Thought
+from agent_envs.rewards import (
+    AtEnd,
+    AtLeast,
+    Fact,
+    Format,
+    Gain,
+    Gate,
+    Invalid,
+    Minus,
+    Repeat,
+    Reward,
+    Shaping,
+    Thought,
+)
 from agent_envs.tasks import qa_scripts
 from agent_envs.tool_env import COMMON, ToolEnv
 from agent_envs.tools import SearchTool
