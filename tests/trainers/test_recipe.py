@@ -65,8 +65,33 @@ def test_masks():
     made = {name: recipe.run_arguments(name, 0) for name in recipe.runs}
     assert {name: (getattr(args, "advantage_mask", None), args.loss_mask) for name, args in made.items()} == {
         "ppo": (True, True), "ppo-no-advantage-mask": (False, True), "ppo-no-masks": (False, False),
+        "ppo-short": (True, True), "ppo-short-no-advantage-mask": (False, True),
         "grpo": (None, True), "grpo-no-loss-mask": (None, False),
     }  # fmt: skip
+    assert {name for name, args in made.items() if getattr(args, "lam", 1.0) == 0.95} == {
+        "ppo-short", "ppo-short-no-advantage-mask"
+    }  # fmt: skip
+
+
+def test_the_echo_trap_takes_gradient_steps_of_one_size():
+    recipe = recipe_file.read("echo-trap")
+    made = {name: recipe.run_arguments(name, 0) for name in recipe.runs}
+    assert {name: (args.filter, args.epochs, args.minibatches) for name, args in made.items()} == {
+        "starpo": ("none", 8, 4), "starpo-s": ("uncertain", 8, 1), "starpo-one-pass": ("none", 1, 4),
+    }  # fmt: skip
+
+
+def test_the_dense_rewards_differ_in_one_thing_each():
+    recipe = recipe_file.read("rewards")
+    made = {name: recipe.run_arguments(name, 0) for name in recipe.runs}
+    assert {args.cold_start_patience for args in made.values()} == {0.05}
+    assert {name for name, args in made.items() if not args.process_weight} == {"outcome", "whole"}
+    rewards = {name: json.loads(args.env_kwargs).get("rewards") for name, args in made.items()}
+    dense = {"progress": 0.0, "evidence": 0.3}
+    assert rewards["dense"] == rewards["whole"] == dense and rewards["shaped"] is None
+    assert rewards["no-evidence"] == {"progress": 0.0}
+    for term in ("format", "invalid", "repeat"):
+        assert rewards[f"no-{term}"] == dense | {term: 0.0}
 
 
 def test_algorithms():
