@@ -26,8 +26,8 @@ TIMEOUT = 1800.0  # seconds for an answer; a turn may be long, and a server busy
 
 
 class VLLMServer:
-    """An `trainers.engine.Engine`. A seed goes with every turn, so that runs repeat as far as the server's arithmetic
-    does.
+    """An `trainers.engine.Engine`. A seed goes with every turn, by its conversation and number, so that runs repeat as
+    far as the server's arithmetic does.
 
     Raises:
         ValueError: no such server answers at ``url``, or it does not give the policy's probabilities.
