@@ -4,19 +4,17 @@
 """
 
 from dataclasses import dataclass, field
-from functools import partial
 from typing import Protocol
 
 import torch
 
-from trainers import decoder
+from trainers.forward import Forward
 from trainers.histories import Histories, Row
 from trainers.policy import Policy
 from trainers.sampling import sample
 from trainers.stops import Stops
 
 PASS = 8192  # tokens of a prefill at once, padding included
-PROBE = "Which of the towns on the river was founded first, and by whom? " * 3
 WORTH_SHARING = 16  # tokens at the beginning of new prompts, such as instructions, that are fed once for all of them
 
 
@@ -69,19 +67,11 @@ class TransformersEngine:
     """
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
-        self.policy, config = policy, policy.model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if other := kinds - {"full_attention", "sliding_attention"}:
-            raise ValueError(f"{type(policy.model).__name__} has layers that this engine cannot cache: {sorted(other)}")
-        self._window = getattr(config, "sliding_window", None) or float("inf")
-        self._stopped = Stops(policy, stop)
-        with policy.autocast():
-            tolerance = 1e-4 if policy.dtype == torch.float32 else 0.05
-            self._plain = decoder.agrees(policy.model.base_model, policy.encode(PROBE), tolerance)
+        self.policy, self._forward, self._stopped = policy, Forward(policy), Stops(policy, stop)
         self.reset()
 
     def reset(self) -> None:
-        self._histories = Histories()
+        self._histories = Histories(self._forward.reset())
         self._open: dict[int, tuple[Completion, int]] = {}  # with the longest that the turn may get
         self._rows: list[Row] = []  # those with open turns
         self._temperature = 1.0
@@ -128,14 +118,9 @@ class TransformersEngine:
 
     def _feed(self, new: dict[Row, list[int]]) -> None:
         """Put new ids behind what the rows hold, in one pass."""
-        device, longest = self.policy.device, max(map(len, new.values()))
-        ids = [part + [self.policy.pad_id] * (longest - len(part)) for part in new.values()]
-        lengths = torch.tensor([len(row.ids) for row in new], device=device)
-        positions = lengths[:, None] + torch.arange(longest, device=device)
-        reach = max(len(row.ids) + len(part) for row, part in new.items())
-        width = longest + max(len(row.ids) for row in new)  # with room for the padding of the longest one
-        indices = torch.tensor([row.index for row in new], device=device)
-        self._forward(torch.tensor(ids, device=device), positions, indices, width, reach)
+        self._histories.cache.reserve(len(self._histories.rows), 0)
+        rows, lengths = [row.index for row in new], [len(row.ids) for row in new]
+        self._forward.prefill(list(new.values()), rows, lengths)
         for row, part in new.items():
             row.ids += part
 
@@ -147,14 +132,15 @@ class TransformersEngine:
             histories.to_front(rows)
             span = len(rows)
         # Rows without an open turn come along, and what is written behind their end is written over later.
-        everyone, tensor = histories.rows[:span], partial(torch.tensor, device=self.policy.device)
-        ids = tensor([[self.policy.pad_id if row.next is None else row.next] for row in everyone])
-        lengths = [len(row.ids) for row in everyone]
-        reach = 1 + max(len(row.ids) for row in rows)
-        hidden = self._forward(ids, tensor(lengths)[:, None], slice(0, span), 1 + max(lengths), reach)[:, -1]
-        logits = self.policy.logits(hidden[tensor([row.index for row in rows])])
+        everyone = histories.rows[: self._forward.rows(span)]
+        hidden = self._forward.decode(
+            [self.policy.pad_id if row.next is None else row.next for row in everyone],
+            [len(row.ids) for row in everyone],
+            reach=1 + max(len(row.ids) for row in rows),
+        )
+        logits = self.policy.logits(hidden[torch.tensor([row.index for row in rows], device=hidden.device)])
         keys = [key for row in rows for key in row.keys]
-        which = tensor([n for n, row in enumerate(rows) for _ in row.keys])
+        which = torch.tensor([n for n, row in enumerate(rows) for _ in row.keys], device=hidden.device)
         tokens, logprobs = sample(logits, which, self._temperature)
         drawn = dict(zip(keys, zip(tokens.tolist(), logprobs.tolist(), strict=True), strict=True))
         self._rows, done = [], {}
@@ -187,28 +173,6 @@ class TransformersEngine:
                 continue
             ended[key] = self._open.pop(key)[0]
         return ended, goes_on
-
-    def _forward(
-        self, ids: torch.Tensor, places: torch.Tensor, rows: torch.Tensor | slice, width: int, reach: int
-    ) -> torch.Tensor:
-        """Hidden states [m, w, H] of ids [m, w] at their places in rows of the cache, ``width`` columns of which count.
-
-        ``reach``: of the longest conversation. What is beyond it is padding, whose position need only be one that there is.
-        """
-        if reach > self._window:
-            raise ValueError(f"the conversations outgrow the model's attention window of {self._window} tokens")
-        cache = self._histories.cache
-        cache.reserve(len(self._histories.rows), width)
-        cache.aim(rows, places, width)
-        self.policy.fed["decode" if isinstance(rows, slice) else "prefill"] += ids.numel()
-        sees = torch.arange(width, device=ids.device) <= places[:, None, :, None]
-        positions = places.clamp(max=reach - 1)
-        backbone = self.policy.model.base_model
-        if self._plain:
-            return decoder.forward(backbone, ids, positions, sees, cache)
-        return backbone(
-            ids, attention_mask=self.policy.as_mask(sees), position_ids=positions, past_key_values=cache, use_cache=True
-        ).last_hidden_state
 
 
 def _common(sequences: list[list[int]]) -> list[int]:

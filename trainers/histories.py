@@ -23,10 +23,14 @@ class Row:
 
 
 class Histories:
-    """The rows of a cache. Conversations that have the same history share one, until they differ: it is copied then."""
+    """The rows of a cache. Conversations that have the same history share one, until they differ: it is copied then.
 
-    def __init__(self):
-        self.cache = KeyValues()
+    Args:
+        cache: whatever it holds is written over.
+    """
+
+    def __init__(self, cache: KeyValues):
+        self.cache = cache
         self.rows: list[Row] = []
         self._row_of: dict[int, Row] = {}
         self._copies: list[tuple[Row, Row]] = []

@@ -9,12 +9,15 @@ class KeyValues(Cache):
 
     A row is full from its first column to its length, which the engine knows and masks what lies behind; it is never
     infinite, or it would show through the mask. Before a pass through the model, `aim` says where its tokens go.
+
+    Attributes:
+        version: another number whenever the buffers lie somewhere else.
     """
 
     def __init__(self):
         super().__init__(layers=[])
         self._buffers: list[list[torch.Tensor]] = []
-        self._rows = self._width = 0
+        self._rows = self._width = self.version = 0
 
     def aim(self, rows: torch.Tensor | slice, positions: torch.Tensor, width: int) -> None:
         """The next pass is over tokens of these rows, [m], at ``positions``, int64 [m, w], and looks at ``width`` columns."""
@@ -29,6 +32,7 @@ class KeyValues(Cache):
         if width > self._width:
             self._width = max(width + 32, 2 * self._width)
         self._buffers = [[self._grown(buffer) for buffer in layer] for layer in self._buffers]
+        self.version += 1
 
     def _grown(self, old: torch.Tensor) -> torch.Tensor:
         if old.shape[0] == self._rows and old.shape[2] == self._width:
@@ -43,6 +47,7 @@ class KeyValues(Cache):
         if layer_idx == len(self._buffers):
             shape = self._rows, key_states.shape[1], self._width
             self._buffers.append([x.new_zeros(*shape, x.shape[-1]) for x in (key_states, value_states)])
+            self.version += 1
         found = []
         for buffer, states in zip(self._buffers[layer_idx], (key_states, value_states), strict=True):
             seen = buffer[:, :, : self._look][self._target]  # a view for a slice, a copy for a tensor
@@ -63,6 +68,10 @@ class KeyValues(Cache):
     def swap(self, a: list[int], b: list[int], width: int) -> None:
         """Let rows ``a`` and ``b`` change places, over their first ``width`` columns."""
         self.copy(a + b, b + a, width)
+
+    @property
+    def nbytes(self) -> int:
+        return sum(buffer.nbytes for layer in self._buffers for buffer in layer)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
         """Asked by models that would find positions by it; they are always given."""

@@ -23,16 +23,22 @@ class Trees:
     """The rows of a batch as trees, each of which has a row here.
 
     Attributes:
-        ids: int64 [R, L], the tokens of each tree, every one after its ancestors; 0 behind the last.
+        ids: int64 [R, L], the tokens of each tree, every one followed by its descendants; 0 behind the last.
         positions: int64 [R, L], how many ancestors a token has.
-        sees: bool [R, 1, L, L], which tokens each one attends to: its ancestors and itself.
+        ends: int64 [R, L], where in its row a token's descendants end.
         where: int64 [B, T], the place of each of the batch's tokens in the flattened trees; 0 for padding.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
-    sees: torch.Tensor
+    ends: torch.Tensor
     where: torch.Tensor
+
+    @property
+    def sees(self) -> torch.Tensor:
+        """Bool [R, 1, L, L], which tokens each one attends to: its ancestors and itself."""
+        place = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return ((place <= place[:, None]) & (place[:, None] < self.ends[:, None]))[:, None]
 
 
 def joined(ids: list[list[int]], max_tokens: float = float("inf")) -> Iterator[tuple[list[tuple[int, int]], int]]:
@@ -81,19 +87,17 @@ def trees_of(batch: Batch) -> Trees | None:
     width = max(size for _, size in groups)
     where = torch.zeros(batch.ids.shape, dtype=torch.long)
     tokens, positions = torch.zeros(2, len(groups), width, dtype=torch.long)
-    sees = torch.eye(width, dtype=torch.bool).repeat(len(groups), 1, 1)  # padding too must see something
-    before = torch.ones(batch.ids.shape[1], batch.ids.shape[1], dtype=torch.bool).tril()
-    for number, (tree, _) in enumerate(groups):
+    ends = torch.arange(1, width + 1).repeat(len(groups), 1)  # padding too must see something: itself
+    for number, (tree, total) in enumerate(groups):
         path, size = torch.zeros(0, dtype=torch.long), 0
         for row, shared in tree:
             length = len(ids[row])
+            ends[number, path[shared:]] = size
             new = torch.arange(size, size + length - shared)
             path, size = torch.cat([path[:shared], new]), size + len(new)
             tokens[number, new] = torch.tensor(ids[row][shared:], dtype=torch.long)
             positions[number, new] = torch.arange(shared, length)
-            sees[number, new[:, None], path] = before[shared:length, :length]
             where[row, :length] = path + number * width
+        ends[number, path] = total
     device = batch.ids.device
-    return Trees(
-        ids=tokens.to(device), positions=positions.to(device), sees=sees[:, None].to(device), where=where.to(device)
-    )
+    return Trees(ids=tokens.to(device), positions=positions.to(device), ends=ends.to(device), where=where.to(device))

@@ -1,6 +1,9 @@
 """Tokens from logits."""
 
 import torch
+from torch.nn.functional import pad
+
+PART = 512  # neighbouring tokens that are first drawn as one
 
 
 def sample(logits: torch.Tensor, which: torch.Tensor, temperature: float) -> tuple[torch.Tensor, torch.Tensor]:
@@ -14,13 +17,26 @@ def sample(logits: torch.Tensor, which: torch.Tensor, temperature: float) -> tup
         The tokens, int64 [M], and their log-probabilities. At temperature 0 these are of the untempered distribution.
     """
     logp = (logits / (temperature or 1.0)).log_softmax(-1)
-    if temperature == 0:
-        tokens = logp.argmax(-1)[which]
-    else:
-        # The inverse of the distribution function, at once for all rows: row n's runs from n to n + 1.
-        cumulative = logp.double().exp().cumsum(-1)
-        ramps = cumulative / cumulative[:, -1:] + torch.arange(len(logits), device=logits.device)[:, None]
-        points = which + torch.rand(len(which), dtype=torch.float64, device=logits.device) * (1 - 2**-32)
-        places = torch.searchsorted(ramps.flatten(), points, right=True)
-        tokens = (places - which * logits.shape[-1]).clamp(0, logits.shape[-1] - 1)
+    tokens = logp.argmax(-1)[which] if temperature == 0 else _drawn(logp, which)
     return tokens, logp[which, tokens]
+
+
+def _drawn(logp: torch.Tensor, which: torch.Tensor) -> torch.Tensor:
+    """By the inverse of the distribution function: in double precision, as a vocabulary is long, which is cheap over parts
+    of it and then inside of the one that was drawn."""
+    parts = pad(logp.exp(), (0, -logp.shape[-1] % PART)).unflatten(-1, (-1, PART))
+    mass = parts.sum(-1, dtype=torch.float64)
+    upto = mass.cumsum(-1)
+    below_one = torch.rand(len(which), dtype=torch.float64, device=logp.device) * (1 - 2**-32)
+    points = below_one * upto[which, -1]
+    part = _place(upto[which], points)
+    inside = parts[which, part].cumsum(-1, dtype=torch.float64)
+    rest = points - (upto - mass)[which, part]
+    # By rounding the rest may be all of the part, and no token of it would be beyond.
+    token = _place(inside, torch.minimum(rest, inside[:, -1] * (1 - 2**-32)))
+    return (part * PART + token).clamp(max=logp.shape[-1] - 1)
+
+
+def _place(upto: torch.Tensor, points: torch.Tensor) -> torch.Tensor:
+    """In each row [M, K] of growing sums, the first that is over the point [M]."""
+    return torch.searchsorted(upto, points[:, None], right=True)[:, 0].clamp(max=upto.shape[-1] - 1)

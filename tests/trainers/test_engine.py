@@ -191,6 +191,20 @@ def test_impossible_tokens_are_never_sampled():
     assert torch.isfinite(logprobs).all()
 
 
+@pytest.mark.parametrize("size", [3, 512, 1300])
+def test_tokens_of_large_vocabularies_follow_the_distribution(size):
+    torch.manual_seed(0)
+    logits = torch.randn(2, size) * 2
+    logits[:, torch.randperm(size)[: size // 3]] = -torch.inf
+    tokens, logprobs = sample(logits, torch.arange(2).repeat(100_000), 1.0)
+    for row in range(2):
+        p = logits[row].softmax(-1)
+        found = tokens[row::2].bincount(minlength=size) / 100_000
+        assert not found[p == 0].any()
+        assert ((found - p).abs() <= 5 * (p * (1 - p) / 100_000).sqrt() + 1e-9).all()
+        torch.testing.assert_close(logprobs[row::2], p.log()[tokens[row::2]])
+
+
 def test_every_tensor_is_made_where_the_policy_is(make_policy):
     """Without a second device at hand: what is made with no device named lands on "meta", and fails to mix."""
     policy = make_policy("bytes")
@@ -224,7 +238,7 @@ def test_padding_does_not_count_in_the_window(make_policy):
     """Rows of different lengths get new ids of different lengths, and one that is closed fills the window."""
     policy = make_policy("bytes", 3)
     engine = TransformersEngine(policy, ())
-    engine._window = 64
+    engine._forward._window = 64
     seen = {0: [5] * 3 + [7] * 40, 1: [6] * 10}
     done = generate(engine, seen, 4, 0.0)
     longer = {0: seen[0] + done[0].tokens + [9] * 2, 1: seen[1] + done[1].tokens + [8] * 30}

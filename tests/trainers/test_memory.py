@@ -86,7 +86,7 @@ def test_sampling_keeps_its_cache(make_policy, batch):
     policy = make_policy("bytes")
     prompts = {key: policy.encode(text) for key, text in enumerate(("the town", "x", "a longer prompt"))}
     engine = TransformersEngine(policy, ())
-    engine._plain = False  # so that the layers are called by the library
+    engine._forward._plain = False  # so that the layers are called by the library
     expected = generate(engine, prompts, 9, 0.0)
     engine.reset()
     recompute_activations(policy.model)
