@@ -7,6 +7,7 @@ tokens that it sees in our own trainer.
 
 import os
 import tempfile
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -17,6 +18,7 @@ import numpy as np
 import torch
 from transformers import PrinterCallback, TrainerCallback
 
+from agent_envs.vector import ToolVectorEnv
 from benchmarks.race import Pace
 from benchmarks.trl_environment import CALLS, TEMPLATE, Environment
 from trainers.policy import Policy
@@ -56,12 +58,19 @@ def environment_factory(args: "Args", start: Path, pace: Pace) -> dict:
 
     rows = [{"prompt": [{"role": "user", "content": ""}], "seed": seed} for seed in args.question_seeds()]
     how = {"reward_funcs": reward, "environment_factory": partial(Environment, args.env)}
-    return _train(args, policy, rows, pace, tally, **how)
+    return train(args, policy, rows, pace, tally, **how)
 
 
 def rollout_func(args: "Args", start: Path, pace: Pace) -> dict:
     policy, tally = _policy(start), Tally(args.group_size)
     envs = make_envs(args.env, "{}", "train", args.episodes)
+    rows = [{"prompt": [{"role": "user", "content": str(seed)}]} for seed in args.question_seeds()]
+    how = {"reward_funcs": lambda earned, **rest: earned, "rollout_func": player(policy, envs, tally)}
+    return train(args, policy, rows, pace, tally, **how)
+
+
+def player(policy: Policy, envs: ToolVectorEnv, tally: Tally) -> Callable:
+    """A ``rollout_func`` over our batched environments; a prompt is the seed of a question."""
 
     def play(prompts, trainer) -> dict:
         observations, infos = envs.reset(seed=[int(prompt[-1]["content"]) for prompt in prompts])
@@ -91,19 +100,17 @@ def rollout_func(args: "Args", start: Path, pace: Pace) -> dict:
             "earned": earned,
         }
 
-    rows = [{"prompt": [{"role": "user", "content": str(seed)}]} for seed in args.question_seeds()]
-    how = {"reward_funcs": lambda earned, **rest: earned, "rollout_func": play}
-    return _train(args, policy, rows, pace, tally, **how)
+    return play
 
 
 def _generate(trainer, contexts: list[list[int]], policy: Policy) -> list[list[int]]:
     """One turn of each conversation by `generate`, which is what TRL has without vLLM."""
     width = max(map(len, contexts))
-    ids = torch.tensor([[policy.pad_id] * (width - len(context)) + context for context in contexts])
-    mask = torch.tensor([[0] * (width - len(context)) + [1] * len(context) for context in contexts])
+    ids = torch.tensor([[policy.pad_id] * (width - len(context)) + context for context in contexts]).to(policy.device)
+    mask = torch.tensor([[0] * (width - len(context)) + [1] * len(context) for context in contexts]).to(policy.device)
     with torch.no_grad():
         made = trainer.model.generate(ids, attention_mask=mask, generation_config=trainer.generation_config)
-    ends = torch.isin(made[:, width:], torch.tensor(trainer.generation_config.eos_token_id))
+    ends = torch.isin(made[:, width:], torch.tensor(trainer.generation_config.eos_token_id).to(policy.device))
     length = torch.where(ends.any(1), ends.int().argmax(1) + 1, ends.shape[1]).tolist()
     return [turn[:end] for turn, end in zip(made[:, width:].tolist(), length, strict=True)]
 
@@ -119,7 +126,7 @@ def _policy(start: Path) -> Policy:
 class _Paced(TrainerCallback):
     """A step is all that happens from the end of one to the end of the next."""
 
-    def __init__(self, pace: Pace):
+    def __init__(self, pace: Callable[[], None]):
         self.pace, self.logs = pace, {}
 
     def on_train_begin(self, args, state, control, **rest):
@@ -132,7 +139,10 @@ class _Paced(TrainerCallback):
         self.logs |= logs
 
 
-def _train(args: "Args", policy: Policy, rows: list[dict], pace: Pace, tally: Tally, **how) -> dict:
+def train(
+    args: "Args", policy: Policy, rows: list[dict], pace: Callable[[], None], tally: Tally, at_once: int = 0, **how
+) -> dict:
+    """All of TRL's training steps, ``at_once`` episodes (all, if 0) in each pass of an update."""
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
@@ -142,8 +152,10 @@ def _train(args: "Args", policy: Policy, rows: list[dict], pace: Pace, tally: Ta
     paced = _Paced(pace)
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
-            output_dir=folder, use_cpu=True, bf16=False, gradient_checkpointing=False, disable_dropout=True,
-            per_device_train_batch_size=args.episodes, num_generations=args.group_size, shuffle_dataset=False,
+            output_dir=folder, use_cpu=policy.device.type == "cpu", bf16=policy.dtype == torch.bfloat16,
+            gradient_checkpointing=False, disable_dropout=True, num_generations=args.group_size, shuffle_dataset=False,
+            per_device_train_batch_size=at_once or args.episodes, generation_batch_size=args.episodes,
+            gradient_accumulation_steps=args.episodes // (at_once or args.episodes),
             max_steps=args.rounds, seed=args.seed, temperature=1.0, max_tool_calling_iterations=turns - 1,
             generation_kwargs={"max_new_tokens": args.max_new_tokens}, max_completion_length=2048,  # of all turns
             beta=0.0, loss_type="dapo", epsilon=0.2, epsilon_high=0.28, scale_rewards="none",

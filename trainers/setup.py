@@ -57,6 +57,13 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def exact_enough(device: str, dtype: str) -> None:
+    """On a GPU, beside layers in bfloat16, let what stays float32, the head, be multiplied in TF32: with more digits than
+    bfloat16 has, and several times as fast as in float32."""
+    if dtype == "bfloat16" and device.startswith("cuda"):
+        torch.set_float32_matmul_precision("high")
+
+
 def load_policy(
     path_or_id: str | Path, device: str | None = None, dtype: str = "float32", lora_rank: int = 0, lora_alpha: int = 32
 ) -> Policy:
@@ -87,6 +94,7 @@ def load_policy(
         adapters.add_lora(model, lora_rank, lora_alpha)
     if dtype == "bfloat16":
         round_frozen(model)
+    exact_enough(device, dtype)
     return Policy(model.to(device), tokenizer, getattr(torch, dtype))
 
 

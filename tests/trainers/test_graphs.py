@@ -41,7 +41,7 @@ def test_turns_are_the_same_with_graphs(make_policy, recorded, kind, monkeypatch
     """Over turns, with rows that leave and come back, a cache that grows, and weights that change."""
     policy = make_policy(kind, 2)
     engine = TransformersEngine(policy, ())
-    for round in range(2):
+    for _ in range(2):
         with monkeypatch.context() as plain:
             plain.setattr(forward, "recordable", lambda device: False)
             other = TransformersEngine(policy, ())

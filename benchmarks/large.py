@@ -1,0 +1,293 @@
+"""What one device does with models of Qwen2.5's shapes: decoding, whole updates, memory; and TRL on the same work.
+
+    python -m benchmarks.large                                              # a GPU: 0.5B, 1.5B, 3B, all weights
+    python -m benchmarks.large --shapes 3b 7b 14b --lora-ranks 0 32         # what fits
+    python -m benchmarks.large --against-trl --shapes 0.5b                  # pip install 'trl==1.16.*'
+    python -m benchmarks.large --shapes tiny --max-new-tokens 16            # a look at it on a CPU
+
+Weights are random, and so is what the model says; so each of its turns stands for a search for a few words, drawn by its
+tokens, in the real environment over its real index. Turns are as long as they may be, rewards are drawn by chance, and
+attempts share their question and nothing more: no group is without a gradient, and sharing helps as little as it can.
+
+Decoding is beside its limit: each step reads the weights of the layers and of the head once, 2 bytes each in bfloat16, and
+the keys and values of all conversations; the limit is what a large copy reaches here now. Updates are beside theirs: 6
+operations a weight for each token that is run, 6 for the head's where the policy said something, and attention's; the limit
+is a large matrix product in the same precision. Every model is a process of its own. Ends with one line of JSON.
+"""
+
+import json
+import multiprocessing
+import resource
+import statistics
+import time
+from concurrent.futures import ProcessPoolExecutor
+from dataclasses import asdict, dataclass
+from functools import partial
+from typing import Literal
+
+import numpy as np
+import torch
+import tyro
+from rich.console import Console
+from rich.table import Table
+from transformers import Qwen2Config, Qwen2ForCausalLM
+
+from agent_envs.miniwiki import vocabulary
+from trainers import adapters, grpo, tiny
+from trainers.batches import play
+from trainers.engine import TransformersEngine
+from trainers.memory import recompute_activations, round_frozen
+from trainers.optimize import policy_learner
+from trainers.policy import Policy
+from trainers.prefixes import joined
+from trainers.profile import limits
+from trainers.setup import default_device, exact_enough, make_envs
+from trainers.trajectory import to_sequences
+
+# of Qwen2.5: width, of the feed-forward layers, layers, heads, heads of keys and values, whether embedding and head are one
+SHAPES = {
+    "tiny": (128, 128, 3, 4, 2, True),
+    "0.5b": (896, 4864, 24, 14, 2, True),
+    "1.5b": (1536, 8960, 28, 12, 2, True),
+    "3b": (2048, 11008, 36, 16, 2, True),
+    "7b": (3584, 18944, 28, 28, 4, False),
+    "14b": (5120, 13824, 48, 40, 8, False),
+}
+VOCABULARY = 151_936  # of all but the smallest
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Measure models of Qwen2.5's shapes on this device."""
+
+    shapes: tuple[Literal["tiny", "0.5b", "1.5b", "3b", "7b", "14b"], ...] = ("0.5b", "1.5b", "3b")
+    """Models; "tiny" is for a look at it on a CPU."""
+    lora_ranks: tuple[int, ...] = (0,)
+    """0 trains all weights, another number an adapter of that rank."""
+    env: str = "AgentR1/MiniWiki-v0"
+    """Registered environment id, of a task in which there is a search."""
+    env_kwargs: str = "{}"
+    """Its arguments as JSON, such as data and index."""
+    turns: int = 4
+    """Of each episode."""
+    episodes: int = 64
+    """In a batch."""
+    group_size: int = 8
+    """Attempts at each question."""
+    max_new_tokens: int = 128
+    """Of each turn."""
+    decode_batches: tuple[int, ...] = (64, 256)
+    """Conversations of which tokens are sampled at once where decoding alone is measured."""
+    updates: int = 3
+    """That count, after one that does not."""
+    gradient_checkpointing: bool = False
+    """Recompute activations in the backward pass."""
+    max_tokens_per_micro_batch: int = 8192
+    """In one pass of an update."""
+    dtype: Literal["bfloat16", "float32"] = "bfloat16"
+    """Of the layers."""
+    against_trl: bool = False
+    """Measure TRL's `GRPOTrainer` too, with a `rollout_func` that samples by `generate`."""
+    device: str = ""
+    """By default a GPU where there is one."""
+    seed: int = 0
+    """Of weights and sampling."""
+
+    def __post_init__(self):
+        if self.episodes % self.group_size:
+            raise ValueError(f"episodes must be a multiple of group_size, {self.group_size}, got {self.episodes}")
+        self.device = self.device or default_device()
+
+
+class Searcher(Policy):
+    """Whatever it samples is a search for some words."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.end_ids = set()  # nothing ends a turn but its length
+        self.words = [word for word in vocabulary() if word.isalpha()]
+
+    def decode(self, ids: list[int]) -> str:
+        return f"<search>{' '.join(self.words[i % len(self.words)] for i in ids[:3])}</search>"
+
+
+def searcher(args: Args, shape: str, lora_rank: int = 0) -> Searcher:
+    width, inner, layers, heads, shared, tied = SHAPES[shape]
+    torch.manual_seed(args.seed)
+    tokenizer = tiny.make_tokenizer(vocabulary())
+    config = Qwen2Config(
+        vocab_size=len(tokenizer) if shape == "tiny" else VOCABULARY, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
+        num_attention_heads=heads, num_key_value_heads=shared, tie_word_embeddings=tied, max_position_embeddings=32768,
+    )  # fmt: skip
+    with torch.device(args.device):
+        model = Qwen2ForCausalLM(config)
+    if lora_rank:
+        adapters.add_lora(model, lora_rank, 2 * lora_rank)
+    if args.dtype == "bfloat16":
+        round_frozen(model)
+    exact_enough(args.device, args.dtype)
+    policy = Searcher(model.to(args.device), tokenizer, getattr(torch, args.dtype))
+    if args.gradient_checkpointing:
+        recompute_activations(policy.model)
+    return policy
+
+
+def environments(args: Args):
+    return make_envs(
+        args.env, json.dumps(json.loads(args.env_kwargs) | {"max_turns": args.turns}), "train", args.episodes
+    )
+
+
+def weights_of(model: Qwen2ForCausalLM) -> dict[str, int]:
+    """How many are in the layers, and how many in the head."""
+    head = model.get_output_embeddings().weight
+    inside = sum(p.numel() for name, p in model.base_model.layers.named_parameters() if "lora_" not in name)
+    return {"layers": inside, "head": head.numel()}
+
+
+def decoding(args: Args, policy: Searcher, count: int, limit: dict[str, float]) -> dict[str, float]:
+    """Steps of ``count`` conversations that begin with as many different prompts, of as many tokens as an episode."""
+    config, rng = policy.model.config, np.random.default_rng(args.seed)
+    length = args.turns * args.max_new_tokens
+    prompts = {key: rng.integers(len(policy.tokenizer), size=length).tolist() for key in range(count)}
+    engine, seconds = TransformersEngine(policy, ()), []
+    for _ in range(3):  # in the first steps sizes are new, and on a GPU the second time records them
+        engine.reset()
+        engine.submit(prompts, args.max_new_tokens, 1.0)
+        begin = now(args)
+        while engine.finished():
+            pass
+        seconds.append((now(args) - begin) / args.max_new_tokens)
+    size = 2 if args.dtype == "bfloat16" else 4
+    token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.hidden_size // config.num_attention_heads
+    moved = size * (sum(weights_of(policy.model).values()) + count * token * (length + args.max_new_tokens / 2))
+    return {
+        "tokens_per_second": count / seconds[-1],
+        "bytes_per_step": moved,
+        "of_the_limit": moved / seconds[-1] / limit["bytes"],
+    }
+
+
+def updates(args: Args, policy: Searcher, limit: dict[str, float]) -> dict[str, float]:
+    """Rollouts and the gradient steps after them."""
+    settings = grpo.Args(
+        questions_per_update=args.episodes // args.group_size, group_size=args.group_size, lr=1e-9,
+        max_new_tokens=args.max_new_tokens, max_tokens_per_micro_batch=args.max_tokens_per_micro_batch,
+    )  # fmt: skip
+    envs, engine = environments(args), TransformersEngine(policy, ())
+    learner = policy_learner(settings, partial(grpo.advantages, settings), policy)
+    config, weights, lines = policy.model.config, weights_of(policy.model), []
+    trained = any(p.requires_grad for p in policy.model.get_output_embeddings().parameters())
+    for number in range(1 + args.updates):
+        reset_peak(args)
+        begin = now(args)
+        batch = play(settings, envs, policy, engine, number)
+        middle, peak = now(args), peak_memory(args)
+        for episode in batch.episodes:
+            episode.steps[-1].reward += float(batch.rng.normal())
+        policy.fed["update"] = 0
+        reset_peak(args)
+        learner.update(batch.episodes, batch.rng)
+        end = now(args)
+        said = sum(len(step.tokens) for episode in batch.episodes for step in episode.steps)
+        longest = statistics.mean(len(e.steps[-1].prompt) + len(e.steps[-1].tokens) for e in batch.episodes)
+        sequences = [sequence.ids for episode in batch.episodes for sequence in to_sequences(episode.steps)]
+        run = sum(size for _, size in joined(sequences, args.max_tokens_per_micro_batch))
+        # An adapter needs no gradient of the weights that it is beside: 4 operations, not 6.
+        operations = (6 if trained else 4) * (weights["layers"] * run + weights["head"] * said)
+        operations += 6 * config.num_hidden_layers * config.hidden_size * longest * run
+        lines.append(
+            {
+                "rollout_s": middle - begin,
+                "update_s": end - middle,
+                "policy_tokens": said,
+                "tokens_of_episode": longest,
+                "tokens_run": run,
+                "padded_to": policy.fed["update"],
+                "rollout_gib": peak,
+                "update_gib": peak_memory(args),
+                "of_the_limit": operations / (end - middle) / limit["flops"],
+            }  # fmt: skip
+        )
+    found = {name: statistics.median(line[name] for line in lines[1:]) for name in lines[0]}
+    return found | {"episodes_per_second": args.episodes / (found["rollout_s"] + found["update_s"])}
+
+
+def measured(args: Args, shape: str, lora_rank: int) -> dict:
+    """All of one model, or what it did before the memory was full."""
+    found: dict = {}
+    try:
+        policy = searcher(args, shape, lora_rank)
+        limit = limits(args.device, policy.dtype)
+        found |= {"weights": sum(weights_of(policy.model).values()), "limits": limit}
+        found["updates"] = updates(args, policy, limit)
+        found["decoding"] = {count: decoding(args, policy, count, limit) for count in args.decode_batches}
+    except torch.cuda.OutOfMemoryError as error:
+        found["out_of_memory"] = str(error).split(".")[0]
+    return found
+
+
+def now(args: Args) -> float:
+    if args.device != "cpu":
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def reset_peak(args: Args) -> None:
+    if args.device != "cpu":
+        torch.cuda.reset_peak_memory_stats()
+
+
+def peak_memory(args: Args) -> float:
+    """GiB, of the GPU since `reset_peak`; on a CPU of the whole process since it began."""
+    if args.device != "cpu":
+        return torch.cuda.max_memory_allocated() / 2**30
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
+
+
+def alone(function, *args):
+    """What a function returns, in a process that ends with it and gives its memory back."""
+    with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
+        return pool.submit(function, *args).result()
+
+
+def main(args: Args) -> dict:
+    console, results = Console(), []
+    for shape in args.shapes:
+        for rank in args.lora_ranks:
+            found = alone(measured, args, shape, rank)
+            if args.against_trl and not rank:
+                from benchmarks.large_trl import trl_updates
+
+                found["trl"] = alone(trl_updates, args, shape)
+                ours, theirs = found.get("updates"), found["trl"]
+                found["ratio_trl"] = ours["episodes_per_second"] / theirs["episodes_per_second"] if ours else None
+            results.append({"shape": shape, "lora_rank": rank} | found)
+            console.print(table_of(results[-1]))
+    name = torch.cuda.get_device_name() if args.device != "cpu" else "cpu"
+    result = {"device": name, "torch": torch.__version__, "settings": asdict(args), "models": results}
+    print(json.dumps(result))
+    return result
+
+
+def table_of(found: dict) -> Table:
+    what = f"LoRA of rank {found['lora_rank']}" if found["lora_rank"] else "all weights"
+    table = Table("", "", title=f"{found['shape']}, {what}")
+    if done := found.get("updates"):
+        table.add_row("rollout + update, s", f"{done['rollout_s']:.2f} + {done['update_s']:.2f}")
+        table.add_row("episodes / s", f"{done['episodes_per_second']:.2f}")
+        table.add_row("update, of the matrix product's limit", f"{done['of_the_limit']:.0%}")
+        table.add_row("peak, GiB: rollout, update", f"{done['rollout_gib']:.1f}, {done['update_gib']:.1f}")
+    for count, step in found.get("decoding", {}).items():
+        speed = f"{step['tokens_per_second']:,.0f} tokens / s, {step['of_the_limit']:.0%} of the copy's limit"
+        table.add_row(f"decoding of {count}", speed)
+    if "trl" in found:
+        ratio = f", ours is {found['ratio_trl']:.2f} times as fast" if found["ratio_trl"] else ""
+        table.add_row("TRL, episodes / s", f"{found['trl']['episodes_per_second']:.2f}{ratio}")
+    if "out_of_memory" in found:
+        table.add_row("out of memory", found["out_of_memory"])
+    return table
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))

@@ -1,0 +1,48 @@
+"""TRL's `GRPOTrainer` at the work of `benchmarks.large`: a ``rollout_func`` that samples by `generate`."""
+
+import statistics
+from typing import TYPE_CHECKING
+
+import numpy as np
+import torch
+from transformers import GenerationConfig
+
+from benchmarks.trl_side import Tally, player, train
+
+if TYPE_CHECKING:
+    from benchmarks.large import Args
+
+AT_ONCE = 8  # episodes in a pass of an update
+
+
+class _Work:
+    """What `trl_side.train` wants to know."""
+
+    warm_up, lr, threads = 1, 1e-9, torch.get_num_threads()
+
+    def __init__(self, args: "Args"):
+        self.env, self.episodes, self.group_size, self.seed = args.env, args.episodes, args.group_size, args.seed
+        self.max_new_tokens, self.rounds = args.max_new_tokens, args.updates + self.warm_up
+
+
+def trl_updates(args: "Args", shape: str) -> dict:
+    """Whole training steps. All weights are in the precision of the layers, as TRL's users have it: less to read than ours."""
+    from benchmarks.large import environments, now, peak_memory, searcher
+
+    try:
+        policy, work, tally = searcher(args, shape), _Work(args), Tally(args.group_size)
+        policy.model.to(policy.dtype)
+        policy.model.generation_config = GenerationConfig(eos_token_id=[policy.eos_id])
+        policy.tokenizer.eos_token = policy.tokenizer.pad_token  # random weights say it as rarely as any other token
+        rng = np.random.default_rng(args.seed)
+        seeds = rng.integers(2**31, size=work.rounds * args.episodes // args.group_size).tolist()
+        rows, times = [{"prompt": [{"role": "user", "content": str(seed)}]} for seed in seeds], []
+        how = {
+            "reward_funcs": lambda earned, **rest: rng.normal(size=len(earned)).tolist(),
+            "rollout_func": player(policy, environments(args), tally),
+        }
+        said = train(work, policy, rows, lambda: times.append(now(args)), tally, min(AT_ONCE, args.episodes), **how)
+    except torch.cuda.OutOfMemoryError as error:
+        return {"out_of_memory": str(error).split(".")[0], "episodes_per_second": float("nan")}
+    seconds = statistics.median(b - a for a, b in zip(times[work.warm_up :], times[work.warm_up + 1 :], strict=False))
+    return said | {"episodes_per_second": args.episodes / seconds, "gib": peak_memory(args)}
