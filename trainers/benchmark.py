@@ -46,7 +46,7 @@ class Args:
     """Run the comparison that a recipe describes."""
 
     recipe: str = "algorithms"
-    """A shipped recipe (algorithms, masks, rewards, echo-trap, agent-r1) or a TOML file."""
+    """A shipped recipe (algorithms, masks, rewards, echo-trap, ahead, agent-r1) or a TOML file."""
     runs: tuple[str, ...] = ()
     """Which of its runs; by default all."""
     seeds: tuple[int, ...] = ()

@@ -47,7 +47,7 @@ def small(tmp_path):
 
 
 def test_the_shipped_recipes():
-    assert SHIPPED == ["agent-r1", "algorithms", "echo-trap", "masks", "rewards"]
+    assert SHIPPED == ["agent-r1", "ahead", "algorithms", "echo-trap", "masks", "rewards"]
     assert set(ALGORITHMS) >= {"grpo", "ppo", "reinforce", "rloo", "gigpo", "starpo", "starpo-s", "ragen-2"}
 
 
