@@ -116,8 +116,9 @@ def searcher(args: Args, shape: str, lora_rank: int = 0) -> Searcher:
     torch.manual_seed(args.seed)
     tokenizer = tiny.make_tokenizer(vocabulary())
     config = Qwen2Config(
-        vocab_size=len(tokenizer) if shape == "tiny" else VOCABULARY, hidden_size=width, intermediate_size=inner, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=shared, tie_word_embeddings=tied, max_position_embeddings=32768,
+        vocab_size=len(tokenizer) if shape == "tiny" else VOCABULARY, hidden_size=width, intermediate_size=inner,
+        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=shared, tie_word_embeddings=tied,
+        max_position_embeddings=32768,
     )  # fmt: skip
     with torch.device(args.device):
         model = Qwen2ForCausalLM(config)
@@ -196,19 +197,10 @@ def updates(args: Args, policy: Searcher, limit: dict[str, float]) -> dict[str, 
         # An adapter needs no gradient of the weights that it is beside: 4 operations, not 6.
         operations = (6 if trained else 4) * (weights["layers"] * run + weights["head"] * said)
         operations += 6 * config.num_hidden_layers * config.hidden_size * longest * run
-        lines.append(
-            {
-                "rollout_s": middle - begin,
-                "update_s": end - middle,
-                "policy_tokens": said,
-                "tokens_of_episode": longest,
-                "tokens_run": run,
-                "padded_to": policy.fed["update"],
-                "rollout_gib": peak,
-                "update_gib": peak_memory(args),
-                "of_the_limit": operations / (end - middle) / limit["flops"],
-            }  # fmt: skip
-        )
+        line = {"rollout_s": middle - begin, "update_s": end - middle, "policy_tokens": said}
+        line |= {"tokens_of_episode": longest, "tokens_run": run, "padded_to": policy.fed["update"]}
+        line |= {"rollout_gib": peak, "update_gib": peak_memory(args)}
+        lines.append(line | {"of_the_limit": operations / (end - middle) / limit["flops"]})
     found = {name: statistics.median(line[name] for line in lines[1:]) for name in lines[0]}
     return found | {"episodes_per_second": args.episodes / (found["rollout_s"] + found["update_s"])}
 

@@ -38,7 +38,7 @@ from trainers.comparison.report import write
 from trainers.logger import METRICS_FILE, finite, read_metrics
 from trainers.policy import Policy
 from trainers.setup import load_policy, make_envs
-from trainers.training import starting_policy
+from trainers.start import starting_policy
 
 
 @dataclass(kw_only=True)

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from trainers import batches as playing
-from trainers import distributed, grpo, training
+from trainers import distributed, grpo, start
 from trainers.batches import Batches
 from trainers.logger import read_metrics
 from trainers.setup import load_policy, make_engine, make_envs
@@ -89,7 +89,7 @@ def test_an_error_in_what_is_played_ahead_is_an_error(letters, model, tmp_path, 
 def test_several_processes_are_refused(letters, model, monkeypatch):
     monkeypatch.setattr(distributed, "ranks", lambda: 2)
     with pytest.raises(ValueError, match="ahead is for one process"):
-        training.check_shares(arguments(letters, model, ahead=True))
+        start.check_shares(arguments(letters, model, ahead=True))
 
 
 def test_a_resumed_run_begins_with_the_weights_that_were_saved(letters, model, tmp_path):

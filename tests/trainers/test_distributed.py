@@ -14,7 +14,7 @@ from two_processes import CASES, RUN, learn, make_episodes
 from trainers import checkpoint, distributed, passes, ppo
 from trainers.logger import read_metrics
 from trainers.setup import load_policy
-from trainers.training import check_shares
+from trainers.start import check_shares
 from trainers.trajectory import collate
 
 
