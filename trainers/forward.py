@@ -68,6 +68,7 @@ class Forward:
             ids, lengths = ids + [self._policy.pad_id] * padding, lengths + [0] * padding
         self._cache.reserve(len(ids), width)
         self._policy.fed["decode"] += count
+        self._policy.fed["steps"] += 1
         inputs, places = torch.tensor([ids, lengths], device=self._policy.device)[..., None]
         if self._graphs and self._cache.nbytes:
             return self._graphs(inputs, places, width, self._cache.version)[:count, -1]

@@ -30,9 +30,8 @@ class Policy:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model")
         # Without dropout, or a rollout and its update would see two different policies.
         self.model, self.tokenizer, self.dtype = model.eval(), tokenizer, dtype
-        self.fed: Counter[str] = (
-            Counter()
-        )  # tokens that went through the model, padding included: prefill, decode, update
+        # Tokens that went through the model, padding included, in prefill, decode and update; and the steps of decoding.
+        self.fed: Counter[str] = Counter()
         # Attempts at one question read the same, again and again.
         self._encoded = lru_cache(2**10)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
         self.eos_id = tokenizer.eos_token_id

@@ -7,7 +7,9 @@ Of each phase: seconds an update, its share, the conversations' tokens, and thos
 conversations share their beginnings or have no advantage, more by padding. Then what these passes are in floating-point
 operations of the policy's layers, 2 a weight and token forward and 6 with the gradient, beside what a matrix product reaches
 on this machine now. Attention, the head, a critic and a reference are not among them; passes without a gradient count as if
-they had one. Run it where the run was made, with as many threads, and nothing beside it. With ``--ahead`` phases overlap.
+they had one. Each step of decoding reads all weights once, with the head: that is its bandwidth, beside a large copy's; keys
+and values are not in it. Run it where the run was made, with as many threads, and nothing beside it. With ``--ahead`` phases
+overlap.
 """
 
 import json
@@ -71,17 +73,19 @@ def phases(lines: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     }
     parts = sum(found[phase]["seconds"] for phase in ("prefill", "decode", "tools"))
     other = max(0.0, mean("time/rollout") - parts)  # tools may have run beside the decoding
+    found["decode"]["steps"] = mean("train/decode_steps")
     return found | {"other": {"seconds": other, "tokens": 0.0, "fed": 0.0}}
 
 
-def weights_of(folder: Path) -> int:
-    """How many weights multiply each token: all but the embedding, which is looked up, and the head, which is only for
-    tokens that are sampled."""
+def weights_of(folder: Path) -> tuple[int, int]:
+    """How many weights multiply each token, all but the embedding, which is looked up, and the head; and how many are in the
+    head, which is only for tokens that are sampled."""
     config = AutoConfig.from_pretrained(adapters.base_of(folder) or folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
-    outer = {id(model.get_input_embeddings().weight), id(model.get_output_embeddings().weight)}
-    return sum(p.numel() for p in model.parameters() if id(p) not in outer)
+    head = model.get_output_embeddings().weight
+    outer = {id(model.get_input_embeddings().weight), id(head)}
+    return sum(p.numel() for p in model.parameters() if id(p) not in outer), head.numel()
 
 
 def limits(device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
@@ -115,17 +119,21 @@ def main(args: Args) -> dict:
     found, device = phases(lines[args.skip :]), default_device()
     total = sum(phase["seconds"] for phase in found.values())
     folder = checkpoint.latest(run)
-    weights, limit = weights_of(folder) if folder else 0, limits(device)
-    table = Table("phase", "s / update", "share", "tokens / s", "fed / tokens", "GFLOP/s", title=str(run))
+    (weights, head), limit = weights_of(folder) if folder else (0, 0), limits(device)
+    rounded = folder and checkpoint.read_extra(folder).get("dtype") == "bfloat16"
+    found["decode"]["bytes"] = found["decode"]["steps"] * ((2 if rounded else 4) * weights + 4 * head)
+    table = Table("phase", "s / update", "share", "tokens / s", "fed / tokens", "GFLOP/s", "GB/s", title=str(run))
     for name, phase in sorted(found.items(), key=lambda item: -item[1]["seconds"]):
         seconds = phase["seconds"] or float("inf")
         operations = PHASES[name][3] * weights * phase["fed"] / seconds if name in PHASES else 0.0
+        moved = phase.get("bytes", 0.0) / seconds
         phase |= {"share": phase["seconds"] / total, "flops": operations}
         table.add_row(
             name, f"{phase['seconds']:.3f}", f"{phase['share']:.0%}",
             f"{phase['tokens'] / seconds:,.0f}" if phase["tokens"] else "",
             f"{phase['fed'] / phase['tokens']:.2f}" if phase["tokens"] else "",
             f"{operations / 1e9:.2f} ({operations / limit['flops']:.0%})" if operations else "",
+            f"{moved / 1e9:.2f} ({moved / limit['bytes']:.0%})" if moved else "",
         )  # fmt: skip
     console = Console()
     console.print(table)

@@ -37,6 +37,9 @@ def test_a_runs_phases_add_up(run, capsys):
         2 * result["weights"] * phases["prefill"]["fed"] / phases["prefill"]["seconds"]
     )
     assert min(result["limits"].values()) > 1e7
+    assert 4 <= phases["decode"]["steps"] <= 2 * 4 * 6  # turns of four tokens, two or more, of episodes beside each other
+    folder = run / "checkpoint-3"
+    assert phases["decode"]["bytes"] == phases["decode"]["steps"] * 4 * sum(profile.weights_of(folder))
 
 
 def test_weights_that_multiply_each_token(make_policy, tmp_path):
@@ -45,7 +48,8 @@ def test_weights_that_multiply_each_token(make_policy, tmp_path):
         model.config.tie_word_embeddings = tied
         model.save_pretrained(tmp_path / str(tied))
         body = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name and "lm_head" not in name)
-        assert profile.weights_of(tmp_path / str(tied)) == body
+        head = model.get_output_embeddings().weight.numel()
+        assert profile.weights_of(tmp_path / str(tied)) == (body, head)
 
 
 def test_what_is_no_run_is_said(run, tmp_path, monkeypatch):
