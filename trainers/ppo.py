@@ -30,7 +30,7 @@ from trainers.gae import bi_level_gae, gae
 from trainers.kl import KLPenalty
 from trainers.losses import aggregate, value_loss
 from trainers.objective import policy_loss, total
-from trainers.optimize import PolicyArgs, episodes_of, gradient_steps
+from trainers.optimize import adamw, PolicyArgs, episodes_of, gradient_steps
 from trainers.policy import Policy
 from trainers.selection import selected
 from trainers.training import Learner, train
@@ -136,7 +136,7 @@ def start(args: Args, policy: Policy) -> Learner:
         {"params": trained_parameters(policy.model), "lr": args.lr},
         {"params": trained_parameters(critic), "lr": args.critic_lr},
     ]
-    optimizer = torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0)
+    optimizer = adamw(groups, policy)
     step = partial(update, policy, critic, penalty, optimizer, args)
     return Learner(
         update=step, optimizers=[optimizer], modules={"critic": critic} | ({"kl": penalty} if args.kl_target else {})

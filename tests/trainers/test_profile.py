@@ -37,7 +37,9 @@ def test_a_runs_phases_add_up(run, capsys):
         2 * result["weights"] * phases["prefill"]["fed"] / phases["prefill"]["seconds"]
     )
     assert min(result["limits"].values()) > 1e7
-    assert 4 <= phases["decode"]["steps"] <= 2 * 4 * 6  # turns of four tokens, two or more, of episodes beside each other
+    assert (
+        4 <= phases["decode"]["steps"] <= 2 * 4 * 6
+    )  # turns of four tokens, two or more, of episodes beside each other
     folder = run / "checkpoint-3"
     assert phases["decode"]["bytes"] == phases["decode"]["steps"] * 4 * sum(profile.weights_of(folder))
 
