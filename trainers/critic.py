@@ -24,7 +24,7 @@ class Critic(torch.nn.Module):
         super().__init__()
         self._policy = [policy] if shared else []  # in a list: its weights are not this module's
         self.backbone = None if shared else trainable_copy(policy.model.base_model, policy.model)
-        self.dtype, self.runs_trees = policy.dtype, policy.runs_trees
+        self.dtype, self.trees = policy.dtype, policy.trees
         size = policy.model.config.get_text_config().hidden_size
         self.head = torch.nn.Linear(size, 1, device=policy.device)
         torch.nn.init.zeros_(self.head.weight)
@@ -33,7 +33,7 @@ class Critic(torch.nn.Module):
     def forward(self, batch: Batch) -> torch.Tensor:
         """V_t, float [B, T], from everything before token t; zero where the mask is 0."""
         backbone = self._policy[0].model.base_model if self._policy else self.backbone
-        hidden, where = hidden_states(backbone, batch, self.dtype, self.runs_trees)
+        hidden, where = hidden_states(backbone, batch, self.dtype, self.trees)
         values = torch.nn.functional.pad(self.head(hidden).squeeze(-1)[where[:, :-1]], (1, 0))
         return torch.where(batch.mask, values, 0.0)
 

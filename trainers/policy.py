@@ -8,7 +8,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainers.logits import token_logprobs
-from trainers.memory import autocast, hidden_states, runs_trees
+from trainers.memory import autocast, hidden_states, tree_attention
 from trainers.trajectory import Batch
 
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
@@ -48,7 +48,7 @@ class Policy:
         specials = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._special = re.compile("|".join(sorted(specials, key=len, reverse=True)) or r"(?!)")
         self._check_head(self.encode(text))
-        self.runs_trees = runs_trees(model.base_model, self.encode(text), dtype)
+        self.trees = tree_attention(model.base_model, self.encode(text), dtype)
 
     @torch.no_grad()
     def _check_head(self, text: list[int]) -> None:
@@ -122,7 +122,7 @@ class Policy:
             Two float32 [B, T] tensors, zero where the mask is 0; the second one has a gradient only where
             ``entropy_gradient`` asks for it.
         """
-        hidden, where = hidden_states(self.model.base_model, batch, self.dtype, self.runs_trees)
+        hidden, where = hidden_states(self.model.base_model, batch, self.dtype, self.trees)
         self.fed["update"] += len(hidden)
         target_mask = batch.mask[:, 1:]
         nodes, which = where[:, :-1][target_mask].unique(return_inverse=True)

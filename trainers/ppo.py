@@ -30,7 +30,7 @@ from trainers.gae import bi_level_gae, gae
 from trainers.kl import KLPenalty
 from trainers.losses import aggregate, value_loss
 from trainers.objective import policy_loss, total
-from trainers.optimize import adamw, PolicyArgs, episodes_of, gradient_steps
+from trainers.optimize import PolicyArgs, adamw, episodes_of, gradient_steps
 from trainers.policy import Policy
 from trainers.selection import selected
 from trainers.training import Learner, train

@@ -78,11 +78,11 @@ def rows_of(batch: Batch) -> list[list[int]]:
     return [row[:n] for row, n in zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True)]
 
 
-def trees_of(batch: Batch) -> Trees | None:
-    """The rows of a batch as trees, or None where no two of them are worth joining."""
+def trees_of(batch: Batch, alone: bool = False) -> Trees | None:
+    """The rows of a batch as trees, or None where no two of them are worth joining, unless ``alone``."""
     ids = rows_of(batch)
     groups = list(joined(ids))
-    if len(groups) == len(ids):
+    if len(groups) == len(ids) and not alone:
         return None
     width = max(size for _, size in groups)
     where = torch.zeros(batch.ids.shape, dtype=torch.long)
