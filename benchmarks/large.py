@@ -9,10 +9,10 @@ Weights are random, and so is what the model says; so each of its turns stands f
 tokens, in the real environment over its real index. Turns are as long as they may be, rewards are drawn by chance, and
 attempts share their question and nothing more: no group is without a gradient, and sharing helps as little as it can.
 
-Decoding is beside its limit: each step reads the weights of the layers and of the head once, 2 bytes each in bfloat16, and
-the keys and values of all conversations; the limit is what a large copy reaches here now. Updates are beside theirs: 6
-operations a weight for each token that is run, 6 for the head's where the policy said something, and attention's; the limit
-is a large matrix product in the same precision. Every model is a process of its own. Ends with one line of JSON.
+Decoding is beside its limit: each step reads the weights of the layers once, 2 bytes each in bfloat16, those of the head, 4
+bytes each, and the keys and values of all conversations; the limit is what a large copy reaches here now. Updates are beside
+theirs: 6 operations a weight for each token that is run, 6 for the head's where the policy said something, and attention's;
+the limit is a large matrix product in the same precision. Every model is a process of its own. Ends with one line of JSON.
 """
 
 import json
@@ -33,7 +33,7 @@ from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs.miniwiki import vocabulary
-from trainers import adapters, grpo, tiny
+from trainers import adapters, forward, grpo, tiny
 from trainers.batches import play
 from trainers.engine import TransformersEngine
 from trainers.memory import recompute_activations, round_frozen
@@ -126,8 +126,9 @@ def searcher(args: Args, shape: str, lora_rank: int = 0) -> Searcher:
         adapters.add_lora(model, lora_rank, 2 * lora_rank)
     if args.dtype == "bfloat16":
         round_frozen(model)
-    exact_enough(args.device, args.dtype)
-    policy = Searcher(model.to(args.device), tokenizer, getattr(torch, args.dtype))
+    model = model.to(args.device)
+    exact_enough(model, args.dtype)
+    policy = Searcher(model, tokenizer, getattr(torch, args.dtype))
     if args.gradient_checkpointing:
         recompute_activations(policy.model)
     return policy
@@ -152,7 +153,8 @@ def decoding(args: Args, policy: Searcher, count: int, limit: dict[str, float]) 
     length = args.turns * args.max_new_tokens
     prompts = {key: rng.integers(len(policy.tokenizer), size=length).tolist() for key in range(count)}
     engine, seconds = TransformersEngine(policy, ()), []
-    for _ in range(3):  # in the first steps sizes are new, and on a GPU the second time records them
+    forward.KEPT = 1.0  # nothing learns beside it: what graphs were recorded over may stay
+    for _ in range(3):  # on a GPU a size's second step is recorded, which is over by the third time
         engine.reset()
         engine.submit(prompts, args.max_new_tokens, 1.0)
         begin = now(args)
@@ -161,11 +163,13 @@ def decoding(args: Args, policy: Searcher, count: int, limit: dict[str, float]) 
         seconds.append((now(args) - begin) / args.max_new_tokens)
     size = 2 if args.dtype == "bfloat16" else 4
     token = 2 * config.num_hidden_layers * config.num_key_value_heads * config.hidden_size // config.num_attention_heads
-    moved = size * (sum(weights_of(policy.model).values()) + count * token * (length + args.max_new_tokens / 2))
+    weights = weights_of(policy.model)
+    moved = 4 * weights["head"] + size * (weights["layers"] + count * token * (length + args.max_new_tokens / 2))
     return {
         "tokens_per_second": count / seconds[-1],
         "bytes_per_step": moved,
         "of_the_limit": moved / seconds[-1] / limit["bytes"],
+        "cuda_graphs": engine.graphs,
     }
 
 
@@ -253,7 +257,8 @@ def main(args: Args) -> dict:
 
                 found["trl"] = alone(trl_updates, args, shape)
                 ours, theirs = found.get("updates"), found["trl"]
-                found["ratio_trl"] = ours["episodes_per_second"] / theirs["episodes_per_second"] if ours else None
+                both = ours and "episodes_per_second" in theirs
+                found["ratio_trl"] = ours["episodes_per_second"] / theirs["episodes_per_second"] if both else None
             results.append({"shape": shape, "lora_rank": rank} | found)
             console.print(table_of(results[-1]))
     name = torch.cuda.get_device_name() if args.device != "cpu" else "cpu"
@@ -273,9 +278,11 @@ def table_of(found: dict) -> Table:
     for count, step in found.get("decoding", {}).items():
         speed = f"{step['tokens_per_second']:,.0f} tokens / s, {step['of_the_limit']:.0%} of the copy's limit"
         table.add_row(f"decoding of {count}", speed)
-    if "trl" in found:
+    if speed := found.get("trl", {}).get("episodes_per_second"):
         ratio = f", ours is {found['ratio_trl']:.2f} times as fast" if found["ratio_trl"] else ""
-        table.add_row("TRL, episodes / s", f"{found['trl']['episodes_per_second']:.2f}{ratio}")
+        table.add_row("TRL, episodes / s", f"{speed:.2f}{ratio}")
+    elif "trl" in found:
+        table.add_row("TRL", "out of memory")
     if "out_of_memory" in found:
         table.add_row("out of memory", found["out_of_memory"])
     return table

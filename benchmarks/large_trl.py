@@ -1,5 +1,6 @@
 """TRL's `GRPOTrainer` at the work of `benchmarks.large`: a ``rollout_func`` that samples by `generate`."""
 
+import math
 import statistics
 from typing import TYPE_CHECKING
 
@@ -41,8 +42,10 @@ def trl_updates(args: "Args", shape: str) -> dict:
             "reward_funcs": lambda earned, **rest: rng.normal(size=len(earned)).tolist(),
             "rollout_func": player(policy, environments(args), tally),
         }
-        said = train(work, policy, rows, lambda: times.append(now(args)), tally, min(AT_ONCE, args.episodes), **how)
+        at_once = math.gcd(AT_ONCE, args.episodes)
+        said = train(work, policy, rows, lambda: times.append(now(args)), tally, at_once, **how)
+        del said["flat_groups"]  # of the environment's rewards, which nobody learns from
     except torch.cuda.OutOfMemoryError as error:
-        return {"out_of_memory": str(error).split(".")[0], "episodes_per_second": float("nan")}
+        return {"out_of_memory": str(error).split(".")[0]}
     seconds = statistics.median(b - a for a, b in zip(times[work.warm_up :], times[work.warm_up + 1 :], strict=False))
     return said | {"episodes_per_second": args.episodes / seconds, "gib": peak_memory(args)}

@@ -84,7 +84,7 @@ def forward(
             sees = sees.repeat(1, 1, shared, 1)
         h = scaled_dot_product_attention(
             q.to(v.dtype).reshape(len(ids), k.shape[1], -1, q.shape[-1]), k, v, attn_mask=sees, scale=attention.scaling
-        ).view(q.shape)
+        ).reshape(q.shape)
         x = x + weights(attention.o_proj, h.transpose(1, 2).flatten(2))
         h = _norm(layer.post_attention_layernorm, x)
         x = x + weights(mlp.down_proj, silu(weights(mlp.gate_proj, h)) * weights(mlp.up_proj, h))

@@ -76,6 +76,11 @@ class TransformersEngine:
         self._rows: list[Row] = []  # those with open turns
         self._temperature = 1.0
 
+    @property
+    def graphs(self) -> int:
+        """How many CUDA graphs are recorded."""
+        return self._forward.graphs
+
     def submit(self, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float) -> None:
         if self._open and temperature != self._temperature:
             raise ValueError(f"turns at temperature {self._temperature} are open, and these have {temperature}")

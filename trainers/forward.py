@@ -24,7 +24,7 @@ class Forward:
         with policy.autocast():
             tolerance = 1e-4 if policy.dtype == torch.float32 else 0.05
             self._plain = decoder.agrees(self._backbone, policy.encode(PROBE), tolerance, policy.dtype)
-        self._graphs = Graphs(self._step) if recordable(policy.device) and self._plain else None
+        self._graphs = Graphs() if recordable(policy.device) and self._plain else None
         self._cache, self._weights, self._stale = KeyValues(), None, True
 
     def reset(self) -> KeyValues:
@@ -40,6 +40,11 @@ class Forward:
         kept = self._cache.nbytes + (self._weights.nbytes if self._weights else 0)
         return kept <= KEPT * torch.cuda.get_device_properties(self._policy.device).total_memory
 
+    @property
+    def graphs(self) -> int:
+        """How many are recorded."""
+        return self._graphs.count if self._graphs else 0
+
     def rows(self, span: int) -> int:
         """How many rows of the cache a step is made for, of which ``span`` are asked for."""
         return bucket(span, 8) if self._graphs else span
@@ -47,10 +52,14 @@ class Forward:
     def prefill(self, new: list[list[int]], rows: list[int], lengths: list[int]) -> None:
         """Put new ids behind the first ``lengths`` tokens of rows of the cache, in one pass."""
         device, longest = self._policy.device, max(map(len, new))
+        if self._graphs:  # a few sizes here as well: kernels are planned for each
+            longest = bucket(longest, 16)
         ids = torch.tensor([part + [self._policy.pad_id] * (longest - len(part)) for part in new], device=device)
         places = torch.tensor(lengths, device=device)[:, None] + torch.arange(longest, device=device)
         reach = max(length + len(part) for part, length in zip(new, lengths, strict=True))
         width = longest + max(lengths)  # with room for the padding of the longest one
+        if self._graphs:
+            width = bucket(width, 256)
         self._check(reach)
         self._cache.reserve(0, width)
         self._policy.fed["prefill"] += ids.numel()
@@ -67,11 +76,11 @@ class Forward:
             width, padding = bucket(width, 256), self.rows(count) - count
             ids, lengths = ids + [self._policy.pad_id] * padding, lengths + [0] * padding
         self._cache.reserve(len(ids), width)
-        self._policy.fed["decode"] += count
+        self._policy.fed["decode"] += len(ids)
         self._policy.fed["steps"] += 1
         inputs, places = torch.tensor([ids, lengths], device=self._policy.device)[..., None]
-        if self._graphs and self._cache.nbytes:
-            return self._graphs(inputs, places, width, self._cache.version)[:count, -1]
+        if self._graphs and self._cache.nbytes and not self._stale:
+            return self._graphs(self._step, inputs, places, width, self._cache.version)[:count, -1]
         return self._pass(inputs, places, slice(0, len(ids)), width, reach)[:count, -1]
 
     def _step(self, ids: torch.Tensor, places: torch.Tensor, width: int) -> torch.Tensor:

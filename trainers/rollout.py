@@ -1,6 +1,6 @@
 """Many episodes at once: the policy takes turns with a vector of environments."""
 
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import ThreadPoolExecutor, wait
 from typing import Any
 
 import numpy as np
@@ -92,7 +92,8 @@ class _Play:
         self.envs, self.engine, self.timing = envs, engine, timing
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
         # Tools that spend their time waiting, for a server or for a process, need not be waited for by all.
-        self.beside = any(getattr(tool, "waits", False) for env in envs.envs for tool in env.tools.values())
+        beside = any(getattr(tool, "waits", False) for env in envs.envs for tool in env.tools.values())
+        self.pool = ThreadPoolExecutor(1) if beside else None
 
     def submit(self, prompts: dict[int, list[int]], new: int, completions: dict[int, Completion] | None = None):
         """Begin turns, and return some that are complete: those that are known, or the next ones."""
@@ -106,11 +107,14 @@ class _Play:
         What happens in what order does not depend on how long it takes, so a seed repeats. Where tools do not wait, it is
         better to go on with all turns in one batch.
         """
-        if not self.beside:
+        if self.pool is None:
             return self._step(actions), {}
-        with ThreadPoolExecutor(1) as pool:
-            following = pool.submit(self._finished)
-            return self._step(actions), following.result()
+        following = self.pool.submit(self._finished)
+        try:
+            stepped = self._step(actions)
+        finally:
+            wait([following])
+        return stepped, following.result()
 
     def _step(self, actions: list[str | None]) -> tuple:
         with self.timing.measure("tools"):

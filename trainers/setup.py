@@ -1,11 +1,12 @@
 """Make the environments, the policy and the engine that the command line asks for."""
 
 import json
+import warnings
 from pathlib import Path
 
 import gymnasium
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedTokenizerFast
+from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
 from transformers.utils import logging
 
 import agent_envs  # noqa: F401  (registers the ids)
@@ -57,11 +58,24 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def exact_enough(device: str, dtype: str) -> None:
+@torch.no_grad()
+def exact_enough(model: PreTrainedModel, dtype: str) -> None:
     """On a GPU, beside layers in bfloat16, let what stays float32, the head, be multiplied in TF32: with more digits than
-    bfloat16 has, and several times as fast as in float32."""
-    if dtype == "bfloat16" and device.startswith("cuda"):
-        torch.set_float32_matmul_precision("high")
+    bfloat16 has, and several times as fast. For the whole process, until a model is to run in float32.
+
+    Not where the library finds the angles of positions by a product of matrices: those need all of their digits.
+    """
+    torch.set_float32_matmul_precision("highest")
+    rotary = getattr(model.base_model, "rotary_emb", None)
+    if dtype != "bfloat16" or model.device.type != "cuda" or rotary is None:
+        return
+    positions = torch.arange(2**13, device=model.device)[None]
+    expected = rotary(torch.zeros(1, device=model.device), positions)
+    torch.set_float32_matmul_precision("high")
+    found = rotary(torch.zeros(1, device=model.device), positions)
+    if max(float((x - y).abs().max()) for x, y in zip(found, expected, strict=True)) > 1e-3:
+        torch.set_float32_matmul_precision("highest")
+        warnings.warn("the head is multiplied in float32, which is slow: a newer transformers need not", stacklevel=2)
 
 
 def load_policy(
@@ -94,8 +108,9 @@ def load_policy(
         adapters.add_lora(model, lora_rank, lora_alpha)
     if dtype == "bfloat16":
         round_frozen(model)
-    exact_enough(device, dtype)
-    return Policy(model.to(device), tokenizer, getattr(torch, dtype))
+    model = model.to(device)
+    exact_enough(model, dtype)
+    return Policy(model, tokenizer, getattr(torch, dtype))
 
 
 def _load_tokenizer(path_or_id: str | Path):

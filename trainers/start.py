@@ -53,6 +53,7 @@ class Run:
         )  # fmt: skip
 
     def validated(self) -> dict[str, float]:
+        self.batches.catch_up()  # what is being played draws from the same generator
         # In a random state of its own, so that how often one looks changes nothing.
         with torch.random.fork_rng():
             torch.manual_seed(self.args.seed + distributed.rank())

@@ -40,6 +40,7 @@ def test_it_measures(rank):
     assert done["tokens_run"] <= 4 * done["tokens_of_episode"]
     assert 0 < done["of_the_limit"] < 1
     assert found["decoding"][3]["tokens_per_second"] > 0
+    assert found["decoding"][3]["cuda_graphs"] == 0
     size, (layers, shared, head) = 4, (SHAPES["tiny"][2], SHAPES["tiny"][4], 128 // 4)
     kept = 3 * 2 * layers * shared * head * (2 * 4 + 4 / 2)  # of three conversations, half way through the turn
     assert found["decoding"][3]["bytes_per_step"] == size * (found["weights"] + kept)

@@ -1,5 +1,7 @@
 """Batches that are played one ahead."""
 
+from types import SimpleNamespace
+
 import pytest
 import torch
 
@@ -111,3 +113,16 @@ def test_layers_that_run_twice_leave_the_sampling_alone(letters, model, tmp_path
     assert [x["train/return"] for x in read_metrics(tmp_path / "c" / "metrics.jsonl")[1:]] == pytest.approx(
         [x["train/return"] for x in first[1:]]
     )
+
+
+def test_an_evaluation_waits_for_what_is_being_played():
+    """Both draw from one generator."""
+    seeds = []
+    waits = SimpleNamespace(catch_up=lambda: seeds.append(torch.initial_seed()))
+    run = SimpleNamespace(
+        batches=waits, args=grpo.Args(seed=5), score="em",
+        evaluated=lambda questions, temperature: ({"em": torch.initial_seed()}, []),
+    )  # fmt: skip
+    torch.manual_seed(77)
+    assert start.Run.validated(run) == {"eval/em": 5}
+    assert seeds == [77] and torch.initial_seed() == 77

@@ -56,6 +56,17 @@ def test_models_that_are_run_this_way(model, lora):
     assert decoder.agrees(shaken(model).base_model, IDS, 1e-5)
 
 
+def test_any_layout_of_what_attention_returns(monkeypatch):
+    """Kernels on GPUs return the transpose of another layout."""
+    kernel = decoder.scaled_dot_product_attention
+
+    def other(*args, **kwargs):
+        return kernel(*args, **kwargs).transpose(1, 2).contiguous().transpose(1, 2)
+
+    monkeypatch.setattr(decoder, "scaled_dot_product_attention", other)
+    assert decoder.agrees(shaken(Qwen2ForCausalLM(Qwen2Config(**SIZES))).base_model, IDS, 1e-5)
+
+
 def test_a_model_that_does_something_else_is_left_to_itself():
     assert not decoder.agrees(shaken(GemmaForCausalLM(GemmaConfig(**SIZES))).base_model, IDS)  # scaled, another gate
     other = shaken(LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu")))

@@ -1,5 +1,8 @@
 """What is around CUDA graphs, without a GPU: a graph is stood in for by what repeats a function on the same tensors."""
 
+import gc
+import weakref
+
 import pytest
 import torch
 
@@ -15,17 +18,27 @@ def recorded(monkeypatch):
     """Makes engines record, and counts recordings and replays."""
     counts = {"recorded": 0, "replayed": 0, "kept": 2**40}
 
-    def record(function):
-        result = torch.full_like(function(), torch.nan)  # recording computes nothing
-        counts["recorded"] += 1
+    class Recorder:
+        """A pool whose graphs have been dropped takes no others."""
 
-        def replay():
-            counts["replayed"] += 1
-            result.copy_(function())
+        def __init__(self, device):
+            self.alive = weakref.WeakSet()
+            self.used = False
 
-        return replay, result
+        def __call__(self, function):
+            assert self.alive or not self.used
+            counts["recorded"] += 1
+            result = torch.full_like(function(), torch.nan)  # recording computes nothing
 
-    monkeypatch.setattr(graphs, "record", record)
+            def replay():
+                counts["replayed"] += 1
+                result.copy_(function())
+
+            self.used = True
+            self.alive.add(replay)
+            return replay, result
+
+    monkeypatch.setattr(graphs, "Recorder", Recorder)
     monkeypatch.setattr(forward, "recordable", lambda device: True)
     monkeypatch.setattr(forward.Forward, "_fits", lambda self: self._cache.nbytes <= counts["kept"])
     return counts
@@ -90,31 +103,80 @@ def test_graphs_read_rounded_weights_that_follow_the_policys(make_policy, record
     assert generate(TransformersEngine(policy, ()), prompts, 12, 0.0) == second
 
 
-def test_a_recording_that_differs_is_not_used(monkeypatch):
-    monkeypatch.setattr(graphs, "record", lambda function: (lambda: None, function() + 1))
-    step = Graphs(lambda ids, places, width: ids * 2.0)
-    ids = torch.ones(8, 1)
-    step(ids, ids, 4, 0)
+def test_one_token_prompts_after_an_update_see_the_new_weights(make_policy, recorded):
+    """Nothing is prefilled, so that a replay would come first."""
+    policy = make_policy("bytes", 2)
+    policy.dtype = torch.bfloat16
+    engine = TransformersEngine(policy, ())
+    generate(engine, {0: policy.encode("abcdefgh")}, 9, 0.0)
+    engine.reset()
+    with torch.no_grad():
+        for parameter in policy.model.base_model.layers.parameters():
+            parameter.mul_(1.5)
+    replayed = recorded["replayed"]
+    done = generate(engine, {0: [65]}, 9, 0.0)
+    assert recorded["replayed"] > replayed
+    assert done == generate(TransformersEngine(policy, ()), {0: [65]}, 9, 0.0)
+
+
+def test_an_engine_that_is_dropped_is_gone(make_policy, recorded):
+    policy = make_policy("bytes", 2)
+    gc.collect()
+    gc.disable()
+    try:
+        engine = TransformersEngine(policy, ())
+        generate(engine, {0: policy.encode("abc")}, 1, 0.0)  # a stand-in for a recording would hold on to the step
+        cache = weakref.ref(engine._histories.cache)
+        del engine
+        assert cache() is None
+    finally:
+        gc.enable()
+
+
+def double(ids, places, width):
+    return ids * 2.0
+
+
+def stood_in(monkeypatch, record):
+    monkeypatch.setattr(graphs, "Recorder", lambda device: record)
+
+
+@pytest.mark.parametrize("replay", [lambda: None, lambda: torch.ones(1)])
+def test_a_recording_that_is_empty_is_not_used(monkeypatch, replay):
+    """The kernels ran while it was recorded, and left the right result."""
+    stood_in(monkeypatch, lambda function: (replay, function()))
+    step, ids = Graphs(), torch.ones(8, 1)
+    step(double, ids, ids, 4, 0)
     with pytest.warns(UserWarning, match="without CUDA graphs"):
-        assert step(ids, ids, 4, 0).equal(ids * 2)
-    assert step(ids * 3, ids, 4, 0).equal(ids * 6)
+        assert step(double, ids, ids, 4, 0).equal(ids * 2)
+    assert step(double, ids * 3, ids, 4, 0).equal(ids * 6)
+    assert step.count == 0
 
 
 def test_a_step_that_cannot_be_recorded_goes_on_as_it_is(monkeypatch):
     def record(function):
         raise RuntimeError("operation not permitted when stream is capturing")
 
-    monkeypatch.setattr(graphs, "record", record)
-    step = Graphs(lambda ids, places, width: ids * 2.0)
-    ids = torch.ones(8, 1)
-    step(ids, ids, 4, 0)
+    stood_in(monkeypatch, record)
+    step, ids = Graphs(), torch.ones(8, 1)
+    step(double, ids, ids, 4, 0)
     with pytest.warns(UserWarning, match="not permitted"):
-        assert step(ids, ids, 4, 0).equal(ids * 2)
+        assert step(double, ids, ids, 4, 0).equal(ids * 2)
+
+
+def test_full_memory_is_no_reason_to_go_on_without(monkeypatch):
+    def record(function):
+        raise torch.cuda.OutOfMemoryError("CUDA out of memory")
+
+    stood_in(monkeypatch, record)
+    step, ids = Graphs(), torch.ones(8, 1)
+    step(double, ids, ids, 4, 0)
+    with pytest.raises(torch.cuda.OutOfMemoryError):
+        step(double, ids, ids, 4, 0)
 
 
 def test_other_tensors_are_recorded_again(recorded):
-    step = Graphs(lambda ids, places, width: ids * 2.0)
-    ids = torch.ones(8, 1)
+    step, ids = Graphs(), torch.ones(8, 1)
     for version, recordings in ((0, 0), (0, 1), (0, 1), (1, 1), (1, 2), (1, 2)):
-        assert step(ids, ids, 4, version).equal(ids * 2)
+        assert step(double, ids, ids, 4, version).equal(ids * 2)
         assert recorded["recorded"] == recordings
