@@ -79,7 +79,7 @@ def tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype
     ]
     batch = collate_sequences(sequences, [0, 1], 0).to(next(backbone.parameters()).device)
     usual = config._attn_implementation
-    if batch.ids.is_cuda and usual == "sdpa":
+    if batch.ids.is_cuda and usual in ("sdpa", packing.NAME):
         with torch.enable_grad():
             expected = _tried(backbone, batch, dtype, "")
             config._attn_implementation = packing.NAME

@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from functools import lru_cache
+from functools import cached_property, lru_cache
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -47,8 +47,13 @@ class Policy:
         self.end_ids = ends & {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         specials = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._special = re.compile("|".join(sorted(specials, key=len, reverse=True)) or r"(?!)")
-        self._check_head(self.encode(text))
-        self.trees = tree_attention(model.base_model, self.encode(text), dtype)
+        self._sample = self.encode(text)
+        self._check_head(self._sample)
+
+    @cached_property
+    def trees(self) -> str:
+        """How rows that begin alike are run, by `tree_attention`: tried when something is first learned from."""
+        return tree_attention(self.model.base_model, self._sample, self.dtype)
 
     @torch.no_grad()
     def _check_head(self, text: list[int]) -> None:

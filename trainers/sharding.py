@@ -38,6 +38,7 @@ def started(start: Callable, policy: Policy):
     if ranks() == 1:
         return start(policy)
     trained = copy.copy(policy)
+    trained.trees = policy.trees  # tried while the model is whole
     trained.model = trainable_copy(policy.model, policy.model)
     learner = start(trained)
     root = _Root(trained.model)
