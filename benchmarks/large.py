@@ -206,6 +206,7 @@ def updates(args: Args, policy: Searcher, limit: dict[str, float]) -> dict[str, 
         line |= {"rollout_gib": peak, "update_gib": peak_memory(args)}
         lines.append(line | {"of_the_limit": operations / (end - middle) / limit["flops"]})
     found = {name: statistics.median(line[name] for line in lines[1:]) for name in lines[0]}
+    found |= {"trees": policy.trees, "cuda_graphs": engine.graphs}
     return found | {"episodes_per_second": args.episodes / (found["rollout_s"] + found["update_s"])}
 
 

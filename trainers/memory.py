@@ -1,5 +1,6 @@
 """What fits a larger model into the same memory: matrix products in bfloat16, and activations that are computed twice."""
 
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 
@@ -56,6 +57,7 @@ def hidden_states(
         # Rows are padded on the right and attention is causal, so no real token can see padding: no mask is needed.
         inputs, where = {"input_ids": batch.ids}, torch.arange(batch.ids.numel(), device=batch.ids.device)
     elif trees == "packed":
+        backbone.config.get_text_config()._attn_implementation = packing.NAME  # copies are made before this is known
         inputs, where = packing.packed(forest)
     else:
         inputs = {"input_ids": forest.ids, "attention_mask": forest.sees, "position_ids": forest.positions}
@@ -67,51 +69,58 @@ def hidden_states(
 
 def tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> str:
     """How a model can be run on trees: "packed" in one row, on a GPU; "masked", by a mask that says which tokens each token
-    sees; or "", not at all, as with some kinds of attention and of positions. Tried on two branches: the ids, and their first
-    half twice. Packed, gradients are compared too, and the model gets the attention that it takes."""
+    sees; or "", not at all, as with some kinds of attention and of positions. Tried on trees of these ids; packed, they are
+    longer, and gradients are compared too."""
     config = backbone.config.get_text_config()
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
         return ""  # a window would have to be cut out of what each token sees
-    branches = [ids, ids[: len(ids) // 2] * 2]
-    sequences = [
-        Sequence(ids=b, mask=[False] * len(b), logprobs=[0.0] * len(b), rewards=[0.0] * len(b)) for b in branches
-    ]
-    batch = collate_sequences(sequences, [0, 1], 0).to(next(backbone.parameters()).device)
-    usual = config._attn_implementation
-    if batch.ids.is_cuda and usual in ("sdpa", packing.NAME):
+    device, usual = next(backbone.parameters()).device, config._attn_implementation
+    if device.type == "cuda" and usual in ("sdpa", packing.NAME):
+        turned = [ids[n:] + ids[:n] for n in range(3)]
         with torch.enable_grad():
-            expected = _tried(backbone, batch, dtype, "")
-            config._attn_implementation = packing.NAME
-            if _alike(expected, _tried(backbone, batch, dtype, "packed"), dtype):
-                return "packed"
+            reason = _differs(backbone, [(x * 500)[:500] for x in turned], device, dtype, "packed")
+        if reason is None:
+            return "packed"
         config._attn_implementation = usual
+        warnings.warn(f"sequences are not packed for FlexAttention: {reason}", stacklevel=2)
     with torch.no_grad():
-        expected, found = (_tried(backbone, batch, dtype, way) for way in ("", "masked"))
-    return "masked" if _alike(expected, found, dtype) else ""
+        return "masked" if _differs(backbone, [ids], device, dtype, "masked") is None else ""
 
 
-def _tried(backbone: torch.nn.Module, batch: Batch, dtype: torch.dtype, trees: str) -> list[torch.Tensor] | None:
-    """The hidden states of each real token, and gradients of some weights by them; None where the model raises an error."""
-    real = torch.arange(batch.ids.shape[1], device=batch.ids.device) < batch.lengths[:, None]
-    try:
+def _differs(
+    backbone: torch.nn.Module, starts: list[list[int]], device: torch.device, dtype: torch.dtype, trees: str
+) -> str | None:
+    """Why trees, each of a sequence and of its first half twice, do not give what single sequences give; None if they do.
+
+    Compared are hidden states and, where they are on, gradients of some weights by them.
+    """
+    rows = [row for start in starts for row in (start, start[: len(start) // 2] * 2)]
+    sequences = [Sequence(ids=r, mask=[False] * len(r), logprobs=[0.0] * len(r), rewards=[0.0] * len(r)) for r in rows]
+    batch = collate_sequences(sequences, list(range(len(rows))), 0).to(device)
+    real = torch.arange(batch.ids.shape[1], device=device) < batch.lengths[:, None]
+
+    def values(trees: str) -> list[torch.Tensor]:
         hidden, where = hidden_states(backbone, batch, dtype, trees)
         found = [hidden[where[real]]]
         if hidden.requires_grad:
             weights = [p for p in backbone.parameters() if p.requires_grad][:8]
-            by_chance = torch.arange(found[0].numel(), device=hidden.device).cos().view_as(found[0])
+            by_chance = torch.arange(found[0].numel(), device=device).cos().view_as(found[0])
             found += torch.autograd.grad((found[0] * by_chance).sum(), weights)
-    except Exception:  # whatever a model may make of such a mask
+        return [x.detach() for x in found]
+
+    expected = values("")
+    try:
+        found = values(trees)
+    except torch.cuda.OutOfMemoryError:
+        raise
+    except Exception as error:  # whatever a model may make of such a mask
+        return str(error) or type(error).__name__
+    errors = [float((x - y).norm() / x.norm()) for x, y in zip(expected, found, strict=True)]
+    of_values, of_gradients = (1e-3, 1e-2) if dtype == torch.float32 else (0.05, 0.1)
+    if errors[0] <= of_values and max(errors[1:], default=0.0) <= of_gradients:
         return None
-    return [x.detach() for x in found]
-
-
-def _alike(expected: list[torch.Tensor] | None, found: list[torch.Tensor] | None, dtype: torch.dtype) -> bool:
-    if not expected or not found:
-        return False
-    values, gradients = (1e-3, 1e-2) if dtype == torch.float32 else (0.05, 0.2)
-    most = [values, *[gradients] * (len(found) - 1)]
-    return all(float((x - y).norm()) <= m * float(x.norm()) for x, y, m in zip(expected, found, most, strict=True))
+    return f"hidden states and gradients differ by {errors}"
 
 
 def _recomputed(model: torch.nn.Module) -> list[torch.nn.Module]:

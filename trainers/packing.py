@@ -1,4 +1,4 @@
-"""Trees in one row, without padding, for FlexAttention (Dong et al. 2024, arXiv 2412.05496), which skips what no token sees."""
+"""Trees in one row for FlexAttention (Dong et al. 2024, arXiv 2412.05496), which skips blocks that no token sees."""
 
 from functools import cache
 
@@ -10,7 +10,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trainers.prefixes import Trees
 
 NAME = "packed_trees"  # of the attention, as models know it
-STEP = 1024  # rows have a multiple of so many tokens, as kernels are compiled for each new size
+STEP = 128  # rows have a multiple of so many tokens: the size of a block, which is skipped or not
 
 
 def packed(trees: Trees) -> tuple[dict[str, torch.Tensor | BlockMask], torch.Tensor]:
@@ -33,13 +33,19 @@ def packed(trees: Trees) -> tuple[dict[str, torch.Tensor | BlockMask], torch.Ten
     def sees(batch, head, query, key):
         return (key <= query) & (query < ends[key])
 
-    mask = create_block_mask(sees, None, None, size, size, device)
+    mask = _masks(device.type)(sees, None, None, size, size, device)
     return {"input_ids": row, "position_ids": positions, "attention_mask": mask}, place[trees.where]
 
 
 @cache
 def _flex(device: str):
-    return flex_attention if device == "cpu" else torch.compile(flex_attention)
+    return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=True)
+
+
+@cache
+def _masks(device: str):
+    """Compiled, or a mask of all pairs of tokens would be made on the way."""
+    return create_block_mask if device == "cpu" else torch.compile(create_block_mask, dynamic=True)
 
 
 def attention(module, query, key, value, attention_mask, scaling=None, **rest):

@@ -5,7 +5,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers import packing
+from trainers import memory, packing
+from trainers.critic import Critic
 from trainers.engine import TransformersEngine, generate
 from trainers.memory import hidden_states, tree_attention
 from trainers.prefixes import trees_of
@@ -45,7 +46,7 @@ def test_hidden_states_are_those_of_single_rows(policy, rows):
         alone, where = hidden_states(policy.model.base_model, batch, torch.float32, "")
         packed, place = hidden_states(policy.model.base_model, batch, torch.float32, "packed")
     torch.testing.assert_close(packed[place[real]], alone[where[real]], rtol=1e-5, atol=2e-5)
-    assert len(packed) == packing.STEP
+    assert len(packed) % packing.STEP == 0
 
 
 @given(rows=families)
@@ -61,10 +62,75 @@ def test_each_token_sees_itself_and_what_is_before_it(rows):
         assert inputs["input_ids"][0, path].tolist() == row
         assert inputs["position_ids"][0, path].tolist() == list(range(len(row)))
         for t, query in enumerate(path):
-            keys = torch.arange(packing.STEP)
+            keys = torch.arange(inputs["input_ids"].numel())
             assert mask.mask_mod(0, 0, torch.tensor(query), keys).nonzero()[:, 0].tolist() == path[: t + 1]
-    padding = torch.tensor(len(used))
-    assert mask.mask_mod(0, 0, padding, torch.arange(packing.STEP)).nonzero()[:, 0].tolist() == [len(used)]
+    if len(used) < len(keys):  # padding sees itself
+        assert mask.mask_mod(0, 0, torch.tensor(len(used)), keys).nonzero()[:, 0].tolist() == [len(used)]
+
+
+def test_many_trees_over_many_blocks(policy):
+    rows = [[n % 7 + 3] * 150 + [n, 5, 6] * 20 for n in range(3, 24)]
+    batch = batch_of(rows)
+    real = torch.arange(batch.ids.shape[1]) < batch.lengths[:, None]
+    with torch.no_grad():
+        alone, where = hidden_states(policy.model.base_model, batch, torch.float32, "")
+        packed, place = hidden_states(policy.model.base_model, batch, torch.float32, "packed")
+    torch.testing.assert_close(packed[place[real]], alone[where[real]], rtol=1e-4, atol=1e-4)
+    assert 7 * 150 + 21 * 60 <= len(packed) < 7 * 150 + 21 * 60 + packing.STEP
+
+
+def test_a_critic_that_was_copied_before_is_packed_too(make_policy):
+    policy = make_policy("bytes")
+    critic = Critic(policy)
+    batch = batch_of([[3, 4, 5, 6, 7], [3, 4, 5, 9]])
+    with torch.no_grad():
+        expected = critic(batch)
+        critic.trees = "packed"
+        torch.testing.assert_close(critic(batch), expected)
+
+
+class OnAGPU:
+    """Has `tree_attention` try what it tries on a GPU, without gradients."""
+
+    def __init__(self, monkeypatch, broken: bool):
+        differs = memory._differs
+
+        def tried(backbone, starts, device, dtype, trees):
+            with torch.no_grad():
+                return differs(backbone, starts, torch.device("cpu"), dtype, trees)
+
+        class Parameter:
+            device = torch.device("cuda")
+
+        monkeypatch.setattr(memory, "_differs", tried)
+        monkeypatch.setattr(memory, "next", lambda parameters: Parameter, raising=False)
+        if broken:
+            packed = packing.packed
+
+            def wrong(trees):
+                inputs, where = packed(trees)
+                size, sees = inputs["input_ids"].numel(), inputs["attention_mask"].mask_mod
+                inputs["attention_mask"] = packing.create_block_mask(
+                    lambda b, h, q, k: sees(b, h, q, k) | (q >= 128), None, None, size, size, "cpu"
+                )
+                return inputs, where
+
+            monkeypatch.setattr(packing, "packed", wrong)
+
+
+def test_what_is_tried_on_a_gpu(make_policy, monkeypatch):
+    policy = make_policy("bytes")
+    OnAGPU(monkeypatch, broken=False)
+    assert policy.trees == "packed"
+    assert policy.model.config._attn_implementation == packing.NAME
+
+
+def test_a_mask_that_is_wrong_behind_the_first_block_is_found(make_policy, monkeypatch):
+    policy = make_policy("bytes")
+    OnAGPU(monkeypatch, broken=True)
+    with pytest.warns(UserWarning, match="not packed for FlexAttention: hidden states"):
+        assert policy.trees == "masked"
+    assert policy.model.config._attn_implementation == "sdpa"
 
 
 def test_elsewhere_the_model_is_as_it_was(policy, make_policy):
