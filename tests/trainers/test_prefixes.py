@@ -97,6 +97,7 @@ def test_values_and_gradients_are_those_of_single_rows(make_policy, family, rows
 
 def test_attempts_at_a_question_are_fed_once(make_policy, monkeypatch):
     policy = make_policy("bytes")
+    assert policy.trees  # tried now, and not in the pass that is counted
     fed = []
     policy.model.model.layers[0].mlp.register_forward_hook(lambda _, args, __: fed.append(args[0].shape[:2].numel()))
     same = [Trajectory(steps=[Step(prompt=[5] * 50, tokens=[6, 7], logprobs=[0.0] * 2, reward=0.0)]) for _ in range(8)]
