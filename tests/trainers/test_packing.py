@@ -37,16 +37,21 @@ def policy(make_policy, request):
     return policy
 
 
-@given(rows=families)
-@settings(max_examples=25, deadline=None)
-def test_hidden_states_are_those_of_single_rows(policy, rows):
-    batch = batch_of(rows)
+def both_ways(policy, batch):
+    """The hidden states of real tokens in single rows and packed, and how many tokens were packed."""
     real = torch.arange(batch.ids.shape[1]) < batch.lengths[:, None]
     with torch.no_grad():
         alone, where = hidden_states(policy.model.base_model, batch, torch.float32, "")
         packed, place = hidden_states(policy.model.base_model, batch, torch.float32, "packed")
-    torch.testing.assert_close(packed[place[real]], alone[where[real]], rtol=1e-5, atol=2e-5)
-    assert len(packed) % packing.STEP == 0
+    return alone[where[real]], packed[place[real]], len(packed)
+
+
+@given(rows=families)
+@settings(max_examples=25, deadline=None)
+def test_hidden_states_are_those_of_single_rows(policy, rows):
+    alone, packed, size = both_ways(policy, batch_of(rows))
+    torch.testing.assert_close(packed, alone, rtol=1e-5, atol=2e-5)
+    assert size % packing.STEP == 0
 
 
 @given(rows=families)
@@ -70,13 +75,9 @@ def test_each_token_sees_itself_and_what_is_before_it(rows):
 
 def test_many_trees_over_many_blocks(policy):
     rows = [[n % 7 + 3] * 150 + [n, 5, 6] * 20 for n in range(3, 24)]
-    batch = batch_of(rows)
-    real = torch.arange(batch.ids.shape[1]) < batch.lengths[:, None]
-    with torch.no_grad():
-        alone, where = hidden_states(policy.model.base_model, batch, torch.float32, "")
-        packed, place = hidden_states(policy.model.base_model, batch, torch.float32, "packed")
-    torch.testing.assert_close(packed[place[real]], alone[where[real]], rtol=1e-4, atol=1e-4)
-    assert 7 * 150 + 21 * 60 <= len(packed) < 7 * 150 + 21 * 60 + packing.STEP
+    alone, packed, size = both_ways(policy, batch_of(rows))
+    torch.testing.assert_close(packed, alone, rtol=1e-4, atol=1e-4)
+    assert 7 * 150 + 21 * 60 <= size < 7 * 150 + 21 * 60 + packing.STEP
 
 
 def test_a_critic_that_was_copied_before_is_packed_too(make_policy):
