@@ -8,8 +8,8 @@ import torch
 from transformers import GenerationConfig
 
 from benchmarks.race import Pace
-from trainers import engine as engines
-from trainers.setup import load_policy
+from trainers.engines import transformers_engine as engines
+from trainers.models.loading import load_policy
 
 if TYPE_CHECKING:
     from benchmarks.trl_cpu import Args

@@ -21,11 +21,16 @@ import torch
 import tyro
 
 from benchmarks import games_report
-from trainers import checkpoint, evaluate, imitation, ppo, runs, sft, starpo
-from trainers.engine import TransformersEngine
-from trainers.logger import METRICS_FILE, finite, read_metrics
-from trainers.policy import Policy
-from trainers.setup import load_policy, make_envs
+from trainers import evaluate, ppo, starpo
+from trainers.cold_start import curriculum as sft
+from trainers.comparison import imitation
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.loading import load_policy
+from trainers.models.policy import Policy
+from trainers.runs import checkpoint
+from trainers.runs import folder as runs
+from trainers.runs.logger import METRICS_FILE, finite, read_metrics
+from trainers.runs.setup import make_envs
 
 SCRIPTS = {"random": "Random agent", "scripted": "Scripted agent", "oracle": "Oracle"}
 BEFORE, IMITATION, AFTER = "Cold start", "More imitation", "StarPO-S"

@@ -10,7 +10,7 @@ from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
 from trainers.comparison.report import mean_and_half
-from trainers.logger import METRICS_FILE, read_metrics
+from trainers.runs.logger import METRICS_FILE, read_metrics
 
 _HELD_OUT, _TRAINING, _LEVEL = "#0072b2", "#d55e00", "#707070"
 _STYLES = {"Random agent": (0, (1, 2)), "Scripted agent": (0, (6, 3)), "More imitation": (0, (6, 2, 1, 2))}

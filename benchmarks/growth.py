@@ -27,11 +27,12 @@ from agent_envs.rewards import Fact, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import Turn, Verdict
 from agent_envs.vector import ToolVectorEnv
-from trainers import grpo, tiny
-from trainers.batches import play
-from trainers.engine import TransformersEngine
-from trainers.optimize import policy_learner
-from trainers.policy import Policy
+from trainers import grpo
+from trainers.algorithms.optimize import policy_learner
+from trainers.collector import play
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models import tiny
+from trainers.models.policy import Policy
 
 NEW_TOKENS = 16
 GROWS = {

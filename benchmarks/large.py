@@ -33,15 +33,19 @@ from rich.table import Table
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs.miniwiki import vocabulary
-from trainers import adapters, forward, grpo, tiny
-from trainers.batches import play
-from trainers.engine import TransformersEngine
-from trainers.memory import recompute_activations, round_frozen
-from trainers.optimize import policy_learner
-from trainers.policy import Policy
-from trainers.prefixes import joined
+from trainers import grpo
+from trainers.algorithms.optimize import policy_learner
+from trainers.collector import play
+from trainers.engines import model_runner as forward
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models import lora as adapters
+from trainers.models import tiny
+from trainers.models.hidden_states import recompute_activations, round_frozen
+from trainers.models.loading import default_device, exact_enough
+from trainers.models.policy import Policy
+from trainers.models.prefix_trees import joined
 from trainers.profile import limits
-from trainers.setup import default_device, exact_enough, make_envs
+from trainers.runs.setup import make_envs
 from trainers.trajectory import to_sequences
 
 # of Qwen2.5: width, of the feed-forward layers, layers, heads, heads of keys and values, whether embedding and head are one

@@ -12,8 +12,10 @@ from pathlib import Path
 
 import tyro
 
-from trainers import checkpoint, grpo, report, runs
-from trainers.logger import METRICS_FILE
+from trainers import grpo
+from trainers.runs import checkpoint, report
+from trainers.runs import folder as runs
+from trainers.runs.logger import METRICS_FILE
 
 
 @dataclass(kw_only=True)

@@ -38,11 +38,12 @@ from benchmarks import decode_side, trl_side
 from benchmarks.race import Pace, Runner, race
 from benchmarks.trl_start import first_prompts, starting_policy
 from trainers import grpo
-from trainers.batches import Batches
-from trainers.engine import TransformersEngine
-from trainers.optimize import policy_learner
-from trainers.setup import load_policy, make_envs
-from trainers.training import one_update
+from trainers.algorithms.optimize import policy_learner
+from trainers.collector import Batches
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.loading import load_policy
+from trainers.runs.setup import make_envs
+from trainers.runs.training import one_update
 
 TRL = ("environment_factory", "rollout_func")
 AGAINST = (*TRL, "generate", "vllm")
@@ -96,13 +97,13 @@ class Args:
         )  # fmt: skip
 
     def question_seeds(self) -> list[int]:
-        """One per question, in order, of all steps: what `trainers.training.one_update` draws."""
+        """One per question, in order, of all steps: what `trainers.runs.training.one_update` draws."""
         drawn = (np.random.default_rng([self.seed, number]) for number in range(self.rounds))
         return [seed for rng in drawn for seed in rng.integers(2**31, size=self.episodes // self.group_size).tolist()]
 
 
 def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
-    """What `trainers.training.train` does between two evaluations."""
+    """What `trainers.runs.training.train` does between two evaluations."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     settings = args.trainer_args(str(start))

@@ -21,8 +21,9 @@ from transformers import PrinterCallback, TrainerCallback
 from agent_envs.vector import ToolVectorEnv
 from benchmarks.race import Pace
 from benchmarks.trl_environment import CALLS, TEMPLATE, Environment
-from trainers.policy import Policy
-from trainers.setup import load_policy, make_envs
+from trainers.models.loading import load_policy
+from trainers.models.policy import Policy
+from trainers.runs.setup import make_envs
 
 if TYPE_CHECKING:
     from benchmarks.trl_cpu import Args

@@ -5,10 +5,11 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from agent_envs.tasks import qa_scripts
-from trainers import lessons, sft
-from trainers.logger import Progress
-from trainers.policy import Policy
-from trainers.setup import make_envs
+from trainers.cold_start import curriculum as sft
+from trainers.cold_start import demonstrations as lessons
+from trainers.models.policy import Policy
+from trainers.runs.logger import Progress
+from trainers.runs.setup import make_envs
 
 if TYPE_CHECKING:
     from benchmarks.trl_cpu import Args

@@ -2,7 +2,7 @@
 
 Every process goes through the same program. It plays its own episodes, and from then on all of them hold the same batch:
 estimators, filters and statistics need not know that there are others. Only passes through a model are shared out
-(`trainers.passes`, `trainers.sharding`).
+(`trainers.models.micro_batches`, `trainers.models.fsdp`).
 
 With one process everything here gives back what it is given. With several, each function but `rank`, `ranks` and `own` must
 be called by all of them, in the same order.

@@ -19,11 +19,14 @@ from agent_envs import scoring
 from agent_envs.play import Script, play_many
 from agent_envs.tasks.qa_scripts import search
 from agent_envs.vector import ToolVectorEnv
-from trainers import checkpoint, distributed, report
-from trainers.engine import Engine, TransformersEngine, generate
-from trainers.policy import Policy
+from trainers import distributed
+from trainers.engines.engine import Engine, generate
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.loading import load_policy
+from trainers.models.policy import Policy
 from trainers.rollout import rollout
-from trainers.setup import load_policy, make_envs
+from trainers.runs import checkpoint, report
+from trainers.runs.setup import make_envs
 
 Row = dict[str, object]
 

@@ -20,9 +20,9 @@ if __name__ == "__main__":  # run as a file, it finds the packages beside it
 import torch
 import tyro
 
-from trainers.credit import gigpo
-from trainers.optimize import Episodes, PolicyArgs, policy_learner
-from trainers.training import train
+from trainers.algorithms.optimize import Episodes, PolicyArgs, policy_learner
+from trainers.algorithms.turn_advantages import gigpo
+from trainers.runs.training import train
 
 
 @dataclass(kw_only=True)

@@ -30,10 +30,10 @@ if __name__ == "__main__":  # `python trainers/grpo.py` finds the packages besid
 import torch
 import tyro
 
-from trainers.advantage import group_advantage, to_tokens
-from trainers.credit import turn_advantage
-from trainers.optimize import Episodes, PolicyArgs, policy_learner
-from trainers.training import train
+from trainers.algorithms.advantages import group_advantage, to_tokens
+from trainers.algorithms.optimize import Episodes, PolicyArgs, policy_learner
+from trainers.algorithms.turn_advantages import turn_advantage
+from trainers.runs.training import train
 
 
 @dataclass(kw_only=True)

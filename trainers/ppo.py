@@ -22,18 +22,18 @@ import numpy as np
 import torch
 import tyro
 
-from trainers.ablation import unmasked
-from trainers.adapters import reference_of, trained_parameters
-from trainers.advantage import whiten
-from trainers.critic import Critic
-from trainers.gae import bi_level_gae, gae
-from trainers.kl import KLPenalty
-from trainers.losses import aggregate, value_loss
-from trainers.objective import policy_loss, total
-from trainers.optimize import PolicyArgs, adamw, episodes_of, gradient_steps
-from trainers.policy import Policy
-from trainers.selection import selected
-from trainers.training import Learner, train
+from trainers.algorithms.advantages import whiten
+from trainers.algorithms.gae import bi_level_gae, gae
+from trainers.algorithms.kl import KLPenalty
+from trainers.algorithms.losses import aggregate, value_loss
+from trainers.algorithms.objective import policy_loss, total
+from trainers.algorithms.optimize import PolicyArgs, adamw, episodes_of, gradient_steps
+from trainers.algorithms.selection import selected
+from trainers.models.critic import Critic
+from trainers.models.lora import reference_of, trained_parameters
+from trainers.models.mask_ablation import unmasked
+from trainers.models.policy import Policy
+from trainers.runs.training import Learner, train
 from trainers.trajectory import Batch, Trajectory, pack, unpack
 
 

@@ -30,9 +30,10 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainers import adapters, checkpoint
-from trainers.logger import METRICS_FILE, read_metrics
-from trainers.setup import default_device
+from trainers.models import lora as adapters
+from trainers.models.loading import default_device
+from trainers.runs import checkpoint
+from trainers.runs.logger import METRICS_FILE, read_metrics
 
 # phase: its seconds, the conversations' tokens, those that went through the model, and the operations a weight and token
 PHASES = {

@@ -20,10 +20,10 @@ if __name__ == "__main__":  # run as a file, it finds the packages beside it
 import torch
 import tyro
 
-from trainers.advantage import reinforce_plus_plus, reinforce_plus_plus_baseline, whiten
-from trainers.credit import turn_advantage
-from trainers.optimize import Episodes, PolicyArgs, policy_learner
-from trainers.training import train
+from trainers.algorithms.advantages import reinforce_plus_plus, reinforce_plus_plus_baseline, whiten
+from trainers.algorithms.optimize import Episodes, PolicyArgs, policy_learner
+from trainers.algorithms.turn_advantages import turn_advantage
+from trainers.runs.training import train
 
 
 @dataclass(kw_only=True)

@@ -7,9 +7,9 @@ import numpy as np
 
 from agent_envs.play import begin
 from agent_envs.vector import ToolVectorEnv
-from trainers.engine import Completion, Engine
-from trainers.policy import Policy
-from trainers.timing import Timing
+from trainers.engines.engine import Completion, Engine
+from trainers.models.policy import Policy
+from trainers.runs.timing import Timing
 from trainers.trajectory import Step, Trajectory
 
 

@@ -9,7 +9,7 @@ from agent_envs.play import play_many
 from agent_envs.tasks import qa_scripts as scripted
 from agent_envs.tools import SearchTool
 from trainers.evaluate import evaluate_script
-from trainers.setup import make_envs
+from trainers.runs.setup import make_envs
 
 WRITE = make_format("tags", [SearchTool(None)]).write
 

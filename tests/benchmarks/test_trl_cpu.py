@@ -11,8 +11,9 @@ from benchmarks import decode_side, trl_cpu
 from benchmarks.trl_cpu import Args
 from benchmarks.trl_environment import CALLS, TEMPLATE, Environment
 from benchmarks.trl_side import Tally
-from trainers import batches, tiny
-from trainers.policy import Policy
+from trainers import collector as batches
+from trainers.models import tiny
+from trainers.models.policy import Policy
 
 ENV = "AgentR1/MiniWiki-v0"
 FOUND = "<information>[1] Alma Reed: Alma Reed is a painter.</information>"

@@ -3,8 +3,8 @@
 import torch
 from torch import distributed
 
-from trainers.advantage import reinforce_plus_plus_baseline
-from trainers.losses import aggregate, clipped_policy_loss
+from trainers.algorithms.advantages import reinforce_plus_plus_baseline
+from trainers.algorithms.losses import aggregate, clipped_policy_loss
 from trainers.trajectory import Step, Trajectory, collate, pack, unpack
 
 

@@ -5,8 +5,9 @@ import loss_checks as losses
 import pytest
 import torch
 
-from trainers import advantage, gae
-from trainers.losses import aggregate, clipped_policy_loss
+from trainers.algorithms import advantages as advantage
+from trainers.algorithms import gae
+from trainers.algorithms.losses import aggregate, clipped_policy_loss
 
 CASE = estimators.Episodes(
     turns=(

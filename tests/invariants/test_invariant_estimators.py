@@ -7,7 +7,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers import advantage, credit, gae
+from trainers.algorithms import advantages as advantage
+from trainers.algorithms import gae
+from trainers.algorithms import turn_advantages as credit
 from trainers.trajectory import Step, Trajectory, collate, pack, unpack
 
 GAMMAS = st.sampled_from([0.0, 0.5, 0.95, 1.0])

@@ -7,7 +7,15 @@ import pytest
 import ranks
 import torch
 
-from trainers.losses import aggregate, cispo_loss, clipped_policy_loss, gspo_loss, kl_k2, kl_k3, sequence_mean
+from trainers.algorithms.losses import (
+    aggregate,
+    cispo_loss,
+    clipped_policy_loss,
+    gspo_loss,
+    kl_k2,
+    kl_k3,
+    sequence_mean,
+)
 
 
 def grpo(logprobs, old, advantages, mask, tokens, sequences):

@@ -6,11 +6,11 @@ import torch
 from ranks import make_episodes
 from torch.nn.functional import pad
 
-from trainers import tiny
-from trainers.advantage import group_advantage
-from trainers.losses import aggregate, clipped_policy_loss, gspo_loss, sequence_mean
-from trainers.passes import micro_batches
-from trainers.policy import Policy
+from trainers.algorithms.advantages import group_advantage
+from trainers.algorithms.losses import aggregate, clipped_policy_loss, gspo_loss, sequence_mean
+from trainers.models import tiny
+from trainers.models.micro_batches import micro_batches
+from trainers.models.policy import Policy
 from trainers.trajectory import Batch, collate
 
 

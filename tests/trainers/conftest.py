@@ -11,11 +11,11 @@ from agent_envs.tasks.qa import QAEnv
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import Turn, Verdict
 from agent_envs.vector import ToolVectorEnv
-from trainers import tiny
-from trainers.engine import TransformersEngine
-from trainers.policy import Policy
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models import tiny
+from trainers.models.policy import Policy
 from trainers.rollout import rollout
-from trainers.setup import make_envs
+from trainers.runs.setup import make_envs
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

@@ -8,13 +8,14 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from trainers import checkpoint, evaluate, grpo, ppo
-from trainers.adapters import add_lora, load_weights, reference_of, trained_parameters
-from trainers.critic import Critic
-from trainers.engine import TransformersEngine
-from trainers.logger import read_metrics
+from trainers import evaluate, grpo, ppo
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.critic import Critic
+from trainers.models.loading import load_policy
+from trainers.models.lora import add_lora, load_weights, reference_of, trained_parameters
 from trainers.rollout import rollout
-from trainers.setup import load_policy
+from trainers.runs import checkpoint
+from trainers.runs.logger import read_metrics
 from trainers.trajectory import collate
 
 peft = pytest.importorskip("peft")

@@ -3,7 +3,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from trainers.advantage import (
+from trainers.algorithms.advantages import (
     episode_returns,
     group_advantage,
     leave_one_out,

@@ -10,12 +10,14 @@ import pytest
 import torch
 
 from agent_envs.types import ToolCall, Turn
-from trainers import benchmark, checkpoint, gigpo, grpo, ppo, reinforce, rloo, starpo, training
-from trainers.logger import Progress, read_metrics
-from trainers.monitor import mutual_information
-from trainers.setup import load_policy
+from trainers import compare as benchmark
+from trainers import gigpo, grpo, ppo, reinforce, rloo, starpo
+from trainers.algorithms.collapse_monitor import mutual_information
+from trainers.models.loading import load_policy
+from trainers.runs import checkpoint, training
+from trainers.runs.logger import Progress, read_metrics
+from trainers.runs.monitoring import Watch, informed, learned, measured
 from trainers.trajectory import Step, Trajectory
-from trainers.watch import Watch, informed, learned, measured
 
 SMALL = {"entities": 60, "questions": 20, "max_turns": 2}
 RUNS = {

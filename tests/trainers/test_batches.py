@@ -5,11 +5,13 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainers import batches as playing
-from trainers import distributed, grpo, start
-from trainers.batches import Batches
-from trainers.logger import read_metrics
-from trainers.setup import load_policy, make_engine, make_envs
+from trainers import collector as playing
+from trainers import distributed, grpo
+from trainers.collector import Batches
+from trainers.models.loading import load_policy
+from trainers.runs import start
+from trainers.runs.logger import read_metrics
+from trainers.runs.setup import make_engine, make_envs
 from trainers.trajectory import collate
 
 SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'

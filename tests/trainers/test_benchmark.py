@@ -4,12 +4,13 @@ import pytest
 import tyro
 
 import retrieval_index
-from trainers import benchmark, evaluate
+from trainers import compare as benchmark
+from trainers import evaluate
 from trainers.comparison import curves
 from trainers.comparison.curves import Point, draw, mean_curve, reached
 from trainers.comparison.recipe import BASELINES
 from trainers.comparison.report import PAPER, mean_and_half, table
-from trainers.logger import read_metrics
+from trainers.runs.logger import read_metrics
 
 NAIVE_RAG, BASE, IMITATION = BASELINES.values()
 SMALL = """

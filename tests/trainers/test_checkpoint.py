@@ -11,8 +11,8 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
 
-from trainers import checkpoint
-from trainers.tiny import make_model, make_tokenizer
+from trainers.models.tiny import make_model, make_tokenizer
+from trainers.runs import checkpoint
 
 
 @pytest.fixture(scope="module")
@@ -116,7 +116,7 @@ def test_a_save_that_fails_leaves_the_previous_checkpoint(tmp_path, tokenizer, m
 
 _HANG = """
 import sys, time, torch
-from trainers import checkpoint
+from trainers.runs import checkpoint
 class Slow:
     def save_pretrained(self, folder):
         (folder / "model.safetensors").write_bytes(b"half")
@@ -141,7 +141,7 @@ def test_a_save_that_is_killed_leaves_the_previous_checkpoint(tmp_path, tokenize
 
 _REPLACE = """
 import sys, torch
-from trainers import checkpoint
+from trainers.runs import checkpoint
 class Small:
     def save_pretrained(self, folder): (folder / "model.safetensors").write_bytes(b"weights")
 for step in range(100):

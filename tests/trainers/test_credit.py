@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from trainers.advantage import group_advantage, to_tokens
-from trainers.credit import gigpo, turn_advantage, turn_returns
+from trainers.algorithms.advantages import group_advantage, to_tokens
+from trainers.algorithms.turn_advantages import gigpo, turn_advantage, turn_returns
 
 
 def close(a, b):

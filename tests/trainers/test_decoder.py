@@ -15,8 +15,8 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from trainers import decoder
-from trainers.adapters import add_lora
+from trainers.engines import llama as decoder
+from trainers.models.lora import add_lora
 
 SIZES = dict(
     vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=3, num_attention_heads=4,

@@ -11,10 +11,12 @@ import pytest
 import torch
 from two_processes import CASES, RUN, learn, make_episodes
 
-from trainers import checkpoint, distributed, passes, ppo
-from trainers.logger import read_metrics
-from trainers.setup import load_policy
-from trainers.start import check_shares
+from trainers import distributed, ppo
+from trainers.models import micro_batches as passes
+from trainers.models.loading import load_policy
+from trainers.runs import checkpoint
+from trainers.runs.logger import read_metrics
+from trainers.runs.start import check_shares
 from trainers.trajectory import collate
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from trainers.comparison import check, dry_run, recipe_file
 from trainers.comparison.recipe import Task
-from trainers.setup import load_policy
+from trainers.models.loading import load_policy
 
 SHAPE = {
     "model_type": "qwen2", "hidden_size": 64, "num_hidden_layers": 2, "intermediate_size": 96, "vocab_size": 500,

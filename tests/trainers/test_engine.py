@@ -7,9 +7,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM
 
-from trainers.engine import TransformersEngine, generate
-from trainers.policy import Policy
-from trainers.sampling import sample
+from trainers.engines.engine import generate
+from trainers.engines.sampling import sample
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.policy import Policy
 
 STOP = ("</search>", "</answer>")
 PROMPTS = {3: "the town", 0: "x", 7: "a much longer prompt about the author of the book", 1: "search"}

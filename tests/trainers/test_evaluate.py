@@ -3,8 +3,9 @@ import json
 import pytest
 
 from trainers import evaluate
-from trainers.engine import Completion, TransformersEngine
-from trainers.setup import make_envs
+from trainers.engines.engine import Completion
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.runs.setup import make_envs
 
 SMALL = '{"entities": 60, "questions": 30}'
 

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainers.filters import group_deviation, mixed_groups, most_signal, most_uncertain
+from trainers.algorithms.group_filters import group_deviation, mixed_groups, most_signal, most_uncertain
 
 # Groups 8, 1, 5, 2 with deviations .70711, 0, 1.41421, .35355; their sum is 2.47487.
 GROUPS = torch.tensor([8, 1, 5, 2, 8, 1, 5, 2])

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainers.gae import bi_level_gae, gae, returns_to_go
+from trainers.algorithms.gae import bi_level_gae, gae, returns_to_go
 
 
 def close(a, b):

@@ -8,9 +8,12 @@ import torch
 
 from agent_envs.games.bandit import FAMILIES
 from benchmarks import games, games_report
-from trainers import checkpoint, imitation, sft, tiny
-from trainers.policy import Policy
-from trainers.setup import make_envs
+from trainers.cold_start import curriculum as sft
+from trainers.comparison import imitation
+from trainers.models import tiny
+from trainers.models.policy import Policy
+from trainers.runs import checkpoint
+from trainers.runs.setup import make_envs
 
 
 @pytest.fixture(scope="module")

@@ -6,9 +6,11 @@ import weakref
 import pytest
 import torch
 
-from trainers import forward, graphs
-from trainers.engine import TransformersEngine, generate
-from trainers.graphs import Graphs, bucket
+from trainers.engines import cuda_graphs as graphs
+from trainers.engines import model_runner as forward
+from trainers.engines.cuda_graphs import Graphs, bucket
+from trainers.engines.engine import generate
+from trainers.engines.transformers_engine import TransformersEngine
 
 PROMPTS = {3: "the town", 0: "x", 7: "a much longer prompt about the author of the book", 1: "search"}
 

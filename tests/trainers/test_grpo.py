@@ -9,13 +9,15 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import checkpoint, evaluate, grpo, optimize
-from trainers.advantage import group_advantage
-from trainers.engine import TransformersEngine
-from trainers.kl import KLPenalty
-from trainers.logger import read_metrics
+from trainers import evaluate, grpo
+from trainers.algorithms import optimize
+from trainers.algorithms.advantages import group_advantage
+from trainers.algorithms.kl import KLPenalty
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.loading import load_policy
 from trainers.rollout import rollout
-from trainers.setup import load_policy
+from trainers.runs import checkpoint
+from trainers.runs.logger import read_metrics
 from trainers.trajectory import collate
 
 SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'

@@ -8,8 +8,8 @@ import pytest
 import torch
 from rich.console import Console
 
-from trainers import logger as logger_module
-from trainers.logger import METRICS_FILE, Logger, Progress, finite, read_metrics
+from trainers.runs import logger as logger_module
+from trainers.runs.logger import METRICS_FILE, Logger, Progress, finite, read_metrics
 
 
 def steps(folder):

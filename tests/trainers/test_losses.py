@@ -3,7 +3,7 @@ import math
 import pytest
 import torch
 
-from trainers.losses import (
+from trainers.algorithms.losses import (
     aggregate,
     cispo_loss,
     clipped_policy_loss,

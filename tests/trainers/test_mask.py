@@ -6,9 +6,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch.func import functional_call
 
-from trainers import grpo, objective
-from trainers.engine import TransformersEngine, generate
-from trainers.losses import aggregate, clipped_policy_loss, kl_k3
+from trainers import grpo
+from trainers.algorithms import objective
+from trainers.algorithms.losses import aggregate, clipped_policy_loss, kl_k3
+from trainers.engines.engine import generate
+from trainers.engines.transformers_engine import TransformersEngine
 from trainers.rollout import rollout
 from trainers.trajectory import Step, Trajectory, collate, to_sequences
 

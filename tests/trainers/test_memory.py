@@ -8,13 +8,14 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainers import evaluate, grpo
-from trainers.adapters import add_lora, reference_of, trained_parameters
-from trainers.critic import Critic
-from trainers.engine import TransformersEngine, generate
-from trainers.logger import read_metrics
-from trainers.memory import recompute_activations, round_frozen
-from trainers.policy import Policy
+from trainers.engines.engine import generate
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.critic import Critic
+from trainers.models.hidden_states import recompute_activations, round_frozen
+from trainers.models.lora import add_lora, reference_of, trained_parameters
+from trainers.models.policy import Policy
 from trainers.rollout import rollout
+from trainers.runs.logger import read_metrics
 from trainers.trajectory import collate
 
 SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'

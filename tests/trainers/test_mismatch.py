@@ -4,8 +4,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainers.engine import Completion, TransformersEngine
-from trainers.mismatch import check, mismatch
+from trainers.engines.engine import Completion
+from trainers.engines.mismatch import check, mismatch
+from trainers.engines.transformers_engine import TransformersEngine
 
 
 def test_metrics_by_hand():

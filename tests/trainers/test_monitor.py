@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from trainers.monitor import EchoTrapMonitor, mutual_information, repeated_ngrams
+from trainers.algorithms.collapse_monitor import EchoTrapMonitor, mutual_information, repeated_ngrams
 
 
 def named(symptoms):

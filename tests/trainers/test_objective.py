@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import grpo, objective, optimize, ppo, reinforce
-from trainers.engine import TransformersEngine
-from trainers.kl import KLPenalty
-from trainers.losses import kl_k3
+from trainers import grpo, ppo, reinforce
+from trainers.algorithms import objective, optimize
+from trainers.algorithms.kl import KLPenalty
+from trainers.algorithms.losses import kl_k3
+from trainers.engines.transformers_engine import TransformersEngine
 from trainers.rollout import rollout
 from trainers.trajectory import collate, pack, unpack
 

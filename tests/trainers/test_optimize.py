@@ -7,10 +7,11 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import gigpo, grpo, objective, optimize, reinforce, rloo, selection
-from trainers.engine import TransformersEngine
-from trainers.kl import KLPenalty
-from trainers.losses import kl_k2, kl_k3
+from trainers import gigpo, grpo, reinforce, rloo
+from trainers.algorithms import objective, optimize, selection
+from trainers.algorithms.kl import KLPenalty
+from trainers.algorithms.losses import kl_k2, kl_k3
+from trainers.engines.transformers_engine import TransformersEngine
 from trainers.rollout import rollout
 from trainers.trajectory import collate
 

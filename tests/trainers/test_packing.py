@@ -5,11 +5,13 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from trainers import memory, packing
-from trainers.critic import Critic
-from trainers.engine import TransformersEngine, generate
-from trainers.memory import hidden_states, tree_attention
-from trainers.prefixes import trees_of
+from trainers.engines.engine import generate
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models import flex_attention as packing
+from trainers.models import hidden_states as memory
+from trainers.models.critic import Critic
+from trainers.models.hidden_states import hidden_states, tree_attention
+from trainers.models.prefix_trees import trees_of
 from trainers.trajectory import Sequence, collate_sequences
 
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")

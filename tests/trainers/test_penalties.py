@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainers.penalties import (
+from trainers.algorithms.importance import (
     adaptive_kl_coef,
     masked_importance,
     overlong_penalty,

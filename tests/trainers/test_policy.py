@@ -5,9 +5,9 @@ import pytest
 import torch
 from transformers import GraniteConfig, GraniteForCausalLM
 
-from trainers.losses import aggregate
-from trainers.passes import micro_batches
-from trainers.policy import Policy
+from trainers.algorithms.losses import aggregate
+from trainers.models.micro_batches import micro_batches
+from trainers.models.policy import Policy
 from trainers.trajectory import Sequence, collate_sequences
 
 

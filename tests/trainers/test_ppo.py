@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from trainers import ppo
-from trainers.ablation import unmasked
-from trainers.critic import Critic
-from trainers.engine import TransformersEngine
-from trainers.gae import bi_level_gae
-from trainers.kl import KLPenalty
+from trainers.algorithms.gae import bi_level_gae
+from trainers.algorithms.kl import KLPenalty
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.critic import Critic
+from trainers.models.mask_ablation import unmasked
 from trainers.rollout import rollout
 from trainers.trajectory import collate, pack
 

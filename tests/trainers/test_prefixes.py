@@ -6,12 +6,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM
 
-from trainers import logits, prefixes
-from trainers.critic import Critic
-from trainers.losses import aggregate, entropy
-from trainers.memory import tree_attention
-from trainers.passes import by_parts, micro_batches
-from trainers.prefixes import joined, trees_of
+from trainers.algorithms.losses import aggregate, entropy
+from trainers.models import logits
+from trainers.models import prefix_trees as prefixes
+from trainers.models.critic import Critic
+from trainers.models.hidden_states import tree_attention
+from trainers.models.micro_batches import by_parts, micro_batches
+from trainers.models.prefix_trees import joined, trees_of
 from trainers.trajectory import Sequence, Step, Trajectory, collate, collate_sequences
 
 

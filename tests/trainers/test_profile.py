@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from trainers import grpo, profile
-from trainers.timing import Timing
+from trainers.runs.timing import Timing
 
 
 @pytest.fixture(scope="module")

@@ -3,11 +3,14 @@ from importlib import resources
 
 import pytest
 
-from trainers import ppo, runs
+from trainers import ppo
 from trainers.comparison import recipe_file
 from trainers.comparison.recipe import ALGORITHMS
+from trainers.runs import folder as runs
 
-SHIPPED = sorted(f.name.removesuffix(".toml") for f in resources.files("trainers").joinpath("recipes").iterdir())
+SHIPPED = sorted(
+    f.name.removesuffix(".toml") for f in resources.files("trainers.comparison").joinpath("recipes").iterdir()
+)
 SMALL = """
 title = "T"
 seeds = [0, 1]

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
-from trainers import report
+from trainers.runs import report
 
 
 @pytest.fixture

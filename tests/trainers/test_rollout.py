@@ -4,10 +4,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainers.engine import TransformersEngine
+from trainers.engines.transformers_engine import TransformersEngine
 from trainers.rollout import rollout
-from trainers.setup import make_envs
-from trainers.timing import Timing
+from trainers.runs.setup import make_envs
+from trainers.runs.timing import Timing
 from trainers.trajectory import collate, to_sequences
 
 SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'

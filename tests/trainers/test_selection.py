@@ -3,7 +3,7 @@
 import pytest
 
 from trainers import grpo
-from trainers.selection import refilled
+from trainers.algorithms.selection import refilled
 from trainers.trajectory import Step, Trajectory
 
 

@@ -1,6 +1,7 @@
 import pytest
 
-from trainers.setup import load_policy, make_envs
+from trainers.models.loading import load_policy
+from trainers.runs.setup import make_envs
 
 
 @pytest.mark.parametrize("wrong", ["{", "[1]", '"x"', "entities=3"])

@@ -13,9 +13,11 @@ from agent_envs.miniwiki import World
 from agent_envs.miniwiki.schema import RELATIONS
 from agent_envs.tasks.qa_scripts import oracle
 from agent_envs.tools import SearchTool
-from trainers import lessons, sft, tiny
-from trainers.policy import Policy
-from trainers.setup import make_envs
+from trainers.cold_start import curriculum as sft
+from trainers.cold_start import demonstrations as lessons
+from trainers.models import tiny
+from trainers.models.policy import Policy
+from trainers.runs.setup import make_envs
 
 SMALL = '{"entities": 200, "questions": 40}'
 
@@ -148,9 +150,10 @@ def test_a_real_benchmark_is_learned_from_its_own_questions(tmp_path, monkeypatc
 LESSONS = """
 import hashlib, torch
 from agent_envs.miniwiki import World
-from trainers import sft, tiny
-from trainers.policy import Policy
-from trainers.setup import make_envs
+from trainers.cold_start import curriculum as sft
+from trainers.models import tiny
+from trainers.models.policy import Policy
+from trainers.runs.setup import make_envs
 torch.manual_seed(0)
 envs = make_envs("AgentR1/MiniWiki-v0", '{"entities": 150, "questions": 40}', "train", 8)
 tokenizer = tiny.make_tokenizer(f"{p.title} {p.text}" for p in World(200, 0).passages())

@@ -1,6 +1,6 @@
 import pytest
 
-from trainers.stops import Stops
+from trainers.engines.stopping import Stops
 
 STOP = ("</search>", "</answer>")
 

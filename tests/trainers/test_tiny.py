@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from agent_envs.formats import SearchTags
 from agent_envs.tools import SearchTool
-from trainers import tiny
-from trainers.setup import load_policy
+from trainers.models import tiny
+from trainers.models.loading import load_policy
 
 
 @pytest.fixture(scope="module")

@@ -9,13 +9,16 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from trainers import adapters, grpo, optimize
-from trainers.engine import TransformersEngine, generate
-from trainers.policy import Policy
+from trainers import grpo
+from trainers.algorithms import optimize
+from trainers.engines.engine import generate
+from trainers.engines.stopping import Stops
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.engines.vllm_engine import Synchroniser, VLLMEngine, merged_weights
+from trainers.models import lora as adapters
+from trainers.models.policy import Policy
 from trainers.rollout import rollout
-from trainers.setup import make_envs
-from trainers.stops import Stops
-from trainers.vllm_engine import Synchroniser, VLLMEngine, merged_weights
+from trainers.runs.setup import make_envs
 
 PROMPTS = {3: "the town", 0: "x", 7: "a much longer prompt about the author of the book", 1: "search"}
 

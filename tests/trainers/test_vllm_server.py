@@ -17,10 +17,11 @@ import torch
 from safetensors.torch import load_file
 from test_vllm_engine import build, disturb, encoded, logprobs_of
 
-from trainers import vllm_server
-from trainers.engine import TransformersEngine, generate
-from trainers.policy import Policy
-from trainers.vllm_server import VLLMServer
+from trainers.engines import vllm_client as vllm_server
+from trainers.engines.engine import generate
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.engines.vllm_client import VLLMServer
+from trainers.models.policy import Policy
 
 
 class Played:

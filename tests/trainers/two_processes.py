@@ -9,12 +9,14 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainers import checkpoint, distributed, grpo, ppo, reinforce, sharding
-from trainers.adapters import add_lora
-from trainers.memory import recompute_activations
-from trainers.optimize import policy_learner
-from trainers.policy import Policy
-from trainers.tiny import make_model, make_tokenizer
+from trainers import distributed, grpo, ppo, reinforce
+from trainers.algorithms.optimize import policy_learner
+from trainers.models import fsdp as sharding
+from trainers.models.hidden_states import recompute_activations
+from trainers.models.lora import add_lora
+from trainers.models.policy import Policy
+from trainers.models.tiny import make_model, make_tokenizer
+from trainers.runs import checkpoint
 from trainers.trajectory import Step, Trajectory
 
 # Several parts in each step, and a gradient that is not clipped.

@@ -1,1 +1,1 @@
-"""What `trainers.benchmark` does with a recipe: read and check it, estimate its cost, play its columns, write its report."""
+"""What `trainers.compare` does with a recipe: read and check it, estimate its cost, play its columns, write its report."""

@@ -13,7 +13,7 @@ from agent_envs.data.sources import DATA_VARIABLE
 from agent_envs.tool_env import ToolEnv
 from trainers.comparison.recipe import MIXTURE, Recipe, Task
 from trainers.rollout import check_formats
-from trainers.setup import make_envs
+from trainers.runs.setup import make_envs
 
 STAND_IN, _SMALL = "AgentR1/MiniWiki-v0", {"entities": 200, "questions": 20}
 _DATA = ("data", "corpus", "source", "index")  # arguments that say where a benchmark comes from

@@ -8,12 +8,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from pathlib import Path
 
-from trainers import checkpoint, evaluate
+from trainers import evaluate
 from trainers.comparison.recipe import BASELINES, Task
-from trainers.engine import TransformersEngine
-from trainers.logger import finite
-from trainers.policy import Policy
-from trainers.setup import make_envs
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.policy import Policy
+from trainers.runs import checkpoint
+from trainers.runs.logger import finite
+from trainers.runs.setup import make_envs
 
 
 def evaluated(

@@ -12,9 +12,9 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from agent_envs.tool_env import ToolEnv
-from trainers import tiny
 from trainers.comparison.check import Checked, check, unfit_baselines
 from trainers.comparison.recipe import BASELINES, Recipe
+from trainers.models import tiny
 
 CHARACTERS_PER_TOKEN, PROMPT = 4, 400  # of English text; tokens of a system prompt with a question
 PEAK = {"bfloat16": 989e12, "float32": 67e12}  # FLOP/s of an H100 SXM, dense, by its data sheet

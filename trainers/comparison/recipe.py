@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from trainers import gigpo, grpo, ppo, reinforce, rloo, starpo
-from trainers.optimize import PolicyArgs
+from trainers.algorithms.optimize import PolicyArgs
 
 MIXTURE = "AgentR1/Mixture-v0"
 BASELINES = {"naive-rag": "Naive RAG", "base": "Base Tool Call", "imitation": "More imitation"}

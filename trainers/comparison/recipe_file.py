@@ -34,7 +34,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.comparison.recipe import ALGORITHMS, BASELINES, MIXTURE, OURS, SHARED, Recipe, Run, Task
-from trainers.logger import check_sinks
+from trainers.runs.logger import check_sinks
 
 
 def read(
@@ -51,7 +51,9 @@ def read(
     Raises:
         ValueError: there is no such recipe, or the file is not one: unknown keys are named beside the known ones.
     """
-    shipped = {f.name.removesuffix(".toml"): f for f in resources.files("trainers").joinpath("recipes").iterdir()}
+    shipped = {
+        f.name.removesuffix(".toml"): f for f in resources.files("trainers.comparison").joinpath("recipes").iterdir()
+    }
     file = shipped.get(name_or_path, Path(name_or_path))
     if not file.is_file():
         raise ValueError(f"there is no recipe {name_or_path!r}: give a file, or one of {sorted(shipped)}")

@@ -1,4 +1,4 @@
-"""What ``trainers.benchmark`` writes: a table in the paper's layout, the learning curves and a JSON."""
+"""What ``trainers.compare`` writes: a table in the paper's layout, the learning curves and a JSON."""
 
 import json
 from collections.abc import Mapping, Sequence
@@ -32,7 +32,7 @@ def write(folder: Path, results: Mapping) -> None:
     """table.md, curves.png and results.json.
 
     Args:
-        results: of `trainers.benchmark`. ``rows`` holds, by agent, one dict for each seed: the rows of
+        results: of `trainers.compare`. ``rows`` holds, by agent, one dict for each seed: the rows of
             `trainers.evaluate.summarize` by column, each with its ``score``; ``training``, what was trained, one dict
             for each seed; ``curves``, the held-out evaluations of each run on the way.
     """

@@ -1,0 +1,128 @@
+"""Advantages from returns: against the attempts at the same question, or against the whole batch.
+
+Baselines need whole groups, and statistics the whole batch: a trainer on several ranks gathers returns and masks first
+(they are small) and splits the pass through the model only. What ``mask``, ``rewards`` and ``valid`` are:
+`trainers.algorithms.gae`.
+"""
+
+import torch
+
+from trainers.algorithms.gae import own_tokens, returns_to_go
+
+
+def group_advantage(
+    returns: torch.Tensor, groups: torch.Tensor, scale_by_std: bool = False, valid: torch.Tensor | None = None
+) -> torch.Tensor:
+    """How much better an attempt did than the other attempts at the same question.
+
+    A_i = R_i − mean(R of its group), over their standard deviation if ``scale_by_std``: GRPO (Shao et al. 2024,
+    section 4.1.2). Without the division it is Dr. GRPO's (Liu et al. 2025), which does not overweight questions that are almost
+    always or almost never solved.
+
+    Args:
+        returns: float [N].
+        groups: int [N], any labels.
+        valid: bool [N]; the others (episodes that ended in error) are left out of their group's mean and get zero.
+
+    Returns:
+        float [N]; zero for a group whose returns are all equal, and for a group of one.
+    """
+    if valid is not None:
+        among_valid = group_advantage(returns[valid], groups[valid], scale_by_std)
+        return torch.zeros_like(returns).masked_scatter(valid, among_valid)
+    _, index = groups.unique(return_inverse=True)
+    size = torch.bincount(index).to(returns.dtype)
+    # Counted from the lowest of the group, equal returns give exact zeros; rounding, divided by itself, would not.
+    returns = returns - torch.full_like(size, torch.inf).scatter_reduce(0, index, returns, "amin")[index]
+    mean = torch.zeros_like(size).index_add_(0, index, returns) / size
+    centred = returns - mean[index]
+    if not scale_by_std:
+        return centred
+    variance = torch.zeros_like(size).index_add_(0, index, centred**2) / (size - 1).clamp(min=1)
+    return centred / (variance.sqrt() + 1e-6)[index]
+
+
+def leave_one_out(returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    """A_i = R_i − mean(R of the *others* in its group): RLOO (Kool et al. 2019; Ahmadian et al. 2024).
+
+    The baseline does not depend on the attempt itself, so it leaves the gradient unbiased. It is G/(G − 1) times
+    `group_advantage` for a group of G, which is how it is computed; arguments and exact zeros as there.
+    """
+    _, index = groups.unique(return_inverse=True)
+    counted = torch.ones_like(returns) if valid is None else valid.to(returns.dtype)
+    size = torch.bincount(index, counted).to(returns.dtype)
+    return group_advantage(returns, groups, valid=valid) * (size / (size - 1).clamp(min=1))[index]
+
+
+def episode_returns(rewards: torch.Tensor, mask: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    """R_i = Σ_t r_t over the policy's own tokens, float [N]; 0 for an episode in error."""
+    return torch.where(own_tokens(rewards, mask, valid), rewards, 0.0).sum(1)
+
+
+def to_tokens(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Each trajectory's advantage [N] at each of its tokens [N, A], zero outside the mask."""
+    return torch.where(mask, advantages[:, None], 0.0)
+
+
+def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """(x − mean) / (standard deviation + 1e-6) over all masked tokens of the batch, zero outside the mask.
+
+    The normalisation of PPO's advantages (Huang et al. 2022, detail 7) over tokens. Values that are all equal give
+    exact zeros, and so do one token and none.
+    """
+    chosen = values[mask]
+    if not len(chosen):
+        return torch.zeros_like(values)
+    centred = chosen - chosen.min()  # counted from the lowest, as in `group_advantage`
+    centred = centred - centred.mean()
+    deviation = (centred.square().sum() / max(len(chosen) - 1, 1)).sqrt()
+    return torch.zeros_like(values).masked_scatter(mask, centred / (deviation + 1e-6))
+
+
+@torch.no_grad()
+def reinforce_plus_plus(
+    rewards: torch.Tensor,
+    mask: torch.Tensor,
+    kl: torch.Tensor | None = None,
+    kl_coef: float = 0.0,
+    valid: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A_t = Σ_{s≥t} (r_s − β KL_s), whitened over the batch: REINFORCE++ (Hu 2025, arXiv 2501.03262).
+
+    The discount is 1, there is no group and no critic: the baseline is the mean of the batch.
+
+    Args:
+        rewards, mask: [N, A].
+        kl: [N, A], each token's KL estimate for the reward, `trainers.algorithms.losses.kl_k1`; read inside the mask only.
+        kl_coef: β.
+
+    Returns:
+        float [N, A].
+    """
+    own = own_tokens(rewards, mask, valid)
+    if kl_coef and kl is None:
+        raise ValueError(f"kl_coef is {kl_coef} but there is no kl")
+    if kl is not None:
+        rewards = rewards - kl_coef * torch.where(own, kl, 0.0)
+    return whiten(returns_to_go(rewards, mask, valid=valid), own)
+
+
+@torch.no_grad()
+def reinforce_plus_plus_baseline(
+    rewards: torch.Tensor, mask: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None
+) -> torch.Tensor:
+    """R_i − mean(R of its group) at each token, whitened over the batch: REINFORCE++-baseline (Hu 2025).
+
+    The paper keeps the KL out of this reward and adds `trainers.algorithms.losses.kl_k2` to the loss. A group whose returns are
+    all equal gets exact zeros only where every group is so: tokens are centred on the mean of the batch's tokens,
+    which the lengths of the episodes move away from zero.
+
+    Args:
+        rewards, mask: [N, A].
+        groups: int [N].
+
+    Returns:
+        float [N, A].
+    """
+    centred = group_advantage(episode_returns(rewards, mask, valid), groups, valid=valid)
+    return whiten(to_tokens(centred, mask), own_tokens(rewards, mask, valid))

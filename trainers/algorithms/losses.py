@@ -1,0 +1,131 @@
+"""Losses as pure functions of log-probabilities. All are per token, shape [B, T]; `aggregate` makes them a number.
+
+What they hold outside the mask is never read; log-probabilities there should be 0, as `Policy.logprobs` gives them, or
+an overflow would poison the gradient. A *sequence* is a row here: an episode whose
+context was rewritten has several. What changes a loss before it is summed is in `trainers.algorithms.importance`.
+"""
+
+import torch
+
+
+def clipped_policy_loss(
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
+) -> torch.Tensor:
+    """−min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), r = exp(logprobs − old_logprobs).
+
+    PPO (Schulman et al. 2017, eq. 7); with ε_high > ε_low the "clip-higher" of DAPO (Yu et al. 2025, eq. 10).
+    """
+    ratio = torch.exp(logprobs - old_logprobs)
+    clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
+    return -torch.minimum(ratio * advantages, clipped * advantages)
+
+
+def gspo_loss(
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    clip_low: float = 3e-4,
+    clip_high: float = 4e-4,
+) -> torch.Tensor:
+    """−min(s A, clip(s, 1 − ε_low, 1 + ε_high) A), s = exp(mean over the sequence's tokens of log r).
+
+    GSPO in its token form (Zheng et al. 2025, arXiv 2507.18071, eqs. 7 and 13-14): every token has the value of its
+    sequence's ratio s, and the gradient of its own log-probability, s_t = sg(s) π_t / sg(π_t). Under `sequence_mean`
+    value and gradient are those of the sequence form (eq. 5); the advantages may also differ from token to token.
+
+    Args:
+        mask: bool [B, T]; the ratio is taken over it.
+        clip_low, clip_high: the paper's, three orders below those of a token's ratio.
+    """
+    log_ratio = torch.where(mask, logprobs - old_logprobs, 0.0).detach()
+    of_sequence = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+    straight_through = logprobs - logprobs.detach()  # 0, with the gradient of the log-probability
+    same = torch.zeros_like(logprobs)
+    return clipped_policy_loss(of_sequence + straight_through, same, advantages, clip_low, clip_high)
+
+
+def cispo_loss(
+    logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
+) -> torch.Tensor:
+    """−sg(clip(r, 1 − ε_low, 1 + ε_high)) A log π: CISPO (MiniMax 2025, arXiv 2506.13585, eqs. 4-5).
+
+    The importance weight is clipped, not the token: all tokens keep a gradient. The paper bounds it from above only,
+    ``clip_low=1``.
+    """
+    weight = torch.exp(logprobs - old_logprobs).clamp(1 - clip_low, 1 + clip_high).detach()
+    return -weight * advantages * logprobs
+
+
+def value_loss(values: torch.Tensor, old_values: torch.Tensor, targets: torch.Tensor, clip: float) -> torch.Tensor:
+    """½ max((V − G)², (clip(V, V_old − ε, V_old + ε) − G)²): PPO's clipped value loss (Huang et al. 2022, detail 9).
+
+    Args:
+        targets: G, the returns of `trainers.algorithms.gae`.
+        clip: ε; ``math.inf`` for the plain squared error.
+    """
+    clipped = torch.clamp(values, old_values - clip, old_values + clip)
+    return 0.5 * torch.maximum((values - targets) ** 2, (clipped - targets) ** 2)
+
+
+def kl_k1(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """log π − log π_ref: Schulman's k1 estimate of KL(π ‖ π_ref). For the *reward*, hence without a gradient.
+
+    Unbiased, and negative for some tokens. In a loss its gradient ∇ log π would be zero in expectation, whatever the
+    reference: a penalty that does nothing.
+    """
+    return (logprobs - reference).detach()
+
+
+def kl_k2(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """½ (log π − log π_ref)²: Schulman's k2. For the *loss*: its gradient is in expectation that of KL(π ‖ π_ref).
+
+    E[(log π − log π_ref) ∇ log π] = ∇ KL(π ‖ π_ref) for tokens that π sampled. Its value is a biased estimate.
+    """
+    return 0.5 * (logprobs - reference) ** 2
+
+
+def kl_k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
+    """exp(d) − d − 1 with d = reference − logprobs: Schulman's k3 estimate of KL(policy ‖ reference), never negative.
+
+    The form of GRPO (Shao et al. 2024, eq. 4), to be added to the loss. As a *value* it is unbiased; its gradient is
+    in expectation that of KL(reference ‖ policy), the other direction: equal to first order near the reference only.
+    """
+    difference = reference - logprobs
+    return torch.exp(difference) - difference - 1
+
+
+def entropy(logits: torch.Tensor) -> torch.Tensor:
+    """−Σ_v p_v log p_v of softmax(logits [..., V]), with a gradient: subtract it from the loss as a bonus.
+
+    A logit of −inf (a token that is ruled out) adds nothing.
+    """
+    p = logits.softmax(-1)
+    return logits.logsumexp(-1) - (p * torch.where(p > 0, logits, 0.0)).sum(-1)
+
+
+def aggregate(loss: torch.Tensor, mask: torch.Tensor, normalizer: float | torch.Tensor) -> torch.Tensor:
+    """Sum over the masked tokens, divided by ``normalizer``.
+
+    With the number of action tokens of the *whole* batch as the normalizer this is the token-level loss of DAPO
+    (eq. 12), the same for any split into micro-batches; with a constant (episodes x the longest allowed) it is
+    Dr. GRPO's (Liu et al. 2025).
+    Multiplying by zero would let an infinity outside the mask through, hence ``where``.
+    """
+    return torch.where(mask, loss, 0.0).sum() / normalizer
+
+
+def sequence_mean(
+    loss: torch.Tensor, mask: torch.Tensor, normalizer: float | torch.Tensor, tokens: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Mean over each sequence's tokens, then summed over sequences and divided by ``normalizer``.
+
+    GRPO's own form (Shao et al. 2024, eq. 3): a token of a long answer weighs less than one of a short answer.
+
+    Args:
+        normalizer: number of sequences in the whole batch, empty ones included.
+        tokens: int [B], the action tokens of the sequence that a row is part of, where episodes have several rows and
+            count as one sequence; by default each row is a sequence.
+    """
+    tokens = mask.sum(1) if tokens is None else tokens
+    return aggregate(loss / tokens.clamp(min=1)[:, None], mask, normalizer)

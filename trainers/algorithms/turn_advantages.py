@@ -1,0 +1,126 @@
+"""Credit for single turns, without a critic: returns from process rewards, compared within a group.
+
+Tables of turns are [N, K], K the largest number of turns; beside them stands which of the turns were played. What
+``mask``, ``rewards`` and ``valid`` are: `trainers.algorithms.gae`. ``turns`` is read inside the mask only.
+"""
+
+from collections.abc import Hashable, Sequence
+from functools import partial
+
+import torch
+
+from trainers.algorithms.advantages import episode_returns, group_advantage, leave_one_out, to_tokens
+from trainers.algorithms.gae import check_turns, discounted, own_tokens
+
+
+def turn_returns(
+    rewards: torch.Tensor,
+    turns: torch.Tensor,
+    mask: torch.Tensor,
+    gamma: float = 1.0,
+    valid: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """G_k = r_k + γ G_{k+1}, where r_k is the sum of turn k's rewards. A turn without reward is a turn all the same.
+
+    Returns:
+        float [N, K], and bool [N, K], which turns were played.
+    """
+    own = own_tokens(rewards, mask, valid)
+    check_turns(turns, own)
+    number = torch.where(own, turns, 0)
+    shape = len(mask), int(number.max()) + 1 if own.any() else 0
+    if not shape[1]:
+        return rewards.new_zeros(shape), mask.new_zeros(shape)
+    paid = rewards.new_zeros(shape).scatter_add(1, number, torch.where(own, rewards, 0.0))
+    played = rewards.new_zeros(shape).scatter_add(1, number, own.to(rewards.dtype)) > 0
+    return discounted(paid, played, gamma), played
+
+
+def turns_to_tokens(table: torch.Tensor, turns: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """Each turn's number of ``table`` [N, K] at each of its tokens [N, A], zero outside the mask."""
+    if not table.shape[1]:
+        return table.new_zeros(mask.shape)
+    return torch.where(mask, table.gather(1, torch.where(mask, turns, 0)), 0.0)
+
+
+def turn_advantage(
+    rewards: torch.Tensor,
+    turns: torch.Tensor,
+    mask: torch.Tensor,
+    groups: torch.Tensor,
+    gamma: float = 1.0,
+    scale_by_std: bool = True,
+    valid: torch.Tensor | None = None,
+    leave_out: bool = False,
+) -> torch.Tensor:
+    """Discounted turn returns, compared with those of the same turn in the group's attempts.
+
+    A_{i,k} = (G_{i,k} − mean_j G_{j,k}) / std_j G_{j,k}: GTPO's normalised turn returns (Ding et al. 2025, arXiv
+    2511.14846). With one turn it is `group_advantage`. A turn number that only one attempt of the group
+    reached has nothing to be compared with and gets zero; where attempts differ much in length, `gigpo` compares more.
+
+    Args:
+        groups: int [N].
+        leave_out: compare with the *other* attempts only, as RLOO does; without a division.
+
+    Returns:
+        float [N, A].
+    """
+    own = own_tokens(rewards, mask, valid)
+    returns, played = turn_returns(rewards, turns, mask, gamma, valid)
+    labels = (groups[:, None] * returns.shape[1] + torch.arange(returns.shape[1], device=groups.device))[played]
+    compare = leave_one_out if leave_out else partial(group_advantage, scale_by_std=scale_by_std)
+    compared = compare(returns[played], labels)
+    return turns_to_tokens(torch.zeros_like(returns).masked_scatter(played, compared), turns, own)
+
+
+def gigpo(
+    rewards: torch.Tensor,
+    turns: torch.Tensor,
+    mask: torch.Tensor,
+    groups: torch.Tensor,
+    anchors: Sequence[Sequence[Hashable]],
+    gamma: float = 0.95,
+    step_weight: float = 1.0,
+    scale_by_std: bool = False,
+    valid: torch.Tensor | None = None,
+) -> torch.Tensor:
+    """A = A_episode + ω A_step: GiGPO (Feng et al. 2025, arXiv 2505.10978).
+
+    A_episode compares the episode's return with those of its group. A_step compares the discounted return from a turn
+    on with those of all turns of the group that were taken in the same state, its anchor. The episodes' mean is one over
+    trajectories: the authors' code takes it over their steps, which weighs an episode by its length. A trajectory that
+    comes back to a state is compared there once for each visit, as in the paper.
+
+    Args:
+        groups: int [N].
+        anchors: for each trajectory, a label for the state before each of its turns, in order. Equal labels in one
+            group are one state; ``None`` is a state of its own.
+        step_weight: ω.
+        scale_by_std: divide both by their group's standard deviation; the paper has it both ways (F_norm = σ or 1).
+
+    Returns:
+        float [N, A]; a turn whose state nobody else was in has A_episode alone.
+    """
+    own = own_tokens(rewards, mask, valid)
+    of_episodes = group_advantage(episode_returns(rewards, mask, valid), groups, scale_by_std, valid)
+    returns, played = turn_returns(rewards, turns, mask, gamma, valid)
+    states = _states(played, groups.tolist(), anchors).to(groups.device)
+    compared = group_advantage(returns[played], states, scale_by_std)
+    of_steps = turns_to_tokens(torch.zeros_like(returns).masked_scatter(played, compared), turns, own)
+    return to_tokens(of_episodes, own) + step_weight * of_steps
+
+
+def _states(played: torch.Tensor, groups: list[int], anchors: Sequence[Sequence[Hashable]]) -> torch.Tensor:
+    """One number per played turn, equal for equal anchors of one group."""
+    if len(anchors) != len(groups):
+        raise ValueError(f"{len(anchors)} lists of anchors for {len(groups)} trajectories")
+    numbers: dict[Hashable, int] = {}
+    found = []
+    for i, k in played.nonzero().tolist():
+        if k >= len(anchors[i]):
+            raise ValueError(f"trajectory {i} has {len(anchors[i])} anchors but a turn {k}: give one for each turn")
+        anchor = anchors[i][k]
+        key = (i, k, None) if anchor is None else (groups[i], anchor)
+        found.append(numbers.setdefault(key, len(numbers)))
+    return torch.tensor(found, dtype=torch.long)

@@ -1,0 +1,214 @@
+"""The cold start: a tiny policy made from nothing learns the tools by imitation (supervised fine-tuning).
+
+It is shown how to copy, how to find a fact in an article, and how a *hasty* searcher goes about questions, who stops
+too early most of the time (`agent_envs.tasks.qa_scripts.hasty`). So it ends up knowing the tools but not the task, as a
+pretrained model does; what to look for and when to stop is left for reinforcement learning. Worlds are freshly made and
+from the training split: held-out worlds share no entity with anything seen here. In tasks without a corpus it imitates
+an agent that fumbles in a quarter of its episodes (`trainers.cold_start.demonstrations.fumbling`).
+"""
+
+import hashlib
+import inspect
+import itertools
+import json
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import torch
+
+import retrieval_index
+from agent_envs.miniwiki import World, questions, vocabulary
+from agent_envs.play import play_many
+from agent_envs.tasks import qa_scripts
+from agent_envs.tools import SearchTool
+from agent_envs.vector import ToolVectorEnv
+from trainers import evaluate
+from trainers.algorithms.losses import aggregate
+from trainers.cold_start import demonstrations as lessons
+from trainers.models import tiny
+from trainers.models.loading import default_device, load_policy
+from trainers.models.policy import Policy
+from trainers.runs import checkpoint
+from trainers.trajectory import Sequence, collate_sequences
+
+# (share of the gradient steps, lessons drawn from)
+CURRICULUM = (
+    (0.04, ("repetition",)),
+    (0.46, ("browsing",) * 9 + ("repetition",)),
+    (0.50, ("episodes",) * 4 + ("browsing",)),
+)
+OTHER_TASKS = ((0.15, ("repetition",)), (0.85, ("episodes",) * 4 + ("repetition",)))  # without a corpus to read in
+STEPS = 2800
+TOKENS_PER_STEP = 1250
+PATIENCE = 0.3  # how often the searcher that is imitated goes on after an article
+POOL = 256  # lessons made at a time, from one fresh world
+
+
+def optimizers(model: torch.nn.Module, matrix_lr: float = 0.01, other_lr: float = 8e-3) -> list[torch.optim.Optimizer]:
+    """Muon (Jordan et al. 2024) for the matrices, AdamW for embeddings, norms and biases."""
+    named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
+    matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
+    others = [p for name, p in named if not (p.ndim == 2 and "embed" not in name)]
+    return [
+        torch.optim.Muon(matrices, lr=matrix_lr, momentum=0.95, weight_decay=0.0, adjust_lr_fn="original"),
+        torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+
+
+def fit(
+    policy: Policy, batches: Iterator[tuple[str, list[Sequence]]], steps: int, report: Callable[[int, str, float], None]
+) -> None:
+    """``steps`` gradient steps of token-level cross-entropy on the taught tokens, the rate falling to zero."""
+    model = policy.model.train()
+    opts = optimizers(model)
+    base = [o.param_groups[0]["lr"] for o in opts]
+    for step in range(steps):
+        factor = min(1.0, (step + 1) / 30, max(0.02, 2 * (1 - step / steps)))
+        for optimizer, lr in zip(opts, base, strict=True):
+            optimizer.param_groups[0]["lr"] = lr * factor
+        name, sequences = next(batches)
+        batch = collate_sequences(sequences, list(range(len(sequences))), policy.pad_id).to(policy.device)
+        logprobs, _ = policy.logprobs(batch)
+        loss = aggregate(-logprobs, batch.mask, batch.mask.sum())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in opts:
+            optimizer.step()
+            optimizer.zero_grad()
+        report(step + 1, name, loss.item())
+    model.eval()
+
+
+def cold_start(
+    envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int, str, float], None], patience: float = PATIENCE
+) -> tuple[Policy, float]:
+    """Make the tiny policy and teach it the tools; a second call with the same arguments loads it from the cache.
+
+    Args:
+        envs: training environments, where the demonstrations are played.
+        report: called as ``report(step, lesson, loss)`` after each gradient step.
+        patience: of the searcher that is imitated.
+
+    Returns:
+        The policy, and the seconds that teaching it took, also where that was in an earlier run. The random state is
+        the same in both cases.
+    """
+    torch.manual_seed(seed)
+    folder = _cache_folder(envs, seed, steps, patience)
+    if checkpoint.is_checkpoint(folder):
+        _, extra = checkpoint.load_state(folder, [])
+        print(f"The cold start is that of an earlier run: {folder}", file=sys.stderr)
+        return load_policy(folder), extra["seconds"]
+    begin = time.monotonic()
+    world = World(3000, seed)
+    tokenizer = tiny.make_tokenizer(_texts(world, envs))
+    policy = Policy(tiny.make_model(len(tokenizer)).to(default_device()), tokenizer)
+    fit(policy, _batches(policy, envs, seed, steps, patience), steps, report)
+    extra = {"seconds": time.monotonic() - begin}
+    checkpoint.save(folder, model=policy.model, tokenizer=tokenizer, optimizers=[], step=steps, extra=extra)
+    return policy, extra["seconds"]
+
+
+def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
+    """What the vocabulary is counted on: numbers, and every MiniWiki word and the environment's own passages and
+    questions; or, without a corpus, what is read and written in episodes of both splits: a word that only the held-out
+    one uses has a token then, as in any pretrained tokenizer, and no meaning."""
+    numbers = [str(n) for n in (*range(1000), *range(1850, 2020))] + [f"1,{n}00" for n in range(10)]
+    if not hasattr(envs.envs[0], "questions"):
+        yield " ".join(numbers)
+        for split in ("train", "validation"):
+            own = {**envs.spec.kwargs, "split": split, "num_envs": envs.num_envs}
+            played = play_many(gymnasium.make_vec(envs.spec.id, **own), list(range(500)), lessons.fumbling, seed=1)
+            yield from (f"{turn['observation']} {turn['action']}" for turns in played for turn in turns)
+        return
+    yield " ".join(vocabulary() + numbers)
+    yield from (f"{p.title} {p.text}" for p in world.passages())
+    rng = random.Random(0)
+    yield from (questions.make_question(world, type, rng).question for type in questions.TYPES for _ in range(500))
+    task = envs.envs[0].task
+    if task.name != "miniwiki" and hasattr(task.searcher, "corpus"):  # a server keeps its passages
+        yield from (f"{p.title} {p.text}" for p in itertools.islice(task.searcher.corpus, 100_000))
+    yield from (q.question for q in task.questions)
+
+
+def _batches(
+    policy: Policy, envs: ToolVectorEnv, seed: int, steps: int, patience: float = PATIENCE
+) -> Iterator[tuple[str, list[Sequence]]]:
+    rng = random.Random(f"lessons:{seed}")
+    words = _words(policy)
+
+    def browsing() -> list[Sequence]:
+        # In one world for all lessons, a policy learns its facts by heart instead of reading.
+        world = World(600, rng.getrandbits(32))
+        own = envs.envs[0].tools["search"]
+        tool = SearchTool(retrieval_index.build(world.passages()), own.k, own.max_chars)
+        return lessons.browsing(POOL, world, tool, policy, rng)
+
+    make = {
+        "repetition": lambda: lessons.repetition(POOL, words, rng),
+        "browsing": browsing,
+        "episodes": lambda: episodes(policy, envs, rng, patience),
+    }
+    batches = {name: cut(lessons_of, rng) for name, lessons_of in make.items()}
+    for share, names in CURRICULUM if hasattr(envs.envs[0], "questions") else OTHER_TASKS:
+        for _ in range(int(share * steps) + 1):
+            name = rng.choice(names)
+            yield name, next(batches[name])
+
+
+def episodes(policy: Policy, envs: ToolVectorEnv, rng: random.Random, patience: float = PATIENCE) -> list[Sequence]:
+    """POOL whole episodes to imitate: of a hasty searcher, in a fresh world where there is one to make, or of an agent
+    that fumbles in a quarter of them."""
+    if not hasattr(envs.envs[0], "questions"):
+        numbers = [rng.getrandbits(31) for _ in range(POOL)]
+        return lessons.demonstrations(envs, policy, numbers, lessons.fumbling, rng.getrandbits(32))
+    stage = fresh_envs(envs, rng) if envs.envs[0].task.name == "miniwiki" else envs
+    pool = range(len(stage.envs[0].questions))
+    hasty = partial(qa_scripts.hasty, patience=patience)
+    return lessons.demonstrations(stage, policy, rng.choices(pool, k=POOL), hasty, rng.getrandbits(32))
+
+
+def _words(policy: Policy) -> list[int]:
+    """The ids of whole words, in order: the vocabulary itself comes in another order in every process."""
+    return sorted(i for token, i in policy.tokenizer.get_vocab().items() if token.startswith("▁") and len(token) > 2)
+
+
+def fresh_envs(envs: ToolVectorEnv, rng: random.Random) -> ToolVectorEnv:
+    """The same kind of environments as ``envs`` in a fresh world."""
+    entities = max(600, envs.spec.kwargs.get("entities", 0))
+    questions = min(POOL, len(envs.envs[0].questions))
+    fresh = {"num_envs": POOL, "entities": entities, "world_seed": rng.getrandbits(32), "questions": questions}
+    return gymnasium.make_vec(envs.spec.id, **{**envs.spec.kwargs, **fresh})
+
+
+def cut(make: Callable[[], list[Sequence]], rng: random.Random) -> Iterator[list[Sequence]]:
+    """Endless batches of about TOKENS_PER_STEP tokens, each of sequences of about the same length."""
+    while True:
+        pool = sorted(make(), key=lambda s: len(s.ids))
+        batches: list[list[Sequence]] = [[]]
+        for sequence in pool:
+            if batches[-1] and (len(batches[-1]) + 1) * len(sequence.ids) > TOKENS_PER_STEP:
+                batches.append([])
+            batches[-1].append(sequence)
+        rng.shuffle(batches)
+        yield from batches
+
+
+def _cache_folder(envs: ToolVectorEnv, seed: int, steps: int, patience: float = PATIENCE) -> Path:
+    """Named by what the result depends on: the lessons and how they are taught, the environment, seed and steps."""
+    code = "".join(inspect.getsource(module) for module in (sys.modules[__name__], tiny, lessons, qa_scripts))
+    asks = hasattr(envs.envs[0], "questions")
+    # Demonstrations are imitated whatever they are paid; those in MiniWiki are played in environments of their own.
+    without = {"rewards"} | ({"num_envs"} if asks and envs.envs[0].task.name == "miniwiki" else set())
+    kwargs = json.dumps({n: v for n, v in envs.spec.kwargs.items() if n not in without}, sort_keys=True, default=str)
+    played = play_many(envs, list(range(8)), qa_scripts.hasty if asks else lessons.fumbling)
+    played = repr([(turn["observation"], turn["action"]) for turns in played for turn in turns])
+    what = f"{code}{envs.spec.id}{kwargs}{evaluate.source_of(envs)}{played}{POOL}{seed}{steps}{patience}"
+    root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
+    return Path(root) / "tiny" / hashlib.sha256(what.encode()).hexdigest()[:16]

@@ -1,0 +1,88 @@
+"""What the tiny policy is taught before reinforcement learning starts: lessons as token sequences with an action mask.
+
+From the general to the particular: `repetition` (copying), `browsing` (finding facts in search results) and
+`demonstrations` (whole episodes of a scripted searcher). Only the masked tokens are imitated.
+"""
+
+import random
+
+from agent_envs.miniwiki import World
+from agent_envs.miniwiki.schema import BY_KIND, KINDS, Relation
+from agent_envs.play import Script, play_many
+from agent_envs.tool_env import ToolEnv
+from agent_envs.tools import SearchTool
+from agent_envs.vector import ToolVectorEnv
+from trainers.models.policy import Policy
+from trainers.trajectory import Sequence, Step, to_sequences
+
+
+def _sequence(parts: list[tuple[list[int], bool]]) -> Sequence:
+    ids = [i for part, _ in parts for i in part]
+    mask = [taught for part, taught in parts for _ in part]
+    return Sequence(ids=ids, mask=mask, logprobs=[0.0] * len(ids), rewards=[0.0] * len(ids))
+
+
+def repetition(count: int, words: list[int], rng: random.Random, longest: int = 30) -> list[Sequence]:
+    """A random string of words, then the same string again: the second copy is taught. Brings induction heads."""
+    strings = [rng.choices(words, k=rng.randint(5, longest)) for _ in range(count)]
+    return [_sequence([(string, False), (string, True)]) for string in strings]
+
+
+def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: random.Random) -> list[Sequence]:
+    """Results of three searches in a row, each followed by questions about the article that was meant: name the fact in
+    a thought, then copy its object. Dense in what episodes are made of: many facts, in the midst of other articles."""
+    drawn = [[_entity(world, rng) for _ in range(3)] for _ in range(count)]
+    results = tool.execute_batch([{"query": world.names[kind][i]} for entities in drawn for kind, i in entities])
+    texts = iter(policy.encode(f"<information>{result.text}</information>") for result in results)
+    lessons = []
+    for entities in drawn:
+        parts: list[tuple[list[int], bool]] = []
+        for kind, index in entities:
+            parts.append((next(texts), False))
+            facts = [r for r in BY_KIND[kind] if world.facts[kind, r.name][index] >= 0]
+            for relation in rng.sample(facts, min(4, len(facts))):
+                parts += _reading(world, relation, index, policy, rng)
+        lessons.append(_sequence(parts))
+    return lessons
+
+
+def _entity(world: World, rng: random.Random) -> tuple[str, int]:
+    kind = rng.choice(tuple(KINDS))
+    return kind, rng.randrange(len(world.names[kind]))
+
+
+def _reading(world: World, relation: Relation, index: int, policy: Policy, rng: random.Random):
+    """A question about one fact, the thought that names the fact (taught), and its object (taught)."""
+    title = world.names[relation.subject][index]
+    wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
+    asked = policy.observation_ids(rng.choice(wordings).format(x=title), [])
+    thought = policy.encode(f"<think>{relation.noun} of {title}</think>")
+    name = rng.choice(("search", "answer"))
+    tag, *copied = policy.encode(f"<{name}>{world.text(relation, index)}</{name}>")
+    return [(asked, False), (thought, True), ([tag], False), (copied, True)]  # which tag is a coin flip: not taught
+
+
+def fumbling(env: ToolEnv, rng: random.Random, skill: float = 0.75) -> Script:
+    """Plays as the task's scripted agent in a share of its episodes, and at random in the others: imitating it teaches
+    the moves and how to read what they lead to, and leaves room to learn which of them are good."""
+    yield from env.SCRIPTS["scripted" if rng.random() < skill else "random"](env, rng)
+
+
+def demonstrations(envs: ToolVectorEnv, policy: Policy, questions: list[int], script, seed: int) -> list[Sequence]:
+    """Episodes that ``script`` plays in the environment; its turns are taught."""
+    return [s for turns in play_many(envs, questions, script, seed) for s in _episode(turns, policy)]
+
+
+def _episode(turns: list[dict], policy: Policy) -> list[Sequence]:
+    steps: list[Step] = []
+    instructions, rewritten = turns[0]["instructions"], None
+    context = policy.prompt_ids(instructions, turns[0]["observation"])
+    for turn in turns:
+        if rewritten is not None:  # the agent sees what the environment left of the conversation
+            context = policy.prompt_ids(instructions, rewritten)
+        elif steps:
+            context = context + steps[-1].tokens + policy.observation_ids(turn["observation"], steps[-1].tokens)
+        tokens = policy.encode(turn["action"])
+        steps.append(Step(prompt=context, tokens=tokens, logprobs=[0.0] * len(tokens)))
+        rewritten = turn.get("context")
+    return to_sequences(steps)

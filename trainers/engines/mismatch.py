@@ -1,0 +1,52 @@
+"""How far an engine's probabilities lie from the trainer's, where the two run the same weights by different programs."""
+
+import torch
+
+from trainers.engines.engine import Engine, generate
+from trainers.models.policy import Policy
+from trainers.trajectory import Step, Trajectory, collate
+
+TOLERATED = 0.1  # nats a token, on average; bfloat16 makes 0.01 to 0.05
+
+
+@torch.no_grad()
+def mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    """Metrics of a batch that was played with the weights that the trainer has.
+
+    Args:
+        trainer: [B, T], log-probabilities by the trainer's own forward pass.
+        sampler: [B, T], those that the engine reported when it sampled.
+        mask: bool [B, T], the action mask.
+
+    Returns:
+        Over the action tokens: the mean |Δ log-probability|; KL(sampler ‖ trainer) per token by the estimator k1, whose
+        mean may be negative by chance; and the largest ratio π_trainer / π_sampler, to be held against the cap of
+        `trainers.algorithms.importance.truncated_importance`. Zeros, and a ratio of 1, without any.
+    """
+    difference = (trainer - sampler)[mask].double()
+    if not len(difference):
+        return {"mismatch/logprob": 0.0, "mismatch/kl": 0.0, "mismatch/max_ratio": 1.0}
+    return {
+        "mismatch/logprob": difference.abs().mean().item(),
+        "mismatch/kl": -difference.mean().item(),
+        "mismatch/max_ratio": difference.max().exp().item(),
+    }
+
+
+def check(engine: Engine, policy: Policy) -> None:
+    """Play a turn and raise a ValueError where the engine's log-probabilities are not about the policy's own: other
+    weights, another vocabulary, or not those of the distribution that was sampled from. Leaves the random state alone."""
+    prompt, temperature = policy.prompt_ids("", "hello"), 2.0
+    with torch.random.fork_rng():
+        said = generate(engine, {0: prompt}, 16, temperature)[0]
+    step = Step(prompt=prompt, tokens=said.tokens, logprobs=said.logprobs)
+    batch = collate([Trajectory(steps=[step])], policy.pad_id).to(policy.device)
+    with torch.no_grad():
+        own, _ = policy.logprobs(batch, temperature)
+    found = mismatch(own, batch.logprobs, batch.mask)["mismatch/logprob"]
+    if not found <= TOLERATED:  # NaN is not
+        raise ValueError(
+            f"the engine's log-probabilities at temperature {temperature} are {found:.3f} nats a token away from the "
+            "policy's own: it must run the same model, and report those of the distribution that it samples from "
+            "(vLLM: --logprobs-mode processed_logprobs)"
+        )

@@ -1,0 +1,97 @@
+"""LoRA (Hu et al. 2021): the model stays as it is, and beside each of its linear layers two thin matrices are learned.
+
+The adapter is put into the model in place (`peft` by way of `transformers`), so the model keeps its class, and saving it
+writes a folder that peft, transformers and vLLM load as an adapter of its base.
+"""
+
+import copy
+from pathlib import Path
+from typing import TypeVar
+
+import torch
+from transformers import PreTrainedModel
+from transformers.utils import find_adapter_config_file
+
+from trainers.models.hidden_states import round_frozen
+from trainers.models.policy import Policy
+
+T = TypeVar("T")
+_PREFIX = "base_model.model."  # before every name in a saved adapter
+
+
+def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
+    """Freeze the model and put a new adapter beside all its linear layers but the head. The adapter's second matrices
+    start at zero: nothing changes until it is trained.
+
+    Raises:
+        ImportError: peft is not installed.
+    """
+    peft = _peft()
+    _inject(model, peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"))
+
+
+def add_saved(model: PreTrainedModel, path_or_id: str | Path) -> None:
+    """The same with an adapter that was trained before."""
+    _inject(model, _peft().PeftConfig.from_pretrained(str(path_or_id)))
+    load_weights(model, path_or_id)
+
+
+def load_weights(model: PreTrainedModel, path_or_id: str | Path) -> None:
+    """Overwrite the model's adapter by a saved one of the same shape.
+
+    Raises:
+        ValueError: the saved adapter is for other layers.
+    """
+    peft = _peft()
+    saved = peft.utils.load_peft_weights(str(path_or_id), device="cpu")
+    loaded = peft.set_peft_model_state_dict(model, {n.removeprefix(_PREFIX): w for n, w in saved.items()})
+    own = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
+    if wrong := sorted(own & set(loaded.missing_keys)) + sorted(loaded.unexpected_keys):
+        raise ValueError(f"the adapter in {path_or_id} is for other layers than the model's: {wrong[:3]} and so on")
+
+
+def is_adapted(model: PreTrainedModel) -> bool:
+    return hasattr(model, "peft_config")
+
+
+def base_of(path_or_id: str | Path) -> str | None:
+    """What a saved adapter was trained on; None for a model that stands alone."""
+    if find_adapter_config_file(str(path_or_id)) is None:
+        return None
+    return _peft().PeftConfig.from_pretrained(str(path_or_id)).base_model_name_or_path
+
+
+def trained_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    return [parameter for parameter in module.parameters() if parameter.requires_grad]
+
+
+def trainable_copy(thing: T, model: torch.nn.Module) -> T:
+    """A deep copy to train by itself. The frozen weights of ``model`` are not copied: both have the same ones."""
+    return copy.deepcopy(thing, {id(p): p for p in model.parameters() if not p.requires_grad})
+
+
+def reference_of(policy: Policy) -> Policy:
+    """The policy as it is now, for a KL penalty while it is trained. With LoRA it costs only a copy of the adapter, which
+    a run that goes on with an earlier adapter needs: switching it off would give the base instead."""
+    reference = trainable_copy(policy, policy.model)
+    reference.model.requires_grad_(False)
+    if policy.dtype == torch.bfloat16:
+        round_frozen(reference.model)
+    return reference
+
+
+def _inject(model: PreTrainedModel, config) -> None:
+    model.add_adapter(config)
+    base = config.base_model_name_or_path
+    if base and Path(base).is_dir():  # a saved adapter must find its base from any folder
+        config.base_model_name_or_path = str(Path(base).absolute())
+    if isinstance(config.target_modules, set):  # whose order differs from run to run
+        config.target_modules = sorted(config.target_modules)
+
+
+def _peft():
+    try:
+        import peft
+    except ImportError as error:
+        raise ImportError("a LoRA adapter needs peft: pip install 'agent-r1-envs[lora]'") from error
+    return peft

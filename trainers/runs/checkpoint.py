@@ -1,0 +1,211 @@
+"""Checkpoints: a folder that Hugging Face loads as a model, with the state of the trainer beside the weights.
+
+The folder is written beside its destination and appears there by one rename, so a save that is killed leaves the
+previous checkpoint as it was. The trainer's state holds tensors and JSON and is read with `weights_only=True`: a
+checkpoint from elsewhere can't run code. One process saves at a time.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import random
+import re
+import shutil
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from retrieval_index.publish import exchange
+from trainers import distributed
+from trainers.models import fsdp as sharding
+
+STATE_FILE = "trainer_state.pt"
+CHECKSUMS_FILE = "SHA256SUMS"  # in the format of sha256sum, which can check it too
+_STEP_FOLDER = re.compile(r"checkpoint-(\d+)")
+
+
+class CheckpointDamaged(ValueError):
+    """A checkpoint is not what was saved: a file is missing, cut short or changed."""
+
+
+def save(
+    folder: str | Path,
+    *,
+    model,
+    tokenizer,
+    optimizers: Sequence[torch.optim.Optimizer],
+    step: int,
+    extra: dict[str, Any],
+    keep_last: int = 1,
+    modules: Mapping[str, torch.nn.Module] | None = None,
+) -> Path:
+    """Write a checkpoint, replacing one already there in one step. The first of several processes writes it, with what the
+    others hold: a run may go on with another number of them.
+
+    Args:
+        folder: `RUN/checkpoint-<step>`, or any other name for a checkpoint that stands alone.
+        model: a model with `save_pretrained`; `AutoModelForCausalLM.from_pretrained(folder)` gives it back. Of a model
+            with a LoRA adapter only the adapter is written, with the name of its base.
+        extra: what else the trainer needs to go on, in the types of JSON; tuples come back as lists.
+        modules: what was trained beside the model, such as a critic, by name; frozen weights are left out.
+        keep_last: how many folders named checkpoint-<step> of earlier steps stay beside this one; those of later
+            steps are left alone.
+
+    Raises:
+        TypeError: `extra` is not JSON, or an optimizer's state holds more than tensors and plain values.
+        FileExistsError: `folder` holds something that is not a checkpoint.
+    """
+    folder = Path(folder).absolute()
+    state = {"step": step, "extra": json.dumps(extra), "rng": _rng_state()}
+    state["optimizers"] = [sharding.whole(optimizer.state_dict()) for optimizer in optimizers]
+    state["modules"] = {name: sharding.whole(_split(module)[0]) for name, module in (modules or {}).items()}
+    if distributed.rank():
+        return folder
+    if folder.exists() and not is_checkpoint(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+        raise FileExistsError(f"{folder} exists and is not a checkpoint: it will not be overwritten")
+    staging = folder.with_name(f".{folder.name}.saving")
+    shutil.rmtree(staging, ignore_errors=True)  # what a killed save left
+    staging.mkdir(parents=True)
+    try:
+        torch.save(state, staging / STATE_FILE)
+        if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(staging / STATE_FILE):
+            raise TypeError(f"the optimizer state holds {unsafe}, which could not be loaded again without running code")
+        model.save_pretrained(staging)
+        tokenizer.save_pretrained(staging)
+        _seal(staging)
+        _publish(staging, folder)
+    finally:
+        shutil.rmtree(staging, ignore_errors=True)
+    if _STEP_FOLDER.fullmatch(folder.name):
+        _prune(folder, step, keep_last)
+    return folder
+
+
+def load_state(
+    folder: str | Path,
+    optimizers: Sequence[torch.optim.Optimizer],
+    modules: Mapping[str, torch.nn.Module] | None = None,
+) -> tuple[int, dict[str, Any]]:
+    """Verify a checkpoint, restore optimizers, modules and the random states, and return `(step, extra)`.
+
+    The model comes from `from_pretrained(folder)`; make the optimizers on its parameters, then call this.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint here.
+        CheckpointDamaged: a file is missing or changed.
+        ValueError: the optimizers or modules are not those that were saved.
+    """
+    verify(folder)
+    # Several processes of a machine read the same pages, each its own share of them.
+    mapped = distributed.ranks() > 1
+    state = torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True, mmap=mapped)
+    saved = state["optimizers"]
+    if len(saved) != len(optimizers):
+        raise ValueError(f"{folder} holds the states of {len(saved)} optimizers, asked for {len(optimizers)}")
+    for optimizer, optimizer_state in zip(optimizers, saved, strict=True):
+        optimizer.load_state_dict(sharding.state_laid_out(optimizer_state, optimizer))
+    modules = modules or {}
+    if set(modules) != set(state["modules"]):
+        raise ValueError(f"{folder} holds the modules {sorted(state['modules'])}, asked for {sorted(modules)}")
+    for name, module in modules.items():
+        learned, frozen = _split(module)
+        saved = state["modules"][name]
+        module.load_state_dict({**frozen, **{n: sharding.laid_out(v, learned.get(n, v)) for n, v in saved.items()}})
+    _set_rng_state(state["rng"])
+    return state["step"], json.loads(state["extra"])
+
+
+def read_extra(folder: str | Path) -> dict[str, Any]:
+    """What was saved as `extra`, without restoring anything. Raises as `load_state` does."""
+    verify(folder)
+    return json.loads(torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True)["extra"])
+
+
+def latest(run_folder: str | Path) -> Path | None:
+    """The checkpoint of the latest step among `run_folder/checkpoint-<step>`, or None."""
+    folders = _step_folders(Path(run_folder))
+    return folders[max(folders)] if folders else None
+
+
+def is_checkpoint(folder: str | Path) -> bool:
+    """Whether a folder was written by `save`. A plain Hugging Face model has weights, and no state to go on from."""
+    return (Path(folder) / CHECKSUMS_FILE).is_file()
+
+
+def verify(folder: str | Path) -> None:
+    """Check every file of a checkpoint against its checksum. Raises as `load_state` does."""
+    folder = Path(folder)
+    if not is_checkpoint(folder):
+        what = "is not a checkpoint of a trainer" if folder.exists() else "does not exist"
+        raise FileNotFoundError(f"{folder} {what} (no {CHECKSUMS_FILE})")
+    lines = (folder / CHECKSUMS_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
+    sums = {name: checksum for checksum, _, name in (line.partition("  ") for line in lines)}
+    for name in (STATE_FILE, *sums):
+        if not (folder / name).is_file():
+            raise CheckpointDamaged(f"{folder}: {name or 'the list of checksums'} is missing or damaged")
+        if sums.get(name) != _checksum(folder / name):
+            raise CheckpointDamaged(f"{folder}: {name} is not what was saved: its checksum differs")
+
+
+def _split(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:
+    """The state of a module: what training changes, and the frozen weights."""
+    state, frozen = module.state_dict(), {name for name, p in module.named_parameters() if not p.requires_grad}
+    return {n: v for n, v in state.items() if n not in frozen}, {n: v for n, v in state.items() if n in frozen}
+
+
+def _seal(folder: Path) -> None:
+    names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
+    text = "".join(f"{_checksum(folder / name)}  {name}\n" for name in names)
+    (folder / CHECKSUMS_FILE).write_text(text, encoding="utf-8")
+
+
+def _checksum(path: Path) -> str:
+    with open(path, "rb") as content:
+        return hashlib.file_digest(content, "sha256").hexdigest()
+
+
+def _publish(staging: Path, folder: Path) -> None:
+    if folder.exists() and any(folder.iterdir()):
+        exchange(staging, folder)  # what lies in staging now is the old checkpoint
+    else:
+        os.rename(staging, folder)
+
+
+def _prune(newest: Path, step: int, keep_last: int) -> None:
+    older = sorted(number for number in _step_folders(newest.parent) if number < step)
+    for number in older[: max(0, len(older) - keep_last)]:
+        # Out of sight first: a removal that is killed halfway must not leave half a checkpoint under its name.
+        os.rename(newest.with_name(f"checkpoint-{number}"), newest.with_name(f".checkpoint-{number}.saving"))
+    for abandoned in newest.parent.glob(".checkpoint-*.saving"):
+        shutil.rmtree(abandoned, ignore_errors=True)
+
+
+def _step_folders(run_folder: Path) -> dict[int, Path]:
+    found = {}
+    for path in run_folder.glob("checkpoint-*"):
+        if (match := _STEP_FOLDER.fullmatch(path.name)) and is_checkpoint(path):
+            found[int(match[1])] = path
+    return found
+
+
+def _rng_state() -> dict[str, Any]:
+    """The global generators of torch as tensors, those of Python and numpy as JSON."""
+    kind, keys, *rest = np.random.get_state()
+    cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+    numpy_and_python = json.dumps({"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]})
+    return {"torch": torch.get_rng_state(), "cuda": cuda, "json": numpy_and_python}
+
+
+def _set_rng_state(state: dict[str, Any]) -> None:
+    torch.set_rng_state(state["torch"])
+    if len(state["cuda"]) == torch.cuda.device_count():  # a run may go on on another machine
+        torch.cuda.set_rng_state_all(state["cuda"])
+    others = json.loads(state["json"])
+    version, internal, gauss = others["python"]
+    random.setstate((version, tuple(internal), gauss))
+    np.random.set_state(tuple(others["numpy"]))
