@@ -21,6 +21,7 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
+from trainers.algorithms.optimize import policy_learner
 
 from agent_envs.miniwiki import vocabulary
 from agent_envs.rewards import Fact, Reward
@@ -28,7 +29,6 @@ from agent_envs.tool_env import ToolEnv
 from agent_envs.types import Turn, Verdict
 from agent_envs.vector import ToolVectorEnv
 from trainers import grpo
-from trainers.algorithms.optimize import policy_learner
 from trainers.collector import play
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models import tiny

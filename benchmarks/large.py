@@ -30,11 +30,11 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
+from trainers.algorithms.optimize import policy_learner
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs.miniwiki import vocabulary
 from trainers import grpo
-from trainers.algorithms.optimize import policy_learner
 from trainers.collector import play
 from trainers.engines import model_runner as forward
 from trainers.engines.transformers_engine import TransformersEngine

@@ -33,17 +33,17 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
+from trainers.algorithms.optimize import policy_learner
+from trainers.runs.training import one_update
 
 from benchmarks import decode_side, trl_side
 from benchmarks.race import Pace, Runner, race
-from benchmarks.trl_start import first_prompts, starting_policy
+from benchmarks.trl_start import first_prompts, start_policy
 from trainers import grpo
-from trainers.algorithms.optimize import policy_learner
 from trainers.collector import Batches
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
 from trainers.runs.setup import make_envs
-from trainers.runs.training import one_update
 
 TRL = ("environment_factory", "rollout_func")
 AGAINST = (*TRL, "generate", "vllm")
@@ -144,7 +144,7 @@ def compared(args: Args, runners: dict[str, Runner], amount: int, unit: str) -> 
 def main(args: Args) -> dict:
     wanted = chosen(args)
     torch.set_num_threads(args.threads)
-    policy = starting_policy(args)
+    policy = start_policy(args)
     prompts = first_prompts(args, policy)
     result: dict = {f"ratio_{name}": None for name in AGAINST}
     with tempfile.TemporaryDirectory() as folder:

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 COLD_START, PATIENCE = 400, 50
 
 
-def starting_policy(args: "Args") -> Policy:
+def start_policy(args: "Args") -> Policy:
     """The tiny policy after a short cold start, which is cached, and some more imitation of episodes of three turns."""
     envs = make_envs(args.env, "{}", "train", 64)
     with Progress(COLD_START + PATIENCE, description="cold start") as progress:

@@ -1,4 +1,4 @@
-"""Batches of episodes for the updates of a run, played when they are needed or one ahead."""
+"""The episodes of each update: played when they are needed, or one step ahead of the learner."""
 
 import copy
 import time
@@ -10,9 +10,9 @@ import torch
 
 from agent_envs.vector import ToolVectorEnv
 from trainers import distributed
-from trainers.algorithms.selection import refilled
 from trainers.engines.engine import Engine
 from trainers.models.policy import Policy
+from trainers.preparation import refill_groups
 from trainers.rollout import rollout
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.monitoring import measured
@@ -21,9 +21,15 @@ from trainers.trajectory import Trajectory
 
 
 @dataclass(slots=True, kw_only=True)
-class Batch:
-    """``played``: all episodes; ``episodes``: those to learn from; ``rng``: what the update shuffles them with; and
-    ``metrics`` of how they were played."""
+class Collected:
+    """What was played for an update.
+
+    Attributes:
+        played: all episodes.
+        episodes: those to learn from.
+        rng: what drew the questions, and goes on to shuffle the minibatches.
+        metrics: of how they were played.
+    """
 
     played: list[Trajectory]
     episodes: list[Trajectory]
@@ -31,37 +37,37 @@ class Batch:
     metrics: dict[str, float]
 
 
-def play(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Batch:
-    """The batch of update ``number``, with the same questions in every run of a seed."""
+def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
+    """The episodes of update ``number``, with the same questions in every run of a seed."""
     timing, rng = Timing(), np.random.default_rng([args.seed, number])
     policy.fed.clear()
     distributed.reseed(args.seed, number)
 
-    def some() -> list[Trajectory]:
+    def play() -> list[Trajectory]:
         seeds = rng.integers(2**31, size=args.questions_per_update).tolist()
         own = rollout(
-            envs, policy, engine, seeds=distributed.own(seeds), group_size=args.group_size,
+            envs, policy, engine, seeds=distributed.shard(seeds), group_size=args.group_size,
             max_new_tokens=args.max_new_tokens, temperature=args.temperature, timing=timing,
         )  # fmt: skip
-        played = distributed.joined(own)
+        played = distributed.all_gather(own)
         for i, trajectory in enumerate(played):
             trajectory.group = i // args.group_size
         return played
 
-    played = some()
-    seen = measured(envs, played)  # before a refill, whose questions are chosen
-    played, episodes, of_refill = refilled(played, some, args)
+    played = play()
+    statistics = measured(envs, played)  # before a refill, whose questions are chosen
+    played, episodes, metrics = refill_groups(played, play, args)
     fed = {f"tokens/fed_{phase}": float(tokens) for phase, tokens in policy.fed.items() if phase != "steps"}
     fed |= {"train/decode_steps": float(policy.fed["steps"])} if "steps" in policy.fed else {}
-    return Batch(played=played, episodes=episodes, rng=rng, metrics=seen | of_refill | timing.taken() | fed)
+    return Collected(played=played, episodes=episodes, rng=rng, metrics=statistics | metrics | timing.taken() | fed)
 
 
-class Batches:
-    """One batch for each update.
+class Collector:
+    """Plays the episodes of one update after the other.
 
-    With ``args.ahead``, while an update learns from one batch, the next is played with the weights from before that update, by
-    a copy of the policy. So a batch is one update old when it is learned from, never more; the ratio of the surrogate is
-    to the probabilities that it was sampled with, and ``importance`` can cut what it weighs.
+    With ``args.one_step_off_policy``, while an update learns from one batch, a copy of the policy plays the next with the
+    weights from before that update. So a batch is one update old when it is learned from, never more; the ratio of the
+    surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs.
 
     Attributes:
         policy: who plays; the policy itself, or its copy.
@@ -69,31 +75,32 @@ class Batches:
 
     def __init__(self, args: TrainArgs, policy: Policy):
         self.policy, self._trained, self._args = policy, policy, args
-        self._following: Future[Batch] | None = None
-        if args.ahead:
+        self._next: Future[Collected] | None = None
+        if args.one_step_off_policy:
             self.policy = copy.copy(policy)
             self.policy.model, self.policy.fed = copy.deepcopy(policy.model), policy.fed.copy()
         self._pool = ThreadPoolExecutor(1)
 
-    def next(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Batch:
-        """The batch of update ``number``, and the ``time/rollout`` that it was waited for."""
+    def collect(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Collected:
+        """The episodes of update ``number``, and the ``time/rollout`` that they were waited for, in seconds."""
         begin = time.monotonic()
-        following = self._following
-        if following is None:
-            self.catch_up()  # a run that goes on has got its weights since
-        batch = following.result() if following else play(self._args, envs, self.policy, engine, number)
-        self._following = None
-        if self._args.ahead and number + 1 < self._args.updates:
-            self.catch_up()
-            self._following = self._pool.submit(play, self._args, envs, self.policy, engine, number + 1)
-        batch.metrics["time/rollout"] = time.monotonic() - begin
-        return batch
+        if self._next is None:
+            self.update_weights()  # a resumed run has got its weights since
+            collected = play_batch(self._args, envs, self.policy, engine, number)
+        else:
+            collected = self._next.result()
+        self._next = None
+        if self._args.one_step_off_policy and number + 1 < self._args.updates:
+            self.update_weights()
+            self._next = self._pool.submit(play_batch, self._args, envs, self.policy, engine, number + 1)
+        collected.metrics["time/rollout"] = time.monotonic() - begin
+        return collected
 
     @torch.no_grad()
-    def catch_up(self) -> None:
+    def update_weights(self) -> None:
         """Wait for what is being played, and let the copy have the newest weights."""
-        if self._following:
-            self._following.exception()  # raised where the batch is asked for
+        if self._next:
+            self._next.exception()  # raised where the batch is asked for
         if self.policy is not self._trained:
             for ours, theirs in zip(self.policy.model.parameters(), self._trained.model.parameters(), strict=True):
                 ours.copy_(theirs)

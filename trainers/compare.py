@@ -39,8 +39,7 @@ from trainers.models.policy import Policy
 from trainers.runs import checkpoint
 from trainers.runs import folder as runs
 from trainers.runs.logger import METRICS_FILE, finite, read_metrics
-from trainers.runs.setup import make_envs
-from trainers.runs.start import starting_policy
+from trainers.runs.setup import make_envs, start_policy
 
 
 @dataclass(kw_only=True)
@@ -143,7 +142,7 @@ def one_seed(recipe: Recipe, seed: int, baselines: Iterable[str], searches: bool
         searches: whether Naive RAG can play what the learning curves are measured on.
     """
     base = recipe.base(seed)
-    start = functools.cache(lambda: starting_policy(base, train_envs(base)))
+    start = functools.cache(lambda: start_policy(base, train_envs(base)))
     identity = json.dumps(
         [
             base.env,

@@ -4,8 +4,8 @@ Every process goes through the same program. It plays its own episodes, and from
 estimators, filters and statistics need not know that there are others. Only passes through a model are shared out
 (`trainers.models.micro_batches`, `trainers.models.fsdp`).
 
-With one process everything here gives back what it is given. With several, each function but `rank`, `ranks` and `own` must
-be called by all of them, in the same order.
+With one process everything here gives back what it is given. With several, each function but `rank`, `world_size` and
+`shard` must be called by all of them, in the same order.
 """
 
 import contextlib
@@ -21,7 +21,7 @@ import torch
 from torch import distributed
 
 T = TypeVar("T")
-_PATIENCE = timedelta(hours=2)  # the first process may teach the tiny policy, or write a checkpoint, while others wait
+_TIMEOUT = timedelta(hours=2)  # the first process may teach the tiny policy, or write a checkpoint, while others wait
 
 
 def rank() -> int:
@@ -29,13 +29,13 @@ def rank() -> int:
     return distributed.get_rank() if distributed.is_initialized() else 0
 
 
-def ranks() -> int:
+def world_size() -> int:
     """How many processes there are."""
     return distributed.get_world_size() if distributed.is_initialized() else 1
 
 
 @contextlib.contextmanager
-def processes() -> Iterator[None]:
+def join_processes() -> Iterator[None]:
     """Joins the processes that torchrun started, where it did, each with a GPU of its own where there are any. Inside, only
     the first one prints.
 
@@ -49,7 +49,7 @@ def processes() -> Iterator[None]:
     if torch.cuda.is_available():
         torch.cuda.set_device(int(os.environ["LOCAL_RANK"]))
         backend = "cpu:gloo,cuda:nccl"  # episodes travel between the hosts and need not pass through the GPU
-    distributed.init_process_group(backend, timeout=_PATIENCE)
+    distributed.init_process_group(backend, timeout=_TIMEOUT)
     with contextlib.ExitStack() as stack:
         if rank():
             nowhere = stack.enter_context(open(os.devnull, "w"))
@@ -65,12 +65,12 @@ def first_before_others() -> Iterator[None]:
     if rank():
         distributed.barrier()
     yield
-    if ranks() > 1 and not rank():
+    if world_size() > 1 and not rank():
         distributed.barrier()
 
 
 @contextlib.contextmanager
-def folder_of_records(run: Path) -> Iterator[Path]:
+def choose_metrics_folder(run: Path) -> Iterator[Path]:
     """Where this process writes its metrics: the folder of the run, or one that nobody reads."""
     if not rank():
         yield run
@@ -79,51 +79,51 @@ def folder_of_records(run: Path) -> Iterator[Path]:
         yield Path(folder)
 
 
-def own(items: list[T]) -> list[T]:
+def shard(items: list[T]) -> list[T]:
     """This process's slice; the slices are of the same length, or differ by one."""
-    return items[rank() * len(items) // ranks() : (rank() + 1) * len(items) // ranks()]
+    return items[rank() * len(items) // world_size() : (rank() + 1) * len(items) // world_size()]
 
 
-def joined(items: list[T]) -> list[T]:
-    """The lists of all processes, one after the other: `own` undone."""
-    if ranks() == 1:
+def all_gather(items: list[T]) -> list[T]:
+    """The lists of all processes, one after the other: `shard` undone."""
+    if world_size() == 1:
         return items
-    lists: list[list[T]] = [[] for _ in range(ranks())]
+    lists: list[list[T]] = [[] for _ in range(world_size())]
     distributed.all_gather_object(lists, items)
     return [item for each in lists for item in each]
 
 
-def agreed(value: T) -> T:
+def broadcast(value: T) -> T:
     """What the first process says."""
-    if ranks() == 1:
+    if world_size() == 1:
         return value
     values = [value if not rank() else None]
     distributed.broadcast_object_list(values)
     return values[0]
 
 
-def added(sums: dict[str, float]) -> dict[str, float]:
+def all_reduce_sums(sums: dict[str, float]) -> dict[str, float]:
     """The sums over all processes, whose names must be the same."""
-    everyone = joined([sums])
+    everyone = all_gather([sums])
     return {name: sum(each[name] for each in everyone) for name in sums}
 
 
-def added_up(values: torch.Tensor) -> torch.Tensor:
+def all_reduce_sum(values: torch.Tensor) -> torch.Tensor:
     """The same for a tensor, in place."""
-    if ranks() > 1:
+    if world_size() > 1:
         distributed.all_reduce(values)
     return values
 
 
-def same_weights(model: torch.nn.Module) -> None:
+def broadcast_weights(model: torch.nn.Module) -> None:
     """Everyone's weights become those of the first process: made from one seed on different machines, they may differ."""
-    if ranks() > 1:
+    if world_size() > 1:
         for parameter in model.parameters():
             distributed.broadcast(parameter.data, 0)
 
 
 def reseed(*seed: int) -> None:
-    """Random numbers of its own for each process, or all of them would sample with the same luck. A single process goes on
+    """Random numbers of its own for each process, or all of them would sample with the same noise. A single process goes on
     with those that it has."""
-    if ranks() > 1:
+    if world_size() > 1:
         torch.manual_seed(int(np.random.SeedSequence([*seed, rank()]).generate_state(1, np.uint64)[0] >> 1))

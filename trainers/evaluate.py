@@ -49,7 +49,7 @@ def evaluate_policy(
     temperature: float = 0.0,
 ) -> tuple[Row, list[list[dict]]]:  # fmt: skip
     """Episodes over numbered instances, greedy by default: the summary row, and the transcripts."""
-    episodes, transcripts, mine = [], [], distributed.own(questions)
+    episodes, transcripts, mine = [], [], distributed.shard(questions)
     for start in range(0, len(mine), envs.num_envs):
         batch = mine[start : start + envs.num_envs]
         played = rollout(
@@ -57,7 +57,7 @@ def evaluate_policy(
             transcripts=transcripts,
         )  # fmt: skip
         episodes += [trajectory.info for trajectory in played]
-    return summarize(name, distributed.joined(episodes), envs.envs[0].SCORE), distributed.joined(transcripts)
+    return summarize(name, distributed.all_gather(episodes), envs.envs[0].SCORE), distributed.all_gather(transcripts)
 
 
 def evaluate_script(envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], name: str) -> Row:
@@ -68,10 +68,10 @@ def evaluate_naive_rag(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int, name="Naive RAG"
 ) -> Row:
     """Naive RAG: the question itself is searched once, and the policy must answer from what came back."""
-    episodes, mine = [], distributed.own(questions)
+    episodes, mine = [], distributed.shard(questions)
     for start in range(0, len(mine), envs.num_envs):
         episodes += _naive_rag_batch(envs, policy, engine, mine[start : start + envs.num_envs], max_new_tokens)
-    return summarize(name, distributed.joined(episodes))
+    return summarize(name, distributed.all_gather(episodes))
 
 
 def _naive_rag_batch(envs, policy, engine, questions: list[int], max_new_tokens: int) -> list[dict]:

@@ -2,31 +2,26 @@
 
 A = A_episode + ω A_step. Two turns of a group are compared where the environment says that they were taken in the same
 state (`ToolEnv.anchor`): in question answering, with the same evidence found; in a game, on the same board. The step
-returns are discounted (``--step-gamma``), and hear process rewards that cancel over a whole episode. Where this departs
+returns are discounted (--step-gamma), and keep process rewards that cancel over a whole episode. Where this departs
 from the paper: means are over trajectories and not over their steps, there is no division by the standard deviation
-unless ``--scale-by-std``, and the upper clip is wider (DAPO).
+unless --scale-by-std, and the upper clip is wider (DAPO).
 
     python -m trainers.gigpo
 """
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 
-if __name__ == "__main__":  # run as a file, it finds the packages beside it
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
-import torch
-import tyro
-
-from trainers.algorithms.optimize import Episodes, PolicyArgs, policy_learner
-from trainers.algorithms.turn_advantages import gigpo
-from trainers.runs.training import train
+from trainers.runs.arguments import TrainArgs
+from trainers.runs.command_line import parse
 
 
 @dataclass(kw_only=True)
-class Args(PolicyArgs):
+class Args(TrainArgs):
     """Train a policy with GiGPO in a tool-using environment, and compare it with baselines on held-out questions."""
 
     step_gamma: float = 0.95
@@ -42,8 +37,18 @@ class Args(PolicyArgs):
         self.check_least(step_weight=0)
 
 
-def advantages(args: Args, episodes: Episodes) -> torch.Tensor:
-    """A_episode + ω A_step at each of an episode's own tokens: float [N, A]."""
+if __name__ == "__main__":
+    ARGS = parse(Args(), __doc__, "gigpo")  # before torch is imported: --help and mistakes answer at once
+
+import torch
+
+from trainers import grpo
+from trainers.algorithms.turn_advantages import gigpo
+from trainers.trajectory import PackedEpisodes
+
+
+def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
+    """A_episode + ω A_step at each of an episode's own tokens: float32 [N, A]."""
     e = episodes
     return gigpo(
         e.rewards, e.turns, e.mask, e.groups, e.anchors, args.step_gamma, args.step_weight, args.scale_by_std, e.valid
@@ -51,8 +56,9 @@ def advantages(args: Args, episodes: Episodes) -> torch.Tensor:
 
 
 def main(args: Args) -> dict:
-    return train(args, "gigpo", "Trained with GiGPO", partial(policy_learner, args, partial(advantages, args)))
+    """A whole run; returns its summary."""
+    return grpo.train(args, compute_advantages, "gigpo", "GiGPO")
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    main(ARGS)

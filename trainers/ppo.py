@@ -1,44 +1,30 @@
 """PPO: a critic, generalised advantage estimation over the policy's own tokens, and the clipped surrogate.
 
 Schulman et al. 2017 with the details that matter (Huang et al. 2022): whitened advantages and a clipped value loss. The
-critic reads with layers of its own that start as a copy of the policy's. ``--bi-level`` is RAGEN's turn-level estimator:
+critic reads with layers of its own that start as a copy of the policy's. --bi-level is RAGEN's turn-level estimator:
 GAE over turns first, with a discount of its own, then over the tokens inside each turn. Where this departs from the
 papers: the upper clip is wider (DAPO), γ = λ = 1 by default, as reward comes late and episodes are short, and the critic
 has a learning rate of its own.
+
+The loop is that of trainers/grpo.py, written out once more with the critic in it.
 
     python -m trainers.ppo
     python -m trainers.ppo --bi-level
 """
 
 import sys
-from dataclasses import dataclass
-from functools import partial
+from dataclasses import dataclass, replace
 from pathlib import Path
 
-if __name__ == "__main__":  # run as a file, it finds the packages beside it
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
-import numpy as np
-import torch
-import tyro
-
-from trainers.algorithms.advantages import whiten
-from trainers.algorithms.gae import bi_level_gae, gae
-from trainers.algorithms.kl import KLPenalty
-from trainers.algorithms.losses import aggregate, value_loss
-from trainers.algorithms.objective import policy_loss, total
-from trainers.algorithms.optimize import PolicyArgs, adamw, episodes_of, gradient_steps
-from trainers.algorithms.selection import selected
-from trainers.models.critic import Critic
-from trainers.models.lora import reference_of, trained_parameters
-from trainers.models.mask_ablation import unmasked
-from trainers.models.policy import Policy
-from trainers.runs.training import Learner, train
-from trainers.trajectory import Batch, Trajectory, pack, unpack
+from trainers.runs.arguments import TrainArgs
+from trainers.runs.command_line import parse
 
 
 @dataclass(kw_only=True)
-class Args(PolicyArgs):
+class Args(TrainArgs):
     """Train a policy with PPO in a tool-using environment, and compare it with baselines on held-out questions."""
 
     gamma: float = 1.0
@@ -48,9 +34,9 @@ class Args(PolicyArgs):
     bi_level: bool = False
     """Estimate over turns first, then inside them (RAGEN)."""
     turn_gamma: float = 0.95
-    """Discount from turn to turn, with ``bi_level``."""
+    """Discount from turn to turn, with --bi-level."""
     turn_lam: float = 1.0
-    """λ from turn to turn, with ``bi_level``."""
+    """λ from turn to turn, with --bi-level."""
     critic_lr: float = 1e-3
     """Learning rate of the critic. The default is for the tiny policy; start at 1e-5 for a pretrained model."""
     value_clip: float = 0.2
@@ -75,79 +61,126 @@ class Args(PolicyArgs):
             raise ValueError("bi_level finds turns by the advantage mask, which --no-advantage-mask turns off")
 
 
-def estimate(args: Args, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:
-    """The batch with its advantages, the critic's values and their targets, each [B, T], beside it."""
-    values = critic.values(batch, args.max_tokens_per_micro_batch)
-    size = len(valid)
-    rewards, mask, turns, packed = (
-        pack(tensor, batch, size, fill)
-        for tensor, fill in ((batch.rewards, 0), (batch.mask, 0), (batch.turns, -1), (values, 0))
-    )
+if __name__ == "__main__":
+    ARGS = parse(Args(), __doc__, "ppo")  # before torch is imported: --help and mistakes answer at once
+
+import numpy as np
+import torch
+
+from trainers.algorithms.advantages import whiten
+from trainers.algorithms.gae import bi_level_gae, gae
+from trainers.algorithms.kl_penalty import KLPenalty
+from trainers.algorithms.losses import aggregate, total_loss, value_loss
+from trainers.grpo import make_optimizer, policy_loss
+from trainers.models.critic import Critic
+from trainers.models.fsdp import clip_gradients
+from trainers.models.lora import trained_parameters
+from trainers.models.mask_ablation import remove_mask
+from trainers.models.micro_batches import micro_batches
+from trainers.models.policy import Policy
+from trainers.preparation import UpdateMetrics, prepare_batch, select_episodes, shuffle_minibatches
+from trainers.runs.run import Run
+from trainers.trajectory import Batch, Trajectory, pack, unpack
+
+Metrics = dict[str, float]
+
+
+def add_advantages(args: Args, policy: Policy, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:
+    """The batch with its advantages, the critic's values and their targets, each float32 [B, T].
+
+    Args:
+        valid: bool [N]; the other trajectories ended in an error and have no advantage.
+    """
+    limit = args.max_tokens_per_micro_batch
+    if args.advantage_mask or not args.loss_mask:  # GAE steps over what tools returned, or nothing has a mask
+        return estimate_advantages(args, critic, batch, valid)
+    seen = estimate_advantages(args, critic, remove_mask(batch, policy, args.temperature, limit), valid)
+    of_tokens = {name: getattr(seen, name) for name in ("advantages", "values", "value_targets")}
+    return replace(batch, **{name: torch.where(batch.mask, values, 0.0) for name, values in of_tokens.items()})
+
+
+def estimate_advantages(args: Args, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:
+    """GAE over the tokens of the mask, by turns first with ``args.bi_level``. Arguments and result as `add_advantages`."""
+    values, size = critic.values(batch, args.max_tokens_per_micro_batch), len(valid)
+    rewards, mask = pack(batch.rewards, batch, size), pack(batch.mask, batch, size)
+    turns, packed = pack(batch.turns, batch, size, fill=-1), pack(values, batch, size)
     if args.bi_level:
-        advantages, targets = bi_level_gae(
-            rewards, packed, turns, mask, args.gamma, args.lam, args.turn_gamma, args.turn_lam, valid
-        )
+        gammas = args.gamma, args.lam, args.turn_gamma, args.turn_lam
+        advantages, targets = bi_level_gae(rewards, packed, turns, mask, *gammas, valid)
     else:
         advantages, targets = gae(rewards, packed, mask, args.gamma, args.lam, valid)
     if args.whiten_advantages:
         advantages = whiten(advantages, mask & valid[:, None])
-    batch.extra |= {"advantages": unpack(advantages, batch), "targets": unpack(targets, batch), "values": values}
-    return batch
+    return replace(batch, advantages=unpack(advantages, batch), values=values, value_targets=unpack(targets, batch))
 
 
-def actor_critic_loss(policy, critic: Critic, penalty, args: Args, part: Batch, normalizer: int):
-    """The surrogate, and the value loss on the same tokens."""
-    loss, metrics = policy_loss(policy, penalty, args, part, normalizer)
+def actor_critic_loss(
+    args: Args, policy: Policy, critic: Critic, kl: KLPenalty | None, part: Batch, normalizer: int
+) -> tuple[torch.Tensor, Metrics]:
+    """The surrogate of a micro-batch, as in GRPO, and the value loss on the same tokens; means over them."""
+    loss, metrics = policy_loss(args, policy, kl, part, normalizer)
+    assert part.values is not None and part.value_targets is not None
     values = critic(part)
-    of_values = value_loss(values, part.extra["values"], part.extra["targets"], args.value_clip)
-    tokens = part.mask.sum().clamp(min=1)
+    of_values = value_loss(values, part.values, part.value_targets, args.value_clip)
     with torch.no_grad():
+        tokens = part.mask.sum().clamp(min=1)
         metrics["value_loss"] = aggregate(of_values, part.mask, tokens).item()
         metrics["value"] = aggregate(values, part.mask, tokens).item()
-    return loss + args.value_coef * total(args, of_values, part.mask, normalizer), metrics
+    return loss + args.value_coef * total_loss(args.normalize, of_values, part.mask, normalizer), metrics
 
 
 def update(
-    policy: Policy, critic: Critic, penalty: KLPenalty | None, optimizer: torch.optim.Optimizer, args: Args,
-    trajectories: list[Trajectory], rng: np.random.Generator,
-) -> dict[str, float]:  # fmt: skip
-    """One batch of episodes into gradient steps of both."""
-    kept, metrics = selected(trajectories, args)
-    if not kept:
-        return metrics
-    episodes, of_penalty = episodes_of(kept, policy, args, penalty)
-    batch = seen = episodes.batch
-    if args.loss_mask and not args.advantage_mask:
-        seen = unmasked(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
-    estimate(args, critic, seen, episodes.valid)
-    batch.extra |= {name: torch.where(batch.mask, values, 0.0) for name, values in seen.extra.items()}
-    used = episodes.valid[batch.trajectory]
-    loss = partial(actor_critic_loss, policy, critic, penalty, args)
-    metrics |= of_penalty | gradient_steps(batch, used, optimizer, args, rng, loss)
-    if penalty is not None:
-        penalty.steer()
-    return metrics
+    args: Args,
+    policy: Policy,
+    critic: Critic,
+    optimizer: torch.optim.Optimizer,
+    kl: KLPenalty | None,
+    trajectories: list[Trajectory],
+    rng: np.random.Generator,
+) -> Metrics:
+    """One batch of episodes into ``args.epochs`` times ``args.minibatches`` gradient steps of policy and critic."""
+    batch, episodes, metrics = prepare_batch(trajectories, policy, args, kl)
+    batch = add_advantages(args, policy, critic, batch, episodes.valid)
+    used = episodes.valid[batch.trajectory]  # the critic learns from rows without an advantage too
+    means = UpdateMetrics()
+    for rows in shuffle_minibatches(len(batch.ids), args, rng):
+        rows = rows.to(policy.device)
+        normalizer = int(batch.mask[rows].sum()) if args.normalize == "tokens" else len(rows)
+        optimizer.zero_grad()
+        for part, weight in micro_batches(batch, rows[used[rows]], args.max_tokens_per_micro_batch):
+            loss, values = actor_critic_loss(args, policy, critic, kl, part, normalizer)
+            (loss * weight).backward()
+            means.add_part(part, weight, loss, values)
+        norms = [clip_gradients(trained_parameters(m), args.max_grad_norm) for m in (policy.model, critic)]
+        means.add_step(norms[0])
+        if all(norm.isfinite() for norm in norms):  # or one such step would be the policy's last
+            optimizer.step()
+    if kl is not None:
+        kl.adapt()
+    return metrics | means.compute(optimizer.param_groups[0]["lr"])
 
 
-def start(args: Args, policy: Policy) -> Learner:
-    critic = Critic(policy, args.share_layers)
-    penalty = KLPenalty(reference_of(policy), args) if args.kl_coef else None
-    groups = [
-        {"params": trained_parameters(policy.model), "lr": args.lr},
-        {"params": trained_parameters(critic), "lr": args.critic_lr},
-    ]
-    optimizer = adamw(groups, policy)
-    step = partial(update, policy, critic, penalty, optimizer, args)
-    return Learner(
-        update=step, optimizers=[optimizer], modules={"critic": critic} | ({"kl": penalty} if args.kl_target else {})
-    )
+def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
+    """A whole run: rollouts and updates in turn. Returns its summary, which its folder holds as summary.json."""
+    with Run(args, algorithm, f"Trained with {title}") as run:  # folder, environments, policy, engine, baselines
+        policy = run.policy
+        critic = Critic(policy, args.share_layers)
+        kl = KLPenalty(policy, args) if args.kl_coef else None
+        actor = {"params": trained_parameters(policy.model), "lr": args.lr}
+        optimizer = make_optimizer(policy, [actor, {"params": trained_parameters(critic), "lr": args.critic_lr}])
+        for step in run.steps(optimizer, critic=critic, kl=kl if args.kl_target else None):
+            trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them
+            trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, penalty for long turns
+            if trajectories:  # or the filter left no group, and the update is skipped
+                metrics |= update(args, policy, critic, optimizer, kl, trajectories, step.rng)
+            step.log(metrics)
+    return run.summary
 
 
 def main(args: Args, name: str = "ppo") -> dict:
     """``name``: of a preset, where it is one."""
-    title = f"Trained with {'PPO' if name == 'ppo' else name}"
-    return train(args, name, title, partial(start, args))
+    return train(args, name, "PPO" if name == "ppo" else name)
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    main(ARGS)

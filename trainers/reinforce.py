@@ -1,8 +1,8 @@
 """REINFORCE++: returns to go, whitened over the whole batch; no critic, no groups (Hu 2025, arXiv 2501.03262).
 
-``--baseline group`` is REINFORCE++-baseline: first minus the mean of the group, then whitened over the batch. Where this
-departs from the paper: the upper clip is wider (DAPO), and the KL penalty is off by default (``--kl-coef .01 --kl k1``
-puts it into the reward, as REINFORCE++ does, ``--kl k2`` into the loss, as its baseline form does).
+--baseline group is REINFORCE++-baseline: first minus the mean of the group, then whitened over the batch. Where this
+departs from the paper: the upper clip is wider (DAPO), and the KL penalty is off by default (--kl-coef .01 --kl k1
+puts it into the reward, as REINFORCE++ does, --kl k2 into the loss, as its baseline form does).
 
     python -m trainers.reinforce
     python -m trainers.reinforce --baseline group
@@ -10,33 +10,27 @@ puts it into the reward, as REINFORCE++ does, ``--kl k2`` into the loss, as its 
 
 import sys
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Literal
 
-if __name__ == "__main__":  # run as a file, it finds the packages beside it
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
-import torch
-import tyro
-
-from trainers.algorithms.advantages import reinforce_plus_plus, reinforce_plus_plus_baseline, whiten
-from trainers.algorithms.optimize import Episodes, PolicyArgs, policy_learner
-from trainers.algorithms.turn_advantages import turn_advantage
-from trainers.runs.training import train
+from trainers.runs.arguments import TrainArgs
+from trainers.runs.command_line import parse
 
 
 @dataclass(kw_only=True)
-class Args(PolicyArgs):
+class Args(TrainArgs):
     """Train a policy with REINFORCE++ in a tool-using environment, and compare it with baselines on held-out questions."""
 
     baseline: Literal["batch", "group"] = "batch"
     """What a return is compared with: the mean of the batch, or first that of its group."""
     turn_credit: bool = False
-    """With ``baseline group``, compare the return from each turn on with those of the same turn in the group; the other
+    """With baseline group, compare the return from each turn on with those of the same turn in the group; the other
     baseline has such returns anyway."""
     turn_gamma: float = 1.0
-    """Discount of a turn, with ``turn_credit``."""
+    """Discount of a turn, with turn_credit."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -45,8 +39,19 @@ class Args(PolicyArgs):
             raise ValueError("turn_credit is for baseline 'group': against the batch, returns are from each token on")
 
 
-def advantages(args: Args, episodes: Episodes) -> torch.Tensor:
-    """Whitened returns at each of an episode's own tokens: float [N, A]."""
+if __name__ == "__main__":
+    ARGS = parse(Args(), __doc__, "reinforce")  # before torch is imported: --help and mistakes answer at once
+
+import torch
+
+from trainers import grpo
+from trainers.algorithms.advantages import reinforce_plus_plus, reinforce_plus_plus_baseline, whiten
+from trainers.algorithms.turn_advantages import turn_advantage
+from trainers.trajectory import PackedEpisodes
+
+
+def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
+    """Whitened returns at each of an episode's own tokens: float32 [N, A]."""
     e = episodes
     if args.turn_credit:
         compared = turn_advantage(
@@ -59,14 +64,10 @@ def advantages(args: Args, episodes: Episodes) -> torch.Tensor:
 
 
 def main(args: Args) -> dict:
+    """A whole run; returns its summary."""
     name = "reinforce++" + "-baseline" * (args.baseline == "group")
-    return train(
-        args,
-        name,
-        f"Trained with {name.replace('reinforce', 'REINFORCE')}",
-        partial(policy_learner, args, partial(advantages, args)),
-    )
+    return grpo.train(args, compute_advantages, name, name.replace("reinforce", "REINFORCE"))
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    main(ARGS)

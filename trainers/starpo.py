@@ -1,46 +1,61 @@
 """StarPO: trajectories of state, thinking, action and reward, optimised whole (RAGEN, Wang et al. 2025, arXiv 2504.20073).
 
-Presets over PPO, and over GRPO by the names that end in ``-grpo``; every option can be given beside the preset:
+Presets over PPO, and over GRPO by the names that end in -grpo; every option can be given beside the preset:
 
-- ``starpo``: 8 prompts x 16 rollouts, γ = λ = 1, a symmetric clip and a KL penalty of .001; nothing is filtered.
-- ``starpo-s``: stabilised. The 25 % of the prompts whose raw returns differ most, no KL, clip at .2/.28, and (over PPO)
+- starpo: 8 prompts x 16 rollouts, γ = λ = 1, a symmetric clip and a KL penalty of .001; nothing is filtered.
+- starpo-s: stabilised. The 25 % of the prompts whose raw returns differ most, no KL, clip at .2/.28, and (over PPO)
   a critic.
-- ``ragen-2``: prompts in descending deviation until they hold 90 % of it (arXiv 2604.06268); an update without any is
+- ragen-2: prompts in descending deviation until they hold 90 % of it (arXiv 2604.06268); an update without any is
   skipped.
 
-RAGEN's own configuration also has an entropy bonus: ``--entropy-coef .001``.
+RAGEN's own configuration also has an entropy bonus: --entropy-coef .001.
 
     python -m trainers.starpo starpo-s
-    python -m trainers.starpo starpo-s --env AgentR1/Bandit-v0 --updates 30
-    python -m trainers.starpo ragen-2-grpo
+    python -m trainers.starpo ragen-2-grpo --updates 100
+    python -m trainers.starpo starpo-s --help     # all options
 """
 
 import sys
 from pathlib import Path
 
-if __name__ == "__main__":  # run as a file, it finds the packages beside it
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
-
-import tyro
-
-from trainers import grpo, ppo
-
-_BATCH = {"questions_per_update": 8, "group_size": 16}
 _CHANGES = {
     "starpo": ("Plain StarPO", {"kl_coef": 0.001, "clip_high": 0.2}),
     "starpo-s": ("Stabilised: uncertain prompts, no KL, clip-higher", {"filter": "uncertain"}),
     "ragen-2": ("Prompts that hold 90 % of the signal", {"filter": "signal"}),
 }
-PRESETS = {name: (title, ppo.Args(**_BATCH, **changes)) for name, (title, changes) in _CHANGES.items()} | {
-    # GRPO as RAGEN has it, advantages in units of the group's deviation
-    f"{name}-grpo": (f"{title}; over GRPO", grpo.Args(**_BATCH, **changes, scale_by_std=True))
-    for name, (title, changes) in _CHANGES.items()
-}
 
 
-def main(name: str, args: ppo.Args | grpo.Args) -> dict:
-    return (grpo if isinstance(args, grpo.Args) else ppo).main(args, name)
+def choose_preset(words: list[str]) -> str:
+    """The preset that the command line begins with; else the process ends with what there is to choose from."""
+    names = [f"{name}{over}" for over in ("", "-grpo") for name in _CHANGES]
+    if words and words[0] in names:
+        return words[0]
+    asks_help = bool({"-h", "--help"} & set(words))
+    usage = f"usage: python -m trainers.starpo {{{','.join(names)}}} [OPTIONS]"
+    print(usage, *([__doc__] if asks_help else []), sep="\n\n", file=sys.stdout if asks_help else sys.stderr)
+    raise SystemExit(0 if asks_help else 2)
 
 
 if __name__ == "__main__":
-    main(sys.argv[1] if len(sys.argv) > 1 else "", tyro.extras.overridable_config_cli(PRESETS, description=__doc__))
+    NAME = choose_preset(sys.argv[1:])
+    if not __package__:  # run as a file: the packages lie beside its folder
+        sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
+
+from trainers import grpo, ppo
+from trainers.runs.command_line import parse
+
+PRESETS: dict[str, tuple[str, ppo.Args | grpo.Args]] = {}
+for _name, (_title, _changes) in _CHANGES.items():
+    _changes = {"questions_per_update": 8, "group_size": 16, **_changes}
+    PRESETS[_name] = _title, ppo.Args(**_changes)
+    # GRPO as RAGEN has it, advantages in units of the group's deviation
+    PRESETS[f"{_name}-grpo"] = f"{_title}; over GRPO", grpo.Args(**_changes, scale_by_std=True)
+
+
+def main(name: str, args: ppo.Args | grpo.Args) -> dict:
+    """A whole run of a preset, or of what became of it; returns its summary."""
+    return grpo.main(args, name) if isinstance(args, grpo.Args) else ppo.main(args, name)
+
+
+if __name__ == "__main__":
+    main(NAME, parse(PRESETS[NAME][1], __doc__, f"starpo {NAME}", sys.argv[2:]))

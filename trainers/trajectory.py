@@ -4,7 +4,9 @@ The one invariant: a token has action mask 1 if and only if the policy sampled i
 advantage, a KL or an entropy off a sequence multiplies by that mask.
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Callable, Hashable
+from collections.abc import Sequence as SequenceOf
+from dataclasses import dataclass, field, fields
 from typing import Any
 
 import torch
@@ -99,7 +101,15 @@ class Batch:
         turns: int64, the number of each action token's turn within its trajectory, from 0, over all the trajectory's
             rows; -1 where the mask is 0. Rewards do not show where turns end: one may be zero.
         trajectory: int64 [B], which of the collated trajectories a row belongs to.
-        extra: further [B, T] tensors by name, such as advantages, which go where their rows go.
+
+    What an update adds on the way, float32, zero where the mask is 0; None until then:
+
+    Attributes:
+        advantages: of the action tokens.
+        importance_weights: what a token's loss is multiplied by where the sampler is not quite the trainer.
+        sampler_logprobs: then those at sampling time, and ``logprobs`` are the trainer's own before the update.
+        reference_logprobs: of the policy that a KL penalty holds on to.
+        values, value_targets: the critic's estimates before the update, and what they should have been.
     """
 
     ids: torch.Tensor
@@ -109,20 +119,48 @@ class Batch:
     rewards: torch.Tensor
     turns: torch.Tensor
     trajectory: torch.Tensor
-    extra: dict[str, torch.Tensor] = field(default_factory=dict)
+    advantages: torch.Tensor | None = None
+    importance_weights: torch.Tensor | None = None
+    sampler_logprobs: torch.Tensor | None = None
+    reference_logprobs: torch.Tensor | None = None
+    values: torch.Tensor | None = None
+    value_targets: torch.Tensor | None = None
 
     def __getitem__(self, rows: torch.Tensor) -> "Batch":
         """Some rows, cut to the longest of them."""
-        lengths = self.lengths[rows]
-        width = int(lengths.max())
-        tensors = {name: getattr(self, name)[rows, :width] for name in ("ids", "mask", "logprobs", "rewards", "turns")}
-        extra = {name: values[rows, :width] for name, values in self.extra.items()}
-        return Batch(lengths=lengths, trajectory=self.trajectory[rows], extra=extra, **tensors)
+        width = int(self.lengths[rows].max())
+        return self._map(lambda tensor: tensor[rows] if tensor.ndim == 1 else tensor[rows, :width])
 
     def to(self, device: torch.device | str) -> "Batch":
-        extra = {name: values.to(device) for name, values in self.extra.items()}
-        names = [name for name in self.__dataclass_fields__ if name != "extra"]
-        return Batch(extra=extra, **{name: getattr(self, name).to(device) for name in names})
+        """The same batch on another device."""
+        return self._map(lambda tensor: tensor.to(device))
+
+    def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
+        tensors = {field.name: getattr(self, field.name) for field in fields(self)}
+        return Batch(**{name: None if tensor is None else function(tensor) for name, tensor in tensors.items()})
+
+
+@dataclass(slots=True, kw_only=True)
+class PackedEpisodes:
+    """A batch as advantage estimators see it: the policy's own tokens side by side, one trajectory a row.
+
+    Attributes:
+        returns: float32 [N], of whole episodes.
+        rewards: float32 [N, A], each turn's at its last token.
+        mask: bool [N, A].
+        turns: int64 [N, A], -1 outside the mask.
+        groups: int64 [N], attempts at the same question share a number.
+        valid: bool [N]; the others ended in an error that was not the policy's.
+        anchors: for each trajectory, the label of the state before each turn.
+    """
+
+    returns: torch.Tensor
+    rewards: torch.Tensor
+    mask: torch.Tensor
+    turns: torch.Tensor
+    groups: torch.Tensor
+    valid: torch.Tensor
+    anchors: SequenceOf[SequenceOf[Hashable]]
 
 
 def collate(trajectories: list[Trajectory], pad_id: int) -> Batch:

@@ -93,7 +93,7 @@ def test_an_error_in_what_is_played_ahead_is_an_error(letters, model, tmp_path, 
 def test_several_processes_are_refused(letters, model, monkeypatch):
     monkeypatch.setattr(distributed, "ranks", lambda: 2)
     with pytest.raises(ValueError, match="ahead is for one process"):
-        start.check_shares(arguments(letters, model, ahead=True))
+        start.check_world_size(arguments(letters, model, ahead=True))
 
 
 def test_a_resumed_run_begins_with_the_weights_that_were_saved(letters, model, tmp_path):

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from trainers.runs.start import check_shares
 from two_processes import CASES, RUN, learn, make_episodes
 
 from trainers import distributed, ppo
@@ -16,7 +17,6 @@ from trainers.models import micro_batches as passes
 from trainers.models.loading import load_policy
 from trainers.runs import checkpoint
 from trainers.runs.logger import read_metrics
-from trainers.runs.start import check_shares
 from trainers.trajectory import collate
 
 

@@ -12,7 +12,7 @@ import torch
 from trainers import evaluate, grpo
 from trainers.algorithms import optimize
 from trainers.algorithms.advantages import group_advantage
-from trainers.algorithms.kl import KLPenalty
+from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
 from trainers.rollout import rollout

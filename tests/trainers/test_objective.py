@@ -9,7 +9,7 @@ import torch
 
 from trainers import grpo, ppo, reinforce
 from trainers.algorithms import objective, optimize
-from trainers.algorithms.kl import KLPenalty
+from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.algorithms.losses import kl_k3
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.rollout import rollout

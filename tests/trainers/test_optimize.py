@@ -9,7 +9,7 @@ import torch
 
 from trainers import gigpo, grpo, reinforce, rloo
 from trainers.algorithms import objective, optimize, selection
-from trainers.algorithms.kl import KLPenalty
+from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.algorithms.losses import kl_k2, kl_k3
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.rollout import rollout

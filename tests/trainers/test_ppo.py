@@ -8,10 +8,10 @@ import torch
 
 from trainers import ppo
 from trainers.algorithms.gae import bi_level_gae
-from trainers.algorithms.kl import KLPenalty
+from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
-from trainers.models.mask_ablation import unmasked
+from trainers.models.mask_ablation import remove_mask
 from trainers.rollout import rollout
 from trainers.trajectory import collate, pack
 
@@ -228,7 +228,7 @@ def test_credit_runs_through_rewritten_contexts(rewritten):
 def test_unmasked_is_everything_behind_the_first_sampled_token(request, which):
     policy, episodes = request.getfixturevalue(which)
     batch = collate(episodes, policy.pad_id)
-    wide = unmasked(batch, policy, 1.3, 50)
+    wide = remove_mask(batch, policy, 1.3, 50)
     for name in ("ids", "lengths", "rewards", "trajectory"):
         assert torch.equal(getattr(wide, name), getattr(batch, name))
     for row, length in enumerate(batch.lengths.tolist()):
@@ -257,7 +257,7 @@ def test_the_papers_ablations(played):
     for a, b in ((masked, no_advantage_mask), (no_advantage_mask, neither)):
         assert not torch.allclose(a[0], b[0], atol=1e-5)
         assert not torch.allclose(a[1], b[1], atol=1e-5)
-    wide = unmasked(batch, policy, 1.0, 10**6)
+    wide = remove_mask(batch, policy, 1.0, 10**6)
     valid = torch.ones(len(episodes), dtype=torch.bool)
     ppo.estimate(ppo.Args(lam=0.9, gamma=0.95, whiten_advantages=False), critic, wide, valid)
     values = critic(wide)

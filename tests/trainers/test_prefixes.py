@@ -11,7 +11,7 @@ from trainers.models import logits
 from trainers.models import prefix_trees as prefixes
 from trainers.models.critic import Critic
 from trainers.models.hidden_states import tree_attention
-from trainers.models.micro_batches import by_parts, micro_batches
+from trainers.models.micro_batches import map_parts, micro_batches
 from trainers.models.prefix_trees import joined, trees_of
 from trainers.trajectory import Sequence, Step, Trajectory, collate, collate_sequences
 
@@ -137,7 +137,7 @@ def test_micro_batches_hold_every_row_once_within_the_limit(max_tokens):
     assert sorted(rows) == sorted(batch.ids[i, : batch.lengths[i]].tolist() for i in range(5))
     assert sum(int(part.mask.sum()) for part in parts) == int(batch.mask.sum())
     assert sorted(owner for part in parts for owner in part.trajectory.tolist()) == [0, 1, 2, 3, 3]
-    found = by_parts(lambda part: part.ids * 1.0, batch, max_tokens)
+    found = map_parts(lambda part: part.ids * 1.0, batch, max_tokens)
     assert torch.equal(found, batch.ids.float())
 
 

@@ -3,7 +3,7 @@
 import pytest
 
 from trainers import grpo
-from trainers.algorithms.selection import refilled
+from trainers.preparation import refill_groups
 from trainers.trajectory import Step, Trajectory
 
 
@@ -27,40 +27,40 @@ def play(*batches):
 
 def test_it_plays_on_until_the_batch_is_full_and_no_further():
     more = play(batch(FLAT, FLAT), batch(MIXED, MIXED), batch(MIXED, MIXED))
-    played, episodes, metrics = refilled(batch(FLAT, (0.0, 2.0)), more, grpo.Args(**DAPO, refill=10))
+    played, episodes, metrics = refill_groups(batch(FLAT, (0.0, 2.0)), more, grpo.Args(**DAPO, refill=10))
     assert len(played) == 12
     assert [(t.group, t.episode_return) for t in episodes] == [(1, 0.0), (1, 2.0), (4, 0.0), (4, 1.0)]
     assert metrics == {"filter/kept": 0.5, "filter/batches": 3.0}
 
 
 def test_a_full_batch_needs_no_more():
-    played, episodes, metrics = refilled(batch(MIXED, MIXED), play(), grpo.Args(**DAPO, refill=10))
+    played, episodes, metrics = refill_groups(batch(MIXED, MIXED), play(), grpo.Args(**DAPO, refill=10))
     assert played == episodes
     assert metrics == {"filter/kept": 1.0, "filter/batches": 1.0}
 
 
 def test_it_gives_up_and_learns_from_what_there_is():
     more = play(batch(FLAT, MIXED), batch(FLAT, FLAT))
-    played, episodes, metrics = refilled(batch(FLAT, FLAT), more, grpo.Args(**DAPO, refill=2))
+    played, episodes, metrics = refill_groups(batch(FLAT, FLAT), more, grpo.Args(**DAPO, refill=2))
     assert len(played) == 12
     assert [t.group for t in episodes] == [3, 3]
     assert metrics["filter/batches"] == 3
 
 
 def test_where_nothing_differs_the_learner_gets_all_and_skips_its_update():
-    played, episodes, metrics = refilled(batch(FLAT, FLAT), play(batch(FLAT, FLAT)), grpo.Args(**DAPO, refill=1))
+    played, episodes, metrics = refill_groups(batch(FLAT, FLAT), play(batch(FLAT, FLAT)), grpo.Args(**DAPO, refill=1))
     assert episodes == played
     assert metrics["filter/kept"] == 0
 
 
 def test_a_return_that_is_not_finite_is_not_refilled_away():
     with pytest.raises(ValueError, match="not finite"):
-        refilled(batch((float("nan"), 1.0), MIXED), play(batch(MIXED, MIXED)), grpo.Args(**DAPO, refill=1))
+        refill_groups(batch((float("nan"), 1.0), MIXED), play(batch(MIXED, MIXED)), grpo.Args(**DAPO, refill=1))
 
 
 def test_by_default_nothing_is_played_again():
     first = batch(FLAT, MIXED)
-    assert refilled(first, play(), grpo.Args(**DAPO)) == (first, first, {})
+    assert refill_groups(first, play(), grpo.Args(**DAPO)) == (first, first, {})
 
 
 def test_it_needs_a_filter_that_drops_flat_groups():

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from trainers.algorithms.optimize import policy_learner
 
 from trainers import distributed, grpo, ppo, reinforce
-from trainers.algorithms.optimize import policy_learner
 from trainers.models import fsdp as sharding
 from trainers.models.hidden_states import recompute_activations
 from trainers.models.lora import add_lora
@@ -86,7 +86,7 @@ def learn(name: str, folder: Path, count: int = 18) -> dict:
     gradients = sharding.whole([torch.zeros(1) if g is None else g.clone() for g in gradients])
     if name.startswith("ppo"):
         save(folder, policy, learner)
-        distributed.agreed(None)  # the first one has written it
+        distributed.broadcast(None)  # the first one has written it
         checkpoint.load_state(folder, learner.optimizers, learner.modules)
         metrics.append(learner.update(make_episodes(count), np.random.default_rng(1)))
     weights = [p.detach().clone() for p in policy.model.parameters()]
@@ -107,7 +107,7 @@ RUN = ppo.Args(
 
 
 def main(folder: Path) -> None:
-    with distributed.processes():
+    with distributed.join_processes():
         torch.set_num_threads(1)
         found = {name: learn(name, folder / name) for name in CASES}
         found["few"] = learn("grpo", folder / "few", count=3)

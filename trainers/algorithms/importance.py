@@ -1,4 +1,4 @@
-"""What rewards and losses are weighted or shaped with: corrections for another sampler, length, the KL coefficient."""
+"""What the loss of a token is multiplied by where another program sampled it: importance corrections."""
 
 import torch
 
@@ -37,30 +37,3 @@ def sequence_masked_importance(
     not; its variance grows with length. The same number at all tokens of a row, [B, T]; 1 in a row without tokens."""
     weight = torch.exp(torch.where(mask, trainer - sampler, 0.0).sum(1, keepdim=True))
     return torch.where(weight <= cap, weight, 0.0).expand_as(trainer)
-
-
-def overlong_penalty(lengths: torch.Tensor, longest: int, buffer: int) -> torch.Tensor:
-    """0 up to ``longest − buffer`` tokens, from there down to −1 at ``longest`` in a straight line, −1 beyond.
-
-    The soft overlong punishment of DAPO (Yu et al. 2025, eq. 13), to be added to the reward of the turn.
-
-    Args:
-        lengths: int [N], tokens that the policy sampled.
-        longest: L_max, the longest that is allowed.
-        buffer: L_cache, over how many tokens the penalty grows.
-    """
-    if not 0 < buffer <= longest:
-        raise ValueError(f"buffer must lie between 1 and longest ({longest}), got {buffer}")
-    return ((longest - buffer - lengths) / buffer).clamp(-1.0, 0.0)
-
-
-def adaptive_kl_coef(coef: float, kl: float, target: float, rate: float = 0.1) -> float:
-    """β ← β (1 + K clip(KL / target − 1, −.2, .2)): the controller of Ziegler et al. (2019, section 2.2).
-
-    Args:
-        kl: mean KL to the reference, measured on this update's batch, in the unit of ``target``.
-        rate: K, at most 2 % a step with the paper's .1.
-    """
-    if not target > 0:
-        raise ValueError(f"the KL target must be above 0, got {target}")
-    return coef * (1 + rate * min(max(kl / target - 1, -0.2), 0.2))

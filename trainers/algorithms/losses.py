@@ -7,6 +7,8 @@ context was rewritten has several. What changes a loss before it is summed is in
 
 import torch
 
+GSPO_CLIP = 3e-4, 4e-4  # of a sequence's ratio, three orders below those of a token's
+
 
 def clipped_policy_loss(
     logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
@@ -129,3 +131,42 @@ def sequence_mean(
     """
     tokens = mask.sum(1) if tokens is None else tokens
     return aggregate(loss / tokens.clamp(min=1)[:, None], mask, normalizer)
+
+
+def total_loss(normalize: str, loss: torch.Tensor, mask: torch.Tensor, normalizer: int) -> torch.Tensor:
+    """The losses of tokens [B, T] as one number: `aggregate` for ``"tokens"``, `sequence_mean` for ``"sequences"``."""
+    return (aggregate if normalize == "tokens" else sequence_mean)(loss, mask, normalizer)
+
+
+def surrogate(
+    name: str,
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> torch.Tensor:
+    """The loss of each token [B, T] by its name: "clip", "gspo" (which clips at `GSPO_CLIP`) or "cispo"."""
+    if name == "gspo":
+        return gspo_loss(logprobs, old_logprobs, advantages, mask, *GSPO_CLIP)
+    function = cispo_loss if name == "cispo" else clipped_policy_loss
+    return function(logprobs, old_logprobs, advantages, clip_low, clip_high)
+
+
+@torch.no_grad()
+def is_clipped(
+    name: str,
+    logprobs: torch.Tensor,
+    old_logprobs: torch.Tensor,
+    mask: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> torch.Tensor:
+    """Where the ratio that the surrogate of this name looks at lies outside of its range, bool [B, T]."""
+    log_ratio = logprobs - old_logprobs
+    if name == "gspo":
+        of_sequence = log_ratio.sum(1, keepdim=True) / mask.sum(1, keepdim=True).clamp(min=1)
+        log_ratio, (clip_low, clip_high) = of_sequence.expand_as(log_ratio), GSPO_CLIP
+    ratio = log_ratio.exp()
+    return (ratio < 1 - clip_low) | (ratio > 1 + clip_high)

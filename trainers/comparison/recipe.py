@@ -7,11 +7,11 @@ from functools import partial
 from typing import Any
 
 from trainers import gigpo, grpo, ppo, reinforce, rloo, starpo
-from trainers.algorithms.optimize import PolicyArgs
+from trainers.runs.arguments import TrainArgs
 
 MIXTURE = "AgentR1/Mixture-v0"
 BASELINES = {"naive-rag": "Naive RAG", "base": "Base Tool Call", "imitation": "More imitation"}
-ALGORITHMS: dict[str, tuple[Callable[[Any], dict], PolicyArgs]] = {
+ALGORITHMS: dict[str, tuple[Callable[[Any], dict], TrainArgs]] = {
     **{module.__name__.split(".")[-1]: (module.main, module.Args()) for module in (grpo, ppo, reinforce, rloo, gigpo)},
     **{name: (partial(starpo.main, name), preset) for name, (_, preset) in starpo.PRESETS.items()},
 }
@@ -46,7 +46,7 @@ class Recipe:
     name: str
     title: str
     question: str = ""
-    env: str = PolicyArgs.env
+    env: str = TrainArgs.env
     seeds: list[int] = field(default_factory=lambda: [0, 1, 2])
     baselines: list[str] = field(default_factory=lambda: list(BASELINES))
     questions: int = 500  # held out, of each column; 0 is all of them
@@ -69,12 +69,12 @@ class Recipe:
         """What the learning curves are measured on."""
         return Task(env=self.env, env_kwargs=self.env_kwargs)
 
-    def base(self, seed: int) -> PolicyArgs:
+    def base(self, seed: int) -> TrainArgs:
         """The arguments of the policy that every run starts from."""
-        known = {f.name for f in fields(PolicyArgs)}
-        return _merged(self, PolicyArgs(seed=seed), {n: v for n, v in self.arguments.items() if n in known}, {})
+        known = {f.name for f in fields(TrainArgs)}
+        return _merged(self, TrainArgs(seed=seed), {n: v for n, v in self.arguments.items() if n in known}, {})
 
-    def run_arguments(self, name: str, seed: int) -> PolicyArgs:
+    def run_arguments(self, name: str, seed: int) -> TrainArgs:
         """Those of one run.
 
         Raises:
@@ -95,7 +95,7 @@ class Recipe:
             raise ValueError(f"run {name!r} of the recipe {self.name!r}: {error}") from error
 
 
-def _merged(recipe: Recipe, preset: PolicyArgs, asked: Mapping[str, Any], env_kwargs: Mapping[str, Any]) -> PolicyArgs:
+def _merged(recipe: Recipe, preset: TrainArgs, asked: Mapping[str, Any], env_kwargs: Mapping[str, Any]) -> TrainArgs:
     values = {name: _typed(name, value, getattr(preset, name)) for name, value in asked.items()}
     values.setdefault("final_questions", values.get("eval_questions", preset.eval_questions))
     return replace(preset, **values, env=recipe.env, env_kwargs=json.dumps({**recipe.env_kwargs, **env_kwargs}))

@@ -4,7 +4,7 @@ import torch
 
 from trainers.models.hidden_states import hidden_states
 from trainers.models.lora import trainable_copy
-from trainers.models.micro_batches import by_parts
+from trainers.models.micro_batches import map_parts
 from trainers.models.policy import Policy
 from trainers.trajectory import Batch
 
@@ -39,4 +39,4 @@ class Critic(torch.nn.Module):
 
     def values(self, batch: Batch, max_tokens: int) -> torch.Tensor:
         """The same without a gradient, in parts of at most ``max_tokens`` tokens."""
-        return by_parts(self, batch, max_tokens)
+        return map_parts(self, batch, max_tokens)

@@ -2,12 +2,10 @@
 
 What is sharded is a copy to train. The policy that episodes are played with stays as it was, whole, in every process: an
 engine may do with its weights what it likes and always finds them at the same address. Each update begins with its weights
-and ends by bringing it those that were learned.
+and ends by copying back those that were learned.
 """
 
-import copy
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
@@ -17,13 +15,15 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainers.distributed import rank, ranks
+from trainers.distributed import rank, world_size
 from trainers.models.lora import trainable_copy
 from trainers.models.policy import Policy
+from trainers.trajectory import Batch
 
 
 class _Root(torch.nn.Module):
-    """A model whose weights are there while a function runs, whatever way it goes through them."""
+    """A model whose weights are gathered while a function runs. The layers are called from outside of the model's own
+    forward, so that is not what gathers the weights that no layer holds."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
@@ -33,42 +33,55 @@ class _Root(torch.nn.Module):
         return function()
 
 
-def started(start: Callable, policy: Policy):
-    """The `trainers.runs.training.Learner` of a policy; with several processes, one that trains a sharded copy of it."""
-    if ranks() == 1:
-        return start(policy)
-    trained = copy.copy(policy)
-    trained.trees = policy.trees  # tried while the model is whole
-    trained.model = trainable_copy(policy.model, policy.model)
-    learner = start(trained)
-    root = _Root(trained.model)
-    _shard([root, *(m for m in learner.modules.values() if list(m.parameters()))], learner.optimizers)
-    # The layers are called from outside of the model's own forward, so that is not what gathers the rest of its weights.
-    passes = trained.logprobs
-    trained.logprobs = lambda *args, **kwargs: root(partial(passes, *args, **kwargs))
+class ShardedPolicy(Policy):
+    """A copy of a policy to train, on several processes; a plain copy until `shard` is called."""
+
+    def __init__(self, policy: Policy):
+        self.__dict__.update(policy.__dict__)
+        self.trees = policy.trees  # tried while the model is whole
+        self.model = trainable_copy(policy.model, policy.model)
+        self._root: _Root | None = None
+
+    def shard(self, optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[torch.nn.Module]) -> None:
+        """Shard the model and what is trained beside it, in place, layer by layer. The optimizers, which have no state
+        yet, go on with the shards."""
+        self._root = _Root(self.model)
+        _shard([self._root, *(m for m in modules if list(m.parameters()))], optimizers)
+
+    def logprobs(
+        self, batch: Batch, temperature: float = 1.0, entropy_gradient: bool = False
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        passes = partial(super().logprobs, batch, temperature, entropy_gradient)
+        return passes() if self._root is None else self._root(passes)
 
     @torch.no_grad()
-    def bring(back: bool) -> None:
-        root.reshard()  # a pass without a gradient leaves the weights of the root gathered
-        for ours, shard in zip(policy.model.parameters(), trained.model.parameters(), strict=True):
-            if shard.requires_grad and back:
-                ours.copy_(shard.full_tensor())
-            elif shard.requires_grad:
-                shard.copy_(laid_out(ours, shard))
+    def read_weights(self, policy: Policy) -> None:
+        """Let the shards have the weights of the whole policy that this is a copy of."""
+        for whole, shard in self._pairs(policy):
+            shard.copy_(match_sharding(whole, shard))
 
-    def update(*args) -> dict[str, float]:
-        bring(back=False)
-        metrics = learner.update(*args)
-        bring(back=True)
-        return metrics
+    @torch.no_grad()
+    def write_weights(self, policy: Policy) -> None:
+        """Let the whole policy have the weights of the shards."""
+        for whole, shard in self._pairs(policy):
+            whole.copy_(shard.full_tensor())
 
-    return replace(learner, update=update)
+    def _pairs(self, policy: Policy) -> list[tuple[torch.Tensor, Any]]:
+        assert self._root is not None
+        self._root.reshard()  # type: ignore[operator]  # a pass without a gradient leaves the root's weights gathered
+        pairs = zip(policy.model.parameters(), self.model.parameters(), strict=True)
+        return [(whole, shard) for whole, shard in pairs if shard.requires_grad]
 
 
-def _shard(roots: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]) -> None:
-    """Shard models in place, layer by layer; the optimizers, which have no state yet, go on with the shards."""
+def clip_gradients(parameters: Iterable[torch.nn.Parameter], most: float) -> torch.Tensor:
+    """Clip gradients, sharded or not, by the norm of all of them, which is returned."""
+    norm = torch.nn.utils.clip_grad_norm_(parameters, most)
+    return norm.full_tensor() if isinstance(norm, DTensor) else norm
+
+
+def _shard(roots: list[torch.nn.Module], optimizers: Iterable[torch.optim.Optimizer]) -> None:
     before = [list(root.parameters()) for root in roots]
-    mesh = init_device_mesh(before[0][0].device.type, (ranks(),))
+    mesh = init_device_mesh(before[0][0].device.type, (world_size(),))
     for root in roots:
         layers = [module for module in root.modules() if isinstance(module, GradientCheckpointingLayer)]
         for module in (*reversed(layers), root):  # what lies inside comes first
@@ -83,31 +96,31 @@ def _shard(roots: list[torch.nn.Module], optimizers: list[torch.optim.Optimizer]
         group["params"] = [shards[id(parameter)] for parameter in group["params"]]
 
 
-def whole(state: Any) -> Any:
+def gather_state(state: Any) -> Any:
     """A state with its shards put together, on the CPU of the first process; the others, which must call this too, get None
     in their place."""
     if isinstance(state, DTensor):
         tensor = state.full_tensor()
         return None if rank() else tensor.cpu()
     if isinstance(state, dict):
-        return {name: whole(value) for name, value in state.items()}
-    return [whole(value) for value in state] if isinstance(state, list) else state
+        return {name: gather_state(value) for name, value in state.items()}
+    return [gather_state(value) for value in state] if isinstance(state, list) else state
 
 
-def laid_out(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    """A whole tensor, which every process has, as this one holds ``like``."""
+def match_sharding(tensor: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+    """A whole tensor, which every process has, sharded as ``like`` is."""
     if not isinstance(like, DTensor) or tensor.shape != like.shape:
         return tensor
     return distribute_tensor(tensor.to(like.device), like.device_mesh, like.placements, src_data_rank=None)
 
 
-def state_laid_out(state: dict, optimizer: torch.optim.Optimizer) -> dict:
+def shard_state(state: dict, optimizer: torch.optim.Optimizer) -> dict:
     """A whole ``state_dict`` as this process's shards of the optimizer want it."""
-    if ranks() == 1:
+    if world_size() == 1:
         return state
     parameters = dict(enumerate(p for group in optimizer.param_groups for p in group["params"]))
     of_parameters = {
-        number: {n: laid_out(v, parameters[number]) if torch.is_tensor(v) else v for n, v in values.items()}
+        number: {n: match_sharding(v, parameters[number]) if torch.is_tensor(v) else v for n, v in values.items()}
         for number, values in state["state"].items()
         if number in parameters  # where others are missing, the optimizer says so itself
     }

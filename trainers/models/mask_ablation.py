@@ -4,13 +4,13 @@ from dataclasses import replace
 
 import torch
 
-from trainers.models.micro_batches import by_parts
+from trainers.models.micro_batches import compute_logprobs
 from trainers.models.policy import Policy
 from trainers.trajectory import Batch
 
 
-def unmasked(batch: Batch, policy: Policy, temperature: float, max_tokens: int) -> Batch:
-    """The batch as it is seen without an action mask: from the first sampled token on, observations count as sampled.
+def remove_mask(batch: Batch, policy: Policy, temperature: float, max_tokens: int) -> Batch:
+    """The batch without an action mask: from the first sampled token on, observations count as sampled.
 
     An observation belongs to the turn before it, and its log-probabilities are the policy's own.
     """
@@ -19,5 +19,5 @@ def unmasked(batch: Batch, policy: Policy, temperature: float, max_tokens: int) 
     mask = (columns >= first[:, None]) & (columns < batch.lengths[:, None])
     turns = torch.where(mask, batch.turns.cummax(1).values, -1)
     wide = replace(batch, mask=mask, turns=turns)
-    logprobs = by_parts(lambda part: policy.logprobs(part, temperature)[0], wide, max_tokens)
-    return replace(wide, logprobs=torch.where(batch.mask, batch.logprobs, logprobs), extra={})
+    logprobs = compute_logprobs(policy, wide, temperature, max_tokens)
+    return replace(wide, logprobs=torch.where(batch.mask, batch.logprobs, logprobs))

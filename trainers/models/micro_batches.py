@@ -1,18 +1,21 @@
 """A batch in parts that fit into memory, each for one pass through a model."""
 
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Callable, Iterator
 
 import torch
 
 from trainers import distributed
+from trainers.models.policy import Policy
 from trainers.models.prefix_trees import joined, rows_of
 from trainers.trajectory import Batch
 
 
-def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
-    """Rows that begin alike side by side (`prefix_trees`), the longest first, cut so that no part, padding included, has
-    more than ``max_tokens`` tokens (one row alone may exceed it). Every row is in exactly one part."""
+def split_rows(batch: Batch, max_tokens: int) -> list[torch.Tensor]:
+    """The rows of a batch in parts, int64 [b] each; every row is in exactly one part.
+
+    Rows that share a prefix stand side by side (`trainers.models.prefix_trees`), the longest first. No part, padding
+    included, has more than ``max_tokens`` tokens; one row alone may exceed it.
+    """
     trees = sorted(joined(rows_of(batch), max_tokens), key=lambda tree: -tree[1])
     parts: list[list[int]] = []
     widest = count = 0
@@ -22,37 +25,54 @@ def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
             widest, count = size, 0
         parts[-1] += [row for row, _ in tree]
         count += 1
-    return [batch[torch.tensor(rows, device=batch.ids.device)] for rows in parts]
+    return [torch.tensor(rows, device=batch.ids.device) for rows in parts]
 
 
-def own_parts(batch: Batch, max_tokens: int) -> list[tuple[Batch, bool]]:
-    """The micro-batches of this process, of a batch that all processes hold; and whether each counts.
+def split_rows_of_rank(batch: Batch, max_tokens: int) -> list[tuple[torch.Tensor, bool]]:
+    """The parts of this process, of a batch that all processes hold; and whether each counts.
 
-    A sharded model is passed through by all processes at once. So where another process has more parts, this one passes
-    rows that count for nothing. Each process gets about as many tokens, and neighbours: attempts at a question begin alike.
+    All processes pass through a sharded model at once. So where another process has more parts, this one passes a row
+    that counts for nothing. Each process gets about as many tokens, and neighbours: attempts at a question share a prefix.
     """
-    rank, ranks = distributed.rank(), distributed.ranks()
-    if ranks == 1:
-        return [(part, True) for part in micro_batches(batch, max_tokens)]
+    rank, world_size = distributed.rank(), distributed.world_size()
+    if world_size == 1:
+        return [(rows, True) for rows in split_rows(batch, max_tokens)]
     order = batch.trajectory.argsort(stable=True)
     tokens = batch.lengths[order]
     middle = 2 * tokens.cumsum(0) - tokens
-    rows = order[middle * ranks // (2 * tokens.sum()) == rank]
-    parts = [(part, True) for part in micro_batches(batch[rows], max_tokens)] if len(rows) else []
-    most = max(distributed.joined([len(parts)]))
-    idle = batch[batch.lengths.argmin()[None]]
-    return parts + [(idle, False)] * (most - len(parts))
+    own = order[middle * world_size // (2 * tokens.sum()) == rank]
+    parts = [(own[rows], True) for rows in split_rows(batch[own], max_tokens)] if len(own) else []
+    most = max(distributed.all_gather([len(parts)]))
+    return parts + [(batch.lengths.argmin()[None], False)] * (most - len(parts))
+
+
+def micro_batches(batch: Batch, rows: torch.Tensor, max_tokens: int) -> Iterator[tuple[Batch, float]]:
+    """Some rows of a batch in parts for a forward and backward pass (gradient accumulation).
+
+    Yields:
+        Each part, and what its loss is to be multiplied by. FSDP averages gradients over the processes, and ours are a
+        sum: so the weight is the number of processes, or 0 for a part that only keeps the processes in step.
+    """
+    if not len(rows):
+        return
+    batch = batch[rows]
+    for part, counts in split_rows_of_rank(batch, max_tokens):
+        yield batch[part], float(distributed.world_size() * counts)
 
 
 @torch.no_grad()
-def by_parts(function: Callable[[Batch], torch.Tensor], batch: Batch, max_tokens: int) -> torch.Tensor:
+def map_parts(function: Callable[[Batch], torch.Tensor], batch: Batch, max_tokens: int) -> torch.Tensor:
     """What ``function`` gives for each row, float [B, T], without a gradient and in parts of at most ``max_tokens``.
     All processes must call it with the same batch."""
-    rows = torch.arange(len(batch.ids), device=batch.ids.device)
-    numbered = replace(batch, extra={"row": rows[:, None].expand_as(batch.ids)})
     found = torch.zeros_like(batch.logprobs)
-    for part, counts in own_parts(numbered, max_tokens):
+    for rows, counts in split_rows_of_rank(batch, max_tokens):
+        part = batch[rows]
         values = function(part)
         if counts:
-            found[part.extra["row"][:, 0], : part.ids.shape[1]] = values
-    return distributed.added_up(found)
+            found[rows, : part.ids.shape[1]] = values
+    return distributed.all_reduce_sum(found)
+
+
+def compute_logprobs(policy: Policy, batch: Batch, temperature: float, max_tokens: int) -> torch.Tensor:
+    """The policy's log-probabilities of the action tokens, float32 [B, T], without a gradient."""
+    return map_parts(lambda part: policy.logprobs(part, temperature)[0], batch, max_tokens)

@@ -1,134 +1,99 @@
-"""What can be set: the arguments that every algorithm takes, and those that the policy-gradient methods share.
+"""What can be set: the arguments that every algorithm takes. Those of one algorithm are in its own file.
 
-The docstring under an argument is its ``--help``.
+The docstring under an argument is its ``--help``, and the class that it stands in is its group there. Nothing here imports
+torch, so that ``--help`` and mistakes answer at once.
 """
 
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Literal, get_args, get_origin
 
-from trainers.cold_start import curriculum as sft
+from trainers.cold_start import CONTINUE_PROBABILITY, STEPS
 
 
 @dataclass(kw_only=True)
-class TrainArgs:
-    """What every algorithm takes."""
+class EnvironmentArgs:
+    """What is played."""
 
     env: str = "AgentR1/MiniWiki-v0"
-    """Registered environment id."""
+    """Registered environment id; "my_module:Mine/Task-v0" imports my_module first."""
     env_kwargs: str = "{}"
     """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
+
+
+@dataclass(kw_only=True)
+class ModelArgs:
+    """What is trained."""
+
     model: str = "tiny"
     """A local folder or hub id of a causal language model with a chat template; "tiny" makes a small one here and
     teaches it the tools by imitation first."""
-    cold_start_steps: int = sft.STEPS
+    cold_start_steps: int = STEPS
     """Gradient steps of imitation for the tiny policy."""
-    cold_start_patience: float = sft.PATIENCE
-    """How often the searcher that it imitates goes on after an article. The less, the rarer the right answers that
-    reinforcement learning has to start from."""
-    seed: int = 0
-    """Seeds the model, the questions and the sampling."""
-    updates: int = 50
-    """Policy updates."""
+    cold_start_continue_probability: float = CONTINUE_PROBABILITY
+    """How often the early-stopping demonstrator that it imitates searches on after an article. The less, the rarer the
+    right answers that reinforcement learning has to start from."""
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    """What the layers run in, when sampling and when training. Weights that are trained, and the logits, stay float32."""
+    lora_rank: int = 0
+    """Train a LoRA adapter of this rank on all linear layers, in place of the weights themselves; 0 trains those. For
+    pretrained models, as are dtype and gradient checkpointing."""
+    lora_alpha: int = 32
+    """Scale of the adapter: it is multiplied by alpha / rank, so that one learning rate does for all ranks."""
+    gradient_checkpointing: bool = False
+    """Keep only the input of each layer for the backward pass and run the layer again: less memory for a third more
+    time, and the same gradient."""
+
+
+@dataclass(kw_only=True)
+class SamplingArgs:
+    """How episodes are sampled."""
+
     questions_per_update: int = 16
     """Questions (groups) in a batch."""
     group_size: int = 8
     """Episodes per question."""
-    lr: float = 5e-4
-    """Learning rate of AdamW. The default is for the tiny policy; start at 1e-6 for a pretrained model, and at 1e-5 with
-    ``lora_rank``."""
     temperature: float = 1.0
     """Sampling temperature of the rollouts."""
     max_new_tokens: int = 32
     """Longest turn, in tokens; a pretrained model that thinks needs several hundred."""
-    ahead: bool = False
-    """Play the next batch while this one is learned from, with a copy of the policy, as it was before: batches are one update
-    old. Consider ``importance tis``. Where there are cores and memory to spare, a step takes as long as the slower half. A
-    resumed run begins with a batch that is not old."""
+    one_step_off_policy: bool = False
+    """Play the next batch while this one is learned from, with a copy of the policy as it was before: batches are one
+    update old. Consider --importance tis. Where there are cores and memory to spare, a step takes as long as the slower
+    half. A resumed run begins with a batch that is not old."""
+    engine: Literal["transformers", "vllm"] = "transformers"
+    """What samples. vLLM needs pip install 'agent-r1-envs[vllm]'; a forward pass more in each update measures how far its
+    probabilities are from the trainer's own (mismatch/). Consider --importance tis with it."""
+    vllm_url: tuple[str, ...] = ()
+    """With --engine vllm: addresses of vLLM servers, one for each process, in place of vLLM in this process."""
+    vllm_kv_gib: float = 2.0
+    """With --engine vllm in this process: GiB for keys and values."""
+
+
+@dataclass(kw_only=True)
+class OptimisationArgs:
+    """Gradient steps."""
+
+    updates: int = 50
+    """Policy updates."""
+    lr: float = 5e-4
+    """Learning rate of AdamW. The default is for the tiny policy; start at 1e-6 for a pretrained model, and at 1e-5 with
+    --lora-rank."""
+    epochs: int = 1
+    """Passes over each batch of episodes; with one, and one minibatch, every ratio is 1 and nothing is clipped."""
+    minibatches: int = 1
+    """Gradient steps in each pass."""
     max_grad_norm: float = 1.0
     """Gradient clipping."""
     max_tokens_per_micro_batch: int = 8192
     """Tokens (padding included) in one forward and backward pass. A gradient step on more than that adds up the gradients
     of its parts (gradient accumulation): memory, not results, depends on it."""
-    engine: Literal["transformers", "vllm"] = "transformers"
-    """What samples. vLLM needs `pip install 'agent-r1-envs[vllm]'`; a forward pass more in each update measures how far its
-    probabilities are from the trainer's own (``mismatch/``). Consider ``importance tis`` with it."""
-    vllm_url: tuple[str, ...] = ()
-    """With ``engine vllm``: addresses of vLLM servers, one for each process, in place of vLLM in this process."""
-    vllm_kv_gib: float = 2.0
-    """With ``engine vllm`` in this process: GiB for keys and values."""
-    gradient_checkpointing: bool = False
-    """Keep only the input of each layer for the backward pass and run the layer again: less memory for a third more
-    time, and the same gradient. For pretrained models, as are the next three."""
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the layers run in, when sampling and when training. Weights that are trained, and the logits, stay float32."""
-    lora_rank: int = 0
-    """Train a LoRA adapter of this rank on all linear layers, in place of the weights themselves; 0 trains those."""
-    lora_alpha: int = 32
-    """Scale of the adapter: it is multiplied by alpha / rank, so that one learning rate does for all ranks."""
-    eval_every: int = 2
-    """Updates between evaluations on held-out questions."""
-    eval_questions: int = 200
-    """Held-out questions at each evaluation; the last one takes ``final_questions``."""
-    eval_temperature: float = 0.0
-    """Sampling temperature at these evaluations; 0 is greedy, as the closing table always is. A greedy policy changes its
-    mind all at once: sampled as in training, at 1, the curve shows how it got there."""
-    final_questions: int = 500
-    """Held-out questions for the closing table."""
-    save_every: int = 25
-    """Updates between checkpoints."""
-    out: Path | None = None
-    """Folder of the run; by default runs/<algorithm>-<env>-<seed>, with a number after it where that is taken."""
-    resume: Path | None = None
-    """Folder of an earlier run to go on with, under the same arguments; ``updates`` may be raised."""
-    stop_on_collapse: bool = False
-    """End the training, with its report, where the monitor names a symptom of collapse that the papers stop at. By
-    default symptoms are only reported."""
-    log: tuple[str, ...] = ()
-    """Where else metrics go besides metrics.jsonl: tensorboard, trackio, wandb."""
-
-    def __post_init__(self):
-        least = {name: 1 for name in ("updates", "questions_per_update", "max_new_tokens")}
-        least |= {name: 1 for name in ("eval_every", "eval_questions", "final_questions", "save_every")}
-        self.check_least(**least, group_size=2, cold_start_steps=1, lora_rank=0)
-        self.check_least(seed=0, max_tokens_per_micro_batch=1)
-        self.check_least(eval_temperature=0)
-        self.check_share("cold_start_patience")
-        self.check_positive("lr", "temperature", "max_grad_norm", "lora_alpha")
-        self.check_positive("vllm_kv_gib")
-        if self.vllm_url and self.engine != "vllm":
-            raise ValueError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
-        if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
-            raise ValueError("gradient_checkpointing, dtype and lora_rank are for pretrained models: give a model too")
-        for field in fields(self):
-            value = getattr(self, field.name)
-            if get_origin(field.type) is Literal and value not in get_args(field.type):
-                raise ValueError(f"{field.name} must be one of {get_args(field.type)}, got {value!r}")
-
-    def check_least(self, **least: float) -> None:
-        for name, value in least.items():
-            if not getattr(self, name) >= value:  # NaN is not
-                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
-
-    def check_positive(self, *names: str) -> None:
-        for name in names:
-            if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
-
-    def check_share(self, *names: str) -> None:
-        for name in names:
-            if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
 
 
 @dataclass(kw_only=True)
-class PolicyArgs(TrainArgs):
-    """What the policy-gradient methods share."""
+class AlgorithmArgs:
+    """Objective, episodes that count, and penalties."""
 
-    epochs: int = 1
-    """Passes over each batch of episodes; with one, and one minibatch, every ratio is 1 and nothing is clipped."""
-    minibatches: int = 1
-    """Gradient steps in each pass."""
     loss: Literal["clip", "gspo", "cispo"] = "clip"
     """The surrogate: PPO's clipped ratio, GSPO's ratio of whole sequences (clip at .0003/.0004), or CISPO's clipped
     weight."""
@@ -155,18 +120,71 @@ class PolicyArgs(TrainArgs):
     """Groups to learn from: all; those whose returns differ (DAPO); the 25 % with the largest deviation (StarPO-S); or
     those that hold 90 % of the deviation (RAGEN-2). An update without a group is skipped."""
     refill: int = 0
-    """With ``filter mixed``, how many more batches may be played to replace the groups that it drops: DAPO's dynamic
+    """With --filter mixed, how many more batches may be played to replace the groups that it drops: DAPO's dynamic
     sampling allows 10. With 0 they are only dropped."""
     overlong_buffer: int = 0
     """Tokens before the longest turn over which a penalty grows to -1 (DAPO); 0 turns it off."""
     loss_mask: bool = True
     """Turning it off trains on what tools returned as well: the paper's ablation."""
 
+
+@dataclass(kw_only=True)
+class EvaluationArgs:
+    """Held-out questions."""
+
+    eval_every: int = 2
+    """Updates between evaluations on held-out questions."""
+    eval_questions: int = 200
+    """Held-out questions at each evaluation; the last one takes --final-questions."""
+    eval_temperature: float = 0.0
+    """Sampling temperature at these evaluations; 0 is greedy, as the closing table always is. A greedy policy changes its
+    mind all at once: sampled as in training, at 1, the curve shows how it got there."""
+    final_questions: int = 500
+    """Held-out questions for the closing table."""
+
+
+@dataclass(kw_only=True)
+class OutputArgs:
+    """The run and what it leaves behind."""
+
+    seed: int = 0
+    """Seeds the model, the questions and the sampling."""
+    out: Path | None = None
+    """Folder of the run; by default runs/<algorithm>-<env>-<seed>, with a number after it where that is taken."""
+    resume: Path | None = None
+    """Folder of an earlier run to go on with, under the same arguments; --updates may be raised."""
+    save_every: int = 25
+    """Updates between checkpoints."""
+    stop_on_collapse: bool = False
+    """End the training, with its report, where the monitor names a symptom of collapse that the papers stop at. By
+    default symptoms are only reported."""
+    log: tuple[str, ...] = ()
+    """Where else metrics go besides metrics.jsonl: tensorboard, trackio, wandb."""
+
+
+# Dataclasses collect fields from the last base to the first: this is the order of `--help` from its end.
+@dataclass(kw_only=True)
+class TrainArgs(
+    OutputArgs, EvaluationArgs, AlgorithmArgs, OptimisationArgs, SamplingArgs, ModelArgs, EnvironmentArgs
+):  # fmt: skip
+    """What every algorithm takes."""
+
     def __post_init__(self):
-        super().__post_init__()
-        self.check_least(epochs=1, minibatches=1, clip_low=0, clip_high=0, kl_coef=0, overlong_buffer=0)
-        self.check_least(kl_target=0, entropy_coef=0, refill=0)
-        self.check_share("clip_low")
+        least = dict.fromkeys(("updates", "questions_per_update", "max_new_tokens", "epochs", "minibatches"), 1)
+        least |= dict.fromkeys(("eval_every", "eval_questions", "final_questions", "save_every"), 1)
+        self.check_least(**least, group_size=2, cold_start_steps=1, lora_rank=0, seed=0, max_tokens_per_micro_batch=1)
+        self.check_least(eval_temperature=0, clip_low=0, clip_high=0, kl_coef=0, kl_target=0, overlong_buffer=0)
+        self.check_least(entropy_coef=0, refill=0)
+        self.check_share("cold_start_continue_probability", "clip_low")
+        self.check_positive("lr", "temperature", "max_grad_norm", "lora_alpha", "vllm_kv_gib")
+        for field in fields(self):
+            value = getattr(self, field.name)
+            if get_origin(field.type) is Literal and value not in get_args(field.type):
+                raise ValueError(f"{field.name} must be one of {get_args(field.type)}, got {value!r}")
+        if self.vllm_url and self.engine != "vllm":
+            raise ValueError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
+        if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
+            raise ValueError("gradient_checkpointing, dtype and lora_rank are for pretrained models: give a model too")
         if self.kl_target and not self.kl_coef:
             raise ValueError("kl_target steers kl_coef, which must be above 0 to start from")
         if self.refill and self.filter != "mixed":
@@ -175,3 +193,21 @@ class PolicyArgs(TrainArgs):
             raise ValueError(
                 f"overlong_buffer must be at most max_new_tokens ({self.max_new_tokens}), got {self.overlong_buffer}"
             )
+
+    def check_least(self, **least: float) -> None:
+        """Raise a ValueError where an argument is below its least value."""
+        for name, value in least.items():
+            if not getattr(self, name) >= value:  # NaN is not
+                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
+
+    def check_positive(self, *names: str) -> None:
+        """Raise a ValueError where an argument is not above 0."""
+        for name in names:
+            if not getattr(self, name) > 0:
+                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+
+    def check_share(self, *names: str) -> None:
+        """Raise a ValueError where an argument is not in [0, 1]."""
+        for name in names:
+            if not 0 <= getattr(self, name) <= 1:
+                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")

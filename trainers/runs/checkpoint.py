@@ -22,7 +22,7 @@ import torch
 
 from retrieval_index.publish import exchange
 from trainers import distributed
-from trainers.models import fsdp as sharding
+from trainers.models import fsdp
 
 STATE_FILE = "trainer_state.pt"
 CHECKSUMS_FILE = "SHA256SUMS"  # in the format of sha256sum, which can check it too
@@ -62,8 +62,8 @@ def save(
     """
     folder = Path(folder).absolute()
     state = {"step": step, "extra": json.dumps(extra), "rng": _rng_state()}
-    state["optimizers"] = [sharding.whole(optimizer.state_dict()) for optimizer in optimizers]
-    state["modules"] = {name: sharding.whole(_split(module)[0]) for name, module in (modules or {}).items()}
+    state["optimizers"] = [fsdp.gather_state(optimizer.state_dict()) for optimizer in optimizers]
+    state["modules"] = {name: fsdp.gather_state(_split(module)[0]) for name, module in (modules or {}).items()}
     if distributed.rank():
         return folder
     if folder.exists() and not is_checkpoint(folder) and not (folder.is_dir() and not any(folder.iterdir())):
@@ -102,20 +102,20 @@ def load_state(
     """
     verify(folder)
     # Several processes of a machine read the same pages, each its own share of them.
-    mapped = distributed.ranks() > 1
+    mapped = distributed.world_size() > 1
     state = torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True, mmap=mapped)
     saved = state["optimizers"]
     if len(saved) != len(optimizers):
         raise ValueError(f"{folder} holds the states of {len(saved)} optimizers, asked for {len(optimizers)}")
     for optimizer, optimizer_state in zip(optimizers, saved, strict=True):
-        optimizer.load_state_dict(sharding.state_laid_out(optimizer_state, optimizer))
+        optimizer.load_state_dict(fsdp.shard_state(optimizer_state, optimizer))
     modules = modules or {}
     if set(modules) != set(state["modules"]):
         raise ValueError(f"{folder} holds the modules {sorted(state['modules'])}, asked for {sorted(modules)}")
     for name, module in modules.items():
         learned, frozen = _split(module)
         saved = state["modules"][name]
-        module.load_state_dict({**frozen, **{n: sharding.laid_out(v, learned.get(n, v)) for n, v in saved.items()}})
+        module.load_state_dict({**frozen, **{n: fsdp.match_sharding(v, learned.get(n, v)) for n, v in saved.items()}})
     _set_rng_state(state["rng"])
     return state["step"], json.loads(state["extra"])
 

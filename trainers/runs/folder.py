@@ -20,6 +20,8 @@ _FREE = {
     "updates", "eval_every", "eval_questions", "eval_temperature", "final_questions", "save_every", "out", "resume",
     "log", "stop_on_collapse", "max_tokens_per_micro_batch", "gradient_checkpointing", "vllm_url", "vllm_kv_gib",
 }  # fmt: skip
+# Settings by their names in checkpoints of earlier versions.
+_RENAMED = {"ahead": "one_step_off_policy", "cold_start_patience": "cold_start_continue_probability"}
 
 
 def settings(args) -> dict:
@@ -34,6 +36,7 @@ def differences(saved: Mapping[str, object], args) -> dict[str, tuple]:
 
     What an earlier version did not save yet was as it is by default: else every run that it made would be refused.
     """
+    saved = {_RENAMED.get(name, name): value for name, value in saved.items()}
     wanted = finite(settings(args))
     defaults = finite({field.name: field.default for field in fields(args)} | {"algorithm": wanted["algorithm"]})
     pairs = {name: (saved.get(name, defaults[name]), value) for name, value in wanted.items()}

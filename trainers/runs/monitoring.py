@@ -13,7 +13,7 @@ from agent_envs.vector import ToolVectorEnv
 from trainers import distributed
 from trainers.algorithms import group_filters as filters
 from trainers.algorithms.collapse_monitor import EchoTrapMonitor, mutual_information, repeated_ngrams
-from trainers.models.micro_batches import by_parts
+from trainers.models.micro_batches import map_parts
 from trainers.models.policy import Policy
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.logger import Progress
@@ -32,7 +32,7 @@ def measured(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[str, float
     groups, valid = torch.tensor([t.group for t in episodes]), torch.tensor([not t.failed for t in episodes])
     sampled = [step.tokens for t in episodes for step in t.steps]
     turns = [(turn.error is None, bool(turn.calls)) for env in envs.envs for turn in env.history.turns]
-    turns = distributed.joined(turns)
+    turns = distributed.all_gather(turns)
     numbers = {
         "reward_deviation": filters.group_deviation(returns, groups, valid)[0].mean().item(),
         "response_length": sum(map(len, sampled)) / len(sampled),
@@ -59,7 +59,7 @@ def informed(policy: Policy, episodes: list[Trajectory], args: TrainArgs, prompt
         return {}
     pairs = [replace(said, prompt=asked.prompt) for said in firsts for asked in firsts]
     batch = collate([Trajectory(steps=[step]) for step in pairs], policy.pad_id).to(policy.device)
-    found = by_parts(lambda part: policy.logprobs(part, args.temperature)[0], batch, args.max_tokens_per_micro_batch)
+    found = map_parts(lambda part: policy.logprobs(part, args.temperature)[0], batch, args.max_tokens_per_micro_batch)
     means = found.sum(1) / batch.mask.sum(1)
     return {_PREFIX + "mutual_information": mutual_information(means.view(len(firsts), len(firsts)))}
 

@@ -7,9 +7,14 @@ import gymnasium
 import agent_envs  # noqa: F401  (registers the ids)
 from agent_envs.vector import ToolVectorEnv
 from trainers import distributed
+from trainers.cold_start import curriculum
 from trainers.engines.engine import Engine
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.hidden_states import recompute_activations
+from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
+from trainers.runs.arguments import TrainArgs
+from trainers.runs.logger import Progress
 
 
 def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
@@ -42,6 +47,46 @@ def make_engine(
         return VLLMEngine(policy, stop, vllm_kv_gib)
     from trainers.engines.vllm_client import VLLMServer
 
-    if len(vllm_url) != distributed.ranks():
-        raise ValueError(f"vllm_url must name {distributed.ranks()} servers, one for each process, got {vllm_url}")
+    if len(vllm_url) != distributed.world_size():
+        raise ValueError(f"vllm_url must name {distributed.world_size()} servers, one for each process, got {vllm_url}")
     return VLLMServer(policy, stop, vllm_url[distributed.rank()])
+
+
+def start_policy(args: TrainArgs, envs: ToolVectorEnv) -> tuple[Policy, float]:
+    """The policy before reinforcement learning: a given model, or the tiny one after its cold start; and the seconds
+    that its cold start took."""
+    if args.model != "tiny":
+        policy = load_policy(args.model, None, args.dtype, args.lora_rank, args.lora_alpha)
+        if args.gradient_checkpointing:
+            recompute_activations(policy.model)
+        return policy, 0.0
+    with Progress(args.cold_start_steps, description="cold start") as progress:
+        return curriculum.cold_start(
+            envs, args.seed, args.cold_start_steps, lambda step, lesson, loss: progress.update(step, loss=loss),
+            args.cold_start_continue_probability,
+        )  # fmt: skip
+
+
+def check_world_size(args: TrainArgs) -> None:
+    """Raise a ValueError where several processes cannot share the work of these arguments."""
+    world_size = distributed.world_size()
+    if args.one_step_off_policy and world_size > 1:
+        raise ValueError(
+            "one_step_off_policy is for one process: several would have to agree in the middle of an update"
+        )
+    if args.questions_per_update % world_size:
+        raise ValueError(
+            f"questions_per_update must be a multiple of the number of processes, {world_size}, as each plays whole "
+            f"groups; got {args.questions_per_update}"
+        )
+    if world_size > 1 and getattr(args, "share_layers", False):
+        raise ValueError("share_layers is for one process: with several the critic needs layers of its own")
+
+
+def check_splits(envs: ToolVectorEnv, held_out: ToolVectorEnv) -> None:
+    """Raise a ValueError where held-out questions are training questions too."""
+    if not hasattr(envs.envs[0], "questions"):
+        return  # made from seeds; the environment keeps its splits apart
+    train = {question.id for question in envs.envs[0].questions}
+    if shared := sum(question.id in train for question in held_out.envs[0].questions):
+        raise ValueError(f"{shared} held-out questions are training questions too: give data with a split of each")

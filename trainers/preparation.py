@@ -1,0 +1,199 @@
+"""From the episodes of a batch to the tensors that an update learns from.
+
+Which groups count, what shapes their rewards, whose log-probabilities the ratio is taken to, and the reference of a KL
+penalty. The algorithms' own files begin where this ends: with advantages.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from trainers.algorithms import group_filters, importance
+from trainers.algorithms.kl_penalty import KLPenalty
+from trainers.algorithms.losses import aggregate
+from trainers.algorithms.overlong import overlong_penalty
+from trainers.distributed import all_reduce_sums
+from trainers.engines.mismatch import mismatch
+from trainers.models.mask_ablation import remove_mask
+from trainers.models.micro_batches import compute_logprobs
+from trainers.models.policy import Policy
+from trainers.runs.arguments import TrainArgs
+from trainers.trajectory import Batch, PackedEpisodes, Step, Trajectory, collate, pack
+
+Metrics = dict[str, float]
+
+GROUP_FILTERS = {
+    "mixed": group_filters.mixed_groups,
+    "uncertain": group_filters.most_uncertain,
+    "signal": group_filters.most_signal,
+}
+
+
+def filter_groups(trajectories: list[Trajectory], args: TrainArgs) -> list[Trajectory]:
+    """The episodes of the groups that ``args.filter`` keeps.
+
+    Raises:
+        ValueError: an episode's return is not finite; a filter would drop its group silently.
+    """
+    if not all(math.isfinite(t.episode_return) for t in trajectories if not t.failed):
+        raise ValueError("an episode's return is not finite: the environment paid a reward that is NaN or infinite")
+    if args.filter == "none":
+        return trajectories
+    returns = torch.tensor([t.episode_return for t in trajectories])
+    groups = torch.tensor([t.group for t in trajectories])
+    valid = torch.tensor([not t.failed for t in trajectories])
+    keep = GROUP_FILTERS[args.filter](returns, groups, valid=valid)
+    return [t for t, kept in zip(trajectories, keep.tolist(), strict=True) if kept]
+
+
+def refill_groups(
+    played: list[Trajectory], play: Callable[[], list[Trajectory]], args: TrainArgs
+) -> tuple[list[Trajectory], list[Trajectory], Metrics]:
+    """DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476): play on until ``questions_per_update`` groups hold
+    returns that differ, for ``args.refill`` more batches at most.
+
+    Args:
+        played: the first batch.
+        play: plays another one, of other questions.
+
+    Returns:
+        All episodes that were played; those to learn from, which are all of them where nothing is refilled; metrics.
+    """
+    if not args.refill:
+        return played, played, {}
+    batches, kept = [played], filter_groups(played, args)
+    while len({t.group for t in kept}) < args.questions_per_update and len(batches) <= args.refill:
+        offset = len(batches) * args.questions_per_update
+        batches.append([replace(t, group=t.group + offset) for t in play()])
+        kept += filter_groups(batches[-1], args)
+    played = [t for batch in batches for t in batch]
+    full = sorted({t.group for t in kept})[: args.questions_per_update]
+    metrics = {"filter/kept": len(kept) / len(played), "filter/batches": float(len(batches))}
+    return played, [t for t in kept if t.group in full] or played, metrics
+
+
+def select_episodes(trajectories: list[Trajectory], args: TrainArgs) -> tuple[list[Trajectory], Metrics]:
+    """The episodes to learn from, with the penalties that shape their rewards; none where the update is to be skipped.
+
+    Raises:
+        ValueError: an episode's return is not finite.
+    """
+    kept = filter_groups(trajectories, args)
+    metrics = {"filter/kept": len(kept) / len(trajectories)} if args.filter != "none" else {}
+    if args.overlong_buffer:
+        kept = [replace(t, steps=[add_overlong_penalty(step, args) for step in t.steps]) for t in kept]
+    return kept, metrics
+
+
+def add_overlong_penalty(step: Step, args: TrainArgs) -> Step:
+    """DAPO's soft penalty for a long turn, in its reward."""
+    penalty = overlong_penalty(torch.tensor(len(step.tokens)), args.max_new_tokens, args.overlong_buffer)
+    return replace(step, reward=step.reward + penalty.item())
+
+
+def prepare_batch(
+    trajectories: list[Trajectory], policy: Policy, args: TrainArgs, kl: KLPenalty | None = None
+) -> tuple[Batch, PackedEpisodes, Metrics]:
+    """The sequences for the model, the same episodes for the advantage estimators, and metrics."""
+    batch = collate(trajectories, policy.pad_id).to(policy.device)
+    if not args.loss_mask:
+        batch = remove_mask(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
+    batch, metrics = correct_for_sampler(batch, policy, args)
+    valid = torch.tensor([not t.failed for t in trajectories], device=policy.device)
+    if kl is not None:
+        metrics |= kl.add_reference(batch, valid)
+    return batch, pack_episodes(trajectories, batch, returns_of_rewards=kl is not None and args.kl == "k1"), metrics
+
+
+def pack_episodes(trajectories: list[Trajectory], batch: Batch, returns_of_rewards: bool = False) -> PackedEpisodes:
+    """A collated batch as the advantage estimators see it.
+
+    Args:
+        returns_of_rewards: the returns are those of ``batch.rewards``, which a KL penalty has changed.
+    """
+    size, device = len(trajectories), batch.ids.device
+    rewards = pack(batch.rewards, batch, size)
+    returns = torch.tensor([t.episode_return for t in trajectories], dtype=torch.float32, device=device)
+    return PackedEpisodes(
+        returns=rewards.sum(1) if returns_of_rewards else returns,
+        rewards=rewards,
+        mask=pack(batch.mask, batch, size),
+        turns=pack(batch.turns, batch, size, fill=-1),
+        groups=torch.tensor([t.group for t in trajectories], device=device),
+        valid=torch.tensor([not t.failed for t in trajectories], device=device),
+        anchors=[t.anchors for t in trajectories],
+    )
+
+
+def correct_for_sampler(batch: Batch, policy: Policy, args: TrainArgs) -> tuple[Batch, Metrics]:
+    """The batch for a sampler whose probabilities are not quite the trainer's: each token's loss is weighted, and the
+    ratio is taken to the trainer's own log-probabilities before the update. And how far the two are apart, where the
+    sampler is another program."""
+    if args.importance == "none" and args.engine == "transformers":
+        return batch, {}
+    own = compute_logprobs(policy, batch, args.temperature, args.max_tokens_per_micro_batch)
+    metrics = mismatch(own, batch.logprobs, batch.mask)
+    if args.importance == "none":
+        return batch, metrics
+    if args.importance == "sequence":
+        weights = importance.sequence_masked_importance(own, batch.logprobs, batch.mask)
+    else:
+        weigh = {"tis": importance.truncated_importance, "icepop": importance.masked_importance}[args.importance]
+        weights = weigh(own, batch.logprobs)
+    return replace(batch, logprobs=own, sampler_logprobs=batch.logprobs, importance_weights=weights), metrics
+
+
+def shuffle_minibatches(size: int, args: TrainArgs, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+    """``args.epochs`` times all rows of a batch in random order, in ``args.minibatches`` parts, int64 [b] each."""
+    for _ in range(args.epochs):
+        yield from torch.from_numpy(rng.permutation(size)).tensor_split(min(args.minibatches, size))
+
+
+class UpdateMetrics:
+    """Means over the gradient steps of an update: of the loss and the norm by step, of the rest by token."""
+
+    def __init__(self):
+        self._sums: Metrics = {"loss": 0.0, "tokens": 0.0}
+        self._norm, self._steps = 0.0, 0
+
+    def add_part(self, part: Batch, weight: float, loss: torch.Tensor, means: Metrics) -> None:
+        """The loss of a micro-batch, and means over its tokens; nothing where its ``weight`` is 0."""
+        if not weight:
+            return
+        tokens = int(part.mask.sum())
+        sums = {name: value * tokens for name, value in means.items()} | {"loss": loss.item(), "tokens": tokens}
+        for name, value in sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def add_step(self, norm: torch.Tensor) -> None:
+        """A gradient step, and the norm of its gradient before clipping."""
+        self._steps += 1
+        self._norm += norm.item()
+
+    def compute(self, lr: float) -> Metrics:
+        """All of it under ``policy/``, over all processes."""
+        sums = all_reduce_sums(self._sums)
+        loss, tokens = sums.pop("loss"), sums.pop("tokens")
+        means = {name: value / max(tokens, 1) for name, value in sums.items()}
+        means |= {"loss": loss / self._steps, "grad_norm": self._norm / self._steps, "lr": lr}
+        return {f"policy/{name}": value for name, value in means.items()}
+
+
+@torch.no_grad()
+def surrogate_metrics(
+    part: Batch, logprobs: torch.Tensor, entropy: torch.Tensor, clipped: torch.Tensor, kl: torch.Tensor
+) -> Metrics:
+    """Means over the tokens of a micro-batch; all tensors are [B, T].
+
+    Args:
+        clipped: where the ratio lies outside of its range.
+        kl: of the policy to the one that sampled, by token.
+    """
+    tokens = part.mask.sum().clamp(min=1)
+    values = {"entropy": entropy, "clip_fraction": clipped.float(), "sampler_kl": kl}
+    if part.importance_weights is not None:
+        values["importance"] = part.importance_weights
+    return {name: aggregate(value, part.mask, tokens).item() for name, value in values.items()}

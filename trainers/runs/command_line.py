@@ -1,0 +1,98 @@
+"""The command line of a trainer: its arguments in groups, with the docstrings of their fields as help.
+
+Nothing here imports torch, so that ``--help`` and mistakes answer at once.
+"""
+
+import ast
+import inspect
+import itertools
+import sys
+import textwrap
+from collections.abc import Sequence
+from dataclasses import field, fields, make_dataclass, replace
+from functools import cache
+from typing import Annotated, Any, NoReturn, TypeVar
+
+import tyro
+
+from trainers.runs import arguments
+
+T = TypeVar("T")
+
+# Names of earlier versions, for one release.
+RENAMED = {
+    "--ahead": "--one-step-off-policy",
+    "--no-ahead": "--no-one-step-off-policy",
+    "--cold-start-patience": "--cold-start-continue-probability",
+}
+GROUPS = {
+    arguments.EnvironmentArgs: "environment",
+    arguments.ModelArgs: "model",
+    arguments.SamplingArgs: "sampling",
+    arguments.OptimisationArgs: "optimisation",
+    arguments.AlgorithmArgs: "algorithm",
+    arguments.EvaluationArgs: "evaluation",
+    arguments.OutputArgs: "output",
+}
+
+
+def parse(defaults: T, description: str | None, command: str, words: Sequence[str] | None = None) -> T:
+    """The arguments on the command line, checked. After a mistake the process ends with status 2 and one line.
+
+    Args:
+        defaults: a dataclass; what is not given stays as it is there.
+        description: the docstring of the command's module.
+        command: its name, as in "python -m trainers.<command>".
+        words: by default those of the process.
+    """
+    words = sys.argv[1:] if words is None else list(words)
+    program = f"python -m trainers.{command}"
+    for word in words:
+        if (old := word.partition("=")[0].replace("_", "-")) in RENAMED:
+            _fail(program, f"{old} is now called {RENAMED[old]}")
+    form = _build_form(defaults)
+    text = (description or "").replace("``", "")
+    given = tyro.cli(form, prog=program, description=text, args=words, config=(tyro.conf.OmitArgPrefixes,))
+    groups = [getattr(given, group.name) for group in fields(given)]
+    values = {argument.name: getattr(group, argument.name) for group in groups for argument in fields(group)}
+    try:
+        return replace(defaults, **values)  # type: ignore[type-var]
+    except ValueError as error:
+        _fail(program, str(error))
+
+
+def _fail(program: str, message: str) -> NoReturn:
+    print(f"{program}: {message}", file=sys.stderr)
+    raise SystemExit(2)
+
+
+def _build_form(defaults: Any) -> type:
+    """A dataclass with one field for each group, itself a dataclass of the group's arguments: what tyro shows in groups."""
+    groups: dict[str, list] = {}
+    order = [*GROUPS.values(), "algorithm", "options"]
+    for argument in fields(defaults):
+        owner = next(c for c in reversed(type(defaults).__mro__) if argument.name in getattr(c, "__annotations__", {}))
+        fallback = "algorithm" if isinstance(defaults, arguments.TrainArgs) else "options"
+        help = _read_help(owner).get(argument.name, "")
+        entry = (
+            argument.name,
+            Annotated[argument.type, tyro.conf.arg(help=help)],
+            field(default=getattr(defaults, argument.name)),
+        )
+        groups.setdefault(GROUPS.get(owner, fallback), []).append(entry)
+    made = {name: make_dataclass(name, groups[name], kw_only=True) for name in sorted(groups, key=order.index)}
+    for group in made.values():
+        group.__doc__ = ""  # or tyro shows the signature
+    return make_dataclass("Arguments", [(name, group, field(default_factory=group)) for name, group in made.items()])
+
+
+@cache
+def _read_help(owner: type) -> dict[str, str]:
+    """By name, the docstrings under the fields of a class, each in one line."""
+    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    body = definition.body  # type: ignore[attr-defined]
+    return {
+        statement.target.id: " ".join(inspect.cleandoc(text.value.value).split()).replace("``", "")
+        for statement, text in itertools.pairwise(body)
+        if isinstance(statement, ast.AnnAssign) and isinstance(text, ast.Expr)
+    }

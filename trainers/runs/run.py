@@ -1,0 +1,263 @@
+"""A training run around an algorithm's loop: what it begins with, what happens between its updates, how it ends.
+
+with Run(args, "grpo", "Trained with GRPO") as run:   # folder, environments, policy, engine; baselines are played
+    optimizer = ...                                   # of run.policy
+    for step in run.steps(optimizer):                 # resumes; between updates: evaluates, logs, saves
+        episodes = run.collect(step)                  # rollouts
+        step.log(...)                                 # gradient steps, and what they were like
+run.summary                                           # the trained policy is evaluated, the report is written
+"""
+
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass, field
+from typing import Self
+
+import numpy as np
+import torch
+
+from trainers import distributed, evaluate
+from trainers.collector import Collector
+from trainers.models.fsdp import ShardedPolicy
+from trainers.models.policy import Policy
+from trainers.rollout import check_formats
+from trainers.runs import folder, setup
+from trainers.runs.arguments import TrainArgs
+from trainers.runs.logger import METRICS_FILE, Logger, Progress, check_sinks, read_metrics
+from trainers.runs.monitoring import Watch, informed, learned
+from trainers.trajectory import Trajectory, to_sequences
+
+Metrics = dict[str, float]
+BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"  # names of rows
+
+
+@dataclass(slots=True, kw_only=True)
+class UpdateStep:
+    """An update of a run.
+
+    Attributes:
+        number: from 0.
+        rng: what the minibatches are shuffled with; of this update, whatever was before. Set by `Run.collect`.
+        metrics: of this update.
+    """
+
+    number: int
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+    metrics: Metrics = field(default_factory=dict)
+
+    def log(self, metrics: Metrics) -> None:
+        """Add metrics to the line of this update in metrics.jsonl."""
+        self.metrics |= metrics
+
+
+class Run:
+    """A whole run, in a folder of its own. Started by torchrun, it is one run of all processes, each of which plays its
+    share of the questions.
+
+    Args:
+        algorithm: its short name, for the folder of the run.
+        title: what the trained policy is called in the table.
+
+    Attributes:
+        envs, held_out: where it trains, and where it is evaluated.
+        policy: what learns; with several processes, a sharded copy of the one that plays.
+        summary: what the run was and what it reached, when it is over; ``summary.json`` in its folder holds it as well.
+    """
+
+    def __init__(self, args: TrainArgs, algorithm: str, title: str):
+        self.args, self.algorithm, self.title = args, algorithm, title
+        self.summary: dict = {}
+
+    def __enter__(self) -> Self:
+        args = self.args
+        with ExitStack() as stack:
+            stack.enter_context(distributed.join_processes())
+            setup.check_world_size(args)
+            torch.manual_seed(args.seed)
+            self.folder = folder.choose_folder(args, self.algorithm)
+            check_sinks(args.log)
+            count = args.questions_per_update // distributed.world_size() * args.group_size
+            self.envs = setup.make_envs(args.env, args.env_kwargs, "train", count)
+            self.held_out = setup.make_envs(args.env, args.env_kwargs, "validation", 64)
+            self.score = self.held_out.envs[0].SCORE
+            setup.check_splits(self.envs, self.held_out)
+            check_formats(self.envs)
+            self._start_policy()
+            self._rows = self._evaluate_baselines()
+            self._exits = stack.pop_all()
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._exits.__exit__(*error)
+
+    def _start_policy(self) -> None:
+        args = self.args
+        with distributed.first_before_others():
+            self._player, self._seconds_cold_start = setup.start_policy(args, self.envs)
+        distributed.broadcast_weights(self._player.model)
+        distributed.reseed(args.seed)
+        self.collector = Collector(args, self._player)
+        stop = self.envs.envs[0].stop
+        self.engine = setup.make_engine(args.engine, self.collector.policy, stop, args.vllm_url, args.vllm_kv_gib)
+        self.policy: Policy = ShardedPolicy(self._player) if distributed.world_size() > 1 else self._player
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def steps(self, optimizer: torch.optim.Optimizer, **modules: torch.nn.Module | None) -> Iterator[UpdateStep]:
+        """The updates of the run, from the checkpoint on where it resumes. Between them: evaluations on held-out
+        questions, metrics, the collapse monitor and checkpoints; after the last, the closing table and the report.
+
+        Args:
+            optimizer: of ``self.policy`` and ``modules``.
+            modules: what is trained or steered beside the policy, such as a critic, by name; a checkpoint holds it.
+        """
+        args, trained = self.args, {name: module for name, module in modules.items() if module is not None}
+        if isinstance(self.policy, ShardedPolicy):
+            self.policy.shard([optimizer], trained.values())
+        first = folder.resume(self.folder, self._player, [optimizer], trained) if args.resume else 0
+        if first > args.updates:
+            raise ValueError(
+                f"{self.folder} has had {first} updates already: updates must be at least as many, got {args.updates}"
+            )
+        self._open_records(first)
+        stopped = False
+        for number in range(first, args.updates):
+            step, begin = UpdateStep(number=number), time.monotonic()
+            if isinstance(self.policy, ShardedPolicy):
+                self.policy.read_weights(self._player)
+            yield step
+            if isinstance(self.policy, ShardedPolicy):
+                self.policy.write_weights(self._player)
+            stopped = self._finish(step, time.monotonic() - begin)
+            if (number + 1) % args.save_every == 0 or number + 1 == args.updates or stopped:
+                self.collector.update_weights()
+                folder.save(self.folder, self._player, [optimizer], trained, number + 1, args)
+            if stopped:
+                break
+        self._close(stopped)
+
+    def collect(self, step: UpdateStep) -> list[Trajectory]:
+        """The episodes to learn from: rollouts, and with ``args.refill`` more of them (DAPO's dynamic sampling)."""
+        collected = self.collector.collect(self.envs, self.engine, step.number)
+        step.rng = collected.rng
+        step.log(collected.metrics | episode_metrics(collected.played, self.score))
+        step.log({"episodes": float(len(collected.played))})
+        self._player.fed["update"] = 0
+        step.log(informed(self._player, collected.episodes, self.args))
+        return collected.episodes
+
+    def evaluate(self, questions: int, name: str = "", temperature: float = 0.0) -> tuple[dict, list[list[dict]]]:
+        """The row of a table about so many held-out questions, with the newest weights, and the episodes."""
+        self.collector.update_weights()
+        return evaluate.evaluate_policy(
+            self.held_out, self.collector.policy, self.engine, evaluate.instances(self.held_out, questions),
+            self.args.max_new_tokens, name, temperature=temperature,
+        )  # fmt: skip
+
+    # -- between updates -------------------------------------------------------------------------------------------
+
+    def _open_records(self, first: int) -> None:
+        args, self._records = self.args, self._exits.enter_context(ExitStack())
+        enter = self._records.enter_context
+        self._metrics_folder = enter(distributed.choose_metrics_folder(self.folder))
+        sinks = args.log if self._metrics_folder == self.folder else ()
+        self._logger = enter(Logger(self._metrics_folder, sinks, asdict(args), resume_from=first + 1 if first else 0))
+        self._progress = enter(Progress(args.updates, "updates", self.algorithm, first))
+        lines = read_metrics(self._metrics_folder / METRICS_FILE)
+        self._watch, self._played = Watch(self.score, lines), int(lines[-1]["episodes"]) if lines else 0
+        if not first:
+            metrics = self._validate() | {"episodes": 0.0}
+            self._logger.log(0, metrics)
+            self._watch.see(0, metrics, self._progress)
+
+    def _validate(self) -> Metrics:
+        self.collector.update_weights()  # what is being played draws from the same generator
+        # In a random state of its own, so that how often one looks changes nothing.
+        with torch.random.fork_rng():
+            torch.manual_seed(self.args.seed + distributed.rank())
+            row, _ = self.evaluate(self.args.eval_questions, temperature=self.args.eval_temperature)
+        names = (self.score, "f1", "support_recall", "turns")
+        return {f"eval/{name}": row[name] for name in names if name in row}
+
+    def _finish(self, step: UpdateStep, seconds: float) -> bool:
+        """Complete the metrics of an update and record them; returns whether training is to stop."""
+        args, metrics, done = self.args, step.metrics, step.number + 1
+        metrics["time/update"] = seconds - metrics["time/rollout"]
+        metrics["tokens/fed_update"] = float(self._player.fed["update"])
+        metrics["tokens/per_second"] = metrics["tokens/all"] / seconds
+        metrics |= learned(metrics)
+        self._played += int(metrics["episodes"])
+        metrics["episodes"] = float(self._played)
+        if done % args.eval_every == 0:
+            metrics |= self._validate()
+        self._logger.log(done, metrics)
+        self._progress.update(
+            done, reward=metrics["train/return"], turns=metrics["train/turns"],
+            tokens_per_s=metrics["tokens/per_second"], **{self.score: metrics[f"train/{self.score}"]},
+        )  # fmt: skip
+        return distributed.broadcast(self._watch.see(done, metrics, self._progress) and args.stop_on_collapse)
+
+    # -- before and after ------------------------------------------------------------------------------------------
+
+    def _evaluate_baselines(self) -> list[dict]:
+        """What the trained policy is compared with: Naive RAG where there are questions to search for, the policy before
+        training (greedy, then sampled as in training) and the task's scripted agent."""
+        held_out, args, policy = self.held_out, self.args, self.collector.policy
+        questions, rows = evaluate.instances(held_out, args.final_questions), []
+        if hasattr(held_out.envs[0], "questions"):
+            rows.append(evaluate.evaluate_naive_rag(held_out, policy, self.engine, questions, args.max_new_tokens))
+        rows.append(self.evaluate(args.final_questions, BEFORE)[0])
+        rows.append(self.evaluate(args.final_questions, BEFORE_SAMPLED, args.temperature)[0])
+        if "scripted" in (scripts := held_out.envs[0].SCRIPTS):
+            rows.append(evaluate.evaluate_script(held_out, questions, scripts["scripted"], "Scripted agent"))
+        return rows
+
+    def _close(self, stopped: bool) -> None:
+        """Evaluate the trained policy, and write the summary and the report."""
+        self._records.close()
+        row, transcripts = self.evaluate(self.args.final_questions, self.title)
+        if not distributed.rank():
+            self.summary = self._summarize([*self._rows, row]) | {
+                "algorithm": self.algorithm,
+                "seconds_training": read_metrics(self.folder / METRICS_FILE)[-1]["seconds"],
+                "episodes": self._played,
+                "stopped_on_collapse": stopped,
+                "symptoms": self._watch.symptoms,
+            }
+            folder.write_report(self.folder, self.summary, transcripts)
+        self.summary = distributed.broadcast(self.summary)
+
+    def _summarize(self, rows: list[dict]) -> dict:
+        """``rows``: of the table; the last one is the trained policy's."""
+        args, score = self.args, self.score
+        reached = {row["name"]: row[score] for row in rows}
+        return {
+            "env": args.env, "source": evaluate.source_of(self.held_out), "train_source": evaluate.source_of(self.envs),
+            "seed": args.seed, "score": score, f"{score}_cold_start": reached[BEFORE],
+            f"{score}_cold_start_sampled": reached[BEFORE_SAMPLED], f"{score}_trained": rows[-1][score],
+            **({"em_naive_rag": reached["Naive RAG"]} if "Naive RAG" in reached else {}),
+            "seconds_cold_start": self._seconds_cold_start, "rows": rows, "folder": str(self.folder),
+            "settings": folder.settings(args) | {"updates": args.updates},
+            "evaluation": {n: v for n, v in asdict(args).items() if n.startswith("eval_") or n == "final_questions"},
+        }  # fmt: skip
+
+
+def episode_metrics(trajectories: list[Trajectory], score: str) -> Metrics:
+    """What the episodes of a batch were like."""
+    groups = [[t.episode_return for t in trajectories if t.group == g] for g in {t.group for t in trajectories}]
+    sequences = [s for t in trajectories for s in to_sequences(t.steps)]
+    metrics = {
+        "tokens/action": sum(sum(s.mask) for s in sequences),
+        "tokens/all": sum(len(s.ids) for s in sequences),
+        "train/return": np.mean([t.episode_return for t in trajectories]),
+        f"train/{score}": np.mean([t.info[score] for t in trajectories]),
+        "train/turns": np.mean([len(t.steps) for t in trajectories]),
+        "train/truncated": np.mean([t.truncated for t in trajectories]),
+        "train/failed": np.mean([t.failed for t in trajectories]),
+        "train/group_std": np.mean([np.std(group) for group in groups]),
+        "train/zero_std_groups": np.mean([np.ptp(group) < 1e-6 for group in groups]),
+    }
+    for name in dict.fromkeys(name for t in trajectories for name in t.reward_terms):
+        metrics[f"reward/{name}"] = np.mean([t.reward_terms.get(name, 0.0) for t in trajectories])
+    return {name: float(value) for name, value in metrics.items()}
