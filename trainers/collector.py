@@ -59,8 +59,8 @@ def play(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, n
 class Batches:
     """One batch for each update.
 
-    With ``args.ahead``, while an update learns from one batch, the next is played with the weights from before that update, by
-    a copy of the policy. So a batch is one update old when it is learned from, never more; the ratio of the surrogate is
+    With ``args.one_step_off_policy``, while an update learns from one batch, the next is played with the weights from before
+    that update, by a copy of the policy. So a batch is one update old when it is learned from, never more; the ratio of the surrogate is
     to the probabilities that it was sampled with, and ``importance`` can cut what it weighs.
 
     Attributes:
@@ -70,7 +70,7 @@ class Batches:
     def __init__(self, args: TrainArgs, policy: Policy):
         self.policy, self._trained, self._args = policy, policy, args
         self._following: Future[Batch] | None = None
-        if args.ahead:
+        if args.one_step_off_policy:
             self.policy = copy.copy(policy)
             self.policy.model, self.policy.fed = copy.deepcopy(policy.model), policy.fed.copy()
         self._pool = ThreadPoolExecutor(1)
@@ -83,7 +83,7 @@ class Batches:
             self.catch_up()  # a run that goes on has got its weights since
         batch = following.result() if following else play(self._args, envs, self.policy, engine, number)
         self._following = None
-        if self._args.ahead and number + 1 < self._args.updates:
+        if self._args.one_step_off_policy and number + 1 < self._args.updates:
             self.catch_up()
             self._following = self._pool.submit(play, self._args, envs, self.policy, engine, number + 1)
         batch.metrics["time/rollout"] = time.monotonic() - begin

@@ -9,6 +9,9 @@ from typing import Literal, get_args, get_origin
 
 from trainers.cold_start import curriculum as sft
 
+# Options that had another name in the release before this one; what still uses the old name is told the new one.
+RENAMED_OPTIONS = {"ahead": "one_step_off_policy", "cold_start_patience": "cold_start_continue_probability"}
+
 
 @dataclass(kw_only=True)
 class TrainArgs:
@@ -23,7 +26,7 @@ class TrainArgs:
     teaches it the tools by imitation first."""
     cold_start_steps: int = sft.STEPS
     """Gradient steps of imitation for the tiny policy."""
-    cold_start_patience: float = sft.PATIENCE
+    cold_start_continue_probability: float = sft.PATIENCE
     """How often the searcher that it imitates goes on after an article. The less, the rarer the right answers that
     reinforcement learning has to start from."""
     seed: int = 0
@@ -41,7 +44,7 @@ class TrainArgs:
     """Sampling temperature of the rollouts."""
     max_new_tokens: int = 32
     """Longest turn, in tokens; a pretrained model that thinks needs several hundred."""
-    ahead: bool = False
+    one_step_off_policy: bool = False
     """Play the next batch while this one is learned from, with a copy of the policy, as it was before: batches are one update
     old. Consider ``importance tis``. Where there are cores and memory to spare, a step takes as long as the slower half. A
     resumed run begins with a batch that is not old."""
@@ -93,7 +96,7 @@ class TrainArgs:
         self.check_least(**least, group_size=2, cold_start_steps=1, lora_rank=0)
         self.check_least(seed=0, max_tokens_per_micro_batch=1)
         self.check_least(eval_temperature=0)
-        self.check_share("cold_start_patience")
+        self.check_share("cold_start_continue_probability")
         self.check_positive("lr", "temperature", "max_grad_norm", "lora_alpha")
         self.check_positive("vllm_kv_gib")
         if self.vllm_url and self.engine != "vllm":

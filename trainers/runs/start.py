@@ -99,14 +99,16 @@ def starting_policy(args: TrainArgs, envs: ToolVectorEnv) -> tuple[Policy, float
     with Progress(args.cold_start_steps, description="cold start") as progress:
         return sft.cold_start(
             envs, args.seed, args.cold_start_steps, lambda step, lesson, loss: progress.update(step, loss=loss),
-            args.cold_start_patience,
+            args.cold_start_continue_probability,
         )  # fmt: skip
 
 
 def check_shares(args: TrainArgs) -> None:
     """What several processes do not share out."""
-    if args.ahead and distributed.ranks() > 1:
-        raise ValueError("ahead is for one process: several would have to agree in the middle of an update")
+    if args.one_step_off_policy and distributed.ranks() > 1:
+        raise ValueError(
+            "one_step_off_policy is for one process: several would have to agree in the middle of an update"
+        )
     if args.questions_per_update % distributed.ranks():
         raise ValueError(
             f"questions_per_update must be a multiple of the number of processes, {distributed.ranks()}, as each plays "
