@@ -60,8 +60,8 @@ class Batches:
     """One batch for each update.
 
     With ``args.one_step_off_policy``, while an update learns from one batch, the next is played with the weights from before
-    that update, by a copy of the policy. So a batch is one update old when it is learned from, never more; the ratio of the surrogate is
-    to the probabilities that it was sampled with, and ``importance`` can cut what it weighs.
+    that update, by a copy of the policy. So a batch is one update old when it is learned from, never more; the ratio of
+    the surrogate is to the probabilities that it was sampled with, and ``importance`` can cut what it weighs.
 
     Attributes:
         policy: who plays; the policy itself, or its copy.
