@@ -47,7 +47,7 @@ class Args:
     """Run the comparison that a recipe describes."""
 
     recipe: str = "algorithms"
-    """A shipped recipe (algorithms, masks, rewards, echo-trap, ahead, agent-r1) or a TOML file."""
+    """A shipped recipe (algorithms, masks, rewards, echo-trap, one-step-off-policy, agent-r1) or a TOML file."""
     runs: tuple[str, ...] = ()
     """Which of its runs; by default all."""
     seeds: tuple[int, ...] = ()
@@ -150,7 +150,7 @@ def one_seed(recipe: Recipe, seed: int, baselines: Iterable[str], searches: bool
             base.model,
             base.dtype,
             base.cold_start_steps,
-            base.cold_start_patience,
+            base.cold_start_continue_probability,
             seed,
         ]
     )
@@ -185,7 +185,7 @@ def train_envs(args):
 
 def more_imitation(args, start: tuple[Policy, float], seconds: float, folder: Path) -> tuple[Policy, dict]:
     base, cold = start
-    pace, patience = cold / args.cold_start_steps, args.cold_start_patience
+    pace, patience = cold / args.cold_start_steps, args.cold_start_continue_probability
     return imitation.continued(base, train_envs(args), args.seed, seconds, pace, folder, patience)
 
 

@@ -8,8 +8,8 @@ conversations share their beginnings or have no advantage, more by padding. Then
 operations of the policy's layers, 2 a weight and token forward and 6 with the gradient, beside what a matrix product reaches
 on this machine now. Attention, the head, a critic and a reference are not among them; passes without a gradient count as if
 they had one. Each step of decoding reads all weights once, with the head: that is its bandwidth, beside a large copy's; keys
-and values are not in it. Run it where the run was made, with as many threads, and nothing beside it. With ``--ahead`` phases
-overlap.
+and values are not in it. Run it where the run was made, with as many threads, and nothing beside it. With
+``--one-step-off-policy`` phases overlap.
 """
 
 import json

@@ -41,7 +41,7 @@ def change(policy):
 
 
 def test_each_batch_is_played_with_the_weights_of_one_update_before(letters, model):
-    args = arguments(letters, model, ahead=True, updates=3)
+    args = arguments(letters, model, one_step_off_policy=True, updates=3)
     policy = load_policy(model, "cpu")
     envs, batches = make_envs(letters, SMALL, "train", 6), Batches(args, policy)
     engine = make_engine("transformers", batches.policy, envs.envs[0].stop)
@@ -62,7 +62,7 @@ def test_each_batch_is_played_with_the_weights_of_one_update_before(letters, mod
 
 def test_a_run_one_ahead_repeats_and_measures_how_far_its_sampler_is(letters, model, tmp_path):
     for name in "ab":
-        grpo.main(arguments(letters, model, ahead=True, importance="tis", out=tmp_path / name))
+        grpo.main(arguments(letters, model, one_step_off_policy=True, importance="tis", out=tmp_path / name))
     first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in "ab")
     timed = lambda name: name.startswith("time/") or name in ("seconds", "tokens/per_second")  # noqa: E731
     for a, b in zip(first, second, strict=True):
@@ -87,17 +87,17 @@ def test_an_error_in_what_is_played_ahead_is_an_error(letters, model, tmp_path, 
 
     monkeypatch.setattr(playing, "rollout", rollout)
     with pytest.raises(RuntimeError, match="the index is gone"):
-        grpo.main(arguments(letters, model, ahead=True, out=tmp_path / "run"))
+        grpo.main(arguments(letters, model, one_step_off_policy=True, out=tmp_path / "run"))
 
 
 def test_several_processes_are_refused(letters, model, monkeypatch):
     monkeypatch.setattr(distributed, "ranks", lambda: 2)
-    with pytest.raises(ValueError, match="ahead is for one process"):
-        start.check_world_size(arguments(letters, model, ahead=True))
+    with pytest.raises(ValueError, match="one_step_off_policy is for one process"):
+        start.check_shares(arguments(letters, model, one_step_off_policy=True))
 
 
 def test_a_resumed_run_begins_with_the_weights_that_were_saved(letters, model, tmp_path):
-    common = dict(ahead=True, importance="tis", lr=0.05)
+    common = dict(one_step_off_policy=True, importance="tis", lr=0.05)
     grpo.main(arguments(letters, model, out=tmp_path / "run", **common))
     grpo.main(arguments(letters, model, resume=tmp_path / "run", updates=6, **common))
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
@@ -105,12 +105,12 @@ def test_a_resumed_run_begins_with_the_weights_that_were_saved(letters, model, t
 
 
 def test_layers_that_run_twice_leave_the_sampling_alone(letters, model, tmp_path):
-    common = dict(ahead=True, gradient_checkpointing=True)
+    common = dict(one_step_off_policy=True, gradient_checkpointing=True)
     for name in "ab":
         grpo.main(arguments(letters, model, out=tmp_path / name, **common))
     first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in "ab")
     assert [line["train/return"] for line in first[1:]] == [line["train/return"] for line in second[1:]]
-    plain = grpo.main(arguments(letters, model, out=tmp_path / "c", ahead=True))
+    plain = grpo.main(arguments(letters, model, out=tmp_path / "c", one_step_off_policy=True))
     assert plain["episodes"] == 24
     assert [x["train/return"] for x in read_metrics(tmp_path / "c" / "metrics.jsonl")[1:]] == pytest.approx(
         [x["train/return"] for x in first[1:]]

@@ -50,7 +50,7 @@ def small(tmp_path):
 
 
 def test_the_shipped_recipes():
-    assert SHIPPED == ["agent-r1", "ahead", "algorithms", "echo-trap", "masks", "rewards"]
+    assert SHIPPED == ["agent-r1", "algorithms", "echo-trap", "masks", "one-step-off-policy", "rewards"]
     assert set(ALGORITHMS) >= {"grpo", "ppo", "reinforce", "rloo", "gigpo", "starpo", "starpo-s", "ragen-2"}
 
 
@@ -87,7 +87,7 @@ def test_the_echo_trap_takes_gradient_steps_of_one_size():
 def test_the_dense_rewards_differ_in_one_thing_each():
     recipe = recipe_file.read("rewards")
     made = {name: recipe.run_arguments(name, 0) for name in recipe.runs}
-    assert {args.cold_start_patience for args in made.values()} == {0.05}
+    assert {args.cold_start_continue_probability for args in made.values()} == {0.05}
     assert {name for name, args in made.items() if not args.process_weight} == {"outcome", "whole"}
     rewards = {name: json.loads(args.env_kwargs).get("rewards") for name, args in made.items()}
     dense = {"progress": 0.0, "evidence": 0.3}

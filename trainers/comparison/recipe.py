@@ -15,7 +15,7 @@ ALGORITHMS: dict[str, tuple[Callable[[Any], dict], TrainArgs]] = {
     **{module.__name__.split(".")[-1]: (module.main, module.Args()) for module in (grpo, ppo, reinforce, rloo, gigpo)},
     **{name: (partial(starpo.main, name), preset) for name, (_, preset) in starpo.PRESETS.items()},
 }
-SHARED = ("model", "dtype", "cold_start_steps", "cold_start_patience")  # one start for each seed
+SHARED = ("model", "dtype", "cold_start_steps", "cold_start_continue_probability")  # one start for each seed
 OURS = ("env", "env_kwargs", "seed", "out", "resume")  # arguments that the runner sets
 
 
