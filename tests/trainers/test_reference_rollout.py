@@ -3,7 +3,6 @@ anchors and failures. The other half of `test_reference_update`."""
 
 import copy
 
-import gymnasium
 import numpy as np
 import pytest
 import torch
@@ -134,7 +133,9 @@ def test_anchors_are_the_states_that_turns_were_taken_in(policy):
 
 
 class Breaks:
-    """A tool that breaks at some of its calls."""
+    """A tool that breaks at some of its calls, and is not called for others beside its own."""
+
+    interchangeable, lane = False, None
 
     def __init__(self, tool, at: set[int]):
         self.tool, self.at, self.calls = tool, at, 0
@@ -161,8 +162,13 @@ def test_an_episode_stays_failed_once_a_tool_broke(policy):
 
 
 def test_attempts_at_one_instance_have_chances_of_their_own(policy):
-    envs = gymnasium.make_vec("AgentR1/Bandit-v0", num_envs=8, split="train")
-    env = envs.envs[0]
-    env.reset(seed=0)
-    print(env.first_observation, env.tools)
-    raise SystemExit
+    """The arms are the same and so is the choice; the payoffs are those of an environment with this luck."""
+    envs, by_hand = (make_envs("AgentR1/Bandit-v0", "{}", "train", 16) for _ in range(2))
+    said, expected = [], []
+    for i, env in enumerate(by_hand.envs):
+        env.reset(seed=i // 8, options={"luck": i % 8})
+        said.append([env.format.write(Turn(answer=env.arms.risky))])
+        expected.append(env.step(said[-1][0])[1])
+    episodes = play_episodes(envs, policy, said, seeds=[0, 1], group_size=8)
+    assert [episode.turns[0].reward for episode in episodes] == expected
+    assert any(len(set(payoffs)) > 1 for payoffs in (expected[:8], expected[8:]))

@@ -62,8 +62,8 @@ CASES = {
 def make_episodes(policy, seed: int) -> list[Episode]:
     """Three groups of four episodes, of one to three turns, from a sampler that is a little beside the policy.
 
-    Some turns end with the policy's end token and others do not; some contexts are rewritten; an episode in two of the
-    groups failed, with returns that would be seen in any mean; the returns of the last group are equal but for that.
+    Some turns end with the policy's end token and others do not; some contexts are rewritten; one episode of each
+    group failed, with a return that would be seen in any mean; the returns of the last group are equal but for that.
     """
     draw, noise, episodes = random.Random(seed), np.random.default_rng(seed), []
 
@@ -74,14 +74,14 @@ def make_episodes(policy, seed: int) -> list[Episode]:
         first = some(4, 7)
         for attempt in range(4):
             turns, context = [], first
-            for number in range(draw.choice([1, 2, 3, 3])):
+            for _ in range(3 if attempt == 1 else draw.choice([1, 2, 3])):
                 tokens = some(1, 5) + [policy.eos_id] * draw.choice([0, 1])
                 turns.append(Turn(context, tokens, [], 0.5 if group == 2 else draw.choice([0.0, 0.5, 1.0, -0.25])))
                 rewritten = attempt == 1 or draw.random() < 0.2
                 context = some(3, 6) if rewritten else context + tokens + some(2, 4)
             if group == 2:
                 turns = turns[:1]
-            failed = (group, attempt) in ((0, 2), (2, 3))
+            failed = (group, attempt) in ((0, 2), (1, 1), (2, 3))
             if failed:
                 turns[-1].reward = 7.0
             episodes.append(Episode(turns, group, [draw.choice(["a", "b", None]) for _ in turns], failed))
@@ -130,7 +130,7 @@ def test_the_episodes_hold_what_the_reference_is_for(policy, batches):
                 with torch.no_grad():
                     new = logprobs(policy.model, row, TEMPERATURE)[0].tolist()
                 ratios += [np.exp(x - token.old) for x, token in zip(new, row.tokens, strict=True)]
-        assert min(ratios) < 0.7 and max(ratios) > 1.4  # on both sides of any clip, before the first step
+        assert min(ratios) < 0.8 and max(ratios) > 1.28  # on both sides of any clip, before the first step
         assert min(abs(np.log(ratios))) < 0.02
 
 
