@@ -281,11 +281,11 @@ def put_in(fault: Fault, tree: Path) -> None:
 
 def copy_tree(to: Path) -> None:
     for name in FOLDERS:
-        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("*.pyc"))  # and keep what numba compiled
     shutil.copy(ROOT / "pyproject.toml", to)
 
 
-@dataclass
+@dataclass(eq=False)
 class First:
     """A pytest plugin that notes which test failed first, and how many were run."""
 
@@ -311,15 +311,15 @@ def killed_by(fault: Fault, args: Args) -> str:
         put_in(fault, tree)
         child = os.fork()
         if not child:
-            status = 1
             try:
                 said.write_text(first_failure(fault, args, tree))
-                status = 0
-            finally:
-                os._exit(status)
+                os._exit(0)
+            except BaseException as error:
+                said.write_text(repr(error))
+                os._exit(1)
         _, status = os.waitpid(child, 0)
         if status:
-            raise RuntimeError(f"{fault.name}: the tests could not be run")
+            raise RuntimeError(f"{fault.name}: the tests could not be run: {said.read_text()}")
         return said.read_text()
 
 
@@ -329,14 +329,16 @@ def first_failure(fault: Fault, args: Args, tree: Path) -> str:
     os.chdir(tree)
     sys.path[:] = [str(tree), *(path for path in sys.path if Path(path or ".").resolve() != ROOT)]
     os.environ["PYTHONPATH"] = str(tree)
-    sys.stdout = sys.stderr = open(os.devnull, "w")  # noqa: SIM115  (until the process ends)
+    with open("log", "w") as log:  # what pytest says
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
     first = First()
     options = ["-x", "-q", "-p", "no:cacheprovider"]
     if fault.within and not args.everything:
         options += ["-k", fault.within]
     pytest.main([*options, *args.tests], plugins=[first])
     if not first.run and not first.failed:
-        raise ValueError(f"no test is chosen by {fault.within!r}")
+        raise ValueError(f"no test was run: {Path('log').read_text()[-2000:]}")
     return first.failed
 
 

@@ -19,7 +19,8 @@ import torch
 DEFAULTS = dict(
     lr=5e-4, temperature=1.0, max_grad_norm=1.0, max_new_tokens=32, questions_per_update=16, group_size=8, epochs=1,
     minibatches=1, loss="clip", normalize="tokens", clip_low=0.2, clip_high=0.28, kl_coef=0.0, kl="k3", kl_target=0.0,
-    entropy_coef=0.0, importance="none", filter="none", overlong_buffer=0,
+    entropy_coef=0.0, importance="none", filter="none", overlong_buffer=0, loss_mask=True,
+    advantage_mask=True,
     # of single algorithms
     scale_by_std=False, turn_credit=False, turn_gamma=1.0, process_weight=0.0, baseline="batch", step_gamma=0.95,
     step_weight=1.0,
@@ -335,8 +336,11 @@ class Reference:
         if o.overlong_buffer:
             for p in played:
                 self.punish_long_turns(p)
-        self.prepare(played)
-        add_advantages(self.algorithm, o, [p for p in played if not p.failed])
+        if not o.loss_mask:
+            played = [self.unmask(p) for p in played]
+        seen = played if o.advantage_mask else [self.unmask(p) for p in played]
+        self.prepare(seen)
+        add_advantages(self.algorithm, o, [p for p in seen if not p.failed])
         rows = [(row, p.failed) for p in played for row in p.rows]
         for _ in range(o.epochs):
             for chosen in np.array_split(rng.permutation(len(rows)), min(o.minibatches, len(rows))):
@@ -355,6 +359,20 @@ class Reference:
             own = [token for token in p.tokens if token.turn == number]
             over = len(own) - (self.o.max_new_tokens - self.o.overlong_buffer)
             own[-1].reward -= min(max(over / self.o.overlong_buffer, 0.0), 1.0)
+
+    @torch.no_grad()
+    def unmask(self, p: Played) -> Played:
+        """The ablation: behind the first sampled token of a row, those of a tool are as good as sampled, by the policy as it
+        is and in the turn before them. The sampled ones are the same objects as before."""
+        rows = []
+        for row in p.rows:
+            own, tokens = {token.at: token for token in row.tokens}, []
+            for at in range(row.tokens[0].at, len(row.ids)):
+                tokens.append(own.get(at) or Token(at, tokens[-1].turn, 0.0))
+            rows.append(Row(row.ids, tokens))
+            for x, token in zip(logprobs(self.model, rows[-1], self.o.temperature)[0].tolist(), tokens, strict=True):
+                token.old = token.old if token.at in own else x
+        return Played(rows, p.group, p.anchors, p.failed)
 
     @torch.no_grad()
     def prepare(self, played: list[Played]) -> None:

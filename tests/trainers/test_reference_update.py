@@ -55,6 +55,9 @@ CASES = {
     "ppo, bi-level": ("ppo", dict(bi_level=True, gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)),
     "ppo, shared layers": ("ppo", dict(share_layers=True, value_coef=1.5, value_clip=0.05)),
     "ppo, k1 and entropy": ("ppo", dict(kl_coef=0.5, kl="k1", entropy_coef=0.1)),
+    "grpo, no loss mask": ("grpo", dict(loss_mask=False)),
+    "ppo, no advantage mask": ("ppo", dict(advantage_mask=False, gamma=0.9, lam=0.8)),
+    "ppo, no masks": ("ppo", dict(loss_mask=False, advantage_mask=False)),
     "ppo, k3 and bi-level": ("ppo", dict(kl_coef=0.5, bi_level=True)),
 }
 
