@@ -96,6 +96,10 @@ FAULTS = [
         old="{i: envs.envs[i].anchor() for i in completions}", new="{i: () for i in completions}",
     ),
     Fault(
+        name="rewritten-context-ignored", file=ROLL, within="rewrote",
+        old='elif "context" in infos and infos["_context"][i]:', new="elif False:",
+    ),
+    Fault(
         name="one-luck-for-a-group", file=ROLL, within="chances",
         old="[i % group_size for i in range(envs.num_envs)]", new="[0 for i in range(envs.num_envs)]",
     ),

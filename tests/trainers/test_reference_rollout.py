@@ -132,6 +132,24 @@ def test_anchors_are_the_states_that_turns_were_taken_in(policy):
     assert all(anchors[0] == () and len(set(anchors)) > 1 for anchors in expected)
 
 
+def test_a_context_that_the_environment_rewrote_begins_a_row(policy):
+    """Of the last turn alone: what is prompted with is what an environment played by hand says."""
+    kwargs = SMALL.replace("}", ', "context": "window:1"}')
+    envs, by_hand = (make_envs("AgentR1/MiniWiki-v0", kwargs, "train", 2) for _ in range(2))
+    said = [[search(env, word) for word in ("one", "two", "three")] for env in by_hand.envs]
+    episodes = play_episodes(envs, policy, said, seeds=[3], group_size=2)
+    for env, episode, actions in zip(by_hand.envs, episodes, said, strict=True):
+        context, info = env.reset(seed=3)
+        instructions, rewritten = info["instructions"], 0
+        for turn, action in zip(episode.turns, actions, strict=True):
+            if isinstance(context, list):
+                assert turn.prompt == policy.prompt_ids(instructions, context)
+            *_, info = env.step(action)
+            context = info.get("context")
+            rewritten += context is not None
+        assert rewritten and len(rows_of(episode)) == 1 + rewritten
+
+
 class Breaks:
     """A tool that breaks at some of its calls, and is not called for others beside its own."""
 
