@@ -1,0 +1,371 @@
+"""Do the tests see a fault in how the trainer is wired?
+
+    python -m benchmarks.deliberate_faults
+    python -m benchmarks.deliberate_faults --only whiten-failed --tests tests/trainers
+
+Each fault is one change of the text of one file, in a copy of the tree; then tests are run there until one fails. Prints
+a table, and exits with 1 where a fault survived.
+"""
+
+import os
+import shutil
+import sys
+import tempfile
+import time
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import tyro
+
+ROOT = Path(__file__).resolve().parents[1]
+FOLDERS = "retrieval_index", "agent_envs", "trainers", "tests/trainers"
+UPDATE, ROLLOUT = "tests/trainers/test_reference_update.py", "tests/trainers/test_reference_rollout.py"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Fault:
+    """``old`` must stand in ``file`` exactly once. ``within``: a pytest ``-k`` expression for tests that are there for it,
+    so that the others need not be waited for."""
+
+    name: str
+    file: str
+    old: str
+    new: str
+    within: str = ""
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Put faults in, one at a time, and see which test fails."""
+
+    only: tuple[str, ...] = ()
+    """Names of faults; all by default."""
+    tests: tuple[str, ...] = (UPDATE, ROLLOUT)
+    """What is run."""
+    everything: bool = False
+    """Run all of these tests for each fault, and not those alone that are there for it."""
+
+
+GRPO, ROLL = "trainers/grpo.py", "trainers/rollout.py"
+OBJECTIVE, OPTIMIZE, PPO = "trainers/objective.py", "trainers/optimize.py", "trainers/ppo.py"
+FAULTS = [
+    # -- what is played
+    Fault(
+        name="groups-mixed-in-rollout", file=ROLL, within="group",
+        old="Trajectory(group=i // group_size)", new="Trajectory(group=i % (count // group_size))",
+    ),
+    Fault(
+        name="questions-mixed-in-rollout", file=ROLL, within="group",
+        old="[value for value in (seeds or questions) for _ in range(group_size)]",
+        new="list(seeds or questions) * group_size",
+    ),
+    Fault(
+        name="groups-mixed-in-batch", file="trainers/batches.py", within="batch_of",
+        old="trajectory.group = i // args.group_size", new="trajectory.group = i % args.questions_per_update",
+    ),
+    Fault(
+        name="rollout-at-temperature-1", file="trainers/batches.py", within="batch_of",
+        old="temperature=args.temperature", new="temperature=1.0",
+    ),
+    Fault(
+        name="turns-of-any-length", file="trainers/batches.py", within="batch_of",
+        old="max_new_tokens=args.max_new_tokens", new="max_new_tokens=2 * args.max_new_tokens",
+    ),
+    Fault(
+        name="one-question-in-all-updates", file="trainers/batches.py", within="batch_of",
+        old="default_rng([args.seed, number])", new="default_rng([args.seed, 0])",
+    ),
+    Fault(
+        name="end-token-doubled", file="trainers/policy.py", within="ends_once",
+        old="            return ids[1:]\n", new="            return ids\n",
+    ),
+    Fault(
+        name="end-token-lost", file="trainers/policy.py", within="ends_once",
+        old="if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:", new="if after:",
+    ),
+    Fault(
+        name="failed-forgotten", file=ROLL, within="stays_failed",
+        old="trajectory.failed |= ", new="trajectory.failed = ",
+    ),
+    Fault(
+        name="anchor-after-the-step", file=ROLL, within="anchors",
+        old="trajectory.anchors.append(anchors[i])", new="trajectory.anchors.append(envs.envs[i].anchor())",
+    ),
+    Fault(
+        name="anchor-constant", file=ROLL, within="anchors",
+        old="{i: envs.envs[i].anchor() for i in completions}", new="{i: () for i in completions}",
+    ),
+    Fault(
+        name="rewritten-context-ignored", file=ROLL, within="rewrote",
+        old='elif "context" in infos and infos["_context"][i]:', new="elif False:",
+    ),
+    Fault(
+        name="one-luck-for-a-group", file=ROLL, within="chances",
+        old="[i % group_size for i in range(envs.num_envs)]", new="[0 for i in range(envs.num_envs)]",
+    ),
+    # -- how it is learned from
+    Fault(
+        name="loss-at-temperature-1", file=OBJECTIVE,
+        old="policy.logprobs(part, args.temperature, entropy_gradient", new="policy.logprobs(part, 1.0, entropy_gradient",
+    ),
+    Fault(
+        name="importance-at-temperature-1", file=OBJECTIVE, within="tis",
+        old="policy.logprobs(part, args.temperature)[0]", new="policy.logprobs(part)[0]",
+    ),
+    Fault(
+        name="reference-at-temperature-1", file="trainers/kl.py", within="k3",
+        old="self._reference.logprobs(p, args.temperature)", new="self._reference.logprobs(p, 1.0)",
+    ),
+    Fault(
+        name="no-shuffling", file=OPTIMIZE,
+        old="rng.permutation(len(batch.ids))", new="np.arange(len(batch.ids))",
+    ),
+    Fault(name="epochs-ignored", file=OPTIMIZE, old="range(args.epochs)", new="range(1)"),
+    Fault(name="minibatches-ignored", file=OPTIMIZE, old="min(args.minibatches, len(order))", new="1"),
+    Fault(name="beta2-of-.999", file=OPTIMIZE, old="betas=(0.9, 0.95)", new="betas=(0.9, 0.999)"),
+    Fault(name="weight-decay-of-.1", file=OPTIMIZE, old="weight_decay=0.0", new="weight_decay=0.1"),
+    Fault(name="gradients-not-clipped", file=OPTIMIZE, old="args.max_grad_norm)", new="1e9)"),
+    Fault(
+        name="gradients-not-zeroed", file=OPTIMIZE,
+        old="            optimizer.zero_grad()\n", new="",
+    ),
+    Fault(
+        name="normalizer-without-failed-rows", file=OPTIMIZE,
+        old="int(batch.mask[rows].sum())", new="int(batch.mask[rows[used[rows]]].sum())",
+    ),
+    Fault(
+        name="normalizer-of-the-whole-batch", file=OPTIMIZE,
+        old="int(batch.mask[rows].sum())", new="int(batch.mask.sum())",
+    ),
+    Fault(
+        name="mean-over-sequences-ignored", file=OBJECTIVE, within="paper",
+        old='aggregate if args.normalize == "tokens" else sequence_mean', new="aggregate",
+    ),
+    Fault(
+        name="failed-episodes-count", file=OPTIMIZE,
+        old="[not t.failed for t in trajectories]", new="[True for t in trajectories]",
+    ),
+    Fault(
+        name="failed-episodes-have-entropy", file=OPTIMIZE, within="entropy",
+        old="used = episodes.valid[batch.trajectory]", new="used = torch.ones_like(episodes.valid)[batch.trajectory]",
+    ),
+    Fault(
+        name="clip-high-ignored", file=OBJECTIVE, within="higher or plain_loop",
+        old="part.logprobs, advantages, args.clip_low, args.clip_high)",
+        new="part.logprobs, advantages, args.clip_low, args.clip_low)",
+    ),
+    Fault(
+        name="entropy-punished", file=OBJECTIVE, within="entropy",
+        old="loss - args.entropy_coef * entropy", new="loss + args.entropy_coef * entropy",
+    ),
+    Fault(
+        name="importance-weights-ignored", file=OBJECTIVE, within="tis",
+        old='loss = loss * part.extra["weights"]', new="pass",
+    ),
+    Fault(
+        name="kl-to-the-current-policy", file=OPTIMIZE, within="k3",
+        old="KLPenalty(reference_of(policy), args)", new="KLPenalty(policy, args)",
+    ),
+    Fault(
+        name="ppo-kl-to-the-current-policy", file=PPO, within="ppo and k3",
+        old="KLPenalty(reference_of(policy), args)", new="KLPenalty(policy, args)",
+    ),
+    Fault(
+        name="kl-not-steered", file=OPTIMIZE, within="target",
+        old="        penalty.steer()\n", new="        pass\n",
+    ),
+    Fault(
+        name="k1-not-in-the-return", file=OPTIMIZE, within="k1",
+        old="returns = rewards.sum(1).tolist()", new="pass",
+    ),
+    Fault(
+        name="k2-for-k3", file="trainers/kl.py", within="k3",
+        old='{"k2": kl_k2, "k3": kl_k3}', new='{"k2": kl_k2, "k3": kl_k2}',
+    ),
+    Fault(
+        name="reward-on-the-first-token", file="trainers/trajectory.py", within="plain_loop and reinforce",
+        old="[0.0] * (n + m - 1) + [step.reward]", new="[0.0] * n + [step.reward] + [0.0] * (m - 1)",
+    ),
+    Fault(
+        name="rewritten-context-goes-on", file="trainers/trajectory.py",
+        old="if last is None or step.prompt[: len(last.ids)] != last.ids:", new="if last is None:",
+    ),
+    # -- of single algorithms
+    Fault(
+        name="turn-gamma-ignored", file=GRPO, within="turn",
+        old="e.groups, args.turn_gamma, args.scale_by_std", new="e.groups, 1.0, args.scale_by_std",
+    ),
+    Fault(
+        name="process-weight-ignored", file=GRPO, within="process",
+        old="whole + args.process_weight * own", new="whole + own",
+    ),
+    Fault(
+        name="scale-by-std-ignored", file=GRPO, within="paper",
+        old="group_advantage(e.returns, e.groups, args.scale_by_std, e.valid)",
+        new="group_advantage(e.returns, e.groups, False, e.valid)",
+    ),
+    Fault(
+        name="grpo-counts-failed", file=GRPO,
+        old="group_advantage(e.returns, e.groups, args.scale_by_std, e.valid)",
+        new="group_advantage(e.returns, e.groups, args.scale_by_std)",
+    ),
+    Fault(
+        name="rloo-counts-failed", file="trainers/rloo.py", within="rloo",
+        old="leave_one_out(e.returns, e.groups, e.valid)", new="leave_one_out(e.returns, e.groups)",
+    ),
+    Fault(
+        name="rloo-by-turns-counts-itself", file="trainers/rloo.py", within="rloo",
+        old="valid=e.valid, leave_out=True", new="valid=e.valid, scale_by_std=False",
+    ),
+    Fault(
+        name="step-gamma-ignored", file="trainers/gigpo.py", within="gigpo",
+        old="args.step_gamma, args.step_weight", new="0.95, args.step_weight",
+    ),
+    Fault(
+        name="step-weight-ignored", file="trainers/gigpo.py", within="gigpo",
+        old="args.step_gamma, args.step_weight", new="args.step_gamma, 1.0",
+    ),
+    Fault(
+        name="reinforce-by-turns-whitens-failed", file="trainers/reinforce.py", within="reinforce",
+        old="whiten(compared, e.mask & e.valid[:, None])", new="whiten(compared, e.mask)",
+    ),
+    Fault(
+        name="reinforce-counts-failed", file="trainers/reinforce.py", within="reinforce",
+        old="reinforce_plus_plus(e.rewards, e.mask, valid=e.valid)", new="reinforce_plus_plus(e.rewards, e.mask)",
+    ),
+    Fault(
+        name="ppo-whitens-failed", file=PPO, within="ppo",
+        old="whiten(advantages, mask & valid[:, None])", new="whiten(advantages, mask)",
+    ),
+    Fault(
+        name="ppo-learns-from-failed", file=PPO, within="ppo",
+        old="used = episodes.valid[batch.trajectory]", new="used = torch.ones_like(episodes.valid)[batch.trajectory]",
+    ),
+    Fault(
+        name="value-clip-around-the-current-value", file=PPO, within="ppo and clip",
+        old='value_loss(values, part.extra["values"], part', new="value_loss(values, values.detach(), part",
+    ),
+    Fault(
+        name="value-clip-ignored", file=PPO, within="ppo and clip",
+        old='part.extra["targets"], args.value_clip)', new='part.extra["targets"], 1e9)',
+    ),
+    Fault(
+        name="value-coef-ignored", file=PPO, within="ppo and shared",
+        old="loss + args.value_coef * total", new="loss + 0.5 * total",
+    ),
+    Fault(name="critic-lr-not-used", file=PPO, within="ppo", old='"lr": args.critic_lr', new='"lr": args.lr'),
+    Fault(
+        name="layers-shared-always", file=PPO, within="ppo",
+        old="Critic(policy, args.share_layers)", new="Critic(policy, True)",
+    ),
+    Fault(
+        name="lambda-ignored", file=PPO, within="ppo and discounted",
+        old="gae(rewards, packed, mask, args.gamma, args.lam, valid)",
+        new="gae(rewards, packed, mask, args.gamma, 1.0, valid)",
+    ),
+    Fault(
+        name="turn-lambda-ignored", file=PPO, within="ppo and level",
+        old="args.turn_gamma, args.turn_lam, valid", new="args.turn_gamma, 1.0, valid",
+    ),
+    Fault(
+        name="bi-level-ignored", file=PPO, within="ppo and level",
+        old="    if args.bi_level:\n        advantages", new="    if False:\n        advantages",
+    ),
+]  # fmt: skip
+
+
+def put_in(fault: Fault, tree: Path) -> None:
+    """Raises a ValueError where the text of the fault is not found exactly once."""
+    path = tree / fault.file
+    text = path.read_text()
+    if (count := text.count(fault.old)) != 1:
+        raise ValueError(f"{fault.name}: its text stands in {fault.file} {count} times: {fault.old!r}")
+    path.write_text(text.replace(fault.old, fault.new))
+
+
+def copy_tree(to: Path) -> None:
+    for name in FOLDERS:
+        shutil.copytree(ROOT / name, to / name, ignore=shutil.ignore_patterns("*.pyc"))  # and keep what numba compiled
+    shutil.copy(ROOT / "pyproject.toml", to)
+
+
+@dataclass(eq=False)
+class First:
+    """A pytest plugin that notes which test failed first, and how many were run."""
+
+    failed: str = ""
+    run: set[str] = field(default_factory=set)
+
+    def pytest_runtest_logreport(self, report):
+        self.run.add(report.nodeid)
+        if report.failed and not self.failed:
+            self.failed = report.nodeid.split("::")[-1]
+
+    def pytest_collectreport(self, report):
+        if report.failed and not self.failed:
+            self.failed = f"collecting {report.nodeid}"
+
+
+def killed_by(fault: Fault, args: Args) -> str:
+    """The first test that failed with this fault, "" if there is none. In a process of its own, which is a fork: what
+    takes long to import is there already."""
+    with tempfile.TemporaryDirectory() as folder:
+        tree, said = Path(folder) / "tree", Path(folder) / "said"
+        copy_tree(tree)
+        put_in(fault, tree)
+        child = os.fork()
+        if not child:
+            try:
+                said.write_text(first_failure(fault, args, tree))
+                os._exit(0)
+            except BaseException as error:
+                said.write_text(repr(error))
+                os._exit(1)
+        _, status = os.waitpid(child, 0)
+        if status:
+            raise RuntimeError(f"{fault.name}: the tests could not be run: {said.read_text()}")
+        return said.read_text()
+
+
+def first_failure(fault: Fault, args: Args, tree: Path) -> str:
+    import pytest
+
+    os.chdir(tree)
+    sys.path[:] = [str(tree), *(path for path in sys.path if Path(path or ".").resolve() != ROOT)]
+    os.environ["PYTHONPATH"] = str(tree)
+    with open("log", "w") as log:  # what pytest says
+        os.dup2(log.fileno(), 1)
+        os.dup2(log.fileno(), 2)
+    first = First()
+    options = ["-x", "-q", "-p", "no:cacheprovider"]
+    if fault.within and not args.everything:
+        options += ["-k", fault.within]
+    pytest.main([*options, *args.tests], plugins=[first])
+    if not first.run and not first.failed:
+        raise ValueError(f"no test was run: {Path('log').read_text()[-2000:]}")
+    return first.failed
+
+
+def main(args: Args) -> int:
+    chosen = [fault for fault in FAULTS if not args.only or fault.name in args.only]
+    if unknown := set(args.only) - {fault.name for fault in FAULTS}:
+        raise ValueError(f"there are no faults {sorted(unknown)}")
+    import faiss  # noqa: F401  (imported here once, and not by every child)
+    import numba  # noqa: F401
+    import pytest  # noqa: F401
+    import transformers  # noqa: F401
+    from transformers import Qwen2ForCausalLM  # noqa: F401
+
+    survived = 0
+    print("| fault | killed by | seconds |\n|---|---|---|")
+    for fault in chosen:
+        begin = time.monotonic()
+        test = killed_by(fault, args)
+        survived += not test
+        print(f"| {fault.name} | {test or 'SURVIVED'} | {time.monotonic() - begin:.1f} |", flush=True)
+    print(f"\n{len(chosen) - survived} of {len(chosen)} killed")
+    return 1 if survived else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(tyro.cli(Args, description=__doc__)))
