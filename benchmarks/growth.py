@@ -21,7 +21,6 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
-from trainers.algorithms.optimize import policy_learner
 
 from agent_envs.miniwiki import vocabulary
 from agent_envs.rewards import Fact, Reward
@@ -29,9 +28,10 @@ from agent_envs.tool_env import ToolEnv
 from agent_envs.types import Turn, Verdict
 from agent_envs.vector import ToolVectorEnv
 from trainers import grpo
-from trainers.collector import play
+from trainers.collector import play_batch
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models import tiny
+from trainers.models.lora import trained_parameters
 from trainers.models.policy import Policy
 
 NEW_TOKENS = 16
@@ -118,13 +118,14 @@ def step(args: Args, work: Work) -> tuple[float, float]:
     pays = itertools.count()
     envs = ToolVectorEnv(lambda: Talker(work, words, float(next(pays) % 7)), work.episodes)
     engine = TransformersEngine(policy, ())
-    learner = policy_learner(settings, partial(grpo.advantages, settings), policy)
+    optimizer = grpo.make_optimizer(policy, [{"params": trained_parameters(policy.model), "lr": settings.lr}])
+    learn = partial(grpo.update, settings, policy, optimizer, None, grpo.compute_advantages)
     rollouts, updates = [], []
     for number in range(1 + args.repeats):
         begin = time.perf_counter()
-        batch = play(settings, envs, policy, engine, number)
+        batch = play_batch(settings, envs, policy, engine, number)
         middle = time.perf_counter()
-        learner.update(batch.episodes, np.random.default_rng(number))
+        learn(batch.episodes, np.random.default_rng(number))
         rollouts.append(middle - begin)
         updates.append(time.perf_counter() - middle)
     return statistics.median(rollouts[1:]), statistics.median(updates[1:])

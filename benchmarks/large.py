@@ -30,18 +30,18 @@ import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
-from trainers.algorithms.optimize import policy_learner
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs.miniwiki import vocabulary
 from trainers import grpo
-from trainers.collector import play
+from trainers.collector import play_batch
 from trainers.engines import model_runner as forward
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models import lora as adapters
 from trainers.models import tiny
 from trainers.models.hidden_states import recompute_activations, round_frozen
 from trainers.models.loading import default_device, exact_enough
+from trainers.models.lora import trained_parameters
 from trainers.models.policy import Policy
 from trainers.models.prefix_trees import joined
 from trainers.profile import limits
@@ -184,19 +184,20 @@ def updates(args: Args, policy: Searcher, limit: dict[str, float]) -> dict[str, 
         max_new_tokens=args.max_new_tokens, max_tokens_per_micro_batch=args.max_tokens_per_micro_batch,
     )  # fmt: skip
     envs, engine = environments(args), TransformersEngine(policy, ())
-    learner = policy_learner(settings, partial(grpo.advantages, settings), policy)
+    optimizer = grpo.make_optimizer(policy, [{"params": trained_parameters(policy.model), "lr": settings.lr}])
+    learn = partial(grpo.update, settings, policy, optimizer, None, grpo.compute_advantages)
     config, weights, lines = policy.model.config, weights_of(policy.model), []
     trained = any(p.requires_grad for p in policy.model.get_output_embeddings().parameters())
     for number in range(1 + args.updates):
         reset_peak(args)
         begin = now(args)
-        batch = play(settings, envs, policy, engine, number)
+        batch = play_batch(settings, envs, policy, engine, number)
         middle, peak = now(args), peak_memory(args)
         for episode in batch.episodes:
             episode.steps[-1].reward += float(batch.rng.normal())
         policy.fed["update"] = 0
         reset_peak(args)
-        learner.update(batch.episodes, batch.rng)
+        learn(batch.episodes, batch.rng)
         end = now(args)
         said = sum(len(step.tokens) for episode in batch.episodes for step in episode.steps)
         longest = statistics.mean(len(e.steps[-1].prompt) + len(e.steps[-1].tokens) for e in batch.episodes)

@@ -25,6 +25,7 @@ import importlib.util
 import json
 import statistics
 import tempfile
+import time
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -33,16 +34,16 @@ from typing import Literal
 import numpy as np
 import torch
 import tyro
-from trainers.algorithms.optimize import policy_learner
-from trainers.runs.training import one_update
 
 from benchmarks import decode_side, trl_side
 from benchmarks.race import Pace, Runner, race
 from benchmarks.trl_start import first_prompts, start_policy
 from trainers import grpo
-from trainers.collector import Batches
+from trainers.collector import Collector
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
+from trainers.runs.monitoring import informed
+from trainers.runs.run import episode_metrics
 from trainers.runs.setup import make_envs
 
 TRL = ("environment_factory", "rollout_func")
@@ -97,25 +98,30 @@ class Args:
         )  # fmt: skip
 
     def question_seeds(self) -> list[int]:
-        """One per question, in order, of all steps: what `trainers.runs.training.one_update` draws."""
+        """One per question, in order, of all steps: what `trainers.collector` draws."""
         drawn = (np.random.default_rng([self.seed, number]) for number in range(self.rounds))
         return [seed for rng in drawn for seed in rng.integers(2**31, size=self.episodes // self.group_size).tolist()]
 
 
 def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
-    """What `trainers.runs.training.train` does between two evaluations."""
+    """What `trainers.grpo` does between two evaluations."""
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     settings = args.trainer_args(str(start))
     envs, policy = make_envs(args.env, "{}", "train", args.episodes), load_policy(start, "cpu")
-    engine, batches = TransformersEngine(policy, envs.envs[0].stop), Batches(settings, policy)
-    learner = policy_learner(settings, partial(grpo.advantages, settings), policy)
+    engine, collector = TransformersEngine(policy, envs.envs[0].stop), Collector(settings, policy)
+    optimizer = grpo.make_optimizer(policy, [{"params": list(policy.model.parameters()), "lr": settings.lr}])
     lines = []
     pace()
     for number in range(args.rounds):
-        lines.append(one_update(settings, envs, batches, engine, policy, learner, number, "em"))
+        begin = time.monotonic()
+        batch = collector.collect(envs, engine, number)
+        line = episode_metrics(batch.played, "em") | informed(policy, batch.episodes, settings)
+        line |= grpo.update(settings, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
+        line |= batch.metrics | {"episodes": float(len(batch.played))}
+        lines.append(line | {"time/update": time.monotonic() - begin - batch.metrics["time/rollout"]})
         pace()
-    names = ["episodes", "tokens/action", "train/turns", "train/return", "train/flat_groups"]
+    names = ["episodes", "tokens/action", "train/turns", "train/return", "train/zero_std_groups"]
     names += ["time/rollout", "time/update"]
     mean = {name: statistics.mean(line[name] for line in lines) for name in names}
     return {
@@ -123,7 +129,7 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
         "turns": mean["train/turns"],
         "policy_tokens": mean["tokens/action"] / mean["episodes"],
         "return": mean["train/return"],
-        "flat_groups": mean["train/flat_groups"],
+        "flat_groups": mean["train/zero_std_groups"],
         "rollout_share": mean["time/rollout"] / (mean["time/rollout"] + mean["time/update"]),
     }
 

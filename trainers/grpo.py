@@ -127,7 +127,10 @@ def update(
     rng: np.random.Generator,
 ) -> Metrics:
     """One batch of episodes into ``args.epochs`` times ``args.minibatches`` gradient steps."""
-    batch, episodes, metrics = prepare_batch(trajectories, policy, args, kl)
+    trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, a penalty for long turns
+    if not trajectories:
+        return metrics  # the filter left no group: there is nothing to learn from
+    batch, episodes, prepared = prepare_batch(trajectories, policy, args, kl)
     batch.advantages = unpack(compute_advantages(args, episodes), batch)
     # A row without an advantage has no gradient, and is left out of the passes. It counts in the normalizer all the same.
     # A KL penalty in the loss, and an entropy bonus, are for every row whose episode did not end in an error.
@@ -149,7 +152,7 @@ def update(
             optimizer.step()
     if kl is not None:
         kl.adapt()
-    return metrics | means.compute(optimizer.param_groups[0]["lr"])
+    return metrics | prepared | means.compute(optimizer.param_groups[0]["lr"])
 
 
 def train(
@@ -170,10 +173,7 @@ def train(
             optimizer, kl=kl if args.kl_target else None
         ):  # resumes; evaluates, logs and saves between
             trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them
-            trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, penalty for long turns
-            if trajectories:  # or the filter left no group, and the update is skipped
-                metrics |= update(args, policy, optimizer, kl, compute_advantages, trajectories, step.rng)
-            step.log(metrics)
+            step.log(update(args, policy, optimizer, kl, compute_advantages, trajectories, step.rng))
     return run.summary
 
 

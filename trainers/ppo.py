@@ -139,7 +139,10 @@ def update(
     rng: np.random.Generator,
 ) -> Metrics:
     """One batch of episodes into ``args.epochs`` times ``args.minibatches`` gradient steps of policy and critic."""
-    batch, episodes, metrics = prepare_batch(trajectories, policy, args, kl)
+    trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, a penalty for long turns
+    if not trajectories:
+        return metrics  # the filter left no group: there is nothing to learn from
+    batch, episodes, prepared = prepare_batch(trajectories, policy, args, kl)
     batch = add_advantages(args, policy, critic, batch, episodes.valid)
     used = episodes.valid[batch.trajectory]  # the critic learns from rows without an advantage too
     means = UpdateMetrics()
@@ -157,7 +160,7 @@ def update(
             optimizer.step()
     if kl is not None:
         kl.adapt()
-    return metrics | means.compute(optimizer.param_groups[0]["lr"])
+    return metrics | prepared | means.compute(optimizer.param_groups[0]["lr"])
 
 
 def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
@@ -170,10 +173,7 @@ def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
         optimizer = make_optimizer(policy, [actor, {"params": trained_parameters(critic), "lr": args.critic_lr}])
         for step in run.steps(optimizer, critic=critic, kl=kl if args.kl_target else None):
             trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them
-            trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, penalty for long turns
-            if trajectories:  # or the filter left no group, and the update is skipped
-                metrics |= update(args, policy, critic, optimizer, kl, trajectories, step.rng)
-            step.log(metrics)
+            step.log(update(args, policy, critic, optimizer, kl, trajectories, step.rng))
     return run.summary
 
 

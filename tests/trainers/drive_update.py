@@ -7,18 +7,19 @@ rollout; `play_batch` the batch of episodes that a run plays for an update.
 
 import copy
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 from reference import Episode, Turn
 
-from trainers import batches, gigpo, grpo, ppo, reinforce, rloo
-from trainers.engine import Completion, TransformersEngine
-from trainers.optimize import policy_learner
-from trainers.policy import Policy
+from trainers import collector, gigpo, grpo, ppo, reinforce, rloo
+from trainers.engines.engine import Completion
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.policy import Policy
 from trainers.rollout import rollout
+from trainers.runs.run import UpdateStep
 from trainers.trajectory import Step, Trajectory
 
 ALGORITHMS = {"grpo": grpo, "rloo": rloo, "reinforce": reinforce, "gigpo": gigpo, "ppo": ppo}
@@ -37,34 +38,49 @@ class UpdateResult:
 def run_update(
     algorithm: str, options: dict[str, Any], policy: Policy, played: list[list[Episode]], critic_head=None
 ) -> UpdateResult:
-    """Updates of a copy of the policy by one learner; that of batch ``i`` is shuffled by ``default_rng(i)``."""
-    module, policy = ALGORITHMS[algorithm], copy.deepcopy(policy)
-    args = module.Args(**options)
-    learner = (
-        ppo.start(args, policy)
-        if algorithm == "ppo"
-        else policy_learner(args, partial(module.advantages, args), policy)
-    )
-    (optimizer,), named, gradients = learner.optimizers, dict(policy.model.named_parameters()), []
-    if algorithm == "ppo":
-        critic = learner.modules["critic"]
-        with torch.no_grad():
-            for own, given in zip(critic.head.parameters(), critic_head, strict=True):
-                own.copy_(given)
-        named |= {f"critic.{name}": p for name, p in critic.named_parameters()}
-    step = optimizer.step
+    """Updates of a copy of the policy by one run; that of batch ``i`` is shuffled by ``default_rng(i)``."""
+    run = PlayedRun(copy.deepcopy(policy), played, critic_head)
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (grpo, ppo):
+            patch.setattr(module, "Run", lambda *arguments: run)
+        ALGORITHMS[algorithm].main(ALGORITHMS[algorithm].Args(**options))
+    return UpdateResult(run.gradients, {name: p.detach() for name, p in run.named.items()}, run.metrics)
 
-    def recorded():
-        zero = {name: torch.zeros_like(p) if p.grad is None else p.grad.clone() for name, p in named.items()}
-        gradients.append(zero)
-        step()
 
-    optimizer.step = recorded
-    metrics = [
-        learner.update([to_trajectory(e) for e in episodes], np.random.default_rng(i))
-        for i, episodes in enumerate(played)
-    ]
-    return UpdateResult(gradients, {name: p.detach() for name, p in named.items()}, metrics)
+class PlayedRun:
+    """Takes the place of a `Run`: episodes that were played before, and a look at what the optimizer gets."""
+
+    def __init__(self, policy: Policy, played: list[list[Episode]], critic_head):
+        self.policy, self.played, self.critic_head = policy, played, critic_head
+        self.named, self.gradients, self.metrics, self.summary = dict(policy.model.named_parameters()), [], [], {}
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *error):
+        pass
+
+    def steps(self, optimizer, critic=None, kl=None):
+        if critic is not None:
+            with torch.no_grad():
+                for own, given in zip(critic.head.parameters(), self.critic_head, strict=True):
+                    own.copy_(given)
+            self.named |= {f"critic.{name}": p for name, p in critic.named_parameters()}
+        step = optimizer.step
+
+        def recorded():
+            named = self.named.items()
+            self.gradients.append({n: torch.zeros_like(p) if p.grad is None else p.grad.clone() for n, p in named})
+            step()
+
+        optimizer.step = recorded
+        for number in range(len(self.played)):
+            update = UpdateStep(number=number, rng=np.random.default_rng(number))
+            yield update
+            self.metrics.append(update.metrics)
+
+    def collect(self, step):
+        return [to_trajectory(episode) for episode in self.played[step.number]]
 
 
 def play_episodes(envs, policy: Policy, said: list[list[str]] | None = None, **options) -> list[Episode]:
@@ -77,7 +93,7 @@ def play_episodes(envs, policy: Policy, said: list[list[str]] | None = None, **o
 def play_batch(options: dict[str, Any], envs, policy: Policy, number: int) -> list[Episode]:
     """The episodes of update ``number``."""
     engine = TransformersEngine(policy, envs.envs[0].stop)
-    return [to_episode(t) for t in batches.play(grpo.Args(**options), envs, policy, engine, number).episodes]
+    return [to_episode(t) for t in collector.play_batch(grpo.Args(**options), envs, policy, engine, number).episodes]
 
 
 def to_trajectory(e: Episode) -> Trajectory:

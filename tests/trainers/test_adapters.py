@@ -131,18 +131,19 @@ def test_the_reference_stays_where_training_started(folder, episodes, rank):
 
 def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(folder, episodes):
     policy = load_policy(folder, "cpu", lora_rank=2)
-    learner = ppo.start(ppo.Args(lr=0.05, critic_lr=0.05), policy)
-    critic = learner.modules["critic"]
+    critic = Critic(policy)
     frozen = [p for p in policy.model.parameters() if not p.requires_grad]
     storage = {p.data_ptr() for p in frozen}
     assert all(p.data_ptr() in storage for p in critic.parameters() if not p.requires_grad)
-    of_policy, of_critic = (group["params"] for group in learner.optimizers[0].param_groups)
-    assert [p.data_ptr() for p in of_policy] == [p.data_ptr() for p in trained_parameters(policy.model)]
+    of_policy, of_critic = trained_parameters(policy.model), trained_parameters(critic)
+    args = ppo.Args(lr=0.05, critic_lr=0.05)
+    groups = [{"params": of_policy, "lr": args.lr}, {"params": of_critic, "lr": args.critic_lr}]
+    optimizer = grpo.make_optimizer(policy, groups)
     assert len(of_critic) == len(of_policy) + 2  # and the head
     assert not {p.data_ptr() for p in of_critic} & ({p.data_ptr() for p in of_policy} | storage)
     before = [[p.clone() for p in group] for group in (frozen, of_policy, of_critic)]
     for number in range(3):  # the head starts at zero, and so does half of the adapter: no gradient comes through them
-        learner.update(episodes(policy), np.random.default_rng(number))
+        ppo.update(args, policy, critic, optimizer, None, episodes(policy), np.random.default_rng(number))
     changed = [[not torch.equal(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(
         before, (frozen, of_policy, of_critic), strict=True)]  # fmt: skip
     assert not any(changed[0])

@@ -7,10 +7,11 @@ import torch
 
 from trainers import collector as playing
 from trainers import distributed, grpo
-from trainers.collector import Batches
+from trainers.collector import Collector
 from trainers.models.loading import load_policy
-from trainers.runs import start
+from trainers.runs import setup
 from trainers.runs.logger import read_metrics
+from trainers.runs.run import Run
 from trainers.runs.setup import make_engine, make_envs
 from trainers.trajectory import collate
 
@@ -43,14 +44,14 @@ def change(policy):
 def test_each_batch_is_played_with_the_weights_of_one_update_before(letters, model):
     args = arguments(letters, model, one_step_off_policy=True, updates=3)
     policy = load_policy(model, "cpu")
-    envs, batches = make_envs(letters, SMALL, "train", 6), Batches(args, policy)
+    envs, batches = make_envs(letters, SMALL, "train", 6), Collector(args, policy)
     engine = make_engine("transformers", batches.policy, envs.envs[0].stop)
     assert batches.policy.model is not policy.model
     torch.manual_seed(0)
     played, weights = [], []
     for number in range(3):
         weights.append({name: p.clone() for name, p in policy.model.named_parameters()})
-        played.append(batches.next(envs, engine, number))
+        played.append(batches.collect(envs, engine, number))
         change(policy)  # while the next one is being played
     for number, batch in enumerate(played):
         policy.model.load_state_dict(weights[max(0, number - 1)], strict=False)
@@ -91,9 +92,9 @@ def test_an_error_in_what_is_played_ahead_is_an_error(letters, model, tmp_path, 
 
 
 def test_several_processes_are_refused(letters, model, monkeypatch):
-    monkeypatch.setattr(distributed, "ranks", lambda: 2)
+    monkeypatch.setattr(distributed, "world_size", lambda: 2)
     with pytest.raises(ValueError, match="one_step_off_policy is for one process"):
-        start.check_shares(arguments(letters, model, one_step_off_policy=True))
+        setup.check_world_size(arguments(letters, model, one_step_off_policy=True))
 
 
 def test_a_resumed_run_begins_with_the_weights_that_were_saved(letters, model, tmp_path):
@@ -120,11 +121,11 @@ def test_layers_that_run_twice_leave_the_sampling_alone(letters, model, tmp_path
 def test_an_evaluation_waits_for_what_is_being_played():
     """Both draw from one generator."""
     seeds = []
-    waits = SimpleNamespace(catch_up=lambda: seeds.append(torch.initial_seed()))
+    collector = SimpleNamespace(update_weights=lambda: seeds.append(torch.initial_seed()))
     run = SimpleNamespace(
-        batches=waits, args=grpo.Args(seed=5), score="em",
-        evaluated=lambda questions, temperature: ({"em": torch.initial_seed()}, []),
+        collector=collector, args=grpo.Args(seed=5), score="em",
+        evaluate=lambda questions, temperature: ({"em": torch.initial_seed()}, []),
     )  # fmt: skip
     torch.manual_seed(77)
-    assert start.Run.validated(run) == {"eval/em": 5}
+    assert Run._validate(run) == {"eval/em": 5}
     assert seeds == [77] and torch.initial_seed() == 77

@@ -80,15 +80,14 @@ def test_a_run_of_two_processes_is_one_run_that_one_process_goes_on_with(of_two,
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])
 def test_every_row_is_passed_once_by_one_process(ranks, monkeypatch):
     batch = collate(make_episodes(), 0)
-    batch.extra["row"] = torch.arange(len(batch.ids))[:, None].expand_as(batch.ids)
-    monkeypatch.setattr(distributed, "ranks", lambda: ranks)
-    monkeypatch.setattr(distributed, "joined", lambda counts: [*counts, 5])  # one process has five parts
+    monkeypatch.setattr(distributed, "world_size", lambda: ranks)
+    monkeypatch.setattr(distributed, "all_gather", lambda counts: [*counts, 5])  # one process has five parts
     rows, tokens = [], []
     for rank in range(ranks):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        parts = passes.own_parts(batch, 100)
+        parts = passes.split_rows_of_rank(batch, 100)
         assert ranks == 1 or len(parts) >= 5
-        own = [int(row) for part, counts in parts if counts for row in part.extra["row"][:, 0]]
+        own = [int(row) for rows_of_part, counts in parts if counts for row in rows_of_part]
         tokens.append(sum(int(batch.lengths[row]) for row in own))
         rows += own
     assert sorted(rows) == list(range(len(batch.ids)))
@@ -96,7 +95,7 @@ def test_every_row_is_passed_once_by_one_process(ranks, monkeypatch):
 
 
 def test_processes_play_whole_groups(monkeypatch):
-    monkeypatch.setattr(distributed, "ranks", lambda: 3)
+    monkeypatch.setattr(distributed, "world_size", lambda: 3)
     with pytest.raises(ValueError, match="multiple of the number of processes, 3"):
         check_shares(replace(RUN, questions_per_update=4))
     check_shares(replace(RUN, questions_per_update=6))
@@ -105,18 +104,18 @@ def test_processes_play_whole_groups(monkeypatch):
 
 
 def test_one_process_is_given_back_what_it_gives():
-    assert distributed.own([1, 2, 3]) == distributed.joined([1, 2, 3]) == [1, 2, 3]
-    assert distributed.agreed("x") == "x"
-    assert distributed.added({"a": 1.5}) == {"a": 1.5}
+    assert distributed.shard([1, 2, 3]) == distributed.all_gather([1, 2, 3]) == [1, 2, 3]
+    assert distributed.broadcast("x") == "x"
+    assert distributed.all_reduce_sums({"a": 1.5}) == {"a": 1.5}
     state = torch.get_rng_state()
     distributed.reseed(0)
     assert torch.equal(torch.get_rng_state(), state)
 
 
 def test_slices_put_together_are_the_whole(monkeypatch):
-    monkeypatch.setattr(distributed, "ranks", lambda: 3)
+    monkeypatch.setattr(distributed, "world_size", lambda: 3)
     found = []
     for rank in range(3):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        found += distributed.own(list(range(7)))
+        found += distributed.shard(list(range(7)))
     assert found == list(range(7))

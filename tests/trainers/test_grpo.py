@@ -2,7 +2,6 @@ import copy
 import json
 import subprocess
 import sys
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -10,7 +9,6 @@ import pytest
 import torch
 
 from trainers import evaluate, grpo
-from trainers.algorithms import optimize
 from trainers.algorithms.advantages import group_advantage
 from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.engines.transformers_engine import TransformersEngine
@@ -39,9 +37,9 @@ def updated(policy, episodes, reference=None, **arguments):
     policy = copy.deepcopy(policy)
     optimizer = torch.optim.SGD(policy.model.parameters(), lr=0.1)
     args = grpo.Args(max_grad_norm=1e9, **arguments)
-    advantages = partial(grpo.advantages, args)
-    penalty = reference and KLPenalty(reference, args)
-    metrics = optimize.update(policy, penalty, optimizer, args, advantages, episodes, np.random.default_rng(0))
+    kl = reference and KLPenalty(reference, args)
+    rng = np.random.default_rng(0)
+    metrics = grpo.update(args, policy, optimizer, kl, grpo.compute_advantages, episodes, rng)
     return torch.cat([p.detach().flatten() for p in policy.model.parameters()]), metrics
 
 

@@ -7,7 +7,6 @@ from hypothesis import strategies as st
 from torch.func import functional_call
 
 from trainers import grpo
-from trainers.algorithms import objective
 from trainers.algorithms.losses import aggregate, clipped_policy_loss, kl_k3
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
@@ -140,8 +139,8 @@ def test_the_loss_is_the_sum_of_its_masked_terms_and_of_nothing_else(played):
     policy, batch = played
     args = grpo.Args()
     advantages = torch.tensor([1.0, -0.5, 2.0, 0.25])
-    batch.extra["advantages"] = advantages[:, None].expand_as(batch.logprobs)
-    loss, metrics = objective.policy_loss(policy, None, args, batch, int(batch.mask.sum()))
+    batch.advantages = advantages[:, None].expand_as(batch.logprobs)
+    loss, metrics = grpo.policy_loss(args, policy, None, batch, int(batch.mask.sum()))
     parameters = dict(policy.model.named_parameters())
     total = 0.0
     for row in range(4):

@@ -1,19 +1,19 @@
 """What is added to the surrogate and what it is weighted with, against what it should be by hand."""
 
 import copy
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from trainers import grpo, ppo, reinforce
-from trainers.algorithms import objective, optimize
+from trainers.algorithms import losses
 from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.algorithms.losses import kl_k3
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.preparation import prepare_batch
 from trainers.rollout import rollout
-from trainers.trajectory import collate, pack, unpack
+from trainers.trajectory import PackedEpisodes, collate, pack, unpack
 
 
 @pytest.fixture
@@ -25,13 +25,13 @@ def played(make_policy, recite):
     return policy, rollout(envs, policy, engine, seeds=[0, 1], group_size=2, max_new_tokens=6)
 
 
-def stepped(policy, episodes, args, penalty=None, advantages=grpo.advantages):
+def stepped(policy, episodes, args, penalty=None, advantages=grpo.compute_advantages):
     """What an update by plain gradient descent adds to the weights, and its metrics."""
     moved = copy.deepcopy(policy)
     args.max_grad_norm = 1e9
     optimizer = torch.optim.SGD(moved.model.parameters(), lr=0.1)
     rng = np.random.default_rng(0)
-    metrics = optimize.update(moved, penalty, optimizer, args, partial(advantages, args), episodes, rng)
+    metrics = grpo.update(args, moved, optimizer, penalty, advantages, episodes, rng)
     return weights(moved) - weights(policy), metrics
 
 
@@ -75,23 +75,23 @@ def test_k1_in_the_reward_is_a_reward(played, make_policy, module):
     policy, episodes = played
     reference = make_policy("bytes", 1)
     args = module.Args(kl_coef=0.1, kl="k1")
-    got, metrics = stepped(policy, episodes, args, KLPenalty(reference, args), module.advantages)
+    got, metrics = stepped(policy, episodes, args, KLPenalty(reference, args), module.compute_advantages)
     batch = collate(episodes, policy.pad_id)
     with torch.no_grad():
         of_reference, _ = reference.logprobs(batch)
     rewards = batch.rewards - torch.where(batch.mask, 0.1 * (batch.logprobs - of_reference), 0.0)
     lowered = pack(rewards, batch)
-    data = optimize.Episodes(
+    data = PackedEpisodes(
         returns=lowered.sum(1), rewards=lowered, mask=pack(batch.mask, batch), turns=pack(batch.turns, batch, fill=-1),
-        groups=torch.tensor([0, 0, 1, 1]), valid=torch.ones(4, dtype=torch.bool), anchors=[], batch=batch,
+        groups=torch.tensor([0, 0, 1, 1]), valid=torch.ones(4, dtype=torch.bool), anchors=[],
     )  # fmt: skip
-    advantages = unpack(module.advantages(args, data), batch)
+    advantages = unpack(module.compute_advantages(args, data), batch)
     expected = ascent(policy, (advantages * policy.logprobs(batch)[0]).sum() / batch.mask.sum())
     torch.testing.assert_close(got, expected, rtol=1e-3, atol=1e-6)
     assert metrics["policy/kl"] == pytest.approx(
         kl_k3(batch.logprobs, of_reference)[batch.mask].mean().item(), rel=1e-5
     )
-    plain, _ = stepped(policy, episodes, module.Args(), None, module.advantages)
+    plain, _ = stepped(policy, episodes, module.Args(), None, module.compute_advantages)
     assert not torch.allclose(got, plain, atol=1e-5)
 
 
@@ -99,15 +99,15 @@ def test_ppos_critic_learns_returns_with_the_k1_penalty_in_them(played, make_pol
     policy, episodes = played
     reference = make_policy("bytes", 1)
     args = ppo.Args(kl_coef=0.1, kl="k1")
-    data, _ = optimize.episodes_of(episodes, policy, args, KLPenalty(reference, args))
-    batch = ppo.estimate(args, ppo.Critic(policy), data.batch, data.valid)
+    batch, data, _ = prepare_batch(episodes, policy, args, KLPenalty(reference, args))
+    batch = ppo.add_advantages(args, policy, ppo.Critic(policy), batch, data.valid)
     with torch.no_grad():
         of_reference, _ = reference.logprobs(batch)
     paid = collate(episodes, policy.pad_id).rewards - 0.1 * (batch.logprobs - of_reference)
     row = 0
     tokens = batch.mask[row].nonzero()[:, 0]
     expected = paid[row, tokens].flip(0).cumsum(0).flip(0)  # λ = γ = 1: what is still to come
-    torch.testing.assert_close(batch.extra["targets"][row, tokens], expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(batch.value_targets[row, tokens], expected, rtol=1e-4, atol=1e-5)
 
 
 def test_the_kl_coefficient_is_steered_to_its_target_and_kept(played, make_policy):
@@ -193,8 +193,9 @@ def test_ppo_is_corrected_too(played):
     metrics = {}
     for name in ("none", "tis"):
         moved, args = copy.deepcopy(policy), ppo.Args(importance=name)
-        learner = ppo.start(args, moved)
-        metrics[name] = learner.update(episodes, np.random.default_rng(0))
+        critic = ppo.Critic(moved)
+        optimizer = grpo.make_optimizer(moved, [{"params": list(m.parameters())} for m in (moved.model, critic)])
+        metrics[name] = ppo.update(args, moved, critic, optimizer, None, episodes, np.random.default_rng(0))
     assert metrics["tis"]["policy/importance"] > 1
     assert metrics["tis"]["policy/clip_fraction"] == 0 < metrics["none"]["policy/clip_fraction"]
     assert "policy/importance" not in metrics["none"]
@@ -220,4 +221,4 @@ def test_the_loss_is_one_for_any_micro_batches(played, make_policy):
     torch.testing.assert_close(both[0][0], both[1][0], rtol=1e-4, atol=1e-6)
     for name, value in both[0][1].items():
         assert value == pytest.approx(both[1][1][name], rel=1e-4, abs=1e-6), name
-    assert objective.GSPO_CLIP == (3e-4, 4e-4)
+    assert losses.GSPO_CLIP == (3e-4, 4e-4)

@@ -1,26 +1,25 @@
 """The update that the policy-gradient methods share, against what it should be by hand."""
 
 import copy
-from functools import partial
 
 import numpy as np
 import pytest
 import torch
 
 from trainers import gigpo, grpo, reinforce, rloo
-from trainers.algorithms import objective, optimize, selection
 from trainers.algorithms.kl_penalty import KLPenalty
-from trainers.algorithms.losses import kl_k2, kl_k3
+from trainers.algorithms.losses import is_clipped, kl_k2, kl_k3
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.preparation import add_overlong_penalty, prepare_batch, select_episodes
 from trainers.rollout import rollout
 from trainers.trajectory import collate
 
 ALGORITHMS = {
-    "grpo": (grpo.Args(), grpo.advantages),
-    "grpo by turns": (grpo.Args(turn_credit=True), grpo.advantages),
-    "grpo with process rewards": (grpo.Args(process_weight=0.5), grpo.advantages),
-    "rloo": (rloo.Args(), rloo.advantages),
-    "rloo by turns": (rloo.Args(turn_credit=True), rloo.advantages),
+    "grpo": (grpo.Args(), grpo.compute_advantages),
+    "grpo by turns": (grpo.Args(turn_credit=True), grpo.compute_advantages),
+    "grpo with process rewards": (grpo.Args(process_weight=0.5), grpo.compute_advantages),
+    "rloo": (rloo.Args(), rloo.compute_advantages),
+    "rloo by turns": (rloo.Args(turn_credit=True), rloo.compute_advantages),
     "reinforce++": (reinforce.Args(), reinforce.advantages),
     "reinforce++-baseline": (reinforce.Args(baseline="group"), reinforce.advantages),
     "reinforce++-baseline by turns": (reinforce.Args(baseline="group", turn_credit=True), reinforce.advantages),
@@ -49,12 +48,12 @@ def updated(policy, episodes, args, advantages, reference=None):
     args.max_grad_norm = 1e9
     rng = np.random.default_rng(0)
     penalty = reference and KLPenalty(reference, args)
-    metrics = optimize.update(policy, penalty, optimizer, args, partial(advantages, args), episodes, rng)
+    metrics = grpo.update(args, policy, optimizer, penalty, advantages, episodes, rng)
     return flat(policy), metrics
 
 
 def by_grpo(policy, episodes, reference=None, **arguments):
-    return updated(policy, episodes, grpo.Args(**arguments), grpo.advantages, reference)
+    return updated(policy, episodes, grpo.Args(**arguments), grpo.compute_advantages, reference)
 
 
 def step_of(policy, objective):
@@ -66,8 +65,8 @@ def step_of(policy, objective):
 def test_rloo_by_turns_compares_with_the_others(played):
     """The first turns of a group earn 1, 0 and 1.25 from there on, the second ones 0 and .75; see `played`."""
     policy, episodes = played
-    data, _ = optimize.episodes_of(episodes[:3], policy, rloo.Args())
-    got = rloo.advantages(rloo.Args(turn_credit=True), data)
+    _, data, _ = prepare_batch(episodes[:3], policy, rloo.Args())
+    got = rloo.compute_advantages(rloo.Args(turn_credit=True), data)
     by_turn = [[row[turns == k] for row, turns in zip(got, data.turns, strict=True)] for k in (0, 1)]
     firsts, seconds = [[own[0].item() if len(own) else None for own in rows] for rows in by_turn]
     assert firsts == pytest.approx([1 - 1.25 / 2, 0 - 2.25 / 2, 1.25 - 1 / 2])
@@ -78,8 +77,8 @@ def test_process_rewards_add_what_a_turn_brought_by_itself(played):
     """Returns 1, 0 and 1.25; first turns bring 1, 0 and .5, second ones 0 and .75, so that they are .5, -.5, 0 and -.375,
     .375 from their means; the episodes are .25, -.75 and .5 from theirs."""
     policy, episodes = played
-    data, _ = optimize.episodes_of(episodes[:3], policy, grpo.Args())
-    got = grpo.advantages(grpo.Args(process_weight=0.5), data)
+    _, data, _ = prepare_batch(episodes[:3], policy, grpo.Args())
+    got = grpo.compute_advantages(grpo.Args(process_weight=0.5), data)
     by_turn = [[row[turns == k] for row, turns in zip(got, data.turns, strict=True)] for k in (0, 1)]
     firsts, seconds = [[own[0].item() if len(own) else None for own in rows] for rows in by_turn]
     assert firsts == pytest.approx([0.25 + 0.25, -0.75 - 0.25, 0.5])
@@ -151,7 +150,7 @@ def test_the_surrogates_differ_where_the_policy_has_moved(played):
     logprobs = torch.tensor([[0.5, -0.5, 0.0], [0.5, -0.5, 0.5]])
     batch = collate(episodes[:2], policy.pad_id)[torch.tensor([0, 1])]
     batch.mask, batch.logprobs = torch.tensor([[True, True, False], [True] * 3]), torch.zeros(2, 3)
-    clipped = objective.is_clipped(grpo.Args(loss="gspo"), logprobs, batch)
+    clipped = is_clipped("gspo", logprobs, batch.logprobs, batch.mask, 0.2, 0.28)
     assert clipped[:, 0].tolist() == [False, True]
 
 
@@ -226,13 +225,13 @@ def test_long_turns_are_punished_one_by_one(played):
     """Longest 6, buffer 4: a turn of 6 tokens pays 1, one of 4 pays half, one of 2 nothing."""
     _, episodes = played
     args = grpo.Args(max_new_tokens=6, overlong_buffer=4)
-    (episode,), _ = selection.selected([copy.deepcopy(episodes[5])], args)
+    (episode,), _ = select_episodes([copy.deepcopy(episodes[5])], args)
     for step, before in zip(episode.steps, episodes[5].steps, strict=True):
         assert step.reward == pytest.approx(before.reward - max(0, len(step.tokens) - 2) / 4)
     assert [s.reward for s in episodes[5].steps] == [0.0, 1.0, 2.0]
     short = copy.deepcopy(episodes[5].steps[0])
     short.tokens, short.reward = short.tokens[:4], 1.0
-    assert selection.overlong_punished(short, args).reward == 0.5
+    assert add_overlong_penalty(short, args).reward == 0.5
 
 
 def test_a_filter_goes_by_the_raw_returns(played):
@@ -256,8 +255,8 @@ def test_metrics_are_means_over_tokens_however_they_are_cut(played):
     metrics = []
     for minibatches in (1, 6):
         policy_args.minibatches = minibatches
-        advantages, rng = partial(grpo.advantages, policy_args), np.random.default_rng(0)
-        metrics.append(optimize.update(policy, None, optimizer, policy_args, advantages, episodes, rng))
+        rng = np.random.default_rng(0)
+        metrics.append(grpo.update(policy_args, policy, optimizer, None, grpo.compute_advantages, episodes, rng))
     for name in ("policy/entropy", "policy/sampler_kl"):
         assert metrics[0][name] == pytest.approx(metrics[1][name], abs=1e-5)
 

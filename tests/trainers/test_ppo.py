@@ -45,7 +45,7 @@ def updated(policy, critic, episodes, reference=None, **arguments):
     groups = [{"params": list(m.parameters())} for m in (policy.model, critic)]
     optimizer = torch.optim.SGD(groups, lr=0.1)
     penalty = reference and KLPenalty(reference, args)
-    metrics = ppo.update(policy, critic, penalty, optimizer, args, episodes, np.random.default_rng(0))
+    metrics = ppo.update(args, policy, critic, optimizer, penalty, episodes, np.random.default_rng(0))
     return flat(policy.model) - before[0], flat(critic) - before[1], metrics
 
 
@@ -149,7 +149,7 @@ def test_values_in_parts_are_the_same_values(played):
     batch = collate(episodes, policy.pad_id)
     with torch.no_grad():
         torch.testing.assert_close(critic.values(batch, 1), critic(batch), rtol=0, atol=1e-5)
-    assert not batch.extra
+    assert batch.values is None
 
 
 def test_a_new_critic_expects_nothing(played):
@@ -169,14 +169,14 @@ def test_bi_level(played):
     batch = collate(episodes, policy.pad_id)
     values = critic.values(batch, 10**6)
     valid = torch.ones(len(episodes), dtype=torch.bool)
-    ppo.estimate(args, critic, batch, valid)
+    batch = ppo.add_advantages(args, policy, critic, batch, valid)
     packed = (pack(tensor, batch) for tensor in (batch.rewards, values))
     expected, targets = bi_level_gae(
         *packed, pack(batch.turns, batch, fill=-1), pack(batch.mask, batch), 0.99, 0.9, 0.8, 0.7
     )
     mask = pack(batch.mask, batch)
-    torch.testing.assert_close(pack(batch.extra["advantages"], batch)[mask], expected[mask])
-    torch.testing.assert_close(pack(batch.extra["targets"], batch)[mask], targets[mask])
+    torch.testing.assert_close(pack(batch.advantages, batch)[mask], expected[mask])
+    torch.testing.assert_close(pack(batch.value_targets, batch)[mask], targets[mask])
     assert not torch.allclose(updated(policy, critic, episodes, bi_level=True)[0], updated(policy, critic, episodes)[0])
 
 
@@ -214,11 +214,11 @@ def test_credit_runs_through_rewritten_contexts(rewritten):
     batch = collate(episodes, policy.pad_id)
     assert len(batch.ids) > len(episodes)
     valid = torch.ones(len(episodes), dtype=torch.bool)
-    ppo.estimate(ppo.Args(whiten_advantages=False), Critic(policy), batch, valid)
+    batch = ppo.add_advantages(ppo.Args(whiten_advantages=False), policy, Critic(policy), batch, valid)
     for row, owner in enumerate(batch.trajectory.tolist()):
         for t in batch.mask[row].nonzero()[:, 0].tolist():
             steps = episodes[owner].steps[int(batch.turns[row, t]) :]
-            assert batch.extra["advantages"][row, t].item() == pytest.approx(sum(s.reward for s in steps), abs=1e-5)
+            assert batch.advantages[row, t].item() == pytest.approx(sum(s.reward for s in steps), abs=1e-5)
     of_policy, of_critic, _ = updated(policy, lively(policy), episodes)
     assert of_policy.any()
     assert of_critic.any()
@@ -259,7 +259,7 @@ def test_the_papers_ablations(played):
         assert not torch.allclose(a[1], b[1], atol=1e-5)
     wide = remove_mask(batch, policy, 1.0, 10**6)
     valid = torch.ones(len(episodes), dtype=torch.bool)
-    ppo.estimate(ppo.Args(lam=0.9, gamma=0.95, whiten_advantages=False), critic, wide, valid)
+    wide = ppo.estimate_advantages(ppo.Args(lam=0.9, gamma=0.95, whiten_advantages=False), critic, wide, valid)
     values = critic(wide)
     row = 2  # three turns: by hand, over every token from the first sampled one on
     own = wide.mask[row].nonzero()[:, 0].tolist()
@@ -267,7 +267,7 @@ def test_the_papers_ablations(played):
     for t in reversed(own):
         delta = wide.rewards[row, t].item() + 0.95 * following - values[row, t].item()
         advantage, following = delta + 0.95 * 0.9 * advantage, values[row, t].item()
-        assert wide.extra["advantages"][row, t].item() == pytest.approx(advantage, abs=1e-4)
+        assert wide.advantages[row, t].item() == pytest.approx(advantage, abs=1e-4)
 
 
 @pytest.mark.parametrize(

@@ -2,7 +2,6 @@
 
 import copy
 import sys
-from functools import partial
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainers import grpo
-from trainers.algorithms import optimize
 from trainers.engines.engine import generate
 from trainers.engines.stopping import Stops
 from trainers.engines.transformers_engine import TransformersEngine
@@ -283,7 +281,7 @@ def test_grpo_learns(shared, engine, letters):
     policy, _ = shared
     args = grpo.Args(lr=3e-3, importance="tis", temperature=1.0, max_new_tokens=8)
     envs = make_envs(letters, '{"entities": 60, "questions": 20, "max_turns": 2}', "train", 32)
-    learner = optimize.policy_learner(args, partial(grpo.advantages, args), policy)
+    optimizer = grpo.make_optimizer(policy, [{"params": list(policy.model.parameters()), "lr": args.lr}])
     stopping(engine, policy, envs.envs[0].stop)
     torch.manual_seed(0)
     rng, returns, weights = np.random.default_rng(0), [], []
@@ -291,6 +289,8 @@ def test_grpo_learns(shared, engine, letters):
         seeds = rng.integers(2**31, size=4).tolist()
         played = rollout(envs, policy, engine, seeds=seeds, group_size=8, max_new_tokens=8)
         returns.append(np.mean([t.episode_return for t in played]))
-        weights.append(learner.update(played, rng)["policy/importance"])
+        weights.append(
+            grpo.update(args, policy, optimizer, None, grpo.compute_advantages, played, rng)["policy/importance"]
+        )
     assert np.mean(returns[-3:]) > np.mean(returns[:3]) + 0.3
     assert weights == pytest.approx([1.0] * len(weights), abs=1e-4)  # always the policy of the moment

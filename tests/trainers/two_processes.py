@@ -3,17 +3,16 @@
 import random
 import sys
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import numpy as np
 import torch
-from trainers.algorithms.optimize import policy_learner
 
 from trainers import distributed, grpo, ppo, reinforce
-from trainers.models import fsdp as sharding
+from trainers.algorithms.kl_penalty import KLPenalty
+from trainers.models.fsdp import ShardedPolicy, gather_state
 from trainers.models.hidden_states import recompute_activations
-from trainers.models.lora import add_lora
+from trainers.models.lora import add_lora, trained_parameters
 from trainers.models.policy import Policy
 from trainers.models.tiny import make_model, make_tokenizer
 from trainers.runs import checkpoint
@@ -68,26 +67,51 @@ def make_learner(name: str):
     if name == "grpo-recompute":
         recompute_activations(model)
     policy, args = Policy(model, tokenizer), CASES[name]
-    advantages = reinforce.advantages if isinstance(args, reinforce.Args) else grpo.advantages
-    start = (
-        partial(ppo.start, args) if name.startswith("ppo") else partial(policy_learner, args, partial(advantages, args))
-    )
-    return policy, sharding.started(start, policy)
+    return policy, Learner(args, policy)
+
+
+class Learner:
+    """What `Run` and an algorithm's loop make of a policy, on one process or several, for episodes that are given."""
+
+    def __init__(self, args, policy: Policy):
+        self.args, self.player = args, policy
+        self.policy = trained = ShardedPolicy(policy) if distributed.world_size() > 1 else policy
+        self.kl = KLPenalty(trained, args) if args.kl_coef else None
+        self.critic = ppo.Critic(trained, args.share_layers) if isinstance(args, ppo.Args) else None
+        models = [(trained.model, args.lr)] + ([(self.critic, args.critic_lr)] if self.critic else [])
+        self.optimizer = grpo.make_optimizer(trained, [{"params": trained_parameters(m), "lr": lr} for m, lr in models])
+        self.modules = {"critic": self.critic} if self.critic else {}
+        self.modules |= {"kl": self.kl} if args.kl_target else {}
+        if isinstance(trained, ShardedPolicy):
+            trained.shard([self.optimizer], self.modules.values())
+
+    def update(self, episodes: list[Trajectory], rng) -> dict[str, float]:
+        if isinstance(self.policy, ShardedPolicy):
+            self.policy.read_weights(self.player)
+        common = self.args, self.policy
+        if self.critic:
+            metrics = ppo.update(*common, self.critic, self.optimizer, self.kl, episodes, rng)
+        else:
+            algorithm = reinforce if isinstance(self.args, reinforce.Args) else grpo
+            metrics = grpo.update(*common, self.optimizer, self.kl, algorithm.compute_advantages, episodes, rng)
+        if isinstance(self.policy, ShardedPolicy):
+            self.policy.write_weights(self.player)
+        return metrics
 
 
 def learn(name: str, folder: Path, count: int = 18) -> dict:
     """An update; with PPO another one, after a checkpoint was saved and loaded. What came of it."""
     policy, learner = make_learner(name)
-    (optimizer,) = learner.optimizers
+    optimizer = learner.optimizer
     for group in optimizer.param_groups:
         group["eps"] = 0.1  # or AdamW's first step is the gradient's sign, also of one that is only rounding
     metrics = [learner.update(make_episodes(count), np.random.default_rng(0))]
     gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-    gradients = sharding.whole([torch.zeros(1) if g is None else g.clone() for g in gradients])
+    gradients = gather_state([torch.zeros(1) if g is None else g.clone() for g in gradients])
     if name.startswith("ppo"):
         save(folder, policy, learner)
         distributed.broadcast(None)  # the first one has written it
-        checkpoint.load_state(folder, learner.optimizers, learner.modules)
+        checkpoint.load_state(folder, [learner.optimizer], learner.modules)
         metrics.append(learner.update(make_episodes(count), np.random.default_rng(1)))
     weights = [p.detach().clone() for p in policy.model.parameters()]
     return {"metrics": metrics, "gradients": gradients, "weights": weights}
@@ -95,7 +119,7 @@ def learn(name: str, folder: Path, count: int = 18) -> dict:
 
 def save(folder: Path, policy: Policy, learner) -> None:
     checkpoint.save(
-        folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=learner.optimizers, step=1, extra={},
+        folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[learner.optimizer], step=1, extra={},
         modules=learner.modules,
     )  # fmt: skip
 
