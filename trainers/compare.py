@@ -29,6 +29,7 @@ if __name__ == "__main__":  # run as a file, it finds the packages beside it
 
 import tyro
 
+from trainers.cold_start.start import start_policy
 from trainers.comparison import check, dry_run, imitation, recipe_file
 from trainers.comparison.columns import digest, evaluated
 from trainers.comparison.curves import Point
@@ -39,7 +40,7 @@ from trainers.models.policy import Policy
 from trainers.runs import checkpoint
 from trainers.runs import folder as runs
 from trainers.runs.logger import METRICS_FILE, finite, read_metrics
-from trainers.runs.setup import make_envs, start_policy
+from trainers.runs.setup import make_envs
 
 
 @dataclass(kw_only=True)

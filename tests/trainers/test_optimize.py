@@ -20,10 +20,10 @@ ALGORITHMS = {
     "grpo with process rewards": (grpo.Args(process_weight=0.5), grpo.compute_advantages),
     "rloo": (rloo.Args(), rloo.compute_advantages),
     "rloo by turns": (rloo.Args(turn_credit=True), rloo.compute_advantages),
-    "reinforce++": (reinforce.Args(), reinforce.advantages),
-    "reinforce++-baseline": (reinforce.Args(baseline="group"), reinforce.advantages),
-    "reinforce++-baseline by turns": (reinforce.Args(baseline="group", turn_credit=True), reinforce.advantages),
-    "gigpo": (gigpo.Args(), gigpo.advantages),
+    "reinforce++": (reinforce.Args(), reinforce.compute_advantages),
+    "reinforce++-baseline": (reinforce.Args(baseline="group"), reinforce.compute_advantages),
+    "reinforce++-baseline by turns": (reinforce.Args(baseline="group", turn_credit=True), reinforce.compute_advantages),
+    "gigpo": (gigpo.Args(), gigpo.compute_advantages),
 }
 
 

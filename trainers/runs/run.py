@@ -18,6 +18,7 @@ import numpy as np
 import torch
 
 from trainers import distributed, evaluate
+from trainers.cold_start.start import start_policy
 from trainers.collector import Collector
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.policy import Policy
@@ -94,7 +95,7 @@ class Run:
     def _start_policy(self) -> None:
         args = self.args
         with distributed.first_before_others():
-            self._player, self._seconds_cold_start = setup.start_policy(args, self.envs)
+            self._player, self._seconds_cold_start = start_policy(args, self.envs)
         distributed.broadcast_weights(self._player.model)
         distributed.reseed(args.seed)
         self.collector = Collector(args, self._player)

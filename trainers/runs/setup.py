@@ -7,14 +7,10 @@ import gymnasium
 import agent_envs  # noqa: F401  (registers the ids)
 from agent_envs.vector import ToolVectorEnv
 from trainers import distributed
-from trainers.cold_start import curriculum
 from trainers.engines.engine import Engine
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.models.hidden_states import recompute_activations
-from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs.arguments import TrainArgs
-from trainers.runs.logger import Progress
 
 
 def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
@@ -50,21 +46,6 @@ def make_engine(
     if len(vllm_url) != distributed.world_size():
         raise ValueError(f"vllm_url must name {distributed.world_size()} servers, one for each process, got {vllm_url}")
     return VLLMServer(policy, stop, vllm_url[distributed.rank()])
-
-
-def start_policy(args: TrainArgs, envs: ToolVectorEnv) -> tuple[Policy, float]:
-    """The policy before reinforcement learning: a given model, or the tiny one after its cold start; and the seconds
-    that its cold start took."""
-    if args.model != "tiny":
-        policy = load_policy(args.model, None, args.dtype, args.lora_rank, args.lora_alpha)
-        if args.gradient_checkpointing:
-            recompute_activations(policy.model)
-        return policy, 0.0
-    with Progress(args.cold_start_steps, description="cold start") as progress:
-        return curriculum.cold_start(
-            envs, args.seed, args.cold_start_steps, lambda step, lesson, loss: progress.update(step, loss=loss),
-            args.cold_start_continue_probability,
-        )  # fmt: skip
 
 
 def check_world_size(args: TrainArgs) -> None:
