@@ -23,6 +23,10 @@ class Instance(Protocol):
 T = TypeVar("T", bound=Instance)
 
 
+class Redraw(Exception):
+    """The values drawn so far do not make an instance: it is drawn anew from the same generator of random numbers."""
+
+
 def draw(make: Callable[[random.Random], T], split: str, key: str) -> T:
     """The instance that ``key`` names: the first of its sequence that falls into ``split``."""
     rng = random.Random(key)

@@ -6,9 +6,9 @@ from typing import Any
 
 from agent_envs.games.split import check_split
 from agent_envs.generators import check_choice, draw, instance_number
-from agent_envs.generators.shop_data import State
-from agent_envs.generators.shop_requests import DIFFICULTIES, make_request
-from agent_envs.generators.shop_service import POLICY, TOOLS, Shop
+from agent_envs.generators.shop.data import State
+from agent_envs.generators.shop.requests import DIFFICULTIES, make_request
+from agent_envs.generators.shop.service import POLICY, TOOLS, Shop
 from agent_envs.play import Script
 from agent_envs.rewards import AtEnd, Fact, Reward
 from agent_envs.tasks.answering import ANSWER_REWARD

@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from agent_envs import sandbox
 from agent_envs.games.split import check_split
 from agent_envs.generators import draw, instance_number
-from agent_envs.generators.puzzles import KINDS, is_right, make_puzzle
+from agent_envs.generators.puzzles.questions import KINDS, is_right, make_puzzle
 from agent_envs.play import Script
 from agent_envs.sandbox.probe import choose
 from agent_envs.tasks.answering import ANSWER_REWARD
@@ -125,7 +125,7 @@ class PythonEnv(ToolEnv):
 
     Args:
         split: ``"train"`` or ``"validation"``.
-        kinds: which puzzles, some of `agent_envs.generators.puzzles.KINDS`; all by default.
+        kinds: which puzzles, some of `agent_envs.generators.puzzles.questions.KINDS`; all by default.
         sandbox: backend of the sandbox, see `agent_envs.sandbox.run`.
         timeout: seconds for a program.
         memory_mb: MiB for a program.

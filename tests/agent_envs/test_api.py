@@ -10,10 +10,10 @@ import pytest
 
 from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
-from agent_envs.generators.shop_data import TODAY, make_state, total
-from agent_envs.generators.shop_requests import DIFFICULTIES, WISHES, make_request
-from agent_envs.generators.shop_service import POLICY, TOOLS, Shop
-from agent_envs.generators.shop_wishes import WISH_KINDS
+from agent_envs.generators.shop.data import TODAY, make_state, total
+from agent_envs.generators.shop.requests import DIFFICULTIES, WISHES, make_request
+from agent_envs.generators.shop.service import POLICY, TOOLS, Shop
+from agent_envs.generators.shop.wishes import WISH_KINDS
 from agent_envs.play import play
 from agent_envs.tasks.api import APIEnv, make_vector
 

@@ -10,9 +10,9 @@ import pytest
 
 from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
-from agent_envs.generators.mixed_asker import MixedQuestion
-from agent_envs.generators.mixed_questions import KINDS, is_right, make_question
-from agent_envs.generators.mixed_world import YEARS, mixed_world
+from agent_envs.generators.mixed.asker import MixedQuestion
+from agent_envs.generators.mixed.questions import KINDS, is_right, make_question
+from agent_envs.generators.mixed.world import YEARS, mixed_world
 from agent_envs.play import play
 from agent_envs.tasks.mixed import MixedEnv, make_vector
 from agent_envs.types import ToolCall

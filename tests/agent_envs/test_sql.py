@@ -10,8 +10,9 @@ import pytest
 
 from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
-from agent_envs.generators.databases import SCHEMAS, describe, open_database, rows_of
-from agent_envs.generators.sql_questions import (
+from agent_envs.generators.sql.databases import SCHEMAS, describe, open_database, rows_of
+from agent_envs.generators.sql.query_size import TOO_LARGE, grown_size
+from agent_envs.generators.sql.questions import (
     DIFFICULTIES,
     SQLQuestion,
     _fill,
@@ -21,9 +22,8 @@ from agent_envs.generators.sql_questions import (
     make_question,
     matches,
 )
-from agent_envs.generators.sql_size import TOO_LARGE, grown_size
-from agent_envs.generators.sql_templates import TEMPLATES
-from agent_envs.generators.sqlite import Database, QueryError, Rows
+from agent_envs.generators.sql.sqlite import Database, QueryError, Rows
+from agent_envs.generators.sql.templates import TEMPLATES
 from agent_envs.play import play
 from agent_envs.tasks.sql import SQLEnv, make_vector
 

@@ -12,7 +12,7 @@ from itertools import chain, repeat
 from threading import Lock
 from typing import Any
 
-from agent_envs.generators.sql_size import TOO_LARGE, grown_size
+from agent_envs.generators.sql.query_size import TOO_LARGE, grown_size
 
 MAX_ROWS = 50  # of a result, that are fetched and shown
 MAX_CELL = 200  # characters of a value that are shown

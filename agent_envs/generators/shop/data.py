@@ -4,8 +4,7 @@ import random
 from datetime import date, timedelta
 from typing import Any
 
-from agent_envs.generators.databases import FAMILIES
-from agent_envs.generators.tale import NAMES
+from agent_envs.generators.people import FAMILY_NAMES, GIVEN_NAMES
 
 State = dict[str, Any]  # {"products": {id: record}, "customers": …, "orders": …, "transfers": {order id: reason}}
 TODAY = date(2031, 6, 15)
@@ -31,7 +30,7 @@ def make_state(rng: random.Random) -> State:
                 "stock": rng.choice((0, 6, 9, 14)),
                 "final_sale": rng.random() < 0.15,
             }
-    people = map(" ".join, zip(rng.sample(NAMES, 10), rng.sample(FAMILIES, 10), strict=True))
+    people = map(" ".join, zip(rng.sample(GIVEN_NAMES, 10), rng.sample(FAMILY_NAMES, 10), strict=True))
     for number, name in zip(rng.sample(range(100, 1000), 10), people, strict=True):
         state["customers"][f"C{number}"] = {
             "name": name,

@@ -5,7 +5,7 @@ import random
 from collections import Counter
 from collections.abc import Callable
 
-from agent_envs.generators.puzzle import Puzzle
+from agent_envs.generators.puzzles.puzzle import Puzzle
 
 _WORDS = """apple anchor basket beacon bridge candle canyon castle cherry copper desert dragon eagle ember falcon feather
 forest garden glacier harbour hammer island jacket kettle ladder lantern lemon marble meadow mirror needle ocean orchard

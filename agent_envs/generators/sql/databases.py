@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import lru_cache
 
-from agent_envs.generators.sqlite import Database
-from agent_envs.generators.tale import NAMES
+from agent_envs.generators.people import FAMILY_NAMES, GIVEN_NAMES
+from agent_envs.generators.sql.sqlite import Database
 
 Rows = dict[str, list[tuple]]
 
-FAMILIES = """Abara Bauer Castillo Dahl Eriksen Fontaine Garcia Haddad Ito Jansen Kowalski Lindgren Moreau Novak Okafor
-Petrov Quist Rossi Santos Tanaka Ueda Varga Weber Xu Yilmaz Zhang Amari Berg Costa Duarte""".split()
 CITIES = "Ashford Brighton Calder Dunmore Elmstead Fairview Glenrock Harwick Ironbridge Kingsley".split()
 COUNTRIES = "Norway Brazil Japan Kenya Canada Italy Chile Egypt".split()
 _ADJECTIVES = "Silent Golden Hidden Distant Frozen Broken Crimson Gentle Lost Endless Quiet Burning Pale Wild".split()
@@ -73,7 +71,9 @@ def _day(rng: random.Random, first: int = 2023, last: int = 2024) -> str:
 
 
 def _people(rng: random.Random, count: int) -> list[str]:
-    return [f"{given} {family}" for given, family in rng.sample([(g, f) for g in NAMES for f in FAMILIES], count)]
+    return [
+        f"{given} {family}" for given, family in rng.sample([(g, f) for g in GIVEN_NAMES for f in FAMILY_NAMES], count)
+    ]
 
 
 def _pairs(rng: random.Random, first: list[str], second: list[str], count: int) -> Iterator[str]:
@@ -152,7 +152,7 @@ def _airport(rng: random.Random) -> Rows:
     airlines = [
         (i, f"{word} {rng.choice(('Air', 'Airways', 'Wings'))}", rng.choice(places)) for i, word in enumerate(words, 1)
     ]
-    cities = rng.sample([f"{a} {b}" for a in ("Port", "New", "Saint", "Upper") for b in FAMILIES], 14)
+    cities = rng.sample([f"{a} {b}" for a in ("Port", "New", "Saint", "Upper") for b in FAMILY_NAMES], 14)
     codes = rng.sample([a + b + c for a in "BCDFGK" for b in "AEIOU" for c in "LMNRST"], 14)
     destinations = [
         (code, city, rng.choice(places), rng.randrange(150, 9000, 10)) for code, city in zip(codes, cities, strict=True)

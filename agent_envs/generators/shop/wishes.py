@@ -6,8 +6,9 @@ is against the policy is served by a transfer.
 
 from collections.abc import Callable
 
-from agent_envs.generators.shop_data import make_address, total, variants
-from agent_envs.generators.shop_draft import Draft, Redraw
+from agent_envs.generators import Redraw
+from agent_envs.generators.shop.data import make_address, total, variants
+from agent_envs.generators.shop.draft import Draft
 
 _LIMIT = 500  # dollars of a refund, see the policy
 

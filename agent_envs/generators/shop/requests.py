@@ -4,10 +4,11 @@ import random
 from dataclasses import dataclass
 from typing import Any
 
-from agent_envs.generators.shop_data import State
-from agent_envs.generators.shop_draft import Draft, Redraw
-from agent_envs.generators.shop_service import Shop
-from agent_envs.generators.shop_wishes import WISH_KINDS
+from agent_envs.generators import Redraw
+from agent_envs.generators.shop.data import State
+from agent_envs.generators.shop.draft import Draft
+from agent_envs.generators.shop.service import Shop
+from agent_envs.generators.shop.wishes import WISH_KINDS
 from agent_envs.types import ToolCall
 
 WISHES = {"easy": (1, 1), "normal": (1, 2), "hard": (2, 3)}

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 import retrieval_index
-from agent_envs.generators.sqlite import Database
+from agent_envs.generators.sql.sqlite import Database
 from agent_envs.miniwiki import World
 
 YEARS = range(2015, 2020)

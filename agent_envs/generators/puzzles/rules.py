@@ -3,7 +3,7 @@
 import random
 from collections.abc import Callable
 
-from agent_envs.generators.puzzle import Puzzle
+from agent_envs.generators.puzzles.puzzle import Puzzle
 
 
 def circle(rng: random.Random) -> Puzzle:

@@ -4,8 +4,9 @@ import random
 from dataclasses import dataclass
 from fractions import Fraction
 
+from agent_envs.generators import Redraw
 from agent_envs.generators.arithmetic import evaluate, number_text
-from agent_envs.generators.mixed_world import YEARS, MixedWorld
+from agent_envs.generators.mixed.world import YEARS, MixedWorld
 from agent_envs.miniwiki.schema import RELATION
 from agent_envs.types import ToolCall
 
@@ -24,10 +25,6 @@ class MixedQuestion:
     titles: frozenset[str] = frozenset()
     cells: frozenset[int | str] = frozenset()
     values: frozenset[Fraction] = frozenset()
-
-
-class Redraw(Exception):
-    """The facts drawn allow no such question."""
 
 
 class Asker:

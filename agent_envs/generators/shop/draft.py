@@ -3,12 +3,9 @@
 import random
 from typing import Any
 
-from agent_envs.generators.shop_data import add_order, make_state, variants
+from agent_envs.generators import Redraw
+from agent_envs.generators.shop.data import add_order, make_state, variants
 from agent_envs.types import ToolCall
-
-
-class Redraw(Exception):
-    """This wish cannot be made in this shop."""
 
 
 class Draft:

@@ -6,7 +6,7 @@ What the shop does not *want* done is in `POLICY` alone; some of it the function
 import copy
 from typing import Any, Literal
 
-from agent_envs.generators.shop_data import TODAY, State, total, variants
+from agent_envs.generators.shop.data import TODAY, State, total, variants
 
 Reason = Literal[
     "not their order", "already shipped", "return too late", "final sale", "refund above limit", "quantity above limit"

@@ -2,7 +2,8 @@
 
 from collections.abc import Callable
 
-from agent_envs.generators.tale import Redraw, Tale, money
+from agent_envs.generators import Redraw
+from agent_envs.generators.stories.tale import Tale, dollars
 
 
 def journey(t: Tale) -> None:
@@ -24,7 +25,7 @@ def journey(t: Tale) -> None:
         t.say("How many litres of fuel does the journey take?")
         return
     price = t.pick(("1.2", "1.5", "1.6", "1.8", "2"))
-    t.say(f"A litre costs {money(price)}.")
+    t.say(f"A litre costs {dollars(price)}.")
     cost = t.step(f"{fuel} * {price}")
     if not t.left:
         t.say("How many dollars does the fuel cost?")
@@ -72,7 +73,7 @@ def garden(t: Tale) -> None:
         else:
             t.say("A fence goes all round the garden.")
         t.step(f"{border} * {price}")
-        t.say(f"A metre of fence costs {money(price)}. How many dollars does the fence cost?")
+        t.say(f"A metre of fence costs {dollars(price)}. How many dollars does the fence cost?")
         return
     area = t.step(f"{length} * {width}")
     pond, bed = (t.amount(2, 5), t.amount(2, 4)), t.amount(5, 40, 5)
@@ -90,12 +91,12 @@ def garden(t: Tale) -> None:
         cost = t.step(f"{kilos} * {price}")
         bill = t.amount(20, 90, 5)
         t.say(
-            f"A kilogram of seed costs {money(price)}, and a gardener charges ${bill}. How many dollars is that together?"
+            f"A kilogram of seed costs {dollars(price)}, and a gardener charges ${bill}. How many dollars is that together?"
         )
         t.step(f"{cost} + {bill}")
     else:
         kilos = t.step(f"{area} * {grams} / 1000")
-        t.say(f"A kilogram of seed costs {money(price)}. How many dollars does the seed cost?")
+        t.say(f"A kilogram of seed costs {dollars(price)}. How many dollars does the seed cost?")
         t.step(f"{kilos} * {price}")
 
 

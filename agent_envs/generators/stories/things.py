@@ -3,7 +3,7 @@
 import itertools
 from collections.abc import Callable
 
-from agent_envs.generators.tale import Tale, money
+from agent_envs.generators.stories.tale import Tale, dollars
 
 
 def stock(t: Tale) -> None:
@@ -91,7 +91,7 @@ def recipe(t: Tale) -> None:
         return
     price = t.pick(("1.2", "2", "2.5", "3", "4", "5"))
     t.step(f"{kilos} * {price}")
-    t.say(f"A kilogram costs {money(price)}. How many dollars does the {ingredient} that {t.name} buys come to?")
+    t.say(f"A kilogram costs {dollars(price)}. How many dollars does the {ingredient} that {t.name} buys come to?")
 
 
 def factory(t: Tale) -> None:
@@ -115,7 +115,7 @@ def factory(t: Tale) -> None:
         t.say("How many boxes are filled?")
         return
     price = t.price(2, 30)
-    t.say(f"A box is sold for {money(price)}. How many dollars do all boxes bring in?")
+    t.say(f"A box is sold for {dollars(price)}. How many dollars do all boxes bring in?")
     t.step(f"{boxes} * {price}")
 
 

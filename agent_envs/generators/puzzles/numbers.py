@@ -4,7 +4,7 @@ import random
 from collections.abc import Callable
 from datetime import date, timedelta
 
-from agent_envs.generators.puzzle import Puzzle
+from agent_envs.generators.puzzles.puzzle import Puzzle
 
 _DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 

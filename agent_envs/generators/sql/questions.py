@@ -8,9 +8,9 @@ from typing import Any
 
 from agent_envs.games.split import SPLITS
 from agent_envs.generators.arithmetic import parse_number, plain
-from agent_envs.generators.databases import SCHEMAS, open_database, rows_of
-from agent_envs.generators.sql_templates import TEMPLATES
-from agent_envs.generators.sqlite import Rows
+from agent_envs.generators.sql.databases import SCHEMAS, open_database, rows_of
+from agent_envs.generators.sql.sqlite import Rows
+from agent_envs.generators.sql.templates import TEMPLATES
 
 DIFFICULTIES = ("easy", "normal", "hard")
 DATABASES = 2000  # numbers of a schema; even ones are for training, odd ones for validation

@@ -4,14 +4,9 @@ import random
 from collections.abc import Sequence
 from fractions import Fraction
 
+from agent_envs.generators import Redraw
 from agent_envs.generators.arithmetic import decimals, evaluate, number_text
-
-NAMES = """Ada Ben Carla Deniz Emma Femi Grace Hana Ivan Jonas Kira Leo Mina Noor Oscar Priya Quinn Rosa Samir Tara Uma
-Victor Wanda Ximena Yusuf Zoe Amara Bruno Chloe Dario Elif Farid Greta Hugo Ines Jamal Kofi Lena Marek Nadia""".split()
-
-
-class Redraw(Exception):
-    """The numbers drawn do not fit together."""
+from agent_envs.generators.people import GIVEN_NAMES
 
 
 class Tale:
@@ -19,7 +14,7 @@ class Tale:
 
     def __init__(self, rng: random.Random, length: int):
         self.rng, self.length = rng, length
-        self.name, self.other, self.third = rng.sample(NAMES, 3)
+        self.name, self.other, self.third = rng.sample(GIVEN_NAMES, 3)
         self.sentences: list[str] = []
         self.steps: list[str] = []
 
@@ -55,7 +50,7 @@ class Tale:
         )
 
 
-def money(text: str) -> str:
+def dollars(text: str) -> str:
     """``"3.5"`` as ``"$3.50"``."""
     whole, _, cents = text.partition(".")
     return f"${int(whole):,}" + (f".{cents:0<2}" if cents else "")
