@@ -11,7 +11,7 @@ from agent_envs.play import play
 from agent_envs.scoring import bootstrap_interval
 
 
-def baselines(
+def run_baselines(
     id: str,
     episodes: int = 200,
     seed: int = 0,

@@ -3,7 +3,7 @@
 import re
 
 
-def canonical(rows: list[str]) -> str:
+def canonical_form(rows: list[str]) -> str:
     """The same text for a board and all its rotations and reflections."""
     images = []
     for _ in range(4):

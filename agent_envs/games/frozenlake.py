@@ -5,7 +5,7 @@ import random
 import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-from agent_envs.games.boards import board_rows, canonical
+from agent_envs.games.boards import board_rows, canonical_form
 from agent_envs.games.split import check_split, split_of
 
 ACTIONS = ("Left", "Down", "Right", "Up")  # in Gymnasium's numbering
@@ -30,7 +30,7 @@ def generate(rng: random.Random, size: int, frozen: float, longest: int, split: 
         cells[start[0]][start[1]], cells[goal[0]][goal[1]] = "S", "G"
         rows = ["".join(row) for row in cells]
         path = shortest_path(rows, start)
-        if path and len(path) <= longest and split_of(canonical(rows)) == split:
+        if path and len(path) <= longest and split_of(canonical_form(rows)) == split:
             return rows
     raise ValueError(f"found no {size}x{size} lake for {split!r} whose goal is at most {longest} moves away")
 

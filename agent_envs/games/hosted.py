@@ -10,9 +10,11 @@ import numpy as np
 class Game(Protocol):
     """Another library's game; the same actions after the same reset lead to the same place."""
 
-    def reset(self, instance: Any) -> None: ...
+    def reset(self, instance: Any) -> None:
+        """Start the game of this instance, such as the path of its file or its number."""
 
-    def step(self, action: str) -> None: ...
+    def step(self, action: str) -> None:
+        """Do an action. Raises ValueError where it cannot be done."""
 
 
 class Replay:
@@ -30,6 +32,7 @@ class Replay:
 
     @property
     def game(self) -> Game:
+        """The game, made anew and brought to the same place in a copy."""
         if self._game is None:
             self._game = self.make()
             if self.instance is not None:
@@ -39,11 +42,13 @@ class Replay:
         return self._game
 
     def reset(self, instance: Any) -> None:
+        """Start the game of this instance."""
         self.instance, self.actions = None, []
         self.game.reset(instance)
         self.instance = instance
 
     def step(self, action: str) -> None:
+        """Do an action and remember it. What raises is not remembered."""
         self.game.step(action)
         self.actions.append(action)
 
@@ -51,7 +56,7 @@ class Replay:
         return {**self.__dict__, "_game": None}
 
 
-def choose(np_random: np.random.Generator, options: Mapping[str, Any], numbers: range) -> int:
+def choose_instance(np_random: np.random.Generator, options: Mapping[str, Any], numbers: range) -> int:
     """``options["instance"]``, or any of ``numbers``.
 
     Raises:
@@ -67,7 +72,7 @@ def choose(np_random: np.random.Generator, options: Mapping[str, Any], numbers: 
     return int(number)
 
 
-def plain(text: str) -> str:
+def normalize_command(text: str) -> str:
     """``text`` as commands are compared: without capitals and needless white space."""
     return " ".join(text.split()).casefold()
 

@@ -30,6 +30,7 @@ class Level:
 
     @property
     def solved(self) -> bool:
+        """Whether every box is on a target."""
         return self.boxes == self.targets
 
 
@@ -103,7 +104,7 @@ def solve(level: Level) -> list[str] | None:
     return None
 
 
-def closer(level: Level) -> list[str] | None:
+def find_push_closer(level: Level) -> list[str] | None:
     """The shortest walk to a push that brings a box nearer to a free target, and that push; None where there is none.
 
     It looks no further than one push, so it may push a box where it can never leave.

@@ -16,5 +16,9 @@ def split_of(key: str) -> str:
 
 
 def check_split(split: str) -> None:
+    """
+    Raises:
+        ValueError: ``split`` is neither ``"train"`` nor ``"validation"``.
+    """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {SPLITS}, got {split!r}")

@@ -33,13 +33,13 @@ class TextWorldGame:
             ImportError: a package is missing.
             FileNotFoundError: the file is.
         """
-        with _bystanders():
+        with _keep_argv_and_warnings():
             if path != self._path:
                 self._load(path)
             state = self._env.reset()
         pddl_walkthrough = getattr(self._env.unwrapped, "walkthrough", None)
         self.walkthrough: list[str] | None = state.get("extra.walkthrough") or pddl_walkthrough
-        self._take(state)
+        self._update(state)
 
     def step(self, command: str) -> None:
         """Give one of the ``commands``. Others would reach the interpreter, which knows ``undo``, ``save`` and more.
@@ -49,10 +49,10 @@ class TextWorldGame:
         """
         if command not in self.commands:
             raise ValueError(f"{command!r} is not among the commands {self.commands}")
-        self._take(self._env.step(command)[0])
+        self._update(self._env.step(command)[0])
 
-    def _take(self, state) -> None:
-        self.text, self.commands = _readable(state["feedback"]), list(state["admissible_commands"])
+    def _update(self, state) -> None:
+        self.text, self.commands = _clean_text(state["feedback"]), list(state["admissible_commands"])
         self.won, self.lost = bool(state["won"]), bool(state["lost"])
         points, most = state.get("score"), state.get("max_score")
         self.score = points / most if points and most else float(self.won)
@@ -81,7 +81,7 @@ def _alfred_names():
 
 
 @contextmanager
-def _bystanders() -> Iterator[None]:
+def _keep_argv_and_warnings() -> Iterator[None]:
     """Starting a game overwrites the arguments of the program and warns of what TextWorld makes up for."""
     arguments = sys.argv
     try:
@@ -92,7 +92,7 @@ def _bystanders() -> Iterator[None]:
         sys.argv = arguments
 
 
-def _readable(text: str) -> str:
+def _clean_text(text: str) -> str:
     """Without TextWorld's banner, the prompt and status line after it, and what an interpreter asks at the end."""
     text = re.sub(r"\n>[^\n]*\s*\Z", "", text).partition("Would you like to RESTART")[0]
     lines = [line.strip() for line in text.splitlines() if not re.fullmatch(r"[\s_|\\/$>]*[_$|][\s_|\\/$>]*", line)]

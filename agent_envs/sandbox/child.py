@@ -43,6 +43,7 @@ def call(function: str, *arguments):
 
 
 def report(fd: int, text: str) -> None:
+    """Write a line, of 4,000 bytes at most, to the pipe that the caller reads."""
     os.write(fd, text.encode("utf-8", "replace")[:4000] + b"\n")
 
 
@@ -137,18 +138,21 @@ def map_identities(pid: int, nobody: int) -> None:
 
 
 def is_mapped(user: int) -> bool:
+    """Whether our user namespace knows this user id."""
     with open("/proc/self/uid_map") as file:
         ranges = [[int(number) for number in line.split()] for line in file]
     return any(first <= user < first + count for first, _, count in ranges)
 
 
 def write(path: str, text: str) -> None:
+    """Write a text to a file that exists, in one call."""
     fd = os.open(path, os.O_WRONLY)
     os.write(fd, text.encode())  # in one piece: the kernel takes a map once
     os.close(fd)
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """mount(2) with text arguments."""
     call("mount", source.encode(), target.encode(), kind.encode(), flags, options.encode())
 
 

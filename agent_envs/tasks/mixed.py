@@ -8,7 +8,7 @@ from typing import Any
 from agent_envs.games.split import check_split
 from agent_envs.generators import draw, instance_number
 from agent_envs.generators.mixed.questions import KINDS, MixedQuestion, is_right, make_question
-from agent_envs.generators.mixed.world import SCRIPT, MixedWorld, mixed_world
+from agent_envs.generators.mixed.world import SCRIPT, MixedWorld, make_mixed_world
 from agent_envs.play import Script
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tasks.calculator import calculate, compute
@@ -129,7 +129,7 @@ class MixedEnv(ToolEnv):
 
     @property
     def mixed(self) -> MixedWorld:
-        return mixed_world(self.entities, self.world_seed, self.split)
+        return make_mixed_world(self.entities, self.world_seed, self.split)
 
     def query(self, sql: str) -> ToolResult:
         """the result of one SELECT statement (SQLite) over the tables visitors and accounts."""

@@ -22,7 +22,7 @@ def push_closer(env: ToolEnv, rng: random.Random) -> Script:
     text = env.first_observation
     while True:
         level = sokoban.read(text)
-        plan = sokoban.closer(level) or [rng.choice(list(sokoban.DIRECTIONS))]
+        plan = sokoban.find_push_closer(level) or [rng.choice(list(sokoban.DIRECTIONS))]
         text = yield move_turn(plan[: min(env.actions_per_turn, read_left(text))])
 
 

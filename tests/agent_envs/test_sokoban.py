@@ -11,7 +11,7 @@ import pytest
 
 from agent_envs.checker import check_agent_env
 from agent_envs.games import sokoban
-from agent_envs.games.boards import canonical
+from agent_envs.games.boards import canonical_form
 from agent_envs.games.sokoban_levels import generate
 from agent_envs.games.split import split_of
 from agent_envs.play import play
@@ -116,7 +116,7 @@ def test_lengths_cover_the_range():
 def test_splits_are_disjoint_up_to_symmetry():
     def keys(split):
         levels = (generate(random.Random(seed), 6, 1, (2, 10), split)[0] for seed in range(100))
-        return {canonical(sokoban.rows(level)) for level in levels}
+        return {canonical_form(sokoban.rows(level)) for level in levels}
 
     train, validation = keys("train"), keys("validation")
     assert not train & validation
@@ -126,8 +126,8 @@ def test_splits_are_disjoint_up_to_symmetry():
 def test_symmetric_boards_share_a_key():
     rows = ["abc", "def", "ghi"]
     turned = ["gda", "heb", "ifc"]
-    assert canonical(rows) == canonical(turned) == canonical([row[::-1] for row in rows])
-    assert canonical(rows) != canonical(["bac", "def", "ghi"])
+    assert canonical_form(rows) == canonical_form(turned) == canonical_form([row[::-1] for row in rows])
+    assert canonical_form(rows) != canonical_form(["bac", "def", "ghi"])
 
 
 def test_hopeless_wishes_end_with_an_error():

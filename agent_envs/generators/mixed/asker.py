@@ -50,27 +50,36 @@ class Asker:
         return f"the {relation.noun} of {name}", value
 
     def population(self, town: int) -> int:
+        """The number of inhabitants of a town, looked up in its article."""
         self.look_up(self.world.names["town"][town])
         return self.world.value(_POPULATION, town)
 
     def look_up(self, title: str) -> None:
+        """Search for the article of this title.
+
+        Raises:
+            Redraw: it was looked up before.
+        """
         if title in self.titles:
             raise Redraw
         self.titles.append(title)
         self.calls.append(ToolCall("search", {"query": title}))
 
     def query(self, sql: str) -> int | str:
+        """Run a query that selects one value, and return it."""
         self.calls.append(ToolCall("query", {"sql": sql}))
         (row,) = self.mixed.database.query(sql).rows
         self.cells.append(row[0])
         return row[0]
 
     def compute(self, expression: str) -> Fraction:
+        """The exact value of an expression, worked out with the calculator."""
         self.calls.append(ToolCall("calculate", {"expression": expression}))
         self.values.append(evaluate(expression))
         return self.values[-1]
 
     def question(self, text: str, answer: Fraction | int | str, kind: str) -> MixedQuestion:
+        """The finished question, with the calls so far and what they have to bring up."""
         said = answer if isinstance(answer, str) else number_text(answer)
         needs = frozenset(self.titles), frozenset(self.cells), frozenset(self.values)
         return MixedQuestion(text, said, kind, tuple(self.calls), *needs)

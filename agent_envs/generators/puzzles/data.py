@@ -16,6 +16,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def windows(rng: random.Random) -> Puzzle:
+    """A property of the substrings of a string of letters."""
     letters = "".join(rng.choices(rng.choice(("abc", "abcd", "aabbcde", "abcdefgh")), k=rng.randrange(40, 120)))
     what = rng.choice(("palindrome", "distinct", "unrepeated"))
     length, size = len(letters), rng.randrange(3, 6)
@@ -36,6 +37,7 @@ def windows(rng: random.Random) -> Puzzle:
 
 
 def cipher(rng: random.Random) -> Puzzle:
+    """A text to decrypt, given the Vigenère key."""
     plain, key = " ".join(rng.sample(_WORDS, rng.randint(3, 6))), rng.choice(_WORDS)
     shifts = [_LETTERS.index(letter) for letter in key]
     position, coded = 0, ""
@@ -59,6 +61,7 @@ print(''.join(out))"""
 
 
 def table(rng: random.Random) -> Puzzle:
+    """A sum over, or the best group of, the rows of a CSV table."""
     things = rng.sample(_WORDS, 5)
     rows = [
         (rng.choice(_CITIES), rng.choice(things), rng.randint(1, 40), rng.randint(3, 90))
@@ -94,6 +97,7 @@ cities = sorted({{r[0] for r in rows}})
 
 
 def walks(rng: random.Random) -> Puzzle:
+    """The number of monotone paths through a grid with obstacles."""
     height, width = rng.randrange(5, 11), rng.randrange(5, 11)
     while True:
         grid = ["".join(rng.choices(".#", (5, 1), k=width)) for _ in range(height)]
@@ -122,6 +126,7 @@ print(ways(len(grid) - 1, len(grid[0]) - 1))"""
 
 
 def roads(rng: random.Random) -> Puzzle:
+    """The length of the shortest path in a weighted graph."""
     count = rng.randrange(7, 13)
     towns = [_LETTERS[i].upper() for i in range(count)]
     pairs = {(rng.randrange(i), i) for i in range(1, count)}  # a tree, so that every town can be reached

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_envs.generators import Redraw
-from agent_envs.generators.shop.data import State
+from agent_envs.generators.shop.data import ShopState
 from agent_envs.generators.shop.draft import Draft
 from agent_envs.generators.shop.service import Shop
 from agent_envs.generators.shop.wishes import WISH_KINDS
@@ -20,8 +20,8 @@ class Request:
     """A message to the service desk. ``calls`` serve it: they turn ``state`` into ``goal``. ``kinds``: of its wishes."""
 
     text: str
-    state: State
-    goal: State
+    state: ShopState
+    goal: ShopState
     calls: tuple[ToolCall, ...]
     kinds: tuple[str, ...]
 
@@ -35,19 +35,19 @@ def make_request(rng: random.Random, difficulty: str = "normal") -> Request:
         if {"account_address", "place"} <= set(kinds):  # it would be anybody's guess where the new order goes
             continue
         record = draft.state["customers"][draft.customer]
-        draft.call("find_customer", name=record["name"], postcode=record["postcode"])
+        draft.add_call("find_customer", name=record["name"], postcode=record["postcode"])
         try:
             wishes = [WISH_KINDS[kind](draft) for kind in kinds]
             texts = [wish() for wish in wishes]  # worded once all orders are there, so that descriptions are unique
-            goal = _served(draft)
+            goal = _apply_calls(draft)
         except (Redraw, ValueError):
             continue
         if goal == draft.state:
             continue
-        return Request(_message(draft, record, texts), draft.state, goal, tuple(draft.calls), tuple(kinds))
+        return Request(_write_message(draft, record, texts), draft.state, goal, tuple(draft.calls), tuple(kinds))
 
 
-def _served(draft: Draft) -> State:
+def _apply_calls(draft: Draft) -> ShopState:
     shop = Shop()
     shop.load(draft.state)
     for call in draft.calls:
@@ -55,7 +55,7 @@ def _served(draft: Draft) -> State:
     return shop.state
 
 
-def _message(draft: Draft, record: dict[str, Any], texts: list[str]) -> str:
+def _write_message(draft: Draft, record: dict[str, Any], texts: list[str]) -> str:
     hello = draft.rng.choice(("Hello", "Hi", "Good morning", "Good afternoon"))
     who = draft.rng.choice(("this is {name}, postcode {postcode}.", "my name is {name} and my postcode is {postcode}."))
     links = ["", draft.rng.choice(("Also, ", "Besides, ", "Then: ")), draft.rng.choice(("Finally, ", "And lastly, "))]

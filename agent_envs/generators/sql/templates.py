@@ -12,10 +12,12 @@ _PLACE = "SELECT answer FROM (SELECT answer, RANK() OVER (ORDER BY value {}) AS 
 
 
 def TOP(inner: str, place: str = "= 1") -> str:
+    """A query of the answers with the largest value; `place` compares the rank, 1 being the largest."""
     return _PLACE.format("DESC", inner, place)
 
 
 def LOW(inner: str, place: str = "= 1") -> str:
+    """A query of the answers with the smallest value; `place` compares the rank, 1 being the smallest."""
     return _PLACE.format("ASC", inner, place)
 
 

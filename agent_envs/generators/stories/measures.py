@@ -7,6 +7,7 @@ from agent_envs.generators.stories.tale import Tale, dollars
 
 
 def journey(t: Tale) -> None:
+    """Distance, fuel and cost of a journey by road."""
     vehicle, verb = t.pick((("van", "drives"), ("lorry", "drives"), ("motorcycle", "rides"), ("bus", "drives")))
     speeds, minutes = [t.amount(30, 110, 5) for _ in range(3)], [t.amount(30, 240, 6) for _ in range(3)]
     t.say(f"{t.name} {verb} a {vehicle} for {minutes[0]} minutes at {speeds[0]} km/h.")
@@ -36,6 +37,7 @@ def journey(t: Tale) -> None:
 
 
 def tank(t: Tale) -> None:
+    """Water that runs into a tank and out of it."""
     volume, percent = t.amount(200, 4000, 50), t.amount(10, 60, 5)
     vessel = t.pick(("tank", "pool", "cistern"))
     t.say(f"A {vessel} holds {volume:,} litres of water when full, and {percent}% of that is in it.",
@@ -61,6 +63,7 @@ def tank(t: Tale) -> None:
 
 
 def garden(t: Tale) -> None:
+    """The fence around a garden, or the seed for its lawn."""
     length, width = t.amount(8, 60), t.price(4, 30)
     t.say(f"A rectangular garden is {length} metres long and {width} metres wide.")
     if t.length < 4:

@@ -9,6 +9,7 @@ brushes blankets jars tickets helmets bells""".split()
 
 
 def shopping(t: Tale) -> None:
+    """A bill with several items, discounts and fees."""
     goods = t.rng.sample(_GOODS, 3)
     count, price = t.amount(2, 15), t.price(1, 20)
     t.say(f"{t.name} buys {count} {goods[0]} at {dollars(price)} each.",
@@ -60,6 +61,7 @@ def _tax(t: Tale, total: str) -> str:
 
 
 def wages(t: Tale) -> None:
+    """A week's pay with overtime, taxes and rent."""
     hours, rate, days = t.amount(4, 9), t.price(9, 32), t.amount(3, 6)
     t.say(f"{t.name} earns {dollars(rate)} an hour and works {hours} hours a day, {days} days a week.")
     pay = t.step(f"{rate} * {hours} * {days}")
@@ -87,6 +89,7 @@ def wages(t: Tale) -> None:
 
 
 def trip(t: Tale) -> None:
+    """What a school trip costs, and who pays for it."""
     classes, pupils, adults = t.amount(2, 6), t.amount(18, 30), t.amount(3, 10)
     t.say(f"A school sends {classes} classes of {pupils} pupils to a museum, and {adults} adults come along.")
     people = t.step(f"{classes} * {pupils} + {adults}")
@@ -118,6 +121,7 @@ def trip(t: Tale) -> None:
 
 
 def savings(t: Tale) -> None:
+    """Simple interest on savings, and what is left of them."""
     capital, rate = t.amount(400, 9000, 100), t.pick(("1.5", "2", "2.5", "3", "4", "5"))
     t.say(f"{t.name} puts ${capital:,} into an account with simple interest of {rate}% a year.")
     interest = t.step(f"{capital} * {rate} / 100")

@@ -37,6 +37,7 @@ class Tale:
         return number_text(value)
 
     def pick(self, options: Sequence):
+        """One of `options`, chosen at random."""
         return self.rng.choice(options)
 
     def amount(self, low: int, high: int, step: int = 1) -> int:

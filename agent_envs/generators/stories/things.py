@@ -7,6 +7,7 @@ from agent_envs.generators.stories.tale import Tale, dollars
 
 
 def stock(t: Tale) -> None:
+    """A stock of goods that comes and goes, packed at the end."""
     place, goods = t.pick((("bakery", "loaves"), ("farm", "eggs"), ("library", "books"), ("nursery", "seedlings"),
                            ("depot", "parcels"), ("kiosk", "postcards"), ("museum", "posters")))  # fmt: skip
     have = str(t.amount(40, 600))
@@ -45,6 +46,7 @@ def stock(t: Tale) -> None:
 
 
 def comparison(t: Tale) -> None:
+    """Several people, each with more, fewer or as many times the things of the one before."""
     goods = t.pick(("stamps", "marbles", "shells", "cards", "coins", "stickers", "medals"))
     people = [t.name, t.other, t.third, *t.rng.sample(("Ola", "Pia", "Ralf", "Sven", "Tess"), 3)][: t.length]
     counts = [str(t.amount(8, 90))]
@@ -67,6 +69,7 @@ def comparison(t: Tale) -> None:
 
 
 def recipe(t: Tale) -> None:
+    """A recipe scaled to a number of guests."""
     dish = t.pick(("stew", "cake", "salad", "soup", "curry"))
     ingredient = t.pick(("flour", "rice", "carrots", "beans", "lentils", "potatoes"))
     grams, serves, guests = t.amount(150, 1200, 25), t.amount(2, 8), t.amount(9, 40)
@@ -95,6 +98,7 @@ def recipe(t: Tale) -> None:
 
 
 def factory(t: Tale) -> None:
+    """What a machine makes, less the faulty pieces, in boxes."""
     goods = t.pick(("screws", "bulbs", "buttons", "bottles", "springs", "tiles"))
     rate, hours = t.amount(4, 60), t.amount(2, 12)
     t.say(f"A machine makes {rate} {goods} a minute and runs for {hours} hours.")
@@ -120,6 +124,7 @@ def factory(t: Tale) -> None:
 
 
 def reading(t: Tale) -> None:
+    """How long it takes to finish a book."""
     pages, daily, days = t.amount(180, 900, 10), t.amount(8, 45), t.amount(3, 9)
     t.say(f"{t.name} has a book of {pages} pages and reads {daily} pages a day for {days} days.")
     done = t.step(f"{daily} * {days}", whole=True)

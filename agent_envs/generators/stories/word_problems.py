@@ -39,6 +39,7 @@ class Problem:
 
     @property
     def values(self) -> tuple[Fraction, ...]:
+        """The value of each step."""
         return tuple(map(evaluate, self.steps))
 
 
