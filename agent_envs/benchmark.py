@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 import retrieval_index
 from agent_envs import scoring
@@ -91,8 +92,10 @@ def _load_real(benchmark, split, *, data=None, corpus=None, source="auto", index
 @lru_cache(maxsize=4)
 def _open(index: str) -> retrieval_index.Searcher:
     """Benchmarks and splits over the same folder, or server, share one searcher."""
-    is_url = index.startswith(("http://", "https://"))
-    return retrieval_index.RemoteSearcher(index) if is_url else retrieval_index.load(Path(index))
+    if index.startswith(("http://", "https://")):
+        # Of the protocol it has `search` alone, which is all that an environment uses.
+        return cast(retrieval_index.Searcher, retrieval_index.RemoteSearcher(index))
+    return retrieval_index.load(Path(index))
 
 
 @lru_cache(maxsize=4)

@@ -13,12 +13,13 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 from gymnasium.utils.env_checker import check_env
 
 from agent_envs.fuzz import make_hostile_turn
+from agent_envs.spaces import AnyText
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import run_calls
 from agent_envs.vector import ToolVectorEnv
@@ -78,6 +79,10 @@ def transcript(env: ToolEnv, steps: int, seed: int, sampled: bool = True) -> str
     return digest.hexdigest()
 
 
+def _phrases(env: ToolEnv) -> tuple[str, ...]:
+    return cast(AnyText, env.action_space).phrases
+
+
 def _random_play(env: ToolEnv, steps: int, seed: int, rng: random.Random, sampled: bool):
     episode, done, observation = 0, True, ""
     for _ in range(steps):
@@ -85,7 +90,7 @@ def _random_play(env: ToolEnv, steps: int, seed: int, rng: random.Random, sample
             observation, info = env.reset(seed=seed + episode)
             episode, done = episode + 1, False
             yield observation, info
-        fuzzed = make_hostile_turn(rng, env.action_space.phrases, observation)
+        fuzzed = make_hostile_turn(rng, _phrases(env), observation)
         action = env.action_space.sample() if sampled and rng.random() < 0.7 else fuzzed
         observation, reward, terminated, truncated, info = env.step(action)
         done = terminated or truncated
@@ -111,7 +116,7 @@ def _check_totality(env: ToolEnv, steps: int, seed: int) -> None:
             observation, _ = env.reset(seed=seed + step)
             _check_observation(env, f"reset(seed={seed + step})", observation)
         sampled = rng.random() < 0.3
-        action = env.action_space.sample() if sampled else make_hostile_turn(rng, env.action_space.phrases, observation)
+        action = env.action_space.sample() if sampled else make_hostile_turn(rng, _phrases(env), observation)
         try:
             outcome = env.step(action)
         except Exception as error:
@@ -149,7 +154,7 @@ def _check_observation(env: ToolEnv, where: str, observation: str) -> None:
 
 def _check_tool_text(env: ToolEnv, steps: int, seed: int) -> None:
     """Play the same turns twice, with other words in the second one's results, and compare what was paid."""
-    paid = [[], []]
+    paid: tuple[list[tuple[str, float]], list[tuple[str, float]]] = [], []
     for rewards, poison in zip(paid, ("", _INJECTION), strict=True):
         env.action_space.seed(seed)
         done = True

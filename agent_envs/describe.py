@@ -3,12 +3,13 @@
 import inspect
 import json
 import textwrap
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 
 from agent_envs import baselines
 from agent_envs.play import play
+from agent_envs.tool_env import ToolEnv
 
 
 def page(
@@ -19,7 +20,7 @@ def page(
     Raises:
         ValueError: the task has scripts, and none of that name.
     """
-    env = gymnasium.make(id, **(kwargs or {})).unwrapped
+    env = cast(ToolEnv, gymnasium.make(id, **(kwargs or {})).unwrapped)
     if env.SCRIPTS and script not in env.SCRIPTS:
         raise ValueError(f"script must be one of {sorted(env.SCRIPTS)}, got {script!r}")
     about = (inspect.getdoc(type(env)) or "").replace("``", "`")
@@ -54,7 +55,7 @@ def page(
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _describe_mixture(env) -> str:
+def _describe_mixture(env: ToolEnv) -> str:
     """The tasks of a mixture; everything below is about the one that the seed draws."""
     if not (weights := getattr(env, "weights", None)):
         return ""
@@ -71,7 +72,7 @@ def _fence(text: str) -> str:
     return f"{fence}text\n{text}\n{fence}"
 
 
-def _describe_tools(env) -> str:
+def _describe_tools(env: ToolEnv) -> str:
     lines = [
         f"- `{tool.name}`: {tool.description} Arguments: `{_argument_types(tool.parameters)}`."
         for tool in env.tools.values()

@@ -85,7 +85,7 @@ def _example(schema: Any, root: dict[str, Any], within: tuple[str, ...] = ()) ->
     if kind in ("integer", "number"):
         number = max(1 if kind == "integer" else 1.5, schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1))
         return min(number, schema.get("maximum", number))
-    return {"boolean": True, "null": None}.get(kind, _WORDS)
+    return True if kind == "boolean" else None if kind == "null" else _WORDS
 
 
 def _resolve_reference(reference: str, root: dict[str, Any]) -> Any:

@@ -97,7 +97,7 @@ def load_benchmark(
             continue
         questions, passages = load(location)
         origin = origin or f"local:{_shorten_path(location.questions)}"
-        searched = f" + corpus {_shorten_path(location.passages)}" if corpus else ""
+        searched = f" + corpus {_shorten_path(location.passages)}" if corpus and location.passages else ""
         return Benchmark(name, split, questions, () if questions_only else passages, origin + searched)
     if source == "auto" and data is None and corpus is None:
         raise DataUnavailable(name, split, tuple(tried))

@@ -75,7 +75,7 @@ def best_plan(lake: FrozenLakeEnv, state: int, turns: int, left: int, longest: i
     ``values[n]`` (``[states]``) is the best chance of reaching the goal in the turns to come with n actions left.
     """
     outcomes = _outcomes(lake, min(longest, left, LONGEST_PLAN))
-    goal = (lake.desc.ravel() == b"G").astype(float)
+    goal = (np.asarray(lake.desc).ravel() == b"G").astype(float)
     values = [goal] * (left + 1)
     for _ in range(turns - 1):
         values = [

@@ -27,7 +27,8 @@ class Replay:
     """
 
     def __init__(self, make: Callable[[], Game]):
-        self.make, self.instance, self.actions = make, None, []
+        self.make, self.instance = make, None
+        self.actions: list[str] = []
         self._game: Game | None = None
 
     @property

@@ -16,7 +16,8 @@ def split_of(key: str) -> str:
 
 
 def check_split(split: str) -> None:
-    """
+    """Check the name of a split.
+
     Raises:
         ValueError: ``split`` is neither ``"train"`` nor ``"validation"``.
     """

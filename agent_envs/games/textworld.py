@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from agent_envs.games.split import SPLITS, split_of
 
@@ -24,7 +25,8 @@ class TextWorldGame:
     """
 
     def __init__(self):
-        self._env, self._path = None, None
+        self._env: Any = None  # TextWorld's, once a game is loaded
+        self._path: str | None = None
 
     def reset(self, path: str) -> None:
         """Start the game in this file.
@@ -58,7 +60,7 @@ class TextWorldGame:
         self.score = points / most if points and most else float(self.won)
 
     def _load(self, path: str) -> None:
-        import textworld
+        import textworld  # type: ignore[import-not-found,import-untyped]  # optional
 
         before, self._path = self._path, None  # stays so if this fails
         is_pddl = path.endswith(".tw-pddl")
@@ -75,7 +77,8 @@ class TextWorldGame:
 
 
 def _alfred_names():
-    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+    # Optional, and without types.
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler  # type: ignore[import-not-found,import-untyped]
 
     return AlfredDemangler  # "Mug_bar__plus_01_dot_00" becomes "mug 1"
 

@@ -37,7 +37,8 @@ def draw(make: Callable[[random.Random], T], split: str, key: str) -> T:
 
 
 def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """
+    """Check an argument that takes one of a few values.
+
     Raises:
         ValueError: ``value`` is not among the known ones.
     """

@@ -35,11 +35,12 @@ _PLACE_SUFFIXES = "Falls Heights Springs Bay Hill Cross".split()
 def syllable_words(kind: str, count: int) -> tuple[str, ...]:
     """The first ``count`` invented words of a pool; a longer pool starts with the shorter one."""
     rng = random.Random(f"names:{kind}")
-    endings, words, syllables = _ENDINGS[kind], {}, 1
+    endings, syllables = _ENDINGS[kind], 1
+    words: dict[str, None] = {}  # a set in order of insertion
     while len(words) < count:
         for _ in range(4 * count):  # many misses in a row mean that words of this length run out
             stem = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables))
-            words.setdefault((stem + rng.choice(endings)).capitalize())
+            words.setdefault((stem + rng.choice(endings)).capitalize(), None)
             if len(words) == count:
                 break
         else:

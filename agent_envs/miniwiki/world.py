@@ -47,7 +47,8 @@ class World:
         if difficulty not in DIFFICULTIES:
             raise ValueError(f"difficulty must be one of {tuple(DIFFICULTIES)}, got {difficulty!r}")
         self.seed, self.split, self.difficulty = seed, split, difficulty
-        rng, taken = random.Random(f"world:{seed}:{split}"), set()
+        rng = random.Random(f"world:{seed}:{split}")
+        taken: set[str] = set()
         sizes = {kind: int(entities * share) for kind, share in KINDS.items()}
         sizes["person"] += entities - sum(sizes.values())
         self.names = {kind: list(names.unique_names(kind, n, split, rng, taken)) for kind, n in sizes.items()}

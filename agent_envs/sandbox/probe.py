@@ -6,7 +6,7 @@ from functools import cache
 from pathlib import Path
 
 from agent_envs.sandbox import seccomp
-from agent_envs.sandbox.backends import BACKENDS, missing
+from agent_envs.sandbox.backends import BACKENDS, unavailable_reason
 from agent_envs.sandbox.process import SandboxError, execute
 
 _PROBE = """
@@ -34,7 +34,7 @@ def available() -> dict[str, str]:
     return {backend: _state(backend) for backend in BACKENDS}
 
 
-def choose(backend: str) -> str:
+def choose_backend(backend: str) -> str:
     """The name of a backend that works, `backend` itself or, for "auto", the first that isolates.
 
     Raises:
@@ -61,7 +61,7 @@ def choose(backend: str) -> str:
 
 @cache
 def _state(backend: str) -> str:
-    if reason := missing(backend):
+    if reason := unavailable_reason(backend):
         return reason
     if backend == "unsafe":
         return "ok"

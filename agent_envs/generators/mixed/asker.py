@@ -3,6 +3,7 @@
 import random
 from dataclasses import dataclass
 from fractions import Fraction
+from typing import Any
 
 from agent_envs.generators import Redraw
 from agent_envs.generators.arithmetic import evaluate, number_text
@@ -65,8 +66,8 @@ class Asker:
         self.titles.append(title)
         self.calls.append(ToolCall("search", {"query": title}))
 
-    def query(self, sql: str) -> int | str:
-        """Run a query that selects one value, and return it."""
+    def query(self, sql: str) -> Any:
+        """Run a query that selects one value, an int or a str, and return it."""
         self.calls.append(ToolCall("query", {"sql": sql}))
         (row,) = self.mixed.database.query(sql).rows
         self.cells.append(row[0])

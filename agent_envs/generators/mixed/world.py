@@ -38,7 +38,7 @@ def make_mixed_world(entities: int, seed: int, split: str) -> MixedWorld:
     visitors = _avoid_hundreds(rng.integers(3_000, 90_000, (len(towns), len(YEARS))))
     revenue = _avoid_hundreds(rng.integers(12_000, 90_000, (len(companies), len(YEARS))))
     profit = _avoid_hundreds((revenue * rng.uniform(0.2, 0.5, revenue.shape)).astype(np.int64))
-    rows = {
+    rows: dict[str, list[tuple]] = {
         "visitors": [(town, year, int(visitors[i, j])) for i, town in enumerate(towns) for j, year in enumerate(YEARS)],
         "accounts": [
             (company, year, int(revenue[i, j]), int(profit[i, j]))

@@ -69,13 +69,14 @@ def table(rng: random.Random) -> Puzzle:
     ]
     lines = "\n".join(["city,item,quantity,price", *(",".join(map(str, row)) for row in rows)])
     city, thing, limit = rng.choice(rows)[0], rng.choice(rows)[1], rng.randint(10, 40)
-    revenue = Counter()
+    revenue: Counter[str] = Counter()
     for row in rows:
         revenue[row[0]] += row[2] * row[3]
     (best, most), *others = revenue.most_common(2)
     what = rng.choice(("revenue", "best", "pieces"))
     if what == "best" and others and others[0][1] < most:
-        ask, gold = "Which city has the highest revenue (quantity times price, summed over its rows)?", best
+        ask = "Which city has the highest revenue (quantity times price, summed over its rows)?"
+        gold: int | str = best
         body = "print(max(cities, key=lambda c: sum(q * p for d, _, q, p in rows if d == c)))"
     elif what == "pieces":
         ask = f"How many pieces were sold in all in rows of the item '{thing}' or with a price of more than {limit}?"
@@ -130,8 +131,10 @@ def roads(rng: random.Random) -> Puzzle:
     count = rng.randrange(7, 13)
     towns = [_LETTERS[i].upper() for i in range(count)]
     pairs = {(rng.randrange(i), i) for i in range(1, count)}  # a tree, so that every town can be reached
-    pairs |= {tuple(sorted(rng.sample(range(count), 2))) for _ in range(count)}
-    links = [(towns[a], towns[b], rng.randint(2, 60)) for a, b in sorted(pairs)]
+    for _ in range(count):
+        first, second = sorted(rng.sample(range(count), 2))
+        pairs.add((first, second))
+    links = [(towns[i], towns[j], rng.randint(2, 60)) for i, j in sorted(pairs)]
     start, end = rng.sample(towns, 2)
     listed = ", ".join(f"{a}-{b} {length}" for a, b, length in links)
     text = (
@@ -142,7 +145,8 @@ def roads(rng: random.Random) -> Puzzle:
     for a, b, length in links:
         near[a].append((b, length))
         near[b].append((a, length))
-    queue, done = [(0, start)], {}
+    queue = [(0, start)]
+    done: dict[str, int] = {}
     while queue:
         far, town = heapq.heappop(queue)
         if done.setdefault(town, far) == far:

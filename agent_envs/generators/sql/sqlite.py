@@ -5,7 +5,7 @@ instructions in place of a clock, so that the same query always ends the same wa
 """
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -65,7 +65,7 @@ class Database:
         rows: table name -> its rows.
     """
 
-    def __init__(self, script: str, rows: dict[str, Iterable[tuple]]):
+    def __init__(self, script: str, rows: Mapping[str, Iterable[tuple]]):
         # Without the statement cache the authorizer sees every query, and so records which tables it reads.
         self._connection = connection = sqlite3.connect(":memory:", cached_statements=0, check_same_thread=False)
         connection.executescript(script)

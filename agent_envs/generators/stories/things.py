@@ -137,14 +137,14 @@ def reading(t: Tale) -> None:
         t.say("How many pages are still to be read?")
         return
     days = t.amount(2, 14)
-    daily = t.step(f"{rest} / {days}", whole=True)
+    share = t.step(f"{rest} / {days}", whole=True)
     t.say(f"The rest is to be finished in {days} more days, with the same number of pages on each of them.")
     if not t.left:
         t.say("How many pages a day is that?")
         return
     seconds = t.amount(30, 150, 15)
     t.say(f"A page takes {t.name} {seconds} seconds.")
-    minutes = t.step(f"{daily} * {seconds} / 60")
+    minutes = t.step(f"{share} * {seconds} / 60")
     if not t.left:
         t.say(f"How many minutes does {t.name} read on each of these days?")
         return
