@@ -1,4 +1,4 @@
-"""A benchmark ready to play: its questions, and a searcher over its corpus."""
+"""A question-answering task: the questions of a benchmark, and a searcher over its corpus."""
 
 import inspect
 import os
@@ -23,7 +23,10 @@ _SPLITS = {"train": "train", "validation": "heldout"}
 
 @dataclass(frozen=True, slots=True)
 class QATask:
-    """``source`` says where the questions come from, in words fit for a report; ``warning``, that it is a stand-in."""
+    """Questions of a benchmark, a searcher over its corpus, and its metric.
+
+    ``source`` says where the questions come from, in words fit for a report; ``warning``, that it is a stand-in.
+    """
 
     name: str
     split: str
@@ -44,7 +47,7 @@ def load(benchmark: str, *, split: str = "train", **arguments) -> QATask:
     Real benchmarks take ``data``, ``corpus`` and ``source`` (see `agent_envs.data.load_benchmark`), and ``index`` to
     search in place of an index made in memory: a folder built by ``python -m retrieval_index build``, or the URL of a
     server. Bamboogle, NQ, TriviaQA and PopQA have no passages of their own and need ``index`` or ``corpus``. With
-    ``source="auto"``, a benchmark that is nowhere to be had is replaced by MiniWiki, loudly.
+    ``source="auto"``, a benchmark that no place has is replaced by MiniWiki, with a warning.
 
     MiniWiki takes the arguments of `miniwiki`.
 

@@ -1,4 +1,4 @@
-"""A task as a page: what the agent sees, may do and earns, an episode played, and what baselines score."""
+"""A page about a task: observations, tools, rewards, an example episode, arguments, and the scores of baselines."""
 
 import inspect
 import json

@@ -1,4 +1,4 @@
-"""Hostile turns: what no agent should write, and every environment must survive."""
+"""Malformed and adversarial turns, which every environment must survive."""
 
 import random
 

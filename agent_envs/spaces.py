@@ -1,4 +1,4 @@
-"""A text space that a language model can live in."""
+"""A text space for turns of any length and any characters, and example turns to sample from it."""
 
 import string
 from collections.abc import Sequence

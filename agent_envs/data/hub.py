@@ -37,7 +37,7 @@ def find_cached(name: str, split: str) -> tuple[Path, str]:
 
 
 def download(name: str, split: str) -> tuple[Path, str]:
-    """Download a split, with the progress bars of `datasets`, into the cache; gives what `find_cached` gives.
+    """Download a split, with the progress bars of `datasets`, into the cache; returns what `find_cached` returns.
 
     Raises:
         NotHere: the hub could not be reached or does not have it. A process tries once and remembers the reason.

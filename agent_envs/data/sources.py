@@ -1,4 +1,4 @@
-"""Where the questions and the corpus of a benchmark come from, place after place, and what is said if from nowhere."""
+"""The places that the questions and the corpus of a benchmark may come from, in order, and the errors if none has them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Countdown: puzzles with a known solution, and a strict reader of arithmetic with exact fractions."""
+"""Countdown: puzzles with a known solution, and a strict evaluator of arithmetic with exact fractions."""
 
 import ast
 import operator

@@ -1,4 +1,4 @@
-"""Games that live in another library: picked from its list, played with what it offers, rebuilt from what was done."""
+"""Games of other libraries: choice of an instance, menus of actions, and copies rebuilt by replaying the actions."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -20,7 +20,7 @@ class Game(Protocol):
 class Replay:
     """A game that may not survive pickling, as most that run native code do not, together with what was done in it.
 
-    A copy makes a game of its own and does everything again, once somebody looks at it.
+    A copy makes a game of its own and repeats the actions when `game` is first read.
 
     Args:
         make: makes the game; it has to survive pickling itself, as a class does.

@@ -1,4 +1,4 @@
-"""Which split an instance belongs to: a matter of the instance itself, so that no seed can carry one across."""
+"""The split of an instance: a function of the instance alone, so that no seed can move one to the other split."""
 
 from hashlib import blake2b
 

@@ -1,6 +1,8 @@
-"""Procedural task instances: pure functions of a `random.Random`, with no environment around them.
+"""Procedural task instances: pure functions of a `random.Random`, which know nothing of environments.
 
-An instance belongs to one split by a digest of its text, so training and validation share none, whatever the seeds.
+One folder for each task; `arithmetic` and `people` are shared.
+
+An instance belongs to one split by a digest of its text, so training and validation share none for any seeds.
 """
 
 import random

@@ -1,4 +1,4 @@
-"""Exact arithmetic: a calculator that is safe to hand to anybody; numbers as text, and answers compared."""
+"""Exact arithmetic: an evaluator of untrusted expressions, numbers as text, and comparison of answers."""
 
 import ast
 import operator
@@ -30,8 +30,8 @@ def evaluate(expression: str) -> Fraction:
     if len(expression) > MAX_LENGTH:
         raise ValueError(f"the expression has {len(expression)} characters; {MAX_LENGTH} are allowed.")
     source = " ".join(expression.split())
-    if strange := re.search(r"[^\d.+\-*/%() ]", source, re.ASCII):
-        raise ValueError(f"{strange.group()!r} is not allowed: write plain numbers, + - * / // % ** and parentheses.")
+    if invalid := re.search(r"[^\d.+\-*/%() ]", source, re.ASCII):
+        raise ValueError(f"{invalid.group()!r} is not allowed: write plain numbers, + - * / // % ** and parentheses.")
     try:
         return _value(ast.parse(source, mode="eval").body, source)
     except (SyntaxError, MemoryError, RecursionError):

@@ -1,4 +1,4 @@
-"""Given names and family names that the made-up data share."""
+"""Given names and family names that the synthetic data share."""
 
 GIVEN_NAMES = """Ada Ben Carla Deniz Emma Femi Grace Hana Ivan Jonas Kira Leo Mina Noor Oscar Priya Quinn Rosa Samir Tara
 Uma Victor Wanda Ximena Yusuf Zoe Amara Bruno Chloe Dario Elif Farid Greta Hugo Ines Jamal Kofi Lena Marek Nadia""".split()

@@ -2,7 +2,7 @@
 
 Names are put together from word pools that are the same in every world, so a small vocabulary covers them all, while
 the *combinations* differ. A hash of the name assigns each name to the ``train`` or the ``heldout`` split: worlds of
-different splits can share no entity, whatever their seeds and sizes.
+different splits can share no entity, for any seeds and sizes.
 """
 
 import random
@@ -90,7 +90,7 @@ def _candidate(kind: str, rng: random.Random, scale: int) -> str:
 
 
 def unique_names(kind: str, count: int, split: str, rng: random.Random, taken: set[str]) -> Iterator[str]:
-    """Yield ``count`` names of ``kind`` in ``split`` that nobody bears yet, and record them in ``taken``."""
+    """Yield ``count`` names of ``kind`` in ``split`` that are not taken yet, and record them in ``taken``."""
     scale = max(1, -(-6 * count // _COMBINATIONS[kind]))  # most combinations stay unused, so draws seldom collide
     while count:
         name = _candidate(kind, rng, scale)

@@ -1,4 +1,4 @@
-"""What is visible inside a sandbox, and how each backend is told to show that and no more."""
+"""What is visible inside a sandbox, and the command line of each backend that shows that and no more."""
 
 import os
 import shutil

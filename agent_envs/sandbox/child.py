@@ -102,7 +102,7 @@ def clone_namespaces(config: dict, run_next) -> int:
     try:
         child = call("syscall", config["calls"]["clone"], NAMESPACES | SIGCHLD, 0, 0, 0, 0)
     except OSError as error:
-        raise OSError(error.errno, f"new namespaces are not permitted here: {error.strerror}") from None
+        raise OSError(error.errno, f"new namespaces are refused here: {error.strerror}") from None
     if child == 0:
         try:
             call("prctl", PR_SET_PDEATHSIG, SIGKILL)

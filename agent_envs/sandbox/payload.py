@@ -53,7 +53,7 @@ def _filter() -> bytes:
 
 
 def encode(text: str) -> bytes:
-    """UTF-8, with lone surrogates as they are: code and standard input are anybody's."""
+    """UTF-8 that lets lone surrogates pass, since code and standard input may hold any string."""
     return text.encode("utf-8", "surrogatepass")
 
 

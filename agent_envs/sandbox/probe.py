@@ -1,4 +1,4 @@
-"""Which backends work here: each is tried once a process, by a program that looks for what it must not find."""
+"""Which backends work here: each is tried once a process, with a program that tests the isolation."""
 
 import subprocess
 import sys
@@ -11,18 +11,18 @@ from agent_envs.sandbox.process import SandboxError, execute
 
 _PROBE = """
 import os, socket
-def refused(function, *arguments):
+def must_fail(function, *arguments):
     try:
         function(*arguments)
     except OSError:
         return
-    raise SystemExit(f"{function.__name__}{arguments} was not refused")
+    raise SystemExit(f"{function.__name__}{arguments} was not blocked")
 for path in ("/etc/passwd", "/proc/self", "/sys/kernel", "/dev/shm", "/dev/tty", package):
-    refused(os.stat, path)
-refused(os.mkdir, "/new")
-refused(os.fork)
-refused(os.setuid, 0)
-refused(socket.socket, socket.AF_INET)
+    must_fail(os.stat, path)
+must_fail(os.mkdir, "/new")
+must_fail(os.fork)
+must_fail(os.setuid, 0)
+must_fail(socket.socket, socket.AF_INET)
 if os.getpid() > 9 or os.getuid() == 0:
     raise SystemExit("it has the processes or the user of its caller")
 print("isolated")

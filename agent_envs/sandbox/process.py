@@ -1,4 +1,4 @@
-"""One run: starts `child.monitor`, feeds it, reads what comes out, and never waits longer than it was told."""
+"""One run: starts `child.monitor`, feeds it, reads what comes out, and never waits longer than its time limit."""
 
 import contextlib
 import os
@@ -17,7 +17,7 @@ _GRACE = 0.25  # seconds that the monitor has to clear up after the deadline, be
 
 
 class SandboxError(RuntimeError):
-    """No isolation is to be had here, or the sandbox itself failed: nothing that the code did."""
+    """No isolation is available here, or the sandbox itself failed. Never the fault of the code that was run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,7 +92,7 @@ def _make_completed(backend: str, report_line: str, late: bool, out: Capture, er
 def _communicate(
     process: subprocess.Popen, payload: bytes, reports: int, until: float, out: Capture, err: Capture
 ) -> str:
-    """Writes and reads until nobody is left who could write the report, or time is over. Returns its first line.
+    """Writes and reads until no process is left that could write the report, or time is over. Returns its first line.
 
     It does not wait for the ends of stdout and stderr, which a process left behind could keep open.
     """
@@ -126,7 +126,7 @@ def _communicate(
 
 
 def _send(fd: int, unsent: memoryview) -> memoryview:
-    """Writes what the pipe will take and returns the rest, which is nothing where nobody reads any more."""
+    """Writes what the pipe will take and returns the rest, which is empty where the reader has gone."""
     try:
         return unsent[os.write(fd, unsent[:CHUNK]) :]
     except BrokenPipeError:
@@ -134,7 +134,7 @@ def _send(fd: int, unsent: memoryview) -> memoryview:
 
 
 def _drain(fd: int, capture: Capture) -> None:
-    """What is still in the pipe: at most its capacity, for in the unsafe backend somebody may go on writing."""
+    """What is still in the pipe: at most its capacity, for in the unsafe backend a process may go on writing."""
     with contextlib.suppress(BlockingIOError):
         for _ in range((1 << 20) // CHUNK):
             if not (data := os.read(fd, CHUNK)):

@@ -1,4 +1,4 @@
-"""Running code that nobody has read."""
+"""Running untrusted code."""
 
 import math
 import os

@@ -1,4 +1,4 @@
-"""Questions over a `MixedWorld` while they are being made."""
+"""The builder of a question over a `MixedWorld`."""
 
 import random
 from dataclasses import dataclass
@@ -29,7 +29,10 @@ class MixedQuestion:
 
 
 class Asker:
-    """Draws facts of a world, and keeps the calls that look them up."""
+    """Draws facts of a world at random, and records the calls that look them up.
+
+    Methods raise `Redraw` where the facts allow no question.
+    """
 
     def __init__(self, mixed: MixedWorld, rng: random.Random):
         self.mixed, self.world, self.rng = mixed, mixed.world, rng

@@ -1,4 +1,4 @@
-"""A made-up shop: products, customers and orders, as one JSON-able state."""
+"""A synthetic shop: products, customers and orders, as one JSON-able state."""
 
 import random
 from datetime import date, timedelta

@@ -1,4 +1,4 @@
-"""A request to the shop while it is being made."""
+"""The builder of a request to the shop."""
 
 import random
 from typing import Any
@@ -9,7 +9,7 @@ from agent_envs.types import ToolCall
 
 
 class Draft:
-    """A request while it is being made: the shop, who writes, and the order that the present wish is about."""
+    """A request that is being built: the shop's state, the customer, and the order that the present wish is about."""
 
     def __init__(self, rng: random.Random, by_number: bool):
         self.rng, self.by_number = rng, by_number
@@ -34,7 +34,12 @@ class Draft:
         return id
 
     def claim_products(self, names: set[str]) -> None:
-        """No product may matter to two wishes: serving one could change the stock that the other goes by."""
+        """Reserve products, by name, for the present wish: serving two wishes about one product could change the stock that
+        the second depends on.
+
+        Raises:
+            Redraw: another wish is about one of them.
+        """
         if names & self._claimed:
             raise Redraw
         self._claimed |= names

@@ -1,4 +1,4 @@
-"""What customers write to the shop of `shop_service`, with the calls that serve them and the state these lead to."""
+"""The messages of customers to the shop of `service`, with the calls that serve them and the state these lead to."""
 
 import random
 from dataclasses import dataclass
@@ -32,7 +32,7 @@ def make_request(rng: random.Random, difficulty: str = "normal") -> Request:
     while True:
         draft = Draft(rng, by_number=difficulty == "easy" or rng.random() < 0.3)
         kinds = rng.sample(tuple(WISH_KINDS), rng.randint(*WISHES[difficulty]))
-        if {"account_address", "place"} <= set(kinds):  # it would be anybody's guess where the new order goes
+        if {"account_address", "place"} <= set(kinds):  # the address of the new order would be ambiguous
             continue
         record = draft.state["customers"][draft.customer]
         draft.add_call("find_customer", name=record["name"], postcode=record["postcode"])
@@ -59,10 +59,10 @@ def _write_message(draft: Draft, record: dict[str, Any], texts: list[str]) -> st
     hello = draft.rng.choice(("Hello", "Hi", "Good morning", "Good afternoon"))
     who = draft.rng.choice(("this is {name}, postcode {postcode}.", "my name is {name} and my postcode is {postcode}."))
     links = ["", draft.rng.choice(("Also, ", "Besides, ", "Then: ")), draft.rng.choice(("Finally, ", "And lastly, "))]
-    told = [
+    sentences = [
         link + (text[0].lower() + text[1:] if link and not text.startswith("I ") else text)
         for link, text in zip(links, texts, strict=False)
     ]
     return " ".join(
-        [f"{hello}, {who.format(**record)}", *told, draft.rng.choice(("Thank you!", "Thanks.", "Many thanks."))]
+        [f"{hello}, {who.format(**record)}", *sentences, draft.rng.choice(("Thank you!", "Thanks.", "Many thanks."))]
     )

@@ -1,4 +1,4 @@
-"""The shop's service desk: functions that read and change a shop's state, and refuse what cannot be done.
+"""The shop's service desk: functions that read and change a shop's state, and reject what cannot be done.
 
 What the shop does not *want* done is in `POLICY` alone; some of it the functions would carry out all the same.
 """

@@ -1,4 +1,4 @@
-"""What a customer may wish of the shop of `shop_service`.
+"""What a customer may ask of the shop of `service`.
 
 A wish puts what it is about into the shop, adds the calls that serve it, and returns what gives its wording. A wish that
 is against the policy is served by a transfer.
@@ -31,7 +31,7 @@ def cancel(d: Draft) -> Wording:
 def cancel_shipped(d: Draft) -> Wording:
     """Against the policy: cancel an order that has been shipped."""
     order = d.add_order("shipped")
-    if order_total(d.state["orders"][order]) > _LIMIT:  # there would be two reasons to refuse
+    if order_total(d.state["orders"][order]) > _LIMIT:  # there would be two reasons to reject it
         raise Redraw
     d.add_call("transfer", order_id=order, reason="already shipped")
     return lambda: f"Please cancel {d.refer_to(order)}, I ordered it by mistake."

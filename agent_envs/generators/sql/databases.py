@@ -1,4 +1,4 @@
-"""Small made-up databases: a shop, a library, a league and an airport, each a pure function of a number."""
+"""Small synthetic databases: a shop, a library, a league and an airport, each a pure function of a number."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -59,7 +59,7 @@ CREATE TABLE flights (id INTEGER PRIMARY KEY, airline_id INTEGER NOT NULL REFERE
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The tables of a kind of database, and what fills them."""
+    """The tables of a kind of database (``script``, SQL), and the function that makes their rows."""
 
     script: str
     fill: Callable[[random.Random], TableRows]
@@ -181,7 +181,7 @@ def rows_of(schema: str, number: int) -> TableRows:
 
 @lru_cache(maxsize=128)
 def open_database(schema: str, number: int) -> Database:
-    """Database ``number`` of a schema, ready to be asked. Shared: nobody can write to it."""
+    """Database ``number`` of a schema. One copy is shared, since it is read-only."""
     return Database(SCHEMAS[schema].script, rows_of(schema, number))
 
 

@@ -1,4 +1,4 @@
-"""How large a query grows while SQLite prepares it.
+"""An upper bound of the size of a query after SQLite has expanded it.
 
 Common table expressions are copied wherever they are named, and expressions of subqueries wherever their columns are: a
 query of a thousand characters can take gigabytes before it runs, and neither a limit of SQLite nor an interrupt stops

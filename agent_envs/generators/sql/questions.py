@@ -92,7 +92,7 @@ def _column_values(schema: str, number: int, table: str, column: str) -> list[st
     return sorted({row[place] for row in rows_of(schema, number)[table]})
 
 
-# -- is it right? ------------------------------------------------------------------------------------------------------
+# -- comparison of answers ---------------------------------------------------------------------------------------------
 
 
 def is_right(question: SQLQuestion, answer: str) -> bool:

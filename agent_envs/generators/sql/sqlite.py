@@ -1,4 +1,4 @@
-"""SQLite for anybody's queries: read-only, in memory, and the same on every machine.
+"""SQLite for untrusted queries: read-only, in memory, and the same on every machine.
 
 What a query may do is bounded by SQLite's own authorizer and limits, and its time by a count of virtual machine
 instructions in place of a clock, so that the same query always ends the same way.
@@ -124,9 +124,9 @@ def _explain(message: str) -> str:
 
 
 class _Guard:
-    """What SQLite calls while a query runs, and what is noted there.
+    """The callbacks of SQLite while a query runs, and what they record.
 
-    Apart from `Database`, since SQLite keeps these functions where no garbage collector sees them: if they held the
+    A class of its own, since SQLite keeps these functions where no garbage collector sees them: if they held the
     connection, it would never be freed.
     """
 

@@ -1,4 +1,4 @@
-"""What is asked of the databases: (level, kind of answer, question, SQL).
+"""The questions about the databases: (level, kind of answer, question, SQL).
 
 Slots stand for values that are drawn when a question is made: ``{table.column}`` (a value of that column),
 ``{3-9}`` (a whole number) and ``{month}`` (a month of 2023 or 2024). In the SQL the same slot

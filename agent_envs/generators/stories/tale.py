@@ -1,4 +1,4 @@
-"""A word problem while it is being told: its sentences, and the steps of the calculation behind them."""
+"""The builder of a word problem: its sentences, and the steps of the calculation behind them."""
 
 import random
 from collections.abc import Sequence
@@ -10,7 +10,12 @@ from agent_envs.generators.people import GIVEN_NAMES
 
 
 class Tale:
-    """A word problem while it is being told: sentences, and the steps of the calculation behind them."""
+    """A word problem that is being built: sentences, and the steps of the calculation behind them.
+
+    Args:
+        rng: makes every choice.
+        length: number of steps that the finished problem has.
+    """
 
     def __init__(self, rng: random.Random, length: int):
         self.rng, self.length = rng, length
@@ -24,11 +29,22 @@ class Tale:
         return self.length - len(self.steps)
 
     def say(self, *wordings: str) -> None:
-        """One of several ways to say the same."""
+        """Append a sentence: one of several wordings, chosen at random."""
         self.sentences.append(self.rng.choice(wordings))
 
     def step(self, expression: str, *, whole: bool = False) -> str:
-        """Work out the next step; its value, as text for the steps after it."""
+        """Append a step to the calculation.
+
+        Args:
+            expression: see `agent_envs.generators.arithmetic.evaluate`.
+            whole: the value must be a whole number; otherwise it may have two decimals.
+
+        Returns:
+            Its value as text, for the steps after it.
+
+        Raises:
+            Redraw: the value is not positive, has too many decimals or is too large.
+        """
         value = evaluate(expression)
         places = decimals(value)
         if value <= 0 or places is None or places > (0 if whole else 2) or value >= 10**7:
