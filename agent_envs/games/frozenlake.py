@@ -35,7 +35,7 @@ def generate(rng: random.Random, size: int, frozen: float, longest: int, split: 
     raise ValueError(f"found no {size}x{size} lake for {split!r} whose goal is at most {longest} moves away")
 
 
-def draw(rows: list[str], position: tuple[int, int]) -> str:
+def render(rows: list[str], position: tuple[int, int]) -> str:
     """The lake in RAGEN's symbols, a space between cells."""
     cells = [[SYMBOLS[cell] for cell in row] for row in rows]
     r, c = position
@@ -44,7 +44,7 @@ def draw(rows: list[str], position: tuple[int, int]) -> str:
 
 
 def read(text: str) -> tuple[list[str], tuple[int, int]]:
-    """The inverse of `draw`, lines that are no part of a lake passed over: rows of F, H and G, and the position."""
+    """The inverse of `render`, lines that are no part of a lake passed over: rows of F, H and G, and the position."""
     back = {"_": "F", "P": "F", "O": "H", "X": "H", "G": "G", "√": "G"}
     rows = board_rows(text, "".join(back))
     found = [(r, c) for r, row in enumerate(rows) for c, cell in enumerate(row) if cell in "PX√"]

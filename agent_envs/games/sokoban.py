@@ -40,7 +40,7 @@ def move(level: Level, action: str) -> Level:
     return replace(level, player=after[0], boxes=after[1]) if after else level
 
 
-def draw(level: Level) -> str:
+def render(level: Level) -> str:
     """The board in RAGEN's symbols, a space between cells, so that each cell is a token of its own."""
     return "\n".join(" ".join(row) for row in rows(level))
 
@@ -62,7 +62,7 @@ def rows(level: Level) -> list[str]:
 
 
 def read(text: str) -> Level:
-    """The inverse of `draw`; lines that are no part of a board are passed over."""
+    """The inverse of `render`; lines that are no part of a board are passed over."""
     lines = board_rows(text, "#_OX√PS")
     cells = {(r, c): symbol for r, line in enumerate(lines) for c, symbol in enumerate(line)}
     players = [cell for cell, symbol in cells.items() if symbol in "PS"]

@@ -65,7 +65,7 @@ def _state(backend: str) -> str:
         return reason
     if backend == "unsafe":
         return "ok"
-    if not seccomp.supported():
+    if not seccomp.is_supported():
         return "the system calls of this machine's architecture are not known here (x86-64 and AArch64 are)"
     if not sys.executable:
         return "this program does not know its Python interpreter"

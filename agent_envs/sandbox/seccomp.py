@@ -62,7 +62,7 @@ _ALLOW, _KILL = 0x7FFF0000, 0x80000000
 _ERRNO = 0x00050000  # SECCOMP_RET_ERRNO, with the number in the low bits
 
 
-def supported() -> bool:
+def is_supported() -> bool:
     """Whether the numbers of this machine's system calls are known here."""
     return platform.machine() in _MACHINES and struct.calcsize("P") == 8
 
@@ -77,7 +77,7 @@ def program(machine: str | None = None) -> bytes:
     """The filter as an array of ``struct sock_filter``, for `machine` or this one.
 
     Raises:
-        KeyError: where the machine is not `supported`.
+        KeyError: where the machine is not `is_supported`.
     """
     column, architecture = _MACHINES[machine or platform.machine()]
     rows = (row.split() for row in _TABLE.split(","))

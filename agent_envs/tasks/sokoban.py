@@ -116,7 +116,7 @@ class SokobanEnv(ToolEnv):
         rng = random.Random(int(self.np_random.integers(2**63)))
         self.level, shortest = generate(rng, self.size, self.boxes, self.moves, self.split)
         self.budget = Budget(self.actions_per_turn, self.max_actions)
-        instance = digest(sokoban.draw(self.level))
+        instance = digest(sokoban.render(self.level))
         info = {"source": "generated", "split": self.split, "instance": instance, "shortest": shortest}
         return self.state_text(), info
 
@@ -128,7 +128,7 @@ class SokobanEnv(ToolEnv):
         return Verdict(facts, terminated=solved, truncated=self.budget.left == 0)
 
     def state_text(self) -> str:
-        return f"{sokoban.draw(self.level)}\n{'Solved.' if self.level.solved else self.budget}"
+        return f"{sokoban.render(self.level)}\n{'Solved.' if self.level.solved else self.budget}"
 
 
 make_vector = vectorized(SokobanEnv)

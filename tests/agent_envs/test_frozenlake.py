@@ -68,10 +68,10 @@ def test_directions_are_those_of_gymnasium():
 
 
 def test_drawing_and_reading():
-    text = frozenlake.draw(ROWS, (0, 0))
+    text = frozenlake.render(ROWS, (0, 0))
     assert text == "P _ _ _\n_ O _ O\n_ _ _ O\nO _ _ G"
-    assert frozenlake.draw(ROWS, (1, 1)).splitlines()[1] == "_ X _ O"
-    assert frozenlake.draw(ROWS, (3, 3)).splitlines()[3] == "O _ _ √"
+    assert frozenlake.render(ROWS, (1, 1)).splitlines()[1] == "_ X _ O"
+    assert frozenlake.render(ROWS, (3, 3)).splitlines()[3] == "O _ _ √"
     rows, position = frozenlake.read(f"<information>{text}\nActions left: 10</information>")
     assert position == (0, 0) and rows == ["FFFF", "FHFH", "FFFH", "HFFG"]
     with pytest.raises(ValueError, match="not a lake"):

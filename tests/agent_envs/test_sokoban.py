@@ -52,7 +52,7 @@ def fewest(level):
 
 def test_a_push_moves_box_and_player():
     level = sokoban.move(sokoban.read(CORRIDOR), "Right")
-    assert sokoban.draw(level).splitlines()[1] == "# _ P √ #"
+    assert sokoban.render(level).splitlines()[1] == "# _ P √ #"
     assert level.solved and level.placed == 1
 
 
@@ -73,7 +73,7 @@ def test_player_on_a_target_and_box_on_a_target_are_drawn():
     text = "# # # # #\n# S √ X #\n# _ _ _ #\n# _ _ O #\n# # # # #"
     level = sokoban.read(text)
     assert level.targets == {(1, 1), (1, 2), (3, 3)} and level.player == (1, 1) and level.placed == 1
-    assert sokoban.draw(level) == text
+    assert sokoban.render(level) == text
 
 
 def test_a_board_is_found_in_what_a_format_puts_around_it():

@@ -1,4 +1,4 @@
-"""Puzzles about data that stands in the question: texts, tables, grids and graphs; see `puzzles`."""
+"""Puzzles about data that the question contains: texts, tables, grids and graphs."""
 
 import heapq
 import random

@@ -1,4 +1,4 @@
-"""Puzzles about numbers and dates; see `puzzles`."""
+"""Puzzles about numbers and dates."""
 
 import random
 from collections.abc import Callable

@@ -1,4 +1,4 @@
-"""Puzzles about rules that are played out step by step; see `puzzles`."""
+"""Puzzles about rules that are played out step by step."""
 
 import random
 from collections.abc import Callable
