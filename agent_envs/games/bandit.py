@@ -44,7 +44,7 @@ class Arms:
     names: tuple[str, str]
     risky: str
 
-    def expected_payoff(self, name: str) -> float:
+    def expected(self, name: str) -> float:
         """Mean payoff of an arm."""
         return HIGH * CHANCE if name == self.risky else SAFE
 

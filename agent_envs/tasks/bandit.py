@@ -84,7 +84,7 @@ class BanditEnv(ToolEnv):
         arm = next((name for name in self.arms.names if name.casefold() == asked), "")
         facts = {"payoff": 0.0, "expected": 0.0, "success": float(arm == self.arms.risky)}
         if arm:
-            facts |= {"payoff": self.arms.pull(arm, self._chance), "expected": self.arms.expected_payoff(arm)}
+            facts |= {"payoff": self.arms.pull(arm, self._chance), "expected": self.arms.expected(arm)}
         over = len(self.history.turns) + 1 >= self.max_turns  # attempts are the game, not a limit on it: no truncation
         return Verdict(facts, {"arm": arm}, terminated=over)
 

@@ -29,7 +29,7 @@ def test_the_arms_pay_what_they_should():
     risky = [arms.pull("Wolf", rng) for _ in range(4000)]
     assert set(risky) == {0.0, 1.0} and abs(np.mean(risky) - 0.25) < 0.03
     assert {arms.pull("Ox", rng) for _ in range(50)} == {0.1}
-    assert (arms.expected_payoff("Wolf"), arms.expected("Ox")) == (0.25, 0.1)
+    assert (arms.expected("Wolf"), arms.expected("Ox")) == (0.25, 0.1)
 
 
 def test_no_word_is_in_both_splits_or_twice_in_one():
