@@ -183,7 +183,7 @@ def _baselines(command: Baselines, kwargs: dict[str, Any]) -> None:
     for id in map(full_id, command.ids or agent_envs.IDS):
         try:
             with _plainly(id):
-                rows += measure.baselines(
+                rows += measure.run_baselines(
                     id, command.episodes, command.seed, kwargs, lambda work, id=id: track(work, id, transient=True)
                 )
         except SystemExit as reason:

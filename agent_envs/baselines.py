@@ -2,16 +2,17 @@
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
 
 from agent_envs.play import play
 from agent_envs.scoring import bootstrap_interval
+from agent_envs.tool_env import ToolEnv
 
 
-def baselines(
+def run_baselines(
     id: str,
     episodes: int = 200,
     seed: int = 0,
@@ -32,7 +33,7 @@ def baselines(
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a stand-in says so in its source, which is in every row
-        env = gymnasium.make(id, **(kwargs or {})).unwrapped
+        env = cast(ToolEnv, gymnasium.make(id, **(kwargs or {})).unwrapped)
     rows = []
     for name, script in env.SCRIPTS.items():
         played = [play(env, script, seed + i) for i in track(range(episodes))]

@@ -1,4 +1,4 @@
-"""A benchmark ready to play: its questions, and a searcher over its corpus."""
+"""A question-answering task: the questions of a benchmark, and a searcher over its corpus."""
 
 import inspect
 import os
@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
+from typing import cast
 
 import retrieval_index
 from agent_envs import scoring
@@ -21,8 +22,11 @@ _SPLITS = {"train": "train", "validation": "heldout"}
 
 
 @dataclass(frozen=True, slots=True)
-class Task:
-    """``source`` says where the questions come from, in words fit for a report; ``warning``, that it is a stand-in."""
+class QATask:
+    """Questions of a benchmark, a searcher over its corpus, and its metric.
+
+    ``source`` says where the questions come from, in words fit for a report; ``warning``, that it is a stand-in.
+    """
 
     name: str
     split: str
@@ -37,13 +41,13 @@ class Task:
         return scoring.answer_scores(prediction, golds, self.normalize)
 
 
-def load(benchmark: str, *, split: str = "train", **arguments) -> Task:
+def load(benchmark: str, *, split: str = "train", **arguments) -> QATask:
     """Questions and searcher of a benchmark. Loaded once a process: environments with equal arguments share them.
 
     Real benchmarks take ``data``, ``corpus`` and ``source`` (see `agent_envs.data.load_benchmark`), and ``index`` to
     search in place of an index made in memory: a folder built by ``python -m retrieval_index build``, or the URL of a
     server. Bamboogle, NQ, TriviaQA and PopQA have no passages of their own and need ``index`` or ``corpus``. With
-    ``source="auto"``, a benchmark that is nowhere to be had is replaced by MiniWiki, loudly.
+    ``source="auto"``, a benchmark that no place has is replaced by MiniWiki, with a warning.
 
     MiniWiki takes the arguments of `miniwiki`.
 
@@ -55,7 +59,7 @@ def load(benchmark: str, *, split: str = "train", **arguments) -> Task:
         raise ValueError(f"benchmark must be one of {BENCHMARKS}, got {benchmark!r}")
     if split not in _SPLITS:
         raise ValueError(f"split must be one of {tuple(_SPLITS)}, got {split!r}")
-    parameters = inspect.signature(miniwiki if benchmark == "miniwiki" else _real).parameters.values()
+    parameters = inspect.signature(miniwiki if benchmark == "miniwiki" else _load_real).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     if unknown := set(arguments) - set(known):
         raise TypeError(f"unknown arguments {sorted(unknown)} for {benchmark}; known: {known}")
@@ -67,14 +71,14 @@ def load(benchmark: str, *, split: str = "train", **arguments) -> Task:
 
 
 @lru_cache(maxsize=16)
-def _load(benchmark: str, split: str, places: tuple, **arguments) -> Task:
+def _load(benchmark: str, split: str, places: tuple, **arguments) -> QATask:
     """``places``: part of the key alone, so that a variable set after a warning is heeded."""
     if benchmark == "miniwiki":
         return miniwiki(split, **arguments)
-    return _real(benchmark, split, **arguments)
+    return _load_real(benchmark, split, **arguments)
 
 
-def _real(benchmark, split, *, data=None, corpus=None, source="auto", index=None) -> Task:
+def _load_real(benchmark, split, *, data=None, corpus=None, source="auto", index=None) -> QATask:
     try:
         found = load_benchmark(
             benchmark, split=split, data=data, corpus=corpus, source=source, questions_only=bool(index) and not corpus
@@ -82,17 +86,19 @@ def _real(benchmark, split, *, data=None, corpus=None, source="auto", index=None
     except DataUnavailable as reason:  # with source="auto" alone
         task = miniwiki(split)
         source = f"STAND-IN for {benchmark}: {task.source}"
-        return Task(benchmark, split, task.questions, task.searcher, source, stand_in_warning(reason))
+        return QATask(benchmark, split, task.questions, task.searcher, source, stand_in_warning(reason))
     searcher = _open(str(index)) if index else _build(found.passages)
     source = f"{found.source}, searched in {index}" if index else found.source
-    return Task(benchmark, split, tuple(found.questions), searcher, source, normalize=scoring.normalizer(benchmark))
+    return QATask(benchmark, split, tuple(found.questions), searcher, source, normalize=scoring.normalizer(benchmark))
 
 
 @lru_cache(maxsize=4)
 def _open(index: str) -> retrieval_index.Searcher:
     """Benchmarks and splits over the same folder, or server, share one searcher."""
-    is_url = index.startswith(("http://", "https://"))
-    return retrieval_index.RemoteSearcher(index) if is_url else retrieval_index.load(Path(index))
+    if index.startswith(("http://", "https://")):
+        # Of the protocol it has `search` alone, which is all that an environment uses.
+        return cast(retrieval_index.Searcher, retrieval_index.RemoteSearcher(index))
+    return retrieval_index.load(Path(index))
 
 
 @lru_cache(maxsize=4)
@@ -110,7 +116,7 @@ def miniwiki(
     difficulty: str = "normal",
     world_seed: int = 0,
     questions: int = 5000,
-) -> Task:
+) -> QATask:
     """The embedded benchmark: a fictional world and questions about it.
 
     Args:
@@ -148,4 +154,4 @@ def miniwiki(
                 f"this world of {entities} entities has no {questions} different questions: make it larger"
             )
     source = f"miniwiki:{split}-{world_seed} ({entities} articles, {difficulty}, {' or '.join(map(str, lengths))} hops)"
-    return Task("miniwiki", split, tuple(asked.values()), retrieval_index.build(world.passages()), source)
+    return QATask("miniwiki", split, tuple(asked.values()), retrieval_index.build(world.passages()), source)

@@ -1,25 +1,26 @@
-"""A task as a page: what the agent sees, may do and earns, an episode played, and what baselines score."""
+"""A page about a task: observations, tools, rewards, an example episode, arguments, and the scores of baselines."""
 
 import inspect
 import json
 import textwrap
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 
 from agent_envs import baselines
 from agent_envs.play import play
+from agent_envs.tool_env import ToolEnv
 
 
 def page(
     id: str, kwargs: dict[str, Any] | None = None, script: str = "oracle", seed: int = 0, rows: list[dict] | None = None
 ) -> str:
-    """Markdown about a registered environment; ``rows`` are those of `agent_envs.baselines.baselines`.
+    """Markdown about a registered environment; ``rows`` are those of `agent_envs.baselines.run_baselines`.
 
     Raises:
         ValueError: the task has scripts, and none of that name.
     """
-    env = gymnasium.make(id, **(kwargs or {})).unwrapped
+    env = cast(ToolEnv, gymnasium.make(id, **(kwargs or {})).unwrapped)
     if env.SCRIPTS and script not in env.SCRIPTS:
         raise ValueError(f"script must be one of {sorted(env.SCRIPTS)}, got {script!r}")
     about = (inspect.getdoc(type(env)) or "").replace("``", "`")
@@ -31,22 +32,22 @@ def page(
         f"# {id}",
         task,
         f'```python\nenv = gymnasium.make("{id}"{"".join(f", {k}={v!r}" for k, v in (kwargs or {}).items())})\n```',
-        _mixed(env),
+        _describe_mixture(env),
         "## What the agent sees",
         f"Instances: {info.get('source', 'made from the seed')}. The system prompt:",
-        _quoted(info["instructions"]),
+        _fence(info["instructions"]),
         "and the first observation:",
-        _quoted(observation),
+        _fence(observation),
         "## What it may do",
-        _tools(env),
+        _describe_tools(env),
         "## What it earns",
         'The reward of a turn is the sum of these terms, and `info["reward_terms"]` names each of them:',
-        _quoted(str(env.reward)),
-        *[f'Preset `rewards="{name}"`:\n\n{_quoted(str(preset))}' for name, preset in env.PRESETS.items()],
+        _fence(str(env.reward)),
+        *[f'Preset `rewards="{name}"`:\n\n{_fence(str(preset))}' for name, preset in env.PRESETS.items()],
         f'The score that is reported is `info["{env.SCORE}"]` of the last turn.',
         f"## An episode\n\nThe {script} agent, seed {seed}." if episode else "",
-        *[_turn(number, turn) for number, turn in enumerate(episode, 1)],
-        f"## Arguments\n\n{_items(arguments)}" if arguments else "",
+        *[_describe_turn(number, turn) for number, turn in enumerate(episode, 1)],
+        f"## Arguments\n\n{_bullet_list(arguments)}" if arguments else "",
         rest.strip(),
     ]
     if rows:
@@ -54,7 +55,7 @@ def page(
     return "\n\n".join(filter(None, parts)) + "\n"
 
 
-def _mixed(env) -> str:
+def _describe_mixture(env: ToolEnv) -> str:
     """The tasks of a mixture; everything below is about the one that the seed draws."""
     if not (weights := getattr(env, "weights", None)):
         return ""
@@ -62,18 +63,18 @@ def _mixed(env) -> str:
     return f"Here, by weight: {tasks}. What follows is about the one that the seed draws."
 
 
-def _items(arguments: str) -> str:
+def _bullet_list(arguments: str) -> str:
     return "- " + textwrap.dedent(arguments).replace("\n    ", " ").replace("\n", "\n- ")
 
 
-def _quoted(text: str) -> str:
+def _fence(text: str) -> str:
     fence = "```" if "```" not in text else "~~~~"
     return f"{fence}text\n{text}\n{fence}"
 
 
-def _tools(env) -> str:
+def _describe_tools(env: ToolEnv) -> str:
     lines = [
-        f"- `{tool.name}`: {tool.description} Arguments: `{_signature(tool.parameters)}`."
+        f"- `{tool.name}`: {tool.description} Arguments: `{_argument_types(tool.parameters)}`."
         for tool in env.tools.values()
     ]
     budget = [f"{env.max_turns} turns", f"{env.max_calls} calls a turn"]
@@ -81,16 +82,16 @@ def _tools(env) -> str:
     return "\n".join(lines) + f"\n\nBudget: {', '.join(budget)}."
 
 
-def _signature(schema: dict[str, Any]) -> str:
+def _argument_types(schema: dict[str, Any]) -> str:
     kinds = {
         name: value.get("enum") or value.get("type", "any") for name, value in schema.get("properties", {}).items()
     }
     return json.dumps(kinds, ensure_ascii=False)
 
 
-def _turn(number: int, turn: dict[str, Any]) -> str:
+def _describe_turn(number: int, turn: dict[str, Any]) -> str:
     terms = ", ".join(f"{name} {value:+.3g}" for name, value in turn["reward_terms"].items() if value)
     back = turn["next_observation"]
     back = back if len(back) < 1500 else back[:1500] + " …"
-    said = _quoted(turn["action"]) + (f"\n\n{_quoted(back)}" if back else "")
+    said = _fence(turn["action"]) + (f"\n\n{_fence(back)}" if back else "")
     return f"**Turn {number}**, reward {turn['reward']:.3g}{f' ({terms})' if terms else ''}\n\n{said}"

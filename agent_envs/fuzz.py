@@ -1,4 +1,4 @@
-"""Hostile turns: what no agent should write, and every environment must survive."""
+"""Malformed and adversarial turns, which every environment must survive."""
 
 import random
 
@@ -14,7 +14,7 @@ _PIECES = (
 )  # fmt: skip
 
 
-def hostile(rng: random.Random, phrases: tuple[str, ...] = (), seen: str = "") -> str:
+def make_hostile_turn(rng: random.Random, phrases: tuple[str, ...] = (), seen: str = "") -> str:
     """A random turn that is mostly wrong.
 
     Args:
@@ -27,13 +27,13 @@ def hostile(rng: random.Random, phrases: tuple[str, ...] = (), seen: str = "") -
     if kind == 3:
         return "".join(rng.sample(phrases, 1)) * rng.randint(1, 9)
     if kind < 6:
-        return _damaged(rng, rng.choice(phrases))
+        return _damage(rng, rng.choice(phrases))
     if kind == 6:
         return rng.choice(_PIECES) * rng.choice((1, 10, 1000))
     return seen + rng.choice(("", *phrases)) + seen[: rng.randint(0, 50)]
 
 
-def _damaged(rng: random.Random, text: str) -> str:
+def _damage(rng: random.Random, text: str) -> str:
     for _ in range(rng.randint(1, 4)):
         at = rng.randint(0, len(text))
         cut = rng.randint(0, 3)

@@ -92,7 +92,7 @@ def normalizer(benchmark: str) -> Normalizer:
 
 def exact_match(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
     """1.0 where the normalised prediction equals a normalised gold answer or alias."""
-    return float(normalize(prediction) in _normalized(golds, normalize))
+    return float(normalize(prediction) in _normalize_golds(golds, normalize))
 
 
 def f1(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
@@ -107,13 +107,13 @@ def substring_match(prediction: str, golds: Sequence[str], normalize: Normalizer
     by "north" where the gold is "no". PopQA's accuracy is the same without normalisation, but for the case of letters.
     """
     predicted = normalize(prediction)
-    return float(any(gold in predicted for gold in _normalized(golds, normalize)))
+    return float(any(gold in predicted for gold in _normalize_golds(golds, normalize)))
 
 
 def answer_scores(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> Scores:
     """The four scores of an answer, each its maximum over the golds, as in `2wikimultihop_evaluate_v1.1.py`."""
     predicted = normalize(prediction)
-    scores = [_score_one(predicted, gold) for gold in _normalized(golds, normalize)]
+    scores = [_score_one(predicted, gold) for gold in _normalize_golds(golds, normalize)]
     return Scores(*map(max, zip(*scores, strict=True))) if scores else _ZERO
 
 
@@ -153,7 +153,7 @@ def bootstrap_interval(
     return float(low), float(high)
 
 
-def _normalized(golds: Sequence[str], normalize: Normalizer) -> list[str]:
+def _normalize_golds(golds: Sequence[str], normalize: Normalizer) -> list[str]:
     """The golds that can be matched at all: an empty one never is, and so no empty prediction matches either."""
     if isinstance(golds, str):
         raise TypeError(f"golds must be a sequence of answers, got the string {golds!r}")

@@ -1,4 +1,4 @@
-"""A text space that a language model can live in."""
+"""A text space for turns of any length and any characters, and example turns to sample from it."""
 
 import string
 from collections.abc import Sequence
@@ -26,9 +26,11 @@ class AnyText(Text):
         self.phrases = phrases
 
     def contains(self, x: Any) -> bool:
+        """Whether ``x`` is a string of at most ``max_length`` characters."""
         return isinstance(x, str) and len(x) <= self.max_length
 
     def sample(self, mask: Any = None, probability: Any = None) -> str:
+        """Printable noise of 1 to 39 characters, a phrase, or a phrase after noise. Masks have no meaning here."""
         noise = "".join(self.np_random.choice(self.character_list, self.np_random.integers(1, 40)))
         if not self.phrases or self.np_random.random() < 0.3:
             return noise[: self.max_length]
@@ -61,7 +63,9 @@ def _example(schema: Any, root: dict[str, Any], within: tuple[str, ...] = ()) ->
     if not isinstance(schema, dict):
         return _WORDS
     if (reference := schema.get("$ref")) is not None:
-        return None if reference in within else _example(_resolved(reference, root), root, (*within, reference))
+        return (
+            None if reference in within else _example(_resolve_reference(reference, root), root, (*within, reference))
+        )
     for key in ("const", "default"):
         if key in schema:
             return schema[key]
@@ -81,10 +85,10 @@ def _example(schema: Any, root: dict[str, Any], within: tuple[str, ...] = ()) ->
     if kind in ("integer", "number"):
         number = max(1 if kind == "integer" else 1.5, schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1))
         return min(number, schema.get("maximum", number))
-    return {"boolean": True, "null": None}.get(kind, _WORDS)
+    return True if kind == "boolean" else None if kind == "null" else _WORDS
 
 
-def _resolved(reference: str, root: dict[str, Any]) -> Any:
+def _resolve_reference(reference: str, root: dict[str, Any]) -> Any:
     """What ``#/$defs/Name`` stands for; None for what is not in this schema."""
     place: Any = root
     for part in filter(None, reference.removeprefix("#").split("/")):

@@ -27,7 +27,7 @@ from pathlib import Path
 
 from agent_envs import sandbox
 from agent_envs.sandbox.backends import python
-from agent_envs.sandbox.probe import choose
+from agent_envs.sandbox.probe import choose_backend
 
 LATE = 0.5  # seconds after the time-out within which every call must have come back
 SECRET = "s3cr3t-" + "".join(random.Random("canary").choices("abcdef0123456789", k=12))
@@ -128,7 +128,7 @@ environ = ctypes.POINTER(ctypes.c_char_p).in_dll(libc, "environ"); i = 0
 while environ[i]:
     if b"SECRET" in environ[i]: escaped(environ[i])
     i += 1
-# the command line and the rest of the orders
+# the command line and the rest of the configuration
 if sys.stdin.read() != "input": escaped("stdin")
 if len(sys.argv) != 1: escaped(sys.argv)
 # open files that were inherited
@@ -448,7 +448,7 @@ def left_behind() -> list[str]:
             state, parent = (folder / "stat").read_text().rpartition(")")[2].split()[:2]
             line = (folder / "cmdline").read_bytes()
             zombie = state == "Z" and int(parent) == os.getpid()
-            if zombie or b"take_orders()" in line or b"/main.py" in line or os.readlink(folder / "ns/pid") != own:
+            if zombie or b"run_next()" in line or b"/main.py" in line or os.readlink(folder / "ns/pid") != own:
                 parents[int(folder.name)], words[int(folder.name)] = int(parent), line[:60]
         except OSError:
             continue  # it has gone, or it is not ours
@@ -458,7 +458,7 @@ def left_behind() -> list[str]:
 
 def tries(args: Args) -> int:
     """Runs them all; gives the number of those that were not held, or not in time."""
-    bad, backend = 0, choose(args.backend)
+    bad, backend = 0, choose_backend(args.backend)
     with bait() as host:
         for name in TRIES:
             if args.only not in name:

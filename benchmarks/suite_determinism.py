@@ -20,7 +20,7 @@ import gymnasium
 import tyro
 
 import agent_envs
-from agent_envs.fuzz import hostile
+from agent_envs.fuzz import make_hostile_turn
 from agent_envs.vector import ToolVectorEnv
 
 WIDTH = 8
@@ -40,7 +40,7 @@ class Args:
 
 def action(env, rng: random.Random, observation: str) -> str:
     phrases = env.action_space.phrases
-    return rng.choice(phrases) if rng.random() < 0.6 else hostile(rng, phrases, observation)
+    return rng.choice(phrases) if rng.random() < 0.6 else make_hostile_turn(rng, phrases, observation)
 
 
 def serial(id: str, episodes: int) -> list[str]:

@@ -21,7 +21,7 @@ from rich.progress import Progress
 import agent_envs
 from agent_envs.checker import check_step
 from agent_envs.formats import FORMATS
-from agent_envs.fuzz import hostile
+from agent_envs.fuzz import make_hostile_turn
 
 
 @dataclass
@@ -61,7 +61,7 @@ def fuzz(env, steps: int, rng: random.Random) -> dict[str, float]:
         if done:
             observation, _ = env.reset(seed=rng.getrandbits(31))
             counts["episodes"] += 1
-        action = hostile(rng, env.action_space.phrases, observation)
+        action = make_hostile_turn(rng, env.action_space.phrases, observation)
         if step % 10_000 == 9_999:
             action = (action or "x") * (1_000_000 // max(len(action), 1) + 1)
         action = action[:1_000_000]

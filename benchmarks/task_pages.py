@@ -18,7 +18,7 @@ import tyro
 from rich.progress import track
 
 import agent_envs
-from agent_envs.baselines import baselines, table
+from agent_envs.baselines import run_baselines, table
 from agent_envs.data.catalog import CATALOG
 from agent_envs.describe import page
 
@@ -128,7 +128,7 @@ def measured(args: Args, kept: list[dict]) -> list[dict]:
                 rows += before
                 continue
         try:
-            rows += baselines(
+            rows += run_baselines(
                 id, args.episodes, kwargs=kwargs, track=lambda work, id=id: track(work, id, transient=True)
             )
         except (ImportError, FileNotFoundError, RuntimeError) as error:

@@ -45,8 +45,8 @@ def _any_folder(parse: Parser) -> Callable[[Path | None], Parser]:
 
 
 def _two_wiki_parser(folder: Path | None) -> Parser:
-    known = folder is not None and (folder / ALIASES_FILE).is_file()
-    aliases = read_aliases(folder / ALIASES_FILE) if known else {}
+    file = folder and folder / ALIASES_FILE
+    aliases = read_aliases(file) if file and file.is_file() else {}
     return lambda record: parse_hotpotqa(record, aliases)
 
 
@@ -66,7 +66,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
     "2wikimultihopqa": CatalogEntry(
         title="2WikiMultihopQA",
         homepage="https://github.com/Alab-NII/2wikimultihop",
-        # The authors' own copy, xanhho/2WikiMultihopQA, is a loading script, which `datasets` has refused since 4.0.
+        # The authors' own copy, xanhho/2WikiMultihopQA, is a loading script, which `datasets` has not supported since 4.0.
         repository="framolfese/2WikiMultihopQA",
         configuration=None,
         official_files={"train": ("train.json",), "validation": ("dev.json",)},

@@ -37,7 +37,7 @@ def find_cached(name: str, split: str) -> tuple[Path, str]:
 
 
 def download(name: str, split: str) -> tuple[Path, str]:
-    """Download a split, with the progress bars of `datasets`, into the cache; gives what `find_cached` gives.
+    """Download a split, with the progress bars of `datasets`, into the cache; returns what `find_cached` returns.
 
     Raises:
         NotHere: the hub could not be reached or does not have it. A process tries once and remembers the reason.
@@ -52,7 +52,7 @@ def _try_download(name: str, split: str, cache: Path) -> str:
     """Why there is no download, or nothing: remembered, or each environment of a process would wait for it again."""
     entry = CATALOG[name]
     try:
-        import datasets
+        import datasets  # type: ignore[import-untyped]  # the package has no type information
 
         revision = _reachable_revision(entry.repository)
         theirs = entry.held_out if split == "validation" else split

@@ -29,7 +29,8 @@ def read_official(path: str | Path, parse: Callable[[Mapping], Parsed]) -> tuple
     Raises:
         ValueError: naming the file and the line or number of the record that could not be read.
     """
-    questions, passages = [], {}
+    questions: list[Question] = []
+    passages: dict[str, Passage] = {}
     for question, context in parse_records(numbered_records(Path(path)), parse):
         if question is not None:
             questions.append(question)
@@ -67,12 +68,12 @@ def parse_hotpotqa(record: Mapping[str, Any], aliases: Mapping[str, Sequence[str
             "evidences": pairs(record.get("evidences") or [], "fact", "relation", "entity") or None,
         }
     )
-    return question, context_passages(record)
+    return question, context_passages(dict(record))
 
 
 def parse_musique(record: Mapping[str, Any]) -> Parsed:
     """A record of MuSiQue. The unanswerable ones of MuSiQue-Full give their paragraphs and no question."""
-    passages = paragraph_passages(record)
+    passages = paragraph_passages(dict(record))
     if not record.get("answerable", True):
         return None, passages
     question = {
@@ -92,7 +93,7 @@ def read_aliases(path: Path) -> dict[str, tuple[str, ...]]:
     return {row["Q_id"]: (*row.get("aliases", ()), *row.get("demonyms", ())) for row in rows}
 
 
-def pairs(value: object, *names: str) -> list[tuple]:
+def pairs(value: Any, *names: str) -> list[tuple]:
     """Rows from the official form, a list of lists, or from the hub's, a mapping of columns or a list of mappings."""
     if isinstance(value, Mapping):
         return list(zip(*(value[name] for name in names), strict=True))

@@ -30,21 +30,21 @@ _STATED = re.compile(r"#### ?(-?[.,]*[0-9][0-9.,]*)")
 
 def parse_bamboogle(record: Mapping[str, Any]) -> Parsed:
     """A row of Bamboogle. Its questions have no ids: the id is a hash of the question, as in NQ-open and GSM8K."""
-    record = _folded(record)
+    record = _fold_names(record)
     return _question(record["question"], [record["answer"]])
 
 
 def parse_nq(record: Mapping[str, Any]) -> Parsed:
     """A record of NQ-open: every answer of the list is right."""
-    return _question(record["question"], _listed(record["answer"], "answer"))
+    return _question(record["question"], _check_list(record["answer"], "answer"))
 
 
 def parse_triviaqa(record: Mapping[str, Any]) -> Parsed:
     """A record of TriviaQA: the normalised aliases are what its script compares with, and `Value` is to be read."""
-    record = _folded(record)
-    answer = _folded(record["answer"])
-    aliases = _listed(answer["normalizedaliases"], "NormalizedAliases")
-    written = _listed(answer.get("humananswers") or [], "HumanAnswers")
+    record = _fold_names(record)
+    answer = _fold_names(record["answer"])
+    aliases = _check_list(answer["normalizedaliases"], "NormalizedAliases")
+    written = _check_list(answer.get("humananswers") or [], "HumanAnswers")
     return _question(record["question"], [answer["value"], *aliases, *written], id=record["questionid"])
 
 
@@ -59,7 +59,7 @@ def parse_popqa(record: Mapping[str, Any]) -> Parsed:
     triple = [record["subj"], record["prop"], record["obj"]]
     return _question(
         record["question"],
-        _listed(answers, "possible_answers"),
+        _check_list(answers, "possible_answers"),
         id=record["id"],
         type=record["prop"],
         evidences=[triple] if all(triple) else None,  # the hub's table reader makes null of a name such as "None"
@@ -83,7 +83,7 @@ def parse_flashrag(record: Mapping[str, Any]) -> Parsed:
     titles = list(dict.fromkeys(title for title, _ in facts)) or [step["support_paragraph"]["title"] for step in steps]
     return _question(
         record["question"],
-        _listed(record["golden_answers"], "golden_answers"),
+        _check_list(record["golden_answers"], "golden_answers"),
         id=record["id"],
         type=metadata.get("type") or metadata.get("prop"),
         supporting_titles=titles,
@@ -104,13 +104,13 @@ def _question(question: object, answers: list, **fields: Any) -> Parsed:
     return question_from_row(row), []
 
 
-def _listed(value: object, name: str) -> list:
+def _check_list(value: object, name: str) -> list:
     if not isinstance(value, list | tuple):
         raise ValueError(f"{name!r}: expected a list, got {value!r:.80}")
     return list(value)
 
 
-def _folded(record: object) -> dict[str, Any]:
+def _fold_names(record: object) -> dict[str, Any]:
     """Field names in one spelling: `QuestionId` of the official files and `question_id` of the hub's are one."""
     if not isinstance(record, Mapping):
         raise ValueError(f"expected an object, got {record!r:.80}")

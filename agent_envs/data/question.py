@@ -67,26 +67,26 @@ def question_from_row(row: object) -> Question:
     if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
         row = {**row, "id": str(row["id"])}
     return Question(
-        **{name: _required(row, name, _text) for name in ("id", "question", "answer")},
-        aliases=_optional(row, "aliases", _each(_text)) or (),
-        type=_optional(row, "type", _text),
-        supporting_titles=_optional(row, "supporting_titles", _each(_text)) or (),
-        supporting_facts=_optional(row, "supporting_facts", _each(_fact)),
-        decomposition=_optional(row, "decomposition", _each(_object)),
-        evidences=_optional(row, "evidences", _each(_triple)),
+        **{name: _read_required(row, name, _text) for name in ("id", "question", "answer")},
+        aliases=_read_optional(row, "aliases", _each(_text)) or (),
+        type=_read_optional(row, "type", _text),
+        supporting_titles=_read_optional(row, "supporting_titles", _each(_text)) or (),
+        supporting_facts=_read_optional(row, "supporting_facts", _each(_fact)),
+        decomposition=_read_optional(row, "decomposition", _each(_object)),
+        evidences=_read_optional(row, "evidences", _each(_triple)),
     )
 
 
-def _required(row: Mapping, name: str, check: Callable) -> Any:
+def _read_required(row: Mapping, name: str, check: Callable) -> Any:
     if row.get(name) is None:
         raise ValueError(f"the row has no {name!r}")
-    value = _optional(row, name, check)
+    value = _read_optional(row, name, check)
     if not value.strip():
         raise ValueError(f"{name!r} is empty")
     return value
 
 
-def _optional(row: Mapping, name: str, check: Callable) -> Any:
+def _read_optional(row: Mapping, name: str, check: Callable) -> Any:
     value = row.get(name)
     try:
         return None if value is None else check(value)

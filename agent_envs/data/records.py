@@ -65,9 +65,13 @@ def _data_records(path: Path) -> Iterator[object]:
     with open(path, encoding="utf-8-sig") as file:
         try:
             buffer = file.read(_CHUNK)
-            at = _DATA.match(buffer).end()
+            start = _DATA.match(buffer)
+            assert start  # or this function would not have been called
+            at = start.end()
             while True:
-                at = skip(buffer, at).end()
+                blank = skip(buffer, at)
+                assert blank  # it matches an empty string, too
+                at = blank.end()
                 if at == len(buffer):
                     buffer, at = file.read(_CHUNK), 0
                     if not buffer:

@@ -1,4 +1,4 @@
-"""Where the questions and the corpus of a benchmark come from, place after place, and what is said if from nowhere."""
+"""The places that the questions and the corpus of a benchmark may come from, in order, and the errors if none has them."""
 
 from __future__ import annotations
 
@@ -96,8 +96,8 @@ def load_benchmark(
             tried.append((place, str(error)))
             continue
         questions, passages = load(location)
-        origin = origin or f"local:{_short(location.questions)}"
-        searched = f" + corpus {_short(location.passages)}" if corpus else ""
+        origin = origin or f"local:{_shorten_path(location.questions)}"
+        searched = f" + corpus {_shorten_path(location.passages)}" if corpus and location.passages else ""
         return Benchmark(name, split, questions, () if questions_only else passages, origin + searched)
     if source == "auto" and data is None and corpus is None:
         raise DataUnavailable(name, split, tuple(tried))
@@ -155,6 +155,6 @@ def _no_data(name: str, split: str, tried: Iterable[tuple[str, str]]) -> str:
     return f"The {split} split of {CATALOG[name].title} was found nowhere:{reasons}"
 
 
-def _short(path: Path) -> str:
+def _shorten_path(path: Path) -> str:
     """A file with its folder: enough to tell files apart in a report, and no one's home directory."""
     return f"{path.parent.name}/{path.name}"

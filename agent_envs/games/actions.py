@@ -39,8 +39,15 @@ class Budget:
 
 
 def read_left(text: str) -> int:
-    """The number that an observation gives as left."""
-    return int(re.search(r"Actions left: (\d+)", text)[1])
+    """The number of actions that an observation says are left.
+
+    Raises:
+        ValueError: it says nothing of the kind.
+    """
+    found = re.search(r"Actions left: (\d+)", text)
+    if found is None:
+        raise ValueError(f"no number of actions left in {text[:200]!r}")
+    return int(found[1])
 
 
 def move_turn(actions: list[str]) -> Turn:

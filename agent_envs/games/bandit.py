@@ -56,7 +56,7 @@ class Arms:
 
 
 def draw_arms(rng: random.Random, split: str) -> Arms:
-    """Two words of one family; which of them is shown first is a matter of luck."""
+    """Two words of one family; their order is random."""
     check_split(split)
     family = rng.choice(FAMILIES[split])
     prudent, daring = sorted(rng.sample(range(len(family)), 2))

@@ -3,7 +3,7 @@
 import re
 
 
-def canonical(rows: list[str]) -> str:
+def canonical_form(rows: list[str]) -> str:
     """The same text for a board and all its rotations and reflections."""
     images = []
     for _ in range(4):
@@ -13,7 +13,7 @@ def canonical(rows: list[str]) -> str:
 
 
 def board_rows(text: str, symbols: str) -> list[list[str]]:
-    """The rows of a board in an observation: symbols with a space in between, whatever a format has put around them."""
+    """The rows of a board in an observation: symbols with a space in between; tags and quotes around them are ignored."""
     cell = f"[{re.escape(symbols)}]"
     lines = re.findall(rf'(?<![^\s>"]){cell}(?: {cell})+(?![^\s<"\\])', text.replace("\\n", "\n"))
     return [line.split() for line in lines]

@@ -1,4 +1,4 @@
-"""Countdown: puzzles with a known solution, and a strict reader of arithmetic with exact fractions."""
+"""Countdown: puzzles with a known solution, and a strict evaluator of arithmetic with exact fractions."""
 
 import ast
 import operator
@@ -24,7 +24,7 @@ _OPERATORS: dict[type, Callable] = {
 
 
 @dataclass(frozen=True, slots=True)
-class Puzzle:
+class CountdownPuzzle:
     """Reach ``target`` with all of ``numbers``, each used once; ``solution`` is one way."""
 
     numbers: tuple[int, ...]
@@ -32,7 +32,7 @@ class Puzzle:
     solution: str
 
 
-def generate(rng: random.Random, counts: tuple[int, int], largest: int, split: str) -> Puzzle:
+def generate(rng: random.Random, counts: tuple[int, int], largest: int, split: str) -> CountdownPuzzle:
     """A puzzle with ``counts[0]`` to ``counts[1]`` numbers from 1 to ``largest`` and a target in ``TARGETS``.
 
     Numbers are joined two by two with an operation that keeps them whole; what comes out is the target. The split goes
@@ -43,7 +43,7 @@ def generate(rng: random.Random, counts: tuple[int, int], largest: int, split: s
         numbers = tuple(rng.randint(1, largest) for _ in range(rng.randint(*counts)))
         target, solution = _build(rng, numbers)
         if target in TARGETS and split_of(f"{sorted(numbers)} {target}") == split:
-            return Puzzle(numbers, target, solution)
+            return CountdownPuzzle(numbers, target, solution)
     raise ValueError(f"found no puzzle with {counts} numbers up to {largest}; allow larger numbers, or more of them")
 
 

@@ -5,7 +5,7 @@ import random
 import numpy as np
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv, generate_random_map
 
-from agent_envs.games.boards import board_rows, canonical
+from agent_envs.games.boards import board_rows, canonical_form
 from agent_envs.games.split import check_split, split_of
 
 ACTIONS = ("Left", "Down", "Right", "Up")  # in Gymnasium's numbering
@@ -30,12 +30,12 @@ def generate(rng: random.Random, size: int, frozen: float, longest: int, split: 
         cells[start[0]][start[1]], cells[goal[0]][goal[1]] = "S", "G"
         rows = ["".join(row) for row in cells]
         path = shortest_path(rows, start)
-        if path and len(path) <= longest and split_of(canonical(rows)) == split:
+        if path and len(path) <= longest and split_of(canonical_form(rows)) == split:
             return rows
     raise ValueError(f"found no {size}x{size} lake for {split!r} whose goal is at most {longest} moves away")
 
 
-def draw(rows: list[str], position: tuple[int, int]) -> str:
+def render(rows: list[str], position: tuple[int, int]) -> str:
     """The lake in RAGEN's symbols, a space between cells."""
     cells = [[SYMBOLS[cell] for cell in row] for row in rows]
     r, c = position
@@ -44,7 +44,7 @@ def draw(rows: list[str], position: tuple[int, int]) -> str:
 
 
 def read(text: str) -> tuple[list[str], tuple[int, int]]:
-    """The inverse of `draw`, lines that are no part of a lake passed over: rows of F, H and G, and the position."""
+    """The inverse of `render`, lines that are no part of a lake passed over: rows of F, H and G, and the position."""
     back = {"_": "F", "P": "F", "O": "H", "X": "H", "G": "G", "√": "G"}
     rows = board_rows(text, "".join(back))
     found = [(r, c) for r, row in enumerate(rows) for c, cell in enumerate(row) if cell in "PX√"]
@@ -75,7 +75,7 @@ def best_plan(lake: FrozenLakeEnv, state: int, turns: int, left: int, longest: i
     ``values[n]`` (``[states]``) is the best chance of reaching the goal in the turns to come with n actions left.
     """
     outcomes = _outcomes(lake, min(longest, left, LONGEST_PLAN))
-    goal = (lake.desc.ravel() == b"G").astype(float)
+    goal = (np.asarray(lake.desc).ravel() == b"G").astype(float)
     values = [goal] * (left + 1)
     for _ in range(turns - 1):
         values = [

@@ -1,4 +1,4 @@
-"""Games that live in another library: picked from its list, played with what it offers, rebuilt from what was done."""
+"""Games of other libraries: choice of an instance, menus of actions, and copies rebuilt by replaying the actions."""
 
 import re
 from collections.abc import Callable, Iterable, Mapping
@@ -10,26 +10,30 @@ import numpy as np
 class Game(Protocol):
     """Another library's game; the same actions after the same reset lead to the same place."""
 
-    def reset(self, instance: Any) -> None: ...
+    def reset(self, instance: Any) -> None:
+        """Start the game of this instance, such as the path of its file or its number."""
 
-    def step(self, action: str) -> None: ...
+    def step(self, action: str) -> None:
+        """Do an action. Raises ValueError where it cannot be done."""
 
 
 class Replay:
     """A game that may not survive pickling, as most that run native code do not, together with what was done in it.
 
-    A copy makes a game of its own and does everything again, once somebody looks at it.
+    A copy makes a game of its own and repeats the actions when `game` is first read.
 
     Args:
         make: makes the game; it has to survive pickling itself, as a class does.
     """
 
     def __init__(self, make: Callable[[], Game]):
-        self.make, self.instance, self.actions = make, None, []
+        self.make, self.instance = make, None
+        self.actions: list[str] = []
         self._game: Game | None = None
 
     @property
     def game(self) -> Game:
+        """The game, made anew and brought to the same place in a copy."""
         if self._game is None:
             self._game = self.make()
             if self.instance is not None:
@@ -39,11 +43,13 @@ class Replay:
         return self._game
 
     def reset(self, instance: Any) -> None:
+        """Start the game of this instance."""
         self.instance, self.actions = None, []
         self.game.reset(instance)
         self.instance = instance
 
     def step(self, action: str) -> None:
+        """Do an action and remember it. What raises is not remembered."""
         self.game.step(action)
         self.actions.append(action)
 
@@ -51,7 +57,7 @@ class Replay:
         return {**self.__dict__, "_game": None}
 
 
-def choose(np_random: np.random.Generator, options: Mapping[str, Any], numbers: range) -> int:
+def choose_instance(np_random: np.random.Generator, options: Mapping[str, Any], numbers: range) -> int:
     """``options["instance"]``, or any of ``numbers``.
 
     Raises:
@@ -67,7 +73,7 @@ def choose(np_random: np.random.Generator, options: Mapping[str, Any], numbers: 
     return int(number)
 
 
-def plain(text: str) -> str:
+def normalize_command(text: str) -> str:
     """``text`` as commands are compared: without capitals and needless white space."""
     return " ".join(text.split()).casefold()
 

@@ -30,6 +30,7 @@ class Level:
 
     @property
     def solved(self) -> bool:
+        """Whether every box is on a target."""
         return self.boxes == self.targets
 
 
@@ -39,7 +40,7 @@ def move(level: Level, action: str) -> Level:
     return replace(level, player=after[0], boxes=after[1]) if after else level
 
 
-def draw(level: Level) -> str:
+def render(level: Level) -> str:
     """The board in RAGEN's symbols, a space between cells, so that each cell is a token of its own."""
     return "\n".join(" ".join(row) for row in rows(level))
 
@@ -61,7 +62,7 @@ def rows(level: Level) -> list[str]:
 
 
 def read(text: str) -> Level:
-    """The inverse of `draw`; lines that are no part of a board are passed over."""
+    """The inverse of `render`; lines that are no part of a board are passed over."""
     lines = board_rows(text, "#_OX√PS")
     cells = {(r, c): symbol for r, line in enumerate(lines) for c, symbol in enumerate(line)}
     players = [cell for cell, symbol in cells.items() if symbol in "PS"]
@@ -103,7 +104,7 @@ def solve(level: Level) -> list[str] | None:
     return None
 
 
-def closer(level: Level) -> list[str] | None:
+def find_push_closer(level: Level) -> list[str] | None:
     """The shortest walk to a push that brings a box nearer to a free target, and that push; None where there is none.
 
     It looks no further than one push, so it may push a box where it can never leave.

@@ -8,7 +8,7 @@ be solved, and in how many moves is known before anyone plays it.
 import random
 from collections.abc import Iterable
 
-from agent_envs.games.boards import canonical
+from agent_envs.games.boards import canonical_form
 from agent_envs.games.sokoban import DIRECTIONS, Cell, Level, State, rows
 from agent_envs.games.split import check_split, split_of
 
@@ -40,7 +40,7 @@ def generate(rng: random.Random, size: int, boxes: int, moves: tuple[int, int], 
         length = rng.choice(sorted(by_length))
         player, at = rng.choice(by_length[length])
         level = Level(size, floor, targets, at, player)
-        if split_of(canonical(rows(level))) == split:
+        if split_of(canonical_form(rows(level))) == split:
             return level, length
     raise ValueError(
         f"found no {size}x{size} level with {boxes} boxes that takes {moves[0]} to {moves[1]} moves; "

@@ -1,4 +1,4 @@
-"""Which split an instance belongs to: a matter of the instance itself, so that no seed can carry one across."""
+"""The split of an instance: a function of the instance alone, so that no seed can move one to the other split."""
 
 from hashlib import blake2b
 
@@ -16,5 +16,10 @@ def split_of(key: str) -> str:
 
 
 def check_split(split: str) -> None:
+    """Check the name of a split.
+
+    Raises:
+        ValueError: ``split`` is neither ``"train"`` nor ``"validation"``.
+    """
     if split not in SPLITS:
         raise ValueError(f"split must be one of {SPLITS}, got {split!r}")

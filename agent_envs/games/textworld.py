@@ -6,6 +6,7 @@ import warnings
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 from agent_envs.games.split import SPLITS, split_of
 
@@ -24,7 +25,8 @@ class TextWorldGame:
     """
 
     def __init__(self):
-        self._env, self._path = None, None
+        self._env: Any = None  # TextWorld's, once a game is loaded
+        self._path: str | None = None
 
     def reset(self, path: str) -> None:
         """Start the game in this file.
@@ -33,13 +35,13 @@ class TextWorldGame:
             ImportError: a package is missing.
             FileNotFoundError: the file is.
         """
-        with _bystanders():
+        with _keep_argv_and_warnings():
             if path != self._path:
                 self._load(path)
             state = self._env.reset()
         pddl_walkthrough = getattr(self._env.unwrapped, "walkthrough", None)
         self.walkthrough: list[str] | None = state.get("extra.walkthrough") or pddl_walkthrough
-        self._take(state)
+        self._update(state)
 
     def step(self, command: str) -> None:
         """Give one of the ``commands``. Others would reach the interpreter, which knows ``undo``, ``save`` and more.
@@ -49,16 +51,16 @@ class TextWorldGame:
         """
         if command not in self.commands:
             raise ValueError(f"{command!r} is not among the commands {self.commands}")
-        self._take(self._env.step(command)[0])
+        self._update(self._env.step(command)[0])
 
-    def _take(self, state) -> None:
-        self.text, self.commands = _readable(state["feedback"]), list(state["admissible_commands"])
+    def _update(self, state) -> None:
+        self.text, self.commands = _clean_text(state["feedback"]), list(state["admissible_commands"])
         self.won, self.lost = bool(state["won"]), bool(state["lost"])
         points, most = state.get("score"), state.get("max_score")
         self.score = points / most if points and most else float(self.won)
 
     def _load(self, path: str) -> None:
-        import textworld
+        import textworld  # type: ignore[import-not-found,import-untyped]  # optional
 
         before, self._path = self._path, None  # stays so if this fails
         is_pddl = path.endswith(".tw-pddl")
@@ -75,13 +77,14 @@ class TextWorldGame:
 
 
 def _alfred_names():
-    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+    # Optional, and without types.
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler  # type: ignore[import-not-found,import-untyped]
 
     return AlfredDemangler  # "Mug_bar__plus_01_dot_00" becomes "mug 1"
 
 
 @contextmanager
-def _bystanders() -> Iterator[None]:
+def _keep_argv_and_warnings() -> Iterator[None]:
     """Starting a game overwrites the arguments of the program and warns of what TextWorld makes up for."""
     arguments = sys.argv
     try:
@@ -92,7 +95,7 @@ def _bystanders() -> Iterator[None]:
         sys.argv = arguments
 
 
-def _readable(text: str) -> str:
+def _clean_text(text: str) -> str:
     """Without TextWorld's banner, the prompt and status line after it, and what an interpreter asks at the end."""
     text = re.sub(r"\n>[^\n]*\s*\Z", "", text).partition("Would you like to RESTART")[0]
     lines = [line.strip() for line in text.splitlines() if not re.fullmatch(r"[\s_|\\/$>]*[_$|][\s_|\\/$>]*", line)]

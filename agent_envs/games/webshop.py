@@ -8,11 +8,11 @@ from functools import cache
 from itertools import count
 from typing import Any
 
-_LUCK = 233  # WebShop shuffles its goals with this seed; the prices that they name it draws before that, with none
+_GOAL_SEED = 233  # WebShop shuffles its goals with this seed; the prices that they name it draws before that, with none
 _sessions = count()
 
 
-class Shop:
+class WebShopGame:
     """One customer of a shop whose products and search engine all customers of this process share.
 
     Attributes:
@@ -27,25 +27,26 @@ class Shop:
     def __init__(self, num_products: int | None, human_goals: bool):
         server = _server(num_products, human_goals)
         self.count = len(server.goals)
-        self._env = _visit(server=server, session_prefix=f"{next(_sessions)}-")
+        self._env = _make_env(server=server, session_prefix=f"{next(_sessions)}-")
 
     def reset(self, instance: int) -> None:
+        """Start with goal number ``instance``, from 0 to ``count`` - 1."""
         self.page = self._env.reset(session=instance)[0]
         self.bought, self.score = False, 0.0
-        self._look()
+        self._update()
 
     def step(self, action: str) -> None:
         """Do ``search[keywords]`` or ``click[element]``."""
         self.page, reward, done, _ = self._env.step(action)
         self.bought, self.score = bool(done), float(reward)
-        self._look()
+        self._update()
 
     @property
     def goal(self) -> dict[str, Any]:
         """What is wanted: ``asin`` and ``name`` of the product, ``goal_options`` and more."""
         return self._env.server.user_sessions[self._env.session]["goal"]
 
-    def _look(self) -> None:
+    def _update(self) -> None:
         offered = self._env.get_available_actions()
         self.has_search_bar = bool(offered["has_search_bar"]) and not self.bought
         # Searching has a form of its own, and WebShop cannot read a click on something with brackets in it.
@@ -58,23 +59,23 @@ class Shop:
 @cache
 def _server(num_products: int | None, human_goals: bool):
     try:
-        return _visit(num_products=num_products, human_goals=human_goals).server
+        return _make_env(num_products=num_products, human_goals=human_goals).server
     except FileNotFoundError as error:
         raise FileNotFoundError(f"WebShop's products are missing ({error}): run its setup.sh") from error
 
 
-def _visit(**arguments: Any):
-    from web_agent_site.envs import WebAgentTextEnv
+def _make_env(**arguments: Any):
+    from web_agent_site.envs import WebAgentTextEnv  # type: ignore[import-not-found]  # WebShop's own, seldom installed
 
-    with _own_luck(), contextlib.redirect_stdout(sys.stderr):
+    with _private_random_state(), contextlib.redirect_stdout(sys.stderr):
         return WebAgentTextEnv(observation_mode="text", **arguments)
 
 
 @contextlib.contextmanager
-def _own_luck() -> Iterator[None]:
+def _private_random_state() -> Iterator[None]:
     """WebShop draws from, and seeds, the generator that belongs to the whole program."""
     before = random.getstate()
-    random.seed(_LUCK)
+    random.seed(_GOAL_SEED)
     try:
         yield
     finally:

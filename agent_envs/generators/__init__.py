@@ -1,6 +1,8 @@
-"""Procedural task instances: pure functions of a `random.Random`, with no environment around them.
+"""Procedural task instances: pure functions of a `random.Random`, which know nothing of environments.
 
-An instance belongs to one split by a digest of its text, so training and validation share none, whatever the seeds.
+One folder for each task; `arithmetic` and `people` are shared.
+
+An instance belongs to one split by a digest of its text, so training and validation share none for any seeds.
 """
 
 import random
@@ -23,6 +25,10 @@ class Instance(Protocol):
 T = TypeVar("T", bound=Instance)
 
 
+class Redraw(Exception):
+    """The values drawn so far do not make an instance: it is drawn anew from the same generator of random numbers."""
+
+
 def draw(make: Callable[[random.Random], T], split: str, key: str) -> T:
     """The instance that ``key`` names: the first of its sequence that falls into ``split``."""
     rng = random.Random(key)
@@ -33,7 +39,8 @@ def draw(make: Callable[[random.Random], T], split: str, key: str) -> T:
 
 
 def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
-    """
+    """Check an argument that takes one of a few values.
+
     Raises:
         ValueError: ``value`` is not among the known ones.
     """

@@ -1,4 +1,4 @@
-"""Exact arithmetic: a calculator that is safe to hand to anybody; numbers as text, and answers compared."""
+"""Exact arithmetic: an evaluator of untrusted expressions, numbers as text, and comparison of answers."""
 
 import ast
 import operator
@@ -30,12 +30,12 @@ def evaluate(expression: str) -> Fraction:
     if len(expression) > MAX_LENGTH:
         raise ValueError(f"the expression has {len(expression)} characters; {MAX_LENGTH} are allowed.")
     source = " ".join(expression.split())
-    if strange := re.search(r"[^\d.+\-*/%() ]", source, re.ASCII):
-        raise ValueError(f"{strange.group()!r} is not allowed: write plain numbers, + - * / // % ** and parentheses.")
+    if invalid := re.search(r"[^\d.+\-*/%() ]", source, re.ASCII):
+        raise ValueError(f"{invalid.group()!r} is not allowed: write plain numbers, + - * / // % ** and parentheses.")
     try:
         return _value(ast.parse(source, mode="eval").body, source)
     except (SyntaxError, MemoryError, RecursionError):
-        raise ValueError(f"{_shown(source)} is not an arithmetic expression, or nested too deeply.") from None
+        raise ValueError(f"{_quote(source)} is not an arithmetic expression, or nested too deeply.") from None
     except ZeroDivisionError:
         raise ValueError("division by zero.") from None
 
@@ -46,8 +46,8 @@ def _value(node: ast.expr, source: str) -> Fraction:
             # Read from the source: a float literal would already have lost digits.
             literal = source[node.col_offset : node.end_col_offset]
             if not _LITERAL.fullmatch(literal):
-                raise ValueError(f"{_shown(literal)} is not a plain number such as 12 or 0.75.")
-            return _bounded(Fraction(literal))
+                raise ValueError(f"{_quote(literal)} is not a plain number such as 12 or 0.75.")
+            return _check_size(Fraction(literal))
         case ast.UnaryOp(op=ast.USub()):
             return -_value(node.operand, source)
         case ast.UnaryOp(op=ast.UAdd()):
@@ -55,7 +55,7 @@ def _value(node: ast.expr, source: str) -> Fraction:
         case ast.BinOp(op=ast.Pow()):
             return _power(_value(node.left, source), _value(node.right, source))
         case ast.BinOp(op=op) if type(op) in _OPERATORS:
-            return _bounded(Fraction(_OPERATORS[type(op)](_value(node.left, source), _value(node.right, source))))
+            return _check_size(Fraction(_OPERATORS[type(op)](_value(node.left, source), _value(node.right, source))))
     raise ValueError("write plain numbers, + - * / // % ** and parentheses.")
 
 
@@ -65,16 +65,16 @@ def _power(base: Fraction, exponent: Fraction) -> Fraction:
     # Checked before it is worked out: the result has about this many bits.
     if max(base.numerator.bit_length(), base.denominator.bit_length()) * abs(exponent) > 2 * _MAX_BITS:
         raise ValueError("the number is too large.")
-    return _bounded(base ** int(exponent))
+    return _check_size(base ** int(exponent))
 
 
-def _bounded(value: Fraction) -> Fraction:
+def _check_size(value: Fraction) -> Fraction:
     if max(value.numerator.bit_length(), value.denominator.bit_length()) > _MAX_BITS:
         raise ValueError("the number is too large.")
     return value
 
 
-def _shown(text: str) -> str:
+def _quote(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:60] + "…")
 
 
@@ -122,10 +122,11 @@ def parse_number(text: str) -> Fraction | None:
 
 def same_text(answer: str, gold: str) -> bool:
     """Whether two texts are equal up to case, white space, and quotes or full stops around them."""
-    return plain(answer) == plain(gold)
+    return normalize_text(answer) == normalize_text(gold)
 
 
-def plain(text: str) -> str:
+def normalize_text(text: str) -> str:
+    """`text` without the white space, quotes and full stops around it, in one case and with single spaces."""
     return " ".join(text.strip(" .'\"\n\t").casefold().split())
 
 

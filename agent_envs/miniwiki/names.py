@@ -2,7 +2,7 @@
 
 Names are put together from word pools that are the same in every world, so a small vocabulary covers them all, while
 the *combinations* differ. A hash of the name assigns each name to the ``train`` or the ``heldout`` split: worlds of
-different splits can share no entity, whatever their seeds and sizes.
+different splits can share no entity, for any seeds and sizes.
 """
 
 import random
@@ -35,11 +35,12 @@ _PLACE_SUFFIXES = "Falls Heights Springs Bay Hill Cross".split()
 def syllable_words(kind: str, count: int) -> tuple[str, ...]:
     """The first ``count`` invented words of a pool; a longer pool starts with the shorter one."""
     rng = random.Random(f"names:{kind}")
-    endings, words, syllables = _ENDINGS[kind], {}, 1
+    endings, syllables = _ENDINGS[kind], 1
+    words: dict[str, None] = {}  # a set in order of insertion
     while len(words) < count:
         for _ in range(4 * count):  # many misses in a row mean that words of this length run out
             stem = "".join(rng.choice(_ONSETS) + rng.choice(_VOWELS) + rng.choice(_CODAS) for _ in range(syllables))
-            words.setdefault((stem + rng.choice(endings)).capitalize())
+            words.setdefault((stem + rng.choice(endings)).capitalize(), None)
             if len(words) == count:
                 break
         else:
@@ -89,7 +90,7 @@ def _candidate(kind: str, rng: random.Random, scale: int) -> str:
 
 
 def unique_names(kind: str, count: int, split: str, rng: random.Random, taken: set[str]) -> Iterator[str]:
-    """Yield ``count`` names of ``kind`` in ``split`` that nobody bears yet, and record them in ``taken``."""
+    """Yield ``count`` names of ``kind`` in ``split`` that are not taken yet, and record them in ``taken``."""
     scale = max(1, -(-6 * count // _COMBINATIONS[kind]))  # most combinations stay unused, so draws seldom collide
     while count:
         name = _candidate(kind, rng, scale)

@@ -47,15 +47,16 @@ class World:
         if difficulty not in DIFFICULTIES:
             raise ValueError(f"difficulty must be one of {tuple(DIFFICULTIES)}, got {difficulty!r}")
         self.seed, self.split, self.difficulty = seed, split, difficulty
-        rng, taken = random.Random(f"world:{seed}:{split}"), set()
+        rng = random.Random(f"world:{seed}:{split}")
+        taken: set[str] = set()
         sizes = {kind: int(entities * share) for kind, share in KINDS.items()}
         sizes["person"] += entities - sum(sizes.values())
         self.names = {kind: list(names.unique_names(kind, n, split, rng, taken)) for kind, n in sizes.items()}
-        self._facts(np.random.default_rng(rng.getrandbits(64)), sizes)
+        self._draw_facts(np.random.default_rng(rng.getrandbits(64)), sizes)
         self._wordings = {key: _wordings(r.says, difficulty) for key, r in RELATION.items()}
         self._lookalike = {kind: _next_in_order(self.names[kind]) for kind in KINDS}
 
-    def _facts(self, rng: np.random.Generator, sizes: dict[str, int]) -> None:
+    def _draw_facts(self, rng: np.random.Generator, sizes: dict[str, int]) -> None:
         self.facts: dict[tuple[str, str], np.ndarray] = {}
         for (kind, name), relation in RELATION.items():
             n = sizes[kind]
@@ -105,6 +106,7 @@ class World:
         return int(self._lookalike[kind][index])
 
     def article(self, kind: str, index: int) -> Article:
+        """The article of entity number ``index`` of a kind, the same at every call."""
         rng = random.Random(f"article:{self.seed}:{self.split}:{kind}:{index}")
         title = self.names[kind][index]
         label = rng.choice(OCCUPATIONS) if kind == "person" else kind

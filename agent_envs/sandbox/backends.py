@@ -1,4 +1,4 @@
-"""What is visible inside a sandbox, and how each backend is told to show that and no more."""
+"""What is visible inside a sandbox, and the command line of each backend that shows that and no more."""
 
 import os
 import shutil
@@ -10,6 +10,7 @@ from functools import cache
 # which the programs have no options for; they work where it may not, since systems grant them namespaces by name.
 # The last, "unsafe", it never takes.
 BACKENDS = ("namespaces", "bubblewrap", "nsjail", "unsafe")
+_PROGRAMS = {"bubblewrap": "bwrap", "nsjail": "nsjail"}
 NOBODY = 65534  # the kernel's own number for a user who owns nothing
 SCRATCH_BYTES = 64 << 20
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
@@ -56,7 +57,7 @@ ctypes.CDLL(None).dl_iterate_phdr(visit(each), None)
 
 
 @cache
-def tree() -> tuple[dict[str, str], list[str]]:
+def visible_tree() -> tuple[dict[str, str], list[str]]:
     """What is shown of the machine, read-only: path inside -> path outside; and folders in it that are hidden.
 
     It is the interpreter, its standard library, the shared libraries that these load, and the time zones. Installed
@@ -74,15 +75,21 @@ def tree() -> tuple[dict[str, str], list[str]]:
     return shown, [path for path in packages if os.path.isdir(path)]
 
 
-def missing(backend: str) -> str:
+def unavailable_reason(backend: str) -> str:
     """Why the backend cannot even be tried here; empty where it can."""
     if not sys.platform.startswith("linux"):
         return f"needs Linux, this is {sys.platform}"
-    program = {"bubblewrap": "bwrap", "nsjail": "nsjail"}.get(backend)
+    program = _PROGRAMS.get(backend)
     return f"the program {program} is not installed" if program and not shutil.which(program) else ""
 
 
-def command(backend: str, inner: list[str], report: int) -> list[str]:
+def _program(backend: str) -> str:
+    path = shutil.which(_PROGRAMS[backend])
+    assert path, f"{backend} is not installed"
+    return path
+
+
+def sandbox_command(backend: str, inner: list[str], report: int) -> list[str]:
     """The command line that runs `inner` in a sandbox, with the file `report` open; empty where `child` does it."""
     if backend == "bubblewrap":
         return [*_bubblewrap(), "--", *inner]
@@ -92,9 +99,9 @@ def command(backend: str, inner: list[str], report: int) -> list[str]:
 
 
 def _bubblewrap() -> list[str]:
-    shown, hidden = tree()
+    shown, hidden = visible_tree()
     line = [
-        shutil.which("bwrap"),
+        _program("bubblewrap"),
         "--unshare-user",
         "--unshare-all",
         "--die-with-parent",
@@ -113,8 +120,8 @@ def _bubblewrap() -> list[str]:
 
 
 def _nsjail(report: int) -> list[str]:
-    shown, hidden = tree()
-    line = [shutil.which("nsjail"), "--mode", "o", "--really_quiet", "--time_limit", "0", "--disable_rlimits"]
+    shown, hidden = visible_tree()
+    line = [_program("nsjail"), "--mode", "o", "--really_quiet", "--time_limit", "0", "--disable_rlimits"]
     line += ["--hostname", "sandbox", "--user", str(NOBODY), "--group", str(NOBODY)]
     line += ["--disable_proc", "--iface_no_lo", "--nice_level", "0", "--pass_fd", str(report)]
     line += ["--mount", f"none:/tmp:tmpfs:size={SCRATCH_BYTES}"]

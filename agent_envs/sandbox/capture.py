@@ -11,6 +11,7 @@ class Capture:
         self.head, self.tail = bytearray(), bytearray()
 
     def add(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
         self.total += len(data)
         room = self.first - len(self.head)
         self.head += data[:room]
@@ -20,9 +21,11 @@ class Capture:
 
     @property
     def truncated(self) -> bool:
+        """Whether the middle of the stream was dropped."""
         return self.total > self.first + self.last
 
     def text(self) -> str:
+        """What was kept, decoded, invalid UTF-8 replaced; a line says how many bytes were left out."""
         data = bytes(self.head + self.tail)
         if self.truncated:
             left_out = b"\n[... %d bytes left out ...]\n" % (self.total - self.first - self.last)

@@ -4,8 +4,8 @@
 
 `monitor` is outside the sandbox: it keeps the time, and when it leaves nothing of the run is left. `confine` is the
 first process inside: it waits for the code and reports how it ended. Whatever the code prints or does, it cannot
-write that report. Both get their orders as the head of standard input, the rest of which belongs to the code; each is
-called with its orders and a function that takes the next ones and goes on with them.
+write that report. Both get their configuration as the head of standard input, the rest of which belongs to the code;
+each is called with its own, and with a function that reads the next one and runs what it is for.
 """
 
 import ctypes
@@ -43,30 +43,31 @@ def call(function: str, *arguments):
 
 
 def report(fd: int, text: str) -> None:
+    """Write a line, of 4,000 bytes at most, to the pipe that the caller reads."""
     os.write(fd, text.encode("utf-8", "replace")[:4000] + b"\n")
 
 
-def monitor(orders: dict, go_on) -> None:
+def monitor(config: dict, run_next) -> None:
     """Starts the sandbox, kills it when its time is over, and leaves after the last of its processes has gone."""
     call("prctl", PR_SET_PDEATHSIG, SIGKILL)  # of the caller's thread, which waits for us in any case
-    if os.getppid() != orders["parent"]:
+    if os.getppid() != config["parent"]:
         os._exit(1)  # it died before that call
     call("prctl", PR_SET_CHILD_SUBREAPER, 1)
     call("signal", SIGCHLD, SIG_DFL)  # a caller that ignores it hands that on, and children would not wait for us
     try:
-        child = clone_namespaces(orders, go_on) if orders["namespaces"] else spawn(orders, go_on)
+        child = clone_namespaces(config, run_next) if config["namespaces"] else spawn(config, run_next)
         poll = select.poll()
         poll.register(os.pidfd_open(child), select.POLLIN)
-        if not poll.poll(max(0.0, orders["deadline"] - time.monotonic()) * 1000):
-            report(orders["report"], "timeout")
+        if not poll.poll(max(0.0, config["deadline"] - time.monotonic()) * 1000):
+            report(config["report"], "timeout")
         os.kill(child, SIGKILL)  # harmless where it has ended: it is not yet reaped, the number is still its own
-        end_children()
+        kill_children()
     except BaseException as error:
-        report(orders["report"], f"error {type(error).__name__}: {error}")
+        report(config["report"], f"error {type(error).__name__}: {error}")
     os._exit(0)
 
 
-def end_children() -> None:
+def kill_children() -> None:
     """Kills and reaps every descendant; orphans become our children, so it goes on until there are none."""
     me = os.getpid()
     while True:
@@ -80,42 +81,42 @@ def end_children() -> None:
             os.waitpid(-1, 0)
 
 
-def spawn(orders: dict, go_on) -> int:
+def spawn(config: dict, run_next) -> int:
     """A sandbox that another program makes, or none (unsafe)."""
     if child := os.fork():
         return child
     try:
         call("prctl", PR_SET_PDEATHSIG, SIGKILL)
-        if not orders["command"]:
-            go_on()
-        os.set_inheritable(orders["report"], True)
-        os.execv(orders["command"][0], orders["command"])
+        if not config["command"]:
+            run_next()
+        os.set_inheritable(config["report"], True)
+        os.execv(config["command"][0], config["command"])
     except BaseException as error:
-        report(orders["report"], f"error {type(error).__name__}: {error}")
+        report(config["report"], f"error {type(error).__name__}: {error}")
     os._exit(1)
 
 
-def clone_namespaces(orders: dict, go_on) -> int:
+def clone_namespaces(config: dict, run_next) -> int:
     """Our own sandbox. Starts its first process, which is process 1 of its own world."""
     wait, go = os.pipe()
     try:
-        child = call("syscall", orders["calls"]["clone"], NAMESPACES | SIGCHLD, 0, 0, 0, 0)
+        child = call("syscall", config["calls"]["clone"], NAMESPACES | SIGCHLD, 0, 0, 0, 0)
     except OSError as error:
-        raise OSError(error.errno, f"new namespaces are refused here: {os.strerror(error.errno)}") from None
+        raise OSError(error.errno, f"new namespaces are refused here: {error.strerror}") from None
     if child == 0:
         try:
             call("prctl", PR_SET_PDEATHSIG, SIGKILL)
             os.close(go)
             if os.read(wait, 1):  # else the monitor has died
                 os.close(wait)
-                build_root(orders)
+                build_root(config)
                 call("sethostname", b"sandbox", 7)
-                go_on()
+                run_next()
         except BaseException as error:
-            report(orders["report"], f"error {type(error).__name__}: {error}")
+            report(config["report"], f"error {type(error).__name__}: {error}")
         os._exit(1)
     try:
-        map_identities(child, orders["uid"])
+        map_identities(child, config["uid"])
         os.write(go, b"1")
     except BaseException:
         os.kill(child, SIGKILL)
@@ -126,7 +127,7 @@ def clone_namespaces(orders: dict, go_on) -> int:
 def map_identities(pid: int, nobody: int) -> None:
     """Who the processes in the user namespace are outside: the caller without rights, and nobody where that is root.
 
-    Root builds the sandbox as itself, since its files may be under /root, and `become_code` then turns into nobody. A
+    Root builds the sandbox as itself, since its files may be under /root, and `exec_code` then turns into nobody. A
     root with no nobody beneath it, as in a container of a single user, is mapped like any other user.
     """
     as_root = os.geteuid() == 0 and is_mapped(nobody)
@@ -137,18 +138,21 @@ def map_identities(pid: int, nobody: int) -> None:
 
 
 def is_mapped(user: int) -> bool:
+    """Whether our user namespace knows this user id."""
     with open("/proc/self/uid_map") as file:
         ranges = [[int(number) for number in line.split()] for line in file]
     return any(first <= user < first + count for first, _, count in ranges)
 
 
 def write(path: str, text: str) -> None:
+    """Write a text to a file that exists, in one call."""
     fd = os.open(path, os.O_WRONLY)
     os.write(fd, text.encode())  # in one piece: the kernel takes a map once
     os.close(fd)
 
 
 def mount(source: str, target: str, kind: str, flags: int, options: str = "") -> None:
+    """mount(2) with text arguments."""
     call("mount", source.encode(), target.encode(), kind.encode(), flags, options.encode())
 
 
@@ -158,20 +162,20 @@ def restrict(number: int, path: str, attributes: int, recursive: int = AT_RECURS
     call("syscall", number, AT_FDCWD, path.encode(), recursive, value, ctypes.sizeof(value))
 
 
-def build_root(orders: dict) -> None:
+def build_root(config: dict) -> None:
     """A root directory in memory with the interpreter, its libraries, three devices and a scratch folder."""
-    mount_setattr = orders["calls"]["mount_setattr"]
+    mount_setattr = config["calls"]["mount_setattr"]
     mount("none", "/", "none", MS_REC | MS_PRIVATE)
     mount("none", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV, "size=1m,mode=0755")
     os.mkdir("/tmp/host")
-    call("syscall", orders["calls"]["pivot_root"], b"/tmp", b"/tmp/host")
+    call("syscall", config["calls"]["pivot_root"], b"/tmp", b"/tmp/host")
     os.chdir("/")
     os.mkdir("/tmp")
-    options = f"size={orders['scratch']},nr_inodes=4096,mode=0700,uid={orders['uid']},gid={orders['uid']}"
+    options = f"size={config['scratch']},nr_inodes=4096,mode=0700,uid={config['uid']},gid={config['uid']}"
     mount("none", "/tmp", "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, options)
     for path, source, attributes in [
-        *((path, source, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV) for path, source in orders["readonly"].items()),
-        *((path, path, ATTR_RDONLY | ATTR_NOSUID | ATTR_NOEXEC) for path in orders["devices"]),
+        *((path, source, ATTR_RDONLY | ATTR_NOSUID | ATTR_NODEV) for path, source in config["readonly"].items()),
+        *((path, path, ATTR_RDONLY | ATTR_NOSUID | ATTR_NOEXEC) for path in config["devices"]),
     ]:
         if os.path.isdir("/host" + source):
             os.makedirs(path, exist_ok=True)
@@ -180,47 +184,48 @@ def build_root(orders: dict) -> None:
             os.close(os.open(path, os.O_CREAT, 0o444))
         mount("/host" + source, path, "none", MS_BIND | MS_REC)
         restrict(mount_setattr, path, attributes)
-    for path in orders["hidden"]:
+    for path in config["hidden"]:
         mount("none", path, "tmpfs", MS_NOSUID | MS_NODEV | MS_NOEXEC, "size=4k,mode=0555")
     call("umount2", b"/host", MNT_DETACH)
     os.rmdir("/host")
     restrict(mount_setattr, "/", ATTR_RDONLY | ATTR_NOSUID, 0)
 
 
-def confine(orders: dict, _) -> None:
+def confine(config: dict, _) -> None:
     """Runs the code in a process under all limits, waits for it, and reports how it ended."""
-    os.set_inheritable(orders["report"], False)
+    os.set_inheritable(config["report"], False)
     call("signal", SIGINT, SIG_DFL)  # Python has a handler; signals without one do not reach process 1 from within
     child = os.fork()
     if child == 0:
         try:
-            become_code(orders)
+            exec_code(config)
         except BaseException as error:
-            report(orders["report"], f"error {type(error).__name__}: {error}")
+            report(config["report"], f"error {type(error).__name__}: {error}")
         os._exit(1)
     while (ended := os.waitpid(-1, 0))[0] != child:
         pass
-    report(orders["report"], f"exit {os.waitstatus_to_exitcode(ended[1])}")
+    report(config["report"], f"exit {os.waitstatus_to_exitcode(ended[1])}")
     os._exit(0)
 
 
-def become_code(orders: dict) -> None:
+def exec_code(config: dict) -> None:
+    """Gives up every right that the code shall not have, sets its limits, and becomes it. Does not return."""
     capability = 0
-    while orders["filter"] and libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
+    while config["filter"] and libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) == 0:
         capability += 1
-    if os.geteuid() == 0 and orders["filter"]:  # root of our own namespace
+    if os.geteuid() == 0 and config["filter"]:  # root of our own namespace
         os.setgroups([])
-        os.setresgid(*[orders["uid"]] * 3)
-        os.setresuid(*[orders["uid"]] * 3)
-    os.chdir(orders["cwd"])
+        os.setresgid(*[config["uid"]] * 3)
+        os.setresuid(*[config["uid"]] * 3)
+    os.chdir(config["cwd"])
     with open("main.py", "wb") as file:
-        file.write(orders["code"])
-    for name, value in orders["limits"].items():
+        file.write(config["code"])
+    for name, value in config["limits"].items():
         _, hard = resource.getrlimit(getattr(resource, name))
         value = value if hard == resource.RLIM_INFINITY else min(value, hard)
         resource.setrlimit(getattr(resource, name), (value, value))
-    if orders["filter"]:
+    if config["filter"]:
         call("prctl", PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0)
-        filter = Program(len(orders["filter"]) // 8, orders["filter"])
+        filter = Program(len(config["filter"]) // 8, config["filter"])
         call("prctl", PR_SET_SECCOMP, SECCOMP_MODE_FILTER, ctypes.byref(filter), 0, 0)
-    os.execve(orders["python"][0], orders["python"], orders["environment"])
+    os.execve(config["python"][0], config["python"], config["environment"])

@@ -1,4 +1,4 @@
-"""Which backends work here: each is tried once a process, by a program that looks for what it must not find."""
+"""Which backends work here: each is tried once a process, with a program that tests the isolation."""
 
 import subprocess
 import sys
@@ -6,23 +6,23 @@ from functools import cache
 from pathlib import Path
 
 from agent_envs.sandbox import seccomp
-from agent_envs.sandbox.backends import BACKENDS, missing
+from agent_envs.sandbox.backends import BACKENDS, unavailable_reason
 from agent_envs.sandbox.process import SandboxError, execute
 
 _PROBE = """
 import os, socket
-def refused(function, *arguments):
+def must_fail(function, *arguments):
     try:
         function(*arguments)
     except OSError:
         return
-    raise SystemExit(f"{function.__name__}{arguments} was not refused")
+    raise SystemExit(f"{function.__name__}{arguments} was not blocked")
 for path in ("/etc/passwd", "/proc/self", "/sys/kernel", "/dev/shm", "/dev/tty", package):
-    refused(os.stat, path)
-refused(os.mkdir, "/new")
-refused(os.fork)
-refused(os.setuid, 0)
-refused(socket.socket, socket.AF_INET)
+    must_fail(os.stat, path)
+must_fail(os.mkdir, "/new")
+must_fail(os.fork)
+must_fail(os.setuid, 0)
+must_fail(socket.socket, socket.AF_INET)
 if os.getpid() > 9 or os.getuid() == 0:
     raise SystemExit("it has the processes or the user of its caller")
 print("isolated")
@@ -34,7 +34,7 @@ def available() -> dict[str, str]:
     return {backend: _state(backend) for backend in BACKENDS}
 
 
-def choose(backend: str) -> str:
+def choose_backend(backend: str) -> str:
     """The name of a backend that works, `backend` itself or, for "auto", the first that isolates.
 
     Raises:
@@ -61,11 +61,11 @@ def choose(backend: str) -> str:
 
 @cache
 def _state(backend: str) -> str:
-    if reason := missing(backend):
+    if reason := unavailable_reason(backend):
         return reason
     if backend == "unsafe":
         return "ok"
-    if not seccomp.supported():
+    if not seccomp.is_supported():
         return "the system calls of this machine's architecture are not known here (x86-64 and AArch64 are)"
     if not sys.executable:
         return "this program does not know its Python interpreter"

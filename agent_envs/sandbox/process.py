@@ -1,4 +1,4 @@
-"""One run: starts `child.monitor`, feeds it, reads what comes out, and never waits longer than it was told."""
+"""One run: starts `child.monitor`, feeds it, reads what comes out, and never waits longer than its time limit."""
 
 import contextlib
 import os
@@ -7,16 +7,17 @@ import signal
 import subprocess
 import tempfile
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from agent_envs.sandbox.capture import CHUNK, Capture
-from agent_envs.sandbox.orders import encode, first_command, orders
+from agent_envs.sandbox.payload import encode, encode_payload, first_command
 
 _GRACE = 0.25  # seconds that the monitor has to clear up after the deadline, before it is killed itself
 
 
 class SandboxError(RuntimeError):
-    """No isolation is to be had here, or the sandbox itself failed: nothing that the code did."""
+    """No isolation is available here, or the sandbox itself failed. Never the fault of the code that was run."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,7 +55,7 @@ def execute(
         reports, report = os.pipe()
         stack.callback(os.close, reports)
         with os.fdopen(report, "wb"):  # ours to close as soon as the child has it
-            payload = orders(backend, code, report, deadline, scratch, timeout, memory_mb) + encode(stdin)
+            payload = encode_payload(backend, code, report, deadline, scratch, timeout, memory_mb) + encode(stdin)
             process = subprocess.Popen(
                 first_command(),
                 bufsize=0,
@@ -66,8 +67,9 @@ def execute(
                 pass_fds=(report,),
                 start_new_session=True,
             )
+        assert process.stdin and process.stdout and process.stderr  # pipes, all three
         try:
-            said = _exchange(process, payload, reports, deadline + _GRACE, out, err)
+            report_line = _communicate(process, payload, reports, deadline + _GRACE, out, err)
         finally:
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(process.pid, signal.SIGKILL)
@@ -76,48 +78,55 @@ def execute(
             for stream in (process.stdin, process.stdout, process.stderr):
                 stream.close()
             process.wait()
-    return _completed(backend, said, time.monotonic() >= deadline, out, err)
+    return _make_completed(backend, report_line, time.monotonic() >= deadline, out, err)
 
 
-def _completed(backend: str, said: str, late: bool, out: Capture, err: Capture) -> Completed:
-    kind, _, rest = said.partition(" ")
+def _make_completed(backend: str, report_line: str, late: bool, out: Capture, err: Capture) -> Completed:
+    kind, _, rest = report_line.partition(" ")
     if kind == "error" or (kind not in ("exit", "timeout") and not late):
         raise SandboxError(f"the sandbox ({backend}) failed: {rest or err.text()[-1000:] or 'it ended without a word'}")
     returncode = int(rest) if kind == "exit" else -signal.SIGKILL
     return Completed(out.text(), err.text(), returncode, kind != "exit", out.truncated or err.truncated)
 
 
-def _exchange(process: subprocess.Popen, payload: bytes, reports: int, until: float, out: Capture, err: Capture) -> str:
-    """Writes and reads until nobody is left who could write the report, or time is over. Gives its first line.
+def _communicate(
+    process: subprocess.Popen, payload: bytes, reports: int, until: float, out: Capture, err: Capture
+) -> str:
+    """Writes and reads until no process is left that could write the report, or time is over. Returns its first line.
 
     It does not wait for the ends of stdout and stderr, which a process left behind could keep open.
     """
-    said, unsent = bytearray(), memoryview(payload)
-    takes = {process.stdout.fileno(): out.add, process.stderr.fileno(): err.add, reports: said.extend}
+    assert process.stdin and process.stdout and process.stderr
+    report, unsent, stdin = bytearray(), memoryview(payload), process.stdin.fileno()
+    sinks: dict[int, Callable[[bytes], None]] = {
+        process.stdout.fileno(): out.add,
+        process.stderr.fileno(): err.add,
+        reports: report.extend,
+    }
     with selectors.DefaultSelector() as selector:
-        for stream in (*takes, process.stdin):
-            os.set_blocking(stream if isinstance(stream, int) else stream.fileno(), False)
-            selector.register(stream, selectors.EVENT_READ if stream in takes else selectors.EVENT_WRITE)
+        for fd in (*sinks, stdin):
+            os.set_blocking(fd, False)
+            selector.register(fd, selectors.EVENT_READ if fd in sinks else selectors.EVENT_WRITE)
         while reports in selector.get_map() and (left := until - time.monotonic()) > 0:
             for key, _ in selector.select(left):
-                if key.fileobj is process.stdin:
+                if key.fd == stdin:
                     unsent = _send(key.fd, unsent)
                     over = not unsent
                 else:
                     data = os.read(key.fd, CHUNK)
-                    takes[key.fd](data)
+                    sinks[key.fd](data)
                     over = not data
                     if key.fd == reports:  # a process that another thread forked may hold the pipe open
                         until = min(until, time.monotonic() + _GRACE)
                 if over:
-                    selector.unregister(key.fileobj)
-                    if key.fileobj is process.stdin:
+                    selector.unregister(key.fd)
+                    if key.fd == stdin:
                         process.stdin.close()
-    return said.decode("utf-8", "replace").partition("\n")[0]
+    return report.decode("utf-8", "replace").partition("\n")[0]
 
 
 def _send(fd: int, unsent: memoryview) -> memoryview:
-    """Writes what the pipe will take and gives the rest, which is nothing where nobody reads any more."""
+    """Writes what the pipe will take and returns the rest, which is empty where the reader has gone."""
     try:
         return unsent[os.write(fd, unsent[:CHUNK]) :]
     except BrokenPipeError:
@@ -125,7 +134,7 @@ def _send(fd: int, unsent: memoryview) -> memoryview:
 
 
 def _drain(fd: int, capture: Capture) -> None:
-    """What is still in the pipe: at most its capacity, for in the unsafe backend somebody may go on writing."""
+    """What is still in the pipe: at most its capacity, for in the unsafe backend a process may go on writing."""
     with contextlib.suppress(BlockingIOError):
         for _ in range((1 << 20) // CHUNK):
             if not (data := os.read(fd, CHUNK)):

@@ -1,11 +1,11 @@
-"""Running code that nobody has read."""
+"""Running untrusted code."""
 
 import math
 import os
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 
-from agent_envs.sandbox.probe import choose
+from agent_envs.sandbox.probe import choose_backend
 from agent_envs.sandbox.process import Completed, execute
 
 _LONGEST = 1 << 20
@@ -37,8 +37,8 @@ def run(
         SandboxError: the backend does not work here, or the machine failed it; not for anything that the code does.
     """
     _check(code, stdin, timeout, memory_mb, max_output)
-    limits = {"timeout": timeout, "memory_mb": memory_mb, "max_output": max_output}
-    return execute(choose(backend), code, stdin=stdin, **limits)
+    backend = choose_backend(backend)
+    return execute(backend, code, stdin=stdin, timeout=timeout, memory_mb=memory_mb, max_output=max_output)
 
 
 def run_batch(
@@ -59,7 +59,7 @@ def run_batch(
     inputs = [stdin] * len(codes) if isinstance(stdin, str) else list(stdin)
     if len(inputs) != len(codes):
         raise ValueError(f"one stdin for each of the {len(codes)} programs, got {len(inputs)}")
-    backend = choose(backend)
+    backend = choose_backend(backend)
     with ThreadPoolExecutor(_cores()) as pool:
         runs = [
             pool.submit(run, code, stdin=text, backend=backend, **limits)

@@ -59,10 +59,10 @@ _MACHINES = {"x86_64": (0, 0xC000003E), "aarch64": (1, 0xC00000B7)}  # column in
 
 _LOAD, _AND, _EQUAL, _RETURN = 0x20, 0x54, 0x15, 0x06  # BPF: LD|W|ABS, ALU|AND|K, JMP|JEQ|K, RET|K
 _ALLOW, _KILL = 0x7FFF0000, 0x80000000
-_REFUSE = 0x00050000  # SECCOMP_RET_ERRNO, with the number in the low bits
+_ERRNO = 0x00050000  # SECCOMP_RET_ERRNO, with the number in the low bits
 
 
-def supported() -> bool:
+def is_supported() -> bool:
     """Whether the numbers of this machine's system calls are known here."""
     return platform.machine() in _MACHINES and struct.calcsize("P") == 8
 
@@ -77,7 +77,7 @@ def program(machine: str | None = None) -> bytes:
     """The filter as an array of ``struct sock_filter``, for `machine` or this one.
 
     Raises:
-        KeyError: where the machine is not `supported`.
+        KeyError: where the machine is not `is_supported`.
     """
     column, architecture = _MACHINES[machine or platform.machine()]
     rows = (row.split() for row in _TABLE.split(","))
@@ -91,7 +91,7 @@ def program(machine: str | None = None) -> bytes:
     for name, number in numbers.items():
         body = _arguments_check(*_ARGUMENTS[name]) if name in _ARGUMENTS else [(_RETURN, 0, 0, _ALLOW)]
         code += [(_EQUAL, 0, len(body), number), *body]
-    code.append((_RETURN, 0, 0, _REFUSE | errno.ENOSYS))
+    code.append((_RETURN, 0, 0, _ERRNO | errno.ENOSYS))
     return b"".join(struct.pack("=HBBI", *instruction) for instruction in code)
 
 
@@ -99,4 +99,4 @@ def _arguments_check(argument: int, mask: int, values: tuple[int, ...]) -> list[
     code = [(_LOAD, 0, 0, 16 + 8 * argument), (_AND, 0, 0, mask)]
     for value in values:
         code += [(_EQUAL, 0, 1, value), (_RETURN, 0, 0, _ALLOW)]
-    return [*code, (_RETURN, 0, 0, _REFUSE | errno.EPERM)]
+    return [*code, (_RETURN, 0, 0, _ERRNO | errno.EPERM)]

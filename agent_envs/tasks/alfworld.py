@@ -11,7 +11,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from agent_envs.games.hosted import Replay, choose, menu, plain, read_menu
+from agent_envs.games.hosted import Replay, choose_instance, menu, normalize_command, read_menu
 from agent_envs.games.textworld import TextWorldGame, find_games, short_name
 from agent_envs.generators import check_choice
 from agent_envs.play import Script
@@ -130,14 +130,14 @@ class ALFWorldEnv(ToolEnv):
         game = self.play.game
         if game.won or game.lost:
             raise ToolError("the game is over")
-        known = {plain(one): one for one in game.commands}
-        if plain(command) not in known:
+        known = {normalize_command(one): one for one in game.commands}
+        if normalize_command(command) not in known:
             return ToolResult("Nothing happens.", ok=False)
-        self.play.step(known[plain(command)])
+        self.play.step(known[normalize_command(command)])
         return ToolResult(f"{game.text}\n{self.state_text()}".strip())
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        number = choose(self.np_random, options, range(len(self.files)))
+        number = choose_instance(self.np_random, options, range(len(self.files)))
         self.play.reset(self.files[number])
         info = {"source": self.source, "split": self.split, "instance": number, "game": short_name(self.files[number])}
         return f"{self.play.game.text}\n{self.state_text()}", info

@@ -6,9 +6,9 @@ from typing import Any
 
 from agent_envs.games.split import check_split
 from agent_envs.generators import check_choice, draw, instance_number
-from agent_envs.generators.shop_data import State
-from agent_envs.generators.shop_requests import DIFFICULTIES, make_request
-from agent_envs.generators.shop_service import POLICY, TOOLS, Shop
+from agent_envs.generators.shop.data import ShopState
+from agent_envs.generators.shop.requests import DIFFICULTIES, make_request
+from agent_envs.generators.shop.service import POLICY, TOOLS, Shop
 from agent_envs.play import Script
 from agent_envs.rewards import AtEnd, Fact, Reward
 from agent_envs.tasks.answering import ANSWER_REWARD
@@ -139,7 +139,7 @@ class APIEnv(ToolEnv):
         return Verdict(facts)
 
 
-def _values(state: State, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
+def _values(state: ShopState, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
     """Every value of the state by its path: ("orders", "O1001", "status")."""
     values: dict[tuple[str, ...], Any] = {}
     for key, value in state.items():

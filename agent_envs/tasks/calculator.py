@@ -8,7 +8,7 @@ from typing import Any
 from agent_envs.games.split import check_split
 from agent_envs.generators import check_choice, draw, instance_number
 from agent_envs.generators.arithmetic import evaluate, number_text, parse_number, same_number
-from agent_envs.generators.word_problems import DIFFICULTIES, Problem, make_problem
+from agent_envs.generators.stories.word_problems import DIFFICULTIES, Problem, make_problem
 from agent_envs.play import Script
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv

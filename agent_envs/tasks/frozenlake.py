@@ -128,7 +128,7 @@ class FrozenLakeEnv(ToolEnv):
         return Verdict(facts, terminated=cell in "GH", truncated=self.budget.left == 0)
 
     def state_text(self) -> str:
-        return f"{frozenlake.draw(self.rows, self._position())}\n{self.budget}"
+        return f"{frozenlake.render(self.rows, self._position())}\n{self.budget}"
 
     def _position(self) -> tuple[int, int]:
         return divmod(int(self.lake.s), self.size)

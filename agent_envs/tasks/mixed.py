@@ -7,8 +7,8 @@ from typing import Any
 
 from agent_envs.games.split import check_split
 from agent_envs.generators import draw, instance_number
-from agent_envs.generators.mixed_questions import KINDS, MixedQuestion, is_right, make_question
-from agent_envs.generators.mixed_world import SCRIPT, MixedWorld, mixed_world
+from agent_envs.generators.mixed.questions import KINDS, MixedQuestion, is_right, make_question
+from agent_envs.generators.mixed.world import SCRIPT, MixedWorld, make_mixed_world
 from agent_envs.play import Script
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tasks.calculator import calculate, compute
@@ -86,7 +86,7 @@ class MixedEnv(ToolEnv):
 
     Args:
         split: ``"train"`` or ``"validation"``.
-        kinds: which tools the questions take, some of `agent_envs.generators.mixed_questions.KINDS` (such as
+        kinds: which tools the questions take, some of `agent_envs.generators.mixed.questions.KINDS` (such as
             ``"search+query"``); all by default, in equal shares.
         entities: size of the world, in articles.
         world_seed: another seed gives another world of the same split.
@@ -129,7 +129,7 @@ class MixedEnv(ToolEnv):
 
     @property
     def mixed(self) -> MixedWorld:
-        return mixed_world(self.entities, self.world_seed, self.split)
+        return make_mixed_world(self.entities, self.world_seed, self.split)
 
     def query(self, sql: str) -> ToolResult:
         """the result of one SELECT statement (SQLite) over the tables visitors and accounts."""

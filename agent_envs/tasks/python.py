@@ -9,9 +9,9 @@ from typing import Any, ClassVar
 from agent_envs import sandbox
 from agent_envs.games.split import check_split
 from agent_envs.generators import draw, instance_number
-from agent_envs.generators.puzzles import KINDS, is_right, make_puzzle
+from agent_envs.generators.puzzles.questions import KINDS, is_right, make_puzzle
 from agent_envs.play import Script
-from agent_envs.sandbox.probe import choose
+from agent_envs.sandbox.probe import choose_backend
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, ToolResult, Turn, Verdict
@@ -125,7 +125,7 @@ class PythonEnv(ToolEnv):
 
     Args:
         split: ``"train"`` or ``"validation"``.
-        kinds: which puzzles, some of `agent_envs.generators.puzzles.KINDS`; all by default.
+        kinds: which puzzles, some of `agent_envs.generators.puzzles.questions.KINDS`; all by default.
         sandbox: backend of the sandbox, see `agent_envs.sandbox.run`.
         timeout: seconds for a program.
         memory_mb: MiB for a program.
@@ -163,7 +163,7 @@ class PythonEnv(ToolEnv):
         super().__init__((tool,), instructions=task, max_turns=max_turns, **common)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        choose(self.sandbox)  # here, and not at the first call, where the agent would have to read it
+        choose_backend(self.sandbox)  # here, and not at the first call, where the agent would have to read it
         number = instance_number(self.np_random, options)
         self.puzzle = draw(lambda rng: make_puzzle(rng, self.kinds), self.split, f"python:{number}")
         self._printed = False

@@ -22,7 +22,7 @@ def push_closer(env: ToolEnv, rng: random.Random) -> Script:
     text = env.first_observation
     while True:
         level = sokoban.read(text)
-        plan = sokoban.closer(level) or [rng.choice(list(sokoban.DIRECTIONS))]
+        plan = sokoban.find_push_closer(level) or [rng.choice(list(sokoban.DIRECTIONS))]
         text = yield move_turn(plan[: min(env.actions_per_turn, read_left(text))])
 
 
@@ -116,7 +116,7 @@ class SokobanEnv(ToolEnv):
         rng = random.Random(int(self.np_random.integers(2**63)))
         self.level, shortest = generate(rng, self.size, self.boxes, self.moves, self.split)
         self.budget = Budget(self.actions_per_turn, self.max_actions)
-        instance = digest(sokoban.draw(self.level))
+        instance = digest(sokoban.render(self.level))
         info = {"source": "generated", "split": self.split, "instance": instance, "shortest": shortest}
         return self.state_text(), info
 
@@ -128,7 +128,7 @@ class SokobanEnv(ToolEnv):
         return Verdict(facts, terminated=solved, truncated=self.budget.left == 0)
 
     def state_text(self) -> str:
-        return f"{sokoban.draw(self.level)}\n{'Solved.' if self.level.solved else self.budget}"
+        return f"{sokoban.render(self.level)}\n{'Solved.' if self.level.solved else self.budget}"
 
 
 make_vector = vectorized(SokobanEnv)

@@ -6,8 +6,8 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from agent_envs.games.hosted import Replay, choose, menu, plain, read_menu
-from agent_envs.games.webshop import Shop
+from agent_envs.games.hosted import Replay, choose_instance, menu, normalize_command, read_menu
+from agent_envs.games.webshop import WebShopGame
 from agent_envs.generators import check_choice
 from agent_envs.play import Script
 from agent_envs.rewards import Fact, Invalid, Reward
@@ -24,7 +24,7 @@ _SPECIAL = ("<r>", "<a>", "<c>", "<q>")  # WebShop's own shortcuts: products at 
 
 
 def _search(keywords: str) -> Turn:
-    return Turn(calls=(ToolCall("search", {"keywords": plain(keywords)[:_KEYWORDS].strip()}),))
+    return Turn(calls=(ToolCall("search", {"keywords": normalize_command(keywords)[:_KEYWORDS].strip()}),))
 
 
 def _click(element: str) -> Turn:
@@ -34,7 +34,7 @@ def _click(element: str) -> Turn:
 def _wish(text: str) -> str:
     """The instruction that every page repeats."""
     found = re.search(r"Instruction:(?:\s|\[SEP\])*([^][]*)", text)
-    return plain(found[1]) if found else ""
+    return normalize_command(found[1]) if found else ""
 
 
 def _products(text: str) -> list[str]:
@@ -73,8 +73,8 @@ def buyer(env: ToolEnv, rng: random.Random) -> Script:
         yield from wander(env, rng, text)
     text = yield _click(wanted if wanted in products else products[0])
     for option in options.values() if isinstance(options, dict) else options:
-        if plain(option) in read_menu(_MENU, text):
-            text = yield _click(plain(option))
+        if normalize_command(option) in read_menu(_MENU, text):
+            text = yield _click(normalize_command(option))
     yield _click("buy now")
 
 
@@ -134,7 +134,7 @@ class WebShopEnv(ToolEnv):
                 "folder on PYTHONPATH"
             )
         self.split = split
-        self.play = Replay(partial(Shop, num_products, human_goals))
+        self.play = Replay(partial(WebShopGame, num_products, human_goals))
         task = (
             "Buy in the shop what the instruction asks for: find a fitting product, choose its options, and click on 'buy "
             f"now', which ends the task. You have {max_turns} turns."
@@ -148,17 +148,17 @@ class WebShopEnv(ToolEnv):
         if not self.play.game.has_search_bar:
             raise ToolError("there is no search bar on this page; 'back to search' leads to one")
         # Brackets would end the action that WebShop reads, and lone surrogates are no text for its search engine.
-        words = plain(re.sub(r"[][\ud800-\udfff]", " ", keywords))
+        words = normalize_command(re.sub(r"[][\ud800-\udfff]", " ", keywords))
         if not words or words.split()[0] in _SPECIAL or len(words) > _KEYWORDS:
             raise ToolError(f"give keywords, {_KEYWORDS} characters of them at most")
         return self._do(f"search[{words}]")
 
     def click(self, element: str) -> ToolResult:
         """click on one of the elements that are listed."""
-        known = {plain(one): one for one in self.play.game.elements}
-        if plain(element) not in known:
+        known = {normalize_command(one): one for one in self.play.game.elements}
+        if normalize_command(element) not in known:
             raise ToolError("there is no such element on this page")
-        return self._do(f"click[{known[plain(element)]}]")
+        return self._do(f"click[{known[normalize_command(element)]}]")
 
     def _do(self, action: str) -> ToolResult:
         self.play.step(action)
@@ -169,7 +169,7 @@ class WebShopEnv(ToolEnv):
         numbers = range(first, self.play.game.count)[: end and end - first]
         if not numbers:
             raise ValueError(f"with {self.play.game.count} goals there are none for {self.split!r}: use more products")
-        number = choose(self.np_random, options, numbers)
+        number = choose_instance(self.np_random, options, numbers)
         self.play.reset(number)
         return self._page(), {"source": "webshop", "split": self.split, "instance": number}
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from agent_envs.games import hosted
-from agent_envs.games.textworld import _readable, find_games, short_name
+from agent_envs.games.textworld import _clean_text, find_games, short_name
 from agent_envs.play import play
 from agent_envs.tasks import alfworld
 from agent_envs.tasks.alfworld import ALFWorldEnv, make_vector
@@ -91,11 +91,11 @@ def test_names_hold_no_folders_of_this_machine():
 
 def test_interpreter_chatter_is_left_out():
     text = "\n\n   ____  __ \n  |  $$\\|>$ |\n\nA room.  \n\n\n\nAn exit | a door.\n\n>     -= Room =-0/1\n"
-    assert _readable(text) == "A room.\n\nAn exit | a door."
+    assert _clean_text(text) == "A room.\n\nAn exit | a door."
     assert (
-        _readable("Won.\n  *** The End ***\nWould you like to RESTART or QUIT?\n> -= x =-") == "Won.\n*** The End ***"
+        _clean_text("Won.\n  *** The End ***\nWould you like to RESTART or QUIT?\n> -= x =-") == "Won.\n*** The End ***"
     )
-    assert _readable("") == ""
+    assert _clean_text("") == ""
 
 
 def test_menus_are_read_as_they_are_written():
@@ -137,11 +137,11 @@ def test_a_replay_does_everything_again_in_the_copy():
 
 def test_instances_are_chosen_within_bounds():
     rng = np.random.default_rng(0)
-    assert {hosted.choose(rng, {}, range(5, 8)) for _ in range(50)} == {5, 6, 7}
-    assert hosted.choose(rng, {"instance": np.int64(7)}, range(5, 8)) == 7
+    assert {hosted.choose_instance(rng, {}, range(5, 8)) for _ in range(50)} == {5, 6, 7}
+    assert hosted.choose_instance(rng, {"instance": np.int64(7)}, range(5, 8)) == 7
     for options in ({"instance": 8}, {"instance": 4}, {"instance": True}, {"instance": "5"}, {"game": 5}):
         with pytest.raises(ValueError):
-            hosted.choose(rng, options, range(5, 8))
+            hosted.choose_instance(rng, options, range(5, 8))
 
 
 # -- TextWorld's games -------------------------------------------------------------------------------------------------

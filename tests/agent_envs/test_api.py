@@ -10,10 +10,10 @@ import pytest
 
 from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
-from agent_envs.generators.shop_data import TODAY, make_state, total
-from agent_envs.generators.shop_requests import DIFFICULTIES, WISHES, make_request
-from agent_envs.generators.shop_service import POLICY, TOOLS, Shop
-from agent_envs.generators.shop_wishes import WISH_KINDS
+from agent_envs.generators.shop.data import TODAY, make_state, order_total
+from agent_envs.generators.shop.requests import DIFFICULTIES, WISHES, make_request
+from agent_envs.generators.shop.service import POLICY, TOOLS, Shop
+from agent_envs.generators.shop.wishes import WISH_KINDS
 from agent_envs.play import play
 from agent_envs.tasks.api import APIEnv, make_vector
 
@@ -228,7 +228,7 @@ def test_forbidden_wishes_would_mostly_be_carried_out_by_the_functions():
         ((order, reason),) = request.goal["transfers"].items()
         record = request.state["orders"][order]
         assert (record["status"] == "shipped") == (reason == "already shipped")
-        assert (record["status"] == "pending" and total(record) > 500) == (reason == "refund above limit")
+        assert (record["status"] == "pending" and order_total(record) > 500) == (reason == "refund above limit")
     shop, request = Shop(), of_kind("return_late")
     shop.load(request.state)
     (order,) = request.goal["transfers"]

@@ -9,7 +9,7 @@ import pytest
 from broken_envs import Digit, registered
 
 from agent_envs.checker import CheckFailed, check_agent_env, check_step, transcript
-from agent_envs.fuzz import hostile
+from agent_envs.fuzz import make_hostile_turn
 
 STEPS = 60
 
@@ -97,9 +97,9 @@ def test_a_transcript_is_that_of_its_seed():
 def test_hostile_turns_repeat_with_the_seed_and_use_what_they_are_given():
     def turns(seed):
         rng = random.Random(seed)
-        return [hostile(rng, ("<echo>a</echo>",), "Which digit?") for _ in range(300)]
+        return [make_hostile_turn(rng, ("<echo>a</echo>",), "Which digit?") for _ in range(300)]
 
     assert turns(1) == turns(1) != turns(2)
     assert any("<echo>a</echo>" in turn for turn in turns(1)) and any("Which digit?" in turn for turn in turns(1))
     assert any("\ud800" in turn for turn in turns(1)) and "" in turns(1)
-    assert all(isinstance(hostile(random.Random(i)), str) for i in range(100))
+    assert all(isinstance(make_hostile_turn(random.Random(i)), str) for i in range(100))

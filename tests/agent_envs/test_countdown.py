@@ -22,7 +22,7 @@ from agent_envs.tasks.countdown import CountdownEnv, make_vector
 def make(numbers=(3, 5, 2), target=4, **arguments):
     env = CountdownEnv(**arguments)
     env.reset(seed=0)
-    env.puzzle = countdown.Puzzle(tuple(numbers), target, "")
+    env.puzzle = countdown.CountdownPuzzle(tuple(numbers), target, "")
     return env
 
 

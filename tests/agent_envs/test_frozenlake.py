@@ -10,7 +10,7 @@ from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as Lake
 
 from agent_envs.checker import check_agent_env
 from agent_envs.games import frozenlake
-from agent_envs.games.boards import canonical
+from agent_envs.games.boards import canonical_form
 from agent_envs.games.split import split_of
 from agent_envs.play import play
 from agent_envs.tasks.frozenlake import FrozenLakeEnv, make_vector
@@ -48,13 +48,13 @@ def test_every_goal_can_be_reached_in_time(split):
             r, c = r + frozenlake.STEPS[action][0], c + frozenlake.STEPS[action][1]
             assert rows[r][c] != "H"
         assert rows[r][c] == "G"
-        assert split_of(canonical(rows)) == split
+        assert split_of(canonical_form(rows)) == split
 
 
 def test_splits_are_disjoint_up_to_symmetry():
     def keys(split):
         maps = (frozenlake.generate(random.Random(seed), 4, 0.8, 10, split) for seed in range(300))
-        return {canonical(rows) for rows in maps}
+        return {canonical_form(rows) for rows in maps}
 
     assert not keys("train") & keys("validation")
 
@@ -68,10 +68,10 @@ def test_directions_are_those_of_gymnasium():
 
 
 def test_drawing_and_reading():
-    text = frozenlake.draw(ROWS, (0, 0))
+    text = frozenlake.render(ROWS, (0, 0))
     assert text == "P _ _ _\n_ O _ O\n_ _ _ O\nO _ _ G"
-    assert frozenlake.draw(ROWS, (1, 1)).splitlines()[1] == "_ X _ O"
-    assert frozenlake.draw(ROWS, (3, 3)).splitlines()[3] == "O _ _ √"
+    assert frozenlake.render(ROWS, (1, 1)).splitlines()[1] == "_ X _ O"
+    assert frozenlake.render(ROWS, (3, 3)).splitlines()[3] == "O _ _ √"
     rows, position = frozenlake.read(f"<information>{text}\nActions left: 10</information>")
     assert position == (0, 0) and rows == ["FFFF", "FHFH", "FFFH", "HFFG"]
     with pytest.raises(ValueError, match="not a lake"):

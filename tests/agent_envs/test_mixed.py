@@ -10,9 +10,9 @@ import pytest
 
 from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
-from agent_envs.generators.mixed_asker import MixedQuestion
-from agent_envs.generators.mixed_questions import KINDS, is_right, make_question
-from agent_envs.generators.mixed_world import YEARS, mixed_world
+from agent_envs.generators.mixed.asker import MixedQuestion
+from agent_envs.generators.mixed.questions import KINDS, is_right, make_question
+from agent_envs.generators.mixed.world import YEARS, make_mixed_world
 from agent_envs.play import play
 from agent_envs.tasks.mixed import MixedEnv, make_vector
 from agent_envs.types import ToolCall
@@ -22,21 +22,24 @@ ORACLE = MixedEnv.SCRIPTS["oracle"]
 
 
 def of_kind(kind, count=20, entities=200):
-    world = mixed_world(entities, 0, "train")
+    world = make_mixed_world(entities, 0, "train")
     return [make_question(world, random.Random(f"{kind}{seed}"), (kind,)) for seed in range(count)]
 
 
 def test_the_tables_cover_the_world():
-    mixed = mixed_world(200, 0, "train")
+    mixed = make_mixed_world(200, 0, "train")
     (towns,), (companies,) = (mixed.database.query(f"SELECT COUNT(*) FROM {t}").rows for t in ("visitors", "accounts"))
     assert towns[0] == len(mixed.world.names["town"]) * len(YEARS)
     assert companies[0] == len(mixed.world.names["company"]) * len(YEARS)
     assert mixed.database.query("SELECT COUNT(*) FROM accounts WHERE profit >= revenue").rows == ((0,),)
-    assert mixed_world(200, 0, "train") is mixed and mixed_world(200, 1, "train").world.names != mixed.world.names
+    assert (
+        make_mixed_world(200, 0, "train") is mixed
+        and make_mixed_world(200, 1, "train").world.names != mixed.world.names
+    )
 
 
 def test_worlds_of_the_splits_share_no_name():
-    train, validation = (mixed_world(200, 0, split).world.names for split in ("train", "validation"))
+    train, validation = (make_mixed_world(200, 0, split).world.names for split in ("train", "validation"))
     assert not {n for names in train.values() for n in names} & {n for names in validation.values() for n in names}
 
 
@@ -53,7 +56,7 @@ def test_a_question_takes_the_tools_that_its_kind_names(kind):
 @pytest.mark.parametrize("kind", ["search+query", "search+query+calculate", "query+calculate", "query"])
 def test_what_the_tables_say_stands_in_no_article(kind):
     """So that no search makes up for a query."""
-    world = mixed_world(200, 0, "train")
+    world = make_mixed_world(200, 0, "train")
     for question in of_kind(kind):
         articles = " ".join(p.text for p in world.searcher.search([question.text], 20)[0])
         said = {int(n.replace(",", "")) for n in re.findall(r"\d[\d,]*\d|\d", articles)}
@@ -67,7 +70,7 @@ def test_the_name_of_the_middle_is_not_in_the_question():
 
 
 def test_golds_agree_with_the_world():
-    mixed = mixed_world(200, 0, "train")
+    mixed = make_mixed_world(200, 0, "train")
     for seed in range(40):
         question = make_question(mixed, random.Random(seed), ("search+query",))
         sql = question.calls[-1].arguments["sql"]
@@ -203,7 +206,7 @@ def test_pickled_in_the_middle_it_goes_on():
     env, town, _, cell = make()
     env.step(f"<search>{town}</search>")
     data = pickle.dumps(env)
-    mixed_world.cache_clear()
+    make_mixed_world.cache_clear()
     copy = pickle.loads(data)
     for action in (
         f"<query>{env.question.calls[0].arguments['sql']}</query>",

@@ -11,8 +11,8 @@ import pytest
 from agent_envs import sandbox
 from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
-from agent_envs.generators.puzzle import Puzzle
-from agent_envs.generators.puzzles import KINDS, is_right, make_puzzle
+from agent_envs.generators.puzzles.puzzle import Puzzle
+from agent_envs.generators.puzzles.questions import KINDS, is_right, make_puzzle
 from agent_envs.play import play
 from agent_envs.sandbox import SandboxError
 from agent_envs.tasks.python import PythonEnv, PythonTool, make_vector

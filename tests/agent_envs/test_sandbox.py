@@ -245,7 +245,7 @@ def fresh_probe():
 
 
 def test_auto_never_means_unsafe(monkeypatch, fresh_probe):
-    monkeypatch.setattr(probe, "execute", lambda *_, **__: sandbox.Completed("", "fork was not refused", 1))
+    monkeypatch.setattr(probe, "execute", lambda *_, **__: sandbox.Completed("", "fork was not blocked", 1))
     with pytest.raises(sandbox.SandboxError, match="no sandbox works here"):
         sandbox.run("print(1)")
     with pytest.raises(sandbox.SandboxError, match="'namespaces' does not work here"):

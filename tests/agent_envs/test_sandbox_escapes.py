@@ -27,7 +27,7 @@ def host():
 
 @pytest.mark.parametrize("name", escapes.TRIES)
 def test_held(name, host):
-    if (backend := escapes.choose("auto")) in escapes.NOT_COVERED.get(name, ()):
+    if (backend := escapes.choose_backend("auto")) in escapes.NOT_COVERED.get(name, ()):
         pytest.skip(f"not covered by {backend}")
     start = time.monotonic()
     done = sandbox.run(escapes.program(name, host), stdin="input", timeout=1.0)

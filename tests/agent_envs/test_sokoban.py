@@ -11,7 +11,7 @@ import pytest
 
 from agent_envs.checker import check_agent_env
 from agent_envs.games import sokoban
-from agent_envs.games.boards import canonical
+from agent_envs.games.boards import canonical_form
 from agent_envs.games.sokoban_levels import generate
 from agent_envs.games.split import split_of
 from agent_envs.play import play
@@ -52,7 +52,7 @@ def fewest(level):
 
 def test_a_push_moves_box_and_player():
     level = sokoban.move(sokoban.read(CORRIDOR), "Right")
-    assert sokoban.draw(level).splitlines()[1] == "# _ P √ #"
+    assert sokoban.render(level).splitlines()[1] == "# _ P √ #"
     assert level.solved and level.placed == 1
 
 
@@ -73,7 +73,7 @@ def test_player_on_a_target_and_box_on_a_target_are_drawn():
     text = "# # # # #\n# S √ X #\n# _ _ _ #\n# _ _ O #\n# # # # #"
     level = sokoban.read(text)
     assert level.targets == {(1, 1), (1, 2), (3, 3)} and level.player == (1, 1) and level.placed == 1
-    assert sokoban.draw(level) == text
+    assert sokoban.render(level) == text
 
 
 def test_a_board_is_found_in_what_a_format_puts_around_it():
@@ -116,7 +116,7 @@ def test_lengths_cover_the_range():
 def test_splits_are_disjoint_up_to_symmetry():
     def keys(split):
         levels = (generate(random.Random(seed), 6, 1, (2, 10), split)[0] for seed in range(100))
-        return {canonical(sokoban.rows(level)) for level in levels}
+        return {canonical_form(sokoban.rows(level)) for level in levels}
 
     train, validation = keys("train"), keys("validation")
     assert not train & validation
@@ -126,8 +126,8 @@ def test_splits_are_disjoint_up_to_symmetry():
 def test_symmetric_boards_share_a_key():
     rows = ["abc", "def", "ghi"]
     turned = ["gda", "heb", "ifc"]
-    assert canonical(rows) == canonical(turned) == canonical([row[::-1] for row in rows])
-    assert canonical(rows) != canonical(["bac", "def", "ghi"])
+    assert canonical_form(rows) == canonical_form(turned) == canonical_form([row[::-1] for row in rows])
+    assert canonical_form(rows) != canonical_form(["bac", "def", "ghi"])
 
 
 def test_hopeless_wishes_end_with_an_error():

@@ -10,20 +10,20 @@ import pytest
 
 from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
-from agent_envs.generators.databases import SCHEMAS, describe, open_database, rows_of
-from agent_envs.generators.sql_questions import (
+from agent_envs.generators.sql.databases import SCHEMAS, describe, open_database, rows_of
+from agent_envs.generators.sql.query_size import TOO_LARGE, expanded_size
+from agent_envs.generators.sql.questions import (
     DIFFICULTIES,
     SQLQuestion,
-    _fill,
-    _fits,
-    _put,
+    _draw_slot_values,
+    _fill_slots,
+    _is_askable,
     is_right,
     make_question,
     matches,
 )
-from agent_envs.generators.sql_size import TOO_LARGE, grown_size
-from agent_envs.generators.sql_templates import TEMPLATES
-from agent_envs.generators.sqlite import Database, QueryError, Rows
+from agent_envs.generators.sql.sqlite import Database, QueryError, QueryResult
+from agent_envs.generators.sql.templates import TEMPLATES
 from agent_envs.play import play
 from agent_envs.tasks.sql import SQLEnv, make_vector
 
@@ -186,12 +186,12 @@ def test_results_name_their_tables_and_are_cut(database):
 
 
 def test_the_size_of_a_query_is_bounded_from_above():
-    assert grown_size("SELECT a FROM t") == 4
-    assert grown_size(copies(2)) < grown_size(copies(3)) < grown_size(copies(10)) == TOO_LARGE
-    assert grown_size(nested(2)) < grown_size(nested(3)) < grown_size(nested(14)) == TOO_LARGE
-    assert grown_size("SELECT 1 FROM (WITH a AS (SELECT 1) SELECT * FROM a)") == TOO_LARGE
+    assert expanded_size("SELECT a FROM t") == 4
+    assert expanded_size(copies(2)) < expanded_size(copies(3)) < expanded_size(copies(10)) == TOO_LARGE
+    assert expanded_size(nested(2)) < expanded_size(nested(3)) < expanded_size(nested(14)) == TOO_LARGE
+    assert expanded_size("SELECT 1 FROM (WITH a AS (SELECT 1) SELECT * FROM a)") == TOO_LARGE
     for text in ("", ")" * 50, "'", '"', "/*", "WITH a AS (", "AS (SELECT", "((((", "[", "`"):
-        assert 0 <= grown_size(text) <= TOO_LARGE
+        assert 0 <= expanded_size(text) <= TOO_LARGE
 
 
 # -- questions ---------------------------------------------------------------------------------------------------------
@@ -202,11 +202,13 @@ def test_every_template_makes_questions(schema):
     for level, kind, texts, sql in TEMPLATES[schema]:
         fit = 0
         for number in range(25):
-            said, meant = _fill(texts + sql, schema, number, random.Random(number))
-            found = open_database(schema, number).query(_put(meant, sql))
-            fit += _fits(kind, tuple(row[0] for row in found.rows))
-            assert found.tables <= set(rows_of(schema, number)) and "{" not in _put(said, texts) + _put(meant, sql)
-            assert grown_size(sql) < TOO_LARGE / 100
+            said, meant = _draw_slot_values(texts + sql, schema, number, random.Random(number))
+            found = open_database(schema, number).query(_fill_slots(meant, sql))
+            fit += _is_askable(kind, tuple(row[0] for row in found.rows))
+            assert found.tables <= set(rows_of(schema, number)) and "{" not in _fill_slots(said, texts) + _fill_slots(
+                meant, sql
+            )
+            assert expanded_size(sql) < TOO_LARGE / 100
         assert fit >= 2, (level, texts)
 
 
@@ -283,12 +285,12 @@ def test_answers_are_compared_as_what_they_are(kind, golds, answer, right):
 
 def test_a_result_matches_if_one_of_its_columns_does():
     asked = question("names", "Ada", "Bo")
-    assert matches(asked, Rows(("n", "c"), (("Bo", 1), ("Ada", 2)), frozenset()))
-    assert not matches(asked, Rows(("n",), (("Bo",), ("Ada",), ("Cy",)), frozenset()))
-    assert not matches(asked, Rows(("n",), (), frozenset()))
-    assert not matches(asked, Rows(("n",), (("Bo",), ("Ada",)), frozenset(), more=True))
-    assert matches(question("average", 2 / 3), Rows(("a",), ((0.67,),), frozenset()))
-    assert matches(question("number", 3), Rows(("a", "b"), ((None, 3.0),), frozenset()))
+    assert matches(asked, QueryResult(("n", "c"), (("Bo", 1), ("Ada", 2)), frozenset()))
+    assert not matches(asked, QueryResult(("n",), (("Bo",), ("Ada",), ("Cy",)), frozenset()))
+    assert not matches(asked, QueryResult(("n",), (), frozenset()))
+    assert not matches(asked, QueryResult(("n",), (("Bo",), ("Ada",)), frozenset(), more=True))
+    assert matches(question("average", 2 / 3), QueryResult(("a",), ((0.67,),), frozenset()))
+    assert matches(question("number", 3), QueryResult(("a", "b"), ((None, 3.0),), frozenset()))
 
 
 # -- the task ----------------------------------------------------------------------------------------------------------

@@ -184,11 +184,11 @@ def test_splits_are_those_of_the_baselines(installed):
 
 
 def test_the_program_keeps_its_own_random_numbers(installed, capsys):
-    webshop.Shop(1000, True)
+    webshop.WebShopGame(1000, True)
     random.seed(1)
     expected = random.random()
     random.seed(1)
-    webshop.Shop(1000, True)
+    webshop.WebShopGame(1000, True)
     assert random.random() == expected
     assert capsys.readouterr().out == ""
 

@@ -2,10 +2,12 @@
 
 from collections.abc import Callable
 
-from agent_envs.generators.tale import Redraw, Tale, money
+from agent_envs.generators import Redraw
+from agent_envs.generators.stories.tale import Tale, dollars
 
 
 def journey(t: Tale) -> None:
+    """Distance, fuel and cost of a journey by road."""
     vehicle, verb = t.pick((("van", "drives"), ("lorry", "drives"), ("motorcycle", "rides"), ("bus", "drives")))
     speeds, minutes = [t.amount(30, 110, 5) for _ in range(3)], [t.amount(30, 240, 6) for _ in range(3)]
     t.say(f"{t.name} {verb} a {vehicle} for {minutes[0]} minutes at {speeds[0]} km/h.")
@@ -24,7 +26,7 @@ def journey(t: Tale) -> None:
         t.say("How many litres of fuel does the journey take?")
         return
     price = t.pick(("1.2", "1.5", "1.6", "1.8", "2"))
-    t.say(f"A litre costs {money(price)}.")
+    t.say(f"A litre costs {dollars(price)}.")
     cost = t.step(f"{fuel} * {price}")
     if not t.left:
         t.say("How many dollars does the fuel cost?")
@@ -35,6 +37,7 @@ def journey(t: Tale) -> None:
 
 
 def tank(t: Tale) -> None:
+    """Water that runs into a tank and out of it."""
     volume, percent = t.amount(200, 4000, 50), t.amount(10, 60, 5)
     vessel = t.pick(("tank", "pool", "cistern"))
     t.say(f"A {vessel} holds {volume:,} litres of water when full, and {percent}% of that is in it.",
@@ -60,6 +63,7 @@ def tank(t: Tale) -> None:
 
 
 def garden(t: Tale) -> None:
+    """The fence around a garden, or the seed for its lawn."""
     length, width = t.amount(8, 60), t.price(4, 30)
     t.say(f"A rectangular garden is {length} metres long and {width} metres wide.")
     if t.length < 4:
@@ -72,7 +76,7 @@ def garden(t: Tale) -> None:
         else:
             t.say("A fence goes all round the garden.")
         t.step(f"{border} * {price}")
-        t.say(f"A metre of fence costs {money(price)}. How many dollars does the fence cost?")
+        t.say(f"A metre of fence costs {dollars(price)}. How many dollars does the fence cost?")
         return
     area = t.step(f"{length} * {width}")
     pond, bed = (t.amount(2, 5), t.amount(2, 4)), t.amount(5, 40, 5)
@@ -90,12 +94,12 @@ def garden(t: Tale) -> None:
         cost = t.step(f"{kilos} * {price}")
         bill = t.amount(20, 90, 5)
         t.say(
-            f"A kilogram of seed costs {money(price)}, and a gardener charges ${bill}. How many dollars is that together?"
+            f"A kilogram of seed costs {dollars(price)}, and a gardener charges ${bill}. How many dollars is that together?"
         )
         t.step(f"{cost} + {bill}")
     else:
         kilos = t.step(f"{area} * {grams} / 1000")
-        t.say(f"A kilogram of seed costs {money(price)}. How many dollars does the seed cost?")
+        t.say(f"A kilogram of seed costs {dollars(price)}. How many dollars does the seed cost?")
         t.step(f"{kilos} * {price}")
 
 

@@ -8,14 +8,15 @@ import random
 from dataclasses import dataclass
 from fractions import Fraction
 
-from agent_envs.generators import stories_measures, stories_money, stories_things
+from agent_envs.generators import Redraw
 from agent_envs.generators.arithmetic import evaluate
-from agent_envs.generators.tale import Redraw, Tale
+from agent_envs.generators.stories import measures, money, things
+from agent_envs.generators.stories.tale import Tale
 
 STEPS = {"easy": (2, 2), "normal": (3, 4), "hard": (5, 6)}
 DISTRACTORS = {"easy": (0, 0), "normal": (0, 1), "hard": (1, 2)}
 DIFFICULTIES = tuple(STEPS)
-STORIES = {**stories_money.STORIES, **stories_things.STORIES, **stories_measures.STORIES}
+STORIES = {**money.STORIES, **things.STORIES, **measures.STORIES}
 _BESIDE_THE_POINT = (
     "{name} is {small} years old.",
     "It is a walk of {small} minutes from there to the station.",
@@ -38,6 +39,7 @@ class Problem:
 
     @property
     def values(self) -> tuple[Fraction, ...]:
+        """The value of each step."""
         return tuple(map(evaluate, self.steps))
 
 

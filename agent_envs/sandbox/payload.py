@@ -1,38 +1,50 @@
-"""What the processes of a run are told: the first of them by its command line, all else by its standard input."""
+"""The configuration that the processes of a run get: by the command line of the first, and by its standard input."""
 
 import importlib.util
 import marshal
 import math
 import os
 from functools import cache
+from importlib.abc import InspectLoader
+from types import CodeType
 
 from agent_envs.sandbox import seccomp
-from agent_envs.sandbox.backends import DEVICES, ENVIRONMENT, NOBODY, SCRATCH_BYTES, command, python, tree
+from agent_envs.sandbox.backends import (
+    DEVICES,
+    ENVIRONMENT,
+    NOBODY,
+    SCRATCH_BYTES,
+    python,
+    sandbox_command,
+    visible_tree,
+)
 
 _BOOT = """
 import marshal, os
-def take(count):
+def read(count):
     data = b""
     while len(data) < count:
         data += os.read(0, count - len(data)) or os._exit(1)
     return data
-def take_orders():
-    code, function, orders = marshal.loads(take(int.from_bytes(take(8), "big")))
+def run_next():
+    code, function, config = marshal.loads(read(int.from_bytes(read(8), "big")))
     exec(code, globals())
-    globals()[function](orders, take_orders)
-take_orders()
-"""  # The orders are read to their last byte and no further: what follows is the standard input of the code.
+    globals()[function](config, run_next)
+run_next()
+"""  # A configuration is read to its last byte and no further: what follows is the standard input of the code.
 
 
 def first_command() -> list[str]:
-    """A bare interpreter that takes orders."""
+    """The command line of a bare interpreter that reads its configuration from standard input."""
     return [python(), "-I", "-S", "-c", _BOOT]
 
 
 @cache
-def _child():
+def _child() -> CodeType | None:
     """`child.py` compiled, by way of the import system's cache; it is sent along, since a sandbox cannot see it."""
-    return importlib.util.find_spec("agent_envs.sandbox.child").loader.get_code("agent_envs.sandbox.child")
+    spec = importlib.util.find_spec("agent_envs.sandbox.child")
+    assert spec is not None and isinstance(spec.loader, InspectLoader)
+    return spec.loader.get_code(spec.name)
 
 
 @cache
@@ -41,15 +53,16 @@ def _filter() -> bytes:
 
 
 def encode(text: str) -> bytes:
+    """UTF-8 that lets lone surrogates pass, since code and standard input may hold any string."""
     return text.encode("utf-8", "surrogatepass")
 
 
-def _pack(function: str, told: dict) -> bytes:
-    data = marshal.dumps((_child(), function, told))
+def _pack(function: str, config: dict) -> bytes:
+    data = marshal.dumps((_child(), function, config))
     return len(data).to_bytes(8, "big") + data
 
 
-def orders(
+def encode_payload(
     backend: str, code: str, report: int, deadline: float, scratch: str, timeout: float, memory_mb: int
 ) -> bytes:
     """What `child.monitor` reads first and `child.confine` after it."""
@@ -65,19 +78,19 @@ def orders(
     }
     if isolated:
         limits["RLIMIT_NPROC"] = 64  # threads; outside a namespace it would count all that the user runs
-    own = {}
+    setup: dict[str, object] = {}
     if backend == "namespaces":
-        shown, hidden = tree()
-        own = {"calls": seccomp.setup_numbers(), "devices": DEVICES, "readonly": shown, "hidden": hidden}
+        shown, hidden = visible_tree()
+        setup = {"calls": seccomp.setup_numbers(), "devices": DEVICES, "readonly": shown, "hidden": hidden}
     monitor = {
         "parent": os.getpid(),
         "report": report,
         "deadline": deadline,
         "namespaces": backend == "namespaces",
-        "command": command(backend, first_command(), report),
+        "command": sandbox_command(backend, first_command(), report),
         "uid": NOBODY,
         "scratch": SCRATCH_BYTES,
-        **own,
+        **setup,
     }
     confine = {
         "report": report,

@@ -1,13 +1,14 @@
-"""What customers write to the shop of `shop_service`, with the calls that serve them and the state these lead to."""
+"""The messages of customers to the shop of `service`, with the calls that serve them and the state these lead to."""
 
 import random
 from dataclasses import dataclass
 from typing import Any
 
-from agent_envs.generators.shop_data import State
-from agent_envs.generators.shop_draft import Draft, Redraw
-from agent_envs.generators.shop_service import Shop
-from agent_envs.generators.shop_wishes import WISH_KINDS
+from agent_envs.generators import Redraw
+from agent_envs.generators.shop.data import ShopState
+from agent_envs.generators.shop.draft import Draft
+from agent_envs.generators.shop.service import Shop
+from agent_envs.generators.shop.wishes import WISH_KINDS
 from agent_envs.types import ToolCall
 
 WISHES = {"easy": (1, 1), "normal": (1, 2), "hard": (2, 3)}
@@ -19,8 +20,8 @@ class Request:
     """A message to the service desk. ``calls`` serve it: they turn ``state`` into ``goal``. ``kinds``: of its wishes."""
 
     text: str
-    state: State
-    goal: State
+    state: ShopState
+    goal: ShopState
     calls: tuple[ToolCall, ...]
     kinds: tuple[str, ...]
 
@@ -31,22 +32,22 @@ def make_request(rng: random.Random, difficulty: str = "normal") -> Request:
     while True:
         draft = Draft(rng, by_number=difficulty == "easy" or rng.random() < 0.3)
         kinds = rng.sample(tuple(WISH_KINDS), rng.randint(*WISHES[difficulty]))
-        if {"account_address", "place"} <= set(kinds):  # it would be anybody's guess where the new order goes
+        if {"account_address", "place"} <= set(kinds):  # the address of the new order would be ambiguous
             continue
         record = draft.state["customers"][draft.customer]
-        draft.call("find_customer", name=record["name"], postcode=record["postcode"])
+        draft.add_call("find_customer", name=record["name"], postcode=record["postcode"])
         try:
             wishes = [WISH_KINDS[kind](draft) for kind in kinds]
             texts = [wish() for wish in wishes]  # worded once all orders are there, so that descriptions are unique
-            goal = _served(draft)
+            goal = _apply_calls(draft)
         except (Redraw, ValueError):
             continue
         if goal == draft.state:
             continue
-        return Request(_message(draft, record, texts), draft.state, goal, tuple(draft.calls), tuple(kinds))
+        return Request(_write_message(draft, record, texts), draft.state, goal, tuple(draft.calls), tuple(kinds))
 
 
-def _served(draft: Draft) -> State:
+def _apply_calls(draft: Draft) -> ShopState:
     shop = Shop()
     shop.load(draft.state)
     for call in draft.calls:
@@ -54,14 +55,14 @@ def _served(draft: Draft) -> State:
     return shop.state
 
 
-def _message(draft: Draft, record: dict[str, Any], texts: list[str]) -> str:
+def _write_message(draft: Draft, record: dict[str, Any], texts: list[str]) -> str:
     hello = draft.rng.choice(("Hello", "Hi", "Good morning", "Good afternoon"))
     who = draft.rng.choice(("this is {name}, postcode {postcode}.", "my name is {name} and my postcode is {postcode}."))
     links = ["", draft.rng.choice(("Also, ", "Besides, ", "Then: ")), draft.rng.choice(("Finally, ", "And lastly, "))]
-    told = [
+    sentences = [
         link + (text[0].lower() + text[1:] if link and not text.startswith("I ") else text)
         for link, text in zip(links, texts, strict=False)
     ]
     return " ".join(
-        [f"{hello}, {who.format(**record)}", *told, draft.rng.choice(("Thank you!", "Thanks.", "Many thanks."))]
+        [f"{hello}, {who.format(**record)}", *sentences, draft.rng.choice(("Thank you!", "Thanks.", "Many thanks."))]
     )

@@ -3,10 +3,11 @@
 import itertools
 from collections.abc import Callable
 
-from agent_envs.generators.tale import Tale, money
+from agent_envs.generators.stories.tale import Tale, dollars
 
 
 def stock(t: Tale) -> None:
+    """A stock of goods that comes and goes, packed at the end."""
     place, goods = t.pick((("bakery", "loaves"), ("farm", "eggs"), ("library", "books"), ("nursery", "seedlings"),
                            ("depot", "parcels"), ("kiosk", "postcards"), ("museum", "posters")))  # fmt: skip
     have = str(t.amount(40, 600))
@@ -45,6 +46,7 @@ def stock(t: Tale) -> None:
 
 
 def comparison(t: Tale) -> None:
+    """Several people, each with more, fewer or as many times the things of the one before."""
     goods = t.pick(("stamps", "marbles", "shells", "cards", "coins", "stickers", "medals"))
     people = [t.name, t.other, t.third, *t.rng.sample(("Ola", "Pia", "Ralf", "Sven", "Tess"), 3)][: t.length]
     counts = [str(t.amount(8, 90))]
@@ -67,6 +69,7 @@ def comparison(t: Tale) -> None:
 
 
 def recipe(t: Tale) -> None:
+    """A recipe scaled to a number of guests."""
     dish = t.pick(("stew", "cake", "salad", "soup", "curry"))
     ingredient = t.pick(("flour", "rice", "carrots", "beans", "lentils", "potatoes"))
     grams, serves, guests = t.amount(150, 1200, 25), t.amount(2, 8), t.amount(9, 40)
@@ -91,10 +94,11 @@ def recipe(t: Tale) -> None:
         return
     price = t.pick(("1.2", "2", "2.5", "3", "4", "5"))
     t.step(f"{kilos} * {price}")
-    t.say(f"A kilogram costs {money(price)}. How many dollars does the {ingredient} that {t.name} buys come to?")
+    t.say(f"A kilogram costs {dollars(price)}. How many dollars does the {ingredient} that {t.name} buys come to?")
 
 
 def factory(t: Tale) -> None:
+    """What a machine makes, less the faulty pieces, in boxes."""
     goods = t.pick(("screws", "bulbs", "buttons", "bottles", "springs", "tiles"))
     rate, hours = t.amount(4, 60), t.amount(2, 12)
     t.say(f"A machine makes {rate} {goods} a minute and runs for {hours} hours.")
@@ -115,11 +119,12 @@ def factory(t: Tale) -> None:
         t.say("How many boxes are filled?")
         return
     price = t.price(2, 30)
-    t.say(f"A box is sold for {money(price)}. How many dollars do all boxes bring in?")
+    t.say(f"A box is sold for {dollars(price)}. How many dollars do all boxes bring in?")
     t.step(f"{boxes} * {price}")
 
 
 def reading(t: Tale) -> None:
+    """How long it takes to finish a book."""
     pages, daily, days = t.amount(180, 900, 10), t.amount(8, 45), t.amount(3, 9)
     t.say(f"{t.name} has a book of {pages} pages and reads {daily} pages a day for {days} days.")
     done = t.step(f"{daily} * {days}", whole=True)
@@ -132,14 +137,14 @@ def reading(t: Tale) -> None:
         t.say("How many pages are still to be read?")
         return
     days = t.amount(2, 14)
-    daily = t.step(f"{rest} / {days}", whole=True)
+    share = t.step(f"{rest} / {days}", whole=True)
     t.say(f"The rest is to be finished in {days} more days, with the same number of pages on each of them.")
     if not t.left:
         t.say("How many pages a day is that?")
         return
     seconds = t.amount(30, 150, 15)
     t.say(f"A page takes {t.name} {seconds} seconds.")
-    minutes = t.step(f"{daily} * {seconds} / 60")
+    minutes = t.step(f"{share} * {seconds} / 60")
     if not t.left:
         t.say(f"How many minutes does {t.name} read on each of these days?")
         return

@@ -1,11 +1,11 @@
-"""Puzzles about data that stands in the question: texts, tables, grids and graphs; see `puzzles`."""
+"""Puzzles about data that the question contains: texts, tables, grids and graphs."""
 
 import heapq
 import random
 from collections import Counter
 from collections.abc import Callable
 
-from agent_envs.generators.puzzle import Puzzle
+from agent_envs.generators.puzzles.puzzle import Puzzle
 
 _WORDS = """apple anchor basket beacon bridge candle canyon castle cherry copper desert dragon eagle ember falcon feather
 forest garden glacier harbour hammer island jacket kettle ladder lantern lemon marble meadow mirror needle ocean orchard
@@ -16,6 +16,7 @@ _LETTERS = "abcdefghijklmnopqrstuvwxyz"
 
 
 def windows(rng: random.Random) -> Puzzle:
+    """A property of the substrings of a string of letters."""
     letters = "".join(rng.choices(rng.choice(("abc", "abcd", "aabbcde", "abcdefgh")), k=rng.randrange(40, 120)))
     what = rng.choice(("palindrome", "distinct", "unrepeated"))
     length, size = len(letters), rng.randrange(3, 6)
@@ -36,6 +37,7 @@ def windows(rng: random.Random) -> Puzzle:
 
 
 def cipher(rng: random.Random) -> Puzzle:
+    """A text to decrypt, given the Vigenère key."""
     plain, key = " ".join(rng.sample(_WORDS, rng.randint(3, 6))), rng.choice(_WORDS)
     shifts = [_LETTERS.index(letter) for letter in key]
     position, coded = 0, ""
@@ -59,6 +61,7 @@ print(''.join(out))"""
 
 
 def table(rng: random.Random) -> Puzzle:
+    """A sum over, or the best group of, the rows of a CSV table."""
     things = rng.sample(_WORDS, 5)
     rows = [
         (rng.choice(_CITIES), rng.choice(things), rng.randint(1, 40), rng.randint(3, 90))
@@ -66,13 +69,14 @@ def table(rng: random.Random) -> Puzzle:
     ]
     lines = "\n".join(["city,item,quantity,price", *(",".join(map(str, row)) for row in rows)])
     city, thing, limit = rng.choice(rows)[0], rng.choice(rows)[1], rng.randint(10, 40)
-    revenue = Counter()
+    revenue: Counter[str] = Counter()
     for row in rows:
         revenue[row[0]] += row[2] * row[3]
     (best, most), *others = revenue.most_common(2)
     what = rng.choice(("revenue", "best", "pieces"))
     if what == "best" and others and others[0][1] < most:
-        ask, gold = "Which city has the highest revenue (quantity times price, summed over its rows)?", best
+        ask = "Which city has the highest revenue (quantity times price, summed over its rows)?"
+        gold: int | str = best
         body = "print(max(cities, key=lambda c: sum(q * p for d, _, q, p in rows if d == c)))"
     elif what == "pieces":
         ask = f"How many pieces were sold in all in rows of the item '{thing}' or with a price of more than {limit}?"
@@ -94,6 +98,7 @@ cities = sorted({{r[0] for r in rows}})
 
 
 def walks(rng: random.Random) -> Puzzle:
+    """The number of monotone paths through a grid with obstacles."""
     height, width = rng.randrange(5, 11), rng.randrange(5, 11)
     while True:
         grid = ["".join(rng.choices(".#", (5, 1), k=width)) for _ in range(height)]
@@ -122,11 +127,14 @@ print(ways(len(grid) - 1, len(grid[0]) - 1))"""
 
 
 def roads(rng: random.Random) -> Puzzle:
+    """The length of the shortest path in a weighted graph."""
     count = rng.randrange(7, 13)
     towns = [_LETTERS[i].upper() for i in range(count)]
     pairs = {(rng.randrange(i), i) for i in range(1, count)}  # a tree, so that every town can be reached
-    pairs |= {tuple(sorted(rng.sample(range(count), 2))) for _ in range(count)}
-    links = [(towns[a], towns[b], rng.randint(2, 60)) for a, b in sorted(pairs)]
+    for _ in range(count):
+        first, second = sorted(rng.sample(range(count), 2))
+        pairs.add((first, second))
+    links = [(towns[i], towns[j], rng.randint(2, 60)) for i, j in sorted(pairs)]
     start, end = rng.sample(towns, 2)
     listed = ", ".join(f"{a}-{b} {length}" for a, b, length in links)
     text = (
@@ -137,7 +145,8 @@ def roads(rng: random.Random) -> Puzzle:
     for a, b, length in links:
         near[a].append((b, length))
         near[b].append((a, length))
-    queue, done = [(0, start)], {}
+    queue = [(0, start)]
+    done: dict[str, int] = {}
     while queue:
         far, town = heapq.heappop(queue)
         if done.setdefault(town, far) == far:

@@ -3,10 +3,11 @@
 import random
 from collections.abc import Callable
 
+from agent_envs.generators import Redraw
 from agent_envs.generators.arithmetic import parse_number, same_number, same_text
-from agent_envs.generators.mixed_asker import Asker, MixedQuestion, Redraw
-from agent_envs.generators.mixed_world import YEARS, MixedWorld
-from agent_envs.generators.word_problems import make_problem
+from agent_envs.generators.mixed.asker import Asker, MixedQuestion
+from agent_envs.generators.mixed.world import YEARS, MixedWorld
+from agent_envs.generators.stories.word_problems import make_problem
 from agent_envs.miniwiki.schema import RELATION, RELATIONS
 
 _TO_TOWN = tuple(r for r in RELATIONS if r.target == "town")
@@ -34,6 +35,7 @@ def is_right(question: MixedQuestion, answer: str) -> bool:
 
 
 def word_problem(a: Asker) -> MixedQuestion:
+    """An easy word problem, which takes the calculator alone."""
     problem = make_problem(a.rng, "easy")
     for step in problem.steps:
         a.compute(step)
@@ -41,6 +43,7 @@ def word_problem(a: Asker) -> MixedQuestion:
 
 
 def compositional(a: Asker) -> MixedQuestion:
+    """The mayor, river or country of a town that is described by another article."""
     phrase, town = a.hop(_TO_TOWN)
     relation = a.rng.choice((RELATION["town", "mayor"], RELATION["town", "river"], RELATION["town", "country"]))
     a.look_up(a.world.names["town"][town])
@@ -49,6 +52,7 @@ def compositional(a: Asker) -> MixedQuestion:
 
 
 def best_year(a: Asker) -> MixedQuestion:
+    """The year in which a town had the most, or the fewest, visitors."""
     town = a.rng.choice(a.world.names["town"])
     more, order = a.rng.choice((("most", "DESC"), ("fewest", "ASC")))
     year = a.query(f"SELECT year FROM visitors WHERE town = '{town}' ORDER BY visitors {order} LIMIT 1")
@@ -58,6 +62,7 @@ def best_year(a: Asker) -> MixedQuestion:
 
 
 def total_revenue(a: Asker) -> MixedQuestion:
+    """The revenue of a company over several years."""
     company = a.rng.choice(a.world.names["company"])
     first, last = sorted(a.rng.sample(YEARS, 2))
     total = a.query(
@@ -68,6 +73,7 @@ def total_revenue(a: Asker) -> MixedQuestion:
 
 
 def busier(a: Asker) -> MixedQuestion:
+    """Which of two towns had more visitors in a year; never a tie."""
     one, other = a.rng.sample(a.world.names["town"], 2)
     towns = f"FROM visitors WHERE town IN ('{one}', '{other}') AND year = {a.year}"
     if a.mixed.database.query(f"SELECT COUNT(DISTINCT visitors) {towns}").rows != ((2,),):
@@ -77,6 +83,7 @@ def busier(a: Asker) -> MixedQuestion:
 
 
 def years_between(a: Asker) -> MixedQuestion:
+    """The distance between two years, each from an article."""
     (first, one), (second, other) = a.hop(_YEARS_OF), a.hop(_YEARS_OF)
     if one == other:
         raise Redraw
@@ -85,6 +92,7 @@ def years_between(a: Asker) -> MixedQuestion:
 
 
 def together(a: Asker) -> MixedQuestion:
+    """The inhabitants of two towns, one of them described by another article, added up."""
     phrase, one = a.hop(_TO_TOWN)
     other = a.rng.randrange(len(a.world.names["town"]))
     total = a.compute(f"{a.population(one)} + {a.population(other)}")
@@ -93,12 +101,14 @@ def together(a: Asker) -> MixedQuestion:
 
 
 def visitors_of(a: Asker) -> MixedQuestion:
+    """The visitors in a year of a town that an article names."""
     phrase, town = a.hop(_TO_TOWN)
     number = a.query(_visitors(a, town))
     return a.question(f"How many visitors did {phrase} have in {a.year}?", number, "search+query")
 
 
 def profit_of(a: Asker) -> MixedQuestion:
+    """The revenue or profit in a year of a company that an article names."""
     phrase, company = a.hop(_TO_COMPANY)
     what = a.rng.choice(("revenue", "profit"))
     number = a.query(
@@ -108,6 +118,7 @@ def profit_of(a: Asker) -> MixedQuestion:
 
 
 def margin(a: Asker) -> MixedQuestion:
+    """The costs of a company in a year: its revenue less its profit."""
     company = a.rng.choice(a.world.names["company"])
     where = f"FROM accounts WHERE company = '{company}' AND year = {a.year}"
     revenue, profit = a.query(f"SELECT revenue {where}"), a.query(f"SELECT profit {where}")
@@ -119,6 +130,7 @@ def margin(a: Asker) -> MixedQuestion:
 
 
 def two_towns(a: Asker) -> MixedQuestion:
+    """The visitors of two towns in a year, added up."""
     one, other = a.rng.sample(range(len(a.world.names["town"])), 2)
     first, second = a.query(_visitors(a, one)), a.query(_visitors(a, other))
     if first == second:
@@ -129,6 +141,7 @@ def two_towns(a: Asker) -> MixedQuestion:
 
 
 def visitors_and_inhabitants(a: Asker) -> MixedQuestion:
+    """The difference between visitors and inhabitants of a town that an article names."""
     phrase, town = a.hop(_TO_TOWN)
     people, visitors = a.population(town), a.query(_visitors(a, town))
     if people == visitors:
@@ -139,6 +152,7 @@ def visitors_and_inhabitants(a: Asker) -> MixedQuestion:
 
 
 def growth(a: Asker) -> MixedQuestion:
+    """The change in revenue between two years of a company that an article names."""
     phrase, company = a.hop(_TO_COMPANY)
     first, last = sorted(a.rng.sample(YEARS, 2))
     where = f"FROM accounts WHERE company = '{a.world.names['company'][company]}' AND year ="

@@ -1,13 +1,12 @@
-"""A made-up shop: products, customers and orders, as one JSON-able state."""
+"""A synthetic shop: products, customers and orders, as one JSON-able state."""
 
 import random
 from datetime import date, timedelta
 from typing import Any
 
-from agent_envs.generators.databases import FAMILIES
-from agent_envs.generators.tale import NAMES
+from agent_envs.generators.people import FAMILY_NAMES, GIVEN_NAMES
 
-State = dict[str, Any]  # {"products": {id: record}, "customers": …, "orders": …, "transfers": {order id: reason}}
+ShopState = dict[str, Any]  # {"products": {id: record}, "customers": …, "orders": …, "transfers": {order id: reason}}
 TODAY = date(2031, 6, 15)
 COLOURS = "red blue green black white grey".split()
 _PRODUCTS = """kettle teapot blanket lamp backpack umbrella desk chair bench clock rug mirror suitcase toaster grill
@@ -18,9 +17,9 @@ _STREETS = "Mill Lane,Station Road,Park Avenue,Harbour Street,Church Hill,Garden
 _CITIES = "Ashford Brighton Calder Dunmore Elmstead Fairview Glenrock Harwick".split()
 
 
-def make_state(rng: random.Random) -> State:
+def make_state(rng: random.Random) -> ShopState:
     """A shop with 14 products, each in several colours, 10 customers and two orders for each of them."""
-    state: State = {"products": {}, "customers": {}, "orders": {}, "transfers": {}}
+    state: ShopState = {"products": {}, "customers": {}, "orders": {}, "transfers": {}}
     for name in sorted(rng.sample(_PRODUCTS, 14)):
         base = rng.randrange(12, 120)
         for colour in rng.sample(COLOURS, rng.randint(3, 4)):
@@ -31,7 +30,7 @@ def make_state(rng: random.Random) -> State:
                 "stock": rng.choice((0, 6, 9, 14)),
                 "final_sale": rng.random() < 0.15,
             }
-    people = map(" ".join, zip(rng.sample(NAMES, 10), rng.sample(FAMILIES, 10), strict=True))
+    people = map(" ".join, zip(rng.sample(GIVEN_NAMES, 10), rng.sample(FAMILY_NAMES, 10), strict=True))
     for number, name in zip(rng.sample(range(100, 1000), 10), people, strict=True):
         state["customers"][f"C{number}"] = {
             "name": name,
@@ -46,11 +45,12 @@ def make_state(rng: random.Random) -> State:
 
 
 def make_address(rng: random.Random) -> str:
+    """A random address of one line."""
     return f"{rng.randint(1, 180)} {rng.choice(_STREETS)}, {rng.choice(_CITIES)}"
 
 
 def add_order(
-    state: State, rng: random.Random, customer: str, status: str, *, days_ago: int, products: tuple[str, ...] = ()
+    state: ShopState, rng: random.Random, customer: str, status: str, *, days_ago: int, products: tuple[str, ...] = ()
 ) -> str:
     """Put an order of a customer into the state: of ``products``, or of two or three that are chosen at random and differ
     in name. Returns its id."""
@@ -58,7 +58,7 @@ def add_order(
         names = sorted({record["name"] for record in state["products"].values()})
         chosen = rng.sample(names, rng.randint(2, 3))
         products = tuple(rng.choice(variants(state, name)) for name in chosen)
-    order = f"O{new_number(state, rng)}"
+    order = f"O{draw_order_number(state, rng)}"
     state["orders"][order] = {
         "customer": customer,
         "status": status,
@@ -70,16 +70,18 @@ def add_order(
     return order
 
 
-def new_number(state: State, rng: random.Random) -> int:
+def draw_order_number(state: ShopState, rng: random.Random) -> int:
+    """A random order number, without the O, that no order of the state has."""
     while f"O{(number := rng.randrange(1000, 1400))}" in state["orders"]:
         pass
     return number
 
 
-def variants(state: State, name: str) -> list[str]:
+def variants(state: ShopState, name: str) -> list[str]:
     """The ids of a product in all its colours."""
     return [id for id, record in state["products"].items() if record["name"] == name]
 
 
-def total(order: dict[str, Any]) -> int:
+def order_total(order: dict[str, Any]) -> int:
+    """What the items of an order cost, in dollars."""
     return sum(item["quantity"] * item["price"] for item in order["items"].values())

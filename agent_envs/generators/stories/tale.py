@@ -1,25 +1,25 @@
-"""A word problem while it is being told: its sentences, and the steps of the calculation behind them."""
+"""The builder of a word problem: its sentences, and the steps of the calculation behind them."""
 
 import random
 from collections.abc import Sequence
 from fractions import Fraction
 
+from agent_envs.generators import Redraw
 from agent_envs.generators.arithmetic import decimals, evaluate, number_text
-
-NAMES = """Ada Ben Carla Deniz Emma Femi Grace Hana Ivan Jonas Kira Leo Mina Noor Oscar Priya Quinn Rosa Samir Tara Uma
-Victor Wanda Ximena Yusuf Zoe Amara Bruno Chloe Dario Elif Farid Greta Hugo Ines Jamal Kofi Lena Marek Nadia""".split()
-
-
-class Redraw(Exception):
-    """The numbers drawn do not fit together."""
+from agent_envs.generators.people import GIVEN_NAMES
 
 
 class Tale:
-    """A word problem while it is being told: sentences, and the steps of the calculation behind them."""
+    """A word problem that is being built: sentences, and the steps of the calculation behind them.
+
+    Args:
+        rng: makes every choice.
+        length: number of steps that the finished problem has.
+    """
 
     def __init__(self, rng: random.Random, length: int):
         self.rng, self.length = rng, length
-        self.name, self.other, self.third = rng.sample(NAMES, 3)
+        self.name, self.other, self.third = rng.sample(GIVEN_NAMES, 3)
         self.sentences: list[str] = []
         self.steps: list[str] = []
 
@@ -29,11 +29,22 @@ class Tale:
         return self.length - len(self.steps)
 
     def say(self, *wordings: str) -> None:
-        """One of several ways to say the same."""
+        """Append a sentence: one of several wordings, chosen at random."""
         self.sentences.append(self.rng.choice(wordings))
 
     def step(self, expression: str, *, whole: bool = False) -> str:
-        """Work out the next step; its value, as text for the steps after it."""
+        """Append a step to the calculation.
+
+        Args:
+            expression: see `agent_envs.generators.arithmetic.evaluate`.
+            whole: the value must be a whole number; otherwise it may have two decimals.
+
+        Returns:
+            Its value as text, for the steps after it.
+
+        Raises:
+            Redraw: the value is not positive, has too many decimals or is too large.
+        """
         value = evaluate(expression)
         places = decimals(value)
         if value <= 0 or places is None or places > (0 if whole else 2) or value >= 10**7:
@@ -42,6 +53,7 @@ class Tale:
         return number_text(value)
 
     def pick(self, options: Sequence):
+        """One of `options`, chosen at random."""
         return self.rng.choice(options)
 
     def amount(self, low: int, high: int, step: int = 1) -> int:
@@ -55,7 +67,7 @@ class Tale:
         )
 
 
-def money(text: str) -> str:
+def dollars(text: str) -> str:
     """``"3.5"`` as ``"$3.50"``."""
     whole, _, cents = text.partition(".")
     return f"${int(whole):,}" + (f".{cents:0<2}" if cents else "")

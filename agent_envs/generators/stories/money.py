@@ -2,24 +2,25 @@
 
 from collections.abc import Callable
 
-from agent_envs.generators.tale import Tale, money
+from agent_envs.generators.stories.tale import Tale, dollars
 
 _GOODS = """notebooks pencils mugs candles lamps cushions scarves plants kites puzzles bowls baskets clocks umbrellas
 brushes blankets jars tickets helmets bells""".split()
 
 
 def shopping(t: Tale) -> None:
+    """A bill with several items, discounts and fees."""
     goods = t.rng.sample(_GOODS, 3)
     count, price = t.amount(2, 15), t.price(1, 20)
-    t.say(f"{t.name} buys {count} {goods[0]} at {money(price)} each.",
-          f"In a shop, {t.name} takes {count} {goods[0]}, which cost {money(price)} apiece.")  # fmt: skip
+    t.say(f"{t.name} buys {count} {goods[0]} at {dollars(price)} each.",
+          f"In a shop, {t.name} takes {count} {goods[0]}, which cost {dollars(price)} apiece.")  # fmt: skip
     total = t.step(f"{count} * {price}")
     changes = t.rng.sample((_discount, _voucher, _delivery, _tax), 4)
     while t.left > 1:
         if t.left > 2 and len(goods) > 1 and t.rng.random() < 0.6:
             item, count, price = goods.pop(), t.amount(2, 12), t.price(1, 15)
-            t.say(f"{t.name} also takes {count} {item} for {money(price)} each.",
-                  f"Then come {count} {item} at {money(price)} each.")  # fmt: skip
+            t.say(f"{t.name} also takes {count} {item} for {dollars(price)} each.",
+                  f"Then come {count} {item} at {dollars(price)} each.")  # fmt: skip
             line = t.step(f"{count} * {price}")
             total = t.step(f"{total} + {line}")
         else:
@@ -43,13 +44,13 @@ def _discount(t: Tale, total: str) -> str:
 
 def _voucher(t: Tale, total: str) -> str:
     value = t.price(2, 12)
-    t.say(f"A voucher takes {money(value)} off the sum.", f"{t.name} hands in a voucher worth {money(value)}.")
+    t.say(f"A voucher takes {dollars(value)} off the sum.", f"{t.name} hands in a voucher worth {dollars(value)}.")
     return t.step(f"{total} - {value}")
 
 
 def _delivery(t: Tale, total: str) -> str:
     fee = t.price(2, 9)
-    t.say(f"Delivery adds {money(fee)}.", f"Wrapping costs another {money(fee)} in all.")
+    t.say(f"Delivery adds {dollars(fee)}.", f"Wrapping costs another {dollars(fee)} in all.")
     return t.step(f"{total} + {fee}")
 
 
@@ -60,8 +61,9 @@ def _tax(t: Tale, total: str) -> str:
 
 
 def wages(t: Tale) -> None:
+    """A week's pay with overtime, taxes and rent."""
     hours, rate, days = t.amount(4, 9), t.price(9, 32), t.amount(3, 6)
-    t.say(f"{t.name} earns {money(rate)} an hour and works {hours} hours a day, {days} days a week.")
+    t.say(f"{t.name} earns {dollars(rate)} an hour and works {hours} hours a day, {days} days a week.")
     pay = t.step(f"{rate} * {hours} * {days}")
     if t.left >= 3:
         extra, percent = t.amount(2, 8), t.pick((25, 50, 100))
@@ -87,12 +89,13 @@ def wages(t: Tale) -> None:
 
 
 def trip(t: Tale) -> None:
+    """What a school trip costs, and who pays for it."""
     classes, pupils, adults = t.amount(2, 6), t.amount(18, 30), t.amount(3, 10)
     t.say(f"A school sends {classes} classes of {pupils} pupils to a museum, and {adults} adults come along.")
     people = t.step(f"{classes} * {pupils} + {adults}")
     price, goal = t.price(3, 15), t.pick(("museum", "train", "boat"))
     what = {"museum": "Entry", "train": "The train", "boat": "A boat trip on the way"}[goal]
-    t.say(f"{what} costs {money(price)} a head.", f"For every one of them, {what.lower()} costs {money(price)}.")
+    t.say(f"{what} costs {dollars(price)} a head.", f"For every one of them, {what.lower()} costs {dollars(price)}.")
     cost = t.step(f"{people} * {price}")
     if t.left >= 2:
         percent = t.amount(5, 30, 5)
@@ -118,6 +121,7 @@ def trip(t: Tale) -> None:
 
 
 def savings(t: Tale) -> None:
+    """Simple interest on savings, and what is left of them."""
     capital, rate = t.amount(400, 9000, 100), t.pick(("1.5", "2", "2.5", "3", "4", "5"))
     t.say(f"{t.name} puts ${capital:,} into an account with simple interest of {rate}% a year.")
     interest = t.step(f"{capital} * {rate} / 100")

@@ -6,7 +6,7 @@ from functools import lru_cache
 import numpy as np
 
 import retrieval_index
-from agent_envs.generators.sqlite import Database
+from agent_envs.generators.sql.sqlite import Database
 from agent_envs.miniwiki import World
 
 YEARS = range(2015, 2020)
@@ -30,15 +30,15 @@ class MixedWorld:
 
 
 @lru_cache(maxsize=4)
-def mixed_world(entities: int, seed: int, split: str) -> MixedWorld:
+def make_mixed_world(entities: int, seed: int, split: str) -> MixedWorld:
     """Made once a process; worlds of the two splits share no name."""
     world = World(entities, seed, _SPLITS[split])
     rng = np.random.default_rng([seed, *split.encode()])
     towns, companies = world.names["town"], world.names["company"]
-    visitors = _unlike_articles(rng.integers(3_000, 90_000, (len(towns), len(YEARS))))
-    revenue = _unlike_articles(rng.integers(12_000, 90_000, (len(companies), len(YEARS))))
-    profit = _unlike_articles((revenue * rng.uniform(0.2, 0.5, revenue.shape)).astype(np.int64))
-    rows = {
+    visitors = _avoid_hundreds(rng.integers(3_000, 90_000, (len(towns), len(YEARS))))
+    revenue = _avoid_hundreds(rng.integers(12_000, 90_000, (len(companies), len(YEARS))))
+    profit = _avoid_hundreds((revenue * rng.uniform(0.2, 0.5, revenue.shape)).astype(np.int64))
+    rows: dict[str, list[tuple]] = {
         "visitors": [(town, year, int(visitors[i, j])) for i, town in enumerate(towns) for j, year in enumerate(YEARS)],
         "accounts": [
             (company, year, int(revenue[i, j]), int(profit[i, j]))
@@ -50,6 +50,6 @@ def mixed_world(entities: int, seed: int, split: str) -> MixedWorld:
     return MixedWorld(world, searcher, Database(SCRIPT, rows), visitors, revenue, profit)
 
 
-def _unlike_articles(values: np.ndarray) -> np.ndarray:
+def _avoid_hundreds(values: np.ndarray) -> np.ndarray:
     """Articles hold years, days, lengths below 1,000 and inhabitants in hundreds, so no number here can be found there."""
     return values + (values % 100 == 0)

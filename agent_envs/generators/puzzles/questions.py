@@ -3,11 +3,11 @@
 import random
 from dataclasses import replace
 
-from agent_envs.generators import puzzles_data, puzzles_numbers, puzzles_rules
 from agent_envs.generators.arithmetic import parse_number, same_number, same_text
-from agent_envs.generators.puzzle import Puzzle
+from agent_envs.generators.puzzles import data, numbers, rules
+from agent_envs.generators.puzzles.puzzle import Puzzle
 
-KINDS = {**puzzles_numbers.KINDS, **puzzles_data.KINDS, **puzzles_rules.KINDS}
+KINDS = {**numbers.KINDS, **data.KINDS, **rules.KINDS}
 
 
 def make_puzzle(rng: random.Random, kinds: tuple[str, ...] = tuple(KINDS)) -> Puzzle:

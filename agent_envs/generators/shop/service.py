@@ -1,4 +1,4 @@
-"""The shop's service desk: functions that read and change a shop's state, and refuse what cannot be done.
+"""The shop's service desk: functions that read and change a shop's state, and reject what cannot be done.
 
 What the shop does not *want* done is in `POLICY` alone; some of it the functions would carry out all the same.
 """
@@ -6,7 +6,7 @@ What the shop does not *want* done is in `POLICY` alone; some of it the function
 import copy
 from typing import Any, Literal
 
-from agent_envs.generators.shop_data import TODAY, State, total, variants
+from agent_envs.generators.shop.data import TODAY, ShopState, order_total, variants
 
 Reason = Literal[
     "not their order", "already shipped", "return too late", "final sale", "refund above limit", "quantity above limit"
@@ -32,16 +32,17 @@ class Shop:
     def __init__(self):
         self.load({"products": {}, "customers": {}, "orders": {}, "transfers": {}})
 
-    def load(self, state: State) -> None:
+    def load(self, state: ShopState) -> None:
+        """Start anew with a copy of `state`; nothing waits for confirmation."""
         self.state = copy.deepcopy(state)
-        self._prepared: tuple[str, tuple] | None = None
+        self._unconfirmed: tuple[str, tuple] | None = None
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
     def find_customer(self, name: str, postcode: str) -> dict[str, Any]:
         """look up a customer by full name and postcode; gives the customer's data and orders."""
         for id, record in self.state["customers"].items():
-            if _plain(record["name"]) == _plain(name) and record["postcode"] == postcode.strip():
+            if _normalize(record["name"]) == _normalize(name) and record["postcode"] == postcode.strip():
                 orders = [number for number, order in self.state["orders"].items() if order["customer"] == id]
                 return {"customer_id": id, **record, "orders": sorted(orders)}
         raise ValueError("there is no customer with this name and postcode.")
@@ -53,11 +54,11 @@ class Shop:
             id: {key: self.state["products"][id][key] for key in ("name", "colour", "final_sale")} | item
             for id, item in order["items"].items()
         }
-        return {"order_id": order_id, **order, "items": items, "total": total(order)}
+        return {"order_id": order_id, **order, "items": items, "total": order_total(order)}
 
     def find_products(self, name: str) -> dict[str, Any]:
         """all colours of a product, by product id, with price and stock."""
-        wanted = _plain(name)
+        wanted = _normalize(name)
         found = {
             id: r for id, r in self.state["products"].items() if wanted in (r["name"], f"{r['colour']} {r['name']}")
         }
@@ -70,23 +71,23 @@ class Shop:
 
     def change_order_address(self, order_id: str, address: str) -> str:
         """have a pending order delivered to another address."""
-        self._pending(order_id)["address"] = _address(address)
+        self._get_pending(order_id)["address"] = _clean_address(address)
         return f"Order {order_id} will be delivered to {address.strip()}."
 
     def change_account_address(self, customer_id: str, address: str) -> str:
         """change the address in a customer's account; orders keep theirs."""
-        self._get("customers", customer_id)["address"] = _address(address)
+        self._get("customers", customer_id)["address"] = _clean_address(address)
         return f"The account's address is now {address.strip()}."
 
     def set_quantity(self, order_id: str, product_id: str, quantity: int) -> str:
         """set how many pieces of a product a pending order holds; 0 takes it out."""
-        order, product = self._pending(order_id), self._get("products", product_id)
+        order, product = self._get_pending(order_id), self._get("products", product_id)
         if not 0 <= quantity <= 100:
             raise ValueError(f"the quantity must be from 0 to 100, got {quantity}.")
         have = order["items"].get(product_id, {"quantity": 0})["quantity"]
         if quantity == 0 and set(order["items"]) <= {product_id}:
             raise ValueError("an order cannot be empty; it can be cancelled.")
-        self._take(product_id, quantity - have)
+        self._take_stock(product_id, quantity - have)
         if quantity:
             price = order["items"].get(product_id, product)["price"]
             order["items"][product_id] = {"quantity": quantity, "price": price}
@@ -105,24 +106,24 @@ class Shop:
     def cancel_order(self, order_id: str) -> str:
         """prepare to cancel a pending order and refund it."""
         return self._prepare(
-            f"cancel order {order_id} and refund ${total(self._pending(order_id))}", "_cancel", order_id
+            f"cancel order {order_id} and refund ${order_total(self._get_pending(order_id))}", "_cancel", order_id
         )
 
     def _cancel(self, order_id: str) -> None:
-        order = self._pending(order_id)
-        order["status"], order["refunded"] = "cancelled", total(order)
+        order = self._get_pending(order_id)
+        order["status"], order["refunded"] = "cancelled", order_total(order)
         for id, item in order["items"].items():
             self.state["products"][id]["stock"] += item["quantity"]
 
     def exchange_item(self, order_id: str, product_id: str, new_product_id: str) -> str:
         """prepare to exchange a product in a pending order for another colour of it, as many pieces."""
-        self._exchangeable(order_id, product_id, new_product_id)
+        self._check_exchange(order_id, product_id, new_product_id)
         what = f"exchange {product_id} in order {order_id} for {new_product_id}"
         return self._prepare(what, "_exchange", order_id, product_id, new_product_id)
 
-    def _exchangeable(self, order_id: str, old: str, new: str) -> dict[str, Any]:
-        order = self._pending(order_id)
-        self._ordered(order, order_id, old)
+    def _check_exchange(self, order_id: str, old: str, new: str) -> dict[str, Any]:
+        order = self._get_pending(order_id)
+        self._check_ordered(order, order_id, old)
         self._get("products", new)
         if new == old or new not in variants(self.state, self.state["products"][old]["name"]) or new in order["items"]:
             raise ValueError(f"{old} cannot be exchanged for {new}: another colour of the same product is needed.")
@@ -130,34 +131,34 @@ class Shop:
         return order
 
     def _exchange(self, order_id: str, old: str, new: str) -> None:
-        order = self._exchangeable(order_id, old, new)
+        order = self._check_exchange(order_id, old, new)
         quantity = order["items"].pop(old)["quantity"]
-        self._take(new, quantity)
-        self._take(old, -quantity)
+        self._take_stock(new, quantity)
+        self._take_stock(old, -quantity)
         order["items"][new] = {"quantity": quantity, "price": self.state["products"][new]["price"]}
 
     def return_items(self, order_id: str, product_ids: list[str]) -> str:
         """prepare to take back products of a delivered order, all pieces of each, and refund them."""
-        refund = self._refund(order_id, product_ids)
+        refund = self._compute_refund(order_id, product_ids)
         return self._prepare(
             f"take {', '.join(product_ids)} back and refund ${refund}", "_return", order_id, product_ids
         )
 
-    def _refund(self, order_id: str, product_ids: list[str]) -> int:
+    def _compute_refund(self, order_id: str, product_ids: list[str]) -> int:
         order = self._get("orders", order_id)
         if order["status"] != "delivered":
             raise ValueError(f"order {order_id} is {order['status']}: only delivered items can be returned.")
         if not product_ids or len(set(product_ids)) < len(product_ids):
             raise ValueError("name the products to return, each once.")
         for id in product_ids:
-            self._ordered(order, order_id, id)
-        return total({"items": {id: order["items"][id] for id in product_ids}})
+            self._check_ordered(order, order_id, id)
+        return order_total({"items": {id: order["items"][id] for id in product_ids}})
 
     def _return(self, order_id: str, product_ids: list[str]) -> None:
         order = self._get("orders", order_id)
-        order["refunded"] += self._refund(order_id, product_ids)
+        order["refunded"] += self._compute_refund(order_id, product_ids)
         for id in product_ids:
-            self._take(id, -order["items"].pop(id)["quantity"])
+            self._take_stock(id, -order["items"].pop(id)["quantity"])
 
     def place_order(self, customer_id: str, product_id: str, quantity: int) -> str:
         """prepare a new order of a product, to the address in the customer's account."""
@@ -171,7 +172,7 @@ class Shop:
         )
 
     def _place(self, customer_id: str, product_id: str, quantity: int) -> None:
-        self._take(product_id, quantity)
+        self._take_stock(product_id, quantity)
         number = max(int(id[1:]) for id in self.state["orders"]) + 1
         price = self.state["products"][product_id]["price"]
         self.state["orders"][f"O{number}"] = {
@@ -185,16 +186,16 @@ class Shop:
 
     def confirm(self) -> str:
         """carry out what was prepared last."""
-        if self._prepared is None:
+        if self._unconfirmed is None:
             raise ValueError("nothing is prepared.")
-        (name, arguments), self._prepared = self._prepared, None
+        (name, arguments), self._unconfirmed = self._unconfirmed, None
         getattr(self, name)(*arguments)
         return "Done."
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _prepare(self, what: str, name: str, *arguments: Any) -> str:
-        self._prepared = name, arguments
+        self._unconfirmed = name, arguments
         return f"Prepared: {what}. Call confirm to carry it out."
 
     def _get(self, table: str, id: str) -> dict[str, Any]:
@@ -202,13 +203,13 @@ class Shop:
             raise ValueError(f"there is no {table[:-1]} {id[:40]!r}.")
         return self.state[table][id]
 
-    def _pending(self, order_id: str) -> dict[str, Any]:
+    def _get_pending(self, order_id: str) -> dict[str, Any]:
         order = self._get("orders", order_id)
         if order["status"] != "pending":
             raise ValueError(f"order {order_id} is {order['status']}: only pending orders can be changed.")
         return order
 
-    def _ordered(self, order: dict[str, Any], order_id: str, product_id: str) -> None:
+    def _check_ordered(self, order: dict[str, Any], order_id: str, product_id: str) -> None:
         if product_id not in order["items"]:
             raise ValueError(f"order {order_id} has no item {product_id[:40]!r}.")
 
@@ -216,7 +217,7 @@ class Shop:
         if (stock := self._get("products", product_id)["stock"]) < quantity:
             raise ValueError(f"only {stock} of {product_id} are in stock.")
 
-    def _take(self, product_id: str, quantity: int) -> None:
+    def _take_stock(self, product_id: str, quantity: int) -> None:
         self._check_stock(product_id, quantity)
         self.state["products"][product_id]["stock"] -= quantity
 
@@ -225,11 +226,11 @@ TOOLS = """find_customer get_order find_products change_order_address change_acc
 exchange_item return_items place_order confirm transfer""".split()
 
 
-def _plain(text: str) -> str:
+def _normalize(text: str) -> str:
     return " ".join(text.casefold().split())
 
 
-def _address(text: str) -> str:
+def _clean_address(text: str) -> str:
     if not 5 <= len(text.strip()) <= 200:
         raise ValueError("an address has from 5 to 200 characters.")
     return " ".join(text.split())

@@ -1,18 +1,18 @@
-"""SQLite for anybody's queries: read-only, in memory, and the same on every machine.
+"""SQLite for untrusted queries: read-only, in memory, and the same on every machine.
 
 What a query may do is bounded by SQLite's own authorizer and limits, and its time by a count of virtual machine
 instructions in place of a clock, so that the same query always ends the same way.
 """
 
 import sqlite3
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
 from threading import Lock
 from typing import Any
 
-from agent_envs.generators.sql_size import TOO_LARGE, grown_size
+from agent_envs.generators.sql.query_size import TOO_LARGE, expanded_size
 
 MAX_ROWS = 50  # of a result, that are fetched and shown
 MAX_CELL = 200  # characters of a value that are shown
@@ -42,7 +42,7 @@ class QueryError(ValueError):
 
 
 @dataclass(frozen=True, slots=True)
-class Rows:
+class QueryResult:
     """The result of a query: at most `MAX_ROWS` rows (``more`` says that there were others), and the tables it read."""
 
     columns: tuple[str, ...]
@@ -53,7 +53,7 @@ class Rows:
     def __str__(self) -> str:
         if not self.rows:
             return f"{' | '.join(self.columns)}\n(no rows)"
-        lines = [" | ".join(map(_cell, row)) for row in (self.columns, *self.rows)]
+        lines = [" | ".join(map(_format_cell, row)) for row in (self.columns, *self.rows)]
         return "\n".join([*lines, f"(only the first {MAX_ROWS} rows are shown)"] if self.more else lines)
 
 
@@ -65,7 +65,7 @@ class Database:
         rows: table name -> its rows.
     """
 
-    def __init__(self, script: str, rows: dict[str, Iterable[tuple]]):
+    def __init__(self, script: str, rows: Mapping[str, Iterable[tuple]]):
         # Without the statement cache the authorizer sees every query, and so records which tables it reads.
         self._connection = connection = sqlite3.connect(":memory:", cached_statements=0, check_same_thread=False)
         connection.executescript(script)
@@ -84,18 +84,18 @@ class Database:
         connection.set_authorizer(guard.authorize)
         self._lock = Lock()  # one database serves many environments, perhaps of several threads
 
-    def query(self, sql: str) -> Rows:
+    def query(self, sql: str) -> QueryResult:
         """Run one SELECT statement.
 
         Raises:
             QueryError: it is not one, is wrong, or takes too long.
         """
-        if len(sql) > _MAX_SQL or grown_size(sql) >= TOO_LARGE:
+        if len(sql) > _MAX_SQL or expanded_size(sql) >= TOO_LARGE:
             raise QueryError("the query is too long or too deeply nested; make it simpler.")
         with self._lock:
             return self._run(sql)
 
-    def _run(self, sql: str) -> Rows:
+    def _run(self, sql: str) -> QueryResult:
         self._guard.begin()
         ticks = chain(repeat(0, _MAX_INSTRUCTIONS // 1000), repeat(1))
         self._connection.set_progress_handler(ticks.__next__, 1000)
@@ -103,17 +103,17 @@ class Database:
             cursor = self._connection.execute(sql)
             found = cursor.fetchmany(MAX_ROWS + 1)
         except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-            raise QueryError(self._guard.refused or _explained(str(error))) from None
+            raise QueryError(self._guard.rejection or _explain(str(error))) from None
         finally:
             self._connection.set_progress_handler(None, 0)
         if cursor.description is None:
             raise QueryError("write a SELECT statement.")
         columns = tuple(column[0] for column in cursor.description)
         cursor.close()
-        return Rows(columns, tuple(found[:MAX_ROWS]), frozenset(self._guard.tables), len(found) > MAX_ROWS)
+        return QueryResult(columns, tuple(found[:MAX_ROWS]), frozenset(self._guard.tables), len(found) > MAX_ROWS)
 
 
-def _explained(message: str) -> str:
+def _explain(message: str) -> str:
     if "not authorized" in message or "prohibited" in message:
         return "this database can only be read, with SELECT."
     if "interrupted" in message:
@@ -124,9 +124,9 @@ def _explained(message: str) -> str:
 
 
 class _Guard:
-    """What SQLite calls while a query runs, and what is noted there.
+    """The callbacks of SQLite while a query runs, and what they record.
 
-    Apart from `Database`, since SQLite keeps these functions where no garbage collector sees them: if they held the
+    A class of its own, since SQLite keeps these functions where no garbage collector sees them: if they held the
     connection, it would never be freed.
     """
 
@@ -136,13 +136,13 @@ class _Guard:
 
     def begin(self) -> None:
         self.tables: set[str] = set()
-        self.refused, self._looked = "", 0
+        self.rejection, self._like_steps = "", 0
 
     def authorize(self, action: int, first: str | None, second: str | None, *_) -> int:
         if action == sqlite3.SQLITE_READ and first:
             self.tables.add(first)
         if action == sqlite3.SQLITE_FUNCTION and str(second).lower() not in _FUNCTIONS:
-            self.refused = f"the function {second} is not available."
+            self.rejection = f"the function {second} is not available."
             return sqlite3.SQLITE_DENY
         return sqlite3.SQLITE_OK if action in _ACTIONS else sqlite3.SQLITE_DENY
 
@@ -151,22 +151,22 @@ class _Guard:
         words = {value.strip().casefold() for value in given if isinstance(value, str)}
         missing = len(given) < 1 + (name == "strftime") or bytes in map(type, given)
         if missing or words & {"now", "localtime", "utc", "subsec", "subsecond"}:
-            self.refused = f"{name} needs a date, and there is no current time here."
+            self.rejection = f"{name} needs a date, and there is no current time here."
             raise ValueError
         return self._plain.execute(f"SELECT {name}({', '.join('?' * len(given))})", given).fetchone()[0]
 
     def like(self, pattern: Any, text: Any, escape: Any = None) -> bool | None:
         if pattern is None or text is None:
             return None
-        found, steps = _matches(str(pattern).lower(), str(text).lower())
-        self._looked += steps
-        if escape is not None or self._looked > _MAX_LIKE:
-            self.refused = "LIKE takes too long." if escape is None else "LIKE knows no ESCAPE here."
+        found, steps = _match_like(str(pattern).lower(), str(text).lower())
+        self._like_steps += steps
+        if escape is not None or self._like_steps > _MAX_LIKE:
+            self.rejection = "LIKE takes too long." if escape is None else "LIKE knows no ESCAPE here."
             raise ValueError
         return found
 
 
-def _matches(pattern: str, text: str) -> tuple[bool, int]:
+def _match_like(pattern: str, text: str) -> tuple[bool, int]:
     """Whether LIKE matches, and the steps taken: pattern times text at most. SQLite's own is exponential in ``%``."""
     p = t = steps = 0
     star = back = -1
@@ -183,7 +183,7 @@ def _matches(pattern: str, text: str) -> tuple[bool, int]:
     return not pattern[p:].strip("%"), steps
 
 
-def _cell(value: Any) -> str:
+def _format_cell(value: Any) -> str:
     if value is None:
         return "NULL"
     text = f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)

@@ -1,4 +1,4 @@
-"""What is asked of the databases: (level, kind of answer, question, SQL).
+"""The questions about the databases: (level, kind of answer, question, SQL).
 
 Slots stand for values that are drawn when a question is made: ``{table.column}`` (a value of that column),
 ``{3-9}`` (a whole number) and ``{month}`` (a month of 2023 or 2024). In the SQL the same slot
@@ -12,10 +12,12 @@ _PLACE = "SELECT answer FROM (SELECT answer, RANK() OVER (ORDER BY value {}) AS 
 
 
 def TOP(inner: str, place: str = "= 1") -> str:
+    """A query of the answers with the largest value; `place` compares the rank, 1 being the largest."""
     return _PLACE.format("DESC", inner, place)
 
 
 def LOW(inner: str, place: str = "= 1") -> str:
+    """A query of the answers with the smallest value; `place` compares the rank, 1 being the smallest."""
     return _PLACE.format("ASC", inner, place)
 
 

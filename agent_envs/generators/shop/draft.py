@@ -1,42 +1,50 @@
-"""A request to the shop while it is being made."""
+"""The builder of a request to the shop."""
 
 import random
 from typing import Any
 
-from agent_envs.generators.shop_data import add_order, make_state, variants
+from agent_envs.generators import Redraw
+from agent_envs.generators.shop.data import add_order, make_state, variants
 from agent_envs.types import ToolCall
 
 
-class Redraw(Exception):
-    """This wish cannot be made in this shop."""
-
-
 class Draft:
-    """A request while it is being made: the shop, who writes, and the order that the present wish is about."""
+    """A request that is being built: the shop's state, the customer, and the order that the present wish is about."""
 
     def __init__(self, rng: random.Random, by_number: bool):
         self.rng, self.by_number = rng, by_number
         self.state = make_state(rng)
         self.customer = rng.choice(sorted(self.state["customers"]))
         self.calls: list[ToolCall] = []
-        self._touched: set[str] = set()
+        self._claimed: set[str] = set()
 
-    def call(self, name: str, /, **arguments: Any) -> None:
+    def add_call(self, name: str, /, **arguments: Any) -> None:
+        """Append a call of one of the shop's functions to those that serve the request."""
         self.calls.append(ToolCall(name, arguments))
 
-    def order(self, status: str, *, days_ago: int = 0, products: tuple[str, ...] = ()) -> str:
+    def add_order(self, status: str, *, days_ago: int = 0, products: tuple[str, ...] = ()) -> str:
+        """Add an order of the customer to the shop and return its id; `items` are then those of this order.
+
+        Raises:
+            Redraw: another wish is about one of its products.
+        """
         id = add_order(self.state, self.rng, self.customer, status, days_ago=days_ago, products=products)
         self.items = self.state["orders"][id]["items"]
-        self.touch({self.name(product) for product in self.items})
+        self.claim_products({self.name(product) for product in self.items})
         return id
 
-    def touch(self, names: set[str]) -> None:
-        """No product may matter to two wishes: serving one could change the stock that the other goes by."""
-        if names & self._touched:
-            raise Redraw
-        self._touched |= names
+    def claim_products(self, names: set[str]) -> None:
+        """Reserve products, by name, for the present wish: serving two wishes about one product could change the stock that
+        the second depends on.
 
-    def named(self, order: str, item: str = "") -> str:
+        Raises:
+            Redraw: another wish is about one of them.
+        """
+        if names & self._claimed:
+            raise Redraw
+        self._claimed |= names
+
+    def refer_to(self, order: str, item: str = "") -> str:
         """The order by its number, or by something in it, besides ``item``, that no other order of this customer has."""
         others = {self.name(p) for id, o in self.state["orders"].items() if id != order and o["customer"] == self.customer
                   for p in o["items"]}  # fmt: skip
@@ -53,12 +61,14 @@ class Draft:
         )
 
     def name(self, product: str) -> str:
+        """The name of a product, given its id."""
         return self.state["products"][product]["name"]
 
     def colour(self, product: str) -> str:
+        """The colour of a product, given its id."""
         return self.state["products"][product]["colour"]
 
-    def stocked(self, name: str, pieces: int, without: str = "") -> list[str]:
+    def variants_in_stock(self, name: str, pieces: int, without: str = "") -> list[str]:
         """Colours of a product of which there are enough pieces, from the cheapest up; Redraw if the price is a tie."""
         found = [p for p in variants(self.state, name) if self.state["products"][p]["stock"] >= pieces and p != without]
         found.sort(key=lambda p: self.state["products"][p]["price"])

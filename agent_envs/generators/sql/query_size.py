@@ -1,4 +1,4 @@
-"""How large a query grows while SQLite prepares it.
+"""An upper bound of the size of a query after SQLite has expanded it.
 
 Common table expressions are copied wherever they are named, and expressions of subqueries wherever their columns are: a
 query of a thousand characters can take gigabytes before it runs, and neither a limit of SQLite nor an interrupt stops
@@ -21,11 +21,11 @@ _TABLES = {"select", "values"}  # one of these stands in everything that makes a
 Group = list  # of words and, for what stands in parentheses, groups
 
 
-def grown_size(sql: str) -> int:
+def expanded_size(sql: str) -> int:
     """An upper bound, in words, of a query with all its copies; `TOO_LARGE` where it is that or more, and where a WITH
     stands in parentheses, whose bound is not worth the trouble."""
-    query = _grouped(sql)
-    if query is None or any(_definitions(group) for group in _inner(query)):
+    query = _parse_groups(sql)
+    if query is None or any(_definitions(group) for group in _nested_groups(query)):
         return TOO_LARGE
     bodies = _definitions(query)
     tables = dict.fromkeys(bodies, 1)
@@ -38,7 +38,7 @@ def grown_size(sql: str) -> int:
     return _size(query, tables)
 
 
-def _grouped(sql: str) -> Group | None:
+def _parse_groups(sql: str) -> Group | None:
     """What stands in parentheses, as groups in groups; None if they are too deep."""
     stack: list[Group] = [[]]
     for token in _TOKEN.finditer(sql):
@@ -55,19 +55,19 @@ def _grouped(sql: str) -> Group | None:
     return stack[0]
 
 
-def _words(group: Group) -> Iterator[str]:
+def _iter_words(group: Group) -> Iterator[str]:
     for part in group:
         if isinstance(part, str):
             yield part
         else:
-            yield from _words(part)
+            yield from _iter_words(part)
 
 
-def _inner(group: Group) -> Iterator[Group]:
+def _nested_groups(group: Group) -> Iterator[Group]:
     for part in group:
         if not isinstance(part, str):
             yield part
-            yield from _inner(part)
+            yield from _nested_groups(part)
 
 
 def _size(group: Group, tables: dict[str, int]) -> int:
@@ -77,8 +77,8 @@ def _size(group: Group, tables: dict[str, int]) -> int:
     for part in group:
         if not isinstance(part, str):
             size = _size(part, tables)
-            inner, copies = (inner, copies + size) if _TABLES & set(_words(part)) else (inner + size, copies)
-    most = max(Counter(_words(group)).values(), default=1)  # how often at most anything is named here
+            inner, copies = (inner, copies + size) if _TABLES & set(_iter_words(part)) else (inner + size, copies)
+    most = max(Counter(_iter_words(group)).values(), default=1)  # how often at most anything is named here
     return min(TOO_LARGE, len(group) + inner + most * copies)
 
 
@@ -86,7 +86,7 @@ def _definitions(group: Group) -> dict[str, Group]:
     """``name AS (…)``, with or without columns and MATERIALIZED, anywhere in the group."""
     found: dict[str, Group] = {}
     for i, part in enumerate(group):
-        if isinstance(part, str) or not _TABLES & set(_words(part)):
+        if isinstance(part, str) or not _TABLES & set(_iter_words(part)):
             continue
         before = group[max(0, i - 6) : i]
         while before and before[-1] in ("not", "materialized"):

@@ -1,4 +1,4 @@
-"""Small made-up databases: a shop, a library, a league and an airport, each a pure function of a number."""
+"""Small synthetic databases: a shop, a library, a league and an airport, each a pure function of a number."""
 
 import random
 from collections.abc import Callable, Iterator
@@ -6,13 +6,11 @@ from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import lru_cache
 
-from agent_envs.generators.sqlite import Database
-from agent_envs.generators.tale import NAMES
+from agent_envs.generators.people import FAMILY_NAMES, GIVEN_NAMES
+from agent_envs.generators.sql.sqlite import Database
 
-Rows = dict[str, list[tuple]]
+TableRows = dict[str, list[tuple]]
 
-FAMILIES = """Abara Bauer Castillo Dahl Eriksen Fontaine Garcia Haddad Ito Jansen Kowalski Lindgren Moreau Novak Okafor
-Petrov Quist Rossi Santos Tanaka Ueda Varga Weber Xu Yilmaz Zhang Amari Berg Costa Duarte""".split()
 CITIES = "Ashford Brighton Calder Dunmore Elmstead Fairview Glenrock Harwick Ironbridge Kingsley".split()
 COUNTRIES = "Norway Brazil Japan Kenya Canada Italy Chile Egypt".split()
 _ADJECTIVES = "Silent Golden Hidden Distant Frozen Broken Crimson Gentle Lost Endless Quiet Burning Pale Wild".split()
@@ -61,36 +59,38 @@ CREATE TABLE flights (id INTEGER PRIMARY KEY, airline_id INTEGER NOT NULL REFERE
 
 @dataclass(frozen=True, slots=True)
 class Schema:
-    """The tables of a kind of database, and what fills them."""
+    """The tables of a kind of database (``script``, SQL), and the function that makes their rows."""
 
     script: str
-    fill: Callable[[random.Random], Rows]
+    fill: Callable[[random.Random], TableRows]
 
 
-def _day(rng: random.Random, first: int = 2023, last: int = 2024) -> str:
+def _random_day(rng: random.Random, first: int = 2023, last: int = 2024) -> str:
     start = date(first, 1, 1)
     return str(start + timedelta(rng.randrange((date(last, 12, 31) - start).days + 1)))
 
 
-def _people(rng: random.Random, count: int) -> list[str]:
-    return [f"{given} {family}" for given, family in rng.sample([(g, f) for g in NAMES for f in FAMILIES], count)]
+def _random_people(rng: random.Random, count: int) -> list[str]:
+    return [
+        f"{given} {family}" for given, family in rng.sample([(g, f) for g in GIVEN_NAMES for f in FAMILY_NAMES], count)
+    ]
 
 
-def _pairs(rng: random.Random, first: list[str], second: list[str], count: int) -> Iterator[str]:
+def _random_pairs(rng: random.Random, first: list[str], second: list[str], count: int) -> Iterator[str]:
     yield from rng.sample([f"{a} {b}" for a in first for b in second], count)
 
 
-def _shop(rng: random.Random) -> Rows:
-    people = _people(rng, rng.randint(30, 45))
+def _fill_shop(rng: random.Random) -> TableRows:
+    people = _random_people(rng, rng.randint(30, 45))
     cities = rng.sample(CITIES, 6)
-    customers = [(i, name, rng.choice(cities), _day(rng, 2018, 2022)) for i, name in enumerate(people, 1)]
+    customers = [(i, name, rng.choice(cities), _random_day(rng, 2018, 2022)) for i, name in enumerate(people, 1)]
     kinds = [
         (f"{material} {thing}", kind) for kind in _PRODUCTS for thing in _PRODUCTS[kind] for material in _MATERIALS
     ]
     chosen = rng.sample(kinds, rng.randint(24, 32))
     products = [(i, name, kind, rng.randrange(5, 300)) for i, (name, kind) in enumerate(chosen, 1)]
     states = ("delivered", "delivered", "delivered", "shipped", "pending", "cancelled")
-    days = sorted(_day(rng) for _ in range(rng.randint(90, 140)))
+    days = sorted(_random_day(rng) for _ in range(rng.randint(90, 140)))
     orders = [(i, rng.randint(1, len(customers)), day, rng.choice(states)) for i, day in enumerate(days, 1)]
     items = [
         (order[0], product, rng.randint(1, 6))
@@ -100,27 +100,27 @@ def _shop(rng: random.Random) -> Rows:
     return {"customers": customers, "products": products, "orders": orders, "order_items": items}
 
 
-def _library(rng: random.Random) -> Rows:
-    people = _people(rng, 60)
+def _fill_library(rng: random.Random) -> TableRows:
+    people = _random_people(rng, 60)
     writers, readers = people[: rng.randint(12, 18)], people[18 : rng.randint(45, 60)]
     countries, towns = rng.sample(COUNTRIES, 5), rng.sample(CITIES, 5)
     authors = [(i, name, rng.choice(countries), rng.randrange(1900, 1990)) for i, name in enumerate(writers, 1)]
     genres = rng.sample(["crime", "fantasy", "history", "travel", "poetry", "science", "romance"], 5)
-    titles = _pairs(rng, ["The " + word for word in _ADJECTIVES], _NOUNS, rng.randint(45, 65))
+    titles = _random_pairs(rng, ["The " + word for word in _ADJECTIVES], _NOUNS, rng.randint(45, 65))
     books = []
     for i, title in enumerate(titles, 1):
         author = rng.choice(authors)
         year = min(2022, author[3] + rng.randint(22, 60))
         books.append((i, title, author[0], rng.choice(genres), year, rng.randrange(90, 900)))
-    members = [(i, name, rng.choice(towns), _day(rng, 2016, 2022)) for i, name in enumerate(readers, 1)]
+    members = [(i, name, rng.choice(towns), _random_day(rng, 2016, 2022)) for i, name in enumerate(readers, 1)]
     loans = []
-    for i, borrowed in enumerate(sorted(_day(rng) for _ in range(rng.randint(120, 180))), 1):
+    for i, borrowed in enumerate(sorted(_random_day(rng) for _ in range(rng.randint(120, 180))), 1):
         back = str(date.fromisoformat(borrowed) + timedelta(rng.randint(2, 60))) if rng.random() < 0.85 else None
         loans.append((i, rng.randint(1, len(books)), rng.randint(1, len(members)), borrowed, back))
     return {"authors": authors, "books": books, "members": members, "loans": loans}
 
 
-def _league(rng: random.Random) -> Rows:
+def _fill_league(rng: random.Random) -> TableRows:
     animals = rng.sample("Falcons Lions Wolves Ravens Bears Otters Foxes Hawks Bulls Sharks".split(), 8)
     cities = rng.sample(CITIES, 8)
     teams = [
@@ -128,14 +128,15 @@ def _league(rng: random.Random) -> Rows:
     ]
     positions = ["goalkeeper", "defender", "defender", "defender", "midfielder", "midfielder", "forward", "forward"]
     slots = [(team[0], position) for team in teams for position in positions]
-    people = _people(rng, len(slots))
+    people = _random_people(rng, len(slots))
     players = [
-        (i, name, *slot, _day(rng, 1985, 2004)) for i, (name, slot) in enumerate(zip(people, slots, strict=True), 1)
+        (i, name, *slot, _random_day(rng, 1985, 2004))
+        for i, (name, slot) in enumerate(zip(people, slots, strict=True), 1)
     ]
     fixtures = [(home, away) for home in range(1, 9) for away in range(1, 9) if home != away]
     rng.shuffle(fixtures)
     matches, goals = [], []
-    for i, (day, pair) in enumerate(zip(sorted(_day(rng) for _ in fixtures), fixtures, strict=True), 1):
+    for i, (day, pair) in enumerate(zip(sorted(_random_day(rng) for _ in fixtures), fixtures, strict=True), 1):
         score = [rng.choice((0, 0, 1, 1, 1, 2, 2, 3, 4)) for _ in pair]
         matches.append((i, day, *pair, *score))
         for team, count in zip(pair, score, strict=True):
@@ -146,41 +147,41 @@ def _league(rng: random.Random) -> Rows:
     return {"teams": teams, "players": players, "matches": matches, "goals": goals}
 
 
-def _airport(rng: random.Random) -> Rows:
+def _fill_airport(rng: random.Random) -> TableRows:
     places = rng.sample(COUNTRIES, 6)
     words = rng.sample("Aurora Meridian Zephyr Horizon Polar Coral Summit Atlas".split(), 6)
     airlines = [
         (i, f"{word} {rng.choice(('Air', 'Airways', 'Wings'))}", rng.choice(places)) for i, word in enumerate(words, 1)
     ]
-    cities = rng.sample([f"{a} {b}" for a in ("Port", "New", "Saint", "Upper") for b in FAMILIES], 14)
+    cities = rng.sample([f"{a} {b}" for a in ("Port", "New", "Saint", "Upper") for b in FAMILY_NAMES], 14)
     codes = rng.sample([a + b + c for a in "BCDFGK" for b in "AEIOU" for c in "LMNRST"], 14)
     destinations = [
         (code, city, rng.choice(places), rng.randrange(150, 9000, 10)) for code, city in zip(codes, cities, strict=True)
     ]
     flights = []
-    for i, day in enumerate(sorted(_day(rng) for _ in range(rng.randint(180, 260))), 1):
+    for i, day in enumerate(sorted(_random_day(rng) for _ in range(rng.randint(180, 260))), 1):
         delay = max(0, rng.randint(-40, 120))
         flights.append((i, rng.randint(1, 6), rng.choice(codes), day, rng.randrange(40, 380), delay))
     return {"airlines": airlines, "destinations": destinations, "flights": flights}
 
 
 SCHEMAS = {
-    "shop": Schema(SHOP, _shop),
-    "library": Schema(LIBRARY, _library),
-    "league": Schema(LEAGUE, _league),
-    "airport": Schema(AIRPORT, _airport),
+    "shop": Schema(SHOP, _fill_shop),
+    "library": Schema(LIBRARY, _fill_library),
+    "league": Schema(LEAGUE, _fill_league),
+    "airport": Schema(AIRPORT, _fill_airport),
 }
 
 
 @lru_cache(maxsize=128)
-def rows_of(schema: str, number: int) -> Rows:
+def rows_of(schema: str, number: int) -> TableRows:
     """The rows of database ``number`` of a schema, by table."""
     return SCHEMAS[schema].fill(random.Random(f"database:{schema}:{number}"))
 
 
 @lru_cache(maxsize=128)
 def open_database(schema: str, number: int) -> Database:
-    """Database ``number`` of a schema, ready to be asked. Shared: nobody can write to it."""
+    """Database ``number`` of a schema. One copy is shared, since it is read-only."""
     return Database(SCHEMAS[schema].script, rows_of(schema, number))
 
 

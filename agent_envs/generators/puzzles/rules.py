@@ -1,12 +1,13 @@
-"""Puzzles about rules that are played out step by step; see `puzzles`."""
+"""Puzzles about rules that are played out step by step."""
 
 import random
 from collections.abc import Callable
 
-from agent_envs.generators.puzzle import Puzzle
+from agent_envs.generators.puzzles.puzzle import Puzzle
 
 
 def circle(rng: random.Random) -> Puzzle:
+    """The Josephus problem: who leaves the circle last, or shortly before."""
     people, step, place = rng.randrange(20, 900), rng.randrange(2, 20), rng.choice((0, 0, 1, 2))
     which = ("last", "second to last", "third to last")[place]
     text = (
@@ -29,6 +30,7 @@ print(order[-1 - {place}])"""
 
 
 def automaton(rng: random.Random) -> Puzzle:
+    """How many cells are set after some steps of an elementary cellular automaton on a ring."""
     width, rule, steps = (
         rng.randrange(20, 60),
         rng.choice((18, 22, 30, 45, 54, 60, 73, 90, 105, 110, 126, 150)),
@@ -54,6 +56,7 @@ print(cells.count('1'))"""
 
 
 def robot(rng: random.Random) -> Puzzle:
+    """How many fields a robot visits that repeats a sequence of moves."""
     moves = "".join(rng.choices("FLR", (3, 1, 1), k=rng.randrange(12, 40)))
     times = rng.randrange(2, 30)
     text = (

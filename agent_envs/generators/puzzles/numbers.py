@@ -1,15 +1,16 @@
-"""Puzzles about numbers and dates; see `puzzles`."""
+"""Puzzles about numbers and dates."""
 
 import random
 from collections.abc import Callable
 from datetime import date, timedelta
 
-from agent_envs.generators.puzzle import Puzzle
+from agent_envs.generators.puzzles.puzzle import Puzzle
 
 _DAYS = "Monday Tuesday Wednesday Thursday Friday Saturday Sunday".split()
 
 
 def counting(rng: random.Random) -> Puzzle:
+    """How many numbers of a range fulfil conditions on divisors and the digit sum."""
     low, width, (p, q) = rng.randrange(1, 5000), rng.randrange(500, 9000), rng.sample((2, 3, 4, 5, 6, 7, 9, 11, 13), 2)
     modulus, high = rng.choice((2, 3, 4, 5)), low + width
     rest = rng.randrange(modulus)
@@ -32,6 +33,7 @@ print(count)"""
 
 
 def recurrence(rng: random.Random) -> Puzzle:
+    """A term of a linear recurrence of the second order, modulo a number."""
     first, second, x, y = (rng.randint(1, 9) for _ in range(4))
     modulus, n = rng.randrange(1000, 100_000), rng.randrange(50, 3000)
     text = (
@@ -50,6 +52,7 @@ print(b)"""
 
 
 def chains(rng: random.Random) -> Puzzle:
+    """The start in a range that has the longest Collatz sequence."""
     low, width = rng.randrange(2, 3000), rng.randrange(50, 900)
     text = (
         "Halve a number if it is even; otherwise multiply it by 3 and add 1. Repeat until it is 1. Which start from "
@@ -77,6 +80,7 @@ print(best[1])"""
 
 
 def primes(rng: random.Random) -> Puzzle:
+    """The number, or the sum, of the primes of a range in a residue class."""
     low, width, modulus = rng.randrange(10, 9000), rng.randrange(200, 4000), rng.choice((4, 6, 10))
     rest = rng.choice({4: (1, 3), 6: (1, 5), 10: (1, 3, 7, 9)}[modulus])
     what = rng.choice(("number", "sum"))
@@ -95,6 +99,7 @@ print({"len" if what == "number" else "sum"}(found))"""
 
 
 def weekdays(rng: random.Random) -> Puzzle:
+    """How often a day of the month falls on a weekday in a range of years."""
     first, years, weekday, day = rng.randrange(1900, 2030), rng.randrange(3, 90), rng.randrange(7), rng.randrange(1, 29)
     text = (
         f"How often was, or will be, day {day} of a month a {_DAYS[weekday]} in the years {first} to {first + years}, both "
@@ -113,6 +118,7 @@ print(count)"""
 
 
 def days_after(rng: random.Random) -> Puzzle:
+    """The date, or the weekday, a number of days after a date."""
     start, days = (
         date(rng.randrange(1950, 2030), rng.randrange(1, 13), rng.randrange(1, 29)),
         rng.randrange(400, 20_000),
@@ -131,6 +137,7 @@ def days_after(rng: random.Random) -> Puzzle:
 
 
 def change(rng: random.Random) -> Puzzle:
+    """In how many ways coins can make an amount."""
     coins, amount = sorted(rng.sample((1, 2, 3, 5, 7, 10, 12, 20, 25, 50), rng.randint(3, 5))), rng.randrange(40, 400)
     text = (
         f"There are coins of {', '.join(map(str, coins[:-1]))} and {coins[-1]}, as many as you like of each. In how many ways "
