@@ -1,4 +1,4 @@
-"""The cold start of a game, more of it, and the experiment of `benchmarks.games`."""
+"""The cold start of a game, more of it, and the experiment of `benchmarks.training.games`."""
 
 import json
 import random
@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from agent_envs.games.bandit import FAMILIES
-from benchmarks import games, games_report
+from benchmarks.training import games, games_report
 from trainers import checkpoint, imitation, sft, tiny
 from trainers.policy import Policy
 from trainers.setup import make_envs

@@ -1,8 +1,8 @@
 """How large a corpus fits this machine: build, open and search a BM25 index over millions of passages.
 
-    python -m benchmarks.index_scale --passages 1000000
-    python -m benchmarks.index_scale --passages 5000000
-    python -m benchmarks.index_scale --project 21000000
+    python -m benchmarks.retrieval.bm25_scale --passages 1000000
+    python -m benchmarks.retrieval.bm25_scale --passages 5000000
+    python -m benchmarks.retrieval.bm25_scale --project 21000000
 
 The passages are MiniWiki's, three articles each, 113 words on average: the length of a passage of wiki-18. Questions
 are MiniWiki's too, about entities of the corpus; their words are as frequent as can be ("born" is in half of all
@@ -220,9 +220,9 @@ def run(args: Args) -> dict:
 
 def _call(function: str, path: Path, asked: Path) -> list[str]:
     code = (
-        f"import json, sys; from pathlib import Path; from benchmarks import index_scale; "
+        f"import json, sys; from pathlib import Path; from benchmarks.retrieval import bm25_scale; "
         f"sys.stdout = open(sys.argv[1], 'w') if len(sys.argv) > 1 else sys.stdout; "
-        f"r = index_scale.{function}(Path({str(path)!r}), json.loads(Path({str(asked)!r}).read_text())); "
+        f"r = bm25_scale.{function}(Path({str(path)!r}), json.loads(Path({str(asked)!r}).read_text())); "
         "r and print(json.dumps(r))"
     )
     return [sys.executable, "-c", code]

@@ -1,7 +1,7 @@
 """RAGEN's games, learned with StarPO-S by the tiny policy: success before and after, beside what it must beat.
 
-    python -m benchmarks.games                                 # 3 seeds of every game
-    python -m benchmarks.games --games bandit --seeds 0
+    python -m benchmarks.training.games                                 # 3 seeds of every game
+    python -m benchmarks.training.games --games bandit --seeds 0
 
 For each seed of a game, one cold start, which imitates an agent that fumbles in a quarter of its episodes; from it,
 reinforcement learning, and more imitation: the cold start continued for as many seconds as reinforcement learning took
@@ -20,7 +20,7 @@ from pathlib import Path
 import torch
 import tyro
 
-from benchmarks import games_report
+from benchmarks.training import games_report
 from trainers import checkpoint, evaluate, imitation, ppo, runs, sft, starpo
 from trainers.engine import TransformersEngine
 from trainers.logger import METRICS_FILE, finite, read_metrics

@@ -1,6 +1,6 @@
 """The retrieval server under load: many clients, every answer checked against the search in this process.
 
-    python -m benchmarks.index_server --data ../shared/data --clients 256 --seconds 120
+    python -m benchmarks.retrieval.server --data ../shared/data --clients 256 --seconds 120
 
 The server runs in a process of its own. Four phases: a warm-up; one query a request; many queries a request; and, with
 a server of a short queue, more than it takes, which it must answer with 429. Ends with one line of JSON.

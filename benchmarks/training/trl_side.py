@@ -1,7 +1,7 @@
-"""TRL's `GRPOTrainer` at the work of `benchmarks.trl_cpu`, in the two ways that it has for episodes of several turns.
+"""TRL's `GRPOTrainer` at the work of `benchmarks.training.trl_cpu`, in the two ways that it has for episodes of several turns.
 
 ``environment_factory`` plays each episode in an object whose methods are tools, and reads their calls out of what the
-model writes: see `benchmarks.trl_environment`. ``rollout_func`` leaves the loop to the user. In both the model sees the
+model writes: see `benchmarks.training.trl_environment`. ``rollout_func`` leaves the loop to the user. In both the model sees the
 tokens that it sees in our own trainer.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
@@ -19,13 +18,11 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 
 from agent_envs.vector import ToolVectorEnv
-from benchmarks.race import Pace
-from benchmarks.trl_environment import CALLS, TEMPLATE, Environment
+from benchmarks.training.race import Pace
+from benchmarks.training.trl_args import Args
+from benchmarks.training.trl_environment import CALLS, TEMPLATE, Environment
 from trainers.policy import Policy
 from trainers.setup import load_policy, make_envs
-
-if TYPE_CHECKING:
-    from benchmarks.trl_cpu import Args
 
 
 @dataclass
@@ -43,7 +40,7 @@ class Tally:
         self.flat_groups += int((np.ptp(np.reshape(returns, (-1, self.group_size)), axis=1) < 1e-6).sum())
 
 
-def environment_factory(args: "Args", start: Path, pace: Pace) -> dict:
+def environment_factory(args: Args, start: Path, pace: Pace) -> dict:
     policy, tally = _policy(start), Tally(args.group_size)
     policy.tokenizer.chat_template, policy.tokenizer.response_template = TEMPLATE, CALLS
     policy.tokenizer.eos_token = "</search>"  # behind the last of these in a turn TRL puts the result of its call
@@ -61,7 +58,7 @@ def environment_factory(args: "Args", start: Path, pace: Pace) -> dict:
     return train(args, policy, rows, pace, tally, **how)
 
 
-def rollout_func(args: "Args", start: Path, pace: Pace) -> dict:
+def rollout_func(args: Args, start: Path, pace: Pace) -> dict:
     policy, tally = _policy(start), Tally(args.group_size)
     envs = make_envs(args.env, "{}", "train", args.episodes)
     rows = [{"prompt": [{"role": "user", "content": str(seed)}]} for seed in args.question_seeds()]
@@ -140,7 +137,7 @@ class _Paced(TrainerCallback):
 
 
 def train(
-    args: "Args", policy: Policy, rows: list[dict], pace: Callable[[], None], tally: Tally, at_once: int = 0, **how
+    args: Args, policy: Policy, rows: list[dict], pace: Callable[[], None], tally: Tally, at_once: int = 0, **how
 ) -> dict:
     """All of TRL's training steps, ``at_once`` episodes (all, if 0) in each pass of an update."""
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"

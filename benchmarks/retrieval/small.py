@@ -1,6 +1,6 @@
 """The index on 54 k real passages: speed beside the libraries it could have been, and what it finds.
 
-    python -m benchmarks.index_small --data ../shared/data
+    python -m benchmarks.retrieval.small --data ../shared/data
 
 Speed: one query at a time, the same validation questions in turn for each. Ours takes the text of the question and
 gives passages; bm25s and rank-bm25 take its words, already split, and give row numbers. All on one thread.
