@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
@@ -25,7 +26,7 @@ from retrieval_index.progress import Track, progress_bars, silent
 from retrieval_index.publish import MANIFEST_FILE, publishing
 from retrieval_index.readers import count_passages, read_passages
 from retrieval_index.reference import RankBM25Index
-from retrieval_index.search import Searcher
+from retrieval_index.search import Index
 from retrieval_index.shards import ShardedSearcher
 
 Backend = Literal["bm25", "rank-bm25", "dense", "hybrid"]
@@ -35,7 +36,7 @@ _STORED_FILE = "stored.json"  # says that all passages are in the staging folder
 
 def build(
     passages: Iterable[Passage] | Corpus, backend: Backend = "bm25", *, progress: bool = False, **options
-) -> Searcher:
+) -> Index:
     """Build an index over passages, in memory.
 
     Args:
@@ -124,7 +125,7 @@ def build_folder(
         store.seal(staging, backend, parameters, described)
 
 
-def load(folder: str | Path, *, verify: Literal["full", "fast"] = "full", encoder=None) -> Searcher:
+def load(folder: str | Path, *, verify: Literal["full", "fast"] = "full", encoder=None) -> Index:
     """Open an index folder, memory-mapped, after checking its files against their checksums.
 
     Args:
@@ -141,13 +142,12 @@ def load(folder: str | Path, *, verify: Literal["full", "fast"] = "full", encode
     for _ in range(3):
         before = _manifest_bytes(folder)
         try:
-            searcher = _open(Path(folder).resolve(), store.verify(folder, verify), options)
+            searcher = _open(Path(folder).resolve(), store.verify(folder, verify), verify, options)
         except (store.IndexCorrupt, OSError):
             if _manifest_bytes(folder) == before:
                 raise
         else:
             if _manifest_bytes(folder) == before:
-                searcher.opened_with = {"verify": verify, **options}
                 return searcher
     raise store.IndexCorrupt(f"{folder}: it was replaced again and again while it was opened")
 
@@ -158,10 +158,11 @@ def _manifest_bytes(folder: str | Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _open(folder: Path, manifest: dict, options: dict) -> Searcher:
+def _open(folder: Path, manifest: dict, verify: Literal["full", "fast"], options: dict) -> Index:
+    searcher: Index
     if manifest["backend"] == ShardedSearcher.backend:
         parts = [folder / f"shard-{number}" for number in range(manifest["parameters"]["shards"])]
-        searcher = ShardedSearcher([_open(part, store.read_manifest(part), options) for part in parts])
+        searcher = ShardedSearcher([_open(part, store.read_manifest(part), verify, options) for part in parts])
         searcher.corpus.fingerprint = manifest["corpus"]["fingerprint"]  # else it would read the passages for it
     else:
         if options and manifest["backend"] not in ("dense", "hybrid"):
@@ -170,7 +171,7 @@ def _open(folder: Path, manifest: dict, options: dict) -> Searcher:
         corpus = Corpus.open(folder)
         corpus.fingerprint = manifest["corpus"]["fingerprint"]
         searcher = index.open(folder, corpus, manifest["parameters"], **options)
-    searcher.folder = folder
+    searcher.reopen = partial(load, folder, verify=verify, **options)
     return searcher
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from retrieval_index import store, vectors
 from retrieval_index.corpus import Corpus, Passage
 from retrieval_index.encoder import Encoder, SvdEncoder, encoder_for
 from retrieval_index.progress import Track, silent
-from retrieval_index.search import check_request, passages_of
+from retrieval_index.search import Reopen, check_request, passages_of, reduce_index
 from retrieval_index.tokenizer import passage_text
 
 INDEX_FILE = "vectors.faiss"
@@ -35,23 +34,16 @@ class DenseIndex:
     """
 
     backend = "dense"
-    folder: Path | None = None  # where it was loaded from
-    opened_with: dict = {}  # noqa: RUF012 - and with which options; never changed in place
+    reopen: Reopen | None = None  # set by `load`
+    __reduce__ = reduce_index
     _in_work = False  # whether `vectors` are a file in the work folder of the build, which only ever holds these
 
-    def __init__(self, corpus: Corpus, encoder: Encoder, index, rescore: np.ndarray | None, parameters: dict):
+    def __init__(self, corpus: Corpus, encoder: Encoder, index, vectors: np.ndarray | None, parameters: dict):
         self.corpus = corpus
         self.encoder = encoder
         self.index = index
-        self.vectors = rescore
+        self.vectors = vectors
         self.parameters = parameters
-
-    def __reduce__(self):
-        if self.folder is not None:
-            from retrieval_index.build import load
-
-            return partial(load, **self.opened_with), (self.folder,)  # worker processes map the same files
-        return DenseIndex, (self.corpus, self.encoder, self.index, self.vectors, self.parameters)
 
     @classmethod
     def build(
