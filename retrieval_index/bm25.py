@@ -150,7 +150,7 @@ class BM25Index:
         for name, array in zip(FILES, self.files, strict=True):
             path = folder / f"{name}.npy"
             path.unlink(missing_ok=True)  # of a build that was killed
-            if isinstance(array, np.memmap) and self.in_work:
+            if self.in_work and isinstance(array, np.memmap) and array.filename:
                 os.replace(array.filename, path)
             else:
                 np.save(path, array, allow_pickle=False)

@@ -19,7 +19,7 @@ from retrieval_index.corpus import Corpus, Passage, write_passages
 from retrieval_index.counting import count_corpus
 from retrieval_index.dense import DenseIndex
 from retrieval_index.duplicates import Deduplicated
-from retrieval_index.encoder import encoder_for
+from retrieval_index.encoder import encoder_for, resolve_encoder
 from retrieval_index.hybrid import HybridIndex
 from retrieval_index.postings import Statistics
 from retrieval_index.progress import Track, progress_bars, silent
@@ -92,7 +92,7 @@ def build_folder(
     if not str(source).startswith("hf:") and not Path(source).exists():
         raise FileNotFoundError(f"there is no file or folder {source}; a data set on the hub is written hf:owner/name")
     if options.get("encoder") not in (None, "svd"):
-        options = options | {"encoder": encoder_for(None, options["encoder"])}  # a wrong name shows now, not in an hour
+        options = options | {"encoder": resolve_encoder(options["encoder"])}  # a wrong name shows now, not in an hour
     request = {
         "version": store.FORMAT_VERSION,
         "source": _describe_source(source),
@@ -111,10 +111,10 @@ def build_folder(
         if shards == 1:
             built = index.build(corpus, work=work, track=track, **options)
             built.write(staging)
-            parameters = built.parameters
+            stored_as, parameters = index.backend, built.parameters
         else:
             _build_shards(index, corpus, shards, staging, work, track, options)
-            backend, parameters = ShardedSearcher.backend, {"backend": backend, "shards": shards}
+            stored_as, parameters = ShardedSearcher.backend, {"backend": backend, "shards": shards}
         described = {
             "passages": len(corpus),
             "duplicates_left_out": duplicates,
@@ -122,7 +122,7 @@ def build_folder(
         }
         shutil.rmtree(work)
         (staging / _STORED_FILE).unlink(missing_ok=True)
-        store.seal(staging, backend, parameters, described)
+        store.seal(staging, stored_as, parameters, described)
 
 
 def load(folder: str | Path, *, verify: Literal["full", "fast"] = "full", encoder=None) -> Index:
@@ -193,9 +193,9 @@ def _store(source: str | Path, split: str | None, keep_duplicates: bool, folder:
     if done.exists():
         return json.loads(done.read_text(encoding="utf-8"))
     passages = track(read_passages(source, split=split), "Storing passages", count_passages(source))
-    kept = passages if keep_duplicates else Deduplicated(passages)
-    write_passages(kept, folder)
-    duplicates = 0 if keep_duplicates else kept.duplicates
+    deduplicated = None if keep_duplicates else Deduplicated(passages)
+    write_passages(passages if deduplicated is None else deduplicated, folder)
+    duplicates = 0 if deduplicated is None else deduplicated.duplicates
     half = done.with_suffix(".part")
     half.write_text(json.dumps(duplicates), encoding="utf-8")
     os.replace(half, done)

@@ -109,7 +109,8 @@ class DenseIndex:
         if self.vectors is not None:
             path = folder / VECTORS_FILE
             path.unlink(missing_ok=True)  # of a build that was killed: the very file that is mapped, by another name
-            if not (self._in_work and _linked(self.vectors.filename, path)):
+            source = self.vectors.filename if self._in_work and isinstance(self.vectors, np.memmap) else None
+            if source is None or not _link(source, path):
                 np.save(path, self.vectors, allow_pickle=False)
 
     @classmethod
@@ -140,24 +141,26 @@ def _encoder_of(folder: Path, parameters: dict, given: Encoder | str | Path | No
 
         prefixes = {name: parameters[name] for name in ("query_prefix", "passage_prefix")}
         try:
-            given = PretrainedEncoder(given or parameters["model"], **prefixes)
+            encoder: Encoder = PretrainedEncoder(given or parameters["model"], **prefixes)
         except ValueError as error:
             raise ValueError(
                 f"the model that {folder} was built with: {error}. Pass encoder= (--encoder PATH)"
             ) from None
+    else:
+        encoder = given
     where = {"model", "factory", "search"}  # a model may have moved
     wanted = {name: value for name, value in parameters.items() if name not in where}
     for name, value in wanted.items():
-        if given.parameters.get(name) != value:
+        if encoder.parameters.get(name) != value:
             raise ValueError(
                 f"{folder} was built with another encoder: its {name} was {value!r}, and is "
-                f"{given.parameters.get(name)!r} now. Pass the right one as encoder= (--encoder), or build again."
+                f"{encoder.parameters.get(name)!r} now. Pass the right one as encoder= (--encoder), or build again."
             )
-    return given
+    return encoder
 
 
-def _linked(source: str, target: Path) -> bool:
-    """Whether one file now has both names; not so across file systems, or where the source is gone."""
+def _link(source: str, target: Path) -> bool:
+    """Give a file a second name. Returns whether it has it: not across file systems, or where the source is gone."""
     try:
         os.link(source, target)
     except OSError:
@@ -191,7 +194,7 @@ def _encode(corpus: Corpus, encoder: Encoder, dtype: np.dtype, work: Path | None
         file.seek(encoded.offset + done * dtype.itemsize * encoder.dimension)
         for start in _starts(done, len(corpus), track):
             rows = _encode_rows(corpus, encoder, start)
-            file.write(np.ascontiguousarray(rows, dtype))
+            file.write(np.ascontiguousarray(rows, dtype).data)
             file.flush()
             os.fsync(file.fileno())
             half = record.with_suffix(".part")
