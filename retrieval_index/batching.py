@@ -23,8 +23,8 @@ class SearcherFailed(RuntimeError):
     """The searcher raised; `__cause__` says what."""
 
 
-class Abandoned(RuntimeError):
-    """Whoever asked has gone, and the search was not made."""
+class ClientGone(RuntimeError):
+    """The client has disconnected, and the search was not made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ class Batcher:
         Raises:
             QueueFull: at once.
             SearcherFailed: the search raised, also when made for these queries alone.
-            Abandoned: `is_gone()` was true when their turn came.
+            ClientGone: `is_gone()` was true when their turn came.
         """
         if not queries:
             return []
@@ -86,7 +86,7 @@ class Batcher:
                 gone = [await request.is_gone() for request in batch]
                 for request, has_gone in zip(batch, gone, strict=True):
                     if has_gone:
-                        _settle(request, Abandoned("whoever asked has gone"))
+                        _settle(request, ClientGone("the client has disconnected"))
                 if left := [request for request, has_gone in zip(batch, gone, strict=True) if not has_gone]:
                     await self._answer(left)
             except Exception as error:  # whatever it is, nobody may wait for ever

@@ -115,7 +115,7 @@ class Corpus(Sequence[Passage]):
         else:
             write_passages(self, folder)
 
-    def scored(self, row: int, score: float) -> Passage:
+    def with_score(self, row: int, score: float) -> Passage:
         """The passage of a row as a search result."""
         passage = self._rows[row]
         if isinstance(self._rows, _StoredPassages):

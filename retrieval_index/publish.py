@@ -41,7 +41,7 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = folder.with_name(f".{folder.name}.building")
     with _hold_lock(staging):
-        if request is None or _left_request(staging) != request:
+        if request is None or _read_request(staging) != request:
             for path in staging.iterdir():
                 _remove(path)
         if request is not None:
@@ -99,7 +99,7 @@ def exchange(new: Path, old: Path) -> None:
     os.rename(aside, new)
 
 
-def _left_request(staging: Path) -> dict | None:
+def _read_request(staging: Path) -> dict | None:
     try:
         return json.loads((staging / REQUEST_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

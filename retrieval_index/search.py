@@ -96,6 +96,6 @@ def check_request(queries: list[str], k: int) -> int:
 def passages_of(corpus: Corpus, rows: np.ndarray, scores: np.ndarray) -> list[list[Passage]]:
     """Turn what `top_k` returned into passages that carry their scores."""
     return [
-        [corpus.scored(row, score) for row, score in zip(*ranking, strict=True) if row >= 0]
+        [corpus.with_score(row, score) for row, score in zip(*ranking, strict=True) if row >= 0]
         for ranking in zip(rows.tolist(), scores.tolist(), strict=True)
     ]

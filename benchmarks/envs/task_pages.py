@@ -115,7 +115,7 @@ def benchmark_page(id: str, name: str, rows: list[dict]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def measured(args: Args, kept: list[dict]) -> list[dict]:
+def measure_baselines(args: Args, kept: list[dict]) -> list[dict]:
     """The rows of all tasks: played now where that is possible, else as they were."""
     rows: list[dict] = []
     for id in agent_envs.IDS:
@@ -163,7 +163,7 @@ def main(args: Args) -> None:
     warnings.simplefilter("ignore")
     kept_file = DOCS / "baselines.json"
     kept = json.loads(kept_file.read_text(encoding="utf-8")) if kept_file.is_file() else []
-    rows = measured(args, kept) if args.episodes else kept
+    rows = measure_baselines(args, kept) if args.episodes else kept
     DOCS.mkdir(parents=True, exist_ok=True)
     kept_file.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for id in agent_envs.IDS:

@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 import tyro
 
-from benchmarks.retrieval.bm25_scale import GIB, drop_from_page_cache, memory, watched
+from benchmarks.retrieval.bm25_scale import GIB, drop_from_page_cache, memory, run_watched
 from retrieval_index import vectors
 from retrieval_index.progress import progress_bars
 
@@ -211,7 +211,7 @@ def in_new_process(function: str, args: Args) -> tuple[dict, dict]:
         f"result = dense_scale.{function}(dense_scale.Args(**json.loads(sys.argv[1]))); "
         "open(sys.argv[2], 'w').write(json.dumps(result))"
     )
-    _, peaks = watched([sys.executable, "-c", code, json.dumps(asdict(args), default=str), str(result)])
+    _, peaks = run_watched([sys.executable, "-c", code, json.dumps(asdict(args), default=str), str(result)])
     return json.loads(result.read_text()), peaks
 
 

@@ -2,7 +2,7 @@
 
     python -m benchmarks.retrieval.faults --mutations 1000 --kills 50
 
-Every damaged index must be refused with a clear error, and never crash the process, which is why the openings run in a
+Every damaged index must be rejected with a clear error, and never crash the process, which is why the openings run in a
 process of their own. After every kill the folder must hold the old index or the new one, whole: its manifest, passages
 and search results are compared with both. Ends with one line of JSON.
 """
@@ -74,7 +74,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def check_mutations(work: Path, number: int, seed: int) -> Counter:
-    """Damage, open, restore; counts refused, unchanged (the damage changed no byte) and missed ones."""
+    """Damage, open, restore; counts rejected, unchanged (the damage changed no byte) and missed ones."""
     draw, outcomes = random.Random(seed), Counter()
     with progress_bars() as track:
         for _ in track(range(number), "Damaging", number):
@@ -90,7 +90,7 @@ def check_mutations(work: Path, number: int, seed: int) -> Counter:
                 outcomes["missed"] += 1
                 print("MISSED:", done, file=sys.stderr)
             except (IndexCorrupt, FileNotFoundError) as error:
-                outcomes["refused" if str(folder) in str(error) else "unclear"] += 1
+                outcomes["rejected" if str(folder) in str(error) else "unclear"] += 1
             for path, content in whole.items():
                 path.write_bytes(content)
     return outcomes
