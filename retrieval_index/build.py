@@ -19,7 +19,7 @@ from retrieval_index.corpus import Corpus, Passage, write_passages
 from retrieval_index.counting import count_corpus
 from retrieval_index.dense import DenseIndex
 from retrieval_index.duplicates import Deduplicated
-from retrieval_index.encoder import encoder_for, resolve_encoder
+from retrieval_index.encoder import Encoder, encoder_for, resolve_encoder
 from retrieval_index.hybrid import HybridIndex
 from retrieval_index.postings import Statistics
 from retrieval_index.progress import Track, progress_bars, silent
@@ -125,7 +125,12 @@ def build_folder(
         store.seal(staging, stored_as, parameters, described)
 
 
-def load(folder: str | Path, *, verify: Literal["full", "fast"] = "full", encoder=None) -> Index:
+def load(
+    folder: str | Path,
+    *,
+    verify: Literal["full", "fast"] = "full",
+    encoder: Encoder | str | Path | None = None,
+) -> Index:
     """Open an index folder, memory-mapped, after checking its files against their checksums.
 
     Args:

@@ -11,6 +11,7 @@ from retrieval_index import store
 from retrieval_index.bm25 import BM25Index
 from retrieval_index.corpus import Corpus, Passage
 from retrieval_index.dense import DenseIndex
+from retrieval_index.encoder import Encoder
 from retrieval_index.progress import Track, silent
 from retrieval_index.reference import RankBM25Index
 from retrieval_index.search import Index, Reopen, check_request, passages_of, reduce_index
@@ -41,7 +42,13 @@ class HybridIndex:
 
     @classmethod
     def build(
-        cls, corpus: Corpus, *, encoder=None, factory: str = "Flat", work: Path | None = None, track: Track = silent
+        cls,
+        corpus: Corpus,
+        *,
+        encoder: Encoder | str | Path | None = None,
+        factory: str = "Flat",
+        work: Path | None = None,
+        track: Track = silent,
     ) -> HybridIndex:
         """BM25 and dense; the arguments are those of `DenseIndex.build`."""
         lexical = BM25Index.build(corpus, work=work, track=track)

@@ -8,6 +8,7 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
@@ -71,8 +72,8 @@ class ShardedSearcher:
         order = np.argsort(np.where(rows < 0, np.inf, -scores), axis=1, kind="stable")[:, :k]
         return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
-    def save(self, folder) -> None:
-        """Not for shards: they are built as such."""
+    def save(self, folder: str | Path) -> None:
+        """Unsupported: shards are built as such. Raises NotImplementedError."""
         raise NotImplementedError("shards are written by retrieval_index.build_folder(..., shards=n)")
 
     write = save
