@@ -47,7 +47,7 @@ class Args:
 
 
 GRPO, ROLL = "trainers/grpo.py", "trainers/rollout.py"
-OBJECTIVE, OPTIMIZE, PPO = "trainers/objective.py", "trainers/optimize.py", "trainers/ppo.py"
+OBJECTIVE, OPTIMIZE, PPO = "trainers/algorithms/objective.py", "trainers/algorithms/optimize.py", "trainers/ppo.py"
 FAULTS = [
     # -- what is played
     Fault(
@@ -60,27 +60,27 @@ FAULTS = [
         new="list(seeds or questions) * group_size",
     ),
     Fault(
-        name="groups-mixed-in-batch", file="trainers/batches.py", within="batch_of",
+        name="groups-mixed-in-batch", file="trainers/collector.py", within="batch_of",
         old="trajectory.group = i // args.group_size", new="trajectory.group = i % args.questions_per_update",
     ),
     Fault(
-        name="rollout-at-temperature-1", file="trainers/batches.py", within="batch_of",
+        name="rollout-at-temperature-1", file="trainers/collector.py", within="batch_of",
         old="temperature=args.temperature", new="temperature=1.0",
     ),
     Fault(
-        name="turns-of-any-length", file="trainers/batches.py", within="batch_of",
+        name="turns-of-any-length", file="trainers/collector.py", within="batch_of",
         old="max_new_tokens=args.max_new_tokens", new="max_new_tokens=2 * args.max_new_tokens",
     ),
     Fault(
-        name="one-question-in-all-updates", file="trainers/batches.py", within="batch_of",
+        name="one-question-in-all-updates", file="trainers/collector.py", within="batch_of",
         old="default_rng([args.seed, number])", new="default_rng([args.seed, 0])",
     ),
     Fault(
-        name="end-token-doubled", file="trainers/policy.py", within="ends_once",
+        name="end-token-doubled", file="trainers/models/policy.py", within="ends_once",
         old="            return ids[1:]\n", new="            return ids\n",
     ),
     Fault(
-        name="end-token-lost", file="trainers/policy.py", within="ends_once",
+        name="end-token-lost", file="trainers/models/policy.py", within="ends_once",
         old="if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:", new="if after:",
     ),
     Fault(
@@ -113,7 +113,7 @@ FAULTS = [
         old="policy.logprobs(part, args.temperature)[0]", new="policy.logprobs(part)[0]",
     ),
     Fault(
-        name="reference-at-temperature-1", file="trainers/kl.py", within="k3",
+        name="reference-at-temperature-1", file="trainers/algorithms/kl.py", within="k3",
         old="self._reference.logprobs(p, args.temperature)", new="self._reference.logprobs(p, 1.0)",
     ),
     Fault(
@@ -179,7 +179,7 @@ FAULTS = [
         old="returns = rewards.sum(1).tolist()", new="pass",
     ),
     Fault(
-        name="k2-for-k3", file="trainers/kl.py", within="k3",
+        name="k2-for-k3", file="trainers/algorithms/kl.py", within="k3",
         old='{"k2": kl_k2, "k3": kl_k3}', new='{"k2": kl_k2, "k3": kl_k2}',
     ),
     Fault(

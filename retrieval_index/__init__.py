@@ -23,7 +23,7 @@ from retrieval_index.encoder import Encoder, SvdEncoder
 from retrieval_index.hybrid import HybridIndex
 from retrieval_index.readers import read_passages
 from retrieval_index.reference import RankBM25Index
-from retrieval_index.search import Searcher
+from retrieval_index.search import Index, Searcher
 from retrieval_index.shards import ShardedSearcher
 from retrieval_index.store import IndexCorrupt
 
@@ -34,6 +34,7 @@ __all__ = [
     "DenseIndex",
     "Encoder",
     "HybridIndex",
+    "Index",
     "IndexCorrupt",
     "Passage",
     "RankBM25Index",

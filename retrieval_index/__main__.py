@@ -115,7 +115,7 @@ def search(
             (f"  score {passage.score:.3f}, id {passage.id}", "dim"),
         )
         console.print(heading)
-        console.print(_highlighted(passage.text, query), "\n", sep="")
+        console.print(_highlight(passage.text, query), "\n", sep="")
 
 
 @app.command
@@ -237,7 +237,7 @@ def _describe(index: Path, manifest: dict) -> None:
     console.print(f"parameters: {escape(parameters)}")
 
 
-def _highlighted(text: str, query: str) -> Text:
+def _highlight(text: str, query: str) -> Text:
     """The passage with the words of the query in bold."""
     result = Text(text)
     if words := tokenize(query):

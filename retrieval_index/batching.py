@@ -23,8 +23,8 @@ class SearcherFailed(RuntimeError):
     """The searcher raised; `__cause__` says what."""
 
 
-class Abandoned(RuntimeError):
-    """Whoever asked has gone, and the search was not made."""
+class ClientGone(RuntimeError):
+    """The client has disconnected, and the search was not made."""
 
 
 @dataclass(slots=True, eq=False)
@@ -60,7 +60,7 @@ class Batcher:
         Raises:
             QueueFull: at once.
             SearcherFailed: the search raised, also when made for these queries alone.
-            Abandoned: `is_gone()` was true when their turn came.
+            ClientGone: `is_gone()` was true when their turn came.
         """
         if not queries:
             return []
@@ -86,17 +86,18 @@ class Batcher:
                 gone = [await request.is_gone() for request in batch]
                 for request, has_gone in zip(batch, gone, strict=True):
                     if has_gone:
-                        _settle(request, error=Abandoned("whoever asked has gone"))
+                        _settle(request, ClientGone("the client has disconnected"))
                 if left := [request for request, has_gone in zip(batch, gone, strict=True) if not has_gone]:
                     await self._answer(left)
             except Exception as error:  # whatever it is, nobody may wait for ever
                 for request in batch:
-                    _settle(request, error=SearcherFailed(f"the batch failed: {type(error).__name__}: {error}"))
+                    _settle(request, SearcherFailed(f"the batch failed: {type(error).__name__}: {error}"))
 
     def _next_batch(self) -> list[_Request]:
         """Take the oldest request off the queue, and those of the same k that fit beside it."""
-        batch, size, left = [], 0, deque()
-        k = self._requests[0].k
+        batch: list[_Request] = []
+        left: deque[_Request] = deque()
+        size, k = 0, self._requests[0].k
         while self._requests and size < BATCH:
             request = self._requests.popleft()
             if request.k == k and (not batch or size + len(request.queries) <= BATCH):
@@ -114,14 +115,14 @@ class Batcher:
             found = await asyncio.get_running_loop().run_in_executor(self._thread, self._search, queries, batch[0].k)
         except SearcherFailed as error:
             if len(batch) == 1:
-                _settle(batch[0], error=error)
+                _settle(batch[0], error)
             else:
                 for request in batch:  # only those whose own queries are at fault shall fail
                     await self._answer([request])
             return
         lists = iter(found)
         for request in batch:
-            _settle(request, found=list(islice(lists, len(request.queries))))
+            _settle(request, list(islice(lists, len(request.queries))))
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
         try:
@@ -134,10 +135,10 @@ class Batcher:
             raise SearcherFailed(f"the search failed: {type(error).__name__}: {error}") from error
 
 
-def _settle(request: _Request, found: list[list[Passage]] | None = None, error: Exception | None = None) -> None:
+def _settle(request: _Request, outcome: list[list[Passage]] | Exception) -> None:
     if request.found.done():  # cancelled
         return
-    if error is not None:
-        request.found.set_exception(error)
+    if isinstance(outcome, Exception):
+        request.found.set_exception(outcome)
     else:
-        request.found.set_result(found)
+        request.found.set_result(outcome)

@@ -25,7 +25,6 @@ from __future__ import annotations
 
 import os
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
 from itertools import accumulate
 from pathlib import Path
 from typing import Literal
@@ -37,7 +36,7 @@ from retrieval_index.corpus import Corpus, Passage
 from retrieval_index.counting import count_corpus, keys_of
 from retrieval_index.postings import Statistics, merge
 from retrieval_index.progress import Track, silent
-from retrieval_index.search import check_request, passages_of
+from retrieval_index.search import Reopen, check_request, passages_of, reduce_index
 from retrieval_index.tokenizer import tokenize
 
 FILES = ("term_keys", "posting_scores", "posting_rows", "term_starts", "term_maxima")
@@ -55,8 +54,8 @@ class BM25Index:
     """
 
     backend = "bm25"
-    folder: Path | None = None  # where it was loaded from
-    opened_with: dict = {}  # noqa: RUF012 - and with which options; never changed in place
+    reopen: Reopen | None = None  # set by `load`
+    __reduce__ = reduce_index
     in_work = False  # whether its files are those of a build, and may be moved
 
     def __init__(self, corpus: Corpus, keys: np.ndarray, postings: tuple[np.ndarray, ...], parameters: dict):
@@ -69,13 +68,6 @@ class BM25Index:
         for array in self.postings:
             array.setflags(write=False)
         self.parameters = parameters
-
-    def __reduce__(self):
-        if self.folder is not None:
-            from retrieval_index.build import load
-
-            return partial(load, **self.opened_with), (self.folder,)  # worker processes map the same files
-        return BM25Index, (self.corpus, self.keys, self.postings, self.parameters)
 
     @classmethod
     def build(
@@ -158,7 +150,7 @@ class BM25Index:
         for name, array in zip(FILES, self.files, strict=True):
             path = folder / f"{name}.npy"
             path.unlink(missing_ok=True)  # of a build that was killed
-            if isinstance(array, np.memmap) and self.in_work:
+            if self.in_work and isinstance(array, np.memmap) and array.filename:
                 os.replace(array.filename, path)
             else:
                 np.save(path, array, allow_pickle=False)

@@ -8,6 +8,7 @@ import os
 import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
@@ -18,14 +19,14 @@ from retrieval_index.corpus import Corpus, Passage, write_passages
 from retrieval_index.counting import count_corpus
 from retrieval_index.dense import DenseIndex
 from retrieval_index.duplicates import Deduplicated
-from retrieval_index.encoder import encoder_for
+from retrieval_index.encoder import Encoder, encoder_for, resolve_encoder
 from retrieval_index.hybrid import HybridIndex
 from retrieval_index.postings import Statistics
 from retrieval_index.progress import Track, progress_bars, silent
 from retrieval_index.publish import MANIFEST_FILE, publishing
 from retrieval_index.readers import count_passages, read_passages
 from retrieval_index.reference import RankBM25Index
-from retrieval_index.search import Searcher
+from retrieval_index.search import Index
 from retrieval_index.shards import ShardedSearcher
 
 Backend = Literal["bm25", "rank-bm25", "dense", "hybrid"]
@@ -35,7 +36,7 @@ _STORED_FILE = "stored.json"  # says that all passages are in the staging folder
 
 def build(
     passages: Iterable[Passage] | Corpus, backend: Backend = "bm25", *, progress: bool = False, **options
-) -> Searcher:
+) -> Index:
     """Build an index over passages, in memory.
 
     Args:
@@ -91,7 +92,7 @@ def build_folder(
     if not str(source).startswith("hf:") and not Path(source).exists():
         raise FileNotFoundError(f"there is no file or folder {source}; a data set on the hub is written hf:owner/name")
     if options.get("encoder") not in (None, "svd"):
-        options = options | {"encoder": encoder_for(None, options["encoder"])}  # a wrong name shows now, not in an hour
+        options = options | {"encoder": resolve_encoder(options["encoder"])}  # a wrong name shows now, not in an hour
     request = {
         "version": store.FORMAT_VERSION,
         "source": _describe_source(source),
@@ -110,10 +111,10 @@ def build_folder(
         if shards == 1:
             built = index.build(corpus, work=work, track=track, **options)
             built.write(staging)
-            parameters = built.parameters
+            stored_as, parameters = index.backend, built.parameters
         else:
             _build_shards(index, corpus, shards, staging, work, track, options)
-            backend, parameters = ShardedSearcher.backend, {"backend": backend, "shards": shards}
+            stored_as, parameters = ShardedSearcher.backend, {"backend": backend, "shards": shards}
         described = {
             "passages": len(corpus),
             "duplicates_left_out": duplicates,
@@ -121,10 +122,15 @@ def build_folder(
         }
         shutil.rmtree(work)
         (staging / _STORED_FILE).unlink(missing_ok=True)
-        store.seal(staging, backend, parameters, described)
+        store.seal(staging, stored_as, parameters, described)
 
 
-def load(folder: str | Path, *, verify: Literal["full", "fast"] = "full", encoder=None) -> Searcher:
+def load(
+    folder: str | Path,
+    *,
+    verify: Literal["full", "fast"] = "full",
+    encoder: Encoder | str | Path | None = None,
+) -> Index:
     """Open an index folder, memory-mapped, after checking its files against their checksums.
 
     Args:
@@ -141,13 +147,12 @@ def load(folder: str | Path, *, verify: Literal["full", "fast"] = "full", encode
     for _ in range(3):
         before = _manifest_bytes(folder)
         try:
-            searcher = _open(Path(folder).resolve(), store.verify(folder, verify), options)
+            searcher = _open(Path(folder).resolve(), store.verify(folder, verify), verify, options)
         except (store.IndexCorrupt, OSError):
             if _manifest_bytes(folder) == before:
                 raise
         else:
             if _manifest_bytes(folder) == before:
-                searcher.opened_with = {"verify": verify, **options}
                 return searcher
     raise store.IndexCorrupt(f"{folder}: it was replaced again and again while it was opened")
 
@@ -158,10 +163,11 @@ def _manifest_bytes(folder: str | Path) -> bytes:
     return path.read_bytes() if path.is_file() else b""
 
 
-def _open(folder: Path, manifest: dict, options: dict) -> Searcher:
+def _open(folder: Path, manifest: dict, verify: Literal["full", "fast"], options: dict) -> Index:
+    searcher: Index
     if manifest["backend"] == ShardedSearcher.backend:
         parts = [folder / f"shard-{number}" for number in range(manifest["parameters"]["shards"])]
-        searcher = ShardedSearcher([_open(part, store.read_manifest(part), options) for part in parts])
+        searcher = ShardedSearcher([_open(part, store.read_manifest(part), verify, options) for part in parts])
         searcher.corpus.fingerprint = manifest["corpus"]["fingerprint"]  # else it would read the passages for it
     else:
         if options and manifest["backend"] not in ("dense", "hybrid"):
@@ -170,7 +176,7 @@ def _open(folder: Path, manifest: dict, options: dict) -> Searcher:
         corpus = Corpus.open(folder)
         corpus.fingerprint = manifest["corpus"]["fingerprint"]
         searcher = index.open(folder, corpus, manifest["parameters"], **options)
-    searcher.folder = folder
+    searcher.reopen = partial(load, folder, verify=verify, **options)
     return searcher
 
 
@@ -192,9 +198,9 @@ def _store(source: str | Path, split: str | None, keep_duplicates: bool, folder:
     if done.exists():
         return json.loads(done.read_text(encoding="utf-8"))
     passages = track(read_passages(source, split=split), "Storing passages", count_passages(source))
-    kept = passages if keep_duplicates else Deduplicated(passages)
-    write_passages(kept, folder)
-    duplicates = 0 if keep_duplicates else kept.duplicates
+    deduplicated = None if keep_duplicates else Deduplicated(passages)
+    write_passages(passages if deduplicated is None else deduplicated, folder)
+    duplicates = 0 if deduplicated is None else deduplicated.duplicates
     half = done.with_suffix(".part")
     half.write_text(json.dumps(duplicates), encoding="utf-8")
     os.replace(half, done)

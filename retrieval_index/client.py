@@ -6,10 +6,14 @@ import json
 import os
 import random
 import time
+from typing import TYPE_CHECKING
 
 from retrieval_index.corpus import Passage
 from retrieval_index.search import check_request
 from retrieval_index.wire import PATH, passage_of
+
+if TYPE_CHECKING:
+    import httpx
 
 BATCH = 64  # queries in a request
 BACKOFF = 0.25  # seconds before the first retry; doubled for each further one
@@ -43,8 +47,8 @@ class RemoteSearcher:
             raise ValueError(f"retries must not be negative, got {retries}")
         self.url = url.rstrip("/").removesuffix(PATH) + PATH
         self.timeout, self.retries = timeout, retries
-        self._connections = None
-        self._process = None  # the one that the connections belong to
+        self._connections: httpx.Client | None = None
+        self._process = 0  # the one that the connections belong to
 
     def __reduce__(self):
         return _remote_searcher, (self.url, self.timeout, self.retries)
@@ -57,7 +61,7 @@ class RemoteSearcher:
 
         Raises:
             TypeError: as there.
-            ValueError: `k` is less than 1, or the server refused the request: its message says why.
+            ValueError: `k` is less than 1, or the server rejected the request: its message says why.
             SearchFailed: all attempts failed, or the answer was malformed. Never an empty result instead.
         """
         k = check_request(queries, k)
@@ -78,11 +82,12 @@ class RemoteSearcher:
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise SearchFailed(f"{self.url} gave a malformed answer: {type(error).__name__}: {error}") from error
 
-    def _post(self, body: dict):  # -> httpx.Response
+    def _post(self, body: dict) -> httpx.Response:
         """The first answer of status 200."""
         import httpx
 
-        content = json.dumps(body)  # ASCII: a query that is no Unicode text is for the server to refuse
+        content = json.dumps(body)  # ASCII: a query that is no Unicode text is for the server to reject
+        failure: httpx.RequestError | None
         for attempt in range(1 + self.retries):
             pause = min(BACKOFF * 2**attempt, LONGEST_PAUSE) * random.uniform(0.5, 1)
             try:
@@ -94,16 +99,16 @@ class RemoteSearcher:
                     return response
                 cause, failure = f"status {response.status_code}: {_detail(response)}", None
                 if response.status_code != 429 and response.status_code < 500:
-                    raise ValueError(f"{self.url} refused the request with {cause}")
+                    raise ValueError(f"{self.url} rejected the request with {cause}")
                 pause += _retry_after(response)
             if attempt < self.retries:
                 time.sleep(pause)
         raise SearchFailed(f"{self.url} failed {1 + self.retries} times, at last with {cause}") from failure
 
-    def _client(self):
+    def _client(self) -> httpx.Client:
         import httpx
 
-        if self._process != os.getpid():
+        if self._connections is None or self._process != os.getpid():
             limits = httpx.Limits(max_connections=None, max_keepalive_connections=BATCH)
             self._connections = httpx.Client(timeout=self.timeout, limits=limits)
             self._process = os.getpid()
@@ -114,7 +119,7 @@ def _remote_searcher(url: str, timeout: float, retries: int) -> RemoteSearcher:
     return RemoteSearcher(url, timeout=timeout, retries=retries)
 
 
-def _detail(response) -> str:
+def _detail(response: httpx.Response) -> str:
     """The server's own words, if it has any."""
     try:
         return str(response.json()["detail"])
@@ -122,7 +127,7 @@ def _detail(response) -> str:
         return response.text[:200]
 
 
-def _retry_after(response) -> float:
+def _retry_after(response: httpx.Response) -> float:
     """Seconds that the server asks to wait; 0 where it does not say so in seconds."""
     try:
         return min(max(float(response.headers["Retry-After"]), 0.0), LONGEST_PAUSE)

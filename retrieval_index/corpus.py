@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -56,6 +57,11 @@ def read_jsonl(path: str | Path) -> Iterator[Passage]:
 
 
 def passage_from_row(row: object) -> Passage:
+    """The passage of a JSON value; an `id` that is a number becomes a string, other fields are ignored.
+
+    Raises:
+        ValueError: it is no object with `id`, `title` and `text`, or one of these is of a wrong type or no Unicode text.
+    """
     if not isinstance(row, dict):
         raise ValueError(f"expected an object with id, title and text, got {type(row).__name__}")
     missing = [name for name in ("id", "title", "text") if name not in row]
@@ -84,9 +90,10 @@ class Corpus(Sequence[Passage]):
     the second by its path.
     """
 
-    def __init__(self, passages: Iterable[Passage]):
-        lazy = isinstance(passages, _StoredPassages | _JoinedPassages)
-        self._rows: Sequence[Passage] = passages if lazy else list(passages)
+    def __init__(self, passages: Iterable[Passage] | _StoredPassages | _JoinedPassages):
+        self._rows: list[Passage] | _StoredPassages | _JoinedPassages = (
+            passages if isinstance(passages, _StoredPassages | _JoinedPassages) else list(passages)
+        )
 
     @classmethod
     def open(cls, folder: str | Path) -> Corpus:
@@ -106,9 +113,9 @@ class Corpus(Sequence[Passage]):
                 copy.writelines(self._rows.chunks(0, len(self)))
             np.save(Path(folder) / OFFSETS_FILE, self._rows.offsets, allow_pickle=False)
         else:
-            write_passages(self._rows, folder)
+            write_passages(self, folder)
 
-    def scored(self, row: int, score: float) -> Passage:
+    def with_score(self, row: int, score: float) -> Passage:
         """The passage of a row as a search result."""
         passage = self._rows[row]
         if isinstance(self._rows, _StoredPassages):
@@ -124,9 +131,8 @@ class Corpus(Sequence[Passage]):
     @cached_property
     def fingerprint(self) -> str:
         """SHA-256 of the content, in hex: the same in memory and on disk, and equal to that of `passages.jsonl`."""
-        stored = isinstance(self._rows, _StoredPassages)
-        digest = hashlib.sha256()
-        for part in self._rows.chunks(0, len(self)) if stored else map(encode_passage, self._rows):
+        rows, digest = self._rows, hashlib.sha256()
+        for part in rows.chunks(0, len(self)) if isinstance(rows, _StoredPassages) else map(encode_passage, self):
             digest.update(part)
         return digest.hexdigest()
 
@@ -139,7 +145,13 @@ class Corpus(Sequence[Passage]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    def __getitem__(self, row: int) -> Passage:
+    @overload
+    def __getitem__(self, row: int) -> Passage: ...
+    @overload
+    def __getitem__(self, row: slice) -> list[Passage]: ...
+    def __getitem__(self, row):
+        if isinstance(row, slice):
+            return [self._rows[number] for number in range(len(self))[row]]
         return self._rows[row]
 
     def __iter__(self) -> Iterator[Passage]:
@@ -159,7 +171,7 @@ def write_passages(passages: Iterable[Passage], folder: str | Path) -> None:
     np.save(Path(folder) / OFFSETS_FILE, np.array(offsets, dtype=np.int64), allow_pickle=False)
 
 
-class _StoredPassages(Sequence[Passage]):
+class _StoredPassages:
     """The rows of a stored corpus. Reads name their place (pread): no file position for threads and forks to fight over.
 
     Not a memory map, whose pages would count as memory of the process once touched.
@@ -169,7 +181,7 @@ class _StoredPassages(Sequence[Passage]):
         self.folder = Path(folder).resolve()
         # A plain view of the map: indexing np.memmap itself is several times slower.
         self.offsets = np.asarray(np.load(self.folder / OFFSETS_FILE, mmap_mode="r", allow_pickle=False))
-        self._starts = memoryview(self.offsets)  # whose single elements are read much faster than an array's
+        self._starts = self.offsets.data  # a memoryview, whose single elements are read much faster than an array's
         self.file = open(self.folder / PASSAGES_FILE, "rb", buffering=0)  # noqa: SIM115 - closed with the corpus
 
     def __reduce__(self):
@@ -203,7 +215,7 @@ class _StoredPassages(Sequence[Passage]):
         return content
 
 
-class _JoinedPassages(Sequence[Passage]):
+class _JoinedPassages:
     """The rows of several corpora, one after the other."""
 
     def __init__(self, corpora: list[Corpus]):

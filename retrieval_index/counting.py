@@ -37,16 +37,15 @@ def keys_of(terms: Iterable[str]) -> np.ndarray:
 def count_words(texts: Iterable[str]) -> Block:
     """Tokenize passages and count their terms."""
     vocabulary: dict[str, int] = {}
-    tokens, lengths = [], []
+    tokens: list[np.ndarray] = []
     for text in texts:
-        terms = [vocabulary.setdefault(term, len(vocabulary)) for term in tokenize(text)]
-        tokens.append(np.array(terms, np.int32))
-        lengths.append(len(terms))
+        words = tokenize(text)
+        tokens.append(np.array([vocabulary.setdefault(word, len(vocabulary)) for word in words], np.int32))
     keys = keys_of(vocabulary)
     order = np.argsort(keys)
     rank = np.empty(len(keys), np.int64)
     rank[order] = np.arange(len(keys))
-    lengths = np.array(lengths, np.int32)
+    lengths = np.array([len(terms) for terms in tokens], np.int32)
     passage = np.repeat(np.arange(len(lengths), dtype=np.int64), lengths)
     pairs = rank[np.concatenate(tokens)] * len(lengths) + passage if len(keys) else np.zeros(0, np.int64)
     pairs, frequencies = np.unique(pairs, return_counts=True)
@@ -68,7 +67,7 @@ def count_corpus(corpus: Corpus, work: Path | None, track: Track) -> list[Callab
     folders = [work / f"block-{start}" for start in starts]
     missing = [start for start, folder in zip(starts, folders, strict=True) if not folder.exists()]
     if missing:
-        for start in track(_counted(corpus, work, missing), "Counting words", len(missing)):
+        for start in track(_count_in_processes(corpus, work, missing), "Counting words", len(missing)):
             assert (work / f"block-{start}").is_dir()
     return [partial(Block.open, folder) for folder in folders]
 
@@ -77,7 +76,7 @@ def _count_block(corpus: Corpus, start: int) -> Block:
     return count_words(passage_text(p.title, p.text) for p in corpus.passages(start, start + BLOCK))
 
 
-def _counted(corpus: Corpus, work: Path, starts: list[int]) -> Iterable[int]:
+def _count_in_processes(corpus: Corpus, work: Path, starts: list[int]) -> Iterable[int]:
     """Count blocks in processes of their own, and yield the start of each as it is done.
 
     Plain subprocesses and not `multiprocessing`, which would run the caller's main module again in each.

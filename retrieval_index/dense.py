@@ -5,7 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -14,7 +13,7 @@ from retrieval_index import store, vectors
 from retrieval_index.corpus import Corpus, Passage
 from retrieval_index.encoder import Encoder, SvdEncoder, encoder_for
 from retrieval_index.progress import Track, silent
-from retrieval_index.search import check_request, passages_of
+from retrieval_index.search import Reopen, check_request, passages_of, reduce_index
 from retrieval_index.tokenizer import passage_text
 
 INDEX_FILE = "vectors.faiss"
@@ -35,23 +34,16 @@ class DenseIndex:
     """
 
     backend = "dense"
-    folder: Path | None = None  # where it was loaded from
-    opened_with: dict = {}  # noqa: RUF012 - and with which options; never changed in place
+    reopen: Reopen | None = None  # set by `load`
+    __reduce__ = reduce_index
     _in_work = False  # whether `vectors` are a file in the work folder of the build, which only ever holds these
 
-    def __init__(self, corpus: Corpus, encoder: Encoder, index, rescore: np.ndarray | None, parameters: dict):
+    def __init__(self, corpus: Corpus, encoder: Encoder, index, vectors: np.ndarray | None, parameters: dict):
         self.corpus = corpus
         self.encoder = encoder
         self.index = index
-        self.vectors = rescore
+        self.vectors = vectors
         self.parameters = parameters
-
-    def __reduce__(self):
-        if self.folder is not None:
-            from retrieval_index.build import load
-
-            return partial(load, **self.opened_with), (self.folder,)  # worker processes map the same files
-        return DenseIndex, (self.corpus, self.encoder, self.index, self.vectors, self.parameters)
 
     @classmethod
     def build(
@@ -117,7 +109,8 @@ class DenseIndex:
         if self.vectors is not None:
             path = folder / VECTORS_FILE
             path.unlink(missing_ok=True)  # of a build that was killed: the very file that is mapped, by another name
-            if not (self._in_work and _linked(self.vectors.filename, path)):
+            source = self.vectors.filename if self._in_work and isinstance(self.vectors, np.memmap) else None
+            if source is None or not _link(source, path):
                 np.save(path, self.vectors, allow_pickle=False)
 
     @classmethod
@@ -148,24 +141,26 @@ def _encoder_of(folder: Path, parameters: dict, given: Encoder | str | Path | No
 
         prefixes = {name: parameters[name] for name in ("query_prefix", "passage_prefix")}
         try:
-            given = PretrainedEncoder(given or parameters["model"], **prefixes)
+            encoder: Encoder = PretrainedEncoder(given or parameters["model"], **prefixes)
         except ValueError as error:
             raise ValueError(
                 f"the model that {folder} was built with: {error}. Pass encoder= (--encoder PATH)"
             ) from None
+    else:
+        encoder = given
     where = {"model", "factory", "search"}  # a model may have moved
     wanted = {name: value for name, value in parameters.items() if name not in where}
     for name, value in wanted.items():
-        if given.parameters.get(name) != value:
+        if encoder.parameters.get(name) != value:
             raise ValueError(
                 f"{folder} was built with another encoder: its {name} was {value!r}, and is "
-                f"{given.parameters.get(name)!r} now. Pass the right one as encoder= (--encoder), or build again."
+                f"{encoder.parameters.get(name)!r} now. Pass the right one as encoder= (--encoder), or build again."
             )
-    return given
+    return encoder
 
 
-def _linked(source: str, target: Path) -> bool:
-    """Whether one file now has both names; not so across file systems, or where the source is gone."""
+def _link(source: str, target: Path) -> bool:
+    """Give a file a second name. Returns whether it has it: not across file systems, or where the source is gone."""
     try:
         os.link(source, target)
     except OSError:
@@ -199,7 +194,7 @@ def _encode(corpus: Corpus, encoder: Encoder, dtype: np.dtype, work: Path | None
         file.seek(encoded.offset + done * dtype.itemsize * encoder.dimension)
         for start in _starts(done, len(corpus), track):
             rows = _encode_rows(corpus, encoder, start)
-            file.write(np.ascontiguousarray(rows, dtype))
+            file.write(np.ascontiguousarray(rows, dtype).data)
             file.flush()
             os.fsync(file.fileno())
             half = record.with_suffix(".part")

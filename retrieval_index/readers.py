@@ -56,9 +56,9 @@ def count_passages(source: str | Path) -> int | None:
         return None
     try:
         _, row = next(formats.jsonl_rows(path))
-        if "id" not in _fields_of(row):
+        if not isinstance(row, dict) or "id" not in _fields_of(row):
             return None
-    except (StopIteration, ValueError, TypeError):
+    except (StopIteration, ValueError):
         return None  # reading will say what is wrong
     return formats.count_lines(path)
 
@@ -91,8 +91,8 @@ def _pairs(record: dict, field: str, first: str, second: str) -> list[tuple]:
     """Pairs from a list of pairs, a list of objects, or an object of two lists as copies on the hub have it."""
     rows = record[field]
     if isinstance(rows, dict):
-        columns = rows.get(first), rows.get(second)
-        same = all(isinstance(column, list) for column in columns) and len(columns[0]) == len(columns[1])
+        columns = [column for column in (rows.get(first), rows.get(second)) if isinstance(column, list)]
+        same = len(columns) == 2 and len(columns[0]) == len(columns[1])
         rows = list(zip(*columns, strict=True)) if same else None
     elif isinstance(rows, list):
         rows = [(row.get(first), row.get(second)) if isinstance(row, dict) else row for row in rows]
@@ -152,7 +152,7 @@ def _to_passages(rows: formats.Rows, where: str) -> Iterator[Passage]:
 
 
 # Extension -> its reader, and what comes between file and row number in errors.
-_READERS = {
+_READERS: dict[str, tuple[Callable[[Path], formats.Rows], str]] = {
     ".jsonl": (formats.jsonl_rows, ":"),
     ".json": (formats.json_rows, ": record "),
     ".tsv": (formats.tsv_rows, ":"),

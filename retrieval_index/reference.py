@@ -9,7 +9,7 @@ import numpy as np
 from retrieval_index import store
 from retrieval_index.corpus import Corpus, Passage
 from retrieval_index.progress import Track, silent
-from retrieval_index.search import check_request, passages_of
+from retrieval_index.search import Reopen, check_request, passages_of
 from retrieval_index.tokenizer import tokenize, tokenize_corpus
 
 
@@ -20,6 +20,7 @@ class RankBM25Index:
     """
 
     backend = "rank-bm25"
+    reopen: Reopen | None = None  # set by `load`; not for pickling, where to send it is faster than to build it again
 
     def __init__(self, corpus: Corpus, okapi):
         self.corpus = corpus

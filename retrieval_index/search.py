@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import operator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol, runtime_checkable
 
@@ -15,7 +17,10 @@ from retrieval_index.corpus import Corpus, Passage
 class Searcher(Protocol):
     """Ranked retrieval over a corpus. Searchers are read-only: threads may share one, and forks too."""
 
-    corpus: Corpus
+    @property
+    def corpus(self) -> Corpus:
+        """The passages, by row number."""
+        ...
 
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
         """The best passages of each query, best first, each with its `score` (higher is better).
@@ -45,6 +50,36 @@ class Searcher(Protocol):
         ...
 
 
+Reopen = Callable[[], "Index"]
+"""Opens an index once more from the folder that it was loaded from, as it was opened there."""
+
+
+class Index(Searcher, Protocol):
+    """A searcher that a folder holds: what `build`, `load` and `store` know of every backend."""
+
+    backend: str
+    """Name in the manifest."""
+    parameters: dict
+    """JSON-able: what the manifest says of it beside the name, and what opening it takes."""
+    reopen: Reopen | None
+    """None for an index that was not loaded."""
+
+    def write(self, folder: Path) -> None:
+        """Write what the backend needs beside the corpus."""
+        ...
+
+
+def reduce_index(index: Index) -> tuple:
+    """Pickle an index: the `__reduce__` of its class.
+
+    A loaded one is reopened from its folder, so worker processes map the same files. Any other is made again from the
+    arguments of its constructor, which it keeps in attributes of the same names.
+    """
+    if index.reopen is not None:
+        return index.reopen, ()
+    return type(index), tuple(getattr(index, name) for name in inspect.signature(type(index)).parameters)
+
+
 def check_request(queries: list[str], k: int) -> int:
     """Raise the errors that `Searcher.search` documents; returns `k` as a plain int."""
     if isinstance(queries, str):
@@ -61,6 +96,6 @@ def check_request(queries: list[str], k: int) -> int:
 def passages_of(corpus: Corpus, rows: np.ndarray, scores: np.ndarray) -> list[list[Passage]]:
     """Turn what `top_k` returned into passages that carry their scores."""
     return [
-        [corpus.scored(row, score) for row, score in zip(*ranking, strict=True) if row >= 0]
+        [corpus.with_score(row, score) for row, score in zip(*ranking, strict=True) if row >= 0]
         for ranking in zip(rows.tolist(), scores.tolist(), strict=True)
     ]

@@ -30,7 +30,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from retrieval_index.batching import BATCH, Abandoned, Batcher, QueueFull, SearcherFailed
+from retrieval_index.batching import BATCH, Batcher, ClientGone, QueueFull, SearcherFailed
 from retrieval_index.search import Searcher
 from retrieval_index.wire import PATH, Limits, entry_of
 
@@ -120,7 +120,7 @@ async def _retrieve(request: Request, batcher: Batcher, limits: Limits, metrics:
     except SearcherFailed as error:
         logger.exception("a search failed")
         raise HTTPException(500, str(error)) from error
-    except (ClientDisconnect, Abandoned):
+    except (ClientDisconnect, ClientGone):
         return Response(status_code=CLIENT_GONE)
     metrics.queries.inc(len(query.queries))
     result = [[entry_of(passage, query.return_scores) for passage in passages] for passages in found]

@@ -6,14 +6,15 @@ import os
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from functools import cached_property, partial
+from functools import cached_property
 from itertools import accumulate
+from pathlib import Path
 from typing import TypeVar
 
 import numpy as np
 
 from retrieval_index.corpus import Corpus, Passage
-from retrieval_index.search import Searcher, check_request
+from retrieval_index.search import Reopen, Searcher, check_request, reduce_index
 
 T = TypeVar("T")
 
@@ -30,8 +31,8 @@ class ShardedSearcher:
     """
 
     backend = "shards"
-    folder = None  # where it was loaded from
-    opened_with: dict = {}  # noqa: RUF012 - and with which options; never changed in place
+    reopen: Reopen | None = None  # set by `load`
+    __reduce__ = reduce_index
 
     def __init__(self, shards: Sequence[Searcher]):
         if not shards:
@@ -45,13 +46,6 @@ class ShardedSearcher:
         self._pool: ThreadPoolExecutor | None = None
         self._process = 0  # the one that the threads belong to
         self._lock = threading.Lock()
-
-    def __reduce__(self):
-        if self.folder is not None:
-            from retrieval_index.build import load
-
-            return partial(load, **self.opened_with), (self.folder,)
-        return ShardedSearcher, (self.shards,)
 
     @cached_property
     def corpus(self) -> Corpus:
@@ -73,21 +67,21 @@ class ShardedSearcher:
         k = min(check_request(queries, k), len(self.corpus))
         found = self._ask(lambda shard: shard.top_k(queries, k))
         offsets = [0, *accumulate(len(shard.corpus) for shard in self.shards)]
-        rows = [np.where(part < 0, -1, part + offset) for (part, _), offset in zip(found, offsets, strict=False)]
-        rows, scores = np.concatenate(rows, axis=1), np.concatenate([scores for _, scores in found], axis=1)
+        own_rows = [np.where(part < 0, -1, part + offset) for (part, _), offset in zip(found, offsets, strict=False)]
+        rows, scores = np.concatenate(own_rows, axis=1), np.concatenate([part for _, part in found], axis=1)
         order = np.argsort(np.where(rows < 0, np.inf, -scores), axis=1, kind="stable")[:, :k]
         return np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
 
-    def save(self, folder) -> None:
-        """Not for shards: they are built as such."""
+    def save(self, folder: str | Path) -> None:
+        """Unsupported: shards are built as such. Raises NotImplementedError."""
         raise NotImplementedError("shards are written by retrieval_index.build_folder(..., shards=n)")
 
     write = save
 
     def _ask(self, request: Callable[[Searcher], T]) -> list[T]:
-        if self._process != os.getpid():
+        if self._pool is None or self._process != os.getpid():
             with self._lock:
-                if self._process != os.getpid():  # first use, or a fork, which has none of the threads
+                if self._pool is None or self._process != os.getpid():  # first use, or a fork: it has no threads
                     self._pool = ThreadPoolExecutor(len(self.shards), thread_name_prefix="shard")
                     self._process = os.getpid()
         return list(self._pool.map(request, self.shards))

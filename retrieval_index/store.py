@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from retrieval_index.publish import MANIFEST_FILE, REQUEST_FILE, publishing
+from retrieval_index.search import Index
 
 FORMAT_VERSION = 2
 SMALL = 1 << 26  # bytes; a file up to this size is read whole also when verified "fast"
@@ -24,7 +25,7 @@ class IndexCorrupt(ValueError):
     """An index folder is not what was written: a file is missing, truncated, changed, or of another index."""
 
 
-def save(index, folder: str | Path) -> None:
+def save(index: Index, folder: str | Path) -> None:
     """Write an index and its corpus to `folder`, replacing an index already there in one step.
 
     Raises:

@@ -52,7 +52,8 @@ def make(factory: str, dimension: int, rows: int):
         # neighbours, and that of PQ64 on 54,000 real passages 0.99 instead of 0.96.
         inner.cp.spherical = False
     if isinstance(inner, faiss.IndexPQ | faiss.IndexIVFPQ):
-        inner.do_polysemous_training = False  # minutes of training for a search mode that is not used here
+        # Minutes of training for a search mode that is not used here.
+        inner.do_polysemous_training = False  # type: ignore[union-attr]  # missing from FAISS's stubs
     return index
 
 

@@ -30,7 +30,7 @@ class Limits:
     body_bytes: int = 8_000_000
     """Bytes of one request."""
     waiting: int = 8192
-    """Queries that wait for a search, of all requests together; a request beyond them is told to come again."""
+    """Queries that wait for a search, of all requests together; a request beyond them is answered 429."""
 
     def __post_init__(self):
         for limit in fields(self):

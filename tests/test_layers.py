@@ -1,4 +1,5 @@
-"""Imports go one way: trainers -> agent_envs -> retrieval_index; and the lower two do without torch."""
+"""Imports go one way: trainers -> agent_envs -> retrieval_index, and in no circle within a package; and the lower two do
+without torch."""
 
 import ast
 import subprocess
@@ -33,6 +34,34 @@ def test_no_import_goes_up(package):
     assert files
     for path in files:
         assert not imports_of(path) & FORBIDDEN[package], path
+
+
+def modules_imported_by(path: Path, modules: set[str]) -> set[str]:
+    """Which of `modules` a file imports, at any depth of its code, but for the packages above what it names."""
+    found = set()
+    for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+        if isinstance(node, ast.Import):
+            found |= {alias.name for alias in node.names}
+        elif isinstance(node, ast.ImportFrom):
+            members = {f"{node.module}.{alias.name}" for alias in node.names}
+            found |= members & modules
+            if members - modules:
+                found.add(node.module)
+    return found & modules
+
+
+@pytest.mark.parametrize("package", ["retrieval_index", "agent_envs", "benchmarks"])
+def test_no_import_circle(package):
+    """Imports inside functions count too: they are how a circle hides."""
+    paths = {}
+    for path in sorted((ROOT / package).rglob("*.py")):
+        parts = path.relative_to(ROOT).with_suffix("").parts
+        paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
+    imports = {name: modules_imported_by(path, paths.keys() - {name}) for name, path in paths.items()}
+    assert imports
+    while free := {name for name, needed in imports.items() if not needed}:
+        imports = {name: needed - free for name, needed in imports.items() if name not in free}
+    assert not imports, f"in a circle, or on the way to one: {imports}"
 
 
 def loaded_by(code: str) -> set[str]:

@@ -1,4 +1,4 @@
-"""The tries of `benchmarks.sandbox_escapes`, on the backend that "auto" takes."""
+"""The tries of `benchmarks.envs.sandbox_escapes`, on the backend that "auto" takes."""
 
 import importlib.util
 import sys
@@ -9,7 +9,7 @@ import pytest
 
 from agent_envs import sandbox
 
-PATH = Path(__file__).parent.parent.parent / "benchmarks" / "sandbox_escapes.py"
+PATH = Path(__file__).parent.parent.parent / "benchmarks" / "envs" / "sandbox_escapes.py"
 SPEC = importlib.util.spec_from_file_location("sandbox_escapes", PATH)
 escapes = importlib.util.module_from_spec(SPEC)
 sys.modules["sandbox_escapes"] = escapes

@@ -155,7 +155,7 @@ def test_a_refusal_is_not_tried_again(status, pauses):
         pytest.raises(ValueError) as error,
     ):
         RemoteSearcher(url).search(["band"], 1000)
-    assert str(error.value) == f"{url}/retrieve refused the request with status {status}: topk: at most 100"
+    assert str(error.value) == f"{url}/retrieve rejected the request with status {status}: topk: at most 100"
     assert len(requests) == 1
 
 

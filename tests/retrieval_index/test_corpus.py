@@ -33,6 +33,12 @@ def test_the_stored_corpus_equals_the_one_in_memory(tmp_path, passages):
     assert Corpus(passages).fingerprint != memory.fingerprint
 
 
+@pytest.mark.parametrize("rows", [slice(None), slice(1, 3), slice(-2, None), slice(None, None, -1), slice(2, 99)])
+def test_a_slice_is_a_list(tmp_path, rows):
+    disk = stored(ODD, tmp_path)
+    assert Corpus(ODD)[rows] == disk[rows] == Corpus.join([disk])[rows] == ODD[rows]
+
+
 @pytest.mark.parametrize("row", [3, -4])
 def test_a_row_outside_is_an_index_error(tmp_path, row):
     for corpus in (Corpus(ODD), stored(ODD, tmp_path)):

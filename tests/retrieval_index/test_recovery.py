@@ -147,6 +147,6 @@ def test_a_mistyped_corpus_leaves_nothing(tmp_path):
 def test_a_searcher_sent_elsewhere_is_verified_as_it_was_here(passages, tmp_path):
     retrieval_index.build(passages).save(tmp_path / "index")
     searcher = retrieval_index.load(tmp_path / "index", verify="fast")
-    assert searcher.opened_with == {"verify": "fast"}
+    assert searcher.reopen.keywords == {"verify": "fast"}
     assert ShardedSearcher([searcher]).search(QUERIES, 3) == searcher.search(QUERIES, 3)
     shutil.rmtree(tmp_path / "index")

@@ -51,6 +51,19 @@ def test_searchers_pickle(saved):
     assert same_results(searcher, pickle.loads(pickle.dumps(retrieval_index.load(folder))))
 
 
+@pytest.mark.parametrize("backend", ["bm25", "dense", "hybrid", "shards"])
+def test_a_loaded_index_is_pickled_as_its_folder(passages, tmp_path, backend):
+    Corpus(passages).write(tmp_path)
+    kind, shards = ("bm25", 2) if backend == "shards" else (backend, 1)
+    retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "index", kind, shards=shards)
+    loaded = retrieval_index.load(tmp_path / "index", verify="fast")
+    for index in (loaded, *getattr(loaded, "shards", ())):
+        sent = pickle.dumps(index)
+        assert len(sent) < 1000
+        assert pickle.loads(sent).reopen.keywords == {"verify": "fast"}
+        assert same_results(index, pickle.loads(sent))
+
+
 def test_a_loaded_index_can_be_saved_over_itself(saved, tmp_path):
     searcher, _ = saved
     searcher.save(tmp_path / "index")

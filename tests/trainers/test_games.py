@@ -1,4 +1,4 @@
-"""The cold start of a game, more of it, and the experiment of `benchmarks.games`."""
+"""The cold start of a game, more of it, and the experiment of `benchmarks.training.games`."""
 
 import json
 import random
@@ -7,12 +7,12 @@ import pytest
 import torch
 
 from agent_envs.games.bandit import FAMILIES
-from benchmarks import games, games_report
+from benchmarks.training import games, games_report
 from trainers.cold_start import curriculum as sft
 from trainers.comparison import imitation
 from trainers.models import tiny
 from trainers.models.policy import Policy
-from trainers.runs import checkpoint
+from trainers.runs.folder import checkpoint
 from trainers.runs.setup import make_envs
 
 

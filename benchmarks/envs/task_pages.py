@@ -1,6 +1,6 @@
 """Write the pages of docs/tasks: one for each registered environment, and the table of all baselines.
 
-    python -m benchmarks.task_pages --data FOLDER      # FOLDER with real benchmarks; without it they keep their figures
+    python -m benchmarks.envs.task_pages --data FOLDER      # FOLDER with real benchmarks; without it they keep their figures
 
 Everything on a page but its baselines follows from the code; a test compares. The rows of the baselines are kept in
 docs/tasks/baselines.json, so that pages can be written again without playing (``--episodes 0``).
@@ -22,7 +22,7 @@ from agent_envs.baselines import run_baselines, table
 from agent_envs.data.catalog import CATALOG
 from agent_envs.describe import page
 
-DOCS = Path(__file__).resolve().parents[1] / "docs" / "tasks"
+DOCS = Path(__file__).resolve().parents[2] / "docs" / "tasks"
 ABOUT = {
     "hotpotqa": "Questions over two Wikipedia paragraphs, bridge and comparison (Yang et al. 2018).",
     "2wikimultihopqa": "Compositional, comparison, inference and bridge-comparison questions made from Wikidata and "
@@ -115,7 +115,7 @@ def benchmark_page(id: str, name: str, rows: list[dict]) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def measured(args: Args, kept: list[dict]) -> list[dict]:
+def measure_baselines(args: Args, kept: list[dict]) -> list[dict]:
     """The rows of all tasks: played now where that is possible, else as they were."""
     rows: list[dict] = []
     for id in agent_envs.IDS:
@@ -152,7 +152,7 @@ def index_page(rows: list[dict]) -> str:
             "\n## Baselines\n",
             'Held-out instances (`split="validation"`), 200 episodes each unless a page says otherwise: a random agent that '
             "writes well-formed turns, a scripted one that knows no more than an agent may, and an oracle that knows the "
-            "answer. The score is the task's own measure. Command: `python -m benchmarks.task_pages --data FOLDER`.\n",
+            "answer. The score is the task's own measure. Command: `python -m benchmarks.envs.task_pages --data FOLDER`.\n",
             table(rows),
             "",
         ]
@@ -163,7 +163,7 @@ def main(args: Args) -> None:
     warnings.simplefilter("ignore")
     kept_file = DOCS / "baselines.json"
     kept = json.loads(kept_file.read_text(encoding="utf-8")) if kept_file.is_file() else []
-    rows = measured(args, kept) if args.episodes else kept
+    rows = measure_baselines(args, kept) if args.episodes else kept
     DOCS.mkdir(parents=True, exist_ok=True)
     kept_file.write_text(json.dumps(rows, indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
     for id in agent_envs.IDS:

@@ -1,7 +1,7 @@
 """What a step costs beside its tool, and what a vector of environments gains over single ones.
 
-    python -m benchmarks.suite_speed --data FOLDER                      # BM25 in this process
-    python -m benchmarks.suite_speed --data FOLDER --index my-index     # any index: a folder, or a server's URL
+    python -m benchmarks.envs.speed --data FOLDER                      # BM25 in this process
+    python -m benchmarks.envs.speed --data FOLDER --index my-index     # any index: a folder, or a server's URL
 
 Both sides of the ratio step the same 256 HotpotQA environments through the same questions, searches and order in one
 run: `gymnasium.make` 256 times and stepped one by one, against `gymnasium.make_vec(num_envs=256)`. Each round takes new

@@ -1,24 +1,21 @@
-"""What all sides of `benchmarks.trl_cpu` begin from: a policy that plays three turns, and prompts."""
+"""What all sides of `benchmarks.training.trl_cpu` begin from: a policy that plays three turns, and prompts."""
 
 import random
 from functools import partial
-from typing import TYPE_CHECKING
 
 from agent_envs.tasks import qa_scripts
+from benchmarks.training.trl_args import Args
 from trainers.cold_start import curriculum as sft
 from trainers.cold_start import demonstrations as lessons
 from trainers.models.policy import Policy
 from trainers.runs.logger import Progress
 from trainers.runs.setup import make_envs
 
-if TYPE_CHECKING:
-    from benchmarks.trl_cpu import Args
-
 # Gradient steps: of the cold start, whose demonstrations mostly answer too early, and of some that never do.
 COLD_START, PATIENCE = 400, 50
 
 
-def start_policy(args: "Args") -> Policy:
+def start_policy(args: Args) -> Policy:
     """The tiny policy after a short cold start, which is cached, and some more imitation of episodes of three turns."""
     envs = make_envs(args.env, "{}", "train", 64)
     with Progress(COLD_START + PATIENCE, description="cold start") as progress:
@@ -34,7 +31,7 @@ def start_policy(args: "Args") -> Policy:
     return policy
 
 
-def first_prompts(args: "Args", policy: Policy) -> list[list[int]]:
+def first_prompts(args: Args, policy: Policy) -> list[list[int]]:
     envs = make_envs(args.env, "{}", "train", args.episodes)
     seeds = args.question_seeds()[: args.episodes // args.group_size]
     observations, infos = envs.reset(seed=[seed for seed in seeds for _ in range(args.group_size)])

@@ -1,4 +1,4 @@
-"""What ``benchmarks.games`` writes: a table, the learning curves and a JSON."""
+"""What ``benchmarks.training.games`` writes: a table, the learning curves and a JSON."""
 
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,7 @@
 """RAGEN's games, learned with StarPO-S by the tiny policy: success before and after, beside what it must beat.
 
-    python -m benchmarks.games                                 # 3 seeds of every game
-    python -m benchmarks.games --games bandit --seeds 0
+    python -m benchmarks.training.games                                 # 3 seeds of every game
+    python -m benchmarks.training.games --games bandit --seeds 0
 
 For each seed of a game, one cold start, which imitates an agent that fumbles in a quarter of its episodes; from it,
 reinforcement learning, and more imitation: the cold start continued for as many seconds as reinforcement learning took
@@ -20,15 +20,15 @@ from pathlib import Path
 import torch
 import tyro
 
-from benchmarks import games_report
+from benchmarks.training import games_report
 from trainers import evaluate, ppo, starpo
 from trainers.cold_start import curriculum as sft
 from trainers.comparison import imitation
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
-from trainers.runs import checkpoint
-from trainers.runs import folder as runs
+from trainers.runs.folder import checkpoint
+from trainers.runs.folder import folder as runs
 from trainers.runs.logger import METRICS_FILE, finite, read_metrics
 from trainers.runs.setup import make_envs
 

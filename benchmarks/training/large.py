@@ -1,9 +1,9 @@
 """What one device does with models of Qwen2.5's shapes: decoding, whole updates, memory; and TRL on the same work.
 
-    python -m benchmarks.large                                              # a GPU: 0.5B, 1.5B, 3B, all weights
-    python -m benchmarks.large --shapes 3b 7b 14b --lora-ranks 0 32         # what fits
-    python -m benchmarks.large --against-trl --shapes 0.5b                  # pip install 'trl==1.16.*'
-    python -m benchmarks.large --shapes tiny --max-new-tokens 16            # a look at it on a CPU
+    python -m benchmarks.training.large                                              # a GPU: 0.5B, 1.5B, 3B, all weights
+    python -m benchmarks.training.large --shapes 3b 7b 14b --lora-ranks 0 32         # what fits
+    python -m benchmarks.training.large --against-trl --shapes 0.5b                  # pip install 'trl==1.16.*'
+    python -m benchmarks.training.large --shapes tiny --max-new-tokens 16            # a look at it on a CPU
 
 Weights are random, and so is what the model says; so each of its turns stands for a search for a few words, drawn by its
 tokens, in the real environment over its real index. Turns are as long as they may be, rewards are drawn by chance, and
@@ -17,131 +17,28 @@ the limit is a large matrix product in the same precision. Every model is a proc
 
 import json
 import multiprocessing
-import resource
 import statistics
-import time
 from concurrent.futures import ProcessPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
-from typing import Literal
 
 import numpy as np
 import torch
 import tyro
 from rich.console import Console
 from rich.table import Table
-from transformers import Qwen2Config, Qwen2ForCausalLM
+from transformers import Qwen2ForCausalLM
 
-from agent_envs.miniwiki import vocabulary
+from benchmarks.training.large_setup import Args, Searcher, environments, now, peak_memory, reset_peak, searcher
+from benchmarks.training.large_trl import trl_updates
 from trainers import grpo
 from trainers.collector import play_batch
 from trainers.engines import model_runner as forward
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.models import lora as adapters
-from trainers.models import tiny
-from trainers.models.hidden_states import recompute_activations, round_frozen
-from trainers.models.loading import default_device, exact_enough
 from trainers.models.lora import trained_parameters
-from trainers.models.policy import Policy
 from trainers.models.prefix_trees import joined
 from trainers.profile import limits
-from trainers.runs.setup import make_envs
 from trainers.trajectory import to_sequences
-
-# of Qwen2.5: width, of the feed-forward layers, layers, heads, heads of keys and values, whether embedding and head are one
-SHAPES = {
-    "tiny": (128, 128, 3, 4, 2, True),
-    "0.5b": (896, 4864, 24, 14, 2, True),
-    "1.5b": (1536, 8960, 28, 12, 2, True),
-    "3b": (2048, 11008, 36, 16, 2, True),
-    "7b": (3584, 18944, 28, 28, 4, False),
-    "14b": (5120, 13824, 48, 40, 8, False),
-}
-VOCABULARY = 151_936  # of all but the smallest
-
-
-@dataclass(kw_only=True)
-class Args:
-    """Measure models of Qwen2.5's shapes on this device."""
-
-    shapes: tuple[Literal["tiny", "0.5b", "1.5b", "3b", "7b", "14b"], ...] = ("0.5b", "1.5b", "3b")
-    """Models; "tiny" is for a look at it on a CPU."""
-    lora_ranks: tuple[int, ...] = (0,)
-    """0 trains all weights, another number an adapter of that rank."""
-    env: str = "AgentR1/MiniWiki-v0"
-    """Registered environment id, of a task in which there is a search."""
-    env_kwargs: str = "{}"
-    """Its arguments as JSON, such as data and index."""
-    turns: int = 4
-    """Of each episode."""
-    episodes: int = 64
-    """In a batch."""
-    group_size: int = 8
-    """Attempts at each question."""
-    max_new_tokens: int = 128
-    """Of each turn."""
-    decode_batches: tuple[int, ...] = (64, 256)
-    """Conversations of which tokens are sampled at once where decoding alone is measured."""
-    updates: int = 3
-    """That count, after one that does not."""
-    gradient_checkpointing: bool = False
-    """Recompute activations in the backward pass."""
-    max_tokens_per_micro_batch: int = 8192
-    """In one pass of an update."""
-    dtype: Literal["bfloat16", "float32"] = "bfloat16"
-    """Of the layers."""
-    against_trl: bool = False
-    """Measure TRL's `GRPOTrainer` too, with a `rollout_func` that samples by `generate`."""
-    device: str = ""
-    """By default a GPU where there is one."""
-    seed: int = 0
-    """Of weights and sampling."""
-
-    def __post_init__(self):
-        if self.episodes % self.group_size:
-            raise ValueError(f"episodes must be a multiple of group_size, {self.group_size}, got {self.episodes}")
-        self.device = self.device or default_device()
-
-
-class Searcher(Policy):
-    """Whatever it samples is a search for some words."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.end_ids = set()  # nothing ends a turn but its length
-        self.words = [word for word in vocabulary() if word.isalpha()]
-
-    def decode(self, ids: list[int]) -> str:
-        return f"<search>{' '.join(self.words[i % len(self.words)] for i in ids[:3])}</search>"
-
-
-def searcher(args: Args, shape: str, lora_rank: int = 0) -> Searcher:
-    width, inner, layers, heads, shared, tied = SHAPES[shape]
-    torch.manual_seed(args.seed)
-    tokenizer = tiny.make_tokenizer(vocabulary())
-    config = Qwen2Config(
-        vocab_size=len(tokenizer) if shape == "tiny" else VOCABULARY, hidden_size=width, intermediate_size=inner,
-        num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=shared, tie_word_embeddings=tied,
-        max_position_embeddings=32768,
-    )  # fmt: skip
-    with torch.device(args.device):
-        model = Qwen2ForCausalLM(config)
-    if lora_rank:
-        adapters.add_lora(model, lora_rank, 2 * lora_rank)
-    if args.dtype == "bfloat16":
-        round_frozen(model)
-    model = model.to(args.device)
-    exact_enough(model, args.dtype)
-    policy = Searcher(model, tokenizer, getattr(torch, args.dtype))
-    if args.gradient_checkpointing:
-        recompute_activations(policy.model)
-    return policy
-
-
-def environments(args: Args):
-    return make_envs(
-        args.env, json.dumps(json.loads(args.env_kwargs) | {"max_turns": args.turns}), "train", args.episodes
-    )
 
 
 def weights_of(model: Qwen2ForCausalLM) -> dict[str, int]:
@@ -229,24 +126,6 @@ def measured(args: Args, shape: str, lora_rank: int) -> dict:
     return found
 
 
-def now(args: Args) -> float:
-    if args.device != "cpu":
-        torch.cuda.synchronize()
-    return time.perf_counter()
-
-
-def reset_peak(args: Args) -> None:
-    if args.device != "cpu":
-        torch.cuda.reset_peak_memory_stats()
-
-
-def peak_memory(args: Args) -> float:
-    """GiB, of the GPU since `reset_peak`; on a CPU of the whole process since it began."""
-    if args.device != "cpu":
-        return torch.cuda.max_memory_allocated() / 2**30
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
-
-
 def alone(function, *args):
     """What a function returns, in a process that ends with it and gives its memory back."""
     with ProcessPoolExecutor(1, mp_context=multiprocessing.get_context("spawn")) as pool:
@@ -259,8 +138,6 @@ def main(args: Args) -> dict:
         for rank in args.lora_ranks:
             found = alone(measured, args, shape, rank)
             if args.against_trl and not rank:
-                from benchmarks.large_trl import trl_updates
-
                 found["trl"] = alone(trl_updates, args, shape)
                 ours, theirs = found.get("updates"), found["trl"]
                 both = ours and "episodes_per_second" in theirs

@@ -1,8 +1,8 @@
 """How large a corpus fits this machine: build, open and search a BM25 index over millions of passages.
 
-    python -m benchmarks.index_scale --passages 1000000
-    python -m benchmarks.index_scale --passages 5000000
-    python -m benchmarks.index_scale --project 21000000
+    python -m benchmarks.retrieval.bm25_scale --passages 1000000
+    python -m benchmarks.retrieval.bm25_scale --passages 5000000
+    python -m benchmarks.retrieval.bm25_scale --project 21000000
 
 The passages are MiniWiki's, three articles each, 113 words on average: the length of a passage of wiki-18. Questions
 are MiniWiki's too, about entities of the corpus; their words are as frequent as can be ("born" is in half of all
@@ -82,7 +82,7 @@ def write_corpus(path: Path, number: int) -> None:
     half.rename(path)
 
 
-def watched(command: list[str]) -> tuple[float, dict[str, int]]:
+def run_watched(command: list[str]) -> tuple[float, dict[str, int]]:
     """Run a command; its seconds, and the most memory that it and its children held at once, in bytes.
 
     `resident` counts all pages that a process maps, files too, and shared ones for each process; `anonymous` what the
@@ -197,7 +197,7 @@ def run(args: Args) -> dict:
     for old in (folder, folder.with_name(f".{folder.name}.building")):
         shutil.rmtree(old, ignore_errors=True)  # from nothing, and not from what another run had left
     build = [sys.executable, "-m", "retrieval_index", "build", "--corpus", str(corpus), "--out", str(folder)]
-    seconds, peaks = watched(build)
+    seconds, peaks = run_watched(build)
     result = {
         "passages": args.passages,
         "corpus_bytes": corpus.stat().st_size,
@@ -209,7 +209,7 @@ def run(args: Args) -> dict:
     result |= _in_new_process("measure_search", folder, asked)
     if args.bm25s:
         output = args.out / "bm25s.json"
-        seconds, peaks = watched([*_call("bm25s_of", corpus, asked), str(output)])
+        seconds, peaks = run_watched([*_call("bm25s_of", corpus, asked), str(output)])
         peer = json.loads(output.read_text()) | {"peak_resident_gib": peaks["resident"] / GIB}
         result["bm25s"] = peer
         result["build_over_bm25s"] = result["build_s"] / peer["build_s"]
@@ -220,9 +220,9 @@ def run(args: Args) -> dict:
 
 def _call(function: str, path: Path, asked: Path) -> list[str]:
     code = (
-        f"import json, sys; from pathlib import Path; from benchmarks import index_scale; "
+        f"import json, sys; from pathlib import Path; from benchmarks.retrieval import bm25_scale; "
         f"sys.stdout = open(sys.argv[1], 'w') if len(sys.argv) > 1 else sys.stdout; "
-        f"r = index_scale.{function}(Path({str(path)!r}), json.loads(Path({str(asked)!r}).read_text())); "
+        f"r = bm25_scale.{function}(Path({str(path)!r}), json.loads(Path({str(asked)!r}).read_text())); "
         "r and print(json.dumps(r))"
     )
     return [sys.executable, "-c", code]

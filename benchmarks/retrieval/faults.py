@@ -1,8 +1,8 @@
 """Does the index ever lie? Random damage to its files, and builds that are killed at random moments.
 
-    python -m benchmarks.index_faults --mutations 1000 --kills 50
+    python -m benchmarks.retrieval.faults --mutations 1000 --kills 50
 
-Every damaged index must be refused with a clear error, and never crash the process, which is why the openings run in a
+Every damaged index must be rejected with a clear error, and never crash the process, which is why the openings run in a
 process of their own. After every kill the folder must hold the old index or the new one, whole: its manifest, passages
 and search results are compared with both. Ends with one line of JSON.
 """
@@ -74,7 +74,7 @@ def contents(folder: Path) -> dict[Path, bytes]:
 
 
 def check_mutations(work: Path, number: int, seed: int) -> Counter:
-    """Damage, open, restore; counts refused, unchanged (the damage changed no byte) and missed ones."""
+    """Damage, open, restore; counts rejected, unchanged (the damage changed no byte) and missed ones."""
     draw, outcomes = random.Random(seed), Counter()
     with progress_bars() as track:
         for _ in track(range(number), "Damaging", number):
@@ -90,7 +90,7 @@ def check_mutations(work: Path, number: int, seed: int) -> Counter:
                 outcomes["missed"] += 1
                 print("MISSED:", done, file=sys.stderr)
             except (IndexCorrupt, FileNotFoundError) as error:
-                outcomes["refused" if str(folder) in str(error) else "unclear"] += 1
+                outcomes["rejected" if str(folder) in str(error) else "unclear"] += 1
             for path, content in whole.items():
                 path.write_bytes(content)
     return outcomes
@@ -141,8 +141,8 @@ def main(args: Args) -> dict:
             for backend in BACKENDS:
                 retrieval_index.build(corpus, backend).save(work / f"{prefix}{backend}")
         code = (
-            "import json, sys; from pathlib import Path; from benchmarks import index_faults; "
-            "print(json.dumps(index_faults.check_mutations(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))"
+            "import json, sys; from pathlib import Path; from benchmarks.retrieval import faults; "
+            "print(json.dumps(faults.check_mutations(Path(sys.argv[1]), int(sys.argv[2]), int(sys.argv[3]))))"
         )
         command = [sys.executable, "-c", code, name, str(args.mutations), str(args.seed)]
         damaged = subprocess.run(command, stdout=subprocess.PIPE, text=True, check=False)

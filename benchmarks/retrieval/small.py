@@ -1,6 +1,6 @@
 """The index on 54 k real passages: speed beside the libraries it could have been, and what it finds.
 
-    python -m benchmarks.index_small --data ../shared/data
+    python -m benchmarks.retrieval.small --data ../shared/data
 
 Speed: one query at a time, the same validation questions in turn for each. Ours takes the text of the question and
 gives passages; bm25s and rank-bm25 take its words, already split, and give row numbers. All on one thread.
@@ -103,7 +103,7 @@ def measure_speed(corpus: Corpus, questions: list[str], args: Args) -> dict[str,
     return {name: float(np.median(seconds)) for name, seconds in times.items()}
 
 
-def built(args: Args, name: str, backend: str, **options) -> Searcher:
+def load_or_build(args: Args, name: str, backend: str, **options) -> Searcher:
     """An index over all passages, from its folder where it was built before."""
     folder = args.work / name
     if not folder.exists():
@@ -112,10 +112,10 @@ def built(args: Args, name: str, backend: str, **options) -> Searcher:
 
 
 def measure_recall(questions: dict[str, list[dict]], args: Args) -> dict:
-    lexical, dense = built(args, "bm25", "bm25"), built(args, "svd", "dense")
+    lexical, dense = load_or_build(args, "bm25", "bm25"), load_or_build(args, "svd", "dense")
     searchers = {"bm25": lexical, "svd": dense, "bm25+svd": HybridIndex([lexical, dense])}
     if args.minilm:
-        minilm = built(args, "minilm", "dense", encoder="minilm")
+        minilm = load_or_build(args, "minilm", "dense", encoder="minilm")
         searchers |= {"minilm": minilm, "bm25+minilm": HybridIndex([lexical, minilm])}
     return {
         name: {benchmark: recall(searcher, asked) for benchmark, asked in questions.items()}

@@ -1,6 +1,6 @@
 """What a training step costs as the work grows: turns, group size, length of the observations, environments.
 
-    python -m benchmarks.growth --threads 2
+    python -m benchmarks.training.growth --threads 2
 
 An untrained tiny policy plays an environment that talks for as many turns, and as long, as it is told. It says something
 else in every attempt, so attempts share their first prompt and nothing more. One thing grows at a time; the others stay at 64

@@ -7,10 +7,10 @@ import gymnasium
 import pytest
 import torch
 
-from benchmarks import decode_side, trl_cpu
-from benchmarks.trl_cpu import Args
-from benchmarks.trl_environment import CALLS, TEMPLATE, Environment
-from benchmarks.trl_side import Tally
+from benchmarks.training import decode_side, trl_cpu
+from benchmarks.training.trl_args import Args
+from benchmarks.training.trl_environment import CALLS, TEMPLATE, Environment
+from benchmarks.training.trl_side import Tally
 from trainers import collector as batches
 from trainers.models import tiny
 from trainers.models.policy import Policy

@@ -1,8 +1,8 @@
 """Programs that try to get out of the sandbox, or to do harm from inside: none may, and each ends in its time.
 
-    python -m benchmarks.sandbox_escapes                    # the tries, one line each
-    python -m benchmarks.sandbox_escapes --runs 10000       # and then as many runs, and the processes they left: none
-    python -m benchmarks.sandbox_escapes --cost             # and then what a run costs beside a bare interpreter
+    python -m benchmarks.envs.sandbox_escapes                    # the tries, one line each
+    python -m benchmarks.envs.sandbox_escapes --runs 10000       # and then as many runs, and the processes they left: none
+    python -m benchmarks.envs.sandbox_escapes --cost             # and then what a run costs beside a bare interpreter
 
 There is something to find: a file, an environment variable, an open and inheritable file, a TCP server, an abstract
 Unix socket and a System V shared memory segment, all of this process. Exits 1 if any try came through.
@@ -405,7 +405,7 @@ def bait():
         yield {
             "file": str(secret),
             "fd": fd,
-            "repository": str(Path(__file__).resolve().parent.parent),
+            "repository": str(Path(__file__).resolve().parents[2]),
             "pid": os.getpid(),
             "port": server.getsockname()[1],
             "abstract": abstract,

@@ -1,7 +1,7 @@
 """What kinds of FAISS index make of millions of vectors: recall, memory, time and disk.
 
-    python -m benchmarks.dense_scale --vectors 5000000 --factory "IVF,PQ48" "RR,IVF,RaBitQ" --out runs/dense_scale
-    python -m benchmarks.dense_scale --vectors 5000000 --factory "IVF,PQ48" --data random --shortlists 100 1000
+    python -m benchmarks.retrieval.dense_scale --vectors 5000000 --factory "IVF,PQ48" "RR,IVF,RaBitQ" --out runs/dense_scale
+    python -m benchmarks.retrieval.dense_scale --vectors 5000000 --factory "IVF,PQ48" --data random --shortlists 100 1000
 
 Vectors are unit vectors made from a seed, no text: what is measured is `retrieval_index.vectors`, all that `DenseIndex`
 does after encoding. "clustered" ones lie around many centres in a space of 64 dimensions with a decaying spectrum and
@@ -26,7 +26,7 @@ from typing import Literal
 import numpy as np
 import tyro
 
-from benchmarks.index_scale import GIB, drop_from_page_cache, memory, watched
+from benchmarks.retrieval.bm25_scale import GIB, drop_from_page_cache, memory, run_watched
 from retrieval_index import vectors
 from retrieval_index.progress import progress_bars
 
@@ -207,11 +207,11 @@ def in_new_process(function: str, args: Args) -> tuple[dict, dict]:
     """What a function of this file returns in a process of its own, and the most memory that it took."""
     result = args.index_folder / f"{function}.json"
     code = (
-        "import json, sys; from benchmarks import dense_scale; "
+        "import json, sys; from benchmarks.retrieval import dense_scale; "
         f"result = dense_scale.{function}(dense_scale.Args(**json.loads(sys.argv[1]))); "
         "open(sys.argv[2], 'w').write(json.dumps(result))"
     )
-    _, peaks = watched([sys.executable, "-c", code, json.dumps(asdict(args), default=str), str(result)])
+    _, peaks = run_watched([sys.executable, "-c", code, json.dumps(asdict(args), default=str), str(result)])
     return json.loads(result.read_text()), peaks
 
 

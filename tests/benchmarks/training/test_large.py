@@ -1,11 +1,12 @@
-"""`benchmarks.large` with the smallest model on a CPU."""
+"""`benchmarks.training.large` with the smallest model on a CPU."""
 
 import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from benchmarks import large
-from benchmarks.large import SHAPES, Args, measured
+from benchmarks.training import large
+from benchmarks.training.large import measured
+from benchmarks.training.large_setup import SHAPES, VOCABULARY, Args
 
 SMALL = dict(
     shapes=("tiny",), dtype="float32", turns=2, episodes=4, group_size=2, max_new_tokens=4, decode_batches=(3,), updates=1,
@@ -21,7 +22,7 @@ def test_shapes_are_those_of_qwen(shape, billions, in_layers):
     """Numbers of weights, with and without the embedding and the head, as the checkpoints have them."""
     width, inner, layers, heads, shared, tied = SHAPES[shape]
     config = Qwen2Config(
-        vocab_size=large.VOCABULARY if shape not in ("7b", "14b") else 152_064, hidden_size=width, intermediate_size=inner,
+        vocab_size=VOCABULARY if shape not in ("7b", "14b") else 152_064, hidden_size=width, intermediate_size=inner,
         num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=shared, tie_word_embeddings=tied,
     )  # fmt: skip
     with torch.device("meta"):

@@ -1,6 +1,6 @@
 """The same seeds in two processes with different hash seeds: byte-equal transcripts; and a vector equals serial.
 
-    python -m benchmarks.suite_determinism --episodes 1000
+    python -m benchmarks.envs.determinism --episodes 1000
 
 Each process plays the episodes of every registered environment with a random agent that mixes valid and hostile turns,
 and prints a digest of everything that was said. The two must be equal; so must what a vector of 8 gives.
@@ -112,7 +112,7 @@ def main(args: Args) -> None:
             command = [
                 sys.executable,
                 "-m",
-                "benchmarks.suite_determinism",
+                "benchmarks.envs.determinism",
                 "--one",
                 id,
                 "--episodes",

@@ -1,7 +1,7 @@
-"""TRL's `GRPOTrainer` at the work of `benchmarks.trl_cpu`, in the two ways that it has for episodes of several turns.
+"""TRL's `GRPOTrainer` at the work of `benchmarks.training.trl_cpu`, in the two ways that it has for episodes of several turns.
 
 ``environment_factory`` plays each episode in an object whose methods are tools, and reads their calls out of what the
-model writes: see `benchmarks.trl_environment`. ``rollout_func`` leaves the loop to the user. In both the model sees the
+model writes: see `benchmarks.training.trl_environment`. ``rollout_func`` leaves the loop to the user. In both the model sees the
 tokens that it sees in our own trainer.
 """
 
@@ -11,7 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import gymnasium
 import numpy as np
@@ -19,14 +18,12 @@ import torch
 from transformers import PrinterCallback, TrainerCallback
 
 from agent_envs.vector import ToolVectorEnv
-from benchmarks.race import Pace
-from benchmarks.trl_environment import CALLS, TEMPLATE, Environment
+from benchmarks.training.race import Pace
+from benchmarks.training.trl_args import Args
+from benchmarks.training.trl_environment import CALLS, TEMPLATE, Environment
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs.setup import make_envs
-
-if TYPE_CHECKING:
-    from benchmarks.trl_cpu import Args
 
 
 @dataclass
@@ -36,15 +33,15 @@ class Tally:
     group_size: int
     episodes: int = 0
     turns: int = 0
-    flat_groups: int = 0  # whose episodes all earned the same, so that there is nothing to learn from them
+    zero_std_groups: int = 0  # whose episodes all earned the same, so that there is nothing to learn from them
 
     def add(self, returns: list[float], turns: int) -> None:
         self.episodes += len(returns)
         self.turns += turns
-        self.flat_groups += int((np.ptp(np.reshape(returns, (-1, self.group_size)), axis=1) < 1e-6).sum())
+        self.zero_std_groups += int((np.ptp(np.reshape(returns, (-1, self.group_size)), axis=1) < 1e-6).sum())
 
 
-def environment_factory(args: "Args", start: Path, pace: Pace) -> dict:
+def environment_factory(args: Args, start: Path, pace: Pace) -> dict:
     policy, tally = _policy(start), Tally(args.group_size)
     policy.tokenizer.chat_template, policy.tokenizer.response_template = TEMPLATE, CALLS
     policy.tokenizer.eos_token = "</search>"  # behind the last of these in a turn TRL puts the result of its call
@@ -62,7 +59,7 @@ def environment_factory(args: "Args", start: Path, pace: Pace) -> dict:
     return train(args, policy, rows, pace, tally, **how)
 
 
-def rollout_func(args: "Args", start: Path, pace: Pace) -> dict:
+def rollout_func(args: Args, start: Path, pace: Pace) -> dict:
     policy, tally = _policy(start), Tally(args.group_size)
     envs = make_envs(args.env, "{}", "train", args.episodes)
     rows = [{"prompt": [{"role": "user", "content": str(seed)}]} for seed in args.question_seeds()]
@@ -141,7 +138,7 @@ class _Paced(TrainerCallback):
 
 
 def train(
-    args: "Args", policy: Policy, rows: list[dict], pace: Callable[[], None], tally: Tally, at_once: int = 0, **how
+    args: Args, policy: Policy, rows: list[dict], pace: Callable[[], None], tally: Tally, at_once: int = 0, **how
 ) -> dict:
     """All of TRL's training steps, ``at_once`` episodes (all, if 0) in each pass of an update."""
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -175,5 +172,5 @@ def train(
         "turns": tally.turns / tally.episodes,
         "policy_tokens": paced.logs["completions/mean_length"],
         "return": paced.logs["reward"],
-        "flat_groups": tally.flat_groups * args.group_size / tally.episodes,
+        "zero_std_groups": tally.zero_std_groups * args.group_size / tally.episodes,
     }

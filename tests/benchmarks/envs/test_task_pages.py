@@ -7,7 +7,7 @@ import pytest
 
 import agent_envs
 from agent_envs.sandbox import SandboxError
-from benchmarks import task_pages
+from benchmarks.envs import task_pages
 
 FOREIGN = {"AgentR1/ALFWorld-v0", "AgentR1/WebShop-v0"}  # their pages depend on what is installed
 ROWS = json.loads((task_pages.DOCS / "baselines.json").read_text(encoding="utf-8"))
@@ -25,7 +25,7 @@ def test_a_page_is_what_the_code_says(id):
             page = task_pages.task_page(id, ROWS)
         except SandboxError as reason:
             pytest.skip(str(reason))
-    assert text == page, "write the pages again: python -m benchmarks.task_pages --episodes 0"
+    assert text == page, "write the pages again: python -m benchmarks.envs.task_pages --episodes 0"
 
 
 def test_every_task_that_can_be_played_here_has_baselines_and_a_line_in_the_table():

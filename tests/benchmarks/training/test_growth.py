@@ -2,7 +2,7 @@
 
 import pytest
 
-from benchmarks import growth
+from benchmarks.training import growth
 
 
 def test_a_step_is_the_work_that_was_asked_for(monkeypatch):

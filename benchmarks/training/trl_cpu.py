@@ -1,15 +1,15 @@
 """Our GRPO trainer against TRL's on a CPU, and our engine against `generate` and vLLM: the same model and the same work.
 
     pip install 'trl==1.16.*'
-    python -m benchmarks.trl_cpu                                   # 64 episodes a step, two threads
-    python -m benchmarks.trl_cpu --episodes 8 --steps 3            # a quick look
-    python -m benchmarks.trl_cpu --against generate vllm           # without TRL
+    python -m benchmarks.training.trl_cpu                                   # 64 episodes a step, two threads
+    python -m benchmarks.training.trl_cpu --episodes 8 --steps 3            # a quick look
+    python -m benchmarks.training.trl_cpu --against generate vllm           # without TRL
 
 Whole training steps, in episodes per second: rollouts in AgentR1/MiniWiki-v0 with their searches, and one step of
 AdamW. All sides start from the same tiny policy, a short cold start that plays three turns, and get the same questions
 in the same order; as they sample, they do not say the same. Turn and token limits, loss, learning rate, float32 and
-threads are the same; see `benchmarks.trl_side` for how TRL is set up. The learning rate is low, so that all sides go
-on playing as they began to. What each did is in the result, and so is the share of ``flat_groups``: where all episodes
+threads are the same; see `benchmarks.training.trl_side` for how TRL is set up. The learning rate is low, so that all sides go
+on playing as they began to. What each did is in the result, and so is the share of ``zero_std_groups``: where all episodes
 of a group earned the same there is no gradient, and our trainer leaves them out of its passes, which TRL does not.
 
 Then sampling alone: the first prompts of a batch of episodes and ``decode_tokens`` more tokens for each, which nothing
@@ -26,18 +26,17 @@ import json
 import statistics
 import tempfile
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
-from typing import Literal
 
-import numpy as np
 import torch
 import tyro
 
-from benchmarks import decode_side, trl_side
-from benchmarks.race import Pace, Runner, race
-from benchmarks.trl_start import first_prompts, start_policy
+from benchmarks.training import decode_side, trl_side
+from benchmarks.training.race import Pace, Runner, race
+from benchmarks.training.trl_args import AGAINST, TRL, Args
+from benchmarks.training.trl_start import first_prompts, start_policy
 from trainers import grpo
 from trainers.collector import Collector
 from trainers.engines.transformers_engine import TransformersEngine
@@ -45,62 +44,6 @@ from trainers.models.loading import load_policy
 from trainers.runs.monitoring import informed
 from trainers.runs.run import episode_metrics
 from trainers.runs.setup import make_envs
-
-TRL = ("environment_factory", "rollout_func")
-AGAINST = (*TRL, "generate", "vllm")
-
-
-@dataclass(kw_only=True)
-class Args:
-    """Measure our trainer and engine against TRL, transformers and vLLM on this machine's CPU."""
-
-    against: tuple[Literal["environment_factory", "rollout_func", "generate", "vllm"], ...] = AGAINST
-    """What to measure against; vLLM is left out where it is not installed."""
-    episodes: int = 64
-    """In a step, and prompts that are sampled from at once."""
-    group_size: int = 8
-    """Episodes per question."""
-    steps: int = 7
-    """Of each side that count."""
-    warm_up: int = 2
-    """Steps of each side before them."""
-    max_new_tokens: int = 32
-    """Longest turn."""
-    decode_tokens: int = 128
-    """New tokens for each prompt where sampling alone is measured."""
-    lr: float = 1e-5
-    """Learning rate of AdamW."""
-    threads: int = 2
-    """Of torch, on every side."""
-    seed: int = 0
-    """Seeds the start, the questions and the sampling."""
-
-    env = "AgentR1/MiniWiki-v0"
-
-    def __post_init__(self):
-        least = {"episodes": 1, "group_size": 2, "steps": 1, "warm_up": 0, "max_new_tokens": 1, "decode_tokens": 1}
-        for name, value in (least | {"threads": 1, "seed": 0}).items():
-            if getattr(self, name) < value:
-                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
-        if self.episodes % self.group_size:
-            raise ValueError(f"episodes must be a multiple of group_size, {self.group_size}, got {self.episodes}")
-        if not self.against:
-            raise ValueError(f"give something to measure against: {', '.join(AGAINST)}")
-
-    @property
-    def rounds(self) -> int:
-        return self.warm_up + self.steps
-
-    def trainer_args(self, model: str = "tiny") -> grpo.Args:
-        return grpo.Args(
-            env=self.env, model=model, seed=self.seed, questions_per_update=self.episodes // self.group_size,
-            group_size=self.group_size, lr=self.lr, max_new_tokens=self.max_new_tokens,
-        )  # fmt: skip
-
-    def question_seeds(self) -> list[int]:
-        """One per question, in order, of all steps: what `trainers.collector` draws."""
-        drawn = (np.random.default_rng([self.seed, number]) for number in range(self.rounds))
-        return [seed for rng in drawn for seed in rng.integers(2**31, size=self.episodes // self.group_size).tolist()]
 
 
 def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
@@ -129,7 +72,7 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
         "turns": mean["train/turns"],
         "policy_tokens": mean["tokens/action"] / mean["episodes"],
         "return": mean["train/return"],
-        "flat_groups": mean["train/zero_std_groups"],
+        "zero_std_groups": mean["train/zero_std_groups"],
         "rollout_share": mean["time/rollout"] / (mean["time/rollout"] + mean["time/update"]),
     }
 

@@ -1,6 +1,6 @@
 """The learning claim of the README: held-out exact match before and after reinforcement learning, over several seeds.
 
-    python -m benchmarks.learning --out runs/learning --picture docs/learning_curve.png
+    python -m benchmarks.training.learning --out runs/learning --picture docs/learning_curve.png
 
 Each seed is a whole run of ``python -m trainers.grpo``: another tiny policy, another cold start, other questions. A
 seed whose run is complete is not run again. Ends with one line of JSON.
@@ -13,8 +13,8 @@ from pathlib import Path
 import tyro
 
 from trainers import grpo
-from trainers.runs import checkpoint, report
-from trainers.runs import folder as runs
+from trainers.runs.folder import checkpoint, report
+from trainers.runs.folder import folder as runs
 from trainers.runs.logger import METRICS_FILE
 
 

@@ -1,17 +1,14 @@
-"""TRL's `GRPOTrainer` at the work of `benchmarks.large`: a ``rollout_func`` that samples by `generate`."""
+"""TRL's `GRPOTrainer` at the work of `benchmarks.training.large`: a ``rollout_func`` that samples by `generate`."""
 
 import math
 import statistics
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from transformers import GenerationConfig
 
-from benchmarks.trl_side import Tally, player, train
-
-if TYPE_CHECKING:
-    from benchmarks.large import Args
+from benchmarks.training.large_setup import Args, environments, now, peak_memory, searcher
+from benchmarks.training.trl_side import Tally, player, train
 
 AT_ONCE = 8  # episodes in a pass of an update
 
@@ -21,15 +18,13 @@ class _Work:
 
     warm_up, lr, threads = 1, 1e-9, torch.get_num_threads()
 
-    def __init__(self, args: "Args"):
+    def __init__(self, args: Args):
         self.env, self.episodes, self.group_size, self.seed = args.env, args.episodes, args.group_size, args.seed
         self.max_new_tokens, self.rounds = args.max_new_tokens, args.updates + self.warm_up
 
 
-def trl_updates(args: "Args", shape: str) -> dict:
+def trl_updates(args: Args, shape: str) -> dict:
     """Whole training steps. All weights are in the precision of the layers, as TRL's users have it: less to read than ours."""
-    from benchmarks.large import environments, now, peak_memory, searcher
-
     try:
         policy, work, tally = searcher(args, shape), _Work(args), Tally(args.group_size)
         policy.model.to(policy.dtype)
@@ -44,7 +39,7 @@ def trl_updates(args: "Args", shape: str) -> dict:
         }
         at_once = math.gcd(AT_ONCE, args.episodes)
         said = train(work, policy, rows, lambda: times.append(now(args)), tally, at_once, **how)
-        del said["flat_groups"]  # of the environment's rewards, which nobody learns from
+        del said["zero_std_groups"]  # of the environment's rewards, which nobody learns from
     except torch.cuda.OutOfMemoryError as error:
         return {"out_of_memory": str(error).split(".")[0]}
     seconds = statistics.median(b - a for a, b in zip(times[work.warm_up :], times[work.warm_up + 1 :], strict=False))

@@ -1,6 +1,6 @@
 """The retrieval server under load: many clients, every answer checked against the search in this process.
 
-    python -m benchmarks.index_server --data ../shared/data --clients 256 --seconds 120
+    python -m benchmarks.retrieval.server --data ../shared/data --clients 256 --seconds 120
 
 The server runs in a process of its own. Four phases: a warm-up; one query a request; many queries a request; and, with
 a server of a short queue, more than it takes, which it must answer with 429. Ends with one line of JSON.
@@ -135,7 +135,7 @@ async def client(port: int, work: Work, number: int, stop: float, seen: Phase) -
         seen.statuses[status] += 1
         if status == 200:
             seen.latencies.append(time.perf_counter() - started)
-            seen.wrong += received(answer) != expected
+            seen.wrong += parse_answer(answer) != expected
         elif status == 429:
             await asyncio.sleep(1)  # as Retry-After says
     writer.close()
@@ -165,7 +165,7 @@ async def metrics(reader, writer) -> dict[str, float]:
     return {name: float(value) for name, value in lines}
 
 
-def received(answer: bytes) -> list:
+def parse_answer(answer: bytes) -> list:
     """What an answer says, in the form that `work_of` expects."""
     return [
         [(entry["document"]["id"], entry["document"]["contents"], entry["score"]) for entry in entries]

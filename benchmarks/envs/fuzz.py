@@ -1,6 +1,6 @@
 """Hostile text against every environment: no exception, no reward for a turn that cannot be read, terms that add up.
 
-    python -m benchmarks.suite_fuzz --steps 1000000
+    python -m benchmarks.envs.fuzz --steps 1000000
 
 Every registered environment that can be made here gets an equal share of the steps, in its own format and in two
 others. Each step is checked by `agent_envs.checker.check_step`; every tenth thousand is a turn of a megabyte.

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from benchmarks.race import race
+from benchmarks.training.race import race
 
 
 def sleeper(log: Path, name: str, seconds: float, pace) -> dict:

@@ -1,21 +1,18 @@
-"""Sampling of many tokens from short prompts, by our engine, by `transformers` and by vLLM: for `benchmarks.trl_cpu`."""
+"""Sampling of many tokens from short prompts, by our engine, by `transformers` and by vLLM: for `benchmarks.training.trl_cpu`."""
 
 import os
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
 from transformers import GenerationConfig
 
-from benchmarks.race import Pace
+from benchmarks.training.race import Pace
+from benchmarks.training.trl_args import Args
 from trainers.engines import transformers_engine as engines
 from trainers.models.loading import load_policy
 
-if TYPE_CHECKING:
-    from benchmarks.trl_cpu import Args
 
-
-def engine(args: "Args", start: Path, prompts: list[list[int]], pace: Pace) -> dict:
+def engine(args: Args, start: Path, prompts: list[list[int]], pace: Pace) -> dict:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     policy = load_policy(start, "cpu")
@@ -27,7 +24,7 @@ def engine(args: "Args", start: Path, prompts: list[list[int]], pace: Pace) -> d
     )  # fmt: skip
 
 
-def generate(args: "Args", start: Path, prompts: list[list[int]], pace: Pace) -> dict:
+def generate(args: Args, start: Path, prompts: list[list[int]], pace: Pace) -> dict:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     policy = load_policy(start, "cpu")
@@ -45,7 +42,7 @@ def generate(args: "Args", start: Path, prompts: list[list[int]], pace: Pace) ->
     return _decode(once, args, pace)
 
 
-def vllm(args: "Args", start: Path, prompts: list[list[int]], pace: Pace) -> dict:
+def vllm(args: Args, start: Path, prompts: list[list[int]], pace: Pace) -> dict:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
     from vllm import LLM, SamplingParams
@@ -63,7 +60,7 @@ def vllm(args: "Args", start: Path, prompts: list[list[int]], pace: Pace) -> dic
     )
 
 
-def _decode(once, args: "Args", pace: Pace, between=lambda: None) -> dict:
+def _decode(once, args: Args, pace: Pace, between=lambda: None) -> dict:
     made = 0
     pace()
     for _ in range(args.rounds):
