@@ -43,7 +43,7 @@ def page(
         'The reward of a turn is the sum of these terms, and `info["reward_terms"]` names each of them:',
         _quoted(str(env.reward)),
         *[f'Preset `rewards="{name}"`:\n\n{_quoted(str(preset))}' for name, preset in env.PRESETS.items()],
-        f'The score that is reported is `info["{env.SCORE}"]` of the last turn.',
+        f'The score that is reported is `info["{env.PRIMARY_METRIC}"]` of the last turn.',
         f"## An episode\n\nThe {script} agent, seed {seed}." if episode else "",
         *[_turn(number, turn) for number, turn in enumerate(episode, 1)],
         f"## Arguments\n\n{_items(arguments)}" if arguments else "",

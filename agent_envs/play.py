@@ -54,7 +54,7 @@ def begin(envs: "ToolVectorEnv", numbers: list[int]) -> tuple[tuple[str, ...], d
     ``questions``, else what ``reset(seed=n)`` gives. Returns what ``reset`` does."""
     count, total = len(numbers), envs.num_envs
     mask, padded = np.arange(total) < count, [*numbers, *[0] * (total - count)]
-    if hasattr(envs.envs[0], "questions"):
+    if envs.envs[0].questions is not None:
         return envs.reset(options={"question": padded, "reset_mask": mask})
     return envs.reset(seed=padded, options={"reset_mask": mask})
 

@@ -72,10 +72,10 @@ class ToolVectorEnv(VectorEnv):
         for i in np.flatnonzero(mask):
             own = {name: values[i] for name, values in options.items()}
             said[i] = self._reset_one(i, seeds[i], own)
-        return tuple(self._observations), _gathered(said, self.num_envs)
+        return tuple(self._observations), _gather_infos(said, self.num_envs)
 
     def _reset_one(self, i: int, seed: int | None = None, options: dict[str, Any] | None = None) -> dict[str, Any]:
-        self._begun[i] = False  # stays so where the options are refused
+        self._begun[i] = False  # stays so where the options are rejected
         self._observations[i], info = self.envs[i].reset(seed=seed, options=options)
         self._begun[i], self._terminated[i], self._truncated[i] = True, False, False
         return info
@@ -115,7 +115,7 @@ class ToolVectorEnv(VectorEnv):
             for i in np.flatnonzero(terminated | truncated):
                 last = {"final_obs": self._observations[i], "final_info": said[i]}
                 said[i] = {**self._reset_one(i), **last}
-        return tuple(self._observations), rewards, terminated, truncated, _gathered(said, self.num_envs)
+        return tuple(self._observations), rewards, terminated, truncated, _gather_infos(said, self.num_envs)
 
     def render(self) -> tuple[str | None, ...]:
         return tuple(env.render() for env in self.envs)
@@ -125,7 +125,7 @@ class ToolVectorEnv(VectorEnv):
             env.close()
 
 
-def _gathered(said: dict[int, dict[str, Any]], num_envs: int) -> dict[str, Any]:
+def _gather_infos(said: dict[int, dict[str, Any]], num_envs: int) -> dict[str, Any]:
     """Infos of single environments as Gymnasium gives those of a vector: an array by name, and beside it, under the
     name with a "_" before it, who said it. Gymnasium's own way takes the type from whoever speaks first, and fails
     where another task of a mixture means something else by the name."""
@@ -134,7 +134,7 @@ def _gathered(said: dict[int, dict[str, Any]], num_envs: int) -> dict[str, Any]:
         values = {i: info[name] for i, info in said.items() if name in info}
         kinds = set(map(type, values.values()))
         if kinds == {dict}:
-            infos[name] = _gathered(values, num_envs)
+            infos[name] = _gather_infos(values, num_envs)
         elif kinds in ({float}, {bool}) or (kinds == {int} and all(v.bit_length() < 64 for v in values.values())):
             infos[name] = np.zeros(num_envs, dtype=kinds.pop())
             infos[name][list(values)] = list(values.values())
@@ -156,7 +156,7 @@ def _autoreset_mode(value: str | AutoresetMode) -> AutoresetMode:
     return names[value]
 
 
-def vectorized(task: type[ToolEnv]) -> Callable[..., ToolVectorEnv]:
+def vector_entry_point(task: type[ToolEnv]) -> Callable[..., ToolVectorEnv]:
     """The entry point that ``gymnasium.make_vec`` wants, for a task."""
 
     def make_vector(

@@ -42,7 +42,7 @@ class Run:
 
     @property
     def score(self) -> str:
-        return self.held_out.envs[0].SCORE
+        return self.held_out.envs[0].PRIMARY_METRIC
 
     def evaluated(self, questions: int, name: str = "", temperature: float = 0.0) -> tuple[dict, list[list[dict]]]:
         """The row of a table about so many held-out questions, with the newest weights, and the episodes."""
@@ -115,7 +115,7 @@ def check_shares(args: TrainArgs) -> None:
 
 def check_apart(envs: ToolVectorEnv, held_out: ToolVectorEnv) -> None:
     """A score on questions that were trained on is no held-out score."""
-    if not hasattr(envs.envs[0], "questions"):
+    if envs.envs[0].questions is None:
         return  # made from seeds; the environment keeps its splits apart
     train = {question.id for question in envs.envs[0].questions}
     if shared := sum(question.id in train for question in held_out.envs[0].questions):
@@ -127,7 +127,7 @@ def baselines(run: Run) -> list[dict]:
     training (greedy, then sampled as in training) and the task's scripted agent."""
     held_out, args = run.held_out, run.args
     questions, rows = evaluate.instances(held_out, args.final_questions), []
-    if hasattr(held_out.envs[0], "questions"):
+    if held_out.envs[0].questions is not None:
         rows.append(
             evaluate.evaluate_naive_rag(held_out, run.batches.policy, run.engine, questions, args.max_new_tokens)
         )

@@ -49,7 +49,7 @@ class Format(Protocol):
         ...
 
     def render_error(self, error: str) -> str:
-        """What comes back for a turn that is refused."""
+        """What comes back for a turn that is rejected."""
         ...
 
 
@@ -71,7 +71,7 @@ def total(read: Callable[[Any, str], Turn]) -> Callable[[Any, str], Turn]:
 
 
 def exact(say: Callable[[Any, Turn], str]) -> Callable[[Any, Turn], str]:
-    """Make a ``write`` that refuses whatever would not be read back as it was."""
+    """Make a ``write`` that rejects whatever would not be read back as it was."""
 
     @wraps(say)
     def write(self, turn: Turn) -> str:

@@ -16,8 +16,8 @@ from agent_envs.tasks.qa_scripts import search
 from agent_envs.tasks.sql import ask
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool, SearchTool
-from agent_envs.types import ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 _NAME = r"(?:[A-Z]\w+ )*[A-Z]\w+"
 
@@ -149,7 +149,7 @@ class MixedEnv(ToolEnv):
             "kind": self.question.kind,
         }
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         asked = self.question
         for call, result in zip(turn.calls, results, strict=True):
             if not result.ok:
@@ -160,12 +160,12 @@ class MixedEnv(ToolEnv):
                 self._met |= {("cell", cell) for row in result.data.rows for cell in row if cell in asked.cells}
             elif result.data in asked.values:
                 self._met.add(("value", result.data))
-        facts = {"progress": len(self._met) / (len(asked.titles) + len(asked.cells) + len(asked.values))}
+        metrics = {"progress": len(self._met) / (len(asked.titles) + len(asked.cells) + len(asked.values))}
         if not done:
-            return Verdict(facts)
+            return TurnOutcome(metrics)
         prediction = turn.answer or ""
-        facts["success"] = float(is_right(asked, prediction))
-        return Verdict(facts, {"prediction": prediction, "gold": asked.answer})
+        metrics["success"] = float(is_right(asked, prediction))
+        return TurnOutcome(metrics, {"prediction": prediction, "gold": asked.answer})
 
 
-make_vector = vectorized(MixedEnv)
+make_vector = vector_entry_point(MixedEnv)

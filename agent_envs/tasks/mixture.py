@@ -10,7 +10,7 @@ import gymnasium
 from agent_envs.play import Script
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolResult, Turn
-from agent_envs.vector import vectorized
+from agent_envs.vector import vector_entry_point
 
 _DEFAULT = {"AgentR1/MiniWiki-v0": 2.0, "AgentR1/Calculator-v0": 1.0, "AgentR1/Sokoban-v0": 1.0}
 
@@ -34,8 +34,8 @@ class MixtureEnv(ToolEnv):
     ``reset(options={"task": id})`` picks the task; other options are passed on to it.
     """
 
-    SCORE = "score"
-    LUCK = True  # for those tasks that take it
+    PRIMARY_METRIC = "score"
+    TAKES_NOISE_SEED = True  # for those tasks that take it
     SCRIPTS: ClassVar = {name: partial(_delegate, name=name) for name in ("random", "scripted", "oracle")}
 
     def __init__(self, tasks: Mapping[str, Any] | None = None, render_mode: str | None = None, **kwargs: Any):
@@ -101,13 +101,15 @@ class MixtureEnv(ToolEnv):
         if id is None:
             shares = list(self.weights.values())
             id = list(self.tasks)[self.np_random.choice(len(shares), p=[share / sum(shares) for share in shares])]
-        self.current._running = False  # stays so where the options are refused
+        self.current._running = False  # stays so where the options are rejected
         if id not in self.tasks:
             raise ValueError(f"task must be one of {list(self.tasks)}, got {id!r}")
         self.id, self.current, self._paid = id, self.tasks[id], 0.0
-        luck = options.pop("luck", None)
-        if self.current.LUCK and luck is not None:
-            options["luck"] = luck
+        if "luck" in options:
+            raise ValueError("the reset option 'luck' is now called 'noise_seed'")
+        noise_seed = options.pop("noise_seed", None)
+        if self.current.TAKES_NOISE_SEED and noise_seed is not None:
+            options["noise_seed"] = noise_seed
         observation, info = self.current.reset(seed=inner, options=options)
         return observation, {**info, "task": id}
 
@@ -121,7 +123,7 @@ class MixtureEnv(ToolEnv):
         self._paid += reward
         info = {**info, "task": self.id}
         if terminated or truncated:
-            info["score"] = float(info.get(self.current.SCORE, 0.0))
+            info["score"] = float(info.get(self.current.PRIMARY_METRIC, 0.0))
             for i, value in enumerate((1, self._paid, info["score"])):
                 self._played[self.id][i] += value
         return observation, reward, terminated, truncated, info
@@ -148,4 +150,4 @@ class MixtureEnv(ToolEnv):
         pass
 
 
-make_vector = vectorized(MixtureEnv)
+make_vector = vector_entry_point(MixtureEnv)

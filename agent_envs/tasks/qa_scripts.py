@@ -30,16 +30,16 @@ def oracle(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=env.question.answer.strip())
 
 
-def hasty(env: ToolEnv, rng: random.Random, patience: float = 0.3) -> Script:
+def early_stopping(env: ToolEnv, rng: random.Random, continue_probability: float = 0.3) -> Script:
     """Knows how to search, read and think aloud, but not when to stop.
 
-    After each article it names the fact that it looked up. Then, with probability ``patience``, it follows that fact
+    After each article it names the fact that it looked up. Then, with probability ``continue_probability``, it follows that fact
     with a search; else it answers right away, mostly too early. Imitating it teaches the tools and not the task: its
-    own exact match on questions of n hops is ``patience ** (n - 1)``.
+    own exact match on questions of n hops is ``continue_probability ** (n - 1)``.
     """
     hops = _hops(env.question)
     last = 0
-    while last + 1 < len(hops) and rng.random() < patience:
+    while last + 1 < len(hops) and rng.random() < continue_probability:
         last += 1
     thought = None
     for title, fact, _ in hops[: last + 1]:

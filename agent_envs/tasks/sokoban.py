@@ -8,11 +8,11 @@ from agent_envs.games.actions import Budget, move_turn, read_left, wander
 from agent_envs.games.sokoban_levels import generate
 from agent_envs.games.split import check_split, digest
 from agent_envs.play import Script
-from agent_envs.rewards import Fact, Invalid, Reward
+from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
-from agent_envs.types import ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 Action = Literal["Up", "Down", "Left", "Right"]
 
@@ -59,12 +59,15 @@ class SokobanEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     ``info`` at reset names ``source``, ``split``, ``instance`` (a digest of the board) and ``shortest`` (the fewest
-    actions that solve it). Every step adds the facts ``box`` (boxes that came onto targets less those that left),
+    actions that solve it). Every step adds the metrics ``box`` (boxes that came onto targets less those that left),
     ``solved``, ``moves`` and ``success``.
     """
 
     REWARD = Reward(
-        box=(1.0, Fact("box")), solved=(10.0, Fact("solved")), move=(-0.1, Fact("moves")), invalid=(-0.1, Invalid())
+        box=(1.0, Metric("box")),
+        solved=(10.0, Metric("solved")),
+        move=(-0.1, Metric("moves")),
+        invalid=(-0.1, Invalid()),
     )
     SCRIPTS = {"random": wander, "scripted": push_closer, "oracle": shortest}  # noqa: RUF012
 
@@ -120,15 +123,15 @@ class SokobanEnv(ToolEnv):
         info = {"source": "generated", "split": self.split, "instance": instance, "shortest": shortest}
         return self.state_text(), info
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         happened = [result.data for result in results if result.ok]
         solved = self.level.solved
-        facts = {name: float(sum(one[name] for one in happened)) for name in ("box", "moves")}
-        facts |= {"solved": float(solved), "success": float(solved)}
-        return Verdict(facts, terminated=solved, truncated=self.budget.left == 0)
+        metrics = {name: float(sum(one[name] for one in happened)) for name in ("box", "moves")}
+        metrics |= {"solved": float(solved), "success": float(solved)}
+        return TurnOutcome(metrics, terminated=solved, truncated=self.budget.left == 0)
 
     def state_text(self) -> str:
         return f"{sokoban.draw(self.level)}\n{'Solved.' if self.level.solved else self.budget}"
 
 
-make_vector = vectorized(SokobanEnv)
+make_vector = vector_entry_point(SokobanEnv)

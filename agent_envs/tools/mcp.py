@@ -52,14 +52,14 @@ def mount(
 class MCPTool:
     """One tool of a server. Calls of a batch are made at the same time."""
 
-    waits = True
+    io_bound = True
     interchangeable = True
 
     def __init__(self, connection: Connection, name: str, description: str, parameters: dict[str, Any]):
         self.connection, self.name, self.description, self.parameters = connection, name, description, parameters
 
     @property
-    def lane(self) -> tuple:
+    def batch_key(self) -> tuple:
         return "mcp", id(self.connection), self.name
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
@@ -102,14 +102,16 @@ class Connection:
                 problem = error
                 line.close()
         raise ConnectionError(
-            f"the MCP server {self.server!r} does not list its tools: {_innermost(problem)}"
+            f"the MCP server {self.server!r} does not list its tools: {_describe_error(problem)}"
         ) from problem
 
     def call(self, name: str, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         import asyncio
 
         async def all_of_them(client: Any) -> list[Any]:
-            calls = (asyncio.wait_for(client.call_tool(name, _sendable(one)), self.timeout) for one in arguments)
+            calls = (
+                asyncio.wait_for(client.call_tool(name, _replace_surrogates(one)), self.timeout) for one in arguments
+            )
             return await asyncio.gather(*calls, return_exceptions=True)
 
         line = self._open()
@@ -161,7 +163,7 @@ class _Line:
             self._loop.call_soon_threadsafe(self._task.cancel)
             failure.append(TimeoutError(f"no answer in {_OPENING:g} s"))
         if failure:
-            raise ConnectionError(f"the MCP server {server!r} cannot be reached: {_innermost(failure[-1])}")
+            raise ConnectionError(f"the MCP server {server!r} cannot be reached: {_describe_error(failure[-1])}")
         atexit.register(self.close)
 
     @property
@@ -192,7 +194,7 @@ def _connect(server: str | tuple[str, ...], timeout: float) -> Connection:
     return Connection(server, timeout)
 
 
-def _sendable(arguments: dict[str, Any]) -> dict[str, Any]:
+def _replace_surrogates(arguments: dict[str, Any]) -> dict[str, Any]:
     """Without lone surrogates: an agent may write them, and they would break the line for everybody."""
     return json.loads(json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace"))
 
@@ -208,12 +210,12 @@ def _as_result(name: str, reply: Any) -> ToolResult:
     if isinstance(reply, TimeoutError):
         return ToolResult(f"{name} took too long.", ok=False, fault=True)
     if isinstance(reply, BaseException):
-        return ToolResult(f"{name} failed: {_innermost(reply)}"[:500], ok=False, fault=True)
+        return ToolResult(f"{name} failed: {_describe_error(reply)}"[:500], ok=False, fault=True)
     parts = [block.text if block.type == "text" else f"[{block.type}]" for block in reply.content]
     return ToolResult("\n".join(parts), data=reply.structured_content, ok=not reply.is_error)
 
 
-def _innermost(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

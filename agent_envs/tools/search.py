@@ -41,13 +41,13 @@ class SearchTool:
             raise ValueError(f"k, max_chars and max_query must be at least 1, got {given}")
 
     @property
-    def lane(self) -> tuple:
+    def batch_key(self) -> tuple:
         """Equal for tools that would find the same: environments over one index make one batch."""
         return "search", id(self.searcher), self.k, self.max_chars, self.max_query
 
     @property
-    def waits(self) -> bool:
-        return getattr(self.searcher, "waits", False)
+    def io_bound(self) -> bool:
+        return getattr(self.searcher, "io_bound", False)
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
         return self.execute_batch([arguments])[0]
