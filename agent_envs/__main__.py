@@ -71,6 +71,7 @@ class Baselines:
 
 
 def main(command: List | Describe | Play | Check | Baselines) -> None:
+    """Run one of the commands."""
     import agent_envs
 
     if isinstance(command, List):
@@ -133,8 +134,8 @@ def _list(ids: tuple[str, ...]) -> None:
     import gymnasium
 
     for id in ids:
-        module, _, name = gymnasium.spec(id).entry_point.partition(":")
-        about = inspect.getdoc(getattr(importlib.import_module(module), name)).split("\n")[0]
+        module, _, name = str(gymnasium.spec(id).entry_point).partition(":")
+        about = (inspect.getdoc(getattr(importlib.import_module(module), name)) or "").split("\n")[0]
         print(f"{id:32} {about}")
 
 

@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from agent_envs.vector import ToolVectorEnv
 
 Script = Generator[Turn, str, None]
+ScriptMaker = Callable[[Any, random.Random], Script]  # the first argument is the environment, of the script's task
 
 
-def play(
-    env: ToolEnv, script: Callable[[ToolEnv, random.Random], Script], seed: int, options: dict[str, Any] | None = None
-) -> list[dict[str, Any]]:
+def play(env: ToolEnv, script: ScriptMaker, seed: int, options: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """One episode, from ``reset(seed=seed)`` on.
 
     Returns:
@@ -30,7 +29,8 @@ def play(
         ``truncated``, ``next_observation`` and the entries of the info.
     """
     observation, _ = env.reset(seed=seed, options=options)
-    agent, episode, said = script(env, random.Random(f"script:{seed}")), [], None
+    agent, said = script(env, random.Random(f"script:{seed}")), None
+    episode: list[dict[str, Any]] = []
     while True:
         action = env.format.write(_next(agent, said, len(episode)))
         following, reward, terminated, truncated, info = env.step(action)
@@ -43,7 +43,7 @@ def play(
 
 def _next(agent: Script, said: str | None, turns: int) -> Turn:
     try:
-        return agent.send(said)
+        return next(agent) if said is None else agent.send(said)
     except StopIteration:
         name = getattr(agent, "__name__", "the script")
         raise ValueError(f"{name} stopped after {turns} turns, and the episode goes on") from None
@@ -60,7 +60,7 @@ def begin(envs: "ToolVectorEnv", numbers: list[int]) -> tuple[tuple[str, ...], d
 
 
 def play_many(
-    envs: "ToolVectorEnv", questions: list[int], script: Callable[[ToolEnv, random.Random], Script], seed: int = 0
+    envs: "ToolVectorEnv", questions: list[int], script: ScriptMaker, seed: int = 0
 ) -> list[list[dict[str, Any]]]:
     """Let ``script`` play numbered instances (see `begin`), as many at once as there are environments.
 
@@ -74,7 +74,9 @@ def play_many(
     return episodes
 
 
-def _play_batch(envs: "ToolVectorEnv", questions: list[int], script, seed: int) -> list[list[dict[str, Any]]]:
+def _play_batch(
+    envs: "ToolVectorEnv", questions: list[int], script: ScriptMaker, seed: int
+) -> list[list[dict[str, Any]]]:
     count, total = len(questions), envs.num_envs
     observations, first = begin(envs, questions)
     write = [env.format.write for env in envs.envs]

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, fields, is_dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 from agent_envs.renames import module_getattr
@@ -295,12 +295,10 @@ def _check_number(name: str, value: Any) -> None:
 def _with_gamma(term: Term, gamma: float) -> Term:
     if isinstance(term, Shaping | Discounted):
         return replace(term, gamma=gamma)
-    inner = (
-        [f.name for f in fields(term) if f.name in ("term", "condition")]
-        if hasattr(term, "__dataclass_fields__")
-        else []
-    )
-    return replace(term, **{name: _with_gamma(getattr(term, name), gamma) for name in inner}) if inner else term
+    if isinstance(term, type) or not is_dataclass(term):
+        return term
+    names = [field.name for field in fields(term) if field.name in ("term", "condition")]
+    return replace(term, **{name: _with_gamma(getattr(term, name), gamma) for name in names}) if names else term
 
 
 def _name(term: Term) -> str:

@@ -8,7 +8,7 @@ import inspect
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import gymnasium
 
@@ -54,6 +54,10 @@ class ToolEnv(gymnasium.Env[str, str]):
         render_mode: None or "ansi".
     """
 
+    action_space: AnyText
+    observation_space: AnyText
+    first_observation: str
+
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
     REWARD: ClassVar[Reward] = Reward()
     PRESETS: ClassVar[Mapping[str, Reward]] = {}
@@ -86,7 +90,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         rewards: str | Mapping[str, Any] | Reward | None = None,
         render_mode: str | None = None,
     ):
-        budgets = {"max_turns": max_turns, "max_calls": max_calls}
+        budgets: dict[str, int | None] = {"max_turns": max_turns, "max_calls": max_calls}
         budgets |= {"max_total_calls": max_total_calls, "max_tokens": max_tokens}
         for name, value in budgets.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -95,9 +99,7 @@ class ToolEnv(gymnasium.Env[str, str]):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode must be None or 'ansi', got {render_mode!r}")
-        made = [tool if hasattr(tool, "execute_batch") else FunctionTool(tool) for tool in tools]
-        for tool in made:
-            check_tool(tool)
+        made = [_as_tool(tool) for tool in tools]
         self.tools: dict[str, Tool] = {tool.name: tool for tool in made}
         if len(self.tools) < len(made):
             raise ValueError(f"two tools have the same name: {[tool.name for tool in made]}")
@@ -106,11 +108,12 @@ class ToolEnv(gymnasium.Env[str, str]):
         self.reward = make_reward(rewards, self.REWARD, self.PRESETS)
         self.max_turns, self.max_calls, self.max_total_calls = max_turns, max_calls, max_total_calls
         self.max_tokens, self.render_mode = max_tokens, render_mode
-        self.count_tokens: Callable[[str], int] | None = tokenizer and TokenCounter(tokenizer)
+        self.count_tokens: Callable[[str], int] | None = TokenCounter(tokenizer) if tokenizer else None
         self.context = make_context(context)
         phrases = tuple(written.write(turn) for turn in example_turns(made, answers))
         self.action_space, self.observation_space = AnyText(phrases=phrases), AnyText()
-        self._running, self._transcript = False, []
+        self._running = False
+        self._transcript: list[str] = []
 
     # -- what a task defines ---------------------------------------------------------------------------------------
 
@@ -140,11 +143,17 @@ class ToolEnv(gymnasium.Env[str, str]):
     # -- Gymnasium -------------------------------------------------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode. Returns the first observation and an info with ``instructions``, the system prompt.
+
+        Raises:
+            ValueError: an option that the task does not have, or ``max_tokens`` without anything that counts tokens.
+        """
         super().reset(seed=seed)
         if self.max_tokens is not None and self.count_tokens is None:
             raise ValueError("max_tokens needs something that counts them: give tokenizer=, or set env.count_tokens")
         self._running = False  # stays so where begin() rejects the options
-        self.history, self._metrics, self.tokens = History(), {}, 0
+        self.history, self.tokens = History(), 0
+        self._metrics: dict[str, float] = {}
         self._made: set[str] = set()  # the calls of earlier turns
         observation, info = self.begin(options or {})
         self.first_observation = observation
@@ -156,6 +165,14 @@ class ToolEnv(gymnasium.Env[str, str]):
         return observation, {**info, "instructions": self.system_prompt}
 
     def step(self, action: str) -> StepResult:
+        """Take one assistant turn: observation, reward, terminated, truncated, info.
+
+        Nothing that the text may hold raises; what is wrong with it is said in the observation.
+
+        Raises:
+            gymnasium.error.ResetNeeded: no episode is running.
+            ValueError: ``action`` is no string.
+        """
         turn = self.parse(action)
         return self.resolve(action, turn, run_calls([(self.tools, call) for call in turn.calls]))
 
@@ -165,7 +182,7 @@ class ToolEnv(gymnasium.Env[str, str]):
             raise gymnasium.error.ResetNeeded("the episode has ended, or has not begun: call reset() first")
         if not isinstance(action, str):
             raise ValueError(f"an action is the text of an assistant turn, got {type(action).__name__}")
-        if self.max_tokens is not None and self.tokens + self.count_tokens(action) > self.max_tokens:
+        if self.max_tokens is not None and self.tokens + self._length(action) > self.max_tokens:
             return Turn(error=f"The turn goes beyond the {self.max_tokens} tokens of the episode.")
         turn = self.format.parse(action)
         count = len(turn.calls)
@@ -226,6 +243,7 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     @property
     def system_prompt(self) -> str:
+        """The task in a sentence or two, and how the format wants turns written."""
         return f"{self.instructions} {self.format.instructions()}".strip()
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -247,12 +265,17 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     def _count(self, text: str) -> None:
         if self.max_tokens is not None:
-            self.tokens += self.count_tokens(text)
+            self.tokens += self._length(text)
+
+    def _length(self, text: str) -> int:
+        assert self.count_tokens is not None  # reset has checked
+        return self.count_tokens(text)
 
     def _rewrite(self, action: str, observation: str) -> dict[str, Any]:
         """``{"context": messages}`` where that is not what the agent saw before with this turn added."""
         latest = [{"role": "assistant", "content": action}, {"role": "user", "content": observation}]
         self._messages += latest
+        assert self.context is not None
         grown, self._shown = self._shown + latest, self.context([dict(message) for message in self._messages])
         if not isinstance(self._shown, list) or not all({"role", "content"} <= set(m) for m in self._shown):
             raise ValueError("a context is a list of messages, each with a role and a content")
@@ -265,6 +288,13 @@ class ToolEnv(gymnasium.Env[str, str]):
         repeated = bool(keys) and all(key in self._made for key in keys)
         self._made.update(key for key, result in zip(keys, results, strict=True) if not result.fault)
         return repeated
+
+
+def _as_tool(tool: Tool | Callable) -> Tool:
+    if not hasattr(tool, "execute_batch"):
+        return FunctionTool(tool)
+    check_tool(tool)
+    return cast(Tool, tool)
 
 
 COMMON = frozenset(inspect.signature(ToolEnv.__init__).parameters) - {"self", "tools", "instructions", "answers"}
@@ -297,7 +327,7 @@ class TokenCounter:
     def __call__(self, text: str) -> int:
         return len(self._tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[str]]:
         return TokenCounter, (self.name,)
 
 

@@ -25,6 +25,8 @@ class Format(Protocol):
     stop: tuple[str, ...]
     special_tokens: bool
 
+    def __init__(self, tools: Sequence[Tool], *, answers: bool = True): ...
+
     def instructions(self) -> str:
         """How to call these tools and how to finish; it follows the text of the task."""
         ...

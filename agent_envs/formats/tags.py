@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 
 from agent_envs.formats import arguments
-from agent_envs.formats.base import Malformed, check_tools, exact, make_turn, total
+from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
 from agent_envs.formats.blocks import escape, read_blocks, tag_pattern
 from agent_envs.formats.json_text import dumps
 from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
 
-class SearchTags:
+class SearchTags(Format):
     """Search-R1's form (arXiv 2503.09516): ``<search>query</search>``, and ``<answer>text</answer>`` to finish.
 
     Each tool is called by a tag of its own name around its arguments: the text itself for a tool that takes one string,

@@ -43,7 +43,8 @@ def wander(env: ToolEnv, rng: random.Random) -> Script:
 
 def explore(env: ToolEnv, rng: random.Random) -> Script:
     """One of the listed commands that it has given least often so far; those that only look come last."""
-    text, given = env.first_observation, Counter()
+    text = env.first_observation
+    given: Counter[str] = Counter()
     while True:
         commands = read_menu(_MENU, text)
         idle = {one for one in commands if one.split()[0] in ("look", "inventory", "help", "examine")}
@@ -53,7 +54,7 @@ def explore(env: ToolEnv, rng: random.Random) -> Script:
         text = yield _act(command)
 
 
-def walkthrough(env: ToolEnv, rng: random.Random) -> Script:
+def walkthrough(env: "ALFWorldEnv", rng: random.Random) -> Script:
     """The commands that the game's maker or ALFWorld's expert wins with."""
     commands = env.play.game.walkthrough
     if not commands:

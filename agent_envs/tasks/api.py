@@ -25,8 +25,9 @@ def _call(name: str, /, **arguments: Any) -> Turn:
 
 
 def _look_up(text: str) -> Turn:
-    name, postcode = re.search(r"(?:this is|my name is) (\w+ \w+)\D+(\d+)", text).groups()
-    return _call("find_customer", name=name, postcode=postcode)
+    found = re.search(r"(?:this is|my name is) (\w+ \w+)\D+(\d+)", text)
+    assert found is not None  # every request says who it is from
+    return _call("find_customer", name=found[1], postcode=found[2])
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
@@ -62,7 +63,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer="Done.")
 
 
-def oracle(env: ToolEnv, rng: random.Random) -> Script:
+def oracle(env: "APIEnv", rng: random.Random) -> Script:
     """Makes the calls that the request was made with; a confirmation goes into the turn of what it confirms."""
     calls = list(env.request.calls)
     while calls:

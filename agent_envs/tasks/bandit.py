@@ -15,7 +15,9 @@ from agent_envs.vector import vector_entry_point
 
 
 def _read(env: ToolEnv) -> tuple[str, ...]:
-    return re.search(r"The arms are (\w+) and (\w+)\.", env.first_observation).groups()
+    found = re.search(r"The arms are (\w+) and (\w+)\.", env.first_observation)
+    assert found is not None  # as `BanditEnv.begin` writes it
+    return found.groups()
 
 
 def pull_any(env: ToolEnv, rng: random.Random) -> Script:
@@ -28,7 +30,7 @@ def pull_first(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=_read(env)[0])
 
 
-def pull_risky(env: ToolEnv, rng: random.Random) -> Script:
+def pull_risky(env: "BanditEnv", rng: random.Random) -> Script:
     """The arm with the higher mean, whatever it pays in this episode."""
     yield Turn(answer=env.arms.risky)
 

@@ -26,6 +26,7 @@ def calculate(expression: str) -> ToolResult:
 
 
 def compute(expression: str) -> Turn:
+    """A turn with one calculation."""
     return Turn(calls=(ToolCall("calculate", {"expression": expression}),))
 
 
@@ -68,7 +69,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=value)
 
 
-def oracle(env: ToolEnv, rng: random.Random) -> Script:
+def oracle(env: "CalculatorEnv", rng: random.Random) -> Script:
     """Works out one step after the other; of GSM8K's problems it only knows the answer."""
     for step in env.problem.steps:
         yield compute(step)
@@ -175,7 +176,9 @@ def _gsm8k(split: str, data: str | None) -> tuple[tuple[Problem, ...], str]:
         raise ValueError(
             f"question {wrong.id} of {found.source} has the answer {wrong.answer!r}, which is not a number"
         )
-    pairs = zip(found.questions, answers, strict=True)
+    pairs = [
+        (question, answer) for question, answer in zip(found.questions, answers, strict=True) if answer is not None
+    ]
     return tuple(Problem(question.question, answer, (), "gsm8k") for question, answer in pairs), found.source
 
 

@@ -15,8 +15,9 @@ from agent_envs.vector import vector_entry_point
 
 
 def _read(env: ToolEnv) -> tuple[list[str], int]:
-    numbers, target = re.search(r"Numbers: ([\d, ]+)\nTarget: (\d+)", env.first_observation).groups()
-    return numbers.split(", "), int(target)
+    found = re.search(r"Numbers: ([\d, ]+)\nTarget: (\d+)", env.first_observation)
+    assert found is not None  # as `CountdownEnv.begin` writes it
+    return found[1].split(", "), int(found[2])
 
 
 def any_expression(env: ToolEnv, rng: random.Random) -> Script:
@@ -38,7 +39,7 @@ def sums(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=answer)
 
 
-def solution(env: ToolEnv, rng: random.Random) -> Script:
+def solution(env: "CountdownEnv", rng: random.Random) -> Script:
     """The expression that the puzzle was made from."""
     yield Turn(answer=env.puzzle.solution)
 
@@ -80,9 +81,10 @@ class CountdownEnv(ToolEnv):
         **common: Any,
     ):
         check_split(split)
-        self.split, self.counts, self.largest = split, tuple(numbers), largest
-        if len(self.counts) != 2 or not 2 <= self.counts[0] <= self.counts[1] <= 8:
+        self.split, self.largest = split, largest
+        if len(numbers) != 2 or not 2 <= numbers[0] <= numbers[1] <= 8:
             raise ValueError(f"numbers must be two counts in order, within 2 to 8, got {numbers!r}")
+        self.counts = (numbers[0], numbers[1])
         if not 5 <= largest <= 10_000:
             raise ValueError(f"largest must be in 5..10000, got {largest}")
         task = (

@@ -17,18 +17,20 @@ from agent_envs.vector import vector_entry_point
 Action = Literal["Left", "Down", "Right", "Up"]
 
 
-def straight(env: ToolEnv, rng: random.Random) -> Script:
+def straight(env: "FrozenLakeEnv", rng: random.Random) -> Script:
     """Reads the lake and takes the shortest way as if the ice did not slip, as few steps a turn as the budget needs."""
     text, turns = env.first_observation, env.max_turns
     while True:
         rows, position = frozenlake.read(text)
         left = read_left(text)
         count = min(env.actions_per_turn, -(-left // max(turns, 1)))
-        text = yield move_turn(frozenlake.shortest_path(rows, position)[:count])
+        path = frozenlake.shortest_path(rows, position)
+        assert path is not None  # lakes are made with a way to the goal, and nobody moves on from a hole
+        text = yield move_turn(path[:count])
         turns -= 1
 
 
-def best(env: ToolEnv, rng: random.Random) -> Script:
+def best(env: "FrozenLakeEnv", rng: random.Random) -> Script:
     """The best plan of every turn, knowing the ice, by value iteration; what chance leaves is the ceiling of the task."""
     while True:
         turns = env.max_turns - len(env.history.turns)
@@ -119,7 +121,9 @@ class FrozenLakeEnv(ToolEnv):
         self.lake.reset(seed=make_noise_rng(instance, noise_seed).randrange(2**31))
         self.budget = Budget(self.actions_per_turn, self.max_actions)
         info = {"source": "generated", "split": self.split, "instance": digest("\n".join(self.rows))}
-        return self.state_text(), {**info, "shortest": len(frozenlake.shortest_path(self.rows, self._position()))}
+        path = frozenlake.shortest_path(self.rows, self._position())
+        assert path is not None  # lakes are made with a way to the goal
+        return self.state_text(), {**info, "shortest": len(path)}
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         cell = self._cell()

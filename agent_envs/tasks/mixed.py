@@ -64,7 +64,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=(re.findall(r"\d[\d,]*", found) or [subject])[-1])
 
 
-def oracle(env: ToolEnv, rng: random.Random) -> Script:
+def oracle(env: "MixedEnv", rng: random.Random) -> Script:
     """Makes the calls that the question was made with, one a turn."""
     for call in env.question.calls:
         yield Turn(calls=(call,))
@@ -129,6 +129,7 @@ class MixedEnv(ToolEnv):
 
     @property
     def mixed(self) -> MixedWorld:
+        """The articles and tables, shared by all environments with the same arguments."""
         return mixed_world(self.entities, self.world_seed, self.split)
 
     def query(self, sql: str) -> ToolResult:

@@ -1,14 +1,15 @@
 """Several tasks as one."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium
 
+from agent_envs.formats import Format
 from agent_envs.play import Script
-from agent_envs.tool_env import ToolEnv
+from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.types import ToolResult, Turn
 from agent_envs.vector import vector_entry_point
 
@@ -74,15 +75,17 @@ class MixtureEnv(ToolEnv):
     first_observation = property(lambda self: self.current.first_observation, lambda self, value: None)
 
     @property
-    def formats(self):
+    def formats(self) -> tuple[Format, ...]:
+        """The formats of all tasks."""
         return tuple(format for task in self.tasks.values() for format in task.formats)
 
     @property
-    def count_tokens(self):
+    def count_tokens(self) -> Callable[[str], int] | None:
+        """What counts tokens, of the task at hand; setting it sets that of all tasks."""
         return self.current.count_tokens
 
     @count_tokens.setter
-    def count_tokens(self, function) -> None:
+    def count_tokens(self, function: Callable[[str], int] | None) -> None:
         for task in self.tasks.values() if function is not None else ():
             task.count_tokens = function
 
@@ -116,9 +119,7 @@ class MixtureEnv(ToolEnv):
     def parse(self, action: str) -> Turn:
         return self.current.parse(action)
 
-    def resolve(
-        self, action: str, turn: Turn, results: list[ToolResult]
-    ) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def resolve(self, action: str, turn: Turn, results: list[ToolResult]) -> StepResult:
         observation, reward, terminated, truncated, info = self.current.resolve(action, turn, results)
         self._paid += reward
         info = {**info, "task": self.id}
@@ -128,7 +129,7 @@ class MixtureEnv(ToolEnv):
                 self._played[self.id][i] += value
         return observation, reward, terminated, truncated, info
 
-    def anchor(self):
+    def anchor(self) -> Hashable | None:
         return self.current.anchor()
 
     def state_text(self) -> str:

@@ -51,10 +51,12 @@ class PythonTool:
         return "python", self.backend, self.timeout, self.memory_mb, self.max_output
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        """One program; see `execute_batch`."""
         return self.execute_batch([arguments])[0]
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        limits = {"timeout": self.timeout, "memory_mb": self.memory_mb, "max_output": self.max_output}
+        """The programs side by side; a result is what one printed, and ``ok`` where it exited with 0."""
+        limits: dict[str, Any] = {"timeout": self.timeout, "memory_mb": self.memory_mb, "max_output": self.max_output}
         codes = [one["code"] for one in arguments]
         return [self._report(done) for done in sandbox.run_batch(codes, backend=self.backend, **limits)]
 
@@ -68,6 +70,7 @@ class PythonTool:
 
 
 def run(code: str) -> Turn:
+    """A turn that runs one program."""
     return Turn(calls=(ToolCall("python", {"code": code}),))
 
 
@@ -103,7 +106,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=printed[-1] if printed else "0")
 
 
-def oracle(env: ToolEnv, rng: random.Random) -> Script:
+def oracle(env: "PythonEnv", rng: random.Random) -> Script:
     """Runs a program that solves the puzzle, and gives the gold answer."""
     yield run(env.puzzle.program)
     yield Turn(answer=env.puzzle.answer)

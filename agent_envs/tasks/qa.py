@@ -18,6 +18,7 @@ from agent_envs.rewards import (
     Repeat,
     Reward,
     Shaping,
+    Term,
     Thought,
 )
 from agent_envs.tasks import qa_scripts
@@ -74,6 +75,9 @@ class QAEnv(ToolEnv):
         "ragen": Reward(answer=(1.0, AtEnd(Gate(Metric("f1"), AtLeast(Metric("f1"), 0.3))))),
     }
     PRIMARY_METRIC = "em"
+
+    questions: tuple[Question, ...]
+
     SCRIPTS = {"random": qa_scripts.guess, "scripted": qa_scripts.heuristic, "oracle": qa_scripts.oracle}  # noqa: RUF012
 
     def __init__(
@@ -88,16 +92,13 @@ class QAEnv(ToolEnv):
     ):
         common = {name: source_arguments.pop(name) for name in COMMON & set(source_arguments)}
         self.task = load(benchmark, split=split, **source_arguments)
+        self.questions = self.task.questions
         tool = SearchTool(self.task.searcher, k, max_chars)
         super().__init__((tool,), instructions="Answer the question.", max_turns=max_turns, **common)
         self.llm_judge = Judge(**judge) if judge else None
         if self.llm_judge and not self.reward.get("judge", (0.0,))[0]:
-            self.reward = Reward(**{**self.reward, "judge": (1.0, AtEnd(Metric("judged")))})
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """All questions of the split, in a fixed order."""
-        return self.task.questions
+            judged: Term = AtEnd(Metric("judged"))
+            self.reward = Reward(**{**self.reward, "judge": (1.0, judged)})
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if unknown := set(options) - {"question"}:

@@ -17,7 +17,7 @@ from agent_envs.vector import vector_entry_point
 Action = Literal["Up", "Down", "Left", "Right"]
 
 
-def push_closer(env: ToolEnv, rng: random.Random) -> Script:
+def push_closer(env: "SokobanEnv", rng: random.Random) -> Script:
     """Reads the board, and makes the nearest push that brings a box closer to a target; any step where there is none."""
     text = env.first_observation
     while True:
@@ -26,9 +26,10 @@ def push_closer(env: ToolEnv, rng: random.Random) -> Script:
         text = yield move_turn(plan[: min(env.actions_per_turn, read_left(text))])
 
 
-def shortest(env: ToolEnv, rng: random.Random) -> Script:
+def shortest(env: "SokobanEnv", rng: random.Random) -> Script:
     """A shortest solution, as many actions a turn as may be."""
     plan = sokoban.solve(env.level)
+    assert plan is not None  # levels are made from their solution
     for start in range(0, len(plan), env.actions_per_turn):
         yield move_turn(plan[start : start + env.actions_per_turn])
 
@@ -63,6 +64,8 @@ class SokobanEnv(ToolEnv):
     ``solved``, ``moves`` and ``success``.
     """
 
+    level: sokoban.Level
+
     REWARD = Reward(
         box=(1.0, Metric("box")),
         solved=(10.0, Metric("solved")),
@@ -85,12 +88,13 @@ class SokobanEnv(ToolEnv):
         check_split(split)
         if not 5 <= size <= 12 or not 1 <= boxes <= 4:
             raise ValueError(f"size must be in 5..12 and boxes in 1..4, got {size} and {boxes}")
-        self.split, self.size, self.boxes, self.moves = split, size, boxes, tuple(moves)
+        self.split, self.size, self.boxes = split, size, boxes
         self.max_actions, self.actions_per_turn = max_actions, actions_per_turn
         self.budget = Budget(actions_per_turn, max_actions)
         budget = min(max_actions, actions_per_turn * max_turns)
-        if len(self.moves) != 2 or not 1 <= self.moves[0] <= self.moves[1] <= budget:
+        if len(moves) != 2 or not 1 <= moves[0] <= moves[1] <= budget:
             raise ValueError(f"moves must be two numbers in order, 1 to the {budget} that can be made, got {moves!r}")
+        self.moves = (moves[0], moves[1])
         task = (
             "Solve the Sokoban puzzle: push every box onto a target. Walking into a box pushes it one cell, unless a wall or "
             "another box is behind it; you cannot pull. # is a wall, _ floor, O a target, X a box, √ a box on a target, "

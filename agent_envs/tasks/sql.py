@@ -17,6 +17,7 @@ from agent_envs.vector import vector_entry_point
 
 
 def ask(sql: str) -> Turn:
+    """A turn with one query."""
     return Turn(calls=(ToolCall("query", {"sql": sql}),))
 
 
@@ -58,7 +59,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=_first_value(found))
 
 
-def oracle(env: ToolEnv, rng: random.Random) -> Script:
+def oracle(env: "SQLEnv", rng: random.Random) -> Script:
     """Asks the gold query and gives what it selects."""
     yield ask(env.question.sql)
     golds = (f"{gold:.2f}" if isinstance(gold, float) else str(gold) for gold in env.question.golds)

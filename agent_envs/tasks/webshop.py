@@ -62,7 +62,7 @@ def first_result(env: ToolEnv, rng: random.Random) -> Script:
     yield _click("buy now")
 
 
-def buyer(env: ToolEnv, rng: random.Random) -> Script:
+def buyer(env: "WebShopEnv", rng: random.Random) -> Script:
     """Knows the product and the options that are wanted; buys what it sees last where the search does not find it."""
     goal = env.play.game.goal
     wanted, options = goal["asin"].lower(), goal["goal_options"]

@@ -65,10 +65,12 @@ class FunctionTool:
 
     @cached_property
     def description(self) -> str:
+        """The first paragraph of the function's docstring, on one line."""
         return " ".join((inspect.getdoc(_unwrap_partial(self.function)) or "").split("\n\n")[0].split())
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
+        """JSON schema of the arguments, see `schema_of`."""
         return schema_of(self.function)
 
     @cached_property
@@ -80,12 +82,15 @@ class FunctionTool:
 
     @property
     def io_bound(self) -> bool:
+        """Whether its calls run in a thread: those with a timeout, and those of async functions."""
         return self.timeout is not None or inspect.iscoroutinefunction(self.function)
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        """One call; see `execute_batch`."""
         return self.execute_batch([arguments])[0]
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
+        """The calls in order, those of an async function at the same time; faults are tried again ``retries`` times."""
         results = self._run(arguments)
         for _ in range(self.retries):
             again = [i for i, result in enumerate(results) if result.fault and result.data is not LATE]
@@ -100,7 +105,7 @@ class FunctionTool:
             return self._run_in_thread(lambda: self._gather(arguments), None) if arguments else []
         if self.timeout is None:
             return [self._call(one) for one in arguments]
-        return [self._run_in_thread(lambda one=one: self._call(one), self.timeout) for one in arguments]
+        return [self._run_in_thread(partial(self._call, one), self.timeout) for one in arguments]
 
     def _run_in_thread(self, job: Callable[[], Any], timeout: float | None) -> Any:
         """Run in a thread. A daemon: one that hangs must not keep the process from ending, as an executor's would."""
@@ -213,8 +218,8 @@ def _model_of(function: Callable[..., Any]) -> Any:
         default = ... if parameter.default is parameter.empty else parameter.default
         fields[name] = (hints[name], pydantic.Field(default, description=descriptions.get(name), alias=name))
     # Fields go by their aliases: a parameter may be called as some attribute of the model is.
-    made = {f"field_{i}": field for i, field in enumerate(fields.values())}
-    config = {"extra": "forbid", "arbitrary_types_allowed": True}
+    made: dict[str, Any] = {f"field_{i}": field for i, field in enumerate(fields.values())}
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     return pydantic.create_model("Arguments", __config__=config, **made)
 
 

@@ -60,17 +60,20 @@ class MCPTool:
 
     @property
     def batch_key(self) -> tuple:
+        """Equal for the same tool of the same connection."""
         return "mcp", id(self.connection), self.name
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        """One call; see `execute_batch`."""
         return self.execute_batch([arguments])[0]
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
+        """The calls, made at the same time."""
         return self.connection.call(self.name, arguments)
 
 
 class Connection:
-    """A client of a server, with a new line to it whenever the last one broke."""
+    """A client of a server, which connects anew whenever the last connection broke."""
 
     def __init__(self, server: str | tuple[str, ...], timeout: float):
         if not timeout > 0:
@@ -78,12 +81,18 @@ class Connection:
         if not (server.startswith(("http://", "https://")) if isinstance(server, str) else server):
             raise ValueError(f"server must be a URL (http://…) or a command as a list of words, got {server!r}")
         self.server, self.timeout = server, timeout
-        self._lock, self._line = threading.Lock(), _Line(server)
+        self._lock, self._client_thread = threading.Lock(), _ClientThread(server)
 
     def __reduce__(self):
         return _connect, (self.server, self.timeout)
 
     def list_tools(self) -> list[Any]:
+        """The tools of the server, as the client describes them; with a second try on a new connection.
+
+        Raises:
+            ConnectionError: both failed.
+        """
+
         async def all_pages(client: Any) -> list[Any]:
             found, cursor = [], None
             while True:
@@ -93,19 +102,20 @@ class Connection:
                 if not cursor:
                     return found
 
-        problem: Exception | None = None
+        problem: Exception = ConnectionError("nobody answers")
         for _ in range(2):  # the server may have died while nobody looked
-            line = self._open()
+            thread = self._open()
             try:
-                return line.run(all_pages, _OPENING)
+                return thread.run(all_pages, _OPENING)
             except Exception as error:
                 problem = error
-                line.close()
+                thread.close()
         raise ConnectionError(
             f"the MCP server {self.server!r} does not list its tools: {_describe_error(problem)}"
         ) from problem
 
     def call(self, name: str, arguments: list[dict[str, Any]]) -> list[ToolResult]:
+        """Call one tool several times at once. What fails is a result that says so; a connection that broke is closed."""
         import asyncio
 
         async def all_of_them(client: Any) -> list[Any]:
@@ -114,24 +124,24 @@ class Connection:
             )
             return await asyncio.gather(*calls, return_exceptions=True)
 
-        line = self._open()
-        replies = line.run(all_of_them, self.timeout + 5)
+        thread = self._open()
+        replies = thread.run(all_of_them, self.timeout + 5)
         if any(map(_is_break, replies)):
-            line.close()
+            thread.close()
         return [_as_result(name, reply) for reply in replies]
 
     def close(self) -> None:
         """End the connection, and the program behind it."""
-        self._line.close()
+        self._client_thread.close()
 
-    def _open(self) -> _Line:
+    def _open(self) -> _ClientThread:
         with self._lock:
-            if not self._line.alive:
-                self._line = _Line(self.server)
-            return self._line
+            if not self._client_thread.alive:
+                self._client_thread = _ClientThread(self.server)
+            return self._client_thread
 
 
-class _Line:
+class _ClientThread:
     """A client that lives in an event loop on a thread of its own, so that plain code can call it."""
 
     def __init__(self, server: str | tuple[str, ...]):
@@ -160,6 +170,7 @@ class _Line:
         self._thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
         self._thread.start()
         if not opened.wait(_OPENING):
+            assert self._task is not None  # the first thing that the thread sets
             self._loop.call_soon_threadsafe(self._task.cancel)
             failure.append(TimeoutError(f"no answer in {_OPENING:g} s"))
         if failure:
@@ -171,7 +182,7 @@ class _Line:
         return self._thread.is_alive()
 
     def run(self, work: Callable[[Any], Any], seconds: float) -> Any:
-        """What ``work`` makes of the client. Raises ConnectionError if the line breaks meanwhile."""
+        """What ``work`` makes of the client. Raises ConnectionError if the connection breaks meanwhile."""
         import asyncio
         from concurrent.futures import CancelledError
 

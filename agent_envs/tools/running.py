@@ -14,11 +14,6 @@ MAX_OUTPUT = 20_000  # characters of a result that the agent gets to read, where
 class Tool(Protocol):
     """Something an agent can call.
 
-    Attributes:
-        name: how the agent calls it.
-        description: one sentence for the agent.
-        parameters: JSON schema of the arguments, an object with ``properties`` and ``required``.
-
     Optional attributes:
         batch_key: calls of tools with equal keys run one after the other, in order, and those of one tool that follow
             each other as one batch. By default each tool object is its own key. Tools that change the same state share
@@ -30,11 +25,24 @@ class Tool(Protocol):
         max_output: characters of a result that the agent gets to read.
     """
 
-    name: str
-    description: str
-    parameters: dict[str, Any]
+    @property
+    def name(self) -> str:
+        """How the agent calls it."""
+        ...
 
-    def execute(self, arguments: dict[str, Any]) -> ToolResult: ...
+    @property
+    def description(self) -> str:
+        """One sentence for the agent."""
+        ...
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON schema of the arguments, an object with ``properties`` and ``required``."""
+        ...
+
+    def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        """One call, with arguments that fit the schema."""
+        ...
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """Many calls at once, in order; environments use this, so that a vector of them makes one call."""
@@ -51,7 +59,7 @@ def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
     something that is no result, gives its own call a result with ``fault`` set.
     """
     requests = list(requests)
-    results: list[ToolResult | None] = [None] * len(requests)
+    results: dict[int, ToolResult] = {}  # by number of the request
     queues: dict[Hashable, list[int]] = {}  # numbers of requests by batch key
     for i, (tools, call) in enumerate(requests):
         tool = tools.get(call.name)
@@ -72,7 +80,7 @@ def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
             _run_queue(requests, queue, results)
     for thread in threads:
         thread.join()
-    return results
+    return [results[i] for i in range(len(requests))]
 
 
 def _tool(request: Request) -> Tool:
@@ -86,7 +94,7 @@ def _executor(request: Request) -> Hashable:
     return tool.name if getattr(tool, "interchangeable", False) else id(tool)
 
 
-def _run_queue(requests: list[Request], queue: list[int], results: list[ToolResult | None]) -> None:
+def _run_queue(requests: list[Request], queue: list[int], results: dict[int, ToolResult]) -> None:
     for _, group in groupby(queue, key=lambda i: _executor(requests[i])):
         batch = list(group)
         tool = _tool(requests[batch[0]])
@@ -147,12 +155,12 @@ def _validator(tool: Tool) -> Callable:
 
 
 @lru_cache(maxsize=1024)
-def _compile_schema(schema: str) -> Callable:
+def _compile_schema(text: str) -> Callable:
     import json
 
     import jsonschema
 
-    schema = json.loads(schema)
+    schema = json.loads(text)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     kind.check_schema(schema)
     return kind(schema).iter_errors
