@@ -101,7 +101,7 @@ def main(command: List | Describe | Play | Check | Baselines) -> None:
 
 @contextmanager
 def _exit_on_user_error(id: str) -> Iterator[None]:
-    """What the user can mend is said in one line."""
+    """Errors that the user can fix are reported in one line, without a traceback."""
     import gymnasium
 
     try:

@@ -29,21 +29,21 @@ def play(env: ToolEnv, script: ScriptMaker, seed: int, options: dict[str, Any] |
         ``truncated``, ``next_observation`` and the entries of the info.
     """
     observation, _ = env.reset(seed=seed, options=options)
-    agent, said = script(env, random.Random(f"script:{seed}")), None
+    agent, reply = script(env, random.Random(f"script:{seed}")), None
     episode: list[dict[str, Any]] = []
     while True:
-        action = env.format.write(_next(agent, said, len(episode)))
+        action = env.format.write(_next(agent, reply, len(episode)))
         following, reward, terminated, truncated, info = env.step(action)
         happened = {"observation": observation, "action": action, "reward": reward, "terminated": terminated}
         episode.append({**happened, "truncated": truncated, "next_observation": following, **info})
         if terminated or truncated:
             return episode
-        observation = said = following
+        observation = reply = following
 
 
-def _next(agent: Script, said: str | None, turns: int) -> Turn:
+def _next(agent: Script, reply: str | None, turns: int) -> Turn:
     try:
-        return next(agent) if said is None else agent.send(said)
+        return next(agent) if reply is None else agent.send(reply)
     except StopIteration:
         name = getattr(agent, "__name__", "the script")
         raise ValueError(f"{name} stopped after {turns} turns, and the episode goes on") from None
@@ -88,8 +88,8 @@ def _play_batch(
         before = observations
         observations, rewards, terminated, truncated, infos = envs.step(actions)
         for i in sorted(running):
-            told = [k for k, v in infos.items() if k[0] != "_" and not isinstance(v, dict) and infos[f"_{k}"][i]]
-            info = {k: infos[k][i] for k in told}
+            given = [k for k, v in infos.items() if k[0] != "_" and not isinstance(v, dict) and infos[f"_{k}"][i]]
+            info = {k: infos[k][i] for k in given}
             seen = {"observation": before[i], "instructions": first["instructions"][i]}
             episodes[i].append({**seen, "action": actions[i], "reward": float(rewards[i]), **info})
             if terminated[i] or truncated[i]:

@@ -1,7 +1,7 @@
 """ToolEnv: a Gymnasium environment whose actions are the turns of a language model.
 
-A `Tool` says what happened; the environment says what it means: it parses the turn, has the tools run, moves the
-state, gives the rewards and ends the episode (Agent-R1, arXiv 2511.14460, section 3).
+A `Tool` reports what happened; the environment decides what it means: it parses the turn, runs the tools, updates the
+state, computes the reward and ends the episode (Agent-R1, arXiv 2511.14460, section 3).
 """
 
 import inspect
@@ -29,11 +29,11 @@ StepResult = tuple[str, float, bool, bool, dict[str, Any]]  # observation, rewar
 class ToolEnv(gymnasium.Env[str, str]):
     """One conversation: ``step(text)`` takes an assistant turn and returns what comes back.
 
-    A subclass is a task. It says how an episode starts (`begin`), what each turn came to (`evaluate_turn`) and
-    what that is worth (`REWARD`, the weighted terms; `PRESETS`, others by name).
+    A subclass is a task. It defines how an episode starts (`begin`), what each turn came to (`evaluate_turn`) and how
+    that is rewarded (`REWARD`, weighted terms; `PRESETS`, others by name).
 
-    ``step`` is made of two halves, `parse` and `resolve`, so that a vector of environments can run the calls of all of
-    them in one batch in between.
+    ``step`` has two halves, `parse` and `resolve`, so that a vector of environments can run the calls of all of them in
+    one batch in between.
 
     Args:
         tools: what the agent may call; a plain function with type hints and a docstring is one (`FunctionTool` around
@@ -47,7 +47,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         max_total_calls: calls in the whole episode; a turn that would exceed them is invalid.
         max_tokens: once the first observation, the turns and what came back add up to more, the episode is truncated;
             a turn that is too long for what is left is rejected. The system prompt does not count.
-        tokenizer: what counts them: a folder with ``tokenizer.json``, or a hub id; or set ``env.count_tokens``.
+        tokenizer: counts these tokens: a folder with ``tokenizer.json``, or a hub id; or set ``env.count_tokens``.
         context: what the agent sees of its past, see `agent_envs.context.make_context`. Where that is not all of it,
             ``info["context"]`` has the messages that take the place of the conversation so far.
         rewards: see `agent_envs.rewards.make_reward`.
@@ -146,7 +146,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         """Start an episode. Returns the first observation and an info with ``instructions``, the system prompt.
 
         Raises:
-            ValueError: an option that the task does not have, or ``max_tokens`` without anything that counts tokens.
+            ValueError: the task has no such option, or ``max_tokens`` is set without a tokenizer.
         """
         super().reset(seed=seed)
         if self.max_tokens is not None and self.count_tokens is None:
@@ -167,7 +167,7 @@ class ToolEnv(gymnasium.Env[str, str]):
     def step(self, action: str) -> StepResult:
         """Take one assistant turn: observation, reward, terminated, truncated, info.
 
-        Nothing that the text may hold raises; what is wrong with it is said in the observation.
+        No text raises an error: the observation tells the agent what was wrong with it.
 
         Raises:
             gymnasium.error.ResetNeeded: no episode is running.

@@ -20,7 +20,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool did, with no opinion on what it means for the task.
+    """What a tool did; what it means for the task is decided by the environment.
 
     Attributes:
         text: what the agent reads.

@@ -23,9 +23,9 @@ if not TYPE_CHECKING:
 class ToolVectorEnv(VectorEnv):
     """``num_envs`` copies of a `ToolEnv` that share what they can, such as an index.
 
-    Observations and actions are tuples of strings. ``autoreset_mode`` says what becomes of a finished environment:
+    Observations and actions are tuples of strings. ``autoreset_mode`` sets what happens to a finished environment:
 
-    - DISABLED, the default: it ignores its action, gives reward 0 and stays terminated or truncated until
+    - DISABLED, the default: it ignores its action, has reward 0 and stays terminated or truncated until
       ``reset(options={"reset_mask": mask})``. That is what rollouts want: no generation is thrown away. One that was
       never reset behaves the same.
     - NEXT_STEP: its next step ignores the action and resets it.
@@ -104,13 +104,13 @@ class ToolVectorEnv(VectorEnv):
             raise gymnasium.error.ResetNeeded("no environment has begun an episode: call reset() first")
         ready = np.array([action is not None for action in actions])
         finished = (self._terminated | self._truncated) & ready
-        said_now = {i: action for i, action in enumerate(actions) if action is not None}
-        turns = {i: self.envs[i].parse(said_now[i]) for i in _places(self._begun & ready & ~finished)}
+        pending = {i: action for i, action in enumerate(actions) if action is not None}
+        turns = {i: self.envs[i].parse(pending[i]) for i in _places(self._begun & ready & ~finished)}
         results = iter(run_calls([(self.envs[i].tools, call) for i, turn in turns.items() for call in turn.calls]))
         rewards = np.zeros(self.num_envs)
         infos: dict[int, dict[str, Any]] = {}
         for i, turn in turns.items():
-            outcome = self.envs[i].resolve(said_now[i], turn, [next(results) for _ in turn.calls])
+            outcome = self.envs[i].resolve(pending[i], turn, [next(results) for _ in turn.calls])
             self._observations[i], rewards[i], self._terminated[i], self._truncated[i], infos[i] = outcome
         terminated, truncated = self._terminated.copy(), self._truncated.copy()
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:

@@ -42,7 +42,7 @@ class Format(Protocol):
         """The inverse: ``parse(write(turn)) == turn``.
 
         Raises:
-            ValueError: the turn cannot be said in this format, such as an answer with the tag in it that ends answers.
+            ValueError: the turn cannot be expressed in this format, such as an answer with the tag in it that ends answers.
         """
         ...
 
@@ -56,7 +56,7 @@ class Format(Protocol):
 
 
 class Malformed(ValueError):
-    """A turn cannot be read; the message tells the agent why."""
+    """A turn cannot be parsed; the agent reads the message."""
 
 
 def total(read: Callable[[Any, str], Turn]) -> Callable[[Any, str], Turn]:
@@ -72,19 +72,19 @@ def total(read: Callable[[Any, str], Turn]) -> Callable[[Any, str], Turn]:
     return parse
 
 
-def exact(say: Callable[[Any, Turn], str]) -> Callable[[Any, Turn], str]:
+def exact(express: Callable[[Any, Turn], str]) -> Callable[[Any, Turn], str]:
     """Make a ``write`` that rejects whatever would not be read back as it was."""
 
-    @wraps(say)
+    @wraps(express)
     def write(self, turn: Turn) -> str:
         try:
-            text = say(self, turn)
+            text = express(self, turn)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as problem:
-            raise ValueError(f"the format {self.name!r} cannot say {reprlib.repr(turn)}: {problem}") from problem
+            raise ValueError(f"the format {self.name!r} cannot express {reprlib.repr(turn)}: {problem}") from problem
         read = self.parse(text)
         if read != turn:
             why = read.error or f"it would be read as {reprlib.repr(read)}"
-            raise ValueError(f"the format {self.name!r} cannot say {reprlib.repr(turn)}: {why}")
+            raise ValueError(f"the format {self.name!r} cannot express {reprlib.repr(turn)}: {why}")
         return text
 
     return write

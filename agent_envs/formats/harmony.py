@@ -28,7 +28,7 @@ class Harmony(Format):
 
     A turn is what follows ``<|start|>assistant``: messages, the first without that start. Those in the channel
     ``analysis`` are thought. A call goes to ``functions.name`` in the channel ``commentary`` and holds a JSON object;
-    the final answer stands in the channel ``final``. A message in ``commentary`` to nobody is ignored: it is for users.
+    the final answer stands in the channel ``final``. A message in ``commentary`` without a recipient is ignored: it is for users.
 
     A sampler may drop the token that ended the turn, so the last message may lack it.
     """

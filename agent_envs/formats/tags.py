@@ -14,10 +14,9 @@ class SearchTags(Format):
     """Search-R1's form (arXiv 2503.09516): ``<search>query</search>``, and ``<answer>text</answer>`` to finish.
 
     Each tool is called by a tag of its own name around its arguments: the text itself for a tool that takes one string,
-    a number for one that takes one number, ``a || b`` for one
-    list of strings, a JSON object for any other, and nothing where nothing is
-    required. Several calls in a turn run together. Whatever stands inside ``<think>…</think>`` is private and never
-    executed.
+    a number for one that takes one number, ``a || b`` for one list of strings, a JSON object for any other, and nothing
+    where nothing is required. Several calls in a turn run together. Whatever stands inside ``<think>…</think>`` is
+    private and never executed.
     """
 
     name = "tags"
@@ -118,6 +117,6 @@ def _description(tool: Tool) -> str:
 
 
 def _frame(text: str) -> str:
-    # A passage is anybody's text: it must not be able to end the block that marks it as such.
+    # A passage is untrusted text: it must not be able to end the block that marks it as such.
     text = text.replace("</information>", "< /information>").replace("<|", "< |")  # nor to pose as a chat message
     return f"<information>{text}</information>"

@@ -116,7 +116,7 @@ class QAEnv(ToolEnv):
         return self.question.question, info
 
     def anchor(self) -> tuple[str, ...]:
-        """The evidence found so far, and with it the hop: whoever has read the same articles can go on the same ways."""
+        """The gold articles found so far, and with them the hop: attempts that have found the same can go on the same ways."""
         return tuple(sorted(self._found))
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:

@@ -12,7 +12,7 @@ from agent_envs.types import ToolResult
 
 
 class ToolError(Exception):
-    """The agent called a tool in a way that cannot work; the message tells it why."""
+    """The agent called a tool in a way that cannot work; the agent reads the message."""
 
 
 @dataclass(frozen=True)
@@ -145,7 +145,7 @@ class FunctionTool:
     def _call(self, arguments: dict[str, Any]) -> ToolResult:
         try:
             return _as_result(self.function(**self._convert(arguments)))
-        except (Exception, SystemExit) as error:  # a tool is anybody's code
+        except (Exception, SystemExit) as error:  # a tool may raise anything
             return self._report_error(error)
 
     def _report_error(self, error: BaseException) -> ToolResult:

@@ -1,4 +1,4 @@
-"""Running the calls of a turn, or of a whole vector of environments, so that a bad call hurts only itself."""
+"""Running the calls of a turn, or of a whole vector of environments, so that a call that fails affects no other."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import lru_cache
@@ -55,7 +55,7 @@ Request = tuple[Mapping[str, Tool], ToolCall]
 def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
     """Run calls, each with the tools it may choose from by name; results come in the order of the requests.
 
-    An unknown tool and arguments that do not fit its schema are results that say so. A tool that raises, or returns
+    An unknown tool, or arguments that do not fit its schema, give a result with an error message. A tool that raises, or returns
     something that is no result, gives its own call a result with ``fault`` set.
     """
     requests = list(requests)
@@ -103,13 +103,13 @@ def _run_queue(requests: list[Request], queue: list[int], results: dict[int, Too
 
 
 def _run_batch(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-    """A batch; if it fails, its calls one by one, so that only the one to blame is lost."""
+    """A batch; if it fails, its calls one by one, so that only the call at fault fails."""
     try:
         results = list(tool.execute_batch(arguments))
         if len(results) == len(arguments) and all(isinstance(r, ToolResult) for r in results):
             return [_cap_output(result, getattr(tool, "max_output", MAX_OUTPUT)) for result in results]
         problem = f"returned {len(results)} results for {len(arguments)} calls, or not of type ToolResult"
-    except (Exception, SystemExit) as error:  # a tool is anybody's code
+    except (Exception, SystemExit) as error:  # a tool may raise anything
         problem = f"{type(error).__name__}: {error}"
     if len(arguments) == 1:
         return [ToolResult(f"{tool.name} failed: {problem[:500]}", ok=False, fault=True)]
