@@ -71,7 +71,6 @@ class Baselines:
 
 
 def main(command: List | Describe | Play | Check | Baselines) -> None:
-    """Run one of the commands."""
     import agent_envs
 
     if isinstance(command, List):
