@@ -76,7 +76,7 @@ def main(command: List | Describe | Play | Check | Baselines) -> None:
     if isinstance(command, List):
         _list(agent_envs.IDS)
         return
-    kwargs = _parsed(command.kwargs)
+    kwargs = _parse_kwargs(command.kwargs)
     if isinstance(command, Baselines):
         _baselines(command, kwargs)
         return
@@ -86,11 +86,11 @@ def main(command: List | Describe | Play | Check | Baselines) -> None:
     if isinstance(command, Describe):
         from agent_envs.describe import page
 
-        with _plainly(id):
+        with _exit_on_user_error(id):
             text = page(id, kwargs, command.script, command.seed)
         print(text)
         return
-    with _plainly(id):
+    with _exit_on_user_error(id):
         env = gymnasium.make(id, **kwargs)
     if isinstance(command, Play):
         _play(env.unwrapped, command.seed)
@@ -99,8 +99,8 @@ def main(command: List | Describe | Play | Check | Baselines) -> None:
 
 
 @contextmanager
-def _plainly(id: str) -> Iterator[None]:
-    """What the user can mend is said in one line."""
+def _exit_on_user_error(id: str) -> Iterator[None]:
+    """Errors that the user can fix are reported in one line, without a traceback."""
     import gymnasium
 
     try:
@@ -116,7 +116,7 @@ def full_id(name: str) -> str:
     return f"AgentR1/{name}" if re.search(r"-v\d+$", name) else f"AgentR1/{name}-v0"
 
 
-def _parsed(text: str) -> dict[str, Any]:
+def _parse_kwargs(text: str) -> dict[str, Any]:
     try:
         kwargs = json.loads(text)
     except json.JSONDecodeError as error:
@@ -133,15 +133,15 @@ def _list(ids: tuple[str, ...]) -> None:
     import gymnasium
 
     for id in ids:
-        module, _, name = gymnasium.spec(id).entry_point.partition(":")
-        about = inspect.getdoc(getattr(importlib.import_module(module), name)).split("\n")[0]
+        module, _, name = str(gymnasium.spec(id).entry_point).partition(":")
+        about = (inspect.getdoc(getattr(importlib.import_module(module), name)) or "").split("\n")[0]
         print(f"{id:32} {about}")
 
 
 def _check(env, steps: int) -> None:
     from agent_envs.checker import CheckFailed, check_agent_env
 
-    with _plainly(env.spec.id):
+    with _exit_on_user_error(env.spec.id):
         try:
             check_agent_env(env, steps)
         except CheckFailed as fault:
@@ -150,7 +150,7 @@ def _check(env, steps: int) -> None:
 
 
 def _play(env, seed: int | None) -> None:
-    with _plainly(env.spec.id):
+    with _exit_on_user_error(env.spec.id):
         observation, info = env.reset(seed=seed)
     print(f"{info['instructions']}\n\n{observation}\n")
     total, done = 0.0, False
@@ -182,7 +182,7 @@ def _baselines(command: Baselines, kwargs: dict[str, Any]) -> None:
     rows: list[dict[str, Any]] = []
     for id in map(full_id, command.ids or agent_envs.IDS):
         try:
-            with _plainly(id):
+            with _exit_on_user_error(id):
                 rows += measure.run_baselines(
                     id, command.episodes, command.seed, kwargs, lambda work, id=id: track(work, id, transient=True)
                 )

@@ -37,7 +37,7 @@ def run_baselines(
     rows = []
     for name, script in env.SCRIPTS.items():
         played = [play(env, script, seed + i) for i in track(range(episodes))]
-        scores = [float(episode[-1].get(env.SCORE, 0.0)) for episode in played]
+        scores = [float(episode[-1].get(env.PRIMARY_METRIC, 0.0)) for episode in played]
         rows.append(
             {
                 "id": id,

@@ -1,8 +1,8 @@
-"""What the agent gets to see of its past: all of it, or what a rewriting leaves (Agent-R1's step-level MDP).
+"""The part of the conversation that the agent sees: all of it, or a rewritten one (Agent-R1's step-level MDP).
 
 A context is a list of messages, ``{"role": "user" | "assistant", "content": text}``, that begins with the task (the
-system prompt goes before it). A rewriting is a function from the whole conversation to what the agent shall see of it,
-and is asked after every turn.
+system prompt goes before it). A rewriting is a function from the whole conversation to the context that the agent
+sees, and is called after every turn.
 """
 
 from __future__ import annotations
@@ -73,6 +73,6 @@ _KINDS = {"window": Window, "summary": Summary}
 
 
 def _short(message: dict[str, str]) -> str:
-    # What a tool said stands outside of its block here: it must not look like one, nor like a turn.
+    # The text of a tool stands outside of its block here: it must not look like a block, nor like a turn.
     text = " ".join(message["content"][: 4 * _LINE].translate(_INERT).split())
     return text if len(text) <= _LINE else text[: _LINE - 1] + "…"

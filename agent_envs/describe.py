@@ -44,7 +44,7 @@ def page(
         'The reward of a turn is the sum of these terms, and `info["reward_terms"]` names each of them:',
         _fence(str(env.reward)),
         *[f'Preset `rewards="{name}"`:\n\n{_fence(str(preset))}' for name, preset in env.PRESETS.items()],
-        f'The score that is reported is `info["{env.SCORE}"]` of the last turn.',
+        f'The score that is reported is `info["{env.PRIMARY_METRIC}"]` of the last turn.',
         f"## An episode\n\nThe {script} agent, seed {seed}." if episode else "",
         *[_describe_turn(number, turn) for number, turn in enumerate(episode, 1)],
         f"## Arguments\n\n{_bullet_list(arguments)}" if arguments else "",

@@ -20,7 +20,7 @@ _KNOWN: dict[tuple[str, ...], float] = {}  # verdicts, of all environments of th
 
 
 class Judge:
-    """1.0 where the model says that a prediction is right, else 0.0. Equal questions are asked once.
+    """1.0 where the model judges that a prediction is right, else 0.0. Equal questions are asked once.
 
     Args:
         url: base of the API, such as ``http://127.0.0.1:8000/v1``.
@@ -29,8 +29,8 @@ class Judge:
         timeout: seconds for one request.
         retries: further tries after a failed request.
 
-    The prediction is written by the policy, which is rewarded for what the judge makes of it, and may learn to talk the
-    judge over: tags in it are defused and it is cut to 500 characters, but watch ``em`` beside this term.
+    The policy writes the prediction and is rewarded for the verdict, so it may learn to persuade the judge: tags in the
+    prediction are escaped and it is cut to 500 characters, but watch ``em`` beside this term.
     """
 
     def __init__(

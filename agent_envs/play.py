@@ -18,11 +18,10 @@ if TYPE_CHECKING:
     from agent_envs.vector import ToolVectorEnv
 
 Script = Generator[Turn, str, None]
+ScriptMaker = Callable[[Any, random.Random], Script]  # the first argument is the environment, of the script's task
 
 
-def play(
-    env: ToolEnv, script: Callable[[ToolEnv, random.Random], Script], seed: int, options: dict[str, Any] | None = None
-) -> list[dict[str, Any]]:
+def play(env: ToolEnv, script: ScriptMaker, seed: int, options: dict[str, Any] | None = None) -> list[dict[str, Any]]:
     """One episode, from ``reset(seed=seed)`` on.
 
     Returns:
@@ -30,20 +29,21 @@ def play(
         ``truncated``, ``next_observation`` and the entries of the info.
     """
     observation, _ = env.reset(seed=seed, options=options)
-    agent, episode, said = script(env, random.Random(f"script:{seed}")), [], None
+    agent, reply = script(env, random.Random(f"script:{seed}")), None
+    episode: list[dict[str, Any]] = []
     while True:
-        action = env.format.write(_next(agent, said, len(episode)))
+        action = env.format.write(_next(agent, reply, len(episode)))
         following, reward, terminated, truncated, info = env.step(action)
         happened = {"observation": observation, "action": action, "reward": reward, "terminated": terminated}
         episode.append({**happened, "truncated": truncated, "next_observation": following, **info})
         if terminated or truncated:
             return episode
-        observation = said = following
+        observation = reply = following
 
 
-def _next(agent: Script, said: str | None, turns: int) -> Turn:
+def _next(agent: Script, reply: str | None, turns: int) -> Turn:
     try:
-        return agent.send(said)
+        return next(agent) if reply is None else agent.send(reply)
     except StopIteration:
         name = getattr(agent, "__name__", "the script")
         raise ValueError(f"{name} stopped after {turns} turns, and the episode goes on") from None
@@ -54,13 +54,13 @@ def begin(envs: "ToolVectorEnv", numbers: list[int]) -> tuple[tuple[str, ...], d
     ``questions``, else what ``reset(seed=n)`` gives. Returns what ``reset`` does."""
     count, total = len(numbers), envs.num_envs
     mask, padded = np.arange(total) < count, [*numbers, *[0] * (total - count)]
-    if hasattr(envs.envs[0], "questions"):
+    if envs.envs[0].questions is not None:
         return envs.reset(options={"question": padded, "reset_mask": mask})
     return envs.reset(seed=padded, options={"reset_mask": mask})
 
 
 def play_many(
-    envs: "ToolVectorEnv", questions: list[int], script: Callable[[ToolEnv, random.Random], Script], seed: int = 0
+    envs: "ToolVectorEnv", questions: list[int], script: ScriptMaker, seed: int = 0
 ) -> list[list[dict[str, Any]]]:
     """Let ``script`` play numbered instances (see `begin`), as many at once as there are environments.
 
@@ -74,7 +74,9 @@ def play_many(
     return episodes
 
 
-def _play_batch(envs: "ToolVectorEnv", questions: list[int], script, seed: int) -> list[list[dict[str, Any]]]:
+def _play_batch(
+    envs: "ToolVectorEnv", questions: list[int], script: ScriptMaker, seed: int
+) -> list[list[dict[str, Any]]]:
     count, total = len(questions), envs.num_envs
     observations, first = begin(envs, questions)
     write = [env.format.write for env in envs.envs]
@@ -86,8 +88,8 @@ def _play_batch(envs: "ToolVectorEnv", questions: list[int], script, seed: int) 
         before = observations
         observations, rewards, terminated, truncated, infos = envs.step(actions)
         for i in sorted(running):
-            told = [k for k, v in infos.items() if k[0] != "_" and not isinstance(v, dict) and infos[f"_{k}"][i]]
-            info = {k: infos[k][i] for k in told}
+            given = [k for k, v in infos.items() if k[0] != "_" and not isinstance(v, dict) and infos[f"_{k}"][i]]
+            info = {k: infos[k][i] for k in given}
             seen = {"observation": before[i], "instructions": first["instructions"][i]}
             episodes[i].append({**seen, "action": actions[i], "reward": float(rewards[i]), **info})
             if terminated[i] or truncated[i]:

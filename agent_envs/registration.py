@@ -50,6 +50,7 @@ IDS = tuple(f"AgentR1/{name}-v0" for name in _TASKS)
 
 
 def register_all() -> None:
+    """Make all tasks known to Gymnasium, each with its own vector entry point."""
     for id, (entry_point, kwargs) in zip(IDS, _TASKS.values(), strict=True):
         module = entry_point.partition(":")[0]
         gymnasium.register(

@@ -1,9 +1,9 @@
 """A small algebra of reward terms.
 
-A **term** is any function of a `Moment` that returns a float; those here are values that can be compared, pickled and
+A **term** is any function of a `TurnContext` that returns a float; those here are values that can be compared, pickled and
 printed. A `Reward` is a weighted sum of named terms, and every step reports each of them:
 
-    >>> print(Reward(answer=(1.0, AtEnd(Fact("em"))), progress=(0.3, Shaping("support_recall"))))
+    >>> print(Reward(answer=(1.0, AtEnd(Metric("em"))), progress=(0.3, Shaping("support_recall"))))
     answer    1     × em at the end
     progress  0.3   × γ·Φ(s') − Φ(s) with Φ = support_recall, γ = 1
 """
@@ -12,25 +12,29 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
-from typing import Any
+from dataclasses import dataclass, fields, is_dataclass, replace
+from typing import TYPE_CHECKING, Any
 
-from agent_envs.types import Moment
+from agent_envs.renames import module_getattr
+from agent_envs.types import TurnContext
 
-Term = Callable[[Moment], float]
+if not TYPE_CHECKING:
+    __getattr__ = module_getattr(__name__, {"Fact": "Metric"})
+
+Term = Callable[[TurnContext], float]
 
 
 # -- what a turn is worth ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Fact:
-    """A number that the task reports of this turn; 0 where it reports none."""
+class Metric:
+    """A metric that the task reports of this turn; 0 where it reports none."""
 
     name: str
 
-    def __call__(self, m: Moment) -> float:
-        return m.facts.get(self.name, 0.0)
+    def __call__(self, context: TurnContext) -> float:
+        return context.metrics.get(self.name, 0.0)
 
     def __str__(self):
         return self.name
@@ -40,7 +44,7 @@ class Fact:
 class PerTurn:
     """1 in every turn: a price for time when its weight is negative."""
 
-    def __call__(self, m: Moment) -> float:
+    def __call__(self, context: TurnContext) -> float:
         return 1.0
 
     def __str__(self):
@@ -51,8 +55,8 @@ class PerTurn:
 class Invalid:
     """1 for a turn that could not be parsed, or with a call that failed."""
 
-    def __call__(self, m: Moment) -> float:
-        return float(m.failed)
+    def __call__(self, context: TurnContext) -> float:
+        return float(context.failed)
 
     def __str__(self):
         return "1 for an invalid turn"
@@ -62,8 +66,8 @@ class Invalid:
 class Repeat:
     """1 for a turn whose calls were all made before: it costs a turn and brings nothing."""
 
-    def __call__(self, m: Moment) -> float:
-        return float(m.repeated)
+    def __call__(self, context: TurnContext) -> float:
+        return float(context.repeated)
 
     def __str__(self):
         return "1 for a turn that repeats itself"
@@ -73,10 +77,10 @@ class Repeat:
 class Format:
     """In the last turn, if it answers, the share of turns that could be parsed; 0 otherwise."""
 
-    def __call__(self, m: Moment) -> float:
-        if not m.done or m.turn.answer is None:
+    def __call__(self, context: TurnContext) -> float:
+        if not context.done or context.turn.answer is None:
             return 0.0
-        turns = [*m.past, m.turn]
+        turns = [*context.previous_turns, context.turn]
         return sum(turn.error is None for turn in turns) / len(turns)
 
     def __str__(self):
@@ -87,8 +91,8 @@ class Format:
 class Thought:
     """1 for a readable turn with reasoning in the place that the format has for it (RAGEN's think-tag reward)."""
 
-    def __call__(self, m: Moment) -> float:
-        return float(m.turn.error is None and bool((m.turn.thought or "").strip()))
+    def __call__(self, context: TurnContext) -> float:
+        return float(context.turn.error is None and bool((context.turn.thought or "").strip()))
 
     def __str__(self):
         return "1 for a turn with a thought"
@@ -96,18 +100,18 @@ class Thought:
 
 @dataclass(frozen=True)
 class Shaping:
-    """Potential-based shaping, F = γΦ(s') − Φ(s), by a fact Φ (Ng, Harada & Russell 1999).
+    """Potential-based shaping, F = γΦ(s') − Φ(s), by a metric Φ (Ng, Harada & Russell 1999).
 
     Φ is 0 once the episode is over, so the terms of an episode add up to −Φ of its start, for discount γ: the optimal
-    policy stays where it is, and what changes is *when* the agent hears of its success. γ is the trainer's discount.
+    policy stays where it is, and what changes is *when* the agent is told of its success. γ is the trainer's discount.
     """
 
     potential: str
     gamma: float = 1.0
 
-    def __call__(self, m: Moment) -> float:
-        after = 0.0 if m.done else self.gamma * m.facts.get(self.potential, 0.0)
-        return after - m.before.get(self.potential, 0.0)
+    def __call__(self, context: TurnContext) -> float:
+        after = 0.0 if context.done else self.gamma * context.metrics.get(self.potential, 0.0)
+        return after - context.previous_metrics.get(self.potential, 0.0)
 
     def __str__(self):
         return f"γ·Φ(s') − Φ(s) with Φ = {self.potential}, γ = {self.gamma:g}"
@@ -115,16 +119,16 @@ class Shaping:
 
 @dataclass(frozen=True)
 class Gain:
-    """How much a fact grew in this turn. Paid at once and kept: an episode's terms add up to the fact at its end. So it
-    moves the optimum towards that fact, which must have a bound (a share, say), or it can be farmed."""
+    """How much a metric grew in this turn. Paid at once and kept: an episode's terms add up to the metric at its end. So
+    it moves the optimum towards that metric, which must have a bound (a share, say), or it can be farmed."""
 
-    fact: str
+    metric: str
 
-    def __call__(self, m: Moment) -> float:
-        return m.facts.get(self.fact, 0.0) - m.before.get(self.fact, 0.0)
+    def __call__(self, context: TurnContext) -> float:
+        return context.metrics.get(self.metric, 0.0) - context.previous_metrics.get(self.metric, 0.0)
 
     def __str__(self):
-        return f"what {self.fact} gained"
+        return f"what {self.metric} gained"
 
 
 # -- how terms are put together ----------------------------------------------------------------------------------------
@@ -136,8 +140,8 @@ class AtEnd:
 
     term: Term
 
-    def __call__(self, m: Moment) -> float:
-        return self.term(m) if m.done else 0.0
+    def __call__(self, context: TurnContext) -> float:
+        return self.term(context) if context.done else 0.0
 
     def __str__(self):
         return f"{_name(self.term)} at the end"
@@ -150,8 +154,8 @@ class AtLeast:
     term: Term
     threshold: float
 
-    def __call__(self, m: Moment) -> float:
-        return float(self.term(m) >= self.threshold)
+    def __call__(self, context: TurnContext) -> float:
+        return float(self.term(context) >= self.threshold)
 
     def __str__(self):
         return f"{_name(self.term)} ≥ {self.threshold:g}"
@@ -164,8 +168,8 @@ class Gate:
     term: Term
     condition: Term
 
-    def __call__(self, m: Moment) -> float:
-        return self.term(m) if self.condition(m) else 0.0
+    def __call__(self, context: TurnContext) -> float:
+        return self.term(context) if self.condition(context) else 0.0
 
     def __str__(self):
         return f"{_name(self.term)} where {_name(self.condition)}"
@@ -178,8 +182,8 @@ class Minus:
     term: Term
     constant: float
 
-    def __call__(self, m: Moment) -> float:
-        return self.term(m) - self.constant
+    def __call__(self, context: TurnContext) -> float:
+        return self.term(context) - self.constant
 
     def __str__(self):
         return f"({_name(self.term)} − {self.constant:g})"
@@ -192,17 +196,17 @@ class Discounted:
     term: Term
     gamma: float
 
-    def __call__(self, m: Moment) -> float:
-        return self.gamma ** (m.number - 1) * self.term(m)
+    def __call__(self, context: TurnContext) -> float:
+        return self.gamma ** (context.number - 1) * self.term(context)
 
     def __str__(self):
         return f"{self.gamma:g}^(turn − 1) · {_name(self.term)}"
 
 
 class Reward(Mapping[str, tuple[float, Term]]):
-    """A weighted sum of named terms, ``Reward(answer=(1.0, AtEnd(Fact("em"))), invalid=(-0.1, Invalid()))``.
+    """A weighted sum of named terms, ``Reward(answer=(1.0, AtEnd(Metric("em"))), invalid=(-0.1, Invalid()))``.
 
-    Calling it with a `Moment` gives the share of each term by name; the reward of the turn is their sum. A term of
+    Calling it with a `TurnContext` gives the share of each term by name; the reward of the turn is their sum. A term of
     weight 0 is left out: it waits to be given one.
     """
 
@@ -210,12 +214,12 @@ class Reward(Mapping[str, tuple[float, Term]]):
         for name, (weight, term) in terms.items():
             _check_number(name, weight)
             if not callable(term):
-                raise ValueError(f"the term {name!r} must be a function of a moment, got {term!r}")
+                raise ValueError(f"the term {name!r} must be a function of a TurnContext, got {term!r}")
         self._terms = {name: (float(weight), term) for name, (weight, term) in terms.items()}
         self._counting = [(name, value) for name, value in self._terms.items() if value[0]]
 
-    def __call__(self, moment: Moment) -> dict[str, float]:
-        return {name: _paid(name, weight, term(moment)) for name, (weight, term) in self._counting}
+    def __call__(self, context: TurnContext) -> dict[str, float]:
+        return {name: _weigh(name, weight, term(context)) for name, (weight, term) in self._counting}
 
     def __getitem__(self, name: str) -> tuple[float, Term]:
         return self._terms[name]
@@ -273,7 +277,7 @@ def make_reward(
     return reward if gamma is None else reward.with_gamma(gamma)
 
 
-def _paid(name: str, weight: float, value: Any) -> float:
+def _weigh(name: str, weight: float, value: Any) -> float:
     try:
         paid = weight * float(value) + 0.0  # + 0.0: no -0.0
     except (TypeError, ValueError):
@@ -291,12 +295,10 @@ def _check_number(name: str, value: Any) -> None:
 def _with_gamma(term: Term, gamma: float) -> Term:
     if isinstance(term, Shaping | Discounted):
         return replace(term, gamma=gamma)
-    inner = (
-        [f.name for f in fields(term) if f.name in ("term", "condition")]
-        if hasattr(term, "__dataclass_fields__")
-        else []
-    )
-    return replace(term, **{name: _with_gamma(getattr(term, name), gamma) for name in inner}) if inner else term
+    if isinstance(term, type) or not is_dataclass(term):
+        return term
+    names = [field.name for field in fields(term) if field.name in ("term", "condition")]
+    return replace(term, **{name: _with_gamma(getattr(term, name), gamma) for name in names}) if names else term
 
 
 def _name(term: Term) -> str:

@@ -1,35 +1,39 @@
 """ToolEnv: a Gymnasium environment whose actions are the turns of a language model.
 
-A `Tool` says what happened; the environment says what it means: it parses the turn, has the tools run, moves the
-state, gives the rewards and ends the episode (Agent-R1, arXiv 2511.14460, section 3).
+A `Tool` reports what happened; the environment decides what it means: it parses the turn, runs the tools, updates the
+state, computes the reward and ends the episode (Agent-R1, arXiv 2511.14460, section 3).
 """
 
 import inspect
 import json
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import gymnasium
 
 from agent_envs.context import Rewriting, make_context
 from agent_envs.formats import Format, make_format
+from agent_envs.renames import check_env_class, check_tool
 from agent_envs.rewards import Reward, make_reward
 from agent_envs.spaces import AnyText, example_turns
 from agent_envs.tools import FunctionTool, Tool, run_calls
-from agent_envs.types import History, Moment, ToolCall, ToolResult, Turn, Verdict
+from agent_envs.types import History, ToolCall, ToolResult, Turn, TurnContext, TurnOutcome
 
-Step = tuple[str, float, bool, bool, dict[str, Any]]
+if TYPE_CHECKING:
+    from agent_envs.data.question import Question
+
+StepResult = tuple[str, float, bool, bool, dict[str, Any]]  # observation, reward, terminated, truncated, info
 
 
 class ToolEnv(gymnasium.Env[str, str]):
     """One conversation: ``step(text)`` takes an assistant turn and returns what comes back.
 
-    A subclass is a task. It says how an episode starts (`begin`), what each turn came to (`judge`) and what that is
-    worth (`REWARD`, the weighted terms; `PRESETS`, others by name).
+    A subclass is a task. It defines how an episode starts (`begin`), what each turn came to (`evaluate_turn`) and how
+    that is rewarded (`REWARD`, weighted terms; `PRESETS`, others by name).
 
-    ``step`` is made of two halves, `parse` and `resolve`, so that a vector of environments can run the calls of all of
-    them in one batch in between.
+    ``step`` has two halves, `parse` and `resolve`, so that a vector of environments can run the calls of all of them in
+    one batch in between.
 
     Args:
         tools: what the agent may call; a plain function with type hints and a docstring is one (`FunctionTool` around
@@ -42,20 +46,33 @@ class ToolEnv(gymnasium.Env[str, str]):
         max_calls: a turn with more calls is invalid; without a bound, one turn could search for everything.
         max_total_calls: calls in the whole episode; a turn that would exceed them is invalid.
         max_tokens: once the first observation, the turns and what came back add up to more, the episode is truncated;
-            a turn that is too long for what is left is not heard. The system prompt does not count.
-        tokenizer: what counts them: a folder with ``tokenizer.json``, or a hub id; or set ``env.count_tokens``.
+            a turn that is too long for what is left is rejected. The system prompt does not count.
+        tokenizer: counts these tokens: a folder with ``tokenizer.json``, or a hub id; or set ``env.count_tokens``.
         context: what the agent sees of its past, see `agent_envs.context.make_context`. Where that is not all of it,
             ``info["context"]`` has the messages that take the place of the conversation so far.
         rewards: see `agent_envs.rewards.make_reward`.
         render_mode: None or "ansi".
     """
 
+    action_space: AnyText
+    observation_space: AnyText
+    first_observation: str
+
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
     REWARD: ClassVar[Reward] = Reward()
     PRESETS: ClassVar[Mapping[str, Reward]] = {}
-    SCORE: ClassVar[str] = "success"  # the fact of the last turn that says how well the task was done, in [0, 1]
-    LUCK: ClassVar[bool] = False  # takes the reset option "luck": the same instance, and other chance
+    PRIMARY_METRIC: ClassVar[str] = (
+        "success"  # the metric of the last turn that says how well the task was done, in [0, 1]
+    )
+    TAKES_NOISE_SEED: ClassVar[bool] = False  # has the reset option "noise_seed": same instance, other random outcomes
     SCRIPTS: ClassVar[Mapping[str, Callable]] = {}  # baselines, see agent_envs.play
+
+    questions: "Sequence[Question] | None" = None
+    """The fixed list of questions of the split, or None where instances are made from seeds."""
+
+    def __init_subclass__(cls, **kwargs: Any):
+        super().__init_subclass__(**kwargs)
+        check_env_class(cls)
 
     def __init__(
         self,
@@ -73,7 +90,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         rewards: str | Mapping[str, Any] | Reward | None = None,
         render_mode: str | None = None,
     ):
-        budgets = {"max_turns": max_turns, "max_calls": max_calls}
+        budgets: dict[str, int | None] = {"max_turns": max_turns, "max_calls": max_calls}
         budgets |= {"max_total_calls": max_total_calls, "max_tokens": max_tokens}
         for name, value in budgets.items():
             if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
@@ -82,7 +99,7 @@ class ToolEnv(gymnasium.Env[str, str]):
                 raise ValueError(f"{name} must be at least 1, got {value}")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode must be None or 'ansi', got {render_mode!r}")
-        made = [tool if hasattr(tool, "execute_batch") else FunctionTool(tool) for tool in tools]
+        made = [_as_tool(tool) for tool in tools]
         self.tools: dict[str, Tool] = {tool.name: tool for tool in made}
         if len(self.tools) < len(made):
             raise ValueError(f"two tools have the same name: {[tool.name for tool in made]}")
@@ -91,11 +108,12 @@ class ToolEnv(gymnasium.Env[str, str]):
         self.reward = make_reward(rewards, self.REWARD, self.PRESETS)
         self.max_turns, self.max_calls, self.max_total_calls = max_turns, max_calls, max_total_calls
         self.max_tokens, self.render_mode = max_tokens, render_mode
-        self.count_tokens: Callable[[str], int] | None = tokenizer and TokenCounter(tokenizer)
+        self.count_tokens: Callable[[str], int] | None = TokenCounter(tokenizer) if tokenizer else None
         self.context = make_context(context)
         phrases = tuple(written.write(turn) for turn in example_turns(made, answers))
         self.action_space, self.observation_space = AnyText(phrases=phrases), AnyText()
-        self._running, self._transcript = False, []
+        self._running = False
+        self._transcript: list[str] = []
 
     # -- what a task defines ---------------------------------------------------------------------------------------
 
@@ -103,8 +121,14 @@ class ToolEnv(gymnasium.Env[str, str]):
         """Start an episode: the first observation and its info. Randomness comes from ``self.np_random`` alone."""
         raise NotImplementedError
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
-        """What a turn came to. ``results``: of ``turn.calls``. ``done``: the episode ends here, whatever is said."""
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
+        """What a turn came to: its metrics, and whether it ends the task.
+
+        Args:
+            turn: the parsed turn; ``turn.error`` is set where it was rejected.
+            results: of ``turn.calls``, in order.
+            done: the episode ends with this turn in any case (a final answer, or a budget is used up).
+        """
         raise NotImplementedError
 
     def state_text(self) -> str:
@@ -119,11 +143,17 @@ class ToolEnv(gymnasium.Env[str, str]):
     # -- Gymnasium -------------------------------------------------------------------------------------------------
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode. Returns the first observation and an info with ``instructions``, the system prompt.
+
+        Raises:
+            ValueError: the task has no such option, or ``max_tokens`` is set without a tokenizer.
+        """
         super().reset(seed=seed)
         if self.max_tokens is not None and self.count_tokens is None:
             raise ValueError("max_tokens needs something that counts them: give tokenizer=, or set env.count_tokens")
-        self._running = False  # stays so where begin() refuses the options
-        self.history, self._facts, self.tokens = History(), {}, 0
+        self._running = False  # stays so where begin() rejects the options
+        self.history, self.tokens = History(), 0
+        self._metrics: dict[str, float] = {}
         self._made: set[str] = set()  # the calls of earlier turns
         observation, info = self.begin(options or {})
         self.first_observation = observation
@@ -134,7 +164,15 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._running = True
         return observation, {**info, "instructions": self.system_prompt}
 
-    def step(self, action: str) -> Step:
+    def step(self, action: str) -> StepResult:
+        """Take one assistant turn: observation, reward, terminated, truncated, info.
+
+        No text raises an error: the observation tells the agent what was wrong with it.
+
+        Raises:
+            gymnasium.error.ResetNeeded: no episode is running.
+            ValueError: ``action`` is no string.
+        """
         turn = self.parse(action)
         return self.resolve(action, turn, run_calls([(self.tools, call) for call in turn.calls]))
 
@@ -144,7 +182,7 @@ class ToolEnv(gymnasium.Env[str, str]):
             raise gymnasium.error.ResetNeeded("the episode has ended, or has not begun: call reset() first")
         if not isinstance(action, str):
             raise ValueError(f"an action is the text of an assistant turn, got {type(action).__name__}")
-        if self.max_tokens is not None and self.tokens + self.count_tokens(action) > self.max_tokens:
+        if self.max_tokens is not None and self.tokens + self._length(action) > self.max_tokens:
             return Turn(error=f"The turn goes beyond the {self.max_tokens} tokens of the episode.")
         turn = self.format.parse(action)
         count = len(turn.calls)
@@ -154,33 +192,33 @@ class ToolEnv(gymnasium.Env[str, str]):
             return Turn(error=f"Of {self.max_total_calls} calls {left} are left, and this turn has {count}.")
         return turn
 
-    def resolve(self, action: str, turn: Turn, results: list[ToolResult]) -> Step:
+    def resolve(self, action: str, turn: Turn, results: list[ToolResult]) -> StepResult:
         """Second half of a step: what that means for state and reward, given the results of ``turn.calls``."""
         answered = turn.answer is not None
         observation = "" if answered else self._observe(turn, results)
         number = len(self.history.turns) + 1
         self._count(action + observation)
         spent = number >= self.max_turns or (self.max_tokens is not None and self.tokens > self.max_tokens)
-        verdict = self.judge(turn, results, answered or spent)
-        terminated = answered or verdict.terminated
-        truncated = not terminated and (spent or verdict.truncated)
-        moment = Moment(
+        outcome = self.evaluate_turn(turn, results, answered or spent)
+        terminated = answered or outcome.terminated
+        truncated = not terminated and (spent or outcome.truncated)
+        context = TurnContext(
             turn=turn,
-            facts=verdict.facts,
-            before=self._facts,
+            metrics=outcome.metrics,
+            previous_metrics=self._metrics,
             done=terminated or truncated,
             number=number,
-            past=self.history.turns,
+            previous_turns=self.history.turns,
             failed=turn.error is not None or any(not result.ok and not result.fault for result in results),
             repeated=self._is_repeat(turn.calls, results),
         )
-        terms = self.reward(moment)
-        self._facts = verdict.facts
+        terms = self.reward(context)
+        self._metrics = outcome.metrics
         self.history.turns.append(turn)
         self.history.calls.extend(turn.calls)
-        self._running = not moment.done
+        self._running = not context.done
         self._transcript += [action, observation]
-        info = {**verdict.facts, **verdict.info, "reward_terms": terms, "valid": turn.error is None, "turns": number}
+        info = {**outcome.metrics, **outcome.info, "reward_terms": terms, "valid": turn.error is None, "turns": number}
         info["calls"] = len(self.history.calls)
         info["tool_faults"] = sum(result.fault for result in results)
         if self.max_tokens is not None:
@@ -205,6 +243,7 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     @property
     def system_prompt(self) -> str:
+        """The task in a sentence or two, and how the format wants turns written."""
         return f"{self.instructions} {self.format.instructions()}".strip()
 
     # -- inside ----------------------------------------------------------------------------------------------------
@@ -226,12 +265,17 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     def _count(self, text: str) -> None:
         if self.max_tokens is not None:
-            self.tokens += self.count_tokens(text)
+            self.tokens += self._length(text)
+
+    def _length(self, text: str) -> int:
+        assert self.count_tokens is not None  # reset has checked
+        return self.count_tokens(text)
 
     def _rewrite(self, action: str, observation: str) -> dict[str, Any]:
         """``{"context": messages}`` where that is not what the agent saw before with this turn added."""
         latest = [{"role": "assistant", "content": action}, {"role": "user", "content": observation}]
         self._messages += latest
+        assert self.context is not None
         grown, self._shown = self._shown + latest, self.context([dict(message) for message in self._messages])
         if not isinstance(self._shown, list) or not all({"role", "content"} <= set(m) for m in self._shown):
             raise ValueError("a context is a list of messages, each with a role and a content")
@@ -240,10 +284,17 @@ class ToolEnv(gymnasium.Env[str, str]):
     def _is_repeat(self, calls: tuple[ToolCall, ...], results: list[ToolResult]) -> bool:
         """Whether all of ``calls`` were made in earlier turns: nothing new can come of them. Calls that a fault of the
         tool lost were not made."""
-        plain = [_plain(call, self.tools.get(call.name)) for call in calls]
-        repeated = bool(plain) and all(one in self._made for one in plain)
-        self._made.update(one for one, result in zip(plain, results, strict=True) if not result.fault)
+        keys = [_call_key(call, self.tools.get(call.name)) for call in calls]
+        repeated = bool(keys) and all(key in self._made for key in keys)
+        self._made.update(key for key, result in zip(keys, results, strict=True) if not result.fault)
         return repeated
+
+
+def _as_tool(tool: Tool | Callable) -> Tool:
+    if not hasattr(tool, "execute_batch"):
+        return FunctionTool(tool)
+    check_tool(tool)
+    return cast(Tool, tool)
 
 
 COMMON = frozenset(inspect.signature(ToolEnv.__init__).parameters) - {"self", "tools", "instructions", "answers"}
@@ -276,11 +327,11 @@ class TokenCounter:
     def __call__(self, text: str) -> int:
         return len(self._tokenizer.encode(text.encode("utf-8", "replace").decode(), add_special_tokens=False).ids)
 
-    def __reduce__(self):
+    def __reduce__(self) -> tuple[type, tuple[str]]:
         return TokenCounter, (self.name,)
 
 
-def _plain(call: ToolCall, tool: Tool | None) -> str:
-    """A call as text, equal for equal calls; for a tool that hears no difference, whatever the case and white space."""
+def _call_key(call: ToolCall, tool: Tool | None) -> str:
+    """A call as text, equal for equal calls; for a tool that ignores case, whatever the case and white space."""
     text = f"{call.name} {json.dumps(call.arguments, sort_keys=True, default=repr)}"
     return " ".join(text.casefold().split()) if getattr(tool, "ignores_case", False) else text

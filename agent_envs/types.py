@@ -1,7 +1,12 @@
-"""The words that tools, formats and environments exchange."""
+"""The values that tools, formats and environments exchange."""
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+from agent_envs.renames import module_getattr
+
+if not TYPE_CHECKING:
+    __getattr__ = module_getattr(__name__, {"Verdict": "TurnOutcome", "Moment": "TurnContext"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -15,7 +20,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True)
 class ToolResult:
-    """What a tool did, with no opinion on what it means for the task.
+    """What a tool did; what it means for the task is decided by the environment.
 
     Attributes:
         text: what the agent reads.
@@ -52,41 +57,41 @@ class History:
 
 
 @dataclass(slots=True)
-class Verdict:
-    """What a task says of a turn.
+class TurnOutcome:
+    """What a turn came to, as the task reports it.
 
     Attributes:
-        facts: numbers that reward terms are made from; they are shown in ``info`` as well.
+        metrics: numbers that reward terms are made from; they are shown in ``info`` as well.
         info: anything else for ``info``.
         terminated: the task ended with this turn, as a solved puzzle does; a final answer always ends it.
         truncated: a budget of the task's own ran out.
     """
 
-    facts: dict[str, float] = field(default_factory=dict)
+    metrics: dict[str, float] = field(default_factory=dict)
     info: dict[str, Any] = field(default_factory=dict)
     terminated: bool = False
     truncated: bool = False
 
 
 @dataclass(frozen=True, slots=True)
-class Moment:
+class TurnContext:
     """A turn as reward terms see it: the agent's own text and the environment's own records, nothing a tool wrote.
 
     Attributes:
         turn: the parsed turn.
-        facts, before: the task's facts after this turn and after the turn before it.
+        metrics, previous_metrics: the task's metrics after this turn and after the turn before it.
         done: the episode ends with this turn.
         number: of the turn, from 1.
-        past: the turns before this one.
+        previous_turns: the turns before this one.
         failed: it could not be parsed, or a call in it failed by the agent's mistake.
         repeated: it makes calls, and all of them were made before.
     """
 
     turn: Turn
-    facts: dict[str, float]
-    before: dict[str, float]
+    metrics: dict[str, float]
+    previous_metrics: dict[str, float]
     done: bool
     number: int
-    past: list[Turn]
+    previous_turns: list[Turn]
     failed: bool
     repeated: bool

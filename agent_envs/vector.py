@@ -5,23 +5,27 @@ observations in shared memory.
 """
 
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
+from agent_envs.renames import module_getattr
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import run_calls
+
+if not TYPE_CHECKING:
+    __getattr__ = module_getattr(__name__, {"vectorized": "vector_entry_point"})
 
 
 class ToolVectorEnv(VectorEnv):
     """``num_envs`` copies of a `ToolEnv` that share what they can, such as an index.
 
-    Observations and actions are tuples of strings. ``autoreset_mode`` says what becomes of a finished environment:
+    Observations and actions are tuples of strings. ``autoreset_mode`` sets what happens to a finished environment:
 
-    - DISABLED, the default: it ignores its action, gives reward 0 and stays terminated or truncated until
+    - DISABLED, the default: it ignores its action, has reward 0 and stays terminated or truncated until
       ``reset(options={"reset_mask": mask})``. That is what rollouts want: no generation is thrown away. One that was
       never reset behaves the same.
     - NEXT_STEP: its next step ignores the action and resets it.
@@ -55,7 +59,7 @@ class ToolVectorEnv(VectorEnv):
         self._begun, self._terminated, self._truncated = (np.zeros(num_envs, dtype=bool) for _ in range(3))
 
     def reset(
-        self, *, seed: int | list[int | None] | None = None, options: dict[str, Any] | None = None
+        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
         """Start episodes. ``seed``: one int (environment i gets seed + i) or one per environment; equal seeds give
         equal questions, which is how a group of attempts at one question is made. ``options["reset_mask"]``: bool
@@ -68,14 +72,14 @@ class ToolVectorEnv(VectorEnv):
         for name, values in options.items():
             if np.shape(values)[:1] != (self.num_envs,):
                 raise ValueError(f"option {name!r} must hold {self.num_envs} values, one per environment")
-        said = {}
-        for i in np.flatnonzero(mask):
+        infos: dict[int, dict[str, Any]] = {}
+        for i in _places(mask):
             own = {name: values[i] for name, values in options.items()}
-            said[i] = self._reset_one(i, seeds[i], own)
-        return tuple(self._observations), _gathered(said, self.num_envs)
+            infos[i] = self._reset_one(i, seeds[i], own)
+        return tuple(self._observations), _gather_infos(infos, self.num_envs)
 
     def _reset_one(self, i: int, seed: int | None = None, options: dict[str, Any] | None = None) -> dict[str, Any]:
-        self._begun[i] = False  # stays so where the options are refused
+        self._begun[i] = False  # stays so where the options are rejected
         self._observations[i], info = self.envs[i].reset(seed=seed, options=options)
         self._begun[i], self._terminated[i], self._truncated[i] = True, False, False
         return info
@@ -100,51 +104,58 @@ class ToolVectorEnv(VectorEnv):
             raise gymnasium.error.ResetNeeded("no environment has begun an episode: call reset() first")
         ready = np.array([action is not None for action in actions])
         finished = (self._terminated | self._truncated) & ready
-        alive = np.flatnonzero(self._begun & ready & ~finished)
-        turns = {i: self.envs[i].parse(actions[i]) for i in alive}
+        pending = {i: action for i, action in enumerate(actions) if action is not None}
+        turns = {i: self.envs[i].parse(pending[i]) for i in _places(self._begun & ready & ~finished)}
         results = iter(run_calls([(self.envs[i].tools, call) for i, turn in turns.items() for call in turn.calls]))
-        rewards, said = np.zeros(self.num_envs), {}
+        rewards = np.zeros(self.num_envs)
+        infos: dict[int, dict[str, Any]] = {}
         for i, turn in turns.items():
-            outcome = self.envs[i].resolve(actions[i], turn, [next(results) for _ in turn.calls])
-            self._observations[i], rewards[i], self._terminated[i], self._truncated[i], said[i] = outcome
+            outcome = self.envs[i].resolve(pending[i], turn, [next(results) for _ in turn.calls])
+            self._observations[i], rewards[i], self._terminated[i], self._truncated[i], infos[i] = outcome
         terminated, truncated = self._terminated.copy(), self._truncated.copy()
         if self.autoreset_mode is AutoresetMode.NEXT_STEP:
             terminated[finished] = truncated[finished] = False
-            said |= {i: self._reset_one(i) for i in np.flatnonzero(finished)}
+            infos |= {i: self._reset_one(i) for i in _places(finished)}
         elif self.autoreset_mode is AutoresetMode.SAME_STEP:
-            for i in np.flatnonzero(terminated | truncated):
-                last = {"final_obs": self._observations[i], "final_info": said[i]}
-                said[i] = {**self._reset_one(i), **last}
-        return tuple(self._observations), rewards, terminated, truncated, _gathered(said, self.num_envs)
+            for i in _places(terminated | truncated):
+                last = {"final_obs": self._observations[i], "final_info": infos[i]}
+                infos[i] = {**self._reset_one(i), **last}
+        return tuple(self._observations), rewards, terminated, truncated, _gather_infos(infos, self.num_envs)
 
-    def render(self) -> tuple[str | None, ...]:
+    def render(self) -> tuple[str | None, ...]:  # type: ignore[override]  # Gymnasium forgets render_mode=None
+        """What each environment renders."""
         return tuple(env.render() for env in self.envs)
 
     def close_extras(self, **kwargs: Any) -> None:
+        """Close the environments."""
         for env in self.envs:
             env.close()
 
 
-def _gathered(said: dict[int, dict[str, Any]], num_envs: int) -> dict[str, Any]:
+def _places(mask: np.ndarray) -> list[int]:
+    return [int(i) for i in np.flatnonzero(mask)]
+
+
+def _gather_infos(infos: dict[int, dict[str, Any]], num_envs: int) -> dict[str, Any]:
     """Infos of single environments as Gymnasium gives those of a vector: an array by name, and beside it, under the
-    name with a "_" before it, who said it. Gymnasium's own way takes the type from whoever speaks first, and fails
-    where another task of a mixture means something else by the name."""
-    infos: dict[str, Any] = {}
-    for name in dict.fromkeys(name for info in said.values() for name in info):
-        values = {i: info[name] for i, info in said.items() if name in info}
+    name with a "_" before it, which of them have it. Gymnasium's own way takes the type from the first environment, and
+    fails where another task of a mixture has another type under the name."""
+    gathered: dict[str, Any] = {}
+    for name in dict.fromkeys(name for info in infos.values() for name in info):
+        values = {i: info[name] for i, info in infos.items() if name in info}
         kinds = set(map(type, values.values()))
         if kinds == {dict}:
-            infos[name] = _gathered(values, num_envs)
+            gathered[name] = _gather_infos(values, num_envs)
         elif kinds in ({float}, {bool}) or (kinds == {int} and all(v.bit_length() < 64 for v in values.values())):
-            infos[name] = np.zeros(num_envs, dtype=kinds.pop())
-            infos[name][list(values)] = list(values.values())
+            gathered[name] = np.zeros(num_envs, dtype=kinds.pop())
+            gathered[name][list(values)] = list(values.values())
         else:
-            infos[name] = np.full(num_envs, None, dtype=object)
+            gathered[name] = np.full(num_envs, None, dtype=object)
             for i, value in values.items():
-                infos[name][i] = value
-        infos[f"_{name}"] = np.zeros(num_envs, dtype=bool)
-        infos[f"_{name}"][list(values)] = True
-    return infos
+                gathered[name][i] = value
+        gathered[f"_{name}"] = np.zeros(num_envs, dtype=bool)
+        gathered[f"_{name}"][list(values)] = True
+    return gathered
 
 
 def _autoreset_mode(value: str | AutoresetMode) -> AutoresetMode:
@@ -156,7 +167,7 @@ def _autoreset_mode(value: str | AutoresetMode) -> AutoresetMode:
     return names[value]
 
 
-def vectorized(task: type[ToolEnv]) -> Callable[..., ToolVectorEnv]:
+def vector_entry_point(task: type[ToolEnv]) -> Callable[..., ToolVectorEnv]:
     """The entry point that ``gymnasium.make_vec`` wants, for a task."""
 
     def make_vector(

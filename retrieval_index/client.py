@@ -36,7 +36,7 @@ class RemoteSearcher:
             with growing pauses between them: about 2 s in all for three, or as long as the server asks for.
     """
 
-    waits = True  # most of the time, for the server: others may go on meanwhile
+    io_bound = True  # most of the time, for the server: others may go on meanwhile
 
     def __init__(self, url: str, *, timeout: float = 10.0, retries: int = 3):
         if not url.startswith(("http://", "https://")):

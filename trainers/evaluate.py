@@ -57,11 +57,13 @@ def evaluate_policy(
             transcripts=transcripts,
         )  # fmt: skip
         episodes += [trajectory.info for trajectory in played]
-    return summarize(name, distributed.all_gather(episodes), envs.envs[0].SCORE), distributed.all_gather(transcripts)
+    return summarize(name, distributed.all_gather(episodes), envs.envs[0].PRIMARY_METRIC), distributed.all_gather(
+        transcripts
+    )
 
 
 def evaluate_script(envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], name: str) -> Row:
-    return summarize(name, [episode[-1] for episode in play_many(envs, questions, script)], envs.envs[0].SCORE)
+    return summarize(name, [episode[-1] for episode in play_many(envs, questions, script)], envs.envs[0].PRIMARY_METRIC)
 
 
 def evaluate_naive_rag(
@@ -100,7 +102,7 @@ def _naive_rag_batch(envs, policy, engine, questions: list[int], max_new_tokens:
 
 def instances(envs: ToolVectorEnv, count: int) -> list[int]:
     """Numbers of the first ``count`` instances, or of all of them for 0; see `agent_envs.play.begin`."""
-    if not hasattr(envs.envs[0], "questions"):
+    if envs.envs[0].questions is None:
         return list(range(count or 500))
     available = len(envs.envs[0].questions)
     return list(range(min(count or available, available)))
@@ -145,7 +147,7 @@ def main(args: Args) -> list[Row]:
         policy = load_policy(folder, dtype=saved.get("dtype", "float32"))
         engine = TransformersEngine(policy, task.stop)
         longest = args.max_new_tokens or saved.get("max_new_tokens", 512)
-        if hasattr(task, "questions"):
+        if task.questions is not None:
             rows.append(evaluate_naive_rag(envs, policy, engine, questions, longest, f"Naive RAG ({folder})"))
         rows.append(evaluate_policy(envs, policy, engine, questions, longest, str(folder))[0])
     args.out.mkdir(parents=True, exist_ok=True)

@@ -92,7 +92,7 @@ class _Play:
         self.envs, self.engine, self.timing = envs, engine, timing
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
         # Tools that spend their time waiting, for a server or for a process, need not be waited for by all.
-        beside = any(getattr(tool, "waits", False) for env in envs.envs for tool in env.tools.values())
+        beside = any(getattr(tool, "io_bound", False) for env in envs.envs for tool in env.tools.values())
         self.pool = ThreadPoolExecutor(1) if beside else None
 
     def submit(self, prompts: dict[int, list[int]], new: int, completions: dict[int, Completion] | None = None):
@@ -139,8 +139,8 @@ def _start(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | 
     if seeds is None:
         return begin(envs, spread)
     options: dict[str, Any] = {"reset_mask": np.arange(envs.num_envs) < count}
-    if envs.envs[0].LUCK:  # attempts at one instance must not all toss the same coin
-        options["luck"] = [i % group_size for i in range(envs.num_envs)]
+    if envs.envs[0].TAKES_NOISE_SEED:  # attempts at one instance must not all toss the same coin
+        options["noise_seed"] = [i % group_size for i in range(envs.num_envs)]
     return envs.reset(seed=spread + [0] * (envs.num_envs - count), options=options)
 
 

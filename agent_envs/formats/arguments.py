@@ -72,7 +72,7 @@ def read(tool: Tool, text: str) -> dict[str, Any]:
 
 
 def write(tool: Tool, arguments: dict[str, Any]) -> str:
-    """The inverse of `read`, where there is one: not every string can be said as it is."""
+    """The inverse of `read`, where there is one: not every string can be written as it is."""
     if not arguments:
         return ""
     if name := string_argument(tool):

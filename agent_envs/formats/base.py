@@ -25,6 +25,8 @@ class Format(Protocol):
     stop: tuple[str, ...]
     special_tokens: bool
 
+    def __init__(self, tools: Sequence[Tool], *, answers: bool = True): ...
+
     def instructions(self) -> str:
         """How to call these tools and how to finish; it follows the text of the task."""
         ...
@@ -40,7 +42,7 @@ class Format(Protocol):
         """The inverse: ``parse(write(turn)) == turn``.
 
         Raises:
-            ValueError: the turn cannot be said in this format, such as an answer with the tag in it that ends answers.
+            ValueError: the turn cannot be expressed in this format, such as an answer with the tag in it that ends answers.
         """
         ...
 
@@ -49,12 +51,12 @@ class Format(Protocol):
         ...
 
     def render_error(self, error: str) -> str:
-        """What comes back for a turn that is refused."""
+        """What comes back for a turn that is rejected."""
         ...
 
 
 class Malformed(ValueError):
-    """A turn cannot be read; the message tells the agent why."""
+    """A turn cannot be parsed; the agent reads the message."""
 
 
 def total(read: Callable[[Any, str], Turn]) -> Callable[[Any, str], Turn]:
@@ -70,19 +72,19 @@ def total(read: Callable[[Any, str], Turn]) -> Callable[[Any, str], Turn]:
     return parse
 
 
-def exact(say: Callable[[Any, Turn], str]) -> Callable[[Any, Turn], str]:
-    """Make a ``write`` that refuses whatever would not be read back as it was."""
+def exact(express: Callable[[Any, Turn], str]) -> Callable[[Any, Turn], str]:
+    """Make a ``write`` that rejects whatever would not be read back as it was."""
 
-    @wraps(say)
+    @wraps(express)
     def write(self, turn: Turn) -> str:
         try:
-            text = say(self, turn)
+            text = express(self, turn)
         except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as problem:
-            raise ValueError(f"the format {self.name!r} cannot say {reprlib.repr(turn)}: {problem}") from problem
+            raise ValueError(f"the format {self.name!r} cannot express {reprlib.repr(turn)}: {problem}") from problem
         read = self.parse(text)
         if read != turn:
             why = read.error or f"it would be read as {reprlib.repr(read)}"
-            raise ValueError(f"the format {self.name!r} cannot say {reprlib.repr(turn)}: {why}")
+            raise ValueError(f"the format {self.name!r} cannot express {reprlib.repr(turn)}: {why}")
         return text
 
     return write

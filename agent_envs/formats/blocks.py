@@ -51,7 +51,7 @@ def read_blocks(text: str, tag: re.Pattern[str]) -> tuple[list[str], list[tuple[
 
 
 def escape(json: str, tag: re.Pattern[str]) -> str:
-    """JSON that says the same without any tag in it: a ``<`` stands only in strings, where it can be escaped."""
+    """The same JSON value without any tag in the text: a ``<`` stands only in strings, where it can be escaped."""
     return tag.sub(lambda found: "\\u003c" + found.group()[1:], json)
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from agent_envs.formats.base import Malformed, check_tools, exact, make_turn, total
+from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
 from agent_envs.formats.blocks import escape
 from agent_envs.formats.json_text import dumps, read_object
 from agent_envs.formats.typescript import declare
@@ -23,12 +23,12 @@ _CALL = "<|channel|>commentary to=functions.name <|constrain|>json<|message|>{â€
 _ANSWER = "<|channel|>final<|message|>text<|return|>"
 
 
-class Harmony:
+class Harmony(Format):
     """OpenAI's response format for gpt-oss (github.com/openai/harmony, docs/format.md).
 
     A turn is what follows ``<|start|>assistant``: messages, the first without that start. Those in the channel
     ``analysis`` are thought. A call goes to ``functions.name`` in the channel ``commentary`` and holds a JSON object;
-    the final answer stands in the channel ``final``. A message in ``commentary`` to nobody is ignored: it is for users.
+    the final answer stands in the channel ``final``. A message in ``commentary`` without a recipient is ignored: it is for users.
 
     A sampler may drop the token that ended the turn, so the last message may lack it.
     """

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Sequence
 
-from agent_envs.formats.base import Malformed, check_tools, exact, make_turn, total
+from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
 from agent_envs.formats.blocks import escape, read_blocks, tag_pattern
 from agent_envs.formats.json_text import dumps, function_schema, read_object
 from agent_envs.tools import Tool
@@ -16,7 +16,7 @@ _ANSWER = "<answer>text</answer>"
 _CONTROL = re.compile(r"<(?=\|\w+\|>|/?(?:tool_response|tool_call|tools|answer|think)>)", re.IGNORECASE)
 
 
-class Hermes:
+class Hermes(Format):
     """The form of Hermes function calling (NousResearch) and of Qwen 2.5 and 3.
 
     A call is ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, one or several in a turn; they run together.

@@ -3,14 +3,14 @@
 from collections.abc import Sequence
 from typing import Any
 
-from agent_envs.formats.base import Malformed, check_tools, exact, make_turn, total
+from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
 from agent_envs.formats.blocks import split_thought
 from agent_envs.formats.json_text import dumps, function_schema, read_object
 from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
 
-class OpenAI:
+class OpenAI(Format):
     """A turn is the assistant message of the chat-completions API, as JSON; results are messages of the role "tool".
 
     ``content`` without ``tool_calls`` is the final answer, and so is text that is no JSON object; beside calls it is
@@ -22,7 +22,7 @@ class OpenAI:
 
     name = "openai"
     special_tokens = False
-    stop = ()
+    stop: tuple[str, ...] = ()
 
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True):
         check_tools(tools, answers)

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_envs.formats.arguments import string_argument
-from agent_envs.formats.base import Malformed, check_tools, exact, make_turn, total
+from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
 from agent_envs.formats.blocks import THINK, escape, split_thought
 from agent_envs.formats.json_text import dumps, read_object
 from agent_envs.tools import Tool
@@ -22,7 +22,7 @@ _POSE = re.compile(
 _CONTROL = re.compile(r"<(?=\|\w+\|>|/?think>)", re.IGNORECASE)
 
 
-class React:
+class React(Format):
     """ReAct (arXiv 2210.03629) in lines that start with a label.
 
     ::
@@ -85,7 +85,7 @@ class React:
         for label, content in sections:
             if (label == "Action Input") != (name is not None):
                 raise Malformed("Each line 'Action: tool' is followed by its line 'Action Input: arguments'.")
-            if label == "Action Input":
+            if name is not None:
                 calls.append(ToolCall(name, self._read_input(name, content)))
             name = content if label == "Action" else None
         if name is not None:
@@ -120,8 +120,8 @@ class React:
 
     def _write_input(self, call: ToolCall) -> str:
         argument = self._string_argument(call.name)
-        text = call.arguments.get(argument)
-        if argument and isinstance(text, str) and len(call.arguments) == 1:
+        text = call.arguments.get(argument) if argument else None
+        if isinstance(text, str) and len(call.arguments) == 1:
             plain = text == text.strip() and not _LABEL.search(text) and not THINK.search(text)
             if plain and self._as_object(call.name, text) is None:
                 return text

@@ -3,21 +3,20 @@
 from collections.abc import Sequence
 
 from agent_envs.formats import arguments
-from agent_envs.formats.base import Malformed, check_tools, exact, make_turn, total
+from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
 from agent_envs.formats.blocks import escape, read_blocks, tag_pattern
 from agent_envs.formats.json_text import dumps
 from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
 
-class SearchTags:
+class SearchTags(Format):
     """Search-R1's form (arXiv 2503.09516): ``<search>query</search>``, and ``<answer>text</answer>`` to finish.
 
     Each tool is called by a tag of its own name around its arguments: the text itself for a tool that takes one string,
-    a number for one that takes one number, ``a || b`` for one
-    list of strings, a JSON object for any other, and nothing where nothing is
-    required. Several calls in a turn run together. Whatever stands inside ``<think>…</think>`` is private and never
-    executed.
+    a number for one that takes one number, ``a || b`` for one list of strings, a JSON object for any other, and nothing
+    where nothing is required. Several calls in a turn run together. Whatever stands inside ``<think>…</think>`` is
+    private and never executed.
     """
 
     name = "tags"
@@ -118,6 +117,6 @@ def _description(tool: Tool) -> str:
 
 
 def _frame(text: str) -> str:
-    # A passage is anybody's text: it must not be able to end the block that marks it as such.
+    # A passage is untrusted text: it must not be able to end the block that marks it as such.
     text = text.replace("</information>", "< /information>").replace("<|", "< |")  # nor to pose as a chat message
     return f"<information>{text}</information>"

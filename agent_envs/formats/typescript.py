@@ -41,7 +41,7 @@ def _type(schema: Any, root: dict[str, Any], within: tuple[str, ...] = ()) -> st
         return f"({inner})[]" if " | " in inner else f"{inner}[]"
     if kind == "object" or "properties" in schema:
         return _object(schema, root, within)
-    return _SIMPLE.get(kind, "any")
+    return _SIMPLE.get(str(kind), "any")
 
 
 def _object(schema: dict[str, Any], root: dict[str, Any], within: tuple[str, ...]) -> str:

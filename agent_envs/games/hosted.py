@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Protocol
+from typing import Any, Generic, Protocol, TypeVar
 
 import numpy as np
 
@@ -10,14 +10,17 @@ import numpy as np
 class Game(Protocol):
     """Another library's game; the same actions after the same reset lead to the same place."""
 
-    def reset(self, instance: Any) -> None:
+    def reset(self, instance: Any, /) -> None:
         """Start the game of this instance, such as the path of its file or its number."""
 
-    def step(self, action: str) -> None:
+    def step(self, action: str, /) -> None:
         """Do an action. Raises ValueError where it cannot be done."""
 
 
-class Replay:
+G = TypeVar("G", bound=Game)
+
+
+class Replay(Generic[G]):
     """A game that may not survive pickling, as most that run native code do not, together with what was done in it.
 
     A copy makes a game of its own and repeats the actions when `game` is first read.
@@ -26,13 +29,14 @@ class Replay:
         make: makes the game; it has to survive pickling itself, as a class does.
     """
 
-    def __init__(self, make: Callable[[], Game]):
-        self.make, self.instance = make, None
+    def __init__(self, make: Callable[[], G]):
+        self.make = make
+        self.instance: Any = None
         self.actions: list[str] = []
-        self._game: Game | None = None
+        self._game: G | None = None
 
     @property
-    def game(self) -> Game:
+    def game(self) -> G:
         """The game, made anew and brought to the same place in a copy."""
         if self._game is None:
             self._game = self.make()

@@ -19,7 +19,10 @@ INSTANCES = 2**31  # instance numbers are drawn from 0 to this
 class Instance(Protocol):
     """Anything with a ``text`` that the agent reads first."""
 
-    text: str
+    @property
+    def text(self) -> str:
+        """The first observation."""
+        ...
 
 
 T = TypeVar("T", bound=Instance)
@@ -38,7 +41,7 @@ def draw(make: Callable[[random.Random], T], split: str, key: str) -> T:
             return instance
 
 
-def check_choice(name: str, value: Any, known: tuple[str, ...]) -> None:
+def check_choice(name: str, value: Any, known: tuple[Any, ...]) -> None:
     """Check an argument that takes one of a few values.
 
     Raises:

@@ -15,11 +15,11 @@ from agent_envs.games.hosted import Replay, choose_instance, menu, normalize_com
 from agent_envs.games.textworld import TextWorldGame, find_games, short_name
 from agent_envs.generators import check_choice
 from agent_envs.play import Script
-from agent_envs.rewards import Fact, Invalid, Reward
+from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool, ToolError
-from agent_envs.types import ToolCall, ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 _FOLDERS = {
     "train": "train",
@@ -43,7 +43,8 @@ def wander(env: ToolEnv, rng: random.Random) -> Script:
 
 def explore(env: ToolEnv, rng: random.Random) -> Script:
     """One of the listed commands that it has given least often so far; those that only look come last."""
-    text, given = env.first_observation, Counter()
+    text = env.first_observation
+    given: Counter[str] = Counter()
     while True:
         commands = read_menu(_MENU, text)
         idle = {one for one in commands if one.split()[0] in ("look", "inventory", "help", "examine")}
@@ -53,7 +54,7 @@ def explore(env: ToolEnv, rng: random.Random) -> Script:
         text = yield _act(command)
 
 
-def walkthrough(env: ToolEnv, rng: random.Random) -> Script:
+def walkthrough(env: "ALFWorldEnv", rng: random.Random) -> Script:
     """The commands that the game's maker or ALFWorld's expert wins with."""
     commands = env.play.game.walkthrough
     if not commands:
@@ -89,7 +90,7 @@ class ALFWorldEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     ``info`` at reset names ``source``, ``split``, ``instance`` (the game's number) and ``game`` (its name, which for
-    ALFWorld begins with the kind of task). Every step adds the facts ``won``, ``lost``, ``score`` (points over the most
+    ALFWorld begins with the kind of task). Every step adds the metrics ``won``, ``lost``, ``score`` (points over the most
     that there are) and ``success``. ``reset(options={"instance": n})`` picks a game; they are in alphabetical order, and
     ``env.files`` lists them.
 
@@ -98,8 +99,8 @@ class ALFWorldEnv(ToolEnv):
         FileNotFoundError: the games are.
     """
 
-    REWARD = Reward(won=(1.0, Fact("won")))
-    PRESETS = {"gigpo": Reward(won=(10.0, Fact("won")), invalid=(-0.1, Invalid()))}  # noqa: RUF012  (arXiv 2505.10978)
+    REWARD = Reward(won=(1.0, Metric("won")))
+    PRESETS = {"gigpo": Reward(won=(10.0, Metric("won")), invalid=(-0.1, Invalid()))}  # noqa: RUF012  (arXiv 2505.10978)
 
     SCRIPTS = {"random": wander, "scripted": explore, "oracle": walkthrough}  # noqa: RUF012
 
@@ -142,15 +143,15 @@ class ALFWorldEnv(ToolEnv):
         info = {"source": self.source, "split": self.split, "instance": number, "game": short_name(self.files[number])}
         return f"{self.play.game.text}\n{self.state_text()}", info
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         game = self.play.game
-        facts = {
+        metrics = {
             "won": float(game.won),
             "lost": float(game.lost),
             "score": float(game.score),
             "success": float(game.won),
         }
-        return Verdict(facts, terminated=game.won or game.lost)
+        return TurnOutcome(metrics, terminated=game.won or game.lost)
 
     def state_text(self) -> str:
         game = self.play.game
@@ -188,4 +189,4 @@ def _check_packages(pddl: bool) -> None:
         raise ImportError(f"these games need {', '.join(missing)}: pip install {'alfworld' if pddl else 'textworld'}")
 
 
-make_vector = vectorized(ALFWorldEnv)
+make_vector = vector_entry_point(ALFWorldEnv)

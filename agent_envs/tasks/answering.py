@@ -1,9 +1,9 @@
 """What the tasks that end with an answer, right or wrong, have in common."""
 
-from agent_envs.rewards import AtEnd, Fact, Format, Invalid, Repeat, Reward, Shaping
+from agent_envs.rewards import AtEnd, Format, Invalid, Metric, Repeat, Reward, Shaping
 
 ANSWER_REWARD = Reward(
-    answer=(1.0, AtEnd(Fact("success"))),
+    answer=(1.0, AtEnd(Metric("success"))),
     format=(0.05, Format()),
     progress=(0.3, Shaping("progress")),
     invalid=(-0.1, Invalid()),

@@ -10,12 +10,12 @@ from agent_envs.generators.shop.data import ShopState
 from agent_envs.generators.shop.requests import DIFFICULTIES, make_request
 from agent_envs.generators.shop.service import POLICY, TOOLS, Shop
 from agent_envs.play import Script
-from agent_envs.rewards import AtEnd, Fact, Reward
+from agent_envs.rewards import AtEnd, Metric, Reward
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
-from agent_envs.types import ToolCall, ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 _MISSING = "missing"
 
@@ -25,8 +25,9 @@ def _call(name: str, /, **arguments: Any) -> Turn:
 
 
 def _look_up(text: str) -> Turn:
-    name, postcode = re.search(r"(?:this is|my name is) (\w+ \w+)\D+(\d+)", text).groups()
-    return _call("find_customer", name=name, postcode=postcode)
+    found = re.search(r"(?:this is|my name is) (\w+ \w+)\D+(\d+)", text)
+    assert found is not None  # every request says who it is from
+    return _call("find_customer", name=found[1], postcode=found[2])
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
@@ -62,7 +63,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer="Done.")
 
 
-def oracle(env: ToolEnv, rng: random.Random) -> Script:
+def oracle(env: "APIEnv", rng: random.Random) -> Script:
     """Makes the calls that the request was made with; a confirmation goes into the turn of what it confirms."""
     calls = list(env.request.calls)
     while calls:
@@ -106,7 +107,7 @@ class APIEnv(ToolEnv):
     # No price on repeats: a second confirm is as good as the first.
     REWARD = Reward(
         **{name: term for name, term in ANSWER_REWARD.items() if name != "repeat"},
-        wrong=(-0.1, AtEnd(Fact("wrong_writes"))),
+        wrong=(-0.1, AtEnd(Metric("wrong_writes"))),
     )
     SCRIPTS = {"random": guess, "scripted": heuristic, "oracle": oracle}  # noqa: RUF012
 
@@ -115,7 +116,7 @@ class APIEnv(ToolEnv):
         check_choice("difficulty", difficulty, DIFFICULTIES)
         self.split, self.difficulty = split, difficulty
         self.shop = Shop()
-        tools = [FunctionTool(getattr(self.shop, name), lane=self.shop) for name in TOOLS]
+        tools = [FunctionTool(getattr(self.shop, name), batch_key=self.shop) for name in TOOLS]
         super().__init__(tools, instructions=POLICY, max_turns=max_turns, **common)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -127,16 +128,16 @@ class APIEnv(ToolEnv):
         info = {"source": "generated", "split": self.split, "instance": number, "kinds": list(self.request.kinds)}
         return self.request.text, info
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         now, before, goal = _values(self.shop.state), self._before, self._goal
         asked = [path for path in before.keys() | goal.keys() if _at(before, path) != _at(goal, path)]
         settled = sum(_at(now, path) == _at(goal, path) for path in asked)
         others = now.keys() | before.keys() | goal.keys()
         wrong = {path[:2] for path in others if _at(now, path) not in (_at(before, path), _at(goal, path))}
-        facts = {"progress": settled / len(asked), "wrong_writes": float(len(wrong))}
+        metrics = {"progress": settled / len(asked), "wrong_writes": float(len(wrong))}
         if done:
-            facts["success"] = float(turn.answer is not None and self.shop.state == self.request.goal)
-        return Verdict(facts)
+            metrics["success"] = float(turn.answer is not None and self.shop.state == self.request.goal)
+        return TurnOutcome(metrics)
 
 
 def _values(state: ShopState, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
@@ -151,4 +152,4 @@ def _at(values: dict[tuple[str, ...], Any], path: tuple[str, ...]) -> Any:
     return values.get(path, _MISSING)
 
 
-make_vector = vectorized(APIEnv)
+make_vector = vector_entry_point(APIEnv)

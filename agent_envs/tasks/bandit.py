@@ -5,17 +5,19 @@ import re
 from typing import Any
 
 from agent_envs.games.bandit import draw_arms
-from agent_envs.games.luck import fate, take_luck
+from agent_envs.games.noise_seed import make_noise_rng, take_noise_seed
 from agent_envs.games.split import check_split
 from agent_envs.play import Script
-from agent_envs.rewards import Fact, Reward
+from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 
 def _read(env: ToolEnv) -> tuple[str, ...]:
-    return re.search(r"The arms are (\w+) and (\w+)\.", env.first_observation).groups()
+    found = re.search(r"The arms are (\w+) and (\w+)\.", env.first_observation)
+    assert found is not None  # as `BanditEnv.begin` writes it
+    return found.groups()
 
 
 def pull_any(env: ToolEnv, rng: random.Random) -> Script:
@@ -28,8 +30,8 @@ def pull_first(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=_read(env)[0])
 
 
-def pull_risky(env: ToolEnv, rng: random.Random) -> Script:
-    """The arm with the higher mean, whatever this episode's luck."""
+def pull_risky(env: "BanditEnv", rng: random.Random) -> Script:
+    """The arm with the higher mean, whatever it pays in this episode."""
     yield Turn(answer=env.arms.risky)
 
 
@@ -48,17 +50,17 @@ class BanditEnv(ToolEnv):
         max_turns: attempts; more than 1 forgives turns that cannot be read. The last one ends the game either way.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split`` and ``arms``. The step adds the facts ``payoff`` (what the arm paid),
+    ``info`` at reset names ``source``, ``split`` and ``arms``. The step adds the metrics ``payoff`` (what the arm paid),
     ``expected`` (what it pays on average) and ``success`` (1 for the risky arm), and ``arm``, the one that was pulled,
     empty where the answer is neither. The reward is the payoff; the preset ``"expected"`` pays the average in its place.
 
-    ``reset(seed=s, options={"luck": i})`` gives the same arms for every i, and other payoffs. A group of attempts that is
-    compared with one another should have different luck: else the risky arm fails for three groups in four as a whole.
+    ``reset(seed=s, options={"noise_seed": i})`` gives the same arms for every i, and other payoffs. Attempts that are compared
+    with one another should have different noise seeds: else the risky arm fails for three groups in four as a whole.
     """
 
-    REWARD = Reward(payoff=(1.0, Fact("payoff")))
-    PRESETS = {"expected": Reward(expected=(1.0, Fact("expected")))}  # noqa: RUF012
-    LUCK = True
+    REWARD = Reward(payoff=(1.0, Metric("payoff")))
+    PRESETS = {"expected": Reward(expected=(1.0, Metric("expected")))}  # noqa: RUF012
+    TAKES_NOISE_SEED = True
     SCRIPTS = {"random": pull_any, "scripted": pull_first, "oracle": pull_risky}  # noqa: RUF012
 
     def __init__(self, split: str = "train", max_turns: int = 1, **common: Any):
@@ -71,22 +73,22 @@ class BanditEnv(ToolEnv):
         super().__init__((), instructions=task, max_turns=max_turns, **common)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        luck = take_luck(options)
+        noise_seed = take_noise_seed(options)
         instance = int(self.np_random.integers(2**63))
         self.arms = draw_arms(random.Random(instance), self.split)
-        self._chance = fate(instance, luck)
+        self._noise = make_noise_rng(instance, noise_seed)
         first, second = self.arms.names
         info = {"source": "generated", "split": self.split, "arms": [first, second]}
         return f"The arms are {first} and {second}.", info
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         asked = (turn.answer or "").strip().casefold()
         arm = next((name for name in self.arms.names if name.casefold() == asked), "")
-        facts = {"payoff": 0.0, "expected": 0.0, "success": float(arm == self.arms.risky)}
+        metrics = {"payoff": 0.0, "expected": 0.0, "success": float(arm == self.arms.risky)}
         if arm:
-            facts |= {"payoff": self.arms.pull(arm, self._chance), "expected": self.arms.expected(arm)}
+            metrics |= {"payoff": self.arms.pull(arm, self._noise), "expected": self.arms.expected(arm)}
         over = len(self.history.turns) + 1 >= self.max_turns  # attempts are the game, not a limit on it: no truncation
-        return Verdict(facts, {"arm": arm}, terminated=over)
+        return TurnOutcome(metrics, {"arm": arm}, terminated=over)
 
 
-make_vector = vectorized(BanditEnv)
+make_vector = vector_entry_point(BanditEnv)

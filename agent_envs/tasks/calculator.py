@@ -13,8 +13,8 @@ from agent_envs.play import Script
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
-from agent_envs.types import ToolCall, ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 _NUMBER = r"\d+(?:\.\d+)?"
 
@@ -26,6 +26,7 @@ def calculate(expression: str) -> ToolResult:
 
 
 def compute(expression: str) -> Turn:
+    """A turn with one calculation."""
     return Turn(calls=(ToolCall("calculate", {"expression": expression}),))
 
 
@@ -68,7 +69,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=value)
 
 
-def oracle(env: ToolEnv, rng: random.Random) -> Script:
+def oracle(env: "CalculatorEnv", rng: random.Random) -> Script:
     """Works out one step after the other; of GSM8K's problems it only knows the answer."""
     for step in env.problem.steps:
         yield compute(step)
@@ -148,16 +149,16 @@ class CalculatorEnv(ToolEnv):
             "kind": self.problem.kind,
         }
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         computed = {result.data for result in results if result.ok}
         places = [place for place, value in enumerate(self._values, start=1) if value in computed]
         self._reached = max([self._reached, *places])
-        facts = {"progress": self._reached / len(self._values)}
+        metrics = {"progress": self._reached / len(self._values)}
         if not done:
-            return Verdict(facts)
+            return TurnOutcome(metrics)
         prediction = turn.answer or ""
-        facts["success"] = float(same_number(prediction, self.problem.answer))
-        return Verdict(facts, {"prediction": prediction, "gold": number_text(self.problem.answer)})
+        metrics["success"] = float(same_number(prediction, self.problem.answer))
+        return TurnOutcome(metrics, {"prediction": prediction, "gold": number_text(self.problem.answer)})
 
 
 @lru_cache(maxsize=4)
@@ -175,8 +176,10 @@ def _gsm8k(split: str, data: str | None) -> tuple[tuple[Problem, ...], str]:
         raise ValueError(
             f"question {wrong.id} of {found.source} has the answer {wrong.answer!r}, which is not a number"
         )
-    pairs = zip(found.questions, answers, strict=True)
+    pairs = [
+        (question, answer) for question, answer in zip(found.questions, answers, strict=True) if answer is not None
+    ]
     return tuple(Problem(question.question, answer, (), "gsm8k") for question, answer in pairs), found.source
 
 
-make_vector = vectorized(CalculatorEnv)
+make_vector = vector_entry_point(CalculatorEnv)

@@ -8,15 +8,16 @@ from typing import Any
 from agent_envs.games import countdown
 from agent_envs.games.split import check_split
 from agent_envs.play import Script
-from agent_envs.rewards import Fact, Reward
+from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 
 def _read(env: ToolEnv) -> tuple[list[str], int]:
-    numbers, target = re.search(r"Numbers: ([\d, ]+)\nTarget: (\d+)", env.first_observation).groups()
-    return numbers.split(", "), int(target)
+    found = re.search(r"Numbers: ([\d, ]+)\nTarget: (\d+)", env.first_observation)
+    assert found is not None  # as `CountdownEnv.begin` writes it
+    return found[1].split(", "), int(found[2])
 
 
 def any_expression(env: ToolEnv, rng: random.Random) -> Script:
@@ -38,7 +39,7 @@ def sums(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=answer)
 
 
-def solution(env: ToolEnv, rng: random.Random) -> Script:
+def solution(env: "CountdownEnv", rng: random.Random) -> Script:
     """The expression that the puzzle was made from."""
     yield Turn(answer=env.puzzle.solution)
 
@@ -63,12 +64,12 @@ class CountdownEnv(ToolEnv):
         max_turns: attempts; more than 1 forgives turns that cannot be read. The last one ends the game either way.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``numbers`` and ``target``. The step adds the facts ``correct`` and
+    ``info`` at reset names ``source``, ``split``, ``numbers`` and ``target``. The step adds the metrics ``correct`` and
     ``format`` (1 for the right numbers and the wrong value), ``success``, and ``value``, what the expression comes to,
     or ``problem``, what is wrong with it.
     """
 
-    REWARD = Reward(correct=(1.0, Fact("correct")), format=(0.1, Fact("format")))
+    REWARD = Reward(correct=(1.0, Metric("correct")), format=(0.1, Metric("format")))
     SCRIPTS = {"random": any_expression, "scripted": sums, "oracle": solution}  # noqa: RUF012
 
     def __init__(
@@ -80,9 +81,10 @@ class CountdownEnv(ToolEnv):
         **common: Any,
     ):
         check_split(split)
-        self.split, self.counts, self.largest = split, tuple(numbers), largest
-        if len(self.counts) != 2 or not 2 <= self.counts[0] <= self.counts[1] <= 8:
+        self.split, self.largest = split, largest
+        if len(numbers) != 2 or not 2 <= numbers[0] <= numbers[1] <= 8:
             raise ValueError(f"numbers must be two counts in order, within 2 to 8, got {numbers!r}")
+        self.counts = (numbers[0], numbers[1])
         if not 5 <= largest <= 10_000:
             raise ValueError(f"largest must be in 5..10000, got {largest}")
         task = (
@@ -100,7 +102,7 @@ class CountdownEnv(ToolEnv):
         text = f"Numbers: {', '.join(map(str, numbers))}\nTarget: {target}"
         return text, {"source": "generated", "split": self.split, "numbers": numbers, "target": target}
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         value, problem = None, ""
         try:
             value, used = countdown.evaluate(turn.answer or "")
@@ -109,9 +111,9 @@ class CountdownEnv(ToolEnv):
         except ValueError as error:
             problem = str(error)
         correct = float(not problem and value == self.puzzle.target)
-        facts = {"correct": correct, "format": float(not problem and not correct), "success": correct}
+        metrics = {"correct": correct, "format": float(not problem and not correct), "success": correct}
         over = len(self.history.turns) + 1 >= self.max_turns  # attempts are the game, not a limit on it: no truncation
-        return Verdict(facts, {"value": "" if value is None else str(value), "problem": problem}, terminated=over)
+        return TurnOutcome(metrics, {"value": "" if value is None else str(value), "problem": problem}, terminated=over)
 
 
-make_vector = vectorized(CountdownEnv)
+make_vector = vector_entry_point(CountdownEnv)

@@ -5,31 +5,33 @@ from typing import Any, Literal
 
 from agent_envs.games import frozenlake
 from agent_envs.games.actions import Budget, move_turn, read_left, wander
-from agent_envs.games.luck import fate, take_luck
+from agent_envs.games.noise_seed import make_noise_rng, take_noise_seed
 from agent_envs.games.split import check_split, digest
 from agent_envs.play import Script
-from agent_envs.rewards import Fact, Invalid, Reward
+from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
-from agent_envs.types import ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 Action = Literal["Left", "Down", "Right", "Up"]
 
 
-def straight(env: ToolEnv, rng: random.Random) -> Script:
+def straight(env: "FrozenLakeEnv", rng: random.Random) -> Script:
     """Reads the lake and takes the shortest way as if the ice did not slip, as few steps a turn as the budget needs."""
     text, turns = env.first_observation, env.max_turns
     while True:
         rows, position = frozenlake.read(text)
         left = read_left(text)
         count = min(env.actions_per_turn, -(-left // max(turns, 1)))
-        text = yield move_turn(frozenlake.shortest_path(rows, position)[:count])
+        path = frozenlake.shortest_path(rows, position)
+        assert path is not None  # lakes are made with a way to the goal, and nobody moves on from a hole
+        text = yield move_turn(path[:count])
         turns -= 1
 
 
-def best(env: ToolEnv, rng: random.Random) -> Script:
-    """The best plan of every turn, knowing the ice, by value iteration; what luck leaves is the ceiling of the task."""
+def best(env: "FrozenLakeEnv", rng: random.Random) -> Script:
+    """The best plan of every turn, knowing the ice, by value iteration; what chance leaves is the ceiling of the task."""
     while True:
         turns = env.max_turns - len(env.history.turns)
         plan, _ = frozenlake.best_plan(env.lake, int(env.lake.s), turns, env.budget.left, env.actions_per_turn)
@@ -62,13 +64,13 @@ class FrozenLakeEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     ``info`` at reset names ``source``, ``split``, ``instance`` (a digest of the map) and ``shortest`` (the fewest actions
-    to the goal on ice that does not slip). Every step adds the facts ``goal``, ``hole``, ``moves`` and ``success``.
+    to the goal on ice that does not slip). Every step adds the metrics ``goal``, ``hole``, ``moves`` and ``success``.
 
-    ``reset(seed=s, options={"luck": i})`` gives the same lake for every i, and other slips.
+    ``reset(seed=s, options={"noise_seed": i})`` gives the same lake for every i, and other slips.
     """
 
-    REWARD = Reward(goal=(1.0, Fact("goal")), invalid=(-0.1, Invalid()))
-    LUCK = True
+    REWARD = Reward(goal=(1.0, Metric("goal")), invalid=(-0.1, Invalid()))
+    TAKES_NOISE_SEED = True
     SCRIPTS = {"random": wander, "scripted": straight, "oracle": best}  # noqa: RUF012
 
     def __init__(
@@ -111,21 +113,23 @@ class FrozenLakeEnv(ToolEnv):
         return ToolResult(self.state_text(), data={"moves": left - self.budget.left})
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        luck = take_luck(options)
+        noise_seed = take_noise_seed(options)
         instance = int(self.np_random.integers(2**63))
         longest = min(self.max_actions, self.actions_per_turn * self.max_turns)
         self.rows = frozenlake.generate(random.Random(instance), self.size, self.frozen, longest, self.split)
         self.lake = frozenlake.FrozenLakeEnv(desc=self.rows, is_slippery=self.slippery)
-        self.lake.reset(seed=fate(instance, luck).randrange(2**31))
+        self.lake.reset(seed=make_noise_rng(instance, noise_seed).randrange(2**31))
         self.budget = Budget(self.actions_per_turn, self.max_actions)
         info = {"source": "generated", "split": self.split, "instance": digest("\n".join(self.rows))}
-        return self.state_text(), {**info, "shortest": len(frozenlake.shortest_path(self.rows, self._position()))}
+        path = frozenlake.shortest_path(self.rows, self._position())
+        assert path is not None  # lakes are made with a way to the goal
+        return self.state_text(), {**info, "shortest": len(path)}
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         cell = self._cell()
-        facts = {"goal": float(cell == "G"), "hole": float(cell == "H"), "success": float(cell == "G")}
-        facts["moves"] = float(sum(result.data["moves"] for result in results if result.ok))
-        return Verdict(facts, terminated=cell in "GH", truncated=self.budget.left == 0)
+        metrics = {"goal": float(cell == "G"), "hole": float(cell == "H"), "success": float(cell == "G")}
+        metrics["moves"] = float(sum(result.data["moves"] for result in results if result.ok))
+        return TurnOutcome(metrics, terminated=cell in "GH", truncated=self.budget.left == 0)
 
     def state_text(self) -> str:
         return f"{frozenlake.render(self.rows, self._position())}\n{self.budget}"
@@ -138,4 +142,4 @@ class FrozenLakeEnv(ToolEnv):
         return self.rows[row][column]
 
 
-make_vector = vectorized(FrozenLakeEnv)
+make_vector = vector_entry_point(FrozenLakeEnv)

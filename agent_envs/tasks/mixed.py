@@ -16,8 +16,8 @@ from agent_envs.tasks.qa_scripts import search
 from agent_envs.tasks.sql import ask
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool, SearchTool
-from agent_envs.types import ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 _NAME = r"(?:[A-Z]\w+ )*[A-Z]\w+"
 
@@ -64,7 +64,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=(re.findall(r"\d[\d,]*", found) or [subject])[-1])
 
 
-def oracle(env: ToolEnv, rng: random.Random) -> Script:
+def oracle(env: "MixedEnv", rng: random.Random) -> Script:
     """Makes the calls that the question was made with, one a turn."""
     for call in env.question.calls:
         yield Turn(calls=(call,))
@@ -129,6 +129,7 @@ class MixedEnv(ToolEnv):
 
     @property
     def mixed(self) -> MixedWorld:
+        """The articles and tables, shared by all environments with the same arguments."""
         return make_mixed_world(self.entities, self.world_seed, self.split)
 
     def query(self, sql: str) -> ToolResult:
@@ -149,7 +150,7 @@ class MixedEnv(ToolEnv):
             "kind": self.question.kind,
         }
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         asked = self.question
         for call, result in zip(turn.calls, results, strict=True):
             if not result.ok:
@@ -160,12 +161,12 @@ class MixedEnv(ToolEnv):
                 self._met |= {("cell", cell) for row in result.data.rows for cell in row if cell in asked.cells}
             elif result.data in asked.values:
                 self._met.add(("value", result.data))
-        facts = {"progress": len(self._met) / (len(asked.titles) + len(asked.cells) + len(asked.values))}
+        metrics = {"progress": len(self._met) / (len(asked.titles) + len(asked.cells) + len(asked.values))}
         if not done:
-            return Verdict(facts)
+            return TurnOutcome(metrics)
         prediction = turn.answer or ""
-        facts["success"] = float(is_right(asked, prediction))
-        return Verdict(facts, {"prediction": prediction, "gold": asked.answer})
+        metrics["success"] = float(is_right(asked, prediction))
+        return TurnOutcome(metrics, {"prediction": prediction, "gold": asked.answer})
 
 
-make_vector = vectorized(MixedEnv)
+make_vector = vector_entry_point(MixedEnv)

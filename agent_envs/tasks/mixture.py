@@ -1,16 +1,17 @@
 """Several tasks as one."""
 
 import random
-from collections.abc import Mapping
+from collections.abc import Callable, Hashable, Mapping
 from functools import partial
 from typing import Any, ClassVar
 
 import gymnasium
 
+from agent_envs.formats import Format
 from agent_envs.play import Script
-from agent_envs.tool_env import ToolEnv
+from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.types import ToolResult, Turn
-from agent_envs.vector import vectorized
+from agent_envs.vector import vector_entry_point
 
 _DEFAULT = {"AgentR1/MiniWiki-v0": 2.0, "AgentR1/Calculator-v0": 1.0, "AgentR1/Sokoban-v0": 1.0}
 
@@ -34,8 +35,8 @@ class MixtureEnv(ToolEnv):
     ``reset(options={"task": id})`` picks the task; other options are passed on to it.
     """
 
-    SCORE = "score"
-    LUCK = True  # for those tasks that take it
+    PRIMARY_METRIC = "score"
+    TAKES_NOISE_SEED = True  # for those tasks that take it
     SCRIPTS: ClassVar = {name: partial(_delegate, name=name) for name in ("random", "scripted", "oracle")}
 
     def __init__(self, tasks: Mapping[str, Any] | None = None, render_mode: str | None = None, **kwargs: Any):
@@ -74,15 +75,17 @@ class MixtureEnv(ToolEnv):
     first_observation = property(lambda self: self.current.first_observation, lambda self, value: None)
 
     @property
-    def formats(self):
+    def formats(self) -> tuple[Format, ...]:
+        """The formats of all tasks."""
         return tuple(format for task in self.tasks.values() for format in task.formats)
 
     @property
-    def count_tokens(self):
+    def count_tokens(self) -> Callable[[str], int] | None:
+        """What counts tokens, of the task at hand; setting it sets that of all tasks."""
         return self.current.count_tokens
 
     @count_tokens.setter
-    def count_tokens(self, function) -> None:
+    def count_tokens(self, function: Callable[[str], int] | None) -> None:
         for task in self.tasks.values() if function is not None else ():
             task.count_tokens = function
 
@@ -101,32 +104,32 @@ class MixtureEnv(ToolEnv):
         if id is None:
             shares = list(self.weights.values())
             id = list(self.tasks)[self.np_random.choice(len(shares), p=[share / sum(shares) for share in shares])]
-        self.current._running = False  # stays so where the options are refused
+        self.current._running = False  # stays so where the options are rejected
         if id not in self.tasks:
             raise ValueError(f"task must be one of {list(self.tasks)}, got {id!r}")
         self.id, self.current, self._paid = id, self.tasks[id], 0.0
-        luck = options.pop("luck", None)
-        if self.current.LUCK and luck is not None:
-            options["luck"] = luck
+        if "luck" in options:
+            raise ValueError("the reset option 'luck' is now called 'noise_seed'")
+        noise_seed = options.pop("noise_seed", None)
+        if self.current.TAKES_NOISE_SEED and noise_seed is not None:
+            options["noise_seed"] = noise_seed
         observation, info = self.current.reset(seed=inner, options=options)
         return observation, {**info, "task": id}
 
     def parse(self, action: str) -> Turn:
         return self.current.parse(action)
 
-    def resolve(
-        self, action: str, turn: Turn, results: list[ToolResult]
-    ) -> tuple[str, float, bool, bool, dict[str, Any]]:
+    def resolve(self, action: str, turn: Turn, results: list[ToolResult]) -> StepResult:
         observation, reward, terminated, truncated, info = self.current.resolve(action, turn, results)
         self._paid += reward
         info = {**info, "task": self.id}
         if terminated or truncated:
-            info["score"] = float(info.get(self.current.SCORE, 0.0))
+            info["score"] = float(info.get(self.current.PRIMARY_METRIC, 0.0))
             for i, value in enumerate((1, self._paid, info["score"])):
                 self._played[self.id][i] += value
         return observation, reward, terminated, truncated, info
 
-    def anchor(self):
+    def anchor(self) -> Hashable | None:
         return self.current.anchor()
 
     def state_text(self) -> str:
@@ -148,4 +151,4 @@ class MixtureEnv(ToolEnv):
         pass
 
 
-make_vector = vectorized(MixtureEnv)
+make_vector = vector_entry_point(MixtureEnv)

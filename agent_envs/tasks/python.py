@@ -14,8 +14,8 @@ from agent_envs.play import Script
 from agent_envs.sandbox.probe import choose_backend
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import ToolCall, ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class PythonTool:
         "required": ["code"],
         "additionalProperties": False,
     }
-    waits: ClassVar[bool] = True
+    io_bound: ClassVar[bool] = True
     interchangeable: ClassVar[bool] = True
 
     backend: str = "auto"
@@ -46,15 +46,17 @@ class PythonTool:
     max_output: int = 4000
 
     @property
-    def lane(self) -> tuple:
+    def batch_key(self) -> tuple:
         """Equal for tools that run programs in the same way, so that those of a vector of environments are one batch."""
         return "python", self.backend, self.timeout, self.memory_mb, self.max_output
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        """One program; see `execute_batch`."""
         return self.execute_batch([arguments])[0]
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        limits = {"timeout": self.timeout, "memory_mb": self.memory_mb, "max_output": self.max_output}
+        """The programs side by side; a result is what one printed, and ``ok`` where it exited with 0."""
+        limits: dict[str, Any] = {"timeout": self.timeout, "memory_mb": self.memory_mb, "max_output": self.max_output}
         codes = [one["code"] for one in arguments]
         return [self._report(done) for done in sandbox.run_batch(codes, backend=self.backend, **limits)]
 
@@ -68,6 +70,7 @@ class PythonTool:
 
 
 def run(code: str) -> Turn:
+    """A turn that runs one program."""
     return Turn(calls=(ToolCall("python", {"code": code}),))
 
 
@@ -103,7 +106,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=printed[-1] if printed else "0")
 
 
-def oracle(env: ToolEnv, rng: random.Random) -> Script:
+def oracle(env: "PythonEnv", rng: random.Random) -> Script:
     """Runs a program that solves the puzzle, and gives the gold answer."""
     yield run(env.puzzle.program)
     yield Turn(answer=env.puzzle.answer)
@@ -170,15 +173,15 @@ class PythonEnv(ToolEnv):
         info = {"source": "generated", "split": self.split, "instance": number, "kind": self.puzzle.kind}
         return self.puzzle.text, info
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         lines = [result.data.stdout.strip().rpartition("\n")[2] for result in results if result.ok]
         self._printed |= any(is_right(self.puzzle, line) for line in lines)
-        facts = {"progress": float(self._printed)}
+        metrics = {"progress": float(self._printed)}
         if not done:
-            return Verdict(facts)
+            return TurnOutcome(metrics)
         prediction = turn.answer or ""
-        facts["success"] = float(is_right(self.puzzle, prediction))
-        return Verdict(facts, {"prediction": prediction, "gold": self.puzzle.answer})
+        metrics["success"] = float(is_right(self.puzzle, prediction))
+        return TurnOutcome(metrics, {"prediction": prediction, "gold": self.puzzle.answer})
 
 
-make_vector = vectorized(PythonEnv)
+make_vector = vector_entry_point(PythonEnv)

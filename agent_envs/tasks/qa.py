@@ -9,22 +9,23 @@ from agent_envs.judge import Judge
 from agent_envs.rewards import (
     AtEnd,
     AtLeast,
-    Fact,
     Format,
     Gain,
     Gate,
     Invalid,
+    Metric,
     Minus,
     Repeat,
     Reward,
     Shaping,
+    Term,
     Thought,
 )
 from agent_envs.tasks import qa_scripts
 from agent_envs.tool_env import COMMON, ToolEnv
 from agent_envs.tools import SearchTool
-from agent_envs.types import ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 _WELL_FORMED = AtLeast(Format(), 1.0)
 
@@ -56,24 +57,27 @@ class QAEnv(ToolEnv):
     """
 
     REWARD = Reward(
-        answer=(1.0, AtEnd(Fact("em"))),
+        answer=(1.0, AtEnd(Metric("em"))),
         format=(0.05, Format()),
         progress=(0.3, Shaping("support_recall")),
         invalid=(-0.1, Invalid()),
         repeat=(-0.05, Repeat()),
-        f1=(0.0, AtEnd(Fact("f1"))),
+        f1=(0.0, AtEnd(Metric("f1"))),
         evidence=(0.0, Gain("support_recall")),
         think=(0.0, Thought()),
-        judge=(0.0, AtEnd(Fact("judged"))),
+        judge=(0.0, AtEnd(Metric("judged"))),
     )
     PRESETS = {  # noqa: RUF012
-        "search_r1": Reward(answer=(1.0, AtEnd(Fact("em")))),
+        "search_r1": Reward(answer=(1.0, AtEnd(Metric("em")))),
         "agent_r1": Reward(
-            answer=(1.0, AtEnd(Gate(Fact("em"), _WELL_FORMED))), format=(1.0, AtEnd(Minus(Format(), 1.0)))
+            answer=(1.0, AtEnd(Gate(Metric("em"), _WELL_FORMED))), format=(1.0, AtEnd(Minus(Format(), 1.0)))
         ),
-        "ragen": Reward(answer=(1.0, AtEnd(Gate(Fact("f1"), AtLeast(Fact("f1"), 0.3))))),
+        "ragen": Reward(answer=(1.0, AtEnd(Gate(Metric("f1"), AtLeast(Metric("f1"), 0.3))))),
     }
-    SCORE = "em"
+    PRIMARY_METRIC = "em"
+
+    questions: tuple[Question, ...]
+
     SCRIPTS = {"random": qa_scripts.guess, "scripted": qa_scripts.heuristic, "oracle": qa_scripts.oracle}  # noqa: RUF012
 
     def __init__(
@@ -88,16 +92,13 @@ class QAEnv(ToolEnv):
     ):
         common = {name: source_arguments.pop(name) for name in COMMON & set(source_arguments)}
         self.task = load(benchmark, split=split, **source_arguments)
+        self.questions = self.task.questions
         tool = SearchTool(self.task.searcher, k, max_chars)
         super().__init__((tool,), instructions="Answer the question.", max_turns=max_turns, **common)
         self.llm_judge = Judge(**judge) if judge else None
         if self.llm_judge and not self.reward.get("judge", (0.0,))[0]:
-            self.reward = Reward(**{**self.reward, "judge": (1.0, AtEnd(Fact("judged")))})
-
-    @property
-    def questions(self) -> tuple[Question, ...]:
-        """All questions of the split, in a fixed order."""
-        return self.task.questions
+            judged: Term = AtEnd(Metric("judged"))
+            self.reward = Reward(**{**self.reward, "judge": (1.0, judged)})
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         if unknown := set(options) - {"question"}:
@@ -115,28 +116,28 @@ class QAEnv(ToolEnv):
         return self.question.question, info
 
     def anchor(self) -> tuple[str, ...]:
-        """The evidence found so far, and with it the hop: whoever has read the same articles can go on the same ways."""
+        """The gold articles found so far, and with them the hop: attempts that have found the same can go on the same ways."""
         return tuple(sorted(self._found))
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         titles = [passage.title for result in results if result.ok for passage in result.data]
         self._titles.update(titles)
         self._found.update(title for title in titles if title in self._gold)
-        facts = {"support_recall": len(self._found) / len(self._gold) if self._gold else 0.0}
+        metrics = {"support_recall": len(self._found) / len(self._gold) if self._gold else 0.0}
         if not done:
-            return Verdict(facts)
+            return TurnOutcome(metrics)
         prediction, golds = turn.answer or "", self.question.golds
         scores = self.task.score(prediction, golds)
-        facts |= {"em": scores.em, "f1": scores.f1, "substring_em": self._covers(prediction)}
+        metrics |= {"em": scores.em, "f1": scores.f1, "substring_em": self._covers(prediction)}
         if self._gold:
             support = scoring.support_scores(self._titles, self._gold)
-            facts |= {"support_f1": support.f1, "joint_f1": scoring.joint_scores(scores, support).f1}
+            metrics |= {"support_f1": support.f1, "joint_f1": scoring.joint_scores(scores, support).f1}
         if self.llm_judge:
-            facts["judged"] = self.llm_judge(self.question.question, golds, prediction)
-        return Verdict(facts, {"prediction": prediction, "golds": list(golds)})
+            metrics["judged"] = self.llm_judge(self.question.question, golds, prediction)
+        return TurnOutcome(metrics, {"prediction": prediction, "golds": list(golds)})
 
     def _covers(self, prediction: str) -> float:
         return scoring.substring_match(prediction, self.question.golds, self.task.normalize)
 
 
-make_vector = vectorized(QAEnv)
+make_vector = vector_entry_point(QAEnv)

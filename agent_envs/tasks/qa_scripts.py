@@ -2,10 +2,15 @@
 
 import random
 import re
+from typing import TYPE_CHECKING
 
+from agent_envs.data.question import Question
 from agent_envs.play import Script
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, Turn
+
+if TYPE_CHECKING:
+    from agent_envs.tasks.qa import QAEnv
 
 # What may answer a question with these words in it; names for all others.
 _CANDIDATES = {
@@ -20,26 +25,27 @@ _COMMON = set(
 
 
 def search(query: str, thought: str | None = None) -> Turn:
+    """A turn with one search."""
     return Turn(calls=(ToolCall("search", {"query": query.strip()}),), thought=thought)
 
 
-def oracle(env: ToolEnv, rng: random.Random) -> Script:
+def oracle(env: "QAEnv", rng: random.Random) -> Script:
     """Searches for each gold title and gives the gold answer: the ceiling that the index and the turn budget set."""
     for title in env.question.supporting_titles:
         yield search(title)
     yield Turn(answer=env.question.answer.strip())
 
 
-def hasty(env: ToolEnv, rng: random.Random, patience: float = 0.3) -> Script:
+def early_stopping(env: "QAEnv", rng: random.Random, continue_probability: float = 0.3) -> Script:
     """Knows how to search, read and think aloud, but not when to stop.
 
-    After each article it names the fact that it looked up. Then, with probability ``patience``, it follows that fact
+    After each article it names the fact that it looked up. Then, with probability ``continue_probability``, it follows that fact
     with a search; else it answers right away, mostly too early. Imitating it teaches the tools and not the task: its
-    own exact match on questions of n hops is ``patience ** (n - 1)``.
+    own exact match on questions of n hops is ``continue_probability ** (n - 1)``.
     """
     hops = _hops(env.question)
     last = 0
-    while last + 1 < len(hops) and rng.random() < patience:
+    while last + 1 < len(hops) and rng.random() < continue_probability:
         last += 1
     thought = None
     for title, fact, _ in hops[: last + 1]:
@@ -55,7 +61,7 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=rng.choice(names) if names else "unknown")
 
 
-def _hops(question) -> list[tuple[str, str, str]]:
+def _hops(question: Question) -> list[tuple[str, str, str]]:
     """The reading steps to the answer, each one (title, fact to look up there, what the article says).
 
     Where a benchmark does not say them, each gold article stands for what the one before it had to say.

@@ -8,16 +8,16 @@ from agent_envs.games.actions import Budget, move_turn, read_left, wander
 from agent_envs.games.sokoban_levels import generate
 from agent_envs.games.split import check_split, digest
 from agent_envs.play import Script
-from agent_envs.rewards import Fact, Invalid, Reward
+from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
-from agent_envs.types import ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 Action = Literal["Up", "Down", "Left", "Right"]
 
 
-def push_closer(env: ToolEnv, rng: random.Random) -> Script:
+def push_closer(env: "SokobanEnv", rng: random.Random) -> Script:
     """Reads the board, and makes the nearest push that brings a box closer to a target; any step where there is none."""
     text = env.first_observation
     while True:
@@ -26,9 +26,10 @@ def push_closer(env: ToolEnv, rng: random.Random) -> Script:
         text = yield move_turn(plan[: min(env.actions_per_turn, read_left(text))])
 
 
-def shortest(env: ToolEnv, rng: random.Random) -> Script:
+def shortest(env: "SokobanEnv", rng: random.Random) -> Script:
     """A shortest solution, as many actions a turn as may be."""
     plan = sokoban.solve(env.level)
+    assert plan is not None  # levels are made from their solution
     for start in range(0, len(plan), env.actions_per_turn):
         yield move_turn(plan[start : start + env.actions_per_turn])
 
@@ -59,12 +60,17 @@ class SokobanEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     ``info`` at reset names ``source``, ``split``, ``instance`` (a digest of the board) and ``shortest`` (the fewest
-    actions that solve it). Every step adds the facts ``box`` (boxes that came onto targets less those that left),
+    actions that solve it). Every step adds the metrics ``box`` (boxes that came onto targets less those that left),
     ``solved``, ``moves`` and ``success``.
     """
 
+    level: sokoban.Level
+
     REWARD = Reward(
-        box=(1.0, Fact("box")), solved=(10.0, Fact("solved")), move=(-0.1, Fact("moves")), invalid=(-0.1, Invalid())
+        box=(1.0, Metric("box")),
+        solved=(10.0, Metric("solved")),
+        move=(-0.1, Metric("moves")),
+        invalid=(-0.1, Invalid()),
     )
     SCRIPTS = {"random": wander, "scripted": push_closer, "oracle": shortest}  # noqa: RUF012
 
@@ -82,12 +88,13 @@ class SokobanEnv(ToolEnv):
         check_split(split)
         if not 5 <= size <= 12 or not 1 <= boxes <= 4:
             raise ValueError(f"size must be in 5..12 and boxes in 1..4, got {size} and {boxes}")
-        self.split, self.size, self.boxes, self.moves = split, size, boxes, tuple(moves)
+        self.split, self.size, self.boxes = split, size, boxes
         self.max_actions, self.actions_per_turn = max_actions, actions_per_turn
         self.budget = Budget(actions_per_turn, max_actions)
         budget = min(max_actions, actions_per_turn * max_turns)
-        if len(self.moves) != 2 or not 1 <= self.moves[0] <= self.moves[1] <= budget:
+        if len(moves) != 2 or not 1 <= moves[0] <= moves[1] <= budget:
             raise ValueError(f"moves must be two numbers in order, 1 to the {budget} that can be made, got {moves!r}")
+        self.moves = (moves[0], moves[1])
         task = (
             "Solve the Sokoban puzzle: push every box onto a target. Walking into a box pushes it one cell, unless a wall or "
             "another box is behind it; you cannot pull. # is a wall, _ floor, O a target, X a box, √ a box on a target, "
@@ -120,15 +127,15 @@ class SokobanEnv(ToolEnv):
         info = {"source": "generated", "split": self.split, "instance": instance, "shortest": shortest}
         return self.state_text(), info
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         happened = [result.data for result in results if result.ok]
         solved = self.level.solved
-        facts = {name: float(sum(one[name] for one in happened)) for name in ("box", "moves")}
-        facts |= {"solved": float(solved), "success": float(solved)}
-        return Verdict(facts, terminated=solved, truncated=self.budget.left == 0)
+        metrics = {name: float(sum(one[name] for one in happened)) for name in ("box", "moves")}
+        metrics |= {"solved": float(solved), "success": float(solved)}
+        return TurnOutcome(metrics, terminated=solved, truncated=self.budget.left == 0)
 
     def state_text(self) -> str:
         return f"{sokoban.render(self.level)}\n{'Solved.' if self.level.solved else self.budget}"
 
 
-make_vector = vectorized(SokobanEnv)
+make_vector = vector_entry_point(SokobanEnv)

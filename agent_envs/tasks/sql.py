@@ -12,11 +12,12 @@ from agent_envs.play import Script
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
-from agent_envs.types import ToolCall, ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 
 def ask(sql: str) -> Turn:
+    """A turn with one query."""
     return Turn(calls=(ToolCall("query", {"sql": sql}),))
 
 
@@ -58,7 +59,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=_first_value(found))
 
 
-def oracle(env: ToolEnv, rng: random.Random) -> Script:
+def oracle(env: "SQLEnv", rng: random.Random) -> Script:
     """Asks the gold query and gives what it selects."""
     yield ask(env.question.sql)
     golds = (f"{gold:.2f}" if isinstance(gold, float) else str(gold) for gold in env.question.golds)
@@ -122,17 +123,17 @@ class SQLEnv(ToolEnv):
         info = {"source": "generated", "split": self.split, "instance": number}
         return self.question.text, {**info, "schema": self.question.schema, "kind": self.question.kind}
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         for call, result in zip(turn.calls, results, strict=True):
             if call.name == "query" and result.ok:
                 self._read |= result.data.tables & self.question.tables
                 self._matched |= matches(self.question, result.data)
-        facts = {"progress": 0.5 * len(self._read) / len(self.question.tables) + 0.5 * self._matched}
+        metrics = {"progress": 0.5 * len(self._read) / len(self.question.tables) + 0.5 * self._matched}
         if not done:
-            return Verdict(facts)
+            return TurnOutcome(metrics)
         prediction = turn.answer or ""
-        facts["success"] = float(is_right(self.question, prediction))
-        return Verdict(facts, {"prediction": prediction, "golds": list(map(str, self.question.golds))})
+        metrics["success"] = float(is_right(self.question, prediction))
+        return TurnOutcome(metrics, {"prediction": prediction, "golds": list(map(str, self.question.golds))})
 
 
-make_vector = vectorized(SQLEnv)
+make_vector = vector_entry_point(SQLEnv)

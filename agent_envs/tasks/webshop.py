@@ -10,11 +10,11 @@ from agent_envs.games.hosted import Replay, choose_instance, menu, normalize_com
 from agent_envs.games.webshop import WebShopGame
 from agent_envs.generators import check_choice
 from agent_envs.play import Script
-from agent_envs.rewards import Fact, Invalid, Reward
+from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool, ToolError
-from agent_envs.types import ToolCall, ToolResult, Turn, Verdict
-from agent_envs.vector import vectorized
+from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.vector import vector_entry_point
 
 _SPLITS = {"train": (1500, None), "validation": (500, 1500), "test": (0, 500)}
 _MENU, _BAR = "Elements", "Search bar: "
@@ -62,7 +62,7 @@ def first_result(env: ToolEnv, rng: random.Random) -> Script:
     yield _click("buy now")
 
 
-def buyer(env: ToolEnv, rng: random.Random) -> Script:
+def buyer(env: "WebShopEnv", rng: random.Random) -> Script:
     """Knows the product and the options that are wanted; buys what it sees last where the search does not find it."""
     goal = env.play.game.goal
     wanted, options = goal["asin"].lower(), goal["goal_options"]
@@ -103,7 +103,7 @@ class WebShopEnv(ToolEnv):
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split`` and ``instance`` (the goal's number). Every step adds the facts
+    ``info`` at reset names ``source``, ``split`` and ``instance`` (the goal's number). Every step adds the metrics
     ``score``, ``bought`` and ``success`` (a score of 1). ``reset(options={"instance": n})`` picks a goal of the split.
 
     Raises:
@@ -112,9 +112,9 @@ class WebShopEnv(ToolEnv):
         ValueError: at the first reset: there are too few products for the split to have goals.
     """
 
-    REWARD = Reward(score=(1.0, Fact("score")))
-    PRESETS = {"gigpo": Reward(success=(10.0, Fact("success")), invalid=(-0.1, Invalid()))}  # noqa: RUF012  (2505.10978)
-    SCORE = "score"
+    REWARD = Reward(score=(1.0, Metric("score")))
+    PRESETS = {"gigpo": Reward(success=(10.0, Metric("success")), invalid=(-0.1, Invalid()))}  # noqa: RUF012  (2505.10978)
+    PRIMARY_METRIC = "score"
 
     SCRIPTS = {"random": wander, "scripted": first_result, "oracle": buyer}  # noqa: RUF012
 
@@ -139,7 +139,7 @@ class WebShopEnv(ToolEnv):
             "Buy in the shop what the instruction asks for: find a fitting product, choose its options, and click on 'buy "
             f"now', which ends the task. You have {max_turns} turns."
         )
-        tools = [FunctionTool(tool, lane=self.play) for tool in (self.search, self.click)]
+        tools = [FunctionTool(tool, batch_key=self.play) for tool in (self.search, self.click)]
         common = {"max_calls": 1, **common}
         super().__init__(tools, instructions=task, answers=False, max_turns=max_turns, **common)
 
@@ -173,10 +173,10 @@ class WebShopEnv(ToolEnv):
         self.play.reset(number)
         return self._page(), {"source": "webshop", "split": self.split, "instance": number}
 
-    def judge(self, turn: Turn, results: list[ToolResult], done: bool) -> Verdict:
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         shop = self.play.game
-        facts = {"score": shop.score, "bought": float(shop.bought), "success": float(shop.score == 1.0)}
-        return Verdict(facts, terminated=shop.bought)
+        metrics = {"score": shop.score, "bought": float(shop.bought), "success": float(shop.score == 1.0)}
+        return TurnOutcome(metrics, terminated=shop.bought)
 
     def _page(self) -> str:
         return f"{self.play.game.page[:_PAGE]}\n{self.state_text()}".strip()
@@ -187,4 +187,4 @@ class WebShopEnv(ToolEnv):
         return "" if shop.bought else f"{bar}\n{menu(_MENU, shop.elements)}"
 
 
-make_vector = vectorized(WebShopEnv)
+make_vector = vector_entry_point(WebShopEnv)

@@ -12,7 +12,7 @@ from agent_envs.types import ToolResult
 
 
 class ToolError(Exception):
-    """The agent called a tool in a way that cannot work; the message tells it why."""
+    """The agent called a tool in a way that cannot work; the agent reads the message."""
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,13 @@ class FunctionTool:
     types of the hints (a date for a date).
 
     Args:
-        function: sync or async; positional-only and ``*args`` parameters cannot be called by name and are refused.
+        function: sync or async; positional-only and ``*args`` parameters cannot be called by name and are rejected.
         name: in place of the function's own.
         timeout: seconds for a call, which then runs in a thread. A sync function that does not return cannot be
             stopped, only left behind, and goes on with whatever it does. None: no limit.
         retries: further tries after a fault of the tool other than running out of time.
         max_output: characters of the result that the agent gets to read.
-        lane: see `agent_envs.tools.Tool`; functions that change one state share one, such as ``lane=self``.
+        batch_key: see `agent_envs.tools.Tool`; functions that change one state share one, such as ``batch_key=self``.
     """
 
     function: Callable[..., Any]
@@ -42,7 +42,12 @@ class FunctionTool:
     timeout: float | None = None
     retries: int = 0
     max_output: int = 20_000
-    lane: Hashable = None
+    batch_key: Hashable = None
+
+    def __new__(cls, *args: Any, **kwargs: Any):
+        if "lane" in kwargs:  # for one release
+            raise TypeError("FunctionTool: lane is now called batch_key")
+        return super().__new__(cls)
 
     def __post_init__(self):
         if not callable(self.function):
@@ -56,14 +61,16 @@ class FunctionTool:
         object.__setattr__(self, "name", self.name or getattr(self.function, "__name__", ""))
         if not re.fullmatch(r"[A-Za-z_][\w.-]{0,63}", self.name, re.ASCII):
             raise ValueError(f"a tool's name is made of letters, digits, '_', '-' and '.', got {self.name!r}")
-        _ = self.parameters  # a function that cannot be described is refused here and not in the middle of an episode
+        _ = self.parameters  # a function that cannot be described is rejected here and not in the middle of an episode
 
     @cached_property
     def description(self) -> str:
-        return " ".join((inspect.getdoc(_bare(self.function)) or "").split("\n\n")[0].split())
+        """The first paragraph of the function's docstring, on one line."""
+        return " ".join((inspect.getdoc(_unwrap_partial(self.function)) or "").split("\n\n")[0].split())
 
     @cached_property
     def parameters(self) -> dict[str, Any]:
+        """JSON schema of the arguments, see `schema_of`."""
         return schema_of(self.function)
 
     @cached_property
@@ -74,13 +81,16 @@ class FunctionTool:
         return {name: value for name, value in self.__dict__.items() if name != "_model"}
 
     @property
-    def waits(self) -> bool:
+    def io_bound(self) -> bool:
+        """Whether its calls run in a thread: those with a timeout, and those of async functions."""
         return self.timeout is not None or inspect.iscoroutinefunction(self.function)
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        """One call; see `execute_batch`."""
         return self.execute_batch([arguments])[0]
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
+        """The calls in order, those of an async function at the same time; faults are tried again ``retries`` times."""
         results = self._run(arguments)
         for _ in range(self.retries):
             again = [i for i, result in enumerate(results) if result.fault and result.data is not LATE]
@@ -92,12 +102,12 @@ class FunctionTool:
 
     def _run(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         if inspect.iscoroutinefunction(self.function):
-            return self._threaded(lambda: self._gather(arguments), None) if arguments else []
+            return self._run_in_thread(lambda: self._gather(arguments), None) if arguments else []
         if self.timeout is None:
             return [self._call(one) for one in arguments]
-        return [self._threaded(lambda one=one: self._call(one), self.timeout) for one in arguments]
+        return [self._run_in_thread(partial(self._call, one), self.timeout) for one in arguments]
 
-    def _threaded(self, job: Callable[[], Any], timeout: float | None) -> Any:
+    def _run_in_thread(self, job: Callable[[], Any], timeout: float | None) -> Any:
         """Run in a thread. A daemon: one that hangs must not keep the process from ending, as an executor's would."""
         _abandoned.difference_update([thread for thread in _abandoned if not thread.is_alive()])
         if len(_abandoned) >= MOST_ABANDONED:
@@ -109,9 +119,9 @@ class FunctionTool:
         if done:
             return done[0]
         _abandoned.add(thread)
-        return self._late()
+        return self._report_timeout()
 
-    def _late(self) -> ToolResult:
+    def _report_timeout(self) -> ToolResult:
         return ToolResult(f"{self.name} took longer than {self.timeout} s.", LATE, ok=False, fault=True)
 
     def _gather(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
@@ -126,24 +136,24 @@ class FunctionTool:
         import asyncio
 
         try:
-            return _as_result(await asyncio.wait_for(self.function(**self._typed(arguments)), self.timeout))
+            return _as_result(await asyncio.wait_for(self.function(**self._convert(arguments)), self.timeout))
         except TimeoutError:
-            return self._late()
+            return self._report_timeout()
         except (Exception, SystemExit) as error:
-            return self._failed(error)
+            return self._report_error(error)
 
     def _call(self, arguments: dict[str, Any]) -> ToolResult:
         try:
-            return _as_result(self.function(**self._typed(arguments)))
-        except (Exception, SystemExit) as error:  # a tool is anybody's code
-            return self._failed(error)
+            return _as_result(self.function(**self._convert(arguments)))
+        except (Exception, SystemExit) as error:  # a tool may raise anything
+            return self._report_error(error)
 
-    def _failed(self, error: BaseException) -> ToolResult:
+    def _report_error(self, error: BaseException) -> ToolResult:
         if isinstance(error, ToolError | ValueError):
             return ToolResult(f"{self.name}: {error}"[:500], ok=False)
         return ToolResult(f"{self.name} failed: {type(error).__name__}: {error}"[:500], ok=False, fault=True)
 
-    def _typed(self, arguments: dict[str, Any]) -> dict[str, Any]:
+    def _convert(self, arguments: dict[str, Any]) -> dict[str, Any]:
         """The arguments in the types of the hints; those that were left out are left to the function."""
         model = self._model.model_validate(arguments)
         names = {field.alias: name for name, field in type(model).model_fields.items()}
@@ -176,18 +186,18 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     try:
         schema = _model_of(function).model_json_schema()
     except pydantic.errors.PydanticUserError as error:
-        raise ValueError(f"{_called(function)}: a parameter's type has no JSON form: {error}") from error
+        raise ValueError(f"{_name_of(function)}: a parameter's type has no JSON form: {error}") from error
     schema.pop("title", None)
     for field in schema.get("properties", {}).values():
         field.pop("title", None)
     return {"properties": {}, **schema}
 
 
-def _bare(function: Callable[..., Any]) -> Callable[..., Any]:
-    return _bare(function.func) if isinstance(function, partial) else function
+def _unwrap_partial(function: Callable[..., Any]) -> Callable[..., Any]:
+    return _unwrap_partial(function.func) if isinstance(function, partial) else function
 
 
-def _called(function: Callable[..., Any]) -> str:
+def _name_of(function: Callable[..., Any]) -> str:
     return getattr(function, "__name__", repr(function))
 
 
@@ -196,41 +206,41 @@ def _model_of(function: Callable[..., Any]) -> Any:
     import pydantic
 
     hints = _hints(function)
-    told, fields = _told(function), {}
+    descriptions, fields = _describe_parameters(function), {}
     for parameter in inspect.signature(function).parameters.values():
         name = parameter.name
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(
-                f"{_called(function)}: a tool's parameters have names; *{name} or positional-only ones do not"
+                f"{_name_of(function)}: a tool's parameters have names; *{name} or positional-only ones do not"
             )
         if name not in hints:
-            raise ValueError(f"{_called(function)}: the parameter {name!r} has no type hint")
+            raise ValueError(f"{_name_of(function)}: the parameter {name!r} has no type hint")
         default = ... if parameter.default is parameter.empty else parameter.default
-        fields[name] = (hints[name], pydantic.Field(default, description=told.get(name), alias=name))
+        fields[name] = (hints[name], pydantic.Field(default, description=descriptions.get(name), alias=name))
     # Fields go by their aliases: a parameter may be called as some attribute of the model is.
-    made = {f"field_{i}": field for i, field in enumerate(fields.values())}
-    config = {"extra": "forbid", "arbitrary_types_allowed": True}
+    made: dict[str, Any] = {f"field_{i}": field for i, field in enumerate(fields.values())}
+    config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     return pydantic.create_model("Arguments", __config__=config, **made)
 
 
 def _hints(function: Callable[..., Any]) -> dict[str, Any]:
     import typing
 
-    function = _bare(function)
+    function = _unwrap_partial(function)
     target = function if inspect.isfunction(function) or inspect.ismethod(function) else type(function).__call__
     try:
         return typing.get_type_hints(target, include_extras=True)
     except NameError as error:
-        raise ValueError(f"{_called(function)}: a type hint cannot be resolved: {error}") from error
+        raise ValueError(f"{_name_of(function)}: a type hint cannot be resolved: {error}") from error
 
 
-def _told(function: Callable[..., Any]) -> dict[str, str]:
+def _describe_parameters(function: Callable[..., Any]) -> dict[str, str]:
     """Descriptions of the parameters from the ``Args:`` section of the docstring."""
-    _, _, section = (inspect.getdoc(_bare(function)) or "").partition("Args:\n")
-    told: dict[str, str] = {}
+    _, _, section = (inspect.getdoc(_unwrap_partial(function)) or "").partition("Args:\n")
+    descriptions: dict[str, str] = {}
     for line in section.split("\n\n")[0].splitlines():
         if found := re.match(r"    (\w+)(?: \(.*?\))?: (.*)", line):
-            told[found[1]] = found[2]
-        elif told and line.startswith("      "):
-            told[list(told)[-1]] += " " + line.strip()
-    return told
+            descriptions[found[1]] = found[2]
+        elif descriptions and line.startswith("      "):
+            descriptions[list(descriptions)[-1]] += " " + line.strip()
+    return descriptions

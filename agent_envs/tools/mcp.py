@@ -52,25 +52,28 @@ def mount(
 class MCPTool:
     """One tool of a server. Calls of a batch are made at the same time."""
 
-    waits = True
+    io_bound = True
     interchangeable = True
 
     def __init__(self, connection: Connection, name: str, description: str, parameters: dict[str, Any]):
         self.connection, self.name, self.description, self.parameters = connection, name, description, parameters
 
     @property
-    def lane(self) -> tuple:
+    def batch_key(self) -> tuple:
+        """Equal for the same tool of the same connection."""
         return "mcp", id(self.connection), self.name
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        """One call; see `execute_batch`."""
         return self.execute_batch([arguments])[0]
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
+        """The calls, made at the same time."""
         return self.connection.call(self.name, arguments)
 
 
 class Connection:
-    """A client of a server, with a new line to it whenever the last one broke."""
+    """A client of a server, which connects anew whenever the last connection broke."""
 
     def __init__(self, server: str | tuple[str, ...], timeout: float):
         if not timeout > 0:
@@ -78,12 +81,18 @@ class Connection:
         if not (server.startswith(("http://", "https://")) if isinstance(server, str) else server):
             raise ValueError(f"server must be a URL (http://…) or a command as a list of words, got {server!r}")
         self.server, self.timeout = server, timeout
-        self._lock, self._line = threading.Lock(), _Line(server)
+        self._lock, self._client_thread = threading.Lock(), _ClientThread(server)
 
     def __reduce__(self):
         return _connect, (self.server, self.timeout)
 
     def list_tools(self) -> list[Any]:
+        """The tools of the server, as the client describes them; with a second try on a new connection.
+
+        Raises:
+            ConnectionError: both failed.
+        """
+
         async def all_pages(client: Any) -> list[Any]:
             found, cursor = [], None
             while True:
@@ -93,43 +102,46 @@ class Connection:
                 if not cursor:
                     return found
 
-        problem: Exception | None = None
+        problem: Exception = ConnectionError("nobody answers")
         for _ in range(2):  # the server may have died while nobody looked
-            line = self._open()
+            thread = self._open()
             try:
-                return line.run(all_pages, _OPENING)
+                return thread.run(all_pages, _OPENING)
             except Exception as error:
                 problem = error
-                line.close()
+                thread.close()
         raise ConnectionError(
-            f"the MCP server {self.server!r} does not list its tools: {_innermost(problem)}"
+            f"the MCP server {self.server!r} does not list its tools: {_describe_error(problem)}"
         ) from problem
 
     def call(self, name: str, arguments: list[dict[str, Any]]) -> list[ToolResult]:
+        """Call one tool several times at once. What fails is a result that says so; a connection that broke is closed."""
         import asyncio
 
         async def all_of_them(client: Any) -> list[Any]:
-            calls = (asyncio.wait_for(client.call_tool(name, _sendable(one)), self.timeout) for one in arguments)
+            calls = (
+                asyncio.wait_for(client.call_tool(name, _replace_surrogates(one)), self.timeout) for one in arguments
+            )
             return await asyncio.gather(*calls, return_exceptions=True)
 
-        line = self._open()
-        replies = line.run(all_of_them, self.timeout + 5)
+        thread = self._open()
+        replies = thread.run(all_of_them, self.timeout + 5)
         if any(map(_is_break, replies)):
-            line.close()
+            thread.close()
         return [_as_result(name, reply) for reply in replies]
 
     def close(self) -> None:
         """End the connection, and the program behind it."""
-        self._line.close()
+        self._client_thread.close()
 
-    def _open(self) -> _Line:
+    def _open(self) -> _ClientThread:
         with self._lock:
-            if not self._line.alive:
-                self._line = _Line(self.server)
-            return self._line
+            if not self._client_thread.alive:
+                self._client_thread = _ClientThread(self.server)
+            return self._client_thread
 
 
-class _Line:
+class _ClientThread:
     """A client that lives in an event loop on a thread of its own, so that plain code can call it."""
 
     def __init__(self, server: str | tuple[str, ...]):
@@ -158,10 +170,11 @@ class _Line:
         self._thread = threading.Thread(target=lambda: asyncio.run(live()), daemon=True)
         self._thread.start()
         if not opened.wait(_OPENING):
+            assert self._task is not None  # the first thing that the thread sets
             self._loop.call_soon_threadsafe(self._task.cancel)
             failure.append(TimeoutError(f"no answer in {_OPENING:g} s"))
         if failure:
-            raise ConnectionError(f"the MCP server {server!r} cannot be reached: {_innermost(failure[-1])}")
+            raise ConnectionError(f"the MCP server {server!r} cannot be reached: {_describe_error(failure[-1])}")
         atexit.register(self.close)
 
     @property
@@ -169,7 +182,7 @@ class _Line:
         return self._thread.is_alive()
 
     def run(self, work: Callable[[Any], Any], seconds: float) -> Any:
-        """What ``work`` makes of the client. Raises ConnectionError if the line breaks meanwhile."""
+        """What ``work`` makes of the client. Raises ConnectionError if the connection breaks meanwhile."""
         import asyncio
         from concurrent.futures import CancelledError
 
@@ -192,7 +205,7 @@ def _connect(server: str | tuple[str, ...], timeout: float) -> Connection:
     return Connection(server, timeout)
 
 
-def _sendable(arguments: dict[str, Any]) -> dict[str, Any]:
+def _replace_surrogates(arguments: dict[str, Any]) -> dict[str, Any]:
     """Without lone surrogates: an agent may write them, and they would break the line for everybody."""
     return json.loads(json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace"))
 
@@ -208,12 +221,12 @@ def _as_result(name: str, reply: Any) -> ToolResult:
     if isinstance(reply, TimeoutError):
         return ToolResult(f"{name} took too long.", ok=False, fault=True)
     if isinstance(reply, BaseException):
-        return ToolResult(f"{name} failed: {_innermost(reply)}"[:500], ok=False, fault=True)
+        return ToolResult(f"{name} failed: {_describe_error(reply)}"[:500], ok=False, fault=True)
     parts = [block.text if block.type == "text" else f"[{block.type}]" for block in reply.content]
     return ToolResult("\n".join(parts), data=reply.structured_content, ok=not reply.is_error)
 
 
-def _innermost(error: BaseException) -> str:
+def _describe_error(error: BaseException) -> str:
     while isinstance(error, BaseExceptionGroup):
         error = error.exceptions[0]
     return f"{type(error).__name__}: {error}"

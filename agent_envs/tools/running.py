@@ -1,4 +1,4 @@
-"""Running the calls of a turn, or of a whole vector of environments, so that a bad call hurts only itself."""
+"""Running the calls of a turn, or of a whole vector of environments, so that a call that fails affects no other."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
 from functools import lru_cache
@@ -14,26 +14,35 @@ MAX_OUTPUT = 20_000  # characters of a result that the agent gets to read, where
 class Tool(Protocol):
     """Something an agent can call.
 
-    Attributes:
-        name: how the agent calls it.
-        description: one sentence for the agent.
-        parameters: JSON schema of the arguments, an object with ``properties`` and ``required``.
-
     Optional attributes:
-        lane: calls of one lane run one after the other, in order, and those of one tool that follow each other as one
-            batch. By default each tool object is its own lane. Tools that change the same state share a lane that is
-            theirs alone, such as the environment itself.
-        interchangeable: tools of one name and lane may stand in for each other, so the calls of several environments
-            make one batch.
-        waits: the tool spends its time waiting (for a process, for a server), so other lanes go on beside it.
+        batch_key: calls of tools with equal keys run one after the other, in order, and those of one tool that follow
+            each other as one batch. By default each tool object is its own key. Tools that change the same state share
+            a key that is theirs alone, such as the environment itself.
+        interchangeable: tools of one name and batch key may stand in for each other, so the calls of several
+            environments make one batch.
+        io_bound: the tool spends its time waiting (for a process, for a server), so its calls run in a thread beside
+            those of other batch keys.
         max_output: characters of a result that the agent gets to read.
     """
 
-    name: str
-    description: str
-    parameters: dict[str, Any]
+    @property
+    def name(self) -> str:
+        """How the agent calls it."""
+        ...
 
-    def execute(self, arguments: dict[str, Any]) -> ToolResult: ...
+    @property
+    def description(self) -> str:
+        """One sentence for the agent."""
+        ...
+
+    @property
+    def parameters(self) -> dict[str, Any]:
+        """JSON schema of the arguments, an object with ``properties`` and ``required``."""
+        ...
+
+    def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        """One call, with arguments that fit the schema."""
+        ...
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """Many calls at once, in order; environments use this, so that a vector of them makes one call."""
@@ -46,32 +55,32 @@ Request = tuple[Mapping[str, Tool], ToolCall]
 def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
     """Run calls, each with the tools it may choose from by name; results come in the order of the requests.
 
-    An unknown tool and arguments that do not fit its schema are results that say so. A tool that raises, or returns
+    An unknown tool, or arguments that do not fit its schema, give a result with an error message. A tool that raises, or returns
     something that is no result, gives its own call a result with ``fault`` set.
     """
     requests = list(requests)
-    results: list[ToolResult | None] = [None] * len(requests)
-    lanes: dict[Hashable, list[int]] = {}
+    results: dict[int, ToolResult] = {}  # by number of the request
+    queues: dict[Hashable, list[int]] = {}  # numbers of requests by batch key
     for i, (tools, call) in enumerate(requests):
         tool = tools.get(call.name)
         if tool is None:
             results[i] = ToolResult(f"There is no tool {call.name!r}; there are: {', '.join(tools)}.", ok=False)
-        elif problem := _misfit(tool, call.arguments):
+        elif problem := _find_problem(tool, call.arguments):
             results[i] = ToolResult(f"{call.name}: {problem}", ok=False)
         else:
-            lane = getattr(tool, "lane", None)
-            lanes.setdefault(id(tool) if lane is None else lane, []).append(i)
-    jobs = {lane: lambda where=where: _run_lane(requests, where, results) for lane, where in lanes.items()}
-    waiting = [lane for lane, where in lanes.items() if getattr(_tool(requests[where[0]]), "waits", False)]
-    threads = [Thread(target=jobs[lane], daemon=True) for lane in waiting] if len(lanes) > 1 else []
+            key = getattr(tool, "batch_key", None)
+            queues.setdefault(id(tool) if key is None else key, []).append(i)
+    io_bound = [key for key, queue in queues.items() if getattr(_tool(requests[queue[0]]), "io_bound", False)]
+    threaded = io_bound if len(queues) > 1 else []
+    threads = [Thread(target=_run_queue, args=(requests, queues[key], results), daemon=True) for key in threaded]
     for thread in threads:
         thread.start()
-    for lane, job in jobs.items():
-        if not threads or lane not in waiting:
-            job()
+    for key, queue in queues.items():
+        if key not in threaded:
+            _run_queue(requests, queue, results)
     for thread in threads:
         thread.join()
-    return results
+    return [results[i] for i in range(len(requests))]
 
 
 def _tool(request: Request) -> Tool:
@@ -79,35 +88,35 @@ def _tool(request: Request) -> Tool:
     return tools[call.name]
 
 
-def _batch_key(request: Request) -> Hashable:
-    """Calls that follow each other with the same key are one batch."""
+def _executor(request: Request) -> Hashable:
+    """What runs the call: calls in a queue that follow each other and have the same one are one batch."""
     tool = _tool(request)
     return tool.name if getattr(tool, "interchangeable", False) else id(tool)
 
 
-def _run_lane(requests: list[Request], where: list[int], results: list[ToolResult | None]) -> None:
-    for _, group in groupby(where, key=lambda i: _batch_key(requests[i])):
+def _run_queue(requests: list[Request], queue: list[int], results: dict[int, ToolResult]) -> None:
+    for _, group in groupby(queue, key=lambda i: _executor(requests[i])):
         batch = list(group)
         tool = _tool(requests[batch[0]])
-        for i, result in zip(batch, _guarded(tool, [requests[i][1].arguments for i in batch]), strict=True):
+        for i, result in zip(batch, _run_batch(tool, [requests[i][1].arguments for i in batch]), strict=True):
             results[i] = result
 
 
-def _guarded(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-    """A batch; if it fails, its calls one by one, so that only the one to blame is lost."""
+def _run_batch(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
+    """A batch; if it fails, its calls one by one, so that only the call at fault fails."""
     try:
         results = list(tool.execute_batch(arguments))
         if len(results) == len(arguments) and all(isinstance(r, ToolResult) for r in results):
-            return [_capped(result, getattr(tool, "max_output", MAX_OUTPUT)) for result in results]
+            return [_cap_output(result, getattr(tool, "max_output", MAX_OUTPUT)) for result in results]
         problem = f"returned {len(results)} results for {len(arguments)} calls, or not of type ToolResult"
-    except (Exception, SystemExit) as error:  # a tool is anybody's code
+    except (Exception, SystemExit) as error:  # a tool may raise anything
         problem = f"{type(error).__name__}: {error}"
     if len(arguments) == 1:
         return [ToolResult(f"{tool.name} failed: {problem[:500]}", ok=False, fault=True)]
-    return [result for one in arguments for result in _guarded(tool, [one])]
+    return [result for one in arguments for result in _run_batch(tool, [one])]
 
 
-def _capped(result: ToolResult, longest: int) -> ToolResult:
+def _cap_output(result: ToolResult, longest: int) -> ToolResult:
     if len(result.text) <= longest:
         return result
     text = f"{result.text[:longest]}\n[cut: {len(result.text)} characters, of which {longest} are shown]"
@@ -117,7 +126,7 @@ def _capped(result: ToolResult, longest: int) -> ToolResult:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
-def _misfit(tool: Tool, arguments: dict[str, Any]) -> str | None:
+def _find_problem(tool: Tool, arguments: dict[str, Any]) -> str | None:
     """What is wrong with the arguments, in words for the agent; None if they fit the tool's schema."""
     properties = tool.parameters.get("properties", {})
     # The commonest schema by far, strings alone, needs no validator.
@@ -142,16 +151,16 @@ def _misfit(tool: Tool, arguments: dict[str, Any]) -> str | None:
 def _validator(tool: Tool) -> Callable:
     import json
 
-    return _compiled(json.dumps(tool.parameters, sort_keys=True))
+    return _compile_schema(json.dumps(tool.parameters, sort_keys=True))
 
 
 @lru_cache(maxsize=1024)
-def _compiled(schema: str) -> Callable:
+def _compile_schema(text: str) -> Callable:
     import json
 
     import jsonschema
 
-    schema = json.loads(schema)
+    schema = json.loads(text)
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     kind.check_schema(schema)
     return kind(schema).iter_errors

@@ -41,18 +41,21 @@ class SearchTool:
             raise ValueError(f"k, max_chars and max_query must be at least 1, got {given}")
 
     @property
-    def lane(self) -> tuple:
+    def batch_key(self) -> tuple:
         """Equal for tools that would find the same: environments over one index make one batch."""
         return "search", id(self.searcher), self.k, self.max_chars, self.max_query
 
     @property
-    def waits(self) -> bool:
-        return getattr(self.searcher, "waits", False)
+    def io_bound(self) -> bool:
+        """Whether the searcher is: one that asks a server is."""
+        return getattr(self.searcher, "io_bound", False)
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
+        """One search; see `execute_batch`."""
         return self.execute_batch([arguments])[0]
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
+        """One call of the searcher for all queries; each result lists passages as ``[n] title: text``."""
         queries = [a["query"] for a in arguments]
         found = iter(self.searcher.search([q for q in queries if len(q) <= self.max_query], self.k))
         return [self._report(next(found)) if len(q) <= self.max_query else self._too_long(q) for q in queries]

@@ -67,7 +67,7 @@ def fuzz(env, steps: int, rng: random.Random) -> dict[str, float]:
         action = action[:1_000_000]
         outcome = env.step(action)
         check_step(env, action, outcome)
-        if outcome[1] > 0.5 and not outcome[4].get(env.SCORE):
+        if outcome[1] > 0.5 and not outcome[4].get(env.PRIMARY_METRIC):
             raise AssertionError(f"{action[:200]!r} earned {outcome[1]} and solved nothing: {outcome[4]}")
         counts["readable"] += outcome[4]["valid"]
         counts["largest"] = max(counts["largest"], outcome[1])

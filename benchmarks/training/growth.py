@@ -23,9 +23,9 @@ from rich.console import Console
 from rich.table import Table
 
 from agent_envs.miniwiki import vocabulary
-from agent_envs.rewards import Fact, Reward
+from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import Turn, Verdict
+from agent_envs.types import Turn, TurnOutcome
 from agent_envs.vector import ToolVectorEnv
 from trainers import grpo
 from trainers.collector import play_batch
@@ -86,7 +86,7 @@ class AnyText:
 class Talker(ToolEnv):
     """Says so many words after each turn; each copy pays something else."""
 
-    REWARD = Reward(paid=(1.0, Fact("em")))
+    REWARD = Reward(paid=(1.0, Metric("em")))
 
     def __init__(self, work: Work, words: list[str], pays: float):
         super().__init__((), instructions="", max_turns=work.turns)
@@ -95,8 +95,8 @@ class Talker(ToolEnv):
     def begin(self, options):
         return self._talk(), {}
 
-    def judge(self, turn, results, done):
-        return Verdict({"em": self.pays if done else 0.0})
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome({"em": self.pays if done else 0.0})
 
     def _observe(self, turn, results):
         return self._talk()

@@ -20,7 +20,7 @@ def start_policy(args: Args) -> Policy:
     envs = make_envs(args.env, "{}", "train", 64)
     with Progress(COLD_START + PATIENCE, description="cold start") as progress:
         policy, _ = sft.cold_start(envs, args.seed, COLD_START, lambda step, _, loss: progress.update(step, loss=loss))
-        rng, patient = random.Random(args.seed), partial(qa_scripts.hasty, patience=1.0)
+        rng, patient = random.Random(args.seed), partial(qa_scripts.early_stopping, continue_probability=1.0)
 
         def play():
             questions = rng.choices(range(len(envs.envs[0].questions)), k=sft.POOL)

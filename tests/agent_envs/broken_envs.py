@@ -9,9 +9,9 @@ from contextlib import contextmanager
 import gymnasium
 import numpy as np
 
-from agent_envs.rewards import Fact, Reward
+from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import ToolResult, Verdict
+from agent_envs.types import ToolResult, TurnOutcome
 
 _WORDS = tuple(f"word{i}" for i in range(40))
 
@@ -43,7 +43,7 @@ class Echo:
 class Digit(ToolEnv):
     """Name the digit: nothing is wrong here."""
 
-    REWARD = Reward(right=(1.0, Fact("right")))
+    REWARD = Reward(right=(1.0, Metric("right")))
 
     def __init__(self, tool=None, **common):
         super().__init__((tool or Echo(),), instructions="Name a digit.", max_turns=4, **common)
@@ -55,8 +55,8 @@ class Digit(ToolEnv):
     def question(self):
         return "Which digit?"
 
-    def judge(self, turn, results, done):
-        return Verdict({"right": float(turn.answer == self.digit)})
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome({"right": float(turn.answer == self.digit)})
 
 
 class Warns(Digit):
@@ -70,8 +70,8 @@ class Warns(Digit):
 class Infinite(Digit):
     """Pays too much, but only for a call after a call."""
 
-    def judge(self, turn, results, done):
-        return Verdict({"right": float("nan") if turn.calls and self.history.calls else 0.0})
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome({"right": float("nan") if turn.calls and self.history.calls else 0.0})
 
 
 class Adds(Digit):
@@ -85,24 +85,24 @@ class Adds(Digit):
 class PaysToolText(Digit):
     """A tool may say what it likes, and is paid for it."""
 
-    def judge(self, turn, results, done):
-        return Verdict({"right": float(any("yes" in result.text for result in results))})
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome({"right": float(any("yes" in result.text for result in results))})
 
 
 class ReadsToolText(Digit):
     """Chokes where a result is not what it expects."""
 
-    def judge(self, turn, results, done):
+    def evaluate_turn(self, turn, results, done):
         for result in results:
             assert "town" in result.text, "where is the town?"
-        return Verdict()
+        return TurnOutcome()
 
 
 class PaysGarbage(Digit):
     """A turn that cannot be read is worth something."""
 
-    def judge(self, turn, results, done):
-        return Verdict({"right": float(turn.error is not None)})
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome({"right": float(turn.error is not None)})
 
 
 class Raises(Digit):
@@ -137,15 +137,15 @@ class TooLong(Digit):
 class NumpyFlags(Digit):
     """Flags and rewards that are not plain."""
 
-    def judge(self, turn, results, done):
-        return Verdict(terminated=np.bool_(bool(turn.calls)))
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome(terminated=np.bool_(bool(turn.calls)))
 
 
 class Clock(Digit):
     """Tells the time."""
 
-    def judge(self, turn, results, done):
-        return Verdict(info={"now": time.perf_counter()})
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome(info={"now": time.perf_counter()})
 
 
 class OwnDice(Digit):
@@ -171,8 +171,8 @@ class Forgetful(Digit):
         self.secret = self.digit
         return f"It is {self.digit}.", {}
 
-    def judge(self, turn, results, done):
-        return Verdict(info={"digit": self.secret})
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome(info={"digit": self.secret})
 
     def __getstate__(self):
         return {**self.__dict__, "secret": "lost"}
@@ -197,9 +197,9 @@ class HashOrderOfMaker(Digit):
 
 
 class Counter(Echo):
-    """Keeps a count for one environment, and a lane that it shares with those of others."""
+    """Keeps a count for one environment, and a batch key that it shares with those of others."""
 
-    lane = "counter"
+    batch_key = "counter"
     interchangeable = True
 
     def __init__(self):

@@ -101,10 +101,10 @@ def test_a_turn_that_cannot_be_read_ends_it_without_pay():
 
 def test_luck_changes_the_payoff_and_not_the_arms():
     env, paid = BanditEnv(), []
-    for luck in range(200):
-        first, _ = env.reset(seed=5, options={"luck": luck})
+    for noise_seed in range(200):
+        first, _ = env.reset(seed=5, options={"noise_seed": noise_seed})
         assert first == env.reset(seed=5)[0]
-        env.reset(seed=5, options={"luck": luck})
+        env.reset(seed=5, options={"noise_seed": noise_seed})
         paid.append(env.step(answer(env.arms.risky))[1])
     assert 0.15 < np.mean(paid) < 0.35
 
@@ -147,8 +147,8 @@ def test_pickled_before_the_pull_it_pays_the_same():
 
 def test_vector_is_as_one_by_one():
     vector, alone = make_vector(num_envs=4, split="validation"), [BanditEnv(split="validation") for _ in range(4)]
-    observations, _ = vector.reset(seed=[1] * 4, options={"luck": range(4)})
-    assert list(observations) == [env.reset(seed=1, options={"luck": i})[0] for i, env in enumerate(alone)]
+    observations, _ = vector.reset(seed=[1] * 4, options={"noise_seed": range(4)})
+    assert list(observations) == [env.reset(seed=1, options={"noise_seed": i})[0] for i, env in enumerate(alone)]
     said = vector.step([answer(alone[0].arms.risky)] * 4)
     assert list(said[1]) == [env.step(answer(env.arms.risky))[1] for env in alone]
 

@@ -7,7 +7,7 @@ import pytest
 from agent_envs.context import make_context
 from agent_envs.rewards import Reward
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import Verdict
+from agent_envs.types import TurnOutcome
 
 
 def echo(text: str) -> str:
@@ -26,8 +26,8 @@ class Chat(ToolEnv):
     def begin(self, options):
         return "Hello", {}
 
-    def judge(self, turn, results, done):
-        return Verdict()
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome()
 
 
 def play(env, turns):

@@ -356,7 +356,7 @@ def test_without_answers_there_is_none(format):
     assert acting.parse(format.write(search("a"))) == search("a")
     assert_refused(acting, format.write(Turn(answer="Zug")))
     assert "nswer" not in acting.instructions()
-    with pytest.raises(ValueError, match="cannot say"):
+    with pytest.raises(ValueError, match="cannot express"):
         acting.write(Turn(answer="Zug"))
 
 

@@ -171,17 +171,17 @@ def test_slippery_ice_slips_to_the_sides_a_third_each():
 
 def test_luck_changes_the_slips_and_not_the_lake():
     env, walks = FrozenLakeEnv(), set()
-    for luck in range(12):
-        first, _ = env.reset(seed=2, options={"luck": luck})
+    for noise_seed in range(12):
+        first, _ = env.reset(seed=2, options={"noise_seed": noise_seed})
         assert first == env.reset(seed=2)[0]
-        env.reset(seed=2, options={"luck": luck})
+        env.reset(seed=2, options={"noise_seed": noise_seed})
         walks.add(env.step(say("Left", "Down", "Right"))[0])
     assert len(walks) > 1
-    said = [(env.reset(seed=2, options={"luck": 5}), env.step(say("Left", "Down", "Right"))) for _ in range(2)]
+    said = [(env.reset(seed=2, options={"noise_seed": 5}), env.step(say("Left", "Down", "Right"))) for _ in range(2)]
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("options", [{"luck": "yes"}, {"luck": True}, {"map": 1}])
+@pytest.mark.parametrize("options", [{"noise_seed": "yes"}, {"noise_seed": True}, {"map": 1}])
 def test_bad_options_are_refused(options):
     with pytest.raises(ValueError):
         FrozenLakeEnv().reset(options=options)
@@ -218,8 +218,8 @@ def test_pickled_in_the_middle_it_goes_on():
 
 def test_vector_is_as_one_by_one_and_takes_luck():
     vector, alone = make_vector(num_envs=4), [FrozenLakeEnv() for _ in range(4)]
-    observations, _ = vector.reset(seed=[9] * 4, options={"luck": list(range(4))})
-    assert list(observations) == [env.reset(seed=9, options={"luck": i})[0] for i, env in enumerate(alone)]
+    observations, _ = vector.reset(seed=[9] * 4, options={"noise_seed": list(range(4))})
+    assert list(observations) == [env.reset(seed=9, options={"noise_seed": i})[0] for i, env in enumerate(alone)]
     said = vector.step([say("Up", "Left", "Down")] * 4)
     for i, env in enumerate(alone):
         observation, reward, terminated, truncated, _ = env.step(say("Up", "Left", "Down"))

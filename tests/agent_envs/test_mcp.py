@@ -205,7 +205,7 @@ def test_a_process_has_one_connection_to_a_server(command, tools):
     envs = [Digit(tool) for tool in again]
     copies = pickle.loads(pickle.dumps(envs))
     assert {id(env.tools["add"].connection) for env in copies} == {id(tools["add"].connection)}
-    assert len({env.tools["add"].lane for env in copies}) == 1  # so that a vector makes one batch
+    assert len({env.tools["add"].batch_key for env in copies}) == 1  # so that a vector makes one batch
     assert mount(command, timeout=29.0)[0].connection is not again[0].connection
     mount(command, timeout=29.0)[0].connection.close()
 

@@ -51,10 +51,10 @@ def test_scripts_play_it_in_a_vector():
 
 def test_a_group_meets_the_same_instance_with_luck_of_its_own():
     envs = ToolVectorEnv(lambda: MixtureEnv({"AgentR1/Bandit-v0": 1, "AgentR1/Sokoban-v0": 1}), 64)
-    observations, infos = envs.reset(seed=[4] * 64, options={"luck": list(range(64))})
+    observations, infos = envs.reset(seed=[4] * 64, options={"noise_seed": list(range(64))})
     assert len(set(observations)) == 1
     if infos["task"][0] != "AgentR1/Bandit-v0":
-        observations, infos = envs.reset(seed=[5] * 64, options={"luck": list(range(64))})
+        observations, infos = envs.reset(seed=[5] * 64, options={"noise_seed": list(range(64))})
     assert len(set(observations)) == 1
     arm = envs.envs[0].format.write(next(envs.envs[0].SCRIPTS["oracle"](envs.envs[0], None)))
     rewards = envs.step([arm] * 64)[1]

@@ -83,7 +83,7 @@ def test_the_tool_says_what_happened():
 
 
 def test_tools_that_do_the_same_share_a_lane():
-    assert PythonTool().lane == PythonTool().lane != PythonTool(timeout=1.0).lane
+    assert PythonTool().batch_key == PythonTool().batch_key != PythonTool(timeout=1.0).batch_key
     assert PythonTool(backend="unsafe").execute({"code": "print(1)"}).text == "1"
 
 

@@ -39,8 +39,8 @@ def test_the_oracle_answers_everything(envs):
 
 
 def test_hasty_is_right_as_often_as_it_is_patient(envs):
-    """EM = patience ** (hops - 1); 400 tries have a standard error of 0.023."""
-    row = evaluate_script(envs, list(range(400)), scripted.hasty, "hasty")
+    """EM = continue_probability ** (hops - 1); 400 tries have a standard error of 0.023."""
+    row = evaluate_script(envs, list(range(400)), scripted.early_stopping, "early_stopping")
     assert row["em"] == pytest.approx(0.3, abs=0.07)
     assert 2 < row["turns"] < 3
 
@@ -48,14 +48,14 @@ def test_hasty_is_right_as_often_as_it_is_patient(envs):
 def test_hasty_follows_the_decomposition(envs):
     question = envs.envs[0].questions[0]
     first, second = question.decomposition
-    texts = turns_of(scripted.hasty(asks(question), random.Random(0), patience=1.0))
+    texts = turns_of(scripted.early_stopping(asks(question), random.Random(0), continue_probability=1.0))
     assert texts == [
         f"<search>{first['title']}</search>",
         f"<think>{first['question'].rstrip('?')}</think><search>{second['title']}</search>",
         f"<think>{second['question'].replace('#1', first['answer']).rstrip('?')}</think><answer>{question.answer}</answer>",
     ]
     assert second["title"] == first["answer"]
-    assert turns_of(scripted.hasty(asks(question), random.Random(0), patience=0.0)) == [
+    assert turns_of(scripted.early_stopping(asks(question), random.Random(0), continue_probability=0.0)) == [
         texts[0],
         f"<think>{first['question'].rstrip('?')}</think><answer>{first['answer']}</answer>",
     ]
@@ -67,15 +67,18 @@ def test_hasty_follows_the_decomposition(envs):
 def test_hasty_makes_do_with_gold_titles(decomposition):
     """HotpotQA and 2WikiMultihopQA have no decomposition, and MuSiQue's names no titles."""
     question = Question("1", "Q?", "a", supporting_titles=("S", "T"), decomposition=decomposition)
-    patient = turns_of(scripted.hasty(asks(question), random.Random(0), patience=1.0))
+    patient = turns_of(scripted.early_stopping(asks(question), random.Random(0), continue_probability=1.0))
     assert patient == [
         "<search>S</search>",
         "<think>S</think><search>T</search>",
         "<think>T</think><answer>a</answer>",
     ]
-    assert turns_of(scripted.hasty(asks(question), random.Random(0), 0.0))[-1] == "<think>S</think><answer>T</answer>"
+    assert (
+        turns_of(scripted.early_stopping(asks(question), random.Random(0), 0.0))[-1]
+        == "<think>S</think><answer>T</answer>"
+    )
     bare = Question("2", "Who?", "a")
-    assert turns_of(scripted.hasty(asks(bare), random.Random(0))) == [
+    assert turns_of(scripted.early_stopping(asks(bare), random.Random(0))) == [
         "<search>Who?</search>",
         "<think>Who?</think><answer>a</answer>",
     ]
@@ -84,7 +87,7 @@ def test_hasty_makes_do_with_gold_titles(decomposition):
 @pytest.mark.parametrize("type", ["comparison", "yes_no", "inference"])
 def test_a_patient_demonstrator_is_right_on_every_type(type):
     envs = make_envs("AgentR1/MiniWiki-v0", f'{{"types": ["{type}"], "questions": 60, "entities": 400}}', "train", 20)
-    patient = lambda env, rng: scripted.hasty(env, rng, patience=1.0)  # noqa: E731
+    patient = lambda env, rng: scripted.early_stopping(env, rng, continue_probability=1.0)  # noqa: E731
     assert evaluate_script(envs, list(range(60)), patient, "patient")["em"] == 1.0
 
 
@@ -131,4 +134,6 @@ def test_play_records_what_was_seen_and_done(envs):
         assert turns[0]["observation"] == envs.envs[0].questions[number].question
         assert [turn["turns"] for turn in turns] == [1, 2, 3]
         assert turns[-1]["em"] == 1.0
-    assert play_many(envs, [5], scripted.hasty, seed=4) == play_many(envs, [5], scripted.hasty, seed=4)
+    assert play_many(envs, [5], scripted.early_stopping, seed=4) == play_many(
+        envs, [5], scripted.early_stopping, seed=4
+    )

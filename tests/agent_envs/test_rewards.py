@@ -8,11 +8,11 @@ from agent_envs.rewards import (
     AtEnd,
     AtLeast,
     Discounted,
-    Fact,
     Format,
     Gain,
     Gate,
     Invalid,
+    Metric,
     Minus,
     PerTurn,
     Repeat,
@@ -22,20 +22,20 @@ from agent_envs.rewards import (
     make_reward,
 )
 from agent_envs.tasks.qa import QAEnv
-from agent_envs.types import Moment, Turn
+from agent_envs.types import Turn, TurnContext
 
 
-def moment(**changes):
+def turn_context(**changes):
     values = {
         "turn": Turn(answer="x"),
-        "facts": {},
-        "before": {},
+        "metrics": {},
+        "previous_metrics": {},
         "done": False,
         "number": 1,
-        "past": [],
+        "previous_turns": [],
         "failed": False,
     }
-    return Moment(**{**values, "repeated": False, **changes})
+    return TurnContext(**{**values, "repeated": False, **changes})
 
 
 GOOD, BAD = Turn(answer="x", thought="so"), Turn(error="?")
@@ -44,35 +44,35 @@ GOOD, BAD = Turn(answer="x", thought="so"), Turn(error="?")
 @pytest.mark.parametrize(
     ("term", "changes", "value"),
     [
-        (Fact("em"), {"facts": {"em": 0.5}}, 0.5),
-        (Fact("em"), {}, 0.0),
+        (Metric("em"), {"metrics": {"em": 0.5}}, 0.5),
+        (Metric("em"), {}, 0.0),
         (PerTurn(), {"failed": True}, 1.0),
         (Invalid(), {"failed": True}, 1.0),
         (Repeat(), {"repeated": True}, 1.0),
-        (Format(), {"done": True, "turn": GOOD, "past": [GOOD, BAD, GOOD]}, 0.75),
+        (Format(), {"done": True, "turn": GOOD, "previous_turns": [GOOD, BAD, GOOD]}, 0.75),
         (Format(), {"done": False, "turn": GOOD}, 0.0),
-        (Format(), {"done": True, "turn": BAD, "past": [GOOD]}, 0.0),
+        (Format(), {"done": True, "turn": BAD, "previous_turns": [GOOD]}, 0.0),
         (Thought(), {"turn": GOOD}, 1.0),
         (Thought(), {"turn": Turn(answer="x", thought=" ")}, 0.0),
         (Thought(), {"turn": Turn(error="?", thought="so")}, 0.0),
-        (Shaping("p"), {"facts": {"p": 0.75}, "before": {"p": 0.5}}, 0.25),
-        (Gain("p"), {"facts": {"p": 0.75}, "before": {"p": 0.5}}, 0.25),
-        (Gain("p"), {"facts": {"p": 0.75}, "before": {"p": 0.5}, "done": True}, 0.25),
+        (Shaping("p"), {"metrics": {"p": 0.75}, "previous_metrics": {"p": 0.5}}, 0.25),
+        (Gain("p"), {"metrics": {"p": 0.75}, "previous_metrics": {"p": 0.5}}, 0.25),
+        (Gain("p"), {"metrics": {"p": 0.75}, "previous_metrics": {"p": 0.5}, "done": True}, 0.25),
         (Gain("p"), {}, 0.0),
-        (Shaping("p", 0.5), {"facts": {"p": 0.75}, "before": {"p": 0.5}}, -0.125),
-        (Shaping("p"), {"facts": {"p": 1.0}, "before": {"p": 0.5}, "done": True}, -0.5),
-        (AtEnd(Fact("em")), {"facts": {"em": 1.0}}, 0.0),
-        (AtEnd(Fact("em")), {"facts": {"em": 1.0}, "done": True}, 1.0),
-        (AtLeast(Fact("f"), 0.3), {"facts": {"f": 0.3}}, 1.0),
-        (AtLeast(Fact("f"), 0.3), {"facts": {"f": 0.29}}, 0.0),
-        (Gate(Fact("f"), Invalid()), {"facts": {"f": 0.7}, "failed": True}, 0.7),
-        (Gate(Fact("f"), Invalid()), {"facts": {"f": 0.7}}, 0.0),
-        (Minus(Fact("f"), 1.0), {"facts": {"f": 0.25}}, -0.75),
-        (Discounted(Fact("f"), 0.5), {"facts": {"f": 1.0}, "number": 3}, 0.25),
+        (Shaping("p", 0.5), {"metrics": {"p": 0.75}, "previous_metrics": {"p": 0.5}}, -0.125),
+        (Shaping("p"), {"metrics": {"p": 1.0}, "previous_metrics": {"p": 0.5}, "done": True}, -0.5),
+        (AtEnd(Metric("em")), {"metrics": {"em": 1.0}}, 0.0),
+        (AtEnd(Metric("em")), {"metrics": {"em": 1.0}, "done": True}, 1.0),
+        (AtLeast(Metric("f"), 0.3), {"metrics": {"f": 0.3}}, 1.0),
+        (AtLeast(Metric("f"), 0.3), {"metrics": {"f": 0.29}}, 0.0),
+        (Gate(Metric("f"), Invalid()), {"metrics": {"f": 0.7}, "failed": True}, 0.7),
+        (Gate(Metric("f"), Invalid()), {"metrics": {"f": 0.7}}, 0.0),
+        (Minus(Metric("f"), 1.0), {"metrics": {"f": 0.25}}, -0.75),
+        (Discounted(Metric("f"), 0.5), {"metrics": {"f": 1.0}, "number": 3}, 0.25),
     ],
 )
 def test_each_term_by_hand(term, changes, value):
-    assert term(moment(**changes)) == value
+    assert term(turn_context(**changes)) == value
     assert pickle.loads(pickle.dumps(term)) == term
     assert "object at" not in str(term)
 
@@ -84,19 +84,21 @@ def test_shaping_telescopes():
         for t in range(len(potentials)):
             after = potentials[t + 1] if t + 1 < len(potentials) else 0.7
             done = t == len(potentials) - 1
-            total += gamma**t * Shaping("p", gamma)(moment(facts={"p": after}, before={"p": potentials[t]}, done=done))
+            total += gamma**t * Shaping("p", gamma)(
+                turn_context(metrics={"p": after}, previous_metrics={"p": potentials[t]}, done=done)
+            )
         assert total == pytest.approx(-potentials[0])
 
 
 def test_a_reward_is_a_weighted_sum_of_named_terms_and_prints_itself():
-    reward = Reward(answer=(2.0, AtEnd(Fact("em"))), time=(-0.1, PerTurn()), bonus=(0.0, Thought()))
-    assert reward(moment(done=True, facts={"em": 1.0})) == {"answer": 2.0, "time": -0.1}
-    assert str(reward(moment())["answer"]) == "0.0"
+    reward = Reward(answer=(2.0, AtEnd(Metric("em"))), time=(-0.1, PerTurn()), bonus=(0.0, Thought()))
+    assert reward(turn_context(done=True, metrics={"em": 1.0})) == {"answer": 2.0, "time": -0.1}
+    assert str(reward(turn_context())["answer"]) == "0.0"
     assert str(reward).splitlines() == ["answer  2     × em at the end", "time    -0.1  × 1 in every turn"]
     assert dict(pickle.loads(pickle.dumps(reward))) == dict(reward)
 
 
-def spoken(m: Moment) -> float:
+def spoken(m: TurnContext) -> float:
     return float(len(m.turn.thought or ""))
 
 
@@ -111,10 +113,10 @@ def test_weights_go_over_the_defaults():
     default = QAEnv.REWARD
     assert make_reward(None, default) is default
     asked = make_reward({"f1": 1, "answer": 0, "gamma": 0.5}, default)
-    assert (asked["f1"], asked["answer"][0]) == ((1.0, AtEnd(Fact("f1"))), 0.0)
+    assert (asked["f1"], asked["answer"][0]) == ((1.0, AtEnd(Metric("f1"))), 0.0)
     assert asked["progress"] == (0.3, Shaping("support_recall", 0.5)) and default["progress"][1].gamma == 1.0
     assert dict(make_reward({"preset": "search_r1", "progress": 0.2}, default, QAEnv.PRESETS)) == {
-        "answer": (1.0, AtEnd(Fact("em"))),
+        "answer": (1.0, AtEnd(Metric("em"))),
         "progress": (0.2, Shaping("support_recall")),
     }
     own = Reward(x=(1.0, PerTurn()))

@@ -4,9 +4,9 @@ import gymnasium
 import pytest
 from gymnasium.utils.env_checker import check_env
 
-from agent_envs.rewards import Fact, Reward
+from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import ToolResult, Verdict
+from agent_envs.types import ToolResult, TurnOutcome
 
 
 class Echo:
@@ -24,7 +24,7 @@ class Echo:
 
 
 class GuessNumber(ToolEnv):
-    REWARD = Reward(right=(1.0, Fact("right")))
+    REWARD = Reward(right=(1.0, Metric("right")))
 
     def begin(self, options):
         if options:
@@ -32,8 +32,8 @@ class GuessNumber(ToolEnv):
         self.number = str(self.np_random.integers(10))
         return "Which digit?", {}
 
-    def judge(self, turn, results, done):
-        return Verdict({"right": float(turn.answer == self.number)}, {"echoed": [r.text for r in results]})
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome({"right": float(turn.answer == self.number)}, {"echoed": [r.text for r in results]})
 
 
 @pytest.fixture

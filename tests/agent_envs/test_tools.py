@@ -228,7 +228,7 @@ def test_calls_that_share_a_lane_run_in_order():
         account[0] *= 2
         return account[0]
 
-    tools = {"add": FunctionTool(add, lane="a"), "double": FunctionTool(double, lane="a")}
+    tools = {"add": FunctionTool(add, batch_key="a"), "double": FunctionTool(double, batch_key="a")}
     calls = [ToolCall("add", {"n": 3}), ToolCall("double", {}), ToolCall("add", {"n": 1}), ToolCall("double", {})]
     assert [r.data for r in run_calls([(tools, call) for call in calls])] == [3, 6, 7, 14]
     assert run_calls([]) == []
@@ -248,11 +248,11 @@ def test_deeply_nested_arguments_are_an_answer_not_a_crash():
 
 
 class Cart:
-    """Two environments that call their lane by the same word."""
+    """Two environments whose tools have the same batch key."""
 
     def __init__(self):
         self.items = []
-        self.tools = {"add": FunctionTool(self.add, lane="cart")}
+        self.tools = {"add": FunctionTool(self.add, batch_key="cart")}
 
     def add(self, item: str) -> str:
         """puts something in."""
@@ -275,9 +275,9 @@ def test_a_lane_may_be_any_value():
         time.sleep(0.02 * (3 - n))
         order.append(n)
 
-    for lane in (0, "", "x"):
+    for key in (0, "", "x"):
         order.clear()
-        tools = {str(n): FunctionTool(note, name=f"note{n}", timeout=5, lane=lane) for n in range(3)}
+        tools = {str(n): FunctionTool(note, name=f"note{n}", timeout=5, batch_key=key) for n in range(3)}
         run_calls([(tools, ToolCall(str(n), {"n": n})) for n in range(3)])
         assert order == [0, 1, 2]
 
@@ -364,5 +364,5 @@ def test_partial_functions_and_callable_objects_are_tools():
 
 def test_a_search_waits_where_its_searcher_is_a_server():
     server = CachedSearcher(RemoteSearcher("http://127.0.0.1:9"))
-    assert SearchTool(server).waits and SearchTool(RemoteSearcher("http://127.0.0.1:9")).waits
-    assert not SearchTool(retrieval_index.build([Passage("1", "Rome", "Rome is a city.")])).waits
+    assert SearchTool(server).io_bound and SearchTool(RemoteSearcher("http://127.0.0.1:9")).io_bound
+    assert not SearchTool(retrieval_index.build([Passage("1", "Rome", "Rome is a city.")])).io_bound

@@ -12,7 +12,7 @@ from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
-from agent_envs.types import Verdict
+from agent_envs.types import TurnOutcome
 from agent_envs.vector import ToolVectorEnv
 
 ID = "AgentR1/MiniWiki-v0"
@@ -277,8 +277,8 @@ class Account(ToolEnv):
     """Tools of one environment work on one account, in order; those of others have nothing to do with it."""
 
     def __init__(self, timeout=None):
-        lane = object()
-        tools = [FunctionTool(f, lane=lane, timeout=timeout) for f in (self.add, self.double)]
+        key = object()
+        tools = [FunctionTool(f, batch_key=key, timeout=timeout) for f in (self.add, self.double)]
         super().__init__(tools, instructions="Save.", answers=False)
 
     def add(self, amount: int) -> int:
@@ -295,8 +295,8 @@ class Account(ToolEnv):
         self.balance = int(self.np_random.integers(100))
         return f"You have {self.balance}.", {}
 
-    def judge(self, turn, results, done):
-        return Verdict(info={"balances": [result.data for result in results], "big": self.balance << 60})
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome(info={"balances": [result.data for result in results], "big": self.balance << 60})
 
 
 @pytest.mark.parametrize("timeout", [None, 30.0], ids=["in turn", "waiting beside each other"])

@@ -6,10 +6,10 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from agent_envs.rewards import Fact, Reward
+from agent_envs.rewards import Metric, Reward
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import Turn, Verdict
+from agent_envs.types import Turn, TurnOutcome
 from agent_envs.vector import ToolVectorEnv
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models import tiny
@@ -93,7 +93,7 @@ class Raw:
 class Reciter(ToolEnv):
     """Says its texts one after the other, whatever the agent says; pays ``rewards`` turn by turn; is truncated."""
 
-    REWARD = Reward(paid=(1.0, Fact("paid")))
+    REWARD = Reward(paid=(1.0, Metric("paid")))
 
     def __init__(self, texts: list[str], rewards: list[float]):
         super().__init__((), instructions="Say something.", max_turns=len(texts))
@@ -102,8 +102,8 @@ class Reciter(ToolEnv):
     def begin(self, options):
         return self.texts[0], {}
 
-    def judge(self, turn, results, done):
-        return Verdict({"paid": self.rewards[len(self.history.turns)], "em": 0.0})
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome({"paid": self.rewards[len(self.history.turns)], "em": 0.0})
 
     def _observe(self, turn, results):
         following = len(self.history.turns) + 1

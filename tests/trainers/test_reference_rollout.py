@@ -184,7 +184,7 @@ def test_attempts_at_one_instance_have_chances_of_their_own(policy):
     envs, by_hand = (make_envs("AgentR1/Bandit-v0", "{}", "train", 16) for _ in range(2))
     said, expected = [], []
     for i, env in enumerate(by_hand.envs):
-        env.reset(seed=i // 8, options={"luck": i % 8})
+        env.reset(seed=i // 8, options={"noise_seed": i % 8})
         said.append([env.format.write(Turn(answer=env.arms.risky))])
         expected.append(env.step(said[-1][0])[1])
     episodes = play_episodes(envs, policy, said, seeds=[0, 1], group_size=8)

@@ -62,7 +62,7 @@ def test_other_turns_go_on_while_tools_wait(playing, recite, monkeypatch):
     envs = recite([["a", "b", "c"], ["d", "e"], ["f", "g", "h"]])
     expected = rollout(envs, policy, engine, seeds=[0] * 3, max_new_tokens=5, temperature=0)
     for env in envs.envs:
-        env.tools = {"slow": SimpleNamespace(waits=True)}
+        env.tools = {"slow": SimpleNamespace(io_bound=True)}
     went_on, finished, step = threading.Event(), engine.finished, envs.step
 
     def noted():

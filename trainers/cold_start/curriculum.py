@@ -1,7 +1,7 @@
 """The cold start: a tiny policy made from nothing learns the tools by imitation (supervised fine-tuning).
 
 It is shown how to copy, how to find a fact in an article, and how a *hasty* searcher goes about questions, who stops
-too early most of the time (`agent_envs.tasks.qa_scripts.hasty`). So it ends up knowing the tools but not the task, as a
+too early most of the time (`agent_envs.tasks.qa_scripts.early_stopping`). So it ends up knowing the tools but not the task, as a
 pretrained model does; what to look for and when to stop is left for reinforcement learning. Worlds are freshly made and
 from the training split: held-out worlds share no entity with anything seen here. In tasks without a corpus it imitates
 an agent that fumbles in a quarter of its episodes (`trainers.cold_start.demonstrations.fumbling`).
@@ -120,7 +120,7 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     questions; or, without a corpus, what is read and written in episodes of both splits: a word that only the held-out
     one uses has a token then, as in any pretrained tokenizer, and no meaning."""
     numbers = [str(n) for n in (*range(1000), *range(1850, 2020))] + [f"1,{n}00" for n in range(10)]
-    if not hasattr(envs.envs[0], "questions"):
+    if envs.envs[0].questions is None:
         yield " ".join(numbers)
         for split in ("train", "validation"):
             own = {**envs.spec.kwargs, "split": split, "num_envs": envs.num_envs}
@@ -156,7 +156,7 @@ def _batches(
         "episodes": lambda: episodes(policy, envs, rng, patience),
     }
     batches = {name: cut(lessons_of, rng) for name, lessons_of in make.items()}
-    for share, names in CURRICULUM if hasattr(envs.envs[0], "questions") else OTHER_TASKS:
+    for share, names in CURRICULUM if envs.envs[0].questions is not None else OTHER_TASKS:
         for _ in range(int(share * steps) + 1):
             name = rng.choice(names)
             yield name, next(batches[name])
@@ -165,12 +165,12 @@ def _batches(
 def episodes(policy: Policy, envs: ToolVectorEnv, rng: random.Random, patience: float = PATIENCE) -> list[Sequence]:
     """POOL whole episodes to imitate: of a hasty searcher, in a fresh world where there is one to make, or of an agent
     that fumbles in a quarter of them."""
-    if not hasattr(envs.envs[0], "questions"):
+    if envs.envs[0].questions is None:
         numbers = [rng.getrandbits(31) for _ in range(POOL)]
         return lessons.demonstrations(envs, policy, numbers, lessons.fumbling, rng.getrandbits(32))
     stage = fresh_envs(envs, rng) if envs.envs[0].task.name == "miniwiki" else envs
     pool = range(len(stage.envs[0].questions))
-    hasty = partial(qa_scripts.hasty, patience=patience)
+    hasty = partial(qa_scripts.early_stopping, continue_probability=patience)
     return lessons.demonstrations(stage, policy, rng.choices(pool, k=POOL), hasty, rng.getrandbits(32))
 
 
@@ -203,11 +203,11 @@ def cut(make: Callable[[], list[Sequence]], rng: random.Random) -> Iterator[list
 def _cache_folder(envs: ToolVectorEnv, seed: int, steps: int, patience: float = PATIENCE) -> Path:
     """Named by what the result depends on: the lessons and how they are taught, the environment, seed and steps."""
     code = "".join(inspect.getsource(module) for module in (sys.modules[__name__], tiny, lessons, qa_scripts))
-    asks = hasattr(envs.envs[0], "questions")
+    asks = envs.envs[0].questions is not None
     # Demonstrations are imitated whatever they are paid; those in MiniWiki are played in environments of their own.
     without = {"rewards"} | ({"num_envs"} if asks and envs.envs[0].task.name == "miniwiki" else set())
     kwargs = json.dumps({n: v for n, v in envs.spec.kwargs.items() if n not in without}, sort_keys=True, default=str)
-    played = play_many(envs, list(range(8)), qa_scripts.hasty if asks else lessons.fumbling)
+    played = play_many(envs, list(range(8)), qa_scripts.early_stopping if asks else lessons.fumbling)
     played = repr([(turn["observation"], turn["action"]) for turns in played for turn in turns])
     what = f"{code}{envs.spec.id}{kwargs}{evaluate.source_of(envs)}{played}{POOL}{seed}{steps}{patience}"
     root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"

@@ -40,7 +40,7 @@ class Checked:
 
 def asks(envs: Sequence[ToolEnv]) -> bool:
     """Whether there are questions, one task's, to search for."""
-    return len(envs) == 1 and hasattr(envs[0], "questions")
+    return len(envs) == 1 and envs[0].questions is not None
 
 
 def check(recipe: Recipe) -> Checked:
@@ -65,7 +65,7 @@ def check(recipe: Recipe) -> Checked:
             continue
         if task.env == MIXTURE:
             make_envs(task.env, json.dumps(task.env_kwargs), split, 1)
-        asked = {(env.task.name, q.id) for env in made if hasattr(env, "questions") for q in env.questions}
+        asked = {(env.task.name, q.id) for env in made if env.questions is not None for q in env.questions}
         if split == "train":
             train |= asked
         elif shared := asked & train:

@@ -38,7 +38,7 @@ def evaluated(
             common = (envs, policy, TransformersEngine(policy, envs.envs[0].stop), numbers, max_new_tokens, title)
             naive = title == BASELINES["naive-rag"]
             row = evaluate.evaluate_naive_rag(*common) if naive else evaluate.evaluate_policy(*common)[0]
-            measure = envs.envs[0].SCORE
+            measure = envs.envs[0].PRIMARY_METRIC
             known[key] = finite(row | {"source": evaluate.source_of(envs), "measure": measure, "score": row[measure]})
             folder.mkdir(parents=True, exist_ok=True)
             staging = kept.with_suffix(f".{os.getpid()}.staging")  # runs on other GPUs may be at it too

@@ -81,7 +81,7 @@ class Run:
             count = args.questions_per_update // distributed.world_size() * args.group_size
             self.envs = setup.make_envs(args.env, args.env_kwargs, "train", count)
             self.held_out = setup.make_envs(args.env, args.env_kwargs, "validation", 64)
-            self.score = self.held_out.envs[0].SCORE
+            self.score = self.held_out.envs[0].PRIMARY_METRIC
             setup.check_splits(self.envs, self.held_out)
             check_formats(self.envs)
             self._start_policy()
@@ -206,7 +206,7 @@ class Run:
         training (greedy, then sampled as in training) and the task's scripted agent."""
         held_out, args, policy = self.held_out, self.args, self.collector.policy
         questions, rows = evaluate.instances(held_out, args.final_questions), []
-        if hasattr(held_out.envs[0], "questions"):
+        if held_out.envs[0].questions is not None:
             rows.append(evaluate.evaluate_naive_rag(held_out, policy, self.engine, questions, args.max_new_tokens))
         rows.append(self.evaluate(args.final_questions, BEFORE)[0])
         rows.append(self.evaluate(args.final_questions, BEFORE_SAMPLED, args.temperature)[0])

@@ -66,8 +66,9 @@ def check_world_size(args: TrainArgs) -> None:
 
 def check_splits(envs: ToolVectorEnv, held_out: ToolVectorEnv) -> None:
     """Raise a ValueError where held-out questions are training questions too."""
-    if not hasattr(envs.envs[0], "questions"):
+    ours, theirs = envs.envs[0].questions, held_out.envs[0].questions
+    if ours is None or theirs is None:
         return  # made from seeds; the environment keeps its splits apart
-    train = {question.id for question in envs.envs[0].questions}
-    if shared := sum(question.id in train for question in held_out.envs[0].questions):
+    train = {question.id for question in ours}
+    if shared := sum(question.id in train for question in theirs):
         raise ValueError(f"{shared} held-out questions are training questions too: give data with a split of each")
