@@ -8,8 +8,15 @@
 Importing the package registers the environments; ``gymnasium.make("agent_envs:AgentR1/HotpotQA-v0")`` does both.
 """
 
+from importlib import metadata
+
 from agent_envs.registration import IDS, register_all
+
+try:
+    __version__ = metadata.version("agent-r1-envs")
+except metadata.PackageNotFoundError:  # a checkout that is not installed
+    __version__ = "0+unknown"
 
 register_all()
 
-__all__ = ["IDS"]
+__all__ = ["IDS", "__version__"]

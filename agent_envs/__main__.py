@@ -1,7 +1,9 @@
 """The environments from the command line: ``python -m agent_envs list|describe|play|check|baselines``."""
 
 import json
+import os
 import re
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -70,7 +72,11 @@ class Baselines:
     """A JSON file for the rows."""
 
 
-def main(command: List | Describe | Play | Check | Baselines) -> None:
+def main() -> None:
+    """Run the command that the command line gives; also the entry point of ``agent-envs``."""
+    command = tyro.cli(List | Describe | Play | Check | Baselines, prog="python -m agent_envs")
+    if os.getcwd() not in sys.path:  # as with `python -m`: my_module:Mine/Task-v0 finds a module beside the user
+        sys.path.insert(0, os.getcwd())
     import agent_envs
 
     if isinstance(command, List):
@@ -198,4 +204,4 @@ def _baselines(command: Baselines, kwargs: dict[str, Any]) -> None:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(List | Describe | Play | Check | Baselines))
+    main()

@@ -1,0 +1,98 @@
+"""What is installed: versions, types, console scripts, the package page, and links that lead somewhere."""
+
+import re
+import runpy
+import subprocess
+import sys
+import time
+import tomllib
+from importlib import import_module, metadata, util
+from pathlib import Path
+
+import pytest
+
+from trainers.__main__ import COMMANDS, main
+
+ROOT = Path(__file__).resolve().parents[1]
+PROJECT = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+PACKAGES = ("retrieval_index", "agent_envs", "trainers")
+LINK = re.compile(r"\]\(([^)\s]+)\)|(?:src|href)=\"([^\"]+)\"")  # of Markdown, or of HTML inside it
+PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md")])
+
+
+def links(path: Path) -> list[str]:
+    """Targets of all links and pictures outside of code."""
+    text = re.sub(r"```.*?```|`[^`\n]*`", "", path.read_text(encoding="utf-8"), flags=re.DOTALL)
+    return [markdown or html for markdown, html in LINK.findall(text)]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_each_package_has_the_version_and_says_that_it_is_typed(package):
+    assert import_module(package).__version__ == metadata.version(PROJECT["project"]["name"])
+    assert (ROOT / package / "py.typed").is_file()
+
+
+def test_data_files_are_in_the_wheel():
+    patterns = PROJECT["tool"]["setuptools"]["package-data"]
+    for package in PACKAGES:
+        folder = ROOT / package
+        installed = {path for pattern in patterns["*"] for path in folder.glob(pattern)}
+        installed |= {path for pattern in patterns.get(package, []) for path in folder.glob(pattern)}
+        files = {path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
+        assert {path for path in files if path.suffix != ".py"} == installed
+
+
+@pytest.mark.parametrize("script", PROJECT["project"]["scripts"])
+def test_console_scripts_lead_to_a_function(script):
+    module, function = PROJECT["project"]["scripts"][script].split(":")
+    assert callable(getattr(import_module(module), function))
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_of_the_trainer_is_a_file(command):
+    assert util.find_spec(f"trainers.{command}")
+
+
+def test_help_lists_the_commands_and_imports_nothing_for_it():
+    code = "import sys; from trainers.__main__ import main; main(); print(*sys.modules, file=sys.stderr)"
+    started = time.perf_counter()
+    run = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert time.perf_counter() - started < 5  # a tenth of it on an idle machine
+    assert all(re.search(rf"^  {command} +\S.*\w", run.stdout, re.MULTILINE) for command in COMMANDS)
+    assert not {"torch", "transformers", "numpy", "tyro"} & set(run.stderr.split())
+
+
+def test_an_unknown_command_is_one_line_and_exit_code_2(monkeypatch, capsys):
+    monkeypatch.setattr(sys, "argv", ["agent-r1-train", "gpro"])
+    with pytest.raises(SystemExit) as stopped:
+        main()
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "gpro" in said and "grpo" in said and said.count("\n") == 1
+
+
+def test_a_command_is_run_as_a_module_with_what_follows_its_name(monkeypatch, tmp_path):
+    def run_module(name, run_name, alter_sys):
+        seen.update(name=name, run_name=run_name, alter_sys=alter_sys, argv=list(sys.argv), path=list(sys.path))
+
+    seen: dict = {}
+    monkeypatch.setattr(runpy, "run_module", run_module)
+    monkeypatch.setattr(sys, "argv", ["/usr/bin/agent-r1-train", "grpo", "--updates", "3"])
+    monkeypatch.setattr(sys, "path", [path for path in sys.path if path])
+    monkeypatch.chdir(tmp_path)
+    main()
+    assert seen["name"] == "trainers.grpo" and seen["run_name"] == "__main__" and seen["alter_sys"]
+    assert seen["argv"] == ["agent-r1-train grpo", "--updates", "3"]
+    assert str(tmp_path) in seen["path"]  # a module beside the user can hold the environment
+
+
+def test_the_package_page_stands_alone():
+    page = ROOT / PROJECT["project"]["readme"]
+    assert links(page) and all(link.startswith("https://") for link in links(page))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.relative_to(ROOT).as_posix())
+def test_relative_links_lead_to_files(page):
+    for link in links(page):
+        file = link.partition("#")[0]
+        assert not file or "://" in link or (page.parent / file).exists(), link
