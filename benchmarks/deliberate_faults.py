@@ -47,7 +47,8 @@ class Args:
 
 
 GRPO, ROLL = "trainers/grpo.py", "trainers/rollout.py"
-OBJECTIVE, OPTIMIZE, PPO = "trainers/algorithms/objective.py", "trainers/algorithms/optimize.py", "trainers/ppo.py"
+PPO, PREPARATION, LOSSES = "trainers/ppo.py", "trainers/preparation.py", "trainers/algorithms/losses.py"
+COLLECTOR, KL = "trainers/collector.py", "trainers/algorithms/kl_penalty.py"
 FAULTS = [
     # -- what is played
     Fault(
@@ -60,19 +61,19 @@ FAULTS = [
         new="list(seeds or questions) * group_size",
     ),
     Fault(
-        name="groups-mixed-in-batch", file="trainers/collector.py", within="batch_of",
+        name="groups-mixed-in-batch", file=COLLECTOR, within="batch_of",
         old="trajectory.group = i // args.group_size", new="trajectory.group = i % args.questions_per_update",
     ),
     Fault(
-        name="rollout-at-temperature-1", file="trainers/collector.py", within="batch_of",
+        name="rollout-at-temperature-1", file=COLLECTOR, within="batch_of",
         old="temperature=args.temperature", new="temperature=1.0",
     ),
     Fault(
-        name="turns-of-any-length", file="trainers/collector.py", within="batch_of",
+        name="turns-of-any-length", file=COLLECTOR, within="batch_of",
         old="max_new_tokens=args.max_new_tokens", new="max_new_tokens=2 * args.max_new_tokens",
     ),
     Fault(
-        name="one-question-in-all-updates", file="trainers/collector.py", within="batch_of",
+        name="one-question-in-all-updates", file=COLLECTOR, within="batch_of",
         old="default_rng([args.seed, number])", new="default_rng([args.seed, 0])",
     ),
     Fault(
@@ -100,86 +101,102 @@ FAULTS = [
         old='elif "context" in infos and infos["_context"][i]:', new="elif False:",
     ),
     Fault(
-        name="one-luck-for-a-group", file=ROLL, within="chances",
+        name="one-noise-seed-for-a-group", file=ROLL, within="chances",
         old="[i % group_size for i in range(envs.num_envs)]", new="[0 for i in range(envs.num_envs)]",
     ),
     # -- how it is learned from
     Fault(
-        name="loss-at-temperature-1", file=OBJECTIVE,
+        name="loss-at-temperature-1", file=GRPO,
         old="policy.logprobs(part, args.temperature, entropy_gradient", new="policy.logprobs(part, 1.0, entropy_gradient",
     ),
     Fault(
-        name="importance-at-temperature-1", file=OBJECTIVE, within="tis",
-        old="policy.logprobs(part, args.temperature)[0]", new="policy.logprobs(part)[0]",
+        name="importance-at-temperature-1", file=PREPARATION, within="tis",
+        old="own = compute_logprobs(policy, batch, args.temperature,", new="own = compute_logprobs(policy, batch, 1.0,",
     ),
     Fault(
-        name="reference-at-temperature-1", file="trainers/algorithms/kl.py", within="k3",
-        old="self._reference.logprobs(p, args.temperature)", new="self._reference.logprobs(p, 1.0)",
+        name="reference-at-temperature-1", file=KL, within="k3",
+        old="compute_logprobs(self._reference, batch, args.temperature,", new="compute_logprobs(self._reference, batch, 1.0,",
     ),
     Fault(
-        name="no-shuffling", file=OPTIMIZE,
-        old="rng.permutation(len(batch.ids))", new="np.arange(len(batch.ids))",
+        name="no-shuffling", file=PREPARATION, old="rng.permutation(size)", new="np.arange(size)",
     ),
-    Fault(name="epochs-ignored", file=OPTIMIZE, old="range(args.epochs)", new="range(1)"),
-    Fault(name="minibatches-ignored", file=OPTIMIZE, old="min(args.minibatches, len(order))", new="1"),
-    Fault(name="beta2-of-.999", file=OPTIMIZE, old="betas=(0.9, 0.95)", new="betas=(0.9, 0.999)"),
-    Fault(name="weight-decay-of-.1", file=OPTIMIZE, old="weight_decay=0.0", new="weight_decay=0.1"),
-    Fault(name="gradients-not-clipped", file=OPTIMIZE, old="args.max_grad_norm)", new="1e9)"),
+    Fault(name="epochs-ignored", file=PREPARATION, old="range(args.epochs)", new="range(1)"),
+    Fault(name="minibatches-ignored", file=PREPARATION, old="min(args.minibatches, size)", new="1"),
+    Fault(name="beta2-of-.999", file=GRPO, old="betas=(0.9, 0.95)", new="betas=(0.9, 0.999)"),
+    Fault(name="weight-decay-of-.1", file=GRPO, old="weight_decay=0.0", new="weight_decay=0.1"),
+    Fault(name="gradients-not-clipped", file=GRPO, old="args.max_grad_norm)", new="1e9)"),
     Fault(
-        name="gradients-not-zeroed", file=OPTIMIZE,
-        old="            optimizer.zero_grad()\n", new="",
+        name="gradients-not-zeroed", file=GRPO,
+        old="        optimizer.zero_grad()\n", new="",
     ),
     Fault(
-        name="normalizer-without-failed-rows", file=OPTIMIZE,
+        name="normalizer-without-failed-rows", file=GRPO,
         old="int(batch.mask[rows].sum())", new="int(batch.mask[rows[used[rows]]].sum())",
     ),
     Fault(
-        name="normalizer-of-the-whole-batch", file=OPTIMIZE,
+        name="normalizer-of-the-whole-batch", file=GRPO,
         old="int(batch.mask[rows].sum())", new="int(batch.mask.sum())",
     ),
     Fault(
-        name="mean-over-sequences-ignored", file=OBJECTIVE, within="paper",
-        old='aggregate if args.normalize == "tokens" else sequence_mean', new="aggregate",
+        name="mean-over-sequences-ignored", file=LOSSES, within="paper",
+        old='aggregate if normalize == "tokens" else sequence_mean', new="aggregate",
     ),
     Fault(
-        name="failed-episodes-count", file=OPTIMIZE,
-        old="[not t.failed for t in trajectories]", new="[True for t in trajectories]",
+        name="failed-episodes-count", file=PREPARATION,
+        old="valid=torch.tensor([not t.failed for t in trajectories]", new="valid=torch.tensor([True for t in trajectories]",
     ),
     Fault(
-        name="failed-episodes-have-entropy", file=OPTIMIZE, within="entropy",
+        name="failed-episodes-have-entropy", file=GRPO, within="entropy",
         old="used = episodes.valid[batch.trajectory]", new="used = torch.ones_like(episodes.valid)[batch.trajectory]",
     ),
     Fault(
-        name="clip-high-ignored", file=OBJECTIVE, within="higher or plain_loop",
-        old="part.logprobs, advantages, args.clip_low, args.clip_high)",
-        new="part.logprobs, advantages, args.clip_low, args.clip_low)",
+        name="clip-high-ignored", file=GRPO, within="higher or plain_loop",
+        old="clip = args.clip_low, args.clip_high", new="clip = args.clip_low, args.clip_low",
     ),
     Fault(
-        name="entropy-punished", file=OBJECTIVE, within="entropy",
+        name="entropy-punished", file=GRPO, within="entropy",
         old="loss - args.entropy_coef * entropy", new="loss + args.entropy_coef * entropy",
     ),
     Fault(
-        name="importance-weights-ignored", file=OBJECTIVE, within="tis",
-        old='loss = loss * part.extra["weights"]', new="pass",
+        name="importance-weights-ignored", file=GRPO, within="tis",
+        old="loss = loss * part.importance_weights", new="pass",
     ),
     Fault(
-        name="kl-to-the-current-policy", file=OPTIMIZE, within="k3",
-        old="KLPenalty(reference_of(policy), args)", new="KLPenalty(policy, args)",
+        name="kl-to-the-current-policy", file=KL, within="k3",
+        old="self._args, self._kl = reference_of(policy), args", new="self._args, self._kl = policy, args",
     ),
     Fault(
-        name="ppo-kl-to-the-current-policy", file=PPO, within="ppo and k3",
-        old="KLPenalty(reference_of(policy), args)", new="KLPenalty(policy, args)",
+        name="kl-made-anew-in-each-update", file=GRPO, within="k3",
+        old="            trajectories = run.collect(step)",
+        new="            kl = KLPenalty(policy, args) if kl else None\n            trajectories = run.collect(step)",
+    ),
+    Fault(name="ppo-gradients-not-clipped", file=PPO, within="ppo", old="args.max_grad_norm)", new="1e9)"),
+    Fault(
+        name="ppo-gradients-not-zeroed", file=PPO, within="ppo",
+        old="        optimizer.zero_grad()\n", new="",
     ),
     Fault(
-        name="kl-not-steered", file=OPTIMIZE, within="target",
-        old="        penalty.steer()\n", new="        pass\n",
+        name="ppo-normalizer-of-the-whole-batch", file=PPO, within="ppo",
+        old="int(batch.mask[rows].sum())", new="int(batch.mask.sum())",
     ),
     Fault(
-        name="k1-not-in-the-return", file=OPTIMIZE, within="k1",
-        old="returns = rewards.sum(1).tolist()", new="pass",
+        name="ppo-kl-not-passed-on", file=PPO, within="ppo and k3",
+        old="policy_loss(args, policy, kl, part, normalizer)", new="policy_loss(args, policy, None, part, normalizer)",
     ),
     Fault(
-        name="k2-for-k3", file="trainers/algorithms/kl.py", within="k3",
+        name="unfiltered", file=GRPO, within="mixed",
+        old="    trajectories, metrics = select_episodes(trajectories, args)", new="    metrics = {}",
+    ),
+    Fault(
+        name="kl-not-steered", file=GRPO, within="target",
+        old="        kl.adapt()\n", new="        pass\n",
+    ),
+    Fault(
+        name="k1-not-in-the-return", file=PREPARATION, within="k1",
+        old="rewards.sum(1) if returns_of_rewards else returns", new="returns",
+    ),
+    Fault(
+        name="k2-for-k3", file=KL, within="k3",
         old='{"k2": kl_k2, "k3": kl_k3}', new='{"k2": kl_k2, "k3": kl_k2}',
     ),
     Fault(
@@ -243,11 +260,11 @@ FAULTS = [
     ),
     Fault(
         name="value-clip-around-the-current-value", file=PPO, within="ppo and clip",
-        old='value_loss(values, part.extra["values"], part', new="value_loss(values, values.detach(), part",
+        old="value_loss(values, part.values, part", new="value_loss(values, values.detach(), part",
     ),
     Fault(
         name="value-clip-ignored", file=PPO, within="ppo and clip",
-        old='part.extra["targets"], args.value_clip)', new='part.extra["targets"], 1e9)',
+        old="part.value_targets, args.value_clip)", new="part.value_targets, 1e9)",
     ),
     Fault(
         name="value-coef-ignored", file=PPO, within="ppo and shared",
@@ -265,11 +282,11 @@ FAULTS = [
     ),
     Fault(
         name="turn-lambda-ignored", file=PPO, within="ppo and level",
-        old="args.turn_gamma, args.turn_lam, valid", new="args.turn_gamma, 1.0, valid",
+        old="args.turn_gamma, args.turn_lam\n", new="args.turn_gamma, 1.0\n",
     ),
     Fault(
         name="bi-level-ignored", file=PPO, within="ppo and level",
-        old="    if args.bi_level:\n        advantages", new="    if False:\n        advantages",
+        old="    if args.bi_level:\n        gammas", new="    if False:\n        gammas",
     ),
 ]  # fmt: skip
 

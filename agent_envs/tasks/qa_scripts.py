@@ -2,15 +2,19 @@
 
 import random
 import re
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 from agent_envs.data.question import Question
 from agent_envs.play import Script
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, Turn
 
-if TYPE_CHECKING:
-    from agent_envs.tasks.qa import QAEnv
+
+class HasQuestion(Protocol):
+    """An environment in an episode about a question, such as `agent_envs.tasks.qa.QAEnv`."""
+
+    question: Question
+
 
 # What may answer a question with these words in it; names for all others.
 _CANDIDATES = {
@@ -29,18 +33,18 @@ def search(query: str, thought: str | None = None) -> Turn:
     return Turn(calls=(ToolCall("search", {"query": query.strip()}),), thought=thought)
 
 
-def oracle(env: "QAEnv", rng: random.Random) -> Script:
+def oracle(env: HasQuestion, rng: random.Random) -> Script:
     """Searches for each gold title and gives the gold answer: the ceiling that the index and the turn budget set."""
     for title in env.question.supporting_titles:
         yield search(title)
     yield Turn(answer=env.question.answer.strip())
 
 
-def early_stopping(env: "QAEnv", rng: random.Random, continue_probability: float = 0.3) -> Script:
+def early_stopping(env: HasQuestion, rng: random.Random, continue_probability: float = 0.3) -> Script:
     """Knows how to search, read and think aloud, but not when to stop.
 
-    After each article it names the fact that it looked up. Then, with probability ``continue_probability``, it follows that fact
-    with a search; else it answers right away, mostly too early. Imitating it teaches the tools and not the task: its
+    After each article it names the fact that it looked up. Then, with probability ``continue_probability``, it follows
+    that fact with a search; else it answers right away, mostly too early. Imitating it teaches the tools and not the task: its
     own exact match on questions of n hops is ``continue_probability ** (n - 1)``.
     """
     hops = _hops(env.question)
