@@ -57,8 +57,7 @@ FAULTS = [
     ),
     Fault(
         name="questions-mixed-in-rollout", file=ROLL, within="group",
-        old="[value for value in (seeds or questions) for _ in range(group_size)]",
-        new="list(seeds or questions) * group_size",
+        old="[value for value in asked for _ in range(group_size)]", new="asked * group_size",
     ),
     Fault(
         name="groups-mixed-in-batch", file=COLLECTOR, within="batch_of",

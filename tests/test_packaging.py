@@ -37,7 +37,9 @@ def test_data_files_are_in_the_wheel():
     for package in PACKAGES:
         folder = ROOT / package
         installed = {path for pattern in patterns["*"] for path in folder.glob(pattern)}
-        installed |= {path for pattern in patterns.get(package, []) for path in folder.glob(pattern)}
+        for name in (name for name in patterns if name == package or name.startswith(f"{package}.")):
+            within = ROOT / name.replace(".", "/")
+            installed |= {path for pattern in patterns[name] for path in within.glob(pattern)}
         files = {path for path in folder.rglob("*") if path.is_file() and "__pycache__" not in path.parts}
         assert {path for path in files if path.suffix != ".py"} == installed
 

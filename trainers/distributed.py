@@ -97,7 +97,7 @@ def broadcast(value: T) -> T:
     """What the first process says."""
     if world_size() == 1:
         return value
-    values = [value if not rank() else None]
+    values = [value]
     distributed.broadcast_object_list(values)
     return values[0]
 

@@ -25,7 +25,7 @@ from trainers.trajectory import Batch, PackedEpisodes, Step, Trajectory, collate
 
 Metrics = dict[str, float]
 
-GROUP_FILTERS = {
+GROUP_FILTERS: dict[str, Callable[..., torch.Tensor]] = {
     "mixed": group_filters.mixed_groups,
     "uncertain": group_filters.most_uncertain,
     "signal": group_filters.most_signal,
@@ -141,7 +141,7 @@ def correct_for_sampler(batch: Batch, policy: Policy, args: TrainArgs) -> tuple[
     if args.importance == "sequence":
         weights = importance.sequence_masked_importance(own, batch.logprobs, batch.mask)
     else:
-        weigh = {"tis": importance.truncated_importance, "icepop": importance.masked_importance}[args.importance]
+        weigh = importance.truncated_importance if args.importance == "tis" else importance.masked_importance
         weights = weigh(own, batch.logprobs)
     return replace(batch, logprobs=own, sampler_logprobs=batch.logprobs, importance_weights=weights), metrics
 

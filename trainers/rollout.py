@@ -41,7 +41,7 @@ def rollout(
     """
     engine.reset()
     observations, infos = _start(envs, seeds, questions, group_size)
-    count = len(seeds if seeds is not None else questions) * group_size
+    count = len(seeds or questions or ()) * group_size
     trajectories = [Trajectory(group=i // group_size) for i in range(count)]
     instructions = infos["instructions"]
     contexts = {i: policy.prompt_ids(instructions[i], observations[i]) for i in range(count)}
@@ -131,11 +131,12 @@ def _start(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | 
     if (seeds is None) == (questions is None):
         raise ValueError("give either seeds or questions")
     check_formats(envs)
-    groups = len(seeds if seeds is not None else questions)
+    asked = seeds or questions or []
+    groups = len(asked)
     if groups * group_size > envs.num_envs:
         raise ValueError(f"{groups} groups of {group_size} do not fit in {envs.num_envs} environments")
     count = groups * group_size
-    spread = [value for value in (seeds or questions) for _ in range(group_size)]
+    spread = [value for value in asked for _ in range(group_size)]
     if seeds is None:
         return begin(envs, spread)
     options: dict[str, Any] = {"reset_mask": np.arange(envs.num_envs) < count}

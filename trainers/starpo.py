@@ -17,8 +17,9 @@ RAGEN's own configuration also has an entropy bonus: --entropy-coef .001.
 
 import sys
 from pathlib import Path
+from typing import Any
 
-_CHANGES = {
+_CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     "starpo": ("Plain StarPO", {"kl_coef": 0.001, "clip_high": 0.2}),
     "starpo-s": ("Stabilised: uncertain prompts, no KL, clip-higher", {"filter": "uncertain"}),
     "ragen-2": ("Prompts that hold 90 % of the signal", {"filter": "signal"}),

@@ -6,7 +6,7 @@ advantage, a KL or an entropy off a sequence multiplies by that mask.
 
 from collections.abc import Callable, Hashable
 from collections.abc import Sequence as SequenceOf
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 import torch
@@ -137,7 +137,7 @@ class Batch:
 
     def _map(self, function: Callable[[torch.Tensor], torch.Tensor]) -> "Batch":
         tensors = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Batch(**{name: None if tensor is None else function(tensor) for name, tensor in tensors.items()})
+        return replace(self, **{name: function(tensor) for name, tensor in tensors.items() if tensor is not None})
 
 
 @dataclass(slots=True, kw_only=True)

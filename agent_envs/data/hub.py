@@ -52,7 +52,7 @@ def _try_download(name: str, split: str, cache: Path) -> str:
     """Why there is no download, or nothing: remembered, or each environment of a process would wait for it again."""
     entry = CATALOG[name]
     try:
-        import datasets  # type: ignore[import-untyped]  # the package has no type information
+        import datasets  # the package has no type information
 
         revision = _reachable_revision(entry.repository)
         theirs = entry.held_out if split == "validation" else split

@@ -60,7 +60,7 @@ class TextWorldGame:
         self.score = points / most if points and most else float(self.won)
 
     def _load(self, path: str) -> None:
-        import textworld  # type: ignore[import-not-found,import-untyped]  # optional
+        import textworld  # optional
 
         before, self._path = self._path, None  # stays so if this fails
         is_pddl = path.endswith(".tw-pddl")
@@ -78,7 +78,7 @@ class TextWorldGame:
 
 def _alfred_names():
     # Optional, and without types.
-    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler  # type: ignore[import-not-found,import-untyped]
+    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
 
     return AlfredDemangler  # "Mug_bar__plus_01_dot_00" becomes "mug 1"
 

@@ -65,7 +65,7 @@ def _server(num_products: int | None, human_goals: bool):
 
 
 def _make_env(**arguments: Any):
-    from web_agent_site.envs import WebAgentTextEnv  # type: ignore[import-not-found]  # WebShop's own, seldom installed
+    from web_agent_site.envs import WebAgentTextEnv  # WebShop's own, seldom installed
 
     with _private_random_state(), contextlib.redirect_stdout(sys.stderr):
         return WebAgentTextEnv(observation_mode="text", **arguments)

@@ -9,7 +9,6 @@ from pathlib import Path
 
 import pytest
 import torch
-from trainers.runs.start import check_shares
 from two_processes import CASES, RUN, learn, make_episodes
 
 from trainers import distributed, ppo
@@ -17,6 +16,7 @@ from trainers.models import micro_batches as passes
 from trainers.models.loading import load_policy
 from trainers.runs import checkpoint
 from trainers.runs.logger import read_metrics
+from trainers.runs.setup import check_world_size
 from trainers.trajectory import collate
 
 
@@ -97,10 +97,10 @@ def test_every_row_is_passed_once_by_one_process(ranks, monkeypatch):
 def test_processes_play_whole_groups(monkeypatch):
     monkeypatch.setattr(distributed, "world_size", lambda: 3)
     with pytest.raises(ValueError, match="multiple of the number of processes, 3"):
-        check_shares(replace(RUN, questions_per_update=4))
-    check_shares(replace(RUN, questions_per_update=6))
+        check_world_size(replace(RUN, questions_per_update=4))
+    check_world_size(replace(RUN, questions_per_update=6))
     with pytest.raises(ValueError, match="share_layers"):
-        check_shares(replace(RUN, questions_per_update=6, share_layers=True))
+        check_world_size(replace(RUN, questions_per_update=6, share_layers=True))
 
 
 def test_one_process_is_given_back_what_it_gives():

@@ -2,12 +2,12 @@ import pytest
 import torch
 
 from trainers.algorithms.importance import (
-    adaptive_kl_coef,
     masked_importance,
-    overlong_penalty,
     sequence_masked_importance,
     truncated_importance,
 )
+from trainers.algorithms.kl_penalty import adaptive_kl_coef
+from trainers.algorithms.overlong import overlong_penalty
 
 
 def test_token_corrections_by_hand():

@@ -11,7 +11,7 @@ from trainers.models import logits
 from trainers.models import prefix_trees as prefixes
 from trainers.models.critic import Critic
 from trainers.models.hidden_states import tree_attention
-from trainers.models.micro_batches import map_parts, micro_batches
+from trainers.models.micro_batches import map_parts, split_rows
 from trainers.models.prefix_trees import joined, trees_of
 from trainers.trajectory import Sequence, Step, Trajectory, collate, collate_sequences
 
@@ -129,7 +129,7 @@ def episodes():
 @pytest.mark.parametrize("max_tokens", [1, 7, 14, 22, 1000])
 def test_micro_batches_hold_every_row_once_within_the_limit(max_tokens):
     batch = collate(episodes(), pad_id=0)
-    parts = micro_batches(batch, max_tokens)
+    parts = [batch[rows] for rows in split_rows(batch, max_tokens)]
     for part in parts:
         trees = trees_of(part)
         assert (part.ids if trees is None else trees.ids).numel() <= max_tokens or len(part.ids) == 1

@@ -52,7 +52,7 @@ def parse(defaults: T, description: str | None, command: str, words: Sequence[st
             _fail(program, f"{old} is now called {RENAMED[old]}")
     form = _build_form(defaults)
     text = (description or "").replace("``", "")
-    given = tyro.cli(form, prog=program, description=text, args=words, config=(tyro.conf.OmitArgPrefixes,))
+    given: Any = tyro.cli(form, prog=program, description=text, args=words, config=(tyro.conf.OmitArgPrefixes,))
     groups = [getattr(given, group.name) for group in fields(given)]
     values = {argument.name: getattr(group, argument.name) for group in groups for argument in fields(group)}
     try:
@@ -90,9 +90,10 @@ def _build_form(defaults: Any) -> type:
 def _read_help(owner: type) -> dict[str, str]:
     """By name, the docstrings under the fields of a class, each in one line."""
     (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    body = definition.body  # type: ignore[attr-defined]
-    return {
-        statement.target.id: " ".join(inspect.cleandoc(text.value.value).split()).replace("``", "")
-        for statement, text in itertools.pairwise(body)
-        if isinstance(statement, ast.AnnAssign) and isinstance(text, ast.Expr)
-    }
+    found = {}
+    for statement, following in itertools.pairwise(definition.body):  # type: ignore[attr-defined]
+        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
+            continue
+        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
+            found[statement.target.id] = " ".join(str(following.value.value).split())
+    return found

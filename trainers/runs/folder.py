@@ -94,6 +94,7 @@ def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, 
 def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
     """Load the latest checkpoint into the policy and what is trained with it; returns the updates it has had."""
     folder = checkpoint.latest(run)
+    assert folder is not None, f"{run} has no checkpoint"  # choose_folder has looked
     step, _ = checkpoint.load_state(folder, optimizers, modules)
     if adapters.is_adapted(policy.model):
         adapters.load_weights(policy.model, folder)

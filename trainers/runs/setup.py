@@ -23,7 +23,12 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
         raise ValueError(f"the environment arguments must be a JSON object, got {kwargs!r}")
     if taken := {"split", "num_envs"} & set(arguments):
         raise ValueError(f"{sorted(taken)} cannot be among the environment arguments: the command sets them itself")
-    return gymnasium.make_vec(id, num_envs=num_envs, split=split, **arguments)
+    envs = gymnasium.make_vec(id, num_envs=num_envs, split=split, **arguments)
+    if not isinstance(envs, ToolVectorEnv):
+        raise ValueError(
+            f"{id} has no vector of tool environments: register it with agent_envs.vector.vector_entry_point"
+        )
+    return envs
 
 
 def make_engine(
