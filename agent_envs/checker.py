@@ -13,7 +13,7 @@ import subprocess
 import sys
 import warnings
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 import gymnasium
 from gymnasium.utils.env_checker import check_env
@@ -80,7 +80,7 @@ def transcript(env: ToolEnv, steps: int, seed: int, sampled: bool = True) -> str
 
 
 def _phrases(env: ToolEnv) -> tuple[str, ...]:
-    return cast(AnyText, env.action_space).phrases
+    return env.action_space.phrases
 
 
 def _random_play(env: ToolEnv, steps: int, seed: int, rng: random.Random, sampled: bool):

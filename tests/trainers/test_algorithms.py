@@ -14,9 +14,10 @@ from trainers import compare as benchmark
 from trainers import gigpo, grpo, ppo, reinforce, rloo, starpo
 from trainers.algorithms.collapse_monitor import mutual_information
 from trainers.models.loading import load_policy
-from trainers.runs import checkpoint, run
+from trainers.runs import checkpoint
 from trainers.runs.logger import Progress, read_metrics
 from trainers.runs.monitoring import Watch, informed, learned, measured
+from trainers.runs.run import episode_metrics
 from trainers.trajectory import Step, Trajectory
 
 SMALL = {"entities": 60, "questions": 20, "max_turns": 2}
@@ -241,7 +242,7 @@ def test_arguments_that_make_no_sense(letters, tmp_path, module, wrong):
 def test_failed_episodes_are_counted():
     episodes = [Trajectory(steps=[Step(prompt=[1], tokens=[2], logprobs=[0.0])], info={"em": 0.0}) for _ in range(4)]
     episodes[1].failed = True
-    assert run.episode_metrics(episodes, "em")["train/failed"] == 0.25
+    assert episode_metrics(episodes, "em")["train/failed"] == 0.25
 
 
 def test_unknown_arguments_are_refused():
