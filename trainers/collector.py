@@ -34,7 +34,7 @@ class Batch:
 def play(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Batch:
     """The batch of update ``number``, with the same questions in every run of a seed."""
     timing, rng = Timing(), np.random.default_rng([args.seed, number])
-    policy.fed.clear()
+    engine.processed.clear()
     distributed.reseed(args.seed, number)
 
     def some() -> list[Trajectory]:
@@ -51,9 +51,13 @@ def play(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, n
     played = some()
     seen = measured(envs, played)  # before a refill, whose questions are chosen
     played, episodes, of_refill = refilled(played, some, args)
-    fed = {f"tokens/fed_{phase}": float(tokens) for phase, tokens in policy.fed.items() if phase != "steps"}
-    fed |= {"train/decode_steps": float(policy.fed["steps"])} if "steps" in policy.fed else {}
-    return Batch(played=played, episodes=episodes, rng=rng, metrics=seen | of_refill | timing.taken() | fed)
+    names = {
+        "prefill": "tokens/processed_prefill",
+        "decode": "tokens/processed_decode",
+        "decode_steps": "train/decode_steps",
+    }
+    processed = {names[phase]: float(count) for phase, count in engine.processed.items()}
+    return Batch(played=played, episodes=episodes, rng=rng, metrics=seen | of_refill | timing.taken() | processed)
 
 
 class Batches:
@@ -72,7 +76,7 @@ class Batches:
         self._following: Future[Batch] | None = None
         if args.ahead:
             self.policy = copy.copy(policy)
-            self.policy.model, self.policy.fed = copy.deepcopy(policy.model), policy.fed.copy()
+            self.policy.model = copy.deepcopy(policy.model)
         self._pool = ThreadPoolExecutor(1)
 
     def next(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Batch:

@@ -30,7 +30,7 @@ from trainers.algorithms.objective import policy_loss, total
 from trainers.algorithms.optimize import PolicyArgs, adamw, episodes_of, gradient_steps
 from trainers.algorithms.selection import selected
 from trainers.models.critic import Critic
-from trainers.models.lora import reference_of, trained_parameters
+from trainers.models.lora import make_reference, trainable_parameters
 from trainers.models.mask_ablation import unmasked
 from trainers.models.policy import Policy
 from trainers.runs.training import Learner, train
@@ -131,10 +131,10 @@ def update(
 
 def start(args: Args, policy: Policy) -> Learner:
     critic = Critic(policy, args.share_layers)
-    penalty = KLPenalty(reference_of(policy), args) if args.kl_coef else None
+    penalty = KLPenalty(make_reference(policy), args) if args.kl_coef else None
     groups = [
-        {"params": trained_parameters(policy.model), "lr": args.lr},
-        {"params": trained_parameters(critic), "lr": args.critic_lr},
+        {"params": trainable_parameters(policy.model), "lr": args.lr},
+        {"params": trainable_parameters(critic), "lr": args.critic_lr},
     ]
     optimizer = adamw(groups, policy)
     step = partial(update, policy, critic, penalty, optimizer, args)

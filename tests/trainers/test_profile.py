@@ -34,7 +34,7 @@ def test_a_runs_phases_add_up(run, capsys):
     assert sum(phase["seconds"] for phase in phases.values()) == pytest.approx(whole, rel=0.01)
     assert phases["decode"]["tokens"] == sum(line["tokens/action"] for line in lines) / 2
     assert phases["prefill"]["flops"] == pytest.approx(
-        2 * result["weights"] * phases["prefill"]["fed"] / phases["prefill"]["seconds"]
+        2 * result["weights"] * phases["prefill"]["processed"] / phases["prefill"]["seconds"]
     )
     assert min(result["limits"].values()) > 1e7
     assert (

@@ -5,7 +5,7 @@ import torch
 from trainers.algorithms import importance as penalties
 from trainers.algorithms.kl import KLPenalty
 from trainers.algorithms.losses import aggregate, cispo_loss, clipped_policy_loss, gspo_loss, kl_k3, sequence_mean
-from trainers.engines.mismatch import mismatch
+from trainers.engines.mismatch import measure_mismatch
 from trainers.models.micro_batches import by_parts
 from trainers.models.policy import Policy
 from trainers.runs.arguments import PolicyArgs
@@ -74,7 +74,7 @@ def corrected(batch: Batch, policy: Policy, args: PolicyArgs) -> tuple[Batch, di
     if args.importance == "none" and args.engine == "transformers":
         return batch, {}
     own = by_parts(lambda part: policy.logprobs(part, args.temperature)[0], batch, args.max_tokens_per_micro_batch)
-    metrics = mismatch(own, batch.logprobs, batch.mask)
+    metrics = measure_mismatch(own, batch.logprobs, batch.mask)
     if args.importance == "none":
         return batch, metrics
     if args.importance == "sequence":

@@ -17,7 +17,7 @@ from trainers.algorithms.kl import KLPenalty
 from trainers.algorithms.objective import corrected, policy_loss
 from trainers.algorithms.selection import selected
 from trainers.distributed import added, ranks
-from trainers.models.lora import reference_of, trained_parameters
+from trainers.models.lora import make_reference, trainable_parameters
 from trainers.models.mask_ablation import unmasked
 from trainers.models.micro_batches import own_parts
 from trainers.models.policy import Policy
@@ -172,7 +172,7 @@ def adamw(groups: list[dict], policy: Policy) -> torch.optim.AdamW:
 
 def policy_learner(args: PolicyArgs, advantages: Advantages, policy: Policy) -> Learner:
     """A method that has nothing but a policy: AdamW on the surrogate, with these advantages."""
-    penalty = KLPenalty(reference_of(policy), args) if args.kl_coef else None
-    optimizer = adamw([{"params": trained_parameters(policy.model), "lr": args.lr}], policy)
+    penalty = KLPenalty(make_reference(policy), args) if args.kl_coef else None
+    optimizer = adamw([{"params": trainable_parameters(policy.model), "lr": args.lr}], policy)
     step = partial(update, policy, penalty, optimizer, args, advantages)
     return Learner(update=step, optimizers=[optimizer], modules={"kl": penalty} if args.kl_target else {})

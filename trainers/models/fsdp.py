@@ -18,7 +18,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainers.distributed import rank, ranks
-from trainers.models.lora import trainable_copy
+from trainers.models.lora import copy_trainable
 from trainers.models.policy import Policy
 
 
@@ -38,8 +38,8 @@ def started(start: Callable, policy: Policy):
     if ranks() == 1:
         return start(policy)
     trained = copy.copy(policy)
-    trained.trees = policy.trees  # tried while the model is whole
-    trained.model = trainable_copy(policy.model, policy.model)
+    trained.tree_attention = policy.tree_attention  # tried while the model is whole
+    trained.model = copy_trainable(policy.model, policy.model)
     learner = start(trained)
     root = _Root(trained.model)
     _shard([root, *(m for m in learner.modules.values() if list(m.parameters()))], learner.optimizers)

@@ -6,14 +6,14 @@ from dataclasses import replace
 import torch
 
 from trainers import distributed
-from trainers.models.prefix_trees import joined, rows_of
+from trainers.models.prefix_trees import group_by_prefix, strip_padding
 from trainers.trajectory import Batch
 
 
 def micro_batches(batch: Batch, max_tokens: int) -> list[Batch]:
     """Rows that begin alike side by side (`prefix_trees`), the longest first, cut so that no part, padding included, has
     more than ``max_tokens`` tokens (one row alone may exceed it). Every row is in exactly one part."""
-    trees = sorted(joined(rows_of(batch), max_tokens), key=lambda tree: -tree[1])
+    trees = sorted(group_by_prefix(strip_padding(batch), max_tokens), key=lambda tree: -tree[1])
     parts: list[list[int]] = []
     widest = count = 0
     for tree, size in trees:

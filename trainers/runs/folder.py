@@ -92,8 +92,8 @@ def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
     """Load the latest checkpoint into the policy and what is trained with it; returns the updates it has had."""
     folder = checkpoint.latest(run)
     step, _ = checkpoint.load_state(folder, optimizers, modules)
-    if adapters.is_adapted(policy.model):
-        adapters.load_weights(policy.model, folder)
+    if adapters.has_lora(policy.model):
+        adapters.load_lora_weights(policy.model, folder)
         return step
     policy.model.load_state_dict(load_policy(folder, "cpu").model.state_dict())
     return step

@@ -40,8 +40,8 @@ def make_engine(
         from trainers.engines.vllm_engine import VLLMEngine
 
         return VLLMEngine(policy, stop, vllm_kv_gib)
-    from trainers.engines.vllm_client import VLLMServer
+    from trainers.engines.vllm_client import VLLMClient
 
     if len(vllm_url) != distributed.ranks():
         raise ValueError(f"vllm_url must name {distributed.ranks()} servers, one for each process, got {vllm_url}")
-    return VLLMServer(policy, stop, vllm_url[distributed.rank()])
+    return VLLMClient(policy, stop, vllm_url[distributed.rank()])

@@ -14,6 +14,7 @@ from trainers import distributed, evaluate
 from trainers.collector import Batches
 from trainers.engines.engine import Engine
 from trainers.models.fsdp import started
+from trainers.models.hidden_states import ForwardTokenMeter
 from trainers.models.policy import Policy
 from trainers.runs import folder as runs
 from trainers.runs.arguments import TrainArgs
@@ -127,11 +128,12 @@ def one_update(
     """Episodes and what is learned from them; update ``number`` draws the same questions in every run of a seed."""
     begin = time.monotonic()
     batch = batches.next(envs, engine, number)
-    policy.fed["update"] = 0
+    meter = ForwardTokenMeter(policy.model.base_model)
+    meter.start()
     seen = informed(policy, batch.episodes, args)
     metrics = episode_metrics(batch.played, score) | learner.update(batch.episodes, batch.rng) | batch.metrics
     seconds = time.monotonic() - begin
-    metrics |= {"time/update": seconds - metrics["time/rollout"], "tokens/fed_update": float(policy.fed["update"])}
+    metrics |= {"time/update": seconds - metrics["time/rollout"], "tokens/processed_update": float(meter.stop())}
     metrics |= {"tokens/per_second": metrics["tokens/all"] / seconds, "episodes": float(len(batch.played))}
     return metrics | seen | learned(metrics)
 

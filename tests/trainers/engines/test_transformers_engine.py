@@ -96,7 +96,7 @@ def test_greedy_turns_on_a_kept_cache_are_those_of_generate(make_policy):
 
 @pytest.mark.parametrize("new_tokens", [1, 5])
 def test_asking_again_gives_the_same_answer(make_policy, new_tokens):
-    """A prompt that is all in the cache already has no new ids to feed; it must not be answered from thin air."""
+    """A prompt that is all in the cache already has no new ids to run; it must not be answered from thin air."""
     policy = make_policy("bytes")
     engine = TransformersEngine(policy, ())
     prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
@@ -107,7 +107,7 @@ def test_asking_again_gives_the_same_answer(make_policy, new_tokens):
 
 
 class Speaker(torch.nn.Module):
-    """Says ``script`` byte for byte, by position alone; ids that were fed at a wrong position give another text."""
+    """Says ``script`` byte for byte, by position alone; ids at a wrong position give another text."""
 
     def __init__(self, policy: Policy, script: dict[int, int], stutter: int):
         super().__init__()
@@ -239,7 +239,7 @@ def test_padding_does_not_count_in_the_window(make_policy):
     """Rows of different lengths get new ids of different lengths, and one that is closed fills the window."""
     policy = make_policy("bytes", 3)
     engine = TransformersEngine(policy, ())
-    engine._forward._window = 64
+    engine._runner._window = 64
     seen = {0: [5] * 3 + [7] * 40, 1: [6] * 10}
     done = generate(engine, seen, 4, 0.0)
     longer = {0: seen[0] + done[0].tokens + [9] * 2, 1: seen[1] + done[1].tokens + [8] * 30}
@@ -248,7 +248,7 @@ def test_padding_does_not_count_in_the_window(make_policy):
     assert [c.tokens for c in together.values()] == [c.tokens for c in alone.values()]
     generate(
         engine, {0: longer[0] + [3] * 11}, 5, 0.0
-    )  # 60 ids and five that are sampled, the last of which is not fed
+    )  # 60 ids and five that are sampled, the last of which is not run
     more = longer[1] + alone[1].tokens + [4] * 3
     assert generate(engine, {1: more}, 4, 0.0)[1].tokens == by_transformers(policy, more, 4)
     with pytest.raises(ValueError, match="outgrow the model's attention window of 64"):
