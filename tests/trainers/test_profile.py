@@ -44,6 +44,11 @@ def test_a_runs_phases_add_up(run, capsys):
     assert phases["decode"]["bytes"] == phases["decode"]["steps"] * 4 * sum(profile.weights_of(folder))
 
 
+def test_metrics_of_earlier_versions_are_read():
+    found = profile.phases([{"tokens/fed_prefill": 3.0, "tokens/fed_update": 5.0}, {"tokens/fed_prefill": 5.0}])
+    assert (found["prefill"]["processed"], found["update"]["processed"]) == (4.0, 2.5)
+
+
 def test_weights_that_multiply_each_token(make_policy, tmp_path):
     for tied in (False, True):
         model = make_policy("bytes").model

@@ -14,6 +14,7 @@ from trainers.engines.kv_cache import KVCache
 
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RMSNorm
 
 MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
 LINEAR_LAYERS = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
@@ -87,7 +88,8 @@ def forward(
         shape = (*ids.shape, -1, attention.head_dim)
         q, k, v = (weights(p, h).view(shape) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
         if hasattr(attention, "q_norm"):
-            q, k = _norm(attention.q_norm, q), _norm(attention.k_norm, k)
+            qwen3 = cast("Qwen3Attention", attention)
+            q, k = _norm(qwen3.q_norm, q), _norm(qwen3.k_norm, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q = q * cos + q.roll(half, -1) * sin
         k = k * cos + k.roll(half, -1) * sin
@@ -108,7 +110,7 @@ def forward(
     return _norm(backbone.norm, x)
 
 
-def _norm(module: "LlamaRMSNorm", x: torch.Tensor) -> torch.Tensor:
+def _norm(module: "LlamaRMSNorm | Qwen3RMSNorm", x: torch.Tensor) -> torch.Tensor:
     return rms_norm(x, x.shape[-1:], module.weight, module.variance_epsilon)
 
 

@@ -49,7 +49,7 @@ class VLLMEngine:
         self._is_complete, self._end_ids = StopChecker(policy, stop), sorted(policy.end_ids)
         self._request_numbers = itertools.count()
         self._open: dict[str, tuple[int, Completion]] = {}  # by request
-        # vLLM seeds the process it starts in; whoever trains has done so already.
+        # vLLM seeds the process that it starts in, which the trainer has seeded already.
         with torch.random.fork_rng(), _hide_module("llvmlite.binding.ffi"):
             self._engine = self._start(policy, kv_gib)
         self._sync_weights = WeightSync(policy.model, self._load)

@@ -31,7 +31,7 @@ class Critic(torch.nn.Module):
 
     def forward(self, batch: Batch) -> torch.Tensor:
         """V_t, float [B, T], from everything before token t; zero where the mask is 0."""
-        backbone = self._policy[0].model.base_model if self._policy else self.backbone
+        backbone = self._policy[0].model.base_model if self.backbone is None else self.backbone
         hidden, node_index = compute_hidden_states(backbone, batch, self.dtype, self.tree_attention)
         values = torch.nn.functional.pad(self.head(hidden).squeeze(-1)[node_index[:, :-1]], (1, 0))
         return torch.where(batch.mask, values, 0.0)

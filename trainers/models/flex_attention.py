@@ -46,7 +46,9 @@ def pack_trees(trees: PrefixTrees) -> tuple[dict[str, Any], torch.Tensor]:
 
 @cache
 def _attention_function(device: str) -> Callable[..., Any]:
-    return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=True)
+    if device == "cpu":
+        return flex_attention
+    return torch.compile(flex_attention, dynamic=True)
 
 
 @cache

@@ -78,7 +78,8 @@ class ForwardTokenMeter:
     """Counts the tokens that go through a model without its head, padding included; not those of the engines, which
     count for themselves.
 
-    A model that shares these layers, as a critic may, counts too; a copy of the model does not.
+    A model that shares these layers, as a critic may, counts too; a copy of the model does not. So do the trial passes of
+    `choose_tree_attention`, unless they are over before it starts.
     """
 
     def __init__(self, backbone: torch.nn.Module):

@@ -86,7 +86,7 @@ def load_policy(
         lora.add_lora(model, lora_rank, lora_alpha)
     if dtype == "bfloat16":
         round_frozen(model)
-    model = model.to(device)
+    model = model.to(device)  # type: ignore[arg-type]  # transformers wraps the method without its self
     set_matmul_precision(model, dtype)
     return Policy(model, tokenizer, getattr(torch, dtype))
 

@@ -128,6 +128,7 @@ def one_update(
     """Episodes and what is learned from them; update ``number`` draws the same questions in every run of a seed."""
     begin = time.monotonic()
     batch = batches.next(envs, engine, number)
+    _ = policy.tree_attention  # found by trial passes at its first use, which are not to be counted
     meter = ForwardTokenMeter(policy.model.base_model)
     meter.start()
     seen = informed(policy, batch.episodes, args)

@@ -11,9 +11,10 @@ from trainers import evaluate, grpo
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
-from trainers.models.hidden_states import recompute_activations, round_frozen
+from trainers.models.hidden_states import ForwardTokenMeter, recompute_activations, round_frozen
 from trainers.models.lora import add_lora, make_reference, trainable_parameters
 from trainers.models.policy import Policy
+from trainers.models.prefix_trees import build_trees
 from trainers.rollout import rollout
 from trainers.runs.logger import read_metrics
 from trainers.trajectory import collate
@@ -114,6 +115,25 @@ def test_a_model_that_cannot_recompute_is_refused(make_policy, monkeypatch):
     monkeypatch.setattr(type(model), "supports_gradient_checkpointing", False)
     with pytest.raises(ValueError, match="checkpointing"):
         recompute_activations(model)
+
+
+def test_tokens_of_forward_passes_are_counted(make_policy, batch):
+    policy = make_policy("bytes")
+    recompute_activations(policy.model)  # what is recomputed is not counted twice
+    nodes = build_trees(batch).ids.numel()
+    policy.logprobs(batch)
+    meter = ForwardTokenMeter(policy.model.base_model)
+    meter.start()
+    policy.logprobs(batch)[0].sum().backward()
+    with torch.no_grad():
+        policy.logprobs(batch)
+        Critic(policy)(batch)  # a copy
+    policy.model.base_model(batch.ids)
+    assert meter.stop() == 2 * nodes + batch.ids.numel()
+    policy.logprobs(batch)
+    assert meter.stop() == 2 * nodes + batch.ids.numel()
+    meter.start()
+    assert meter.stop() == 0
 
 
 @pytest.fixture(scope="module")
