@@ -8,7 +8,8 @@ import torch
 from transformers import GenerationConfig
 
 from benchmarks.race import Pace
-from trainers.engines import transformers_engine as engines
+from trainers.engines.engine import generate as generate_turns
+from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
 
 if TYPE_CHECKING:
@@ -20,9 +21,9 @@ def engine(args: "Args", start: Path, prompts: list[list[int]], pace: Pace) -> d
     torch.manual_seed(args.seed)
     policy = load_policy(start, "cpu")
     policy.end_ids = set()  # nothing ends a turn but its length: all make as many tokens
-    ours = engines.TransformersEngine(policy, ())
+    ours = TransformersEngine(policy, ())
     return _decode(
-        lambda: [c.tokens for c in engines.generate(ours, dict(enumerate(prompts)), args.decode_tokens, 1.0).values()],
+        lambda: [c.tokens for c in generate_turns(ours, dict(enumerate(prompts)), args.decode_tokens, 1.0).values()],
         args, pace, ours.reset,
     )  # fmt: skip
 
