@@ -157,8 +157,8 @@ def decoding(args: Args, policy: Searcher, count: int, limit: dict[str, float]) 
     length = args.turns * args.max_new_tokens
     prompts = {key: rng.integers(len(policy.tokenizer), size=length).tolist() for key in range(count)}
     engine, seconds = TransformersEngine(policy, ()), []
-    model_runner.KEPT_FRACTION = 1.0  # nothing learns beside it: what graphs were recorded over may stay
-    for _ in range(3):  # on a GPU a size's second step is recorded, which is over by the third time
+    model_runner.KEPT_FRACTION = 1.0  # nothing learns beside it: what graphs read may stay
+    for _ in range(3):  # on a GPU a size's second step is captured, which is over by the third time
         engine.reset()
         engine.submit(prompts, args.max_new_tokens, 1.0)
         begin = now(args)

@@ -75,11 +75,11 @@ def compute_hidden_states(
 
 
 class ForwardTokenMeter:
-    """Counts the tokens that go through a model without its head, padding included; not those of the engines, which
-    count for themselves.
+    """Counts the tokens that go through a model without its head, padding included, from `start` to `stop`.
 
-    A model that shares these layers, as a critic may, counts too; a copy of the model does not. So do the trial passes of
-    `choose_tree_attention`, unless they are over before it starts.
+    Every forward pass of these layers counts: that of a critic that shares them, of an engine that runs them by the
+    library, and the trial passes of `choose_tree_attention` at the first use of `Policy.tree_attention`. Start it after
+    those that should not. Passes of copies, and what gradient checkpointing recomputes, do not count.
     """
 
     def __init__(self, backbone: torch.nn.Module):
