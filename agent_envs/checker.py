@@ -19,7 +19,6 @@ import gymnasium
 from gymnasium.utils.env_checker import check_env
 
 from agent_envs.fuzz import make_hostile_turn
-from agent_envs.spaces import AnyText
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import run_calls
 from agent_envs.vector import ToolVectorEnv

@@ -162,7 +162,7 @@ FAULTS = [
     ),
     Fault(
         name="kl-to-the-current-policy", file=KL, within="k3",
-        old="self._args, self._kl = reference_of(policy), args", new="self._args, self._kl = policy, args",
+        old="self._args, self._kl = make_reference(policy), args", new="self._args, self._kl = policy, args",
     ),
     Fault(
         name="kl-made-anew-in-each-update", file=GRPO, within="k3",

@@ -19,6 +19,12 @@ from trainers.runs.monitoring import measured
 from trainers.runs.timing import Timing
 from trainers.trajectory import Trajectory
 
+PROCESSED = {  # counts of the engine: names of metrics
+    "prefill": "tokens/processed_prefill",
+    "decode": "tokens/processed_decode",
+    "decode_steps": "train/decode_steps",
+}
+
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
@@ -40,7 +46,7 @@ class Collected:
 def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
     """The episodes of update ``number``, with the same questions in every run of a seed."""
     timing, rng = Timing(), np.random.default_rng([args.seed, number])
-    policy.fed.clear()
+    engine.processed.clear()
     distributed.reseed(args.seed, number)
 
     def play() -> list[Trajectory]:
@@ -57,9 +63,9 @@ def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Eng
     played = play()
     statistics = measured(envs, played)  # before a refill, whose questions are chosen
     played, episodes, metrics = refill_groups(played, play, args)
-    fed = {f"tokens/fed_{phase}": float(tokens) for phase, tokens in policy.fed.items() if phase != "steps"}
-    fed |= {"train/decode_steps": float(policy.fed["steps"])} if "steps" in policy.fed else {}
-    return Collected(played=played, episodes=episodes, rng=rng, metrics=statistics | metrics | timing.taken() | fed)
+    metrics |= statistics | timing.taken()
+    metrics |= {PROCESSED[phase]: float(count) for phase, count in engine.processed.items()}
+    return Collected(played=played, episodes=episodes, rng=rng, metrics=metrics)
 
 
 class Collector:
@@ -78,7 +84,7 @@ class Collector:
         self._next: Future[Collected] | None = None
         if args.one_step_off_policy:
             self.policy = copy.copy(policy)
-            self.policy.model, self.policy.fed = copy.deepcopy(policy.model), policy.fed.copy()
+            self.policy.model = copy.deepcopy(policy.model)
         self._pool = ThreadPoolExecutor(1)
 
     def collect(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Collected:

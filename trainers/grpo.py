@@ -67,7 +67,7 @@ from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.algorithms.losses import is_clipped, kl_k3, surrogate, total_loss
 from trainers.algorithms.turn_advantages import turn_advantage
 from trainers.models.fsdp import clip_gradients
-from trainers.models.lora import trained_parameters
+from trainers.models.lora import trainable_parameters
 from trainers.models.micro_batches import micro_batches
 from trainers.models.policy import Policy
 from trainers.preparation import UpdateMetrics, prepare_batch, select_episodes, shuffle_minibatches, surrogate_metrics
@@ -146,7 +146,7 @@ def update(
             loss, values = policy_loss(args, policy, kl, part, normalizer)
             (loss * weight).backward()
             means.add_part(part, weight, loss, values)
-        norm = clip_gradients(trained_parameters(policy.model), args.max_grad_norm)
+        norm = clip_gradients(trainable_parameters(policy.model), args.max_grad_norm)
         means.add_step(norm)
         if norm.isfinite():  # or one such step would be the policy's last
             optimizer.step()
@@ -168,7 +168,7 @@ def train(
     with Run(args, algorithm, f"Trained with {title}") as run:  # folder, environments, policy, engine, baselines
         policy = run.policy
         kl = KLPenalty(policy, args) if args.kl_coef else None
-        optimizer = make_optimizer(policy, [{"params": trained_parameters(policy.model), "lr": args.lr}])
+        optimizer = make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": args.lr}])
         for step in run.steps(
             optimizer, kl=kl if args.kl_target else None
         ):  # resumes; evaluates, logs and saves between

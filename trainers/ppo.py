@@ -74,7 +74,7 @@ from trainers.algorithms.losses import aggregate, total_loss, value_loss
 from trainers.grpo import make_optimizer, policy_loss
 from trainers.models.critic import Critic
 from trainers.models.fsdp import clip_gradients
-from trainers.models.lora import trained_parameters
+from trainers.models.lora import trainable_parameters
 from trainers.models.mask_ablation import remove_mask
 from trainers.models.micro_batches import micro_batches
 from trainers.models.policy import Policy
@@ -154,7 +154,7 @@ def update(
             loss, values = actor_critic_loss(args, policy, critic, kl, part, normalizer)
             (loss * weight).backward()
             means.add_part(part, weight, loss, values)
-        norms = [clip_gradients(trained_parameters(m), args.max_grad_norm) for m in (policy.model, critic)]
+        norms = [clip_gradients(trainable_parameters(m), args.max_grad_norm) for m in (policy.model, critic)]
         means.add_step(norms[0])
         if all(norm.isfinite() for norm in norms):  # or one such step would be the policy's last
             optimizer.step()
@@ -169,8 +169,8 @@ def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
         policy = run.policy
         critic = Critic(policy, args.share_layers)
         kl = KLPenalty(policy, args) if args.kl_coef else None
-        actor = {"params": trained_parameters(policy.model), "lr": args.lr}
-        optimizer = make_optimizer(policy, [actor, {"params": trained_parameters(critic), "lr": args.critic_lr}])
+        actor = {"params": trainable_parameters(policy.model), "lr": args.lr}
+        optimizer = make_optimizer(policy, [actor, {"params": trainable_parameters(critic), "lr": args.critic_lr}])
         for step in run.steps(optimizer, critic=critic, kl=kl if args.kl_target else None):
             trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them
             step.log(update(args, policy, critic, optimizer, kl, trajectories, step.rng))

@@ -16,7 +16,7 @@ from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.algorithms.losses import aggregate
 from trainers.algorithms.overlong import overlong_penalty
 from trainers.distributed import all_reduce_sums
-from trainers.engines.mismatch import mismatch
+from trainers.engines.mismatch import measure_mismatch
 from trainers.models.mask_ablation import remove_mask
 from trainers.models.micro_batches import compute_logprobs
 from trainers.models.policy import Policy
@@ -135,7 +135,7 @@ def correct_for_sampler(batch: Batch, policy: Policy, args: TrainArgs) -> tuple[
     if args.importance == "none" and args.engine == "transformers":
         return batch, {}
     own = compute_logprobs(policy, batch, args.temperature, args.max_tokens_per_micro_batch)
-    metrics = mismatch(own, batch.logprobs, batch.mask)
+    metrics = measure_mismatch(own, batch.logprobs, batch.mask)
     if args.importance == "none":
         return batch, metrics
     if args.importance == "sequence":

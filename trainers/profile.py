@@ -37,10 +37,10 @@ from trainers.runs.logger import METRICS_FILE, read_metrics
 
 # phase: its seconds, the conversations' tokens, those that went through the model, and the operations a weight and token
 PHASES = {
-    "prefill": ("time/prefill", "tokens/prefill", "tokens/fed_prefill", 2),
-    "decode": ("time/decode", "tokens/decode", "tokens/fed_decode", 2),
+    "prefill": ("time/prefill", "tokens/prefill", "tokens/processed_prefill", 2),
+    "decode": ("time/decode", "tokens/decode", "tokens/processed_decode", 2),
     "tools": ("time/tools", None, None, 0),
-    "update": ("time/update", "tokens/all", "tokens/fed_update", 6),
+    "update": ("time/update", "tokens/all", "tokens/processed_update", 6),
 }
 
 
@@ -66,22 +66,28 @@ def chosen(run: Path | None) -> Path:
 
 
 def phases(lines: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Means over updates: ``seconds``, ``tokens`` and ``fed`` of each phase, and the rest of the rollout as ``other``."""
-    mean = lambda name: float(np.mean([line.get(name) or 0.0 for line in lines])) if name else 0.0  # noqa: E731
+    """Means over updates: ``seconds``, ``tokens`` and ``processed`` of each phase, and the rest of the rollout as ``other``."""
+
+    def mean(name: str | None) -> float:
+        if name is None:
+            return 0.0
+        before = name.replace("/processed_", "/fed_")  # as earlier versions called them
+        return float(np.mean([line.get(name) or line.get(before) or 0.0 for line in lines]))
+
     found = {
-        phase: {"seconds": mean(seconds), "tokens": mean(tokens), "fed": mean(fed)}
-        for phase, (seconds, tokens, fed, _) in PHASES.items()
+        phase: {"seconds": mean(seconds), "tokens": mean(tokens), "processed": mean(processed)}
+        for phase, (seconds, tokens, processed, _) in PHASES.items()
     }
     parts = sum(found[phase]["seconds"] for phase in ("prefill", "decode", "tools"))
     other = max(0.0, mean("time/rollout") - parts)  # tools may have run beside the decoding
     found["decode"]["steps"] = mean("train/decode_steps")
-    return found | {"other": {"seconds": other, "tokens": 0.0, "fed": 0.0}}
+    return found | {"other": {"seconds": other, "tokens": 0.0, "processed": 0.0}}
 
 
 def weights_of(folder: Path) -> tuple[int, int]:
     """How many weights multiply each token, all but the embedding, which is looked up, and the head; and how many are in the
     head, which is only for tokens that are sampled."""
-    config = AutoConfig.from_pretrained(adapters.base_of(folder) or folder)
+    config = AutoConfig.from_pretrained(adapters.find_base_model(folder) or folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     head = model.get_output_embeddings().weight
@@ -123,16 +129,16 @@ def main(args: Args) -> dict:
     (weights, head), limit = weights_of(folder) if folder else (0, 0), limits(device)
     rounded = folder and checkpoint.read_extra(folder).get("dtype") == "bfloat16"
     found["decode"]["bytes"] = found["decode"]["steps"] * ((2 if rounded else 4) * weights + 4 * head)
-    table = Table("phase", "s / update", "share", "tokens / s", "fed / tokens", "GFLOP/s", "GB/s", title=str(run))
+    table = Table("phase", "s / update", "share", "tokens / s", "processed / tokens", "GFLOP/s", "GB/s", title=str(run))
     for name, phase in sorted(found.items(), key=lambda item: -item[1]["seconds"]):
         seconds = phase["seconds"] or float("inf")
-        operations = PHASES[name][3] * weights * phase["fed"] / seconds if name in PHASES else 0.0
+        operations = PHASES[name][3] * weights * phase["processed"] / seconds if name in PHASES else 0.0
         moved = phase.get("bytes", 0.0) / seconds
         phase |= {"share": phase["seconds"] / total, "flops": operations}
         table.add_row(
             name, f"{phase['seconds']:.3f}", f"{phase['share']:.0%}",
             f"{phase['tokens'] / seconds:,.0f}" if phase["tokens"] else "",
-            f"{phase['fed'] / phase['tokens']:.2f}" if phase["tokens"] else "",
+            f"{phase['processed'] / phase['tokens']:.2f}" if phase["tokens"] else "",
             f"{operations / 1e9:.2f} ({operations / limit['flops']:.0%})" if operations else "",
             f"{moved / 1e9:.2f} ({moved / limit['bytes']:.0%})" if moved else "",
         )  # fmt: skip

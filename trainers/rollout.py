@@ -122,7 +122,7 @@ class _Play:
 
     def _finished(self) -> dict[int, Completion]:
         with self.timing.measure("decode"):
-            completions = self.engine.finished()
+            completions = self.engine.wait()
         self.timing.count("decode", sum(len(done.tokens) for done in completions.values()))
         return completions
 

@@ -8,7 +8,8 @@ from transformers import GenerationConfig
 
 from benchmarks.training.race import Pace
 from benchmarks.training.trl_args import Args
-from trainers.engines import transformers_engine as engines
+from trainers.engines.engine import generate as generate_turns
+from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
 
 
@@ -17,9 +18,9 @@ def engine(args: Args, start: Path, prompts: list[list[int]], pace: Pace) -> dic
     torch.manual_seed(args.seed)
     policy = load_policy(start, "cpu")
     policy.end_ids = set()  # nothing ends a turn but its length: all make as many tokens
-    ours = engines.TransformersEngine(policy, ())
+    ours = TransformersEngine(policy, ())
     return _decode(
-        lambda: [c.tokens for c in engines.generate(ours, dict(enumerate(prompts)), args.decode_tokens, 1.0).values()],
+        lambda: [c.tokens for c in generate_turns(ours, dict(enumerate(prompts)), args.decode_tokens, 1.0).values()],
         args, pace, ours.reset,
     )  # fmt: skip
 

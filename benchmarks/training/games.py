@@ -27,8 +27,8 @@ from trainers.comparison import imitation
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
+from trainers.runs import folder as runs
 from trainers.runs.folder import checkpoint
-from trainers.runs.folder import folder as runs
 from trainers.runs.logger import METRICS_FILE, finite, read_metrics
 from trainers.runs.setup import make_envs
 

@@ -31,7 +31,7 @@ from trainers import grpo
 from trainers.collector import play_batch
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models import tiny
-from trainers.models.lora import trained_parameters
+from trainers.models.lora import trainable_parameters
 from trainers.models.policy import Policy
 
 NEW_TOKENS = 16
@@ -118,7 +118,7 @@ def step(args: Args, work: Work) -> tuple[float, float]:
     pays = itertools.count()
     envs = ToolVectorEnv(lambda: Talker(work, words, float(next(pays) % 7)), work.episodes)
     engine = TransformersEngine(policy, ())
-    optimizer = grpo.make_optimizer(policy, [{"params": trained_parameters(policy.model), "lr": settings.lr}])
+    optimizer = grpo.make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": settings.lr}])
     learn = partial(grpo.update, settings, policy, optimizer, None, grpo.compute_advantages)
     rollouts, updates = [], []
     for number in range(1 + args.repeats):

@@ -33,10 +33,11 @@ from benchmarks.training.large_setup import Args, Searcher, environments, now, p
 from benchmarks.training.large_trl import trl_updates
 from trainers import grpo
 from trainers.collector import play_batch
-from trainers.engines import model_runner as forward
+from trainers.engines import model_runner
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.models.lora import trained_parameters
-from trainers.models.prefix_trees import joined
+from trainers.models.hidden_states import ForwardTokenMeter
+from trainers.models.lora import trainable_parameters
+from trainers.models.prefix_trees import group_by_prefix
 from trainers.profile import limits
 from trainers.trajectory import to_sequences
 
@@ -54,12 +55,12 @@ def decoding(args: Args, policy: Searcher, count: int, limit: dict[str, float]) 
     length = args.turns * args.max_new_tokens
     prompts = {key: rng.integers(len(policy.tokenizer), size=length).tolist() for key in range(count)}
     engine, seconds = TransformersEngine(policy, ()), []
-    forward.KEPT = 1.0  # nothing learns beside it: what graphs were recorded over may stay
-    for _ in range(3):  # on a GPU a size's second step is recorded, which is over by the third time
+    model_runner.KEPT_FRACTION = 1.0  # nothing learns beside it: what graphs read may stay
+    for _ in range(3):  # on a GPU a size's second step is captured, which is over by the third time
         engine.reset()
         engine.submit(prompts, args.max_new_tokens, 1.0)
         begin = now(args)
-        while engine.finished():
+        while engine.wait():
             pass
         seconds.append((now(args) - begin) / args.max_new_tokens)
     size = 2 if args.dtype == "bfloat16" else 4
@@ -70,7 +71,7 @@ def decoding(args: Args, policy: Searcher, count: int, limit: dict[str, float]) 
         "tokens_per_second": count / seconds[-1],
         "bytes_per_step": moved,
         "of_the_limit": moved / seconds[-1] / limit["bytes"],
-        "cuda_graphs": engine.graphs,
+        "cuda_graphs": engine.num_cuda_graphs,
     }
 
 
@@ -81,9 +82,10 @@ def updates(args: Args, policy: Searcher, limit: dict[str, float]) -> dict[str, 
         max_new_tokens=args.max_new_tokens, max_tokens_per_micro_batch=args.max_tokens_per_micro_batch,
     )  # fmt: skip
     envs, engine = environments(args), TransformersEngine(policy, ())
-    optimizer = grpo.make_optimizer(policy, [{"params": trained_parameters(policy.model), "lr": settings.lr}])
+    optimizer = grpo.make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": settings.lr}])
     learn = partial(grpo.update, settings, policy, optimizer, None, grpo.compute_advantages)
     config, weights, lines = policy.model.config, weights_of(policy.model), []
+    meter = ForwardTokenMeter(policy.model.base_model)
     trained = any(p.requires_grad for p in policy.model.get_output_embeddings().parameters())
     for number in range(1 + args.updates):
         reset_peak(args)
@@ -92,23 +94,23 @@ def updates(args: Args, policy: Searcher, limit: dict[str, float]) -> dict[str, 
         middle, peak = now(args), peak_memory(args)
         for episode in batch.episodes:
             episode.steps[-1].reward += float(batch.rng.normal())
-        policy.fed["update"] = 0
+        meter.start()
         reset_peak(args)
         learn(batch.episodes, batch.rng)
         end = now(args)
         said = sum(len(step.tokens) for episode in batch.episodes for step in episode.steps)
         longest = statistics.mean(len(e.steps[-1].prompt) + len(e.steps[-1].tokens) for e in batch.episodes)
         sequences = [sequence.ids for episode in batch.episodes for sequence in to_sequences(episode.steps)]
-        run = sum(size for _, size in joined(sequences, args.max_tokens_per_micro_batch))
+        run = sum(size for _, size in group_by_prefix(sequences, args.max_tokens_per_micro_batch))
         # An adapter needs no gradient of the weights that it is beside: 4 operations, not 6.
         operations = (6 if trained else 4) * (weights["layers"] * run + weights["head"] * said)
         operations += 6 * config.num_hidden_layers * config.hidden_size * longest * run
         line = {"rollout_s": middle - begin, "update_s": end - middle, "policy_tokens": said}
-        line |= {"tokens_of_episode": longest, "tokens_run": run, "padded_to": policy.fed["update"]}
+        line |= {"tokens_of_episode": longest, "tokens_run": run, "padded_to": meter.stop()}
         line |= {"rollout_gib": peak, "update_gib": peak_memory(args)}
         lines.append(line | {"of_the_limit": operations / (end - middle) / limit["flops"]})
     found = {name: statistics.median(line[name] for line in lines[1:]) for name in lines[0]}
-    found |= {"trees": policy.trees, "cuda_graphs": engine.graphs}
+    found |= {"trees": policy.tree_attention, "cuda_graphs": engine.num_cuda_graphs}
     return found | {"episodes_per_second": args.episodes / (found["rollout_s"] + found["update_s"])}
 
 

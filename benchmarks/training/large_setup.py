@@ -13,7 +13,7 @@ from agent_envs.miniwiki import vocabulary
 from trainers.models import lora as adapters
 from trainers.models import tiny
 from trainers.models.hidden_states import recompute_activations, round_frozen
-from trainers.models.loading import default_device, exact_enough
+from trainers.models.loading import default_device, set_matmul_precision
 from trainers.models.policy import Policy
 from trainers.runs.setup import make_envs
 
@@ -100,7 +100,7 @@ def searcher(args: Args, shape: str, lora_rank: int = 0) -> Searcher:
     if args.dtype == "bfloat16":
         round_frozen(model)
     model = model.to(args.device)
-    exact_enough(model, args.dtype)
+    set_matmul_precision(model, args.dtype)
     policy = Searcher(model, tokenizer, getattr(torch, args.dtype))
     if args.gradient_checkpointing:
         recompute_activations(policy.model)

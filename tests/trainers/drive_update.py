@@ -116,7 +116,7 @@ class Scripted:
     def submit(self, prompts, max_new_tokens, temperature):
         self.open += prompts
 
-    def finished(self):
+    def wait(self):
         tokens = {key: self.policy.encode(next(self.said[key])) for key in self.open}
         self.open = []
         return {key: Completion(tokens=ids, logprobs=[0.0] * len(ids)) for key, ids in tokens.items()}

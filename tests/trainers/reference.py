@@ -89,7 +89,7 @@ class Played:
         return [token for row in self.rows for token in row.tokens]
 
 
-def rows_of(episode: Episode) -> list[Row]:
+def strip_padding(episode: Episode) -> list[Row]:
     """A turn goes on with the row before it where its prompt begins with all of that row, else it begins a new one."""
     rows: list[Row] = []
     for number, turn in enumerate(episode.turns):
@@ -330,7 +330,7 @@ class Reference:
     def update(self, episodes: list[Episode], rng: np.random.Generator) -> None:
         """Gradient steps on one batch."""
         o = self.o
-        played = [Played(rows_of(e), e.group, e.anchors, e.failed) for e in episodes]
+        played = [Played(strip_padding(e), e.group, e.anchors, e.failed) for e in episodes]
         if o.filter == "mixed":
             played = [p for p in played if self.is_mixed(played, p.group) and not p.failed]
         if o.overlong_buffer:

@@ -50,7 +50,7 @@ class Parrot:
         self.prompts += prompts.values()
         self.open = prompts
 
-    def finished(self):
+    def wait(self):
         tokens, done = self.policy.encode(self.text), self.open
         self.open = {}
         return {key: Completion(tokens=tokens, logprobs=[0.0] * len(tokens), finish_reason="stop") for key in done}

@@ -31,8 +31,8 @@ class Recorder:
     def __init__(self, engine):
         self.engine, self.sampled, self.reset, self.submit = engine, {}, engine.reset, engine.submit
 
-    def finished(self):
-        done = self.engine.finished()
+    def wait(self):
+        done = self.engine.wait()
         for key, completion in done.items():
             self.sampled.setdefault(key, []).append(completion.tokens)
         return done

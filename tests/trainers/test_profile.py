@@ -34,7 +34,7 @@ def test_a_runs_phases_add_up(run, capsys):
     assert sum(phase["seconds"] for phase in phases.values()) == pytest.approx(whole, rel=0.01)
     assert phases["decode"]["tokens"] == sum(line["tokens/action"] for line in lines) / 2
     assert phases["prefill"]["flops"] == pytest.approx(
-        2 * result["weights"] * phases["prefill"]["fed"] / phases["prefill"]["seconds"]
+        2 * result["weights"] * phases["prefill"]["processed"] / phases["prefill"]["seconds"]
     )
     assert min(result["limits"].values()) > 1e7
     assert (
@@ -42,6 +42,11 @@ def test_a_runs_phases_add_up(run, capsys):
     )  # turns of four tokens, two or more, of episodes beside each other
     folder = run / "checkpoint-3"
     assert phases["decode"]["bytes"] == phases["decode"]["steps"] * 4 * sum(profile.weights_of(folder))
+
+
+def test_metrics_of_earlier_versions_are_read():
+    found = profile.phases([{"tokens/fed_prefill": 3.0, "tokens/fed_update": 5.0}, {"tokens/fed_prefill": 5.0}])
+    assert (found["prefill"]["processed"], found["update"]["processed"]) == (4.0, 2.5)
 
 
 def test_weights_that_multiply_each_token(make_policy, tmp_path):

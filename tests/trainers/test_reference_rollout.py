@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from drive_update import play_batch, play_episodes, run_update
-from reference import Reference, logprobs, rows_of
+from reference import Reference, logprobs, strip_padding
 from trainers.setup import make_envs
 
 from agent_envs.types import ToolCall, Turn
@@ -59,7 +59,7 @@ def test_a_turn_ends_once_whoever_ended_it(policy, recited):
 
 def test_probabilities_are_those_of_the_temperature(policy, recited):
     for episode in recited:
-        (row,) = rows_of(episode)
+        (row,) = strip_padding(episode)
         with torch.no_grad():
             expected = logprobs(copy.deepcopy(policy.model).double(), row, TEMPERATURE)[0].tolist()
         assert [token.old for token in row.tokens] == pytest.approx(expected, abs=1e-4)
@@ -104,7 +104,7 @@ def test_the_batch_of_an_update(policy, number):
     assert expected[0] != expected[2] != expected[4] != expected[0]
     assert all(len(turn.tokens) <= 5 for episode in episodes for turn in episode.turns)
     for episode in episodes[::2]:
-        row = rows_of(episode)[0]
+        row = strip_padding(episode)[0]
         with torch.no_grad():
             own = logprobs(policy.model, row, TEMPERATURE)[0].tolist()
         assert [token.old for token in row.tokens] == pytest.approx(own, abs=1e-3)
@@ -147,7 +147,7 @@ def test_a_context_that_the_environment_rewrote_begins_a_row(policy):
             *_, info = env.step(action)
             context = info.get("context")
             rewritten += context is not None
-        assert rewritten and len(rows_of(episode)) == 1 + rewritten
+        assert rewritten and len(strip_padding(episode)) == 1 + rewritten
 
 
 class Breaks:

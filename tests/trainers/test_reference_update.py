@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from drive_update import run_update
-from reference import Episode, Reference, Turn, logprobs, rows_of
+from reference import Episode, Reference, Turn, logprobs, strip_padding
 
 TEMPERATURE = 0.7
 # Several steps a batch; a gradient that is clipped at some of them; passes in several parts.
@@ -90,7 +90,7 @@ def make_episodes(policy, seed: int) -> list[Episode]:
             episodes.append(Episode(turns, group, [draw.choice(["a", "b", None]) for _ in turns], failed))
     for episode in episodes:
         sampled = []
-        for row in rows_of(_with_logprobs(episode, [[0.0] * len(t.tokens) for t in episode.turns])):
+        for row in strip_padding(_with_logprobs(episode, [[0.0] * len(t.tokens) for t in episode.turns])):
             with torch.no_grad():
                 sampled += logprobs(policy.model, row, TEMPERATURE)[0].tolist()
         sampled = (np.array(sampled) + noise.normal(0, 0.2, len(sampled))).tolist()
@@ -125,11 +125,11 @@ def test_the_episodes_hold_what_the_reference_is_for(policy, batches):
     for episodes in batches:
         ends = {turn.tokens[-1] == policy.eos_id for episode in episodes for turn in episode.turns}
         assert ends == {True, False}
-        assert {len(rows_of(episode)) for episode in episodes} == {1, 2, 3}
-        assert {episode.failed for episode in episodes if len(rows_of(episode)) > 1} == {True, False}
+        assert {len(strip_padding(episode)) for episode in episodes} == {1, 2, 3}
+        assert {episode.failed for episode in episodes if len(strip_padding(episode)) > 1} == {True, False}
         ratios = []
         for episode in (e for e in episodes if not e.failed):
-            for row in rows_of(episode):
+            for row in strip_padding(episode):
                 with torch.no_grad():
                     new = logprobs(policy.model, row, TEMPERATURE)[0].tolist()
                 ratios += [np.exp(x - token.old) for x, token in zip(new, row.tokens, strict=True)]

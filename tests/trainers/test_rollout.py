@@ -63,20 +63,20 @@ def test_other_turns_go_on_while_tools_wait(playing, recite, monkeypatch):
     expected = rollout(envs, policy, engine, seeds=[0] * 3, max_new_tokens=5, temperature=0)
     for env in envs.envs:
         env.tools = {"slow": SimpleNamespace(io_bound=True)}
-    went_on, finished, step = threading.Event(), engine.finished, envs.step
+    went_on, wait, step = threading.Event(), engine.wait, envs.step
 
     def noted():
         went_on.set()
-        return finished()
+        return wait()
 
     def waiting(actions):
         assert went_on.wait(30)
         went_on.clear()
         return step(actions)
 
-    monkeypatch.setattr(engine, "finished", noted)
+    monkeypatch.setattr(engine, "wait", noted)
     monkeypatch.setattr(envs, "step", waiting)
-    assert engine.finished() == {}  # nothing is open
+    assert engine.wait() == {}  # nothing is open
     went_on.clear()
     episodes = rollout(envs, policy, engine, seeds=[0] * 3, max_new_tokens=5, temperature=0)
     assert [[step.tokens for step in e.steps] for e in episodes] == [

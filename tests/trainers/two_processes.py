@@ -12,7 +12,7 @@ from trainers import distributed, grpo, ppo, reinforce
 from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.models.fsdp import ShardedPolicy, gather_state
 from trainers.models.hidden_states import recompute_activations
-from trainers.models.lora import add_lora, trained_parameters
+from trainers.models.lora import add_lora, trainable_parameters
 from trainers.models.policy import Policy
 from trainers.models.tiny import make_model, make_tokenizer
 from trainers.runs import checkpoint
@@ -79,7 +79,9 @@ class Learner:
         self.kl = KLPenalty(trained, args) if args.kl_coef else None
         self.critic = ppo.Critic(trained, args.share_layers) if isinstance(args, ppo.Args) else None
         models = [(trained.model, args.lr)] + ([(self.critic, args.critic_lr)] if self.critic else [])
-        self.optimizer = grpo.make_optimizer(trained, [{"params": trained_parameters(m), "lr": lr} for m, lr in models])
+        self.optimizer = grpo.make_optimizer(
+            trained, [{"params": trainable_parameters(m), "lr": lr} for m, lr in models]
+        )
         self.modules = {"critic": self.critic} if self.critic else {}
         self.modules |= {"kl": self.kl} if args.kl_target else {}
         if isinstance(trained, ShardedPolicy):

@@ -3,7 +3,7 @@
 import torch
 
 from trainers.algorithms.losses import aggregate, kl_k1, kl_k2, kl_k3
-from trainers.models.lora import reference_of
+from trainers.models.lora import make_reference
 from trainers.models.micro_batches import compute_logprobs
 from trainers.models.policy import Policy
 from trainers.runs.arguments import TrainArgs
@@ -36,7 +36,7 @@ class KLPenalty(torch.nn.Module):
 
     def __init__(self, policy: Policy, args: TrainArgs):
         super().__init__()
-        self._reference, self._args, self._kl = reference_of(policy), args, 0.0
+        self._reference, self._args, self._kl = make_reference(policy), args, 0.0
         self._measured = False
         self.register_buffer("coef", torch.tensor(args.kl_coef, dtype=torch.float64))
 

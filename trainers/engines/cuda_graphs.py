@@ -1,37 +1,41 @@
-"""Decoding steps as CUDA graphs: hundreds of small kernels that the GPU is given at once."""
+"""Decoding steps as CUDA graphs: hundreds of small kernels that are launched at once."""
 
 import warnings
 from collections.abc import Callable
+from dataclasses import dataclass
 
 import torch
 
-Step = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
+DecodeStep = Callable[[torch.Tensor, torch.Tensor, int], torch.Tensor]
 
 
-def recordable(device: torch.device) -> bool:
+def supports_cuda_graphs(device: torch.device) -> bool:
+    """Whether decoding steps on this device can be captured."""
     return device.type == "cuda"
 
 
-def bucket(size: int, least: int) -> int:
-    """The next size that steps are recorded for: ``least`` times a power of two, or half way between two of them."""
-    power = least
+def bucket_size(size: int, smallest: int) -> int:
+    """The next size that steps are captured for: ``smallest`` times a power of two, or half way between two of these."""
+    power = smallest
     while power < size:
         power *= 2
-    return power * 3 // 4 if power > least and power * 3 // 4 >= size else power
+    return power * 3 // 4 if power > smallest and power * 3 // 4 >= size else power
 
 
-class Recorder:
-    """Records on one stream into one pool of memory, which graphs share: they run one after another, and what each leaves
-    is read before the next one runs. When they are dropped the pool is no more, and another recorder is needed."""
+class GraphCapturer:
+    """Captures on one stream into one memory pool that all graphs share. They can: they run one after another, and the
+    result of each is read before the next one runs. Once all its graphs are dropped the pool is gone: make a new
+    capturer then."""
 
     def __init__(self, device: torch.device):
-        # The current device is each thread's own, and steps may be taken by another one than that which chose it.
+        # The current device is a property of each thread, and another one than this may take the steps.
         self._device = device
         with torch.cuda.device(device):
             self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """What repeats the kernels of a function, on the tensors that it used, and where it leaves its result."""
+        """Capture the kernels of a function; returns what replays them on the same tensors, and the tensor that then
+        holds the result."""
         caching = torch.is_autocast_cache_enabled()
         torch.set_autocast_cache_enabled(False)  # or weights that were rounded before would not be rounded again
         try:
@@ -50,65 +54,78 @@ class Recorder:
         return graph.replay, result
 
 
-class Graphs:
-    """A step, recorded for each number of rows and each width that comes up twice.
+@dataclass(slots=True, frozen=True)
+class _Graph:
+    """``replay`` reads ``ids`` and ``columns``, and writes ``result``."""
 
-    Each recording is compared with the step itself. Where that fails, steps go on as they are, and a warning says so.
+    ids: torch.Tensor
+    columns: torch.Tensor
+    replay: Callable[[], None]
+    result: torch.Tensor
+
+
+class CUDAGraphCache:
+    """One graph of a decoding step for each number of rows and each width that comes up twice.
+
+    Each graph is compared with the step itself. Where that fails, steps run without graphs, and a warning says so.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         self._failed = False
         self.clear()
 
     def clear(self) -> None:
-        """Forget what was recorded: it is about tensors that are no more."""
-        self._recorded: dict[tuple[int, int], tuple | None] = {}
-        self._recorder: Recorder | None = None
+        """Drop all graphs: the tensors that they read are gone."""
+        self._graphs: dict[tuple[int, int], _Graph | None] = {}
+        self._capturer: GraphCapturer | None = None
         self._version = -1
 
     @property
     def count(self) -> int:
-        """How many are recorded."""
-        return sum(recorded is not None for recorded in self._recorded.values())
+        """How many graphs there are."""
+        return sum(graph is not None for graph in self._graphs.values())
 
-    def __call__(self, step: Step, ids: torch.Tensor, places: torch.Tensor, width: int, version: int) -> torch.Tensor:
-        """A step's result, good until the next call.
+    def __call__(
+        self, step: DecodeStep, ids: torch.Tensor, columns: torch.Tensor, width: int, version: int
+    ) -> torch.Tensor:
+        """The result of a step, valid until the next call.
 
         Args:
-            step: ids [m, 1], their places [m, 1] and a width to hidden states [m, 1, H]; it may be repeated.
-            version: another number where the step uses other tensors.
+            step: ids [m, 1], their columns in the cache [m, 1] and a width to hidden states [m, 1, H]; it may run more
+                than once.
+            version: changes when the step uses other tensors.
         """
         if version != self._version:
             self.clear()
             self._version = version
         size = len(ids), width
-        if self._failed or size not in self._recorded:
-            self._recorded[size] = None
-            return step(ids, places, width)
-        if self._recorded[size] is None:
-            return self._record(step, ids, places, width)
-        own_ids, own_places, replay, result = self._recorded[size]
-        own_ids.copy_(ids)
-        own_places.copy_(places)
-        replay()
-        return result
+        if self._failed or size not in self._graphs:
+            self._graphs[size] = None
+            return step(ids, columns, width)
+        graph = self._graphs[size]
+        if graph is None:
+            return self._capture(step, ids, columns, width)
+        graph.ids.copy_(ids)
+        graph.columns.copy_(columns)
+        graph.replay()
+        return graph.result
 
-    def _record(self, step: Step, ids: torch.Tensor, places: torch.Tensor, width: int) -> torch.Tensor:
-        expected = step(ids, places, width)
-        own = ids.clone(), places.clone()
+    def _capture(self, step: DecodeStep, ids: torch.Tensor, columns: torch.Tensor, width: int) -> torch.Tensor:
+        expected = step(ids, columns, width)
+        static_ids, static_columns = ids.clone(), columns.clone()
         try:
-            self._recorder = self._recorder or Recorder(ids.device)
-            replay, result = self._recorder(lambda: step(*own, width))
-            result.fill_(torch.nan)  # what was computed while recording is no proof
+            self._capturer = self._capturer or GraphCapturer(ids.device)
+            replay, result = self._capturer(lambda: step(static_ids, static_columns, width))
+            result.fill_(torch.nan)  # what was computed during the capture proves nothing
             replay()
             difference = float((result - expected).abs().max() / expected.abs().max())
             if not difference <= 1e-2:
                 raise ValueError(f"it differs from the step by {difference:.2g}")
         except torch.cuda.OutOfMemoryError:
             raise
-        except Exception as error:  # whatever a model does that cannot be recorded
+        except Exception as error:  # whatever a model does that cannot be captured
             self._failed = True
             warnings.warn(f"decoding goes on without CUDA graphs: {error}", stacklevel=2)
             return expected
-        self._recorded[len(ids), width] = (*own, replay, result)
+        self._graphs[len(ids), width] = _Graph(static_ids, static_columns, replay, result)
         return expected

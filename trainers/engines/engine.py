@@ -3,13 +3,20 @@
 `Engine` is all of it, so that a faster engine, or a server, can take the place of another.
 """
 
+import collections
 from dataclasses import dataclass, field
 from typing import Protocol
 
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """``tokens`` include the one that ended the turn. ``finish_reason``: "stop" or "length"."""
+    """A turn as it was sampled.
+
+    Attributes:
+        tokens: its ids, the one that ended it included.
+        logprobs: of each token, under the distribution that it was sampled from.
+        finish_reason: "stop" or "length".
+    """
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -17,20 +24,34 @@ class Completion:
 
 
 class Engine(Protocol):
-    """Keys name conversations."""
+    """Keys name conversations.
+
+    Attributes:
+        processed: the tokens that went through the model, padding included, in ``prefill`` and ``decode``, and the
+            number of ``decode_steps``, since the caller last cleared it. Empty where the engine cannot tell, as with
+            vLLM.
+    """
+
+    processed: collections.Counter[str]
 
     def submit(self, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float) -> None:
-        """Begin a turn of each of these conversations. A prompt that extends what was already seen under its key costs
-        only the new ids. ``temperature`` 0 is greedy; log-probabilities are those of the distribution that was sampled
-        from (at 0, of the untempered one). Turns that are open at the same time have one temperature."""
+        """Begin a turn of each of these conversations.
+
+        A prompt that extends what its conversation has already seen costs only the new ids. ``temperature`` 0 is greedy;
+        log-probabilities are those of the distribution that was sampled from (at 0, of the untempered one).
+
+        Raises:
+            ValueError: a conversation has an open turn already, or open turns have another temperature and the engine
+                cannot mix them.
+        """
         ...
 
-    def finished(self) -> dict[int, Completion]:
-        """Go on until some of the open turns are complete, and return those; none if no turn is open."""
+    def wait(self) -> dict[int, Completion]:
+        """Generate until some of the open turns are complete, and return those; an empty dict if no turn is open."""
         ...
 
     def reset(self) -> None:
-        """Forget all conversations; call it whenever the weights have changed."""
+        """Forget all conversations. Call it whenever the weights have changed."""
         ...
 
 
@@ -40,6 +61,6 @@ def generate(
     """One turn of each conversation, in the order of ``prompts``."""
     engine.submit(prompts, max_new_tokens, temperature)
     done: dict[int, Completion] = {}
-    while some := engine.finished():
+    while some := engine.wait():
         done |= some
     return {key: done[key] for key in prompts}

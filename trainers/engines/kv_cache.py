@@ -1,78 +1,92 @@
-"""Keys and values of many conversations, a row for each, in buffers that grow."""
+"""Keys and values of many conversations, one row each, in buffers that grow."""
+
+from typing import Any
 
 import torch
 from transformers import Cache
 
 
-class KeyValues(Cache):
-    """What attention remembers: of each layer, keys and values [rows, heads, width, D].
+class KVCache(Cache):
+    """The keys and values of each layer, [rows, heads, width, D].
 
-    A row is full from its first column to its length, which the engine knows and masks what lies behind; it is never
-    infinite, or it would show through the mask. Before a pass through the model, `aim` says where its tokens go.
+    The tokens of a row fill its columns from the first one on. The engine knows how many they are and masks what lies
+    behind them. That part is never infinite: an infinite number would show through the mask. Before each pass through
+    the model, `set_positions` says where its tokens go.
 
     Attributes:
-        version: another number whenever the buffers lie somewhere else.
+        version: changes whenever the buffers move to another address.
     """
 
-    def __init__(self):
+    def __init__(self) -> None:
         super().__init__(layers=[])
         self._buffers: list[list[torch.Tensor]] = []
-        self._rows = self._width = self.version = 0
+        self._num_rows = self._width = self.version = 0
 
-    def aim(self, rows: torch.Tensor | slice, positions: torch.Tensor, width: int) -> None:
-        """The next pass is over tokens of these rows, [m], at ``positions``, int64 [m, w], and looks at ``width`` columns."""
-        self._target, self._positions, self._look = rows, positions, width
+    def set_positions(self, rows: torch.Tensor | slice, columns: torch.Tensor, width: int) -> None:
+        """Say where the tokens of the next pass are stored.
+
+        Args:
+            rows: int64 [m], or a slice of m rows where each gets a single token.
+            columns: int64 [m, w], the column of each token.
+            width: how many columns attention reads.
+        """
+        self._pass_rows, self._pass_columns, self._pass_width = rows, columns, width
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room, for twice as much as there was or what is asked for, whichever is more."""
-        if rows <= self._rows and width <= self._width:
+        """Make room for so many rows and columns. Buffers that grow at least double, so that they seldom do."""
+        if rows <= self._num_rows and width <= self._width:
             return
-        if rows > self._rows:
-            self._rows = max(rows, 2 * self._rows)
+        if rows > self._num_rows:
+            self._num_rows = max(rows, 2 * self._num_rows)
         if width > self._width:
             self._width = max(width + 32, 2 * self._width)
-        self._buffers = [[self._grown(buffer) for buffer in layer] for layer in self._buffers]
+        self._buffers = [[self._grow(buffer) for buffer in layer] for layer in self._buffers]
         self.version += 1
 
-    def _grown(self, old: torch.Tensor) -> torch.Tensor:
-        if old.shape[0] == self._rows and old.shape[2] == self._width:
+    def _grow(self, old: torch.Tensor) -> torch.Tensor:
+        if old.shape[0] == self._num_rows and old.shape[2] == self._width:
             return old
-        new = old.new_zeros(self._rows, old.shape[1], self._width, old.shape[3])
+        new = old.new_zeros(self._num_rows, old.shape[1], self._width, old.shape[3])
         new[: old.shape[0], :, : old.shape[2]] = old
         return new
 
-    def update(self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args, **kwargs):
-        """Called by each attention layer: what is new, [m, heads, w, D], goes in; what is to be looked at comes out."""
-        key_states = key_states.to(value_states.dtype)  # under autocast the rotation of positions makes them float32
+    def update(
+        self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Store the new keys and values of a layer, [m, heads, w, D]; return those that attention reads, [m, heads,
+        width, D]. Called by each attention layer."""
+        key_states = key_states.to(value_states.dtype)  # under autocast the rotary embedding makes them float32
         if layer_idx == len(self._buffers):
-            shape = self._rows, key_states.shape[1], self._width
+            shape = self._num_rows, key_states.shape[1], self._width
             self._buffers.append([x.new_zeros(*shape, x.shape[-1]) for x in (key_states, value_states)])
             self.version += 1
-        found = []
-        for buffer, states in zip(self._buffers[layer_idx], (key_states, value_states), strict=True):
-            seen = buffer[:, :, : self._look][self._target]  # a view for a slice, a copy for a tensor
-            if isinstance(self._target, slice):  # one token a row
-                seen[torch.arange(len(seen), device=seen.device), :, self._positions[:, 0]] = states[:, :, 0]
-            else:
-                seen.scatter_(2, self._positions[:, None, :, None].expand_as(states), states)
-                buffer[self._target, :, : self._look] = seen
-            found.append(seen)
-        return tuple(found)
+        keys, values = self._buffers[layer_idx]
+        return self._store(keys, key_states), self._store(values, value_states)
 
-    def copy(self, sources: list[int], targets: list[int], width: int) -> None:
-        """Make rows equal to others over their first ``width`` columns."""
+    def _store(self, buffer: torch.Tensor, states: torch.Tensor) -> torch.Tensor:
+        read = buffer[:, :, : self._pass_width][self._pass_rows]  # a view for a slice, a copy for a tensor
+        if isinstance(self._pass_rows, slice):  # one token a row
+            read[torch.arange(len(read), device=read.device), :, self._pass_columns[:, 0]] = states[:, :, 0]
+        else:
+            read.scatter_(2, self._pass_columns[:, None, :, None].expand_as(states), states)
+            buffer[self._pass_rows, :, : self._pass_width] = read
+        return read
+
+    def copy_rows(self, sources: list[int], targets: list[int], width: int) -> None:
+        """Copy rows onto others, over their first ``width`` columns."""
         for layer in self._buffers:
             for buffer in layer:
                 buffer[targets, :, :width] = buffer[sources, :, :width]
 
-    def swap(self, a: list[int], b: list[int], width: int) -> None:
-        """Let rows ``a`` and ``b`` change places, over their first ``width`` columns."""
-        self.copy(a + b, b + a, width)
+    def swap_rows(self, a: list[int], b: list[int], width: int) -> None:
+        """Exchange rows ``a`` and ``b``, over their first ``width`` columns."""
+        self.copy_rows(a + b, b + a, width)
 
     @property
     def nbytes(self) -> int:
+        """The size of the buffers, in bytes."""
         return sum(buffer.nbytes for layer in self._buffers for buffer in layer)
 
     def get_seq_length(self, layer_idx: int = 0) -> int:
-        """Asked by models that would find positions by it; they are always given."""
+        """0: models would derive positions from it, and here positions are always given."""
         return 0

@@ -1,89 +1,108 @@
-"""The layers of a Llama-like model one after another, without what a library has to ask around them.
+"""The layers of a Llama-like model one after another, without the overhead of a library.
 
-In a small model most of the time of a step goes into finding out what is to be done. `transformers` stays the judge: a
-model is only run this way where both agree (`agrees`).
+In a small model most of the time of a decoding step is spent in Python. `transformers` stays the reference: a model is
+run this way only where `matches_reference` finds both to agree.
 """
+
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
-from trainers.engines.kv_cache import KeyValues
+from trainers.engines.kv_cache import KVCache
 
-MODELS = ("llama", "mistral", "qwen2", "qwen3")
-LINEAR = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
+if TYPE_CHECKING:
+    from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
+    from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RMSNorm
+
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+LINEAR_LAYERS = [f"self_attn.{x}_proj" for x in "qkvo"] + [f"mlp.{x}_proj" for x in ("gate", "up", "down")]
 
 
-class Weights:
-    """Linear layers with weights in the precision that they are multiplied in.
+class CastWeights:
+    """Linear layers with their weights in the precision of the matrix products.
 
-    Under autocast a library rounds float32 weights in each pass again, which reads and writes three times what there is
-    to read. Here there is a rounded copy of each, at an address that does not change, as CUDA graphs want it; `refresh`
-    it when the weights have changed. Layers that are something else than linear, such as adapters, are called as they are.
+    Autocast rounds float32 weights again in each pass, which triples the memory traffic. Here there is one rounded copy
+    of each weight, at a fixed address as CUDA graphs need it; call `refresh` when the weights have changed. Layers that
+    are not plain linear ones, such as adapters, are called as they are.
 
     Args:
-        dtype: of the products. Where weights have it already, they are used themselves.
+        dtype: of the products. Weights that have it already are used themselves.
     """
 
-    def __init__(self, backbone: torch.nn.Module, dtype: torch.dtype):
-        modules = [layer.get_submodule(name) for layer in backbone.layers for name in LINEAR]
-        self._of = {
-            module: tuple(None if p is None else p.detach().to(dtype) for p in (module.weight, module.bias))
-            for module in modules
-            if type(module) is torch.nn.Linear
-        }
-        pairs = ((ours, p) for m, own in self._of.items() for ours, p in zip(own, (m.weight, m.bias), strict=True))
-        self._copies = [(ours, p) for ours, p in pairs if p is not None and p.dtype != dtype]
+    def __init__(self, backbone: "LlamaModel", dtype: torch.dtype):
+        modules = [layer.get_submodule(name) for layer in backbone.layers for name in LINEAR_LAYERS]
+        self._cast: dict[torch.nn.Module, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        for module in modules:
+            if type(module) is torch.nn.Linear:
+                weight, bias = module.weight, module.bias
+                cast_weight = weight.detach().to(dtype)
+                cast_bias = None if bias is None else bias.detach().to(dtype)
+                self._cast[module] = cast_weight, cast_bias
+                if weight.dtype != dtype:
+                    self._copies.append((cast_weight, weight))
+                if bias is not None and cast_bias is not None and bias.dtype != dtype:
+                    self._copies.append((cast_bias, bias))
 
     @torch.no_grad()
     def refresh(self) -> None:
-        for ours, theirs in self._copies:
-            ours.copy_(theirs)
+        """Round the weights of now."""
+        for copy, original in self._copies:
+            copy.copy_(original)
 
     @property
     def nbytes(self) -> int:
-        """What the copies take."""
-        return sum(ours.nbytes for ours, _ in self._copies)
+        """The size of the copies, in bytes."""
+        return sum(copy.nbytes for copy, _ in self._copies)
 
     def __call__(self, module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
-        own = self._of.get(module)
-        return module(x) if own is None else linear(x, *own)
+        """The output of one of the model's layers."""
+        weights = self._cast.get(module)
+        return module(x) if weights is None else linear(x, *weights)
 
 
 def forward(
-    backbone: torch.nn.Module,
-    weights: Weights,
+    backbone: "LlamaModel",
+    weights: CastWeights,
     ids: torch.Tensor,
     positions: torch.Tensor,
-    sees: torch.Tensor,
-    cache: KeyValues,
+    attention_mask: torch.Tensor,
+    kv_cache: KVCache,
 ) -> torch.Tensor:
-    """The last hidden states [m, w, H] of a Llama, Qwen2 or Qwen3, with or without LoRA.
+    """The last hidden states [m, w, H] of a Llama, Mistral, Qwen2 or Qwen3, with or without LoRA.
 
     Args:
         ids, positions: int64 [m, w].
-        sees: bool [m, 1, w, width], which columns of the cache each token sees.
+        attention_mask: bool [m, 1, w, width], the columns of the cache that each token attends to.
     """
     x = backbone.embed_tokens(ids)
     cos, sin = (angle[:, None] for angle in backbone.rotary_emb(x, positions))
     half = cos.shape[-1] // 2
     sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
-    shared = 1  # query heads that look at the same keys and values: they are as many tokens of one head
-    for number, layer in enumerate(backbone.layers):
+    group_size = 1  # query heads of one key-value head (GQA): they are run as so many tokens of a single head
+    for number, layer in enumerate(cast("Iterable[LlamaDecoderLayer]", backbone.layers)):
         attention, mlp = layer.self_attn, layer.mlp
         h = _norm(layer.input_layernorm, x)
         shape = (*ids.shape, -1, attention.head_dim)
         q, k, v = (weights(p, h).view(shape) for p in (attention.q_proj, attention.k_proj, attention.v_proj))
         if hasattr(attention, "q_norm"):
-            q, k = _norm(attention.q_norm, q), _norm(attention.k_norm, k)
+            qwen3 = cast("Qwen3Attention", attention)
+            q, k = _norm(qwen3.q_norm, q), _norm(qwen3.k_norm, k)
         q, k, v = q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2)
         q = q * cos + q.roll(half, -1) * sin
         k = k * cos + k.roll(half, -1) * sin
-        k, v = cache.update(k, v, number)
-        if q.shape[1] != k.shape[1] and shared == 1:
-            shared = q.shape[1] // k.shape[1]
-            sees = sees.repeat(1, 1, shared, 1)
+        k, v = kv_cache.update(k, v, number)
+        if q.shape[1] != k.shape[1] and group_size == 1:
+            group_size = q.shape[1] // k.shape[1]
+            attention_mask = attention_mask.repeat(1, 1, group_size, 1)
         h = scaled_dot_product_attention(
-            q.to(v.dtype).reshape(len(ids), k.shape[1], -1, q.shape[-1]), k, v, attn_mask=sees, scale=attention.scaling
+            q.to(v.dtype).reshape(len(ids), k.shape[1], -1, q.shape[-1]),
+            k,
+            v,
+            attn_mask=attention_mask,
+            scale=attention.scaling,
         ).reshape(q.shape)
         x = x + weights(attention.o_proj, h.transpose(1, 2).flatten(2))
         h = _norm(layer.post_attention_layernorm, x)
@@ -91,31 +110,32 @@ def forward(
     return _norm(backbone.norm, x)
 
 
-def _norm(module: torch.nn.Module, x: torch.Tensor) -> torch.Tensor:
+def _norm(module: "LlamaRMSNorm | Qwen3RMSNorm", x: torch.Tensor) -> torch.Tensor:
     return rms_norm(x, x.shape[-1:], module.weight, module.variance_epsilon)
 
 
 @torch.no_grad()
-def agrees(
+def matches_reference(
     backbone: torch.nn.Module, ids: list[int], tolerance: float = 1e-4, dtype: torch.dtype = torch.float32
 ) -> bool:
-    """Whether `forward` is for this model, and gives what the model itself gives, on some ids.
+    """Whether `forward` can run this model: its hidden states on some ids are compared with the model's own.
 
     Args:
-        tolerance: the largest difference, in units of the largest number.
+        tolerance: the largest difference, relative to the largest number.
         dtype: of the products; where it is not float32, call this under autocast to it.
     """
-    if getattr(getattr(backbone, "config", None), "model_type", None) not in MODELS:
-        return False  # in bfloat16 a small difference, as in what is rotated, can't be told from rounding
-    inputs = torch.tensor([ids], device=backbone.embed_tokens.weight.device)
+    if getattr(getattr(backbone, "config", None), "model_type", None) not in MODEL_TYPES:
+        return False  # in bfloat16 a small difference, as in the rotary embedding, looks like rounding
+    model = cast("LlamaModel", backbone)
+    inputs = torch.tensor([ids], device=model.embed_tokens.weight.device)
     positions = torch.arange(len(ids), device=inputs.device)[None]
-    cache = KeyValues()
-    cache.reserve(1, len(ids))
-    cache.aim(positions[0, :1], positions, len(ids))
-    sees = positions[:, None, None, :] <= positions[:, None, :, None]
-    expected = backbone(inputs, use_cache=False).last_hidden_state.float()
+    kv_cache = KVCache()
+    kv_cache.reserve(1, len(ids))
+    kv_cache.set_positions(positions[0, :1], positions, len(ids))
+    attention_mask = positions[:, None, None, :] <= positions[:, None, :, None]
+    expected = model(inputs, use_cache=False).last_hidden_state.float()
     try:
-        found = forward(backbone, Weights(backbone, dtype), inputs, positions, sees, cache)
-    except Exception:  # whatever it is that this version of the library does otherwise
+        found = forward(model, CastWeights(model, dtype), inputs, positions, attention_mask, kv_cache)
+    except Exception:  # whatever this version of the library does differently
         return False
     return float((found.float() - expected).abs().max()) <= tolerance * float(expected.abs().max())

@@ -1,4 +1,4 @@
-"""How far an engine's probabilities lie from the trainer's, where the two run the same weights by different programs."""
+"""How far an engine's probabilities are from the trainer's, where two programs run the same weights."""
 
 import torch
 
@@ -6,12 +6,12 @@ from trainers.engines.engine import Engine, generate
 from trainers.models.policy import Policy
 from trainers.trajectory import Step, Trajectory, collate
 
-TOLERATED = 0.1  # nats a token, on average; bfloat16 makes 0.01 to 0.05
+TOLERANCE = 0.1  # nats a token, on average; bfloat16 makes 0.01 to 0.05
 
 
 @torch.no_grad()
-def mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """Metrics of a batch that was played with the weights that the trainer has.
+def measure_mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
+    """Metrics of a batch that was sampled with the weights that the trainer has.
 
     Args:
         trainer: [B, T], log-probabilities by the trainer's own forward pass.
@@ -33,18 +33,22 @@ def mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -
     }
 
 
-def check(engine: Engine, policy: Policy) -> None:
-    """Play a turn and raise a ValueError where the engine's log-probabilities are not about the policy's own: other
-    weights, another vocabulary, or not those of the distribution that was sampled from. Leaves the random state alone."""
+def check_engine(engine: Engine, policy: Policy) -> None:
+    """Sample a turn and compare its log-probabilities with the policy's own. Leaves the random state as it was.
+
+    Raises:
+        ValueError: they differ, so the engine has other weights or another vocabulary, or does not report those of the
+            distribution that it samples from.
+    """
     prompt, temperature = policy.prompt_ids("", "hello"), 2.0
     with torch.random.fork_rng():
-        said = generate(engine, {0: prompt}, 16, temperature)[0]
-    step = Step(prompt=prompt, tokens=said.tokens, logprobs=said.logprobs)
+        completion = generate(engine, {0: prompt}, 16, temperature)[0]
+    step = Step(prompt=prompt, tokens=completion.tokens, logprobs=completion.logprobs)
     batch = collate([Trajectory(steps=[step])], policy.pad_id).to(policy.device)
     with torch.no_grad():
         own, _ = policy.logprobs(batch, temperature)
-    found = mismatch(own, batch.logprobs, batch.mask)["mismatch/logprob"]
-    if not found <= TOLERATED:  # NaN is not
+    found = measure_mismatch(own, batch.logprobs, batch.mask)["mismatch/logprob"]
+    if not found <= TOLERANCE:  # NaN is not
         raise ValueError(
             f"the engine's log-probabilities at temperature {temperature} are {found:.3f} nats a token away from the "
             "policy's own: it must run the same model, and report those of the distribution that it samples from "

@@ -1,113 +1,128 @@
-"""An engine's passes through the model: own layers or the library's, and on a GPU decoding steps as CUDA graphs."""
+"""An engine's passes through the model: by `llama` or by the library, and on a GPU decoding steps as CUDA graphs."""
+
+import collections
 
 import torch
 
-from trainers.engines import llama as decoder
-from trainers.engines.cuda_graphs import Graphs, bucket, recordable
-from trainers.engines.kv_cache import KeyValues
+from trainers.engines import llama
+from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size, supports_cuda_graphs
+from trainers.engines.kv_cache import KVCache
 from trainers.models.policy import Policy
 
-PROBE = "Which of the towns on the river was founded first, and by whom? " * 3
-KEPT = 0.1  # of the GPU's memory: what the graphs look at may stay while a policy learns, or is made again for each rollout
+PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
+# Of the GPU's memory: buffers up to this size, which graphs read, stay while the policy is trained; larger ones are made
+# again for each rollout.
+KEPT_FRACTION = 0.1
 
 
-class Forward:
-    """Token ids in, hidden states out; keys and values go into the cache that `reset` gave."""
+class ModelRunner:
+    """Token ids in, hidden states out. Keys and values go into the KV cache that `reset` returned.
+
+    Attributes:
+        processed: `Engine.processed`.
+    """
 
     def __init__(self, policy: Policy):
         config = policy.model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if other := kinds - {"full_attention", "sliding_attention"}:
             raise ValueError(f"{type(policy.model).__name__} has layers that this engine cannot cache: {sorted(other)}")
+        self.processed: collections.Counter[str] = collections.Counter()
         self._policy, self._backbone = policy, policy.model.base_model
         self._window = getattr(config, "sliding_window", None) or float("inf")
         with policy.autocast():
             tolerance = 1e-4 if policy.dtype == torch.float32 else 0.05
-            self._plain = decoder.agrees(self._backbone, policy.encode(PROBE), tolerance, policy.dtype)
-        self._graphs = Graphs() if recordable(policy.device) and self._plain else None
-        self._cache, self._weights, self._stale = KeyValues(), None, True
+            ids = policy.encode(PROBE_TEXT)
+            self._runs_as_llama = llama.matches_reference(self._backbone, ids, tolerance, policy.dtype)
+        self._graphs = CUDAGraphCache() if supports_cuda_graphs(policy.device) and self._runs_as_llama else None
+        self._kv_cache, self._weights_changed = KVCache(), True
+        self._weights: llama.CastWeights | None = None
 
-    def reset(self) -> KeyValues:
-        """The weights may change now; returns a cache to begin with, what it holds counts for nothing."""
-        self._stale = True
-        if self._graphs is None or not self._fits():
-            self._cache, self._weights = KeyValues(), None
+    def reset(self) -> KVCache:
+        """Forget everything, as the weights may have changed; returns the KV cache to fill, whose contents are void."""
+        self._weights_changed = True
+        if self._graphs is None or not self._keeps_buffers():
+            self._kv_cache, self._weights = KVCache(), None
             if self._graphs is not None:
                 self._graphs.clear()
-        return self._cache
+        return self._kv_cache
 
-    def _fits(self) -> bool:
-        kept = self._cache.nbytes + (self._weights.nbytes if self._weights else 0)
-        return kept <= KEPT * torch.cuda.get_device_properties(self._policy.device).total_memory
+    def _keeps_buffers(self) -> bool:
+        kept = self._kv_cache.nbytes + (self._weights.nbytes if self._weights else 0)
+        return kept <= KEPT_FRACTION * torch.cuda.get_device_properties(self._policy.device).total_memory
 
     @property
-    def graphs(self) -> int:
-        """How many are recorded."""
+    def num_cuda_graphs(self) -> int:
+        """How many decoding steps are captured."""
         return self._graphs.count if self._graphs else 0
 
-    def rows(self, span: int) -> int:
-        """How many rows of the cache a step is made for, of which ``span`` are asked for."""
-        return bucket(span, 8) if self._graphs else span
+    def padded_rows(self, count: int) -> int:
+        """How many rows of the KV cache a decoding step runs, where ``count`` are asked for."""
+        return bucket_size(count, 8) if self._graphs else count
 
-    def prefill(self, new: list[list[int]], rows: list[int], lengths: list[int]) -> None:
-        """Put new ids behind the first ``lengths`` tokens of rows of the cache, in one pass."""
-        device, longest = self._policy.device, max(map(len, new))
+    def prefill(self, new_ids: list[list[int]], rows: list[int], lengths: list[int]) -> None:
+        """Append new ids to rows of the KV cache that hold ``lengths`` tokens, in one pass."""
+        device, longest = self._policy.device, max(map(len, new_ids))
         if self._graphs:  # a few sizes here as well: kernels are planned for each
-            longest = bucket(longest, 16)
-        ids = torch.tensor([part + [self._policy.pad_id] * (longest - len(part)) for part in new], device=device)
-        places = torch.tensor(lengths, device=device)[:, None] + torch.arange(longest, device=device)
-        reach = max(length + len(part) for part, length in zip(new, lengths, strict=True))
+            longest = bucket_size(longest, 16)
+        ids = torch.tensor([part + [self._policy.pad_id] * (longest - len(part)) for part in new_ids], device=device)
+        columns = torch.tensor(lengths, device=device)[:, None] + torch.arange(longest, device=device)
+        max_length = max(length + len(part) for part, length in zip(new_ids, lengths, strict=True))
         width = longest + max(lengths)  # with room for the padding of the longest one
         if self._graphs:
-            width = bucket(width, 256)
-        self._check(reach)
-        self._cache.reserve(0, width)
-        self._policy.fed["prefill"] += ids.numel()
-        self._pass(ids, places, torch.tensor(rows, device=device), width, reach)
+            width = bucket_size(width, 256)
+        self._check_window(max_length)
+        self._kv_cache.reserve(0, width)
+        self.processed["prefill"] += ids.numel()
+        self._run(ids, columns, torch.tensor(rows, device=device), width, max_length)
 
-    def decode(self, ids: list[int], lengths: list[int], reach: int) -> torch.Tensor:
-        """The hidden states [rows, H] of one more token for each of the first rows of the cache.
+    def decode(self, ids: list[int], lengths: list[int], max_length: int) -> torch.Tensor:
+        """Run one more token of each of the first rows of the KV cache; returns their hidden states [rows, H].
 
-        ``reach``: of the longest conversation that counts, with that token.
+        Args:
+            lengths: how many tokens each row holds so far.
+            max_length: tokens of the longest conversation with an open turn, the new one included.
         """
-        self._check(reach)
+        self._check_window(max_length)
         count, width = len(ids), 1 + max(lengths)
         if self._graphs:
-            width, padding = bucket(width, 256), self.rows(count) - count
+            width, padding = bucket_size(width, 256), self.padded_rows(count) - count
             ids, lengths = ids + [self._policy.pad_id] * padding, lengths + [0] * padding
-        self._cache.reserve(len(ids), width)
-        self._policy.fed["decode"] += len(ids)
-        self._policy.fed["steps"] += 1
-        inputs, places = torch.tensor([ids, lengths], device=self._policy.device)[..., None]
-        if self._graphs and self._cache.nbytes and not self._stale:
-            return self._graphs(self._step, inputs, places, width, self._cache.version)[:count, -1]
-        return self._pass(inputs, places, slice(0, len(ids)), width, reach)[:count, -1]
+        self._kv_cache.reserve(len(ids), width)
+        self.processed["decode"] += len(ids)
+        self.processed["decode_steps"] += 1
+        inputs, columns = torch.tensor([ids, lengths], device=self._policy.device)[..., None]
+        if self._graphs and self._kv_cache.nbytes and not self._weights_changed:
+            return self._graphs(self._decode_step, inputs, columns, width, self._kv_cache.version)[:count, -1]
+        return self._run(inputs, columns, slice(0, len(ids)), width, max_length)[:count, -1]
 
-    def _step(self, ids: torch.Tensor, places: torch.Tensor, width: int) -> torch.Tensor:
-        return self._pass(ids, places, slice(0, len(ids)), width, width)
+    def _decode_step(self, ids: torch.Tensor, columns: torch.Tensor, width: int) -> torch.Tensor:
+        return self._run(ids, columns, slice(0, len(ids)), width, width)
 
-    def _check(self, reach: int) -> None:
-        if reach > self._window:
+    def _check_window(self, max_length: int) -> None:
+        if max_length > self._window:
             raise ValueError(f"the conversations outgrow the model's attention window of {self._window} tokens")
 
-    def _pass(
-        self, ids: torch.Tensor, places: torch.Tensor, rows: torch.Tensor | slice, width: int, reach: int
+    def _run(
+        self, ids: torch.Tensor, columns: torch.Tensor, rows: torch.Tensor | slice, width: int, max_length: int
     ) -> torch.Tensor:
-        """Hidden states [m, w, H] of ids [m, w] at their places in rows of the cache, ``width`` columns of which count.
+        """Hidden states [m, w, H] of ids [m, w] that go into these rows and columns of the KV cache.
 
-        What is beyond ``reach`` is padding, whose position need only be one that there is.
+        Args:
+            width: how many columns attention reads.
+            max_length: what is behind it is padding, whose position need only be one that the model has.
         """
-        self._cache.aim(rows, places, width)
-        sees = torch.arange(width, device=ids.device) <= places[:, None, :, None]
-        positions = places.clamp(max=reach - 1)
-        if not self._plain:
+        self._kv_cache.set_positions(rows, columns, width)
+        attention_mask = torch.arange(width, device=ids.device) <= columns[:, None, :, None]
+        positions = columns.clamp(max=max_length - 1)
+        if not self._runs_as_llama:
             return self._backbone(
-                ids, attention_mask=self._policy.as_mask(sees), position_ids=positions, past_key_values=self._cache,
-                use_cache=True,
+                ids, attention_mask=self._policy.as_mask(attention_mask), position_ids=positions,
+                past_key_values=self._kv_cache, use_cache=True,
             ).last_hidden_state  # fmt: skip
         if self._weights is None:
-            self._weights = decoder.Weights(self._backbone, self._policy.dtype)
-        elif self._stale:
+            self._weights = llama.CastWeights(self._backbone, self._policy.dtype)
+        elif self._weights_changed:
             self._weights.refresh()
-        self._stale = False
-        return decoder.forward(self._backbone, self._weights, ids, positions, sees, self._cache)
+        self._weights_changed = False
+        return llama.forward(self._backbone, self._weights, ids, positions, attention_mask, self._kv_cache)

@@ -1,103 +1,110 @@
-"""Which conversations are at one point of one history, and where in the cache it lies."""
+"""Which conversations have the same tokens in the KV cache, and in which row they are."""
 
 from dataclasses import dataclass, field
 
-from trainers.engines.kv_cache import KeyValues
+from trainers.engines.kv_cache import KVCache
 
 
 @dataclass(slots=True, eq=False)
-class Row:
-    """A history that conversations have in common.
+class CachedSequence:
+    """A sequence of tokens that one or more conversations have in common.
 
     Attributes:
-        index: its row in the cache.
+        index: its row in the KV cache.
         keys: the conversations.
-        ids: what the cache holds; all of them begin with it.
-        next: the token that goes in next, where a turn is open.
+        ids: the tokens that the KV cache holds; each of the conversations begins with them.
+        next_id: the token that is run next, where a turn is open.
     """
 
     index: int
     keys: list[int]
     ids: list[int] = field(default_factory=list)
-    next: int | None = None
+    next_id: int | None = None
 
 
-class Histories:
-    """The rows of a cache. Conversations that have the same history share one, until they differ: it is copied then.
+class PrefixCache:
+    """The sequences in a KV cache. Conversations with the same tokens share one until they differ; it is copied then.
 
     Args:
-        cache: whatever it holds is written over.
+        kv_cache: whatever it holds is overwritten.
     """
 
-    def __init__(self, cache: KeyValues):
-        self.cache = cache
-        self.rows: list[Row] = []
-        self._row_of: dict[int, Row] = {}
-        self._copies: list[tuple[Row, Row]] = []
+    def __init__(self, kv_cache: KVCache):
+        self.kv_cache = kv_cache
+        self.sequences: list[CachedSequence] = []
+        self._sequence_of: dict[int, CachedSequence] = {}
+        self._pending_copies: list[tuple[CachedSequence, CachedSequence]] = []
 
-    def extend(self, prompts: dict[int, list[int]]) -> dict[Row, list[int]]:
-        """The row of each history that ``prompts`` end in, and all of its ids, of which the row may hold the first.
+    def match(self, prompts: dict[int, list[int]]) -> dict[CachedSequence, list[int]]:
+        """Find, or begin, the sequence of each conversation. Conversations with equal prompts get the same one.
 
-        What was seen of a conversation is used where its prompt goes on from there; else it starts over.
+        What is cached of a conversation is used where its prompt extends it; otherwise it starts from nothing.
+
+        Returns:
+            Each sequence with the ids of its prompt, the first of which may be cached already.
         """
-        groups: dict[tuple[Row | None, tuple[int, ...]], list[int]] = {}
+        groups: dict[tuple[CachedSequence | None, tuple[int, ...]], list[int]] = {}
         for key, prompt in prompts.items():
-            row = self._row_of.get(key)
-            if row is not None and (len(prompt) <= len(row.ids) or prompt[: len(row.ids)] != row.ids):
-                self._leave(key, row)
-                row = None
-            groups.setdefault((row, tuple(prompt[len(row.ids) if row else 0 :])), []).append(key)
-        found = {}
-        for (row, _), keys in groups.items():
-            found[self._new(keys) if row is None else self.part(row, keys)] = prompts[keys[0]]
-        self.copy()
-        return found
+            sequence = self._sequence_of.get(key)
+            if sequence is not None and (
+                len(prompt) <= len(sequence.ids) or prompt[: len(sequence.ids)] != sequence.ids
+            ):
+                self._remove(key, sequence)
+                sequence = None
+            groups.setdefault((sequence, tuple(prompt[len(sequence.ids) if sequence else 0 :])), []).append(key)
+        matched = {}
+        for (sequence, _), keys in groups.items():
+            matched[self._add(keys) if sequence is None else self.fork(sequence, keys)] = prompts[keys[0]]
+        self.copy_forks()
+        return matched
 
-    def part(self, row: Row, keys: list[int]) -> Row:
-        """These conversations of a row in a row of their own, which `copy` has yet to fill; the same row for all."""
-        if len(keys) == len(row.keys):
-            return row
-        row.keys = [key for key in row.keys if key not in keys]
-        new = self._new(keys, row.ids.copy())
-        self._copies.append((row, new))
-        return new
+    def fork(self, sequence: CachedSequence, keys: list[int]) -> CachedSequence:
+        """Give these conversations a copy of their sequence; the sequence itself if they are all that it has. The keys
+        and values are copied by `copy_forks`."""
+        if len(keys) == len(sequence.keys):
+            return sequence
+        sequence.keys = [key for key in sequence.keys if key not in keys]
+        fork = self._add(keys, sequence.ids.copy())
+        self._pending_copies.append((sequence, fork))
+        return fork
 
-    def copy(self) -> None:
-        """Fill the rows that `part` made."""
-        if self._copies:
-            sources, targets = zip(*self._copies, strict=True)
-            self.cache.copy([r.index for r in sources], [r.index for r in targets], max(len(r.ids) for r in targets))
-            self._copies = []
+    def copy_forks(self) -> None:
+        """Copy the keys and values of all forks since the last call, at once."""
+        if self._pending_copies:
+            sources, targets = zip(*self._pending_copies, strict=True)
+            width = max(len(s.ids) for s in targets)
+            self.kv_cache.copy_rows([s.index for s in sources], [s.index for s in targets], width)
+            self._pending_copies = []
 
-    def fill(self, source: Row, target: Row, ids: list[int]) -> None:
-        """Let a row begin with ``ids``, as another one does."""
-        self.cache.copy([source.index], [target.index], len(ids))
+    def copy_prefix(self, source: CachedSequence, target: CachedSequence, ids: list[int]) -> None:
+        """Let an empty sequence begin with ``ids``, with which another one begins."""
+        self.kv_cache.copy_rows([source.index], [target.index], len(ids))
         target.ids = list(ids)
 
-    def to_front(self, rows: list[Row]) -> None:
-        """Change places in the cache, so that ``rows`` are the first ones."""
-        chosen = {row.index for row in rows}
-        inside = [i for i in range(len(rows)) if i not in chosen]
-        outside = [i for i in chosen if i >= len(rows)]
+    def move_to_front(self, sequences: list[CachedSequence]) -> None:
+        """Exchange rows of the KV cache so that these sequences have the first ones."""
+        chosen = {sequence.index for sequence in sequences}
+        inside = [i for i in range(len(sequences)) if i not in chosen]
+        outside = [i for i in chosen if i >= len(sequences)]
         if inside:
-            width = max(len(self.rows[i].ids) for i in inside + outside)
-            self.cache.swap(inside, outside, width)
+            width = max(len(self.sequences[i].ids) for i in inside + outside)
+            self.kv_cache.swap_rows(inside, outside, width)
             for a, b in zip(inside, outside, strict=True):
-                self.rows[a], self.rows[b] = self.rows[b], self.rows[a]
-                self.rows[a].index, self.rows[b].index = a, b
+                self.sequences[a], self.sequences[b] = self.sequences[b], self.sequences[a]
+                self.sequences[a].index, self.sequences[b].index = a, b
 
-    def _new(self, keys: list[int], ids: list[int] | None = None) -> Row:
-        row = Row(len(self.rows), keys, ids or [])
-        self.rows.append(row)
-        self.cache.reserve(len(self.rows), 0)
-        self._row_of |= dict.fromkeys(keys, row)
-        return row
+    def _add(self, keys: list[int], ids: list[int] | None = None) -> CachedSequence:
+        sequence = CachedSequence(len(self.sequences), keys, ids or [])
+        self.sequences.append(sequence)
+        self.kv_cache.reserve(len(self.sequences), 0)
+        self._sequence_of |= dict.fromkeys(keys, sequence)
+        return sequence
 
-    def _leave(self, key: int, row: Row) -> None:
-        del self._row_of[key]
-        row.keys.remove(key)
-        if not row.keys:
-            last = self.rows.pop()
-            if last is not row:
-                self.cache.copy([last.index], [row.index], len(last.ids))
-                self.rows[row.index], last.index = last, row.index
+    def _remove(self, key: int, sequence: CachedSequence) -> None:
+        del self._sequence_of[key]
+        sequence.keys.remove(key)
+        if not sequence.keys:
+            last = self.sequences.pop()
+            if last is not sequence:
+                self.kv_cache.copy_rows([last.index], [sequence.index], len(last.ids))
+                self.sequences[sequence.index], last.index = last, sequence.index

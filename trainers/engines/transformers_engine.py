@@ -1,143 +1,158 @@
 """Sampling from a `transformers` model, with keys and values kept across turns."""
 
+import collections
+
 import torch
 
 from trainers.engines.engine import Completion
-from trainers.engines.model_runner import Forward
-from trainers.engines.prefix_cache import Histories, Row
+from trainers.engines.model_runner import ModelRunner
+from trainers.engines.prefix_cache import CachedSequence, PrefixCache
 from trainers.engines.sampling import sample
-from trainers.engines.stopping import Stops
+from trainers.engines.stopping import StopChecker
 from trainers.models.policy import Policy
 
-PASS = 8192  # tokens of a prefill at once, padding included
-WORTH_SHARING = 16  # tokens at the beginning of new prompts, such as instructions, that are fed once for all of them
+MAX_PREFILL_TOKENS = 8192  # in one pass, padding included
+MIN_SHARED_PREFIX = 16  # tokens that all new prompts begin with, such as instructions, from which on they are run once
 
 
 class TransformersEngine:
-    """Sampling from a `transformers` model, with keys and values kept across turns.
+    """An `Engine` with continuous batching: turns that go on are joined by those that have got their observation.
 
-    Conversations with the same history, such as attempts at one question, are one row of the cache until they differ:
-    what they share is computed once, and each draws its own token from the same distribution. A turn ends when it ends:
-    those that go on are joined by those that have got their observation.
+    Conversations with the same tokens, such as attempts at one question, share a row of the KV cache until they differ:
+    what they have in common is computed once, and each draws its own token from the same distribution.
 
-    A model that keeps a state other than keys and values is refused.
+    Raises:
+        ValueError: the model keeps a state other than keys and values.
     """
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
-        self.policy, self._forward, self._stopped = policy, Forward(policy), Stops(policy, stop)
+        self.policy, self._runner, self._is_complete = policy, ModelRunner(policy), StopChecker(policy, stop)
         self.reset()
 
+    @property
+    def processed(self) -> collections.Counter[str]:
+        """`Engine.processed`."""
+        return self._runner.processed
+
     def reset(self) -> None:
-        self._histories = Histories(self._forward.reset())
-        self._open: dict[int, tuple[Completion, int]] = {}  # with the longest that the turn may get
-        self._rows: list[Row] = []  # those with open turns
+        """`Engine.reset`."""
+        self._cache = PrefixCache(self._runner.reset())
+        self._open: dict[int, tuple[Completion, int]] = {}  # by conversation, with the turn's maximal length
+        self._running: list[CachedSequence] = []  # those with open turns
         self._temperature = 1.0
 
     @property
-    def graphs(self) -> int:
-        """How many CUDA graphs are recorded."""
-        return self._forward.graphs
+    def num_cuda_graphs(self) -> int:
+        """How many decoding steps are captured as CUDA graphs."""
+        return self._runner.num_cuda_graphs
 
     def submit(self, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float) -> None:
+        """`Engine.submit`. Turns that are open at the same time have one temperature."""
         if self._open and temperature != self._temperature:
             raise ValueError(f"turns at temperature {self._temperature} are open, and these have {temperature}")
         if repeated := sorted(self._open.keys() & prompts):
             raise ValueError(f"conversations {repeated} have an open turn already")
         self._temperature = temperature
-        found = self._histories.extend(prompts)
+        matched = self._cache.match(prompts)
         with torch.no_grad(), self.policy.autocast():
-            self._prefill({row: ids[:-1] for row, ids in found.items()})
-        for row, ids in found.items():
-            row.next = ids[-1]
-        self._rows += found
+            self._prefill({sequence: ids[:-1] for sequence, ids in matched.items()})
+        for sequence, ids in matched.items():
+            sequence.next_id = ids[-1]
+        self._running += matched
         self._open |= {key: (Completion(), max_new_tokens) for key in prompts}
 
-    def finished(self) -> dict[int, Completion]:
+    def wait(self) -> dict[int, Completion]:
+        """`Engine.wait`."""
         done: dict[int, Completion] = {}
         enough = len(self._open) // 8  # a few at a time, or prefills would be small
         # Around all of it: under autocast weights are rounded once, and not for each token.
         with torch.no_grad(), self.policy.autocast():
             while self._open and len(done) <= enough:
-                done |= self._step()
+                done |= self._decode_step()
         return done
 
-    def _prefill(self, wanted: dict[Row, list[int]]) -> None:
-        """Let the cache hold all of these ids."""
-        fresh = {row: ids for row, ids in wanted.items() if not row.ids}
-        shared = _common(list(fresh.values())) if len(fresh) > 1 else []
-        if len(shared) >= WORTH_SHARING:
+    def _prefill(self, wanted: dict[CachedSequence, list[int]]) -> None:
+        """Let the KV cache hold all of these ids."""
+        fresh = {sequence: ids for sequence, ids in wanted.items() if not sequence.ids}
+        shared = _common_prefix(list(fresh.values())) if len(fresh) > 1 else []
+        if len(shared) >= MIN_SHARED_PREFIX:
             first, *others = fresh
-            self._feed({first: shared})
-            for row in others:
-                self._histories.fill(first, row, shared)
-        rows = sorted(
-            (row for row in wanted if len(wanted[row]) > len(row.ids)), key=lambda r: len(r.ids) - len(wanted[r])
+            self._append({first: shared})
+            for sequence in others:
+                self._cache.copy_prefix(first, sequence, shared)
+        # The longest first, so that those of a pass need little padding.
+        waiting = sorted(
+            (sequence for sequence in wanted if len(wanted[sequence]) > len(sequence.ids)),
+            key=lambda sequence: len(sequence.ids) - len(wanted[sequence]),
         )
-        while rows:
-            count = max(1, PASS // (len(wanted[rows[0]]) - len(rows[0].ids)))
-            self._feed({row: wanted[row][len(row.ids) :] for row in rows[:count]})
-            del rows[:count]
+        while waiting:
+            count = max(1, MAX_PREFILL_TOKENS // (len(wanted[waiting[0]]) - len(waiting[0].ids)))
+            self._append({sequence: wanted[sequence][len(sequence.ids) :] for sequence in waiting[:count]})
+            del waiting[:count]
 
-    def _feed(self, new: dict[Row, list[int]]) -> None:
-        """Put new ids behind what the rows hold, in one pass."""
-        self._histories.cache.reserve(len(self._histories.rows), 0)
-        rows, lengths = [row.index for row in new], [len(row.ids) for row in new]
-        self._forward.prefill(list(new.values()), rows, lengths)
-        for row, part in new.items():
-            row.ids += part
+    def _append(self, new_ids: dict[CachedSequence, list[int]]) -> None:
+        """Append ids to cached sequences, in one pass."""
+        self._cache.kv_cache.reserve(len(self._cache.sequences), 0)
+        rows, lengths = [sequence.index for sequence in new_ids], [len(sequence.ids) for sequence in new_ids]
+        self._runner.prefill(list(new_ids.values()), rows, lengths)
+        for sequence, ids in new_ids.items():
+            sequence.ids += ids
 
-    def _step(self) -> dict[int, Completion]:
+    def _decode_step(self) -> dict[int, Completion]:
         """One more token for each open turn; returns those that it completes."""
-        rows, histories = self._rows, self._histories
-        span = 1 + max(row.index for row in rows)
-        if span > 2 * len(rows):
-            histories.to_front(rows)
-            span = len(rows)
-        # Rows without an open turn come along, and what is written behind their end is written over later.
-        everyone = histories.rows[: self._forward.rows(span)]
-        hidden = self._forward.decode(
-            [self.policy.pad_id if row.next is None else row.next for row in everyone],
-            [len(row.ids) for row in everyone],
-            reach=1 + max(len(row.ids) for row in rows),
+        running, cache = self._running, self._cache
+        num_rows = 1 + max(sequence.index for sequence in running)
+        if num_rows > 2 * len(running):
+            cache.move_to_front(running)
+            num_rows = len(running)
+        # Rows in between without an open turn are run too; what that writes behind their end is overwritten later.
+        rows = cache.sequences[: self._runner.padded_rows(num_rows)]
+        hidden = self._runner.decode(
+            [self.policy.pad_id if sequence.next_id is None else sequence.next_id for sequence in rows],
+            [len(sequence.ids) for sequence in rows],
+            max_length=1 + max(len(sequence.ids) for sequence in running),
         )
-        logits = self.policy.logits(hidden[torch.tensor([row.index for row in rows], device=hidden.device)])
-        keys = [key for row in rows for key in row.keys]
-        which = torch.tensor([n for n, row in enumerate(rows) for _ in row.keys], device=hidden.device)
-        tokens, logprobs = sample(logits, which, self._temperature)
+        logits = self.policy.logits(hidden[torch.tensor([s.index for s in running], device=hidden.device)])
+        keys = [key for sequence in running for key in sequence.keys]
+        row_of_key = [number for number, sequence in enumerate(running) for _ in sequence.keys]
+        tokens, logprobs = sample(logits, torch.tensor(row_of_key, device=hidden.device), self._temperature)
         drawn = dict(zip(keys, zip(tokens.tolist(), logprobs.tolist(), strict=True), strict=True))
-        self._rows, done = [], {}
-        for row in rows:
-            row.ids.append(row.next)
-            ended, goes_on = self._take(row, drawn)
-            done |= ended
-            if ended and goes_on:
-                histories.part(row, list(ended))
-            for token, keys in goes_on.items():
-                going = histories.part(row, keys)
-                going.next = token
-                self._rows.append(going)
-        histories.copy()
+        self._running = []
+        done: dict[int, Completion] = {}
+        for sequence in running:
+            assert sequence.next_id is not None  # its turn is open
+            sequence.ids.append(sequence.next_id)
+            complete, continuing = self._append_drawn(sequence, drawn)
+            done |= complete
+            if complete and continuing:
+                cache.fork(sequence, list(complete))
+            for token, keys in continuing.items():
+                fork = cache.fork(sequence, keys)
+                fork.next_id = token
+                self._running.append(fork)
+        cache.copy_forks()
         return done
 
-    def _take(
-        self, row: Row, drawn: dict[int, tuple[int, float]]
+    def _append_drawn(
+        self, sequence: CachedSequence, drawn: dict[int, tuple[int, float]]
     ) -> tuple[dict[int, Completion], dict[int, list[int]]]:
-        """Each conversation of a row gets its token: those whose turn it ends, and the others by token."""
-        ended, goes_on = {}, {}
-        for key in row.keys:
-            (completion, limit), (token, logprob) = self._open[key], drawn[key]
+        """Give each conversation of a sequence its token; returns the turns that this completes, and the other
+        conversations by token."""
+        complete: dict[int, Completion] = {}
+        continuing: dict[int, list[int]] = {}
+        for key in sequence.keys:
+            (completion, max_length), (token, logprob) = self._open[key], drawn[key]
             completion.tokens.append(token)
             completion.logprobs.append(logprob)
-            if self._stopped(completion.tokens):
+            if self._is_complete(completion.tokens):
                 completion.finish_reason = "stop"
-            elif len(completion.tokens) < limit:
-                goes_on.setdefault(token, []).append(key)
+            elif len(completion.tokens) < max_length:
+                continuing.setdefault(token, []).append(key)
                 continue
-            ended[key] = self._open.pop(key)[0]
-        return ended, goes_on
+            complete[key] = self._open.pop(key)[0]
+        return complete, continuing
 
 
-def _common(sequences: list[list[int]]) -> list[int]:
-    """What they all begin with."""
+def _common_prefix(sequences: list[list[int]]) -> list[int]:
     first, last = min(sequences), max(sequences)
     return first[: next((i for i, (x, y) in enumerate(zip(first, last, strict=False)) if x != y), len(first))]

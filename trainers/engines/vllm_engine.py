@@ -1,9 +1,10 @@
 """vLLM as the engine of rollouts, in the trainer's own process: on one device with it, and with the trainer's weights.
 
-Ids go in and come out; vLLM gets no tokenizer, and where a turn ends is judged here. What a conversation has already
-seen lies in its prefix cache. `trainers.engines.vllm_client` is the same over HTTP.
+Ids go in and come out: vLLM gets no tokenizer, and where a turn ends is decided here. Its prefix cache keeps what a
+conversation has already seen. `trainers.engines.vllm_client` is the same over HTTP.
 """
 
+import collections
 import contextlib
 import copy
 import itertools
@@ -11,16 +12,17 @@ import os
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import torch
 from transformers import PreTrainedModel
 
 from trainers.engines.engine import Completion
-from trainers.engines.mismatch import check
-from trainers.engines.stopping import Stops
+from trainers.engines.mismatch import check_engine
+from trainers.engines.stopping import StopChecker
 from trainers.models.policy import Policy
 
-BLOCK = 32  # tokens that the prefix cache keeps or recomputes together on a CPU, where vLLM would take 128
+BLOCK_SIZE = 32  # tokens that the prefix cache keeps or recomputes together on a CPU, where vLLM would take 128
 
 
 class VLLMEngine:
@@ -42,18 +44,19 @@ class VLLMEngine:
             raise ValueError(f"kv_gib must be above 0, got {kv_gib}")
         if torch.distributed.is_initialized() and torch.distributed.get_world_size() > 1:
             raise ValueError("vLLM in the trainer's process is for one process; with several, use a vLLM server")
-        self._vllm = _import()
-        self._stops, self._ends = Stops(policy, stop), sorted(policy.end_ids)
-        self._numbers = itertools.count()
+        self._vllm = _import_vllm()
+        self.processed: collections.Counter[str] = collections.Counter()  # vLLM does not tell
+        self._is_complete, self._end_ids = StopChecker(policy, stop), sorted(policy.end_ids)
+        self._request_numbers = itertools.count()
         self._open: dict[str, tuple[int, Completion]] = {}  # by request
-        # vLLM seeds the process it starts in; whoever trains has done so already.
-        with torch.random.fork_rng(), _without("llvmlite.binding.ffi"):
+        # vLLM seeds the process that it starts in, which the trainer has seeded already.
+        with torch.random.fork_rng(), _hide_module("llvmlite.binding.ffi"):
             self._engine = self._start(policy, kv_gib)
-        self._synchronise = Synchroniser(policy.model, self._load)
+        self._sync_weights = WeightSync(policy.model, self._load)
         self.reset()
-        check(self, policy)
+        check_engine(self, policy)
 
-    def _start(self, policy: Policy, kv_gib: float):
+    def _start(self, policy: Policy, kv_gib: float) -> Any:
         self._folder = tempfile.TemporaryDirectory(prefix="vllm-")
         config = copy.deepcopy(policy.model.config)
         config.architectures = [type(policy.model).__name__]
@@ -63,42 +66,44 @@ class VLLMEngine:
             dtype=str(policy.dtype).removeprefix("torch."), logprobs_mode="processed_logprobs",
             max_model_len=-1,  # as long as fits in
             kv_cache_memory_bytes=int(kv_gib * 2**30), gpu_memory_utilization=0.01,  # the first one counts
-            block_size=BLOCK if policy.device.type == "cpu" else None, enable_prefix_caching=True,
+            block_size=BLOCK_SIZE if policy.device.type == "cpu" else None, enable_prefix_caching=True,
             async_scheduling=False,  # no token is under way when weights change
             seed=torch.initial_seed() % 2**31, disable_log_stats=True,
         )  # fmt: skip
         return self._vllm.LLMEngine.from_engine_args(arguments)
 
     def submit(self, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float) -> None:
+        """`Engine.submit`."""
         if repeated := sorted({key for key, _ in self._open.values()} & prompts.keys()):
             raise ValueError(f"conversations {repeated} have an open turn already")
         params = self._vllm.SamplingParams(
-            temperature=temperature, max_tokens=max_new_tokens, logprobs=0, stop_token_ids=self._ends, ignore_eos=True,
+            temperature=temperature, max_tokens=max_new_tokens, logprobs=0, stop_token_ids=self._end_ids, ignore_eos=True,
             detokenize=False, output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
         )  # fmt: skip
         for key, prompt in prompts.items():
-            request = str(next(self._numbers))
+            request = str(next(self._request_numbers))
             self._engine.add_request(request, self._vllm.inputs.tokens_input(prompt), params)
             self._open[request] = key, Completion()
 
-    def finished(self) -> dict[int, Completion]:
+    def wait(self) -> dict[int, Completion]:
+        """`Engine.wait`."""
         done: dict[int, Completion] = {}
         enough = len(self._open) // 8  # a few at a time, or prefills would be small
         while self._open and len(done) <= enough:
             for output in self._engine.step():
-                done |= self._take(output)
+                done |= self._append_output(output)
         return done
 
-    def _take(self, output) -> dict[int, Completion]:
-        """Add the new tokens of an open turn; returns it if they complete it."""
+    def _append_output(self, output: Any) -> dict[int, Completion]:
+        """Append the new tokens of an open turn; returns it if they complete it."""
         key, completion = self._open[output.request_id]
-        (said,) = output.outputs
-        if said.finish_reason not in (None, "stop", "length"):
-            raise RuntimeError(f"vLLM gave up on a turn: {said.finish_reason}")
-        for token, among in zip(said.token_ids, said.logprobs, strict=True):
+        (new,) = output.outputs
+        if new.finish_reason not in (None, "stop", "length"):
+            raise RuntimeError(f"vLLM gave up on a turn: {new.finish_reason}")
+        for token, logprobs in zip(new.token_ids, new.logprobs, strict=True):
             completion.tokens.append(token)
-            completion.logprobs.append(among[token].logprob)
-            if self._stops(completion.tokens):
+            completion.logprobs.append(logprobs[token].logprob)
+            if self._is_complete(completion.tokens):
                 completion.finish_reason = "stop"
                 break
         else:
@@ -110,9 +115,10 @@ class VLLMEngine:
         return {key: completion}
 
     def reset(self) -> None:
+        """`Engine.reset`; loads the weights if they have changed."""
         self._engine.abort_request(list(self._open))
         self._open.clear()
-        self._synchronise()
+        self._sync_weights()
         if not self._engine.reset_prefix_cache():
             raise RuntimeError("vLLM did not give up its prefix cache: keys and values would be those of old weights")
 
@@ -120,16 +126,18 @@ class VLLMEngine:
         self._engine.collective_rpc("reload_weights", kwargs={"weights_iterator": weights})
 
 
-class Synchroniser:
+class WeightSync:
     """Calls ``load`` with the model's weights whenever they have changed since the last call.
 
     Rollouts are more frequent than updates: an evaluation alone is several of them.
     """
 
     def __init__(self, model: PreTrainedModel, load: Callable[[Iterator[tuple[str, torch.Tensor]]], None]):
-        self._model, self._load, self._loaded = model, load, []
+        self._model, self._load = model, load
+        self._loaded: list[int] = []  # checksums of the weights
 
     def __call__(self) -> None:
+        """Load the weights if they have changed."""
         # The bits of each tensor, added up as integers: floats would round small updates away.
         sums = [p.detach().flatten().view(torch.int16).sum(dtype=torch.int64) for p in self._model.parameters()]
         now = torch.stack(sums).tolist()
@@ -140,8 +148,8 @@ class Synchroniser:
 
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """A model's weights by their names in a checkpoint, adapters added to what they adapt. A tied head has its own: on a
-    CPU vLLM would otherwise go on with the old one (seen in 0.32)."""
+    """A model's weights by their names in a checkpoint, with LoRA adapters merged into their layers. A tied head comes by
+    its own name too: on a CPU vLLM would otherwise keep the old one (seen in 0.32)."""
     adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
     for name, weight in model.state_dict().items():
         if ".lora_" in name:
@@ -154,9 +162,9 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
 
 
 @contextlib.contextmanager
-def _without(name: str) -> Iterator[None]:
-    """While vLLM's CPU build starts, it looks into everything in every module, and falls over one of numba's (seen in
-    0.32): that one is not among the modules meanwhile."""
+def _hide_module(name: str) -> Iterator[None]:
+    """Take a module out of `sys.modules` for a while. When vLLM's CPU build starts, it inspects all loaded modules, and
+    one of numba's makes it fail (seen in 0.32)."""
     module = sys.modules.pop(name, None)
     try:
         yield
@@ -165,14 +173,14 @@ def _without(name: str) -> Iterator[None]:
             sys.modules[name] = module
 
 
-def _import():
+def _import_vllm() -> Any:
     # One process: the weights are at hand, and the trainer's seed is that of the sampling.
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        import vllm
-        import vllm.inputs
-        import vllm.sampling_params
+        import vllm  # type: ignore[import-not-found]  # an extra
+        import vllm.inputs  # type: ignore[import-not-found]  # an extra
+        import vllm.sampling_params  # type: ignore[import-not-found]  # an extra
     except ImportError as error:
         raise ImportError("this engine needs vLLM: pip install 'agent-r1-envs[vllm]'") from error
     return vllm

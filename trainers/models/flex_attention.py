@@ -1,67 +1,83 @@
-"""Trees in one row for FlexAttention (Dong et al. 2024, arXiv 2412.05496), which skips blocks that no token sees."""
+"""Prefix trees packed into one row for FlexAttention (Dong et al. 2024, arXiv 2412.05496), which skips masked blocks."""
 
+from collections.abc import Callable
 from functools import cache
+from typing import Any
 
 import torch
 from torch.nn.attention.flex_attention import BlockMask, create_block_mask, flex_attention
 from transformers import AttentionInterface
 from transformers.integrations.sdpa_attention import sdpa_attention_forward
 
-from trainers.models.prefix_trees import Trees
+from trainers.models.prefix_trees import PrefixTrees
 
-NAME = "packed_trees"  # of the attention, as models know it
-STEP = 128  # rows have a multiple of so many tokens: the size of a block, which is skipped or not
+ATTENTION_NAME = "packed_trees"  # as models know it
+BLOCK_SIZE = 128  # rows have a multiple of so many tokens: a block of them is skipped or not
 
 
-def packed(trees: Trees) -> tuple[dict[str, torch.Tensor | BlockMask], torch.Tensor]:
-    """The inputs of a model whose attention is `NAME`, with all trees in one row; and where each of the batch's tokens is
-    in it, int64 [B, T], 0 for padding."""
-    real = torch.zeros_like(trees.ids, dtype=torch.bool).flatten()
-    real[trees.where.flatten()] = True
-    real[0] = True  # stands for padding, and is the first token of the first tree
-    place = real.cumsum(0) - 1
-    count, width = int(real.sum()), trees.ids.shape[1]
-    size = -(-count // STEP) * STEP
-    device = real.device
-    row, positions = torch.zeros(2, 1, size, dtype=torch.long, device=device)
-    ends = torch.arange(1, size + 1, device=device)  # padding sees itself
-    row[0, :count] = trees.ids.flatten()[real]
-    positions[0, :count] = trees.positions.flatten()[real]
+def pack_trees(trees: PrefixTrees) -> tuple[dict[str, Any], torch.Tensor]:
+    """Put all trees into one row without padding between them.
+
+    Returns:
+        The inputs of a model whose attention is `ATTENTION_NAME`; and the node of each of the batch's tokens in the row,
+        int64 [B, T], 0 for padding.
+    """
+    is_node = torch.zeros_like(trees.ids, dtype=torch.bool).flatten()
+    is_node[trees.node_index.flatten()] = True
+    is_node[0] = True  # stands for padding, and is the first token of the first tree
+    packed_index = is_node.cumsum(0) - 1
+    count, width = int(is_node.sum()), trees.ids.shape[1]
+    size = -(-count // BLOCK_SIZE) * BLOCK_SIZE
+    device = is_node.device
+    ids, positions = torch.zeros(2, 1, size, dtype=torch.long, device=device)
+    subtree_ends = torch.arange(1, size + 1, device=device)  # padding attends to itself
+    ids[0, :count] = trees.ids.flatten()[is_node]
+    positions[0, :count] = trees.positions.flatten()[is_node]
     first = torch.arange(len(trees.ids), device=device)[:, None] * width
-    ends[:count] = place[(trees.ends + first - 1).flatten()[real]] + 1
+    subtree_ends[:count] = packed_index[(trees.subtree_ends + first - 1).flatten()[is_node]] + 1
 
-    def sees(batch, head, query, key):
-        return (key <= query) & (query < ends[key])
+    def is_ancestor(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
+        return (key <= query) & (query < subtree_ends[key])
 
-    mask = _masks(device.type)(sees, None, None, size, size, device)
-    return {"input_ids": row, "position_ids": positions, "attention_mask": mask}, place[trees.where]
-
-
-@cache
-def _flex(device: str):
-    return flex_attention if device == "cpu" else torch.compile(flex_attention, dynamic=True)
+    mask = _block_mask_function(device.type)(is_ancestor, None, None, size, size, device)
+    inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
+    return inputs, packed_index[trees.node_index]
 
 
 @cache
-def _masks(device: str):
+def _attention_function(device: str) -> Callable[..., Any]:
+    if device == "cpu":
+        return flex_attention
+    return torch.compile(flex_attention, dynamic=True)
+
+
+@cache
+def _block_mask_function(device: str) -> Callable[..., BlockMask]:
     """Compiled, or a mask of all pairs of tokens would be made on the way."""
     return create_block_mask if device == "cpu" else torch.compile(create_block_mask, dynamic=True)
 
 
-def attention(module, query, key, value, attention_mask, scaling=None, **rest):
-    """FlexAttention where the mask is one of `packed`; the usual one elsewhere."""
+def packed_attention(
+    module: torch.nn.Module,
+    query: torch.Tensor,
+    key: torch.Tensor,
+    value: torch.Tensor,
+    attention_mask: torch.Tensor | BlockMask | None,
+    scaling: float | None = None,
+    **kwargs: Any,
+) -> tuple[torch.Tensor, None]:
+    """FlexAttention where the mask is one of `pack_trees`; PyTorch's usual attention elsewhere. Its arguments and results
+    are those of an attention function of `transformers`."""
     if not isinstance(attention_mask, BlockMask):
-        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **rest)
-    query, key = (
-        query.to(value.dtype),
-        key.to(value.dtype),
-    )  # under autocast the rotation of positions makes them float32
-    shared = query.shape[1] // key.shape[1]
+        return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
+    # Under autocast the rotary embedding makes them float32.
+    query, key = query.to(value.dtype), key.to(value.dtype)
+    group_size = query.shape[1] // key.shape[1]
     if query.shape[1] & (query.shape[1] - 1):  # kernels share keys among a power of two of heads
-        key, value, shared = key.repeat_interleave(shared, 1), value.repeat_interleave(shared, 1), 1
-    flex = _flex(query.device.type)
-    found = flex(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=shared > 1)
-    return found.transpose(1, 2).contiguous(), None
+        key, value, group_size = key.repeat_interleave(group_size, 1), value.repeat_interleave(group_size, 1), 1
+    attend = _attention_function(query.device.type)
+    output = attend(query, key, value, block_mask=attention_mask, scale=scaling, enable_gqa=group_size > 1)
+    return output.transpose(1, 2).contiguous(), None
 
 
-AttentionInterface.register(NAME, attention)
+AttentionInterface.register(ATTENTION_NAME, packed_attention)

@@ -16,7 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainers.distributed import rank, world_size
-from trainers.models.lora import trainable_copy
+from trainers.models.lora import copy_trainable
 from trainers.models.policy import Policy
 from trainers.trajectory import Batch
 
@@ -38,8 +38,8 @@ class ShardedPolicy(Policy):
 
     def __init__(self, policy: Policy):
         self.__dict__.update(policy.__dict__)
-        self.trees = policy.trees  # tried while the model is whole
-        self.model = trainable_copy(policy.model, policy.model)
+        self.tree_attention = policy.tree_attention  # tried while the model is whole
+        self.model = copy_trainable(policy.model, policy.model)
         self._root: _Root | None = None
 
     def shard(self, optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[torch.nn.Module]) -> None:

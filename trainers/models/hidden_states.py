@@ -1,15 +1,18 @@
-"""What fits a larger model into the same memory: matrix products in bfloat16, and activations that are computed twice."""
+"""The forward pass without the head: in bfloat16, over prefix trees, and with activations that are recomputed, so that a
+larger model fits into the same memory."""
 
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any, cast
 
 import torch
-from transformers import PreTrainedModel
+from torch.utils.hooks import RemovableHandle
+from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainers.models import flex_attention as packing
-from trainers.models.prefix_trees import trees_of
+from trainers.models import flex_attention
+from trainers.models.prefix_trees import build_trees
 from trainers.trajectory import Batch, Sequence, collate_sequences
 
 
@@ -29,89 +32,127 @@ def round_frozen(model: PreTrainedModel) -> None:
 
 def recompute_activations(model: PreTrainedModel) -> None:
     """Gradient checkpointing (Chen et al. 2016): of each layer only the input is kept, and the layer runs once more in
-    the backward pass. Takes effect in `hidden_states`.
+    the backward pass. Takes effect in `compute_hidden_states`.
 
     Raises:
         ValueError: the model has no layers that can do so.
     """
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
-    # Nothing here is drawn by chance, and another thread may be drawing: its generator must not be set back.
+    # Nothing in a layer is random, and another thread may be sampling: its generator must not be set back.
     enable({"use_reentrant": False, "preserve_rng_state": False})
-    if not _recomputed(model):
+    if not _checkpointed_layers(model):
         raise ValueError(f"{type(model).__name__} has no layers whose activations could be recomputed")
 
 
-def hidden_states(
-    backbone: torch.nn.Module, batch: Batch, dtype: torch.dtype, trees: str
+def compute_hidden_states(
+    backbone: torch.nn.Module, batch: Batch, dtype: torch.dtype, tree_attention: str
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The last hidden states of a model without its head, run in ``dtype``.
 
     Args:
-        trees: how rows that begin alike are run as trees, by `tree_attention`; "" runs each by itself.
+        tree_attention: how rows with common prefixes are run as trees, by `choose_tree_attention`; "" runs each row by
+            itself.
 
     Returns:
-        float32 [N, H], and where each of the batch's tokens is among the N, int64 [B, T].
+        float32 [N, H], one for each node of the trees, or without trees for each token; and the node of each of the
+        batch's tokens, int64 [B, T], 0 for padding.
     """
-    forest = trees_of(batch, alone=trees == "packed") if trees else None
-    if forest is None:
-        # Rows are padded on the right and attention is causal, so no real token can see padding: no mask is needed.
-        inputs, where = {"input_ids": batch.ids}, torch.arange(batch.ids.numel(), device=batch.ids.device)
-    elif trees == "packed":
-        backbone.config.get_text_config()._attn_implementation = packing.NAME  # copies are made before this is known
-        inputs, where = packing.packed(forest)
+    trees = build_trees(batch, always=tree_attention == "packed") if tree_attention else None
+    inputs: dict[str, Any]
+    if trees is None:
+        # Rows are padded on the right and attention is causal, so no real token attends to padding: no mask is needed.
+        inputs, node_index = {"input_ids": batch.ids}, torch.arange(batch.ids.numel(), device=batch.ids.device)
+    elif tree_attention == "packed":
+        # Set each time: copies of the model are made before this is known.
+        _text_config(backbone)._attn_implementation = flex_attention.ATTENTION_NAME
+        inputs, node_index = flex_attention.pack_trees(trees)
     else:
-        inputs = {"input_ids": forest.ids, "attention_mask": forest.sees, "position_ids": forest.positions}
-        where = forest.where
-    with autocast(batch.ids.device, dtype), _recomputing(backbone):
+        inputs = {"input_ids": trees.ids, "attention_mask": trees.attention_mask, "position_ids": trees.positions}
+        node_index = trees.node_index
+    with autocast(batch.ids.device, dtype), _recompute_in_training(backbone):
         hidden = backbone(**inputs, use_cache=False).last_hidden_state
-    return hidden.float().flatten(0, 1), where.view_as(batch.ids)
+    return hidden.float().flatten(0, 1), node_index.view_as(batch.ids)
 
 
-def tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> str:
-    """How a model can be run on trees: "packed" in one row, on a GPU; "masked", by a mask that says which tokens each token
-    sees; or "", not at all, as with some kinds of attention and of positions. Tried on trees of these ids; packed, they are
-    longer, and gradients are compared too."""
-    config = backbone.config.get_text_config()
+class ForwardTokenMeter:
+    """Counts the tokens that go through a model without its head, padding included, from `start` to `stop`.
+
+    Every forward pass of these layers counts: that of a critic that shares them, of an engine that runs them by the
+    library, and the trial passes of `choose_tree_attention` at the first use of `Policy.tree_attention`. Start it after
+    those that should not. Passes of copies, and what gradient checkpointing recomputes, do not count.
+    """
+
+    def __init__(self, backbone: torch.nn.Module):
+        self._backbone, self._count = backbone, 0
+        self._hook: RemovableHandle | None = None
+
+    def start(self) -> None:
+        """Count from zero."""
+        self.stop()
+        self._count = 0
+        self._hook = self._backbone.register_forward_pre_hook(self._add, with_kwargs=True)
+
+    def stop(self) -> int:
+        """Stop counting; returns the number of tokens since `start`."""
+        if self._hook is not None:
+            self._hook.remove()
+            self._hook = None
+        return self._count
+
+    def _add(self, module: torch.nn.Module, args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        ids = args[0] if args else kwargs["input_ids"]
+        self._count += ids.numel()
+
+
+def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> str:
+    """How a model can run prefix trees: "packed" into one row, on a GPU; "masked", with an attention mask; or "", not at
+    all, as with some kinds of attention and of positions. Found by comparison with single sequences, on trees made of
+    these ids; for "packed" they are longer, and gradients are compared too."""
+    config = _text_config(backbone)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
-        return ""  # a window would have to be cut out of what each token sees
+        return ""  # a window would have to be cut out of the mask
     device, usual = next(backbone.parameters()).device, config._attn_implementation
-    if device.type == "cuda" and usual in ("sdpa", packing.NAME):
-        turned = [ids[n:] + ids[:n] for n in range(3)]
+    if device.type == "cuda" and usual in ("sdpa", flex_attention.ATTENTION_NAME):
+        rotated = [ids[n:] + ids[:n] for n in range(3)]
         with torch.enable_grad():
-            reason = _differs(backbone, [(x * 500)[:500] for x in turned], device, dtype, "packed")
+            reason = _find_difference(backbone, [(x * 500)[:500] for x in rotated], device, dtype, "packed")
         if reason is None:
             return "packed"
         config._attn_implementation = usual
         warnings.warn(f"sequences are not packed for FlexAttention: {reason}", stacklevel=2)
     with torch.no_grad():
-        return "masked" if _differs(backbone, [ids], device, dtype, "masked") is None else ""
+        return "masked" if _find_difference(backbone, [ids], device, dtype, "masked") is None else ""
 
 
-def _differs(
-    backbone: torch.nn.Module, starts: list[list[int]], device: torch.device, dtype: torch.dtype, trees: str
+def _text_config(backbone: torch.nn.Module) -> PreTrainedConfig:
+    return cast(PreTrainedModel, backbone).config.get_text_config()
+
+
+def _find_difference(
+    backbone: torch.nn.Module, starts: list[list[int]], device: torch.device, dtype: torch.dtype, tree_attention: str
 ) -> str | None:
     """Why trees, each of a sequence and of its first half twice, do not give what single sequences give; None if they do.
 
-    Compared are hidden states and, where they are on, gradients of some weights by them.
+    Compared are hidden states and, where they are on, their gradients by some of the weights.
     """
     rows = [row for start in starts for row in (start, start[: len(start) // 2] * 2)]
     sequences = [Sequence(ids=r, mask=[False] * len(r), logprobs=[0.0] * len(r), rewards=[0.0] * len(r)) for r in rows]
     batch = collate_sequences(sequences, list(range(len(rows))), 0).to(device)
     real = torch.arange(batch.ids.shape[1], device=device) < batch.lengths[:, None]
 
-    def values(trees: str) -> list[torch.Tensor]:
-        hidden, where = hidden_states(backbone, batch, dtype, trees)
-        found = [hidden[where[real]]]
+    def values(tree_attention: str) -> list[torch.Tensor]:
+        hidden, node_index = compute_hidden_states(backbone, batch, dtype, tree_attention)
+        found = [hidden[node_index[real]]]
         if hidden.requires_grad:
             weights = [p for p in backbone.parameters() if p.requires_grad][:8]
-            by_chance = torch.arange(found[0].numel(), device=device).cos().view_as(found[0])
-            found += torch.autograd.grad((found[0] * by_chance).sum(), weights)
+            direction = torch.arange(found[0].numel(), device=device).cos().view_as(found[0])
+            found += torch.autograd.grad((found[0] * direction).sum(), weights)
         return [x.detach() for x in found]
 
     expected = values("")
     try:
-        found = values(trees)
+        found = values(tree_attention)
     except torch.cuda.OutOfMemoryError:
         raise
     except Exception as error:  # whatever a model may make of such a mask
@@ -123,15 +164,15 @@ def _differs(
     return f"hidden states and gradients differ by {errors}"
 
 
-def _recomputed(model: torch.nn.Module) -> list[torch.nn.Module]:
+def _checkpointed_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
     return [m for m in model.modules() if isinstance(m, GradientCheckpointingLayer) and m.gradient_checkpointing]
 
 
 @contextmanager
-def _recomputing(backbone: torch.nn.Module) -> Iterator[None]:
-    """The library recomputes layers in training mode alone, where there is dropout too. So here the layers say that they
-    train, and the modules in them, dropout among them, do not."""
-    layers = _recomputed(backbone) if torch.is_grad_enabled() else []
+def _recompute_in_training(backbone: torch.nn.Module) -> Iterator[None]:
+    """The library recomputes activations only in training mode, which also turns dropout on. So the layers themselves are
+    put into training mode here, and the modules in them, dropout among them, are not."""
+    layers = _checkpointed_layers(backbone) if torch.is_grad_enabled() else []
     modes = [layer.training for layer in layers]
     try:
         for layer in layers:

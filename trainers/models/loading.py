@@ -2,37 +2,47 @@
 
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, PreTrainedModel, PreTrainedTokenizerFast
+from transformers import (
+    AutoModelForCausalLM,
+    AutoTokenizer,
+    PreTrainedModel,
+    PreTrainedTokenizerBase,
+    PreTrainedTokenizerFast,
+)
 from transformers.utils import logging
 
-from trainers.models import lora as adapters
+from trainers.models import lora
 from trainers.models.hidden_states import round_frozen
 from trainers.models.policy import Policy
 
-logging.disable_progress_bar()  # they would draw into ours
+logging.disable_progress_bar()  # they would disturb ours
 
 
 def default_device() -> str:
+    """ "cuda" where there is a GPU, or "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
-def exact_enough(model: PreTrainedModel, dtype: str) -> None:
-    """On a GPU, beside layers in bfloat16, let what stays float32, the head, be multiplied in TF32: with more digits than
-    bfloat16 has, and several times as fast. For the whole process, until a model is to run in float32.
+def set_matmul_precision(model: PreTrainedModel, dtype: str) -> None:
+    """On a GPU, beside layers in bfloat16, run the float32 products, which are those of the head, in TF32: it has more
+    digits than bfloat16 and is several times as fast. Holds for the whole process, until a model is to run in float32.
 
-    Not where the library finds the angles of positions by a product of matrices: those need all of their digits.
+    Not where the library computes the angles of the rotary embedding by a matrix product: those need all of their digits.
     """
     torch.set_float32_matmul_precision("highest")
     if dtype != "bfloat16" or model.device.type != "cuda":
         return
     rotary = getattr(model.base_model, "rotary_emb", None)
     try:
-        expected = _angles(rotary, model.device)
+        expected = _rotary_angles(rotary, model.device)
         torch.set_float32_matmul_precision("high")
-        error = max(float((x - y).abs().max()) for x, y in zip(_angles(rotary, model.device), expected, strict=True))
-    except Exception:  # a model that has its positions in another way
+        error = max(
+            float((x - y).abs().max()) for x, y in zip(_rotary_angles(rotary, model.device), expected, strict=True)
+        )
+    except Exception:  # a model without a rotary embedding, or with another kind
         error = float("inf")
     if error > 1e-3:
         torch.set_float32_matmul_precision("highest")
@@ -41,7 +51,7 @@ def exact_enough(model: PreTrainedModel, dtype: str) -> None:
 
 
 @torch.no_grad()
-def _angles(rotary: torch.nn.Module, device: torch.device) -> tuple[torch.Tensor, ...]:
+def _rotary_angles(rotary: Any, device: torch.device) -> tuple[torch.Tensor, ...]:
     return rotary(torch.zeros(1, device=device), torch.arange(2**13, device=device)[None])
 
 
@@ -54,7 +64,8 @@ def load_policy(
 
     Args:
         dtype: "bfloat16" runs the layers in it, and stores in it the linear layers that an adapter leaves frozen.
-        lora_rank: puts a new adapter of this rank on the model; 0 puts none.
+        lora_rank: of a new adapter that is put on the model; 0 for none.
+        lora_alpha: the adapter's output is scaled by ``lora_alpha / lora_rank``.
 
     Raises:
         ValueError: there is no such model, or it is an adapter already and ``lora_rank`` asks for another.
@@ -62,25 +73,25 @@ def load_policy(
     device = device or default_device()
     try:
         tokenizer = _load_tokenizer(path_or_id)
-        base = adapters.base_of(path_or_id)
+        base = lora.find_base_model(path_or_id)
         model = AutoModelForCausalLM.from_pretrained(base or path_or_id, dtype=torch.float32)
         if base:
-            adapters.add_saved(model, path_or_id)
+            lora.add_saved_lora(model, path_or_id)
     except (OSError, ValueError) as error:
         what = "give a local folder or a model id"
         raise ValueError(f"cannot load a model from {path_or_id!r}: {what}. {error}") from error
     if base and lora_rank:
         raise ValueError(f"{path_or_id} is an adapter of {base} already: leave out lora_rank to train it further")
     if lora_rank:
-        adapters.add_lora(model, lora_rank, lora_alpha)
+        lora.add_lora(model, lora_rank, lora_alpha)
     if dtype == "bfloat16":
         round_frozen(model)
-    model = model.to(device)
-    exact_enough(model, dtype)
+    model = model.to(device)  # type: ignore[arg-type]  # transformers wraps the method without its self
+    set_matmul_precision(model, dtype)
     return Policy(model, tokenizer, getattr(torch, dtype))
 
 
-def _load_tokenizer(path_or_id: str | Path):
+def _load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
     """The tokenizer exactly as tokenizer.json has it. AutoTokenizer decides by the model type and would silently
     replace the word-level tokenizer of a Qwen2-architecture model by Qwen's own byte-level one."""
     try:

@@ -1,4 +1,4 @@
-"""LoRA (Hu et al. 2021): the model stays as it is, and beside each of its linear layers two thin matrices are learned.
+"""LoRA (Hu et al. 2021): the model is frozen, and beside each of its linear layers two low-rank matrices are trained.
 
 The adapter is put into the model in place (`peft` by way of `transformers`), so the model keeps its class, and saving it
 writes a folder that peft, transformers and vLLM load as an adapter of its base.
@@ -6,7 +6,7 @@ writes a folder that peft, transformers and vLLM load as an adapter of its base.
 
 import copy
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import torch
 from transformers import PreTrainedModel
@@ -30,14 +30,18 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
     _inject(model, peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"))
 
 
-def add_saved(model: PreTrainedModel, path_or_id: str | Path) -> None:
-    """The same with an adapter that was trained before."""
+def add_saved_lora(model: PreTrainedModel, path_or_id: str | Path) -> None:
+    """The same with an adapter that was trained before.
+
+    Raises:
+        ImportError: peft is not installed.
+    """
     _inject(model, _peft().PeftConfig.from_pretrained(str(path_or_id)))
-    load_weights(model, path_or_id)
+    load_lora_weights(model, path_or_id)
 
 
-def load_weights(model: PreTrainedModel, path_or_id: str | Path) -> None:
-    """Overwrite the model's adapter by a saved one of the same shape.
+def load_lora_weights(model: PreTrainedModel, path_or_id: str | Path) -> None:
+    """Overwrite the weights of the model's adapter by those of a saved one of the same shape.
 
     Raises:
         ValueError: the saved adapter is for other layers.
@@ -50,46 +54,48 @@ def load_weights(model: PreTrainedModel, path_or_id: str | Path) -> None:
         raise ValueError(f"the adapter in {path_or_id} is for other layers than the model's: {wrong[:3]} and so on")
 
 
-def is_adapted(model: PreTrainedModel) -> bool:
+def has_lora(model: PreTrainedModel) -> bool:
+    """Whether there is an adapter in the model."""
     return hasattr(model, "peft_config")
 
 
-def base_of(path_or_id: str | Path) -> str | None:
-    """What a saved adapter was trained on; None for a model that stands alone."""
+def find_base_model(path_or_id: str | Path) -> str | None:
+    """The folder or hub id of the model that a saved adapter was trained on; None for a model that is no adapter."""
     if find_adapter_config_file(str(path_or_id)) is None:
         return None
     return _peft().PeftConfig.from_pretrained(str(path_or_id)).base_model_name_or_path
 
 
-def trained_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+def trainable_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:
+    """Those that get a gradient: all of a model, or its adapter."""
     return [parameter for parameter in module.parameters() if parameter.requires_grad]
 
 
-def trainable_copy(thing: T, model: torch.nn.Module) -> T:
-    """A deep copy to train by itself. The frozen weights of ``model`` are not copied: both have the same ones."""
-    return copy.deepcopy(thing, {id(p): p for p in model.parameters() if not p.requires_grad})
+def copy_trainable(obj: T, model: torch.nn.Module) -> T:
+    """A deep copy to train by itself. It shares the frozen weights of ``model``, which are not copied."""
+    return copy.deepcopy(obj, {id(p): p for p in model.parameters() if not p.requires_grad})
 
 
-def reference_of(policy: Policy) -> Policy:
-    """The policy as it is now, for a KL penalty while it is trained. With LoRA it costs only a copy of the adapter, which
-    a run that goes on with an earlier adapter needs: switching it off would give the base instead."""
-    reference = trainable_copy(policy, policy.model)
+def make_reference(policy: Policy) -> Policy:
+    """A frozen copy of the policy as it is now, for a KL penalty. With LoRA only the adapter is copied; to switch it off
+    would be cheaper, but gives the base model, which is not where a run that continues an adapter started."""
+    reference = copy_trainable(policy, policy.model)
     reference.model.requires_grad_(False)
     if policy.dtype == torch.bfloat16:
         round_frozen(reference.model)
     return reference
 
 
-def _inject(model: PreTrainedModel, config) -> None:
+def _inject(model: PreTrainedModel, config: Any) -> None:
     model.add_adapter(config)
     base = config.base_model_name_or_path
     if base and Path(base).is_dir():  # a saved adapter must find its base from any folder
         config.base_model_name_or_path = str(Path(base).absolute())
-    if isinstance(config.target_modules, set):  # whose order differs from run to run
+    if isinstance(config.target_modules, set):  # its order differs from run to run
         config.target_modules = sorted(config.target_modules)
 
 
-def _peft():
+def _peft() -> Any:
     try:
         import peft
     except ImportError as error:

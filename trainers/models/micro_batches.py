@@ -6,7 +6,7 @@ import torch
 
 from trainers import distributed
 from trainers.models.policy import Policy
-from trainers.models.prefix_trees import joined, rows_of
+from trainers.models.prefix_trees import group_by_prefix, strip_padding
 from trainers.trajectory import Batch
 
 
@@ -16,7 +16,7 @@ def split_rows(batch: Batch, max_tokens: int) -> list[torch.Tensor]:
     Rows that share a prefix stand side by side (`trainers.models.prefix_trees`), the longest first. No part, padding
     included, has more than ``max_tokens`` tokens; one row alone may exceed it.
     """
-    trees = sorted(joined(rows_of(batch), max_tokens), key=lambda tree: -tree[1])
+    trees = sorted(group_by_prefix(strip_padding(batch), max_tokens), key=lambda tree: -tree[1])
     parts: list[list[int]] = []
     widest = count = 0
     for tree, size in trees:

@@ -1,13 +1,12 @@
 """A causal language model, its tokenizer, and the little that a multi-turn conversation needs of both."""
 
 import re
-from collections import Counter
 from functools import cached_property, lru_cache
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
-from trainers.models.hidden_states import autocast, hidden_states, tree_attention
+from trainers.models.hidden_states import autocast, choose_tree_attention, compute_hidden_states
 from trainers.models.logits import token_logprobs
 from trainers.trajectory import Batch
 
@@ -30,8 +29,6 @@ class Policy:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model")
         # Without dropout, or a rollout and its update would see two different policies.
         self.model, self.tokenizer, self.dtype = model.eval(), tokenizer, dtype
-        # Tokens that went through the model, padding included, in prefill, decode and update; and the steps of decoding.
-        self.fed: Counter[str] = Counter()
         # Attempts at one question read the same, again and again.
         self._encoded = lru_cache(2**10)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
         self.eos_id = tokenizer.eos_token_id
@@ -51,9 +48,9 @@ class Policy:
         self._check_head(self._sample)
 
     @cached_property
-    def trees(self) -> str:
-        """How rows that begin alike are run, by `tree_attention`: tried when something is first learned from."""
-        return tree_attention(self.model.base_model, self._sample, self.dtype)
+    def tree_attention(self) -> str:
+        """How rows with common prefixes are run, by `choose_tree_attention`: found at the first update."""
+        return choose_tree_attention(self.model.base_model, self._sample, self.dtype)
 
     @torch.no_grad()
     def _check_head(self, text: list[int]) -> None:
@@ -127,10 +124,9 @@ class Policy:
             Two float32 [B, T] tensors, zero where the mask is 0; the second one has a gradient only where
             ``entropy_gradient`` asks for it.
         """
-        hidden, where = hidden_states(self.model.base_model, batch, self.dtype, self.trees)
-        self.fed["update"] += len(hidden)
+        hidden, node_index = compute_hidden_states(self.model.base_model, batch, self.dtype, self.tree_attention)
         target_mask = batch.mask[:, 1:]
-        nodes, which = where[:, :-1][target_mask].unique(return_inverse=True)
+        nodes, which = node_index[:, :-1][target_mask].unique(return_inverse=True)
         of_tokens, of_nodes = token_logprobs(
             lambda rows: self.logits(rows) / temperature, hidden[nodes], which, batch.ids[:, 1:][target_mask],
             entropy_gradient,

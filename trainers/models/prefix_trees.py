@@ -1,8 +1,9 @@
-"""Sequences that begin alike, run through a model as one tree.
+"""Sequences with common prefixes, run through a model as prefix trees.
 
-Attempts at one question share their prompt, and often whole turns with what came back. A causal model gives a token the
-same hidden state wherever the same tokens stand before it. So those tokens are fed once, with every branch behind them,
-each token seeing its own ancestors only; hidden states and gradients are those of the single sequences.
+Attempts at one question share their prompt, and often whole turns with their observations. A causal model gives a token
+the same hidden state wherever the same tokens precede it. So a shared prefix is computed once, and followed by all of its
+continuations, where each token attends to its own ancestors only. Hidden states and gradients are those of the single
+sequences.
 """
 
 import itertools
@@ -13,91 +14,98 @@ import torch
 
 from trainers.trajectory import Batch
 
-# What a token costs apart from attention, in the cost of one pair of tokens that attention compares: about 6 times the
-# width of a transformer with the usual layers, here 170. In a wider model more sequences would be worth joining.
+# The cost of a token apart from attention, in units of one query-key pair: about 6 times the width of a transformer with
+# the usual layers, here 170. In a wider model more sequences would be worth grouping.
 TOKEN_COST = 1000
 
 
 @dataclass(slots=True, kw_only=True)
-class Trees:
-    """The rows of a batch as trees, each of which has a row here.
+class PrefixTrees:
+    """The rows of a batch as prefix trees, of which each is a row here and each token is a node.
 
     Attributes:
-        ids: int64 [R, L], the tokens of each tree, every one followed by its descendants; 0 behind the last.
-        positions: int64 [R, L], how many ancestors a token has.
-        ends: int64 [R, L], where in its row a token's descendants end.
-        where: int64 [B, T], the place of each of the batch's tokens in the flattened trees; 0 for padding.
+        ids: int64 [R, L], the tokens of each tree in depth-first order; 0 behind the last.
+        positions: int64 [R, L], how many ancestors a node has.
+        subtree_ends: int64 [R, L], the column behind a node's last descendant.
+        node_index: int64 [B, T], the node of each of the batch's tokens, in the flattened trees; 0 for padding.
     """
 
     ids: torch.Tensor
     positions: torch.Tensor
-    ends: torch.Tensor
-    where: torch.Tensor
+    subtree_ends: torch.Tensor
+    node_index: torch.Tensor
 
     @property
-    def sees(self) -> torch.Tensor:
-        """Bool [R, 1, L, L], which tokens each one attends to: its ancestors and itself."""
-        place = torch.arange(self.ids.shape[1], device=self.ids.device)
-        return ((place <= place[:, None]) & (place[:, None] < self.ends[:, None]))[:, None]
+    def attention_mask(self) -> torch.Tensor:
+        """Bool [R, 1, L, L], which nodes each one attends to: its ancestors and itself."""
+        column = torch.arange(self.ids.shape[1], device=self.ids.device)
+        return ((column <= column[:, None]) & (column[:, None] < self.subtree_ends[:, None]))[:, None]
 
 
-def joined(ids: list[list[int]], max_tokens: float = float("inf")) -> Iterator[tuple[list[tuple[int, int]], int]]:
-    """Which sequences go into one tree: those that cost less together than apart.
+def group_by_prefix(
+    ids: list[list[int]], max_tokens: float = float("inf")
+) -> Iterator[tuple[list[tuple[int, int]], int]]:
+    """Group sequences into trees: those that cost less together than apart.
 
     Args:
         max_tokens: no tree has more, unless it is a single sequence.
 
     Yields:
-        For each tree its sequences, each with how many of its first tokens it shares with the one before it; and the
+        For each tree its sequences, each with the length of the prefix that it shares with the one before it; and the
         number of tokens of the tree.
     """
     order = sorted(range(len(ids)), key=ids.__getitem__)
     tree, size = [(order[0], 0)], len(ids[order[0]])
-    for last, row in itertools.pairwise(order):
-        shared, alone = _shared(ids[last], ids[row]), len(ids[row])
-        grown = size + alone - shared
-        if shared and grown <= max_tokens and _cost(grown) < _cost(size) + _cost(alone):
+    for previous, row in itertools.pairwise(order):
+        shared, alone = _common_prefix_length(ids[previous], ids[row]), len(ids[row])
+        together = size + alone - shared
+        if shared and together <= max_tokens and _cost(together) < _cost(size) + _cost(alone):
             tree.append((row, shared))
-            size = grown
+            size = together
         else:
             yield tree, size
             tree, size = [(row, 0)], alone
     yield tree, size
 
 
-def _shared(a: list[int], b: list[int]) -> int:
+def _common_prefix_length(a: list[int], b: list[int]) -> int:
     return next((i for i, (x, y) in enumerate(zip(a, b, strict=False)) if x != y), min(len(a), len(b)))
 
 
-def _cost(tokens: int) -> int:
-    return tokens * (TOKEN_COST + tokens)
+def _cost(num_tokens: int) -> int:
+    return num_tokens * (TOKEN_COST + num_tokens)
 
 
-def rows_of(batch: Batch) -> list[list[int]]:
-    """The ids of each row, without padding."""
+def strip_padding(batch: Batch) -> list[list[int]]:
+    """The ids of each row of a batch, without padding."""
     return [row[:n] for row, n in zip(batch.ids.tolist(), batch.lengths.tolist(), strict=True)]
 
 
-def trees_of(batch: Batch, alone: bool = False) -> Trees | None:
-    """The rows of a batch as trees, or None where no two of them are worth joining, unless ``alone``."""
-    ids = rows_of(batch)
-    groups = list(joined(ids))
-    if len(groups) == len(ids) and not alone:
+def build_trees(batch: Batch, always: bool = False) -> PrefixTrees | None:
+    """The rows of a batch as prefix trees; None where no two of them are worth grouping, unless ``always``."""
+    ids = strip_padding(batch)
+    groups = list(group_by_prefix(ids))
+    if len(groups) == len(ids) and not always:
         return None
     width = max(size for _, size in groups)
-    where = torch.zeros(batch.ids.shape, dtype=torch.long)
+    node_index = torch.zeros(batch.ids.shape, dtype=torch.long)
     tokens, positions = torch.zeros(2, len(groups), width, dtype=torch.long)
-    ends = torch.arange(1, width + 1).repeat(len(groups), 1)  # padding too must see something: itself
+    subtree_ends = torch.arange(1, width + 1).repeat(len(groups), 1)  # padding must attend to something: itself
     for number, (tree, total) in enumerate(groups):
         path, size = torch.zeros(0, dtype=torch.long), 0
         for row, shared in tree:
             length = len(ids[row])
-            ends[number, path[shared:]] = size
+            subtree_ends[number, path[shared:]] = size
             new = torch.arange(size, size + length - shared)
             path, size = torch.cat([path[:shared], new]), size + len(new)
             tokens[number, new] = torch.tensor(ids[row][shared:], dtype=torch.long)
             positions[number, new] = torch.arange(shared, length)
-            where[row, :length] = path + number * width
-        ends[number, path] = total
+            node_index[row, :length] = path + number * width
+        subtree_ends[number, path] = total
     device = batch.ids.device
-    return Trees(ids=tokens.to(device), positions=positions.to(device), ends=ends.to(device), where=where.to(device))
+    return PrefixTrees(
+        ids=tokens.to(device),
+        positions=positions.to(device),
+        subtree_ends=subtree_ends.to(device),
+        node_index=node_index.to(device),
+    )

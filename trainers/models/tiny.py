@@ -1,7 +1,7 @@
-"""The default policy: a small Qwen2-architecture model and a word-level tokenizer, both made here from nothing.
+"""The default policy: a small Qwen2-architecture model and a word-level tokenizer, both made from scratch.
 
-The tokenizer gives each known word one token and spells unknown words in characters and bytes, so any text survives.
-Its chat template leaves out the system message: prose instructions mean nothing to a model that has never read any.
+The tokenizer gives each known word one token and spells unknown words in characters and bytes, so no text is lost. Its
+chat template leaves out the system message: instructions in prose mean nothing to a model without pretraining.
 """
 
 import collections
@@ -17,7 +17,7 @@ _TEMPLATE = (
     "{% for m in messages %}{% if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
 )
-_WORD = Regex(r"\d|[\p{L}\p{M}]+|[^\s\p{L}\p{M}\d]")
+ROPE_THETA = 1e6
 
 
 def make_tokenizer(texts: Iterable[str], max_words: int = 8000) -> PreTrainedTokenizerFast:
@@ -52,19 +52,19 @@ def make_tokenizer(texts: Iterable[str], max_words: int = 8000) -> PreTrainedTok
 def make_model(
     vocab_size: int, hidden_size: int = 128, layers: int = 3, heads: int = 4, intermediate_size: int = 128
 ) -> Qwen2ForCausalLM:
-    """A Qwen2 model whose first attention layers start out as the circuit that copying needs (see `_wire`)."""
+    """A Qwen2 model whose first attention layers start as a circuit that copies (see `_init_for_copying`)."""
     config = Qwen2Config(
         vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=intermediate_size, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=4096, tie_word_embeddings=True,
-        rope_parameters={"rope_type": "default", "rope_theta": 1e6},
+        rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
     )  # fmt: skip
     model = Qwen2ForCausalLM(config)
     with torch.no_grad():
-        _wire(model)
+        _init_for_copying(model)
     return model
 
 
-def _wire(model: Qwen2ForCausalLM) -> None:
+def _init_for_copying(model: Qwen2ForCausalLM) -> None:
     """Initialise for copying, in the spirit of mimetic initialisation (Trockman & Kolter 2023, arXiv 2305.09828).
 
     An induction head (Olsson et al. 2022) finds an earlier occurrence of the current token and copies what followed.
@@ -81,7 +81,7 @@ def _wire(model: Qwen2ForCausalLM) -> None:
             parameter.normal_(0, 0.3 * d**-0.5 if "o_proj" in name else d**-0.5)
         if "down_proj" in name:
             parameter.zero_()
-    theta = config.rope_parameters["rope_theta"] ** (-torch.arange(0, size, 2) / size)
+    theta = ROPE_THETA ** (-torch.arange(0, size, 2) / size)
     attentions = [layer.self_attn for layer in model.model.layers]
     looks_back = ((1, 10.0), (2, 10.0), (3.5, 1.5), (6, 0.6))  # (tokens back, sharpness)
     for head in range(heads):

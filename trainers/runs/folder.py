@@ -96,8 +96,8 @@ def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
     folder = checkpoint.latest(run)
     assert folder is not None, f"{run} has no checkpoint"  # choose_folder has looked
     step, _ = checkpoint.load_state(folder, optimizers, modules)
-    if adapters.is_adapted(policy.model):
-        adapters.load_weights(policy.model, folder)
+    if adapters.has_lora(policy.model):
+        adapters.load_lora_weights(policy.model, folder)
         return step
     policy.model.load_state_dict(load_policy(folder, "cpu").model.state_dict())
     return step

@@ -21,6 +21,7 @@ from trainers import distributed, evaluate
 from trainers.cold_start.start import start_policy
 from trainers.collector import Collector
 from trainers.models.fsdp import ShardedPolicy
+from trainers.models.hidden_states import ForwardTokenMeter
 from trainers.models.policy import Policy
 from trainers.rollout import check_formats
 from trainers.runs import folder, setup
@@ -102,6 +103,7 @@ class Run:
         stop = self.envs.envs[0].stop
         self.engine = setup.make_engine(args.engine, self.collector.policy, stop, args.vllm_url, args.vllm_kv_gib)
         self.policy: Policy = ShardedPolicy(self._player) if distributed.world_size() > 1 else self._player
+        self._meter = ForwardTokenMeter(self.policy.model.base_model)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -144,8 +146,8 @@ class Run:
         step.rng = collected.rng
         step.log(collected.metrics | episode_metrics(collected.played, self.score))
         step.log({"episodes": float(len(collected.played))})
-        self._player.fed["update"] = 0
-        step.log(informed(self._player, collected.episodes, self.args))
+        self._meter.start()
+        step.log(informed(self.policy, collected.episodes, self.args))
         return collected.episodes
 
     def evaluate(self, questions: int, name: str = "", temperature: float = 0.0) -> tuple[dict, list[list[dict]]]:
@@ -185,7 +187,7 @@ class Run:
         """Complete the metrics of an update and record them; returns whether training is to stop."""
         args, metrics, done = self.args, step.metrics, step.number + 1
         metrics["time/update"] = seconds - metrics["time/rollout"]
-        metrics["tokens/fed_update"] = float(self._player.fed["update"])
+        metrics["tokens/processed_update"] = float(self._meter.stop())
         metrics["tokens/per_second"] = metrics["tokens/all"] / seconds
         metrics |= learned(metrics)
         self._played += int(metrics["episodes"])

@@ -46,11 +46,11 @@ def make_engine(
         from trainers.engines.vllm_engine import VLLMEngine
 
         return VLLMEngine(policy, stop, vllm_kv_gib)
-    from trainers.engines.vllm_client import VLLMServer
+    from trainers.engines.vllm_client import VLLMClient
 
     if len(vllm_url) != distributed.world_size():
         raise ValueError(f"vllm_url must name {distributed.world_size()} servers, one for each process, got {vllm_url}")
-    return VLLMServer(policy, stop, vllm_url[distributed.rank()])
+    return VLLMClient(policy, stop, vllm_url[distributed.rank()])
 
 
 def check_world_size(args: TrainArgs) -> None:

@@ -60,7 +60,7 @@ def test_the_questions_are_those_of_our_updates(monkeypatch):
     monkeypatch.setattr(batches, "rollout", rollout)
     for number in range(args.rounds):
         with pytest.raises(Stop):
-            batches.play(args.trainer_args(), None, SimpleNamespace(fed={}), None, number)
+            batches.play(args.trainer_args(), None, None, SimpleNamespace(processed={}), number)
     assert drawn == args.question_seeds() and len(set(drawn)) == 12
 
 

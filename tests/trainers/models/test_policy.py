@@ -76,7 +76,7 @@ def test_more_padding_on_the_right_changes_nothing(make_policy):
 def with_hidden(policy: Policy, hidden: torch.Tensor) -> Policy:
     """The policy, but for a backbone that gives ``hidden`` whatever it reads."""
     stub = copy.copy(policy)
-    stub.trees = ""  # they would depend on what is read
+    stub.tree_attention = ""  # they would depend on what is read
     backbone = torch.nn.Module()
     backbone.forward = lambda **kwargs: SimpleNamespace(last_hidden_state=hidden)
     stub.model = SimpleNamespace(base_model=backbone, get_output_embeddings=policy.model.get_output_embeddings)

@@ -1,4 +1,4 @@
-"""The tests marked `vllm` run vLLM itself: `pytest -m vllm tests/trainers/test_vllm_engine.py`."""
+"""The tests marked `vllm` run vLLM itself: `pytest -m vllm tests/trainers/engines/test_vllm_engine.py`."""
 
 import copy
 import sys
@@ -10,9 +10,9 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from trainers import grpo
 from trainers.engines.engine import generate
-from trainers.engines.stopping import Stops
+from trainers.engines.stopping import StopChecker
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.engines.vllm_engine import Synchroniser, VLLMEngine, merged_weights
+from trainers.engines.vllm_engine import VLLMEngine, WeightSync, merged_weights
 from trainers.models import lora as adapters
 from trainers.models.policy import Policy
 from trainers.rollout import rollout
@@ -65,18 +65,18 @@ def test_merged_weights_are_those_of_the_adapted_model(tokenizers):
 
 def test_weights_are_loaded_when_they_have_changed(tokenizers):
     model, loads = build(tokenizers).model, []
-    synchronise = Synchroniser(model, lambda weights: loads.append(dict(weights)))
+    sync_weights = WeightSync(model, lambda weights: loads.append(dict(weights)))
     for times in (1, 2):
-        synchronise()
+        sync_weights()
         assert len(loads) == times
-        synchronise()
+        sync_weights()
         assert len(loads) == times
         weight = model.model.layers[1].mlp.up_proj.weight
         weight.data[3, 5] = torch.nextafter(weight[3, 5], torch.tensor(9.0))  # the smallest change there is
     optimizer = torch.optim.SGD(model.parameters(), lr=1e-7)
     model(torch.tensor([[5, 6]])).logits.logsumexp(-1).sum().backward()
     optimizer.step()
-    synchronise()
+    sync_weights()
     assert len(loads) == 3
 
 
@@ -114,7 +114,7 @@ def engine(shared):
 
 
 def stopping(engine: VLLMEngine, policy: Policy, stop: tuple[str, ...]) -> VLLMEngine:
-    engine._stops = Stops(policy, stop)
+    engine._is_complete = StopChecker(policy, stop)
     return engine
 
 
@@ -190,7 +190,7 @@ def test_turns_end_where_those_of_transformers_do(shared, engine, monkeypatch):
     assert all(len(c.tokens) == len(c.logprobs) for c in done.values())
 
     monkeypatch.setattr(policy, "end_ids", {free[0].tokens[4]})
-    monkeypatch.setattr(engine, "_ends", sorted(policy.end_ids))
+    monkeypatch.setattr(engine, "_end_ids", sorted(policy.end_ids))
     expected = generate(TransformersEngine(policy, ()), prompts, 40, 0.0)
     done = generate(stopping(engine, policy, ()), prompts, 40, 0.0)
     assert {k: (c.tokens, c.finish_reason) for k, c in done.items()} == {
@@ -230,17 +230,17 @@ def test_turns_begin_while_others_are_open(shared, engine):
     with pytest.raises(ValueError, match=r"conversations \[3\] have an open turn"):
         engine.submit({3: prompts[3]}, 12, 0.0)
     engine.submit({7: prompts[7]}, 3, 0.0)
-    first = engine.finished()
+    first = engine.wait()
     assert first[7].tokens == expected[7].tokens[:3]
     engine.submit({}, 12, 0.0)
     engine.submit({1: prompts[1]}, 12, 0.0)
     rest = {}
-    while some := engine.finished():
+    while some := engine.wait():
         rest |= some
     assert {key: rest[key].tokens for key in (3, 0, 1)} == {key: expected[key].tokens for key in (3, 0, 1)}
     engine.submit(prompts, 12, 0.0)
     engine.reset()
-    assert engine.finished() == {}
+    assert engine.wait() == {}
     assert generate(engine, prompts, 12, 0.0)[7].tokens == expected[7].tokens
 
 
@@ -266,7 +266,7 @@ def test_adapters_are_played_with_too(shared, engine, monkeypatch):
     adapted = copy.deepcopy(policy)
     adapters.add_lora(adapted.model, 4, 32)
     disturb(adapted.model)
-    monkeypatch.setattr(engine._synchronise, "_model", adapted.model)
+    monkeypatch.setattr(engine._sync_weights, "_model", adapted.model)
     engine.reset()
     prompts = encoded(policy)
     expected = generate(TransformersEngine(adapted, ()), prompts, 24, 0.0)

@@ -15,7 +15,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from trainers.engines import llama as decoder
+from trainers.engines import llama
 from trainers.models.lora import add_lora
 
 SIZES = dict(
@@ -53,21 +53,23 @@ def test_models_that_are_run_this_way(model, lora):
     model = model()
     if lora:
         add_lora(model, 2, 4)
-    assert decoder.agrees(shaken(model).base_model, IDS, 1e-5)
+    assert llama.matches_reference(shaken(model).base_model, IDS, 1e-5)
 
 
 def test_any_layout_of_what_attention_returns(monkeypatch):
     """Kernels on GPUs return the transpose of another layout."""
-    kernel = decoder.scaled_dot_product_attention
+    kernel = llama.scaled_dot_product_attention
 
     def other(*args, **kwargs):
         return kernel(*args, **kwargs).transpose(1, 2).contiguous().transpose(1, 2)
 
-    monkeypatch.setattr(decoder, "scaled_dot_product_attention", other)
-    assert decoder.agrees(shaken(Qwen2ForCausalLM(Qwen2Config(**SIZES))).base_model, IDS, 1e-5)
+    monkeypatch.setattr(llama, "scaled_dot_product_attention", other)
+    assert llama.matches_reference(shaken(Qwen2ForCausalLM(Qwen2Config(**SIZES))).base_model, IDS, 1e-5)
 
 
 def test_a_model_that_does_something_else_is_left_to_itself():
-    assert not decoder.agrees(shaken(GemmaForCausalLM(GemmaConfig(**SIZES))).base_model, IDS)  # scaled, another gate
+    assert not llama.matches_reference(
+        shaken(GemmaForCausalLM(GemmaConfig(**SIZES))).base_model, IDS
+    )  # scaled, another gate
     other = shaken(LlamaForCausalLM(LlamaConfig(**SIZES, hidden_act="gelu")))
-    assert not decoder.agrees(other.base_model, IDS)
+    assert not llama.matches_reference(other.base_model, IDS)

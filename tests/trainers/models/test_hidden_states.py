@@ -11,9 +11,10 @@ from trainers import evaluate, grpo
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
-from trainers.models.hidden_states import recompute_activations, round_frozen
-from trainers.models.lora import add_lora, reference_of, trained_parameters
+from trainers.models.hidden_states import ForwardTokenMeter, recompute_activations, round_frozen
+from trainers.models.lora import add_lora, make_reference, trainable_parameters
 from trainers.models.policy import Policy
+from trainers.models.prefix_trees import build_trees
 from trainers.rollout import rollout
 from trainers.runs.logger import read_metrics
 from trainers.trajectory import collate
@@ -40,7 +41,7 @@ def gradients(policy, batch, critic=None):
     with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
         logprobs, _ = policy.logprobs(batch)
         loss = logprobs.sum() + (critic(batch).square().sum() if critic else 0.0)
-    parameters = trained_parameters(policy.model) + (trained_parameters(critic.backbone) if critic else [])
+    parameters = trainable_parameters(policy.model) + (trainable_parameters(critic.backbone) if critic else [])
     return torch.autograd.grad(loss, parameters), sum(held.values())
 
 
@@ -62,7 +63,7 @@ def test_layers_run_twice_for_the_same_gradient_in_less_memory(make_policy, batc
     if lora:
         pytest.importorskip("peft")
         add_lora(model, 2, 32)
-        for parameter in trained_parameters(model):
+        for parameter in trainable_parameters(model):
             torch.nn.init.normal_(parameter, std=0.1)
     plain = Policy(model, make_policy("bytes").tokenizer, dtype)
     policy = copy.deepcopy(plain)
@@ -87,7 +88,7 @@ def test_sampling_keeps_its_cache(make_policy, batch):
     policy = make_policy("bytes")
     prompts = {key: policy.encode(text) for key, text in enumerate(("the town", "x", "a longer prompt"))}
     engine = TransformersEngine(policy, ())
-    engine._forward._plain = False  # so that the layers are called by the library
+    engine._runner._runs_as_llama = False  # so that the layers are called by the library
     expected = generate(engine, prompts, 9, 0.0)
     engine.reset()
     recompute_activations(policy.model)
@@ -103,7 +104,7 @@ def test_a_copy_to_compare_with_can_be_made_of_it(make_policy, batch):
     policy = make_policy("bytes")
     recompute_activations(policy.model)
     before = policy.logprobs(batch)[0]
-    reference = reference_of(policy)
+    reference = make_reference(policy)
     with torch.no_grad():
         policy.model.get_output_embeddings().weight.mul_(2)
         assert torch.equal(reference.logprobs(batch)[0], before)
@@ -114,6 +115,25 @@ def test_a_model_that_cannot_recompute_is_refused(make_policy, monkeypatch):
     monkeypatch.setattr(type(model), "supports_gradient_checkpointing", False)
     with pytest.raises(ValueError, match="checkpointing"):
         recompute_activations(model)
+
+
+def test_tokens_of_forward_passes_are_counted(make_policy, batch):
+    policy = make_policy("bytes")
+    recompute_activations(policy.model)  # what is recomputed is not counted twice
+    nodes = build_trees(batch).ids.numel()
+    policy.logprobs(batch)
+    meter = ForwardTokenMeter(policy.model.base_model)
+    meter.start()
+    policy.logprobs(batch)[0].sum().backward()
+    with torch.no_grad():
+        policy.logprobs(batch)
+        Critic(policy)(batch)  # a copy
+    policy.model.base_model(batch.ids)
+    assert meter.stop() == 2 * nodes + batch.ids.numel()
+    policy.logprobs(batch)
+    assert meter.stop() == 2 * nodes + batch.ids.numel()
+    meter.start()
+    assert meter.stop() == 0
 
 
 @pytest.fixture(scope="module")
@@ -132,7 +152,7 @@ def larger(tokenizers):
         if lora:
             pytest.importorskip("peft")
             add_lora(model, 4, 32)
-            for parameter in trained_parameters(model):
+            for parameter in trainable_parameters(model):
                 torch.nn.init.normal_(parameter, std=0.05)
         return Policy(model, tokenizer, dtype)
 
@@ -189,12 +209,12 @@ def test_frozen_layers_in_bfloat16_are_what_they_were_rounded_to_before(larger, 
     assert {kinds[n] for n in kinds if "lora_" in n or "embed" in n or "norm" in n} == {torch.float32}
     assert policy.model.lm_head.weight is policy.model.model.embed_tokens.weight
     assert {kinds[n] for n in kinds if "base_layer" in n} == {torch.bfloat16}
-    assert len(trained_parameters(policy.model)) == 4 * 7 * 2
+    assert len(trainable_parameters(policy.model)) == 4 * 7 * 2
 
 
 def test_a_reference_in_bfloat16_takes_half_the_memory_and_is_the_same(larger, batch):
     policy = larger(torch.bfloat16)
-    reference = reference_of(policy)
+    reference = make_reference(policy)
     with torch.no_grad():
         assert torch.equal(reference.logprobs(batch)[0], policy.logprobs(batch)[0])
     assert reference.model.model.layers[0].mlp.up_proj.weight.dtype == torch.bfloat16

@@ -1,6 +1,6 @@
 import pytest
 
-from trainers.engines.stopping import Stops
+from trainers.engines.stopping import StopChecker
 
 STOP = ("</search>", "</answer>")
 
@@ -9,8 +9,8 @@ STOP = ("</search>", "</answer>")
 @pytest.mark.parametrize("text", ["<search>the town</search>", "<think>so ☃</think><answer>the</answer>"])
 def test_a_turn_ends_with_the_token_that_completes_a_stop_string(make_policy, kind, text):
     policy = make_policy(kind)
-    stops, ids = Stops(policy, STOP), policy.encode(text + " more text")
-    first = next(n for n in range(1, len(ids) + 1) if stops(ids[:n]))
+    ends_turn, ids = StopChecker(policy, STOP), policy.encode(text + " more text")
+    first = next(n for n in range(1, len(ids) + 1) if ends_turn(ids[:n]))
     said = policy.tokenizer.decode(ids[:first]).replace(" ", "")
     assert said.startswith(text.replace(" ", ""))
     before = policy.tokenizer.decode(ids[: first - 1]).replace(" ", "")
@@ -20,6 +20,6 @@ def test_a_turn_ends_with_the_token_that_completes_a_stop_string(make_policy, ki
 def test_ends_of_the_policy_end_turns(make_policy):
     policy = make_policy("bytes")
     for stop in ((), STOP):
-        stops = Stops(policy, stop)
-        assert all(stops([*policy.encode("hi"), end]) for end in policy.end_ids)
-        assert not stops(policy.encode("hi>"))
+        ends_turn = StopChecker(policy, stop)
+        assert all(ends_turn([*policy.encode("hi"), end]) for end in policy.end_ids)
+        assert not ends_turn(policy.encode("hi>"))

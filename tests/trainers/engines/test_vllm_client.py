@@ -1,4 +1,4 @@
-"""The tests marked `vllm` start a server: `pytest -m vllm tests/trainers/test_vllm_server.py`. The others have one that is
+"""The tests marked `vllm` start a server: `pytest -m vllm tests/trainers/engines/test_vllm_client.py`. In the others, one is
 played by the `TransformersEngine`."""
 
 import copy
@@ -17,10 +17,10 @@ import torch
 from safetensors.torch import load_file
 from test_vllm_engine import build, disturb, encoded, logprobs_of
 
-from trainers.engines import vllm_client as vllm_server
+from trainers.engines import vllm_client
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.engines.vllm_client import VLLMServer
+from trainers.engines.vllm_client import VLLMClient
 from trainers.models.policy import Policy
 
 
@@ -67,10 +67,10 @@ def connect(monkeypatch):
     """``connect(policy, stop, played)``: an engine in front of it."""
     client = httpx.Client
 
-    def make(policy: Policy, stop: tuple[str, ...], played) -> VLLMServer:
+    def make(policy: Policy, stop: tuple[str, ...], played) -> VLLMClient:
         transport = httpx.MockTransport(played)
-        monkeypatch.setattr(vllm_server.httpx, "Client", lambda **options: client(transport=transport, **options))
-        return VLLMServer(policy, stop, "http://there")
+        monkeypatch.setattr(vllm_client.httpx, "Client", lambda **options: client(transport=transport, **options))
+        return VLLMClient(policy, stop, "http://there")
 
     return make
 
@@ -139,14 +139,14 @@ def test_turns_stay_within_what_the_server_takes(tokenizers, connect):
     with pytest.raises(ValueError, match=r"conversations \[4\] have an open turn"):
         engine.submit({4: policy.encode("x")}, 30, 1.0)
     engine.reset()
-    assert engine.finished() == {}
+    assert engine.wait() == {}
 
 
 def test_servers_that_will_not_do_are_refused(tokenizers, connect):
     policy = build(tokenizers)
     for url in ("http://127.0.0.1:9", "nonsense"):
         with pytest.raises(ValueError, match="no vLLM server answers"):
-            VLLMServer(policy, (), url)
+            VLLMClient(policy, (), url)
 
     class Production(Played):
         def collective_rpc(self, body):
@@ -214,7 +214,7 @@ def test_a_server_plays_as_transformers_do_with_the_weights_of_the_moment(served
     prompts = encoded(policy)
     free = generate(TransformersEngine(policy, ()), prompts, 40, 0.0)
     stop = (policy.tokenizer.decode(free[3].tokens)[7:11],)
-    engine = VLLMServer(policy, stop, url)
+    engine = VLLMClient(policy, stop, url)
     said = []
     for _ in range(2):
         expected = generate(TransformersEngine(policy, stop), prompts, 40, 0.0)
@@ -235,7 +235,7 @@ def test_a_server_plays_as_transformers_do_with_the_weights_of_the_moment(served
 @pytest.mark.vllm
 def test_the_server_is_asked_for_many_turns_at_once_and_repeats_them(served):
     policy, url = served
-    engine = VLLMServer(policy, (), url)
+    engine = VLLMClient(policy, (), url)
     prompts = {key: policy.encode(f"number {key}") for key in range(40)}
 
     def sampled() -> list[list[int]]:

@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM
 
 from trainers.engines.engine import generate
-from trainers.engines.sampling import sample
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.policy import Policy
 
@@ -96,7 +95,7 @@ def test_greedy_turns_on_a_kept_cache_are_those_of_generate(make_policy):
 
 @pytest.mark.parametrize("new_tokens", [1, 5])
 def test_asking_again_gives_the_same_answer(make_policy, new_tokens):
-    """A prompt that is all in the cache already has no new ids to feed; it must not be answered from thin air."""
+    """A prompt that is all in the cache already has no new ids to run; it must not be answered from thin air."""
     policy = make_policy("bytes")
     engine = TransformersEngine(policy, ())
     prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
@@ -107,7 +106,7 @@ def test_asking_again_gives_the_same_answer(make_policy, new_tokens):
 
 
 class Speaker(torch.nn.Module):
-    """Says ``script`` byte for byte, by position alone; ids that were fed at a wrong position give another text."""
+    """Says ``script`` byte for byte, by position alone; ids at a wrong position give another text."""
 
     def __init__(self, policy: Policy, script: dict[int, int], stutter: int):
         super().__init__()
@@ -177,35 +176,6 @@ def test_rows_stop_at_their_own_time(make_policy):
         assert done[key].finish_reason == ("stop" if done[key].tokens[-1] == eos else "length")
 
 
-def test_samples_follow_the_distribution():
-    torch.manual_seed(0)
-    p = torch.tensor([0.5, 0.3, 0.15, 0.05])
-    tokens, logprobs = sample(p.log()[None] * 2, torch.zeros(20_000, dtype=torch.long), temperature=2.0)
-    torch.testing.assert_close(tokens.bincount(minlength=4) / 20_000, p, rtol=0, atol=0.015)
-    torch.testing.assert_close(logprobs, p.log()[tokens])
-
-
-def test_impossible_tokens_are_never_sampled():
-    logits = torch.tensor([[0.0, -torch.inf, 0.0]]).expand(1000, 3)
-    tokens, logprobs = sample(logits, torch.arange(len(logits)), 1.0)
-    assert not (tokens == 1).any()
-    assert torch.isfinite(logprobs).all()
-
-
-@pytest.mark.parametrize("size", [3, 512, 1300])
-def test_tokens_of_large_vocabularies_follow_the_distribution(size):
-    torch.manual_seed(0)
-    logits = torch.randn(2, size) * 2
-    logits[:, torch.randperm(size)[: size // 3]] = -torch.inf
-    tokens, logprobs = sample(logits, torch.arange(2).repeat(100_000), 1.0)
-    for row in range(2):
-        p = logits[row].softmax(-1)
-        found = tokens[row::2].bincount(minlength=size) / 100_000
-        assert not found[p == 0].any()
-        assert ((found - p).abs() <= 5 * (p * (1 - p) / 100_000).sqrt() + 1e-9).all()
-        torch.testing.assert_close(logprobs[row::2], p.log()[tokens[row::2]])
-
-
 def test_every_tensor_is_made_where_the_policy_is(make_policy):
     """Without a second device at hand: what is made with no device named lands on "meta", and fails to mix."""
     policy = make_policy("bytes")
@@ -239,7 +209,7 @@ def test_padding_does_not_count_in_the_window(make_policy):
     """Rows of different lengths get new ids of different lengths, and one that is closed fills the window."""
     policy = make_policy("bytes", 3)
     engine = TransformersEngine(policy, ())
-    engine._forward._window = 64
+    engine._runner._window = 64
     seen = {0: [5] * 3 + [7] * 40, 1: [6] * 10}
     done = generate(engine, seen, 4, 0.0)
     longer = {0: seen[0] + done[0].tokens + [9] * 2, 1: seen[1] + done[1].tokens + [8] * 30}
@@ -248,8 +218,22 @@ def test_padding_does_not_count_in_the_window(make_policy):
     assert [c.tokens for c in together.values()] == [c.tokens for c in alone.values()]
     generate(
         engine, {0: longer[0] + [3] * 11}, 5, 0.0
-    )  # 60 ids and five that are sampled, the last of which is not fed
+    )  # 60 ids and five that are sampled, the last of which is not run
     more = longer[1] + alone[1].tokens + [4] * 3
     assert generate(engine, {1: more}, 4, 0.0)[1].tokens == by_transformers(policy, more, 4)
     with pytest.raises(ValueError, match="outgrow the model's attention window of 64"):
         generate(engine, {2: [5] * 66}, 4, 0.0)
+
+
+def test_tokens_that_go_through_the_model_are_counted(make_policy):
+    """A prompt that two conversations share, and then one token of each row and step; padding included."""
+    policy = make_policy("bytes")
+    engine = TransformersEngine(policy, ())
+    assert not engine.processed
+    generate(engine, {0: [5, 6, 7, 8], 1: [5, 6, 7, 8], 2: [9, 9]}, 1, 0.0)
+    assert engine.processed == {"prefill": 2 * 3, "decode": 2, "decode_steps": 1}
+    engine.reset()
+    assert engine.processed["decode_steps"] == 1  # it is the caller who clears it
+    engine.processed.clear()
+    generate(engine, {0: [5]}, 3, 0.0)
+    assert engine.processed == {"decode": 3, "decode_steps": 3}

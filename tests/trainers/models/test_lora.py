@@ -12,7 +12,7 @@ from trainers import evaluate, grpo, ppo
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
 from trainers.models.loading import load_policy
-from trainers.models.lora import add_lora, load_weights, reference_of, trained_parameters
+from trainers.models.lora import add_lora, load_lora_weights, make_reference, trainable_parameters
 from trainers.rollout import rollout
 from trainers.runs import checkpoint
 from trainers.runs.logger import read_metrics
@@ -35,7 +35,7 @@ def shaken(policy, seed=0):
     """With an adapter that does something: a new one does nothing."""
     torch.manual_seed(seed)
     with torch.no_grad():
-        for parameter in trained_parameters(policy.model):
+        for parameter in trainable_parameters(policy.model):
             parameter += 0.3 * torch.randn_like(parameter)
     return policy
 
@@ -98,12 +98,12 @@ def test_a_saved_adapter_loads_here_in_transformers_and_in_peft(folder, tmp_path
 def test_weights_go_into_the_adapter_that_is_there(folder, tmp_path):
     policy = shaken(load_policy(folder, "cpu", lora_rank=2))
     saved, expected = save(policy, tmp_path / "c"), logits(policy.model)
-    parameters = trained_parameters(policy.model)
+    parameters = trainable_parameters(policy.model)
     shaken(policy, 1)
     assert not torch.equal(logits(policy.model), expected)
-    load_weights(policy.model, saved)
+    load_lora_weights(policy.model, saved)
     assert torch.equal(logits(policy.model), expected)
-    assert all(a is b for a, b in zip(trained_parameters(policy.model), parameters, strict=True))
+    assert all(a is b for a, b in zip(trainable_parameters(policy.model), parameters, strict=True))
 
 
 def test_the_adapter_of_other_layers_is_refused(folder, make_policy, tmp_path):
@@ -111,7 +111,7 @@ def test_the_adapter_of_other_layers_is_refused(folder, make_policy, tmp_path):
     other = make_policy("bpe", 3)
     other.model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="other layers"):
-        load_weights(other.model, saved)
+        load_lora_weights(other.model, saved)
 
 
 @pytest.mark.parametrize("rank", [0, 2])
@@ -119,11 +119,11 @@ def test_the_reference_stays_where_training_started(folder, episodes, rank):
     policy = load_policy(folder, "cpu", lora_rank=rank)
     batch = collate(episodes(policy), policy.pad_id)
     before, _ = policy.logprobs(batch)
-    reference = reference_of(policy)
+    reference = make_reference(policy)
     shaken(policy)
     assert torch.equal(reference.logprobs(batch)[0], before)
     assert not torch.allclose(policy.logprobs(batch)[0], before, atol=1e-3)
-    assert not trained_parameters(reference.model)
+    assert not trainable_parameters(reference.model)
     shared = {p.data_ptr() for p in policy.model.parameters()} & {p.data_ptr() for p in reference.model.parameters()}
     frozen = [p for p in policy.model.parameters() if not p.requires_grad]
     assert len(shared) == len(frozen)  # the base is there once
@@ -135,7 +135,7 @@ def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(folder, episodes):
     frozen = [p for p in policy.model.parameters() if not p.requires_grad]
     storage = {p.data_ptr() for p in frozen}
     assert all(p.data_ptr() in storage for p in critic.parameters() if not p.requires_grad)
-    of_policy, of_critic = trained_parameters(policy.model), trained_parameters(critic)
+    of_policy, of_critic = trainable_parameters(policy.model), trainable_parameters(critic)
     args = ppo.Args(lr=0.05, critic_lr=0.05)
     groups = [{"params": of_policy, "lr": args.lr}, {"params": of_critic, "lr": args.critic_lr}]
     optimizer = grpo.make_optimizer(policy, groups)
@@ -153,7 +153,7 @@ def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(folder, episodes):
 
 def test_shared_layers_are_those_of_the_policy_with_its_adapter(folder):
     policy = load_policy(folder, "cpu", lora_rank=2)
-    assert len(trained_parameters(Critic(policy, shared=True))) == 2
+    assert len(trainable_parameters(Critic(policy, shared=True))) == 2
 
 
 def test_a_frozen_weight_of_a_critic_is_not_saved_and_a_missing_one_is_missed(folder, tmp_path):

@@ -6,13 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from transformers import MistralConfig, MistralForCausalLM
 
-from trainers.algorithms.losses import aggregate, entropy
-from trainers.models import logits
-from trainers.models import prefix_trees as prefixes
+from trainers.algorithms.losses import aggregate
+from trainers.models import prefix_trees
 from trainers.models.critic import Critic
-from trainers.models.hidden_states import tree_attention
+from trainers.models.hidden_states import choose_tree_attention
 from trainers.models.micro_batches import map_parts, split_rows
-from trainers.models.prefix_trees import joined, trees_of
+from trainers.models.prefix_trees import build_trees, group_by_prefix
 from trainers.trajectory import Sequence, Step, Trajectory, collate, collate_sequences
 
 
@@ -40,26 +39,26 @@ families = st.lists(
 @settings(max_examples=60, deadline=None)
 def test_trees_hold_each_row_and_each_shared_token_once(rows, seed):
     batch = batch_of(rows)
-    trees = trees_of(batch)
+    trees = build_trees(batch)
     if trees is None:
         return
     ids, positions = trees.ids.flatten(), trees.positions.flatten()
-    sees = trees.sees[:, 0]
+    attends = trees.attention_mask[:, 0]
     width = trees.ids.shape[1]
     for row, length in enumerate(batch.lengths.tolist()):
-        path = trees.where[row, :length]
+        path = trees.node_index[row, :length]
         assert ids[path].tolist() == rows[row]
         assert positions[path].tolist() == list(range(length))
-        for t in range(length):  # a token sees those before it in its row and itself, and no other
-            number, place = divmod(int(path[t]), width)
-            assert (sees[number, place].nonzero()[:, 0] + number * width).tolist() == sorted(path[: t + 1].tolist())
-    used = {int(place) for row, n in enumerate(batch.lengths) for place in trees.where[row, :n]}
+        for t in range(length):  # a token attends to those before it in its row and itself, and no other
+            number, column = divmod(int(path[t]), width)
+            assert (attends[number, column].nonzero()[:, 0] + number * width).tolist() == sorted(path[: t + 1].tolist())
+    used = {int(node) for row, n in enumerate(batch.lengths) for node in trees.node_index[row, :n]}
     per_tree = {
         n: {
             tuple(rows[r][: t + 1])
             for r in range(len(rows))
             for t in range(len(rows[r]))
-            if int(trees.where[r, 0]) // width == n
+            if int(trees.node_index[r, 0]) // width == n
         }
         for n in range(len(trees.ids))
     }
@@ -71,7 +70,7 @@ def test_trees_hold_each_row_and_each_shared_token_once(rows, seed):
 @settings(max_examples=25, deadline=None)
 def test_values_and_gradients_are_those_of_single_rows(make_policy, family, rows, data):
     policy = make_policy("bytes", 1, family=family)
-    assert policy.trees == "masked"
+    assert policy.tree_attention == "masked"
     critic = Critic(policy)
     torch.nn.init.normal_(critic.head.weight)
     batch = batch_of(rows)
@@ -87,35 +86,35 @@ def test_values_and_gradients_are_those_of_single_rows(make_policy, family, rows
         return [logprobs, uncertainty, values, *torch.autograd.grad(loss, parameters)]
 
     together = run()
-    policy.trees = critic.trees = ""
+    policy.tree_attention = critic.tree_attention = ""
     try:
         alone = run()
     finally:
-        policy.trees = "masked"
+        policy.tree_attention = "masked"
     for a, b in zip(together, alone, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(1.0, b.abs().max().item()))
 
 
-def test_attempts_at_a_question_are_fed_once(make_policy, monkeypatch):
+def test_the_prompt_of_attempts_at_a_question_is_run_once(make_policy, monkeypatch):
     policy = make_policy("bytes")
-    assert policy.trees  # tried now, and not in the pass that is counted
-    fed = []
-    policy.model.model.layers[0].mlp.register_forward_hook(lambda _, args, __: fed.append(args[0].shape[:2].numel()))
+    assert policy.tree_attention  # tried now, and not in the pass that is counted
+    run = []
+    policy.model.model.layers[0].mlp.register_forward_hook(lambda _, args, __: run.append(args[0].shape[:2].numel()))
     same = [Trajectory(steps=[Step(prompt=[5] * 50, tokens=[6, 7], logprobs=[0.0] * 2, reward=0.0)]) for _ in range(8)]
     policy.logprobs(collate(same, policy.pad_id))
-    assert fed == [52]
+    assert run == [52]
 
 
 def test_what_is_hardly_alike_stays_apart():
     rows = [[1, 2, *[n] * 3000] for n in range(4)]
-    assert [len(tree) for tree, _ in joined(rows)] == [
+    assert [len(tree) for tree, _ in group_by_prefix(rows)] == [
         1,
         1,
         1,
         1,
     ]  # attention over 12,000 tokens costs more than it saves
-    assert [len(tree) for tree, _ in joined([[1] * 3000 + [n] * 20 for n in range(4)])] == [4]
-    assert [len(tree) for tree, _ in joined([[1] * 3000 + [n] * 20 for n in range(4)], 3050)] == [2, 2]
+    assert [len(tree) for tree, _ in group_by_prefix([[1] * 3000 + [n] * 20 for n in range(4)])] == [4]
+    assert [len(tree) for tree, _ in group_by_prefix([[1] * 3000 + [n] * 20 for n in range(4)], 3050)] == [2, 2]
 
 
 def episodes():
@@ -131,7 +130,7 @@ def test_micro_batches_hold_every_row_once_within_the_limit(max_tokens):
     batch = collate(episodes(), pad_id=0)
     parts = [batch[rows] for rows in split_rows(batch, max_tokens)]
     for part in parts:
-        trees = trees_of(part)
+        trees = build_trees(part)
         assert (part.ids if trees is None else trees.ids).numel() <= max_tokens or len(part.ids) == 1
     rows = [part.ids[i, : part.lengths[i]].tolist() for part in parts for i in range(len(part.ids))]
     assert sorted(rows) == sorted(batch.ids[i, : batch.lengths[i]].tolist() for i in range(5))
@@ -154,42 +153,15 @@ def test_a_model_that_does_not_heed_the_mask_runs_no_trees(make_policy):
             return self.inner(input_ids, use_cache=False)
 
     Deaf.config = backbone.config
-    assert {tree_attention(backbone, ids, dtype) for dtype in (torch.float32, torch.bfloat16)} == {"masked"}
-    assert not tree_attention(Deaf(), ids, torch.float32)
-
-
-@pytest.mark.parametrize("entropy_gradient", [False, True])
-def test_log_probabilities_in_parts_are_those_at_once(monkeypatch, entropy_gradient):
-    torch.manual_seed(0)
-    head, hidden = torch.nn.Linear(4, 11), torch.randn(9, 4, requires_grad=True)
-    which, targets = torch.randint(9, (30,)), torch.randint(11, (30,))
-    rows = []
-
-    def counted(part):
-        rows.append(len(part))
-        return head(part)
-
-    def run():
-        chosen, uncertainty = logits.token_logprobs(counted, hidden, which, targets, entropy_gradient)
-        loss = (chosen * torch.arange(30)).sum() + (uncertainty.sum() if entropy_gradient else 0)
-        return [chosen, uncertainty, *torch.autograd.grad(loss, [hidden, *head.parameters()])]
-
-    at_once = run()
-    logp = head(hidden).log_softmax(-1)
-    torch.testing.assert_close(at_once[0], logp[which, targets])
-    torch.testing.assert_close(at_once[1], entropy(head(hidden)), check_layout=False)
-    rows.clear()
-    monkeypatch.setattr(logits, "LOGITS", 22)  # two rows of eleven
-    for a, b in zip(run(), at_once, strict=True):
-        torch.testing.assert_close(a, b)
-    assert max(rows) == 2
+    assert {choose_tree_attention(backbone, ids, dtype) for dtype in (torch.float32, torch.bfloat16)} == {"masked"}
+    assert not choose_tree_attention(Deaf(), ids, torch.float32)
 
 
 def test_a_wider_model_would_share_more(monkeypatch):
     rows = [[1] * 100 + [n] * 300 for n in range(3)]
-    assert [len(tree) for tree, _ in joined(rows)] == [1, 1, 1]
-    monkeypatch.setattr(prefixes, "TOKEN_COST", 10_000)
-    assert [len(tree) for tree, _ in joined(rows)] == [3]
+    assert [len(tree) for tree, _ in group_by_prefix(rows)] == [1, 1, 1]
+    monkeypatch.setattr(prefix_trees, "TOKEN_COST", 10_000)
+    assert [len(tree) for tree, _ in group_by_prefix(rows)] == [3]
 
 
 def test_models_with_windows_run_no_trees():
@@ -197,4 +169,4 @@ def test_models_with_windows_run_no_trees():
         vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, head_dim=8, sliding_window=16,
     )  # fmt: skip
-    assert not tree_attention(MistralForCausalLM(config).eval().base_model, [3, 1, 4, 1, 5, 9], torch.float32)
+    assert not choose_tree_attention(MistralForCausalLM(config).eval().base_model, [3, 1, 4, 1, 5, 9], torch.float32)

@@ -1,0 +1,32 @@
+import pytest
+import torch
+
+from trainers.algorithms.losses import entropy
+from trainers.models import logits
+
+
+@pytest.mark.parametrize("entropy_gradient", [False, True])
+def test_log_probabilities_in_parts_are_those_at_once(monkeypatch, entropy_gradient):
+    torch.manual_seed(0)
+    head, hidden = torch.nn.Linear(4, 11), torch.randn(9, 4, requires_grad=True)
+    drawn_from, targets = torch.randint(9, (30,)), torch.randint(11, (30,))
+    rows = []
+
+    def counted(part):
+        rows.append(len(part))
+        return head(part)
+
+    def run():
+        chosen, uncertainty = logits.token_logprobs(counted, hidden, drawn_from, targets, entropy_gradient)
+        loss = (chosen * torch.arange(30)).sum() + (uncertainty.sum() if entropy_gradient else 0)
+        return [chosen, uncertainty, *torch.autograd.grad(loss, [hidden, *head.parameters()])]
+
+    at_once = run()
+    logp = head(hidden).log_softmax(-1)
+    torch.testing.assert_close(at_once[0], logp[drawn_from, targets])
+    torch.testing.assert_close(at_once[1], entropy(head(hidden)), check_layout=False)
+    rows.clear()
+    monkeypatch.setattr(logits, "MAX_LOGITS", 22)  # two rows of eleven
+    for a, b in zip(run(), at_once, strict=True):
+        torch.testing.assert_close(a, b)
+    assert max(rows) == 2
