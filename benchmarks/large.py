@@ -44,7 +44,7 @@ from trainers.models.hidden_states import recompute_activations, round_frozen
 from trainers.models.loading import default_device, exact_enough
 from trainers.models.policy import Policy
 from trainers.models.prefix_trees import joined
-from trainers.profile import limits
+from trainers.profile import measure_limits
 from trainers.runs.setup import make_envs
 from trainers.trajectory import to_sequences
 
@@ -219,7 +219,7 @@ def measured(args: Args, shape: str, lora_rank: int) -> dict:
     found: dict = {}
     try:
         policy = searcher(args, shape, lora_rank)
-        limit = limits(args.device, policy.dtype)
+        limit = measure_limits(args.device, policy.dtype)
         found |= {"weights": sum(weights_of(policy.model).values()), "limits": limit}
         found["updates"] = updates(args, policy, limit)
         found["decoding"] = {count: decoding(args, policy, count, limit) for count in args.decode_batches}

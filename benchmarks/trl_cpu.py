@@ -115,7 +115,7 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
     for number in range(args.rounds):
         lines.append(one_update(settings, envs, batches, engine, policy, learner, number, "em"))
         pace()
-    names = ["episodes", "tokens/action", "train/turns", "train/return", "train/flat_groups"]
+    names = ["episodes", "tokens/action", "train/turns", "train/return", "train/zero_std_groups"]
     names += ["time/rollout", "time/update"]
     mean = {name: statistics.mean(line[name] for line in lines) for name in names}
     return {
@@ -123,7 +123,7 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
         "turns": mean["train/turns"],
         "policy_tokens": mean["tokens/action"] / mean["episodes"],
         "return": mean["train/return"],
-        "flat_groups": mean["train/flat_groups"],
+        "flat_groups": mean["train/zero_std_groups"],
         "rollout_share": mean["time/rollout"] / (mean["time/rollout"] + mean["time/update"]),
     }
 

@@ -15,7 +15,7 @@ from trainers.engines.engine import Engine
 from trainers.models.policy import Policy
 from trainers.rollout import rollout
 from trainers.runs.arguments import TrainArgs
-from trainers.runs.monitoring import measured
+from trainers.runs.monitoring import rollout_statistics
 from trainers.runs.timing import Timing
 from trainers.trajectory import Trajectory
 
@@ -49,11 +49,11 @@ def play(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, n
         return played
 
     played = some()
-    seen = measured(envs, played)  # before a refill, whose questions are chosen
+    seen = rollout_statistics(envs, played)  # before a refill, whose questions are chosen
     played, episodes, of_refill = refilled(played, some, args)
     fed = {f"tokens/fed_{phase}": float(tokens) for phase, tokens in policy.fed.items() if phase != "steps"}
     fed |= {"train/decode_steps": float(policy.fed["steps"])} if "steps" in policy.fed else {}
-    return Batch(played=played, episodes=episodes, rng=rng, metrics=seen | of_refill | timing.taken() | fed)
+    return Batch(played=played, episodes=episodes, rng=rng, metrics=seen | of_refill | timing.pop_metrics() | fed)
 
 
 class Batches:

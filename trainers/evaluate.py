@@ -7,10 +7,14 @@ support recall, turns and calls, and 95 % bootstrap intervals.
 """
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
+
+if not __package__:  # run as a file: the packages beside trainers/, and the folder that the command is run in
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), ""]
 
 import numpy as np
 import tyro

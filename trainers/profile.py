@@ -20,8 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-if __name__ == "__main__":  # run as a file, it finds the packages beside it
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # run as a file: the packages beside trainers/, and the folder that the command is run in
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), ""]
 
 import numpy as np
 import torch
@@ -54,7 +54,7 @@ class Args:
     """Updates to leave out at the beginning, where buffers grow and kernels are chosen."""
 
 
-def chosen(run: Path | None) -> Path:
+def choose_run(run: Path | None) -> Path:
     if run is None:
         found = sorted(Path("runs").glob(f"**/{METRICS_FILE}"), key=lambda file: file.stat().st_mtime)
         if not found:
@@ -65,7 +65,7 @@ def chosen(run: Path | None) -> Path:
     return run
 
 
-def phases(lines: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+def mean_phases(lines: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     """Means over updates: ``seconds``, ``tokens`` and ``fed`` of each phase, and the rest of the rollout as ``other``."""
     mean = lambda name: float(np.mean([line.get(name) or 0.0 for line in lines])) if name else 0.0  # noqa: E731
     found = {
@@ -78,7 +78,7 @@ def phases(lines: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     return found | {"other": {"seconds": other, "tokens": 0.0, "fed": 0.0}}
 
 
-def weights_of(folder: Path) -> tuple[int, int]:
+def count_weights(folder: Path) -> tuple[int, int]:
     """How many weights multiply each token, all but the embedding, which is looked up, and the head; and how many are in the
     head, which is only for tokens that are sampled."""
     config = AutoConfig.from_pretrained(adapters.base_of(folder) or folder)
@@ -89,7 +89,7 @@ def weights_of(folder: Path) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters() if id(p) not in outer), head.numel()
 
 
-def limits(device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
+def measure_limits(device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
     """What this machine reaches now: ``flops`` a second in a large matrix product, ``bytes`` a second in a large copy."""
     size = 1024 if device == "cpu" else 8192
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -113,14 +113,14 @@ def _fastest(job, device: str, repeats: int = 10) -> float:
 
 
 def main(args: Args) -> dict:
-    run = chosen(args.run)
+    run = choose_run(args.run)
     lines = [line for line in read_metrics(run / METRICS_FILE) if "time/update" in line]
     if len(lines) <= args.skip:
         raise ValueError(f"{run} has {len(lines)} updates, of which --skip leaves none")
-    found, device = phases(lines[args.skip :]), default_device()
+    found, device = mean_phases(lines[args.skip :]), default_device()
     total = sum(phase["seconds"] for phase in found.values())
     folder = checkpoint.latest(run)
-    (weights, head), limit = weights_of(folder) if folder else (0, 0), limits(device)
+    (weights, head), limit = count_weights(folder) if folder else (0, 0), measure_limits(device)
     rounded = folder and checkpoint.read_extra(folder).get("dtype") == "bfloat16"
     found["decode"]["bytes"] = found["decode"]["steps"] * ((2 if rounded else 4) * weights + 4 * head)
     table = Table("phase", "s / update", "share", "tokens / s", "fed / tokens", "GFLOP/s", "GB/s", title=str(run))

@@ -22,7 +22,7 @@ class Point(NamedTuple):
     score: float
 
 
-class Mean(NamedTuple):
+class MeanCurve(NamedTuple):
     """The mean over the runs of an agent, evaluation by evaluation; arrays of one length."""
 
     episodes: np.ndarray
@@ -32,14 +32,14 @@ class Mean(NamedTuple):
     highest: np.ndarray
 
 
-def mean_curve(runs: Sequence[Sequence[Point]]) -> Mean:
+def mean_curve(runs: Sequence[Sequence[Point]]) -> MeanCurve:
     """It ends where the shortest run ends."""
     values = np.array([run[: min(map(len, runs))] for run in runs], dtype=float)  # [runs, points, 3]
     means, scores = values.mean(0), values[:, :, 2]
-    return Mean(means[:, 0], means[:, 1], means[:, 2], scores.min(0), scores.max(0))
+    return MeanCurve(means[:, 0], means[:, 1], means[:, 2], scores.min(0), scores.max(0))
 
 
-def reached(runs: Sequence[Sequence[Point]], level: float) -> tuple[int, float] | None:
+def point_reaching(runs: Sequence[Sequence[Point]], level: float) -> tuple[int, float] | None:
     """Episodes and seconds until the mean curve is first as high as ``level``, or None. Between two evaluations nothing
     is made up: it counts from the later one."""
     curve = mean_curve(runs)

@@ -12,7 +12,7 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from agent_envs.tool_env import ToolEnv
-from trainers.comparison.check import Checked, check, unfit_baselines
+from trainers.comparison.check import CheckedRecipe, check, unfit_baselines
 from trainers.comparison.recipe import BASELINES, Recipe
 from trainers.models import tiny
 
@@ -23,7 +23,7 @@ TRAINED = 16  # bytes for each float32 weight that is trained: itself, its gradi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
+class ModelShape:
     """``weights``; those of its ``linear`` layers, which bfloat16 halves where they are frozen; and the numbers that an
     adapter of rank 1 on all of these would add."""
 
@@ -52,7 +52,7 @@ def report(recipe: Recipe, flops_per_second: float | None = None) -> dict:
     Raises:
         ValueError: the recipe cannot run whatever data is there.
     """
-    checked, model, console = check(recipe), model_of(recipe), Console(soft_wrap=True)
+    checked, model, console = check(recipe), read_model_shape(recipe), Console(soft_wrap=True)
     dtype = recipe.base(0).dtype
     peak = flops_per_second or PEAK[dtype]
     estimates = {name: estimate(recipe, name, checked, model, peak) for name in recipe.runs}
@@ -80,7 +80,7 @@ def report(recipe: Recipe, flops_per_second: float | None = None) -> dict:
     return {"runs": estimates, "missing": checked.missing, "left_out": left_out}
 
 
-def estimate(recipe: Recipe, name: str, checked: Checked, model: Model, peak: float) -> Estimate:
+def estimate(recipe: Recipe, name: str, checked: CheckedRecipe, model: ModelShape, peak: float) -> Estimate:
     """``peak``: FLOP/s of the accelerator at best."""
     args, config = recipe.run_arguments(name, 0), model.config
     longest = max(_longest(env, args.max_new_tokens) for env in checked.training)
@@ -122,7 +122,7 @@ def estimate(recipe: Recipe, name: str, checked: Checked, model: Model, peak: fl
     )  # fmt: skip
 
 
-def model_of(recipe: Recipe) -> Model:
+def read_model_shape(recipe: Recipe) -> ModelShape:
     """The shape of the policy, without its weights.
 
     Raises:
@@ -145,7 +145,7 @@ def model_of(recipe: Recipe) -> Model:
             made = AutoModelForCausalLM.from_config(config)
     head = made.get_output_embeddings()
     linear = [m for m in made.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-    return Model(
+    return ModelShape(
         weights=sum(p.numel() for p in made.parameters()),
         linear=sum(m.weight.numel() for m in linear),
         per_rank=sum(m.in_features + m.out_features for m in linear),

@@ -8,7 +8,7 @@ import numpy as np
 from rich.console import Console
 from rich.markdown import Markdown
 
-from trainers.comparison.curves import draw, mean_curve, reached
+from trainers.comparison.curves import draw, mean_curve, point_reaching
 from trainers.comparison.recipe import BASELINES
 
 MEASURES = {"f1": "F1", "substring_em": "Substring EM", "turns": "Turns", "calls": "Calls"}
@@ -113,7 +113,7 @@ def _of_training(results: Mapping):
     def told(name: str) -> list[str]:
         cells = [_cell([run["seconds"] for run in training.get(name, [])], 0)]
         if target:
-            found = reached(curves[name], level) if name in curves else None
+            found = point_reaching(curves[name], level) if name in curves else None
             cells.append(f"{found[0]:,} ({found[1]:,.0f} s)" if found else "not reached" if name in curves else "–")
         if symptoms:
             first = [(s, run["symptoms"][0]) for s, run in enumerate(training.get(name, [])) if run.get("symptoms")]

@@ -26,7 +26,7 @@ class TrainArgs:
     teaches it the tools by imitation first."""
     cold_start_steps: int = sft.STEPS
     """Gradient steps of imitation for the tiny policy."""
-    cold_start_continue_probability: float = sft.PATIENCE
+    cold_start_continue_probability: float = sft.CONTINUE_PROBABILITY
     """How often the searcher that it imitates goes on after an article. The less, the rarer the right answers that
     reinforcement learning has to start from."""
     seed: int = 0

@@ -53,7 +53,7 @@ class Logger(contextlib.AbstractContextManager):
         assert not {"step", "seconds"} & set(metrics), "step and seconds are written by the logger"
         numbers = {name: float(value) for name, value in metrics.items()}
         line = {"step": step, "seconds": round(time.monotonic() - self._start, 3), **numbers}
-        self._file.write(json.dumps(finite(line), allow_nan=False) + "\n")
+        self._file.write(json.dumps(to_json_types(line), allow_nan=False) + "\n")
         self._file.flush()  # a killed run keeps every line it logged
         for log, _ in self._sinks:
             log(numbers, step)
@@ -77,14 +77,14 @@ def read_metrics(path: str | Path) -> list[dict]:
     return lines
 
 
-def finite(value):
+def to_json_types(value):
     """`value` in the types of JSON: NaN and infinities as None, numbers of numpy and torch as Python's, paths as text."""
     if isinstance(value, dict):
-        return {str(name): finite(item) for name, item in value.items()}
+        return {str(name): to_json_types(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [to_json_types(item) for item in value]
     if hasattr(value, "tolist"):
-        return finite(value.tolist())
+        return to_json_types(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return str(value) if isinstance(value, Path) else value
@@ -174,7 +174,7 @@ def _check_names(sinks: Sequence[str]) -> None:
 
 def _open(name: str, folder: Path, config: dict, resume_from: int) -> _Sink:
     try:
-        return _SINKS[name](folder, finite(config), resume_from)
+        return _SINKS[name](folder, to_json_types(config), resume_from)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"logging to {name} needs a package: pip install {name} ({error})") from error
 

@@ -18,7 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trainers.runs.logger import finite, read_metrics
+from trainers.runs.logger import read_metrics, to_json_types
 
 _LEARNER, _LIGHT, _INK, _MUTED = "#1f5fbf", "#a8c6ee", "#222222", "#707070"
 _STYLE = {"font.size": 11, "text.color": _INK, "axes.labelcolor": _INK, "text.parse_math": False}
@@ -134,7 +134,7 @@ def write_summary(folder: str | Path, summary: Mapping) -> Path:
     path = Path(folder) / "summary.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(".summary.json.staging")
-    staging.write_text(json.dumps(finite(dict(summary)), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    staging.write_text(json.dumps(to_json_types(dict(summary)), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(staging, path)
     return path
 

@@ -26,7 +26,7 @@ class Timing:
     def count(self, name: str, tokens: int) -> None:
         self._tokens[name] += tokens
 
-    def taken(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """``time/<name>`` in seconds and ``tokens/<name>``, both since the last call."""
         found = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
         found |= {f"tokens/{name}": float(tokens) for name, tokens in self._tokens.items() if tokens}

@@ -18,7 +18,7 @@ from trainers.models.policy import Policy
 from trainers.runs import folder as runs
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.logger import METRICS_FILE, Logger, Progress, read_metrics
-from trainers.runs.monitoring import Watch, informed, learned
+from trainers.runs.monitoring import CollapseTracker, mutual_information_statistics, update_statistics
 from trainers.runs.start import BEFORE, BEFORE_SAMPLED, Run, baselines, prepared
 from trainers.trajectory import Trajectory, to_sequences
 
@@ -64,7 +64,7 @@ def train(args: TrainArgs, algorithm: str, title: str, start: Callable[[Policy],
     return distributed.agreed(summary)
 
 
-def learning(run: Run, learner: Learner, algorithm: str) -> tuple[int, Watch, bool]:
+def learning(run: Run, learner: Learner, algorithm: str) -> tuple[int, CollapseTracker, bool]:
     """Updates, evaluations and checkpoints; returns how many episodes were played, what the monitor saw, and whether it
     stopped the run."""
     args = run.args
@@ -81,11 +81,11 @@ def learning(run: Run, learner: Learner, algorithm: str) -> tuple[int, Watch, bo
         Progress(args.updates, "updates", algorithm, first) as progress,
     ):
         lines = read_metrics(records / METRICS_FILE)
-        watch, played = Watch(run.score, lines), int(lines[-1]["episodes"]) if lines else 0
+        watch, played = CollapseTracker(run.score, lines), int(lines[-1]["episodes"]) if lines else 0
         if not first:
             metrics = run.validated() | {"episodes": 0}
             logger.log(0, metrics)
-            watch.see(0, metrics, progress)
+            watch.record(0, metrics, progress)
         done, stopped = first, False
         while done < args.updates and not stopped:
             metrics = one_update(args, run.envs, run.batches, run.engine, run.policy, learner, done, run.score)
@@ -98,7 +98,7 @@ def learning(run: Run, learner: Learner, algorithm: str) -> tuple[int, Watch, bo
                 done, reward=metrics["train/return"], turns=metrics["train/turns"],
                 tokens_per_s=metrics["tokens/per_second"], **{run.score: metrics[f"train/{run.score}"]},
             )  # fmt: skip
-            stopped = distributed.agreed(watch.see(done, metrics, progress) and args.stop_on_collapse)
+            stopped = distributed.agreed(watch.record(done, metrics, progress) and args.stop_on_collapse)
             if done % args.save_every == 0 or done == args.updates or stopped:
                 run.batches.catch_up()
                 runs.save(run.folder, run.policy, learner.optimizers, learner.modules, done, args)
@@ -128,12 +128,12 @@ def one_update(
     begin = time.monotonic()
     batch = batches.next(envs, engine, number)
     policy.fed["update"] = 0
-    seen = informed(policy, batch.episodes, args)
+    seen = mutual_information_statistics(policy, batch.episodes, args)
     metrics = episode_metrics(batch.played, score) | learner.update(batch.episodes, batch.rng) | batch.metrics
     seconds = time.monotonic() - begin
     metrics |= {"time/update": seconds - metrics["time/rollout"], "tokens/fed_update": float(policy.fed["update"])}
     metrics |= {"tokens/per_second": metrics["tokens/all"] / seconds, "episodes": float(len(batch.played))}
-    return metrics | seen | learned(metrics)
+    return metrics | seen | update_statistics(metrics)
 
 
 def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, float]:
@@ -149,7 +149,7 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, flo
         "train/truncated": np.mean([t.truncated for t in trajectories]),
         "train/failed": np.mean([t.failed for t in trajectories]),
         "train/group_std": np.mean([np.std(group) for group in groups]),
-        "train/flat_groups": np.mean([np.ptp(group) < 1e-6 for group in groups]),
+        "train/zero_std_groups": np.mean([np.ptp(group) < 1e-6 for group in groups]),
     }
     for name in dict.fromkeys(name for t in trajectories for name in t.reward_terms):
         metrics[f"reward/{name}"] = np.mean([t.reward_terms.get(name, 0.0) for t in trajectories])
