@@ -51,7 +51,7 @@ def play(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, n
     played = some()
     seen = rollout_statistics(envs, played)  # before a refill, whose questions are chosen
     played, episodes, of_refill = refilled(played, some, args)
-    fed = {f"tokens/fed_{phase}": float(tokens) for phase, tokens in policy.fed.items() if phase != "steps"}
+    fed = {f"tokens/computed_{phase}": float(tokens) for phase, tokens in policy.fed.items() if phase != "steps"}
     fed |= {"train/decode_steps": float(policy.fed["steps"])} if "steps" in policy.fed else {}
     return Batch(played=played, episodes=episodes, rng=rng, metrics=seen | of_refill | timing.pop_metrics() | fed)
 

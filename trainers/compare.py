@@ -31,7 +31,7 @@ import tyro
 
 from agent_envs.vector import ToolVectorEnv
 from trainers.comparison import check, dry_run, imitation, recipe_file
-from trainers.comparison.columns import digest, evaluate_columns
+from trainers.comparison.columns import Columns, digest, evaluate_columns
 from trainers.comparison.curves import Point
 from trainers.comparison.recipe import ALGORITHMS, BASELINES, Recipe
 from trainers.comparison.report import write
@@ -169,49 +169,49 @@ def run_seed(recipe: Recipe, seed: int, baselines: Iterable[str], can_search: bo
     Args:
         can_search: whether Naive RAG can play what the learning curves are measured on.
     """
-    columns = {column: (task, recipe.questions) for column, task in recipe.tasks.items()}
-    rows, training = results["rows"], results["training"]
+    base, columns = recipe.base(seed), {name: (task, recipe.questions) for name, task in recipe.tasks.items()}
+    start = functools.cache(lambda: starting_policy(base, train_envs(base)))
     summaries = {name: train_run(recipe, name, seed, out / f"{name}-{seed}") for name in recipe.runs}
-    longest = max(summary["seconds"] for summary in summaries.values())
-    evaluate_baselines(recipe, seed, baselines, can_search, longest, out, results)
+    seconds = max(summary["seconds"] for summary in summaries.values())
+    for name in baselines:
+        curve = {"": (recipe.held_out, base.eval_questions)}
+        # With "base" the curves begin; and greedy play says nothing beside curves of sampled play.
+        if base.eval_temperature or name == "base" or (name == "naive-rag" and not can_search):
+            curve = {}
+        evaluate_baseline(name, base, start, columns, curve, seconds, out / f"{name}-{seed}", results)
     for name, summary in summaries.items():
         title, folder, args = recipe.runs[name].title, out / f"{name}-{seed}", recipe.run_arguments(name, seed)
         last = checkpoint.latest(folder)
         assert last is not None, f"{folder} has a summary and no checkpoint"
         load = functools.partial(load_policy, last, dtype=args.dtype)
-        rows.setdefault(title, []).append(
-            evaluate_columns(title, columns, args.max_new_tokens, folder, digest(last), load)
-        )
+        row = evaluate_columns(title, columns, args.max_new_tokens, folder, digest(last), load)
+        results["rows"].setdefault(title, []).append(row)
         kept = {key: summary[key] for key in ("seconds", "episodes", "symptoms")}
-        training.setdefault(title, []).append(kept | {"folder": str(folder)})
+        results["training"].setdefault(title, []).append(kept | {"folder": str(folder)})
         results["curves"].setdefault(title, []).append(summary["curve"])
 
 
-def evaluate_baselines(
-    recipe: Recipe, seed: int, baselines: Iterable[str], can_search: bool, seconds: float, out: Path, results: dict
-) -> None:
-    """Evaluate the baselines on the columns and, but for the start, on what the learning curves are measured on; append
-    it to ``results``.
+def evaluate_baseline(
+    name: str, base: PolicyArgs, start: Callable[[], tuple[Policy, float]], columns: Columns, curve: Columns,
+    seconds: float, folder: Path, results: dict,
+) -> None:  # fmt: skip
+    """Evaluate one baseline, and append it to ``results``.
 
     Args:
-        seconds: that more imitation trains for.
+        start: gives the starting policy, and the seconds that its cold start took.
+        curve: what the learning curves are measured on, where the baseline is a line in their picture; else empty.
+        seconds: for which more imitation trains.
     """
-    base = recipe.base(seed)
-    start = functools.cache(lambda: starting_policy(base, train_envs(base)))
-    columns = {column: (task, recipe.questions) for column, task in recipe.tasks.items()}
-    curve = {"": (recipe.held_out, base.eval_questions)}
-    for name in baselines:
-        title, folder, identity = BASELINES[name], out / f"{name}-{seed}", start_identity(base)
-        load: Callable[[], Policy] = lambda: start()[0]  # noqa: E731
-        if name == "imitation":
-            policy, spent = train_imitation(base, start(), seconds, folder)
-            results["training"].setdefault(title, []).append(spent | {"seconds_cold_start": start()[1]})
-            load, identity = lambda policy=policy: policy, identity + json.dumps(spent)
-        common = (base.max_new_tokens, folder, identity, load)
-        results["rows"].setdefault(title, []).append(evaluate_columns(title, columns, *common))
-        # With "base" the curves begin; and greedy play says nothing beside curves of sampled play.
-        if not base.eval_temperature and (name == "imitation" or (name == "naive-rag" and can_search)):
-            results["levels"].setdefault(title, []).append(evaluate_columns(title, curve, *common)[""]["score"])
+    title, identity = BASELINES[name], start_identity(base)
+    load = lambda: start()[0]  # noqa: E731
+    if name == "imitation":
+        policy, spent = train_imitation(base, start(), seconds, folder)
+        results["training"].setdefault(title, []).append(spent | {"seconds_cold_start": start()[1]})
+        load, identity = lambda: policy, identity + json.dumps(spent)
+    common = (base.max_new_tokens, folder, identity, load)
+    results["rows"].setdefault(title, []).append(evaluate_columns(title, columns, *common))
+    if curve:
+        results["levels"].setdefault(title, []).append(evaluate_columns(title, curve, *common)[""]["score"])
 
 
 def start_identity(args: PolicyArgs) -> str:

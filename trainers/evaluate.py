@@ -53,7 +53,9 @@ def evaluate_policy(
     temperature: float = 0.0,
 ) -> tuple[Row, list[list[dict]]]:  # fmt: skip
     """Episodes over numbered instances, greedy by default: the summary row, and the transcripts."""
-    episodes, transcripts, mine = [], [], distributed.own(questions)
+    episodes: list[dict] = []
+    transcripts: list[list[dict]] = []
+    mine = distributed.own(questions)
     for start in range(0, len(mine), envs.num_envs):
         batch = mine[start : start + envs.num_envs]
         played = rollout(
@@ -65,6 +67,7 @@ def evaluate_policy(
 
 
 def evaluate_script(envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], name: str) -> Row:
+    """The row of a scripted agent over numbered instances."""
     return summarize(name, [episode[-1] for episode in play_many(envs, questions, script)], envs.envs[0].SCORE)
 
 
@@ -139,6 +142,7 @@ class Args:
 
 
 def main(args: Args) -> list[Row]:
+    """Evaluate, print and write the table; returns its rows."""
     envs = make_envs(args.env, args.env_kwargs, args.split, args.num_envs)
     task = envs.envs[0]
     questions = instances(envs, args.questions)

@@ -34,7 +34,7 @@ def test_a_runs_phases_add_up(run, capsys):
     assert sum(phase["seconds"] for phase in phases.values()) == pytest.approx(whole, rel=0.01)
     assert phases["decode"]["tokens"] == sum(line["tokens/action"] for line in lines) / 2
     assert phases["prefill"]["flops"] == pytest.approx(
-        2 * result["weights"] * phases["prefill"]["fed"] / phases["prefill"]["seconds"]
+        2 * result["weights"] * phases["prefill"]["computed"] / phases["prefill"]["seconds"]
     )
     assert min(result["limits"].values()) > 1e7
     assert (
@@ -42,6 +42,13 @@ def test_a_runs_phases_add_up(run, capsys):
     )  # turns of four tokens, two or more, of episodes beside each other
     folder = run / "checkpoint-3"
     assert phases["decode"]["bytes"] == phases["decode"]["steps"] * 4 * sum(profile.count_weights(folder))
+
+
+def test_metrics_of_an_earlier_version(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][1:]
+    older = [{name.replace("computed_", "fed_"): value for name, value in line.items()} for line in lines]
+    assert older != lines
+    assert profile.mean_phases(older) == profile.mean_phases(lines)
 
 
 def test_weights_that_multiply_each_token(make_policy, tmp_path):

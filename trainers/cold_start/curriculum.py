@@ -122,7 +122,9 @@ def cold_start(
     begin = time.monotonic()
     world = World(3000, seed)
     tokenizer = tiny.make_tokenizer(_texts(world, envs))
-    policy = Policy(tiny.make_model(len(tokenizer)).to(default_device()), tokenizer)
+    # The hints of transformers lose `self` here.
+    model = tiny.make_model(len(tokenizer)).to(default_device())  # type: ignore[arg-type]
+    policy = Policy(model, tokenizer)
     fit(policy, _batches(policy, envs, seed, steps, continue_probability), steps, report)
     extra = {"seconds": time.monotonic() - begin}
     checkpoint.save(folder, model=policy.model, tokenizer=tokenizer, optimizers=[], step=steps, extra=extra)

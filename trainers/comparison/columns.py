@@ -16,9 +16,11 @@ from trainers.runs import checkpoint
 from trainers.runs.logger import to_json_types
 from trainers.runs.setup import make_envs
 
+Columns = Mapping[str, tuple[EnvConfig, int]]  # by name: what is played, and how many questions of it
+
 
 def evaluate_columns(
-    title: str, columns: Mapping[str, tuple[EnvConfig, int]], max_new_tokens: int, folder: Path, identity: str,
+    title: str, columns: Columns, max_new_tokens: int, folder: Path, identity: str,
     load: Callable[[], Policy],
 ) -> dict[str, evaluate.Row]:  # fmt: skip
     """Evaluate a policy on the columns of the table, and keep the rows in ``folder``: by column, one row.

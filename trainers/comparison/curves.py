@@ -64,8 +64,8 @@ def draw(
         if len(runs) > 1 and len(curves) <= _MOST_BANDS:
             axes.fill_between(mean.episodes, mean.lowest, mean.highest, color=color, alpha=0.13, lw=0, zorder=1)
         ends[f"{name}  {mean.score[-1]:.2f}"], last = (mean.score[-1], line), max(last, mean.episodes[-1])
-    for (name, level), style in zip(levels.items(), ((0, (2, 3)), (0, (6, 3)), (0, (6, 2, 1, 2))), strict=False):
-        line = axes.axhline(level, color="#707070", lw=1.2, ls=style, zorder=2)
+    for (name, level), dashes in zip(levels.items(), ((0, (2, 3)), (0, (6, 3)), (0, (6, 2, 1, 2))), strict=False):
+        line = axes.axhline(level, color="#707070", lw=1.2, ls=dashes, zorder=2)
         ends[f"{name}  {level:.2f}"] = (level, line)
     order = sorted(ends, key=lambda name: -ends[name][0])
     axes.legend([ends[n][1] for n in order], order, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)

@@ -12,6 +12,8 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from agent_envs.tool_env import ToolEnv
+from agent_envs.tools import SearchTool
+from trainers import ppo
 from trainers.comparison.check import CheckedRecipe, check, unfit_baselines
 from trainers.comparison.recipe import BASELINES, Recipe
 from trainers.models import tiny
@@ -89,7 +91,7 @@ def estimate(recipe: Recipe, name: str, checked: CheckedRecipe, model: ModelShap
     evaluated = looked_at + recipe.questions * len(recipe.tasks)
     trained, adapter = episodes * longest, args.lora_rank * model.per_rank
     backward = (2 if args.lora_rank else 4) + 2 * args.gradient_checkpointing  # without the weights' own gradients
-    critic = hasattr(args, "critic_lr") and not args.share_layers
+    critic = isinstance(args, ppo.Args) and not args.share_layers
     unmasked = not args.loss_mask or not getattr(args, "advantage_mask", True)
     passes = args.epochs * (2 + backward) * (1 + critic) + 2 * critic + 2 * unmasked
     passes += 2 * args.epochs * bool(args.kl_coef) + 2 * (args.importance != "none")
@@ -156,7 +158,7 @@ def read_model_shape(recipe: Recipe) -> ModelShape:
 def _longest(env: ToolEnv, max_new_tokens: int) -> int:
     """Tokens of an episode in which every turn is as long as it may be."""
     search = env.tools.get("search")
-    if hasattr(search, "max_chars"):
+    if isinstance(search, SearchTool):
         observation = search.k * search.max_chars / CHARACTERS_PER_TOKEN
     else:  # a board, say, with a token for each cell and what is between them
         observation = len(env.reset(seed=0)[0]) / 2
@@ -165,7 +167,7 @@ def _longest(env: ToolEnv, max_new_tokens: int) -> int:
 
 def _table(recipe: Recipe, estimates: dict[str, Estimate]) -> list[str]:
     header = ("run", "updates", "episodes", "tokens ≤", "FLOP ≤", "GPU-h ≤", "GB: states", "+ rollout ≤", "or update ≤")
-    rows = [header]
+    rows: list[tuple[str, ...]] = [header]
     for name, e in estimates.items():
         memory = [f"{size / 1e9:,.1f}" for size in (e.states, e.rollout, e.update)]
         counts = [f"{recipe.run_arguments(name, 0).updates:,}", f"{e.episodes:,}", f"{e.tokens:.1e}", f"{e.flops:.1e}"]

@@ -1,4 +1,4 @@
-"""What a run tells while it lasts: `Logger` writes its metrics down, `Progress` draws one line for whoever watches."""
+"""What a run reports while it lasts: `Logger` writes its metrics to files, `Progress` shows one line in the terminal."""
 
 from __future__ import annotations
 
@@ -102,13 +102,15 @@ class Progress:
     def __init__(self, total: float, unit: str = "steps", description: str = "training", initial: float = 0.0):
         self.console = Console(stderr=True)
         self._total, self._unit, self._description, self._initial = total, unit, description, initial
-        self._completed, self._fields, self._start, self._printed = initial, {}, time.monotonic(), -math.inf
+        self._completed, self._start, self._printed = initial, time.monotonic(), -math.inf
+        self._fields: dict[str, float] = {}
         self._bar = None
         if self.console.is_terminal:
             columns = TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.fields[text]}")
             # No refresh thread: it would take its turns from the training loop.
             self._bar = _Bar(*columns, console=self.console, auto_refresh=False)
-            self._task = self._bar.add_task(description, total=total, completed=initial, text="")
+            # rich's hint says int, and its progress is in floats.
+            self._task = self._bar.add_task(description, total=total, completed=initial, text="")  # type: ignore[arg-type]
 
     def update(self, completed: float, **fields: float) -> None:
         """Show how far the run is, and figures such as `reward`, `em`, `turns_per_episode` and `tokens_per_s`.

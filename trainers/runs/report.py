@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -21,7 +22,7 @@ from rich.text import Text
 from trainers.runs.logger import read_metrics, to_json_types
 
 _LEARNER, _LIGHT, _INK, _MUTED = "#1f5fbf", "#a8c6ee", "#222222", "#707070"
-_STYLE = {"font.size": 11, "text.color": _INK, "axes.labelcolor": _INK, "text.parse_math": False}
+_STYLE: dict[Any, Any] = {"font.size": 11, "text.color": _INK, "axes.labelcolor": _INK, "text.parse_math": False}
 _X_LABELS = {"seconds": "Training time (seconds)", "episodes": "Training episodes", "step": "Training steps"}
 _Y_LABELS = {
     "em": "Exact match (share of questions)", "f1": "Answer F1 (mean over questions)",
@@ -141,7 +142,8 @@ def write_summary(folder: str | Path, summary: Mapping) -> Path:
 
 def _curve(lines: Sequence[Mapping], x: str, key: str) -> _Curve:
     points = [(line[x], line[key]) for line in lines if line.get(x) is not None and line.get(key) is not None]
-    return tuple(np.array(sorted(points), dtype=float).reshape(-1, 2).T)
+    xs, ys = np.array(sorted(points), dtype=float).reshape(-1, 2).T
+    return xs, ys
 
 
 def _smooth(xs: np.ndarray, ys: np.ndarray) -> _Curve:
@@ -159,7 +161,7 @@ def _mean(curves: Sequence[_Curve]) -> _Curve:
 
 def _dress(axes: Axes, x_label: str, y_label: str, title: str, subtitle: str) -> None:
     axes.set(ylim=(0, 1), xlabel=x_label, ylabel=y_label, yticks=np.linspace(0, 1, 6))
-    axes.set_xlim(0, max(line.get_xdata()[-1] for line in axes.get_lines()) or 1)
+    axes.set_xlim(0, max(float(np.asarray(line.get_xdata())[-1]) for line in axes.get_lines()) or 1)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#b5b5b5")
@@ -173,7 +175,8 @@ def _dress(axes: Axes, x_label: str, y_label: str, title: str, subtitle: str) ->
 
 def _label_right_edge(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     """Write each label beside its value, moved apart where two would overlap, with a short line from one to other."""
-    gap, places = 0.055, []
+    gap = 0.055
+    places: list[float] = []
     for value, *_ in sorted(labels):
         places.append(max(value, places[-1] + gap) if places else value)
     for index in reversed(range(len(places))):

@@ -131,7 +131,7 @@ def one_update(
     seen = mutual_information_statistics(policy, batch.episodes, args)
     metrics = episode_metrics(batch.played, score) | learner.update(batch.episodes, batch.rng) | batch.metrics
     seconds = time.monotonic() - begin
-    metrics |= {"time/update": seconds - metrics["time/rollout"], "tokens/fed_update": float(policy.fed["update"])}
+    metrics |= {"time/update": seconds - metrics["time/rollout"], "tokens/computed_update": float(policy.fed["update"])}
     metrics |= {"tokens/per_second": metrics["tokens/all"] / seconds, "episodes": float(len(batch.played))}
     return metrics | seen | update_statistics(metrics)
 
