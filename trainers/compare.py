@@ -8,7 +8,7 @@
     python -m trainers.compare --recipe mine.toml --seeds 0 --runs grpo ppo --updates 20
 
 For each seed, one start: the tiny policy's cold start, or a pretrained model. From it, every run of the recipe trains.
-Beside them stand the baselines: Naive RAG, the start itself (Base Tool Call), and more imitation: the cold start continued
+The baselines are Naive RAG, the start itself (Base Tool Call) and more imitation: the cold start continued
 for as many seconds as the slowest run spent on rollouts and updates. All are evaluated, greedily, on the held-out
 questions of each column of the table.
 

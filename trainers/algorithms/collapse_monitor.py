@@ -76,7 +76,7 @@ class CollapseMonitor:
 
         Args:
             reward_deviation: mean over groups of the deviation of the raw returns, before any filter.
-            gradient_norm: before clipping; leave it out where no update was made.
+            gradient_norm: before clipping; left out where the update was skipped.
             empty_filter: whether the filter left no group, so that the update was skipped.
             entropy: mean per action token, in nats.
             response_length: mean tokens of a turn or of an episode.

@@ -58,11 +58,11 @@ def _reading(
     """A question about one fact, the thought that names the fact (taught), and its object (taught)."""
     title = world.names[relation.subject][index]
     wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
-    asked = policy.observation_ids(rng.choice(wordings).format(x=title), [])
+    question = policy.observation_ids(rng.choice(wordings).format(x=title), [])
     thought = policy.encode(f"<think>{relation.noun} of {title}</think>")
     name = rng.choice(("search", "answer"))
     tag, *copied = policy.encode(f"<{name}>{world.text(relation, index)}</{name}>")
-    return [(asked, False), (thought, True), ([tag], False), (copied, True)]  # which tag is a coin flip: not taught
+    return [(question, False), (thought, True), ([tag], False), (copied, True)]  # which tag is a coin flip: not taught
 
 
 def noisy_expert(env: ToolEnv, rng: random.Random, skill: float = 0.75) -> Script:

@@ -41,7 +41,7 @@ class CheckedRecipe:
 
 
 def has_questions(envs: Sequence[ToolEnv]) -> bool:
-    """Whether there are questions, one task's, to search for."""
+    """Whether the environments ask the questions of one task, which Naive RAG could search for."""
     return len(envs) == 1 and hasattr(envs[0], "questions")
 
 
@@ -68,10 +68,10 @@ def check(recipe: Recipe) -> CheckedRecipe:
         if task.env == MIXTURE:
             make_envs(task.env, json.dumps(task.env_kwargs), split, 1)
         with_questions = [cast(QAEnv, env) for env in made if hasattr(env, "questions")]
-        asked = {(env.task.name, question.id) for env in with_questions for question in env.questions}
+        questions = {(env.task.name, question.id) for env in with_questions for question in env.questions}
         if split == "train":
-            train |= asked
-        elif shared := asked & train:
+            train |= questions
+        elif shared := questions & train:
             raise ValueError(f"{len(shared)} questions of {where} are training questions too")
     return checked
 
@@ -87,17 +87,18 @@ def unfit_baselines(recipe: Recipe, checked: CheckedRecipe) -> dict[str, str]:
 
 
 def mixture_parts(task: EnvConfig) -> list[EnvConfig]:
-    """The tasks of a mixture; of anything else, itself."""
-    asked = task.env_kwargs.get("tasks")
-    if task.env != MIXTURE or not isinstance(asked, dict):
+    """The environments of a mixture's tasks; of anything else, itself."""
+    tasks = task.env_kwargs.get("tasks")
+    if task.env != MIXTURE or not isinstance(tasks, dict):
         return [task]
     common = {name: value for name, value in task.env_kwargs.items() if name != "tasks"}
-    own = {id: asked[id].get("kwargs", {}) if isinstance(asked[id], dict) else {} for id in asked}
+    own = {id: part.get("kwargs", {}) if isinstance(part, dict) else {} for id, part in tasks.items()}
     return [EnvConfig(env=id, env_kwargs={**common, **kwargs}) for id, kwargs in own.items()]
 
 
 def _list_environments(recipe: Recipe, checked: CheckedRecipe) -> Iterator[tuple[str, list[ToolEnv], EnvConfig, str]]:
-    """What is played, the list that its environments belong in, the task and its split; training first."""
+    """All that is played, training first: its name for messages, the list of ``checked`` that its environments go to, the
+    environment and its split."""
     kinds = {json.dumps(run.env_kwargs, sort_keys=True): run.env_kwargs for run in recipe.runs.values()}
     for kwargs in kinds.values():
         yield (
@@ -112,10 +113,10 @@ def _list_environments(recipe: Recipe, checked: CheckedRecipe) -> Iterator[tuple
 
 
 def _make_or_stand_in(task: EnvConfig, split: str) -> tuple[ToolEnv, str]:
-    """An environment, and what is missing if it is but a stand-in."""
+    """An environment, and what is missing if it is only a stand-in for it."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a stand-in warns of is told here
+            warnings.simplefilter("ignore")  # of a stand-in, which `problem` says instead
             env = _make_env(task.env, task.env_kwargs, split)
         if not getattr(getattr(env, "task", None), "warning", ""):
             return env, ""

@@ -23,7 +23,7 @@ class Point(NamedTuple):
 
 
 class MeanCurve(NamedTuple):
-    """The mean over the runs of an agent, evaluation by evaluation; arrays of one length."""
+    """The mean over the runs of an agent, evaluation by evaluation, and the lowest and highest score; arrays [points]."""
 
     episodes: np.ndarray
     seconds: np.ndarray
@@ -33,15 +33,15 @@ class MeanCurve(NamedTuple):
 
 
 def mean_curve(runs: Sequence[Sequence[Point]]) -> MeanCurve:
-    """It ends where the shortest run ends."""
+    """The mean of several runs; it ends where the shortest one ends."""
     values = np.array([run[: min(map(len, runs))] for run in runs], dtype=float)  # [runs, points, 3]
     means, scores = values.mean(0), values[:, :, 2]
     return MeanCurve(means[:, 0], means[:, 1], means[:, 2], scores.min(0), scores.max(0))
 
 
 def point_reaching(runs: Sequence[Sequence[Point]], level: float) -> tuple[int, float] | None:
-    """Episodes and seconds until the mean curve is first as high as ``level``, or None. Between two evaluations nothing
-    is made up: it counts from the later one."""
+    """Episodes and seconds until the mean curve is first as high as ``level``, or None. Nothing is interpolated: between two
+    evaluations the later one counts."""
     curve = mean_curve(runs)
     found = np.flatnonzero(curve.score >= level - 1e-9)  # a curve must reach its own end
     return (int(curve.episodes[found[0]]), float(curve.seconds[found[0]])) if len(found) else None

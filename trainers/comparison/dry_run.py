@@ -26,8 +26,13 @@ TRAINED = 16  # bytes for each float32 weight that is trained: itself, its gradi
 
 @dataclass(frozen=True, kw_only=True)
 class ModelShape:
-    """``weights``; those of its ``linear`` layers, which bfloat16 halves where they are frozen; and the numbers that an
-    adapter of rank 1 on all of these would add."""
+    """Sizes of a model.
+
+    Attributes:
+        weights: all of them.
+        linear: those of linear layers, which bfloat16 halves where they are frozen.
+        per_rank: the parameters that an adapter of rank 1 on all linear layers would add.
+    """
 
     weights: int
     linear: int
@@ -37,7 +42,7 @@ class ModelShape:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Of one run with one seed. Memory is in bytes: ``states`` stay, the larger of the other two comes on top."""
+    """Cost of one run with one seed. Memory is in bytes: ``states`` stay, the larger of the other two comes on top."""
 
     episodes: int
     tokens: float
@@ -83,7 +88,7 @@ def report(recipe: Recipe, flops_per_second: float | None = None) -> dict:
 
 
 def estimate(recipe: Recipe, name: str, checked: CheckedRecipe, model: ModelShape, peak: float) -> Estimate:
-    """``peak``: FLOP/s of the accelerator at best."""
+    """What one run with one seed takes at most. ``peak``: FLOP/s of the accelerator at its peak."""
     args, config = recipe.run_arguments(name, 0), model.config
     longest = max(_longest(env, args.max_new_tokens) for env in checked.training)
     episodes = args.updates * args.questions_per_update * args.group_size
@@ -132,7 +137,7 @@ def read_model_shape(recipe: Recipe) -> ModelShape:
     """
     name = recipe.base(0).model
     if name == "tiny":
-        made = tiny.make_model(8400)  # words, bytes and tags; the vocabulary is counted at the cold start
+        model = tiny.make_model(8400)  # words, bytes and tags; the vocabulary is counted at the cold start
     else:
         try:
             config = AutoConfig.from_pretrained(name, local_files_only=bool(recipe.model_config))
@@ -144,14 +149,14 @@ def read_model_shape(recipe: Recipe) -> ModelShape:
                 ) from error
             config = AutoConfig.for_model(**recipe.model_config)
         with torch.device("meta"):
-            made = AutoModelForCausalLM.from_config(config)
-    head = made.get_output_embeddings()
-    linear = [m for m in made.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+            model = AutoModelForCausalLM.from_config(config)
+    head = model.get_output_embeddings()
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
     return ModelShape(
-        weights=sum(p.numel() for p in made.parameters()),
+        weights=sum(p.numel() for p in model.parameters()),
         linear=sum(m.weight.numel() for m in linear),
         per_rank=sum(m.in_features + m.out_features for m in linear),
-        config=made.config.get_text_config(),
+        config=model.config.get_text_config(),
     )
 
 

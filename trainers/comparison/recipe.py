@@ -16,7 +16,7 @@ ALGORITHMS: dict[str, tuple[Callable[[Any], dict], PolicyArgs]] = {
     **{name: (partial(starpo.main, name), preset) for name, (_, preset) in starpo.PRESETS.items()},
 }
 SHARED = ("model", "dtype", "cold_start_steps", "cold_start_continue_probability")  # one start for each seed
-OURS = ("env", "env_kwargs", "seed", "out", "resume")  # arguments that the runner sets
+SET_BY_COMPARISON = ("env", "env_kwargs", "seed", "out", "resume")  # arguments that a recipe cannot give
 
 
 @dataclass(frozen=True, kw_only=True)

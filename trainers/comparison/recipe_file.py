@@ -33,7 +33,16 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trainers.comparison.recipe import ALGORITHMS, BASELINES, MIXTURE, OURS, SHARED, EnvConfig, Recipe, RecipeRun
+from trainers.comparison.recipe import (
+    ALGORITHMS,
+    BASELINES,
+    MIXTURE,
+    SET_BY_COMPARISON,
+    SHARED,
+    EnvConfig,
+    Recipe,
+    RecipeRun,
+)
 from trainers.runs.arguments import RENAMED_OPTIONS
 from trainers.runs.logger import check_sinks
 
@@ -110,7 +119,9 @@ def make(name: str, content: Mapping[str, Any]) -> Recipe:
     }
     recipe = Recipe(name=name, **{**content, "runs": runs, "tasks": tasks})
     _check_names(where, recipe)
-    known_options = {f.name for run in runs.values() for f in fields(ALGORITHMS[run.algorithm][1])} - set(OURS)
+    known_options = {f.name for run in runs.values() for f in fields(ALGORITHMS[run.algorithm][1])} - set(
+        SET_BY_COMPARISON
+    )
     _check_keys(f"the arguments of {where}", recipe.arguments, sorted(known_options))
     for run in runs:
         check_sinks(recipe.run_arguments(run, 0).log)
@@ -150,7 +161,10 @@ def _make_run(where: str, name: str, given: Mapping[str, Any]) -> RecipeRun:
     if (algorithm := given.get("algorithm")) not in ALGORITHMS:
         raise ValueError(f"{where}: algorithm must be one of {list(ALGORITHMS)}, got {algorithm!r}")
     keys = {"title": name, "algorithm": algorithm, "env_kwargs": {}, "larger_groups": 1}
-    own, options = keys | dict(given), sorted({f.name for f in fields(ALGORITHMS[algorithm][1])} - set(OURS))
+    own, options = (
+        keys | dict(given),
+        sorted({f.name for f in fields(ALGORITHMS[algorithm][1])} - set(SET_BY_COMPARISON)),
+    )
     _check_keys(where, own, [*keys, *options])
     if shared := [n for n in own if n in SHARED or n.startswith("eval_") or n == "final_questions"]:
         raise ValueError(

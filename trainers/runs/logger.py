@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -77,7 +77,7 @@ def read_metrics(path: str | Path) -> list[dict]:
     return lines
 
 
-def to_json_types(value):
+def to_json_types(value: Any) -> Any:
     """`value` in the types of JSON: NaN and infinities as None, numbers of numpy and torch as Python's, paths as text."""
     if isinstance(value, dict):
         return {str(name): to_json_types(item) for name, item in value.items()}

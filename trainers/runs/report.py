@@ -1,4 +1,4 @@
-"""What a run shows when it is over: a learning curve, a table of evaluations, a sample episode and a summary."""
+"""What a run reports at its end: a learning curve, a table of evaluations, a sample episode and a summary."""
 
 from __future__ import annotations
 
@@ -87,9 +87,9 @@ def learning_curve(
 
 def table(rows: Sequence[Mapping]) -> str:
     """Evaluations as a Markdown table: name, em (or success, or score) and its interval (low, high), f1,
-    support_recall, turns and calls; a column of which no row says anything is left out.
+    support_recall, turns and calls; a column for which no row has a value is left out.
 
-    What a row lacks, or has as None, is a dash: a baseline that takes no turns has no number of turns.
+    A value that a row lacks, or that is None, is a dash: a baseline that takes no turns has no number of turns.
     """
     columns = _columns(rows)
     lines = [[_COLUMNS[key] for key in columns], ["---"] + ["---:"] * (len(columns) - 1)]
@@ -188,7 +188,7 @@ def _label_right_edge(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> N
 
 
 def _columns(rows: Sequence[Mapping]) -> list[str]:
-    """Those of which any row has something to say."""
+    """The columns for which any row has a value."""
     return [key for key in _COLUMNS if any(row.get(key) is not None for row in rows)]
 
 

@@ -29,8 +29,8 @@ class Timing:
 
     def pop_metrics(self) -> dict[str, float]:
         """``time/<name>`` in seconds and ``tokens/<name>``, both since the last call."""
-        found = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
-        found |= {f"tokens/{name}": float(tokens) for name, tokens in self._tokens.items() if tokens}
+        metrics = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
+        metrics |= {f"tokens/{name}": float(tokens) for name, tokens in self._tokens.items() if tokens}
         self._seconds.clear()
         self._tokens.clear()
-        return found
+        return metrics

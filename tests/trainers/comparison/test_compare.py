@@ -54,7 +54,7 @@ def model_folder(make_policy, tmp_path):
 
 @pytest.fixture
 def ask(tmp_path):
-    """``ask(text, *words)``: the benchmark's arguments for a recipe, with words of the command line."""
+    """``ask(text, *words)``: the arguments of the command for a recipe, with words of the command line."""
 
     def make(text, *words):
         (tmp_path / "small.toml").write_text(text, encoding="utf-8")
