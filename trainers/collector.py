@@ -15,7 +15,7 @@ from trainers.models.policy import Policy
 from trainers.preparation import refill_groups
 from trainers.rollout import rollout
 from trainers.runs.arguments import TrainArgs
-from trainers.runs.monitoring import measured
+from trainers.runs.monitoring import rollout_statistics
 from trainers.runs.timing import Timing
 from trainers.trajectory import Trajectory
 
@@ -61,9 +61,9 @@ def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Eng
         return played
 
     played = play()
-    statistics = measured(envs, played)  # before a refill, whose questions are chosen
+    statistics = rollout_statistics(envs, played)  # before a refill, whose questions are chosen
     played, episodes, metrics = refill_groups(played, play, args)
-    metrics |= statistics | timing.taken()
+    metrics |= statistics | timing.pop_metrics()
     metrics |= {PROCESSED[phase]: float(count) for phase, count in engine.processed.items()}
     return Collected(played=played, episodes=episodes, rng=rng, metrics=metrics)
 

@@ -8,7 +8,7 @@
     python -m trainers.compare --recipe mine.toml --seeds 0 --runs grpo ppo --updates 20
 
 For each seed, one start: the tiny policy's cold start, or a pretrained model. From it, every run of the recipe trains.
-Beside them stand the baselines: Naive RAG, the start itself (Base Tool Call), and more imitation: the cold start continued
+The baselines are Naive RAG, the start itself (Base Tool Call) and more imitation: the cold start continued
 for as many seconds as the slowest run spent on rollouts and updates. All are evaluated, greedily, on the held-out
 questions of each column of the table.
 
@@ -20,18 +20,19 @@ import functools
 import gc
 import json
 import sys
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-if __name__ == "__main__":  # run as a file, it finds the packages beside it
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # run as a file: the packages beside trainers/, and the folder that the command is run in
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), ""]
 
 import tyro
 
+from agent_envs.vector import ToolVectorEnv
 from trainers.cold_start.start import start_policy
 from trainers.comparison import check, dry_run, imitation, recipe_file
-from trainers.comparison.columns import digest, evaluated
+from trainers.comparison.columns import Columns, digest, evaluate_columns
 from trainers.comparison.curves import Point
 from trainers.comparison.recipe import ALGORITHMS, BASELINES, Recipe
 from trainers.comparison.report import write
@@ -39,7 +40,8 @@ from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint
 from trainers.runs import folder as runs
-from trainers.runs.logger import METRICS_FILE, finite, read_metrics
+from trainers.runs.arguments import TrainArgs
+from trainers.runs.logger import METRICS_FILE, read_metrics, to_json_types
 from trainers.runs.setup import make_envs
 
 
@@ -66,47 +68,66 @@ class Args:
     dry_run: bool = False
     """Train nothing: check the recipe, say what data is missing and how to get it, and estimate cost and memory."""
     flops_per_second: float | None = None
-    """With ``dry_run``: what the accelerator can do at best; by default an H100."""
+    """With ``dry_run``: FLOP/s of the accelerator at its peak; by default an H100's."""
 
 
-def asked(args: Args) -> Recipe:
-    given = {}
+def read_recipe(args: Args) -> Recipe:
+    """The recipe that the command line names, with what it changes.
+
+    Raises:
+        ValueError: as `recipe_file.read`; or ``arguments`` or ``env_kwargs`` is not a JSON object.
+    """
+    changes = {}
     for name in ("arguments", "env_kwargs"):
         try:
-            given[name] = json.loads(getattr(args, name))
+            changes[name] = json.loads(getattr(args, name))
         except json.JSONDecodeError as error:
             raise ValueError(f"--{name.replace('_', '-')} is not valid JSON: {error}") from error
-        if not isinstance(given[name], dict):
+        if not isinstance(changes[name], dict):
             raise ValueError(f"--{name.replace('_', '-')} must be a JSON object, got {getattr(args, name)}")
     return recipe_file.read(
-        args.recipe, runs=args.runs, seeds=args.seeds, updates=args.updates, questions=args.questions, **given
+        args.recipe, runs=args.runs, seeds=args.seeds, updates=args.updates, questions=args.questions, **changes
     )
 
 
-def trained(recipe: Recipe, name: str, seed: int, run: Path) -> dict:
-    """The summary of one run, with the ``seconds`` that its rollouts and updates took, and its learning ``curve``."""
-    wanted = recipe.run_arguments(name, seed)
-    if not (run / "summary.json").exists():
-        started = checkpoint.latest(run) is not None
-        ALGORITHMS[recipe.runs[name].algorithm][0](replace(wanted, resume=run) if started else replace(wanted, out=run))
+def train_run(recipe: Recipe, name: str, seed: int, folder: Path) -> dict:
+    """Train one run of the recipe, or go on with it, or find it in its folder.
+
+    Returns:
+        Its summary, with the ``seconds`` that its rollouts and updates took, and its learning ``curve``.
+
+    Raises:
+        ValueError: the folder holds a run with other settings.
+    """
+    args = recipe.run_arguments(name, seed)
+    if not (folder / "summary.json").exists():
+        was_interrupted = checkpoint.latest(folder) is not None
+        train = ALGORITHMS[recipe.runs[name].algorithm][0]
+        train(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
         gc.collect()  # before the next one takes as much memory
-    summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    saved = dict(summary["settings"])
-    other = runs.differences(saved, wanted)
-    if saved.pop("updates") != wanted.updates:
-        other["updates"] = (summary["settings"]["updates"], wanted.updates)
-    looked = summary.get("evaluation", {})  # an earlier version did not save it
-    for setting in ("eval_every", "eval_questions", "eval_temperature"):
-        if setting in looked and looked[setting] != getattr(wanted, setting):
-            other[setting] = (looked[setting], getattr(wanted, setting))
-    if other:
-        told = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in other.items())
-        raise ValueError(f"{run} holds a run with other settings ({told}): give another --out")
-    curve = curve_of(read_metrics(run / METRICS_FILE), summary, greedy=not wanted.eval_temperature)
+    summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
+    check_settings(folder, summary, args)
+    curve = read_curve(read_metrics(folder / METRICS_FILE), summary, greedy=not args.eval_temperature)
     return summary | {"seconds": curve[-1].seconds, "curve": curve}
 
 
-def curve_of(lines: Iterable[Mapping], summary: Mapping, greedy: bool = True) -> list[Point]:
+def check_settings(folder: Path, summary: Mapping, args: TrainArgs) -> None:
+    """Raise a ValueError where the run that a ``summary`` is of was made with other arguments than ``args``."""
+    saved = dict(summary["settings"])
+    updates = saved.pop("updates")
+    different = runs.differences(saved, args)
+    if updates != args.updates:
+        different["updates"] = (updates, args.updates)
+    evaluation = summary.get("evaluation", {})  # an earlier version did not save it
+    for setting in ("eval_every", "eval_questions", "eval_temperature"):
+        if setting in evaluation and evaluation[setting] != getattr(args, setting):
+            different[setting] = (evaluation[setting], getattr(args, setting))
+    if different:
+        listed = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
+        raise ValueError(f"{folder} holds a run with other settings ({listed}): give another --out")
+
+
+def read_curve(lines: Iterable[Mapping], summary: Mapping, greedy: bool = True) -> list[Point]:
     """The held-out evaluations of a run. Where the last update had none, the closing one, which is greedy, counts as its
     own if the others are ``greedy`` too."""
     seconds, points = 0.0, []
@@ -120,7 +141,13 @@ def curve_of(lines: Iterable[Mapping], summary: Mapping, greedy: bool = True) ->
 
 
 def main(args: Args) -> dict:
-    recipe = asked(args)
+    """Run the comparison; returns what results.json holds, or with ``dry_run`` what it would take.
+
+    Raises:
+        ValueError: the recipe is not one, or cannot run with these arguments.
+        FileNotFoundError: data is missing; the message says how to get it.
+    """
+    recipe = read_recipe(args)
     if args.dry_run:
         return dry_run.report(recipe, args.flops_per_second)
     checked = check.check(recipe)
@@ -130,64 +157,83 @@ def main(args: Args) -> dict:
     baselines = [name for name in recipe.baselines if name not in left_out]
     results = {"recipe": asdict(recipe), "left_out": left_out, "rows": {}, "training": {}, "curves": {}, "levels": {}}
     for seed in recipe.seeds:
-        one_seed(recipe, seed, baselines, check.asks(checked.held_out), out, results)
-    results = finite(results)
+        run_seed(recipe, seed, baselines, check.has_questions(checked.held_out), out, results)
+    results = to_json_types(results)
     write(out, results)
     return results
 
 
-def one_seed(recipe: Recipe, seed: int, baselines: Iterable[str], searches: bool, out: Path, results: dict) -> None:
-    """Train and evaluate all that has this seed, and append it to ``results``.
+def run_seed(recipe: Recipe, seed: int, baselines: Iterable[str], can_search: bool, out: Path, results: dict) -> None:
+    """Train and evaluate everything that has this seed, and append it to ``results``.
 
     Args:
-        searches: whether Naive RAG can play what the learning curves are measured on.
+        can_search: whether Naive RAG can play what the learning curves are measured on.
     """
-    base = recipe.base(seed)
+    base, columns = recipe.base(seed), {name: (task, recipe.questions) for name, task in recipe.tasks.items()}
     start = functools.cache(lambda: start_policy(base, train_envs(base)))
-    identity = json.dumps(
-        [
-            base.env,
-            json.loads(base.env_kwargs),
-            base.model,
-            base.dtype,
-            base.cold_start_steps,
-            base.cold_start_continue_probability,
-            seed,
-        ]
-    )
-    columns = {column: (task, recipe.questions) for column, task in recipe.tasks.items()}
-    curve = {"": (recipe.held_out, base.eval_questions)}
-    rows, training, levels = results["rows"], results["training"], results["levels"]
-    summaries = {name: trained(recipe, name, seed, out / f"{name}-{seed}") for name in recipe.runs}
+    summaries = {name: train_run(recipe, name, seed, out / f"{name}-{seed}") for name in recipe.runs}
+    seconds = max(summary["seconds"] for summary in summaries.values())
     for name in baselines:
-        title, folder, load, which = BASELINES[name], out / f"{name}-{seed}", lambda: start()[0], identity
-        if name == "imitation":
-            policy, spent = more_imitation(base, start(), max(s["seconds"] for s in summaries.values()), folder)
-            training.setdefault(title, []).append(spent | {"seconds_cold_start": start()[1]})
-            load, which = lambda policy=policy: policy, identity + json.dumps(spent)
-        common = (base.max_new_tokens, folder, which, load)
-        rows.setdefault(title, []).append(evaluated(title, columns, *common))
+        curve = {"": (recipe.held_out, base.eval_questions)}
         # With "base" the curves begin; and greedy play says nothing beside curves of sampled play.
-        if not base.eval_temperature and (name == "imitation" or (name == "naive-rag" and searches)):
-            levels.setdefault(title, []).append(evaluated(title, curve, *common)[""]["score"])
+        if base.eval_temperature or name == "base" or (name == "naive-rag" and not can_search):
+            curve = {}
+        evaluate_baseline(name, base, start, columns, curve, seconds, out / f"{name}-{seed}", results)
     for name, summary in summaries.items():
         title, folder, args = recipe.runs[name].title, out / f"{name}-{seed}", recipe.run_arguments(name, seed)
         last = checkpoint.latest(folder)
+        assert last is not None, f"{folder} has a summary and no checkpoint"
         load = functools.partial(load_policy, last, dtype=args.dtype)
-        rows.setdefault(title, []).append(evaluated(title, columns, args.max_new_tokens, folder, digest(last), load))
-        told = {key: summary[key] for key in ("seconds", "episodes", "symptoms")}
-        training.setdefault(title, []).append(told | {"folder": str(folder)})
+        row = evaluate_columns(title, columns, args.max_new_tokens, folder, digest(last), load)
+        results["rows"].setdefault(title, []).append(row)
+        kept = {key: summary[key] for key in ("seconds", "episodes", "symptoms")}
+        results["training"].setdefault(title, []).append(kept | {"folder": str(folder)})
         results["curves"].setdefault(title, []).append(summary["curve"])
 
 
-def train_envs(args):
+def evaluate_baseline(
+    name: str, base: TrainArgs, start: Callable[[], tuple[Policy, float]], columns: Columns, curve: Columns,
+    seconds: float, folder: Path, results: dict,
+) -> None:  # fmt: skip
+    """Evaluate one baseline, and append it to ``results``.
+
+    Args:
+        start: gives the starting policy, and the seconds that its cold start took.
+        curve: what the learning curves are measured on, where the baseline is a line in their picture; else empty.
+        seconds: for which more imitation trains.
+    """
+    title, identity = BASELINES[name], start_identity(base)
+    load = lambda: start()[0]  # noqa: E731
+    if name == "imitation":
+        policy, spent = train_imitation(base, start(), seconds, folder)
+        results["training"].setdefault(title, []).append(spent | {"seconds_cold_start": start()[1]})
+        load, identity = lambda: policy, identity + json.dumps(spent)
+    common = (base.max_new_tokens, folder, identity, load)
+    results["rows"].setdefault(title, []).append(evaluate_columns(title, columns, *common))
+    if curve:
+        results["levels"].setdefault(title, []).append(evaluate_columns(title, curve, *common)[""]["score"])
+
+
+def start_identity(args: TrainArgs) -> str:
+    """All that the starting policy depends on."""
+    start = [args.model, args.dtype, args.cold_start_steps, args.cold_start_continue_probability, args.seed]
+    return json.dumps([args.env, json.loads(args.env_kwargs), *start])
+
+
+def train_envs(args: TrainArgs) -> ToolVectorEnv:
+    """Training environments for one batch of episodes."""
     return make_envs(args.env, args.env_kwargs, "train", args.questions_per_update * args.group_size)
 
 
-def more_imitation(args, start: tuple[Policy, float], seconds: float, folder: Path) -> tuple[Policy, dict]:
-    base, cold = start
-    pace, patience = cold / args.cold_start_steps, args.cold_start_continue_probability
-    return imitation.continued(base, train_envs(args), args.seed, seconds, pace, folder, patience)
+def train_imitation(args: TrainArgs, start: tuple[Policy, float], seconds: float, folder: Path) -> tuple[Policy, dict]:
+    """The cold start continued for ``seconds``.
+
+    Args:
+        start: the policy after its cold start, and the seconds that this took.
+    """
+    policy, seconds_cold_start = start
+    pace, probability = seconds_cold_start / args.cold_start_steps, args.cold_start_continue_probability
+    return imitation.continue_imitation(policy, train_envs(args), args.seed, seconds, pace, folder, probability)
 
 
 if __name__ == "__main__":

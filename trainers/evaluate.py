@@ -7,16 +7,21 @@ support recall, turns and calls, and 95 % bootstrap intervals.
 """
 
 import json
+import sys
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, cast
+
+if not __package__:  # run as a file: the packages beside trainers/, and the folder that the command is run in
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), ""]
 
 import numpy as np
 import tyro
 
 from agent_envs import scoring
 from agent_envs.play import Script, play_many
+from agent_envs.tasks.qa import QAEnv
 from agent_envs.tasks.qa_scripts import search
 from agent_envs.vector import ToolVectorEnv
 from trainers import distributed
@@ -32,7 +37,8 @@ Row = dict[str, object]
 
 
 def summarize(name: str, episodes: list[dict], score: str = "em") -> Row:
-    """One row of the table from the last info of each episode; ``score``: the task's own measure."""
+    """One row of the table from the last info of each episode: means, and the 95 % bootstrap interval of ``score``, the task's
+    primary metric."""
     scores = [float(e[score]) for e in episodes]
     also = [k for k in ("f1", "substring_em", "support_recall", "turns", "calls") if all(k in e for e in episodes)]
     return {
@@ -48,8 +54,14 @@ def evaluate_policy(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int, name: str,
     temperature: float = 0.0,
 ) -> tuple[Row, list[list[dict]]]:  # fmt: skip
-    """Episodes over numbered instances, greedy by default: the summary row, and the transcripts."""
-    episodes, transcripts, mine = [], [], distributed.shard(questions)
+    """Play numbered instances, greedily by default.
+
+    Returns:
+        The row of the table, and the turns of every episode.
+    """
+    episodes: list[dict] = []
+    transcripts: list[list[dict]] = []
+    mine = distributed.shard(questions)
     for start in range(0, len(mine), envs.num_envs):
         batch = mine[start : start + envs.num_envs]
         played = rollout(
@@ -63,39 +75,50 @@ def evaluate_policy(
 
 
 def evaluate_script(envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], name: str) -> Row:
+    """The row of a scripted agent over numbered instances."""
     return summarize(name, [episode[-1] for episode in play_many(envs, questions, script)], envs.envs[0].PRIMARY_METRIC)
 
 
 def evaluate_naive_rag(
-    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int, name="Naive RAG"
+    envs: ToolVectorEnv,
+    policy: Policy,
+    engine: Engine,
+    questions: list[int],
+    max_new_tokens: int,
+    name: str = "Naive RAG",
 ) -> Row:
-    """Naive RAG: the question itself is searched once, and the policy must answer from what came back."""
+    """The row of Naive RAG over numbered questions: the question itself is the one search, and the policy must answer from
+    the results, greedily."""
     episodes, mine = [], distributed.shard(questions)
     for start in range(0, len(mine), envs.num_envs):
         episodes += _naive_rag_batch(envs, policy, engine, mine[start : start + envs.num_envs], max_new_tokens)
     return summarize(name, distributed.all_gather(episodes))
 
 
-def _naive_rag_batch(envs, policy, engine, questions: list[int], max_new_tokens: int) -> list[dict]:
+def _naive_rag_batch(
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int
+) -> list[dict]:
+    """The last infos of at most as many episodes as there are environments."""
     count, total = len(questions), envs.num_envs
     options = {"question": questions + [0] * (total - count), "reset_mask": np.arange(total) < count}
-    asked, infos = envs.reset(options=options)
+    observations, infos = envs.reset(options=options)
     write = envs.envs[0].format.write
-    queries = [write(search(text)) for text in asked[:count]] + [""] * (total - count)
-    found, _, _, _, seen = envs.step(queries)
+    queries = [write(search(text)) for text in observations[:count]] + [""] * (total - count)
+    results, _, _, _, step_infos = envs.step(queries)
     opening = policy.encode("<answer>")
     prompts = {}
     for i in range(count):
-        prompt = policy.prompt_ids(infos["instructions"][i], asked[i]) + policy.encode(queries[i])
-        prompts[i] = prompt + policy.observation_ids(found[i], prompt) + opening
+        prompt = policy.prompt_ids(infos["instructions"][i], observations[i]) + policy.encode(queries[i])
+        prompts[i] = prompt + policy.observation_ids(results[i], prompt) + opening
     engine.reset()
     done = generate(engine, prompts, max_new_tokens, 0.0)
     engine.reset()
     episodes = []
     for i in range(count):
         prediction = policy.decode(done[i].tokens).split("</answer>")[0]
-        em, f1, *_ = envs.envs[i].task.score(prediction, envs.envs[i].question.golds)
-        recall = float(seen["support_recall"][i])
+        env = cast(QAEnv, envs.envs[i])
+        em, f1, *_ = env.task.score(prediction, env.question.golds)
+        recall = float(step_infos["support_recall"][i])
         episodes.append({"em": em, "f1": f1, "support_recall": recall, "turns": 2, "calls": 1})
     return episodes
 
@@ -137,6 +160,7 @@ class Args:
 
 
 def main(args: Args) -> list[Row]:
+    """Evaluate, print and write the table; returns its rows."""
     envs = make_envs(args.env, args.env_kwargs, args.split, args.num_envs)
     task = envs.envs[0]
     questions = instances(envs, args.questions)

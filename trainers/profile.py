@@ -3,25 +3,26 @@
     python -m trainers.profile runs/grpo-MiniWiki-v0-0
     python -m trainers.profile                            # the run that was written to last
 
-Of each phase: seconds an update, its share, the conversations' tokens, and those that went through the model: fewer where
-conversations share their beginnings or have no advantage, more by padding. Then what these passes are in floating-point
-operations of the policy's layers, 2 a weight and token forward and 6 with the gradient, beside what a matrix product reaches
-on this machine now. Attention, the head, a critic and a reference are not among them; passes without a gradient count as if
-they had one. Each step of decoding reads all weights once, with the head: that is its bandwidth, beside a large copy's; keys
-and values are not in it. Run it where the run was made, with as many threads, and nothing beside it. With
-``--one-step-off-policy`` phases overlap.
+Of each phase: seconds an update, its share, the conversations' tokens, and the tokens that were *computed*, which means that
+they went through the model: fewer where conversations share their beginnings or have no advantage, more by padding. Then what
+these passes are in floating-point operations of the policy's layers, 2 for each weight and token forward and 6 with the
+gradient, beside what a matrix product reaches on this machine now. Attention, the head, a critic and a reference are not
+among them; passes without a gradient count as if they had one. Each step of decoding reads all weights once, with the head:
+that is its bandwidth, beside that of a large copy; keys and values are not in it.
+
+Run it where the run was made, with as many threads, and nothing beside it. With ``--one-step-off-policy`` phases overlap.
 """
 
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-if __name__ == "__main__":  # run as a file, it finds the packages beside it
-    sys.path[0] = str(Path(__file__).resolve().parents[1])
+if not __package__:  # run as a file: the packages beside trainers/, and the folder that the command is run in
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), ""]
 
 import numpy as np
 import torch
@@ -35,7 +36,7 @@ from trainers.models.loading import default_device
 from trainers.runs import checkpoint
 from trainers.runs.logger import METRICS_FILE, read_metrics
 
-# phase: its seconds, the conversations' tokens, those that went through the model, and the operations a weight and token
+# phase: its seconds, the conversations' tokens, those that were processed, and the operations for each weight and token
 PHASES = {
     "prefill": ("time/prefill", "tokens/prefill", "tokens/processed_prefill", 2),
     "decode": ("time/decode", "tokens/decode", "tokens/processed_decode", 2),
@@ -54,7 +55,12 @@ class Args:
     """Updates to leave out at the beginning, where buffers grow and kernels are chosen."""
 
 
-def chosen(run: Path | None) -> Path:
+def choose_run(run: Path | None) -> Path:
+    """The folder of a run: the given one, or that under runs/ that was written to last.
+
+    Raises:
+        ValueError: there is none, or it holds no metrics.
+    """
     if run is None:
         found = sorted(Path("runs").glob(f"**/{METRICS_FILE}"), key=lambda file: file.stat().st_mtime)
         if not found:
@@ -65,14 +71,15 @@ def chosen(run: Path | None) -> Path:
     return run
 
 
-def phases(lines: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
-    """Means over updates: ``seconds``, ``tokens`` and ``processed`` of each phase, and the rest of the rollout as ``other``."""
+def mean_phases(lines: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Means over updates: ``seconds``, ``tokens`` and tokens ``processed`` of each phase, and the rest of the rollout as
+    ``other``. ``lines``: those of the metrics file."""
 
     def mean(name: str | None) -> float:
         if name is None:
             return 0.0
-        before = name.replace("/processed_", "/fed_")  # as earlier versions called them
-        return float(np.mean([line.get(name) or line.get(before) or 0.0 for line in lines]))
+        earlier = name.replace("processed_", "fed_")  # what earlier versions called it
+        return float(np.mean([line.get(name) or line.get(earlier) or 0.0 for line in lines]))
 
     found = {
         phase: {"seconds": mean(seconds), "tokens": mean(tokens), "processed": mean(processed)}
@@ -84,7 +91,7 @@ def phases(lines: list[Mapping[str, float]]) -> dict[str, dict[str, float]]:
     return found | {"other": {"seconds": other, "tokens": 0.0, "processed": 0.0}}
 
 
-def weights_of(folder: Path) -> tuple[int, int]:
+def count_weights(folder: Path) -> tuple[int, int]:
     """How many weights multiply each token, all but the embedding, which is looked up, and the head; and how many are in the
     head, which is only for tokens that are sampled."""
     config = AutoConfig.from_pretrained(adapters.find_base_model(folder) or folder)
@@ -95,7 +102,7 @@ def weights_of(folder: Path) -> tuple[int, int]:
     return sum(p.numel() for p in model.parameters() if id(p) not in outer), head.numel()
 
 
-def limits(device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
+def measure_limits(device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
     """What this machine reaches now: ``flops`` a second in a large matrix product, ``bytes`` a second in a large copy."""
     size = 1024 if device == "cpu" else 8192
     a, b = (torch.randn(size, size, device=device, dtype=dtype) for _ in range(2))
@@ -107,7 +114,7 @@ def limits(device: str, dtype: torch.dtype = torch.float32) -> dict[str, float]:
     }
 
 
-def _fastest(job, device: str, repeats: int = 10) -> float:
+def _fastest(job: Callable[[], object], device: str, repeats: int = 10) -> float:
     best = float("inf")
     for _ in range(repeats):
         begin = time.perf_counter()
@@ -119,39 +126,50 @@ def _fastest(job, device: str, repeats: int = 10) -> float:
 
 
 def main(args: Args) -> dict:
-    run = chosen(args.run)
+    """Print where the time goes, and return the figures, which are the last line of the output as JSON too.
+
+    Raises:
+        ValueError: there is no such run, or it has too few updates.
+    """
+    run = choose_run(args.run)
     lines = [line for line in read_metrics(run / METRICS_FILE) if "time/update" in line]
     if len(lines) <= args.skip:
         raise ValueError(f"{run} has {len(lines)} updates, of which --skip leaves none")
-    found, device = phases(lines[args.skip :]), default_device()
-    total = sum(phase["seconds"] for phase in found.values())
+    phases, device = mean_phases(lines[args.skip :]), default_device()
+    total = sum(phase["seconds"] for phase in phases.values())
     folder = checkpoint.latest(run)
-    (weights, head), limit = weights_of(folder) if folder else (0, 0), limits(device)
-    rounded = folder and checkpoint.read_extra(folder).get("dtype") == "bfloat16"
-    found["decode"]["bytes"] = found["decode"]["steps"] * ((2 if rounded else 4) * weights + 4 * head)
-    table = Table("phase", "s / update", "share", "tokens / s", "processed / tokens", "GFLOP/s", "GB/s", title=str(run))
-    for name, phase in sorted(found.items(), key=lambda item: -item[1]["seconds"]):
+    (weights, head), limits = count_weights(folder) if folder else (0, 0), measure_limits(device)
+    is_rounded = folder and checkpoint.read_extra(folder).get("dtype") == "bfloat16"
+    phases["decode"]["bytes"] = phases["decode"]["steps"] * ((2 if is_rounded else 4) * weights + 4 * head)
+    for name, phase in phases.items():
+        operations = PHASES[name][3] * weights * phase["processed"] if name in PHASES else 0.0
+        phase |= {"share": phase["seconds"] / total, "flops": operations / (phase["seconds"] or float("inf"))}
+    console = Console()
+    console.print(phase_table(phases, limits, str(run)))
+    console.print(
+        f"{len(lines) - args.skip} updates; {weights:,} weights in the layers; matrix products reach "
+        f"{limits['flops'] / 1e9:,.0f} GFLOP/s here in float32, copies {limits['bytes'] / 1e9:,.1f} GB/s ({device}, "
+        f"{torch.get_num_threads()} threads). Attention and the head are not among the operations."
+    )
+    result = {"run": str(run), "weights": weights, "limits": limits, "phases": phases}
+    print(json.dumps(result))
+    return result
+
+
+def phase_table(phases: Mapping[str, Mapping[str, float]], limits: Mapping[str, float], title: str) -> Table:
+    """One row for each phase, the longest first, with its share of what the machine reaches."""
+    table = Table("phase", "s / update", "share", "tokens / s", "processed / tokens", "GFLOP/s", "GB/s", title=title)
+    for name, phase in sorted(phases.items(), key=lambda item: -item[1]["seconds"]):
         seconds = phase["seconds"] or float("inf")
-        operations = PHASES[name][3] * weights * phase["processed"] / seconds if name in PHASES else 0.0
         moved = phase.get("bytes", 0.0) / seconds
-        phase |= {"share": phase["seconds"] / total, "flops": operations}
         table.add_row(
             name, f"{phase['seconds']:.3f}", f"{phase['share']:.0%}",
             f"{phase['tokens'] / seconds:,.0f}" if phase["tokens"] else "",
-            f"{phase['processed'] / phase['tokens']:.2f}" if phase["tokens"] else "",
-            f"{operations / 1e9:.2f} ({operations / limit['flops']:.0%})" if operations else "",
-            f"{moved / 1e9:.2f} ({moved / limit['bytes']:.0%})" if moved else "",
+            f"{phase['computed'] / phase['tokens']:.2f}" if phase["tokens"] else "",
+            f"{phase['flops'] / 1e9:.2f} ({phase['flops'] / limits['flops']:.0%})" if phase["flops"] else "",
+            f"{moved / 1e9:.2f} ({moved / limits['bytes']:.0%})" if moved else "",
         )  # fmt: skip
-    console = Console()
-    console.print(table)
-    console.print(
-        f"{len(lines) - args.skip} updates; {weights:,} weights in the layers; matrix products reach "
-        f"{limit['flops'] / 1e9:,.0f} GFLOP/s here in float32, copies {limit['bytes'] / 1e9:,.1f} GB/s ({device}, "
-        f"{torch.get_num_threads()} threads). Attention and the head are not among the operations."
-    )
-    result = {"run": str(run), "weights": weights, "limits": limit, "phases": found}
-    print(json.dumps(result))
-    return result
+    return table
 
 
 if __name__ == "__main__":

@@ -27,9 +27,9 @@ from trainers.comparison import imitation
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
+from trainers.runs import checkpoint
 from trainers.runs import folder as runs
-from trainers.runs.folder import checkpoint
-from trainers.runs.logger import METRICS_FILE, finite, read_metrics
+from trainers.runs.logger import METRICS_FILE, read_metrics, to_json_types
 from trainers.runs.setup import make_envs
 
 SCRIPTS = {"random": "Random agent", "scripted": "Scripted agent", "oracle": "Oracle"}
@@ -116,7 +116,7 @@ def trained(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
         started = checkpoint.latest(run) is not None
         starpo.main("starpo-s", replace(wanted, resume=run) if started else replace(wanted, out=run))
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    if summary["settings"] != finite(runs.settings(wanted) | {"updates": wanted.updates}):
+    if summary["settings"] != to_json_types(runs.settings(wanted) | {"updates": wanted.updates}):
         raise ValueError(f"{run} holds a run with other settings: give another --out")
     lines = read_metrics(run / METRICS_FILE)
     summary["seconds"] = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
@@ -131,7 +131,7 @@ def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, di
     envs = make_envs(wanted.env, wanted.env_kwargs, "train", wanted.questions_per_update * wanted.group_size)
     before, seconds = sft.cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None)
     pace = seconds / wanted.cold_start_steps
-    more, spent = imitation.continued(before, envs, seed, summary["seconds"], pace, run / "imitation")
+    more, spent = imitation.continue_imitation(before, envs, seed, summary["seconds"], pace, run / "imitation")
     yield BEFORE, before, {"seconds": seconds, "steps": wanted.cold_start_steps}
     yield IMITATION, more, spent
     yield AFTER, after, {key: summary[key] for key in ("seconds", "episodes", "symptoms")}
@@ -179,7 +179,7 @@ def main(args: Args) -> dict:
             one["success"][title] = evaluated(args, name, policy, file)
             one["training"][title] = told
         seeds.setdefault(name, []).append(one)
-        results = finite(results | {"seeds": seeds})
+        results = to_json_types(results | {"seeds": seeds})
         games_report.write(args.out, results)  # what there is so far: the experiment is long
     return results
 

@@ -38,7 +38,7 @@ from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.hidden_states import ForwardTokenMeter
 from trainers.models.lora import trainable_parameters
 from trainers.models.prefix_trees import group_by_prefix
-from trainers.profile import limits
+from trainers.profile import measure_limits
 from trainers.trajectory import to_sequences
 
 
@@ -119,7 +119,7 @@ def measured(args: Args, shape: str, lora_rank: int) -> dict:
     found: dict = {}
     try:
         policy = searcher(args, shape, lora_rank)
-        limit = limits(args.device, policy.dtype)
+        limit = measure_limits(args.device, policy.dtype)
         found |= {"weights": sum(weights_of(policy.model).values()), "limits": limit}
         found["updates"] = updates(args, policy, limit)
         found["decoding"] = {count: decoding(args, policy, count, limit) for count in args.decode_batches}

@@ -13,8 +13,8 @@ from pathlib import Path
 import tyro
 
 from trainers import grpo
+from trainers.runs import checkpoint, report
 from trainers.runs import folder as runs
-from trainers.runs.folder import checkpoint, report
 from trainers.runs.logger import METRICS_FILE
 
 

@@ -41,7 +41,7 @@ from trainers import grpo
 from trainers.collector import Collector
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
-from trainers.runs.monitoring import informed
+from trainers.runs.monitoring import mutual_information_statistics
 from trainers.runs.run import episode_metrics
 from trainers.runs.setup import make_envs
 
@@ -59,7 +59,7 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
     for number in range(args.rounds):
         begin = time.monotonic()
         batch = collector.collect(envs, engine, number)
-        line = episode_metrics(batch.played, "em") | informed(policy, batch.episodes, settings)
+        line = episode_metrics(batch.played, "em") | mutual_information_statistics(policy, batch.episodes, settings)
         line |= grpo.update(settings, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
         line |= batch.metrics | {"episodes": float(len(batch.played))}
         lines.append(line | {"time/update": time.monotonic() - begin - batch.metrics["time/rollout"]})

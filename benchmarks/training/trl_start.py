@@ -6,7 +6,7 @@ from functools import partial
 from agent_envs.tasks import qa_scripts
 from benchmarks.training.trl_args import Args
 from trainers.cold_start import curriculum as sft
-from trainers.cold_start import demonstrations as lessons
+from trainers.cold_start import demonstrations
 from trainers.models.policy import Policy
 from trainers.runs.logger import Progress
 from trainers.runs.setup import make_envs
@@ -24,9 +24,9 @@ def start_policy(args: Args) -> Policy:
 
         def play():
             questions = rng.choices(range(len(envs.envs[0].questions)), k=sft.POOL)
-            return lessons.demonstrations(envs, policy, questions, patient, rng.getrandbits(32))
+            return demonstrations.scripted_episodes(envs, policy, questions, patient, rng.getrandbits(32))
 
-        batches = (("episodes", batch) for batch in sft.cut(play, rng))
+        batches = (("episodes", batch) for batch in sft.batch_by_length(play, rng))
         sft.fit(policy, batches, PATIENCE, lambda step, _, loss: progress.update(COLD_START + step, loss=loss))
     return policy
 

@@ -16,7 +16,12 @@ from trainers.algorithms.collapse_monitor import mutual_information
 from trainers.models.loading import load_policy
 from trainers.runs import checkpoint
 from trainers.runs.logger import Progress, read_metrics
-from trainers.runs.monitoring import Watch, informed, learned, measured
+from trainers.runs.monitoring import (
+    CollapseTracker,
+    mutual_information_statistics,
+    rollout_statistics,
+    update_statistics,
+)
 from trainers.runs.run import episode_metrics
 from trainers.trajectory import Step, Trajectory
 
@@ -167,21 +172,21 @@ def test_by_default_a_symptom_is_a_warning(model_folder, tmp_path, capsys):
 def test_a_watch_that_is_read_back_is_the_same_watch():
     lines = [{"step": i, "monitor/entropy": 2.0 if i < 12 else 0.01, "eval/em": 0.5 * (i < 3)} for i in range(30)]
     lines[20]["monitor/gradient_norm"] = None  # was not finite
-    whole = Watch("em", lines)
+    whole = CollapseTracker("em", lines)
     assert [(s["name"], s["update"]) for s in whole.symptoms] == [("no success", 7), ("entropy collapsed", 21)]
     for cut in (5, 10, 15, 21):
-        part = Watch("em", lines[:cut])
+        part = CollapseTracker("em", lines[:cut])
         for line in lines[cut:]:
-            part.see(line["step"], line)
+            part.record(line["step"], line)
         assert part.symptoms == whole.symptoms
 
 
 def test_a_symptom_that_comes_back_is_warned_of_once(capsys):
-    watch = Watch("em")
+    watch = CollapseTracker("em")
     with Progress(100) as progress:
         for i in range(60):
-            watch.see(i, {"monitor/entropy": 2.0 if i < 10 or i == 30 else 0.01}, progress)
-        stop = watch.see(60, {"monitor/gradient_norm": float("nan")}, progress)
+            watch.record(i, {"monitor/entropy": 2.0 if i < 10 or i == 30 else 0.01}, progress)
+        stop = watch.record(60, {"monitor/gradient_norm": float("nan")}, progress)
     assert [s["name"] for s in watch.symptoms] == ["entropy collapsed"] * 2 + ["gradient norm is not finite"]
     assert capsys.readouterr().err.count("entropy collapsed") == 1
     assert stop
@@ -191,7 +196,7 @@ def test_what_the_monitor_is_fed_with():
     call = Turn(calls=(ToolCall("search", {"query": "x"}),))
     said = [[call], [Turn(answer="x")], [Turn(error="?")], [call, call], [Turn(error="?")]]
     envs = SimpleNamespace(envs=[SimpleNamespace(tools=["search"], history=SimpleNamespace(turns=t)) for t in said])
-    assert measured(envs, EPISODES) == pytest.approx({
+    assert rollout_statistics(envs, EPISODES) == pytest.approx({
         "monitor/reward_deviation": 2**0.5 / 2,  # of 1 and 3; the other group's returns are equal
         "monitor/response_length": 14 / 6,
         "monitor/repetition": 0.8 / 6,  # five 4-grams, one of them new
@@ -199,11 +204,11 @@ def test_what_the_monitor_is_fed_with():
     })  # fmt: skip
     for env in envs.envs:
         env.tools = []
-    assert "monitor/search_rate" not in measured(envs, EPISODES)
-    assert learned({"policy/entropy": 1.5, "policy/grad_norm": 0.2}) == {
+    assert "monitor/search_rate" not in rollout_statistics(envs, EPISODES)
+    assert update_statistics({"policy/entropy": 1.5, "policy/grad_norm": 0.2}) == {
         "monitor/entropy": 1.5, "monitor/gradient_norm": 0.2,
     }  # fmt: skip
-    assert learned({"filter/kept": 0.0}) == {"monitor/empty_filter": 1.0}
+    assert update_statistics({"filter/kept": 0.0}) == {"monitor/empty_filter": 1.0}
 
 
 def test_what_the_first_turns_tell_about_their_prompts(make_policy):
@@ -222,10 +227,14 @@ def test_what_the_first_turns_tell_about_their_prompts(make_policy):
         prompt, turn = pairs[j][0], pairs[i][1]
         logp = policy.model(torch.tensor([prompt + turn])).logits[0].detach().log_softmax(-1)
         table[i, j] = torch.stack([logp[len(prompt) + k - 1, token] for k, token in enumerate(turn)]).mean()
-    told = informed(policy, episodes, grpo.Args())
+    told = mutual_information_statistics(policy, episodes, grpo.Args())
     assert told == {"monitor/mutual_information": pytest.approx(mutual_information(table), abs=1e-5)}
-    assert informed(policy, episodes[1:2] * 4, grpo.Args()) == {}  # one prompt has nothing to be told from
-    assert informed(policy, episodes[1:4], grpo.Args()) == {}  # of three groups two have one prompt
+    assert (
+        mutual_information_statistics(policy, episodes[1:2] * 4, grpo.Args()) == {}
+    )  # one prompt has nothing to be told from
+    assert (
+        mutual_information_statistics(policy, episodes[1:4], grpo.Args()) == {}
+    )  # of three groups two have one prompt
 
 
 @pytest.mark.parametrize(

@@ -41,7 +41,14 @@ def test_a_runs_phases_add_up(run, capsys):
         4 <= phases["decode"]["steps"] <= 2 * 4 * 6
     )  # turns of four tokens, two or more, of episodes beside each other
     folder = run / "checkpoint-3"
-    assert phases["decode"]["bytes"] == phases["decode"]["steps"] * 4 * sum(profile.weights_of(folder))
+    assert phases["decode"]["bytes"] == phases["decode"]["steps"] * 4 * sum(profile.count_weights(folder))
+
+
+def test_metrics_of_an_earlier_version(run):
+    lines = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()][1:]
+    older = [{name.replace("processed_", "fed_"): value for name, value in line.items()} for line in lines]
+    assert older != lines
+    assert profile.mean_phases(older) == profile.mean_phases(lines)
 
 
 def test_metrics_of_earlier_versions_are_read():
@@ -56,7 +63,7 @@ def test_weights_that_multiply_each_token(make_policy, tmp_path):
         model.save_pretrained(tmp_path / str(tied))
         body = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name and "lm_head" not in name)
         head = model.get_output_embeddings().weight.numel()
-        assert profile.weights_of(tmp_path / str(tied)) == (body, head)
+        assert profile.count_weights(tmp_path / str(tied)) == (body, head)
 
 
 def test_what_is_no_run_is_said(run, tmp_path, monkeypatch):
@@ -73,5 +80,5 @@ def test_timing_counts_what_fails_too():
     timing = Timing()
     with pytest.raises(ZeroDivisionError), timing.measure("x", 3):
         torch.ones(1) / (1 // 0)
-    taken = timing.taken()
+    taken = timing.pop_metrics()
     assert taken["tokens/x"] == 3.0 and taken["time/x"] >= 0

@@ -8,9 +8,9 @@ import pytest
 import torch
 from drive_update import play_batch, play_episodes, run_update
 from reference import Reference, logprobs, strip_padding
-from trainers.setup import make_envs
 
 from agent_envs.types import ToolCall, Turn
+from trainers.runs.setup import make_envs
 
 SMALL = '{"entities": 60, "questions": 20, "max_turns": 3}'
 TEMPERATURE = 0.7

@@ -132,10 +132,10 @@ def test_what_took_how_long_and_how_many_tokens(playing, recite):
     policy, engine = playing
     timing = Timing()
     episodes = rollout(recite([["a", "b", "c"], ["a"]]), policy, engine, seeds=[0] * 2, max_new_tokens=5, timing=timing)
-    taken = timing.taken()
+    taken = timing.pop_metrics()
     assert {"time/prefill", "time/decode", "time/tools", "tokens/prefill", "tokens/decode"} == set(taken)
     assert all(value > 0 for value in taken.values())
     assert taken["tokens/decode"] == sum(len(step.tokens) for e in episodes for step in e.steps)
     read = sum(len(e.steps[-1].prompt) - sum(len(step.tokens) for step in e.steps[:-1]) for e in episodes)
     assert taken["tokens/prefill"] == read
-    assert timing.taken() == {}
+    assert timing.pop_metrics() == {}

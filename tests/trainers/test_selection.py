@@ -63,7 +63,7 @@ def test_by_default_nothing_is_played_again():
     assert refill_groups(first, play(), grpo.Args(**DAPO)) == (first, first, {})
 
 
-def test_it_needs_a_filter_that_drops_flat_groups():
+def test_it_needs_a_filter_that_drops_zero_std_groups():
     with pytest.raises(ValueError, match="refill"):
         grpo.Args(refill=3, filter="uncertain")
     with pytest.raises(ValueError, match="refill"):

@@ -1,8 +1,8 @@
 """The echo trap: a policy that repeats itself, stops exploring and collapses (RAGEN, Wang et al. 2025).
 
-`EchoTrapMonitor` is fed each update's numbers and names the symptom when a rule fires. Of the rules, those for the
+`CollapseMonitor` takes the statistics of each update and names the symptom when a rule fires. Of the rules, those for the
 in-group deviation, empty filters, gradient norm and success are those of RAGEN and RAGEN-2 (arXiv 2604.06268); the
-others watch what the papers plot, by a rule of the same kind.
+others are on what the papers plot, by a rule of the same kind.
 """
 
 import math
@@ -49,7 +49,7 @@ class Symptom:
     stop: bool
 
 
-class EchoTrapMonitor:
+class CollapseMonitor:
     """Names the symptoms of collapse as they begin; each is reported once, and again if it went away and came back.
 
     Args:
@@ -72,11 +72,11 @@ class EchoTrapMonitor:
         valid_turns: float | None = None,
         mutual_information: float | None = None,
     ) -> list[Symptom]:
-        """One update's numbers, whichever there are; a number that is left out neither continues nor ends a symptom.
+        """Take the statistics of one update, whichever there are; one that is left out neither continues nor ends a symptom.
 
         Args:
             reward_deviation: mean over groups of the deviation of the raw returns, before any filter.
-            gradient_norm: before clipping; leave it out where no update was made.
+            gradient_norm: before clipping; left out where the update was skipped.
             empty_filter: whether the filter left no group, so that the update was skipped.
             entropy: mean per action token, in nats.
             response_length: mean tokens of a turn or of an episode.
@@ -85,24 +85,24 @@ class EchoTrapMonitor:
             valid_turns: share of turns that could be parsed.
             mutual_information: `mutual_information`.
         """
-        watched = {
+        statistics = {
             "reward_deviation": reward_deviation, "entropy": entropy, "response_length": response_length,
             "repetition": repetition, "search_rate": search_rate, "valid_turns": valid_turns,
             "mutual_information": mutual_information,
         }  # fmt: skip
-        found = [s for name, value in watched.items() if value is not None for s in self._compare(name, value)]
+        found = [s for name, value in statistics.items() if value is not None for s in self._compare(name, value)]
         if gradient_norm is not None:
-            found += self._gradient(gradient_norm)
+            found += self._check_gradient(gradient_norm)
         if empty_filter is not None:
             message = f"the filter left no group, {EMPTY_FILTERS} times in a row: no group's returns differ"
-            found += self._lasts("no signal left", empty_filter, EMPTY_FILTERS, message, stop=True)
+            found += self._count("no signal left", empty_filter, EMPTY_FILTERS, message, stop=True)
         self.state["updates"] += 1
         return found
 
     def validate(self, success: float) -> list[Symptom]:
-        """The success rate of a validation, 0 to 1."""
+        """Take the success rate of a validation, 0 to 1."""
         message = f"success was under {SUCCESS:.0%} at {FAILED_VALIDATIONS} validations in a row"
-        return self._lasts("no success", success < SUCCESS, FAILED_VALIDATIONS, message, stop=True)
+        return self._count("no success", success < SUCCESS, FAILED_VALIDATIONS, message, stop=True)
 
     def _compare(self, name: str, value: float) -> list[Symptom]:
         if not math.isfinite(value):
@@ -121,10 +121,10 @@ class EchoTrapMonitor:
             if name == "repetition":
                 beyond = value > max(limit, REPETITION)
             message = f"{name} {value:.3g}, {WINDOW} updates beyond {rule.bound:g} x its first {WINDOW} ({mean:.3g})"
-            found += self._lasts(rule.symptom, beyond, WINDOW, message, rule.stop)
+            found += self._count(rule.symptom, beyond, WINDOW, message, rule.stop)
         return found
 
-    def _gradient(self, norm: float) -> list[Symptom]:
+    def _check_gradient(self, norm: float) -> list[Symptom]:
         if not math.isfinite(norm):
             return [Symptom(name="gradient norm is not finite", message=f"gradient norm {norm}", stop=True)]
         average, self.state["gradient_norm"] = self.state["gradient_norm"], norm
@@ -135,7 +135,7 @@ class EchoTrapMonitor:
         message = f"gradient norm {norm:.3g}, over {SPIKE:g} x its moving average ({average:.3g})"
         return [Symptom(name="gradient norm spiked", message=message, stop=False)]
 
-    def _lasts(self, symptom: str, present: bool, needed: int, message: str, stop: bool) -> list[Symptom]:
+    def _count(self, symptom: str, present: bool, needed: int, message: str, stop: bool) -> list[Symptom]:
         lasting = self.state["lasting"]
         lasting[symptom] = lasting.get(symptom, 0) + 1 if present else 0
         return [Symptom(name=symptom, message=message, stop=stop)] if lasting[symptom] == needed else []

@@ -1,13 +1,14 @@
 """Which groups of episodes are worth an update. Each filter returns bool [N]: keep this episode or not; nothing kept
 means that the update is to be skipped.
 
-``returns`` must be the *raw* task returns: a penalty or a normalisation that differs from attempt to attempt gives
-every group a deviation, and the filter nothing to go by. Groups whose deviation is at most `FLAT` count as flat.
+``returns`` must be the *raw* task returns: a penalty or a normalisation that differs from attempt to attempt gives every
+group a deviation, and then no group can be told from another. A group whose deviation is at most `ZERO_STD` is a *zero-std
+group*: all its advantages are 0.
 """
 
 import torch
 
-FLAT = 1e-6
+ZERO_STD = 1e-6
 
 
 def group_deviation(
@@ -39,7 +40,7 @@ def mixed_groups(returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tenso
     """Groups whose returns are not all equal: DAPO's dynamic sampling (Yu et al. 2025, eq. 11) keeps these, and refills
     the batch with more questions until it is full."""
     deviation, index = group_deviation(returns, groups, valid)
-    return _kept(deviation > FLAT, index, valid)
+    return _select_episodes(deviation > ZERO_STD, index, valid)
 
 
 def most_uncertain(
@@ -47,35 +48,35 @@ def most_uncertain(
 ) -> torch.Tensor:
     """The ``share`` of the groups with the largest deviation: the filter of StarPO-S (RAGEN, Wang et al. 2025).
 
-    At least one group, of equals the one with the lower label. A flat one is never kept, unlike in RAGEN's code:
-    it is there by its place in the batch alone."""
+    At least one group, of equals the one with the lower label. A zero-std group is never kept, unlike in RAGEN's
+    code, which may keep one by its place in the batch alone."""
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
     deviation, index = group_deviation(returns, groups, valid)
     order = deviation.argsort(descending=True, stable=True)
     chosen = torch.zeros_like(deviation, dtype=torch.bool)
     chosen[order[: max(1, int(share * len(deviation) + 1e-9))]] = True
-    return _kept(chosen & (deviation > FLAT), index, valid)
+    return _select_episodes(chosen & (deviation > ZERO_STD), index, valid)
 
 
 def most_signal(
     returns: torch.Tensor, groups: torch.Tensor, p: float = 0.9, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """Groups in descending deviation until their deviations add up to ``p`` of the total; flat groups never.
+    """Groups in descending deviation until their deviations add up to ``p`` of the total; zero-std groups never.
 
     The filter of RAGEN-2 (2026, arXiv 2604.06268): linear in the deviations, no softmax.
     """
     if not 0 < p <= 1:
         raise ValueError(f"p must be above 0 and at most 1, got {p}")
     deviation, index = group_deviation(returns, groups, valid)
-    deviation = deviation.where(deviation > FLAT, 0.0).double()
+    deviation = deviation.where(deviation > ZERO_STD, 0.0).double()
     ordered, order = deviation.sort(descending=True, stable=True)
-    before = ordered.cumsum(0) - ordered  # what the groups ahead of each add up to
+    before = ordered.cumsum(0) - ordered  # what the groups before each add up to
     chosen = torch.zeros_like(deviation, dtype=torch.bool)
     chosen[order] = before < p * ordered.sum() * (1 - 1e-9)  # rounding must not ask for one group more
-    return _kept(chosen & (deviation > 0), index, valid)
+    return _select_episodes(chosen & (deviation > 0), index, valid)
 
 
-def _kept(chosen: torch.Tensor, index: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
+def _select_episodes(chosen: torch.Tensor, index: torch.Tensor, valid: torch.Tensor | None) -> torch.Tensor:
     kept = chosen[index]
     return kept if valid is None else kept & valid

@@ -1,10 +1,11 @@
 """The cold start: a tiny policy made from nothing learns the tools by imitation (supervised fine-tuning).
 
-It is shown how to copy, how to find a fact in an article, and how a *hasty* searcher goes about questions, who stops
-too early most of the time (`agent_envs.tasks.qa_scripts.early_stopping`). So it ends up knowing the tools but not the task, as a
-pretrained model does; what to look for and when to stop is left for reinforcement learning. Worlds are freshly made and
-from the training split: held-out worlds share no entity with anything seen here. In tasks without a corpus it imitates
-an agent that fumbles in a quarter of its episodes (`trainers.cold_start.demonstrations.fumbling`).
+Its demonstrations show how to copy, how to find a fact in an article, and how an *early-stopping* demonstrator answers
+questions: it mostly stops searching too early (`agent_envs.tasks.qa_scripts.early_stopping`). So the policy ends up knowing
+the tools but not the task, as a pretrained model does; what to look for and when to stop is left for reinforcement learning.
+Worlds are freshly made and from the training split: held-out worlds share no entity with anything seen here. In tasks without
+a corpus the policy imitates a noisy expert, which plays at random in a quarter of its episodes
+(`trainers.cold_start.demonstrations.noisy_expert`).
 """
 
 import hashlib
@@ -18,6 +19,7 @@ import time
 from collections.abc import Callable, Iterator
 from functools import partial
 from pathlib import Path
+from typing import cast
 
 import gymnasium
 import torch
@@ -26,31 +28,37 @@ import retrieval_index
 from agent_envs.miniwiki import World, questions, vocabulary
 from agent_envs.play import play_many
 from agent_envs.tasks import qa_scripts
+from agent_envs.tasks.qa import QAEnv
 from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
 from trainers import evaluate
 from trainers.algorithms.losses import aggregate
-from trainers.cold_start import demonstrations as lessons
+from trainers.cold_start import demonstrations
 from trainers.models import tiny
 from trainers.models.loading import default_device, load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint
 from trainers.trajectory import Sequence, collate_sequences
 
-# (share of the gradient steps, lessons drawn from)
+# (share of the gradient steps, kinds of demonstrations that batches are drawn from)
 CURRICULUM = (
     (0.04, ("repetition",)),
     (0.46, ("browsing",) * 9 + ("repetition",)),
     (0.50, ("episodes",) * 4 + ("browsing",)),
 )
-OTHER_TASKS = ((0.15, ("repetition",)), (0.85, ("episodes",) * 4 + ("repetition",)))  # without a corpus to read in
+CURRICULUM_WITHOUT_CORPUS = (
+    (0.15, ("repetition",)),
+    (0.85, ("episodes",) * 4 + ("repetition",)),
+)  # without a corpus to read in
 STEPS = 2800
 TOKENS_PER_STEP = 1250
-PATIENCE = 0.3  # how often the searcher that is imitated goes on after an article
-POOL = 256  # lessons made at a time, from one fresh world
+CONTINUE_PROBABILITY = 0.3  # that the early-stopping demonstrator goes on after an article
+POOL = 256  # demonstrations made at a time, from one fresh world
 
 
-def optimizers(model: torch.nn.Module, matrix_lr: float = 0.01, other_lr: float = 8e-3) -> list[torch.optim.Optimizer]:
+def make_optimizers(
+    model: torch.nn.Module, matrix_lr: float = 0.01, other_lr: float = 8e-3
+) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for the matrices, AdamW for embeddings, norms and biases."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
@@ -64,43 +72,49 @@ def optimizers(model: torch.nn.Module, matrix_lr: float = 0.01, other_lr: float 
 def fit(
     policy: Policy, batches: Iterator[tuple[str, list[Sequence]]], steps: int, report: Callable[[int, str, float], None]
 ) -> None:
-    """``steps`` gradient steps of token-level cross-entropy on the taught tokens, the rate falling to zero."""
+    """``steps`` gradient steps of token-level cross-entropy on the taught tokens, the learning rate falling to zero.
+
+    Args:
+        batches: kind and sequences of each batch, as many as there are steps.
+        report: called as ``report(step, kind, loss)`` after each gradient step.
+    """
     model = policy.model.train()
-    opts = optimizers(model)
-    base = [o.param_groups[0]["lr"] for o in opts]
+    optimizers = make_optimizers(model)
+    base = [o.param_groups[0]["lr"] for o in optimizers]
     for step in range(steps):
         factor = min(1.0, (step + 1) / 30, max(0.02, 2 * (1 - step / steps)))
-        for optimizer, lr in zip(opts, base, strict=True):
+        for optimizer, lr in zip(optimizers, base, strict=True):
             optimizer.param_groups[0]["lr"] = lr * factor
-        name, sequences = next(batches)
+        kind, sequences = next(batches)
         batch = collate_sequences(sequences, list(range(len(sequences))), policy.pad_id).to(policy.device)
         logprobs, _ = policy.logprobs(batch)
         loss = aggregate(-logprobs, batch.mask, batch.mask.sum())
         loss.backward()
         torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
-        for optimizer in opts:
+        for optimizer in optimizers:
             optimizer.step()
             optimizer.zero_grad()
-        report(step + 1, name, loss.item())
+        report(step + 1, kind, loss.item())
     model.eval()
 
 
 def cold_start(
-    envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int, str, float], None], patience: float = PATIENCE
-) -> tuple[Policy, float]:
+    envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int, str, float], None],
+    continue_probability: float = CONTINUE_PROBABILITY,
+) -> tuple[Policy, float]:  # fmt: skip
     """Make the tiny policy and teach it the tools; a second call with the same arguments loads it from the cache.
 
     Args:
         envs: training environments, where the demonstrations are played.
-        report: called as ``report(step, lesson, loss)`` after each gradient step.
-        patience: of the searcher that is imitated.
+        report: called as ``report(step, kind, loss)`` after each gradient step.
+        continue_probability: that the demonstrator goes on after an article, where there is a corpus to search.
 
     Returns:
         The policy, and the seconds that teaching it took, also where that was in an earlier run. The random state is
         the same in both cases.
     """
     torch.manual_seed(seed)
-    folder = _cache_folder(envs, seed, steps, patience)
+    folder = _cache_folder(envs, seed, steps, continue_probability)
     if checkpoint.is_checkpoint(folder):
         _, extra = checkpoint.load_state(folder, [])
         print(f"The cold start is that of an earlier run: {folder}", file=sys.stderr)
@@ -108,8 +122,10 @@ def cold_start(
     begin = time.monotonic()
     world = World(3000, seed)
     tokenizer = tiny.make_tokenizer(_texts(world, envs))
-    policy = Policy(tiny.make_model(len(tokenizer)).to(default_device()), tokenizer)
-    fit(policy, _batches(policy, envs, seed, steps, patience), steps, report)
+    # The hints of transformers lose `self` here.
+    model = tiny.make_model(len(tokenizer)).to(default_device())  # type: ignore[arg-type]
+    policy = Policy(model, tokenizer)
+    fit(policy, _batches(policy, envs, seed, steps, continue_probability), steps, report)
     extra = {"seconds": time.monotonic() - begin}
     checkpoint.save(folder, model=policy.model, tokenizer=tokenizer, optimizers=[], step=steps, extra=extra)
     return policy, extra["seconds"]
@@ -123,55 +139,59 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     if envs.envs[0].questions is None:
         yield " ".join(numbers)
         for split in ("train", "validation"):
-            own = {**envs.spec.kwargs, "split": split, "num_envs": envs.num_envs}
-            played = play_many(gymnasium.make_vec(envs.spec.id, **own), list(range(500)), lessons.fumbling, seed=1)
+            other = _remake(envs, {"split": split, "num_envs": envs.num_envs})
+            played = play_many(other, list(range(500)), demonstrations.noisy_expert, seed=1)
             yield from (f"{turn['observation']} {turn['action']}" for turns in played for turn in turns)
         return
     yield " ".join(vocabulary() + numbers)
     yield from (f"{p.title} {p.text}" for p in world.passages())
     rng = random.Random(0)
     yield from (questions.make_question(world, type, rng).question for type in questions.TYPES for _ in range(500))
-    task = envs.envs[0].task
+    task = cast(QAEnv, envs.envs[0]).task
     if task.name != "miniwiki" and hasattr(task.searcher, "corpus"):  # a server keeps its passages
         yield from (f"{p.title} {p.text}" for p in itertools.islice(task.searcher.corpus, 100_000))
     yield from (q.question for q in task.questions)
 
 
 def _batches(
-    policy: Policy, envs: ToolVectorEnv, seed: int, steps: int, patience: float = PATIENCE
+    policy: Policy, envs: ToolVectorEnv, seed: int, steps: int, continue_probability: float = CONTINUE_PROBABILITY
 ) -> Iterator[tuple[str, list[Sequence]]]:
     rng = random.Random(f"lessons:{seed}")
     words = _words(policy)
 
     def browsing() -> list[Sequence]:
-        # In one world for all lessons, a policy learns its facts by heart instead of reading.
+        # In one world for all demonstrations, a policy memorises its facts instead of reading.
         world = World(600, rng.getrandbits(32))
-        own = envs.envs[0].tools["search"]
+        own = cast(SearchTool, envs.envs[0].tools["search"])
         tool = SearchTool(retrieval_index.build(world.passages()), own.k, own.max_chars)
-        return lessons.browsing(POOL, world, tool, policy, rng)
+        return demonstrations.browsing(POOL, world, tool, policy, rng)
 
     make = {
-        "repetition": lambda: lessons.repetition(POOL, words, rng),
+        "repetition": lambda: demonstrations.repetition(POOL, words, rng),
         "browsing": browsing,
-        "episodes": lambda: episodes(policy, envs, rng, patience),
+        "episodes": lambda: episodes(policy, envs, rng, continue_probability),
     }
-    batches = {name: cut(lessons_of, rng) for name, lessons_of in make.items()}
-    for share, names in CURRICULUM if envs.envs[0].questions is not None else OTHER_TASKS:
+    batches = {kind: batch_by_length(make_pool, rng) for kind, make_pool in make.items()}
+    for share, kinds in CURRICULUM if envs.envs[0].questions is not None else CURRICULUM_WITHOUT_CORPUS:
         for _ in range(int(share * steps) + 1):
-            name = rng.choice(names)
-            yield name, next(batches[name])
+            kind = rng.choice(kinds)
+            yield kind, next(batches[kind])
 
 
-def episodes(policy: Policy, envs: ToolVectorEnv, rng: random.Random, patience: float = PATIENCE) -> list[Sequence]:
-    """POOL whole episodes to imitate: of a hasty searcher, in a fresh world where there is one to make, or of an agent
-    that fumbles in a quarter of them."""
+def episodes(
+    policy: Policy, envs: ToolVectorEnv, rng: random.Random, continue_probability: float = CONTINUE_PROBABILITY
+) -> list[Sequence]:
+    """POOL whole episodes to imitate: of the early-stopping demonstrator, in a fresh world where there is one to make; or,
+    in tasks without a corpus, of the noisy expert."""
     if envs.envs[0].questions is None:
         numbers = [rng.getrandbits(31) for _ in range(POOL)]
-        return lessons.demonstrations(envs, policy, numbers, lessons.fumbling, rng.getrandbits(32))
-    stage = fresh_envs(envs, rng) if envs.envs[0].task.name == "miniwiki" else envs
-    pool = range(len(stage.envs[0].questions))
-    hasty = partial(qa_scripts.early_stopping, continue_probability=patience)
-    return lessons.demonstrations(stage, policy, rng.choices(pool, k=POOL), hasty, rng.getrandbits(32))
+        return demonstrations.scripted_episodes(envs, policy, numbers, demonstrations.noisy_expert, rng.getrandbits(32))
+    stage = fresh_envs(envs, rng) if cast(QAEnv, envs.envs[0]).task.name == "miniwiki" else envs
+    pool = range(len(cast(QAEnv, stage.envs[0]).questions))
+    early_stopping = partial(qa_scripts.early_stopping, continue_probability=continue_probability)
+    return demonstrations.scripted_episodes(
+        stage, policy, rng.choices(pool, k=POOL), early_stopping, rng.getrandbits(32)
+    )
 
 
 def _words(policy: Policy) -> list[int]:
@@ -181,13 +201,20 @@ def _words(policy: Policy) -> list[int]:
 
 def fresh_envs(envs: ToolVectorEnv, rng: random.Random) -> ToolVectorEnv:
     """The same kind of environments as ``envs`` in a fresh world."""
+    assert envs.spec is not None
     entities = max(600, envs.spec.kwargs.get("entities", 0))
-    questions = min(POOL, len(envs.envs[0].questions))
+    questions = min(POOL, len(cast(QAEnv, envs.envs[0]).questions))
     fresh = {"num_envs": POOL, "entities": entities, "world_seed": rng.getrandbits(32), "questions": questions}
-    return gymnasium.make_vec(envs.spec.id, **{**envs.spec.kwargs, **fresh})
+    return _remake(envs, fresh)
 
 
-def cut(make: Callable[[], list[Sequence]], rng: random.Random) -> Iterator[list[Sequence]]:
+def _remake(envs: ToolVectorEnv, changes: dict[str, object]) -> ToolVectorEnv:
+    """Environments as ``envs``, but for some of the arguments that they were made with."""
+    assert envs.spec is not None
+    return cast(ToolVectorEnv, gymnasium.make_vec(envs.spec.id, **{**envs.spec.kwargs, **changes}))
+
+
+def batch_by_length(make: Callable[[], list[Sequence]], rng: random.Random) -> Iterator[list[Sequence]]:
     """Endless batches of about TOKENS_PER_STEP tokens, each of sequences of about the same length."""
     while True:
         pool = sorted(make(), key=lambda s: len(s.ids))
@@ -200,15 +227,21 @@ def cut(make: Callable[[], list[Sequence]], rng: random.Random) -> Iterator[list
         yield from batches
 
 
-def _cache_folder(envs: ToolVectorEnv, seed: int, steps: int, patience: float = PATIENCE) -> Path:
-    """Named by what the result depends on: the lessons and how they are taught, the environment, seed and steps."""
-    code = "".join(inspect.getsource(module) for module in (sys.modules[__name__], tiny, lessons, qa_scripts))
-    asks = envs.envs[0].questions is not None
+def _cache_folder(
+    envs: ToolVectorEnv, seed: int, steps: int, continue_probability: float = CONTINUE_PROBABILITY
+) -> Path:
+    """Named by what the result depends on: the code of the demonstrations and of the training on them, the environment,
+    seed and steps."""
+    assert envs.spec is not None
+    code = "".join(inspect.getsource(module) for module in (sys.modules[__name__], tiny, demonstrations, qa_scripts))
+    has_questions = envs.envs[0].questions is not None
     # Demonstrations are imitated whatever they are paid; those in MiniWiki are played in environments of their own.
-    without = {"rewards"} | ({"num_envs"} if asks and envs.envs[0].task.name == "miniwiki" else set())
+    in_fresh_world = has_questions and cast(QAEnv, envs.envs[0]).task.name == "miniwiki"
+    without = {"rewards"} | ({"num_envs"} if in_fresh_world else set())
     kwargs = json.dumps({n: v for n, v in envs.spec.kwargs.items() if n not in without}, sort_keys=True, default=str)
-    played = play_many(envs, list(range(8)), qa_scripts.early_stopping if asks else lessons.fumbling)
-    played = repr([(turn["observation"], turn["action"]) for turns in played for turn in turns])
-    what = f"{code}{envs.spec.id}{kwargs}{evaluate.source_of(envs)}{played}{POOL}{seed}{steps}{patience}"
+    script = qa_scripts.early_stopping if has_questions else demonstrations.noisy_expert
+    turns = [turn for episode in play_many(envs, list(range(8)), script) for turn in episode]
+    played = repr([(turn["observation"], turn["action"]) for turn in turns])
+    what = f"{code}{envs.spec.id}{kwargs}{evaluate.source_of(envs)}{played}{POOL}{seed}{steps}{continue_probability}"
     root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
     return Path(root) / "tiny" / hashlib.sha256(what.encode()).hexdigest()[:16]

@@ -1,10 +1,11 @@
-"""What the tiny policy is taught before reinforcement learning starts: lessons as token sequences with an action mask.
+"""What the tiny policy is taught before reinforcement learning starts: demonstrations as token sequences with an action mask.
 
 From the general to the particular: `repetition` (copying), `browsing` (finding facts in search results) and
-`demonstrations` (whole episodes of a scripted searcher). Only the masked tokens are imitated.
+`scripted_episodes` (whole episodes of a scripted agent). Only the masked tokens are imitated.
 """
 
 import random
+from collections.abc import Callable
 
 from agent_envs.miniwiki import World
 from agent_envs.miniwiki.schema import BY_KIND, KINDS, Relation
@@ -34,7 +35,7 @@ def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: ra
     drawn = [[_entity(world, rng) for _ in range(3)] for _ in range(count)]
     results = tool.execute_batch([{"query": world.names[kind][i]} for entities in drawn for kind, i in entities])
     texts = iter(policy.encode(f"<information>{result.text}</information>") for result in results)
-    lessons = []
+    sequences = []
     for entities in drawn:
         parts: list[tuple[list[int], bool]] = []
         for kind, index in entities:
@@ -42,8 +43,8 @@ def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: ra
             facts = [r for r in BY_KIND[kind] if world.facts[kind, r.name][index] >= 0]
             for relation in rng.sample(facts, min(4, len(facts))):
                 parts += _reading(world, relation, index, policy, rng)
-        lessons.append(_sequence(parts))
-    return lessons
+        sequences.append(_sequence(parts))
+    return sequences
 
 
 def _entity(world: World, rng: random.Random) -> tuple[str, int]:
@@ -51,25 +52,29 @@ def _entity(world: World, rng: random.Random) -> tuple[str, int]:
     return kind, rng.randrange(len(world.names[kind]))
 
 
-def _reading(world: World, relation: Relation, index: int, policy: Policy, rng: random.Random):
+def _reading(
+    world: World, relation: Relation, index: int, policy: Policy, rng: random.Random
+) -> list[tuple[list[int], bool]]:
     """A question about one fact, the thought that names the fact (taught), and its object (taught)."""
     title = world.names[relation.subject][index]
     wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
-    asked = policy.observation_ids(rng.choice(wordings).format(x=title), [])
+    question = policy.observation_ids(rng.choice(wordings).format(x=title), [])
     thought = policy.encode(f"<think>{relation.noun} of {title}</think>")
     name = rng.choice(("search", "answer"))
     tag, *copied = policy.encode(f"<{name}>{world.text(relation, index)}</{name}>")
-    return [(asked, False), (thought, True), ([tag], False), (copied, True)]  # which tag is a coin flip: not taught
+    return [(question, False), (thought, True), ([tag], False), (copied, True)]  # which tag is a coin flip: not taught
 
 
-def fumbling(env: ToolEnv, rng: random.Random, skill: float = 0.75) -> Script:
-    """Plays as the task's scripted agent in a share of its episodes, and at random in the others: imitating it teaches
-    the moves and how to read what they lead to, and leaves room to learn which of them are good."""
+def noisy_expert(env: ToolEnv, rng: random.Random, skill: float = 0.75) -> Script:
+    """Plays as the task's scripted agent in a share ``skill`` of its episodes, and at random in the others: imitating it
+    teaches the moves and how to read what they lead to, and leaves room to learn which of them are good."""
     yield from env.SCRIPTS["scripted" if rng.random() < skill else "random"](env, rng)
 
 
-def demonstrations(envs: ToolVectorEnv, policy: Policy, questions: list[int], script, seed: int) -> list[Sequence]:
-    """Episodes that ``script`` plays in the environment; its turns are taught."""
+def scripted_episodes(
+    envs: ToolVectorEnv, policy: Policy, questions: list[int], script: Callable[..., Script], seed: int
+) -> list[Sequence]:
+    """Whole episodes that ``script`` plays on these numbered instances; the tokens of its turns are taught."""
     return [s for turns in play_many(envs, questions, script, seed) for s in _episode(turns, policy)]
 
 

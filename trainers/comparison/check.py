@@ -10,8 +10,9 @@ import gymnasium
 
 from agent_envs.data.catalog import CATALOG
 from agent_envs.data.sources import DATA_VARIABLE
+from agent_envs.tasks.qa import QAEnv
 from agent_envs.tool_env import ToolEnv
-from trainers.comparison.recipe import MIXTURE, Recipe, Task
+from trainers.comparison.recipe import MIXTURE, EnvConfig, Recipe
 from trainers.rollout import check_formats
 from trainers.runs.setup import make_envs
 
@@ -20,8 +21,8 @@ _DATA = ("data", "corpus", "source", "index")  # arguments that say where a benc
 
 
 @dataclass(kw_only=True)
-class Checked:
-    """What a recipe is played on.
+class CheckedRecipe:
+    """The environments that a recipe is played on.
 
     Attributes:
         training: one environment of each kind that a run is trained on; of a mixture, one of each task. Where the data
@@ -29,7 +30,7 @@ class Checked:
             ever measured on it.
         held_out: those of the learning curves, likewise.
         columns: by name, those of each column, likewise.
-        missing: what there is not, and how to get it.
+        missing: what data is missing, and how to get it.
     """
 
     training: list[ToolEnv] = field(default_factory=list)
@@ -38,24 +39,24 @@ class Checked:
     missing: list[str] = field(default_factory=list)
 
 
-def asks(envs: Sequence[ToolEnv]) -> bool:
-    """Whether there are questions, one task's, to search for."""
+def has_questions(envs: Sequence[ToolEnv]) -> bool:
+    """Whether the environments ask the questions of one task, which Naive RAG could search for."""
     return len(envs) == 1 and envs[0].questions is not None
 
 
-def check(recipe: Recipe) -> Checked:
+def check(recipe: Recipe) -> CheckedRecipe:
     """Make every environment of a recipe.
 
     Raises:
-        ValueError: an environment refuses its arguments, or a column asks questions that are trained on; or turns are
+        ValueError: an environment rejects its arguments, or a column asks questions that are trained on; or turns are
             written in a format that can't be trained.
         TypeError: it does not know them.
     """
-    checked, train = Checked(), set()
-    for where, envs, task, split in _played(recipe, checked):
+    checked, train = CheckedRecipe(), set()
+    for where, envs, task, split in _list_environments(recipe, checked):
         made, missing = [], []
-        for part in parts(task):
-            env, problem = _make(part, split)
+        for part in mixture_parts(task):
+            env, problem = _make_or_stand_in(part, split)
             made.append(env)
             missing += [problem] if problem else []
             missing += [problem] if (problem := _lacks_index(part)) else []
@@ -65,50 +66,57 @@ def check(recipe: Recipe) -> Checked:
             continue
         if task.env == MIXTURE:
             make_envs(task.env, json.dumps(task.env_kwargs), split, 1)
-        asked = {(env.task.name, q.id) for env in made if env.questions is not None for q in env.questions}
+        with_questions = [env for env in made if isinstance(env, QAEnv)]
+        questions = {(env.task.name, question.id) for env in with_questions for question in env.questions}
         if split == "train":
-            train |= asked
-        elif shared := asked & train:
+            train |= questions
+        elif shared := questions & train:
             raise ValueError(f"{len(shared)} questions of {where} are training questions too")
     return checked
 
 
-def unfit_baselines(recipe: Recipe, checked: Checked) -> dict[str, str]:
+def unfit_baselines(recipe: Recipe, checked: CheckedRecipe) -> dict[str, str]:
     """Those of the recipe's baselines that make no sense here, and why."""
     unfit, model = {}, recipe.base(0).model
-    if columns := [column for column in recipe.tasks if not asks(checked.columns[column])]:
+    if columns := [column for column in recipe.tasks if not has_questions(checked.columns[column])]:
         unfit["naive-rag"] = f"{', '.join(columns)}: no question that could be searched for"
     if model != "tiny":
         unfit["imitation"] = f"{model} is pretrained: there is no cold start to continue"
     return {name: why for name, why in unfit.items() if name in recipe.baselines}
 
 
-def parts(task: Task) -> list[Task]:
-    """The tasks of a mixture; of anything else, itself."""
-    asked = task.env_kwargs.get("tasks")
-    if task.env != MIXTURE or not isinstance(asked, dict):
+def mixture_parts(task: EnvConfig) -> list[EnvConfig]:
+    """The environments of a mixture's tasks; of anything else, itself."""
+    tasks = task.env_kwargs.get("tasks")
+    if task.env != MIXTURE or not isinstance(tasks, dict):
         return [task]
     common = {name: value for name, value in task.env_kwargs.items() if name != "tasks"}
-    own = {id: asked[id].get("kwargs", {}) if isinstance(asked[id], dict) else {} for id in asked}
-    return [Task(env=id, env_kwargs={**common, **kwargs}) for id, kwargs in own.items()]
+    own = {id: part.get("kwargs", {}) if isinstance(part, dict) else {} for id, part in tasks.items()}
+    return [EnvConfig(env=id, env_kwargs={**common, **kwargs}) for id, kwargs in own.items()]
 
 
-def _played(recipe: Recipe, checked: Checked) -> Iterator[tuple[str, list[ToolEnv], Task, str]]:
-    """What is played, the list that its environments belong in, the task and its split; training first."""
+def _list_environments(recipe: Recipe, checked: CheckedRecipe) -> Iterator[tuple[str, list[ToolEnv], EnvConfig, str]]:
+    """All that is played, training first: its name for messages, the list of ``checked`` that its environments go to, the
+    environment and its split."""
     kinds = {json.dumps(run.env_kwargs, sort_keys=True): run.env_kwargs for run in recipe.runs.values()}
     for kwargs in kinds.values():
-        yield "training", checked.training, Task(env=recipe.env, env_kwargs={**recipe.env_kwargs, **kwargs}), "train"
+        yield (
+            "training",
+            checked.training,
+            EnvConfig(env=recipe.env, env_kwargs={**recipe.env_kwargs, **kwargs}),
+            "train",
+        )
     yield "the learning curves", checked.held_out, recipe.held_out, "validation"
     for column, task in recipe.tasks.items():
         yield f"the column {column!r}", checked.columns.setdefault(column, []), task, "validation"
 
 
-def _make(task: Task, split: str) -> tuple[ToolEnv, str]:
-    """An environment, and what is missing if it is but a stand-in."""
+def _make_or_stand_in(task: EnvConfig, split: str) -> tuple[ToolEnv, str]:
+    """An environment, and what is missing if it is only a stand-in for it."""
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # what a stand-in warns of is told here
-            env = _made(task.env, task.env_kwargs, split)
+            warnings.simplefilter("ignore")  # of a stand-in, which `problem` says instead
+            env = _make_env(task.env, task.env_kwargs, split)
         if not getattr(getattr(env, "task", None), "warning", ""):
             return env, ""
         problem = f"the {split} split of {_benchmark(task.env)} was found nowhere"
@@ -119,17 +127,18 @@ def _make(task: Task, split: str) -> tuple[ToolEnv, str]:
         if not _benchmark(task.env):
             raise ImportError(f"{task.env}: {problem}") from error
     common = {name: value for name, value in task.env_kwargs.items() if name not in _DATA}
-    return _made(STAND_IN, {**_SMALL, **common}, split), f"{problem}\n{_remedy(task.env, split)}"
+    return _make_env(STAND_IN, {**_SMALL, **common}, split), f"{problem}\n{_remedy(task.env, split)}"
 
 
-def _made(env: str, env_kwargs: dict, split: str) -> ToolEnv:
+def _make_env(env: str, env_kwargs: dict, split: str) -> ToolEnv:
     envs = make_envs(env, json.dumps(env_kwargs), split, 1)
     check_formats(envs)
     return envs.envs[0]
 
 
 def _benchmark(env: str) -> str:
-    name = gymnasium.spec(env).kwargs.get("benchmark", "")
+    spec = gymnasium.registry.get(env.split(":")[-1])  # of an id "module:name", whose module may be what is missing
+    name = spec.kwargs.get("benchmark", "") if spec else ""
     return name if name in CATALOG else ""
 
 
@@ -142,7 +151,7 @@ def _remedy(env: str, split: str) -> str:
     )
 
 
-def _lacks_index(task: Task) -> str:
+def _lacks_index(task: EnvConfig) -> str:
     index = str(task.env_kwargs.get("index") or "")
     if not index or index.startswith(("http://", "https://")) or Path(index).is_dir():
         return ""

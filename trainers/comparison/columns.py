@@ -9,19 +9,21 @@ from dataclasses import asdict
 from pathlib import Path
 
 from trainers import evaluate
-from trainers.comparison.recipe import BASELINES, Task
+from trainers.comparison.recipe import BASELINES, EnvConfig
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint
-from trainers.runs.logger import finite
+from trainers.runs.logger import to_json_types
 from trainers.runs.setup import make_envs
 
+Columns = Mapping[str, tuple[EnvConfig, int]]  # by name: what is played, and how many questions of it
 
-def evaluated(
-    title: str, columns: Mapping[str, tuple[Task, int]], max_new_tokens: int, folder: Path, identity: str,
+
+def evaluate_columns(
+    title: str, columns: Columns, max_new_tokens: int, folder: Path, identity: str,
     load: Callable[[], Policy],
 ) -> dict[str, evaluate.Row]:  # fmt: skip
-    """By column, the row of a policy; kept in ``folder``.
+    """Evaluate a policy on the columns of the table, and keep the rows in ``folder``: by column, one row.
 
     Args:
         columns: what each is played on, and how many questions of it.
@@ -39,7 +41,9 @@ def evaluated(
             naive = title == BASELINES["naive-rag"]
             row = evaluate.evaluate_naive_rag(*common) if naive else evaluate.evaluate_policy(*common)[0]
             measure = envs.envs[0].PRIMARY_METRIC
-            known[key] = finite(row | {"source": evaluate.source_of(envs), "measure": measure, "score": row[measure]})
+            known[key] = to_json_types(
+                row | {"source": evaluate.source_of(envs), "measure": measure, "score": row[measure]}
+            )
             folder.mkdir(parents=True, exist_ok=True)
             staging = kept.with_suffix(f".{os.getpid()}.staging")  # runs on other GPUs may be at it too
             staging.write_text(json.dumps(known) + "\n", encoding="utf-8")
@@ -49,5 +53,5 @@ def evaluated(
 
 
 def digest(folder: Path) -> str:
-    """Which weights a checkpoint holds."""
+    """A fingerprint of the weights that a checkpoint holds."""
     return hashlib.sha256((folder / checkpoint.CHECKSUMS_FILE).read_bytes()).hexdigest()

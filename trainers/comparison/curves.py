@@ -22,8 +22,8 @@ class Point(NamedTuple):
     score: float
 
 
-class Mean(NamedTuple):
-    """The mean over the runs of an agent, evaluation by evaluation; arrays of one length."""
+class MeanCurve(NamedTuple):
+    """The mean over the runs of an agent, evaluation by evaluation, and the lowest and highest score; arrays [points]."""
 
     episodes: np.ndarray
     seconds: np.ndarray
@@ -32,16 +32,16 @@ class Mean(NamedTuple):
     highest: np.ndarray
 
 
-def mean_curve(runs: Sequence[Sequence[Point]]) -> Mean:
-    """It ends where the shortest run ends."""
+def mean_curve(runs: Sequence[Sequence[Point]]) -> MeanCurve:
+    """The mean of several runs; it ends where the shortest one ends."""
     values = np.array([run[: min(map(len, runs))] for run in runs], dtype=float)  # [runs, points, 3]
     means, scores = values.mean(0), values[:, :, 2]
-    return Mean(means[:, 0], means[:, 1], means[:, 2], scores.min(0), scores.max(0))
+    return MeanCurve(means[:, 0], means[:, 1], means[:, 2], scores.min(0), scores.max(0))
 
 
-def reached(runs: Sequence[Sequence[Point]], level: float) -> tuple[int, float] | None:
-    """Episodes and seconds until the mean curve is first as high as ``level``, or None. Between two evaluations nothing
-    is made up: it counts from the later one."""
+def point_reaching(runs: Sequence[Sequence[Point]], level: float) -> tuple[int, float] | None:
+    """Episodes and seconds until the mean curve is first as high as ``level``, or None. Nothing is interpolated: between two
+    evaluations the later one counts."""
     curve = mean_curve(runs)
     found = np.flatnonzero(curve.score >= level - 1e-9)  # a curve must reach its own end
     return (int(curve.episodes[found[0]]), float(curve.seconds[found[0]])) if len(found) else None
@@ -64,8 +64,8 @@ def draw(
         if len(runs) > 1 and len(curves) <= _MOST_BANDS:
             axes.fill_between(mean.episodes, mean.lowest, mean.highest, color=color, alpha=0.13, lw=0, zorder=1)
         ends[f"{name}  {mean.score[-1]:.2f}"], last = (mean.score[-1], line), max(last, mean.episodes[-1])
-    for (name, level), style in zip(levels.items(), ((0, (2, 3)), (0, (6, 3)), (0, (6, 2, 1, 2))), strict=False):
-        line = axes.axhline(level, color="#707070", lw=1.2, ls=style, zorder=2)
+    for (name, level), dashes in zip(levels.items(), ((0, (2, 3)), (0, (6, 3)), (0, (6, 2, 1, 2))), strict=False):
+        line = axes.axhline(level, color="#707070", lw=1.2, ls=dashes, zorder=2)
         ends[f"{name}  {level:.2f}"] = (level, line)
     order = sorted(ends, key=lambda name: -ends[name][0])
     axes.legend([ends[n][1] for n in order], order, loc="center left", bbox_to_anchor=(1.01, 0.5), frameon=False)

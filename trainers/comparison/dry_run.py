@@ -12,7 +12,9 @@ from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig
 
 from agent_envs.tool_env import ToolEnv
-from trainers.comparison.check import Checked, check, unfit_baselines
+from agent_envs.tools import SearchTool
+from trainers import ppo
+from trainers.comparison.check import CheckedRecipe, check, unfit_baselines
 from trainers.comparison.recipe import BASELINES, Recipe
 from trainers.models import tiny
 
@@ -23,9 +25,14 @@ TRAINED = 16  # bytes for each float32 weight that is trained: itself, its gradi
 
 
 @dataclass(frozen=True, kw_only=True)
-class Model:
-    """``weights``; those of its ``linear`` layers, which bfloat16 halves where they are frozen; and the numbers that an
-    adapter of rank 1 on all of these would add."""
+class ModelShape:
+    """Sizes of a model.
+
+    Attributes:
+        weights: all of them.
+        linear: those of linear layers, which bfloat16 halves where they are frozen.
+        per_rank: the parameters that an adapter of rank 1 on all linear layers would add.
+    """
 
     weights: int
     linear: int
@@ -35,7 +42,7 @@ class Model:
 
 @dataclass(frozen=True, kw_only=True)
 class Estimate:
-    """Of one run with one seed. Memory is in bytes: ``states`` stay, the larger of the other two comes on top."""
+    """Cost of one run with one seed. Memory is in bytes: ``states`` stay, the larger of the other two comes on top."""
 
     episodes: int
     tokens: float
@@ -52,7 +59,7 @@ def report(recipe: Recipe, flops_per_second: float | None = None) -> dict:
     Raises:
         ValueError: the recipe cannot run whatever data is there.
     """
-    checked, model, console = check(recipe), model_of(recipe), Console(soft_wrap=True)
+    checked, model, console = check(recipe), read_model_shape(recipe), Console(soft_wrap=True)
     dtype = recipe.base(0).dtype
     peak = flops_per_second or PEAK[dtype]
     estimates = {name: estimate(recipe, name, checked, model, peak) for name in recipe.runs}
@@ -80,8 +87,8 @@ def report(recipe: Recipe, flops_per_second: float | None = None) -> dict:
     return {"runs": estimates, "missing": checked.missing, "left_out": left_out}
 
 
-def estimate(recipe: Recipe, name: str, checked: Checked, model: Model, peak: float) -> Estimate:
-    """``peak``: FLOP/s of the accelerator at best."""
+def estimate(recipe: Recipe, name: str, checked: CheckedRecipe, model: ModelShape, peak: float) -> Estimate:
+    """What one run with one seed takes at most. ``peak``: FLOP/s of the accelerator at its peak."""
     args, config = recipe.run_arguments(name, 0), model.config
     longest = max(_longest(env, args.max_new_tokens) for env in checked.training)
     episodes = args.updates * args.questions_per_update * args.group_size
@@ -89,7 +96,7 @@ def estimate(recipe: Recipe, name: str, checked: Checked, model: Model, peak: fl
     evaluated = looked_at + recipe.questions * len(recipe.tasks)
     trained, adapter = episodes * longest, args.lora_rank * model.per_rank
     backward = (2 if args.lora_rank else 4) + 2 * args.gradient_checkpointing  # without the weights' own gradients
-    critic = hasattr(args, "critic_lr") and not args.share_layers
+    critic = isinstance(args, ppo.Args) and not args.share_layers
     unmasked = not args.loss_mask or not getattr(args, "advantage_mask", True)
     passes = args.epochs * (2 + backward) * (1 + critic) + 2 * critic + 2 * unmasked
     passes += 2 * args.epochs * bool(args.kl_coef) + 2 * (args.importance != "none")
@@ -122,7 +129,7 @@ def estimate(recipe: Recipe, name: str, checked: Checked, model: Model, peak: fl
     )  # fmt: skip
 
 
-def model_of(recipe: Recipe) -> Model:
+def read_model_shape(recipe: Recipe) -> ModelShape:
     """The shape of the policy, without its weights.
 
     Raises:
@@ -130,7 +137,7 @@ def model_of(recipe: Recipe) -> Model:
     """
     name = recipe.base(0).model
     if name == "tiny":
-        made = tiny.make_model(8400)  # words, bytes and tags; the vocabulary is counted at the cold start
+        model = tiny.make_model(8400)  # words, bytes and tags; the vocabulary is counted at the cold start
     else:
         try:
             config = AutoConfig.from_pretrained(name, local_files_only=bool(recipe.model_config))
@@ -142,21 +149,21 @@ def model_of(recipe: Recipe) -> Model:
                 ) from error
             config = AutoConfig.for_model(**recipe.model_config)
         with torch.device("meta"):
-            made = AutoModelForCausalLM.from_config(config)
-    head = made.get_output_embeddings()
-    linear = [m for m in made.modules() if isinstance(m, torch.nn.Linear) and m is not head]
-    return Model(
-        weights=sum(p.numel() for p in made.parameters()),
+            model = AutoModelForCausalLM.from_config(config)
+    head = model.get_output_embeddings()
+    linear = [m for m in model.modules() if isinstance(m, torch.nn.Linear) and m is not head]
+    return ModelShape(
+        weights=sum(p.numel() for p in model.parameters()),
         linear=sum(m.weight.numel() for m in linear),
         per_rank=sum(m.in_features + m.out_features for m in linear),
-        config=made.config.get_text_config(),
+        config=model.config.get_text_config(),
     )
 
 
 def _longest(env: ToolEnv, max_new_tokens: int) -> int:
     """Tokens of an episode in which every turn is as long as it may be."""
     search = env.tools.get("search")
-    if hasattr(search, "max_chars"):
+    if isinstance(search, SearchTool):
         observation = search.k * search.max_chars / CHARACTERS_PER_TOKEN
     else:  # a board, say, with a token for each cell and what is between them
         observation = len(env.reset(seed=0)[0]) / 2
@@ -165,7 +172,7 @@ def _longest(env: ToolEnv, max_new_tokens: int) -> int:
 
 def _table(recipe: Recipe, estimates: dict[str, Estimate]) -> list[str]:
     header = ("run", "updates", "episodes", "tokens ≤", "FLOP ≤", "GPU-h ≤", "GB: states", "+ rollout ≤", "or update ≤")
-    rows = [header]
+    rows: list[tuple[str, ...]] = [header]
     for name, e in estimates.items():
         memory = [f"{size / 1e9:,.1f}" for size in (e.states, e.rollout, e.update)]
         counts = [f"{recipe.run_arguments(name, 0).updates:,}", f"{e.episodes:,}", f"{e.tokens:.1e}", f"{e.flops:.1e}"]

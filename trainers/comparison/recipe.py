@@ -16,21 +16,27 @@ ALGORITHMS: dict[str, tuple[Callable[[Any], dict], TrainArgs]] = {
     **{name: (partial(starpo.main, name), preset) for name, (_, preset) in starpo.PRESETS.items()},
 }
 SHARED = ("model", "dtype", "cold_start_steps", "cold_start_continue_probability")  # one start for each seed
-OURS = ("env", "env_kwargs", "seed", "out", "resume")  # arguments that the runner sets
+SET_BY_COMPARISON = ("env", "env_kwargs", "seed", "out", "resume")  # arguments that a recipe cannot give
 
 
 @dataclass(frozen=True, kw_only=True)
-class Task:
-    """What a column of the table is played on."""
+class EnvConfig:
+    """An environment and its arguments, in TOML's types."""
 
     env: str
     env_kwargs: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, kw_only=True)
-class Run:
-    """``larger_groups``: how many times larger its groups are than the other runs', and how many times fewer, so that
-    it plays as many episodes. ``arguments``: its own, over the recipe's."""
+class RecipeRun:
+    """One run of a recipe.
+
+    Attributes:
+        env_kwargs: its own, put over the recipe's.
+        larger_groups: how many times larger its groups are than the other runs', and how many times fewer, so that it
+            plays as many episodes.
+        arguments: its own, put over the recipe's.
+    """
 
     title: str
     algorithm: str
@@ -52,56 +58,56 @@ class Recipe:
     questions: int = 500  # held out, of each column; 0 is all of them
     reference: list[str] = field(default_factory=list)  # the file may name a single one without brackets
     reach: str = ""
-    symptoms: bool = False  # a column with what the echo-trap monitor named first
+    symptoms: bool = False  # a column with the first symptom that the collapse monitor named
     paper: bool = False  # the paper's own figures below the table
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     model_config: dict[str, Any] = field(default_factory=dict)  # for the dry run, where the model's own can't be read
-    tasks: dict[str, Task] = field(default_factory=dict)
-    runs: dict[str, Run] = field(default_factory=dict)
+    tasks: dict[str, EnvConfig] = field(default_factory=dict)
+    runs: dict[str, RecipeRun] = field(default_factory=dict)
 
     def title_of(self, name: str) -> str:
-        """Of a run or a baseline."""
+        """The title of a run or a baseline, by its name."""
         return self.runs[name].title if name in self.runs else BASELINES[name]
 
     @property
-    def held_out(self) -> Task:
+    def held_out(self) -> EnvConfig:
         """What the learning curves are measured on."""
-        return Task(env=self.env, env_kwargs=self.env_kwargs)
+        return EnvConfig(env=self.env, env_kwargs=self.env_kwargs)
 
     def base(self, seed: int) -> TrainArgs:
         """The arguments of the policy that every run starts from."""
         known = {f.name for f in fields(TrainArgs)}
-        return _merged(self, TrainArgs(seed=seed), {n: v for n, v in self.arguments.items() if n in known}, {})
+        return _merge(self, TrainArgs(seed=seed), {n: v for n, v in self.arguments.items() if n in known}, {})
 
     def run_arguments(self, name: str, seed: int) -> TrainArgs:
-        """Those of one run.
+        """The arguments of one run.
 
         Raises:
-            ValueError: an argument has another type or a value that its algorithm refuses; the run is named.
+            ValueError: an argument has another type or a value that its algorithm rejects; the run is named.
         """
         run = self.runs[name]
         preset = ALGORITHMS[run.algorithm][1]
         known = {f.name for f in fields(preset)}
         try:
-            asked = {n: v for n, v in self.arguments.items() if n in known} | run.arguments
-            asked = {n: _typed(n, v, getattr(preset, n)) for n, v in asked.items()}
-            groups, size = (asked.get(n, getattr(preset, n)) for n in ("questions_per_update", "group_size"))
+            given = {n: v for n, v in self.arguments.items() if n in known} | run.arguments
+            given = {n: _convert_type(n, v, getattr(preset, n)) for n, v in given.items()}
+            groups, size = (given.get(n, getattr(preset, n)) for n in ("questions_per_update", "group_size"))
             if groups % run.larger_groups:
                 raise ValueError(f"{groups} questions_per_update can't be cut to 1/{run.larger_groups} (larger_groups)")
             shape = {"questions_per_update": groups // run.larger_groups, "group_size": size * run.larger_groups}
-            return _merged(self, replace(preset, seed=seed), asked | shape, run.env_kwargs)
+            return _merge(self, replace(preset, seed=seed), given | shape, run.env_kwargs)
         except ValueError as error:
             raise ValueError(f"run {name!r} of the recipe {self.name!r}: {error}") from error
 
 
-def _merged(recipe: Recipe, preset: TrainArgs, asked: Mapping[str, Any], env_kwargs: Mapping[str, Any]) -> TrainArgs:
-    values = {name: _typed(name, value, getattr(preset, name)) for name, value in asked.items()}
+def _merge(recipe: Recipe, preset: TrainArgs, given: Mapping[str, Any], env_kwargs: Mapping[str, Any]) -> TrainArgs:
+    values = {name: _convert_type(name, value, getattr(preset, name)) for name, value in given.items()}
     values.setdefault("final_questions", values.get("eval_questions", preset.eval_questions))
     return replace(preset, **values, env=recipe.env, env_kwargs=json.dumps({**recipe.env_kwargs, **env_kwargs}))
 
 
-def _typed(name: str, value: Any, default: Any) -> Any:
+def _convert_type(name: str, value: Any, default: Any) -> Any:
     """A value of TOML in the type that its option has."""
     if isinstance(value, list):
         value = tuple(value)

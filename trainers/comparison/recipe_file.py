@@ -33,8 +33,20 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from trainers.comparison.recipe import ALGORITHMS, BASELINES, MIXTURE, OURS, SHARED, Recipe, Run, Task
+from trainers.comparison.recipe import (
+    ALGORITHMS,
+    BASELINES,
+    MIXTURE,
+    SET_BY_COMPARISON,
+    SHARED,
+    EnvConfig,
+    Recipe,
+    RecipeRun,
+)
+from trainers.runs.arguments import RENAMED
 from trainers.runs.logger import check_sinks
+
+_RENAMED_RECIPES = {"ahead": "one-step-off-policy"}  # since the release before this one
 
 
 def read(
@@ -55,6 +67,8 @@ def read(
         f.name.removesuffix(".toml"): f for f in resources.files("trainers.comparison").joinpath("recipes").iterdir()
     }
     file = shipped.get(name_or_path, Path(name_or_path))
+    if not file.is_file() and name_or_path in _RENAMED_RECIPES:
+        raise ValueError(f"the recipe {name_or_path!r} is now called {_RENAMED_RECIPES[name_or_path]!r}")
     if not file.is_file():
         raise ValueError(f"there is no recipe {name_or_path!r}: give a file, or one of {sorted(shipped)}")
     try:
@@ -70,16 +84,16 @@ def read(
         content["runs"] = {n: {k: v for k, v in run.items() if k != "updates"} for n, run in content["runs"].items()}
     if recipe.arguments.get("model") != (arguments or {}).get("model", recipe.arguments.get("model")):
         content = {name: value for name, value in content.items() if name != "model_config"}  # another model's
-    asked = {
+    changes = {
         "seeds": list(seeds) or recipe.seeds,
         "questions": recipe.questions if questions is None else questions,
         "env_kwargs": recipe.env_kwargs | dict(env_kwargs or {}),
         "arguments": recipe.arguments | dict(arguments or {}),
     }
-    recipe = make(name, content | asked)
-    wanted = {name: run for name, run in recipe.runs.items() if not runs or name in runs}
-    reference = [name for name in recipe.reference if name in wanted or name in BASELINES]
-    return replace(recipe, runs=wanted, reference=reference, reach=recipe.reach if recipe.reach in wanted else "")
+    recipe = make(name, content | changes)
+    kept = {name: run for name, run in recipe.runs.items() if not runs or name in runs}
+    reference = [name for name in recipe.reference if name in kept or name in BASELINES]
+    return replace(recipe, runs=kept, reference=reference, reach=recipe.reach if recipe.reach in kept else "")
 
 
 def make(name: str, content: Mapping[str, Any]) -> Recipe:
@@ -104,6 +118,19 @@ def make(name: str, content: Mapping[str, Any]) -> Recipe:
         for task, given in (content.get("tasks") or {"As in training": {}}).items()
     }
     recipe = Recipe(name=name, **{**content, "runs": runs, "tasks": tasks})
+    _check_names(where, recipe)
+    known_options = {f.name for run in runs.values() for f in fields(ALGORITHMS[run.algorithm][1])} - set(
+        SET_BY_COMPARISON
+    )
+    _check_keys(f"the arguments of {where}", recipe.arguments, sorted(known_options))
+    for run in runs:
+        check_sinks(recipe.run_arguments(run, 0).log)
+    recipe.base(0)
+    return recipe
+
+
+def _check_names(where: str, recipe: Recipe) -> None:
+    """Seeds, baselines, references and titles: that they exist, and that none is there twice."""
     seeds = recipe.seeds
     if not seeds or [*map(type, seeds)] != [int] * len(set(map(str, seeds))) or min(seeds) < 0:
         raise ValueError(f"{where}: seeds must be different whole numbers from 0 on, got {seeds}")
@@ -115,23 +142,17 @@ def make(name: str, content: Mapping[str, Any]) -> Recipe:
     if unknown := set(recipe.baselines) - set(BASELINES):
         raise ValueError(f"{where}: unknown baselines {sorted(unknown)}; known: {list(BASELINES)}")
     for key, named in (("reference", recipe.reference), ("reach", [recipe.reach] if recipe.reach else [])):
-        known = [*runs, *(recipe.baselines if key == "reference" else ())]
+        known = [*recipe.runs, *(recipe.baselines if key == "reference" else ())]
         if unknown := set(named) - set(known):
             raise ValueError(f"{where}: {key} must be one of {known}, got {sorted(unknown)}")
-    titles = [*BASELINES.values(), *(run.title for run in runs.values())]
+    titles = [*BASELINES.values(), *(run.title for run in recipe.runs.values())]
     if len(set(titles)) < len(titles):
         raise ValueError(f"{where}: two agents have the same title: {sorted(titles)}")
-    if broken := [title for title in (*tasks, *titles) if re.search(r"[|\n]", title)]:
+    if broken := [title for title in (*recipe.tasks, *titles) if re.search(r"[|\n]", title)]:
         raise ValueError(f"{where}: a title must fit a cell of a table, without '|' and line breaks, got {broken}")
-    known = {f.name for run in runs.values() for f in fields(ALGORITHMS[run.algorithm][1])} - set(OURS)
-    _check_keys(f"the arguments of {where}", recipe.arguments, sorted(known))
-    for run in runs:
-        check_sinks(recipe.run_arguments(run, 0).log)
-    recipe.base(0)
-    return recipe
 
 
-def _make_run(where: str, name: str, given: Mapping[str, Any]) -> Run:
+def _make_run(where: str, name: str, given: Mapping[str, Any]) -> RecipeRun:
     _check_type(where, given, dict)
     if not re.fullmatch(r"[\w.+-]+", name) or name in BASELINES:
         raise ValueError(
@@ -140,7 +161,10 @@ def _make_run(where: str, name: str, given: Mapping[str, Any]) -> Run:
     if (algorithm := given.get("algorithm")) not in ALGORITHMS:
         raise ValueError(f"{where}: algorithm must be one of {list(ALGORITHMS)}, got {algorithm!r}")
     keys = {"title": name, "algorithm": algorithm, "env_kwargs": {}, "larger_groups": 1}
-    own, options = keys | given, sorted({f.name for f in fields(ALGORITHMS[algorithm][1])} - set(OURS))
+    own, options = (
+        keys | dict(given),
+        sorted({f.name for f in fields(ALGORITHMS[algorithm][1])} - set(SET_BY_COMPARISON)),
+    )
     _check_keys(where, own, [*keys, *options])
     if shared := [n for n in own if n in SHARED or n.startswith("eval_") or n == "final_questions"]:
         raise ValueError(
@@ -151,19 +175,19 @@ def _make_run(where: str, name: str, given: Mapping[str, Any]) -> Run:
         _check_type(f"{where}: {key}", own[key], type(default))
     if own["larger_groups"] < 1:
         raise ValueError(f"{where}: larger_groups must be at least 1, got {own['larger_groups']}")
-    return Run(**{k: own[k] for k in keys}, arguments={k: v for k, v in own.items() if k not in keys})
+    return RecipeRun(**{k: own[k] for k in keys}, arguments={k: v for k, v in own.items() if k not in keys})
 
 
-def _make_task(where: str, given: Mapping[str, Any], env: str, env_kwargs: Mapping[str, Any]) -> Task:
+def _make_task(where: str, given: Mapping[str, Any], env: str, env_kwargs: Mapping[str, Any]) -> EnvConfig:
     _check_type(where, given, dict)
     _check_keys(where, given, ["env", "env_kwargs"])
-    own = {"env": env, "env_kwargs": {}} | given
+    own: dict[str, Any] = {"env": env, "env_kwargs": {}} | dict(given)
     for key, kind in (("env", str), ("env_kwargs", dict)):
         _check_type(f"{where}: {key}", own[key], kind)
     inherited = env_kwargs if own["env"] == env else {}
     if own["env"] != env and env == MIXTURE:
         inherited = {name: value for name, value in env_kwargs.items() if name != "tasks"}
-    return Task(env=own["env"], env_kwargs={**inherited, **own["env_kwargs"]})
+    return EnvConfig(env=own["env"], env_kwargs={**inherited, **own["env_kwargs"]})
 
 
 def _check_type(what: str, value: Any, kind: type) -> None:
@@ -173,5 +197,7 @@ def _check_type(what: str, value: Any, kind: type) -> None:
 
 
 def _check_keys(where: str, given: Mapping[str, Any], known: list[str]) -> None:
+    if renamed := sorted(set(given) & set(RENAMED)):
+        raise ValueError(f"{where}: {renamed[0]} is now called {RENAMED[renamed[0]]}")
     if unknown := set(given) - set(known):
         raise ValueError(f"{where}: unknown keys {sorted(unknown)}; known: {known}")

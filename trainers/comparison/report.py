@@ -1,14 +1,14 @@
-"""What ``trainers.compare`` writes: a table in the paper's layout, the learning curves and a JSON."""
+"""What `trainers.compare` writes: a table in the paper's layout, the learning curves and a JSON."""
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 import numpy as np
 from rich.console import Console
 from rich.markdown import Markdown
 
-from trainers.comparison.curves import draw, mean_curve, reached
+from trainers.comparison.curves import draw, mean_curve, point_reaching
 from trainers.comparison.recipe import BASELINES
 
 MEASURES = {"f1": "F1", "substring_em": "Substring EM", "turns": "Turns", "calls": "Calls"}
@@ -29,7 +29,7 @@ PAPER = """\
 
 
 def write(folder: Path, results: Mapping) -> None:
-    """table.md, curves.png and results.json.
+    """Write table.md, curves.png and results.json.
 
     Args:
         results: of `trainers.compare`. ``rows`` holds, by agent, one dict for each seed: the rows of
@@ -76,19 +76,21 @@ def table(results: Mapping) -> str:
         f"{recipe['env']}, {len(seeds)} seed{'s' * (len(seeds) > 1)}, {_episodes(results)} training episodes each. "
         + "Mean over seeds" + " ± half of the 95 % interval (Student's t)." * (len(seeds) > 1)
         + " Δ: the mean over the columns less that of another agent with the same seed." * bool(references), "",
-        *(f"- {name}: {any_rows[name]['source']}{_other(task, recipe)}" for name, task in tasks.items()),
+        *(f"- {name}: {any_rows[name]['source']}{_describe_difference(task, recipe)}" for name, task in tasks.items()),
         *(f"- left out: {BASELINES[name]}; {why}" for name, why in results["left_out"].items()), "",
     ]  # fmt: skip
     lines += _grid([score_name(results), *tasks, "Avg", *(f"Δ to {other}" for other in references)], {
-        name: [_cell(_of(own, task, "score"), 3) for task in (*tasks, None)]
+        name: [_cell(_seed_values(own, task, "score"), 3) for task in (*tasks, None)]
         + ["–" if name == other else _difference(own, rows[other]) for other in references]
         for name, own in rows.items()
     })  # fmt: skip
     lines += ["", "Means over the columns, and what training took after the start, evaluations left out:", ""]
-    measures = {key: title for key, title in MEASURES.items() if any(_of(own, None, key) for own in rows.values())}
-    header, told = _of_training(results)
+    measures = {
+        key: title for key, title in MEASURES.items() if any(_seed_values(own, None, key) for own in rows.values())
+    }
+    header, cells_of = _training_cells(results)
     lines += _grid(["Agent", *measures.values(), *header], {
-        name: [_cell(_of(own, None, key), 2 if key in ("turns", "calls") else 3) for key in measures] + told(name)
+        name: [_cell(_seed_values(own, None, key), 2 if key in ("turns", "calls") else 3) for key in measures] + cells_of(name)
         for name, own in rows.items()
     })  # fmt: skip
     if recipe["paper"]:
@@ -100,7 +102,7 @@ def table(results: Mapping) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _of_training(results: Mapping):
+def _training_cells(results: Mapping) -> tuple[list[str], Callable[[str], list[str]]]:
     """Headings, and the cells of an agent: seconds; how soon it came as far as the run that the recipe names; symptoms."""
     recipe, training, curves = results["recipe"], results["training"], results["curves"]
     header, target = ["Seconds of training"], recipe["reach"] and recipe["runs"][recipe["reach"]]["title"]
@@ -110,18 +112,18 @@ def _of_training(results: Mapping):
     symptoms = recipe["symptoms"] or any(run.get("symptoms") for runs in training.values() for run in runs)
     header += ["First symptom"] * symptoms
 
-    def told(name: str) -> list[str]:
+    def cells_of(name: str) -> list[str]:
         cells = [_cell([run["seconds"] for run in training.get(name, [])], 0)]
         if target:
-            found = reached(curves[name], level) if name in curves else None
+            found = point_reaching(curves[name], level) if name in curves else None
             cells.append(f"{found[0]:,} ({found[1]:,.0f} s)" if found else "not reached" if name in curves else "–")
         if symptoms:
             first = [(s, run["symptoms"][0]) for s, run in enumerate(training.get(name, [])) if run.get("symptoms")]
-            said = [f"{of['name']} (update {of['update']}, seed {recipe['seeds'][s]})" for s, of in first]
-            cells.append("; ".join(said) or ("none" if name in curves else "–"))
+            symptoms_found = [f"{of['name']} (update {of['update']}, seed {recipe['seeds'][s]})" for s, of in first]
+            cells.append("; ".join(symptoms_found) or ("none" if name in curves else "–"))
         return cells
 
-    return header, told
+    return header, cells_of
 
 
 def _episodes(results: Mapping) -> str:
@@ -129,14 +131,14 @@ def _episodes(results: Mapping) -> str:
     return " to ".join(f"{count:,}" for count in sorted({min(counts), max(counts)}))
 
 
-def _other(task: Mapping, recipe: Mapping) -> str:
-    """What is other in a column than in training."""
+def _describe_difference(task: Mapping, recipe: Mapping) -> str:
+    """How a column differs from training."""
     other = {k: v for k, v in task["env_kwargs"].items() if recipe["env_kwargs"].get(k) != v}
-    told = [task["env"]] * (task["env"] != recipe["env"]) + [json.dumps(other)[1:-1]] * bool(other)
-    return f"; {', '.join(told)}" if told else "; as in training"
+    parts = [task["env"]] * (task["env"] != recipe["env"]) + [json.dumps(other)[1:-1]] * bool(other)
+    return f"; {', '.join(parts)}" if parts else "; as in training"
 
 
-def _of(seeds: Sequence[Mapping], task: str | None, key: str) -> list[float]:
+def _seed_values(seeds: Sequence[Mapping], task: str | None, key: str) -> list[float]:
     """A measure for each seed, on one column or as the mean over all; empty where an agent has no such measure."""
     chosen = [[rows[task]] if task else list(rows.values()) for rows in seeds]
     if any(key not in row for rows in chosen for row in rows):
@@ -146,7 +148,7 @@ def _of(seeds: Sequence[Mapping], task: str | None, key: str) -> list[float]:
 
 def _difference(own: Sequence[Mapping], reference: Sequence[Mapping]) -> str:
     """Seed by seed, so that what a seed's start and questions do to both falls out."""
-    pairs = zip(_of(own, None, "score"), _of(reference, None, "score"), strict=True)
+    pairs = zip(_seed_values(own, None, "score"), _seed_values(reference, None, "score"), strict=True)
     return _cell([a - b for a, b in pairs], 3, sign="+")
 
 

@@ -10,6 +10,10 @@ from typing import Literal, get_args, get_origin
 
 from trainers.cold_start import CONTINUE_PROBABILITY, STEPS
 
+# By their names in the release before this one, which says so on the command line and in recipes, and reads them in
+# checkpoints.
+RENAMED = {"ahead": "one_step_off_policy", "cold_start_patience": "cold_start_continue_probability"}
+
 
 @dataclass(kw_only=True)
 class EnvironmentArgs:

@@ -15,7 +15,7 @@ import re
 import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 import torch
@@ -77,7 +77,7 @@ def save(
             raise TypeError(f"the optimizer state holds {unsafe}, which could not be loaded again without running code")
         model.save_pretrained(staging)
         tokenizer.save_pretrained(staging)
-        _seal(staging)
+        _write_checksums(staging)
         _publish(staging, folder)
     finally:
         shutil.rmtree(staging, ignore_errors=True)
@@ -113,9 +113,9 @@ def load_state(
     if set(modules) != set(state["modules"]):
         raise ValueError(f"{folder} holds the modules {sorted(state['modules'])}, asked for {sorted(modules)}")
     for name, module in modules.items():
-        learned, frozen = _split(module)
+        trained, frozen = _split(module)
         saved = state["modules"][name]
-        module.load_state_dict({**frozen, **{n: fsdp.match_sharding(v, learned.get(n, v)) for n, v in saved.items()}})
+        module.load_state_dict({**frozen, **{n: fsdp.match_sharding(v, trained.get(n, v)) for n, v in saved.items()}})
     _set_rng_state(state["rng"])
     return state["step"], json.loads(state["extra"])
 
@@ -158,7 +158,7 @@ def _split(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, 
     return {n: v for n, v in state.items() if n not in frozen}, {n: v for n, v in state.items() if n in frozen}
 
 
-def _seal(folder: Path) -> None:
+def _write_checksums(folder: Path) -> None:
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
     text = "".join(f"{_checksum(folder / name)}  {name}\n" for name in names)
     (folder / CHECKSUMS_FILE).write_text(text, encoding="utf-8")
@@ -195,7 +195,7 @@ def _step_folders(run_folder: Path) -> dict[int, Path]:
 
 def _rng_state() -> dict[str, Any]:
     """The global generators of torch as tensors, those of Python and numpy as JSON."""
-    kind, keys, *rest = np.random.get_state()
+    kind, keys, *rest = cast("tuple[str, np.ndarray, int, int, float]", np.random.get_state())
     cuda = torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
     numpy_and_python = json.dumps({"python": random.getstate(), "numpy": [kind, keys.tolist(), *rest]})
     return {"torch": torch.get_rng_state(), "cuda": cuda, "json": numpy_and_python}

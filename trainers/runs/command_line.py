@@ -19,12 +19,6 @@ from trainers.runs import arguments
 
 T = TypeVar("T")
 
-# Names of earlier versions, for one release.
-RENAMED = {
-    "--ahead": "--one-step-off-policy",
-    "--no-ahead": "--no-one-step-off-policy",
-    "--cold-start-patience": "--cold-start-continue-probability",
-}
 GROUPS = {
     arguments.EnvironmentArgs: "environment",
     arguments.ModelArgs: "model",
@@ -48,8 +42,10 @@ def parse(defaults: T, description: str | None, command: str, words: Sequence[st
     words = sys.argv[1:] if words is None else list(words)
     program = f"python -m trainers.{command}"
     for word in words:
-        if (old := word.partition("=")[0].replace("_", "-")) in RENAMED:
-            _fail(program, f"{old} is now called {RENAMED[old]}")
+        old = word.partition("=")[0].removeprefix("--").replace("-", "_").removeprefix("no_")
+        if word.startswith("--") and old in arguments.RENAMED:
+            new = arguments.RENAMED[old]
+            _fail(program, f"--{old.replace('_', '-')} is now called --{new.replace('_', '-')}")
     form = _build_form(defaults)
     text = (description or "").replace("``", "")
     given: Any = tyro.cli(form, prog=program, description=text, args=words, config=(tyro.conf.OmitArgPrefixes,))

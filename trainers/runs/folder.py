@@ -13,15 +13,14 @@ from trainers.models import lora as adapters
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint, report
-from trainers.runs.logger import METRICS_FILE, finite, read_metrics
+from trainers.runs.arguments import RENAMED
+from trainers.runs.logger import METRICS_FILE, read_metrics, to_json_types
 
 # What a resumed run may do otherwise than before: none of these changes a gradient step.
 _FREE = {
     "updates", "eval_every", "eval_questions", "eval_temperature", "final_questions", "save_every", "out", "resume",
     "log", "stop_on_collapse", "max_tokens_per_micro_batch", "gradient_checkpointing", "vllm_url", "vllm_kv_gib",
 }  # fmt: skip
-# Settings by their names in checkpoints of earlier versions.
-_RENAMED = {"ahead": "one_step_off_policy", "cold_start_patience": "cold_start_continue_probability"}
 
 
 def settings(args) -> dict:
@@ -36,9 +35,9 @@ def differences(saved: Mapping[str, object], args) -> dict[str, tuple]:
 
     What an earlier version did not save yet was as it is by default: else every run that it made would be refused.
     """
-    saved = {_RENAMED.get(name, name): value for name, value in saved.items()}
-    wanted = finite(settings(args))
-    defaults = finite({field.name: field.default for field in fields(args)} | {"algorithm": wanted["algorithm"]})
+    saved = {RENAMED.get(name, name): value for name, value in saved.items()}
+    wanted = to_json_types(settings(args))
+    defaults = to_json_types({field.name: field.default for field in fields(args)} | {"algorithm": wanted["algorithm"]})
     pairs = {name: (saved.get(name, defaults[name]), value) for name, value in wanted.items()}
     pairs |= {name: (value, None) for name, value in saved.items() if name not in defaults}
     return {name: pair for name, pair in pairs.items() if _parsed(name, pair[0]) != _parsed(name, pair[1])}

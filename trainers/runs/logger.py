@@ -1,4 +1,4 @@
-"""What a run tells while it lasts: `Logger` writes its metrics down, `Progress` draws one line for whoever watches."""
+"""What a run reports while it lasts: `Logger` writes its metrics to files, `Progress` shows one line in the terminal."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import os
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Self
+from typing import Any, Self
 
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
@@ -53,7 +53,7 @@ class Logger(contextlib.AbstractContextManager):
         assert not {"step", "seconds"} & set(metrics), "step and seconds are written by the logger"
         numbers = {name: float(value) for name, value in metrics.items()}
         line = {"step": step, "seconds": round(time.monotonic() - self._start, 3), **numbers}
-        self._file.write(json.dumps(finite(line), allow_nan=False) + "\n")
+        self._file.write(json.dumps(to_json_types(line), allow_nan=False) + "\n")
         self._file.flush()  # a killed run keeps every line it logged
         for log, _ in self._sinks:
             log(numbers, step)
@@ -77,14 +77,14 @@ def read_metrics(path: str | Path) -> list[dict]:
     return lines
 
 
-def finite(value):
+def to_json_types(value: Any) -> Any:
     """`value` in the types of JSON: NaN and infinities as None, numbers of numpy and torch as Python's, paths as text."""
     if isinstance(value, dict):
-        return {str(name): finite(item) for name, item in value.items()}
+        return {str(name): to_json_types(item) for name, item in value.items()}
     if isinstance(value, list | tuple):
-        return [finite(item) for item in value]
+        return [to_json_types(item) for item in value]
     if hasattr(value, "tolist"):
-        return finite(value.tolist())
+        return to_json_types(value.tolist())
     if isinstance(value, float):
         return value if math.isfinite(value) else None
     return str(value) if isinstance(value, Path) else value
@@ -102,13 +102,15 @@ class Progress:
     def __init__(self, total: float, unit: str = "steps", description: str = "training", initial: float = 0.0):
         self.console = Console(stderr=True)
         self._total, self._unit, self._description, self._initial = total, unit, description, initial
-        self._completed, self._fields, self._start, self._printed = initial, {}, time.monotonic(), -math.inf
+        self._completed, self._start, self._printed = initial, time.monotonic(), -math.inf
+        self._fields: dict[str, float] = {}
         self._bar = None
         if self.console.is_terminal:
             columns = TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.fields[text]}")
             # No refresh thread: it would take its turns from the training loop.
             self._bar = _Bar(*columns, console=self.console, auto_refresh=False)
-            self._task = self._bar.add_task(description, total=total, completed=initial, text="")
+            # rich's hint says int, and its progress is in floats.
+            self._task = self._bar.add_task(description, total=total, completed=initial, text="")  # type: ignore[arg-type]
 
     def update(self, completed: float, **fields: float) -> None:
         """Show how far the run is, and figures such as `reward`, `em`, `turns_per_episode` and `tokens_per_s`.
@@ -174,7 +176,7 @@ def _check_names(sinks: Sequence[str]) -> None:
 
 def _open(name: str, folder: Path, config: dict, resume_from: int) -> _Sink:
     try:
-        return _SINKS[name](folder, finite(config), resume_from)
+        return _SINKS[name](folder, to_json_types(config), resume_from)
     except ModuleNotFoundError as error:
         raise ModuleNotFoundError(f"logging to {name} needs a package: pip install {name} ({error})") from error
 

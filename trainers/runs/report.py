@@ -1,4 +1,4 @@
-"""What a run shows when it is over: a learning curve, a table of evaluations, a sample episode and a summary."""
+"""What a run reports at its end: a learning curve, a table of evaluations, a sample episode and a summary."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import matplotlib
 import numpy as np
@@ -18,10 +19,10 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from trainers.runs.logger import finite, read_metrics
+from trainers.runs.logger import read_metrics, to_json_types
 
 _LEARNER, _LIGHT, _INK, _MUTED = "#1f5fbf", "#a8c6ee", "#222222", "#707070"
-_STYLE = {"font.size": 11, "text.color": _INK, "axes.labelcolor": _INK, "text.parse_math": False}
+_STYLE: dict[Any, Any] = {"font.size": 11, "text.color": _INK, "axes.labelcolor": _INK, "text.parse_math": False}
 _X_LABELS = {"seconds": "Training time (seconds)", "episodes": "Training episodes", "step": "Training steps"}
 _Y_LABELS = {
     "em": "Exact match (share of questions)", "f1": "Answer F1 (mean over questions)",
@@ -86,9 +87,9 @@ def learning_curve(
 
 def table(rows: Sequence[Mapping]) -> str:
     """Evaluations as a Markdown table: name, em (or success, or score) and its interval (low, high), f1,
-    support_recall, turns and calls; a column of which no row says anything is left out.
+    support_recall, turns and calls; a column for which no row has a value is left out.
 
-    What a row lacks, or has as None, is a dash: a baseline that takes no turns has no number of turns.
+    A value that a row lacks, or that is None, is a dash: a baseline that takes no turns has no number of turns.
     """
     columns = _columns(rows)
     lines = [[_COLUMNS[key] for key in columns], ["---"] + ["---:"] * (len(columns) - 1)]
@@ -134,14 +135,15 @@ def write_summary(folder: str | Path, summary: Mapping) -> Path:
     path = Path(folder) / "summary.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(".summary.json.staging")
-    staging.write_text(json.dumps(finite(dict(summary)), indent=2, allow_nan=False) + "\n", encoding="utf-8")
+    staging.write_text(json.dumps(to_json_types(dict(summary)), indent=2, allow_nan=False) + "\n", encoding="utf-8")
     os.replace(staging, path)
     return path
 
 
 def _curve(lines: Sequence[Mapping], x: str, key: str) -> _Curve:
     points = [(line[x], line[key]) for line in lines if line.get(x) is not None and line.get(key) is not None]
-    return tuple(np.array(sorted(points), dtype=float).reshape(-1, 2).T)
+    xs, ys = np.array(sorted(points), dtype=float).reshape(-1, 2).T
+    return xs, ys
 
 
 def _smooth(xs: np.ndarray, ys: np.ndarray) -> _Curve:
@@ -159,7 +161,7 @@ def _mean(curves: Sequence[_Curve]) -> _Curve:
 
 def _dress(axes: Axes, x_label: str, y_label: str, title: str, subtitle: str) -> None:
     axes.set(ylim=(0, 1), xlabel=x_label, ylabel=y_label, yticks=np.linspace(0, 1, 6))
-    axes.set_xlim(0, max(line.get_xdata()[-1] for line in axes.get_lines()) or 1)
+    axes.set_xlim(0, max(float(np.asarray(line.get_xdata())[-1]) for line in axes.get_lines()) or 1)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
     axes.spines[["left", "bottom"]].set_color("#b5b5b5")
@@ -173,7 +175,8 @@ def _dress(axes: Axes, x_label: str, y_label: str, title: str, subtitle: str) ->
 
 def _label_right_edge(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     """Write each label beside its value, moved apart where two would overlap, with a short line from one to other."""
-    gap, places = 0.055, []
+    gap = 0.055
+    places: list[float] = []
     for value, *_ in sorted(labels):
         places.append(max(value, places[-1] + gap) if places else value)
     for index in reversed(range(len(places))):
@@ -185,7 +188,7 @@ def _label_right_edge(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> N
 
 
 def _columns(rows: Sequence[Mapping]) -> list[str]:
-    """Those of which any row has something to say."""
+    """The columns for which any row has a value."""
     return [key for key in _COLUMNS if any(row.get(key) is not None for row in rows)]
 
 

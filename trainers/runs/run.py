@@ -27,7 +27,7 @@ from trainers.rollout import check_formats
 from trainers.runs import folder, setup
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.logger import METRICS_FILE, Logger, Progress, check_sinks, read_metrics
-from trainers.runs.monitoring import Watch, informed, learned
+from trainers.runs.monitoring import CollapseTracker, mutual_information_statistics, update_statistics
 from trainers.trajectory import Trajectory, to_sequences
 
 Metrics = dict[str, float]
@@ -147,7 +147,7 @@ class Run:
         step.log(collected.metrics | episode_metrics(collected.played, self.score))
         step.log({"episodes": float(len(collected.played))})
         self._meter.start()
-        step.log(informed(self.policy, collected.episodes, self.args))
+        step.log(mutual_information_statistics(self.policy, collected.episodes, self.args))
         return collected.episodes
 
     def evaluate(self, questions: int, name: str = "", temperature: float = 0.0) -> tuple[dict, list[list[dict]]]:
@@ -168,11 +168,11 @@ class Run:
         self._logger = enter(Logger(self._metrics_folder, sinks, asdict(args), resume_from=first + 1 if first else 0))
         self._progress = enter(Progress(args.updates, "updates", self.algorithm, first))
         lines = read_metrics(self._metrics_folder / METRICS_FILE)
-        self._watch, self._played = Watch(self.score, lines), int(lines[-1]["episodes"]) if lines else 0
+        self._tracker, self._played = CollapseTracker(self.score, lines), int(lines[-1]["episodes"]) if lines else 0
         if not first:
             metrics = self._validate() | {"episodes": 0.0}
             self._logger.log(0, metrics)
-            self._watch.see(0, metrics, self._progress)
+            self._tracker.record(0, metrics, self._progress)
 
     def _validate(self) -> Metrics:
         self.collector.update_weights()  # what is being played draws from the same generator
@@ -189,7 +189,7 @@ class Run:
         metrics["time/update"] = seconds - metrics["time/rollout"]
         metrics["tokens/processed_update"] = float(self._meter.stop())
         metrics["tokens/per_second"] = metrics["tokens/all"] / seconds
-        metrics |= learned(metrics)
+        metrics |= update_statistics(metrics)
         self._played += int(metrics["episodes"])
         metrics["episodes"] = float(self._played)
         if done % args.eval_every == 0:
@@ -199,7 +199,7 @@ class Run:
             done, reward=metrics["train/return"], turns=metrics["train/turns"],
             tokens_per_s=metrics["tokens/per_second"], **{self.score: metrics[f"train/{self.score}"]},
         )  # fmt: skip
-        return distributed.broadcast(self._watch.see(done, metrics, self._progress) and args.stop_on_collapse)
+        return distributed.broadcast(self._tracker.record(done, metrics, self._progress) and args.stop_on_collapse)
 
     # -- before and after ------------------------------------------------------------------------------------------
 
@@ -226,7 +226,7 @@ class Run:
                 "seconds_training": read_metrics(self.folder / METRICS_FILE)[-1]["seconds"],
                 "episodes": self._played,
                 "stopped_on_collapse": stopped,
-                "symptoms": self._watch.symptoms,
+                "symptoms": self._tracker.symptoms,
             }
             folder.write_report(self.folder, self.summary, transcripts)
         self.summary = distributed.broadcast(self.summary)

@@ -1,21 +1,21 @@
 """Where the time of a run goes."""
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 
 class Timing:
-    """Seconds and tokens by name, until `taken`."""
+    """Seconds and tokens by name, since the last `pop_metrics`."""
 
     def __init__(self):
-        self._seconds: Counter[str] = Counter()
-        self._tokens: Counter[str] = Counter()
+        self._seconds: defaultdict[str, float] = defaultdict(float)
+        self._tokens: defaultdict[str, int] = defaultdict(int)
 
     @contextmanager
     def measure(self, name: str, tokens: int = 0) -> Iterator[None]:
-        """Count how long it takes, what happens inside, and how many tokens it is about."""
+        """Time what runs inside, and count the tokens that it is about; also where it raises an error."""
         begin = time.monotonic()
         try:
             yield
@@ -24,12 +24,13 @@ class Timing:
             self.count(name, tokens)
 
     def count(self, name: str, tokens: int) -> None:
+        """Add tokens to a name, without any time."""
         self._tokens[name] += tokens
 
-    def taken(self) -> dict[str, float]:
+    def pop_metrics(self) -> dict[str, float]:
         """``time/<name>`` in seconds and ``tokens/<name>``, both since the last call."""
-        found = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
-        found |= {f"tokens/{name}": float(tokens) for name, tokens in self._tokens.items() if tokens}
+        metrics = {f"time/{name}": seconds for name, seconds in self._seconds.items()}
+        metrics |= {f"tokens/{name}": float(tokens) for name, tokens in self._tokens.items() if tokens}
         self._seconds.clear()
         self._tokens.clear()
-        return found
+        return metrics

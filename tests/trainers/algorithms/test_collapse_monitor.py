@@ -4,7 +4,7 @@ import math
 import pytest
 import torch
 
-from trainers.algorithms.collapse_monitor import EchoTrapMonitor, mutual_information, repeated_ngrams
+from trainers.algorithms.collapse_monitor import CollapseMonitor, mutual_information, repeated_ngrams
 
 
 def named(symptoms):
@@ -31,14 +31,14 @@ def run(monitor, name, values):
     ],
 )
 def test_a_symptom_is_named_after_ten_updates_in_a_row_and_once(name, healthy, ill, symptom):
-    assert run(EchoTrapMonitor(), name, [healthy] * 40) == []
-    assert run(EchoTrapMonitor(), name, [healthy] * 10 + [ill] * 30) == [(19, symptom)]
+    assert run(CollapseMonitor(), name, [healthy] * 40) == []
+    assert run(CollapseMonitor(), name, [healthy] * 10 + [ill] * 30) == [(19, symptom)]
     recovering = [healthy] * 10 + [ill] * 9 + [healthy] + [ill] * 10
-    assert run(EchoTrapMonitor(), name, recovering) == [(29, symptom)]
+    assert run(CollapseMonitor(), name, recovering) == [(29, symptom)]
 
 
 def test_only_the_rules_of_the_papers_ask_to_stop():
-    monitor = EchoTrapMonitor()
+    monitor = CollapseMonitor()
     for _ in range(10):
         monitor.update(reward_deviation=0.5, entropy=2.0)
     found = [s for _ in range(10) for s in monitor.update(reward_deviation=0.01, entropy=0.01)]
@@ -48,30 +48,30 @@ def test_only_the_rules_of_the_papers_ask_to_stop():
 
 
 def test_a_few_repeated_ngrams_are_ordinary_text():
-    assert run(EchoTrapMonitor(), "repetition", [0.01] * 10 + [0.15] * 30) == []
+    assert run(CollapseMonitor(), "repetition", [0.01] * 10 + [0.15] * 30) == []
 
 
 def test_returns_that_never_differed_are_named_too():
-    assert run(EchoTrapMonitor(), "reward_deviation", [0.0] * 20) == [(19, "reward deviation collapsed")]
+    assert run(CollapseMonitor(), "reward_deviation", [0.0] * 20) == [(19, "reward deviation collapsed")]
 
 
 def test_five_empty_filters_in_a_row():
-    assert run(EchoTrapMonitor(), "empty_filter", [True] * 4 + [False] + [True] * 6) == [(9, "no signal left")]
+    assert run(CollapseMonitor(), "empty_filter", [True] * 4 + [False] + [True] * 6) == [(9, "no signal left")]
 
 
 def test_gradient_spikes_against_the_moving_average():
     norms = [1.0] * 5 + [50.0] + [1.0] * 40 + [6.0, 1.0]  # the first ten only make the average
-    assert run(EchoTrapMonitor(), "gradient_norm", norms) == [(46, "gradient norm spiked")]
+    assert run(CollapseMonitor(), "gradient_norm", norms) == [(46, "gradient norm spiked")]
     # average 1, then .9 x 1 + .1 x 6 = 1.5: 7 is under five times that, 8 is not
     spike = "gradient norm spiked"
-    assert run(EchoTrapMonitor(), "gradient_norm", [1.0] * 20 + [6.0, 7.0]) == [(20, spike)]
-    assert run(EchoTrapMonitor(), "gradient_norm", [1.0] * 20 + [6.0, 8.0]) == [(20, spike), (21, spike)]
+    assert run(CollapseMonitor(), "gradient_norm", [1.0] * 20 + [6.0, 7.0]) == [(20, spike)]
+    assert run(CollapseMonitor(), "gradient_norm", [1.0] * 20 + [6.0, 8.0]) == [(20, spike), (21, spike)]
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_numbers_that_are_not_finite_are_named_and_not_remembered(value):
     for name in ("gradient_norm", "response_length"):
-        monitor = EchoTrapMonitor()
+        monitor = CollapseMonitor()
         (symptom,) = monitor.update(**{name: value})
         assert symptom.name == f"{name.replace('_', ' ')} is not finite"
         assert symptom.stop
@@ -79,22 +79,22 @@ def test_numbers_that_are_not_finite_are_named_and_not_remembered(value):
 
 
 def test_five_validations_without_success():
-    monitor = EchoTrapMonitor()
+    monitor = CollapseMonitor()
     rates = [0.0] * 4 + [0.01] + [0.009] * 6
     assert [i for i, rate in enumerate(rates) if monitor.validate(rate)] == [9]
 
 
 def test_a_monitor_goes_on_from_its_state():
     values = [0.5] * 10 + [0.01] * 10
-    monitor = EchoTrapMonitor()
+    monitor = CollapseMonitor()
     assert run(monitor, "reward_deviation", values[:15]) == []
-    resumed = EchoTrapMonitor(json.loads(json.dumps(monitor.state)))
+    resumed = CollapseMonitor(json.loads(json.dumps(monitor.state)))
     assert run(resumed, "reward_deviation", values[15:]) == [(4, "reward deviation collapsed")]
 
 
-def test_unknown_numbers_are_refused():
+def test_unknown_statistics_are_rejected():
     with pytest.raises(TypeError, match="unexpected keyword"):
-        EchoTrapMonitor().update(reward_std=1.0)
+        CollapseMonitor().update(reward_std=1.0)
 
 
 def test_repeated_ngrams_by_hand():

@@ -217,6 +217,16 @@ def test_no_such_recipe_or_run(small):
         recipe_file.read(small(), runs=("z",))
 
 
+def test_old_names_say_the_new_ones(small):
+    with pytest.raises(ValueError, match="'ahead' is now called 'one-step-off-policy'"):
+        recipe_file.read("ahead")
+    for key, new in (("ahead = true", "one_step_off_policy"), ("cold_start_patience = 0.1", "continue_probability")):
+        with pytest.raises(ValueError, match=f"is now called .*{new}"):
+            recipe_file.read(small(SMALL.replace("\nlr = 1", f"\n{key}")))
+        with pytest.raises(ValueError, match=f"is now called .*{new}"):
+            recipe_file.read(small(SMALL.replace("updates = 4", key)))
+
+
 def test_settings_of_a_run_that_an_earlier_version_made(small):
     """It lacks the options that came later, and may have written the same JSON in another way."""
     args = recipe_file.read(small()).run_arguments("b", 0)

@@ -13,8 +13,7 @@ from agent_envs.miniwiki import World
 from agent_envs.miniwiki.schema import RELATIONS
 from agent_envs.tasks.qa_scripts import oracle
 from agent_envs.tools import SearchTool
-from trainers.cold_start import curriculum as sft
-from trainers.cold_start import demonstrations as lessons
+from trainers.cold_start import curriculum, demonstrations
 from trainers.models import tiny
 from trainers.models.policy import Policy
 from trainers.runs.setup import make_envs
@@ -30,7 +29,7 @@ def envs():
 @pytest.fixture(scope="module")
 def policy(envs):
     torch.manual_seed(0)
-    tokenizer = tiny.make_tokenizer(sft._texts(World(300, 0), envs))
+    tokenizer = tiny.make_tokenizer(curriculum._texts(World(300, 0), envs))
     return Policy(tiny.make_model(len(tokenizer)), tokenizer)
 
 
@@ -45,7 +44,7 @@ def pieces(policy, sequence) -> list[tuple[bool, str]]:
 
 
 def test_repetition_teaches_the_second_copy(policy):
-    for sequence in lessons.repetition(20, list(range(300, 400)), random.Random(0)):
+    for sequence in demonstrations.repetition(20, list(range(300, 400)), random.Random(0)):
         half = len(sequence.ids) // 2
         assert sequence.ids[:half] == sequence.ids[half:]
         assert sequence.mask == [False] * half + [True] * half
@@ -55,7 +54,7 @@ def test_browsing_teaches_facts_that_can_be_read_in_the_context(policy):
     world = World(200, 1)
     tool = SearchTool(retrieval_index.build(world.passages()), k=2)
     taught_facts = 0
-    for sequence in lessons.browsing(20, world, tool, policy, random.Random(0)):
+    for sequence in demonstrations.browsing(20, world, tool, policy, random.Random(0)):
         parts = pieces(policy, sequence)
         read = ""
         for taught, text in parts:
@@ -73,7 +72,7 @@ def test_browsing_teaches_facts_that_can_be_read_in_the_context(policy):
 
 
 def test_demonstrations_teach_exactly_the_turns(policy, envs):
-    sequences = lessons.demonstrations(envs, policy, [3, 9], oracle, seed=0)
+    sequences = demonstrations.scripted_episodes(envs, policy, [3, 9], oracle, seed=0)
     for number, sequence in zip([3, 9], sequences, strict=True):
         question = envs.envs[0].questions[number]
         expected = [f"<search>{title}</search>" for title in question.supporting_titles]
@@ -82,32 +81,32 @@ def test_demonstrations_teach_exactly_the_turns(policy, envs):
         assert [re.sub(r"> ", ">", text).strip() for text in said] == expected
 
 
-@pytest.mark.parametrize("patience", [0.0, 1.0])
-def test_whom_the_cold_start_imitates(policy, envs, patience, monkeypatch):
-    monkeypatch.setattr(sft, "POOL", 16)
-    for sequence in sft.episodes(policy, envs, random.Random(0), patience):
+@pytest.mark.parametrize("continue_probability", [0.0, 1.0])
+def test_whom_the_cold_start_imitates(policy, envs, continue_probability, monkeypatch):
+    monkeypatch.setattr(curriculum, "POOL", 16)
+    for sequence in curriculum.episodes(policy, envs, random.Random(0), continue_probability):
         said = "".join(text for taught, text in pieces(policy, sequence) if taught)
-        assert said.count("<search>") == (1 if patience == 0 else 2)
+        assert said.count("<search>") == (1 if continue_probability == 0 else 2)
 
 
 def test_the_cold_start_learns_is_kept_and_depends_on_its_arguments(envs, tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
-    monkeypatch.setattr(sft, "POOL", 64)
+    monkeypatch.setattr(curriculum, "POOL", 64)
     seen = []
-    first, seconds = sft.cold_start(envs, 0, 24, lambda step, lesson, loss: seen.append((step, lesson, loss)))
+    first, seconds = curriculum.cold_start(envs, 0, 24, lambda step, kind, loss: seen.append((step, kind, loss)))
     assert [step for step, _, _ in seen] == list(range(1, 25))
-    assert {lesson for _, lesson, _ in seen} == {"repetition", "browsing", "episodes"}
-    losses = [loss for _, lesson, loss in seen if lesson != "repetition"]
+    assert {kind for _, kind, _ in seen} == {"repetition", "browsing", "episodes"}
+    losses = [loss for _, kind, loss in seen if kind != "repetition"]
     assert losses[-1] < 0.7 * losses[0]
     drawn = torch.rand(3)
-    again, seconds_again = sft.cold_start(envs, 0, 24, lambda *_: pytest.fail("it should come from the cache"))
+    again, seconds_again = curriculum.cold_start(envs, 0, 24, lambda *_: pytest.fail("it should come from the cache"))
     assert seconds_again == seconds > 0
     assert torch.equal(torch.rand(3), drawn)  # what follows does not depend on the cache either
     for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
         assert torch.equal(a, b)
     assert first.tokenizer.get_vocab() == again.tokenizer.get_vocab()
     assert not again.model.training
-    other, _ = sft.cold_start(envs, 1, 2, lambda *_: None)
+    other, _ = curriculum.cold_start(envs, 1, 2, lambda *_: None)
     assert not torch.equal(other.model.lm_head.weight, first.model.lm_head.weight)
     assert len(list((tmp_path / "tiny").iterdir())) == 2
 
@@ -115,14 +114,23 @@ def test_the_cold_start_learns_is_kept_and_depends_on_its_arguments(envs, tmp_pa
 def test_what_does_not_change_the_cold_start_finds_the_same_one():
     """Groups of another size, other rewards: a comparison starts from one policy."""
 
-    def folder(count=8, seed=0, patience=0.3, **own):
+    def folder(count=8, seed=0, continue_probability=0.3, **own):
         kwargs = json.dumps({**json.loads(SMALL), **own})
-        return sft._cache_folder(make_envs("AgentR1/MiniWiki-v0", kwargs, "train", count), seed, 24, patience)
+        return curriculum._cache_folder(
+            make_envs("AgentR1/MiniWiki-v0", kwargs, "train", count), seed, 24, continue_probability
+        )
 
     assert folder() == folder(16) == folder(rewards="search_r1") == folder(rewards={"progress": 0.0})
     assert (
         len(
-            {folder(), folder(seed=1), folder(k=1), folder(types=["bridge"]), folder(max_turns=4), folder(patience=0.2)}
+            {
+                folder(),
+                folder(seed=1),
+                folder(k=1),
+                folder(types=["bridge"]),
+                folder(max_turns=4),
+                folder(continue_probability=0.2),
+            }
         )
         == 6
     )
@@ -131,7 +139,7 @@ def test_what_does_not_change_the_cold_start_finds_the_same_one():
 def test_a_real_benchmark_is_learned_from_its_own_questions(tmp_path, monkeypatch):
     """In the form of HotpotQA: no decomposition, text that no MiniWiki article holds."""
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sft, "POOL", 16)
+    monkeypatch.setattr(curriculum, "POOL", 16)
     passages = [
         {"id": str(i), "title": f"Żółw {i}", "text": f"Żółw {i} wurde 19{i} in Łódź gebaut."} for i in range(10, 30)
     ]
@@ -143,14 +151,14 @@ def test_a_real_benchmark_is_learned_from_its_own_questions(tmp_path, monkeypatc
     for split in ("train", "validation"):
         (tmp_path / f"hotpotqa.{split}.jsonl").write_text("".join(json.dumps(r) + "\n" for r in rows))
     envs = make_envs("AgentR1/HotpotQA-v0", json.dumps({"data": str(tmp_path)}), "train", 4)
-    made, _ = sft.cold_start(envs, 0, 4, lambda *_: None)
+    made, _ = curriculum.cold_start(envs, 0, 4, lambda *_: None)
     assert len(made.encode("Żółw Łódź gebaut")) == 3  # words of the corpus are in the vocabulary
 
 
-LESSONS = """
+BATCHES = """
 import hashlib, torch
 from agent_envs.miniwiki import World
-from trainers.cold_start import curriculum as sft
+from trainers.cold_start import curriculum
 from trainers.models import tiny
 from trainers.models.policy import Policy
 from trainers.runs.setup import make_envs
@@ -158,15 +166,15 @@ torch.manual_seed(0)
 envs = make_envs("AgentR1/MiniWiki-v0", '{"entities": 150, "questions": 40}', "train", 8)
 tokenizer = tiny.make_tokenizer(f"{p.title} {p.text}" for p in World(200, 0).passages())
 policy = Policy(tiny.make_model(len(tokenizer)), tokenizer)
-batches = sft._batches(policy, envs, seed=0, steps=10)
+batches = curriculum._batches(policy, envs, seed=0, steps=10)
 print(hashlib.sha256(repr([next(batches) for _ in range(10)]).encode()).hexdigest())
 """
 
 
-def test_the_same_seed_gives_the_same_lessons_in_every_process():
+def test_the_same_seed_gives_the_same_demonstrations_in_every_process():
     runs = [
         subprocess.run(
-            [sys.executable, "-c", LESSONS], capture_output=True, text=True, check=True,
+            [sys.executable, "-c", BATCHES], capture_output=True, text=True, check=True,
             env={**os.environ, "PYTHONHASHSEED": seed, "OMP_NUM_THREADS": "1"},
         ).stdout
         for seed in ("1", "2")

@@ -8,11 +8,11 @@ import torch
 
 from agent_envs.games.bandit import FAMILIES
 from benchmarks.training import games, games_report
-from trainers.cold_start import curriculum as sft
+from trainers.cold_start import curriculum
 from trainers.comparison import imitation
 from trainers.models import tiny
 from trainers.models.policy import Policy
-from trainers.runs.folder import checkpoint
+from trainers.runs import checkpoint
 from trainers.runs.setup import make_envs
 
 
@@ -24,7 +24,7 @@ def bandit():
 @pytest.fixture(scope="module")
 def policy(bandit):
     torch.manual_seed(0)
-    tokenizer = tiny.make_tokenizer(sft._texts(None, bandit))
+    tokenizer = tiny.make_tokenizer(curriculum._texts(None, bandit))
     return Policy(tiny.make_model(len(tokenizer)), tokenizer)
 
 
@@ -35,8 +35,8 @@ def test_words_of_both_splits_are_one_token_each(policy):
 
 
 def test_episodes_of_a_game_teach_turns_that_can_be_read(policy, bandit, monkeypatch):
-    monkeypatch.setattr(sft, "POOL", 12)
-    first, other, again = (sft.episodes(policy, bandit, random.Random(n)) for n in (0, 1, 0))
+    monkeypatch.setattr(curriculum, "POOL", 12)
+    first, other, again = (curriculum.episodes(policy, bandit, random.Random(n)) for n in (0, 1, 0))
     assert first == again != other
     words = {word for family in FAMILIES["train"] for word in family}
     for sequence in first:
@@ -46,8 +46,8 @@ def test_episodes_of_a_game_teach_turns_that_can_be_read(policy, bandit, monkeyp
 
 
 def test_more_imitation_of_a_game(policy, bandit, monkeypatch, tmp_path):
-    monkeypatch.setattr(sft, "POOL", 32)
-    more, told = imitation.continued(policy, bandit, 0, seconds=0.5, pace=0.1, folder=tmp_path / "more")
+    monkeypatch.setattr(curriculum, "POOL", 32)
+    more, told = imitation.continue_imitation(policy, bandit, 0, seconds=0.5, pace=0.1, folder=tmp_path / "more")
     assert told["steps"] >= 1
     assert not torch.equal(more.model.lm_head.weight, policy.model.lm_head.weight)
     assert checkpoint.is_checkpoint(tmp_path / "more")
@@ -103,7 +103,7 @@ def test_the_picture_shows_every_game(tmp_path):
 @pytest.mark.slow
 def test_a_whole_run_is_not_run_again(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sft, "POOL", 64)
+    monkeypatch.setattr(curriculum, "POOL", 64)
     args = games.Args(
         games=("bandit",), seeds=(0,), updates=2, cold_start_steps=20, instances=8, curve_instances=8,
         out=tmp_path / "out",

@@ -3,7 +3,7 @@ from dataclasses import replace
 import pytest
 
 from trainers.comparison import check, dry_run, recipe_file
-from trainers.comparison.recipe import Task
+from trainers.comparison.recipe import EnvConfig
 from trainers.models.loading import load_policy
 
 SHAPE = {
@@ -75,7 +75,7 @@ def test_a_stand_in_counts_as_missing(no_data, monkeypatch):
 def test_counts_by_hand(tmp_path):
     """4 updates of 2 x 8 episodes; 3 turns of 32 new tokens and 2 passages of 1,200 characters after 400 tokens."""
     recipe = recipe_of()
-    checked, model = check.check(recipe), dry_run.model_of(recipe)
+    checked, model = check.check(recipe), dry_run.read_model_shape(recipe)
     longest = 400 + 3 * (32 + 2 * 1200 // 4)
     e = dry_run.estimate(recipe, "g", checked, model, 1e12)
     assert (e.episodes, e.tokens) == (64, 64 * longest)
@@ -93,7 +93,7 @@ def test_counts_by_hand(tmp_path):
 
 def test_the_shape_of_a_model_is_read_without_its_weights(tmp_path, make_policy):
     given = recipe_of(model_config=SHAPE, arguments={"model": "no/such/model", "lora_rank": 3})
-    model = dry_run.model_of(given)
+    model = dry_run.read_model_shape(given)
     # Tied embeddings once; a layer has q, k, v with biases, o, three matrices and two norms; and the last norm.
     layer = 64 * 64 + 64 + 2 * (64 * 32 + 32) + 64 * 64 + 3 * 64 * 96 + 2 * 64
     assert model.weights == 500 * 64 + 2 * layer + 64
@@ -103,12 +103,12 @@ def test_the_shape_of_a_model_is_read_without_its_weights(tmp_path, make_policy)
     assert adapted.states == frozen + 16 * 3 * model.per_rank
     policy = make_policy("bpe", 3)
     policy.model.config.save_pretrained(tmp_path)  # a folder with a configuration and no weights
-    read = dry_run.model_of(recipe_of(arguments={"model": str(tmp_path)}))
+    read = dry_run.read_model_shape(recipe_of(arguments={"model": str(tmp_path)}))
     assert read.weights == sum(p.numel() for p in policy.model.parameters())
     with pytest.raises(ValueError, match="cannot load a model"):
         load_policy(tmp_path)
     with pytest.raises(ValueError, match=r"'no/such/model' cannot be read.*\[model_config\]"):
-        dry_run.model_of(replace(given, model_config={}))
+        dry_run.read_model_shape(replace(given, model_config={}))
 
 
 def test_choices_cost_what_they_say():
@@ -126,7 +126,7 @@ def test_choices_cost_what_they_say():
             "entropy": {"algorithm": "grpo", "entropy_coef": 0.1},
         },
     )
-    checked, model = check.check(recipe), dry_run.model_of(recipe)
+    checked, model = check.check(recipe), dry_run.read_model_shape(recipe)
     e = {name: dry_run.estimate(recipe, name, checked, model, 1e12) for name in recipe.runs}
     weights, plain = model.weights, e["plain"]
     more = {name: (own.flops - plain.flops) / (weights * plain.tokens) for name, own in e.items()}
@@ -145,7 +145,9 @@ def test_weights_are_rounded_once_more_where_they_are_trained_in_bfloat16():
     def updating(run, **arguments):
         arguments = {"model": "no/such/model", "updates": 2, **arguments}
         recipe = recipe_of(arguments=arguments, model_config=SHAPE)
-        return dry_run.estimate(recipe, run, check.check(recipe), model := dry_run.model_of(recipe), 1e12).update, model
+        return dry_run.estimate(
+            recipe, run, check.check(recipe), model := dry_run.read_model_shape(recipe), 1e12
+        ).update, model
 
     layers, logits = 8192 * 2 * (6 * 64 + 4 * 96), 3 * 4 * 500 * 8192
     (whole, model), (critic, _) = updating("g", dtype="bfloat16"), updating("p", dtype="bfloat16")
@@ -173,9 +175,9 @@ def test_columns_may_be_called_what_they_like():
     """A column is no other environment, whatever its name."""
     tasks = {"held out": {"env": "AgentR1/Sokoban-v0"}, "training": {"env": "AgentR1/Bandit-v0"}}
     checked = check.check(recipe_of(tasks=tasks))
-    assert check.asks(checked.held_out)
-    assert check.asks(checked.training)
-    assert not check.asks(checked.columns["held out"])
+    assert check.has_questions(checked.held_out)
+    assert check.has_questions(checked.training)
+    assert not check.has_questions(checked.columns["held out"])
     assert list(check.unfit_baselines(recipe_of(tasks=tasks), checked)) == ["naive-rag"]
 
 
@@ -183,7 +185,7 @@ def test_the_longest_of_several_kinds_of_training():
     def tokens(*turns):
         runs = {f"r{n}": {"algorithm": "grpo", "env_kwargs": {"max_turns": n}} for n in turns}
         recipe = recipe_of(runs=runs)
-        return dry_run.estimate(recipe, "r3", check.check(recipe), dry_run.model_of(recipe), 1e12).tokens
+        return dry_run.estimate(recipe, "r3", check.check(recipe), dry_run.read_model_shape(recipe), 1e12).tokens
 
     assert tokens(3, 6) == tokens(6, 3) > tokens(3)
 
@@ -200,13 +202,13 @@ def test_the_shape_in_a_recipe_is_that_of_its_own_model(no_data, monkeypatch, tm
 
     monkeypatch.setattr(dry_run.AutoConfig, "from_pretrained", unreachable)
     own = recipe_file.read("agent-r1", arguments={"model": "Qwen/Qwen2.5-3B-Instruct"})
-    assert dry_run.model_of(own).weights == pytest.approx(3.086e9, rel=1e-3)
+    assert dry_run.read_model_shape(own).weights == pytest.approx(3.086e9, rel=1e-3)
     with pytest.raises(ValueError, match=r"'no/such-model-72B' cannot be read.*\[model_config\]"):
-        dry_run.model_of(recipe_file.read("agent-r1", arguments={"model": "no/such-model-72B"}))
+        dry_run.read_model_shape(recipe_file.read("agent-r1", arguments={"model": "no/such-model-72B"}))
     monkeypatch.undo()
     policy = make_policy("bpe", 3)
     policy.model.config.save_pretrained(tmp_path)
-    read = dry_run.model_of(recipe_file.read("agent-r1", arguments={"model": str(tmp_path)}))
+    read = dry_run.read_model_shape(recipe_file.read("agent-r1", arguments={"model": str(tmp_path)}))
     assert read.weights == sum(p.numel() for p in policy.model.parameters())
 
 
@@ -219,8 +221,8 @@ def test_environments_that_refuse():
 
 def test_the_parts_of_a_mixture():
     tasks = {"A": 2, "B": {"weight": 1, "kwargs": {"k": 5}}}
-    mixed = Task(env=check.MIXTURE, env_kwargs={"tasks": tasks, "k": 1, "max_turns": 2})
-    assert check.parts(mixed) == [
-        Task(env="A", env_kwargs={"k": 1, "max_turns": 2}), Task(env="B", env_kwargs={"k": 5, "max_turns": 2}),
+    mixed = EnvConfig(env=check.MIXTURE, env_kwargs={"tasks": tasks, "k": 1, "max_turns": 2})
+    assert check.mixture_parts(mixed) == [
+        EnvConfig(env="A", env_kwargs={"k": 1, "max_turns": 2}), EnvConfig(env="B", env_kwargs={"k": 5, "max_turns": 2}),
     ]  # fmt: skip
     assert check.check(recipe_of(env=check.MIXTURE, env_kwargs={})).missing == []

@@ -18,7 +18,7 @@ def test_deviations_by_hand():
     assert index.tolist() == [3, 0, 2, 1] * 2
 
 
-def test_dynamic_sampling_drops_flat_groups():
+def test_dynamic_sampling_drops_zero_std_groups():
     assert kept(mixed_groups(RETURNS, GROUPS)) == [2, 5, 8]
 
 
@@ -47,7 +47,7 @@ def test_rounding_does_not_ask_for_one_group_more():
 
 
 @pytest.mark.parametrize("select", [mixed_groups, most_uncertain, most_signal])
-def test_nothing_is_left_of_flat_groups(select):
+def test_nothing_is_left_of_zero_std_groups(select):
     assert not select(torch.full((8,), 0.1), GROUPS).any()
     assert not select(RETURNS, torch.arange(8)).any()  # groups of one
     assert not select(torch.full((7,), 1e8 / 3), torch.zeros(7, dtype=torch.long)).any()  # whose mean is rounded
@@ -65,7 +65,7 @@ def test_an_episode_in_error_neither_counts_nor_stays(select):
     assert not select(returns, GROUPS, valid=~valid & valid).any()
 
 
-def test_shares_outside_their_range_are_refused():
+def test_shares_outside_their_range_are_rejected():
     for select in (most_uncertain, most_signal):
         for share in (0.0, 1.1):
             with pytest.raises(ValueError, match="above 0 and at most 1"):

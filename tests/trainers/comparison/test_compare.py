@@ -4,10 +4,9 @@ import pytest
 import tyro
 
 import retrieval_index
-from trainers import compare as benchmark
-from trainers import evaluate
+from trainers import compare, evaluate
 from trainers.comparison import curves
-from trainers.comparison.curves import Point, draw, mean_curve, reached
+from trainers.comparison.curves import Point, draw, mean_curve, point_reaching
 from trainers.comparison.recipe import BASELINES
 from trainers.comparison.report import PAPER, mean_and_half, table
 from trainers.runs.logger import read_metrics
@@ -55,12 +54,12 @@ def model_folder(make_policy, tmp_path):
 
 @pytest.fixture
 def ask(tmp_path):
-    """``ask(text, *words)``: the benchmark's arguments for a recipe, with words of the command line."""
+    """``ask(text, *words)``: the arguments of the command for a recipe, with words of the command line."""
 
     def make(text, *words):
         (tmp_path / "small.toml").write_text(text, encoding="utf-8")
         words = ("--recipe", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), *words)
-        return tyro.cli(benchmark.Args, args=words)
+        return tyro.cli(compare.Args, args=words)
 
     return make
 
@@ -73,7 +72,7 @@ def never(*_, **__):
 def test_two_runs_from_one_cold_start(tmp_path, monkeypatch, ask):
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
     out = tmp_path / "out"
-    results = benchmark.main(ask(SMALL))
+    results = compare.main(ask(SMALL))
     assert list(results["rows"]) == [NAIVE_RAG, BASE, IMITATION, "RLOO", "StarPO-S"]
     for per_seed in results["rows"].values():
         assert [list(rows) for rows in per_seed] == [["As in training", "Another world"]] * 2
@@ -103,23 +102,23 @@ def test_two_runs_from_one_cold_start(tmp_path, monkeypatch, ask):
     # Nothing is run twice; what was interrupted goes on; another experiment needs another folder.
     with monkeypatch.context() as patched:
         patched.setattr(
-            benchmark, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in benchmark.ALGORITHMS.items()}
+            compare, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in compare.ALGORITHMS.items()}
         )
         patched.setattr(evaluate, "evaluate_policy", never)
-        patched.setattr(benchmark.imitation.sft, "fit", never)
-        assert benchmark.main(ask(SMALL)) == results
+        patched.setattr(compare.imitation.curriculum, "fit", never)
+        assert compare.main(ask(SMALL)) == results
     (out / "rloo-1" / "summary.json").unlink()
-    assert benchmark.main(ask(SMALL))["rows"]["RLOO"] == results["rows"]["RLOO"]
+    assert compare.main(ask(SMALL))["rows"]["RLOO"] == results["rows"]["RLOO"]
     with pytest.raises(ValueError, match=r"rloo-0 holds a run with other settings \(updates=3, not 4\)"):
-        benchmark.main(ask(SMALL, "--updates", "4"))
+        compare.main(ask(SMALL, "--updates", "4"))
     with pytest.raises(ValueError, match=r"other settings \(lr=0.0005, not 0.1\)"):
-        benchmark.main(ask(SMALL, "--arguments", '{"lr": 0.1}'))
+        compare.main(ask(SMALL, "--arguments", '{"lr": 0.1}'))
 
 
 def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
     """No cold start, so no more imitation; a run of an earlier version, which lacks an option, is found again."""
     words = ("--arguments", json.dumps({"model": model_folder, "max_new_tokens": 6, "updates": 1}), "--seeds", "3")
-    results = benchmark.main(ask(SMALL, *words))
+    results = compare.main(ask(SMALL, *words))
     assert list(results["rows"]) == [NAIVE_RAG, BASE, "RLOO", "StarPO-S"]
     assert list(results["left_out"]) == ["imitation"]
     assert "left out: More imitation" in capsys.readouterr().out
@@ -129,28 +128,28 @@ def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
         del summary["settings"][name]
     summary_file.write_text(json.dumps(summary))
     monkeypatch.setattr(
-        benchmark, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in benchmark.ALGORITHMS.items()}
+        compare, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in compare.ALGORITHMS.items()}
     )
-    monkeypatch.setattr(benchmark, "load_policy", never)
-    assert benchmark.main(ask(SMALL, *words)) == results
+    monkeypatch.setattr(compare, "load_policy", never)
+    assert compare.main(ask(SMALL, *words)) == results
     for name, value in {"eval_every": 1, "eval_questions": 3, "eval_temperature": 1.0}.items():
         arguments = {"model": model_folder, "max_new_tokens": 6, "final_questions": 2, name: value}
         with pytest.raises(ValueError, match=rf"rloo-3 holds a run with other settings \({name}=.*, not {value}\)"):
-            benchmark.main(ask(SMALL, "--arguments", json.dumps(arguments), "--updates", "1", "--seeds", "3"))
+            compare.main(ask(SMALL, "--arguments", json.dumps(arguments), "--updates", "1", "--seeds", "3"))
     del summary["evaluation"]  # of an earlier version still
     summary_file.write_text(json.dumps(summary))
-    only = benchmark.main(ask(SMALL, *words, "--runs", "rloo"))
+    only = compare.main(ask(SMALL, *words, "--runs", "rloo"))
     assert list(only["rows"]) == [NAIVE_RAG, BASE, "RLOO"]
     # Other columns are played, with a policy that is loaded once; those that are known are not.
     monkeypatch.undo()
     others = '[tasks."3 hops"]\nenv_kwargs = { hops = 3 }\n[tasks."2 hops"]\nenv_kwargs = { hops = 2 }\n'
     more = SMALL.replace("[runs.rloo]", others + "[runs.rloo]")
-    loaded, load = [], benchmark.load_policy
-    monkeypatch.setattr(benchmark, "load_policy", lambda folder, **kw: loaded.append(folder) or load(folder, **kw))
+    loaded, load = [], compare.load_policy
+    monkeypatch.setattr(compare, "load_policy", lambda folder, **kw: loaded.append(folder) or load(folder, **kw))
     played = []
     whole = evaluate.evaluate_policy
     monkeypatch.setattr(evaluate, "evaluate_policy", lambda *args: played.append(args[-1]) or whole(*args))
-    wider = benchmark.main(ask(more, *words))
+    wider = compare.main(ask(more, *words))
     assert played == [BASE, BASE, "RLOO", "RLOO", "StarPO-S", "StarPO-S"]
     assert len(loaded) == len(set(loaded)) == 2
     assert list(wider["rows"]["RLOO"][0]) == ["As in training", "Another world", "3 hops", "2 hops"]
@@ -175,7 +174,7 @@ def test_a_game(tmp_path, ask, model_folder):
     [runs.gigpo]
     algorithm = "gigpo"
     """
-    results = benchmark.main(ask(text, "--arguments", json.dumps({"model": model_folder})))
+    results = compare.main(ask(text, "--arguments", json.dumps({"model": model_folder})))
     assert list(results["rows"]) == [BASE, "gigpo"]
     assert list(results["left_out"]) == ["naive-rag", "imitation"]
     told = (tmp_path / "out" / "table.md").read_text()
@@ -242,11 +241,11 @@ def test_the_papers_experiment_in_miniature(tmp_path, papers_data, model_folder,
         "--runs", *runs, "--arguments", json.dumps({"model": model_folder, **sizes}),
         "--env-kwargs", json.dumps({"index": str(papers_data), "max_turns": 2}),
     ]  # fmt: skip
-    told = benchmark.main(tyro.cli(benchmark.Args, args=[*words, "--dry-run"]))
+    told = compare.main(tyro.cli(compare.Args, args=[*words, "--dry-run"]))
     assert told["missing"] == []
     assert "Ready. Nothing was trained." in capsys.readouterr().out
     assert not (tmp_path / "out").exists()
-    results = benchmark.main(tyro.cli(benchmark.Args, args=words))
+    results = compare.main(tyro.cli(compare.Args, args=words))
     assert list(results["rows"]) == [
         NAIVE_RAG, BASE, "PPO", "GRPO", "PPO without both masks", "GRPO without loss mask",
     ]  # fmt: skip
@@ -264,19 +263,19 @@ def test_the_papers_experiment_in_miniature(tmp_path, papers_data, model_folder,
 
 def test_what_the_command_line_gets_wrong(ask):
     with pytest.raises(ValueError, match="--arguments is not valid JSON"):
-        benchmark.asked(ask(SMALL, "--arguments", "{lr: 1}"))
+        compare.read_recipe(ask(SMALL, "--arguments", "{lr: 1}"))
     with pytest.raises(ValueError, match="--env-kwargs must be a JSON object"):
-        benchmark.asked(ask(SMALL, "--env-kwargs", "[1]"))
+        compare.read_recipe(ask(SMALL, "--env-kwargs", "[1]"))
     with pytest.raises(ValueError, match=r"unknown keys.*learning.*known"):
-        benchmark.asked(ask(SMALL, "--arguments", '{"learning": 1}'))
+        compare.read_recipe(ask(SMALL, "--arguments", '{"learning": 1}'))
 
 
 def test_nothing_is_trained_where_data_is_missing(tmp_path, monkeypatch):
     monkeypatch.delenv("AGENT_ENVS_DATA", raising=False)
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
-    monkeypatch.setattr(benchmark, "trained", never)
+    monkeypatch.setattr(compare, "train_run", never)
     with pytest.raises(FileNotFoundError, match=r"HotpotQA was found nowhere(.|\n)*hotpot_train_v1.1.json"):
-        benchmark.main(benchmark.Args(recipe="agent-r1", out=tmp_path / "out"))
+        compare.main(compare.Args(recipe="agent-r1", out=tmp_path / "out"))
 
 
 def test_intervals_are_those_of_students_t():
@@ -355,9 +354,9 @@ def test_a_level_is_reached_by_the_mean_and_never_between_two_evaluations():
     assert mean.episodes.tolist() == [0, 8]
     assert mean.score == pytest.approx([0.0, 0.3])
     assert (mean.lowest[1], mean.highest[1]) == (0.2, 0.4)
-    assert reached(runs, 0.3) == (8, 2.0)
-    assert reached(runs, 0.2) == (8, 2.0)
-    assert reached(runs, 0.31) is None
+    assert point_reaching(runs, 0.3) == (8, 2.0)
+    assert point_reaching(runs, 0.2) == (8, 2.0)
+    assert point_reaching(runs, 0.31) is None
     refilled = [[Point(0, 0.0, 0.0), Point(12, 1.0, 0.5)], [Point(0, 0.0, 0.0), Point(8, 1.0, 0.3)]]  # batches differ
     assert mean_curve(refilled).episodes.tolist() == [0, 10]
 
@@ -388,6 +387,6 @@ def test_a_curve_ends_with_the_run():
         {"episodes": 16, "time/rollout": 2.0, "time/update": 0.5, "eval/em": 0.3},
     ]  # fmt: skip
     summary = {"score": "em", "em_trained": 0.4, "episodes": 16}
-    assert benchmark.curve_of(lines, summary) == [(0, 0.0, 0.1), (16, 4.0, 0.3)]
-    assert benchmark.curve_of(lines[:2], summary | {"episodes": 8}) == [(0, 0.0, 0.1), (8, 1.5, 0.4)]
-    assert benchmark.curve_of(lines[:2], summary, greedy=False) == [(0, 0.0, 0.1)]
+    assert compare.read_curve(lines, summary) == [(0, 0.0, 0.1), (16, 4.0, 0.3)]
+    assert compare.read_curve(lines[:2], summary | {"episodes": 8}) == [(0, 0.0, 0.1), (8, 1.5, 0.4)]
+    assert compare.read_curve(lines[:2], summary, greedy=False) == [(0, 0.0, 0.1)]

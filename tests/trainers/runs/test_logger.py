@@ -9,7 +9,7 @@ import torch
 from rich.console import Console
 
 from trainers.runs import logger as logger_module
-from trainers.runs.logger import METRICS_FILE, Logger, Progress, finite, read_metrics
+from trainers.runs.logger import METRICS_FILE, Logger, Progress, read_metrics, to_json_types
 
 
 def steps(folder):
@@ -100,7 +100,7 @@ def test_hosted_sinks_get_the_same_numbers_and_a_resumed_run_keeps_its_identity(
 
 def test_finite_reaches_into_nested_values(tmp_path):
     value = {"a": [1.5, math.inf, (np.int64(3), np.array([1.0, np.nan]))], "b": tmp_path, 3: None, "c": True}
-    assert finite(value) == {"a": [1.5, None, [3, [1.0, None]]], "b": str(tmp_path), "3": None, "c": True}
+    assert to_json_types(value) == {"a": [1.5, None, [3, [1.0, None]]], "b": str(tmp_path), "3": None, "c": True}
 
 
 def test_outside_a_terminal_progress_is_a_plain_line_now_and_then(monkeypatch, capsys):

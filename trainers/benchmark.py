@@ -1,0 +1,7 @@
+"""The old name of `trainers.compare`, for one release."""
+
+import sys
+
+if __name__ == "__main__":
+    print("trainers.compare is now called trainers.compare: python -m trainers.compare", file=sys.stderr)
+    sys.exit(2)
