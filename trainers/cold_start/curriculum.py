@@ -49,7 +49,7 @@ CURRICULUM = (
 CURRICULUM_WITHOUT_CORPUS = (
     (0.15, ("repetition",)),
     (0.85, ("episodes",) * 4 + ("repetition",)),
-)  # without a corpus to read in
+)
 STEPS = 2800
 TOKENS_PER_STEP = 1250
 CONTINUE_PROBABILITY = 0.3  # that the early-stopping demonstrator goes on after an article
