@@ -2,7 +2,7 @@
 
 import copy
 import time
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
 import numpy as np
@@ -49,7 +49,7 @@ def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Eng
     engine.processed.clear()
     distributed.reseed(args.seed, number)
 
-    def play() -> list[Trajectory]:
+    def play_groups() -> list[Trajectory]:
         seeds = rng.integers(2**31, size=args.questions_per_update).tolist()
         own = rollout(
             envs, policy, engine, seeds=distributed.shard(seeds), group_size=args.group_size,
@@ -57,12 +57,12 @@ def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Eng
         )  # fmt: skip
         played = distributed.all_gather(own)
         for i, trajectory in enumerate(played):
-            trajectory.group = i // args.group_size
+            trajectory.group = i // args.group_size  # over all processes
         return played
 
-    played = play()
+    played = play_groups()
     statistics = rollout_statistics(envs, played)  # before a refill, whose questions are chosen
-    played, episodes, metrics = refill_groups(played, play, args)
+    played, episodes, metrics = refill_groups(played, play_groups, args)
     metrics |= statistics | timing.pop_metrics()
     metrics |= {PROCESSED[phase]: float(count) for phase, count in engine.processed.items()}
     return Collected(played=played, episodes=episodes, rng=rng, metrics=metrics)
@@ -88,7 +88,7 @@ class Collector:
         self._pool = ThreadPoolExecutor(1)
 
     def collect(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Collected:
-        """The episodes of update ``number``, and the ``time/rollout`` that they were waited for, in seconds."""
+        """The episodes of update ``number``. Their metric ``time/rollout`` is how long they were waited for, in seconds."""
         begin = time.monotonic()
         if self._next is None:
             self.update_weights()  # a resumed run has got its weights since
@@ -106,7 +106,7 @@ class Collector:
     def update_weights(self) -> None:
         """Wait for what is being played, and let the copy have the newest weights."""
         if self._next:
-            self._next.exception()  # raised where the batch is asked for
+            wait([self._next])  # an error in it is raised where its batch is asked for
         if self.policy is not self._trained:
             for ours, theirs in zip(self.policy.model.parameters(), self._trained.model.parameters(), strict=True):
                 ours.copy_(theirs)

@@ -4,7 +4,7 @@ A = A_episode + ω A_step. Two turns of a group are compared where the environme
 state (`ToolEnv.anchor`): in question answering, with the same evidence found; in a game, on the same board. The step
 returns are discounted (--step-gamma), and keep process rewards that cancel over a whole episode. Where this departs
 from the paper: means are over trajectories and not over their steps, there is no division by the standard deviation
-unless --scale-by-std, and the upper clip is wider (DAPO).
+unless --scale-by-std, and the upper clip is wider (DAPO). Loop and loss are those of trainers/grpo.py.
 
     python -m trainers.gigpo
 """

@@ -1,19 +1,25 @@
 """GRPO: group relative policy optimisation over multi-turn episodes, top to bottom.
 
-For each of questions_per_update questions the policy plays group_size episodes. An episode's advantage is its return
-minus the mean return of its group (Shao et al. 2024, arXiv 2402.03300), and the clipped policy-gradient loss raises the
-log-probability of every token of the better episodes. Where this departs from the paper:
+For each of questions_per_update questions the policy plays group_size episodes. An episode's advantage A is its return
+minus the mean return of its group (Shao et al. 2024, arXiv 2402.03300), and the loss raises the log-probability of every
+token of the better episodes. With r = π(token) / π_old(token), each gradient step minimises
+
+    L = Σ −min(r A, clip(r, 1 − ε_low, 1 + ε_high) A) / (number of action tokens of the minibatch)
+
+summed over the action tokens: those that the policy sampled. What a tool returned is context and carries no gradient; that
+is the invariant of everything below (only the ablation --no-loss-mask breaks it). Where this departs from the paper:
 
 - no division by the group's standard deviation, and no per-sequence length normalisation, both of which bias the
   gradient (Dr. GRPO, arXiv 2503.20783); --scale-by-std and --normalize sequences bring them back;
-- one loss over all tokens of the batch, and a wider upper clip, "clip-higher" (DAPO, arXiv 2503.14476);
+- one mean over all tokens, and a wider upper clip, "clip-higher" (DAPO, arXiv 2503.14476);
 - no KL penalty to a reference model unless --kl-coef is set.
 
---filter mixed --refill 10 and --overlong-buffer are DAPO's, --loss gspo and --loss cispo other surrogates, and
---turn-credit compares the returns from each turn on, so that process rewards count at once (GTPO); --process-weight adds
-each turn's own rewards to the advantage of the episode (after MT-GRPO, Zeng et al. 2025, arXiv 2505.11821).
+Variants by option: DAPO (--filter mixed --refill 10, --overlong-buffer), GSPO (--loss gspo), CISPO (--loss cispo), returns
+from each turn on in place of whole episodes (--turn-credit, as in GTPO), and each turn's own rewards on top of the episode's
+advantage (--process-weight, after MT-GRPO, Zeng et al. 2025, arXiv 2505.11821).
 
-The invariant of everything below: only tokens that the policy sampled carry gradient. What a tool returned is context.
+In shapes, [N, A] are N episodes with the most action tokens of one, [B, T] are the B rows that the model reads, padded to
+the longest. A row is an episode, or a part of one whose context was rewritten on the way.
 
     python -m trainers.grpo                                              # the tiny policy learns to search, on a laptop
     python -m trainers.grpo --env AgentR1/HotpotQA-v0 --model PATH_OR_ID --lr 1e-6
@@ -41,9 +47,8 @@ class Args(TrainArgs):
     turn_gamma: float = 1.0
     """Discount of a turn, with --turn-credit."""
     process_weight: float = 0.0
-    """How much a turn's own rewards count, compared with those of the same turn in the group, on top of the advantage of
-    the whole episode. What a turn brings counts at once, and whatever came of it later. After MT-GRPO, but a last
-    turn's own reward has the outcome in it, so that a right answer is compared with searches of the same turn."""
+    """Weight w of A = A_episode + w A_turn, where A_turn compares a turn's own reward with those of the same turn number in
+    the group. Unlike in MT-GRPO, the reward of the last turn has the outcome in it."""
 
     def __post_init__(self):
         super().__post_init__()
@@ -64,126 +69,138 @@ import torch
 
 from trainers.algorithms.advantages import group_advantage, to_tokens
 from trainers.algorithms.kl_penalty import KLPenalty
-from trainers.algorithms.losses import is_clipped, kl_k3, surrogate, total_loss
+from trainers.algorithms.losses import cispo_loss, clipped_policy_loss, gspo_loss, is_clipped, total_loss
 from trainers.algorithms.turn_advantages import turn_advantage
 from trainers.models.fsdp import clip_gradients
 from trainers.models.lora import trainable_parameters
 from trainers.models.micro_batches import micro_batches
 from trainers.models.policy import Policy
-from trainers.preparation import UpdateMetrics, prepare_batch, select_episodes, shuffle_minibatches, surrogate_metrics
+from trainers.preparation import UpdateMetrics, prepare_batch, select_episodes, shuffle_minibatches
 from trainers.runs.run import Run
 from trainers.trajectory import Batch, PackedEpisodes, Trajectory, unpack
 
 Metrics = dict[str, float]
 AnyArgs = TypeVar("AnyArgs", bound=TrainArgs)
-AdvantageFunction = Callable[[AnyArgs, PackedEpisodes], torch.Tensor]
+AdvantageFunction = Callable[[AnyArgs, PackedEpisodes], torch.Tensor]  # [N, A]
 
 
 def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
-    """How much better an attempt did than the others at its question, at each of its tokens: float32 [N, A]."""
+    """How much better an episode did than the others at its question, at each of its action tokens: float32 [N, A]."""
     e = episodes
     if args.turn_credit:
         return turn_advantage(e.rewards, e.turns, e.mask, e.groups, args.turn_gamma, args.scale_by_std, e.valid)
     whole = to_tokens(group_advantage(e.returns, e.groups, args.scale_by_std, e.valid), e.mask)
     if not args.process_weight:
         return whole
-    own = turn_advantage(e.rewards, e.turns, e.mask, e.groups, 0.0, args.scale_by_std, e.valid)
+    gamma = 0.0  # of a turn, its own reward alone
+    own = turn_advantage(e.rewards, e.turns, e.mask, e.groups, gamma, args.scale_by_std, e.valid)
     return whole + args.process_weight * own
 
 
+def surrogate_loss(args: TrainArgs, logprobs: torch.Tensor, batch: Batch) -> torch.Tensor:
+    """The loss of each token before penalties, float32 [B, T]; its gradient is −A ∇ log π where nothing is clipped."""
+    assert batch.advantages is not None
+    old_logprobs, advantages = batch.logprobs, batch.advantages
+    if args.loss == "gspo":
+        return gspo_loss(logprobs, old_logprobs, advantages, batch.mask)
+    if args.loss == "cispo":
+        return cispo_loss(logprobs, old_logprobs, advantages, args.clip_low, args.clip_high)
+    return clipped_policy_loss(logprobs, old_logprobs, advantages, args.clip_low, args.clip_high)
+
+
 def policy_loss(
-    args: TrainArgs, policy: Policy, kl: KLPenalty | None, part: Batch, normalizer: int
+    args: TrainArgs, policy: Policy, kl_penalty: KLPenalty | None, batch: Batch, normalizer: int
 ) -> tuple[torch.Tensor, Metrics]:
-    """The loss of a micro-batch, and means over its tokens.
+    """The loss of a micro-batch as a scalar, and metrics: means over its action tokens.
 
     Args:
-        part: with its advantages.
+        batch: with its advantages.
         normalizer: action tokens (or sequences) of the whole gradient step, so that any split into micro-batches gives
             one gradient.
     """
-    assert part.advantages is not None
-    clip = args.clip_low, args.clip_high
-    logprobs, entropy = policy.logprobs(part, args.temperature, entropy_gradient=args.entropy_coef > 0)
-    loss = surrogate(args.loss, logprobs, part.logprobs, part.advantages, part.mask, *clip)  # of each token, [B, T]
-    if part.importance_weights is not None:
-        loss = loss * part.importance_weights
-    if kl is not None:
-        loss = loss + kl.loss(logprobs, part)
+    logprobs, entropy = policy.logprobs(batch, args.temperature, entropy_gradient=args.entropy_coef > 0)
+    loss = surrogate_loss(args, logprobs, batch)
+    if batch.importance_weights is not None:
+        loss = loss * batch.importance_weights
+    if kl_penalty is not None:
+        loss = loss + kl_penalty.loss(logprobs, batch)
     if args.entropy_coef:
         loss = loss - args.entropy_coef * entropy
-    clipped = is_clipped(args.loss, logprobs, part.logprobs, part.mask, *clip)
-    sampler = part.logprobs if part.sampler_logprobs is None else part.sampler_logprobs
-    metrics = surrogate_metrics(part, logprobs, entropy, clipped, kl_k3(sampler, logprobs))
-    return total_loss(args.normalize, loss, part.mask, normalizer), metrics  # nothing outside of the mask
+    clipped = is_clipped(args.loss, logprobs, batch.logprobs, batch.mask, args.clip_low, args.clip_high)
+    metrics = UpdateMetrics.of_tokens(batch, logprobs, entropy, clipped)
+    return total_loss(args.normalize, loss, batch.mask, normalizer), metrics  # the mask is applied here
 
 
 def update(
     args: AnyArgs,
     policy: Policy,
     optimizer: torch.optim.Optimizer,
-    kl: KLPenalty | None,
-    compute_advantages: AdvantageFunction[AnyArgs],
+    kl_penalty: KLPenalty | None,
+    advantage_fn: AdvantageFunction[AnyArgs],
     trajectories: list[Trajectory],
     rng: np.random.Generator,
 ) -> Metrics:
-    """One batch of episodes into ``args.epochs`` times ``args.minibatches`` gradient steps."""
+    """Take epochs x minibatches gradient steps on a batch of episodes.
+
+    Episodes that failed through no fault of the policy have no advantage. Where a filter leaves no group there is no step,
+    and there are no metrics of one.
+    """
     trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, a penalty for long turns
     if not trajectories:
-        return metrics  # the filter left no group: there is nothing to learn from
-    batch, episodes, prepared = prepare_batch(trajectories, policy, args, kl)
-    batch.advantages = unpack(compute_advantages(args, episodes), batch)
-    # A row without an advantage has no gradient, and is left out of the passes. It counts in the normalizer all the same.
-    # A KL penalty in the loss, and an entropy bonus, are for every row whose episode did not end in an error.
-    used = (batch.advantages.abs() > 1e-6).any(1)
-    if (kl is not None and args.kl != "k1") or args.entropy_coef:
-        used = episodes.valid[batch.trajectory]
+        return metrics
+    batch, episodes, prepared = prepare_batch(trajectories, policy, args, kl_penalty)
+    batch.advantages = unpack(advantage_fn(args, episodes), batch)  # [N, A] to [B, T]
+    if args.entropy_coef or (kl_penalty is not None and kl_penalty.in_loss):
+        has_gradient = episodes.valid[batch.trajectory]
+    else:
+        has_gradient = (batch.advantages.abs() > 1e-6).any(1)
     means = UpdateMetrics()
     for rows in shuffle_minibatches(len(batch.ids), args, rng):
         rows = rows.to(policy.device)
         normalizer = int(batch.mask[rows].sum()) if args.normalize == "tokens" else len(rows)
+        rows = rows[has_gradient[rows]]  # the others are counted above, but need no pass through the model
         optimizer.zero_grad()
-        for part, weight in micro_batches(batch, rows[used[rows]], args.max_tokens_per_micro_batch):
-            loss, values = policy_loss(args, policy, kl, part, normalizer)
-            (loss * weight).backward()
-            means.add_part(part, weight, loss, values)
+        for micro_batch, scale in micro_batches(batch, rows, args.max_tokens_per_micro_batch):
+            loss, values = policy_loss(args, policy, kl_penalty, micro_batch, normalizer)
+            (loss * scale).backward()  # the scale is 1 but with several processes
+            means.add(micro_batch, scale, loss, values)
         norm = clip_gradients(trainable_parameters(policy.model), args.max_grad_norm)
         means.add_step(norm)
-        if norm.isfinite():  # or one such step would be the policy's last
+        if norm.isfinite():  # a gradient that is not would destroy the weights
             optimizer.step()
-    if kl is not None:
-        kl.adapt()
+    if kl_penalty is not None:
+        kl_penalty.adapt()
     return metrics | prepared | means.compute(optimizer.param_groups[0]["lr"])
 
 
 def train(
-    args: AnyArgs, compute_advantages: AdvantageFunction[AnyArgs], algorithm: str = "grpo", title: str = "GRPO"
+    args: AnyArgs, advantage_fn: AdvantageFunction[AnyArgs], algorithm: str = "grpo", title: str = "GRPO"
 ) -> dict:
-    """A whole run: rollouts and updates in turn. Returns its summary, which its folder holds as summary.json.
+    """Train a policy: rollouts and updates in turn. Returns the summary of the run, which its folder holds as summary.json.
 
     Args:
-        compute_advantages: of the packed episodes of a batch, float32 [N, A]: what makes GRPO another algorithm.
+        advantage_fn: the advantage of each action token; another one makes another algorithm of this loop.
         algorithm: its short name, for the folder of the run.
-        title: what it is called in the table.
+        title: its name in the table of results.
     """
-    with Run(args, algorithm, f"Trained with {title}") as run:  # folder, environments, policy, engine, baselines
+    with Run(args, algorithm, f"Trained with {title}") as run:  # folder, environments, policy, engine; plays baselines
         policy = run.policy
-        kl = KLPenalty(policy, args) if args.kl_coef else None
         optimizer = make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": args.lr}])
-        for step in run.steps(
-            optimizer, kl=kl if args.kl_target else None
-        ):  # resumes; evaluates, logs and saves between
+        kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
+        saved = {"kl": kl_penalty} if args.kl_target else {}  # a coefficient that is steered belongs into checkpoints
+        for step in run.steps(optimizer, **saved):  # resumes; evaluates, logs and saves between updates
             trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them
-            step.log(update(args, policy, optimizer, kl, compute_advantages, trajectories, step.rng))
+            step.log(update(args, policy, optimizer, kl_penalty, advantage_fn, trajectories, step.rng))
     return run.summary
 
 
 def make_optimizer(policy: Policy, groups: list[dict]) -> torch.optim.AdamW:
-    """AdamW; on a GPU in one kernel, as the usual form holds another copy of all weights for a moment."""
+    """AdamW; on a GPU the fused one, as the default allocates a temporary copy of all weights."""
     return torch.optim.AdamW(groups, betas=(0.9, 0.95), weight_decay=0.0, fused=policy.device.type == "cuda" or None)
 
 
 def main(args: Args, name: str = "grpo") -> dict:
-    """``name``: of a preset, where it is one."""
+    """Run the command. ``name``: "grpo", or that of a preset of StarPO."""
     return train(args, compute_advantages, name, "GRPO" if name == "grpo" else name)
 
 

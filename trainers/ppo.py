@@ -6,7 +6,7 @@ GAE over turns first, with a discount of its own, then over the tokens inside ea
 papers: the upper clip is wider (DAPO), γ = λ = 1 by default, as reward comes late and episodes are short, and the critic
 has a learning rate of its own.
 
-The loop is that of trainers/grpo.py, written out once more with the critic in it.
+The loop is that of trainers/grpo.py, written out once more with the critic in it; the surrogate is GRPO's `policy_loss`.
 
     python -m trainers.ppo
     python -m trainers.ppo --bi-level
@@ -42,7 +42,7 @@ class Args(TrainArgs):
     value_clip: float = 0.2
     """How far a value may move from what it was before the value loss ignores it."""
     value_coef: float = 0.5
-    """Weight of the value loss where the layers are shared."""
+    """Weight of the value loss. It matters where the layers are shared, and to the clipping of the critic's gradient."""
     share_layers: bool = False
     """The critic reads with the policy's own layers."""
     whiten_advantages: bool = True
@@ -91,12 +91,13 @@ def add_advantages(args: Args, policy: Policy, critic: Critic, batch: Batch, val
     Args:
         valid: bool [N]; the other trajectories ended in an error and have no advantage.
     """
-    limit = args.max_tokens_per_micro_batch
-    if args.advantage_mask or not args.loss_mask:  # GAE steps over what tools returned, or nothing has a mask
+    if args.advantage_mask or not args.loss_mask:  # where there is no loss mask, the batch has lost its mask already
         return estimate_advantages(args, critic, batch, valid)
-    seen = estimate_advantages(args, critic, remove_mask(batch, policy, args.temperature, limit), valid)
-    of_tokens = {name: getattr(seen, name) for name in ("advantages", "values", "value_targets")}
-    return replace(batch, **{name: torch.where(batch.mask, values, 0.0) for name, values in of_tokens.items()})
+    # The paper's ablation: GAE steps over what tools returned as well, and the loss does not.
+    unmasked = remove_mask(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
+    found = estimate_advantages(args, critic, unmasked, valid)
+    names = ("advantages", "values", "value_targets")
+    return replace(batch, **{name: torch.where(batch.mask, getattr(found, name), 0.0) for name in names})
 
 
 def estimate_advantages(args: Args, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:
@@ -105,8 +106,9 @@ def estimate_advantages(args: Args, critic: Critic, batch: Batch, valid: torch.T
     rewards, mask = pack(batch.rewards, batch, size), pack(batch.mask, batch, size)
     turns, packed = pack(batch.turns, batch, size, fill=-1), pack(values, batch, size)
     if args.bi_level:
-        gammas = args.gamma, args.lam, args.turn_gamma, args.turn_lam
-        advantages, targets = bi_level_gae(rewards, packed, turns, mask, *gammas, valid)
+        advantages, targets = bi_level_gae(
+            rewards, packed, turns, mask, args.gamma, args.lam, args.turn_gamma, args.turn_lam, valid
+        )
     else:
         advantages, targets = gae(rewards, packed, mask, args.gamma, args.lam, valid)
     if args.whiten_advantages:
@@ -115,18 +117,18 @@ def estimate_advantages(args: Args, critic: Critic, batch: Batch, valid: torch.T
 
 
 def actor_critic_loss(
-    args: Args, policy: Policy, critic: Critic, kl: KLPenalty | None, part: Batch, normalizer: int
+    args: Args, policy: Policy, critic: Critic, kl_penalty: KLPenalty | None, batch: Batch, normalizer: int
 ) -> tuple[torch.Tensor, Metrics]:
-    """The surrogate of a micro-batch, as in GRPO, and the value loss on the same tokens; means over them."""
-    loss, metrics = policy_loss(args, policy, kl, part, normalizer)
-    assert part.values is not None and part.value_targets is not None
-    values = critic(part)
-    of_values = value_loss(values, part.values, part.value_targets, args.value_clip)
+    """The surrogate of a micro-batch, as in GRPO, plus the value loss on the same tokens; and metrics: means over them."""
+    loss, metrics = policy_loss(args, policy, kl_penalty, batch, normalizer)
+    assert batch.values is not None and batch.value_targets is not None
+    values = critic(batch)
+    value_losses = value_loss(values, batch.values, batch.value_targets, args.value_clip)
     with torch.no_grad():
-        tokens = part.mask.sum().clamp(min=1)
-        metrics["value_loss"] = aggregate(of_values, part.mask, tokens).item()
-        metrics["value"] = aggregate(values, part.mask, tokens).item()
-    return loss + args.value_coef * total_loss(args.normalize, of_values, part.mask, normalizer), metrics
+        tokens = batch.mask.sum().clamp(min=1)
+        metrics["value_loss"] = aggregate(value_losses, batch.mask, tokens).item()
+        metrics["value"] = aggregate(values, batch.mask, tokens).item()
+    return loss + args.value_coef * total_loss(args.normalize, value_losses, batch.mask, normalizer), metrics
 
 
 def update(
@@ -134,51 +136,57 @@ def update(
     policy: Policy,
     critic: Critic,
     optimizer: torch.optim.Optimizer,
-    kl: KLPenalty | None,
+    kl_penalty: KLPenalty | None,
     trajectories: list[Trajectory],
     rng: np.random.Generator,
 ) -> Metrics:
-    """One batch of episodes into ``args.epochs`` times ``args.minibatches`` gradient steps of policy and critic."""
+    """Take epochs x minibatches gradient steps of policy and critic on a batch of episodes.
+
+    Where a filter leaves no group there is no step, and there are no metrics of one.
+    """
     trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, a penalty for long turns
     if not trajectories:
-        return metrics  # the filter left no group: there is nothing to learn from
-    batch, episodes, prepared = prepare_batch(trajectories, policy, args, kl)
+        return metrics
+    batch, episodes, prepared = prepare_batch(trajectories, policy, args, kl_penalty)
     batch = add_advantages(args, policy, critic, batch, episodes.valid)
-    used = episodes.valid[batch.trajectory]  # the critic learns from rows without an advantage too
+    has_gradient = episodes.valid[batch.trajectory]  # the critic learns from rows without an advantage too
     means = UpdateMetrics()
     for rows in shuffle_minibatches(len(batch.ids), args, rng):
         rows = rows.to(policy.device)
         normalizer = int(batch.mask[rows].sum()) if args.normalize == "tokens" else len(rows)
+        rows = rows[has_gradient[rows]]  # the others are counted above, but need no pass through the model
         optimizer.zero_grad()
-        for part, weight in micro_batches(batch, rows[used[rows]], args.max_tokens_per_micro_batch):
-            loss, values = actor_critic_loss(args, policy, critic, kl, part, normalizer)
-            (loss * weight).backward()
-            means.add_part(part, weight, loss, values)
+        for micro_batch, scale in micro_batches(batch, rows, args.max_tokens_per_micro_batch):
+            loss, values = actor_critic_loss(args, policy, critic, kl_penalty, micro_batch, normalizer)
+            (loss * scale).backward()  # the scale is 1 but with several processes
+            means.add(micro_batch, scale, loss, values)
         norms = [clip_gradients(trainable_parameters(m), args.max_grad_norm) for m in (policy.model, critic)]
         means.add_step(norms[0])
-        if all(norm.isfinite() for norm in norms):  # or one such step would be the policy's last
+        if all(norm.isfinite() for norm in norms):  # a gradient that is not would destroy the weights
             optimizer.step()
-    if kl is not None:
-        kl.adapt()
+    if kl_penalty is not None:
+        kl_penalty.adapt()
     return metrics | prepared | means.compute(optimizer.param_groups[0]["lr"])
 
 
 def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
-    """A whole run: rollouts and updates in turn. Returns its summary, which its folder holds as summary.json."""
-    with Run(args, algorithm, f"Trained with {title}") as run:  # folder, environments, policy, engine, baselines
+    """Train a policy: rollouts and updates in turn. Returns the summary of the run, which its folder holds as summary.json."""
+    with Run(args, algorithm, f"Trained with {title}") as run:  # folder, environments, policy, engine; plays baselines
         policy = run.policy
         critic = Critic(policy, args.share_layers)
-        kl = KLPenalty(policy, args) if args.kl_coef else None
-        actor = {"params": trainable_parameters(policy.model), "lr": args.lr}
-        optimizer = make_optimizer(policy, [actor, {"params": trainable_parameters(critic), "lr": args.critic_lr}])
-        for step in run.steps(optimizer, critic=critic, kl=kl if args.kl_target else None):
+        actor_group = {"params": trainable_parameters(policy.model), "lr": args.lr}
+        critic_group = {"params": trainable_parameters(critic), "lr": args.critic_lr}
+        optimizer = make_optimizer(policy, [actor_group, critic_group])
+        kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
+        saved = {"kl": kl_penalty} if args.kl_target else {}  # a coefficient that is steered belongs into checkpoints
+        for step in run.steps(optimizer, critic=critic, **saved):  # resumes; evaluates, logs and saves between updates
             trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them
-            step.log(update(args, policy, critic, optimizer, kl, trajectories, step.rng))
+            step.log(update(args, policy, critic, optimizer, kl_penalty, trajectories, step.rng))
     return run.summary
 
 
 def main(args: Args, name: str = "ppo") -> dict:
-    """``name``: of a preset, where it is one."""
+    """Run the command. ``name``: "ppo", or that of a preset of StarPO."""
     return train(args, name, "PPO" if name == "ppo" else name)
 
 

@@ -1,7 +1,7 @@
-"""From the episodes of a batch to the tensors that an update learns from.
+"""What surrounds the loss in the update of every algorithm.
 
-Which groups count, what shapes their rewards, whose log-probabilities the ratio is taken to, and the reference of a KL
-penalty. The algorithms' own files begin where this ends: with advantages.
+Before it: filters of groups, a penalty for long turns, the tensors of a batch, importance weights for another sampler, and
+the log-probabilities of the reference of a KL penalty. Around it: minibatches and metrics.
 """
 
 import math
@@ -13,7 +13,7 @@ import torch
 
 from trainers.algorithms import group_filters, importance
 from trainers.algorithms.kl_penalty import KLPenalty
-from trainers.algorithms.losses import aggregate
+from trainers.algorithms.losses import aggregate, kl_k3
 from trainers.algorithms.overlong import overlong_penalty
 from trainers.distributed import all_reduce_sums
 from trainers.engines.mismatch import measure_mismatch
@@ -82,7 +82,8 @@ def select_episodes(trajectories: list[Trajectory], args: TrainArgs) -> tuple[li
         ValueError: an episode's return is not finite.
     """
     kept = filter_groups(trajectories, args)
-    metrics = {"filter/kept": len(kept) / len(trajectories)} if args.filter != "none" else {}
+    counts = args.filter != "none" and not args.refill  # `refill_groups` has counted already, and filtered
+    metrics = {"filter/kept": len(kept) / len(trajectories)} if counts else {}
     if args.overlong_buffer:
         kept = [replace(t, steps=[add_overlong_penalty(step, args) for step in t.steps]) for t in kept]
     return kept, metrics
@@ -105,20 +106,20 @@ def prepare_batch(
     valid = torch.tensor([not t.failed for t in trajectories], device=policy.device)
     if kl is not None:
         metrics |= kl.add_reference(batch, valid)
-    return batch, pack_episodes(trajectories, batch, returns_of_rewards=kl is not None and args.kl == "k1"), metrics
+    return batch, pack_episodes(trajectories, batch, returns_from_rewards=kl is not None and args.kl == "k1"), metrics
 
 
-def pack_episodes(trajectories: list[Trajectory], batch: Batch, returns_of_rewards: bool = False) -> PackedEpisodes:
+def pack_episodes(trajectories: list[Trajectory], batch: Batch, returns_from_rewards: bool = False) -> PackedEpisodes:
     """A collated batch as the advantage estimators see it.
 
     Args:
-        returns_of_rewards: the returns are those of ``batch.rewards``, which a KL penalty has changed.
+        returns_from_rewards: the returns are those of ``batch.rewards``, which a KL penalty has changed.
     """
     size, device = len(trajectories), batch.ids.device
     rewards = pack(batch.rewards, batch, size)
     returns = torch.tensor([t.episode_return for t in trajectories], dtype=torch.float32, device=device)
     return PackedEpisodes(
-        returns=rewards.sum(1) if returns_of_rewards else returns,
+        returns=rewards.sum(1) if returns_from_rewards else returns,
         rewards=rewards,
         mask=pack(batch.mask, batch, size),
         turns=pack(batch.turns, batch, size, fill=-1),
@@ -129,21 +130,26 @@ def pack_episodes(trajectories: list[Trajectory], batch: Batch, returns_of_rewar
 
 
 def correct_for_sampler(batch: Batch, policy: Policy, args: TrainArgs) -> tuple[Batch, Metrics]:
-    """The batch for a sampler whose probabilities are not quite the trainer's: each token's loss is weighted, and the
-    ratio is taken to the trainer's own log-probabilities before the update. And how far the two are apart, where the
-    sampler is another program."""
+    """Importance weights for a sampler whose probabilities are not quite the trainer's. The ratio of the surrogate is then
+    to the trainer's own log-probabilities before the update, and each token's loss is weighted.
+
+    Returns:
+        The batch, and how far sampler and trainer are apart, where the sampler is another program.
+    """
     if args.importance == "none" and args.engine == "transformers":
         return batch, {}
-    own = compute_logprobs(policy, batch, args.temperature, args.max_tokens_per_micro_batch)
-    metrics = measure_mismatch(own, batch.logprobs, batch.mask)
+    trainer_logprobs = compute_logprobs(policy, batch, args.temperature, args.max_tokens_per_micro_batch)
+    metrics = measure_mismatch(trainer_logprobs, batch.logprobs, batch.mask)
     if args.importance == "none":
         return batch, metrics
     if args.importance == "sequence":
-        weights = importance.sequence_masked_importance(own, batch.logprobs, batch.mask)
+        weights = importance.sequence_masked_importance(trainer_logprobs, batch.logprobs, batch.mask)
     else:
-        weigh = importance.truncated_importance if args.importance == "tis" else importance.masked_importance
-        weights = weigh(own, batch.logprobs)
-    return replace(batch, logprobs=own, sampler_logprobs=batch.logprobs, importance_weights=weights), metrics
+        compute_weights = importance.truncated_importance if args.importance == "tis" else importance.masked_importance
+        weights = compute_weights(trainer_logprobs, batch.logprobs)
+    return replace(
+        batch, logprobs=trainer_logprobs, sampler_logprobs=batch.logprobs, importance_weights=weights
+    ), metrics
 
 
 def shuffle_minibatches(size: int, args: TrainArgs, rng: np.random.Generator) -> Iterator[torch.Tensor]:
@@ -153,23 +159,39 @@ def shuffle_minibatches(size: int, args: TrainArgs, rng: np.random.Generator) ->
 
 
 class UpdateMetrics:
-    """Means over the gradient steps of an update: of the loss and the norm by step, of the rest by token."""
+    """Means over the gradient steps of an update: of loss and gradient norm by step, of the rest by action token. Rows
+    that need no pass through the model, such as those of groups whose returns are all equal, are not among the tokens."""
 
     def __init__(self):
         self._sums: Metrics = {"loss": 0.0, "tokens": 0.0}
         self._norm, self._steps = 0.0, 0
 
-    def add_part(self, part: Batch, weight: float, loss: torch.Tensor, means: Metrics) -> None:
-        """The loss of a micro-batch, and means over its tokens; nothing where its ``weight`` is 0."""
-        if not weight:
+    @staticmethod
+    @torch.no_grad()
+    def of_tokens(batch: Batch, logprobs: torch.Tensor, entropy: torch.Tensor, clipped: torch.Tensor) -> Metrics:
+        """Means over the action tokens of a micro-batch; all tensors are [B, T].
+
+        Args:
+            clipped: where the ratio lies outside of its range.
+        """
+        sampler = batch.logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
+        values = {"entropy": entropy, "clip_fraction": clipped.float(), "sampler_kl": kl_k3(sampler, logprobs)}
+        if batch.importance_weights is not None:
+            values["importance"] = batch.importance_weights
+        tokens = batch.mask.sum().clamp(min=1)
+        return {name: aggregate(value, batch.mask, tokens).item() for name, value in values.items()}
+
+    def add(self, batch: Batch, scale: float, loss: torch.Tensor, means: Metrics) -> None:
+        """Count a micro-batch: its loss, and means over its tokens. Where ``scale`` is 0 it counts for nothing."""
+        if not scale:
             return
-        tokens = int(part.mask.sum())
+        tokens = int(batch.mask.sum())
         sums = {name: value * tokens for name, value in means.items()} | {"loss": loss.item(), "tokens": tokens}
         for name, value in sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 
     def add_step(self, norm: torch.Tensor) -> None:
-        """A gradient step, and the norm of its gradient before clipping."""
+        """Count a gradient step, with the norm of its gradient before clipping."""
         self._steps += 1
         self._norm += norm.item()
 
@@ -180,20 +202,3 @@ class UpdateMetrics:
         means = {name: value / max(tokens, 1) for name, value in sums.items()}
         means |= {"loss": loss / self._steps, "grad_norm": self._norm / self._steps, "lr": lr}
         return {f"policy/{name}": value for name, value in means.items()}
-
-
-@torch.no_grad()
-def surrogate_metrics(
-    part: Batch, logprobs: torch.Tensor, entropy: torch.Tensor, clipped: torch.Tensor, kl: torch.Tensor
-) -> Metrics:
-    """Means over the tokens of a micro-batch; all tensors are [B, T].
-
-    Args:
-        clipped: where the ratio lies outside of its range.
-        kl: of the policy to the one that sampled, by token.
-    """
-    tokens = part.mask.sum().clamp(min=1)
-    values = {"entropy": entropy, "clip_fraction": clipped.float(), "sampler_kl": kl}
-    if part.importance_weights is not None:
-        values["importance"] = part.importance_weights
-    return {name: aggregate(value, part.mask, tokens).item() for name, value in values.items()}

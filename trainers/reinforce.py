@@ -2,7 +2,8 @@
 
 --baseline group is REINFORCE++-baseline: first minus the mean of the group, then whitened over the batch. Where this
 departs from the paper: the upper clip is wider (DAPO), and the KL penalty is off by default (--kl-coef .01 --kl k1
-puts it into the reward, as REINFORCE++ does, --kl k2 into the loss, as its baseline form does).
+puts it into the reward, as REINFORCE++ does, --kl k2 into the loss, as its baseline form does). Loop and loss are
+those of trainers/grpo.py.
 
     python -m trainers.reinforce
     python -m trainers.reinforce --baseline group

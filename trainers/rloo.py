@@ -1,9 +1,9 @@
 """RLOO: REINFORCE with the mean of the other attempts as the baseline (Ahmadian et al. 2024, arXiv 2402.14740).
 
 An episode's advantage is its return minus the mean return of the *other* episodes of its group, which leaves the
-gradient unbiased. It is G / (G − 1) times GRPO's without the division by the standard deviation. Where this departs from
-the paper: the ratio is clipped (--clip-low, --clip-high), which does nothing with one epoch and one minibatch,
-and the KL penalty in the reward is off by default (--kl-coef .01 --kl k1). --turn-credit compares the returns from
+gradient unbiased: for a group of G it is GRPO's advantage times G / (G − 1). Loop and loss are those of trainers/grpo.py.
+Where this departs from the paper: the ratio is clipped (--clip-low, --clip-high), which does nothing with one epoch and one
+minibatch, and the KL penalty in the reward is off by default (--kl-coef .01 --kl k1). --turn-credit compares the returns from
 each turn on, so that process rewards count at once.
 
     python -m trainers.rloo
@@ -25,7 +25,8 @@ class Args(TrainArgs):
     """Train a policy with RLOO in a tool-using environment, and compare it with baselines on held-out questions."""
 
     turn_credit: bool = False
-    """Compare the return from each turn on with those of the same turn in the others, in place of whole episodes."""
+    """Compare the return from each turn on with those of the same turn number in the other attempts, in place of whole
+    episodes."""
     turn_gamma: float = 1.0
     """Discount of a turn, with turn_credit."""
 

@@ -55,14 +55,19 @@ class KLPenalty(torch.nn.Module):
         counted = batch.mask & valid[batch.trajectory][:, None]
         self._measured = bool(counted.any())
         self._kl = aggregate(kl_k3(batch.logprobs, reference), counted, counted.sum().clamp(min=1)).item()
-        if args.kl == "k1":
+        if not self.in_loss:
             penalty = self.coef.item() * kl_k1(batch.logprobs, reference)
             batch.rewards = batch.rewards - torch.where(batch.mask, penalty, 0.0)
         return {"policy/kl": self._kl, "policy/kl_coef": self.coef.item()}
 
+    @property
+    def in_loss(self) -> bool:
+        """Whether the penalty is in the loss, or in the reward (k1)."""
+        return self._args.kl != "k1"
+
     def loss(self, logprobs: torch.Tensor, part: Batch) -> torch.Tensor:
         """What is added to the loss of each token, [B, T]; zeros where the penalty is in the reward."""
-        if self._args.kl == "k1":
+        if not self.in_loss:
             return torch.zeros_like(logprobs)
         assert part.reference_logprobs is not None
         return self.coef.item() * {"k2": kl_k2, "k3": kl_k3}[self._args.kl](logprobs, part.reference_logprobs)

@@ -27,8 +27,8 @@ def gspo_loss(
     old_logprobs: torch.Tensor,
     advantages: torch.Tensor,
     mask: torch.Tensor,
-    clip_low: float = 3e-4,
-    clip_high: float = 4e-4,
+    clip_low: float = GSPO_CLIP[0],
+    clip_high: float = GSPO_CLIP[1],
 ) -> torch.Tensor:
     """−min(s A, clip(s, 1 − ε_low, 1 + ε_high) A), s = exp(mean over the sequence's tokens of log r).
 
@@ -136,22 +136,6 @@ def sequence_mean(
 def total_loss(normalize: str, loss: torch.Tensor, mask: torch.Tensor, normalizer: int) -> torch.Tensor:
     """The losses of tokens [B, T] as one number: `aggregate` for ``"tokens"``, `sequence_mean` for ``"sequences"``."""
     return (aggregate if normalize == "tokens" else sequence_mean)(loss, mask, normalizer)
-
-
-def surrogate(
-    name: str,
-    logprobs: torch.Tensor,
-    old_logprobs: torch.Tensor,
-    advantages: torch.Tensor,
-    mask: torch.Tensor,
-    clip_low: float,
-    clip_high: float,
-) -> torch.Tensor:
-    """The loss of each token [B, T] by its name: "clip", "gspo" (which clips at `GSPO_CLIP`) or "cispo"."""
-    if name == "gspo":
-        return gspo_loss(logprobs, old_logprobs, advantages, mask, *GSPO_CLIP)
-    function = cispo_loss if name == "cispo" else clipped_policy_loss
-    return function(logprobs, old_logprobs, advantages, clip_low, clip_high)
 
 
 @torch.no_grad()

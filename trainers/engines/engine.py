@@ -32,7 +32,8 @@ class Engine(Protocol):
             vLLM.
     """
 
-    processed: collections.Counter[str]
+    @property
+    def processed(self) -> collections.Counter[str]: ...
 
     def submit(self, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float) -> None:
         """Begin a turn of each of these conversations.

@@ -117,7 +117,7 @@ class ModelRunner:
         positions = columns.clamp(max=max_length - 1)
         if not self._runs_as_llama:
             return self._backbone(
-                ids, attention_mask=self._policy.as_mask(attention_mask), position_ids=positions,
+                ids, attention_mask=self._policy.to_model_mask(attention_mask), position_ids=positions,
                 past_key_values=self._kv_cache, use_cache=True,
             ).last_hidden_state  # fmt: skip
         if self._weights is None:

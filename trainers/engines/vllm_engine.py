@@ -178,9 +178,9 @@ def _import_vllm() -> Any:
     os.environ["VLLM_ENABLE_V1_MULTIPROCESSING"] = "0"
     os.environ.setdefault("VLLM_LOGGING_LEVEL", "ERROR")
     try:
-        import vllm  # type: ignore[import-not-found]  # an extra
-        import vllm.inputs  # type: ignore[import-not-found]  # an extra
-        import vllm.sampling_params  # type: ignore[import-not-found]  # an extra
+        import vllm
+        import vllm.inputs
+        import vllm.sampling_params
     except ImportError as error:
         raise ImportError("this engine needs vLLM: pip install 'agent-r1-envs[vllm]'") from error
     return vllm

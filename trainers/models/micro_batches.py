@@ -50,8 +50,8 @@ def micro_batches(batch: Batch, rows: torch.Tensor, max_tokens: int) -> Iterator
     """Some rows of a batch in parts for a forward and backward pass (gradient accumulation).
 
     Yields:
-        Each part, and what its loss is to be multiplied by. FSDP averages gradients over the processes, and ours are a
-        sum: so the weight is the number of processes, or 0 for a part that only keeps the processes in step.
+        Each part, and what its loss is to be multiplied by: 1 with one process. FSDP averages gradients over the processes,
+        and ours are a sum: so with several it is their number, or 0 for a part that only keeps them in step.
     """
     if not len(rows):
         return

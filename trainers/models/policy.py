@@ -77,16 +77,20 @@ class Policy:
         with torch.autocast(hidden.device.type, enabled=False):
             return self.model.get_output_embeddings()(hidden.float())
 
-    def as_mask(self, sees: torch.Tensor) -> torch.Tensor:
-        """A mask that says which tokens each token sees, bool [B, 1, T, S], as the model's attention wants it."""
+    def to_model_mask(self, attention_mask: torch.Tensor) -> torch.Tensor:
+        """A bool mask [B, 1, T, S], true where a token attends, in the form that the model's attention takes."""
         if self.model.config.get_text_config()._attn_implementation != "eager":
-            return sees
-        return torch.zeros(sees.shape, device=sees.device).masked_fill(~sees, torch.finfo(torch.float32).min)
+            return attention_mask
+        blocked = torch.finfo(torch.float32).min
+        return torch.zeros(attention_mask.shape, device=attention_mask.device).masked_fill(~attention_mask, blocked)
 
     def _template(self, messages: list[dict[str, str]], **kwargs) -> str:
-        return self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+        assert isinstance(text, str)
+        return text
 
     def encode(self, text: str) -> list[int]:
+        """The ids of a text, without those that a tokenizer adds around it."""
         return list(self._encoded(text))
 
     def _inert(self, text: str) -> str:
@@ -110,7 +114,10 @@ class Policy:
         return ids
 
     def decode(self, ids: list[int]) -> str:
-        return self.tokenizer.decode(ids, skip_special_tokens=True)
+        """The text of ids, without control tokens."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
 
     def logprobs(
         self, batch: Batch, temperature: float = 1.0, entropy_gradient: bool = False

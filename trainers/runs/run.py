@@ -40,7 +40,7 @@ class UpdateStep:
 
     Attributes:
         number: from 0.
-        rng: what the minibatches are shuffled with; of this update, whatever was before. Set by `Run.collect`.
+        rng: what the minibatches are shuffled with. `Run.collect` sets it: a seed and ``number`` give it.
         metrics: of this update.
     """
 
@@ -63,7 +63,8 @@ class Run:
 
     Attributes:
         envs, held_out: where it trains, and where it is evaluated.
-        policy: what learns; with several processes, a sharded copy of the one that plays.
+        policy: what learns. With one process it also plays. With several it is a sharded copy of the policy that plays,
+            and with ``one_step_off_policy`` a copy of it plays, `Collector.policy`.
         summary: what the run was and what it reached, when it is over; ``summary.json`` in its folder holds it as well.
     """
 
@@ -129,7 +130,7 @@ class Run:
             step, begin = UpdateStep(number=number), time.monotonic()
             if isinstance(self.policy, ShardedPolicy):
                 self.policy.read_weights(self._player)
-            yield step
+            yield step  # the algorithm's loop collects and learns here; what follows comes after its update
             if isinstance(self.policy, ShardedPolicy):
                 self.policy.write_weights(self._player)
             stopped = self._finish(step, time.monotonic() - begin)
@@ -175,7 +176,7 @@ class Run:
             self._tracker.record(0, metrics, self._progress)
 
     def _validate(self) -> Metrics:
-        self.collector.update_weights()  # what is being played draws from the same generator
+        self.collector.update_weights()  # its thread, playing one step ahead, draws from the same generator
         # In a random state of its own, so that how often one looks changes nothing.
         with torch.random.fork_rng():
             torch.manual_seed(self.args.seed + distributed.rank())
