@@ -106,11 +106,11 @@ FAULTS = [
     # -- how it is learned from
     Fault(
         name="loss-at-temperature-1", file=GRPO,
-        old="policy.logprobs(part, args.temperature, entropy_gradient", new="policy.logprobs(part, 1.0, entropy_gradient",
+        old="policy.logprobs(batch, args.temperature, entropy_gradient", new="policy.logprobs(batch, 1.0, entropy_gradient",
     ),
     Fault(
         name="importance-at-temperature-1", file=PREPARATION, within="tis",
-        old="own = compute_logprobs(policy, batch, args.temperature,", new="own = compute_logprobs(policy, batch, 1.0,",
+        old="compute_logprobs(policy, batch, args.temperature,", new="compute_logprobs(policy, batch, 1.0,",
     ),
     Fault(
         name="reference-at-temperature-1", file=KL, within="k3",
@@ -130,7 +130,7 @@ FAULTS = [
     ),
     Fault(
         name="normalizer-without-failed-rows", file=GRPO,
-        old="int(batch.mask[rows].sum())", new="int(batch.mask[rows[used[rows]]].sum())",
+        old="int(batch.mask[rows].sum())", new="int(batch.mask[rows[has_gradient[rows]]].sum())",
     ),
     Fault(
         name="normalizer-of-the-whole-batch", file=GRPO,
@@ -146,11 +146,12 @@ FAULTS = [
     ),
     Fault(
         name="failed-episodes-have-entropy", file=GRPO, within="entropy",
-        old="used = episodes.valid[batch.trajectory]", new="used = torch.ones_like(episodes.valid)[batch.trajectory]",
+        old="has_gradient = episodes.valid[batch.trajectory]", new="has_gradient = batch.mask.any(1)",
     ),
     Fault(
         name="clip-high-ignored", file=GRPO, within="higher or plain_loop",
-        old="clip = args.clip_low, args.clip_high", new="clip = args.clip_low, args.clip_low",
+        old="return clipped_policy_loss(logprobs, old_logprobs, advantages, args.clip_low, args.clip_high)",
+        new="return clipped_policy_loss(logprobs, old_logprobs, advantages, args.clip_low, args.clip_low)",
     ),
     Fault(
         name="entropy-punished", file=GRPO, within="entropy",
@@ -158,7 +159,7 @@ FAULTS = [
     ),
     Fault(
         name="importance-weights-ignored", file=GRPO, within="tis",
-        old="loss = loss * part.importance_weights", new="pass",
+        old="loss = loss * batch.importance_weights", new="pass",
     ),
     Fault(
         name="kl-to-the-current-policy", file=KL, within="k3",
@@ -167,7 +168,7 @@ FAULTS = [
     Fault(
         name="kl-made-anew-in-each-update", file=GRPO, within="k3",
         old="            trajectories = run.collect(step)",
-        new="            kl = KLPenalty(policy, args) if kl else None\n            trajectories = run.collect(step)",
+        new="            kl_penalty = kl_penalty and KLPenalty(policy, args)\n            trajectories = run.collect(step)",
     ),
     Fault(name="ppo-gradients-not-clipped", file=PPO, within="ppo", old="args.max_grad_norm)", new="1e9)"),
     Fault(
@@ -180,7 +181,8 @@ FAULTS = [
     ),
     Fault(
         name="ppo-kl-not-passed-on", file=PPO, within="ppo and k3",
-        old="policy_loss(args, policy, kl, part, normalizer)", new="policy_loss(args, policy, None, part, normalizer)",
+        old="policy_loss(args, policy, kl_penalty, batch, normalizer)",
+        new="policy_loss(args, policy, None, batch, normalizer)",
     ),
     Fault(
         name="unfiltered", file=GRPO, within="mixed",
@@ -188,11 +190,11 @@ FAULTS = [
     ),
     Fault(
         name="kl-not-steered", file=GRPO, within="target",
-        old="        kl.adapt()\n", new="        pass\n",
+        old="        kl_penalty.adapt()\n", new="        pass\n",
     ),
     Fault(
         name="k1-not-in-the-return", file=PREPARATION, within="k1",
-        old="rewards.sum(1) if returns_of_rewards else returns", new="returns",
+        old="rewards.sum(1) if returns_from_rewards else returns", new="returns",
     ),
     Fault(
         name="k2-for-k3", file=KL, within="k3",
@@ -255,15 +257,15 @@ FAULTS = [
     ),
     Fault(
         name="ppo-learns-from-failed", file=PPO, within="ppo",
-        old="used = episodes.valid[batch.trajectory]", new="used = torch.ones_like(episodes.valid)[batch.trajectory]",
+        old="has_gradient = episodes.valid[batch.trajectory]", new="has_gradient = batch.mask.any(1)",
     ),
     Fault(
         name="value-clip-around-the-current-value", file=PPO, within="ppo and clip",
-        old="value_loss(values, part.values, part", new="value_loss(values, values.detach(), part",
+        old="value_loss(values, batch.values, batch", new="value_loss(values, values.detach(), batch",
     ),
     Fault(
         name="value-clip-ignored", file=PPO, within="ppo and clip",
-        old="part.value_targets, args.value_clip)", new="part.value_targets, 1e9)",
+        old="batch.value_targets, args.value_clip)", new="batch.value_targets, 1e9)",
     ),
     Fault(
         name="value-coef-ignored", file=PPO, within="ppo and shared",
@@ -281,11 +283,11 @@ FAULTS = [
     ),
     Fault(
         name="turn-lambda-ignored", file=PPO, within="ppo and level",
-        old="args.turn_gamma, args.turn_lam\n", new="args.turn_gamma, 1.0\n",
+        old="args.turn_gamma, args.turn_lam, valid", new="args.turn_gamma, 1.0, valid",
     ),
     Fault(
         name="bi-level-ignored", file=PPO, within="ppo and level",
-        old="    if args.bi_level:\n        gammas", new="    if False:\n        gammas",
+        old="    if args.bi_level:\n        advantages", new="    if False:\n        advantages",
     ),
 ]  # fmt: skip
 

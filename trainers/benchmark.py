@@ -3,5 +3,5 @@
 import sys
 
 if __name__ == "__main__":
-    print("trainers.compare is now called trainers.compare: python -m trainers.compare", file=sys.stderr)
+    print("this command is now called compare: python -m trainers.compare", file=sys.stderr)
     sys.exit(2)

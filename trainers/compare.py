@@ -24,25 +24,10 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-if not __package__:  # run as a file: the packages beside trainers/, and the folder that the command is run in
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), ""]
+if not __package__:  # run as a file: the packages lie beside its folder
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
-import tyro
-
-from agent_envs.vector import ToolVectorEnv
-from trainers.cold_start.start import start_policy
-from trainers.comparison import check, dry_run, imitation, recipe_file
-from trainers.comparison.columns import Columns, digest, evaluate_columns
-from trainers.comparison.curves import Point
-from trainers.comparison.recipe import ALGORITHMS, BASELINES, Recipe
-from trainers.comparison.report import write
-from trainers.models.loading import load_policy
-from trainers.models.policy import Policy
-from trainers.runs import checkpoint
-from trainers.runs import folder as runs
-from trainers.runs.arguments import TrainArgs
-from trainers.runs.logger import METRICS_FILE, read_metrics, to_json_types
-from trainers.runs.setup import make_envs
+from trainers.runs.command_line import parse
 
 
 @dataclass(kw_only=True)
@@ -68,7 +53,26 @@ class Args:
     dry_run: bool = False
     """Train nothing: check the recipe, say what data is missing and how to get it, and estimate cost and memory."""
     flops_per_second: float | None = None
-    """With ``dry_run``: FLOP/s of the accelerator at its peak; by default an H100's."""
+    """With dry_run: FLOP/s of the accelerator at its peak; by default an H100's."""
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args(), __doc__, "compare")  # before torch is imported: --help and mistakes answer at once
+
+from agent_envs.vector import ToolVectorEnv
+from trainers.cold_start.start import start_policy
+from trainers.comparison import check, dry_run, imitation, recipe_file
+from trainers.comparison.columns import Columns, digest, evaluate_columns
+from trainers.comparison.curves import Point
+from trainers.comparison.recipe import ALGORITHMS, BASELINES, Recipe
+from trainers.comparison.report import write
+from trainers.models.loading import load_policy
+from trainers.models.policy import Policy
+from trainers.runs import checkpoint
+from trainers.runs import folder as runs
+from trainers.runs.arguments import TrainArgs
+from trainers.runs.logger import METRICS_FILE, read_metrics, to_json_types
+from trainers.runs.setup import make_envs
 
 
 def read_recipe(args: Args) -> Recipe:
@@ -237,4 +241,4 @@ def train_imitation(args: TrainArgs, start: tuple[Policy, float], seconds: float
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    main(ARGS)

@@ -13,11 +13,40 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, cast
 
-if not __package__:  # run as a file: the packages beside trainers/, and the folder that the command is run in
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), ""]
+if not __package__:  # run as a file: the packages lie beside its folder
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
+
+import tyro
+
+from trainers.runs.command_line import parse
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Evaluate checkpoints and baselines on the same questions; writes evaluation.md and evaluation.json."""
+
+    env: str = "AgentR1/MiniWiki-v0"
+    """Registered environment id."""
+    env_kwargs: str = "{}"
+    """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
+    split: str = "validation"
+    """Which questions: validation or train."""
+    checkpoint: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
+    """A trained model or LoRA adapter (a folder in the Hugging Face format). Repeat the option to compare several."""
+    questions: int = 500
+    """How many questions, from the first on; 0 means all of them (500 where they are made from seeds)."""
+    max_new_tokens: int | None = None
+    """Longest turn, in tokens; by default what the checkpoint was trained with, and 512 for other models."""
+    num_envs: int = 64
+    """Episodes at once."""
+    out: Path = Path("runs/evaluation")
+    """Folder for the results."""
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args(), __doc__, "evaluate")  # before torch is imported: --help and mistakes answer at once
 
 import numpy as np
-import tyro
 
 from agent_envs import scoring
 from agent_envs.play import Script, play_many
@@ -137,28 +166,6 @@ def source_of(envs: ToolVectorEnv) -> str:
     return task.source if task is not None else str(envs.envs[0].reset(seed=0)[1].get("source", "generated"))
 
 
-@dataclass(kw_only=True)
-class Args:
-    """Evaluate checkpoints and baselines on the same questions; writes evaluation.md and evaluation.json."""
-
-    env: str = "AgentR1/MiniWiki-v0"
-    """Registered environment id."""
-    env_kwargs: str = "{}"
-    """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
-    split: str = "validation"
-    """Which questions: validation or train."""
-    checkpoint: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
-    """A trained model or LoRA adapter (a folder in the Hugging Face format). Repeat the option to compare several."""
-    questions: int = 500
-    """How many questions, from the first on; 0 means all of them (500 where they are made from seeds)."""
-    max_new_tokens: int | None = None
-    """Longest turn, in tokens; by default what the checkpoint was trained with, and 512 for other models."""
-    num_envs: int = 64
-    """Episodes at once."""
-    out: Path = Path("runs/evaluation")
-    """Folder for the results."""
-
-
 def main(args: Args) -> list[Row]:
     """Evaluate, print and write the table; returns its rows."""
     envs = make_envs(args.env, args.env_kwargs, args.split, args.num_envs)
@@ -186,4 +193,4 @@ def main(args: Args) -> list[Row]:
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args))
+    main(ARGS)

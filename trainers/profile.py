@@ -21,12 +21,29 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-if not __package__:  # run as a file: the packages beside trainers/, and the folder that the command is run in
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), ""]
+if not __package__:  # run as a file: the packages lie beside its folder
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
+
+import tyro
+
+from trainers.runs.command_line import parse
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Print where the time of a run goes."""
+
+    run: Annotated[Path | None, tyro.conf.Positional] = None
+    """Folder of a run; by default the one under runs/ that was written to last."""
+    skip: int = 1
+    """Updates to leave out at the beginning, where buffers grow and kernels are chosen."""
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args(), __doc__, "profile")  # before torch is imported: --help and mistakes answer at once
 
 import numpy as np
 import torch
-import tyro
 from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM
@@ -43,16 +60,6 @@ PHASES = {
     "tools": ("time/tools", None, None, 0),
     "update": ("time/update", "tokens/all", "tokens/processed_update", 6),
 }
-
-
-@dataclass(kw_only=True)
-class Args:
-    """Print where the time of a run goes."""
-
-    run: Annotated[Path | None, tyro.conf.Positional] = None
-    """Folder of a run; by default the one under runs/ that was written to last."""
-    skip: int = 1
-    """Updates to leave out at the beginning, where buffers grow and kernels are chosen."""
 
 
 def choose_run(run: Path | None) -> Path:
@@ -165,7 +172,7 @@ def phase_table(phases: Mapping[str, Mapping[str, float]], limits: Mapping[str, 
         table.add_row(
             name, f"{phase['seconds']:.3f}", f"{phase['share']:.0%}",
             f"{phase['tokens'] / seconds:,.0f}" if phase["tokens"] else "",
-            f"{phase['computed'] / phase['tokens']:.2f}" if phase["tokens"] else "",
+            f"{phase['processed'] / phase['tokens']:.2f}" if phase["tokens"] else "",
             f"{phase['flops'] / 1e9:.2f} ({phase['flops'] / limits['flops']:.0%})" if phase["flops"] else "",
             f"{moved / 1e9:.2f} ({moved / limits['bytes']:.0%})" if moved else "",
         )  # fmt: skip
@@ -173,4 +180,4 @@ def phase_table(phases: Mapping[str, Mapping[str, float]], limits: Mapping[str, 
 
 
 if __name__ == "__main__":
-    main(tyro.cli(Args, description=__doc__))
+    main(ARGS)

@@ -12,7 +12,7 @@ RAGEN's own configuration also has an entropy bonus: --entropy-coef .001.
 
     python -m trainers.starpo starpo-s
     python -m trainers.starpo ragen-2-grpo --updates 100
-    python -m trainers.starpo starpo-s --help     # all options
+    python -m trainers.starpo starpo-s --help     # its options
 """
 
 import sys
@@ -24,16 +24,28 @@ _CHANGES: dict[str, tuple[str, dict[str, Any]]] = {
     "starpo-s": ("Stabilised: uncertain prompts, no KL, clip-higher", {"filter": "uncertain"}),
     "ragen-2": ("Prompts that hold 90 % of the signal", {"filter": "signal"}),
 }
+_BATCH = {"questions_per_update": 8, "group_size": 16}
 
 
 def choose_preset(words: list[str]) -> str:
-    """The preset that the command line begins with; else the process ends with what there is to choose from."""
+    """The preset that the command line begins with. Where there is none, or help is asked for, the process ends with what
+    there is to choose from, before torch is imported."""
     names = [f"{name}{over}" for over in ("", "-grpo") for name in _CHANGES]
-    if words and words[0] in names:
-        return words[0]
+    name = words[0] if words and words[0] in names else ""
     asks_help = bool({"-h", "--help"} & set(words))
-    usage = f"usage: python -m trainers.starpo {{{','.join(names)}}} [OPTIONS]"
-    print(usage, *([__doc__] if asks_help else []), sep="\n\n", file=sys.stdout if asks_help else sys.stderr)
+    if name and not asks_help:
+        return name
+    print(
+        f"usage: python -m trainers.starpo {{{','.join(names)}}} [OPTIONS]",
+        file=sys.stdout if asks_help else sys.stderr,
+    )
+    if asks_help:
+        title, changes = _CHANGES.get(name.removesuffix("-grpo"), (__doc__, {}))
+        algorithm = "grpo" if name.endswith("-grpo") else "ppo"
+        options = " ".join(f"--{n.replace('_', '-')} {v}" for n, v in (_BATCH | changes).items())
+        options += " --scale-by-std" if algorithm == "grpo" else ""
+        print(f"\n{title}", *([f"{name} is trainers.{algorithm} with {options}"] if name else []), sep="\n\n")
+        print(f"\nOPTIONS are those of python -m trainers.{algorithm} --help, and are put over the preset's.")
     raise SystemExit(0 if asks_help else 2)
 
 
@@ -47,7 +59,7 @@ from trainers.runs.command_line import parse
 
 PRESETS: dict[str, tuple[str, ppo.Args | grpo.Args]] = {}
 for _name, (_title, _changes) in _CHANGES.items():
-    _changes = {"questions_per_update": 8, "group_size": 16, **_changes}
+    _changes = _BATCH | _changes
     PRESETS[_name] = _title, ppo.Args(**_changes)
     # GRPO as RAGEN has it, advantages in units of the group's deviation
     PRESETS[f"{_name}-grpo"] = f"{_title}; over GRPO", grpo.Args(**_changes, scale_by_std=True)

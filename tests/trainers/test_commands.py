@@ -60,6 +60,6 @@ def test_a_file_explains_itself(tmp_path, name):
 
 
 def test_the_old_name_of_a_command_says_the_new_one(tmp_path):
-    done = start(tmp_path, "-m", "trainers.compare", "--recipe", "masks", PYTHONPATH=str(ROOT))
+    done = start(tmp_path, "-m", "trainers.benchmark", "--recipe", "masks", PYTHONPATH=str(ROOT))
     assert done.returncode == 2
     assert done.stderr == "trainers.compare is now called trainers.compare: python -m trainers.compare\n"

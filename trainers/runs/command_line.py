@@ -49,7 +49,8 @@ def parse(defaults: T, description: str | None, command: str, words: Sequence[st
     form = _build_form(defaults)
     text = (description or "").replace("``", "")
     given: Any = tyro.cli(form, prog=program, description=text, args=words, config=(tyro.conf.OmitArgPrefixes,))
-    groups = [getattr(given, group.name) for group in fields(given)]
+    is_grouped = isinstance(defaults, arguments.TrainArgs)
+    groups = [getattr(given, group.name) for group in fields(given)] if is_grouped else [given]
     values = {argument.name: getattr(group, argument.name) for group in groups for argument in fields(group)}
     try:
         return replace(defaults, **values)  # type: ignore[type-var]
@@ -63,20 +64,17 @@ def _fail(program: str, message: str) -> NoReturn:
 
 
 def _build_form(defaults: Any) -> type:
-    """A dataclass with one field for each group, itself a dataclass of the group's arguments: what tyro shows in groups."""
-    groups: dict[str, list] = {}
-    order = [*GROUPS.values(), "algorithm", "options"]
+    """What tyro shows and fills in: a dataclass with the arguments and their help. Those of a trainer are in groups, each a
+    dataclass in a field of its own."""
+    groups: dict[str, list] = {name: [] for name in GROUPS.values()}
     for argument in fields(defaults):
         owner = next(c for c in reversed(type(defaults).__mro__) if argument.name in getattr(c, "__annotations__", {}))
-        fallback = "algorithm" if isinstance(defaults, arguments.TrainArgs) else "options"
-        help = _read_help(owner).get(argument.name, "")
-        entry = (
-            argument.name,
-            Annotated[argument.type, tyro.conf.arg(help=help)],
-            field(default=getattr(defaults, argument.name)),
-        )
-        groups.setdefault(GROUPS.get(owner, fallback), []).append(entry)
-    made = {name: make_dataclass(name, groups[name], kw_only=True) for name in sorted(groups, key=order.index)}
+        annotation = Annotated[argument.type, tyro.conf.arg(help=_read_help(owner).get(argument.name, ""))]
+        entry = (argument.name, annotation, field(default=getattr(defaults, argument.name)))
+        groups[GROUPS.get(owner, "algorithm")].append(entry)
+    if not isinstance(defaults, arguments.TrainArgs):
+        return make_dataclass("Arguments", groups["algorithm"], kw_only=True)
+    made = {name: make_dataclass(name, entries, kw_only=True) for name, entries in groups.items()}
     for group in made.values():
         group.__doc__ = ""  # or tyro shows the signature
     return make_dataclass("Arguments", [(name, group, field(default_factory=group)) for name, group in made.items()])
