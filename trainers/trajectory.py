@@ -39,6 +39,7 @@ class Trajectory:
 
     @property
     def episode_return(self) -> float:
+        """The sum of the rewards of all turns."""
         return sum(step.reward for step in self.steps)
 
 
@@ -170,6 +171,7 @@ def collate(trajectories: list[Trajectory], pad_id: int) -> Batch:
 
 
 def collate_sequences(sequences: list[Sequence], owners: list[int], pad_id: int) -> Batch:
+    """Sequences as one batch on the CPU. ``owners``: the trajectory that each belongs to."""
     width = max(len(s.ids) for s in sequences)
 
     def padded(name: str, fill: float, dtype: torch.dtype) -> torch.Tensor:

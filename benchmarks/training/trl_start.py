@@ -12,13 +12,13 @@ from trainers.runs.logger import Progress
 from trainers.runs.setup import make_envs
 
 # Gradient steps: of the cold start, whose demonstrations mostly answer too early, and of some that never do.
-COLD_START, PATIENCE = 400, 50
+COLD_START, MORE_STEPS = 400, 50
 
 
 def start_policy(args: Args) -> Policy:
     """The tiny policy after a short cold start, which is cached, and some more imitation of episodes of three turns."""
     envs = make_envs(args.env, "{}", "train", 64)
-    with Progress(COLD_START + PATIENCE, description="cold start") as progress:
+    with Progress(COLD_START + MORE_STEPS, description="cold start") as progress:
         policy, _ = sft.cold_start(envs, args.seed, COLD_START, lambda step, _, loss: progress.update(step, loss=loss))
         rng, patient = random.Random(args.seed), partial(qa_scripts.early_stopping, continue_probability=1.0)
 
@@ -27,7 +27,7 @@ def start_policy(args: Args) -> Policy:
             return demonstrations.scripted_episodes(envs, policy, questions, patient, rng.getrandbits(32))
 
         batches = (("episodes", batch) for batch in sft.batch_by_length(play, rng))
-        sft.fit(policy, batches, PATIENCE, lambda step, _, loss: progress.update(COLD_START + step, loss=loss))
+        sft.fit(policy, batches, MORE_STEPS, lambda step, _, loss: progress.update(COLD_START + step, loss=loss))
     return policy
 
 

@@ -9,7 +9,7 @@ from torch.nn.functional import pad
 from trainers.algorithms.advantages import group_advantage
 from trainers.algorithms.losses import aggregate, clipped_policy_loss, gspo_loss, sequence_mean
 from trainers.models import tiny
-from trainers.models.micro_batches import micro_batches
+from trainers.models.micro_batches import split_rows
 from trainers.models.policy import Policy
 from trainers.trajectory import Batch, collate
 
@@ -44,7 +44,7 @@ def gradient_of(policy, episodes, loss, pad_id, extra=0, limit=10_000):
     tokens, sequences = int(batch.mask.sum()), len(batch.ids)
     policy.model.zero_grad()
     total = torch.zeros(())
-    for part in micro_batches(batch, limit):
+    for part in (batch[rows] for rows in split_rows(batch, limit)):
         part = widened(part, extra, pad_id)
         logprobs, _ = policy.logprobs(part)
         share = loss(logprobs, part, advantages[part.trajectory][:, None].expand_as(logprobs), tokens, sequences)

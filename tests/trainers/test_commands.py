@@ -12,12 +12,12 @@ ROOT = Path(__file__).resolve().parents[2]
 MY_MODULE = """
 import gymnasium
 from agent_envs.tasks.bandit import BanditEnv
-from agent_envs.vector import vectorized
+from agent_envs.vector import vector_entry_point
 
 class Task(BanditEnv):
     pass
 
-gymnasium.register("Mine/Task-v0", entry_point=Task, vector_entry_point=vectorized(Task))
+gymnasium.register("Mine/Task-v0", entry_point=Task, vector_entry_point=vector_entry_point(Task))
 """
 
 
@@ -62,4 +62,4 @@ def test_a_file_explains_itself(tmp_path, name):
 def test_the_old_name_of_a_command_says_the_new_one(tmp_path):
     done = start(tmp_path, "-m", "trainers.benchmark", "--recipe", "masks", PYTHONPATH=str(ROOT))
     assert done.returncode == 2
-    assert done.stderr == "trainers.compare is now called trainers.compare: python -m trainers.compare\n"
+    assert done.stderr == "this command is now called compare: python -m trainers.compare\n"

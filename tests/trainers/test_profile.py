@@ -52,7 +52,7 @@ def test_metrics_of_an_earlier_version(run):
 
 
 def test_metrics_of_earlier_versions_are_read():
-    found = profile.phases([{"tokens/fed_prefill": 3.0, "tokens/fed_update": 5.0}, {"tokens/fed_prefill": 5.0}])
+    found = profile.mean_phases([{"tokens/fed_prefill": 3.0, "tokens/fed_update": 5.0}, {"tokens/fed_prefill": 5.0}])
     assert (found["prefill"]["processed"], found["update"]["processed"]) == (4.0, 2.5)
 
 

@@ -5,7 +5,7 @@ not exist: the next token of a token is the next one *in the mask*, so padding, 
 change nothing, for any gamma and lambda, and what stands in them (even NaN) is never read.
 
 What all estimators share: ``mask`` is bool, the action mask. ``rewards`` holds each turn's reward at the turn's last
-sampled token, and is refused where it holds one outside the mask. ``valid``, bool [N], leaves out the episodes that
+sampled token, and is rejected where it holds one outside the mask. ``valid``, bool [N], leaves out the episodes that
 ended in error: they take no part in any baseline or statistic, and get zeros. An episode ends with its last token, also
 where it was truncated: no value is bootstrapped, since the limit on turns is part of the task.
 """

@@ -19,6 +19,6 @@ def start_policy(args: TrainArgs, envs: ToolVectorEnv) -> tuple[Policy, float]:
         return policy, 0.0
     with Progress(args.cold_start_steps, description="cold start") as progress:
         return curriculum.cold_start(
-            envs, args.seed, args.cold_start_steps, lambda step, lesson, loss: progress.update(step, loss=loss),
+            envs, args.seed, args.cold_start_steps, lambda step, kind, loss: progress.update(step, loss=loss),
             args.cold_start_continue_probability,
         )  # fmt: skip

@@ -33,7 +33,9 @@ class Engine(Protocol):
     """
 
     @property
-    def processed(self) -> collections.Counter[str]: ...
+    def processed(self) -> collections.Counter[str]:
+        """See above."""
+        ...
 
     def submit(self, prompts: dict[int, list[int]], max_new_tokens: int, temperature: float) -> None:
         """Begin a turn of each of these conversations.

@@ -65,6 +65,7 @@ class Policy:
 
     @property
     def device(self) -> torch.device:
+        """Where the model is."""
         return self.model.device
 
     def autocast(self) -> torch.autocast:

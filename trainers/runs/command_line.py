@@ -69,8 +69,8 @@ def _build_form(defaults: Any) -> type:
     groups: dict[str, list] = {name: [] for name in GROUPS.values()}
     for argument in fields(defaults):
         owner = next(c for c in reversed(type(defaults).__mro__) if argument.name in getattr(c, "__annotations__", {}))
-        annotation = Annotated[argument.type, tyro.conf.arg(help=_read_help(owner).get(argument.name, ""))]
-        entry = (argument.name, annotation, field(default=getattr(defaults, argument.name)))
+        help = tyro.conf.arg(help=_read_help(owner).get(argument.name, ""))
+        entry = (argument.name, Annotated[argument.type, help], field(default=getattr(defaults, argument.name)))
         groups[GROUPS.get(owner, "algorithm")].append(entry)
     if not isinstance(defaults, arguments.TrainArgs):
         return make_dataclass("Arguments", groups["algorithm"], kw_only=True)

@@ -33,17 +33,17 @@ def settings(args) -> dict:
 def differences(saved: Mapping[str, object], args) -> dict[str, tuple]:
     """By name, (saved, wanted) where the `settings` of a saved run are not those of ``args``.
 
-    What an earlier version did not save yet was as it is by default: else every run that it made would be refused.
+    What an earlier version did not save yet was as it is by default: else every run that it made would be rejected.
     """
     saved = {RENAMED.get(name, name): value for name, value in saved.items()}
     wanted = to_json_types(settings(args))
     defaults = to_json_types({field.name: field.default for field in fields(args)} | {"algorithm": wanted["algorithm"]})
     pairs = {name: (saved.get(name, defaults[name]), value) for name, value in wanted.items()}
     pairs |= {name: (value, None) for name, value in saved.items() if name not in defaults}
-    return {name: pair for name, pair in pairs.items() if _parsed(name, pair[0]) != _parsed(name, pair[1])}
+    return {name: pair for name, pair in pairs.items() if _parse_json(name, pair[0]) != _parse_json(name, pair[1])}
 
 
-def _parsed(name: str, value):
+def _parse_json(name: str, value):
     """Two spellings of the same JSON are no difference."""
     try:
         return json.loads(value) if name == "env_kwargs" else value
@@ -84,6 +84,7 @@ def _check_settings(args) -> None:
 
 
 def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args) -> None:
+    """Write the checkpoint of an update into the folder of the run."""
     checkpoint.save(
         run / f"checkpoint-{step}", model=policy.model, tokenizer=policy.tokenizer, optimizers=optimizers, step=step,
         extra=settings(args), modules=modules,

@@ -147,6 +147,9 @@ class Run:
         step.rng = collected.rng
         step.log(collected.metrics | episode_metrics(collected.played, self.score))
         step.log({"episodes": float(len(collected.played))})
+        assert (
+            self.policy.tree_attention is not None
+        )  # found out at its first use, by passes that are not to be counted
         self._meter.start()
         step.log(mutual_information_statistics(self.policy, collected.episodes, self.args))
         return collected.episodes

@@ -7,7 +7,7 @@ from benchmarks.training import growth
 
 def test_a_step_is_the_work_that_was_asked_for(monkeypatch):
     batches = []
-    monkeypatch.setattr(growth, "play", lambda *args: batches.append(growth_play(*args)) or batches[-1])
+    monkeypatch.setattr(growth, "play_batch", lambda *args: batches.append(growth_play(*args)) or batches[-1])
     rollout, update = growth.step(growth.Args(repeats=1), growth.Work(turns=2, group_size=2, observation=7, episodes=4))
     assert rollout > 0 and update > 0 and len(batches) == 2
     for batch in batches:
@@ -18,7 +18,7 @@ def test_a_step_is_the_work_that_was_asked_for(monkeypatch):
         assert len({t.episode_return for t in batch.episodes if t.group == 0}) == 2  # or there is nothing to learn
 
 
-growth_play = growth.play
+growth_play = growth.play_batch
 
 
 def test_what_cannot_grow_is_refused():

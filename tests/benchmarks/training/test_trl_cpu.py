@@ -60,7 +60,7 @@ def test_the_questions_are_those_of_our_updates(monkeypatch):
     monkeypatch.setattr(batches, "rollout", rollout)
     for number in range(args.rounds):
         with pytest.raises(Stop):
-            batches.play(args.trainer_args(), None, None, SimpleNamespace(processed={}), number)
+            batches.play_batch(args.trainer_args(), None, None, SimpleNamespace(processed={}), number)
     assert drawn == args.question_seeds() and len(set(drawn)) == 12
 
 
@@ -116,10 +116,10 @@ def test_a_call_in_the_last_turn_of_all_still_counts():
     assert theirs.earned > 0  # for the article that was found
 
 
-def test_flat_groups_are_those_without_a_difference():
+def test_zero_std_groups_are_those_without_a_difference():
     tally = Tally(group_size=2)
     tally.add([1.0, 1.0 + 1e-9, 0.0, 1.0], turns=9)
-    assert (tally.episodes, tally.turns, tally.flat_groups) == (4, 9, 1)
+    assert (tally.episodes, tally.turns, tally.zero_std_groups) == (4, 9, 1)
 
 
 @pytest.mark.parametrize("name", ["engine", "generate"])
