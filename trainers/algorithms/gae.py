@@ -47,7 +47,7 @@ def following(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     return out
 
 
-def discounted(values: torch.Tensor, mask: torch.Tensor, decay: float | torch.Tensor) -> torch.Tensor:
+def discount(values: torch.Tensor, mask: torch.Tensor, decay: float | torch.Tensor) -> torch.Tensor:
     """x_t = v_t + decay_t · x_t', where t' is the next position in the mask; 0 outside the mask.
 
     Args:
@@ -67,7 +67,7 @@ def returns_to_go(
     rewards: torch.Tensor, mask: torch.Tensor, gamma: float = 1.0, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
     """G_t = r_t + γ G_{t+1}, over the policy's own tokens (Sutton & Barto 2018, eq. 3.9)."""
-    return discounted(rewards, own_tokens(rewards, mask, valid), gamma)
+    return discount(rewards, own_tokens(rewards, mask, valid), gamma)
 
 
 @torch.no_grad()
@@ -88,7 +88,7 @@ def gae(
         The advantages, and A_t + V_t, the targets of the critic; zero outside the mask.
     """
     own, values = own_tokens(rewards, mask, valid), values.to(rewards.dtype)
-    advantages = discounted(rewards + gamma * following(values, own) - values, own, gamma * lam)
+    advantages = discount(rewards + gamma * following(values, own) - values, own, gamma * lam)
     return advantages, torch.where(own, advantages + values, 0.0)
 
 
@@ -137,8 +137,8 @@ def bi_level_gae(
     own, values = own_tokens(rewards, mask, valid), values.to(rewards.dtype)
     check_turns(turns, own)
     ends = own & (following(turns + 1, own) != turns + 1)  # 0 follows the last turn, and is no turn's number + 1
-    of_turns = discounted(rewards + turn_gamma * following(values, ends) - values, ends, turn_gamma * turn_lam)
+    of_turns = discount(rewards + turn_gamma * following(values, ends) - values, ends, turn_gamma * turn_lam)
     inside = rewards + gamma * following(values, own) - values
     decay = torch.full_like(values, gamma * lam).masked_fill(ends, 0.0)
-    advantages = discounted(torch.where(ends, of_turns, inside), own, decay)
+    advantages = discount(torch.where(ends, of_turns, inside), own, decay)
     return advantages, torch.where(own, advantages + values, 0.0)

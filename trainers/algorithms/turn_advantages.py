@@ -10,7 +10,7 @@ from functools import partial
 import torch
 
 from trainers.algorithms.advantages import episode_returns, group_advantage, leave_one_out, to_tokens
-from trainers.algorithms.gae import check_turns, discounted, own_tokens
+from trainers.algorithms.gae import check_turns, discount, own_tokens
 
 
 def turn_returns(
@@ -33,7 +33,7 @@ def turn_returns(
         return rewards.new_zeros(shape), mask.new_zeros(shape)
     paid = rewards.new_zeros(shape).scatter_add(1, number, torch.where(own, rewards, 0.0))
     played = rewards.new_zeros(shape).scatter_add(1, number, own.to(rewards.dtype)) > 0
-    return discounted(paid, played, gamma), played
+    return discount(paid, played, gamma), played
 
 
 def turns_to_tokens(table: torch.Tensor, turns: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
