@@ -5,6 +5,7 @@ from typing import Any
 
 ENV_ATTRIBUTES = {"judge": "evaluate_turn", "SCORE": "PRIMARY_METRIC", "LUCK": "TAKES_NOISE_SEED"}
 TOOL_ATTRIBUTES = {"lane": "batch_key", "waits": "io_bound"}
+CONTEXT_ATTRIBUTES = {"facts": "metrics", "before": "previous_metrics", "past": "previous_turns"}
 
 
 def module_getattr(module: str, renames: Mapping[str, str]) -> Callable[[str], Any]:
@@ -24,12 +25,18 @@ def module_getattr(module: str, renames: Mapping[str, str]) -> Callable[[str], A
 def check_env_class(task: type) -> None:
     """Raise a TypeError where a class of environments defines something by its old name."""
     for old, new in ENV_ATTRIBUTES.items():
-        if old in vars(task):
+        if hasattr(task, old):
             raise TypeError(f"{task.__name__}: {old} is now called {new}")
 
 
+def check_reset_options(options: Mapping[str, Any]) -> None:
+    """Raise a ValueError where a reset option has its old name."""
+    if "luck" in options:
+        raise ValueError("the reset option 'luck' is now called 'noise_seed'")
+
+
 def check_tool(tool: Any) -> None:
-    """Raise a TypeError where a tool has an attribute by its old name."""
+    """Raise a TypeError where a tool, or the searcher of one, has an attribute by its old name."""
     for old, new in TOOL_ATTRIBUTES.items():
-        if hasattr(tool, old):
+        if hasattr(tool, old) or hasattr(getattr(tool, "searcher", None), old):
             raise TypeError(f"the tool {tool.name!r}: {old} is now called {new}")

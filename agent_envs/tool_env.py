@@ -68,7 +68,8 @@ class ToolEnv(gymnasium.Env[str, str]):
     SCRIPTS: ClassVar[Mapping[str, Callable]] = {}  # baselines, see agent_envs.play
 
     questions: "Sequence[Question] | None" = None
-    """The fixed list of questions of the split, or None where instances are made from seeds."""
+    """The fixed list of questions of the split, or None where instances are made from seeds. The trainer takes an environment
+    that has one for a `QAEnv`: Naive RAG searches for the questions, and their answers are scored by ``task``."""
 
     def __init_subclass__(cls, **kwargs: Any):
         super().__init_subclass__(**kwargs)
@@ -129,7 +130,7 @@ class ToolEnv(gymnasium.Env[str, str]):
             results: of ``turn.calls``, in order.
             done: the episode ends with this turn in any case (a final answer, or a budget is used up).
         """
-        raise NotImplementedError
+        raise NotImplementedError(f"{type(self).__name__} has no evaluate_turn: what did the turn come to?")
 
     def state_text(self) -> str:
         """What the agent is shown again after a turn that failed, such as the board of a game."""

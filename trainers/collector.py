@@ -102,6 +102,10 @@ class Collector:
         collected.metrics["time/rollout"] = time.monotonic() - begin
         return collected
 
+    def close(self) -> None:
+        """Wait for what is being played, and end the thread that plays it."""
+        self._pool.shutdown(cancel_futures=True)
+
     @torch.no_grad()
     def update_weights(self) -> None:
         """Wait for what is being played, and let the copy have the newest weights."""

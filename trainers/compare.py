@@ -110,25 +110,9 @@ def train_run(recipe: Recipe, name: str, seed: int, folder: Path) -> dict:
         train(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
         gc.collect()  # before the next one takes as much memory
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    check_settings(folder, summary, args)
+    runs.check_settings(folder, summary, args)
     curve = read_curve(read_metrics(folder / METRICS_FILE), summary, greedy=not args.eval_temperature)
     return summary | {"seconds": curve[-1].seconds, "curve": curve}
-
-
-def check_settings(folder: Path, summary: Mapping, args: TrainArgs) -> None:
-    """Raise a ValueError where the run that a ``summary`` is of was made with other arguments than ``args``."""
-    saved = dict(summary["settings"])
-    updates = saved.pop("updates")
-    different = runs.differences(saved, args)
-    if updates != args.updates:
-        different["updates"] = (updates, args.updates)
-    evaluation = summary.get("evaluation", {})  # an earlier version did not save it
-    for setting in ("eval_every", "eval_questions", "eval_temperature"):
-        if setting in evaluation and evaluation[setting] != getattr(args, setting):
-            different[setting] = (evaluation[setting], getattr(args, setting))
-    if different:
-        listed = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
-        raise ValueError(f"{folder} holds a run with other settings ({listed}): give another --out")
 
 
 def read_curve(lines: Iterable[Mapping], summary: Mapping, greedy: bool = True) -> list[Point]:

@@ -75,11 +75,10 @@ from trainers.models.fsdp import clip_gradients
 from trainers.models.lora import trainable_parameters
 from trainers.models.micro_batches import micro_batches
 from trainers.models.policy import Policy
-from trainers.preparation import UpdateMetrics, prepare_batch, select_episodes, shuffle_minibatches
+from trainers.preparation import Metrics, UpdateMetrics, prepare_batch, select_episodes, shuffle_minibatches
 from trainers.runs.run import Run
 from trainers.trajectory import Batch, PackedEpisodes, Trajectory, unpack
 
-Metrics = dict[str, float]
 AnyArgs = TypeVar("AnyArgs", bound=TrainArgs)
 AdvantageFunction = Callable[[AnyArgs, PackedEpisodes], torch.Tensor]  # [N, A]
 

@@ -78,11 +78,9 @@ from trainers.models.lora import trainable_parameters
 from trainers.models.mask_ablation import remove_mask
 from trainers.models.micro_batches import micro_batches
 from trainers.models.policy import Policy
-from trainers.preparation import UpdateMetrics, prepare_batch, select_episodes, shuffle_minibatches
+from trainers.preparation import Metrics, UpdateMetrics, prepare_batch, select_episodes, shuffle_minibatches
 from trainers.runs.run import Run
 from trainers.trajectory import Batch, Trajectory, pack, unpack
-
-Metrics = dict[str, float]
 
 
 def add_advantages(args: Args, policy: Policy, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:

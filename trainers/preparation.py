@@ -182,11 +182,12 @@ class UpdateMetrics:
         return {name: aggregate(value, batch.mask, tokens).item() for name, value in values.items()}
 
     def add(self, batch: Batch, scale: float, loss: torch.Tensor, means: Metrics) -> None:
-        """Count a micro-batch: its loss, and means over its tokens. Where ``scale`` is 0 it counts for nothing."""
-        if not scale:
-            return
-        tokens = int(batch.mask.sum())
-        sums = {name: value * tokens for name, value in means.items()} | {"loss": loss.item(), "tokens": tokens}
+        """Count a micro-batch: its loss, and means over its tokens. Where ``scale`` is 0 it counts for nothing, but names
+        its metrics: processes add up theirs, and one of them may have no other micro-batch."""
+        counts = bool(scale)
+        tokens = int(batch.mask.sum()) * counts
+        sums = {name: value * tokens for name, value in means.items()}
+        sums |= {"loss": loss.item() * counts, "tokens": tokens}
         for name, value in sums.items():
             self._sums[name] = self._sums.get(name, 0.0) + value
 

@@ -3,7 +3,7 @@
     python -m trainers.profile runs/grpo-MiniWiki-v0-0
     python -m trainers.profile                            # the run that was written to last
 
-Of each phase: seconds an update, its share, the conversations' tokens, and the tokens that were *computed*, which means that
+Of each phase: seconds an update, its share, the conversations' tokens, and the tokens that were *processed*, which means that
 they went through the model: fewer where conversations share their beginnings or have no advantage, more by padding. Then what
 these passes are in floating-point operations of the policy's layers, 2 for each weight and token forward and 6 with the
 gradient, beside what a matrix product reaches on this machine now. Attention, the head, a critic and a reference are not

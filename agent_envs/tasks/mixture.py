@@ -9,6 +9,7 @@ import gymnasium
 
 from agent_envs.formats import Format
 from agent_envs.play import Script
+from agent_envs.renames import check_reset_options
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.types import ToolResult, Turn
 from agent_envs.vector import vector_entry_point
@@ -108,8 +109,7 @@ class MixtureEnv(ToolEnv):
         if id not in self.tasks:
             raise ValueError(f"task must be one of {list(self.tasks)}, got {id!r}")
         self.id, self.current, self._paid = id, self.tasks[id], 0.0
-        if "luck" in options:
-            raise ValueError("the reset option 'luck' is now called 'noise_seed'")
+        check_reset_options(options)
         noise_seed = options.pop("noise_seed", None)
         if self.current.TAKES_NOISE_SEED and noise_seed is not None:
             options["noise_seed"] = noise_seed

@@ -2,12 +2,16 @@
 
 import random
 import re
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from agent_envs.data.question import Question
 from agent_envs.play import Script
+from agent_envs.renames import module_getattr
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, Turn
+
+if not TYPE_CHECKING:
+    __getattr__ = module_getattr(__name__, {"hasty": "early_stopping(continue_probability=)"})
 
 
 class HasQuestion(Protocol):

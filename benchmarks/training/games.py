@@ -116,8 +116,7 @@ def trained(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
         started = checkpoint.latest(run) is not None
         starpo.main("starpo-s", replace(wanted, resume=run) if started else replace(wanted, out=run))
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    if summary["settings"] != to_json_types(runs.settings(wanted) | {"updates": wanted.updates}):
-        raise ValueError(f"{run} holds a run with other settings: give another --out")
+    runs.check_settings(run, summary, wanted)
     lines = read_metrics(run / METRICS_FILE)
     summary["seconds"] = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
     return load_policy(checkpoint.latest(run)), summary

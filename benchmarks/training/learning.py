@@ -45,8 +45,7 @@ def main(args: Args) -> dict:
             started = checkpoint.latest(run) is not None
             grpo.main(grpo.Args(**common, resume=run) if started else grpo.Args(**common, out=run))
         summaries[seed] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        if summaries[seed]["settings"] != runs.settings(grpo.Args(**common)) | {"updates": args.updates}:
-            raise ValueError(f"{run} holds a run with other settings: give another --out")
+        runs.check_settings(run, summaries[seed], grpo.Args(**common))
     any_summary = summaries[args.seeds[0]]
     rows = {row["name"]: row["em"] for row in any_summary["rows"]}
     report.learning_curve(

@@ -38,14 +38,14 @@ def test_the_oracle_answers_everything(envs):
     assert (row["em"], row["support_recall"], row["episodes"]) == (1.0, 1.0, 120)
 
 
-def test_hasty_is_right_as_often_as_it_is_patient(envs):
+def test_early_stopping_is_right_as_often_as_it_is_patient(envs):
     """EM = continue_probability ** (hops - 1); 400 tries have a standard error of 0.023."""
     row = evaluate_script(envs, list(range(400)), scripted.early_stopping, "early_stopping")
     assert row["em"] == pytest.approx(0.3, abs=0.07)
     assert 2 < row["turns"] < 3
 
 
-def test_hasty_follows_the_decomposition(envs):
+def test_early_stopping_follows_the_decomposition(envs):
     question = envs.envs[0].questions[0]
     first, second = question.decomposition
     texts = turns_of(scripted.early_stopping(asks(question), random.Random(0), continue_probability=1.0))
@@ -64,7 +64,7 @@ def test_hasty_follows_the_decomposition(envs):
 @pytest.mark.parametrize(
     "decomposition", [None, ({"question": "who #9?", "answer": "x"}, {"question": "#1?", "answer": "y"})]
 )
-def test_hasty_makes_do_with_gold_titles(decomposition):
+def test_early_stopping_makes_do_with_gold_titles(decomposition):
     """HotpotQA and 2WikiMultihopQA have no decomposition, and MuSiQue's names no titles."""
     question = Question("1", "Q?", "a", supporting_titles=("S", "T"), decomposition=decomposition)
     patient = turns_of(scripted.early_stopping(asks(question), random.Random(0), continue_probability=1.0))

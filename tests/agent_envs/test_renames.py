@@ -1,13 +1,15 @@
 """Names of the last release raise an error that says the new one."""
 
+import copy
 import importlib
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
 
 from agent_envs.tool_env import ToolEnv
-from agent_envs.tools import FunctionTool
-from agent_envs.types import ToolResult
+from agent_envs.tools import FunctionTool, SearchTool
+from agent_envs.types import ToolResult, Turn, TurnContext
 
 
 @pytest.mark.parametrize(
@@ -35,6 +37,22 @@ def test_a_tool_with_an_old_attribute(old, new):
         ToolEnv([Ping()])
 
 
+def test_a_searcher_with_an_old_attribute():
+    searcher = SimpleNamespace(search=lambda queries, k: [[] for _ in queries], waits=True)
+    with pytest.raises(TypeError, match="the tool 'search': waits is now called io_bound"):
+        ToolEnv([SearchTool(searcher)])
+
+
+@pytest.mark.parametrize(
+    ("old", "new"), [("facts", "metrics"), ("before", "previous_metrics"), ("past", "previous_turns")]
+)
+def test_a_reward_term_that_reads_an_old_name(old, new):
+    context = TurnContext(Turn(), {}, {}, False, 1, [], False, False)
+    with pytest.raises(AttributeError, match=f"TurnContext.{old} is now called {new}"):
+        getattr(context, old)
+    assert copy.deepcopy(context) == context
+
+
 def test_the_old_argument_of_a_function_tool():
     with pytest.raises(TypeError, match="lane is now called batch_key"):
         FunctionTool(print, lane="till")
@@ -50,7 +68,7 @@ def test_the_old_reset_option(id):
 @pytest.mark.parametrize(
     ("module", "old", "new"),
     [("types", "Verdict", "TurnOutcome"), ("types", "Moment", "TurnContext"), ("rewards", "Fact", "Metric"),
-     ("vector", "vectorized", "vector_entry_point")],
+     ("vector", "vectorized", "vector_entry_point"), ("tasks.qa_scripts", "hasty", "early_stopping")],
 )  # fmt: skip
 def test_what_modules_no_longer_have(module, old, new):
     with pytest.raises(ImportError, match=f"{old} is now called {new}"):

@@ -1,4 +1,4 @@
-"""All that the reference tests know of the trainer's own interface: episodes go in and out as `tests.trainers.reference`
+"""All that the reference tests know of the trainer's own interface: episodes go in and out as `reference`
 has them, options by the names of the command line.
 
 `run_update` promises the whole update of an algorithm, optimizer and all, with nothing replaced; `play_episodes` the

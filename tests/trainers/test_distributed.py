@@ -35,11 +35,13 @@ def of_two(tmp_path_factory):
     return folder, [torch.load(folder / f"{rank}.pt") for rank in range(2)], done.stdout
 
 
-@pytest.mark.parametrize("name", [*CASES, "few"])
+@pytest.mark.parametrize("name", [*CASES, "few", "one"])
 def test_two_processes_learn_what_one_does(name, of_two, tmp_path):
     folder, both, _ = of_two
     found = [each[name] for each in both]
-    expected = learn("grpo", tmp_path, count=3) if name == "few" else learn(name, tmp_path / "checkpoint")
+    few = {"few": ("grpo", 3), "one": ("ppo-unmasked", 1)}  # episodes; a process may have none
+    algorithm, count = few.get(name, (name, 18))
+    expected = learn(algorithm, tmp_path / "checkpoint", count)
     assert any(g.abs().max() > 1e-4 for g in expected["gradients"])
     for got, wanted in zip(found[0]["gradients"], expected["gradients"], strict=True):
         torch.testing.assert_close(got, wanted, rtol=1e-6, atol=1e-6)

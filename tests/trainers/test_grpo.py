@@ -68,7 +68,7 @@ def test_micro_batches_are_a_matter_of_memory_alone(played):
     assert whole_metrics == pytest.approx(parts_metrics, abs=1e-5)
 
 
-def test_flat_groups_leave_the_policy_alone(played):
+def test_zero_std_groups_leave_the_policy_alone(played):
     policy, episodes = played
     for episode in episodes:
         for step in episode.steps:
@@ -79,7 +79,7 @@ def test_flat_groups_leave_the_policy_alone(played):
     assert metrics["policy/grad_norm"] == 0
 
 
-def test_the_kl_penalty_pulls_back_to_the_reference_also_in_flat_groups(played, make_policy):
+def test_the_kl_penalty_pulls_back_to_the_reference_also_in_zero_std_groups(played, make_policy):
     policy, episodes = played
     for episode in episodes:
         for step in episode.steps:

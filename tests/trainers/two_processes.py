@@ -137,6 +137,7 @@ def main(folder: Path) -> None:
         torch.set_num_threads(1)
         found = {name: learn(name, folder / name) for name in CASES}
         found["few"] = learn("grpo", folder / "few", count=3)
+        found["one"] = learn("ppo-unmasked", folder / "one", count=1)
         torch.save(found, folder / f"{distributed.rank()}.pt")
         ppo.main(replace(RUN, out=folder / "run"))
 

@@ -69,7 +69,8 @@ def _build_form(defaults: Any) -> type:
     groups: dict[str, list] = {name: [] for name in GROUPS.values()}
     for argument in fields(defaults):
         owner = next(c for c in reversed(type(defaults).__mro__) if argument.name in getattr(c, "__annotations__", {}))
-        help = tyro.conf.arg(help=_read_help(owner).get(argument.name, ""))
+        texts = (_read_help(c).get(argument.name) for c in type(defaults).__mro__ if c is not object)
+        help = tyro.conf.arg(help=next(filter(None, texts), ""))
         entry = (argument.name, Annotated[argument.type, help], field(default=getattr(defaults, argument.name)))
         groups[GROUPS.get(owner, "algorithm")].append(entry)
     if not isinstance(defaults, arguments.TrainArgs):
@@ -82,9 +83,12 @@ def _build_form(defaults: Any) -> type:
 
 @cache
 def _read_help(owner: type) -> dict[str, str]:
-    """By name, the docstrings under the fields of a class, each in one line."""
-    (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    found = {}
+    """By name, the docstrings under the fields of a class, each in one line; none where there is no source to read."""
+    found: dict[str, str] = {}
+    try:
+        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
+    except (OSError, TypeError):
+        return found
     for statement, following in itertools.pairwise(definition.body):  # type: ignore[attr-defined]
         if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
             continue

@@ -43,6 +43,22 @@ def differences(saved: Mapping[str, object], args) -> dict[str, tuple]:
     return {name: pair for name, pair in pairs.items() if _parse_json(name, pair[0]) != _parse_json(name, pair[1])}
 
 
+def check_settings(folder: Path, summary: Mapping, args) -> None:
+    """Raise a ValueError where the run that a ``summary`` is of was made with other arguments than ``args``."""
+    saved = dict(summary["settings"])
+    updates = saved.pop("updates")
+    different = differences(saved, args)
+    if updates != args.updates:
+        different["updates"] = (updates, args.updates)
+    evaluation = summary.get("evaluation", {})  # an earlier version did not save it
+    for setting in ("eval_every", "eval_questions", "eval_temperature"):
+        if setting in evaluation and evaluation[setting] != getattr(args, setting):
+            different[setting] = (evaluation[setting], getattr(args, setting))
+    if different:
+        listed = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
+        raise ValueError(f"{folder} holds a run with other settings ({listed}): give another --out")
+
+
 def _parse_json(name: str, value):
     """Two spellings of the same JSON are no difference."""
     try:

@@ -18,11 +18,13 @@ import numpy as np
 import torch
 
 from trainers import distributed, evaluate
+from trainers.algorithms.group_filters import ZERO_STD
 from trainers.cold_start.start import start_policy
 from trainers.collector import Collector
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.hidden_states import ForwardTokenMeter
 from trainers.models.policy import Policy
+from trainers.preparation import Metrics
 from trainers.rollout import check_formats
 from trainers.runs import folder, setup
 from trainers.runs.arguments import TrainArgs
@@ -30,7 +32,6 @@ from trainers.runs.logger import METRICS_FILE, Logger, Progress, check_sinks, re
 from trainers.runs.monitoring import CollapseTracker, mutual_information_statistics, update_statistics
 from trainers.trajectory import Trajectory, to_sequences
 
-Metrics = dict[str, float]
 BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"  # names of rows
 
 
@@ -87,12 +88,20 @@ class Run:
             setup.check_splits(self.envs, self.held_out)
             check_formats(self.envs)
             self._start_policy()
+            stack.callback(self.collector.close)
             self._rows = self._evaluate_baselines()
+            # After the baselines, which need memory for their keys and values: with several processes it is a copy.
+            self.policy: Policy = ShardedPolicy(self._player) if distributed.world_size() > 1 else self._player
+            self._meter = ForwardTokenMeter(self.policy.model.base_model)
             self._exits = stack.pop_all()
         return self
 
     def __exit__(self, *error) -> None:
         self._exits.__exit__(*error)
+        if error == (None, None, None) and not self.summary:
+            raise RuntimeError(
+                f"{self.folder}: the loop over run.steps() was left before its end: nothing was evaluated"
+            )
 
     def _start_policy(self) -> None:
         args = self.args
@@ -103,8 +112,6 @@ class Run:
         self.collector = Collector(args, self._player)
         stop = self.envs.envs[0].stop
         self.engine = setup.make_engine(args.engine, self.collector.policy, stop, args.vllm_url, args.vllm_kv_gib)
-        self.policy: Policy = ShardedPolicy(self._player) if distributed.world_size() > 1 else self._player
-        self._meter = ForwardTokenMeter(self.policy.model.base_model)
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
@@ -147,9 +154,7 @@ class Run:
         step.rng = collected.rng
         step.log(collected.metrics | episode_metrics(collected.played, self.score))
         step.log({"episodes": float(len(collected.played))})
-        assert (
-            self.policy.tree_attention is not None
-        )  # found out at its first use, by passes that are not to be counted
+        _ = self.policy.tree_attention  # found out at its first use, by passes that are not to be counted
         self._meter.start()
         step.log(mutual_information_statistics(self.policy, collected.episodes, self.args))
         return collected.episodes
@@ -263,7 +268,7 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> Metrics:
         "train/truncated": np.mean([t.truncated for t in trajectories]),
         "train/failed": np.mean([t.failed for t in trajectories]),
         "train/group_std": np.mean([np.std(group) for group in groups]),
-        "train/zero_std_groups": np.mean([np.ptp(group) < 1e-6 for group in groups]),
+        "train/zero_std_groups": np.mean([np.ptp(group) < ZERO_STD for group in groups]),
     }
     for name in dict.fromkeys(name for t in trajectories for name in t.reward_terms):
         metrics[f"reward/{name}"] = np.mean([t.reward_terms.get(name, 0.0) for t in trajectories])

@@ -1,6 +1,7 @@
 """Make the environments, the policy and the engine that the command line asks for."""
 
 import json
+from typing import cast
 
 import gymnasium
 
@@ -24,11 +25,11 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
     if taken := {"split", "num_envs"} & set(arguments):
         raise ValueError(f"{sorted(taken)} cannot be among the environment arguments: the command sets them itself")
     envs = gymnasium.make_vec(id, num_envs=num_envs, split=split, **arguments)
-    if not isinstance(envs, ToolVectorEnv):
+    if not isinstance(envs.unwrapped, ToolVectorEnv):
         raise ValueError(
             f"{id} has no vector of tool environments: register it with agent_envs.vector.vector_entry_point"
         )
-    return envs
+    return cast(ToolVectorEnv, envs)  # a wrapper passes on what it is asked for
 
 
 def make_engine(

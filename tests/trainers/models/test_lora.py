@@ -6,6 +6,7 @@ import sys
 import numpy as np
 import pytest
 import torch
+from drive_update import PlayedRun
 from transformers import AutoModelForCausalLM
 
 from trainers import evaluate, grpo, ppo
@@ -149,6 +150,18 @@ def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(folder, episodes):
     assert not any(changed[0])
     assert all(changed[1])
     assert all(changed[2])
+
+
+def test_ppo_gives_the_optimizer_both_adapters_and_nothing_else(folder, monkeypatch):
+    run = PlayedRun(load_policy(folder, "cpu", lora_rank=2), [], Critic(load_policy(folder, "cpu")).head.parameters())
+    groups, make = [], ppo.make_optimizer
+    monkeypatch.setattr(ppo, "make_optimizer", lambda policy, given: groups.extend(given) or make(policy, given))
+    monkeypatch.setattr(ppo, "Run", lambda *arguments: run)
+    ppo.main(ppo.Args(lr=0.05, critic_lr=0.07))
+    assert [group["lr"] for group in groups] == [0.05, 0.07]
+    of_policy, of_critic = ({p.data_ptr() for p in group["params"]} for group in groups)
+    assert of_policy == {p.data_ptr() for p in trainable_parameters(run.policy.model)}
+    assert len(of_critic) == len(of_policy) + 2 and not of_critic & of_policy
 
 
 def test_shared_layers_are_those_of_the_policy_with_its_adapter(folder):

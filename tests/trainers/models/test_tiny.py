@@ -40,7 +40,7 @@ def test_turns_survive_the_way_to_the_environment(tokenizer):
 @pytest.mark.parametrize("seed", [0, 1, 2])
 def test_attention_starts_out_as_an_induction_circuit(seed):
     """In a string that comes twice, a first head looks one token back, and a second-layer head finds what followed the
-    same token before, far more often than chance (1 in 60): that is what `_wire` promises."""
+    same token before, far more often than chance (1 in 60): that is what `_init_for_copying` promises."""
     torch.manual_seed(seed)
     model = tiny.make_model(500)
     model.set_attn_implementation("eager")

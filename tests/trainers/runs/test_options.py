@@ -2,7 +2,7 @@
 
 import subprocess
 import sys
-from dataclasses import replace
+from dataclasses import dataclass, make_dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -58,6 +58,21 @@ def test_help_is_in_groups_in_the_words_of_the_docstrings(capsys):
     assert places == sorted(places)
     assert "--turn-credit" in said[said.index(" algorithm options ") : said.index(" evaluation options ")]
     assert "``" not in said
+
+
+def test_the_help_of_an_option_is_that_of_the_class_that_sets_it(capsys):
+    @dataclass(kw_only=True)
+    class Mine(grpo.Args):
+        """Mine."""
+
+        lr: float = 1e-4
+        """A rate of my own."""
+
+    with pytest.raises(SystemExit):
+        parse(Mine(), "", "mine", ["--help"])
+    assert "A rate of my own. (default: 0.0001)" in capsys.readouterr().out
+    without_source = make_dataclass("Plain", [("x", int, 1)])
+    assert parse(without_source(), None, "plain", ["--x", "2"]).x == 2
 
 
 @pytest.mark.parametrize(
