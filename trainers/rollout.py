@@ -40,32 +40,24 @@ def rollout(
         One trajectory per environment played, in order.
     """
     engine.reset()
-    observations, infos = _start(envs, seeds, questions, group_size)
-    count = len(seeds or questions or ()) * group_size
+    observations, infos = _reset(envs, seeds, questions, group_size)
+    instructions, count = infos["instructions"], len(seeds or questions or ()) * group_size
     trajectories = [Trajectory(group=i // group_size) for i in range(count)]
-    instructions = infos["instructions"]
-    contexts = {i: policy.prompt_ids(instructions[i], observations[i]) for i in range(count)}
-    said: list[list[dict]] = [[] for _ in range(count)]
+    turns: list[list[dict]] = [[] for _ in range(count)]
+    contexts = {i: policy.prompt_ids(instructions[i], observations[i]) for i in range(count)}  # of unfinished episodes
     play = _Play(envs, engine, timing or Timing(), max_new_tokens, temperature)
     completions = play.submit(contexts, sum(map(len, contexts.values())))
     while contexts:
         actions = [policy.decode(completions[i].tokens) if i in completions else None for i in range(len(envs.envs))]
-        before, anchors = observations, {i: envs.envs[i].anchor() for i in completions}
-        (observations, rewards, terminated, truncated, infos), following = play.step(actions)
-        new = 0
-        for i in completions:
-            done, trajectory = completions[i], trajectories[i]
+        shown, anchors = observations, {i: envs.envs[i].anchor() for i in completions}
+        (observations, rewards, terminated, truncated, infos), next_completions = play.step(actions)
+        num_new_ids = 0
+        for i, completion in completions.items():
+            trajectory = trajectories[i]
             trajectory.anchors.append(anchors[i])
-            trajectory.failed |= bool(infos["tool_faults"][i])
-            trajectory.steps.append(
-                Step(prompt=contexts[i], tokens=done.tokens, logprobs=done.logprobs, reward=float(rewards[i]))
-            )
-            paid = infos["reward_terms"]
-            terms = {name: float(paid[name][i]) for name in paid if name[0] != "_" and paid[f"_{name}"][i]}
-            for name, value in terms.items():
-                trajectory.reward_terms[name] = trajectory.reward_terms.get(name, 0.0) + value
-            said[i].append(
-                {"observation": before[i], "action": actions[i], "reward": rewards[i], "reward_terms": terms}
+            terms = _add_step(trajectory, contexts[i], completion, float(rewards[i]), infos, i)
+            turns[i].append(
+                {"observation": shown[i], "action": actions[i], "reward": rewards[i], "reward_terms": terms}
             )
             if terminated[i] or truncated[i]:
                 trajectory.info = {k: v[i] for k, v in infos.items() if k[0] != "_" and not isinstance(v, dict)}
@@ -73,61 +65,78 @@ def rollout(
                 del contexts[i]
             elif "context" in infos and infos["_context"][i]:  # rewritten: the next step starts a sequence of its own
                 contexts[i] = policy.prompt_ids(instructions[i], infos["context"][i])
-                new += len(contexts[i])
-            else:
-                seen = policy.observation_ids(observations[i], done.tokens)
-                contexts[i] = contexts[i] + done.tokens + seen
-                new += len(seen)
-        completions = play.submit({i: contexts[i] for i in completions if i in contexts}, new, following)
+                num_new_ids += len(contexts[i])
+            else:  # what was sampled stays as it is, and the observation is encoded behind it
+                observation_ids = policy.observation_ids(observations[i], completion.tokens)
+                contexts[i] = contexts[i] + completion.tokens + observation_ids
+                num_new_ids += len(observation_ids)
+        unfinished = {i: contexts[i] for i in completions if i in contexts}
+        completions = play.submit(unfinished, num_new_ids, next_completions)
     engine.reset()  # keys and values need not lie in memory while what was played is learned from
     if transcripts is not None:
-        transcripts += said
+        transcripts += turns
     return trajectories
 
 
+def _add_step(
+    trajectory: Trajectory, prompt: list[int], completion: Completion, reward: float, infos: dict[str, Any], i: int
+) -> dict[str, float]:
+    """Add a turn to the trajectory of environment ``i``; returns the terms of its reward."""
+    trajectory.steps.append(Step(prompt=prompt, tokens=completion.tokens, logprobs=completion.logprobs, reward=reward))
+    trajectory.failed |= bool(infos["tool_faults"][i])
+    paid = infos["reward_terms"]  # by name, the values of all environments; under "_name", which of them have it
+    terms = {name: float(paid[name][i]) for name in paid if name[0] != "_" and paid[f"_{name}"][i]}
+    for name, value in terms.items():
+        trajectory.reward_terms[name] = trajectory.reward_terms.get(name, 0.0) + value
+    return terms
+
+
 class _Play:
-    """An engine and environments at work, by turns or beside each other."""
+    """An engine and environments at work, in turn, or at the same time where tools wait for something."""
 
     def __init__(self, envs: ToolVectorEnv, engine: Engine, timing: Timing, max_new_tokens: int, temperature: float):
         self.envs, self.engine, self.timing = envs, engine, timing
         self.max_new_tokens, self.temperature = max_new_tokens, temperature
-        # Tools that spend their time waiting, for a server or for a process, need not be waited for by all.
-        beside = any(getattr(tool, "io_bound", False) for env in envs.envs for tool in env.tools.values())
-        self.pool = ThreadPoolExecutor(1) if beside else None
+        # While some tools wait for a server or a process, the policy goes on with other turns.
+        io_bound = any(getattr(tool, "io_bound", False) for env in envs.envs for tool in env.tools.values())
+        self.pool = ThreadPoolExecutor(1) if io_bound else None
 
-    def submit(self, prompts: dict[int, list[int]], new: int, completions: dict[int, Completion] | None = None):
-        """Begin turns, and return some that are complete: those that are known, or the next ones."""
-        with self.timing.measure("prefill", new):
+    def submit(
+        self, prompts: dict[int, list[int]], num_new_ids: int, completions: dict[int, Completion] | None = None
+    ) -> dict[int, Completion]:
+        """Begin turns; returns ``completions``, where there are some already, or the next that are complete."""
+        with self.timing.measure("prefill", num_new_ids):
             self.engine.submit(prompts, self.max_new_tokens, self.temperature)
-        return completions or self._finished()
+        return completions or self._wait()
 
     def step(self, actions: list[str | None]) -> tuple[tuple, dict[int, Completion]]:
-        """A step of the environments; and turns that were completed while their tools waited.
+        """A step of the environments, and the turns that were completed while their tools waited.
 
-        What happens in what order does not depend on how long it takes, so a seed repeats. Where tools do not wait, it is
-        better to go on with all turns in one batch.
+        The order of events does not depend on how long they take, so a seed repeats. Where no tool waits, one batch with
+        all turns is faster.
         """
         if self.pool is None:
             return self._step(actions), {}
-        following = self.pool.submit(self._finished)
+        completions = self.pool.submit(self._wait)
         try:
             stepped = self._step(actions)
         finally:
-            wait([following])
-        return stepped, following.result()
+            wait([completions])
+        return stepped, completions.result()
 
     def _step(self, actions: list[str | None]) -> tuple:
         with self.timing.measure("tools"):
             return self.envs.step(actions)
 
-    def _finished(self) -> dict[int, Completion]:
+    def _wait(self) -> dict[int, Completion]:
         with self.timing.measure("decode"):
             completions = self.engine.wait()
-        self.timing.count("decode", sum(len(done.tokens) for done in completions.values()))
+        self.timing.count("decode", sum(len(completion.tokens) for completion in completions.values()))
         return completions
 
 
-def _start(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | None, group_size: int):
+def _reset(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | None, group_size: int):
+    """Start an episode in each environment of each group; returns what the vector's ``reset`` does."""
     if (seeds is None) == (questions is None):
         raise ValueError("give either seeds or questions")
     check_formats(envs)
@@ -136,17 +145,17 @@ def _start(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | 
     if groups * group_size > envs.num_envs:
         raise ValueError(f"{groups} groups of {group_size} do not fit in {envs.num_envs} environments")
     count = groups * group_size
-    spread = [value for value in asked for _ in range(group_size)]
+    repeated = [value for value in asked for _ in range(group_size)]
     if seeds is None:
-        return begin(envs, spread)
+        return begin(envs, repeated)
     options: dict[str, Any] = {"reset_mask": np.arange(envs.num_envs) < count}
-    if envs.envs[0].TAKES_NOISE_SEED:  # attempts at one instance must not all toss the same coin
+    if envs.envs[0].TAKES_NOISE_SEED:  # or attempts at one instance would all have the same random outcomes
         options["noise_seed"] = [i % group_size for i in range(envs.num_envs)]
-    return envs.reset(seed=spread + [0] * (envs.num_envs - count), options=options)
+    return envs.reset(seed=repeated + [0] * (envs.num_envs - count), options=options)
 
 
 def check_formats(envs: ToolVectorEnv) -> None:
-    """Raise a ValueError where turns are written in tokens that a conversation here keeps for its own frame."""
+    """Raise a ValueError where turns are written in tokens that a chat template reserves."""
     for format in (format for env in envs.envs[:1] for format in env.formats):
         if format.special_tokens:
             raise ValueError(f"the format {format.name!r} needs a chat template of its own; choose another one")
