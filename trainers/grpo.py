@@ -2,12 +2,14 @@
 
 For each of questions_per_update questions the policy plays group_size episodes. An episode's advantage A is its return
 minus the mean return of its group (Shao et al. 2024, arXiv 2402.03300), and the loss raises the log-probability of every
-token of the better episodes. With r = π(token) / π_old(token), each gradient step minimises
+token of the better episodes. Each gradient step minimises, with r = π(token) / π_old(token),
 
-    L = Σ −min(r A, clip(r, 1 − ε_low, 1 + ε_high) A) / (number of action tokens of the minibatch)
+    L = Σ [ −min(r A, clip(r, 1 − ε_low, 1 + ε_high) A) w + KL penalty − entropy bonus ] / (action tokens of the minibatch)
 
-summed over the action tokens: those that the policy sampled. What a tool returned is context and carries no gradient; that
-is the invariant of everything below (only the ablation --no-loss-mask breaks it). Where this departs from the paper:
+summed over the action tokens: those that the policy sampled. π_old is what a token was sampled with; with --importance it is
+the trainer's own policy before the update, and w corrects for the sampler (else w = 1). Penalty and bonus are off by default.
+What a tool returned is context and carries no gradient; that is the invariant of everything below (only the ablation
+--no-loss-mask breaks it). Where this departs from the paper:
 
 - no division by the group's standard deviation, and no per-sequence length normalisation, both of which bias the
   gradient (Dr. GRPO, arXiv 2503.20783); --scale-by-std and --normalize sequences bring them back;
@@ -141,8 +143,8 @@ def update(
 ) -> Metrics:
     """Take epochs x minibatches gradient steps on a batch of episodes.
 
-    Episodes that failed through no fault of the policy have no advantage. Where a filter leaves no group there is no step,
-    and there are no metrics of one.
+    An episode in which a tool broke has failed: it has no advantage and is left out of its group's mean. One that was
+    truncated counts like any other. Where a filter leaves no group there is no step, and there are no metrics of one.
     """
     trajectories, metrics = select_episodes(trajectories, args)  # filters of groups, a penalty for long turns
     if not trajectories:
@@ -157,7 +159,7 @@ def update(
     for rows in shuffle_minibatches(len(batch.ids), args, rng):
         rows = rows.to(policy.device)
         normalizer = int(batch.mask[rows].sum()) if args.normalize == "tokens" else len(rows)
-        rows = rows[has_gradient[rows]]  # the others are counted above, but need no pass through the model
+        rows = rows[has_gradient[rows]]  # without a gradient a row needs no pass, and still counts above
         optimizer.zero_grad()
         for micro_batch, scale in micro_batches(batch, rows, args.max_tokens_per_micro_batch):
             loss, values = policy_loss(args, policy, kl_penalty, micro_batch, normalizer)
@@ -188,7 +190,7 @@ def train(
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
         saved = {"kl": kl_penalty} if args.kl_target else {}  # a coefficient that is steered belongs into checkpoints
         for step in run.steps(optimizer, **saved):  # resumes; evaluates, logs and saves between updates
-            trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them
+            trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them, filtered already
             step.log(update(args, policy, optimizer, kl_penalty, advantage_fn, trajectories, step.rng))
     return run.summary
 

@@ -152,7 +152,7 @@ def update(
     for rows in shuffle_minibatches(len(batch.ids), args, rng):
         rows = rows.to(policy.device)
         normalizer = int(batch.mask[rows].sum()) if args.normalize == "tokens" else len(rows)
-        rows = rows[has_gradient[rows]]  # the others are counted above, but need no pass through the model
+        rows = rows[has_gradient[rows]]  # without a gradient a row needs no pass, and still counts above
         optimizer.zero_grad()
         for micro_batch, scale in micro_batches(batch, rows, args.max_tokens_per_micro_batch):
             loss, values = actor_critic_loss(args, policy, critic, kl_penalty, micro_batch, normalizer)
@@ -178,7 +178,7 @@ def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
         saved = {"kl": kl_penalty} if args.kl_target else {}  # a coefficient that is steered belongs into checkpoints
         for step in run.steps(optimizer, critic=critic, **saved):  # resumes; evaluates, logs and saves between updates
-            trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them
+            trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them, filtered already
             step.log(update(args, policy, critic, optimizer, kl_penalty, trajectories, step.rng))
     return run.summary
 

@@ -84,7 +84,8 @@ class OptimisationArgs:
     """Learning rate of AdamW. The default is for the tiny policy; start at 1e-6 for a pretrained model, and at 1e-5 with
     --lora-rank."""
     epochs: int = 1
-    """Passes over each batch of episodes; with one, and one minibatch, every ratio is 1 and nothing is clipped."""
+    """Passes over each batch of episodes; with one, and one minibatch, every ratio is 1 and nothing is clipped, unless the
+    sampler is another program or one step behind."""
     minibatches: int = 1
     """Gradient steps in each pass."""
     max_grad_norm: float = 1.0
