@@ -69,8 +69,8 @@ from trainers.comparison.report import write
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint
-from trainers.runs import folder as runs
 from trainers.runs.arguments import TrainArgs
+from trainers.runs.folder import check_settings
 from trainers.runs.logger import METRICS_FILE, read_metrics, to_json_types
 from trainers.runs.setup import make_envs
 
@@ -110,7 +110,7 @@ def train_run(recipe: Recipe, name: str, seed: int, folder: Path) -> dict:
         train(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
         gc.collect()  # before the next one takes as much memory
     summary = json.loads((folder / "summary.json").read_text(encoding="utf-8"))
-    runs.check_settings(folder, summary, args)
+    check_settings(folder, summary, args)
     curve = read_curve(read_metrics(folder / METRICS_FILE), summary, greedy=not args.eval_temperature)
     return summary | {"seconds": curve[-1].seconds, "curve": curve}
 

@@ -188,7 +188,7 @@ def train(
         policy = run.policy
         optimizer = make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": args.lr}])
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
-        saved = {"kl": kl_penalty} if args.kl_target else {}  # a coefficient that is steered belongs into checkpoints
+        saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, where it is steered
         for step in run.steps(optimizer, **saved):  # resumes; evaluates, logs and saves between updates
             trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them, filtered already
             step.log(update(args, policy, optimizer, kl_penalty, advantage_fn, trajectories, step.rng))

@@ -176,7 +176,7 @@ def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
         critic_group = {"params": trainable_parameters(critic), "lr": args.critic_lr}
         optimizer = make_optimizer(policy, [actor_group, critic_group])
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
-        saved = {"kl": kl_penalty} if args.kl_target else {}  # a coefficient that is steered belongs into checkpoints
+        saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, where it is steered
         for step in run.steps(optimizer, critic=critic, **saved):  # resumes; evaluates, logs and saves between updates
             trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them, filtered already
             step.log(update(args, policy, critic, optimizer, kl_penalty, trajectories, step.rng))

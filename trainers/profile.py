@@ -48,8 +48,8 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from trainers.models import lora as adapters
 from trainers.models.loading import default_device
+from trainers.models.lora import find_base_model
 from trainers.runs import checkpoint
 from trainers.runs.logger import METRICS_FILE, read_metrics
 
@@ -101,7 +101,7 @@ def mean_phases(lines: Sequence[Mapping[str, float]]) -> dict[str, dict[str, flo
 def count_weights(folder: Path) -> tuple[int, int]:
     """How many weights multiply each token, all but the embedding, which is looked up, and the head; and how many are in the
     head, which is only for tokens that are sampled."""
-    config = AutoConfig.from_pretrained(adapters.find_base_model(folder) or folder)
+    config = AutoConfig.from_pretrained(find_base_model(folder) or folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     head = model.get_output_embeddings().weight

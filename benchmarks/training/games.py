@@ -22,13 +22,13 @@ import tyro
 
 from benchmarks.training import games_report
 from trainers import evaluate, ppo, starpo
-from trainers.cold_start import curriculum as sft
+from trainers.cold_start import curriculum
 from trainers.comparison import imitation
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint
-from trainers.runs import folder as runs
+from trainers.runs.folder import check_settings
 from trainers.runs.logger import METRICS_FILE, read_metrics, to_json_types
 from trainers.runs.setup import make_envs
 
@@ -116,7 +116,7 @@ def trained(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
         started = checkpoint.latest(run) is not None
         starpo.main("starpo-s", replace(wanted, resume=run) if started else replace(wanted, out=run))
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-    runs.check_settings(run, summary, wanted)
+    check_settings(run, summary, wanted)
     lines = read_metrics(run / METRICS_FILE)
     summary["seconds"] = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
     return load_policy(checkpoint.latest(run)), summary
@@ -128,7 +128,7 @@ def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, di
     run = args.out / f"{name}-{seed}"
     after, summary = trained(wanted, run / "starpo-s")
     envs = make_envs(wanted.env, wanted.env_kwargs, "train", wanted.questions_per_update * wanted.group_size)
-    before, seconds = sft.cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None)
+    before, seconds = curriculum.cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None)
     pace = seconds / wanted.cold_start_steps
     more, spent = imitation.continue_imitation(before, envs, seed, summary["seconds"], pace, run / "imitation")
     yield BEFORE, before, {"seconds": seconds, "steps": wanted.cold_start_steps}

@@ -10,8 +10,7 @@ import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs.miniwiki import vocabulary
-from trainers.models import lora as adapters
-from trainers.models import tiny
+from trainers.models import lora, tiny
 from trainers.models.hidden_states import recompute_activations, round_frozen
 from trainers.models.loading import default_device, set_matmul_precision
 from trainers.models.policy import Policy
@@ -96,7 +95,7 @@ def searcher(args: Args, shape: str, lora_rank: int = 0) -> Searcher:
     with torch.device(args.device):
         model = Qwen2ForCausalLM(config)
     if lora_rank:
-        adapters.add_lora(model, lora_rank, 2 * lora_rank)
+        lora.add_lora(model, lora_rank, 2 * lora_rank)
     if args.dtype == "bfloat16":
         round_frozen(model)
     model = model.to(args.device)

@@ -14,7 +14,7 @@ import tyro
 
 from trainers import grpo
 from trainers.runs import checkpoint, report
-from trainers.runs import folder as runs
+from trainers.runs.folder import check_settings
 from trainers.runs.logger import METRICS_FILE
 
 
@@ -45,7 +45,7 @@ def main(args: Args) -> dict:
             started = checkpoint.latest(run) is not None
             grpo.main(grpo.Args(**common, resume=run) if started else grpo.Args(**common, out=run))
         summaries[seed] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
-        runs.check_settings(run, summaries[seed], grpo.Args(**common))
+        check_settings(run, summaries[seed], grpo.Args(**common))
     any_summary = summaries[args.seeds[0]]
     rows = {row["name"]: row["em"] for row in any_summary["rows"]}
     report.learning_curve(

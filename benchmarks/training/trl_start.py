@@ -5,8 +5,7 @@ from functools import partial
 
 from agent_envs.tasks import qa_scripts
 from benchmarks.training.trl_args import Args
-from trainers.cold_start import curriculum as sft
-from trainers.cold_start import demonstrations
+from trainers.cold_start import curriculum, demonstrations
 from trainers.models.policy import Policy
 from trainers.runs.logger import Progress
 from trainers.runs.setup import make_envs
@@ -19,15 +18,17 @@ def start_policy(args: Args) -> Policy:
     """The tiny policy after a short cold start, which is cached, and some more imitation of episodes of three turns."""
     envs = make_envs(args.env, "{}", "train", 64)
     with Progress(COLD_START + MORE_STEPS, description="cold start") as progress:
-        policy, _ = sft.cold_start(envs, args.seed, COLD_START, lambda step, _, loss: progress.update(step, loss=loss))
+        policy, _ = curriculum.cold_start(
+            envs, args.seed, COLD_START, lambda step, _, loss: progress.update(step, loss=loss)
+        )
         rng, patient = random.Random(args.seed), partial(qa_scripts.early_stopping, continue_probability=1.0)
 
         def play():
-            questions = rng.choices(range(len(envs.envs[0].questions)), k=sft.POOL)
+            questions = rng.choices(range(len(envs.envs[0].questions)), k=curriculum.POOL)
             return demonstrations.scripted_episodes(envs, policy, questions, patient, rng.getrandbits(32))
 
-        batches = (("episodes", batch) for batch in sft.batch_by_length(play, rng))
-        sft.fit(policy, batches, MORE_STEPS, lambda step, _, loss: progress.update(COLD_START + step, loss=loss))
+        batches = (("episodes", batch) for batch in curriculum.batch_by_length(play, rng))
+        curriculum.fit(policy, batches, MORE_STEPS, lambda step, _, loss: progress.update(COLD_START + step, loss=loss))
     return policy
 
 

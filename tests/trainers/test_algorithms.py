@@ -10,8 +10,7 @@ import pytest
 import torch
 
 from agent_envs.types import ToolCall, Turn
-from trainers import compare as benchmark
-from trainers import gigpo, grpo, ppo, reinforce, rloo, starpo
+from trainers import compare, gigpo, grpo, ppo, reinforce, rloo, starpo
 from trainers.algorithms.collapse_monitor import mutual_information
 from trainers.models.loading import load_policy
 from trainers.runs import checkpoint
@@ -50,7 +49,7 @@ EPISODES = [
     episode(0, [([1, 2], 1.0)]), episode(0, [([3] * 8, 3.0)]), episode(0, [([4], 99.0)], failed=True),
     episode(1, [([5], 1.0), ([6], 1.0)]), episode(1, [([7], 2.0)]),
 ]  # fmt: skip
-MODULES = [module.__name__ for module in (grpo, rloo, reinforce, gigpo, ppo, starpo, benchmark)]
+MODULES = [module.__name__ for module in (grpo, rloo, reinforce, gigpo, ppo, starpo, compare)]
 
 
 @pytest.fixture

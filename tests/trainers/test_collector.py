@@ -5,8 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainers import collector as playing
-from trainers import distributed, grpo
+from trainers import collector, distributed, grpo
 from trainers.collector import Collector
 from trainers.models.loading import load_policy
 from trainers.runs import setup
@@ -78,7 +77,7 @@ def test_a_run_one_ahead_repeats_and_measures_how_far_its_sampler_is(letters, mo
 
 
 def test_an_error_in_what_is_played_ahead_is_an_error(letters, model, tmp_path, monkeypatch):
-    real, calls = playing.rollout, []
+    real, calls = collector.rollout, []
 
     def rollout(*args, **kwargs):
         calls.append(1)
@@ -86,7 +85,7 @@ def test_an_error_in_what_is_played_ahead_is_an_error(letters, model, tmp_path, 
             raise RuntimeError("the index is gone")
         return real(*args, **kwargs)
 
-    monkeypatch.setattr(playing, "rollout", rollout)
+    monkeypatch.setattr(collector, "rollout", rollout)
     with pytest.raises(RuntimeError, match="the index is gone"):
         grpo.main(arguments(letters, model, one_step_off_policy=True, out=tmp_path / "run"))
 

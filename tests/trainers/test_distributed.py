@@ -12,7 +12,7 @@ import torch
 from two_processes import CASES, RUN, learn, make_episodes
 
 from trainers import distributed, ppo
-from trainers.models import micro_batches as passes
+from trainers.models import micro_batches
 from trainers.models.loading import load_policy
 from trainers.runs import checkpoint
 from trainers.runs.logger import read_metrics
@@ -87,7 +87,7 @@ def test_every_row_is_passed_once_by_one_process(ranks, monkeypatch):
     rows, tokens = [], []
     for rank in range(ranks):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        parts = passes.split_rows_of_rank(batch, 100)
+        parts = micro_batches.split_rows_of_rank(batch, 100)
         assert ranks == 1 or len(parts) >= 5
         own = [int(row) for rows_of_part, counts in parts if counts for row in rows_of_part]
         tokens.append(sum(int(batch.lengths[row]) for row in own))

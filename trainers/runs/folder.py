@@ -9,7 +9,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from trainers.models import lora as adapters
+from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint, report
@@ -76,7 +76,7 @@ def choose_folder(args, algorithm: str) -> Path:
     if args.resume:
         if args.out:
             raise ValueError("a resumed run stays in its folder: leave out --out")
-        _check_settings(args)
+        _check_checkpoint(args)
         return args.resume
     if args.out:
         if _is_used(args.out):
@@ -91,7 +91,7 @@ def _is_used(folder: Path) -> bool:
     return (folder / "summary.json").exists() or checkpoint.latest(folder) is not None
 
 
-def _check_settings(args) -> None:
+def _check_checkpoint(args) -> None:
     folder = checkpoint.latest(args.resume)
     if folder is None:
         raise ValueError(f"there is no checkpoint in {args.resume}")
@@ -112,8 +112,8 @@ def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
     folder = checkpoint.latest(run)
     assert folder is not None, f"{run} has no checkpoint"  # choose_folder has looked
     step, _ = checkpoint.load_state(folder, optimizers, modules)
-    if adapters.has_lora(policy.model):
-        adapters.load_lora_weights(policy.model, folder)
+    if lora.has_lora(policy.model):
+        lora.load_lora_weights(policy.model, folder)
         return step
     policy.model.load_state_dict(load_policy(folder, "cpu").model.state_dict())
     return step

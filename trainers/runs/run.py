@@ -115,7 +115,7 @@ class Run:
 
     # -- the loop --------------------------------------------------------------------------------------------------
 
-    def steps(self, optimizer: torch.optim.Optimizer, **modules: torch.nn.Module | None) -> Iterator[UpdateStep]:
+    def steps(self, optimizer: torch.optim.Optimizer, **modules: torch.nn.Module) -> Iterator[UpdateStep]:
         """The updates of the run, from the checkpoint on where it resumes. Between them: evaluations on held-out
         questions, metrics, the collapse monitor and checkpoints; after the last, the closing table and the report.
 
@@ -123,10 +123,10 @@ class Run:
             optimizer: of ``self.policy`` and ``modules``.
             modules: what is trained or steered beside the policy, such as a critic, by name; a checkpoint holds it.
         """
-        args, trained = self.args, {name: module for name, module in modules.items() if module is not None}
+        args = self.args
         if isinstance(self.policy, ShardedPolicy):
-            self.policy.shard([optimizer], trained.values())
-        first = folder.resume(self.folder, self._player, [optimizer], trained) if args.resume else 0
+            self.policy.shard([optimizer], modules.values())
+        first = folder.resume(self.folder, self._player, [optimizer], modules) if args.resume else 0
         if first > args.updates:
             raise ValueError(
                 f"{self.folder} has had {first} updates already: updates must be at least as many, got {args.updates}"
@@ -143,7 +143,7 @@ class Run:
             stopped = self._finish(step, time.monotonic() - begin)
             if (number + 1) % args.save_every == 0 or number + 1 == args.updates or stopped:
                 self.collector.update_weights()
-                folder.save(self.folder, self._player, [optimizer], trained, number + 1, args)
+                folder.save(self.folder, self._player, [optimizer], modules, number + 1, args)
             if stopped:
                 break
         self._close(stopped)

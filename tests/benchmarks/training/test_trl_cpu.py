@@ -11,7 +11,7 @@ from benchmarks.training import decode_side, trl_cpu
 from benchmarks.training.trl_args import Args
 from benchmarks.training.trl_environment import CALLS, TEMPLATE, Environment
 from benchmarks.training.trl_side import Tally
-from trainers import collector as batches
+from trainers import collector
 from trainers.models import tiny
 from trainers.models.policy import Policy
 
@@ -57,10 +57,10 @@ def test_the_questions_are_those_of_our_updates(monkeypatch):
         drawn.extend(seeds)
         raise Stop
 
-    monkeypatch.setattr(batches, "rollout", rollout)
+    monkeypatch.setattr(collector, "rollout", rollout)
     for number in range(args.rounds):
         with pytest.raises(Stop):
-            batches.play_batch(args.trainer_args(), None, None, SimpleNamespace(processed={}), number)
+            collector.play_batch(args.trainer_args(), None, None, SimpleNamespace(processed={}), number)
     assert drawn == args.question_seeds() and len(set(drawn)) == 12
 
 

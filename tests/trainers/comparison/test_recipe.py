@@ -6,7 +6,7 @@ import pytest
 from trainers import ppo
 from trainers.comparison import recipe_file
 from trainers.comparison.recipe import ALGORITHMS
-from trainers.runs import folder as runs
+from trainers.runs.folder import differences, settings
 
 SHIPPED = sorted(
     f.name.removesuffix(".toml") for f in resources.files("trainers.comparison").joinpath("recipes").iterdir()
@@ -230,14 +230,14 @@ def test_old_names_say_the_new_ones(small):
 def test_settings_of_a_run_that_an_earlier_version_made(small):
     """It lacks the options that came later, and may have written the same JSON in another way."""
     args = recipe_file.read(small()).run_arguments("b", 0)
-    saved = runs.settings(args)
-    assert runs.differences(saved, args) == {}
+    saved = settings(args)
+    assert differences(saved, args) == {}
     older = {name: value for name, value in saved.items() if name not in ("kl", "value_clip", "algorithm")}
     older["env_kwargs"] = '{"rewards": "search_r1","hops":[2,3], "entities": 300}'
-    assert runs.differences(older, args) == {}
-    assert runs.differences({**older, "clip_low": 0.1, "gone": 1}, args) == {"clip_low": (0.1, 0.2), "gone": (1, None)}
+    assert differences(older, args) == {}
+    assert differences({**older, "clip_low": 0.1, "gone": 1}, args) == {"clip_low": (0.1, 0.2), "gone": (1, None)}
     args.value_clip = 0.3
-    assert runs.differences(older, args) == {"value_clip": (0.2, 0.3)}
+    assert differences(older, args) == {"value_clip": (0.2, 0.3)}
 
 
 def test_settings_of_another_algorithm(small):
@@ -246,5 +246,5 @@ def test_settings_of_another_algorithm(small):
         small(SMALL.replace('algorithm = "ppo"', 'algorithm = "rloo"').replace("critic_lr", "lr"))
     )
     grpo, rloo = recipe.run_arguments("a", 0), recipe.run_arguments("b", 0)
-    assert runs.differences(runs.settings(rloo), grpo)["algorithm"] == ("rloo", "grpo")
-    assert runs.differences(runs.settings(grpo), rloo)["algorithm"] == ("grpo", "rloo")
+    assert differences(settings(rloo), grpo)["algorithm"] == ("rloo", "grpo")
+    assert differences(settings(grpo), rloo)["algorithm"] == ("grpo", "rloo")

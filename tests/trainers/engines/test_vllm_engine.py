@@ -13,7 +13,7 @@ from trainers.engines.engine import generate
 from trainers.engines.stopping import StopChecker
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.engines.vllm_engine import VLLMEngine, WeightSync, merged_weights
-from trainers.models import lora as adapters
+from trainers.models import lora
 from trainers.models.policy import Policy
 from trainers.rollout import rollout
 from trainers.runs.setup import make_envs
@@ -55,7 +55,7 @@ def test_merged_weights_are_those_of_the_adapted_model(tokenizers):
     pytest.importorskip("peft")
     model = build(tokenizers).model
     plain = copy.deepcopy(model)
-    adapters.add_lora(model, 4, 32)
+    lora.add_lora(model, 4, 32)
     disturb(model)
     plain.load_state_dict(dict(merged_weights(model)))
     ids = torch.arange(5, 25)[None]
@@ -264,7 +264,7 @@ def test_adapters_are_played_with_too(shared, engine, monkeypatch):
     pytest.importorskip("peft")
     policy, _ = shared
     adapted = copy.deepcopy(policy)
-    adapters.add_lora(adapted.model, 4, 32)
+    lora.add_lora(adapted.model, 4, 32)
     disturb(adapted.model)
     monkeypatch.setattr(engine._sync_weights, "_model", adapted.model)
     engine.reset()
