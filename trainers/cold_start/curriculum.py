@@ -33,7 +33,7 @@ from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
 from trainers import evaluate
 from trainers.algorithms.losses import aggregate
-from trainers.cold_start import demonstrations
+from trainers.cold_start import CONTINUE_PROBABILITY, demonstrations
 from trainers.models import tiny
 from trainers.models.loading import default_device, load_policy
 from trainers.models.policy import Policy
@@ -50,9 +50,7 @@ CURRICULUM_WITHOUT_CORPUS = (
     (0.15, ("repetition",)),
     (0.85, ("episodes",) * 4 + ("repetition",)),
 )
-STEPS = 2800
 TOKENS_PER_STEP = 1250
-CONTINUE_PROBABILITY = 0.3  # that the early-stopping demonstrator goes on after an article
 POOL = 256  # demonstrations made at a time, from one fresh world
 
 

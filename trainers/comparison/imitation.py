@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from agent_envs.vector import ToolVectorEnv
-from trainers.cold_start import curriculum
+from trainers.cold_start import CONTINUE_PROBABILITY, curriculum
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint
@@ -21,7 +21,7 @@ def continue_imitation(
     seconds: float,
     pace: float,
     folder: Path,
-    continue_probability: float = curriculum.CONTINUE_PROBABILITY,
+    continue_probability: float = CONTINUE_PROBABILITY,
 ) -> tuple[Policy, dict]:
     """Train ``base``, as its cold start left it, on demonstrations of whole episodes for ``seconds``.
 
