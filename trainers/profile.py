@@ -74,7 +74,7 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
@@ -133,9 +133,13 @@ def mean_phases(lines: SequenceOf[Mapping[str, float]]) -> dict[str, dict[str, f
 
 
 def count_weights(folder: Path) -> tuple[int, int]:
+    """`count_config_weights` of a saved model, or of the base of a saved adapter."""
+    return count_config_weights(AutoConfig.from_pretrained(find_base_model(folder) or folder))
+
+
+def count_config_weights(config: PreTrainedConfig) -> tuple[int, int]:
     """How many weights multiply each token, all but the embedding, which is looked up, and the head; and how many are in the
     head, which is only for tokens that are sampled."""
-    config = AutoConfig.from_pretrained(find_base_model(folder) or folder)
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     head = model.get_output_embeddings().weight
@@ -237,7 +241,7 @@ def profile_model(args: Args) -> dict:
     assert args.model is not None
     policy = load_policy(args.model, dtype=args.dtype, lora_rank=args.lora_rank)
     phases, limits = measure_phases(policy, args), measure_limits(policy.device.type, policy.dtype)
-    weights, head = count_weights(Path(args.model))
+    weights, head = count_config_weights(policy.model.config)
     phases["decode"]["bytes"] = phases["decode"]["steps"] * (
         (2 if args.dtype == "bfloat16" else 4) * weights + 4 * head
     )

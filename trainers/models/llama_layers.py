@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 from torch.nn.functional import linear, silu
 
-from trainers.models.row_attention import Row, RowAttention
+from trainers.models.row_attention import Blocks, RowAttention
 
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
@@ -55,7 +55,7 @@ def _forward(layer: "LlamaDecoderLayer", hidden_states: torch.Tensor, *args: Any
 
 
 def _run(
-    layer: "LlamaDecoderLayer", x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rows: list[Row]
+    layer: "LlamaDecoderLayer", x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rows: list[Blocks]
 ) -> torch.Tensor:
     """One layer: float32 [N, H] to float32 [N, H]; cosines and signed sines are [N, 1, D]."""
     attention, mlp = layer.self_attn, layer.mlp

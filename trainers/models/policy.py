@@ -7,7 +7,7 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from trainers.models.hidden_states import autocast, choose_tree_attention, compute_hidden_states, token_cost_of
-from trainers.models.logits import token_logprobs
+from trainers.models.logits import compute_logits, token_logprobs
 from trainers.trajectory import Batch
 
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
@@ -81,10 +81,8 @@ class Policy:
         return autocast(self.device, self.dtype)
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """Float32 logits [..., V] of hidden states [..., H], whatever the layers ran in: bfloat16 knows no number between
-        20 and 20.125."""
-        with torch.autocast(hidden.device.type, enabled=False):
-            return self.model.get_output_embeddings()(hidden.float())
+        """Float32 logits [..., V] of hidden states [..., H]."""
+        return compute_logits(self.model.get_output_embeddings(), hidden)
 
     def to_model_mask(self, attention_mask: torch.Tensor) -> torch.Tensor:
         """A bool mask [B, 1, T, S], true where a token attends, in the form that the model's attention takes."""
@@ -144,8 +142,8 @@ class Policy:
         target_mask = batch.mask[:, 1:]
         nodes, which = node_index[:, :-1][target_mask].unique(return_inverse=True)
         of_tokens, of_nodes = token_logprobs(
-            lambda rows: self.logits(rows) / temperature, hidden[nodes], which, batch.ids[:, 1:][target_mask],
-            entropy_gradient,
+            self.model.get_output_embeddings(), hidden[nodes], which, batch.ids[:, 1:][target_mask],
+            temperature=temperature, entropy_gradient=entropy_gradient, dtype=self.dtype,
         )  # fmt: skip
         return _scatter(of_tokens, batch.mask), _scatter(of_nodes[which], batch.mask)
 

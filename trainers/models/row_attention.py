@@ -1,14 +1,18 @@
-"""Prefix trees on a CPU: every node goes through the layers once, and attention runs row by row.
+"""Prefix trees on a CPU: every node goes through the layers once, and attention runs over blocks of each row.
 
 In a model that is wide enough nearly all of the work is in the matrix products, which see the nodes of the trees side by
-side, without padding. Attention takes one row after the other: those of its tokens that no earlier row has are queries, all
-that precede them keys. So nothing masked is computed but half of a diagonal block, and nothing shared twice.
+side, without padding. For attention the tokens of a row that no earlier row has are cut into blocks of queries, whose keys
+are all that precede them in the row. So nothing masked is computed but half of a diagonal block, and nothing shared twice.
 
-The forward pass is that of the CPU's kernel. The backward pass is made of matrix products in the precision of the layers,
-which reach more than the kernel's own. Scores are rounded only after their logarithm of the normaliser has been subtracted:
-as three more columns of the factors, since products are summed up in float32.
+Blocks with about as many keys are multiplied at once, padded on the left, so that the diagonal blocks lie in the last
+columns. All is made of matrix products in the precision of the layers, which add up in float32 but round what they return.
+So that rounding costs nothing, what is subtracted from the scores is subtracted within the product, by columns behind the
+factors: first nothing, to find the highest score of each query, then that score, in the backward pass the logarithm of the
+normaliser. One more column keeps the padding out.
 """
 
+import itertools
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,17 +27,22 @@ from trainers.models.prefix_trees import PrefixTrees
 ATTENTION_NAME = "tree_rows"  # as models know it
 MIN_WIDTH = 256  # of a model: in a narrower one attention is as much work as the rest, and rows are short
 TOKEN_COST = 10**9  # for `group_by_prefix`: whatever is shared is saved
-BLOCK_SIZE = 128  # queries whose scores are held at once in the backward pass, of each head
-
-_attend = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
+BLOCK_SIZE = 128  # queries of a block, about
+MAX_PAIRS = 2**18  # of queries and keys that are multiplied at once, for each head
+_PADDING_SCORE = -1e4  # of padding: its exponential is 0, and it is no infinity that could become NaN
 
 
 @dataclass(slots=True, kw_only=True)
-class Row:
-    """A row: the nodes of its tokens, int64 [L], and how many of them an earlier row has."""
+class Blocks:
+    """Blocks of queries that are multiplied by their keys at once. Both are padded on the left, by the number of all nodes.
 
-    path: torch.Tensor
-    start: int
+    Attributes:
+        queries: int64 [B, S], nodes.
+        keys: int64 [B, L], nodes; the last S are those of the queries.
+    """
+
+    queries: torch.Tensor
+    keys: torch.Tensor
 
 
 def pack_rows(trees: PrefixTrees, lengths: torch.Tensor) -> tuple[dict[str, Any], torch.Tensor]:
@@ -47,18 +56,39 @@ def pack_rows(trees: PrefixTrees, lengths: torch.Tensor) -> tuple[dict[str, Any]
         0 for padding.
     """
     nodes, node_index = trees.node_index.unique(return_inverse=True)  # padding stands for the first node, which is real
-    seen = torch.zeros(len(nodes), dtype=torch.bool)
-    rows = []
-    for index, length in zip(node_index, lengths.tolist(), strict=True):
-        path = index[:length]
-        start = int(seen[path].sum())  # what was seen is a prefix
-        seen[path] = True
-        if start < length:
-            rows.append(Row(path=path, start=start))
+    paths = [index[:length] for index, length in zip(node_index, lengths.tolist(), strict=True)]
     ids, positions = trees.ids.flatten()[nodes][None], trees.positions.flatten()[nodes][None]
     # Without one, the library makes a mask of all pairs of nodes.
     no_mask = torch.ones(1, 1, 1, 1, dtype=torch.bool)
-    return {"input_ids": ids, "position_ids": positions, "attention_mask": no_mask, "tree_rows": rows}, node_index
+    blocks = list(make_blocks(paths, len(nodes)))
+    return {"input_ids": ids, "position_ids": positions, "attention_mask": no_mask, "tree_rows": blocks}, node_index
+
+
+def make_blocks(paths: list[torch.Tensor], num_nodes: int) -> Iterator[Blocks]:
+    """Cut rows, each the nodes of its tokens, into blocks; those with about as many keys together."""
+    seen = torch.zeros(num_nodes, dtype=torch.bool)
+    blocks: list[tuple[torch.Tensor, int]] = []  # the nodes up to a block's end, and where it begins
+    for path in paths:
+        start, length = int(seen[path].sum()), len(path)  # what was seen is a prefix
+        seen[path] = True
+        if start == length:
+            continue
+        count = max(1, round((length - start) / BLOCK_SIZE))
+        ends = [start + (length - start) * i // count for i in range(count + 1)]
+        blocks += [(path[:end], begin) for begin, end in itertools.pairwise(ends)]
+    blocks.sort(key=lambda block: len(block[0]), reverse=True)
+    while blocks:
+        count = max(1, MAX_PAIRS // (BLOCK_SIZE * len(blocks[0][0])))
+        chosen, blocks = blocks[:count], blocks[count:]
+        num_queries = max(len(path) - begin for path, begin in chosen)
+        yield Blocks(
+            queries=_pad_left([path[begin:] for path, begin in chosen], num_queries, num_nodes),
+            keys=_pad_left([path for path, _ in chosen], len(chosen[0][0]), num_nodes),
+        )
+
+
+def _pad_left(rows: list[torch.Tensor], width: int, value: int) -> torch.Tensor:
+    return torch.stack([pad(row, (width - len(row), 0), value=value) for row in rows])
 
 
 class RowAttention(torch.autograd.Function):
@@ -67,61 +97,75 @@ class RowAttention(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, rows: list[Row], scale: float
+        ctx: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, blocks: list[Blocks], scale: float
     ) -> torch.Tensor:
-        out, logsumexp = torch.empty_like(q), q.new_empty(q.shape[:-1], dtype=torch.float32)
-        for row in rows:
-            new = row.path[row.start :]
-            of_row, normaliser = _attend_to_row(q[new], k[row.path], v[row.path], row.start, scale)
-            out[new], logsumexp[new] = of_row.movedim(2, 0), normaliser.movedim(2, 0)
+        size = q.shape[-1]
+        queries, keys, values = _query_factors(q * scale), _key_factors(k), _value_factors(v)
+        outs, logsumexp = (
+            torch.empty_like(queries[..., :size]),
+            queries.new_empty(queries.shape[:-1], dtype=torch.float32),
+        )
+        for block in blocks:
+            query, key, value = queries[:, block.queries], keys[:, block.keys], values[:, block.keys]
+            highest = _scores(query, key).amax(-1, keepdim=True)
+            query[..., size : size + 1] = -highest
+            total = _multiply(_scores(query, key).exp_(), value).float()
+            normaliser = total[..., size]  # where the values' column is 1
+            outs[:, block.queries] = (total[..., :size] / normaliser[..., None]).to(q.dtype)
+            logsumexp[:, block.queries] = normaliser.log() + highest[..., 0].float()
+        out, logsumexp = (x[:, :-1].movedim(0, 1).contiguous() for x in (outs, logsumexp))
         ctx.save_for_backward(q, k, v, out, logsumexp)
-        ctx.rows, ctx.scale = rows, scale
+        ctx.blocks, ctx.scale = blocks, scale
         return out
 
     @staticmethod
     def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         q, k, v, out, logsumexp = ctx.saved_tensors
-        # Factors with columns behind them: [q s, -log Z] [k, 1] are the scores less log Z, [g, -g·out] [v, 1] the gradient
-        # of a score by its probability.
-        by_out = gradients[0].contiguous()
-        scaled = q * ctx.scale
-        queries = torch.cat([scaled, _split(-logsumexp, q.dtype)], -1)
-        by_outs = torch.cat([by_out, _split(-(by_out.float() * out.float()).sum(-1), q.dtype)], -1)
-        keys, values = pad(k, (0, 3), value=1.0), pad(v, (0, 3), value=1.0)
-        by_q = torch.empty_like(q)
-        by_k, by_v = torch.zeros_like(k, dtype=torch.float32), torch.zeros_like(v, dtype=torch.float32)
-        for row in ctx.rows:
-            path, length = row.path, len(row.path)
-            key, value = keys[path].movedim(0, 1), values[path].movedim(0, 1)  # [K, L, D + 3]
-            of_keys, of_values = key.new_zeros(2, *key.shape[:2], k.shape[-1], dtype=torch.float32)
-            for begin in range(row.start, length, BLOCK_SIZE):
-                end = min(begin + BLOCK_SIZE, length)
-                new = path[begin:end]
-                query, by = (x[new].permute(1, 2, 0, 3).flatten(1, 2) for x in (queries, by_outs))  # [K, G·S, D + 3]
-                p = (query @ key[:, :end].transpose(1, 2)).exp_()
-                p.unflatten(1, (-1, end - begin))[..., begin:].tril_()
-                by_scores = (by @ value[:, :end].transpose(1, 2)).mul_(p)
-                of_values[:, :end] += p.transpose(1, 2) @ by[..., :-3]
-                of_keys[:, :end] += by_scores.transpose(1, 2) @ query[..., :-3]
-                of_queries = (by_scores @ key[:, :end, :-3]).mul_(ctx.scale)
-                by_q[new] = of_queries.unflatten(1, (-1, end - begin)).permute(2, 0, 1, 3)
-            by_k.index_add_(0, path, of_keys.movedim(1, 0))
-            by_v.index_add_(0, path, of_values.movedim(1, 0))
-        return by_q, by_k.to(k.dtype), by_v.to(v.dtype), None, None
+        size, by_out = q.shape[-1], gradients[0]
+        # The gradient of a probability is g·v − g·out.
+        along = (by_out.float() * out.float()).sum(-1)
+        queries, keys = _query_factors(q * ctx.scale, logsumexp), _key_factors(k)
+        by_outs, values = _query_factors(by_out, along), _value_factors(v)
+        by_q = torch.empty_like(queries)
+        by_k, by_v = torch.zeros_like(keys, dtype=torch.float32), torch.zeros_like(values, dtype=torch.float32)
+        for block in ctx.blocks:
+            query, key, value = queries[:, block.queries], keys[:, block.keys], values[:, block.keys]
+            by, nodes = by_outs[:, block.queries], block.keys.flatten()
+            p = _scores(query, key).exp_()
+            by_scores = _scores(by, value, causal=False).mul_(p)
+            by_q[:, block.queries] = _multiply(by_scores, key)
+            by_k.index_add_(1, nodes, _multiply_transposed(by_scores, query).float().flatten(1, 2))
+            by_v.index_add_(1, nodes, _multiply_transposed(p, by).float().flatten(1, 2))
+        return (
+            by_q[:, :-1, :, :size].movedim(0, 1) * ctx.scale,
+            *(x[:, :-1, :size].movedim(0, 1).to(k.dtype) for x in (by_k, by_v)), None, None,
+        )  # fmt: skip
 
 
-def _attend_to_row(
-    q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, start: int, scale: float
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """The last S tokens of a row, from ``start`` on, attend to it: [K, G, S, D], and the logarithms of the normalisers."""
-    q = q.permute(1, 2, 0, 3)
-    k, v = (x.movedim(0, 1)[:, None].expand(-1, q.shape[1], -1, -1) for x in (k, v))
-    out, logsumexp = _attend(q, k[:, :, start:], v[:, :, start:], 0.0, True, scale=scale)
-    if not start:
-        return out, logsumexp
-    before, logsumexp_before = _attend(q, k[:, :, :start], v[:, :, :start], 0.0, False, scale=scale)
-    share = torch.sigmoid(logsumexp_before - logsumexp)[..., None]
-    return torch.lerp(out.float(), before.float(), share).to(q.dtype), torch.logaddexp(logsumexp, logsumexp_before)
+def _query_factors(x: torch.Tensor, minus: torch.Tensor | None = None) -> torch.Tensor:
+    """[N, K, G, D] as factors [K, N + 1, G, D + 4], whose products with keys or values have ``minus`` [N, K, G] subtracted."""
+    nodes, heads, shared, size = x.shape
+    found = x.new_zeros(heads, nodes + 1, shared, size + 4)
+    found[:, :-1, :, :size] = x.movedim(0, 1)
+    if minus is not None:
+        found[:, :-1, :, size:-1] = _split(-minus, x.dtype).movedim(0, 1)
+    found[..., -1] = 1
+    return found
+
+
+def _key_factors(x: torch.Tensor) -> torch.Tensor:
+    """[N, K, D] as factors [K, N + 1, D + 4], the last of which is padding."""
+    found = _value_factors(x)
+    found[:, -1, -1] = _PADDING_SCORE
+    return found
+
+
+def _value_factors(x: torch.Tensor) -> torch.Tensor:
+    nodes, heads, size = x.shape
+    found = x.new_zeros(heads, nodes + 1, size + 4)
+    found[:, :-1, :size] = x.movedim(0, 1)
+    found[..., size:-1] = 1
+    return found
 
 
 def _split(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -133,6 +177,26 @@ def _split(x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     return torch.stack(parts, -1)
 
 
+def _scores(query: torch.Tensor, key: torch.Tensor, causal: bool = True) -> torch.Tensor:
+    """[K, B, S, G, D] by [K, B, L, D] to [K, B, S, G, L]; −inf for what lies ahead."""
+    scores = (query.flatten(2, 3) @ key.transpose(2, 3)).unflatten(2, query.shape[2:4])
+    if causal:
+        count = query.shape[2]
+        ahead = torch.full((count, count), -torch.inf, dtype=scores.dtype).triu_(1)
+        scores[..., -count:] += ahead[:, None]
+    return scores
+
+
+def _multiply(scores: torch.Tensor, values: torch.Tensor) -> torch.Tensor:
+    """[K, B, S, G, L] by [K, B, L, D] to [K, B, S, G, D]."""
+    return (scores.flatten(2, 3) @ values).unflatten(2, scores.shape[2:4])
+
+
+def _multiply_transposed(scores: torch.Tensor, queries: torch.Tensor) -> torch.Tensor:
+    """[K, B, S, G, L] by [K, B, S, G, D] to [K, B, L, D]."""
+    return scores.flatten(2, 3).transpose(2, 3) @ queries.flatten(2, 3)
+
+
 def row_attention(
     module: torch.nn.Module,
     query: torch.Tensor,
@@ -140,7 +204,7 @@ def row_attention(
     value: torch.Tensor,
     attention_mask: torch.Tensor | None,
     scaling: float | None = None,
-    tree_rows: list[Row] | None = None,
+    tree_rows: list[Blocks] | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
     """`RowAttention` where the inputs are those of `pack_rows`; PyTorch's usual attention elsewhere. Its arguments and results

@@ -14,7 +14,15 @@ from trainers.trajectory import Sequence, collate_sequences
 
 def make_batch():
     shared = [5, 6, 7, 8, 9, 10]
-    rows = [[*shared, 11, 12], [*shared, 11, 13, 14], [*shared[:3], 20], [30, 31], [*shared, 11, 13, 14, 15, 16]]
+    rows = [
+        [*shared, 11, 12],
+        [*shared, 11, 13, 14],
+        [*shared[:3], 20],
+        [30, 31],
+        [*shared, 11, 13, 14, 15, 16],
+        [*shared, 11, 13],
+        [30, 31],
+    ]
     sequences = [Sequence(ids=r, mask=[False] + [True] * (len(r) - 1), logprobs=[0.0] * len(r), rewards=[0.0] * len(r))
                  for r in rows]  # fmt: skip
     return collate_sequences(sequences, list(range(len(rows))), 0)
@@ -29,16 +37,16 @@ def wide(monkeypatch):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_values_and_gradients_are_those_of_single_rows(make_policy, wide, family, dtype):
     policy, batch = make_policy(family=family), make_batch()
-    policy.dtype = dtype
     found = {}
-    for tree_attention in ("", "rows"):
+    for tree_attention, policy.dtype in (("", torch.float32), ("rows", dtype)):
         policy.tree_attention = tree_attention
         logprobs, entropy = policy.logprobs(batch, entropy_gradient=True)
         loss = (logprobs * torch.arange(logprobs.numel()).cos().view_as(logprobs)).sum() + entropy.sum()
         found[tree_attention] = [logprobs, *torch.autograd.grad(loss, trainable_parameters(policy.model))]
     for expected, got in zip(found[""], found["rows"], strict=True):
         error = (expected - got).norm() / expected.norm()
-        assert error < (1e-5 if dtype == torch.float32 else 0.05)
+        # Single rows in bfloat16 are off by up to .08: what a key's bias gets nearly cancels.
+        assert error < (1e-5 if dtype == torch.float32 else 0.1)
 
 
 def test_every_node_once(make_policy, wide):
@@ -61,7 +69,7 @@ def test_attention_is_the_kernels_own_along_each_row(monkeypatch):
     monkeypatch.setattr(row_attention, "BLOCK_SIZE", 4)
     torch.manual_seed(0)
     paths = [torch.arange(10), torch.cat([torch.arange(6), torch.arange(10, 17)]), torch.arange(17, 20)]
-    rows = [row_attention.Row(path=path, start=start) for path, start in zip(paths, (0, 6, 0), strict=True)]
+    rows = list(row_attention.make_blocks(paths, 20))
     q, k, v, by_out = (torch.randn(20, 3, *heads, 8) * size for heads, size in (((2,), 6), ((), 6), ((), 1), ((2,), 1)))
 
     def gradients(attend, dtype):
@@ -120,6 +128,6 @@ def test_whoever_calls_the_model_with_padding_gets_his_mask(make_policy, wide):
 
 def test_whatever_is_shared_is_saved():
     batch = make_batch()
-    assert [len(part) for part in split_rows(batch, 100, token_cost_of("rows"))] == [5]
+    assert [len(part) for part in split_rows(batch, 100, token_cost_of("rows"))] == [7]
     trees = build_trees(batch, always=True, token_cost=token_cost_of("rows"))
     assert len(trees.ids) == 2  # one tree of all that begin alike, and [30, 31]
