@@ -6,7 +6,20 @@ import runpy
 import sys
 from pathlib import Path
 
-COMMANDS = ("grpo", "ppo", "rloo", "reinforce", "gigpo", "starpo", "sft", "play", "evaluate", "profile", "compare")
+COMMANDS = (
+    "grpo",
+    "ppo",
+    "rloo",
+    "reinforce",
+    "gigpo",
+    "starpo",
+    "sft",
+    "play",
+    "evaluate",
+    "export",
+    "profile",
+    "compare",
+)
 
 
 def main() -> None:

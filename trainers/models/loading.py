@@ -98,7 +98,7 @@ def load_policy(
     folder, base_folder = _to_folder(path_or_id), _to_folder(base or path_or_id)
     keep_freed_memory()
     try:
-        tokenizer = _load_tokenizer(folder)
+        tokenizer = _load_tokenizer(folder if _has_tokenizer(folder) else base_folder)
         model = AutoModelForCausalLM.from_pretrained(base_folder, dtype=torch.float32)
         _align(model)
         model.name_or_path = str(base or path_or_id)  # what an adapter names as its base: not a folder of the cache
@@ -148,6 +148,11 @@ def _align(model: PreTrainedModel) -> None:
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % 64:
             parameter.data = parameter.data.clone()
+
+
+def _has_tokenizer(folder: str) -> bool:
+    """Whether to look for a tokenizer here: an adapter on its own may have none, and uses that of its base."""
+    return not Path(folder).is_dir() or (Path(folder) / "tokenizer_config.json").is_file()
 
 
 def _load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:

@@ -6,7 +6,7 @@ writes a folder that peft, transformers and vLLM load as an adapter of its base.
 
 import copy
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 import torch
 from transformers import PreTrainedModel
@@ -57,6 +57,13 @@ def load_lora_weights(model: PreTrainedModel, path_or_id: str | Path) -> None:
 def has_lora(model: PreTrainedModel) -> bool:
     """Whether there is an adapter in the model."""
     return hasattr(model, "peft_config")
+
+
+def name_base_model(model: PreTrainedModel, name: str) -> None:
+    """Let the model's adapter, once it is saved, say that it belongs to ``name``, a folder or a hub id."""
+    for config in cast(Any, model).peft_config.values():
+        config.base_model_name_or_path = name
+    model.name_or_path = name
 
 
 def find_base_model(path_or_id: str | Path) -> str | None:

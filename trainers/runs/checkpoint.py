@@ -52,6 +52,7 @@ def save(
         folder: `RUN/checkpoint-<step>`, or any other name for a checkpoint that stands alone.
         model: a model with `save_pretrained`; `AutoModelForCausalLM.from_pretrained(folder)` gives it back. Of a model
             with a LoRA adapter only the adapter is written, with the name of its base.
+        tokenizer: None for an adapter that uses that of its base.
         extra: what else the trainer needs to go on, in the types of JSON; tuples come back as lists.
         modules: what was trained beside the model, such as a critic, by name; frozen weights are left out.
         keep_last: how many folders named checkpoint-<step> of earlier steps stay beside this one; those of later
@@ -79,7 +80,8 @@ def save(
         with warnings.catch_warnings():  # peft looks for the configuration of a base that may be a GGUF file
             warnings.filterwarnings("ignore", "Could not find a config file")
             model.save_pretrained(staging)
-        tokenizer.save_pretrained(staging)
+        if tokenizer is not None:
+            tokenizer.save_pretrained(staging)
         _write_checksums(staging)
         _publish(staging, folder)
     finally:

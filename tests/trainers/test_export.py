@@ -1,0 +1,70 @@
+"""Agents for others: small folders that evaluate as the checkpoints that they were made from."""
+
+import json
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trainers import evaluate, export
+from trainers.models.loading import load_policy
+from trainers.models.lora import trainable_parameters
+from trainers.runs import checkpoint
+
+EXTRA = {"dtype": "bfloat16", "max_new_tokens": 7}
+
+
+@pytest.fixture
+def base(make_policy, tmp_path):
+    policy = make_policy("bpe", 3)
+    policy.model.save_pretrained(tmp_path / "base")
+    policy.tokenizer.save_pretrained(tmp_path / "base")
+    return tmp_path / "base"
+
+
+def save(policy, folder):
+    optimizer = torch.optim.AdamW(trainable_parameters(policy.model))
+    for parameter in trainable_parameters(policy.model):
+        parameter.grad = torch.randn_like(parameter)
+    optimizer.step()
+    return checkpoint.save(
+        folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[optimizer], step=4, extra=EXTRA
+    )
+
+
+def test_an_adapter_is_small_names_its_public_base_and_plays_as_it_did(base, tmp_path, capsys):
+    pytest.importorskip("peft")
+    policy = load_policy(base, lora_rank=2)
+    saved = save(policy, tmp_path / "checkpoint-4")
+    with pytest.raises(ValueError, match="exists already"):
+        export.main(export.Args(checkpoint=saved, out=saved))
+    out = export.main(export.Args(checkpoint=saved, out=tmp_path / "out", base_model="someone/their-model"))
+    assert str(out) in capsys.readouterr().out
+    weights = load_file(out / "adapter_model.safetensors")
+    assert weights and {weight.dtype for weight in weights.values()} == {torch.bfloat16}
+    assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/their-model"
+    assert not (out / "tokenizer.json").exists()
+    assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("*.json"))
+    agent, longest = evaluate.load_agent(out, str(base))
+    assert (agent.dtype, longest) == (torch.bfloat16, 7)
+    for a, b in zip(trainable_parameters(agent.model), trainable_parameters(policy.model), strict=True):
+        assert torch.equal(a, b.to(torch.bfloat16).float())
+    assert agent.encode("a b c") == policy.encode("a b c")
+
+
+def test_a_whole_model_keeps_its_tokenizer(base, tmp_path):
+    policy = load_policy(base)
+    saved = save(policy, tmp_path / "checkpoint-4")
+    out = export.main(export.Args(checkpoint=saved, out=tmp_path / "out"))
+    agent, _ = evaluate.load_agent(out)
+    for a, b in zip(agent.model.parameters(), policy.model.parameters(), strict=True):
+        torch.testing.assert_close(a.float(), b, rtol=0.01, atol=0)
+    with pytest.raises(ValueError, match="no base model"):
+        export.main(export.Args(checkpoint=saved, out=tmp_path / "other", base_model="someone/their-model"))
+
+
+def test_what_is_no_checkpoint_is_said(base, tmp_path):
+    with pytest.raises(ValueError, match="give --checkpoint"):
+        export.main(export.Args(out=tmp_path / "out"))
+    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
+        export.main(export.Args(checkpoint=base, out=tmp_path / "out"))

@@ -1,0 +1,76 @@
+"""Write a trained agent for others: its weights alone, in bfloat16, without the state of the optimizer.
+
+    python -m trainers.export --checkpoint runs/grpo-…/checkpoint-60 --out my-agent
+    python -m trainers.evaluate --checkpoint my-agent
+
+Of a model with a LoRA adapter only the adapter is written, a few MB. It names the model that it is put on: a hub id, if
+--base-model says so, as others do not have your folders. peft, transformers and vLLM load it too. Instructions, format and
+longest turn that it was trained with are in the folder, so that evaluate and play need no more arguments.
+"""
+
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
+    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
+
+from trainers.runs.command_line import parse
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Write a trained agent for others: weights in bfloat16, nothing that only training needs."""
+
+    checkpoint: Path = Path()
+    """A checkpoint of a trainer: a folder of a run named checkpoint-<step> or best."""
+    out: Path = Path("exported")
+    """The folder to write; it must not exist, or be empty."""
+    base_model: str = ""
+    """The hub id or folder that a LoRA adapter names as its base, in place of the one that it was trained on."""
+
+
+if __name__ == "__main__":
+    ARGS = parse(Args(), __doc__, "export")  # before torch is imported: --help and mistakes answer at once
+
+import torch
+
+from trainers.models import lora
+from trainers.models.loading import load_policy
+from trainers.runs import checkpoint
+
+
+def main(args: Args) -> Path:
+    """Write the folder; returns it.
+
+    Raises:
+        FileNotFoundError: there is no checkpoint.
+        ValueError: ``out`` exists already; the base model is not here; or a base is given for a model that is no adapter.
+    """
+    if args.checkpoint == Path():
+        raise ValueError("give --checkpoint: the folder of a run named checkpoint-<step> or best")
+    if args.out.exists() and (not args.out.is_dir() or any(args.out.iterdir())):
+        raise ValueError(f"{args.out} exists already: give another --out")
+    saved = checkpoint.read_extra(args.checkpoint)
+    policy = load_policy(args.checkpoint, device="cpu")
+    model = policy.model
+    has_lora = lora.has_lora(model)
+    if args.base_model and not has_lora:
+        raise ValueError(
+            f"{args.checkpoint} is not a LoRA adapter, so it has no base model: leave out {args.base_model}"
+        )
+    for parameter in lora.trainable_parameters(model):
+        parameter.data = parameter.data.to(torch.bfloat16)
+    if args.base_model:
+        lora.name_base_model(model, args.base_model)
+    # An adapter's tokenizer is that of its base.
+    path = checkpoint.save(
+        args.out, model=model, tokenizer=None if has_lora else policy.tokenizer, optimizers=[], step=0, extra=saved
+    )  # fmt: skip
+    size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
+    print(f"{path}: {size / 2**20:.1f} MiB. python -m trainers.evaluate --checkpoint {args.out}")
+    return path
+
+
+if __name__ == "__main__":
+    main(ARGS)
