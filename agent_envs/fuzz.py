@@ -1,6 +1,9 @@
-"""Malformed and adversarial turns, which every environment must survive."""
+"""Malformed and adversarial turns and arguments, which every environment must survive."""
 
+import math
 import random
+from collections.abc import Mapping
+from typing import Any
 
 # Control strings of all formats, alone and in pieces; what models are known to spill; what breaks decoders.
 _PIECES = (
@@ -39,3 +42,53 @@ def _damage(rng: random.Random, text: str) -> str:
         cut = rng.randint(0, 3)
         text = text[:at] + rng.choice(_PIECES) * rng.randint(0, 1) + text[at + cut :]
     return text
+
+
+# Values that fit a type and break programs: what is no text, what ends strings, what overflows, what takes long to read.
+_TEXTS = (
+    *("", "\x00", "\ud800", "a\udfff\ud800b", "\u202e\u2066", "\x1b]0;x\x07\x1b[2J", "../../etc/passwd", "-", "%s%n{0}"),
+    *("'; --", "((((", "[" * 5000, "(" * 5000, "9" * 5000, "9**9**9", "1/0", "é" * 2001, "🦊" * 400, "#9999999999"),
+    *("a " * 5000, "x" * ((1 << 20) + 1), "import os; os.kill(os.getppid(), 9)", "1" + "+1" * 240, "\n" * 300, "NaN"),
+)
+_NUMBERS = (0, -1, 1, 1 << 63, -(1 << 64), 10**400, 0.5, -0.0, 1e308, math.inf, -math.inf, math.nan)
+_OTHERS = (None, True, False, [], {}, [[]], {"": ""}, [None, "\ud800"], {"\ud800": "\x00"}, ["a"] * 3000)
+_OF_TYPE = {
+    "string": _TEXTS,
+    "integer": tuple(number for number in _NUMBERS if isinstance(number, int)),
+    "number": _NUMBERS,
+    "boolean": (True, False),
+    "null": (None,),
+    "array": tuple(value for value in _OTHERS if isinstance(value, list)),
+    "object": tuple(value for value in _OTHERS if isinstance(value, dict)),
+}
+
+
+def make_hostile_arguments(rng: random.Random, parameters: Mapping[str, Any]) -> dict[str, Any]:
+    """Random arguments that a tool should refuse rather than break at. Most have the types of its schema, so that they get
+    past it and to the tool.
+
+    Args:
+        parameters: JSON schema of the tool.
+    """
+    properties = parameters.get("properties", {})
+    arguments = {name: _hostile_value(rng, schema) for name, schema in properties.items()}
+    if properties and rng.random() < 0.1:
+        del arguments[rng.choice(list(properties))]
+    if rng.random() < 0.1:
+        arguments[rng.choice(_TEXTS[:8])] = rng.choice(_OTHERS)
+    return arguments
+
+
+def _hostile_value(rng: random.Random, schema: Any) -> Any:
+    schema = schema if isinstance(schema, dict) else {}
+    if rng.random() < 0.1:
+        return rng.choice((*_TEXTS, *_NUMBERS, *_OTHERS))
+    if options := schema.get("enum") or schema.get("anyOf") or schema.get("oneOf"):
+        chosen = rng.choice(options)
+        return chosen if "enum" in schema else _hostile_value(rng, chosen)
+    kind = schema.get("type")
+    values = _OF_TYPE.get(kind, (*_TEXTS, *_NUMBERS, *_OTHERS)) if isinstance(kind, str) else _OTHERS
+    value = rng.choice(values)
+    if kind == "string" and rng.random() < 0.3:
+        return value[:2000] + rng.choice(_TEXTS)[:2000]
+    return [_hostile_value(rng, schema.get("items"))] if kind == "array" and rng.random() < 0.5 else value

@@ -1,7 +1,8 @@
 """A text space for turns of any length and any characters, and example turns to sample from it."""
 
+import itertools
 import string
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 from gymnasium.spaces import Text
@@ -57,14 +58,20 @@ def example_turns(tools: Sequence[Tool], answers: bool) -> list[Turn]:
     return turns + [Turn(answer=_WORDS)] * answers
 
 
-def _example(schema: Any, root: dict[str, Any], within: tuple[str, ...] = ()) -> Any:
+def _example(
+    schema: Any, root: dict[str, Any], within: tuple[str, ...] = (), parts: Iterator[int] | None = None
+) -> Any:
     """A value that fits a JSON schema, for schemas of the kind that functions have; "the first town" where it is beyond
-    what is read here. ``within``: the references that were followed, as a schema may hold itself."""
-    if not isinstance(schema, dict):
+    what is read here. ``within``: the references that were followed, as a schema may hold itself. ``parts`` counts the
+    parts of the value, of which a small schema may ask for billions."""
+    parts = itertools.count() if parts is None else parts
+    if not isinstance(schema, dict) or next(parts) > 1000:
         return _WORDS
     if (reference := schema.get("$ref")) is not None:
         return (
-            None if reference in within else _example(_resolve_reference(reference, root), root, (*within, reference))
+            None
+            if reference in within
+            else _example(_resolve_reference(reference, root), root, (*within, reference), parts)
         )
     for key in ("const", "default"):
         if key in schema:
@@ -72,16 +79,16 @@ def _example(schema: Any, root: dict[str, Any], within: tuple[str, ...] = ()) ->
     if options := schema.get("enum") or schema.get("examples"):
         return options[0]
     if options := schema.get("anyOf") or schema.get("oneOf") or schema.get("allOf"):
-        return _example(options[0], root, within)
+        return _example(options[0], root, within, parts)
     kind = schema.get("type")
     kind = kind[0] if isinstance(kind, list) and kind else kind
     if kind == "object":
         inner = schema.get("properties", {})
-        return {name: _example(inner.get(name), root, within) for name in schema.get("required", [])}
+        return {name: _example(inner.get(name), root, within, parts) for name in schema.get("required", [])}
     if kind == "array":
         items = schema.get("items")
         endless = isinstance(items, dict) and items.get("$ref") in within
-        return [] if endless else [_example(items, root, within)] * max(1, schema.get("minItems", 1))
+        return [] if endless else [_example(items, root, within, parts)] * min(max(1, schema.get("minItems", 1)), 20)
     if kind in ("integer", "number"):
         number = max(1 if kind == "integer" else 1.5, schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1))
         return min(number, schema.get("maximum", number))

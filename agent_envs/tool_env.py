@@ -19,6 +19,7 @@ from agent_envs.renames import check_env_class, check_tool
 from agent_envs.rewards import Reward, make_reward
 from agent_envs.spaces import AnyText, example_turns
 from agent_envs.tools import FunctionTool, Tool, run_calls
+from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import History, ToolCall, ToolResult, Turn, TurnContext, TurnOutcome
 
 if TYPE_CHECKING:
@@ -296,7 +297,12 @@ def _as_tool(tool: Tool | Callable) -> Tool:
     if not hasattr(tool, "execute_batch"):
         return FunctionTool(tool)
     check_tool(tool)
-    return cast(Tool, tool)
+    taken = cast(Tool, tool)
+    try:
+        compile_parameters(taken.parameters)
+    except ValueError as error:
+        raise ValueError(f"the tool {taken.name!r} cannot be used: {error}") from None
+    return taken
 
 
 COMMON = frozenset(inspect.signature(ToolEnv.__init__).parameters) - {"self", "tools", "instructions", "answers"}

@@ -86,7 +86,8 @@ def write(tool: Tool, arguments: dict[str, Any]) -> str:
 
 def _only(tool: Tool) -> tuple[str, dict[str, Any]]:
     properties = tool.parameters.get("properties", {})
-    return next(iter(properties.items())) if len(properties) == 1 else ("", {})
+    name, schema = next(iter(properties.items())) if len(properties) == 1 else ("", {})
+    return name, schema if isinstance(schema, dict) else {}
 
 
 def _is_string(schema: Any) -> bool:

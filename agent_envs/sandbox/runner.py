@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from agent_envs.sandbox.probe import choose_backend
 from agent_envs.sandbox.process import Completed, execute
 
-_LONGEST = 1 << 20
+MAX_CODE = 1 << 20  # characters
 
 
 def run(
@@ -76,8 +76,8 @@ def _check(code: str, stdin: str, timeout: float, memory_mb: int, max_output: in
     for name, value in (("code", code), ("stdin", stdin)):
         if not isinstance(value, str):
             raise ValueError(f"{name} must be a str, got {type(value).__name__}")
-    if len(code) > _LONGEST:
-        raise ValueError(f"code must be at most {_LONGEST} characters long, got {len(code)}")
+    if len(code) > MAX_CODE:
+        raise ValueError(f"code must be at most {MAX_CODE} characters long, got {len(code)}")
     if not (math.isfinite(timeout) and 0 < timeout <= 3600):
         raise ValueError(f"timeout must be between 0 and 3600 seconds, got {timeout}")
     if not 64 <= memory_mb <= 1 << 20:

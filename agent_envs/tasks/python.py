@@ -12,6 +12,7 @@ from agent_envs.generators import draw, instance_number
 from agent_envs.generators.puzzles.questions import KINDS, is_right, make_puzzle
 from agent_envs.play import Script
 from agent_envs.sandbox.probe import choose_backend
+from agent_envs.sandbox.runner import MAX_CODE
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
@@ -58,7 +59,12 @@ class PythonTool:
         """The programs side by side; a result is what one printed, and ``ok`` where it exited with 0."""
         limits: dict[str, Any] = {"timeout": self.timeout, "memory_mb": self.memory_mb, "max_output": self.max_output}
         codes = [one["code"] for one in arguments]
-        return [self._report(done) for done in sandbox.run_batch(codes, backend=self.backend, **limits)]
+        runs = sandbox.run_batch([code for code in codes if len(code) <= MAX_CODE], backend=self.backend, **limits)
+        done = map(self._report, runs)
+        return [next(done) if len(code) <= MAX_CODE else self._too_long(code) for code in codes]
+
+    def _too_long(self, code: str) -> ToolResult:
+        return ToolResult(f"A program may have {MAX_CODE:,} characters at most, not {len(code):,}.", ok=False)
 
     def _report(self, done: sandbox.Completed) -> ToolResult:
         said = [done.stdout.rstrip("\n"), done.stderr.strip()]

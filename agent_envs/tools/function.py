@@ -8,6 +8,7 @@ from functools import cached_property, partial
 from threading import Thread
 from typing import Any
 
+from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolResult
 
 
@@ -22,7 +23,8 @@ class FunctionTool:
     The hints become the JSON schema that arguments are checked against; the first paragraph of the docstring is the
     description, and lines of its ``Args:`` section describe the parameters. What the function returns is what the agent
     reads: a string as it is, a `ToolResult` untouched, anything else as JSON. `ToolError` and ValueError are the
-    agent's mistakes; any other exception, and running out of time, is the tool's own.
+    agent's mistakes, and so are numbers and nestings beyond what Python can do (ArithmeticError, MemoryError,
+    RecursionError); any other exception, and running out of time, is the tool's own.
 
     Calls of one turn run one after the other, in order; async functions run together. They get their arguments in the
     types of the hints (a date for a date).
@@ -61,7 +63,11 @@ class FunctionTool:
         object.__setattr__(self, "name", self.name or getattr(self.function, "__name__", ""))
         if not re.fullmatch(r"[A-Za-z_][\w.-]{0,63}", self.name, re.ASCII):
             raise ValueError(f"a tool's name is made of letters, digits, '_', '-' and '.', got {self.name!r}")
-        _ = self.parameters  # a function that cannot be described is rejected here and not in the middle of an episode
+        # A function that cannot be described is rejected here and not in the middle of an episode.
+        try:
+            compile_parameters(self.parameters)
+        except ValueError as error:
+            raise ValueError(f"{self.name}: {error}") from None
 
     @cached_property
     def description(self) -> str:
@@ -151,6 +157,8 @@ class FunctionTool:
     def _report_error(self, error: BaseException) -> ToolResult:
         if isinstance(error, ToolError | ValueError):
             return ToolResult(f"{self.name}: {error}"[:500], ok=False)
+        if isinstance(error, ArithmeticError | MemoryError | RecursionError):
+            return ToolResult(f"{self.name}: {type(error).__name__}: {error}"[:500], ok=False)
         return ToolResult(f"{self.name} failed: {type(error).__name__}: {error}"[:500], ok=False, fault=True)
 
     def _convert(self, arguments: dict[str, Any]) -> dict[str, Any]:
@@ -182,10 +190,11 @@ def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
         ValueError: a parameter without a type hint, one that has no name or no JSON form.
     """
     import pydantic
+    import pydantic_core
 
     try:
         schema = _model_of(function).model_json_schema()
-    except pydantic.errors.PydanticUserError as error:
+    except (pydantic.errors.PydanticUserError, pydantic_core.SchemaError) as error:
         raise ValueError(f"{_name_of(function)}: a parameter's type has no JSON form: {error}") from error
     schema.pop("title", None)
     for field in schema.get("properties", {}).values():

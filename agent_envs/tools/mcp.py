@@ -10,16 +10,23 @@ something has to bring it back to its beginning itself.
 from __future__ import annotations
 
 import atexit
-import json
+import re
 import threading
+import uuid
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import cache
 from typing import Any
 
+import psutil
+
+from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolResult
 
 _OPENING = 60.0  # seconds that a server has to start and to list its tools
+_PROBE = 5.0  # seconds that a server has to show that it is alive, once no call came back in time
+_MOST_PAGES = 100  # of its list of tools
+_MARK = "AGENT_ENVS_MCP"  # in the environment of a program that was started here, and of all that it starts
 
 
 def mount(
@@ -36,17 +43,29 @@ def mount(
 
     Raises:
         ImportError: the package ``mcp`` is not installed.
-        ConnectionError: the server does not start, or does not answer.
-        ValueError: ``server`` is neither a URL nor a command, or ``only`` names a tool that it does not have.
+        ConnectionError: the server does not start, does not answer, or lists tools without end.
+        ValueError: ``server`` is neither a URL nor a command, ``only`` names a tool that it does not have, or a tool
+            cannot be used, as for a schema that refers to other documents: ``only`` can leave it out.
     """
     connection = _connect(server if isinstance(server, str) else tuple(server), timeout)
     listed = {tool.name: tool for tool in connection.list_tools()}
     if missing := set(only or ()) - set(listed):
         raise ValueError(f"the server has no tools {sorted(missing)}; it has {sorted(listed)}")
-    return tuple(
-        MCPTool(connection, name, listed[name].description or "", dict(listed[name].input_schema))
-        for name in (only or listed)
-    )
+    return tuple(_take(connection, listed[name]) for name in (only or listed))
+
+
+def _take(connection: Connection, listed: Any) -> MCPTool:
+    """A tool as the server lists it, if it can be used."""
+    tool = MCPTool(connection, listed.name, listed.description or "", dict(listed.input_schema))
+    try:
+        if not re.fullmatch(r"\w[\w./-]{0,127}", tool.name):
+            raise ValueError("a tool's name is made of letters, digits, '_', '-', '.' and '/'")
+        compile_parameters(tool.parameters)
+    except ValueError as error:
+        raise ValueError(
+            f"the server's tool {tool.name[:128]!r} cannot be used: {error}; only=[...] takes others"
+        ) from None
+    return tool
 
 
 class MCPTool:
@@ -95,12 +114,13 @@ class Connection:
 
         async def all_pages(client: Any) -> list[Any]:
             found, cursor = [], None
-            while True:
+            for _ in range(_MOST_PAGES):
                 page = await client.list_tools(cursor=cursor)
                 found += page.tools
                 cursor = page.next_cursor
                 if not cursor:
                     return found
+            raise ConnectionError(f"the list goes on after {_MOST_PAGES} pages")
 
         problem: Exception = ConnectionError("nobody answers")
         for _ in range(2):  # the server may have died while nobody looked
@@ -120,18 +140,30 @@ class Connection:
 
         async def all_of_them(client: Any) -> list[Any]:
             calls = (
-                asyncio.wait_for(client.call_tool(name, _replace_surrogates(one)), self.timeout) for one in arguments
+                asyncio.wait_for(client.call_tool(name, one), self.timeout) for one in arguments
             )
             return await asyncio.gather(*calls, return_exceptions=True)
 
         thread = self._open()
         replies = thread.run(all_of_them, self.timeout + 5)
-        if any(map(_is_break, replies)):
+        if any(map(_is_break, replies)) or (
+            all(isinstance(reply, TimeoutError) for reply in replies) and not self._is_alive(thread)
+        ):
             thread.close()
         return [_as_result(name, reply) for reply in replies]
 
+    def _is_alive(self, thread: _ClientThread) -> bool:
+        """Whether the server still answers anything at all. One that is silent is ended, and started anew."""
+        try:
+            thread.run(lambda client: client.session.list_tools(), _PROBE)
+        except TimeoutError:
+            return False
+        except Exception:  # an answer, though not a good one, or a connection that broke already
+            return True
+        return True
+
     def close(self) -> None:
-        """End the connection, and the program behind it."""
+        """End the connection, and the program behind it with all that it has started."""
         self._client_thread.close()
 
     def _open(self) -> _ClientThread:
@@ -151,9 +183,8 @@ class _ClientThread:
             import mcp
         except ImportError as error:
             raise ImportError("tools of MCP servers need the package mcp: pip install 'agent-r1-envs[mcp]'") from error
-        target = (
-            server if isinstance(server, str) else mcp.StdioServerParameters(command=server[0], args=list(server[1:]))
-        )
+        self._mark = uuid.uuid4().hex
+        target = server if isinstance(server, str) else _program(server, self._mark)
         opened, failure = threading.Event(), []
 
         async def live() -> None:
@@ -174,6 +205,7 @@ class _ClientThread:
             self._loop.call_soon_threadsafe(self._task.cancel)
             failure.append(TimeoutError(f"no answer in {_OPENING:g} s"))
         if failure:
+            self._end()
             raise ConnectionError(f"the MCP server {server!r} cannot be reached: {_describe_error(failure[-1])}")
         atexit.register(self.close)
 
@@ -197,17 +229,27 @@ class _ClientThread:
         atexit.unregister(self.close)
         with suppress(RuntimeError):  # its loop has ended
             self._loop.call_soon_threadsafe(self._closing.set)
+        self._end()
+
+    def _end(self) -> None:
+        """Wait for the client, which asks its program to leave, and end what is left of it: the client's own way stops
+        at programs that leave children behind, and this process may end before it is through."""
         self._thread.join(10)
+        for process in psutil.process_iter():
+            with suppress(psutil.Error, OSError):  # it has ended meanwhile, or is not ours to look at
+                if process.environ().get(_MARK) == self._mark:
+                    process.kill()
+
+
+def _program(command: tuple[str, ...], mark: str) -> Any:
+    import mcp
+
+    return mcp.StdioServerParameters(command=command[0], args=list(command[1:]), env={_MARK: mark})
 
 
 @cache
 def _connect(server: str | tuple[str, ...], timeout: float) -> Connection:
     return Connection(server, timeout)
-
-
-def _replace_surrogates(arguments: dict[str, Any]) -> dict[str, Any]:
-    """Without lone surrogates: an agent may write them, and they would break the line for everybody."""
-    return json.loads(json.dumps(arguments, ensure_ascii=False).encode("utf-8", "replace"))
 
 
 def _is_break(reply: Any) -> bool:

@@ -1,11 +1,13 @@
 """Running the calls of a turn, or of a whole vector of environments, so that a call that fails affects no other."""
 
 from collections.abc import Callable, Hashable, Iterable, Mapping
-from functools import lru_cache
+from dataclasses import replace
 from itertools import groupby
 from threading import Thread
 from typing import Any, Protocol
 
+from agent_envs.tools.function import ToolError
+from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolCall, ToolResult
 
 MAX_OUTPUT = 20_000  # characters of a result that the agent gets to read, where a tool sets no other bound
@@ -55,18 +57,19 @@ Request = tuple[Mapping[str, Tool], ToolCall]
 def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
     """Run calls, each with the tools it may choose from by name; results come in the order of the requests.
 
-    An unknown tool, or arguments that do not fit its schema, give a result with an error message. A tool that raises, or returns
-    something that is no result, gives its own call a result with ``fault`` set.
+    An unknown tool, arguments that do not fit its schema and `ToolError` give a result with an error message, for the
+    agent. A tool that raises anything else, or returns something that is no result, gives its own call a result with
+    ``fault`` set. Tools get text that is Unicode: for a lone surrogate, which an agent may write, they get a "?".
     """
-    requests = list(requests)
+    requests = [(tools, _with_unicode(call)) for tools, call in requests]
     results: dict[int, ToolResult] = {}  # by number of the request
     queues: dict[Hashable, list[int]] = {}  # numbers of requests by batch key
     for i, (tools, call) in enumerate(requests):
         tool = tools.get(call.name)
         if tool is None:
             results[i] = ToolResult(f"There is no tool {call.name!r}; there are: {', '.join(tools)}.", ok=False)
-        elif problem := _find_problem(tool, call.arguments):
-            results[i] = ToolResult(f"{call.name}: {problem}", ok=False)
+        elif refused := _refuse(tool, call):
+            results[i] = refused
         else:
             key = getattr(tool, "batch_key", None)
             queues.setdefault(id(tool) if key is None else key, []).append(i)
@@ -81,6 +84,15 @@ def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
     for thread in threads:
         thread.join()
     return [results[i] for i in range(len(requests))]
+
+
+def _refuse(tool: Tool, call: ToolCall) -> ToolResult | None:
+    """The result of a call with arguments that do not fit; None if they do."""
+    try:
+        problem = _find_problem(tool, call.arguments)
+    except Exception as error:  # whatever a tool has for a schema
+        return ToolResult(f"{call.name} cannot be called: {error}"[:500], ok=False, fault=True)
+    return ToolResult(f"{call.name}: {problem}", ok=False) if problem else None
 
 
 def _tool(request: Request) -> Tool:
@@ -109,6 +121,9 @@ def _run_batch(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         if len(results) == len(arguments) and all(isinstance(r, ToolResult) for r in results):
             return [_cap_output(result, getattr(tool, "max_output", MAX_OUTPUT)) for result in results]
         problem = f"returned {len(results)} results for {len(arguments)} calls, or not of type ToolResult"
+    except ToolError as error:
+        if len(arguments) == 1:
+            return [ToolResult(f"{tool.name}: {error}"[:500], ok=False)]
     except (Exception, SystemExit) as error:  # a tool may raise anything
         problem = f"{type(error).__name__}: {error}"
     if len(arguments) == 1:
@@ -126,41 +141,46 @@ def _cap_output(result: ToolResult, longest: int) -> ToolResult:
 # -- arguments ---------------------------------------------------------------------------------------------------------
 
 
+def _with_unicode(call: ToolCall) -> ToolCall:
+    """The call, with arguments that can be sent, stored and printed."""
+    if all(type(value) is str and value.isascii() for value in call.arguments.values()):
+        return call
+    try:
+        return replace(call, arguments=_replace_surrogates(call.arguments))
+    except RecursionError:  # the check of the arguments finds so too, and says it to the agent
+        return call
+
+
+def _replace_surrogates(value: Any) -> Any:
+    if isinstance(value, str):
+        return value if value.isascii() else value.encode("utf-8", "replace").decode()
+    if isinstance(value, dict):
+        return {_replace_surrogates(name): _replace_surrogates(inner) for name, inner in value.items()}
+    return [_replace_surrogates(inner) for inner in value] if isinstance(value, list) else value
+
+
 def _find_problem(tool: Tool, arguments: dict[str, Any]) -> str | None:
-    """What is wrong with the arguments, in words for the agent; None if they fit the tool's schema."""
+    """What is wrong with the arguments, in words for the agent; None if they fit the tool's schema.
+
+    Raises:
+        ValueError: the schema cannot be used.
+    """
     properties = tool.parameters.get("properties", {})
     # The commonest schema by far, strings alone, needs no validator.
-    if arguments.keys() == properties.keys() and all(
-        type(value) is str
-        and properties[name].keys() <= {"type", "title", "description"}
-        and properties[name].get("type") == "string"
-        for name, value in arguments.items()
+    if (
+        tool.parameters.keys() <= _PLAIN_OBJECT
+        and arguments.keys() == properties.keys()
+        and all(
+            type(value) is str
+            and type(told := properties[name]) is dict
+            and told.keys() <= _PLAIN_STRING
+            and told.get("type") == "string"
+            for name, value in arguments.items()
+        )
     ):
         return None
-    try:
-        errors = sorted(_validator(tool)(arguments), key=lambda error: list(map(str, error.path)))
-    except RecursionError:
-        return "the arguments are nested too deeply."
-    if not errors:
-        return None
-    error = errors[0]
-    place = "".join(f"[{part!r}]" for part in error.absolute_path)
-    return f"the arguments{place} do not fit: {error.message[:300]}."
+    return compile_parameters(tool.parameters)(arguments)
 
 
-def _validator(tool: Tool) -> Callable:
-    import json
-
-    return _compile_schema(json.dumps(tool.parameters, sort_keys=True))
-
-
-@lru_cache(maxsize=1024)
-def _compile_schema(text: str) -> Callable:
-    import json
-
-    import jsonschema
-
-    schema = json.loads(text)
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
-    kind.check_schema(schema)
-    return kind(schema).iter_errors
+_PLAIN_OBJECT = frozenset(("type", "properties", "required", "additionalProperties", "title", "description", "$schema"))
+_PLAIN_STRING = frozenset(("type", "title", "description"))

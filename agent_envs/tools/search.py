@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any, ClassVar
 
+from agent_envs.tools.function import ToolError
 from agent_envs.types import ToolResult
 from retrieval_index import Passage, Searcher
 from retrieval_index.corpus import Corpus
@@ -129,7 +130,7 @@ class SearchTool:
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """One call of the searcher for all queries; each result lists passages, a line each: see `show_passage`."""
         queries = [a["query"] for a in arguments]
-        found = iter(self.searcher.search([q for q in queries if len(q) <= self.max_query], self.k))
+        found = iter(_search(self.searcher, [q for q in queries if len(q) <= self.max_query], self.k))
         return [self._report(next(found)) if len(q) <= self.max_query else self._too_long(q) for q in queries]
 
     def _too_long(self, query: str) -> ToolResult:
@@ -198,7 +199,7 @@ class ReadTool:
         if part and not passages:
             passages, title, number = self._find(part[1]), part[1], int(part[2])
         if not passages:
-            near = dict.fromkeys(p.title for p in self.searcher.search([title], 3)[0])
+            near = dict.fromkeys(p.title for p in _search(self.searcher, [title], 3)[0])
             return ToolResult(
                 "There is no article with this title." + " Near to it: " * bool(near) + "; ".join(near), []
             )
@@ -218,7 +219,7 @@ class ReadTool:
         corpus, wanted = getattr(self.searcher, "corpus", None), title_key(title)
         if corpus is not None and len(corpus) <= _LISTED:
             return [corpus[row] for row in _rows_by_title(corpus).get(wanted, ())]
-        return [p for p in self.searcher.search([title], 50)[0] if title_key(p.title) == wanted]
+        return [p for p in _search(self.searcher, [title], 50)[0] if title_key(p.title) == wanted]
 
     def _parts(self, passages: Iterable[Passage]) -> Iterator[list[tuple[int, Passage]]]:
         """The numbered passages, as many in a part as there is room for."""
@@ -232,6 +233,25 @@ class ReadTool:
             part.append((number, passage))
             size += length
         yield part
+
+
+def _search(searcher: Searcher, queries: list[str], k: int) -> list[list[Passage]]:
+    """As `Searcher.search`.
+
+    Raises:
+        ToolError: the searcher refuses this one query, such as a server does one that is longer than it takes.
+        ValueError: it refuses several, or any query, as it would where ``k`` is more than it gives: no agent's mistake.
+    """
+    try:
+        return searcher.search(queries, k)
+    except ValueError as error:
+        if len(queries) != 1:
+            raise
+        try:
+            searcher.search(["town"], k)
+        except ValueError:
+            raise error from None
+        raise ToolError(f"it does not take this query: {error}") from error
 
 
 def title_key(title: str) -> str:

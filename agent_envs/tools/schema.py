@@ -1,0 +1,210 @@
+"""Arguments against the JSON schema of a tool.
+
+A schema may come from a stranger, and arguments always do. So a schema is compiled when its tool is taken on, and
+refused with the reason where it cannot be used: its references stay inside it, its patterns are for an engine whose time
+is linear in the text (Rust's, which comes with pydantic), and a check has a bound on its work, which does not depend on
+the clock.
+"""
+
+import json
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from functools import lru_cache, partial
+from itertools import islice
+from typing import Any
+
+MAX_SCHEMA = 100_000  # characters of a schema as JSON
+MAX_PATTERNS = 50  # of up to 1,000 characters each: compiling one takes half a second at worst
+MAX_STEPS = 100_000  # keywords looked at in one check: half a second
+_ERRORS = 50  # of which the agent is told the first by place
+
+Check = Callable[[Any], str | None]
+
+
+class _TooMuchWork(Exception):
+    pass
+
+
+def compile_parameters(parameters: Mapping[str, Any]) -> Check:
+    """The check of a tool's arguments: what is wrong with them in words for the agent, None where they fit.
+
+    Compiled once for equal schemas.
+
+    Raises:
+        ValueError: the schema cannot be used; the message says why.
+    """
+    try:
+        text = json.dumps(parameters, sort_keys=True, allow_nan=False)
+    except (TypeError, ValueError, RecursionError) as error:
+        raise ValueError(f"the schema has no JSON form: {error}") from None
+    return _compile(text)
+
+
+@lru_cache(maxsize=1024)
+def _compile(text: str) -> Check:
+    import jsonschema
+
+    if len(text) > MAX_SCHEMA:
+        raise ValueError(f"the schema has {len(text):,} characters, {MAX_SCHEMA:,} at most")
+    schema = json.loads(text)
+    if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
+        raise ValueError("the schema of a tool's arguments is an object, and so are its properties")
+    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    try:
+        kind.check_schema(schema)
+        patterns = _compile_patterns(schema)
+        _check_references(schema)
+        check = partial(_find_problem, _bounded(kind, patterns)(schema, registry=_no_other_documents()))
+        for arguments in ({}, dict.fromkeys(schema.get("properties", {}), "the first town")):
+            check(arguments, strict=True)
+    except jsonschema.SchemaError as error:
+        place = "".join(f"[{part!r}]" for part in error.absolute_path)
+        raise ValueError(f"the schema{place} is wrong: {error.message[:300]}") from None
+    except RecursionError:
+        raise ValueError("the schema is nested too deeply, or its references go round in circles") from None
+    except _TooMuchWork:
+        raise ValueError("the schema is so tangled that a check of arguments would take too long") from None
+    except ValueError:
+        raise
+    except Exception as error:  # the library may raise anything at a schema of a stranger's
+        raise ValueError(f"the schema cannot be used: {type(error).__name__}: {error}"[:300]) from None
+    return check
+
+
+def _no_other_documents() -> Any:
+    """What references are looked up in; jsonschema's own would fetch the rest from the network."""
+    import referencing.jsonschema
+
+    return referencing.jsonschema.EMPTY_REGISTRY
+
+
+# -- what a schema may hold --------------------------------------------------------------------------------------------
+
+
+def _parts(schema: Any) -> Iterator[dict[str, Any]]:
+    """All objects of a schema, but those that are values rather than schemas."""
+    if isinstance(schema, dict):
+        yield schema
+        inner = [value for key, value in schema.items() if key not in ("const", "enum", "default", "examples")]
+    else:
+        inner = schema if isinstance(schema, list) else []
+    for part in inner:
+        yield from _parts(part)
+
+
+def _compile_patterns(schema: dict[str, Any]) -> dict[str, Callable[[str], bool]]:
+    found: set[str] = set()
+    unevaluated = any("unevaluatedProperties" in part for part in _parts(schema))
+    for part in _parts(schema):
+        if isinstance(part.get("pattern"), str):
+            found.add(part["pattern"])
+        if isinstance(part.get("patternProperties"), dict):
+            found |= part["patternProperties"].keys()
+            if unevaluated:
+                raise ValueError("the schema has patternProperties beside unevaluatedProperties, which is not supported")
+    if len(found) > MAX_PATTERNS:
+        raise ValueError(f"the schema has {len(found)} patterns, {MAX_PATTERNS} at most")
+    return {pattern: _linear(pattern) for pattern in sorted(found)}
+
+
+def _linear(pattern: str) -> Callable[[str], bool]:
+    """Whether a text holds a pattern, in time linear in the text."""
+    from pydantic_core import SchemaError, SchemaValidator, core_schema
+
+    if len(pattern) > 1000:
+        raise ValueError(f"the schema has a pattern of {len(pattern):,} characters, 1,000 at most")
+    try:
+        engine = SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
+    except SchemaError as error:
+        reason = str(error).strip().splitlines()[-1].strip()
+        reason = reason.removeprefix("error: ").removeprefix("SchemaError: ")
+        raise ValueError(f"the schema has the pattern {pattern[:100]!r}, which cannot be used: {reason}") from None
+    return engine.isinstance_python
+
+
+def _check_references(schema: dict[str, Any]) -> None:
+    for part in _parts(schema):
+        if part is not schema and isinstance(part.get("$id"), str):
+            raise ValueError("the schema has an $id inside it; references go to #/... of the whole")
+        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+            reference = part.get(keyword)
+            if isinstance(reference, str) and not _resolves(reference, schema):
+                raise ValueError(f"the schema refers to {reference[:100]!r}; references must be to #/... inside it")
+
+
+def _resolves(reference: str, schema: dict[str, Any]) -> bool:
+    place: Any = schema
+    if reference != "#" and not reference.startswith("#/"):
+        return False
+    for name in reference.split("/")[1:]:
+        name = name.replace("~1", "/").replace("~0", "~")
+        if isinstance(place, list):
+            place = dict(enumerate(place)).get(int(name) if name.isdecimal() else -1)
+        else:
+            place = place.get(name) if isinstance(place, dict) else None
+    return isinstance(place, dict | bool)
+
+
+# -- a check -----------------------------------------------------------------------------------------------------------
+
+_work = threading.local()
+
+
+def _find_problem(validator: Any, arguments: Any, strict: bool = False) -> str | None:
+    """What is wrong with the arguments, for the agent. ``strict``: a check that cannot be made raises."""
+    _work.left = MAX_STEPS
+    try:
+        errors = sorted(islice(validator.iter_errors(arguments), _ERRORS), key=lambda e: list(map(str, e.path)))
+        if not errors:
+            return None
+        place = "".join(f"[{part!r}]" for part in errors[0].absolute_path)
+        return f"the arguments{place} do not fit: {errors[0].message[:300]}."
+    except (RecursionError, _TooMuchWork) as error:
+        if strict:
+            raise
+        return f"the arguments are {'nested too deeply' if isinstance(error, RecursionError) else 'too large'}."
+    except Exception as error:  # numbers that are none, or too long to be shown
+        return f"the arguments cannot be checked: {error}."[:300]
+
+
+def _bounded(kind: Any, patterns: Mapping[str, Callable[[str], bool]]) -> Any:
+    """The class of validators with a bound on the work of a check, and with these patterns."""
+    import jsonschema
+
+    def matches_some(name: str, schema: Mapping[str, Any]) -> bool:
+        return any(patterns[pattern](name) for pattern in schema.get("patternProperties", {}))
+
+    def check_pattern(validator: Any, pattern: str, value: Any, schema: Any) -> Iterator[Any]:
+        if validator.is_type(value, "string") and not patterns[pattern](value):
+            yield jsonschema.ValidationError(f"{value!r} does not match {pattern!r}")
+
+    def check_pattern_properties(validator: Any, schemas: Any, value: Any, schema: Any) -> Iterator[Any]:
+        if validator.is_type(value, "object"):
+            for pattern, inner in schemas.items():
+                for name in filter(patterns[pattern], value):
+                    yield from validator.descend(value[name], inner, path=name, schema_path=pattern)
+
+    def check_additional(validator: Any, inner: Any, value: Any, schema: Any) -> Iterator[Any]:
+        """The library's own, on the properties that no pattern allows."""
+        if validator.is_type(value, "object"):
+            rest = {name: v for name, v in value.items() if not matches_some(name, schema)}
+            plain = {key: v for key, v in schema.items() if key != "patternProperties"}
+            yield from kind.VALIDATORS["additionalProperties"](validator, inner, rest, plain)
+
+    own = {"pattern": check_pattern, "patternProperties": check_pattern_properties}
+    own["additionalProperties"] = check_additional
+    return jsonschema.validators.extend(
+        kind, {keyword: _counted(own.get(keyword, check)) for keyword, check in kind.VALIDATORS.items()}
+    )
+
+
+def _counted(check: Callable[..., Any]) -> Callable[..., Any]:
+    def counted(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
+        _work.left -= 1
+        if isinstance(value, list) and "uniqueItems" in schema:  # compared each with each, where they have no order
+            _work.left -= len(value) ** 2 // 20
+        if _work.left < 0:
+            raise _TooMuchWork
+        yield from check(validator, keyword, value, schema) or ()
+
+    return counted

@@ -1,0 +1,134 @@
+"""An agent cannot void its own episode: whatever it gives to a tool, what goes wrong is its own mistake."""
+
+import random
+
+import gymnasium
+import pytest
+from broken_envs import Digit, Echo
+
+from agent_envs.checker import CheckFailed, check_agent_env
+from agent_envs.fuzz import make_hostile_arguments
+from agent_envs.sandbox.runner import MAX_CODE
+from agent_envs.tasks.python import PythonTool
+from agent_envs.tools import FunctionTool, ReadTool, SearchTool, ToolError, run_calls
+from agent_envs.types import ToolCall, ToolResult
+from retrieval_index import Passage, build
+
+SEED = 0
+TASKS = "API Bandit Calculator Countdown FrozenLake MiniWiki Mixed SQL Sokoban".split()
+
+
+def one(tool, **arguments) -> ToolResult:
+    return run_calls([({tool.name: tool}, ToolCall(tool.name, arguments))])[0]
+
+
+def assert_no_fault(tools, name: str, arguments: dict) -> None:
+    (result,) = run_calls([(tools, ToolCall(name, arguments))])
+    assert not result.fault, f"{name}({repr(arguments)[:200]}): {result.text[:200]}"
+    result.text.encode("utf-8", "replace")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_no_arguments_are_a_fault_of_a_tool_of_ours(task):
+    env = gymnasium.make(f"AgentR1/{task}-v0").unwrapped
+    env.reset(seed=SEED)
+    rng = random.Random(SEED)
+    for name, tool in env.tools.items():
+        for _ in range(25):
+            assert_no_fault(env.tools, name, make_hostile_arguments(rng, tool.parameters))
+
+
+class Strict:
+    """A searcher that refuses what a server over HTTP does: text that is no Unicode, long queries, many passages."""
+
+    def __init__(self, most: int = 50):
+        self.index = build([Passage("1", "Rome", "Rome is a town.")])
+        self.most = most
+
+    def search(self, queries, k):
+        for query in queries:
+            query.encode()
+        if k > self.most or any(len(query) > 300 for query in queries):
+            raise ValueError("rejected with status 422")
+        return self.index.search(queries, k)
+
+
+@pytest.mark.parametrize("tool", [SearchTool(Strict()), ReadTool(Strict())])
+def test_what_a_server_refuses_of_an_agent_is_the_agents_mistake(tool):
+    (name,) = tool.parameters["properties"]
+    rng = random.Random(SEED)
+    for _ in range(200):
+        assert_no_fault({tool.name: tool}, tool.name, make_hostile_arguments(rng, tool.parameters))
+    refused = one(tool, **{name: "Rome " * 70})
+    assert not refused.ok and not refused.fault and "422" in refused.text
+    assert one(tool, **{name: "Rome \ud800"}).ok
+    spared = run_calls([({tool.name: tool}, ToolCall(tool.name, {name: text})) for text in ("Rome", "Rome " * 70)])
+    assert [result.ok for result in spared] == [True, False] and not any(result.fault for result in spared)
+
+
+def test_what_a_server_refuses_of_everybody_is_a_fault():
+    assert one(SearchTool(Strict(most=2)), query="Rome").fault
+    assert one(SearchTool(Strict(most=2)), query="Rome " * 70).fault
+
+
+@pytest.mark.parametrize("backend", ["auto", "unsafe"])
+def test_no_program_is_a_fault_of_the_sandbox(backend):
+    if backend == "auto":
+        env = gymnasium.make("AgentR1/Python-v0").unwrapped
+        try:
+            env.reset(seed=SEED)
+        except RuntimeError as error:
+            pytest.skip(str(error))
+    tool = PythonTool(backend, timeout=1.0)
+    kill = "import os, signal; os.kill(os.getppid(), signal.SIGKILL)"
+    long = "#" * (MAX_CODE + 1)
+    for code in (kill, long, "\x00", "\ud800", "print('\ud800')", "(" * 5000, "x = [0] * 10**12", "9**9**9"):
+        assert_no_fault({"python": tool}, "python", {"code": code})
+    spared = run_calls([({"python": tool}, ToolCall("python", {"code": code})) for code in ("print(1)", long)])
+    assert spared[0].text == "1" and f"{MAX_CODE:,} characters" in spared[1].text and not spared[1].fault
+
+
+@pytest.mark.parametrize("error", [ToolError, ValueError, ZeroDivisionError, OverflowError, RecursionError, MemoryError])
+def test_what_arguments_alone_can_cause_is_the_agents_mistake(error):
+    def f(x: str):
+        """fails."""
+        raise error("because")
+
+    result = one(FunctionTool(f), x="a")
+    assert not result.ok and not result.fault and "because" in result.text
+
+
+def test_a_tool_of_any_class_may_blame_the_agent():
+    class Picky(Echo):
+        def execute_batch(self, arguments):
+            if any("bad" in a["text"] for a in arguments):
+                raise ToolError("not that")
+            return super().execute_batch(arguments)
+
+    results = run_calls([({"echo": Picky()}, ToolCall("echo", {"text": text})) for text in ("good", "bad", "fine")])
+    assert [result.ok for result in results] == [True, False, True]
+    assert results[1] == ToolResult("echo: not that", ok=False)
+
+
+@pytest.mark.parametrize("number", [float("nan"), float("inf"), 10**400, -(10**400), 1e308])
+def test_numbers_that_break_a_check_do_not_break_the_turn(number):
+    tool = Echo()
+    tool.parameters = {"type": "object", "properties": {"text": {"type": "number", "multipleOf": 0.01}}}
+    tool.execute_batch = lambda arguments: [ToolResult("fine") for _ in arguments]
+    assert_no_fault({"echo": tool}, "echo", {"text": number})
+
+
+class Voidable(Digit):
+    """An agent can make its tool break."""
+
+    def __init__(self, **common):
+        super().__init__(FunctionTool(self.look, name="look"), **common)
+
+    def look(self, text: str) -> str:
+        """looks."""
+        return {"a": "b"}[text]
+
+
+def test_the_checker_finds_tools_that_an_agent_can_break():
+    with pytest.raises(CheckFailed, match=r"look\('text': .*is reported as a fault of the tool"):
+        check_agent_env(Voidable(), steps=10)
