@@ -4,16 +4,18 @@
     GET /health      what is served: passages, backend, fingerprint of the corpus, limits
     GET /metrics     counters for Prometheus
 
-Errors are {"detail": "what was wrong"}: 413 and 422 for a request beyond the limits or not understood, 429 with
+Errors are {"detail": "what was wrong"}: 408 for a request that does not arrive in time, 413 and 422 for a request beyond the limits or not understood, 429 with
 Retry-After where too many wait already, 500 where the search itself failed. There is no authentication: on an address
 other than the default 127.0.0.1, whoever reaches the port can search.
 
 Needs the extra `[server]` (FastAPI, uvicorn, prometheus-client), so import it late.
 """
 
+import asyncio
 import logging
 import time
 from contextlib import asynccontextmanager
+from typing import Any
 
 import uvicorn
 from fastapi import FastAPI, HTTPException, Request, Response
@@ -31,6 +33,8 @@ from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
 from retrieval_index.batching import BATCH, Batcher, ClientGone, QueueFull, SearcherFailed
+from retrieval_index.connections import guarded_protocol, most_connections
+from retrieval_index.corpus import Passage
 from retrieval_index.search import Searcher
 from retrieval_index.wire import PATH, Limits, entry_of
 
@@ -63,15 +67,26 @@ def serve(searcher: Searcher, *, host: str = "127.0.0.1", port: int = 8000, limi
         SystemExit: the address cannot be listened on; uvicorn has logged why.
     """
     searcher.search(["warm up"], k=1)  # numba compiles at the first search
-    app = create_app(searcher, limits)
-    uvicorn.run(app, host=host, port=port, access_log=False, timeout_keep_alive=KEEP_ALIVE)
+    uvicorn.run(create_app(searcher, limits), host=host, port=port, **connection_options())
+
+
+def connection_options() -> dict[str, Any]:
+    """Options for uvicorn: connections that ask for nothing shut nobody out, see `connections`."""
+    most = most_connections()
+    return {
+        "http": guarded_protocol(most),
+        "backlog": most // 2,  # as many are accepted at once, before the first of them is looked at
+        "timeout_keep_alive": KEEP_ALIVE,
+        "access_log": False,
+        "ws": "none",
+    }
 
 
 def create_app(searcher: Searcher, limits: Limits | None = None) -> FastAPI:
     """The ASGI application that `serve` runs. It reads the whole corpus once, for its fingerprint."""
     limits = limits or Limits()
     metrics = _Metrics()
-    batcher = Batcher(searcher, limits.waiting, metrics.batches.observe)
+    batcher = Batcher(searcher, limits.waiting, 4 * limits.passages, metrics.batches.observe)
     metrics.waiting.set_function(lambda: batcher.waiting)
     health_body = _health(searcher, limits)
 
@@ -123,8 +138,18 @@ async def _retrieve(request: Request, batcher: Batcher, limits: Limits, metrics:
     except (ClientDisconnect, ClientGone):
         return Response(status_code=CLIENT_GONE)
     metrics.queries.inc(len(query.queries))
-    result = [[entry_of(passage, query.return_scores) for passage in passages] for passages in found]
-    return Response(to_json({"result": result}), media_type="application/json")
+    return Response(await _encode(found, query.return_scores), media_type="application/json")
+
+
+async def _encode(found: list[list[Passage]], with_scores: bool) -> bytes:
+    """The answer as JSON. Other requests have their turn in the middle of a long one."""
+    parts = []
+    for start in range(0, len(found), BATCH):
+        if start:
+            await asyncio.sleep(0)
+        lists = [[entry_of(passage, with_scores) for passage in some] for some in found[start : start + BATCH]]
+        parts.append(to_json(lists)[1:-1])
+    return b'{"result":[' + b",".join(parts) + b"]}"
 
 
 async def _read(request: Request, limit: int) -> bytes:
@@ -144,12 +169,15 @@ def _parse(body: bytes, limits: Limits) -> Query:
         wrong = [f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors(include_input=False)]
         raise HTTPException(422, f"{'; '.join(wrong[:3])} (fields: {', '.join(Query.model_fields)})") from None
     longest = max(map(len, query.queries), default=0)
+    asked = len(query.queries) * (query.topk or min(DEFAULT_TOPK, limits.topk))
     if len(query.queries) > limits.queries:
         raise HTTPException(422, f"queries: {len(query.queries)} in one request, {limits.queries} at most: split them")
     if longest > limits.query_chars:
         raise HTTPException(422, f"queries: one of {longest} characters, {limits.query_chars} at most")
     if query.topk is not None and not 1 <= query.topk <= limits.topk:
         raise HTTPException(422, f"topk: must be between 1 and {limits.topk}, got {query.topk}")
+    if asked > limits.passages:
+        raise HTTPException(422, f"queries times topk: {asked} passages, {limits.passages} at most: split the request")
     return query
 
 

@@ -25,6 +25,8 @@ class Limits:
     """Passages per query."""
     queries: int = 4096
     """Queries in one request."""
+    passages: int = 131_072
+    """Passages that one request may ask for, `queries` times `topk`: some 100 MB. Four times as many may wait."""
     query_chars: int = 10_000
     """Characters in one query."""
     body_bytes: int = 8_000_000

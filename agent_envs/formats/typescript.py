@@ -1,7 +1,8 @@
 """Tools as a TypeScript-like namespace, the way Harmony declares functions to a model."""
 
+import itertools
 import json
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
 
 from agent_envs.tools import Tool
@@ -21,37 +22,41 @@ def _declare(tool: Tool) -> str:
     return "\n".join([*_comment(tool.description), f"type {tool.name} = ({parameter}) => any;"])
 
 
-def _type(schema: Any, root: dict[str, Any], within: tuple[str, ...] = ()) -> str:
-    """``within``: the references that lead here; a type that contains itself is ``any``."""
-    if not isinstance(schema, dict):
+def _type(
+    schema: Any, root: dict[str, Any], within: tuple[str, ...] = (), parts: Iterator[int] | None = None
+) -> str:
+    """``within``: the references that lead here; a type that contains itself is ``any``. ``parts`` counts the parts of
+    the type, of which a small schema may have billions."""
+    parts = itertools.count() if parts is None else parts
+    if not isinstance(schema, dict) or next(parts) > 1000:
         return "any"
     if reference := schema.get("$ref"):
         name = str(reference).rpartition("/")[2]
         inner = None if name in within else root.get("$defs", {}).get(name)
-        return _type(inner, root, (*within, name))
+        return _type(inner, root, (*within, name), parts)
     if "const" in schema or "enum" in schema:
         return _union(_literal(value) for value in schema.get("enum", [schema.get("const")]))
     if options := schema.get("anyOf") or schema.get("oneOf"):
-        return _union(_type(option, root, within) for option in options)
+        return _union(_type(option, root, within, parts) for option in options)
     kind = schema.get("type")
     if isinstance(kind, list):
-        return _union(_type({**schema, "type": one}, root, within) for one in kind)
+        return _union(_type({**schema, "type": one}, root, within, parts) for one in kind)
     if kind == "array":
-        inner = _type(schema.get("items"), root, within)
+        inner = _type(schema.get("items"), root, within, parts)
         return f"({inner})[]" if " | " in inner else f"{inner}[]"
     if kind == "object" or "properties" in schema:
-        return _object(schema, root, within)
+        return _object(schema, root, within, parts)
     return _SIMPLE.get(str(kind), "any")
 
 
-def _object(schema: dict[str, Any], root: dict[str, Any], within: tuple[str, ...]) -> str:
+def _object(schema: dict[str, Any], root: dict[str, Any], within: tuple[str, ...], parts: Iterator[int]) -> str:
     lines = []
     for name, inner in schema.get("properties", {}).items():
         told = inner if isinstance(inner, dict) else {}
         optional = "" if name in schema.get("required", ()) else "?"
         default = f" // default: {_default(told['default'])}" if "default" in told else ""
         lines += _comment(told.get("description", ""))
-        lines.append(f"{name}{optional}: {_type(inner, root, within)},{default}")
+        lines.append(f"{name}{optional}: {_type(inner, root, within, parts)},{default}")
     return "\n".join(["{", *lines, "}"]) if lines else "object"
 
 

@@ -15,8 +15,10 @@ from typing import Any
 
 MAX_SCHEMA = 100_000  # characters of a schema as JSON
 MAX_PATTERNS = 50  # of up to 1,000 characters each: compiling one takes half a second at worst
-MAX_STEPS = 100_000  # keywords looked at in one check: half a second
+MAX_STEPS = 20_000  # keywords looked at in one check: a tenth of a second; a reference counts as ten
 _ERRORS = 50  # of which the agent is told the first by place
+
+_REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 Check = Callable[[Any], str | None]
 
@@ -51,8 +53,8 @@ def _compile(text: str) -> Check:
         raise ValueError("the schema of a tool's arguments is an object, and so are its properties")
     kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
-        kind.check_schema(schema)
         patterns = _compile_patterns(schema)
+        kind.check_schema(schema, format_checker=jsonschema.FormatChecker(()))  # its regex would be Python's
         _check_references(schema)
         check = partial(_find_problem, _bounded(kind, patterns)(schema, registry=_no_other_documents()))
         for arguments in ({}, dict.fromkeys(schema.get("properties", {}), "the first town")):
@@ -126,7 +128,7 @@ def _check_references(schema: dict[str, Any]) -> None:
     for part in _parts(schema):
         if part is not schema and isinstance(part.get("$id"), str):
             raise ValueError("the schema has an $id inside it; references go to #/... of the whole")
-        for keyword in ("$ref", "$dynamicRef", "$recursiveRef"):
+        for keyword in _REFERENCES:
             reference = part.get(keyword)
             if isinstance(reference, str) and not _resolves(reference, schema):
                 raise ValueError(f"the schema refers to {reference[:100]!r}; references must be to #/... inside it")
@@ -194,15 +196,15 @@ def _bounded(kind: Any, patterns: Mapping[str, Callable[[str], bool]]) -> Any:
     own = {"pattern": check_pattern, "patternProperties": check_pattern_properties}
     own["additionalProperties"] = check_additional
     return jsonschema.validators.extend(
-        kind, {keyword: _counted(own.get(keyword, check)) for keyword, check in kind.VALIDATORS.items()}
+        kind, {name: _counted(own.get(name, check), 10 if name in _REFERENCES else 1) for name, check in kind.VALIDATORS.items()}
     )
 
 
-def _counted(check: Callable[..., Any]) -> Callable[..., Any]:
+def _counted(check: Callable[..., Any], steps: int) -> Callable[..., Any]:
     def counted(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
-        _work.left -= 1
+        _work.left -= steps
         if isinstance(value, list) and "uniqueItems" in schema:  # compared each with each, where they have no order
-            _work.left -= len(value) ** 2 // 20
+            _work.left -= len(value) ** 2 // 50
         if _work.left < 0:
             raise _TooMuchWork
         yield from check(validator, keyword, value, schema) or ()

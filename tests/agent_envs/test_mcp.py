@@ -1,5 +1,6 @@
 """Tools of an MCP server, on a real one."""
 
+import json
 import os
 import pickle
 import signal
@@ -9,6 +10,7 @@ import sys
 import time
 from concurrent.futures import ThreadPoolExecutor
 
+import psutil
 import pytest
 from broken_envs import Digit
 
@@ -237,3 +239,86 @@ def test_a_server_on_the_network(command):
         server.wait()
     assert call(tools, "add", a=1).fault and "cannot be reached" in call(tools, "add", a=1).text
     tools["add"].connection.close()
+
+
+RAW = '''
+import json, subprocess, sys, time
+
+def reply(message, **result):
+    print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
+
+if "child" in sys.argv:
+    subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], stdout=subprocess.DEVNULL)
+pages = 0
+for line in sys.stdin:
+    message = json.loads(line)
+    if message["method"] == "initialize":
+        known = {"protocolVersion": "2025-06-18", "capabilities": {"tools": {}}}
+        reply(message, **known, serverInfo={"name": "raw", "version": "1"})
+    elif message["method"] == "tools/list" and "late" in sys.argv and pages:
+        pass  # silent from here on
+    elif message["method"] == "tools/list":
+        pages += 1
+        schema = json.loads(sys.argv[1])
+        more = {"nextCursor": str(pages)} if "endless" in sys.argv else {}
+        reply(message, tools=[{"name": name, "inputSchema": schema} for name in sys.argv[2].split(",")], **more)
+    elif "id" in message and message["method"] != "tools/call":
+        print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}}), flush=True)
+'''
+
+
+@pytest.fixture
+def raw(tmp_path):
+    """A command for a server that lists tools of one schema and answers no call, in any manner."""
+    script = tmp_path / "raw.py"
+    script.write_text(RAW)
+    return lambda schema, names="x", *manner: [sys.executable, str(script), json.dumps(schema), names, *manner]
+
+
+def descendants() -> set[int]:
+    return {process.pid for process in psutil.Process().children(recursive=True)}
+
+
+@pytest.mark.parametrize(
+    ("schema", "reason"),
+    [
+        ({"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/a"}}}, "refers to 'http://127.0.0.1:9/a'"),
+        ({"type": "object", "properties": {"a": {"type": "strng"}}}, "'strng' is not valid"),
+        ({"type": "object", "properties": {"a": {"pattern": "("}}}, "unclosed group"),
+    ],
+)
+def test_a_tool_with_a_hostile_schema_is_refused_when_it_is_mounted(raw, schema, reason):
+    with pytest.raises(ValueError, match=f"the server's tool 'x' cannot be used: .*{reason}"):
+        mount(raw(schema))
+
+
+def test_a_name_that_is_none_is_refused(raw):
+    with pytest.raises(ValueError, match="cannot be used: a tool's name is made of letters"):
+        mount(raw({"type": "object"}, "\x1b[2J,x"))
+    assert [tool.name for tool in mount(raw({"type": "object"}, "\x1b[2J,x"), only=["x"])] == ["x"]
+
+
+def test_a_list_of_tools_without_end_is_given_up(raw):
+    with pytest.raises(ConnectionError, match="goes on after 100 pages"):
+        mount(raw({"type": "object"}, "x", "endless"))
+
+
+def test_a_server_that_falls_silent_is_ended_with_all_that_it_started(raw, monkeypatch):
+    """The program leaves at once when its input is closed; its child, which nobody told, does not."""
+    monkeypatch.setattr(mounted, "_PROBE", 0.5)
+    before = descendants()
+    (tool,) = mount(raw({"type": "object"}, "x", "child", "late"), timeout=0.5)
+    started = descendants() - before
+    assert len(started) == 2
+    assert tool.execute({}).fault
+    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in started)
+    tool.connection.close()
+
+
+def test_a_program_that_never_answered_is_gone_when_mount_says_so(monkeypatch, tmp_path):
+    monkeypatch.setattr(mounted, "_OPENING", 0.5)
+    mute = f"trap '' TERM; sleep 600 & echo $! $$ > {tmp_path / 'pids'}; wait; sleep 600"
+    with pytest.raises(ConnectionError, match=r"no answer in 0.5 s"):
+        mount(["sh", "-c", mute])
+    for pid in map(int, (tmp_path / "pids").read_text().split()):
+        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"

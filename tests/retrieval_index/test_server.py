@@ -1,6 +1,10 @@
 import asyncio
+import contextlib
 import json
+import signal
 import socket
+import subprocess
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -11,6 +15,7 @@ import pytest
 import retrieval_index
 from retrieval_index.batching import Batcher
 from retrieval_index.client import RemoteSearcher
+from retrieval_index.corpus import Passage
 from retrieval_index.wire import Limits
 
 httpx = pytest.importorskip("httpx")
@@ -49,11 +54,12 @@ class Gated:
 
 
 @contextmanager
-def serving(searcher, limits=None):
+def serving(searcher, limits=None, **options):
     """A real server in a thread; yields an `httpx.Client` for it, whose `base_url` says where it is."""
-    from retrieval_index.server import create_app
+    from retrieval_index.server import connection_options, create_app
 
-    config = uvicorn.Config(create_app(searcher, limits), port=0, log_level="critical", timeout_graceful_shutdown=10)
+    options = {**connection_options(), "timeout_graceful_shutdown": 10, **options}
+    config = uvicorn.Config(create_app(searcher, limits), port=0, log_level="critical", **options)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
     thread.start()
@@ -61,6 +67,7 @@ def serving(searcher, limits=None):
         wait_until(lambda: server.started or not thread.is_alive())
         port = server.servers[0].sockets[0].getsockname()[1]
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+            client.server = server
             client.shut_down = lambda: setattr(server, "should_exit", True)
             yield client
     finally:
@@ -68,8 +75,8 @@ def serving(searcher, limits=None):
         thread.join()
 
 
-def wait_until(condition):
-    deadline = time.monotonic() + 10
+def wait_until(condition, seconds=10):
+    deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
         time.sleep(0.005)
@@ -228,8 +235,207 @@ def test_batches_are_bounded(gated, index):
 
     asked = [[f"castle {WORDS[number]}"] * size for number, size in enumerate((200, 100, 90, 56, 300, 0, 1))]
     assert list(map(ranking, asyncio.run(ask()))) == [ranking(index.search(queries, 2)) for queries in asked]
-    batches = [asked[0] + asked[3], asked[1] + asked[2] + asked[6], asked[4]]  # 256, 191 and 300 queries
-    assert [queries for queries, _ in gated.calls] == batches
+    assert [len(queries) for queries, _ in gated.calls] == [256, 256, 235]  # 747 queries in all
+    assert [sum(query in asked[i] for query in gated.calls[0][0]) for i in (0, 1, 2, 3, 4, 6)] == [51] * 5 + [1]
+
+
+def play(gated, *arrivals, waiting=10_000):
+    """Requests of (queries, k) that arrive while the first is searched; the order in which they are answered, each with
+    the number of searches that had been made."""
+
+    async def stays():
+        return False
+
+    async def ask(number, queries, k):
+        found = await batcher.search(queries, k, stays)
+        assert ranking(found) == ranking(gated.index.search(queries, k))
+        answered.append((number, len(gated.calls)))
+
+    async def all_of_them():
+        nonlocal batcher
+        batcher = Batcher(gated, waiting)
+        gated.gate.clear()
+        tasks = [asyncio.create_task(ask(-1, ["castle"], 1))]
+        while not gated.calls:
+            await asyncio.sleep(0.001)
+        tasks += [asyncio.create_task(ask(number, *asked)) for number, asked in enumerate(arrivals)]
+        await asyncio.sleep(0)
+        gated.gate.set()
+        await asyncio.gather(*tasks)
+        await batcher.close()
+
+    batcher, answered = None, []
+    asyncio.run(all_of_them())
+    return answered
+
+
+@pytest.mark.parametrize("k", [100, 3])
+@pytest.mark.parametrize("large", [1, 2, 8])
+def test_a_small_request_does_not_wait_for_large_ones(gated, large, k):
+    answered = play(gated, *[([f"town {WORDS[i % 7]}"] * 600, 100) for i in range(large)], (["river"], k))
+    assert answered[0] == (-1, 1) and answered[1][0] == large  # the small one came last and is answered first
+    assert answered[1][1] <= 3  # by the next search, or the one after it
+    assert max(len(queries) for queries, asked in gated.calls if asked == 100) <= 26
+
+
+def test_a_search_of_long_queries_takes_fewer(gated):
+    play(gated, (["river " * 1000] * 40, 2))
+    assert max(len(queries) for queries, _ in gated.calls) <= 11
+
+
+def test_a_search_that_fails_ends_its_request_and_no_other(gated):
+    async def stays():
+        return False
+
+    async def ask():
+        batcher = Batcher(gated, 10_000)
+        asked = [["poison"] * 600, ["river"] * 600]
+        answers = await asyncio.gather(*(batcher.search(q, 3, stays) for q in asked), return_exceptions=True)
+        assert batcher.waiting == batcher._work == 0
+        await batcher.close()
+        return answers
+
+    failed, found = asyncio.run(ask())
+    assert "poison" in str(failed) and len(found) == 600
+    assert sum(query == "poison" for queries, _ in gated.calls for query in queries) < 600
+
+
+def test_bounds_by_work(gated):
+    with serving(gated, Limits(passages=40)) as client:
+        refused = retrieve(client, ["river"] * 5, topk=10)
+        assert refused.status_code == 422 and "50 passages, 40 at most" in refused.json()["detail"]
+        gated.gate.clear()
+        first = ThreadPoolExecutor(1).submit(retrieve, client, ["castle"])
+        wait_until(lambda: gated.calls)
+        waiting = in_background(client, *[["river"] * 4] * 4, topk=10)
+        full = retrieve(client, ["town"], topk=1)
+        assert full.status_code == 429 and "160 passages are asked for already" in full.json()["detail"]
+        gated.gate.set()
+        assert [answer.result().status_code for answer in [first, *waiting]] == [200] * 5
+        assert retrieve(client, ["town"], topk=1).status_code == 200
+
+
+HEAD = b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n"
+
+
+def connect(client):
+    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=10)
+
+
+def test_connections_that_ask_for_nothing_make_room(index):
+    """Half-open requests, heads without an end and silence, three times as many as there may be connections."""
+    from retrieval_index.connections import guarded_protocol
+
+    with serving(index, http=guarded_protocol(8)) as client:
+        sockets = [connect(client) for _ in range(24)]
+        for i, one in enumerate(sockets):
+            with contextlib.suppress(OSError):
+                one.sendall((HEAD, HEAD[:30], b"")[i % 3])
+            assert retrieve(client, ["castle"]).status_code == 200
+        wait_until(lambda: len(client.server.server_state.connections) <= 8)
+        assert retrieve(client, ["castle"]).status_code == 200
+        for one in sockets:
+            one.close()
+
+
+@pytest.mark.parametrize("start", [b"", HEAD[:30], HEAD, HEAD + b'{"quer'])
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_request_has_to_arrive_in_time(index, monkeypatch, start, before):
+    """Also where a byte comes now and then, and after a request that did arrive."""
+    from retrieval_index import connections
+
+    monkeypatch.setattr(connections, "READ", 0.3)
+    body = b'{"queries": ["castle"]}'
+    whole = HEAD.replace(b"100", str(len(body)).encode()) + body
+    with serving(index, timeout_keep_alive=1) as client, connect(client) as one:
+        one.sendall(whole * before)
+        one.sendall(start)
+        received, closed = b"", False
+        one.settimeout(0.05)
+        deadline = time.monotonic() + 10
+        while not closed and time.monotonic() < deadline:
+            try:
+                data = one.recv(1 << 20)
+                received, closed = received + data, not data
+                if start and not closed:
+                    one.sendall(b"a")
+            except TimeoutError:
+                if start:
+                    with contextlib.suppress(OSError):
+                        one.sendall(b"a")
+            except OSError:
+                closed = True
+        assert closed and received.count(b"200 OK") == before
+        assert b"408" in received or (before and not start) or not received
+        wait_until(lambda: not client.server.server_state.connections)
+        assert retrieve(client, ["castle"]).status_code == 200
+
+
+def test_an_answer_that_is_not_taken_is_given_up(index, monkeypatch):
+    from retrieval_index import connections
+
+    class Large:
+        corpus = index.corpus
+
+        def search(self, queries, k):
+            return [[Passage("1", "Large", "x" * 10_000_000)] for _ in queries]
+
+    monkeypatch.setattr(connections, "WRITE", 0.2)
+    body = b'{"queries": ["castle", "castle"]}'
+    with serving(Large()) as client, connect(client) as one:
+        one.sendall(HEAD.replace(b"100", str(len(body)).encode()) + body)
+        assert one.recv(15) == b"HTTP/1.1 200 OK"
+        wait_until(lambda: not client.server.server_state.connections)
+
+
+SERVER = """
+import resource, sys, time
+resource.setrlimit(resource.RLIMIT_NOFILE, (256, 256))
+import retrieval_index
+from retrieval_index import Passage
+from retrieval_index.server import serve
+
+class Slow:
+    def __init__(self, index):
+        self.index, self.corpus = index, index.corpus
+    def search(self, queries, k):
+        time.sleep(0.5 * ("slow" in queries))
+        return self.index.search(queries, k)
+
+serve(Slow(retrieval_index.build([Passage("1", "Rome", "Rome is a town.")], "rank-bm25")), port=int(sys.argv[1]))
+"""
+
+
+def test_a_server_under_attack_answers_and_drains(tmp_path):
+    """400 half-open requests at 256 descriptors; then SIGTERM, while they are there and ten requests wait."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    process = subprocess.Popen([sys.executable, "-c", SERVER, str(port)], stderr=subprocess.PIPE, text=True)
+    try:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
+            wait_until(lambda: process.poll() is not None or not refuses_connections(client), 60)
+            attack = [connect(client) for _ in range(400)]
+            for one in attack:
+                with contextlib.suppress(OSError):
+                    one.sendall(HEAD)
+            for _ in range(20):
+                with httpx.Client(base_url=client.base_url, timeout=60) as another:
+                    assert retrieve(another, ["Rome"]).json()["result"][0][0]["title"] == "Rome"
+            pool = ThreadPoolExecutor(10)
+            asked = [pool.submit(retrieve, client, ["slow", "Rome"]) for _ in range(10)]
+            wait_until(lambda: metric(client, "retrieval_waiting_queries") >= 10, 60)
+            process.send_signal(signal.SIGTERM)
+            answers = [answer.result().json()["result"] for answer in asked]
+            assert [[len(found) for found in answer] for answer in answers] == [[0, 1]] * 10
+            wait_until(lambda: process.poll() is not None, 60)
+            assert process.returncode == -signal.SIGTERM
+            assert "Traceback" not in process.stderr.read()
+        for one in attack:
+            one.close()
+    finally:
+        process.kill()
+        process.wait()
 
 
 def test_a_full_queue(gated, gated_client):

@@ -1,0 +1,222 @@
+"""Schemas of strangers: compiled when a tool is taken on, refused with the reason, and never slow."""
+
+import json
+import random
+import socket
+from typing import Annotated
+
+import pydantic
+import pytest
+from broken_envs import Digit, Echo
+
+from agent_envs.formats import FORMATS
+from agent_envs.fuzz import make_hostile_arguments
+from agent_envs.tools import FunctionTool, run_calls
+from agent_envs.tools.schema import compile_parameters
+from agent_envs.types import ToolCall, ToolResult
+
+SEED = 0
+
+
+class Takes(Echo):
+    """A tool with any schema, which notes what gets through."""
+
+    name = "takes"
+
+    def __init__(self, parameters):
+        self.parameters, self.taken = parameters, []
+
+    def execute(self, arguments):
+        self.taken.append(arguments)
+        return ToolResult("taken")
+
+
+def schema(x, **more):
+    return {"type": "object", "properties": {"x": x}, "required": ["x"], **more}
+
+
+def doubled(depth):
+    """A schema of a few lines with 2**depth ways through it."""
+    ways = {f"d{i}": {"allOf": [{"$ref": f"#/$defs/d{i + 1}"}] * 2} for i in range(depth)}
+    return schema({"$ref": "#/$defs/d0"}, **{"$defs": {**ways, f"d{depth}": {"minLength": 1}}})
+
+
+def nested(depth):
+    inner: dict = {}
+    for _ in range(depth):
+        inner = {"items": inner}
+    return inner
+
+
+REFUSED = [
+    (schema({"$ref": "http://127.0.0.1:9/x.json"}), "refers to 'http://127.0.0.1:9/x.json'"),
+    (schema({"$ref": "file:///etc/passwd"}), "inside it"),
+    (schema({"$ref": "other.json#/x"}), "inside it"),
+    (schema({"$ref": "#/$defs/none"}), "inside it"),
+    (schema({"$dynamicRef": "http://a/b"}), "inside it"),
+    (schema({"anyOf": [{"items": {"$ref": "http://a/b"}}]}), "inside it"),
+    (schema({"$id": "http://a/b", "$ref": "#/properties"}), r"\$id inside it"),
+    (schema({"$ref": "#"}, **{"$ref": "#"}), "in circles"),
+    (doubled(40), "tangled"),
+    (schema({"type": "strng"}), r"\['properties'\]\['x'\]\['type'\] is wrong: 'strng'"),
+    (schema({"type": "string", "minLength": "one"}), "is wrong"),
+    (schema({"type": "string", "pattern": "("}), "unclosed group"),
+    (schema({"type": "string", "pattern": "(?=a)b"}), "look-ahead"),
+    (schema({"type": "string", "pattern": r"(a)\1"}), "backreferences"),
+    (schema({"type": "string", "pattern": "(a{1000}){1000}"}), "size limit"),
+    (schema({"type": "string", "pattern": "a" * 1001}), "1,000 at most"),
+    (schema({"type": "object", "patternProperties": {"(": {}}}), "unclosed group"),
+    (schema({"anyOf": [{"pattern": f"a{i}"} for i in range(51)]}), "51 patterns"),
+    (schema({"enum": ["a" * 200_000]}), "100,000 at most"),
+    (schema(nested(20_000)), "nested too deeply|no JSON form"),
+    (schema({"default": float("nan")}), "no JSON form"),
+    (schema({"default": {1, 2}}), "no JSON form"),
+    ({"properties": ["x"]}, "properties|is wrong"),
+    ([], "object"),
+    ("string", "object"),
+    (None, "object"),
+]
+
+
+@pytest.mark.parametrize(("parameters", "reason"), REFUSED, ids=range(len(REFUSED)))
+def test_a_schema_that_cannot_be_used_is_refused_with_the_reason(parameters, reason):
+    with pytest.raises(ValueError, match=reason):
+        compile_parameters(parameters)
+    with pytest.raises(ValueError, match="the tool 'takes' cannot be used"):
+        Digit(Takes(parameters))
+    tool = Takes(parameters)  # one that nobody looked at before
+    (result,) = run_calls([({"takes": tool}, ToolCall("takes", {"x": 1}))])
+    assert result.fault and not tool.taken
+
+
+def test_nothing_is_fetched(monkeypatch):
+    def connect(*_):
+        raise AssertionError("a schema reached for the network")
+
+    monkeypatch.setattr(socket.socket, "connect", connect)
+    for parameters, reason in REFUSED[:7]:
+        with pytest.raises(ValueError, match=reason):
+            compile_parameters(parameters)
+    check = compile_parameters({"$schema": "http://127.0.0.1:9/own", **schema({"type": "string", "minLength": 1})})
+    assert check({"x": "a"}) is None and "non-empty" in check({"x": ""})
+
+
+@pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(a|aa)+$", "(.*a){20}$", r"^(\w+\s?)*$", "^([a-z]+)*$"])
+def test_catastrophic_patterns_are_checked_in_time_linear_in_the_text(pattern):
+    """Each takes a backtracking engine longer than anybody lives."""
+    text = "a" * 50_000 + "!"
+    tool = Takes(schema({"type": "string", "pattern": pattern}))
+    (result,) = run_calls([({"takes": tool}, ToolCall("takes", {"x": text}))])
+    assert not result.ok and not result.fault and "['x'] do not fit" in result.text
+    names = compile_parameters({"patternProperties": {pattern: {"type": "string"}}, "additionalProperties": False})
+    assert "Additional properties" in names({text: 1})
+
+
+def test_patterns_mean_what_they_meant():
+    words = compile_parameters(schema({"type": "string", "pattern": "^[a-z]+ \\d{2}$"}))
+    assert words({"x": "abc 12"}) is None and "does not match" in words({"x": "abc 1"})
+    assert compile_parameters(schema({"type": "string", "pattern": "b"}))({"x": "abc"}) is None  # anywhere
+    named = {"patternProperties": {"^n_": {"type": "integer"}}, "additionalProperties": False}
+    check = compile_parameters(named)
+    assert check({"n_a": 1}) is None
+    assert "'one' is not of type 'integer'" in check({"n_a": "one"}) and "'m' was unexpected" in check({"m": 1})
+
+
+@pytest.mark.parametrize(
+    ("x", "value"),
+    [
+        ({"type": "array", "items": {"type": "string"}}, [1] * 300_000),
+        ({"type": "array", "uniqueItems": True}, [{"a": i} for i in range(3_000)]),
+        ({"allOf": [{"enum": list(range(i, i + 50))} for i in range(100)]}, "a" * 100_000),
+        ({"$ref": "#/properties/x", "type": "array", "items": {"$ref": "#/properties/x"}}, []),
+    ],
+)
+def test_the_work_of_a_check_is_bounded(x, value):
+    try:
+        problem = compile_parameters(schema(x))({"x": value})
+    except ValueError as error:
+        problem = str(error)
+    assert problem and len(problem) < 1000
+
+
+def test_legal_schemas_with_odd_parts_are_taken():
+    for x in (True, {}, {"$ref": "#/$defs/a~1b"}, {"type": ["string", "null"]}, {"const": {"$ref": "http://a/b"}}):
+        env = Digit(Takes(schema(x, **{"$defs": {"a/b": {"type": "object", "properties": {"y": {"$ref": "#"}}}}})))
+        env.reset(seed=SEED)
+
+
+def random_schema(rng: random.Random, depth: int = 0):
+    """Mostly wrong, now and then right, in any shape."""
+    values = (None, True, -1, 10**9, "", "(", "(a+)+$", "x", "#", "#/$defs/a", "http://a/b", [], {}, ["x"], 1.5)
+    kinds = ("string", "integer", "number", "array", "object", "boolean", "null", ["string", "null"])
+    keywords = {
+        **{name: (0, 3, 10**9) for name in ("minItems", "maxItems", "minLength", "minimum", "exclusiveMinimum")},
+        **{"default": values, "const": values, "pattern": ("a", "(a+)+$"), "multipleOf": (0.01, 7, 10**300)},
+        **{"$ref": ("#", "#/properties"), "uniqueItems": (True,), "required": (["a"], []), "format": ("date",)},
+    }
+    made: dict = {"type": rng.choice(kinds)} if rng.random() < 0.8 else {}
+    for _ in range(rng.randint(0, 2)):
+        keyword = rng.choice(list(keywords))
+        made[keyword] = rng.choice(values if rng.random() < 0.05 else keywords[keyword])
+    if depth < 3:
+        for keyword in rng.sample(("items", "not", "additionalProperties", "if", "then"), rng.randint(0, 1)):
+            made[keyword] = random_schema(rng, depth + 1)
+        for keyword in rng.sample(("anyOf", "allOf", "oneOf", "enum", "prefixItems", "examples"), rng.randint(0, 1)):
+            made[keyword] = [random_schema(rng, depth + 1) for _ in range(rng.randint(0, 2))]
+        for keyword in rng.sample(("properties", "$defs", "patternProperties"), rng.randint(0, 2)):
+            made[keyword] = {rng.choice(("a", "b", "(a+)+$")): random_schema(rng, depth + 1) for _ in range(2)}
+    return rng.choice(values) if rng.random() < 0.03 else made
+
+
+def test_any_schema_makes_an_environment_or_is_refused():
+    rng, taken = random.Random(SEED), 0
+    formats = sorted(set(FORMATS) - {"ragen"})
+    for number in range(60):
+        inner = {rng.choice("xyz"): random_schema(rng, 1) for _ in range(rng.randint(1, 2))}
+        parameters = {"type": "object", "properties": inner, "required": sorted(inner)[: rng.randint(0, 2)]}
+        parameters |= {"$defs": {"a": random_schema(rng, 2)}} if rng.random() < 0.5 else {}
+        tool = Takes(parameters)
+        try:
+            env = Digit(tool, format=formats[number % len(formats)])
+        except ValueError as error:
+            assert "cannot be used" in str(error), json.dumps(parameters)
+            continue
+        taken += 1
+        env.reset(seed=SEED)
+        for arguments in ({}, make_hostile_arguments(rng, parameters), make_hostile_arguments(rng, parameters)):
+            (result,) = run_calls([({"takes": tool}, ToolCall("takes", arguments))])
+            assert not result.fault, f"{json.dumps(parameters)}: {result.text}"
+    assert 10 < taken < 55
+
+
+def test_huge_examples_are_cut():
+    wide = {"type": "array", "minItems": 10**9, "items": {"type": "array", "minItems": 10**9}}
+    env = Digit(Takes(schema(wide)), format="hermes")
+    assert max(map(len, env.action_space.phrases)) < 100_000
+    chain = {
+        f"d{i}": {
+            "type": "object",
+            "required": ["a", "b"],
+            "properties": {name: {"$ref": f"#/$defs/d{i + 1}"} for name in "ab"},
+        }
+        for i in range(40)
+    }
+    for format in ("hermes", "harmony"):
+        tree = schema({"$ref": "#/$defs/d0"}, **{"$defs": {**chain, "d40": {"type": "string"}}})
+        env = Digit(Takes(tree), format=format)
+        assert len(env.system_prompt) + max(map(len, env.action_space.phrases)) < 300_000
+
+
+def test_a_function_with_a_pattern_that_cannot_be_used_is_refused():
+    def f(x: Annotated[str, pydantic.Field(pattern="(?=a)b")]) -> str:
+        """looks ahead."""
+        return x
+
+    def g(x: Annotated[str, pydantic.Field(pattern="(a+)+$")]) -> str:
+        """looks."""
+        return x
+
+    with pytest.raises(ValueError, match="look-ahead"):
+        FunctionTool(f)
+    (result,) = run_calls([({"g": FunctionTool(g)}, ToolCall("g", {"x": "a" * 50_000 + "!"}))])
+    assert not result.ok and not result.fault
