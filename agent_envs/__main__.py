@@ -12,6 +12,8 @@ from typing import Annotated, Any
 
 import tyro
 
+from retrieval_index.printable import printable
+
 Id = Annotated[str, tyro.conf.Positional]
 _KWARGS_HELP = "Arguments of the environment as JSON, for example '{\"max_turns\": 3}'."
 Kwargs = Annotated[str, tyro.conf.arg(help=_KWARGS_HELP)]
@@ -100,7 +102,7 @@ def main() -> None:
 
         with _exit_on_user_error(id):
             text = page(id, kwargs, command.script, command.seed)
-        print(text)
+        print(printable(text))
         return
     with _exit_on_user_error(id):
         env = gymnasium.make(id, **kwargs)
@@ -164,7 +166,7 @@ def _check(env, steps: int) -> None:
 def _play(env, seed: int | None) -> None:
     with _exit_on_user_error(env.spec.id):
         observation, info = env.reset(seed=seed)
-    print(f"{info['instructions']}\n\n{observation}\n")
+    print(printable(f"{info['instructions']}\n\n{observation}\n"))
     total, done = 0.0, False
     while not done:
         try:
@@ -178,9 +180,9 @@ def _play(env, seed: int | None) -> None:
         observation, reward, terminated, truncated, info = env.step(action.replace("\\n", "\n"))
         total, done = total + reward, terminated or truncated
         terms = ", ".join(f"{name} {value:+.3g}" for name, value in info["reward_terms"].items() if value)
-        print(f"{observation}\n[reward {reward:+.3g}{': ' + terms if terms else ''}]\n")
+        print(f"{printable(observation)}\n[reward {reward:+.3g}{': ' + terms if terms else ''}]\n")
     shown = {name: value for name, value in info.items() if name not in ("reward_terms", "context")}
-    print(f"{'Truncated' if truncated else 'Finished'} with {total:.3g}. {shown}")
+    print(f"{'Truncated' if truncated else 'Finished'} with {total:.3g}. {printable(str(shown))}")
 
 
 def _watch(id: str, command: Play) -> None:

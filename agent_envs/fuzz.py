@@ -46,7 +46,17 @@ def _damage(rng: random.Random, text: str) -> str:
 
 # Values that fit a type and break programs: what is no text, what ends strings, what overflows, what takes long to read.
 _TEXTS = (
-    *("", "\x00", "\ud800", "a\udfff\ud800b", "\u202e\u2066", "\x1b]0;x\x07\x1b[2J", "../../etc/passwd", "-", "%s%n{0}"),
+    *(
+        "",
+        "\x00",
+        "\ud800",
+        "a\udfff\ud800b",
+        "\u202e\u2066",
+        "\x1b]0;x\x07\x1b[2J",
+        "../../etc/passwd",
+        "-",
+        "%s%n{0}",
+    ),
     *("'; --", "((((", "[" * 5000, "(" * 5000, "9" * 5000, "9**9**9", "1/0", "é" * 2001, "🦊" * 400, "#9999999999"),
     *("a " * 5000, "x" * ((1 << 20) + 1), "import os; os.kill(os.getppid(), 9)", "1" + "+1" * 240, "\n" * 300, "NaN"),
 )

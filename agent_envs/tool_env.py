@@ -21,6 +21,7 @@ from agent_envs.spaces import AnyText, example_turns
 from agent_envs.tools import FunctionTool, Tool, run_calls
 from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import History, ToolCall, ToolResult, Turn, TurnContext, TurnOutcome
+from retrieval_index.printable import printable
 
 if TYPE_CHECKING:
     from agent_envs.data.question import Question
@@ -231,8 +232,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         return observation, float(sum(terms.values())), terminated, truncated, info
 
     def render(self) -> str | None:
-        """The conversation so far, one paragraph a turn."""
-        return "\n".join(self._transcript) if self.render_mode == "ansi" else None
+        """The conversation so far, one paragraph a turn; `printable`, since it goes to a terminal."""
+        return printable("\n".join(self._transcript)) if self.render_mode == "ansi" else None
 
     @property
     def formats(self) -> tuple[Format, ...]:

@@ -29,6 +29,7 @@ from rich.text import Text
 from retrieval_index import store
 from retrieval_index.build import Backend, build_folder, load
 from retrieval_index.cache import CachedSearcher
+from retrieval_index.printable import printable
 from retrieval_index.tokenizer import tokenize, words_of
 
 console = Console()
@@ -121,11 +122,11 @@ def search(
     for rank, passage in enumerate(passages, start=1):
         heading = Text.assemble(
             (f"{rank}. ", "bold"),
-            (passage.title, "bold cyan"),
-            (f"  score {passage.score:.3f}, id {passage.id}", "dim"),
+            (printable(passage.title), "bold cyan"),
+            (f"  score {passage.score:.3f}, id {printable(passage.id)}", "dim"),
         )
         console.print(heading)
-        console.print(_highlight(passage.text, query), "\n", sep="")
+        console.print(_highlight(printable(passage.text), query), "\n", sep="")
 
 
 @app.command
@@ -262,7 +263,7 @@ def main() -> int:
     try:
         app.cli(prog="python -m retrieval_index", description=__doc__)
     except (ValueError, OSError) as error:
-        Console(stderr=True).print(f"[bold red]error:[/] {escape(str(error))}", soft_wrap=True)
+        Console(stderr=True).print(f"[bold red]error:[/] {escape(printable(str(error)))}", soft_wrap=True)
         return 1
     return 0
 

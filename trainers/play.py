@@ -48,6 +48,7 @@ from rich.console import Console
 from agent_envs.data.question import Question
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.vector import ToolVectorEnv
+from retrieval_index.printable import printable
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.evaluate import load_agent
 from trainers.rollout import rollout
@@ -87,7 +88,9 @@ def main(args: Args) -> list[dict]:
     known = {name: value for name, value in episode.info.items() if name != "instructions"}
     if args.question:
         known = {name: known[name] for name in ("prediction", "turns", "calls")}
-    console.print("\n".join(f"{name}: {value}" for name, value in known.items()), markup=False, highlight=False)
+    console.print(
+        printable("\n".join(f"{name}: {value}" for name, value in known.items())), markup=False, highlight=False
+    )
     return transcripts[0]
 
 

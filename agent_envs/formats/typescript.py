@@ -22,9 +22,7 @@ def _declare(tool: Tool) -> str:
     return "\n".join([*_comment(tool.description), f"type {tool.name} = ({parameter}) => any;"])
 
 
-def _type(
-    schema: Any, root: dict[str, Any], within: tuple[str, ...] = (), parts: Iterator[int] | None = None
-) -> str:
+def _type(schema: Any, root: dict[str, Any], within: tuple[str, ...] = (), parts: Iterator[int] | None = None) -> str:
     """``within``: the references that lead here; a type that contains itself is ``any``. ``parts`` counts the parts of
     the type, of which a small schema may have billions."""
     parts = itertools.count() if parts is None else parts

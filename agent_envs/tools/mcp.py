@@ -139,9 +139,7 @@ class Connection:
         import asyncio
 
         async def all_of_them(client: Any) -> list[Any]:
-            calls = (
-                asyncio.wait_for(client.call_tool(name, one), self.timeout) for one in arguments
-            )
+            calls = (asyncio.wait_for(client.call_tool(name, one), self.timeout) for one in arguments)
             return await asyncio.gather(*calls, return_exceptions=True)
 
         thread = self._open()
@@ -206,7 +204,7 @@ class _ClientThread:
             failure.append(TimeoutError(f"no answer in {_OPENING:g} s"))
         if failure:
             self._end()
-            raise ConnectionError(f"the MCP server {server!r} cannot be reached: {_describe_error(failure[-1])}")
+            raise ConnectionError(f"the MCP server {server!r} cannot be reached: {_describe_error(failure[0])}")
         atexit.register(self.close)
 
     @property

@@ -1,6 +1,6 @@
 """Running the calls of a turn, or of a whole vector of environments, so that a call that fails affects no other."""
 
-from collections.abc import Callable, Hashable, Iterable, Mapping
+from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import replace
 from itertools import groupby
 from threading import Thread

@@ -103,7 +103,9 @@ def _compile_patterns(schema: dict[str, Any]) -> dict[str, Callable[[str], bool]
         if isinstance(part.get("patternProperties"), dict):
             found |= part["patternProperties"].keys()
             if unevaluated:
-                raise ValueError("the schema has patternProperties beside unevaluatedProperties, which is not supported")
+                raise ValueError(
+                    "the schema has patternProperties beside unevaluatedProperties, which is not supported"
+                )
     if len(found) > MAX_PATTERNS:
         raise ValueError(f"the schema has {len(found)} patterns, {MAX_PATTERNS} at most")
     return {pattern: _linear(pattern) for pattern in sorted(found)}
@@ -196,7 +198,11 @@ def _bounded(kind: Any, patterns: Mapping[str, Callable[[str], bool]]) -> Any:
     own = {"pattern": check_pattern, "patternProperties": check_pattern_properties}
     own["additionalProperties"] = check_additional
     return jsonschema.validators.extend(
-        kind, {name: _counted(own.get(name, check), 10 if name in _REFERENCES else 1) for name, check in kind.VALIDATORS.items()}
+        kind,
+        {
+            name: _counted(own.get(name, check), 10 if name in _REFERENCES else 1)
+            for name, check in kind.VALIDATORS.items()
+        },
     )
 
 

@@ -88,7 +88,9 @@ def test_no_program_is_a_fault_of_the_sandbox(backend):
     assert spared[0].text == "1" and f"{MAX_CODE:,} characters" in spared[1].text and not spared[1].fault
 
 
-@pytest.mark.parametrize("error", [ToolError, ValueError, ZeroDivisionError, OverflowError, RecursionError, MemoryError])
+@pytest.mark.parametrize(
+    "error", [ToolError, ValueError, ZeroDivisionError, OverflowError, RecursionError, MemoryError]
+)
 def test_what_arguments_alone_can_cause_is_the_agents_mistake(error):
     def f(x: str):
         """fails."""
@@ -132,3 +134,19 @@ class Voidable(Digit):
 def test_the_checker_finds_tools_that_an_agent_can_break():
     with pytest.raises(CheckFailed, match=r"look\('text': .*is reported as a fault of the tool"):
         check_agent_env(Voidable(), steps=10)
+
+
+def test_what_tools_say_cannot_steer_a_terminal(capsys, monkeypatch):
+    from agent_envs.__main__ import _play
+
+    said = "\x1b[2J\x00\u202e\x9b"
+    env = Digit(render_mode="ansi")
+    env.reset(seed=0)
+    observation, *_ = env.step(f"<echo>{said}</echo>")
+    assert said in observation  # the agent reads what came back
+    assert r"\x1b[2J\x00\u202e\x9b" in env.render() and not set(said) & set(env.render()) - set("[2J")
+    turns = iter([f"<echo>{said}</echo>", "<answer>1</answer>"])
+    monkeypatch.setattr("builtins.input", lambda _: next(turns))
+    env.spec = gymnasium.spec("AgentR1/MiniWiki-v0")
+    _play(env, 0)
+    assert not set(said) & set(capsys.readouterr().out) - set("[2J")

@@ -241,7 +241,7 @@ def test_a_server_on_the_network(command):
     tools["add"].connection.close()
 
 
-RAW = '''
+RAW = """
 import json, subprocess, sys, time
 
 def reply(message, **result):
@@ -264,7 +264,7 @@ for line in sys.stdin:
         reply(message, tools=[{"name": name, "inputSchema": schema} for name in sys.argv[2].split(",")], **more)
     elif "id" in message and message["method"] != "tools/call":
         print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}}), flush=True)
-'''
+"""
 
 
 @pytest.fixture

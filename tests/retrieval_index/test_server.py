@@ -47,7 +47,7 @@ class Gated:
 
     def search(self, queries, k):
         self.calls.append((list(queries), k))
-        assert self.gate.wait(10)
+        assert self.gate.wait(60)
         if any("poison" in query for query in queries):
             raise RuntimeError("this query is poison")
         return self.index.search(queries, k)
@@ -58,7 +58,7 @@ def serving(searcher, limits=None, **options):
     """A real server in a thread; yields an `httpx.Client` for it, whose `base_url` says where it is."""
     from retrieval_index.server import connection_options, create_app
 
-    options = {**connection_options(), "timeout_graceful_shutdown": 10, **options}
+    options = {**connection_options(), "timeout_graceful_shutdown": 60, **options}
     config = uvicorn.Config(create_app(searcher, limits), port=0, log_level="critical", **options)
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run)
@@ -66,7 +66,7 @@ def serving(searcher, limits=None, **options):
     try:
         wait_until(lambda: server.started or not thread.is_alive())
         port = server.servers[0].sockets[0].getsockname()[1]
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=10) as client:
+        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
             client.server = server
             client.shut_down = lambda: setattr(server, "should_exit", True)
             yield client
@@ -75,7 +75,7 @@ def serving(searcher, limits=None, **options):
         thread.join()
 
 
-def wait_until(condition, seconds=10):
+def wait_until(condition, seconds=60):
     deadline = time.monotonic() + seconds
     while not condition():
         assert time.monotonic() < deadline
@@ -128,7 +128,7 @@ def gated_client(gated):
 
 
 def test_the_same_results_as_in_process(client, index):
-    remote = RemoteSearcher(str(client.base_url))
+    remote = RemoteSearcher(str(client.base_url), timeout=60)
     many = QUERIES * 20  # several requests
     assert ranking(remote.search(many, 7)) == ranking(index.search(many, 7))
     assert remote.search(["unheardof"], 3) == [[]]
@@ -231,7 +231,7 @@ def test_batches_are_bounded(gated, index):
         answers = [asyncio.create_task(batcher.search(queries, 2, stays)) for queries in asked]
         await asyncio.sleep(0)
         await batcher.close()
-        return await asyncio.wait_for(asyncio.gather(*answers), 10)
+        return await asyncio.wait_for(asyncio.gather(*answers), 60)
 
     asked = [[f"castle {WORDS[number]}"] * size for number, size in enumerate((200, 100, 90, 56, 300, 0, 1))]
     assert list(map(ranking, asyncio.run(ask()))) == [ranking(index.search(queries, 2)) for queries in asked]
@@ -319,7 +319,7 @@ HEAD = b"POST /retrieve HTTP/1.1\r\nHost: a\r\nContent-Length: 100\r\n\r\n"
 
 
 def connect(client):
-    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=10)
+    return socket.create_connection((client.base_url.host, client.base_url.port), timeout=60)
 
 
 def test_connections_that_ask_for_nothing_make_room(index):
@@ -352,7 +352,7 @@ def test_a_request_has_to_arrive_in_time(index, monkeypatch, start, before):
         one.sendall(start)
         received, closed = b"", False
         one.settimeout(0.05)
-        deadline = time.monotonic() + 10
+        deadline = time.monotonic() + 60
         while not closed and time.monotonic() < deadline:
             try:
                 data = one.recv(1 << 20)
@@ -368,6 +368,7 @@ def test_a_request_has_to_arrive_in_time(index, monkeypatch, start, before):
         assert closed and received.count(b"200 OK") == before
         assert b"408" in received or (before and not start) or not received
         wait_until(lambda: not client.server.server_state.connections)
+        monkeypatch.setattr(connections, "READ", 60)
         assert retrieve(client, ["castle"]).status_code == 200
 
 
@@ -414,7 +415,7 @@ def test_a_server_under_attack_answers_and_drains(tmp_path):
     process = subprocess.Popen([sys.executable, "-c", SERVER, str(port)], stderr=subprocess.PIPE, text=True)
     try:
         with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            wait_until(lambda: process.poll() is not None or not refuses_connections(client), 60)
+            wait_until(lambda: process.poll() is not None or not refuses_connections(client))
             attack = [connect(client) for _ in range(400)]
             for one in attack:
                 with contextlib.suppress(OSError):
@@ -424,11 +425,11 @@ def test_a_server_under_attack_answers_and_drains(tmp_path):
                     assert retrieve(another, ["Rome"]).json()["result"][0][0]["title"] == "Rome"
             pool = ThreadPoolExecutor(10)
             asked = [pool.submit(retrieve, client, ["slow", "Rome"]) for _ in range(10)]
-            wait_until(lambda: metric(client, "retrieval_waiting_queries") >= 10, 60)
+            wait_until(lambda: metric(client, "retrieval_waiting_queries") >= 10)
             process.send_signal(signal.SIGTERM)
             answers = [answer.result().json()["result"] for answer in asked]
             assert [[len(found) for found in answer] for answer in answers] == [[0, 1]] * 10
-            wait_until(lambda: process.poll() is not None, 60)
+            wait_until(lambda: process.poll() is not None)
             assert process.returncode == -signal.SIGTERM
             assert "Traceback" not in process.stderr.read()
         for one in attack:
@@ -548,6 +549,6 @@ def test_a_searcher_that_gives_nonsense_is_an_error_and_no_hang(index):
 
     with serving(Nonsense()) as client:
         for query in ("first", "second"):
-            answer = client.post("/retrieve", json={"queries": [query]}, timeout=10)
+            answer = client.post("/retrieve", json={"queries": [query]})
             assert answer.status_code == 500
             assert "TypeError" in answer.json()["detail"]

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from agent_envs import scoring
 from agent_envs.tools.search import read_shown
+from retrieval_index.printable import printable
 
 CAUSES = {
     "format": ("Format", "gave no answer that can be read"),
@@ -134,7 +135,7 @@ def _lines_of(episode: Mapping) -> list[str]:
 
 def _plain(text: str, width: int) -> str:
     """On one line, without tags, shortened, and with nothing in it that Markdown takes for its own."""
-    text = textwrap.shorten(_untag(text), width, placeholder=" …")
+    text = textwrap.shorten(_untag(printable(text)), width, placeholder=" …")
     return re.sub(r"([\\`*_\[\]<>|])", r"\\\1", text)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from retrieval_index.printable import printable
 from trainers.runs.logger import read_metrics, to_json_types
 
 _LEARNER, _LIGHT, _INK, _MUTED = "#1f5fbf", "#a8c6ee", "#222222", "#707070"
@@ -34,7 +34,6 @@ _COLUMNS = {
     "support_recall": "Support recall", "turns": "Turns", "calls": "Calls",
 }  # fmt: skip
 _WRAPPED = ("Agent", "Support recall")  # columns that may take two lines in a narrow terminal
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _SHOWN = 600  # characters of an observation: enough to see what the agent saw, short enough to read a whole episode
 _Curve = tuple[np.ndarray, np.ndarray]
 
@@ -104,7 +103,7 @@ def print_table(rows: Sequence[Mapping], console: Console | None = None) -> None
     for index, header in enumerate(_COLUMNS[key] for key in columns):
         grid.add_column(header, justify="right" if index else "left", overflow="fold", no_wrap=header not in _WRAPPED)
     for row in rows:
-        grid.add_row(*(Text(_clean(cell)) for cell in _cells(row, columns)))
+        grid.add_row(*(Text(printable(cell)) for cell in _cells(row, columns)))
     (console or Console()).print(grid)
 
 
@@ -112,17 +111,17 @@ def episode_text(turns: Sequence[Mapping], title: str = "") -> Text:
     """An episode, turn by turn: what the agent read, what it wrote, and the reward of the turn in its terms.
 
     Print it with a rich console; its `plain` is the same without colours. Texts come from models and tools, so nothing
-    in them is taken for markup, and control characters are left out.
+    in them is taken for markup, and control characters and marks that turn its order are shown by number.
 
     Args:
         turns: for each turn its "observation" (read before acting), "action", "reward" and "reward_terms".
     """
-    text = Text(f"{_clean(title)}\n" if title else "")
+    text = Text(f"{printable(title)}\n" if title else "")
     for number, turn in enumerate(turns, start=1):
         text.append(f"── Turn {number} ──\n", style="bold")
         if turn["observation"]:
-            text.append(f"{_shorten(_clean(turn['observation']))}\n", style="dim")
-        text.append(f"{_clean(turn['action'])}\n", style="cyan")
+            text.append(f"{_shorten(printable(turn['observation']))}\n", style="dim")
+        text.append(f"{printable(turn['action'])}\n", style="cyan")
         terms = [f"{name} {value:+.2f}" for name, value in turn["reward_terms"].items() if value]
         style = "green" if turn["reward"] > 0 else "red" if turn["reward"] < 0 else "dim"
         text.append(f"reward {turn['reward']:+.2f}{' = ' if terms else ''}{', '.join(terms)}\n", style=style)
@@ -200,10 +199,6 @@ def _cell(value, digits: int) -> str:
     if isinstance(value, str):
         return value
     return f"{value[0]:.3f}–{value[1]:.3f}" if isinstance(value, tuple | list) else f"{value:.{digits}f}"
-
-
-def _clean(text: str) -> str:
-    return _CONTROL.sub("", text).encode(errors="replace").decode()
 
 
 def _shorten(text: str) -> str:
