@@ -5,8 +5,8 @@
     GET /metrics     counters for Prometheus
 
 Errors are {"detail": "what was wrong"}: 408 for a request that does not arrive in time, 413 and 422 for one beyond the
-limits or not understood, 429 with Retry-After where too many wait already, 500 where the search itself failed. There is no authentication: on an address
-other than the default 127.0.0.1, whoever reaches the port can search.
+limits or not understood, 429 with Retry-After where too many wait already, 500 where the search itself failed. There
+is no authentication: on an address other than the default 127.0.0.1, whoever reaches the port can search.
 
 Needs the extra `[server]` (FastAPI, uvicorn, prometheus-client), so import it late.
 """
