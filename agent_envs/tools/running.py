@@ -143,12 +143,19 @@ def _cap_output(result: ToolResult, longest: int) -> ToolResult:
 
 def _with_unicode(call: ToolCall) -> ToolCall:
     """The call, with arguments that can be sent, stored and printed."""
-    if all(type(value) is str and value.isascii() for value in call.arguments.values()):
-        return call
     try:
+        if all(map(_is_ascii, call.arguments.values())):
+            return call
         return replace(call, arguments=_replace_surrogates(call.arguments))
     except RecursionError:  # the check of the arguments finds so too, and says it to the agent
         return call
+
+
+def _is_ascii(value: Any) -> bool:
+    """Whether there is no other text in it; of a dict, that is not looked up."""
+    if type(value) is str:
+        return value.isascii()
+    return all(map(_is_ascii, value)) if type(value) is list else not isinstance(value, dict)
 
 
 def _replace_surrogates(value: Any) -> Any:

@@ -20,6 +20,8 @@ _ERRORS = 50  # of which the agent is told the first by place
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
+_ENCODER = json.JSONEncoder(allow_nan=False)
+
 Check = Callable[[Any], str | None]
 
 
@@ -36,7 +38,7 @@ def compile_parameters(parameters: Mapping[str, Any]) -> Check:
         ValueError: the schema cannot be used; the message says why.
     """
     try:
-        text = json.dumps(parameters, sort_keys=True, allow_nan=False)
+        text = _ENCODER.encode(parameters)
     except (TypeError, ValueError, RecursionError) as error:
         raise ValueError(f"the schema has no JSON form: {error}") from None
     return _compile(text)
@@ -158,11 +160,12 @@ def _find_problem(validator: Any, arguments: Any, strict: bool = False) -> str |
     """What is wrong with the arguments, for the agent. ``strict``: a check that cannot be made raises."""
     _work.left = MAX_STEPS
     try:
-        errors = sorted(islice(validator.iter_errors(arguments), _ERRORS), key=lambda e: list(map(str, e.path)))
+        errors = list(islice(validator.iter_errors(arguments), _ERRORS))
         if not errors:
             return None
-        place = "".join(f"[{part!r}]" for part in errors[0].absolute_path)
-        return f"the arguments{place} do not fit: {errors[0].message[:300]}."
+        first = min(errors, key=lambda error: list(map(str, error.path)))
+        place = "".join(f"[{part!r}]" for part in first.absolute_path)
+        return f"the arguments{place} do not fit: {first.message[:300]}."
     except (RecursionError, _TooMuchWork) as error:
         if strict:
             raise
@@ -174,6 +177,8 @@ def _find_problem(validator: Any, arguments: Any, strict: bool = False) -> str |
 def _bounded(kind: Any, patterns: Mapping[str, Callable[[str], bool]]) -> Any:
     """The class of validators with a bound on the work of a check, and with these patterns."""
     import jsonschema
+
+    library_additional = kind.VALIDATORS["additionalProperties"]
 
     def matches_some(name: str, schema: Mapping[str, Any]) -> bool:
         return any(patterns[pattern](name) for pattern in schema.get("patternProperties", {}))
@@ -190,10 +195,10 @@ def _bounded(kind: Any, patterns: Mapping[str, Callable[[str], bool]]) -> Any:
 
     def check_additional(validator: Any, inner: Any, value: Any, schema: Any) -> Iterator[Any]:
         """The library's own, on the properties that no pattern allows."""
-        if validator.is_type(value, "object"):
-            rest = {name: v for name, v in value.items() if not matches_some(name, schema)}
-            plain = {key: v for key, v in schema.items() if key != "patternProperties"}
-            yield from kind.VALIDATORS["additionalProperties"](validator, inner, rest, plain)
+        if "patternProperties" in schema and validator.is_type(value, "object"):
+            value = {name: v for name, v in value.items() if not matches_some(name, schema)}
+            schema = {key: v for key, v in schema.items() if key != "patternProperties"}
+        return library_additional(validator, inner, value, schema)
 
     own = {"pattern": check_pattern, "patternProperties": check_pattern_properties}
     own["additionalProperties"] = check_additional
@@ -213,6 +218,6 @@ def _counted(check: Callable[..., Any], steps: int) -> Callable[..., Any]:
             _work.left -= len(value) ** 2 // 50
         if _work.left < 0:
             raise _TooMuchWork
-        yield from check(validator, keyword, value, schema) or ()
+        return check(validator, keyword, value, schema)
 
     return counted
