@@ -50,7 +50,8 @@ def guarded_protocol(most: int) -> type[asyncio.Protocol]:
             cycle = self.cycle
             if cycle is not None and cycle is not self._arrived and not cycle.more_body:
                 self._arrived = cycle
-                self._reading = _cancel(self._reading)
+                _cancel(self._reading)
+                self._reading = None
                 if not cycle.response_complete:
                     idle.pop(self, None)
 
@@ -59,7 +60,8 @@ def guarded_protocol(most: int) -> type[asyncio.Protocol]:
             super().on_response_complete()
 
         def connection_lost(self, exc: Exception | None) -> None:
-            self._reading, self._writing = _cancel(self._reading), _cancel(self._writing)
+            _cancel(self._reading)
+            _cancel(self._writing)
             idle.pop(self, None)
             super().connection_lost(exc)
 
@@ -75,7 +77,8 @@ def guarded_protocol(most: int) -> type[asyncio.Protocol]:
 
         def resume_writing(self) -> None:
             super().resume_writing()
-            self._writing = _cancel(self._writing)
+            _cancel(self._writing)
+            self._writing = None
 
         def _drop(self) -> None:
             """Close a connection without a request; what is still on its way to the client gets there."""
@@ -88,6 +91,10 @@ def guarded_protocol(most: int) -> type[asyncio.Protocol]:
             self._reading = self._reading or self.loop.call_later(READ, self._stop_reading)
 
         def _stop_reading(self) -> None:
+            self._reading = None
+            if self.cycle is not None and self.cycle is self._arrived and not self.cycle.response_complete:
+                self._start_reading()  # bytes of a next request; it is the turn of the server
+                return
             if self.cycle is None or self.cycle.response_complete or not self.cycle.response_started:
                 self.transport.write(_TOO_LATE)
             self.transport.close()

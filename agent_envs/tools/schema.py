@@ -20,7 +20,7 @@ _ERRORS = 50  # of which the agent is told the first by place
 
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
-_ENCODER = json.JSONEncoder(allow_nan=False)
+_ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True)
 
 Check = Callable[[Any], str | None]
 
@@ -53,7 +53,7 @@ def _compile(text: str) -> Check:
     schema = json.loads(text)
     if not isinstance(schema, dict) or not isinstance(schema.get("properties", {}), dict):
         raise ValueError("the schema of a tool's arguments is an object, and so are its properties")
-    kind = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
+    kind: Any = jsonschema.validators.validator_for(schema, default=jsonschema.Draft202012Validator)
     try:
         patterns = _compile_patterns(schema)
         kind.check_schema(schema, format_checker=jsonschema.FormatChecker(()))  # its regex would be Python's
@@ -166,11 +166,12 @@ def _find_problem(validator: Any, arguments: Any, strict: bool = False) -> str |
         first = min(errors, key=lambda error: list(map(str, error.path)))
         place = "".join(f"[{part!r}]" for part in first.absolute_path)
         return f"the arguments{place} do not fit: {first.message[:300]}."
-    except (RecursionError, _TooMuchWork) as error:
+    except Exception as error:
         if strict:
             raise
-        return f"the arguments are {'nested too deeply' if isinstance(error, RecursionError) else 'too large'}."
-    except Exception as error:  # numbers that are none, or too long to be shown
+        if isinstance(error, RecursionError | _TooMuchWork):
+            return f"the arguments are {'nested too deeply' if isinstance(error, RecursionError) else 'too large'}."
+        # Numbers that are none, or too long to be shown.
         return f"the arguments cannot be checked: {error}."[:300]
 
 

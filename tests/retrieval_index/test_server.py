@@ -372,6 +372,20 @@ def test_a_request_has_to_arrive_in_time(index, monkeypatch, start, before):
         assert retrieve(client, ["castle"]).status_code == 200
 
 
+def test_bytes_after_a_request_do_not_hurry_its_answer(gated, monkeypatch):
+    from retrieval_index import connections
+
+    monkeypatch.setattr(connections, "READ", 0.2)
+    body = b'{"queries": ["castle"]}'
+    gated.gate.clear()
+    with serving(gated) as client, connect(client) as one:
+        one.sendall(HEAD.replace(b"100", str(len(body)).encode()) + body + b"\r\n")
+        wait_until(lambda: gated.calls)
+        time.sleep(0.5)
+        gated.gate.set()
+        assert one.recv(15) == b"HTTP/1.1 200 OK"
+
+
 def test_an_answer_that_is_not_taken_is_given_up(index, monkeypatch):
     from retrieval_index import connections
 
