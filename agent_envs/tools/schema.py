@@ -15,9 +15,13 @@ from typing import Any
 
 MAX_SCHEMA = 100_000  # characters of a schema as JSON
 MAX_PATTERNS = 50  # of up to 1,000 characters each: compiling one takes half a second at worst
-MAX_STEPS = 20_000  # keywords looked at in one check: a tenth of a second; a reference counts as ten
+MAX_STEPS = 20_000  # schemas and values gone into in one check: a tenth of a second; a reference counts as ten
 _ERRORS = 50  # of which the agent is told the first by place
 
+_LEAVES = frozenset(
+    "type enum const required format pattern multipleOf minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength "
+    "minItems maxItems minProperties maxProperties".split()
+)  # keywords that do not go into a value: an object of a schema has each at most once
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 _ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True)
@@ -202,21 +206,22 @@ def _bounded(kind: Any, patterns: Mapping[str, Callable[[str], bool]]) -> Any:
         return library_additional(validator, inner, value, schema)
 
     own = {"pattern": check_pattern, "patternProperties": check_pattern_properties}
-    own["additionalProperties"] = check_additional
+    if patterns:
+        own["additionalProperties"] = check_additional
+    checks = {name: own.get(name, check) for name, check in kind.VALIDATORS.items()}
     return jsonschema.validators.extend(
-        kind,
-        {
-            name: _counted(own.get(name, check), 10 if name in _REFERENCES else 1)
-            for name, check in kind.VALIDATORS.items()
-        },
+        kind, {name: check if name in _LEAVES else _counted(name, check) for name, check in checks.items()}
     )
 
 
-def _counted(check: Callable[..., Any], steps: int) -> Callable[..., Any]:
+def _counted(name: str, check: Callable[..., Any]) -> Callable[..., Any]:
+    steps, unique = 10 if name in _REFERENCES else 1, name == "uniqueItems"
+
     def counted(validator: Any, keyword: Any, value: Any, schema: Any) -> Iterator[Any]:
-        _work.left -= steps
-        if isinstance(value, list) and "uniqueItems" in schema:  # compared each with each, where they have no order
-            _work.left -= len(value) ** 2 // 50
+        count = len(value) if isinstance(value, list | dict) else 0
+        if unique and isinstance(value, list) and not all(isinstance(item, str) for item in value):
+            count = count**2 // 50  # compared each with each
+        _work.left -= steps + count
         if _work.left < 0:
             raise _TooMuchWork
         return check(validator, keyword, value, schema)

@@ -139,6 +139,12 @@ def test_the_work_of_a_check_is_bounded(x, value):
     assert problem and len(problem) < 1000
 
 
+def test_unique_items_are_told_apart():
+    check = compile_parameters(schema({"type": ["array", "integer"], "uniqueItems": True}))
+    assert check({"x": [f"{i}" for i in range(3_000)]}) is None and check({"x": 1}) is None
+    assert "non-unique" in check({"x": ["a", "b", "a"]}) and "non-unique" in check({"x": [{"a": 1}, {"a": 1}]})
+
+
 def test_legal_schemas_with_odd_parts_are_taken():
     for x in (True, {}, {"$ref": "#/$defs/a~1b"}, {"type": ["string", "null"]}, {"const": {"$ref": "http://a/b"}}):
         env = Digit(Takes(schema(x, **{"$defs": {"a/b": {"type": "object", "properties": {"y": {"$ref": "#"}}}}})))
