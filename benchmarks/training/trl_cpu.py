@@ -4,6 +4,8 @@
     python -m benchmarks.training.trl_cpu                                   # 64 episodes a step, two threads
     python -m benchmarks.training.trl_cpu --episodes 8 --steps 3            # a quick look
     python -m benchmarks.training.trl_cpu --against generate vllm           # without TRL
+    python -m benchmarks.training.trl_cpu --against rollout_func --model MODEL --dtype bfloat16 --lora-rank 16 --lr 1e-4 \
+        --env AgentR1/HotpotQA-v0 --env-kwargs '{"source": "local", "k": 2}' --max-new-tokens 48   # a pretrained model
 
 Whole training steps, in episodes per second: rollouts in AgentR1/MiniWiki-v0 with their searches, and one step of
 AdamW. All sides start from the same tiny policy, a short cold start that plays three turns, and get the same questions
@@ -11,6 +13,12 @@ in the same order; as they sample, they do not say the same. Turn and token limi
 threads are the same; see `benchmarks.training.trl_side` for how TRL is set up. The learning rate is low, so that all sides go
 on playing as they began to. What each did is in the result, and so is the share of ``zero_std_groups``: where all episodes
 of a group earned the same there is no gradient, and our trainer leaves them out of its passes, which TRL does not.
+
+With --model the start is that model, or that adapter, itself, and the work is what --env asks for. All sides load the same
+weights and the same new adapter, train the same parameters (``trained`` counts them), and keep those in float32. With
+bfloat16 each has what is frozen as its users do, so that less is read: ours leaves embedding and head in float32, TRL and
+`generate` have all in bfloat16; ``layers`` is the type of what a layer of TRL's put out. Each side is a process that keeps its
+memory, and TRL's need most, so race against one of its ways at a time where there are less than 32 GiB.
 
 Then sampling alone: the first prompts of a batch of episodes and ``decode_tokens`` more tokens for each, which nothing
 ends early; of the three only our engine returns log-probabilities as well.
@@ -87,7 +95,7 @@ def compared(args: Args, runners: dict[str, Runner], amount: int, unit: str) -> 
     seconds, said = race(runners, args.rounds)
     counted = {name: values[args.warm_up :] for name, values in seconds.items()}
     for name, values in counted.items():
-        said[name] |= {f"{unit}_per_second": round(amount / statistics.median(values), 1)}
+        said[name] |= {f"{unit}_per_second": round(amount / statistics.median(values), 3)}
         said[name] |= {"seconds": [round(value, 4) for value in values]}
     ours, *others = counted.values()
     ratios = [statistics.median(b / a for a, b in zip(ours, other, strict=True)) for other in others]

@@ -39,11 +39,12 @@ CHATML = (
 )
 
 
-def calls_after(start: str) -> dict:
-    """How TRL reads a turn that begins behind ``start``: calls of the search, and the rest as content."""
+def calls_after(start: str, **opened: str) -> dict:
+    """How TRL reads a turn that begins behind ``start``: calls of the search, which begin as ``opened``, and the rest as
+    content."""
     arguments = {"query": "{content}"}
     call = {"type": "function", "function": {"name": "search", "arguments": arguments}}
-    searches = {"open": "<search>", "close": "</search>", "repeats": True, "content": "text", "transform": call}
+    searches = {**opened, "close": "</search>", "repeats": True, "content": "text", "transform": call}
     return {
         "defaults": {"role": "assistant"},
         "start_anchor": start,
@@ -51,7 +52,9 @@ def calls_after(start: str) -> dict:
     }
 
 
-CALLS, CHATML_CALLS = calls_after("<|assistant|>"), calls_after("<|im_start|>assistant\n")
+CALLS = calls_after("<|assistant|>", open="<search>")
+# A call that the longest turn cuts off is none in our environments; read by its opening tag alone it would be one here.
+CHATML_CALLS = calls_after("<|im_start|>assistant\n", open_pattern="<search>(?=.*?</search>)")
 
 
 def teach_calls(policy: Policy) -> None:
@@ -69,9 +72,12 @@ def teach_calls(policy: Policy) -> None:
     tokenizer.chat_template, tokenizer.response_template = CHATML, CHATML_CALLS
     # TRL takes what stands in front of the last end of sequence for the turn. The token that ends messages would be found
     # in front of the call, so it is one that no message has; a turn that says it would end, which none is likely to.
-    specials = [i for i, token in tokenizer.added_tokens_decoder.items() if token.special]
-    unused = [i for i in specials if i not in {*policy.end_ids, policy.pad_id, *policy.prompt_ids("Be brief.", "Who?")}]
-    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(unused[-1])
+    tokenizer.eos_token = tokenizer.convert_ids_to_tokens(_unused(policy)[-1])
+
+
+def _unused(policy: Policy) -> list[int]:
+    used = {*policy.end_ids, *policy.prompt_ids("Be brief.", "Who?")}
+    return [i for i, token in policy.tokenizer.added_tokens_decoder.items() if token.special and i not in used]
 
 
 def check_template(policy: Policy) -> None:
@@ -82,7 +88,7 @@ def check_template(policy: Policy) -> None:
     written = policy.tokenizer.apply_chat_template(
         messages, chat_template=CHATML, add_generation_prompt=True, return_dict=False
     )
-    if written != policy.prompt_ids("Be brief.", "Who?"):
+    if written != policy.prompt_ids("Be brief.", "Who?") or not _unused(policy):
         raise ValueError("environment_factory is written for ChatML, which is not this model's: --against rollout_func")
 
 

@@ -1,8 +1,10 @@
 """TRL's `GRPOTrainer` at the work of `benchmarks.training.trl_cpu`, in the two ways that it has for episodes of several turns.
 
 ``environment_factory`` plays each episode in an object whose methods are tools, and reads their calls out of what the
-model writes: see `benchmarks.training.trl_environment`. ``rollout_func`` leaves the loop to the user. In both the model sees the
-tokens that it sees in our own trainer.
+model writes: see `benchmarks.training.trl_environment`, also for what cannot be the same there. ``rollout_func`` leaves the loop
+to the user. In both the model sees the tokens that it sees in our own trainer.
+
+An adapter is in the model that the trainer gets, so it needs no ``peft_config``: what has no gradient it leaves alone.
 """
 
 import os
