@@ -39,7 +39,7 @@ def play_until_tools_work(play: Callable[[], T], failed: Callable[[T], float], m
         state = _random_state()
         played = play()
         share = failed(played)
-        if share <= MOST_FAILED:
+        if not share > MOST_FAILED:
             return played
         _set_random_state(state)
         what = f"a tool broke in {share:.0%} of the episodes"

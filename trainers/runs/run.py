@@ -222,14 +222,14 @@ class Run:
         metrics |= update_statistics(metrics)
         self._played += int(metrics["episodes"])
         metrics["episodes"] = float(self._played)
-        failure = None
-        if done % args.eval_every == 0:
+        wrong, failure = find_not_finite(metrics, {"the policy": self._player.model, **self._trained[1]}), None
+        if done % args.eval_every == 0 and not wrong:
             try:
                 metrics |= self._validate()
             except ToolsFailed as error:
                 failure = error
         self._logger.log(done, metrics)
-        if wrong := find_not_finite(metrics, {"the policy": self._player.model, **self._trained[1]}):
+        if wrong:
             rest = self._describe_rest()
             raise stopping.TrainingStopped(f"{wrong} after update {done}, which is not saved. {rest}")
         self._progress.update(

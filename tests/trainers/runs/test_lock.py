@@ -48,7 +48,7 @@ def test_a_folder_in_which_nothing_was_done_is_not_left(tmp_path):
 @pytest.mark.parametrize("use", [check_writable, lambda folder: hold_folder(folder).__enter__()])
 def test_where_nothing_can_be_written(tmp_path, monkeypatch, use):
     (tmp_path / "file").touch()
-    with pytest.raises(ValueError, match="cannot write to .*Not a directory.*: give another --out"):
+    with pytest.raises(ValueError, match=r"cannot write to .*Not a directory.*: give another --out"):
         use(tmp_path / "file" / "run")
     monkeypatch.setattr(lock.shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * 2**20))
     with pytest.raises(ValueError, match="disk with 3 MiB left: make room"):
@@ -59,5 +59,5 @@ def test_where_nothing_can_be_written(tmp_path, monkeypatch, use):
 
     monkeypatch.setattr(lock.os, "open", refuse)
     monkeypatch.setattr(Path, "write_bytes", refuse)
-    with pytest.raises(ValueError, match="cannot write to .*Read-only file system"):
+    with pytest.raises(ValueError, match=r"cannot write to .*Read-only file system"):
         use(tmp_path / "frozen")
