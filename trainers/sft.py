@@ -252,6 +252,9 @@ def fit(
             done = (started - begin) / total if args.max_seconds else (step - 0.5) / updates
             optimizer.param_groups[0]["lr"] = learning_rate(args, done)
             metrics = update(args, policy, optimizer, episodes)
+            if wrong := find_not_finite(metrics, {"the policy": policy.model}):
+                logger.log(step, metrics)
+                raise stopping.TrainingStopped(f"{wrong} after update {step}, which is not saved: try a lower --lr")
             metrics["tokens/per_second"] = metrics["tokens/all"] / (time.monotonic() - started)
             last = time.monotonic() - begin >= args.max_seconds if args.max_seconds else step >= updates
             if tested and (last or step % args.eval_every == 0):
@@ -263,8 +266,6 @@ def fit(
             figures = {"loss": metrics["train/loss"], "tokens_per_s": metrics["tokens/per_second"]}
             figures |= {"held_out": losses[step]} if step in losses else {}
             progress.update(time.monotonic() - begin if args.max_seconds else step, **figures)
-            if wrong := find_not_finite(metrics, {"the policy": policy.model}):
-                raise stopping.TrainingStopped(f"{wrong} after update {step}, which is not saved. Try a lower --lr")
             if last:
                 break
             signal = stopping.received()

@@ -110,20 +110,26 @@ def _claim(args, algorithm: str, stack: ExitStack) -> Path:
         stack.enter_context(hold_folder(args.out))
         if _is_used(args.out):
             raise ValueError(f"{args.out} holds an earlier run: give another --out, or go on with --resume {args.out}")
-        for path in (args.out / METRICS_FILE, args.out / BEST):  # of a run that ended before its first checkpoint
-            if path.exists():
-                print(f"{path} of an earlier run is kept as {set_aside(path, 'earlier').name}", file=sys.stderr)
+        _clear(args.out)
         return args.out
     name = Path("runs") / f"{algorithm}-{args.env.split('/')[-1]}-{args.seed}"
     for number in itertools.count(2):
         if not _is_used(name):
             try:
                 stack.enter_context(hold_folder(name))
+                _clear(name)
                 return name
             except FolderInUse:
                 pass  # another run that has just begun
         name = Path("runs") / f"{algorithm}-{args.env.split('/')[-1]}-{args.seed}-{number}"
     raise AssertionError("numbers do not end")
+
+
+def _clear(folder: Path) -> None:
+    """Set aside what was left by a run that ended before its first checkpoint."""
+    for path in (folder / METRICS_FILE, folder / BEST):
+        if path.exists():
+            print(f"{path} of an earlier run is kept as {set_aside(path, 'earlier').name}", file=sys.stderr)
 
 
 def _is_used(folder: Path) -> bool:
