@@ -23,4 +23,4 @@ def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], where: object) -> 
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:
-    return tensor.detach().to_local() if isinstance(tensor, DTensor) else tensor.detach()
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()
