@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
 from functools import partial
-from typing import NoReturn, Self
+from typing import NoReturn, Self, cast
 
 import numpy as np
 import torch
@@ -182,7 +182,8 @@ class Run:
             evaluate.evaluate_policy, self.held_out, self.collector.policy, self.engine,
             evaluate.instances(self.held_out, questions), self.args.max_new_tokens, name, temperature=temperature,
         )  # fmt: skip
-        return outages.play_until_tools_work(play, lambda played: played[0]["failed"], self.args.tool_outage_minutes)
+        minutes = self.args.tool_outage_minutes
+        return outages.play_until_tools_work(play, lambda played: cast(float, played[0]["failed"]), minutes)
 
     # -- between updates -------------------------------------------------------------------------------------------
 
