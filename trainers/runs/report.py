@@ -31,7 +31,7 @@ _Y_LABELS = {
 _COLUMNS = {
     "name": "Agent", "em": "EM", "em_interval": "95 % interval", "success": "Success", "score": "Score",
     "success_interval": "95 % interval", "score_interval": "95 % interval", "f1": "F1",
-    "support_recall": "Support recall", "turns": "Turns", "calls": "Calls",
+    "support_recall": "Support recall", "turns": "Turns", "calls": "Calls", "failed": "Failed",
 }  # fmt: skip
 _WRAPPED = ("Agent", "Support recall")  # columns that may take two lines in a narrow terminal
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
@@ -87,7 +87,8 @@ def learning_curve(
 
 def table(rows: Sequence[Mapping]) -> str:
     """Evaluations as a Markdown table: name, em (or success, or score) and its interval (low, high), f1,
-    support_recall, turns and calls; a column for which no row has a value is left out.
+    support_recall, turns and calls, and where tools broke the share of failed episodes; a column for which no row has a
+    value is left out.
 
     A value that a row lacks, or that is None, is a dash: a baseline that takes no turns has no number of turns.
     """
@@ -188,8 +189,8 @@ def _label_right_edge(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> N
 
 
 def _columns(rows: Sequence[Mapping]) -> list[str]:
-    """The columns for which any row has a value."""
-    return [key for key in _COLUMNS if any(row.get(key) is not None for row in rows)]
+    """The columns for which any row has a value; that of failed episodes where there are any."""
+    return [k for k in _COLUMNS if any(row.get(k) is not None and (k != "failed" or row[k]) for row in rows)]
 
 
 def _cells(row: Mapping, columns: Sequence[str]) -> list[str]:
