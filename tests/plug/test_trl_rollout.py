@@ -1,17 +1,20 @@
 """`agent_envs.plug.trl` without TRL: its rollouts are ours, id by id."""
 
+import asyncio
+import inspect
+import json
 from types import SimpleNamespace
 
 import pytest
 from plug_setup import MINIWIKI, SMALL, make_policy
+from transformers.utils import get_json_schema
 
-from agent_envs.plug import trl
+from agent_envs.plug import Episode, trl
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.rollout import rollout
 from trainers.runs.setup import make_envs
 from trainers.trajectory import to_sequences
 
-pytest.importorskip("datasets")
 LAKE = "AgentR1/FrozenLake-v0"
 
 
@@ -35,8 +38,6 @@ def replaying(policy, episodes, extra=()):
 
 
 def ours(policy, id, kwargs, seeds, group_size):
-    import json
-
     envs = make_envs(id, json.dumps(kwargs), "train", len(seeds) * group_size)
     engine = TransformersEngine(policy, envs.envs[0].stop)
     return rollout(envs, policy, engine, seeds=seeds, group_size=group_size, max_new_tokens=12)
@@ -108,3 +109,42 @@ def test_what_cannot_be_trained_is_refused():
 
 def test_an_episode_in_which_a_tool_broke_has_no_return():
     assert trl.episode_return(None, [[1.0, 0.5], [1.0]], env_metrics=[{"faults": 0.0}, {"faults": 1.0}]) == [1.5, None]
+
+
+def described(id, **kwargs):
+    """The tools of `environment_factory` as chat templates see them, by name."""
+    environment = trl.environment_factory(id, **kwargs)()
+    methods = inspect.getmembers(type(environment), predicate=inspect.isfunction)
+    names = [name for name, _ in methods if name[0] != "_" and name != "reset"]
+    return {name: get_json_schema(getattr(environment, name))["function"] for name in names}
+
+
+def test_each_tool_is_a_method_with_its_schema():
+    tools = described(MINIWIKI, **SMALL)
+    assert list(tools) == ["answer", "search"]
+    assert tools["search"]["parameters"]["properties"]["query"]["type"] == "string"
+    assert tools["search"]["description"].startswith("search Wikipedia")
+    (move,) = described("AgentR1/Sokoban-v0").values()
+    actions = move["parameters"]["properties"]["actions"]
+    assert actions["type"] == "array" and actions["items"]["enum"] == ["Up", "Down", "Left", "Right"]
+    for id in ("AgentR1/API-v0", "AgentR1/SQL-v0", "AgentR1/Calculator-v0", "AgentR1/Mixed-v0", "AgentR1/Python-v0"):
+        for tool in Episode(id, native=True).tools:
+            own = described(id)[tool["function"]["name"]]["parameters"]
+            assert own.get("required", []) == tool["function"]["parameters"].get("required", [])
+            assert set(own.get("properties", {})) == set(tool["function"]["parameters"]["properties"])
+
+
+def test_calls_of_a_message_are_one_turn():
+    environment = trl.environment_factory(MINIWIKI, **SMALL)()
+    (row,) = trl.dataset(MINIWIKI, 1, native=True, **SMALL).to_list()
+    environment.reset(**row)
+
+    async def message(*queries):
+        return await asyncio.gather(*(environment.search(query=query) for query in queries))
+
+    first = asyncio.run(message("a town", "a painter"))
+    assert len(environment._episode.rewards) == 1 and len(set(first)) == 2
+    asyncio.run(message("a town"))
+    assert len(environment._episode.rewards) == 2
+    with pytest.raises(ValueError, match="train on agent_envs"):
+        environment.reset(prompt=row["prompt"])
