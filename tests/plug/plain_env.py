@@ -28,7 +28,7 @@ class Plain(gymnasium.Env):
         said = self.word in action
         share = sum(letter in action for letter in self.word) / len(self.word)
         told = "Thank you." if said else f"No, say {self.word}."
-        return told, float(said) + share / 10, said, self.turns == 3, {"share": share}
+        return told, float(said) + share / 10, said, not said and self.turns == 3, {"share": share}
 
 
 gymnasium.register("Mine/Plain-v0", entry_point=Plain)
