@@ -8,11 +8,10 @@
 
 import inspect
 from collections.abc import Callable
-from importlib import import_module
 from typing import Any, ClassVar
 
 import gymnasium
-from gymnasium.envs.registration import EnvSpec, load_env_creator
+from gymnasium.envs.registration import EnvSpec, _find_spec, load_env_creator
 
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import COMMON, ToolEnv
@@ -144,11 +143,12 @@ def make(id: str, **kwargs: Any) -> ToolEnv:
 
 
 def find_spec(id: str) -> EnvSpec:
-    """What is registered under an id; "module:Name-v0" imports the module first."""
-    module, _, name = id.rpartition(":")
-    if module:
-        import_module(module)
-    return gymnasium.spec(name)
+    """What is registered under an id; "module:Name-v0" imports the module first.
+
+    Raises:
+        gymnasium.error.Error: nothing is; it names what is near.
+    """
+    return _find_spec(id)  # what gymnasium.make begins with
 
 
 _HOST = (set(inspect.signature(HostedEnv.__init__).parameters) | COMMON) - {"self", "env_fn", "common"}

@@ -3,7 +3,8 @@
     pip install gem-llm       # or reasoning-gym, or textarena
     PYTHONPATH=examples/plug python -m trainers.grpo --env host:Mine/Guess-v0 --model PATH_OR_ID --lr 1e-6
 
-A plain Gymnasium environment with str actions and observations needs no more than its id, as in ``--env my_module:Mine/Plain-v0``.
+A plain Gymnasium environment whose actions and observations are strings needs no more than its id:
+``--env my_module:Mine/Plain-v0``.
 """
 
 import gymnasium
