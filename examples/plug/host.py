@@ -1,10 +1,9 @@
-"""Environments of other libraries in our trainer: GEM's GuessTheNumber, a task of reasoning-gym, a game of TextArena.
+"""GEM's GuessTheNumber, a task of reasoning-gym and a game of TextArena in our trainer.
 
     pip install gem-llm       # or reasoning-gym, or textarena
     PYTHONPATH=examples/plug python -m trainers.grpo --env host:Mine/Guess-v0 --model PATH_OR_ID --lr 1e-6
 
-A plain Gymnasium environment whose actions and observations are strings needs no more than its id:
-``--env my_module:Mine/Plain-v0``.
+A registered environment whose actions and observations are strings needs no more than its id.
 """
 
 import gymnasium
@@ -13,9 +12,9 @@ import agent_envs
 
 
 def guess(**options):
-    from gem.envs.game_env.guess_the_number import GuessTheNumberEnv
+    from gem.envs.game_env.guess_the_number import GuessTheNumberEnv  # its first observation is the instructions
 
-    return agent_envs.host(GuessTheNumberEnv, "Guess the number; write your guess in \\boxed{}.", **options)
+    return agent_envs.host(GuessTheNumberEnv, **options)
 
 
 class Reasoning:
@@ -48,9 +47,9 @@ class Arena:
         return self.env.get_observation()[1], {}
 
     def step(self, action):
-        done, _ = self.env.step(action)
-        reward = (self.env.close()[0] or {}).get(0, 0.0) if done else 0.0
-        return "" if done else self.env.get_observation()[1], reward, done, False, {}
+        if self.env.step(action)[0]:
+            return "", self.env.close()[0][0], True, False, {}  # rewards by player
+        return self.env.get_observation()[1], 0.0, False, False, {}
 
 
 def reason(split="train", **options):

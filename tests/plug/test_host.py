@@ -16,7 +16,7 @@ PLAIN, TURNS = "plain_env:Mine/Plain-v0", ["red green", "say it", "blue white bl
 
 
 def test_it_says_and_pays_what_the_environment_does():
-    plain, episode = gymnasium.make(PLAIN), Episode(PLAIN)
+    plain, episode = gymnasium.make(PLAIN, disable_env_checker=True), Episode(PLAIN)
     vector = make_envs(PLAIN, "{}", "train", 1)
     for seed in range(5):
         first, _ = plain.reset(seed=seed)
@@ -58,7 +58,7 @@ def test_instructions_and_formats():
         1.1,
         True,
     )
-    plain = agent_envs.host(lambda: gymnasium.make(PLAIN, words=["red"]), "Obey.")
+    plain = agent_envs.host(lambda: gymnasium.make(PLAIN, disable_env_checker=True, words=["red"]), "Obey.")
     assert plain.reset(seed=0)[1]["instructions"] == "Obey."
     assert plain.step("<think>\nred?\n</think>\n\nno idea")[0] == "No, say red."  # a thought is no action
 

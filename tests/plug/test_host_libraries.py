@@ -17,7 +17,9 @@ LIBRARIES = {"Guess": "gem", "Reasoning": "reasoning_gym", "Arena": "textarena"}
 @pytest.fixture(params=LIBRARIES)
 def id(request, monkeypatch):
     """The id of a hosted environment whose library is installed."""
-    pytest.importorskip(LIBRARIES[request.param], reason=f"pip install {LIBRARIES[request.param]}", exc_type=ImportError)
+    pytest.importorskip(
+        LIBRARIES[request.param], reason=f"pip install {LIBRARIES[request.param]}", exc_type=ImportError
+    )
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "plug"))
     sys.modules.pop("host", None)
     return f"host:Mine/{request.param}-v0"
@@ -40,12 +42,11 @@ def test_it_is_trained_in(id, tmp_path):
     policy = make_policy("words")
     policy.model.save_pretrained(tmp_path / "start")
     policy.tokenizer.save_pretrained(tmp_path / "start")
-    grpo.main(
-        grpo.Args(
-            env=id, env_kwargs='{"max_turns": 2}', model=str(tmp_path / "start"), out=tmp_path / "run", updates=2,
-            questions_per_update=2, group_size=4, max_new_tokens=8, eval_every=2, eval_questions=4, final_questions=4,
-        )  # fmt: skip
-    )
+    args = grpo.Args(
+        env=id, env_kwargs='{"max_turns": 2}', model=str(tmp_path / "start"), out=tmp_path / "run", updates=2,
+        questions_per_update=2, group_size=4, max_new_tokens=8, eval_every=2, eval_questions=4, final_questions=4,
+    )  # fmt: skip
+    grpo.main(args)
     lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2] and "reward/env" in lines[-1]
 
