@@ -2,8 +2,6 @@
 
     pip install gem-llm       # or reasoning-gym, or textarena
     PYTHONPATH=examples/plug python -m trainers.grpo --env host:Mine/Guess-v0 --model PATH_OR_ID --lr 1e-6
-
-A registered environment whose actions and observations are strings needs no more than its id.
 """
 
 import gymnasium
