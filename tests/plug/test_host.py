@@ -8,6 +8,7 @@ from plug_setup import make_policy
 
 import agent_envs
 from agent_envs import hosting
+from agent_envs.checker import check_agent_env
 from agent_envs.plug import Episode
 from trainers import evaluate, grpo
 from trainers.runs.setup import make_envs
@@ -29,6 +30,10 @@ def test_it_says_and_pays_what_the_environment_does():
             if reply.done:
                 assert reply.metrics["score"] == pytest.approx(sum(episode.rewards))
                 break
+
+
+def test_it_keeps_the_contract_of_this_suite():
+    check_agent_env(hosting.make(PLAIN), steps=40)
 
 
 def test_held_out_episodes_have_seeds_of_their_own():
