@@ -15,7 +15,10 @@ from agent_envs.formats.tags import Ragen, SearchTags
 from agent_envs.tools import Tool
 
 FORMATS: dict[str, type[Format]] = {kind.name: kind for kind in (SearchTags, Ragen, Hermes, React, OpenAI, Harmony)}
-_MADE = {**FORMATS, Plain.name: Plain}  # plain text can call nothing but the one tool of a hosted environment
+_MADE: dict[str, type[Format]] = {
+    **FORMATS,
+    Plain.name: Plain,
+}  # plain text can call nothing but the one tool of a hosted environment
 
 
 def make_format(name: str, tools: Sequence[Tool], *, answers: bool = True) -> Format:

@@ -1,13 +1,10 @@
 """TRL's `GRPOTrainer` (and so Unsloth's) in the environments of this suite. Tested with TRL 1.16.
 
-    from agent_envs import plug
-    from agent_envs.plug import trl as plug_trl
+    from agent_envs.plug.trl import dataset, episode_return, rollout_func
 
     trainer = GRPOTrainer(
-        model, args=config, processing_class=tokenizer,
-        reward_funcs=plug_trl.episode_return,
-        rollout_func=plug_trl.rollout_func(id, tokenizer),
-        train_dataset=plug_trl.dataset(id, 1000),
+        model, args=config, processing_class=tokenizer, reward_funcs=episode_return,
+        rollout_func=rollout_func(id, tokenizer), train_dataset=dataset(id, 1000),
     )
 
 `rollout_func` plays in text, turn by turn, with the ids as they were sampled. ``environment_factory=environment_factory(id)``
@@ -165,6 +162,10 @@ def _check_format(episode: Episode) -> None:
 
 def _prepare(trainer: Any, chat: ChatTokens, stop: tuple[str, ...]) -> None:
     """Let turns end where they should: at any of the model's ends of turn, and at a closing tag that is one token."""
+    if not hasattr(trainer, "_generate_single_turn"):
+        raise ValueError(
+            "this TRL samples in another way: rollout_func is made for TRL 1.16 (pip install 'trl==1.16.*')"
+        )
     if trainer.mask_truncated_completions:
         raise ValueError(
             "mask_truncated_completions looks for an end-of-turn token, which a turn that a closing tag ends does not "

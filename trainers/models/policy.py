@@ -20,6 +20,8 @@ class Policy(ChatTokens):
         dtype: what the layers run in, when sampling and when training alike; bfloat16 or float32.
     """
 
+    tokenizer: PreTrainedTokenizerBase
+
     def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype = torch.float32):
         eos_ids = model.generation_config.eos_token_id
         super().__init__(tokenizer, eos_ids if isinstance(eos_ids, list) else [eos_ids])
