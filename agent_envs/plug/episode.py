@@ -95,7 +95,8 @@ class Episode:
                 raise ValueError("native=True leaves the format to the chat template or the API: leave out format")
             env_kwargs["format"] = "openai"
         self.env: ToolEnv = hosting.make(id, **env_kwargs)
-        self.native, self.rewards, self.done = native, [], True
+        self.native, self.done = native, True
+        self.rewards: list[float] = []
         if native and hasattr(self.env, "weights"):  # a mixture
             raise ValueError(f"{id} has other tools in each episode, which native calls cannot follow; take one task")
         if native and self.env.answers and "answer" in self.env.tools:

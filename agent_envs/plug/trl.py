@@ -85,7 +85,7 @@ class _Row:
         self.logprobs += logprobs or [0.0] * len(ids)
 
 
-def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, Any], dict[str, list]]:
+def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, Any], dict[str, Any]]:
     """A ``rollout_func`` that plays `dataset`'s questions, turns in text.
 
     A turn is kept as it was sampled, up to the token that ends it (the model's end of turn, or a closing tag of the
@@ -122,7 +122,7 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
             rows.append(_Row(episode=one, prompt=chat.prompt_ids(messages[0]["content"], messages[1:])))
         return rows
 
-    def play(prompts: list[list[Message]], trainer: Any) -> dict[str, list]:
+    def play(prompts: list[list[Message]], trainer: Any) -> dict[str, Any]:
         if not ends_turn:
             _prepare(trainer, chat, example.stop)
             ends_turn.append(StopChecker(chat, example.stop))
@@ -147,7 +147,7 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
             "env_mask": [row.mask for row in rows],
             "turn_rewards": [list(row.episode.rewards) for row in rows],
             "env_metrics": [row.metrics for row in rows],
-        }  # type: ignore[dict-item]
+        }
 
     return play
 
