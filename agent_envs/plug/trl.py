@@ -34,7 +34,7 @@ def dataset(id: str, n: int, *, seed: int = 0, native: bool = False, **env_kwarg
     Args:
         seed: draws the questions' seeds.
         native: for `environment_factory`; without, for `rollout_func`.
-        env_kwargs: the same as there. ``split`` may differ: a `rollout_func` plays each question in its own.
+        env_kwargs: the same as there. ``split`` may differ: each question is played in its own.
     """
     from datasets import Dataset
 
@@ -54,7 +54,8 @@ def episode_return(
         for environment, messages in zip(environments, completions, strict=True):
             environment._settle(messages)
         turn_rewards = [environment._episode.rewards for environment in environments]
-        env_metrics = [environment._metrics for environment in environments]
+        # A conversation that TRL ends before the environment does has reached nothing.
+        env_metrics = [{"score": 0.0, **environment._metrics} for environment in environments]
     if turn_rewards is None or env_metrics is None:
         raise ValueError("episode_return needs rollout_func or environment_factory of agent_envs.plug.trl")
     if log_metric is not None:
@@ -221,7 +222,7 @@ def environment_factory(id: str, **env_kwargs: Any) -> type:
         if not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_" or name in ("reset", "get_reward"):
             raise ValueError(f"TRL cannot have a tool {name!r}, which is no name for a public method: rename it")
         methods[name] = _method(tool["function"])
-    make = staticmethod(lambda: Episode(id, native=True, **env_kwargs))
+    make = staticmethod(lambda split: Episode(id, native=True, **env_kwargs | ({"split": split} if split else {})))
     return type("AgentR1Environment", (_Environment,), {**methods, "_make": make, "_count": 0})
 
 
@@ -236,16 +237,20 @@ class _Turn:
 class _Environment:
     """What is public here, but for `reset`, is a tool for TRL."""
 
-    _make: Callable[[], Episode]
+    _make: Callable[[str], Episode]
     _count: int
 
     def __init__(self):
-        self._episode, self._number = self._make(), type(self)._count
+        self._episodes: dict[str, Episode] = {}  # by split
+        self._number = type(self)._count
         type(self)._count += 1
 
     def reset(self, prompt: list[Message], seed: int | None = None, **row: Any) -> None:
         """Begin the episode of a row of the dataset; its prompt holds the question already."""
-        self._seed, self._turn = seed, _Turn()
+        split = prompt[0].get("split") or ""
+        if split not in self._episodes:
+            self._episodes[split] = self._make(split)
+        self._episode, self._seed, self._turn = self._episodes[split], seed, _Turn()
         _start(self._episode, seed, self._number, prompt, "environment_factory")
         self._played: list[list] = []
         self._metrics: dict[str, float] = {}

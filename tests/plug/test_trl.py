@@ -145,13 +145,14 @@ def test_episodes_of_the_factory_earn_what_their_turns_earn(tmp_path, monkeypatc
     data = trl.dataset(MINIWIKI, 1, native=True, **OPTIONS)
     (seed,) = data["seed"]
     episode, expected = Episode(MINIWIKI, native=True, **OPTIONS), []
+    scores = []
     episode.start(seed)
     cases = scripts(episode.env.question.supporting_titles[0], episode.env.question.answer)
     for _, turns in cases:
         episode.start(seed)
-        for turn in turns:
-            episode.call(turn)
+        score = [episode.call(turn).metrics.get("score", 0.0) for turn in turns][-1]
         expected.append(sum(episode.rewards))
+        scores.append(score)
     assert len({round(paid, 6) for paid in expected}) >= 5
     returned = trl.episode_return
 
@@ -172,7 +173,7 @@ def test_episodes_of_the_factory_earn_what_their_turns_earn(tmp_path, monkeypatc
     title = cases[0][1][0][0][1]["query"]
     assert title in results[0][0] and "<" not in results[0][0] and results[0][1] == trl.ENDED
     assert len(results[3]) == 2 and results[4][3:] == [trl.ENDED, trl.ENDED]
-    assert "tools/call_frequency" in trainer.state.log_history[0]
+    assert trainer.state.log_history[0]["env/score"] == pytest.approx(sum(scores) / 8) and 0 < sum(scores) < 6
 
 
 def test_a_dataset_for_the_other_way_is_refused(tmp_path, monkeypatch):

@@ -150,3 +150,6 @@ def test_calls_of_a_message_are_one_turn():
     assert len(environment._episode.rewards) == 2
     with pytest.raises(ValueError, match="train on agent_envs"):
         environment.reset(prompt=row["prompt"])
+    (held_out,) = trl.dataset(MINIWIKI, 1, native=True, split="validation", **SMALL).to_list()
+    environment.reset(**held_out)  # in its own split, or the question would not be this one
+    assert environment._episode.env.question.question == held_out["prompt"][1]["content"] != row["prompt"][1]["content"]
