@@ -18,7 +18,8 @@ def start_policy(args: ModelArgs, envs: ToolVectorEnv, seed: int) -> tuple[Polic
     cold start took.
 
     Raises:
-        ValueError: as `trainers.models.loading.load_policy`; or the model is a checkpoint of ours, and damaged.
+        ValueError: as `trainers.models.loading.load_policy`; the model is a checkpoint of ours, and damaged; or the tiny
+            policy has nobody to learn from there.
         TrainingStopped: the loss of the cold start is not finite.
     """
     if args.model != "tiny":
@@ -28,6 +29,11 @@ def start_policy(args: ModelArgs, envs: ToolVectorEnv, seed: int) -> tuple[Polic
         if args.gradient_checkpointing:
             recompute_activations(policy.model)
         return policy, 0.0
+    if envs.spec is None:
+        raise ValueError(
+            "the tiny policy is taught by the task's own scripted agents, which a hosted environment does not have: give a "
+            "model, a folder or a hub id"
+        )
     with Progress(args.cold_start_steps, description="cold start") as progress:
 
         def report(step: int, kind: str, loss: float) -> None:

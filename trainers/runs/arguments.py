@@ -21,7 +21,8 @@ class EnvironmentArgs:
 
     GROUP: ClassVar = "environment"
     env: str = "AgentR1/MiniWiki-v0"
-    """Registered environment id; "my_module:Mine/Task-v0" imports my_module first."""
+    """Registered environment id, of this suite or any whose actions and observations are text; "my_module:Mine/Task-v0"
+    imports my_module first."""
     env_kwargs: str = "{}"
     """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
     tool_outage_minutes: float = 10.0

@@ -54,7 +54,7 @@ def learning_curve(
         metrics_files: a label for each run and its `metrics.jsonl`.
         out_png: the picture to write.
         baselines: scores to compare with; each is a dashed line, named at its right end.
-        key: the metric, a share from 0 to 1; the training metric is "train/em" for "eval/em".
+        key: the metric, mostly a share from 0 to 1; the training metric is "train/em" for "eval/em".
         x: "seconds", "episodes" or "step", read from the lines that have `key`; a run without any is a ValueError.
     """
     runs = [read_metrics(path) for path in metrics_files.values()]
@@ -161,7 +161,9 @@ def _mean(curves: Sequence[_Curve]) -> _Curve:
 
 
 def _dress(axes: Axes, x_label: str, y_label: str, title: str, subtitle: str) -> None:
-    axes.set(ylim=(0, 1), xlabel=x_label, ylabel=y_label, yticks=np.linspace(0, 1, 6))
+    values = [float(y) for line in axes.get_lines() for y in np.asarray(line.get_ydata())]
+    low, high = min(0.0, *values), max(1.0, *values)  # a return may leave [0, 1]
+    axes.set(ylim=(low, high), xlabel=x_label, ylabel=y_label, yticks=np.linspace(low, high, 6))
     axes.set_xlim(0, max(float(np.asarray(line.get_xdata())[-1]) for line in axes.get_lines()) or 1)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
@@ -176,12 +178,13 @@ def _dress(axes: Axes, x_label: str, y_label: str, title: str, subtitle: str) ->
 
 def _label_right_edge(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     """Write each label beside its value, moved apart where two would overlap, with a short line from one to other."""
-    gap = 0.055
+    low, high = axes.get_ylim()
+    gap = 0.055 * (high - low)
     places: list[float] = []
     for value, *_ in sorted(labels):
         places.append(max(value, places[-1] + gap) if places else value)
     for index in reversed(range(len(places))):
-        places[index] = min(places[index], places[index + 1] - gap if index + 1 < len(places) else 1.0)
+        places[index] = min(places[index], places[index + 1] - gap if index + 1 < len(places) else high)
     for (value, name, color), place in zip(sorted(labels), places, strict=True):
         across = axes.get_yaxis_transform()
         axes.plot([1, 1.025], [value, place], color=color, lw=0.8, transform=across, clip_on=False)
