@@ -4,8 +4,8 @@
     python -m trainers.evaluate --checkpoint my-agent
 
 Of a model with a LoRA adapter only the adapter is written, a few MB. It names the model that it is put on: a hub id, if
---base-model says so, as others do not have your folders. peft, transformers and vLLM load it too. Precision and longest turn are kept, so evaluate
-and play need no arguments for them; other settings, such as paths of yours, are left out.
+--base-model says so, as others do not have your folders. peft, transformers and vLLM load it too. Precision and longest
+turn are kept, so evaluate and play need no arguments for them; other settings, such as paths of yours, are left out.
 """
 
 import sys

@@ -18,12 +18,12 @@ import numpy as np
 import torch
 from transformers import PrinterCallback, TrainerCallback
 
+from agent_envs.chat_tokens import StopChecker
 from agent_envs.vector import ToolVectorEnv
 from benchmarks.training.race import Pace
 from benchmarks.training.trl_args import Args
 from benchmarks.training.trl_environment import Environment, teach_calls
 from benchmarks.training.trl_turns import cut, cut_turns, end_at_tags
-from trainers.engines.stopping import StopChecker
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs.setup import make_envs

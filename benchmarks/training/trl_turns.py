@@ -3,7 +3,7 @@
 import torch
 from transformers import StoppingCriteria
 
-from trainers.engines.stopping import StopChecker
+from agent_envs.chat_tokens import StopChecker
 from trainers.models.policy import Policy
 
 

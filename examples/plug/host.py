@@ -1,7 +1,7 @@
 """GEM's GuessTheNumber, a task of reasoning-gym and a game of TextArena in our trainer.
 
-    pip install gem-llm       # or reasoning-gym, or textarena
-    PYTHONPATH=examples/plug python -m trainers.grpo --env host:Mine/Guess-v0 --model PATH_OR_ID --lr 1e-6
+pip install gem-llm       # or reasoning-gym, or textarena
+PYTHONPATH=examples/plug python -m trainers.grpo --env host:Mine/Guess-v0 --model PATH_OR_ID --lr 1e-6
 """
 
 import gymnasium
