@@ -42,9 +42,7 @@ def end_at_tags(policy: Policy, stop: tuple[str, ...]) -> StopChecker | None:
 
 def cut(turn: list[int], ends: StopChecker | None) -> list[int]:
     """A turn without what follows its end: `generate` fills up the rows that ended before the last one."""
-    if ends is None:
-        return turn
-    return next((turn[:i] for i in range(1, len(turn) + 1) if ends(turn[:i])), turn)
+    return turn if ends is None else ends.cut(turn)
 
 
 def cut_turns(trainer, ends: StopChecker) -> None:
