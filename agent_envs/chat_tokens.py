@@ -44,9 +44,8 @@ class ChatTokens:
         # A model may end its turns with several tokens, eos not always among them; an ordinary token is never one.
         ends = {self.eos_id, *eos_ids, *self.encode(self._turn_end)[:1]}
         self.end_ids = ends & {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        self.turn_end_ids = [
-            i for i in self.encode(self._turn_end)[:1] if i in self.end_ids
-        ]  # what a turn should end with
+        # What a turn should end with.
+        self.turn_end_ids = [i for i in self.encode(self._turn_end)[:1] if i in self.end_ids]
         specials = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
         self._special = re.compile("|".join(sorted(specials, key=len, reverse=True)) or r"(?!)")
         self._sample = self.encode(text)

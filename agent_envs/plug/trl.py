@@ -173,9 +173,8 @@ def _prepare(trainer: Any, chat: ChatTokens, stop: tuple[str, ...]) -> None:
             "have, and would mask whole episodes: leave it off"
         )
     chat.end_ids |= set(trainer.eos_token_ids) & set(chat.tokenizer.all_special_ids)
-    if hasattr(
-        trainer, "generation_config"
-    ):  # not with vLLM, where `cut` is enough, as it is for tags of several tokens
+    # Not there with vLLM, where `cut` is enough, as it is for tags of several tokens.
+    if hasattr(trainer, "generation_config"):
         words = chat.tokenizer.get_vocab()
         tags = {words[string] for string in stop if string in words}
         trainer.generation_config.eos_token_id = sorted({*trainer.eos_token_ids, *chat.end_ids, *tags})
