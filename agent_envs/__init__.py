@@ -6,10 +6,12 @@
     >>> observation, reward, terminated, truncated, info = env.step("<search>a town</search>")
 
 Importing the package registers the environments; ``gymnasium.make("agent_envs:AgentR1/HotpotQA-v0")`` does both.
+`host` takes in any other environment that speaks text.
 """
 
 from importlib import metadata
 
+from agent_envs.hosting import host
 from agent_envs.registration import IDS, register_all
 
 try:
@@ -19,4 +21,4 @@ except metadata.PackageNotFoundError:  # a checkout that is not installed
 
 register_all()
 
-__all__ = ["IDS", "__version__"]
+__all__ = ["IDS", "__version__", "host"]

@@ -60,6 +60,9 @@ class ToolEnv(gymnasium.Env[str, str]):
     action_space: AnyText
     observation_space: AnyText
     first_observation: str
+    feedback: list[
+        str
+    ]  # to the last turn, a text for each call, or one that says why it was rejected; no format's tags
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
     REWARD: ClassVar[Reward] = Reward()
@@ -198,7 +201,7 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     def resolve(self, action: str, turn: Turn, results: list[ToolResult]) -> StepResult:
         """Second half of a step: what that means for state and reward, given the results of ``turn.calls``."""
-        answered = turn.answer is not None
+        answered, self.feedback = turn.answer is not None, []
         observation = "" if answered else self._observe(turn, results)
         number = len(self.history.turns) + 1
         self._count(action + observation)
@@ -253,19 +256,17 @@ class ToolEnv(gymnasium.Env[str, str]):
     # -- inside ----------------------------------------------------------------------------------------------------
 
     def _observe(self, turn: Turn, results: list[ToolResult]) -> str:
+        """What the agent reads next; ``feedback`` gets the same in parts, without the tags of the format."""
         failed = bool(turn.error) or not all(result.ok for result in results)
         state = self.state_text() if failed else ""
         if turn.error:
-            text = self.format.render_error(f"{turn.error}\n{state}" if state else turn.error)
-        else:
-            if state:
-                results = [*results[:-1], replace(results[-1], text=f"{results[-1].text}\n{state}")]
-            text = self.format.render(turn, results)
-        try:
-            text.encode()
-        except UnicodeEncodeError:  # a lone surrogate, which no tokenizer takes
-            text = text.encode("utf-8", "replace").decode()
-        return text
+            told = f"{turn.error}\n{state}" if state else turn.error
+            self.feedback = [_encodable(told)]
+            return _encodable(self.format.render_error(told))
+        if state:
+            results = [*results[:-1], replace(results[-1], text=f"{results[-1].text}\n{state}")]
+        self.feedback = [_encodable(result.text) for result in results]
+        return _encodable(self.format.render(turn, results))
 
     def _count(self, text: str) -> None:
         if self.max_tokens is not None:
@@ -292,6 +293,15 @@ class ToolEnv(gymnasium.Env[str, str]):
         repeated = bool(keys) and all(key in self._made for key in keys)
         self._made.update(key for key, result in zip(keys, results, strict=True) if not result.fault)
         return repeated
+
+
+def _encodable(text: str) -> str:
+    """The same text without lone surrogates, which no tokenizer takes."""
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode("utf-8", "replace").decode()
+    return text
 
 
 def _as_tool(tool: Tool | Callable) -> Tool:

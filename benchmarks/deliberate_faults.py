@@ -76,11 +76,11 @@ FAULTS = [
         old="default_rng([args.seed, number])", new="default_rng([args.seed, 0])",
     ),
     Fault(
-        name="end-token-doubled", file="trainers/models/policy.py", within="ends_once",
+        name="end-token-doubled", file="agent_envs/chat_tokens.py", within="ends_once",
         old="            return ids[1:]\n", new="            return ids\n",
     ),
     Fault(
-        name="end-token-lost", file="trainers/models/policy.py", within="ends_once",
+        name="end-token-lost", file="agent_envs/chat_tokens.py", within="ends_once",
         old="if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:", new="if after:",
     ),
     Fault(

@@ -16,6 +16,7 @@ from trainers.preparation import refill_groups
 from trainers.rollout import rollout
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.monitoring import rollout_statistics
+from trainers.runs.outages import play_until_tools_work
 from trainers.runs.timing import Timing
 from trainers.trajectory import Trajectory
 
@@ -44,7 +45,17 @@ class Collected:
 
 
 def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
-    """The episodes of update ``number``, with the same questions in every run of a seed."""
+    """The episodes of update ``number``, with the same questions in every run of a seed. Where a tool broke in more than half
+    of them they are played again, `play_until_tools_work`."""
+
+    def failed(collected: Collected) -> float:
+        return float(np.mean([trajectory.failed for trajectory in collected.played]))
+
+    minutes = args.tool_outage_minutes
+    return play_until_tools_work(lambda: _play_batch_once(args, envs, policy, engine, number), failed, minutes)
+
+
+def _play_batch_once(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
     timing, rng = Timing(), np.random.default_rng([args.seed, number])
     engine.processed.clear()
     distributed.reseed(args.seed, number)

@@ -10,7 +10,7 @@ import math
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,7 @@ from trainers.cold_start.demonstrations import episode_sequences
 from trainers.engines.engine import Engine
 from trainers.models.policy import Policy
 from trainers.rollout import rollout
+from trainers.runs import outages
 from trainers.trajectory import Sequence, to_sequences
 
 FILE = "demonstrations.jsonl"  # in the folder of a run
@@ -62,31 +63,45 @@ def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
 
 
 def play_script(
-    envs: ToolVectorEnv, policy: Policy, questions: list[int], script: ScriptMaker, seed: int
-) -> Iterator[Demonstration]:
-    """Let a script play numbered instances, as many at once as there are environments."""
+    envs: ToolVectorEnv, policy: Policy, questions: list[int], script: ScriptMaker, seed: int,
+    outage_minutes: float = outages.MINUTES,
+) -> Iterator[Demonstration]:  # fmt: skip
+    """Let a script play numbered instances, as many at once as there are environments. Episodes in which a tool broke are left
+    out; where most are, they are played again: `trainers.runs.outages.play_until_tools_work`."""
     metric, stop = envs.envs[0].PRIMARY_METRIC, envs.envs[0].stop
     for start in range(0, len(questions), envs.num_envs):
         batch = questions[start : start + envs.num_envs]
-        for question, turns in zip(batch, play_many(envs, batch, script, seed + start), strict=True):
-            yield Demonstration(
-                question=str(question), sequences=episode_sequences(turns, policy, stop),
-                score=float(turns[-1][metric]), episode_return=sum(turn["reward"] for turn in turns),
-            )  # fmt: skip
+        play = partial(play_many, envs, batch, script, seed + start)
+        played = outages.play_until_tools_work(
+            play, lambda played: sum(map(_has_failed, played)) / len(played), outage_minutes
+        )  # fmt: skip
+        for question, turns in zip(batch, played, strict=True):
+            if not _has_failed(turns):
+                yield Demonstration(
+                    question=str(question), sequences=episode_sequences(turns, policy, stop),
+                    score=float(turns[-1][metric]), episode_return=sum(turn["reward"] for turn in turns),
+                )  # fmt: skip
+
+
+def _has_failed(turns: list[dict[str, Any]]) -> bool:
+    return any(turn["tool_faults"] for turn in turns)
 
 
 def sample(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], *, attempts: int, max_new_tokens: int,
-    temperature: float,
+    temperature: float, outage_minutes: float = outages.MINUTES,
 ) -> Iterator[Demonstration]:  # fmt: skip
     """Let the policy play ``attempts`` at each of these instances. What it sampled is kept id by id; episodes in which a
-    tool broke are left out."""
+    tool broke are left out or played again, as by `play_script`."""
     metric, at_once = envs.envs[0].PRIMARY_METRIC, envs.num_envs // attempts
     for start in range(0, len(questions), at_once):
         batch = questions[start : start + at_once]
-        played = rollout(
-            envs, policy, engine, questions=batch, group_size=attempts, max_new_tokens=max_new_tokens,
+        play = partial(
+            rollout, envs, policy, engine, questions=batch, group_size=attempts, max_new_tokens=max_new_tokens,
             temperature=temperature,
+        )  # fmt: skip
+        played = outages.play_until_tools_work(
+            play, lambda played: sum(t.failed for t in played) / len(played), outage_minutes
         )  # fmt: skip
         for episode in played:
             if not episode.failed:

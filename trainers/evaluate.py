@@ -44,6 +44,9 @@ class Args:
     """What the layers run in; by default what the checkpoint was trained in, and float32 for other models."""
     num_envs: int = 64
     """Episodes at once."""
+    max_failed: float = 0.05
+    """The share of failed episodes, those in which a tool broke, above which the command ends with status 1. They count
+    as they came out, mostly as wrong; the table says how many there are."""
     out: Path = Path("runs/evaluation")
     """Folder for the results."""
 
@@ -65,15 +68,18 @@ from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.rollout import rollout
 from trainers.runs import checkpoint, report
+from trainers.runs.lock import check_writable
 from trainers.runs.setup import make_envs
+from trainers.runs.stopping import TrainingStopped
 
 Row = dict[str, object]
 
 
 def summarize(name: str, episodes: list[dict], score: str = "em") -> Row:
     """One row of the table from the last info of each episode: means, and the 95 % bootstrap interval of ``score``, the task's
-    primary metric."""
+    primary metric. ``tool_faults`` of an info are those of the whole episode; ``failed`` is the share that has any."""
     scores = [float(e[score]) for e in episodes]
+    faults = [int(e.get("tool_faults", 0)) for e in episodes]
     also = [k for k in ("f1", "substring_em", "support_recall", "turns", "calls") if all(k in e for e in episodes)]
     return {
         "name": name,
@@ -81,6 +87,8 @@ def summarize(name: str, episodes: list[dict], score: str = "em") -> Row:
         f"{score}_interval": scoring.bootstrap_interval(scores),
         **{k: float(np.mean([float(e[k]) for e in episodes])) for k in also},
         "episodes": len(scores),
+        "failed": float(np.mean([count > 0 for count in faults])),
+        "tool_faults": sum(faults),
     }
 
 
@@ -101,7 +109,8 @@ def play_policy(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int,
     temperature: float = 0.0,
 ) -> tuple[list[dict], list[list[dict]]]:  # fmt: skip
-    """The last info of each episode about numbered instances, and the turns of every episode."""
+    """The last info of each episode about numbered instances, with the ``tool_faults`` of all its turns; and the turns of
+    every episode."""
     episodes: list[dict] = []
     transcripts: list[list[dict]] = []
     mine = distributed.shard(questions)
@@ -111,13 +120,19 @@ def play_policy(
             envs, policy, engine, questions=batch, max_new_tokens=max_new_tokens, temperature=temperature,
             transcripts=transcripts,
         )  # fmt: skip
-        episodes += [trajectory.info for trajectory in played]
+        episodes += [trajectory.info | {"tool_faults": trajectory.tool_faults} for trajectory in played]
     return distributed.all_gather(episodes), distributed.all_gather(transcripts)
 
 
 def evaluate_script(envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], name: str) -> Row:
     """The row of a scripted agent over numbered instances."""
-    return summarize(name, [episode[-1] for episode in play_many(envs, questions, script)], envs.envs[0].PRIMARY_METRIC)
+    return summarize(name, play_script(envs, questions, script), envs.envs[0].PRIMARY_METRIC)
+
+
+def play_script(envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script]) -> list[dict]:
+    """The last turn of each episode of a scripted agent, with the ``tool_faults`` of all its turns."""
+    played = play_many(envs, questions, script)
+    return [episode[-1] | {"tool_faults": sum(int(turn["tool_faults"]) for turn in episode)} for episode in played]
 
 
 def evaluate_naive_rag(
@@ -169,7 +184,8 @@ def _naive_rag_batch(
         em, f1, *_ = env.task.score(prediction, env.question.golds)
         recall = float(step_infos["support_recall"][i])
         scores = {"em": em, envs.envs[i].PRIMARY_METRIC: em}  # a mixture has its own name for it
-        episodes.append(scores | {"f1": f1, "support_recall": recall, "turns": 2, "calls": 1})
+        means = {"f1": f1, "support_recall": recall, "turns": 2, "calls": 1}
+        episodes.append(scores | means | {"tool_faults": int(step_infos["tool_faults"][i])})
     return episodes
 
 
@@ -196,15 +212,20 @@ def load_agent(
         max_new_tokens: by default what it was trained with, and 512.
 
     Raises:
-        ValueError: as `trainers.models.loading.load_policy`.
+        ValueError: as `trainers.models.loading.load_policy`; or the checkpoint is damaged.
     """
-    saved = checkpoint.read_extra(folder) if checkpoint.is_checkpoint(folder) else {}
+    saved = checkpoint.read_extra(folder) if checkpoint.is_written_here(folder) else {}
     policy = load_policy(folder, dtype=dtype or saved.get("dtype", "float32"), base_model=base_model or None)
     return policy, max_new_tokens or saved.get("max_new_tokens", 512)
 
 
 def main(args: Args) -> list[Row]:
-    """Evaluate, print and write the table; returns its rows."""
+    """Evaluate, print and write the table; returns its rows.
+
+    Raises:
+        TrainingStopped: more than ``max_failed`` of an agent's episodes failed. All is written before.
+    """
+    check_writable(args.out)
     envs = make_envs(args.env, args.env_kwargs, args.split, args.num_envs)
     task = envs.envs[0]
     questions = instances(envs, args.questions)
@@ -223,7 +244,6 @@ def main(args: Args) -> list[Row]:
             rows.append(evaluate_naive_rag(envs, policy, engine, questions, longest, f"Naive RAG ({folder})"))
         print(f"{folder} plays {len(questions)} episodes", file=sys.stderr)
         rows.append(evaluate_policy(envs, policy, engine, questions, longest, str(folder))[0])
-    args.out.mkdir(parents=True, exist_ok=True)
     source = source_of(envs)
     header = f"{args.env}, {args.split} · source: {source}\n\n"
     (args.out / "evaluation.md").write_text(header + report.table(rows), encoding="utf-8")
@@ -231,6 +251,10 @@ def main(args: Args) -> list[Row]:
     (args.out / "evaluation.json").write_text(json.dumps(result, indent=2) + "\n", encoding="utf-8")
     print(f"source: {result['source']}")
     report.print_table(rows)
+    for row in rows:
+        if (failed := cast(float, row["failed"])) > args.max_failed:
+            advice = f"its scores are not what it can do. More than --max-failed {args.max_failed:g} is an error"
+            raise TrainingStopped(f"a tool broke in {failed:.1%} of the episodes of {row['name']}: {advice}")
     return rows
 
 

@@ -4,8 +4,8 @@
     python -m trainers.evaluate --checkpoint my-agent
 
 Of a model with a LoRA adapter only the adapter is written, a few MB. It names the model that it is put on: a hub id, if
---base-model says so, as others do not have your folders. peft, transformers and vLLM load it too. Instructions, format and
-longest turn that it was trained with are in the folder, so that evaluate and play need no more arguments.
+--base-model says so, as others do not have your folders. peft, transformers and vLLM load it too. Precision and longest
+turn are kept, so evaluate and play need no arguments for them; other settings, such as paths of yours, are left out.
 """
 
 import sys
@@ -39,6 +39,8 @@ from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.runs import checkpoint
 
+KEPT = ("algorithm", "env", "dtype", "max_new_tokens")  # of the settings
+
 
 def main(args: Args) -> Path:
     """Write the folder; returns it.
@@ -63,9 +65,9 @@ def main(args: Args) -> Path:
         parameter.data = parameter.data.to(torch.bfloat16)
     if args.base_model:
         lora.name_base_model(model, args.base_model)
-    # An adapter's tokenizer is that of its base.
     path = checkpoint.save(
-        args.out, model=model, tokenizer=None if has_lora else policy.tokenizer, optimizers=[], step=0, extra=saved
+        args.out, model=model, tokenizer=None if has_lora else policy.tokenizer,  # an adapter's is that of its base
+        optimizers=[], step=0, extra={name: saved[name] for name in KEPT if name in saved},
     )  # fmt: skip
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     print(f"{path}: {size / 2**20:.1f} MiB. python -m trainers.evaluate --checkpoint {args.out}")

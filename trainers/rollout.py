@@ -84,6 +84,7 @@ def _add_step(
     """Add a turn to the trajectory of environment ``i``; returns the terms of its reward."""
     trajectory.steps.append(Step(prompt=prompt, tokens=completion.tokens, logprobs=completion.logprobs, reward=reward))
     trajectory.failed |= bool(infos["tool_faults"][i])
+    trajectory.tool_faults += int(infos["tool_faults"][i])
     paid = infos["reward_terms"]  # by name, the values of all environments; under "_name", which of them have it
     terms = {name: float(paid[name][i]) for name in paid if name[0] != "_" and paid[f"_{name}"][i]}
     for name, value in terms.items():

@@ -108,11 +108,13 @@ class HeldOutArgs:
 class Args(OutputArgs, HeldOutArgs, FittingArgs, DemonstrationArgs, ModelArgs, EnvironmentArgs, Checks):
     """Teach a policy by imitation: demonstrations of scripts, of files of messages, or its own best episodes."""
 
-    FIXED: ClassVar = {"updates", "eval_every"}  # unlike in reinforcement learning the schedule depends on them
+    # Unlike in reinforcement learning: the schedule depends on the first two, and what is learned from on the third.
+    FIXED: ClassVar = {"updates", "eval_every", "keep"}
 
     def __post_init__(self):
         self.check_least(seed=0, save_every=1, eval_every=1, patience=0, updates=0, max_seconds=0, demonstrations=0)
         self.check_least(sample=0, keep=0, max_new_tokens=1, max_length=2, tokens_per_update=1)
+        self.check_least(save_every_minutes=0, tool_outage_minutes=0)
         self.check_least(max_tokens_per_micro_batch=1)
         self.check_positive("lr", "epochs", "temperature", "max_grad_norm")
         self.check_share("warmup", "held_out")
@@ -158,8 +160,9 @@ from trainers.models.fsdp import clip_gradients
 from trainers.models.lora import trainable_parameters
 from trainers.models.micro_batches import micro_batches
 from trainers.models.policy import Policy
-from trainers.runs import checkpoint, folder, report
+from trainers.runs import checkpoint, folder, report, stopping
 from trainers.runs.logger import METRICS_FILE, Logger, Progress, check_sinks, read_metrics
+from trainers.runs.monitoring import find_not_finite
 from trainers.runs.setup import make_envs
 from trainers.trajectory import Sequence, collate_sequences, to_sequences
 
@@ -237,6 +240,7 @@ def fit(
         Logger(run, args.log, asdict(args), resume_from=first + 1 if first else 0) as logger,
         Progress(total, unit, title) as progress,
     ):
+        schedule = stopping.SaveSchedule(args.save_every, args.save_every_minutes)
         before = read_metrics(run / METRICS_FILE)  # of a run that is resumed
         losses = {line["step"]: line[EVAL_LOSS] for line in before if EVAL_LOSS in line}
         begin = time.monotonic() - (before[-1]["seconds"] if before else 0.0)
@@ -248,6 +252,9 @@ def fit(
             done = (started - begin) / total if args.max_seconds else (step - 0.5) / updates
             optimizer.param_groups[0]["lr"] = learning_rate(args, done)
             metrics = update(args, policy, optimizer, episodes)
+            if wrong := find_not_finite(metrics, {"the policy": policy.model}):
+                logger.log(step, metrics)
+                raise stopping.TrainingStopped(f"{wrong} after update {step}, which is not saved: try a lower --lr")
             metrics["tokens/per_second"] = metrics["tokens/all"] / (time.monotonic() - started)
             last = time.monotonic() - begin >= args.max_seconds if args.max_seconds else step >= updates
             if tested and (last or step % args.eval_every == 0):
@@ -261,8 +268,11 @@ def fit(
             progress.update(time.monotonic() - begin if args.max_seconds else step, **figures)
             if last:
                 break
-            if step % args.save_every == 0:
-                save(run / f"checkpoint-{step}", policy, [optimizer], step, args)
+            signal = stopping.received()
+            if schedule.is_due(step) or signal:
+                path = save(run / f"checkpoint-{step}", policy, [optimizer], step, args)
+            if signal:
+                stopping.exit_by_signal(signal, f"{path} is saved; --resume {run} goes on from there.")
     path = run / BEST  # none of the checkpoints that a run goes on from: it has no optimizer
     lowest = min(losses, key=losses.__getitem__) if tested else step
     if 0 < lowest < step:  # where nothing was lower than before the first step, the last weights are kept
@@ -310,6 +320,7 @@ def collect(args: Args, policy: Policy, envs: ToolVectorEnv) -> list[Demonstrati
 
     Raises:
         ValueError: a script or file is not there, or nothing is left of what was played.
+        ToolsFailed: tools broke in more than half of a batch of episodes, for ``tool_outage_minutes``.
     """
     scripts = choose_scripts(args, envs)
     told: list[Demonstration] = []
@@ -320,17 +331,19 @@ def collect(args: Args, policy: Policy, envs: ToolVectorEnv) -> list[Demonstrati
             told.append(Demonstration(question=asked, sequences=to_sequences(steps)))
     played = [one for path in args.episodes for one in read_demonstrations(Path(path), policy)]
     sampled: list[Demonstration] = []
+    read = len(played)
     questions = draw_questions(envs, args.demonstrations, args.seed) if scripts or args.sample else []
     with Progress(len(questions) * (len(scripts) + args.sample), "episodes", "demonstrations") as progress:
+        minutes = args.tool_outage_minutes
         for number, name in enumerate(scripts):
-            for one in play_script(envs, policy, questions, envs.envs[0].SCRIPTS[name], args.seed + number):
+            for one in play_script(envs, policy, questions, envs.envs[0].SCRIPTS[name], args.seed + number, minutes):
                 played.append(one)
                 progress.update(len(played), solved=sum(one.score >= 1 for one in played))
         if args.sample:
             engine = TransformersEngine(policy, envs.envs[0].stop)
             own = sample(
                 envs, policy, engine, questions, attempts=args.sample, max_new_tokens=args.max_new_tokens,
-                temperature=args.temperature,
+                temperature=args.temperature, outage_minutes=minutes,
             )  # fmt: skip
             for one in own:
                 sampled.append(one)
@@ -341,7 +354,9 @@ def collect(args: Args, policy: Policy, envs: ToolVectorEnv) -> list[Demonstrati
     short = [one for one in found if max(len(s.ids) for s in one.sequences) <= args.max_length]
     if not short:
         raise ValueError("there is nothing to imitate: no episode was solved, paid enough and short enough")
+    broken = len(questions) * (len(scripts) + args.sample) + read - len(played) - len(sampled)
     left_out = f"{len(played) + len(sampled)} episodes were played; {len(found) - len(short)} were too long"
+    left_out += f"; in {broken} more a tool broke" * bool(broken)
     print(f"{len(short)} demonstrations ({left_out})", file=sys.stderr)
     return short
 
@@ -350,10 +365,17 @@ def main(args: Args) -> dict:
     """Run the command; returns the summary, which the folder of the run holds as summary.json."""
     if distributed.world_size() > 1:
         raise ValueError("sft is for one process")
-    run = folder.choose_folder(args, "sft")
-    if args.resume and (run / "summary.json").exists():
-        raise ValueError(f"{run} is finished: to train its checkpoint further, give that as model, and another --out")
     check_sinks(args.log)
+    with stopping.handle_signals(), folder.claim_folder(args, "sft") as run:
+        if args.resume and (run / "summary.json").exists():
+            raise ValueError(
+                f"{run} is finished: to train its checkpoint further, give that as model, and another --out"
+            )
+        return train(args, run)
+
+
+def train(args: Args, run: Path) -> dict:
+    """Collect what is imitated and train on it, in the folder ``run``; returns the summary."""
     torch.manual_seed(args.seed)
     envs = make_envs(args.env, args.env_kwargs, "train", 64)
     choose_scripts(args, envs)  # a mistake is said before the model is loaded, or taught
@@ -364,10 +386,11 @@ def main(args: Args) -> dict:
         demonstrations = collect(args, policy, envs)
         run.mkdir(parents=True, exist_ok=True)
         write_demonstrations(run / FILE, demonstrations, policy)
-    summary = fit(args, policy, demonstrations, run) | {
-        "algorithm": "sft", "env": args.env, "seed": args.seed, "folder": str(run), "settings": folder.settings(args),
-    }  # fmt: skip
-    report.write_summary(run, summary)
+    with stopping.deferring():  # a signal ends it after the update in hand, and after the last one when all is written
+        summary = fit(args, policy, demonstrations, run) | {
+            "algorithm": "sft", "env": args.env, "seed": args.seed, "folder": str(run), "settings": folder.settings(args),
+        }  # fmt: skip
+        report.write_summary(run, summary)
     print(json.dumps({name: value for name, value in summary.items() if name != "settings"}, indent=2))
     return summary
 

@@ -27,7 +27,7 @@ class Step:
 class Trajectory:
     """One episode. ``group``: attempts at the same question share a number. ``info``: the environment's last info.
     ``anchors``: for each step, a label of the state it was taken in, where the environment has one. ``failed``: a tool
-    broke on the way, so what the episode earned says nothing about the policy."""
+    broke on the way, so what the episode earned says nothing about the policy; ``tool_faults``: in how many calls."""
 
     steps: list[Step] = field(default_factory=list)
     group: int = 0
@@ -36,6 +36,7 @@ class Trajectory:
     anchors: list[Any] = field(default_factory=list)
     truncated: bool = False
     failed: bool = False
+    tool_faults: int = 0
 
     @property
     def episode_return(self) -> float:

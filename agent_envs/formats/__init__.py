@@ -9,27 +9,32 @@ from agent_envs.formats.base import Format
 from agent_envs.formats.harmony import Harmony
 from agent_envs.formats.hermes import Hermes
 from agent_envs.formats.openai import OpenAI
+from agent_envs.formats.plain import Plain
 from agent_envs.formats.react import React
 from agent_envs.formats.tags import Ragen, SearchTags
 from agent_envs.tools import Tool
 
 FORMATS: dict[str, type[Format]] = {kind.name: kind for kind in (SearchTags, Ragen, Hermes, React, OpenAI, Harmony)}
+_MADE: dict[str, type[Format]] = {
+    **FORMATS,
+    Plain.name: Plain,
+}  # plain text can call nothing but the one tool of a hosted environment
 
 
 def make_format(name: str, tools: Sequence[Tool], *, answers: bool = True) -> Format:
     """The format of that name for these tools.
 
     Args:
-        name: one of `FORMATS`.
+        name: one of `FORMATS`, or "plain".
         tools: what the agent may call.
         answers: whether it may give a final answer.
 
     Raises:
         ValueError: no such format, or one that these tools cannot be called in.
     """
-    if name not in FORMATS:
-        raise ValueError(f"there is no format {name!r}; there are: {', '.join(FORMATS)}")
-    return FORMATS[name](tools, answers=answers)
+    if name not in _MADE:
+        raise ValueError(f"there is no format {name!r}; there are: {', '.join(_MADE)}")
+    return _MADE[name](tools, answers=answers)
 
 
-__all__ = ["FORMATS", "Format", "Harmony", "Hermes", "OpenAI", "Ragen", "React", "SearchTags", "make_format"]
+__all__ = ["FORMATS", "Format", "Harmony", "Hermes", "OpenAI", "Plain", "Ragen", "React", "SearchTags", "make_format"]

@@ -87,6 +87,7 @@ class MixtureEnv(ToolEnv):
     max_turns = property(lambda self: self.current.max_turns, lambda self, value: None)
     history = property(lambda self: self.current.history, lambda self, value: None)
     first_observation = property(lambda self: self.current.first_observation, lambda self, value: None)
+    feedback = property(lambda self: self.current.feedback, lambda self, value: None)
 
     @property
     def formats(self) -> tuple[Format, ...]:

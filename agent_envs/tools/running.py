@@ -11,6 +11,9 @@ from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolCall, ToolResult
 
 MAX_OUTPUT = 20_000  # characters of a result that the agent gets to read, where a tool sets no other bound
+UNANSWERED = (
+    3  # calls in a row without an answer from what a tool asks, after which it is not asked again in this batch
+)
 
 
 class Tool(Protocol):
@@ -115,20 +118,35 @@ def _run_queue(requests: list[Request], queue: list[int], results: dict[int, Too
 
 
 def _run_batch(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-    """A batch; if it fails, its calls one by one, so that only the call at fault fails."""
+    """A batch; if it fails, its calls one by one, so that only the call at fault fails. Where `UNANSWERED` of them in a row
+    got no answer (a ConnectionError), the rest fails with them: each would wait for as long."""
+    outcome = _attempt(tool, arguments)
+    if isinstance(outcome, list):
+        return outcome
+    found, unanswered = [], 0
+    for one in arguments:
+        if len(arguments) > 1 and unanswered < UNANSWERED:
+            outcome = _attempt(tool, [one])
+            unanswered = unanswered + 1 if isinstance(outcome, ConnectionError) else 0
+        found += outcome if isinstance(outcome, list) else [_fault(tool, outcome)]
+    return found
+
+
+def _attempt(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult] | BaseException:
+    """The results of a batch, or what is wrong with the tool."""
     try:
         results = list(tool.execute_batch(arguments))
-        if len(results) == len(arguments) and all(isinstance(r, ToolResult) for r in results):
-            return [_cap_output(result, getattr(tool, "max_output", MAX_OUTPUT)) for result in results]
-        problem = f"returned {len(results)} results for {len(arguments)} calls, or not of type ToolResult"
-    except ToolError as error:
-        if len(arguments) == 1:
-            return [ToolResult(f"{tool.name}: {error}"[:500], ok=False)]
+    except ToolError as error:  # the agent's own mistake
+        return [ToolResult(f"{tool.name}: {error}"[:500], ok=False)] if len(arguments) == 1 else error
     except (Exception, SystemExit) as error:  # a tool may raise anything
-        problem = f"{type(error).__name__}: {error}"
-    if len(arguments) == 1:
-        return [ToolResult(f"{tool.name} failed: {problem[:500]}", ok=False, fault=True)]
-    return [result for one in arguments for result in _run_batch(tool, [one])]
+        return error
+    if len(results) == len(arguments) and all(isinstance(r, ToolResult) for r in results):
+        return [_cap_output(result, getattr(tool, "max_output", MAX_OUTPUT)) for result in results]
+    return TypeError(f"returned {len(results)} results for {len(arguments)} calls, or not of type ToolResult")
+
+
+def _fault(tool: Tool, error: BaseException) -> ToolResult:
+    return ToolResult(f"{tool.name} failed: {f'{type(error).__name__}: {error}'[:500]}", ok=False, fault=True)
 
 
 def _cap_output(result: ToolResult, longest: int) -> ToolResult:

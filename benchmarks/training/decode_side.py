@@ -11,12 +11,14 @@ from benchmarks.training.trl_args import Args
 from trainers.engines.engine import generate as generate_turns
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
+from trainers.models.lora import has_lora
+from trainers.models.policy import Policy
 
 
 def engine(args: Args, start: Path, prompts: list[list[int]], pace: Pace) -> dict:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    policy = load_policy(start, "cpu")
+    policy = load_policy(start, "cpu", args.dtype)
     policy.end_ids = set()  # nothing ends a turn but its length: all make as many tokens
     ours = TransformersEngine(policy, ())
     return _decode(
@@ -28,7 +30,9 @@ def engine(args: Args, start: Path, prompts: list[list[int]], pace: Pace) -> dic
 def generate(args: Args, start: Path, prompts: list[list[int]], pace: Pace) -> dict:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
-    policy = load_policy(start, "cpu")
+    policy = load_policy(start, "cpu", args.dtype)
+    merge_lora(policy)
+    policy.model.to(policy.dtype)
     width = max(map(len, prompts))
     ids = torch.tensor([[policy.pad_id] * (width - len(prompt)) + prompt for prompt in prompts])
     mask = torch.tensor([[0] * (width - len(prompt)) + [1] * len(prompt) for prompt in prompts])
@@ -43,6 +47,13 @@ def generate(args: Args, start: Path, prompts: list[list[int]], pace: Pace) -> d
     return _decode(once, args, pace)
 
 
+def merge_lora(policy: Policy) -> None:
+    """Add an adapter to the weights that it is beside, as one does before sampling, and as our engine does."""
+    for module in policy.model.modules() if has_lora(policy.model) else ():
+        if hasattr(module, "lora_A"):
+            module.merge()  # type: ignore[operator]
+
+
 def vllm(args: Args, start: Path, prompts: list[list[int]], pace: Pace) -> dict:
     os.environ |= {"VLLM_ENABLE_V1_MULTIPROCESSING": "0", "VLLM_LOGGING_LEVEL": "WARNING"}
     os.environ.setdefault("VLLM_CPU_KVCACHE_SPACE", "1")
@@ -51,7 +62,7 @@ def vllm(args: Args, start: Path, prompts: list[list[int]], pace: Pace) -> dict:
     torch.set_num_threads(args.threads)
     length = max(map(len, prompts)) + args.decode_tokens
     model = LLM(
-        model=str(start), skip_tokenizer_init=True, dtype="float32", max_model_len=length, max_num_seqs=len(prompts),
+        model=str(start), skip_tokenizer_init=True, dtype=args.dtype, max_model_len=length, max_num_seqs=len(prompts),
         seed=args.seed, disable_log_stats=True,
     )  # fmt: skip
     sampling = SamplingParams(temperature=1.0, max_tokens=args.decode_tokens, ignore_eos=True, detokenize=False)

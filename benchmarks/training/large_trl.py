@@ -19,7 +19,8 @@ class _Work:
     warm_up, lr, threads = 1, 1e-9, torch.get_num_threads()
 
     def __init__(self, args: Args):
-        self.env, self.episodes, self.group_size, self.seed = args.env, args.episodes, args.group_size, args.seed
+        self.env, self.env_kwargs = args.env, args.env_kwargs
+        self.episodes, self.group_size, self.seed = args.episodes, args.group_size, args.seed
         self.max_new_tokens, self.rounds = args.max_new_tokens, args.updates + self.warm_up
 
 

@@ -4,6 +4,8 @@
     python -m benchmarks.training.trl_cpu                                   # 64 episodes a step, two threads
     python -m benchmarks.training.trl_cpu --episodes 8 --steps 3            # a quick look
     python -m benchmarks.training.trl_cpu --against generate vllm           # without TRL
+    python -m benchmarks.training.trl_cpu --against rollout_func --model MODEL --dtype bfloat16 --lora-rank 16 --lr 1e-4 \
+        --env AgentR1/HotpotQA-v0 --env-kwargs '{"source": "local", "k": 2}' --max-new-tokens 48   # a pretrained model
 
 Whole training steps, in episodes per second: rollouts in AgentR1/MiniWiki-v0 with their searches, and one step of
 AdamW. All sides start from the same tiny policy, a short cold start that plays three turns, and get the same questions
@@ -11,6 +13,12 @@ in the same order; as they sample, they do not say the same. Turn and token limi
 threads are the same; see `benchmarks.training.trl_side` for how TRL is set up. The learning rate is low, so that all sides go
 on playing as they began to. What each did is in the result, and so is the share of ``zero_std_groups``: where all episodes
 of a group earned the same there is no gradient, and our trainer leaves them out of its passes, which TRL does not.
+
+With --model the start is that model, or that adapter, itself, and the work is what --env asks for. All sides load the same
+weights and the same new adapter, train the same parameters (``trained`` counts them), and keep those in float32. With
+bfloat16 each has what is frozen as its users do, so that less is read: ours leaves embedding and head in float32, TRL and
+`generate` have all in bfloat16; ``layers`` is the type of what a layer of TRL's put out. Each side is a process that keeps its
+memory, and TRL's need most, so race against one of its ways at a time where there are less than 32 GiB.
 
 Then sampling alone: the first prompts of a batch of episodes and ``decode_tokens`` more tokens for each, which nothing
 ends early; of the three only our engine returns log-probabilities as well.
@@ -36,11 +44,14 @@ import tyro
 from benchmarks.training import decode_side, trl_side
 from benchmarks.training.race import Pace, Runner, race
 from benchmarks.training.trl_args import AGAINST, TRL, Args
+from benchmarks.training.trl_environment import check_search, check_template
 from benchmarks.training.trl_start import first_prompts, start_policy
 from trainers import grpo
 from trainers.collector import Collector
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
+from trainers.models.lora import has_lora, trainable_parameters
+from trainers.models.policy import Policy
 from trainers.runs.monitoring import mutual_information_statistics
 from trainers.runs.run import episode_metrics
 from trainers.runs.setup import make_envs
@@ -51,15 +62,16 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
     torch.set_num_threads(args.threads)
     torch.manual_seed(args.seed)
     settings = args.trainer_args(str(start))
-    envs, policy = make_envs(args.env, "{}", "train", args.episodes), load_policy(start, "cpu")
+    envs = make_envs(args.env, args.env_kwargs, "train", args.episodes)
+    policy, score = load_policy(start, "cpu", args.dtype), envs.envs[0].PRIMARY_METRIC
     engine, collector = TransformersEngine(policy, envs.envs[0].stop), Collector(settings, policy)
-    optimizer = grpo.make_optimizer(policy, [{"params": list(policy.model.parameters()), "lr": settings.lr}])
-    lines = []
+    trained, lines = trainable_parameters(policy.model), []
+    optimizer = grpo.make_optimizer(policy, [{"params": trained, "lr": settings.lr}])
     pace()
     for number in range(args.rounds):
         begin = time.monotonic()
         batch = collector.collect(envs, engine, number)
-        line = episode_metrics(batch.played, "em") | mutual_information_statistics(policy, batch.episodes, settings)
+        line = episode_metrics(batch.played, score) | mutual_information_statistics(policy, batch.episodes, settings)
         line |= grpo.update(settings, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
         line |= batch.metrics | {"episodes": float(len(batch.played))}
         lines.append(line | {"time/update": time.monotonic() - begin - batch.metrics["time/rollout"]})
@@ -73,6 +85,7 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
         "policy_tokens": mean["tokens/action"] / mean["episodes"],
         "return": mean["train/return"],
         "zero_std_groups": mean["train/zero_std_groups"],
+        "trained": sum(parameter.numel() for parameter in trained),
         "rollout_share": mean["time/rollout"] / (mean["time/rollout"] + mean["time/update"]),
     }
 
@@ -82,7 +95,7 @@ def compared(args: Args, runners: dict[str, Runner], amount: int, unit: str) -> 
     seconds, said = race(runners, args.rounds)
     counted = {name: values[args.warm_up :] for name, values in seconds.items()}
     for name, values in counted.items():
-        said[name] |= {f"{unit}_per_second": round(amount / statistics.median(values), 1)}
+        said[name] |= {f"{unit}_per_second": round(amount / statistics.median(values), 3)}
         said[name] |= {"seconds": [round(value, 4) for value in values]}
     ours, *others = counted.values()
     ratios = [statistics.median(b / a for a, b in zip(ours, other, strict=True)) for other in others]
@@ -93,7 +106,9 @@ def compared(args: Args, runners: dict[str, Runner], amount: int, unit: str) -> 
 def main(args: Args) -> dict:
     wanted = chosen(args)
     torch.set_num_threads(args.threads)
+    check_env(args, wanted)
     policy = start_policy(args)
+    check_policy(policy, wanted)
     prompts = first_prompts(args, policy)
     result: dict = {f"ratio_{name}": None for name in AGAINST}
     with tempfile.TemporaryDirectory() as folder:
@@ -119,6 +134,23 @@ def chosen(args: Args) -> list[str]:
     if set(TRL) & set(args.against) and importlib.util.find_spec("trl") is None:
         raise ValueError("TRL is not installed: pip install 'trl==1.16.*', or measure --against generate vllm")
     return [name for name in args.against if name != "vllm" or importlib.util.find_spec("vllm")]
+
+
+def check_env(args: Args, wanted: list[str]) -> None:
+    """Raise a ValueError where the environment cannot be played, or not through TRL as through our trainer."""
+    env = make_envs(args.env, args.env_kwargs, "train", 1).envs[0]
+    if env.context is not None and set(TRL) & set(wanted):
+        raise ValueError("TRL only ever appends to a conversation: leave out context in env_kwargs")
+    if "environment_factory" in wanted:
+        check_search(env)
+
+
+def check_policy(policy: Policy, wanted: list[str]) -> None:
+    """Raise a ValueError where a side cannot run the model as it was given."""
+    if "vllm" in wanted and has_lora(policy.model):
+        raise ValueError("vLLM is measured on whole models, not on an adapter: name the others in --against")
+    if "environment_factory" in wanted:
+        check_template(policy)
 
 
 def versions() -> dict[str, str]:

@@ -1,8 +1,10 @@
 """TRL's `GRPOTrainer` at the work of `benchmarks.training.trl_cpu`, in the two ways that it has for episodes of several turns.
 
 ``environment_factory`` plays each episode in an object whose methods are tools, and reads their calls out of what the
-model writes: see `benchmarks.training.trl_environment`. ``rollout_func`` leaves the loop to the user. In both the model sees the
-tokens that it sees in our own trainer.
+model writes: see `benchmarks.training.trl_environment`, also for what cannot be the same there. ``rollout_func`` leaves the loop
+to the user. In both the model sees the tokens that it sees in our own trainer.
+
+An adapter is in the model that the trainer gets, so it needs no ``peft_config``: what has no gradient it leaves alone.
 """
 
 import os
@@ -12,15 +14,16 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-import gymnasium
 import numpy as np
 import torch
 from transformers import PrinterCallback, TrainerCallback
 
+from agent_envs.chat_tokens import StopChecker
 from agent_envs.vector import ToolVectorEnv
 from benchmarks.training.race import Pace
 from benchmarks.training.trl_args import Args
-from benchmarks.training.trl_environment import CALLS, TEMPLATE, Environment
+from benchmarks.training.trl_environment import Environment, teach_calls
+from benchmarks.training.trl_turns import cut, cut_turns, end_at_tags
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs.setup import make_envs
@@ -42,9 +45,13 @@ class Tally:
 
 
 def environment_factory(args: Args, start: Path, pace: Pace) -> dict:
-    policy, tally = _policy(start), Tally(args.group_size)
-    policy.tokenizer.chat_template, policy.tokenizer.response_template = TEMPLATE, CALLS
-    policy.tokenizer.eos_token = "</search>"  # behind the last of these in a turn TRL puts the result of its call
+    policy, tally, env = (
+        load(args, start),
+        Tally(args.group_size),
+        make_envs(args.env, args.env_kwargs, "train", 1).envs[0],
+    )
+    ends = end_at_tags(policy, env.stop)
+    teach_calls(policy)
 
     def reward(completions, environments, **rest) -> list[float]:
         said = [[message for message in messages if message["role"] == "assistant"] for messages in completions]
@@ -54,20 +61,27 @@ def environment_factory(args: Args, start: Path, pace: Pace) -> dict:
         tally.add(earned, sum(map(len, said)))
         return earned
 
-    rows = [{"prompt": [{"role": "user", "content": ""}], "seed": seed} for seed in args.question_seeds()]
-    how = {"reward_funcs": reward, "environment_factory": partial(Environment, args.env)}
-    return train(args, policy, rows, pace, tally, **how)
+    rows = []
+    for seed in args.question_seeds():  # each task of a mixture has its own instructions
+        instructions = policy.inert(env.reset(seed=seed)[1]["instructions"])
+        # To the last message TRL adds what `reset` returns.
+        prompt = [{"role": "system", "content": instructions}, {"role": "user", "content": ""}]
+        rows.append({"prompt": prompt, "seed": seed})
+    make = partial(Environment, args.env, args.env_kwargs, policy.inert)
+    how = {"reward_funcs": reward, "environment_factory": make}
+    return train(args, policy, rows, pace, tally, args.pass_size, ends, **how)
 
 
 def rollout_func(args: Args, start: Path, pace: Pace) -> dict:
-    policy, tally = _policy(start), Tally(args.group_size)
-    envs = make_envs(args.env, "{}", "train", args.episodes)
+    policy, tally = load(args, start), Tally(args.group_size)
+    envs = make_envs(args.env, args.env_kwargs, "train", args.episodes)
+    ends = end_at_tags(policy, envs.envs[0].stop)
     rows = [{"prompt": [{"role": "user", "content": str(seed)}]} for seed in args.question_seeds()]
-    how = {"reward_funcs": lambda earned, **rest: earned, "rollout_func": player(policy, envs, tally)}
-    return train(args, policy, rows, pace, tally, **how)
+    how = {"reward_funcs": lambda earned, **rest: earned, "rollout_func": player(policy, envs, tally, ends)}
+    return train(args, policy, rows, pace, tally, args.pass_size, **how)
 
 
-def player(policy: Policy, envs: ToolVectorEnv, tally: Tally) -> Callable:
+def player(policy: Policy, envs: ToolVectorEnv, tally: Tally, ends: StopChecker | None = None) -> Callable:
     """A ``rollout_func`` over our batched environments; a prompt is the seed of a question."""
 
     def play(prompts, trainer) -> dict:
@@ -77,9 +91,8 @@ def player(policy: Policy, envs: ToolVectorEnv, tally: Tally) -> Callable:
         playing = list(range(len(first)))
         while playing:
             turns += len(playing)
-            said = dict(
-                zip(playing, _generate(trainer, [first[i] + completions[i] for i in playing], policy), strict=True)
-            )
+            made = _generate(trainer, [first[i] + completions[i] for i in playing], policy)
+            said = {i: cut(turn, ends) for i, turn in zip(playing, made, strict=True)}
             actions = [policy.decode(said[i]) if i in said else "" for i in range(len(first))]
             observations, rewards, terminated, truncated, _ = envs.step(actions)
             for i, turn in said.items():
@@ -113,11 +126,13 @@ def _generate(trainer, contexts: list[list[int]], policy: Policy) -> list[list[i
     return [turn[:end] for turn, end in zip(made[:, width:].tolist(), length, strict=True)]
 
 
-def _policy(start: Path) -> Policy:
-    """The start, whose turns end at the tags as our engine's do."""
-    policy = load_policy(start, "cpu")
-    tags = policy.tokenizer.convert_tokens_to_ids(["</search>", "</answer>"])
-    policy.model.generation_config.eos_token_id = sorted({*policy.end_ids, *tags})
+def load(args: Args, start: Path) -> Policy:
+    """The start, with all that is frozen in the precision of the layers, as TRL's users have it: to leave the head in float32
+    would have autocast round it once a token."""
+    policy = load_policy(start, "cpu", args.dtype)
+    for parameter in policy.model.parameters():
+        if not parameter.requires_grad:
+            parameter.data = parameter.data.to(policy.dtype)
     return policy
 
 
@@ -138,16 +153,23 @@ class _Paced(TrainerCallback):
 
 
 def train(
-    args: Args, policy: Policy, rows: list[dict], pace: Callable[[], None], tally: Tally, at_once: int = 0, **how
-) -> dict:
-    """All of TRL's training steps, ``at_once`` episodes (all, if 0) in each pass of an update."""
+    args: Args, policy: Policy, rows: list[dict], pace: Callable[[], None], tally: Tally, at_once: int = 0,
+    ends: StopChecker | None = None, **how,
+) -> dict:  # fmt: skip
+    """All of TRL's training steps.
+
+    Args:
+        at_once: episodes in each pass of an update; all, if 0.
+        ends: cuts the turns that TRL itself samples.
+    """
     os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
     from datasets import Dataset
     from trl import GRPOConfig, GRPOTrainer
 
     torch.set_num_threads(args.threads)
-    turns = gymnasium.make(args.env).unwrapped.max_turns
-    paced = _Paced(pace)
+    env = make_envs(args.env, args.env_kwargs, "train", 1).envs[0]
+    turns = max(task.max_turns for task in getattr(env, "tasks", {"": env}).values())
+    paced, layers = _Paced(pace), _precision(policy)
     with tempfile.TemporaryDirectory() as folder:
         config = GRPOConfig(
             output_dir=folder, use_cpu=policy.device.type == "cpu", bf16=policy.dtype == torch.bfloat16,
@@ -166,6 +188,8 @@ def train(
             callbacks=[paced], **how,
         )  # fmt: skip
         trainer.remove_callback(PrinterCallback)
+        if ends is not None:
+            cut_turns(trainer, ends)
         trainer.train()
     return {
         "episodes": tally.episodes,
@@ -173,4 +197,14 @@ def train(
         "policy_tokens": paced.logs["completions/mean_length"],
         "return": paced.logs["reward"],
         "zero_std_groups": tally.zero_std_groups * args.group_size / tally.episodes,
+        "trained": sum(p.numel() for group in trainer.optimizer.param_groups for p in group["params"]),
+        "layers": " and ".join(sorted(layers)),
     }
+
+
+def _precision(policy: Policy) -> set[str]:
+    """Gets the names of the types of what a layer puts out, when sampling and when training."""
+    seen: set[str] = set()
+    layer = next(module for module in policy.model.base_model.modules() if isinstance(module, torch.nn.Linear))
+    layer.register_forward_hook(lambda module, given, out: seen.add(str(out.dtype).removeprefix("torch.")))
+    return seen

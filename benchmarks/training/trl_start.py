@@ -1,11 +1,14 @@
-"""What all sides of `benchmarks.training.trl_cpu` begin from: a policy that plays three turns, and prompts."""
+"""What all sides of `benchmarks.training.trl_cpu` begin from: a policy that plays three turns or a given model, and prompts."""
 
 import random
 from functools import partial
 
+import torch
+
 from agent_envs.tasks import qa_scripts
 from benchmarks.training.trl_args import Args
 from trainers.cold_start import curriculum, demonstrations
+from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs.logger import Progress
 from trainers.runs.setup import make_envs
@@ -15,8 +18,16 @@ COLD_START, MORE_STEPS = 400, 50
 
 
 def start_policy(args: Args) -> Policy:
+    """The given model, or the tiny policy after its cold start."""
+    if not args.is_real:
+        return _tiny_policy(args)
+    torch.manual_seed(args.seed)  # draws the first matrices of a new adapter
+    return load_policy(args.model, "cpu", args.dtype, args.lora_rank, args.lora_alpha)
+
+
+def _tiny_policy(args: Args) -> Policy:
     """The tiny policy after a short cold start, which is cached, and some more imitation of episodes of three turns."""
-    envs = make_envs(args.env, "{}", "train", 64)
+    envs = make_envs(args.env, args.env_kwargs, "train", 64)
     with Progress(COLD_START + MORE_STEPS, description="cold start") as progress:
         policy, _ = curriculum.cold_start(
             envs, args.seed, COLD_START, lambda step, _, loss: progress.update(step, loss=loss)
@@ -33,7 +44,7 @@ def start_policy(args: Args) -> Policy:
 
 
 def first_prompts(args: Args, policy: Policy) -> list[list[int]]:
-    envs = make_envs(args.env, "{}", "train", args.episodes)
+    envs = make_envs(args.env, args.env_kwargs, "train", args.episodes)
     seeds = args.question_seeds()[: args.episodes // args.group_size]
     observations, infos = envs.reset(seed=[seed for seed in seeds for _ in range(args.group_size)])
     return [policy.prompt_ids(*both) for both in zip(infos["instructions"], observations, strict=True)]

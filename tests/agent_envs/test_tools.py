@@ -3,7 +3,7 @@
 import asyncio
 import threading
 import time
-from typing import Literal
+from typing import ClassVar, Literal
 
 import pytest
 
@@ -213,6 +213,32 @@ def test_a_broken_call_in_a_batch_hurts_only_itself():
     results = run_calls([(tools, call) for call in calls])
     assert [r.fault for r in results] == [False, True, True, False]
     assert [results[0].text, results[3].text] == ["1", "2"] and "RuntimeError: broke" in results[1].text
+
+
+class Unanswered:
+    """A tool over a server that answers nothing but "up"; ``asked``: how large each batch was."""
+
+    name, description = "ask", "asks."
+    parameters: ClassVar = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+
+    def __init__(self):
+        self.asked = []
+
+    def execute_batch(self, arguments):
+        self.asked.append(len(arguments))
+        if any(one["x"] != "up" for one in arguments):
+            raise ConnectionError("nobody is there")
+        return [ToolResult("yes") for _ in arguments]
+
+
+def test_a_server_that_is_gone_is_not_waited_for_once_for_each_call():
+    tool = Unanswered()
+    results = run_calls([({"ask": tool}, ToolCall("ask", {"x": "down"})) for _ in range(50)])
+    assert all(result.fault and "nobody is there" in result.text for result in results)
+    assert tool.asked == [50, 1, 1, 1]
+    words = ["down", "down", "up", "down", "up"]
+    results = run_calls([({"ask": tool}, ToolCall("ask", {"x": word})) for word in words])
+    assert [result.ok for result in results] == [word == "up" for word in words]
 
 
 def test_calls_that_share_a_lane_run_in_order():

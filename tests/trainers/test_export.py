@@ -11,7 +11,7 @@ from trainers.models.loading import load_policy
 from trainers.models.lora import trainable_parameters
 from trainers.runs import checkpoint
 
-EXTRA = {"dtype": "bfloat16", "max_new_tokens": 7}
+EXTRA = {"dtype": "bfloat16", "max_new_tokens": 7, "model": "/home/me/model"}
 
 
 @pytest.fixture
@@ -44,6 +44,7 @@ def test_an_adapter_is_small_names_its_public_base_and_plays_as_it_did(base, tmp
     assert weights and {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/their-model"
     assert not (out / "tokenizer.json").exists()
+    assert checkpoint.read_extra(out) == {"dtype": "bfloat16", "max_new_tokens": 7}
     assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("*.json"))
     agent, longest = evaluate.load_agent(out, str(base))
     assert (agent.dtype, longest) == (torch.bfloat16, 7)

@@ -104,6 +104,11 @@ class CollapseMonitor:
         message = f"success was under {SUCCESS:.0%} at {FAILED_VALIDATIONS} validations in a row"
         return self._count("no success", success < SUCCESS, FAILED_VALIDATIONS, message, stop=True)
 
+    def check_tools(self, failed: float) -> list[Symptom]:
+        """Take the share of episodes in which a tool broke, 0 to 1."""
+        message = f"a tool broke in {failed:.1%} of the episodes, which are left out"
+        return self._count("tools broke", failed > 0, 1, message, stop=False)
+
     def _compare(self, name: str, value: float) -> list[Symptom]:
         if not math.isfinite(value):
             return [Symptom(name=f"{name.replace('_', ' ')} is not finite", message=f"{name} {value}", stop=True)]

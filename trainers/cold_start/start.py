@@ -1,24 +1,45 @@
 """The policy that training starts from."""
 
+import math
+
 from agent_envs.vector import ToolVectorEnv
 from trainers.cold_start import curriculum
 from trainers.models.hidden_states import recompute_activations
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
+from trainers.runs import checkpoint
 from trainers.runs.arguments import ModelArgs
 from trainers.runs.logger import Progress
+from trainers.runs.stopping import TrainingStopped
 
 
 def start_policy(args: ModelArgs, envs: ToolVectorEnv, seed: int) -> tuple[Policy, float]:
     """The policy that training starts from: a given model, or the tiny one after its cold start; and the seconds that its
-    cold start took."""
+    cold start took.
+
+    Raises:
+        ValueError: as `trainers.models.loading.load_policy`; the model is a checkpoint of ours, and damaged; or the tiny
+            policy has nobody to learn from there.
+        TrainingStopped: the loss of the cold start is not finite.
+    """
     if args.model != "tiny":
+        if checkpoint.is_written_here(args.model):
+            checkpoint.verify(args.model)
         policy = load_policy(args.model, None, args.dtype, args.lora_rank, args.lora_alpha, args.base_model or None)
         if args.gradient_checkpointing:
             recompute_activations(policy.model)
         return policy, 0.0
+    if envs.spec is None:
+        raise ValueError(
+            "the tiny policy is taught by the task's own scripted agents, which a hosted environment does not have: give a "
+            "model, a folder or a hub id"
+        )
     with Progress(args.cold_start_steps, description="cold start") as progress:
-        return curriculum.cold_start(
-            envs, seed, args.cold_start_steps, lambda step, kind, loss: progress.update(step, loss=loss),
-            args.cold_start_continue_probability,
-        )  # fmt: skip
+
+        def report(step: int, kind: str, loss: float) -> None:
+            if not math.isfinite(loss):
+                raise TrainingStopped(f"the loss of the cold start is {loss} at step {step}: try another --seed")
+            progress.update(step, loss=loss)
+
+        probability = args.cold_start_continue_probability
+        return curriculum.cold_start(envs, seed, args.cold_start_steps, report, probability)

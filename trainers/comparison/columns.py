@@ -7,15 +7,15 @@ import os
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict
+from functools import partial
 from pathlib import Path
 
-from agent_envs.play import play_many
 from agent_envs.vector import ToolVectorEnv
 from trainers import evaluate
 from trainers.comparison.recipe import EnvConfig
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.policy import Policy
-from trainers.runs import checkpoint
+from trainers.runs import checkpoint, outages
 from trainers.runs.logger import to_json_types
 from trainers.runs.setup import make_envs
 
@@ -60,18 +60,22 @@ def evaluate_columns(
 def _play(
     task: EnvConfig, questions: int, episodes: list[dict], path: Path, player: Callable[[], Player]
 ) -> tuple[dict, list[dict]]:
-    """Play what is missing of a column, in batches, each of which is kept at once."""
+    """Play what is missing of a column, in batches, each of which is kept at once, unless tools broke in most of it."""
     envs = make_envs(task.env, json.dumps(task.env_kwargs), "validation", min(questions or _BATCH, _BATCH))
     numbers, asked = evaluate.instances(envs, questions), envs.envs[0].questions
     measure, source = envs.envs[0].PRIMARY_METRIC, evaluate.source_of(envs)
     header = {"source": source, "measure": measure, "count": len(numbers)}
     while len(episodes) < len(numbers):
         batch = numbers[len(episodes) : len(episodes) + envs.num_envs]
-        played = player()(envs, batch)
+        played = outages.play_until_tools_work(partial(player(), envs, batch), _failed_share, outages.MINUTES)
         ids = [asked[i].id if asked is not None else i for i in batch]
         episodes = episodes + [to_json_types({"id": id} | own) for id, own in zip(ids, played, strict=True)]
         _write(path, header, episodes)
     return header, episodes
+
+
+def _failed_share(played: list[dict]) -> float:
+    return sum(bool(one.get("tool_faults")) for one in played) / len(played)
 
 
 def _summarize(title: str, header: Mapping, episodes: list[dict]) -> evaluate.Row:
@@ -119,8 +123,19 @@ def script_player(name: str) -> Player:
 
     def play(envs: ToolVectorEnv, numbers: list[int]) -> list[dict]:
         script = envs.envs[0].SCRIPTS[name]
-        kept = ("em", "f1", "score", "support_recall", "substring_em", "turns", "calls", "prediction", "golds")
-        return [{n: own[-1][n] for n in kept if n in own[-1]} for own in play_many(envs, numbers, script)]
+        kept = (
+            "em",
+            "f1",
+            "score",
+            "support_recall",
+            "substring_em",
+            "turns",
+            "calls",
+            "prediction",
+            "golds",
+            "tool_faults",
+        )
+        return [{n: own[n] for n in kept if n in own} for own in evaluate.play_script(envs, numbers, script)]
 
     return play
 

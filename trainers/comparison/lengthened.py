@@ -106,7 +106,7 @@ def _sample(args: sft.Args, attempts: int, seconds: float, folder: Path) -> list
         torch.manual_seed(args.seed + done)
         played = list(sample(
             envs, policy, engine, questions, attempts=attempts, max_new_tokens=args.max_new_tokens,
-            temperature=args.temperature,
+            temperature=args.temperature, outage_minutes=args.tool_outage_minutes,
         ))  # fmt: skip
         right, path = select(played, args.only_solved, args.min_reward, args.keep), folder / f"batch-{done}.jsonl"
         took = time.monotonic() - begin

@@ -84,7 +84,8 @@ def table(results: Mapping) -> str:
         f"{recipe['env']}, {seeds} seed{'s' * several}{_episodes(results)}. {_explain(recipe, rows, several)}", "",
         *(f"- {name}: {any_rows[name]['source']}{_describe_difference(task, recipe)}" for name, task in recipe["tasks"].items()),
         *(f"- left out: {BASELINES[name]}; {why}" for name, why in results["left_out"].items()),
-        *(f"- not there yet: {what}" for what in results["missing"]), "",
+        *(f"- not there yet: {what}" for what in results["missing"]),
+        *(f"- a tool broke in {share:.1%} of the episodes of {name}" for name, share in _failed(rows).items()), "",
     ]  # fmt: skip
     if recipe["pooled"]:
         lines += pooled_tables(results, score_name(results))
@@ -106,6 +107,12 @@ def table(results: Mapping) -> str:
             "2511.14460). They can't be compared with the figures above.", "", PAPER.rstrip(),
         ]  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def _failed(rows: Mapping) -> dict[str, float]:
+    """By agent, the mean share of failed episodes, where there are any."""
+    shares = {name: [row.get("failed", 0.0) for own in seeds for row in own.values()] for name, seeds in rows.items()}
+    return {name: float(np.mean(own)) for name, own in shares.items() if any(own)}
 
 
 def _explain(recipe: Mapping, rows: Mapping, several: bool) -> str:

@@ -4,11 +4,11 @@ import collections
 
 import torch
 
+from agent_envs.chat_tokens import StopChecker
 from trainers.engines.engine import Completion
 from trainers.engines.model_runner import ModelRunner
 from trainers.engines.prefix_cache import CachedSequence, PrefixCache
 from trainers.engines.sampling import sample
-from trainers.engines.stopping import StopChecker
 from trainers.models.policy import Policy
 
 MAX_PREFILL_TOKENS = 8192  # in one pass, padding included

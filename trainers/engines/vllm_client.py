@@ -16,9 +16,9 @@ import httpx
 import torch
 from safetensors.torch import save_file
 
+from agent_envs.chat_tokens import StopChecker
 from trainers.engines.engine import Completion
 from trainers.engines.mismatch import check_engine
-from trainers.engines.stopping import StopChecker
 from trainers.engines.vllm_engine import WeightSync
 from trainers.models.policy import Policy
 

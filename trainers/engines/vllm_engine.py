@@ -17,9 +17,9 @@ from typing import Any
 import torch
 from transformers import PreTrainedModel
 
+from agent_envs.chat_tokens import StopChecker
 from trainers.engines.engine import Completion
 from trainers.engines.mismatch import check_engine
-from trainers.engines.stopping import StopChecker
 from trainers.models.policy import Policy
 
 BLOCK_SIZE = 32  # tokens that the prefix cache keeps or recomputes together on a CPU, where vLLM would take 128

@@ -22,10 +22,7 @@ class Critic(torch.nn.Module):
     def __init__(self, policy: Policy, shared: bool = False):
         super().__init__()
         self._policy = [policy] if shared else []  # in a list: its weights are not this module's
-        self.dtype, self.tree_attention = (
-            policy.dtype,
-            policy.tree_attention,
-        )  # which may replace layers: before the copy
+        self.dtype, self.tree_attention = policy.dtype, policy.tree_attention  # before the copy: it may replace layers
         self.backbone = None if shared else copy_trainable(policy.model.base_model, policy.model)
         size = policy.model.config.get_text_config().hidden_size
         self.head = torch.nn.Linear(size, 1, device=policy.device)

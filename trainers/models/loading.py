@@ -17,6 +17,7 @@ from transformers import (
 from transformers.utils import logging
 
 from trainers.models import gguf, lora
+from trainers.models.finite import check_finite
 from trainers.models.hidden_states import round_frozen
 from trainers.models.policy import Policy
 
@@ -89,7 +90,7 @@ def load_policy(
 
     Raises:
         ValueError: there is no such model; it is an adapter already and ``lora_rank`` asks for another, or none and
-            ``base_model`` is given; or its base is not here.
+            ``base_model`` is given; its base is not here; or a weight is NaN or infinite.
     """
     device = device or default_device()
     base = _find_base(path_or_id, base_model)
@@ -106,6 +107,7 @@ def load_policy(
             lora.add_saved_lora(model, path_or_id)
     except (OSError, ValueError) as error:
         raise _explain(path_or_id, error) from error
+    check_finite(model.named_parameters(), path_or_id)
     if lora_rank:
         lora.add_lora(model, lora_rank, lora_alpha)
     if dtype == "bfloat16":

@@ -12,6 +12,7 @@ import torch
 from transformers import PreTrainedModel
 from transformers.utils import find_adapter_config_file
 
+from trainers.models.finite import check_finite
 from trainers.models.hidden_states import round_frozen
 from trainers.models.policy import Policy
 
@@ -44,10 +45,11 @@ def load_lora_weights(model: PreTrainedModel, path_or_id: str | Path) -> None:
     """Overwrite the weights of the model's adapter by those of a saved one of the same shape.
 
     Raises:
-        ValueError: the saved adapter is for other layers.
+        ValueError: the saved adapter is for other layers, or holds NaN or infinity.
     """
     peft = _peft()
     saved = peft.utils.load_peft_weights(str(path_or_id), device="cpu")
+    check_finite(saved.items(), path_or_id)
     loaded = peft.set_peft_model_state_dict(model, {n.removeprefix(_PREFIX): w for n, w in saved.items()})
     own = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if wrong := sorted(own & set(loaded.missing_keys)) + sorted(loaded.unexpected_keys):

@@ -21,9 +21,13 @@ class EnvironmentArgs:
 
     GROUP: ClassVar = "environment"
     env: str = "AgentR1/MiniWiki-v0"
-    """Registered environment id; "my_module:Mine/Task-v0" imports my_module first."""
+    """Registered environment id, of this suite or any whose actions and observations are text; "my_module:Mine/Task-v0"
+    imports my_module first."""
     env_kwargs: str = "{}"
     """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
+    tool_outage_minutes: float = 10.0
+    """Where tools break in more than half of the episodes of a batch or an evaluation, it is played again after growing
+    pauses, of so many minutes in all; then the run stops with an error, and a checkpoint."""
 
 
 @dataclass(kw_only=True)
@@ -172,8 +176,19 @@ class OutputArgs:
     """Folder of an earlier run to go on with, under the same arguments; --updates may be raised."""
     save_every: int = 25
     """Updates between checkpoints."""
+    save_every_minutes: float = 0.0
+    """Minutes between checkpoints, besides those by updates; 0 saves by updates alone."""
     log: tuple[str, ...] = ()
     """Where else metrics go besides metrics.jsonl: tensorboard, trackio, wandb."""
+
+
+@dataclass(kw_only=True)
+class KeepArgs:
+    """What stays of the checkpoints."""
+
+    GROUP: ClassVar = "output"
+    keep: int = 2
+    """Checkpoints that stay, the newest ones. The weights of the best evaluation are kept besides, in "best"."""
 
 
 class Checks:
@@ -218,16 +233,16 @@ class Checks:
 # Dataclasses collect fields from the last base to the first: this is the order of `--help` from its end.
 @dataclass(kw_only=True)
 class TrainArgs(
-    OutputArgs, EvaluationArgs, AlgorithmArgs, OptimisationArgs, SamplingArgs, ModelArgs, EnvironmentArgs, Checks
+    KeepArgs, OutputArgs, EvaluationArgs, AlgorithmArgs, OptimisationArgs, SamplingArgs, ModelArgs, EnvironmentArgs, Checks
 ):  # fmt: skip
     """What every algorithm takes."""
 
     def __post_init__(self):
         least = dict.fromkeys(("updates", "questions_per_update", "max_new_tokens", "epochs", "minibatches"), 1)
-        least |= dict.fromkeys(("eval_every", "eval_questions", "final_questions", "save_every"), 1)
+        least |= dict.fromkeys(("eval_every", "eval_questions", "final_questions", "save_every", "keep"), 1)
         self.check_least(**least, group_size=2, seed=0, max_tokens_per_micro_batch=1)
         self.check_least(eval_temperature=0, clip_low=0, clip_high=0, kl_coef=0, kl_target=0, overlong_buffer=0)
-        self.check_least(entropy_coef=0, refill=0)
+        self.check_least(entropy_coef=0, refill=0, save_every_minutes=0, tool_outage_minutes=0)
         self.check_share("clip_low")
         self.check_positive("lr", "temperature", "max_grad_norm", "vllm_kv_gib")
         self.check_model()

@@ -13,8 +13,9 @@ import os
 import random
 import re
 import shutil
+import sys
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, cast
 
@@ -24,6 +25,7 @@ import torch
 from retrieval_index.publish import exchange
 from trainers import distributed
 from trainers.models import fsdp
+from trainers.models.finite import check_finite
 
 STATE_FILE = "trainer_state.pt"
 CHECKSUMS_FILE = "SHA256SUMS"  # in the format of sha256sum, which can check it too
@@ -55,8 +57,8 @@ def save(
         tokenizer: None for an adapter that uses that of its base.
         extra: what else the trainer needs to go on, in the types of JSON; tuples come back as lists.
         modules: what was trained beside the model, such as a critic, by name; frozen weights are left out.
-        keep_last: how many folders named checkpoint-<step> of earlier steps stay beside this one; those of later
-            steps are left alone.
+        keep_last: how many folders named checkpoint-<step> of earlier steps stay beside this one; others are removed, which
+            is said, and those of later steps are left alone.
 
     Raises:
         TypeError: `extra` is not JSON, or an optimizer's state holds more than tensors and plain values.
@@ -68,7 +70,7 @@ def save(
     state["modules"] = {name: fsdp.gather_state(_split(module)[0]) for name, module in (modules or {}).items()}
     if distributed.rank():
         return folder
-    if folder.exists() and not is_checkpoint(folder) and not (folder.is_dir() and not any(folder.iterdir())):
+    if folder.exists() and not is_written_here(folder) and not (folder.is_dir() and not any(folder.iterdir())):
         raise FileExistsError(f"{folder} exists and is not a checkpoint: it will not be overwritten")
     staging = folder.with_name(f".{folder.name}.saving")
     shutil.rmtree(staging, ignore_errors=True)  # what a killed save left
@@ -102,13 +104,15 @@ def load_state(
 
     Raises:
         FileNotFoundError: there is no checkpoint here.
-        CheckpointDamaged: a file is missing or changed.
-        ValueError: the optimizers or modules are not those that were saved.
+        CheckpointDamaged: a file is missing or changed, were it the list of checksums.
+        ValueError: the optimizers or modules are not those that were saved, or what was saved is NaN or infinite.
     """
     verify(folder)
     # Several processes of a machine read the same pages, each its own share of them.
     mapped = distributed.world_size() > 1
     state = torch.load(Path(folder) / STATE_FILE, map_location="cpu", weights_only=True, mmap=mapped)
+    check_finite(_tensors(state["optimizers"], "optimizers"), folder)
+    check_finite(_tensors(state["modules"], "modules"), folder)
     saved = state["optimizers"]
     if len(saved) != len(optimizers):
         raise ValueError(f"{folder} holds the states of {len(saved)} optimizers, asked for {len(optimizers)}")
@@ -132,9 +136,32 @@ def read_extra(folder: str | Path) -> dict[str, Any]:
 
 
 def latest(run_folder: str | Path) -> Path | None:
-    """The checkpoint of the latest step among `run_folder/checkpoint-<step>`, or None."""
-    folders = _step_folders(Path(run_folder))
-    return folders[max(folders)] if folders else None
+    """The latest of `run_folder/checkpoint-<step>` that is whole; those after it that are not are named on stderr. None where
+    none is."""
+    whole, damaged = find_latest(run_folder)
+    for path, reason in damaged:
+        instead = f"{whole.name} is taken instead" if whole else "and there is none before it"
+        print(f"Warning: {path} is damaged ({reason}): {instead}", file=sys.stderr, flush=True)
+    return whole
+
+
+def find_latest(run_folder: str | Path) -> tuple[Path | None, list[tuple[Path, str]]]:
+    """The latest of `run_folder/checkpoint-<step>` that is whole, or None; and those after it with what is wrong with them."""
+    damaged = []
+    for folder in step_folders(run_folder):
+        try:
+            verify(folder)
+        except (CheckpointDamaged, OSError) as error:
+            damaged.append((folder, str(error)))
+        else:
+            return folder, damaged
+    return None, damaged
+
+
+def step_folders(run_folder: str | Path) -> list[Path]:
+    """All of `run_folder/checkpoint-<step>` that are not empty, the latest step first, whatever state they are in."""
+    found = [path for path in Path(run_folder).glob("checkpoint-*") if _STEP_FOLDER.fullmatch(path.name)]
+    return sorted((p for p in found if p.is_dir() and any(p.iterdir())), key=_step_of, reverse=True)
 
 
 def is_checkpoint(folder: str | Path) -> bool:
@@ -142,9 +169,19 @@ def is_checkpoint(folder: str | Path) -> bool:
     return (Path(folder) / CHECKSUMS_FILE).is_file()
 
 
+def is_written_here(folder: str | Path) -> bool:
+    """Whether a folder was written by `save`, also where its checksums are gone since. What it holds is for `verify` to check:
+    it must not pass for a plain model, whose weights nobody vouches for."""
+    return is_checkpoint(folder) or (Path(folder) / STATE_FILE).is_file()
+
+
 def verify(folder: str | Path) -> None:
     """Check every file of a checkpoint against its checksum. Raises as `load_state` does."""
     folder = Path(folder)
+    if is_written_here(folder) and not is_checkpoint(folder):
+        raise CheckpointDamaged(
+            f"{folder}: its checksums, {CHECKSUMS_FILE}, are missing: what it holds cannot be checked"
+        )
     if not is_checkpoint(folder):
         what = "is not a checkpoint of a trainer" if folder.exists() else "does not exist"
         raise FileNotFoundError(f"{folder} {what} (no {CHECKSUMS_FILE})")
@@ -182,20 +219,26 @@ def _publish(staging: Path, folder: Path) -> None:
 
 
 def _prune(newest: Path, step: int, keep_last: int) -> None:
-    older = sorted(number for number in _step_folders(newest.parent) if number < step)
-    for number in older[: max(0, len(older) - keep_last)]:
+    older = [path for path in step_folders(newest.parent) if _step_of(path) < step and is_checkpoint(path)]
+    for path in older[keep_last:]:
         # Out of sight first: a removal that is killed halfway must not leave half a checkpoint under its name.
-        os.rename(newest.with_name(f"checkpoint-{number}"), newest.with_name(f".checkpoint-{number}.saving"))
+        os.rename(path, newest.with_name(f".{path.name}.saving"))
+        print(f"{path} is removed: the newest {keep_last + 1} are kept", file=sys.stderr, flush=True)
     for abandoned in newest.parent.glob(".checkpoint-*.saving"):
         shutil.rmtree(abandoned, ignore_errors=True)
 
 
-def _step_folders(run_folder: Path) -> dict[int, Path]:
-    found = {}
-    for path in run_folder.glob("checkpoint-*"):
-        if (match := _STEP_FOLDER.fullmatch(path.name)) and is_checkpoint(path):
-            found[int(match[1])] = path
-    return found
+def _step_of(folder: Path) -> int:
+    return int(folder.name.removeprefix("checkpoint-"))
+
+
+def _tensors(state: Any, name: str) -> Iterator[tuple[str, torch.Tensor]]:
+    """The tensors of a nested state, each under a name of where it was found."""
+    if torch.is_tensor(state):
+        yield name, state
+    elif isinstance(state, dict | list):
+        for key, value in state.items() if isinstance(state, dict) else enumerate(state):
+            yield from _tensors(value, f"{name}.{key}")
 
 
 def _rng_state() -> dict[str, Any]:

@@ -10,12 +10,14 @@ import sys
 import textwrap
 from collections.abc import Sequence
 from dataclasses import field, fields, make_dataclass, replace
-from functools import cache
+from functools import cache, partial
+from types import TracebackType
 from typing import Annotated, Any, NoReturn, TypeVar
 
 import tyro
 
 from trainers.runs import arguments
+from trainers.runs.stopping import TrainingStopped
 
 T = TypeVar("T")
 
@@ -29,8 +31,10 @@ def parse(defaults: T, description: str | None, command: str, words: Sequence[st
         command: its name, as in "python -m trainers.<command>".
         words: by default those of the process.
     """
-    words = sys.argv[1:] if words is None else list(words)
     program = f"python -m trainers.{command}"
+    if words is None:
+        sys.excepthook = partial(_report_end, program)
+    words = sys.argv[1:] if words is None else list(words)
     for word in words:
         old = word.partition("=")[0].removeprefix("--").replace("-", "_").removeprefix("no_")
         if word.startswith("--") and old in arguments.RENAMED:
@@ -45,6 +49,16 @@ def parse(defaults: T, description: str | None, command: str, words: Sequence[st
         return replace(defaults, **values)  # type: ignore[type-var]
     except ValueError as error:
         _fail(program, str(error))
+
+
+def _report_end(program: str, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
+    """Of what ends a command, an interruption and a run that cannot go on need no traceback."""
+    if issubclass(kind, KeyboardInterrupt):
+        print(f"{program}: stopped", file=sys.stderr)
+    elif issubclass(kind, TrainingStopped):
+        print(f"{program}: {error}", file=sys.stderr)
+    else:
+        sys.__excepthook__(kind, error, traceback)
 
 
 def _fail(program: str, message: str) -> NoReturn:

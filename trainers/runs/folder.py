@@ -2,26 +2,34 @@
 
 import itertools
 import json
+import math
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, fields
 from pathlib import Path
 
 from rich.console import Console
 
+from trainers import distributed
 from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint, report
 from trainers.runs.arguments import RENAMED
+from trainers.runs.lock import FolderInUse, hold_folder
 from trainers.runs.logger import METRICS_FILE, read_metrics, to_json_types
 
 # What a resumed run may do otherwise than before: none of these changes a gradient step, but for those among an
 # algorithm's FIXED.
 _FREE = {
-    "updates", "eval_every", "eval_questions", "eval_temperature", "final_questions", "save_every", "out", "resume",
-    "log", "stop_on_collapse", "max_tokens_per_micro_batch", "gradient_checkpointing", "vllm_url", "vllm_kv_gib",
+    "updates", "eval_every", "eval_questions", "eval_temperature", "final_questions", "save_every", "save_every_minutes",
+    "keep", "out", "resume", "log", "stop_on_collapse", "tool_outage_minutes", "max_tokens_per_micro_batch",
+    "gradient_checkpointing", "vllm_url", "vllm_kv_gib",
 }  # fmt: skip
+
+
+BEST = "best"  # the folder in that of a run with the weights of its best evaluation
 
 
 class SettingsDiffer(ValueError):
@@ -73,44 +81,105 @@ def _parse_json(name: str, value):
         return value
 
 
-def choose_folder(args, algorithm: str) -> Path:
-    """The folder of the run; an earlier run is never written over.
+@contextmanager
+def claim_folder(args, algorithm: str) -> Iterator[Path]:
+    """The folder of the run, for as long as it lasts: no other process writes there, and an earlier run is never written over.
+    The first of several processes chooses it.
 
     Raises:
-        ValueError: ``resume`` has no checkpoint, or one of another experiment; ``out`` holds an earlier run.
+        ValueError: ``resume`` has no checkpoint, or one of another experiment; ``out`` holds an earlier run, is in use,
+            or cannot be written to.
     """
+    with ExitStack() as stack:
+        folder = None if distributed.rank() else _claim(args, algorithm, stack)
+        chosen = distributed.broadcast(folder)
+        assert chosen is not None
+        yield chosen
+
+
+def _claim(args, algorithm: str, stack: ExitStack) -> Path:
     if args.resume:
         if args.out:
             raise ValueError("a resumed run stays in its folder: leave out --out")
+        if not checkpoint.step_folders(args.resume):
+            raise ValueError(f"there is no checkpoint in {args.resume}")
+        stack.enter_context(hold_folder(args.resume))
         _check_checkpoint(args)
         return args.resume
     if args.out:
+        stack.enter_context(hold_folder(args.out))
         if _is_used(args.out):
             raise ValueError(f"{args.out} holds an earlier run: give another --out, or go on with --resume {args.out}")
+        _clear(args.out)
         return args.out
     name = Path("runs") / f"{algorithm}-{args.env.split('/')[-1]}-{args.seed}"
-    names = itertools.chain([name], (name.with_name(f"{name.name}-{n}") for n in itertools.count(2)))
-    return next(folder for folder in names if not _is_used(folder))
+    for number in itertools.count(2):
+        if not _is_used(name):
+            try:
+                stack.enter_context(hold_folder(name))
+                _clear(name)
+                return name
+            except FolderInUse:
+                pass  # another run that has just begun
+        name = Path("runs") / f"{algorithm}-{args.env.split('/')[-1]}-{args.seed}-{number}"
+    raise AssertionError("numbers do not end")
+
+
+def _clear(folder: Path) -> None:
+    """Set aside what was left by a run that ended before its first checkpoint."""
+    for path in (folder / METRICS_FILE, folder / BEST):
+        if path.exists():
+            print(f"{path} of an earlier run is kept as {set_aside(path, 'earlier').name}", file=sys.stderr)
 
 
 def _is_used(folder: Path) -> bool:
-    return (folder / "summary.json").exists() or checkpoint.latest(folder) is not None
+    return (folder / "summary.json").exists() or bool(checkpoint.step_folders(folder))
 
 
 def _check_checkpoint(args) -> None:
-    folder = checkpoint.latest(args.resume)
-    if folder is None:
-        raise ValueError(f"there is no checkpoint in {args.resume}")
-    for name, (saved, wanted) in differences(checkpoint.read_extra(folder), args).items():
-        raise ValueError(f"{folder} was trained with {name}={saved!r}, not {wanted!r}")
+    """Raise a ValueError where there is nothing to go on from, or where that is of another experiment. Damaged checkpoints
+    after the one to go on from are set aside under another name."""
+    whole, damaged = checkpoint.find_latest(args.resume)
+    if whole is None:
+        raise ValueError(f"no checkpoint in {args.resume} is whole: {'; '.join(reason for _, reason in damaged)}")
+    for name, (saved, wanted) in differences(checkpoint.read_extra(whole), args).items():
+        raise ValueError(f"{whole} was trained with {name}={saved!r}, not {wanted!r}")
+    for path, reason in damaged:
+        aside = set_aside(path, "damaged").name
+        print(f"Warning: {reason}. It is set aside as {aside}, and {whole.name} is gone on from.", file=sys.stderr)
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Give a file or a folder another name, which says why it is no longer in use; nothing is written over."""
+    names = (path.with_name(f"{path.name}.{why}{number or ''}") for number in itertools.count())
+    return path.rename(next(name for name in names if not name.exists()))
 
 
 def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args) -> None:
     """Write the checkpoint of an update into the folder of the run."""
     checkpoint.save(
         run / f"checkpoint-{step}", model=policy.model, tokenizer=policy.tokenizer, optimizers=optimizers, step=step,
-        extra=settings(args), modules=modules,
+        extra=settings(args), modules=modules, keep_last=args.keep - 1,
     )  # fmt: skip
+
+
+def save_best(run: Path, policy: Policy, step: int, score: float, args) -> None:
+    """Write the weights of the best evaluation so far, from which no run goes on, into ``best`` in the folder of the run."""
+    checkpoint.save(
+        run / BEST, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=step,
+        extra=settings(args) | {"best": {"update": step, "score": score}},
+    )  # fmt: skip
+
+
+def read_best(run: Path) -> float | None:
+    """The score of the weights in ``best``; None where there are none, and minus infinity where they are damaged."""
+    try:
+        return float(checkpoint.read_extra(run / BEST)["best"]["score"])
+    except FileNotFoundError:
+        return None
+    except (checkpoint.CheckpointDamaged, OSError, LookupError) as error:
+        print(f"Warning: {error}: the next evaluation takes its place", file=sys.stderr)
+        return -math.inf
 
 
 def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
@@ -130,6 +199,18 @@ def load_weights(policy: Policy, folder: Path) -> None:
         policy.model.load_state_dict(load_policy(folder, "cpu").model.state_dict())
 
 
+def write_unfinished_report(run: Path, summary: dict, done: str) -> None:
+    """The learning curve so far, and the table of the baselines with a line that says how far the run is.
+
+    Args:
+        summary: as for `write_report`, without what closes a run.
+        done: how far it is, such as "12 of 50 updates".
+    """
+    _draw_curve(run, summary)
+    header = f"{summary['env']} · source: {summary['source']}\n\nUnfinished, after {done}.\n\n"
+    (run / "evaluation.md").write_text(header + report.table(summary["rows"]), encoding="utf-8")
+
+
 def write_report(run: Path, summary: dict, transcripts: list[list[dict]]) -> None:
     """The closing table, the learning curve, a sample episode, and where all of it lies.
 
@@ -139,12 +220,7 @@ def write_report(run: Path, summary: dict, transcripts: list[list[dict]]) -> Non
     """
     console = Console()
     rows = summary["rows"]
-    score = summary["score"]
-    names = {row["name"]: row[score] for row in rows if row["name"] in ("Naive RAG", "Scripted agent")}
-    metrics, key = {f"seed {summary['seed']}": run / METRICS_FILE}, f"eval/{score}"
-    if any(key in line for line in read_metrics(run / METRICS_FILE)):
-        picture = run / "learning_curve.png"
-        report.learning_curve(metrics, picture, names, key=key, title=summary["env"], subtitle=summary["source"])
+    _draw_curve(run, summary)
     header = f"{summary['env']} · source: {summary['source']}\n\n"
     (run / "evaluation.md").write_text(header + report.table(rows), encoding="utf-8")
     report.write_summary(run, summary)
@@ -154,3 +230,12 @@ def write_report(run: Path, summary: dict, transcripts: list[list[dict]]) -> Non
     report.print_table(rows, console)
     where = f"Everything is in {run}: summary.json, learning_curve.png, metrics.jsonl, checkpoints."
     console.print(where, markup=False, highlight=False)
+
+
+def _draw_curve(run: Path, summary: dict) -> None:
+    score = summary["score"]
+    names = {row["name"]: row[score] for row in summary["rows"] if row["name"] in ("Naive RAG", "Scripted agent")}
+    metrics, key = {f"seed {summary['seed']}": run / METRICS_FILE}, f"eval/{score}"
+    if any(key in line for line in read_metrics(run / METRICS_FILE)):
+        picture = run / "learning_curve.png"
+        report.learning_curve(metrics, picture, names, key=key, title=summary["env"], subtitle=summary["source"])

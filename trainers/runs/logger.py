@@ -7,6 +7,7 @@ import importlib.util
 import json
 import math
 import os
+import sys
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -154,7 +155,10 @@ class Progress:
 
 def _keep_before(path: Path, step: int) -> float:
     """Drop the lines of `step` and later; return the seconds of the last line that stays."""
-    kept = [line for line in read_metrics(path) if line["step"] < step] if path.exists() else []
+    lines = read_metrics(path) if path.exists() else []
+    kept = [line for line in lines if line["step"] < step]
+    if step and (dropped := len(lines) - len(kept)):
+        print(f"{path}: the last {dropped} updates are after the checkpoint, and made again", file=sys.stderr)
     staging = path.with_name(f".{path.name}.staging")
     staging.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
     os.replace(staging, path)

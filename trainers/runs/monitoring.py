@@ -4,6 +4,7 @@ All its statistics are logged, as ``monitor/…`` or as an evaluation, so that a
 back from ``metrics.jsonl``.
 """
 
+import math
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
@@ -14,6 +15,7 @@ from agent_envs.vector import ToolVectorEnv
 from trainers import distributed
 from trainers.algorithms import group_filters as filters
 from trainers.algorithms.collapse_monitor import CollapseMonitor, mutual_information, repeated_ngrams
+from trainers.models.finite import check_finite
 from trainers.models.micro_batches import compute_logprobs
 from trainers.models.policy import Policy
 from trainers.runs.arguments import TrainArgs
@@ -77,6 +79,23 @@ def update_statistics(metrics: Mapping[str, float]) -> dict[str, float]:
     return {_PREFIX + name: value for name, value in numbers.items()}
 
 
+def find_not_finite(metrics: Mapping[str, float], modules: Mapping[str, torch.nn.Module]) -> str:
+    """Which loss of an update, or which weight that it trained, is NaN or infinite, in words; "" where all are finite.
+
+    A gradient that is not finite is no step, and does no harm. Such a loss says that the next ones will be no better, and such
+    a weight makes every number that follows worthless.
+    """
+    for name, value in metrics.items():
+        if name.endswith("loss") and not math.isfinite(value):
+            return f"{name} is {value}"
+    try:
+        for name, module in modules.items():
+            check_finite(((n, p) for n, p in module.named_parameters() if p.requires_grad), name)
+    except ValueError as error:
+        return str(error)
+    return ""
+
+
 class CollapseTracker:
     """Passes each line of the metrics to a `CollapseMonitor`, and keeps the symptoms that it names.
 
@@ -103,6 +122,8 @@ class CollapseTracker:
             n.removeprefix(_PREFIX): v for n, v in metrics.items() if n.startswith(_PREFIX) and v is not None
         }
         found = self._monitor.update(**numbers) if numbers else []
+        failed = metrics.get("train/failed")
+        found = found + (self._monitor.check_tools(failed) if failed is not None else [])
         success = metrics.get(f"eval/{self.score}")
         found = found + (self._monitor.validate(success) if success is not None else [])
         for symptom in found:

@@ -31,7 +31,7 @@ _Y_LABELS = {
 _COLUMNS = {
     "name": "Agent", "em": "EM", "em_interval": "95 % interval", "success": "Success", "score": "Score",
     "success_interval": "95 % interval", "score_interval": "95 % interval", "f1": "F1",
-    "support_recall": "Support recall", "turns": "Turns", "calls": "Calls",
+    "support_recall": "Support recall", "turns": "Turns", "calls": "Calls", "failed": "Failed",
 }  # fmt: skip
 _WRAPPED = ("Agent", "Support recall")  # columns that may take two lines in a narrow terminal
 _SHOWN = 600  # characters of an observation: enough to see what the agent saw, short enough to read a whole episode
@@ -53,7 +53,7 @@ def learning_curve(
         metrics_files: a label for each run and its `metrics.jsonl`.
         out_png: the picture to write.
         baselines: scores to compare with; each is a dashed line, named at its right end.
-        key: the metric, a share from 0 to 1; the training metric is "train/em" for "eval/em".
+        key: the metric, mostly a share from 0 to 1; the training metric is "train/em" for "eval/em".
         x: "seconds", "episodes" or "step", read from the lines that have `key`; a run without any is a ValueError.
     """
     runs = [read_metrics(path) for path in metrics_files.values()]
@@ -86,7 +86,8 @@ def learning_curve(
 
 def table(rows: Sequence[Mapping]) -> str:
     """Evaluations as a Markdown table: name, em (or success, or score) and its interval (low, high), f1,
-    support_recall, turns and calls; a column for which no row has a value is left out.
+    support_recall, turns and calls, and where tools broke the share of failed episodes; a column for which no row has a
+    value is left out.
 
     A value that a row lacks, or that is None, is a dash: a baseline that takes no turns has no number of turns.
     """
@@ -159,7 +160,9 @@ def _mean(curves: Sequence[_Curve]) -> _Curve:
 
 
 def _dress(axes: Axes, x_label: str, y_label: str, title: str, subtitle: str) -> None:
-    axes.set(ylim=(0, 1), xlabel=x_label, ylabel=y_label, yticks=np.linspace(0, 1, 6))
+    values = [float(y) for line in axes.get_lines() for y in np.asarray(line.get_ydata())]
+    low, high = min(0.0, *values), max(1.0, *values)  # a return may leave [0, 1]
+    axes.set(ylim=(low, high), xlabel=x_label, ylabel=y_label, yticks=np.linspace(low, high, 6))
     axes.set_xlim(0, max(float(np.asarray(line.get_xdata())[-1]) for line in axes.get_lines()) or 1)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.spines[["top", "right"]].set_visible(False)
@@ -174,12 +177,13 @@ def _dress(axes: Axes, x_label: str, y_label: str, title: str, subtitle: str) ->
 
 def _label_right_edge(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     """Write each label beside its value, moved apart where two would overlap, with a short line from one to other."""
-    gap = 0.055
+    low, high = axes.get_ylim()
+    gap = 0.055 * (high - low)
     places: list[float] = []
     for value, *_ in sorted(labels):
         places.append(max(value, places[-1] + gap) if places else value)
     for index in reversed(range(len(places))):
-        places[index] = min(places[index], places[index + 1] - gap if index + 1 < len(places) else 1.0)
+        places[index] = min(places[index], places[index + 1] - gap if index + 1 < len(places) else high)
     for (value, name, color), place in zip(sorted(labels), places, strict=True):
         across = axes.get_yaxis_transform()
         axes.plot([1, 1.025], [value, place], color=color, lw=0.8, transform=across, clip_on=False)
@@ -187,8 +191,8 @@ def _label_right_edge(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> N
 
 
 def _columns(rows: Sequence[Mapping]) -> list[str]:
-    """The columns for which any row has a value."""
-    return [key for key in _COLUMNS if any(row.get(key) is not None for row in rows)]
+    """The columns for which any row has a value; that of failed episodes where there are any."""
+    return [k for k in _COLUMNS if any(row.get(k) is not None and (k != "failed" or row[k]) for row in rows)]
 
 
 def _cells(row: Mapping, columns: Sequence[str]) -> list[str]:

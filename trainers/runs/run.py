@@ -8,11 +8,13 @@ with Run(args, "grpo", "Trained with GRPO") as run:   # folder, environments, po
 run.summary                                           # the trained policy is evaluated, the report is written
 """
 
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, field
-from typing import Self
+from functools import partial
+from typing import NoReturn, Self, cast
 
 import numpy as np
 import torch
@@ -26,10 +28,11 @@ from trainers.models.hidden_states import ForwardTokenMeter
 from trainers.models.policy import Policy
 from trainers.preparation import Metrics
 from trainers.rollout import check_formats
-from trainers.runs import folder, setup
+from trainers.runs import folder, outages, setup, stopping
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.logger import METRICS_FILE, Logger, Progress, check_sinks, read_metrics
-from trainers.runs.monitoring import CollapseTracker, mutual_information_statistics, update_statistics
+from trainers.runs.monitoring import CollapseTracker, find_not_finite, mutual_information_statistics, update_statistics
+from trainers.runs.outages import ToolsFailed
 from trainers.trajectory import Trajectory, to_sequences
 
 BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"  # names of rows
@@ -79,8 +82,9 @@ class Run:
             stack.enter_context(distributed.join_processes())
             setup.check_world_size(args)
             torch.manual_seed(args.seed)
-            self.folder = folder.choose_folder(args, self.algorithm)
             check_sinks(args.log)
+            stack.enter_context(stopping.handle_signals())
+            self.folder = stack.enter_context(folder.claim_folder(args, self.algorithm))
             count = args.questions_per_update // distributed.world_size() * args.group_size
             self.envs = setup.make_envs(args.env, args.env_kwargs, "train", count)
             self.held_out = setup.make_envs(args.env, args.env_kwargs, "validation", 64)
@@ -132,25 +136,33 @@ class Run:
                 f"{self.folder} has had {first} updates already: updates must be at least as many, got {args.updates}"
             )
         self._open_records(first)
-        stopped = False
-        for number in range(first, args.updates):
-            step, begin = UpdateStep(number=number), time.monotonic()
-            if isinstance(self.policy, ShardedPolicy):
-                self.policy.read_weights(self._player)
-            yield step  # the algorithm's loop collects and learns here; what follows comes after its update
-            if isinstance(self.policy, ShardedPolicy):
-                self.policy.write_weights(self._player)
-            stopped = self._finish(step, time.monotonic() - begin)
-            if (number + 1) % args.save_every == 0 or number + 1 == args.updates or stopped:
-                self.collector.update_weights()
-                folder.save(self.folder, self._player, [optimizer], modules, number + 1, args)
-            if stopped:
-                break
+        self._trained, self._saved = ([optimizer], modules), first
+        schedule, stopped = stopping.SaveSchedule(args.save_every, args.save_every_minutes), False
+        with stopping.deferring():
+            for number in range(first, args.updates):
+                step, begin = UpdateStep(number=number), time.monotonic()
+                if isinstance(self.policy, ShardedPolicy):
+                    self.policy.read_weights(self._player)
+                yield step  # the algorithm's loop collects and learns here; what follows comes after its update
+                if isinstance(self.policy, ShardedPolicy):
+                    self.policy.write_weights(self._player)
+                stopped = self._finish(step, time.monotonic() - begin)
+                signal = max(distributed.all_gather([stopping.received()]))
+                is_due = distributed.broadcast(schedule.is_due(number + 1))
+                if is_due or stopped or signal or number + 1 == args.updates:
+                    self._save(number + 1)
+                if signal:
+                    self._exit_by_signal(signal)
+                if stopped:
+                    break
         self._close(stopped)
 
     def collect(self, step: UpdateStep) -> list[Trajectory]:
         """The episodes to learn from: rollouts, and with ``args.refill`` more of them (DAPO's dynamic sampling)."""
-        collected = self.collector.collect(self.envs, self.engine, step.number)
+        try:
+            collected = self.collector.collect(self.envs, self.engine, step.number)
+        except ToolsFailed as error:
+            self._stop(step.number, error)
         step.rng = collected.rng
         step.log(collected.metrics | episode_metrics(collected.played, self.score))
         step.log({"episodes": float(len(collected.played))})
@@ -160,12 +172,18 @@ class Run:
         return collected.episodes
 
     def evaluate(self, questions: int, name: str = "", temperature: float = 0.0) -> tuple[dict, list[list[dict]]]:
-        """The row of a table about so many held-out questions, with the newest weights, and the episodes."""
+        """The row of a table about so many held-out questions, with the newest weights, and the episodes.
+
+        Raises:
+            ToolsFailed: tools broke in more than half of the episodes, for ``tool_outage_minutes``.
+        """
         self.collector.update_weights()
-        return evaluate.evaluate_policy(
-            self.held_out, self.collector.policy, self.engine, evaluate.instances(self.held_out, questions),
-            self.args.max_new_tokens, name, temperature=temperature,
+        play = partial(
+            evaluate.evaluate_policy, self.held_out, self.collector.policy, self.engine,
+            evaluate.instances(self.held_out, questions), self.args.max_new_tokens, name, temperature=temperature,
         )  # fmt: skip
+        minutes = self.args.tool_outage_minutes
+        return outages.play_until_tools_work(play, lambda played: cast(float, played[0]["failed"]), minutes)
 
     # -- between updates -------------------------------------------------------------------------------------------
 
@@ -178,10 +196,14 @@ class Run:
         self._progress = enter(Progress(args.updates, "updates", self.algorithm, first))
         lines = read_metrics(self._metrics_folder / METRICS_FILE)
         self._tracker, self._played = CollapseTracker(self.score, lines), int(lines[-1]["episodes"]) if lines else 0
+        key, best = f"eval/{self.score}", folder.read_best(self.folder)
+        scores = [line[key] for line in lines if line.get(key) is not None]
+        self._best = max(scores, default=-math.inf) if best is None else best
         if not first:
             metrics = self._validate() | {"episodes": 0.0}
             self._logger.log(0, metrics)
             self._tracker.record(0, metrics, self._progress)
+            self._best = metrics[key]  # weights are kept where they do better than the start
 
     def _validate(self) -> Metrics:
         self.collector.update_weights()  # its thread, playing one step ahead, draws from the same generator
@@ -189,7 +211,7 @@ class Run:
         with torch.random.fork_rng():
             torch.manual_seed(self.args.seed + distributed.rank())
             row, _ = self.evaluate(self.args.eval_questions, temperature=self.args.eval_temperature)
-        names = (self.score, "f1", "support_recall", "turns", "calls")
+        names = (self.score, "f1", "support_recall", "turns", "calls", "failed", "tool_faults")
         return {f"eval/{name}": row[name] for name in names if name in row}
 
     def _finish(self, step: UpdateStep, seconds: float) -> bool:
@@ -201,14 +223,61 @@ class Run:
         metrics |= update_statistics(metrics)
         self._played += int(metrics["episodes"])
         metrics["episodes"] = float(self._played)
-        if done % args.eval_every == 0:
-            metrics |= self._validate()
+        wrong, failure = find_not_finite(metrics, {"the policy": self._player.model, **self._trained[1]}), None
+        if done % args.eval_every == 0 and not wrong:
+            try:
+                metrics |= self._validate()
+            except ToolsFailed as error:
+                failure = error
         self._logger.log(done, metrics)
+        if wrong:
+            rest = self._describe_rest()
+            raise stopping.TrainingStopped(f"{wrong} after update {done}, which is not saved. {rest}")
         self._progress.update(
             done, reward=metrics["train/return"], turns=metrics["train/turns"],
             tokens_per_s=metrics["tokens/per_second"], **{self.score: metrics[f"train/{self.score}"]},
         )  # fmt: skip
+        self._keep_best(done, metrics)
+        if failure is not None:
+            self._stop(done, failure)
         return distributed.broadcast(self._tracker.record(done, metrics, self._progress) and args.stop_on_collapse)
+
+    def _keep_best(self, done: int, metrics: Metrics) -> None:
+        """Keep the weights of an evaluation that is the best so far."""
+        score = metrics.get(f"eval/{self.score}", -math.inf)
+        if score > self._best:
+            self._best = score
+            folder.save_best(self.folder, self._player, done, score, self.args)
+
+    def _save(self, done: int) -> None:
+        """Write the checkpoint of the state after ``done`` updates."""
+        self.collector.update_weights()  # its thread, playing one step ahead, draws from the same generator
+        optimizers, modules = self._trained
+        folder.save(self.folder, self._player, optimizers, modules, done, self.args)
+        self._saved = done
+
+    def _stop(self, done: int, error: Exception) -> NoReturn:
+        """End the run, which cannot go on, with a checkpoint of the state after ``done`` updates."""
+        if done and self._saved < done:
+            self._save(done)
+        if signal := max(distributed.all_gather([stopping.received()])):
+            self._exit_by_signal(signal)
+        raise stopping.TrainingStopped(f"{error} {self._describe_rest()}") from None
+
+    def _exit_by_signal(self, signal: int) -> NoReturn:
+        """Report what there is, and end the process."""
+        self._records.close()
+        if not distributed.rank():
+            folder.write_unfinished_report(
+                self.folder, self._describe(), f"{self._saved} of {self.args.updates} updates"
+            )
+        stopping.exit_by_signal(signal, self._describe_rest())
+
+    def _describe_rest(self) -> str:
+        if not self._saved:
+            return "No update is done yet, so there is no checkpoint."
+        path = self.folder / f"checkpoint-{self._saved}"
+        return f"{path} is saved, of {self.args.updates} updates; --resume {self.folder} goes on from there."
 
     # -- before and after ------------------------------------------------------------------------------------------
 
@@ -220,23 +289,27 @@ class Run:
         asks, scripted = held_out.envs[0].questions is not None, held_out.envs[0].SCRIPTS.get("scripted")
         with Progress((2 + asks + bool(scripted)) * len(questions), "episodes", "baselines") as progress:
 
-            def add(row: dict) -> None:
-                rows.append(row)
+            def add(play: Callable[[], dict]) -> None:
+                minutes = args.tool_outage_minutes
+                rows.append(outages.play_until_tools_work(play, lambda row: row["failed"], minutes))
                 progress.update(len(rows) * len(questions))
 
             progress.update(0)  # with a large model they take minutes
             if asks:
-                add(evaluate.evaluate_naive_rag(held_out, policy, self.engine, questions, args.max_new_tokens))
-            add(self.evaluate(args.final_questions, BEFORE)[0])
-            add(self.evaluate(args.final_questions, BEFORE_SAMPLED, args.temperature)[0])
+                add(lambda: evaluate.evaluate_naive_rag(held_out, policy, self.engine, questions, args.max_new_tokens))
+            add(lambda: self.evaluate(args.final_questions, BEFORE)[0])
+            add(lambda: self.evaluate(args.final_questions, BEFORE_SAMPLED, args.temperature)[0])
             if scripted:
-                add(evaluate.evaluate_script(held_out, questions, scripted, "Scripted agent"))
+                add(lambda: evaluate.evaluate_script(held_out, questions, scripted, "Scripted agent"))
         return rows
 
     def _close(self, stopped: bool) -> None:
         """Evaluate the trained policy, and write the summary and the report."""
         self._records.close()
-        row, transcripts = self.evaluate(self.args.final_questions, self.title)
+        try:
+            row, transcripts = self.evaluate(self.args.final_questions, self.title)
+        except ToolsFailed as error:
+            self._stop(self._saved, error)
         if not distributed.rank():
             self.summary = self._summarize([*self._rows, row]) | {
                 "algorithm": self.algorithm,
@@ -248,14 +321,18 @@ class Run:
             folder.write_report(self.folder, self.summary, transcripts)
         self.summary = distributed.broadcast(self.summary)
 
+    def _describe(self) -> dict:
+        """What a report of an unfinished run says as well."""
+        source = {"source": evaluate.source_of(self.held_out), "train_source": evaluate.source_of(self.envs)}
+        return {"env": self.args.env, **source, "seed": self.args.seed, "score": self.score, "rows": self._rows}
+
     def _summarize(self, rows: list[dict]) -> dict:
         """``rows``: of the table; the last one is the trained policy's."""
         args, score = self.args, self.score
         reached = {row["name"]: row[score] for row in rows}
-        return {
-            "env": args.env, "source": evaluate.source_of(self.held_out), "train_source": evaluate.source_of(self.envs),
-            "seed": args.seed, "score": score, f"{score}_cold_start": reached[BEFORE],
-            f"{score}_cold_start_sampled": reached[BEFORE_SAMPLED], f"{score}_trained": rows[-1][score],
+        return self._describe() | {
+            f"{score}_cold_start": reached[BEFORE], f"{score}_cold_start_sampled": reached[BEFORE_SAMPLED],
+            f"{score}_trained": rows[-1][score],
             **({"em_naive_rag": reached["Naive RAG"]} if "Naive RAG" in reached else {}),
             "seconds_cold_start": self._seconds_cold_start, "rows": rows, "folder": str(self.folder),
             "settings": folder.settings(args) | {"updates": args.updates},
@@ -275,6 +352,7 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> Metrics:
         "train/turns": np.mean([len(t.steps) for t in trajectories]),
         "train/truncated": np.mean([t.truncated for t in trajectories]),
         "train/failed": np.mean([t.failed for t in trajectories]),
+        "train/tool_faults": sum(t.tool_faults for t in trajectories),
         "train/group_std": np.mean([np.std(group) for group in groups]),
         "train/zero_std_groups": np.mean([np.ptp(group) < ZERO_STD for group in groups]),
     }

@@ -6,6 +6,7 @@ from typing import cast
 import gymnasium
 
 import agent_envs  # noqa: F401  (registers the ids)
+from agent_envs import hosting
 from agent_envs.vector import ToolVectorEnv
 from trainers import distributed
 from trainers.engines.engine import Engine
@@ -15,7 +16,8 @@ from trainers.runs.arguments import TrainArgs
 
 
 def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
-    """A vector of environments from command-line values; ``kwargs`` is a JSON object."""
+    """A vector of environments from command-line values; ``kwargs`` is a JSON object. What is no `ToolEnv` is hosted, see
+    `agent_envs.hosting.make`."""
     try:
         arguments = json.loads(kwargs)
     except json.JSONDecodeError as error:
@@ -24,10 +26,14 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
         raise ValueError(f"the environment arguments must be a JSON object, got {kwargs!r}")
     if taken := {"split", "num_envs"} & set(arguments):
         raise ValueError(f"{sorted(taken)} cannot be among the environment arguments: the command sets them itself")
-    envs = gymnasium.make_vec(id, num_envs=num_envs, split=split, **arguments)
+    spec = hosting.find_spec(id)
+    if spec.vector_entry_point is None:  # any environment that speaks text
+        return ToolVectorEnv(lambda: hosting.make(id, split=split, **arguments), num_envs)
+    envs = gymnasium.make_vec(spec, num_envs=num_envs, split=split, **arguments)
     if not isinstance(envs.unwrapped, ToolVectorEnv):
         raise ValueError(
-            f"{id} has no vector of tool environments: register it with agent_envs.vector.vector_entry_point"
+            f"{id} has a vector of its own, {type(envs.unwrapped).__name__}: register it without, or with "
+            "agent_envs.vector.vector_entry_point"
         )
     return cast(ToolVectorEnv, envs)  # a wrapper passes on what it is asked for
 

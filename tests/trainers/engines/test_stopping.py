@@ -1,6 +1,6 @@
 import pytest
 
-from trainers.engines.stopping import StopChecker
+from agent_envs.chat_tokens import StopChecker
 
 STOP = ("</search>", "</answer>")
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
+from agent_envs.chat_tokens import StopChecker
 from trainers import grpo
 from trainers.engines.engine import generate
-from trainers.engines.stopping import StopChecker
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.engines.vllm_engine import VLLMEngine, WeightSync, merged_weights
 from trainers.models import lora

@@ -55,6 +55,14 @@ def test_baseline_labels_do_not_overlap_and_stay_inside(runs, drawn, tmp_path):
     assert all(box.y0 >= 0 and box.y1 <= axes.figure.bbox.y1 and box.x1 <= axes.figure.bbox.x1 for box in boxes)
 
 
+def test_a_return_beyond_a_share_is_in_the_picture(runs, drawn, tmp_path):
+    report.learning_curve({"one": runs["seed 1"]}, tmp_path / "c.png", {"a": -1.5, "b": 4.0, "c": 3.9}, x="step")
+    (axes,) = drawn
+    assert axes.get_ylim() == (-1.5, 4)
+    places = sorted(text.get_position()[1] for text in axes.texts if text.get_text())
+    assert places[0] == -1.5 and places[-1] <= 4 and np.diff(places).min() > 0.05 * 5.5
+
+
 def test_a_single_evaluation_and_no_baselines_still_make_a_picture(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 0, "seconds": 0.0, "eval/em": 0.2}\n')

@@ -1,0 +1,116 @@
+"""A conversation of several turns as token ids: what a sampler reads, and where a turn ends.
+
+Nothing sampled is ever decoded and encoded again, since byte-pair encodings are not bijective: the prompt is encoded once,
+then each turn is kept as it was sampled and only the observation after it is encoded. Needs a tokenizer of `transformers`
+and imports none of it.
+"""
+
+import re
+from collections.abc import Iterable
+from functools import lru_cache
+from typing import Any
+
+_MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
+
+
+class ChatTokens:
+    """Turns and observations as ids, by the chat template of a tokenizer.
+
+    Args:
+        tokenizer: of `transformers`, with a chat template.
+        eos_ids: what the model may end a turn with beside the tokenizer's own eos.
+
+    Attributes:
+        end_ids: special tokens that end a turn, whoever wrote them.
+        turn_end_ids: the one that the template ends turns with, if any.
+
+    Raises:
+        ValueError: it has no chat template, or one that rewrites earlier messages.
+    """
+
+    def __init__(self, tokenizer: Any, eos_ids: Iterable[int | None] = ()):
+        if tokenizer.chat_template is None:
+            raise ValueError("the tokenizer has no chat template; use an instruction-tuned model")
+        self.tokenizer = tokenizer
+        # Attempts at one question read the same, again and again.
+        self._encoded = lru_cache(2**10)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
+        self.eos_id = tokenizer.eos_token_id
+        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_id
+        conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]
+        text = self._template([{"role": r, "content": c} for r, c in conversation], add_generation_prompt=True)
+        if text.count(_MARK) != 2:
+            raise ValueError("the chat template rewrites earlier messages, so turns cannot be appended to each other")
+        _, self._turn_end, self._turn_start = text.split(_MARK)
+        # A model may end its turns with several tokens, eos not always among them; an ordinary token is never one.
+        ends = {self.eos_id, *eos_ids, *self.encode(self._turn_end)[:1]}
+        self.end_ids = ends & {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
+        # What a turn should end with.
+        self.turn_end_ids = [i for i in self.encode(self._turn_end)[:1] if i in self.end_ids]
+        specials = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
+        self._special = re.compile("|".join(sorted(specials, key=len, reverse=True)) or r"(?!)")
+        self._sample = self.encode(text)
+
+    def _template(self, messages: list[dict[str, str]], **kwargs) -> str:
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+        assert isinstance(text, str)
+        return text
+
+    def encode(self, text: str) -> list[int]:
+        """The ids of a text, without those that a tokenizer adds around it."""
+        return list(self._encoded(text))
+
+    def inert(self, text: str) -> str:
+        """Text from outside, in which a control token that is spelled out stays text: a word joiner breaks it."""
+        return self._special.sub(lambda found: f"{found[0][:1]}\u2060{found[0][1:]}", text)
+
+    def prompt_ids(self, instructions: str, context: str | list[dict[str, str]]) -> list[int]:
+        """The ids before a turn: instructions as the system message, then the first observation as the user's, or the
+        messages of a context that the environment has rewritten."""
+        messages = [{"role": "user", "content": context}] if isinstance(context, str) else context
+        messages = [{"role": "system", "content": instructions}, *messages]
+        messages = [{**message, "content": self.inert(message["content"])} for message in messages]
+        return self.encode(self._template(messages, add_generation_prompt=True))
+
+    def observation_ids(self, observation: str, after: list[int]) -> list[int]:
+        """The ids between a sampled turn ``after`` and the next one: the turn's end as the template writes it, unless
+        the policy wrote it itself, then the observation as a user message, then the start of the next turn."""
+        ids = self.encode(self._turn_end + self.inert(observation) + self._turn_start)
+        if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:
+            return ids[1:]
+        return ids
+
+    def decode(self, ids: list[int]) -> str:
+        """The text of ids, without control tokens."""
+        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        assert isinstance(text, str)
+        return text
+
+
+class StopChecker:
+    """Whether the last token of a turn ends it: an end-of-turn token of the policy, or one that completes a stop string in
+    the text of the turn."""
+
+    def __init__(self, policy: ChatTokens, stop: tuple[str, ...]):
+        self._decode, self._end_ids, self._stop = policy.tokenizer.decode, policy.end_ids, stop
+        last_characters = {s[-1] for s in stop}
+        texts = policy.tokenizer.batch_decode([[i] for i in range(len(policy.tokenizer))])
+        # A stop string can only be completed by a token that holds its last character, so no other one is looked at.
+        # A token that holds only a part of a character is decoded to U+FFFD; it may hold the last part of that one.
+        self._may_stop = {
+            i for i, text in enumerate(texts) if "\ufffd" in text or any(last in text for last in last_characters)
+        }
+        self._tail = 4 + 2 * max(map(len, stop), default=0)
+
+    def __call__(self, tokens: list[int]) -> bool:
+        """Whether the last of a turn's tokens ends it."""
+        if tokens[-1] in self._end_ids:
+            return True
+        if tokens[-1] not in self._may_stop:
+            return False
+        tail = self._decode(tokens[-self._tail :])
+        return any(s in tail for s in self._stop)
+
+    def cut(self, tokens: list[int]) -> list[int]:
+        """A turn up to the token that ends it; all of it where none does. What a sampler that stopped there would have
+        drawn, as no token depends on those after it."""
+        return next((tokens[:n] for n in range(1, len(tokens)) if self(tokens[:n])), tokens)

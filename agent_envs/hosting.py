@@ -1,0 +1,187 @@
+"""Any environment that speaks text, as one of this suite: what our trainer and our adapters take.
+
+    >>> env = agent_envs.host(GuessTheNumber, instructions="Guess a number from 1 to 10.")
+    >>> observation, info = env.reset(seed=0)
+
+`make` does it for a registered id, so that ``python -m trainers.grpo --env my_module:Mine/Plain-v0`` needs nothing else.
+"""
+
+import inspect
+from collections.abc import Callable
+from typing import Any, ClassVar
+
+import gymnasium
+from gymnasium.envs.registration import EnvSpec, _find_spec, load_env_creator
+
+from agent_envs.rewards import Metric, Reward
+from agent_envs.tool_env import COMMON, ToolEnv
+from agent_envs.tools import FunctionTool
+from agent_envs.types import ToolResult, Turn, TurnOutcome
+
+MAX_TURNS = 50  # where the environment has no limit of its own
+_HELD_OUT = 2**31  # added to the seeds of held-out episodes; training draws its seeds below
+
+
+class HostedEnv(ToolEnv):
+    """Another environment behind the interface of a `ToolEnv`: the agent's text is its action, its text the observation.
+
+    Rewards, observations and ends are those of the environment. A ValueError of its ``step``
+    is told to the agent as a mistake; where it raises anything else, the episode is truncated and the trainer leaves it out
+    of its group, as it says nothing about the policy. The measure that is
+    reported, ``score``, is the sum of the rewards so far, or the ``success`` that the environment reports in its info.
+
+    Args:
+        env_fn: makes the environment: ``reset(seed=…)`` gives (observation, info), ``step(text)`` gives (observation,
+            reward, terminated, truncated, info), and observations are strings. It need not be a `gymnasium.Env`.
+        instructions: the system prompt; by default what the environment gives as ``info["instructions"]`` at reset.
+        format: how a turn holds an action: "plain", the text itself less a thought at its start; or one of the others,
+            in which the agent calls the tool ``act``, such as "ragen".
+        split: ``"train"`` or ``"validation"``. An environment that knows no splits gets other seeds for each: those of
+            validation are shifted by 2**31.
+        max_turns: after this many turns the episode is truncated, if the environment does not end it before.
+        common: other arguments of `ToolEnv`.
+    """
+
+    REWARD = Reward(env=(1.0, Metric("reward")))
+    PRIMARY_METRIC: ClassVar[str] = "score"
+
+    def __init__(
+        self,
+        env_fn: Callable[[], Any],
+        instructions: str = "",
+        *,
+        format: str = "plain",
+        split: str = "train",
+        max_turns: int | None = None,
+        **common: Any,
+    ):
+        if split not in ("train", "validation"):
+            raise ValueError(f"split must be 'train' or 'validation', got {split!r}")
+        self.hosted, self.split = env_fn(), split
+        _check_actions(self.hosted)
+        limit = getattr(getattr(self.hosted, "spec", None), "max_episode_steps", None) or MAX_TURNS
+        turns = limit if max_turns is None else max_turns
+        tools = (FunctionTool(self.act),)
+        common = {"max_calls": 1, **common}
+        super().__init__(tools, instructions=instructions, answers=False, format=format, max_turns=turns, **common)
+        self._said: str = ""  # by the environment, in place of instructions
+
+    def act(self, action: str) -> ToolResult:
+        """take an action."""
+        observation, reward, terminated, truncated, info = self.hosted.step(action)
+        self._ended = bool(terminated), bool(truncated)
+        text = _text(observation, TypeError)  # a ValueError would be the agent's mistake
+        return ToolResult(text, data=(float(reward), info))
+
+    @property
+    def system_prompt(self) -> str:
+        return f"{self.instructions or self._said} {self.format.instructions()}".strip()
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
+        self._seed = seed
+        return super().reset(seed=seed, options=options)
+
+    def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        seed = self._seed
+        if seed is None:
+            seed = int(self.np_random.integers(_HELD_OUT))
+        if self.split == "validation":
+            seed += _HELD_OUT
+        observation, info = self.hosted.reset(seed=seed, **({"options": options} if options else {}))
+        self._ended, self._return = (False, False), 0.0
+        self._said = info["instructions"] if isinstance(info.get("instructions"), str) else ""
+        return _text(observation), {"source": "generated", **_plain_values(info)}
+
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
+        acted = [result for result in results if result.ok]
+        reward, info = acted[0].data if acted else (0.0, {})
+        self._return += reward
+        success = info.get("success")
+        score = float(success) if isinstance(success, bool | int | float) else self._return
+        broke = any(result.fault for result in results)
+        terminated, truncated = self._ended
+        own = {name: value for name, value in _plain_values(info).items() if name not in ("reward", "score")}
+        return TurnOutcome({"reward": reward, "score": score}, own, terminated, truncated or broke)
+
+    def close(self) -> None:
+        if hasattr(self.hosted, "close"):
+            self.hosted.close()
+
+
+def host(env_fn: Callable[[], Any], instructions: str = "", **options: Any) -> HostedEnv:
+    """An environment that speaks text as one of this suite; for the arguments see `HostedEnv`.
+
+    To train in it by name, register a function that returns it:
+
+        gymnasium.register("Mine/Guess-v0", entry_point=lambda **kw: agent_envs.host(Guess, "Guess a number.", **kw))
+    """
+    return HostedEnv(env_fn, instructions, **options)
+
+
+def make(id: str, **kwargs: Any) -> ToolEnv:
+    """The environment of a registered id, one of this suite or any that speaks text, which is then hosted.
+
+    Args:
+        id: "Name-v0", or "module:Name-v0" to import the module first.
+        kwargs: of the environment. Where it is hosted, those that its constructor does not name and `HostedEnv` does,
+            such as ``instructions``, ``split`` and ``max_turns``, are the host's.
+
+    Raises:
+        ValueError: it does not speak text.
+        gymnasium.error.Error: there is no such id.
+    """
+    spec = find_spec(id)
+    accepted = _parameters(spec)  # None where it takes anything, as most environments of this suite do
+    mine = {} if accepted is None else {n: v for n, v in kwargs.items() if n in _HOST and n not in accepted}
+    env = gymnasium.make(spec, disable_env_checker=True, **{n: v for n, v in kwargs.items() if n not in mine})
+    if isinstance(env.unwrapped, ToolEnv):
+        if mine:
+            raise ValueError(f"{id} has no argument {next(iter(mine))!r}; it has: {', '.join(sorted(accepted or ()))}")
+        return env.unwrapped
+    knows_splits = accepted is not None and "split" in accepted
+    return HostedEnv(lambda: env, **mine | {"split": "train" if knows_splits else kwargs.get("split", "train")})
+
+
+def find_spec(id: str) -> EnvSpec:
+    """What is registered under an id; "module:Name-v0" imports the module first.
+
+    Raises:
+        gymnasium.error.Error: nothing is; it names what is near.
+    """
+    return _find_spec(id)  # what gymnasium.make begins with
+
+
+_HOST = (set(inspect.signature(HostedEnv.__init__).parameters) | COMMON) - {"self", "env_fn", "common"}
+
+
+def _parameters(spec: EnvSpec) -> set[str] | None:
+    """The names that an entry point takes; None where it takes any."""
+    assert spec.entry_point is not None
+    made = load_env_creator(spec.entry_point) if isinstance(spec.entry_point, str) else spec.entry_point
+    parameters = inspect.signature(made).parameters
+    anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
+    return None if anything else set(parameters)
+
+
+def _check_actions(env: Any) -> None:
+    space = getattr(env, "action_space", None)
+    if space is not None and not isinstance(space, gymnasium.spaces.Text):
+        name = type(getattr(env, "unwrapped", env)).__name__
+        raise ValueError(
+            f"{name} takes {space}, not text: wrap it so that step() takes a string, such as in "
+            "gymnasium.wrappers.TransformAction"
+        )
+
+
+def _text(observation: Any, error: type[Exception] = ValueError) -> str:
+    if not isinstance(observation, str):
+        raise error(
+            f"an observation must be text, got {type(observation).__name__}: wrap the environment in "
+            "gymnasium.wrappers.TransformObservation"
+        )
+    return observation
+
+
+def _plain_values(info: dict[str, Any]) -> dict[str, Any]:
+    """The numbers and texts of an info; the rest need not survive pickling, or a vector of environments."""
+    return {name: value for name, value in info.items() if isinstance(value, str | bool | int | float)}

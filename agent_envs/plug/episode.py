@@ -1,0 +1,216 @@
+"""One conversation with an environment, in the words of chat models: messages, text, tools as JSON schemas.
+
+The contract that adapters stand on:
+
+- **Text is all that the model sees.** `Episode.start` gives the messages before the first turn, `Reply.text` what comes back
+  to a turn. Rewards, metrics and golds are never in them.
+- **It is the environment of** ``gymnasium.make``. The same seed and the same turns give the same texts, rewards and ends.
+- **A seed is a question.** ``start(seed)`` gives every member of a group the same question, in any process. Where chance
+  goes on deciding after the start, as on slippery ice, ``attempt`` gives each member outcomes of its own.
+- **No turn raises.** What cannot be read gets a reply that says what was wrong, and costs what the task says it costs.
+- **Two ways to act.** In text, `Episode.step`: turns are written in the format of the environment, which the system prompt
+  explains, and `Reply.text` goes back as a user message. Or by functions, `Episode.call`, in an episode made with
+  ``native=True``: the library's chat template or API shows `Episode.tools` and reads the calls, and `Reply.results`, bare, go
+  back as tool messages. The final answer is then a function too, ``answer``.
+"""
+
+import json
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+from agent_envs import hosting
+from agent_envs.formats.json_text import dumps, function_schema
+from agent_envs.tool_env import StepResult, ToolEnv
+from agent_envs.tools import run_calls
+
+Message = dict[str, Any]
+ANSWER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "answer",
+        "description": "Give the final answer, as short as possible, and finish.",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "description": "the final answer"}},
+            "required": ["text"],
+        },
+    },
+}
+_NO_ACTION = '{"role": "assistant", "content": null}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What comes back to a turn.
+
+    Attributes:
+        text: what the agent reads next, the observation of ``gymnasium.make``; empty after a final answer.
+        reward: of this turn.
+        terminated, truncated: the episode is over.
+        metrics: numbers for logs, never for the agent: those of the task, ``reward/<term>`` for each term of the reward,
+            ``turns``, ``calls``, ``tool_faults``, and ``score``, the measure that the task reports, once it is over.
+        results: bare, without the tags of a format: a text for each call of the turn, in order; or one that says what was
+            wrong with the turn; none after a final answer.
+        context: where the environment rewrites what the agent sees of its past, the messages that take the place of all
+            after the system prompt; None where the conversation only grows.
+    """
+
+    text: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+    results: tuple[str, ...] = ()
+    context: list[Message] | None = None
+
+    @property
+    def done(self) -> bool:
+        """The episode is over."""
+        return self.terminated or self.truncated
+
+
+class Episode:
+    """One conversation at a time with an environment; `start` begins another.
+
+    Args:
+        id: a registered environment, of this suite or any that speaks text (`agent_envs.hosting.make`).
+        native: the agent acts by function calls, see the top of this module.
+        env_kwargs: of the environment, such as ``split``, ``format``, ``max_turns``, ``rewards``.
+
+    Attributes:
+        env: the environment, for what is not in a `Reply`, such as ``env.question``.
+        rewards: of the turns so far.
+        done: no episode is running.
+
+    Raises:
+        ValueError: with ``native``, for a format, or a task that draws other tools for each episode.
+    """
+
+    def __init__(self, id: str, *, native: bool = False, **env_kwargs: Any):
+        if native:
+            if "format" in env_kwargs:
+                raise ValueError("native=True leaves the format to the chat template or the API: leave out format")
+            env_kwargs["format"] = "openai"
+        self.env: ToolEnv = hosting.make(id, **env_kwargs)
+        self.native, self.done = native, True
+        self.rewards: list[float] = []
+        if native and hasattr(self.env, "weights"):  # a mixture
+            raise ValueError(f"{id} has other tools in each episode, which native calls cannot follow; take one task")
+        if native and self.env.answers and "answer" in self.env.tools:
+            raise ValueError("a tool called 'answer' stands in the way of the final answer: rename it")
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """What the agent may call, as chat APIs and chat templates describe it; with ``native``, ``answer`` as well."""
+        schemas = [function_schema(tool) for tool in self.env.tools.values()]
+        return schemas + [ANSWER] * (self.native and self.env.answers)
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a turn, for a sampler; it keeps them in the turn."""
+        return self.env.stop
+
+    @property
+    def max_turns(self) -> int:
+        """After so many turns the episode is truncated."""
+        return self.env.max_turns
+
+    def start(
+        self, seed: int | None = None, *, attempt: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> list[Message]:
+        """Begin: the system and the user message.
+
+        Args:
+            seed: of the question.
+            attempt: a number among those at this question; it decides chance after the start, in tasks that have any.
+            options: of the environment's ``reset``, such as ``{"question": 7}``.
+        """
+        given = dict(options or {})
+        if attempt is not None and self.env.TAKES_NOISE_SEED:
+            given["noise_seed"] = attempt
+        observation, info = self.env.reset(seed=seed, options=given)
+        self.rewards, self.done = [], False
+        system = self._native_prompt() if self.native else info["instructions"]
+        return [{"role": "system", "content": system}, {"role": "user", "content": observation}]
+
+    def step(self, text: str) -> Reply:
+        """Take a turn that the agent wrote.
+
+        Raises:
+            gymnasium.error.ResetNeeded: no episode is running.
+        """
+        return self._reply(self.env.step(text))
+
+    def call(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> Reply:
+        """Take a turn of function calls, (name, arguments) each, which run together; a turn without any is invalid.
+
+        Raises:
+            ValueError: the episode was not made with ``native=True``.
+            gymnasium.error.ResetNeeded: no episode is running.
+        """
+        if not self.native:
+            raise ValueError("call() is for an Episode made with native=True; step() takes text")
+        if not self.env.answers or "answer" not in dict(calls):
+            return self.step(_message(calls))
+        if len(calls) > 1:
+            return self._reject("A turn either calls tools or gives exactly one answer.")
+        text = calls[0][1].get("text")
+        if not isinstance(text, str) or not text.strip():
+            return self._reject('answer: give the final answer as "text".')
+        return self.step(dumps({"role": "assistant", "content": text}))
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _reject(self, why: str) -> Reply:
+        return replace(self.step(_NO_ACTION), results=(why,))
+
+    def _native_prompt(self) -> str:
+        text = (
+            f"{self.env.instructions} Use the functions that you are given; several calls in one message run together."
+        )
+        return text.strip() + " To finish, call answer with the final answer alone." * self.env.answers
+
+    def _reply(self, stepped: StepResult) -> Reply:
+        observation, reward, terminated, truncated, info = stepped
+        self.rewards.append(reward)
+        self.done = terminated or truncated
+        metrics = {name: float(value) for name, value in info.items() if _is_number(value)}
+        metrics |= {f"reward/{name}": value for name, value in info["reward_terms"].items()}
+        if self.done:
+            metrics["score"] = float(info.get(self.env.PRIMARY_METRIC, 0.0))
+        return Reply(
+            text=observation, reward=reward, terminated=terminated, truncated=truncated, metrics=metrics,
+            results=tuple(self.env.feedback), context=info.get("context"),
+        )  # fmt: skip
+
+
+def step_all(episodes: Sequence[Episode], texts: Sequence[str]) -> list[Reply]:
+    """`Episode.step` of many at once; their tool calls run as one batch, as in a vector of environments."""
+    turns = [episode.env.parse(text) for episode, text in zip(episodes, texts, strict=True)]
+    asked = zip(episodes, turns, strict=True)
+    results = iter(run_calls([(episode.env.tools, call) for episode, turn in asked for call in turn.calls]))
+    return [
+        episode._reply(episode.env.resolve(text, turn, [next(results) for _ in turn.calls]))
+        for episode, text, turn in zip(episodes, texts, turns, strict=True)
+    ]
+
+
+def _message(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """The assistant message of these calls, for the format "openai"."""
+    try:
+        made = [
+            {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": dumps(dict(arguments))}}
+            for i, (name, arguments) in enumerate(calls)
+        ]
+        return json.dumps({"role": "assistant", "content": None, "tool_calls": made})
+    except (ValueError, TypeError):  # arguments that are no JSON
+        return _NO_ACTION
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float | np.number)

@@ -1,0 +1,227 @@
+"""The contract of `agent_envs.plug.Episode`, which every adapter stands on."""
+
+import pickle
+import subprocess
+import sys
+
+import gymnasium
+import pytest
+
+from agent_envs.formats import FORMATS
+from agent_envs.plug import Episode, step_all
+from agent_envs.types import ToolCall, Turn
+
+MINIWIKI, SMALL = "AgentR1/MiniWiki-v0", {"entities": 100, "questions": 20, "max_turns": 3}
+
+GAMES = [
+    "AgentR1/Sokoban-v0",
+    "AgentR1/FrozenLake-v0",
+    "AgentR1/Bandit-v0",
+    "AgentR1/Countdown-v0",
+    "AgentR1/Mixture-v0",
+]
+TASKS = [(MINIWIKI, SMALL), *((id, {}) for id in [*GAMES, "AgentR1/Calculator-v0"])]
+
+
+def play_plainly(id: str, seed: int, turns: list[str], **kwargs):
+    """What ``gymnasium.make`` gives to these turns: the first observation, then (observation, reward, ends) of each."""
+    env = gymnasium.make(id, **kwargs).unwrapped
+    said = [env.reset(seed=seed)[0]]
+    for turn in turns:
+        said.append(env.step(turn)[:4])
+        if said[-1][2] or said[-1][3]:
+            break
+    return said
+
+
+def sampled_turns(id, kwargs, seed, count=12):
+    """Turns of which some are well-formed."""
+    space = gymnasium.make(id, **kwargs).action_space
+    space.seed(seed)
+    return [space.sample() for _ in range(count)]
+
+
+def play(episode, seed, turns):
+    messages, said = episode.start(seed), []
+    for turn in turns:
+        said.append(episode.step(turn))
+        if said[-1].done:
+            break
+    return messages, said
+
+
+@pytest.mark.parametrize(("id", "kwargs"), TASKS)
+def test_it_says_and_pays_what_the_environment_does(id, kwargs):
+    episode = Episode(id, **kwargs)
+    for seed in range(4):
+        turns = sampled_turns(id, kwargs, seed)
+        messages, said = play(episode, seed, turns)
+        expected = play_plainly(id, seed, turns, **kwargs)
+        assert [m["role"] for m in messages] == ["system", "user"] and messages[1]["content"] == expected[0]
+        assert [(r.text, r.reward, r.terminated, r.truncated) for r in said] == expected[1:]
+        assert episode.rewards == [r.reward for r in said] and episode.done == said[-1].done
+        for reply in said:
+            paid = sum(value for name, value in reply.metrics.items() if name.startswith("reward/"))
+            assert paid == pytest.approx(reply.reward) and ("score" in reply.metrics) == reply.done
+
+
+@pytest.mark.parametrize(("id", "kwargs"), TASKS)
+def test_many_at_once_are_what_each_is_alone(id, kwargs):
+    turns = [sampled_turns(id, kwargs, seed, 1)[0] for seed in range(3)]
+    together, alone = ([Episode(id, **kwargs) for _ in turns] for _ in range(2))
+    for seed in range(3):
+        assert together[seed].start(seed) == alone[seed].start(seed)
+    assert step_all(together, turns) == [episode.step(turn) for episode, turn in zip(alone, turns, strict=True)]
+    assert [episode.rewards for episode in together] == [episode.rewards for episode in alone]
+
+
+def test_a_seed_is_a_question_for_all_of_a_group():
+    group = [Episode(MINIWIKI, **SMALL) for _ in range(3)]
+    assert len({str(episode.start(7, attempt=i)) for i, episode in enumerate(group)}) == 1
+    assert len({str(group[0].start(seed)) for seed in range(8)}) > 1
+
+
+def test_attempts_slip_on_the_same_lake_each_in_its_own_way():
+    episode, walk = Episode("AgentR1/FrozenLake-v0"), ["<answer>Down || Down || Right</answer>"]
+    starts, ends = set(), set()
+    for attempt in range(8):
+        starts.add(str(episode.start(3, attempt=attempt)))
+        ends.add(episode.step(walk[0]).text)
+        again = Episode("AgentR1/FrozenLake-v0")
+        again.start(3, attempt=attempt)
+        assert again.step(walk[0]).text in ends
+    assert len(starts) == 1 and len(ends) > 1
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_no_metric_and_no_gold_is_in_what_the_agent_sees(native):
+    episode = Episode(MINIWIKI, native=native, **SMALL)
+    seen = [m["content"] for m in episode.start(2)]
+    gold = episode.env.question.answer
+    if native:
+        replies = [
+            episode.call([("search", {"query": "no such thing"})]),
+            episode.call([]),
+            episode.call([("nope", {})]),
+        ]
+    else:
+        replies = [episode.step(text) for text in ("<search>no such thing</search>", "hm", "<nope>x</nope>")]
+    seen += [text for reply in replies for text in (reply.text, *reply.results)]
+    names = {name for reply in replies for name in reply.metrics}
+    assert {"support_recall", "em", "reward/answer", "score"} <= names
+    hidden = {"reward_terms", "golds", "support_recall", "score", "tool_faults", *(n for n in names if "/" in n)}
+    assert not [name for name in hidden for text in seen if name in text]
+    assert all(gold not in text for text in seen[:2])
+
+
+def test_tools_are_json_schemas():
+    assert [tool["function"]["name"] for tool in Episode(MINIWIKI, **SMALL).tools] == ["search"]
+    search, answer = Episode(MINIWIKI, native=True, **SMALL).tools
+    assert search["type"] == answer["type"] == "function" and answer["function"]["name"] == "answer"
+    assert search["function"]["parameters"]["required"] == ["query"]
+    assert [t["function"]["name"] for t in Episode("AgentR1/Sokoban-v0", native=True).tools] == ["move"]
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "ragen"])
+def test_results_are_bare_in_every_format(format):
+    episode = Episode(MINIWIKI, format=format, **SMALL)
+    episode.start(2)
+    write = episode.env.format.write
+    title = episode.env.question.supporting_titles[0]
+    reply = episode.step(write(Turn(calls=(ToolCall("search", {"query": title}), ToolCall("search", {"query": "x"})))))
+    assert len(reply.results) == 2 and title in reply.results[0] and reply.results[0] != reply.text
+    assert not [
+        tag
+        for tag in ("<information>", "<tool_response>", "Observation:", '"role"', "<|")
+        if tag in "".join(reply.results)
+    ]
+    (wrong,) = episode.step("").results
+    assert wrong and "<information>" not in wrong.split("Write")[0] and "Invalid turn" not in wrong
+    assert episode.step(write(Turn(answer="no idea"))).results == ()
+
+
+def test_calls_earn_what_the_same_turns_earn_in_text():
+    text, native = Episode(MINIWIKI, **SMALL), Episode(MINIWIKI, native=True, **SMALL)
+    asked = [episode.start(4)[1] for episode in (text, native)]
+    assert asked[0] == asked[1]
+    title, answer = text.env.question.supporting_titles[0], text.env.question.answer
+    paid = [text.step(t).reward for t in (f"<search>{title}</search>", f"<answer>{answer}</answer>")]
+    replies = [native.call([("search", {"query": title})]), native.call([("answer", {"text": answer})])]
+    assert [reply.reward for reply in replies] == paid and sum(paid) > 1
+    assert replies[1].terminated and replies[1].metrics["score"] == 1
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [],
+        [("nope", {"query": "x"})],
+        [("search", {})],
+        [("search", {"query": 3})],
+        [("search", {"query": float("nan")})],
+        [("answer", {})],
+        [("answer", {"text": " "})],
+        [("answer", {"text": 5})],
+        [("answer", {"text": "x"}), ("search", {"query": "x"})],
+    ],
+)
+def test_calls_that_cannot_be_made_cost_what_an_invalid_turn_costs(calls):
+    text = Episode(MINIWIKI, rewards={"invalid": -0.5}, **SMALL)
+    native = Episode(MINIWIKI, native=True, rewards={"invalid": -0.5}, **SMALL)
+    text.start(1), native.start(1)
+    invalid, reply = text.step("hm"), native.call(calls)
+    assert reply.reward == invalid.reward == -0.5 and not reply.done and any(reply.results)
+
+
+def test_a_native_game_has_no_answer():
+    episode = Episode("AgentR1/Sokoban-v0", native=True)
+    assert "answer" not in episode.start(3)[0]["content"]
+    reply = episode.call([("move", {"actions": ["Up", "Left"]})])
+    assert reply.results[0].startswith("#") and reply.metrics["moves"] == 2
+    assert episode.call([("move", {"actions": ["Jump"]})]).results[0].endswith("Actions left: 8")  # shown again
+
+
+def test_what_native_calls_cannot_follow_is_refused():
+    with pytest.raises(ValueError, match="leave out format"):
+        Episode(MINIWIKI, native=True, format="tags")
+    with pytest.raises(ValueError, match="other tools in each episode"):
+        Episode("AgentR1/Mixture-v0", native=True)
+    with pytest.raises(ValueError, match="made with native=True"):
+        Episode(MINIWIKI, **SMALL).call([])
+
+
+def test_a_step_without_an_episode():
+    episode = Episode(MINIWIKI, **SMALL)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        episode.step("hm")
+    episode.start(0)
+    assert episode.step("<answer>x</answer>").terminated
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        step_all([episode], ["hm"])
+
+
+def test_a_rewritten_context_is_handed_on():
+    episode = Episode(MINIWIKI, context="window:1", **SMALL)
+    episode.start(0)
+    assert episode.step("one").context is None
+    context = episode.step("two").context
+    assert [m["role"] for m in context] == ["user", "assistant", "user"] and context[1]["content"] == "two"
+
+
+def test_an_episode_goes_on_in_a_copy():
+    episode = Episode(MINIWIKI, **SMALL)
+    episode.start(5)
+    episode.step("hm")
+    copy = pickle.loads(pickle.dumps(episode))
+    assert copy.step("<search>town</search>") == episode.step("<search>town</search>")
+    assert copy.rewards == episode.rewards
+
+
+def test_it_needs_neither_torch_nor_the_other_libraries():
+    code = (
+        "from agent_envs import plug; from agent_envs.plug import trl; import sys; "
+        "episode = plug.Episode('AgentR1/Sokoban-v0'); episode.start(0); episode.step('hm'); "
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(run.stdout.split()) & {"torch", "transformers", "datasets", "trl", "trainers"}

@@ -1,0 +1,151 @@
+"""Any environment that speaks text, in the trainer and in an `Episode`."""
+
+import json
+
+import gymnasium
+import pytest
+from plug_setup import make_policy
+
+import agent_envs
+from agent_envs import hosting
+from agent_envs.checker import check_agent_env
+from agent_envs.plug import Episode
+from trainers import evaluate, grpo
+from trainers.runs.setup import make_envs
+
+PLAIN, TURNS = "plain_env:Mine/Plain-v0", ["red green", "say it", "blue white black brown"]
+
+
+def test_it_says_and_pays_what_the_environment_does():
+    plain, episode = gymnasium.make(PLAIN, disable_env_checker=True), Episode(PLAIN)
+    vector = make_envs(PLAIN, "{}", "train", 1)
+    for seed in range(5):
+        first, _ = plain.reset(seed=seed)
+        assert episode.start(seed)[1]["content"] == first == vector.reset(seed=[seed])[0][0]
+        for turn in TURNS:
+            said = plain.step(turn)[:4]
+            reply, together = episode.step(turn), vector.step([turn])
+            assert (reply.text, reply.reward, reply.terminated, reply.truncated) == said
+            assert (together[0][0], *(float(part[0]) for part in together[1:4])) == said
+            if reply.done:
+                assert reply.metrics["score"] == pytest.approx(sum(episode.rewards))
+                break
+
+
+def test_it_keeps_the_contract_of_this_suite():
+    check_agent_env(hosting.make(PLAIN), steps=40)
+
+
+def test_held_out_episodes_have_seeds_of_their_own():
+    train, held_out, again = hosting.make(PLAIN), hosting.make(PLAIN, split="validation"), hosting.make(PLAIN)
+    asked = [[env.reset(seed=seed)[0] for seed in range(20)] for env in (train, held_out, again)]
+    assert asked[0] == asked[2] != asked[1]
+    assert asked[1][3] == again.hosted.reset(seed=2**31 + 3)[0]
+
+
+def test_a_limit_of_its_own_holds():
+    env = hosting.make("plain_env:Mine/Limited-v0")
+    assert env.max_turns == 2 and hosting.make(PLAIN, max_turns=1).max_turns == 1
+    env.reset(seed=0)
+    assert env.step("hm")[3] is False and env.step("hm")[3] is True
+
+
+def test_instructions_and_formats():
+    env = hosting.make(PLAIN, instructions="Do as you are told.", format="ragen", words=["red"])
+    first, info = env.reset(seed=0)
+    assert (
+        first == "Say red."
+        and info["instructions"].startswith("Do as you are told.")
+        and "<answer>" in info["instructions"]
+    )
+    assert env.step("<think>red</think><answer>red</answer>")[:3] == (
+        "<information>Thank you.</information>",
+        1.1,
+        True,
+    )
+    plain = agent_envs.host(lambda: gymnasium.make(PLAIN, disable_env_checker=True, words=["red"]), "Obey.")
+    assert plain.reset(seed=0)[1]["instructions"] == "Obey."
+    assert plain.step("<think>\nred?\n</think>\n\nno idea")[0] == "No, say red."  # a thought is no action
+
+
+def test_native_calls_reach_it():
+    episode = Episode(PLAIN, native=True, words=["red"])
+    assert [tool["function"]["name"] for tool in episode.tools] == ["act"]
+    episode.start(0)
+    reply = episode.call([("act", {"action": "red"})])
+    assert reply.results == ("Thank you.",) and reply.reward == 1.1 and reply.terminated
+
+
+def test_what_it_raises():
+    env = hosting.make(PLAIN)
+    env.reset(seed=0)
+    text, reward, _, truncated, info = env.step("scold")  # a ValueError is the agent's mistake
+    assert "mind your words" in text and reward == 0 and not truncated and not info["tool_faults"]
+    text, reward, _, truncated, info = env.step("crash")
+    assert "out of order" in text and reward == 0 and truncated and info["tool_faults"] == 1
+
+
+class Numbers(gymnasium.Env):
+    def reset(self, *, seed=None, options=None):
+        return 5, {}
+
+
+def test_what_does_not_speak_text_is_refused():
+    with pytest.raises(ValueError, match=r"FrozenLakeEnv takes Discrete\(4\), not text"):
+        hosting.make("FrozenLake-v1")
+    with pytest.raises(ValueError, match="must be text, got int"):
+        agent_envs.host(Numbers).reset(seed=0)
+    with pytest.raises(ValueError, match="split must be"):
+        agent_envs.host(Numbers, split="test")
+    with pytest.raises(gymnasium.error.Error, match="Nowhere"):
+        make_envs("Nowhere-v0", "{}", "train", 1)
+
+
+def test_registered_with_host():
+    gymnasium.register("Test/Hosted-v0", entry_point=lambda **options: agent_envs.host(Words, "Obey.", **options))
+    try:
+        envs = make_envs("Test/Hosted-v0", '{"max_turns": 2}', "validation", 2)
+        assert [env.split for env in envs.envs] == ["validation"] * 2 and envs.envs[0].max_turns == 2
+        assert envs.reset(seed=[0, 0])[1]["instructions"][0] == "Obey."
+    finally:
+        del gymnasium.registry["Test/Hosted-v0"]
+
+
+class Words:
+    """No `gymnasium.Env` at all."""
+
+    def reset(self, seed=None):
+        return f"seed {seed}", {"success": False}
+
+    def step(self, action):
+        return "so", 0.5, True, False, {"success": True}
+
+
+def test_success_is_the_score_where_the_environment_tells_it():
+    env = agent_envs.host(Words)
+    assert env.reset(seed=3)[0] == "seed 3"
+    assert env.step("x")[4]["score"] == 1.0
+
+
+def test_the_trainer_trains_in_it(tmp_path):
+    policy = make_policy("words")
+    policy.model.save_pretrained(tmp_path / "start")
+    policy.tokenizer.save_pretrained(tmp_path / "start")
+    args = grpo.Args(
+        env=PLAIN, env_kwargs='{"words": ["e", "t"]}', model=str(tmp_path / "start"), out=tmp_path / "run", updates=3,
+        questions_per_update=4, group_size=8, max_new_tokens=6, eval_every=3, eval_questions=8, final_questions=16, lr=3e-3,
+    )  # fmt: skip
+    summary = grpo.main(args)
+    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
+    assert [line["step"] for line in lines] == [0, 1, 2, 3] and summary["score"] == "score"
+    assert all(0 < line["train/return"] <= 3.3 and line["reward/env"] == line["train/return"] for line in lines[1:])
+    assert lines[-1]["policy/grad_norm"] > 0
+    rows = evaluate.main(
+        evaluate.Args(env=PLAIN, checkpoint=(tmp_path / "run" / "checkpoint-3",), questions=4, out=tmp_path / "table")
+    )
+    assert len(rows) == 1 and rows[0]["episodes"] == 4
+
+
+def test_the_tiny_policy_has_nobody_to_learn_from_there(tmp_path):
+    with pytest.raises(ValueError, match="scripted agents, which a hosted environment does not have: give a model"):
+        grpo.main(grpo.Args(env=PLAIN, out=tmp_path / "run"))

@@ -1,0 +1,93 @@
+"""How a run ends before its last update."""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from trainers.runs import stopping
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+def run_python(code: str) -> subprocess.CompletedProcess:
+    return subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, timeout=120)
+
+
+_TWICE = """
+import os, signal, time
+from trainers.runs.stopping import deferring, handle_signals
+with handle_signals(), deferring():
+    os.kill(os.getpid(), signal.SIGTERM)
+    print("the update goes on", flush=True)
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(60)
+"""
+
+
+def test_the_second_signal_ends_a_run_at_once():
+    done = run_python(_TWICE)
+    assert done.returncode == 128 + signal.SIGINT
+    assert done.stdout == "the update goes on\n"
+    assert "SIGTERM: the update in hand is finished" in done.stderr and "Traceback" not in done.stderr
+
+
+_OUTSIDE = """
+import os, signal
+from trainers.runs.stopping import handle_signals
+from agent_envs.tools import run_calls
+from agent_envs.tools.function import FunctionTool
+from agent_envs.types import ToolCall
+def interrupt() -> str:
+    "Ends us."
+    os.kill(os.getpid(), signal.SIGTERM)
+    return "came back"
+tool = FunctionTool(interrupt)
+with handle_signals():
+    print(run_calls([({"interrupt": tool}, ToolCall("interrupt", {}))]))
+"""
+
+
+def test_outside_of_an_update_a_signal_ends_a_run_at_once_also_in_a_tool():
+    """What tools raise is caught, and made the result of their call."""
+    done = run_python(_OUTSIDE)
+    assert (done.returncode, done.stdout) == (128 + signal.SIGTERM, "")
+    assert done.stderr == "Stopped by SIGTERM\n"
+
+
+@pytest.mark.parametrize(
+    ("raised", "status", "said"),
+    [
+        ("KeyboardInterrupt", -signal.SIGINT, "python -m trainers.mine: stopped\n"),
+        ("stopping.TrainingStopped('no tools')", 1, "python -m trainers.mine: no tools\n"),
+    ],
+)
+def test_a_command_shows_no_traceback_of_an_end_that_is_no_fault(raised, status, said):
+    done = run_python(
+        "from trainers.runs import stopping\nfrom trainers.runs.arguments import TrainArgs\n"
+        "from trainers.runs.command_line import parse\n"
+        f"parse(TrainArgs(), '', 'mine')\nraise {raised}"
+    )
+    assert (done.returncode, done.stderr) == (status, said)
+
+
+def test_handlers_are_put_back():
+    before = [signal.getsignal(number) for number in stopping.SIGNALS]
+    with stopping.handle_signals():
+        assert [signal.getsignal(number) for number in stopping.SIGNALS] != before
+    assert [signal.getsignal(number) for number in stopping.SIGNALS] == before
+    assert stopping.received() == 0
+
+
+def test_when_a_checkpoint_is_due(monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(stopping.time, "monotonic", lambda: now[0])
+    by_updates, by_both = stopping.SaveSchedule(4, 0.0), stopping.SaveSchedule(4, 2.0)
+    seen = []
+    for done in range(1, 9):
+        now[0] += 50.0
+        seen.append((by_updates.is_due(done), by_both.is_due(done)))
+    assert [done for done, (due, _) in enumerate(seen, 1) if due] == [4, 8]
+    assert [done for done, (_, due) in enumerate(seen, 1) if due] == [3, 4, 7, 8]

@@ -1,0 +1,107 @@
+"""One process at a time writes into a folder, and says who it is."""
+
+import fcntl
+import json
+import os
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from datetime import datetime
+from pathlib import Path
+
+LOCK_FILE = ".lock"
+LEAST_FREE = 2**26  # bytes: checkpoints of the tiny policy, a few times over
+
+
+class FolderInUse(ValueError):
+    """Another process writes into the folder now; the message says which."""
+
+
+@contextmanager
+def hold_folder(folder: Path) -> Iterator[None]:
+    """Make the folder if need be, and keep other processes from `hold_folder` of it. The system gives a lock back however a
+    process ends. A folder in which nothing is left but the lock is removed again.
+
+    Raises:
+        FolderInUse: another process holds it.
+        ValueError: it cannot be written to, or its disk is full.
+    """
+    made = not folder.exists()
+    handle = _open(folder)
+    try:
+        _write_holder(folder, handle)
+        yield
+    finally:
+        if made and [path.name for path in folder.iterdir()] == [LOCK_FILE]:
+            (folder / LOCK_FILE).unlink()
+            with suppress(OSError):  # somebody else has begun here
+                folder.rmdir()
+        os.close(handle)
+
+
+def check_writable(folder: Path) -> None:
+    """Make a folder, and raise a ValueError where nothing can be written to it; before hours are spent."""
+    probe = folder / f".probe-{os.getpid()}"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        probe.write_bytes(b"0" * 4096)
+        probe.unlink()
+        _check_room(folder)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def _open(folder: Path) -> int:
+    """An open and locked lock file."""
+    path = folder / LOCK_FILE
+    while True:
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except OSError as error:
+            raise _cannot_write(folder, error) from error
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.path.samestat(os.fstat(handle), path.stat()):
+                return handle
+        except FileNotFoundError:
+            pass  # removed by a process that had it until now
+        except BlockingIOError:
+            os.close(handle)
+            raise FolderInUse(
+                f"{folder} is in use by {_read_holder(path)}: give another --out, or wait for it"
+            ) from None
+        except OSError as error:
+            os.close(handle)
+            raise _cannot_write(folder, error) from error
+        os.close(handle)
+
+
+def _write_holder(folder: Path, handle: int) -> None:
+    holder = {"process": os.getpid(), "host": socket.gethostname(), "since": f"{datetime.now():%Y-%m-%d %H:%M:%S}"}
+    try:
+        os.ftruncate(handle, 0)
+        os.write(handle, json.dumps(holder | {"command": " ".join(sys.argv)}).encode())
+        os.fsync(handle)
+        _check_room(folder)
+    except OSError as error:
+        raise _cannot_write(folder, error) from error
+
+
+def _check_room(folder: Path) -> None:
+    if (free := shutil.disk_usage(folder).free) < LEAST_FREE:
+        raise ValueError(f"{folder} is on a disk with {free / 2**20:.0f} MiB left: make room, or give another --out")
+
+
+def _read_holder(path: Path) -> str:
+    try:
+        holder = json.loads(path.read_text(encoding="utf-8"))
+        return "process {process} on {host} since {since} ({command})".format(**holder)
+    except (OSError, ValueError, LookupError):  # it has just begun
+        return "another process"
+
+
+def _cannot_write(folder: Path, error: OSError) -> ValueError:
+    return ValueError(f"cannot write to {folder} ({error.strerror}): give another --out")

@@ -1,0 +1,109 @@
+"""How a run ends before its last update: by a signal, or because it cannot go on.
+
+SIGTERM (a scheduler's) and SIGINT (Ctrl-C) let an update in hand be finished and saved, and then end the process with status
+128 + n; a second signal ends it at once. Nothing here imports torch.
+"""
+
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from types import FrameType
+from typing import NoReturn
+
+SIGNALS = (signal.SIGTERM, signal.SIGINT)
+
+
+class TrainingStopped(RuntimeError):
+    """A run cannot go on; the message says why, what is saved and what to do. A command shows it in place of a traceback."""
+
+
+class _Interrupt(KeyboardInterrupt):
+    """Raised where a signal came and no update is in hand. No tool's ``except Exception`` catches it."""
+
+
+@dataclass
+class _State:
+    received: int = 0
+    deferring: bool = False
+
+
+_state = _State()  # of the process, as signals are
+
+
+def received() -> int:
+    """The number of the signal that has asked this process to stop; 0 where none has."""
+    return _state.received
+
+
+@contextmanager
+def handle_signals() -> Iterator[None]:
+    """Inside, SIGTERM and SIGINT end the process with status 128 + n and one line: at once, or inside of `deferring` where the
+    update in hand is done. Does nothing outside of the main thread, which alone may handle signals."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = {number: signal.signal(number, _on_signal) for number in SIGNALS}
+    try:
+        yield
+    except _Interrupt:
+        exit_by_signal(_state.received, "")
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+        _state.received, _state.deferring = 0, False
+
+
+@contextmanager
+def deferring() -> Iterator[None]:
+    """Inside, a first signal is only noted, for `received`; who loops here looks at it after each update."""
+    _state.deferring = True
+    try:
+        yield
+    finally:
+        _state.deferring = False
+    if _state.received:  # it came after the last look
+        raise _Interrupt
+
+
+def exit_by_signal(number: int, message: str) -> NoReturn:
+    """End the process with status 128 + n, and a line that says which signal it was and what is left."""
+    print(f"Stopped by {signal.Signals(number).name}{message and ': ' + message}", file=sys.stderr, flush=True)
+    raise SystemExit(128 + number)
+
+
+def _on_signal(number: int, frame: FrameType | None) -> None:
+    if _state.received:
+        # A hidden cursor is shown again; nothing is waited for, neither threads nor tools.
+        os.write(2, b"\x1b[?25h\n" if os.isatty(2) else b"")
+        os._exit(128 + number)
+    _state.received = number
+    if not _state.deferring:
+        raise _Interrupt
+    name = signal.Signals(number).name
+    # Not by print: the signal may have come in the middle of one.
+    os.write(2, f"\n{name}: the update in hand is finished and saved first; a second signal stops at once\n".encode())
+
+
+class SaveSchedule:
+    """When checkpoints are due: every so many updates, and every so many minutes.
+
+    Args:
+        every: updates between checkpoints.
+        minutes: between checkpoints; 0 for none by the clock.
+    """
+
+    def __init__(self, every: int, minutes: float):
+        self._every, self._seconds, self._last = every, minutes * 60, time.monotonic()
+
+    def is_due(self, done: int) -> bool:
+        """Whether the state after ``done`` updates is to be saved; if so, the clock starts again."""
+        late = self._seconds > 0 and time.monotonic() - self._last >= self._seconds
+        if late or done % self._every == 0:
+            self._last = time.monotonic()
+            return True
+        return False
