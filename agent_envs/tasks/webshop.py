@@ -147,8 +147,9 @@ class WebShopEnv(ToolEnv):
         """look for products, on a page with a search bar."""
         if not self.play.game.has_search_bar:
             raise ToolError("there is no search bar on this page; 'back to search' leads to one")
-        # Brackets would end the action that WebShop reads, and lone surrogates are no text for its search engine.
-        words = normalize_command(re.sub(r"[][\ud800-\udfff]", " ", keywords))
+        # Brackets would end the action that WebShop reads; lone surrogates, and the "?" that may stand for one, are no
+        # words for its search engine.
+        words = normalize_command(re.sub(r"[][?\ud800-\udfff]", " ", keywords))
         if not words or words.split()[0] in _SPECIAL or len(words) > _KEYWORDS:
             raise ToolError(f"give keywords, {_KEYWORDS} characters of them at most")
         return self._do(f"search[{words}]")

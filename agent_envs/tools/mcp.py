@@ -233,10 +233,13 @@ class _ClientThread:
         """Wait for the client, which asks its program to leave, and end what is left of it: the client's own way stops
         at programs that leave children behind, and this process may end before it is through."""
         self._thread.join(10)
+        killed = []
         for process in psutil.process_iter():
             with suppress(psutil.Error, OSError):  # it has ended meanwhile, or is not ours to look at
                 if process.environ().get(_MARK) == self._mark:
                     process.kill()
+                    killed.append(process)
+        psutil.wait_procs(killed, timeout=2)
 
 
 def _program(command: tuple[str, ...], mark: str) -> Any:

@@ -222,6 +222,7 @@ def test_what_the_shop_cannot_do_is_refused_in_words(env):
         (search("  <A> leather"), "give keywords"),
         (search("[ ]"), "give keywords"),
         (search("\ud800"), "give keywords"),
+        (search(" ??"), "give keywords"),
         (search("shoe " * 200), "500 characters"),
     ):
         observation, reward, terminated, _, info = env.step(action)
