@@ -134,19 +134,21 @@ def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torc
     if device.type == "cpu" and usual in ("sdpa", row_attention.ATTENTION_NAME) and _is_wide(config):
         if dtype == torch.bfloat16 and llama_layers.can_replace(backbone):
             llama_layers.replace(backbone)
-            if _runs_rows(backbone, ids, dtype):
+            if (reason := _why_not_rows(backbone, ids, dtype)) is None:
                 return "rows"
             llama_layers.restore(backbone)
-        if _runs_rows(backbone, ids, dtype):
+            warnings.warn(f"updates are slower, in the library's layers: with ours {reason}", stacklevel=2)
+        if (reason := _why_not_rows(backbone, ids, dtype)) is None:
             return "rows"
         config._attn_implementation = usual
+        warnings.warn(f"updates are slower, in padded rows: over nodes {reason}", stacklevel=2)
     with torch.no_grad():
         return "masked" if _find_difference(backbone, [ids], device, dtype, "masked") is None else ""
 
 
-def _runs_rows(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> bool:
+def _why_not_rows(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> str | None:
     with torch.enable_grad():
-        return _find_difference(backbone, [ids], torch.device("cpu"), dtype, "rows") is None
+        return _find_difference(backbone, [ids], torch.device("cpu"), dtype, "rows")
 
 
 def _text_config(backbone: torch.nn.Module) -> PreTrainedConfig:

@@ -4,6 +4,7 @@ Nothing here imports torch, so that ``--help`` and mistakes answer at once.
 """
 
 import ast
+import dis
 import inspect
 import itertools
 import sys
@@ -20,6 +21,7 @@ from trainers.runs import arguments
 from trainers.runs.stopping import TrainingStopped
 
 T = TypeVar("T")
+OUR_PACKAGES = ("__main__", "trainers", "agent_envs", "retrieval_index")
 
 
 def parse(defaults: T, description: str | None, command: str, words: Sequence[str] | None = None) -> T:
@@ -52,13 +54,25 @@ def parse(defaults: T, description: str | None, command: str, words: Sequence[st
 
 
 def _report_end(program: str, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Of what ends a command, an interruption and a run that cannot go on need no traceback."""
+    """Of what ends a command, an interruption, a run that cannot go on and bad input that we refuse need no traceback."""
     if issubclass(kind, KeyboardInterrupt):
         print(f"{program}: stopped", file=sys.stderr)
-    elif issubclass(kind, TrainingStopped):
+    elif issubclass(kind, TrainingStopped) or (issubclass(kind, ValueError | OSError) and _is_raised_by_us(traceback)):
         print(f"{program}: {error}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)
+
+
+def _is_raised_by_us(traceback: TracebackType | None) -> bool:
+    """Whether a ``raise`` of this project is where the error comes from: what it says was written for the user. What a
+    library or an operation raises, at a line of ours too, is a fault to be looked into."""
+    if traceback is None:
+        return False
+    while traceback.tb_next:
+        traceback = traceback.tb_next
+    package = traceback.tb_frame.f_globals.get("__name__", "").partition(".")[0]
+    instruction = traceback.tb_frame.f_code.co_code[traceback.tb_lasti]
+    return package in OUR_PACKAGES and dis.opname[instruction] == "RAISE_VARARGS"
 
 
 def _fail(program: str, message: str) -> NoReturn:

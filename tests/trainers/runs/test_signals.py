@@ -57,20 +57,34 @@ def test_outside_of_an_update_a_signal_ends_a_run_at_once_also_in_a_tool():
     assert done.stderr == "Stopped by SIGTERM\n"
 
 
+_COMMAND = """
+from trainers.runs import stopping
+from trainers.runs.arguments import TrainArgs
+from trainers.runs.command_line import parse
+parse(TrainArgs(), "", "mine")
+"""
+
+
 @pytest.mark.parametrize(
     ("raised", "status", "said"),
     [
         ("KeyboardInterrupt", -signal.SIGINT, "python -m trainers.mine: stopped\n"),
         ("stopping.TrainingStopped('no tools')", 1, "python -m trainers.mine: no tools\n"),
+        ("ValueError('give --model')", 1, "python -m trainers.mine: give --model\n"),
+        ("FileNotFoundError('there is no x.jsonl')", 1, "python -m trainers.mine: there is no x.jsonl\n"),
     ],
 )
 def test_a_command_shows_no_traceback_of_an_end_that_is_no_fault(raised, status, said):
-    done = run_python(
-        "from trainers.runs import stopping\nfrom trainers.runs.arguments import TrainArgs\n"
-        "from trainers.runs.command_line import parse\n"
-        f"parse(TrainArgs(), '', 'mine')\nraise {raised}"
-    )
+    done = run_python(f"{_COMMAND}raise {raised}")
     assert (done.returncode, done.stderr) == (status, said)
+
+
+@pytest.mark.parametrize("fault", ["int('x')", "json.loads('x')", "open('/no/such/file')", "raise_key_error()"])
+def test_a_fault_keeps_its_traceback(fault):
+    """Also a ValueError, where nobody here wrote its message."""
+    done = run_python(f"import json\n{_COMMAND}raise_key_error = lambda: {{}}['x']\n{fault}")
+    assert done.returncode == 1
+    assert done.stderr.startswith("Traceback (most recent call last):")
 
 
 def test_handlers_are_put_back():

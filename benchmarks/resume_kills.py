@@ -1,0 +1,219 @@
+"""Does a run that is killed and resumed end where it would have ended? Runs of five kinds, killed at random moments.
+
+    python -m benchmarks.resume_kills --kills 200
+
+Each run is started, killed with SIGKILL at a random moment, and gone on with, by --resume where it has a checkpoint and by
+the same command where it has none yet, until it is through; most are killed several times. Then its weights, the state of
+its optimizer and its metrics are compared bit by bit with those of a run that nobody touched. Half of the runs begin with an
+empty cache, so that some are killed in the imitation before the training. Everything is on one thread, where sums have one
+order. The processes are forks of one that has imported the trainers, to save the time of that. Ends with a table and one
+line of JSON; the status is 1 where a run differed, or could not go on.
+"""
+
+import json
+import multiprocessing
+import os
+import random
+import shutil
+import sys
+import tempfile
+import time
+from collections import Counter
+from contextlib import redirect_stderr, redirect_stdout
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+from rich.console import Console
+from rich.progress import Progress
+
+TIMED = ("seconds", "time/", "tokens/per_second")  # metrics that no two runs have in common
+WORLD = {"env_kwargs": '{"entities": 60, "questions": 20, "max_turns": 3}'}
+TINY = {"model": "tiny", "cold_start_steps": 30}
+SHORT = {
+    "updates": 6,
+    "questions_per_update": 2,
+    "group_size": 4,
+    "eval_every": 2,
+    "eval_questions": 4,
+    "final_questions": 4,
+}
+DEMONSTRATIONS = {"script": ("oracle",), "demonstrations": 12}
+KINDS: dict[str, tuple[str, dict[str, Any]]] = {
+    "GRPO, MiniWiki": ("grpo", WORLD | TINY | SHORT | {"save_every": 1}),
+    "PPO, MiniWiki": ("ppo", WORLD | TINY | SHORT | {"save_every": 2}),
+    "PPO, FrozenLake": ("ppo", {"env": "AgentR1/FrozenLake-v0"} | TINY | SHORT | {"save_every": 2}),
+    "GRPO with LoRA, bfloat16": ("grpo", WORLD | SHORT | {"lora_rank": 4, "dtype": "bfloat16", "save_every": 2}),
+    "SFT, MiniWiki": ("sft", WORLD | DEMONSTRATIONS | {"updates": 12, "eval_every": 4, "save_every": 2}),
+}
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Kill runs, resume them, and compare their ends with those of runs that were left alone."""
+
+    kills: int = 200
+    """Kills in all, shared among the kinds of runs."""
+    seed: int = 0
+    """Of the moments; another seed is another attack."""
+    out: Path | None = None
+    """A folder to keep what differed in; by default nothing is kept."""
+
+
+def play(kind: str, folder: Path, cache: Path, model: Path) -> None:
+    """In a process of its own: begin the run in ``folder``, or go on with it."""
+    import importlib
+
+    import torch
+
+    from trainers.runs import checkpoint
+
+    os.setsid()
+    os.environ["AGENT_ENVS_CACHE"] = str(cache)
+    torch.set_num_threads(1)
+    module, options = KINDS[kind]
+    trainer = importlib.import_module(f"trainers.{module}")
+    where = {"resume": folder} if checkpoint.step_folders(folder) else {"out": folder}
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with (folder.parent / "console.txt").open("a") as console, redirect_stdout(console), redirect_stderr(console):
+        trainer.main(trainer.Args(**({"model": str(model)} | options | where)))
+
+
+def make_pretrained(folder: Path) -> None:
+    """A small model with random weights and a chat template, as if it were pretrained."""
+    import torch
+
+    from agent_envs.plug import Episode
+    from trainers.models import tiny
+
+    torch.manual_seed(0)
+    episode = Episode("AgentR1/MiniWiki-v0", **json.loads(WORLD["env_kwargs"]))
+    tokenizer = tiny.make_tokenizer(message["content"] for seed in range(20) for message in episode.start(seed))
+    tokenizer.save_pretrained(folder)
+    tiny.make_model(len(tokenizer), hidden_size=64, layers=2, intermediate_size=64).save_pretrained(folder)
+
+
+def read_end(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
+    """What a finished run left: tensors and optimizer states of its last checkpoint by name, and its metrics without times."""
+    import torch
+    from safetensors.torch import load_file
+
+    from trainers.runs import checkpoint
+    from trainers.runs.logger import METRICS_FILE, read_metrics
+
+    assert (folder / "summary.json").exists(), "it has not ended"
+    last = max(checkpoint.step_folders(folder), key=lambda path: int(path.name.rpartition("-")[2]))
+    state: dict[str, Any] = {}
+    for path in sorted(last.glob("*.safetensors")):
+        state |= load_file(path)
+    state["trainer"] = torch.load(last / checkpoint.STATE_FILE, weights_only=True)["optimizers"]
+    metrics = [
+        {name: value for name, value in line.items() if not name.startswith(TIMED)}
+        for line in read_metrics(folder / METRICS_FILE)
+    ]
+    return state, metrics
+
+
+def is_same(one: Any, other: Any) -> bool:
+    """Equal in every bit, for tensors in dicts and lists too."""
+    import torch
+
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and torch.equal(one, other)
+    if isinstance(one, dict):
+        return one.keys() == other.keys() and all(is_same(one[name], other[name]) for name in one)
+    if isinstance(one, list | tuple):
+        return len(one) == len(other) and all(map(is_same, one, other))
+    return one == other
+
+
+class Attack:
+    """Runs of all kinds in turn, each killed again and again until it is through."""
+
+    def __init__(self, args: Args, root: Path):
+        self.args, self.root, self.draw = args, root, random.Random(args.seed)
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload(
+            ["trainers.grpo", "trainers.ppo", "trainers.sft", "trainers.cold_start.start"]
+        )
+        self.counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
+        self.kills = 0
+
+    def start(self, kind: str, folder: Path, cache: Path) -> Any:
+        process = self.context.Process(target=play, args=(kind, folder, cache, self.root / "model"))
+        process.start()
+        return process
+
+    def prepare(self) -> None:
+        """The runs that are left alone; how long they take, and a cache that is full."""
+        make = self.context.Process(target=make_pretrained, args=(self.root / "model",))
+        make.start()
+        make.join()
+        self.seconds: dict[str, dict[bool, float]] = {}
+        self.ends = {}
+        for kind in KINDS:
+            self.seconds[kind] = {}
+            for is_cached in (False, True):  # the second run finds the cold start in the cache
+                folder, begun = self.root / f"{kind}-{is_cached}" / "run", time.monotonic()
+                process = self.start(kind, folder, self.root / "cache")
+                process.join()
+                self.seconds[kind][is_cached] = time.monotonic() - begun
+                end = read_end(folder)
+                if is_cached and not is_same(self.ends[kind], end):
+                    self.report(kind, folder, "the cache changes it, without any kill")
+                self.ends.setdefault(kind, end)
+
+    def run(self, number: int) -> None:
+        """Begin the run of this number, kill it until it is through, and compare."""
+        kind, is_cached = list(KINDS)[number % len(KINDS)], self.draw.random() < 0.5
+        folder = self.root / f"{number}" / "run"
+        cache = self.root / "cache" if is_cached else folder.parent / "cache"
+        longest, counts = self.seconds[kind][is_cached] * 1.1, self.counts[kind]
+        counts["runs"] += 1
+        while True:
+            process = self.start(kind, folder, cache)
+            process.join(self.draw.uniform(0, longest) if self.kills < self.args.kills else None)
+            if not process.is_alive():
+                break
+            process.kill()
+            process.join()
+            self.kills += 1
+            counts["kills"] += 1
+            counts["kills before the first checkpoint"] += not list(folder.glob("checkpoint-*"))
+        if process.exitcode != 0:
+            self.report(kind, folder, f"it ended with status {process.exitcode}")
+        elif not is_same(read_end(folder), self.ends[kind]):
+            self.report(kind, folder, "it differs")
+        else:
+            counts["bit-equal"] += 1
+        shutil.rmtree(folder.parent, ignore_errors=True)
+
+    def report(self, kind: str, folder: Path, problem: str) -> None:
+        self.counts[kind]["different"] += 1
+        print(f"{kind}, run {folder.parent.name}: {problem}", file=sys.stderr)
+        if self.args.out:
+            shutil.copytree(folder.parent, self.args.out / folder.parent.name, dirs_exist_ok=True)
+
+
+def main(args: Args) -> dict:
+    """Run the attack; returns the counts by kind of run."""
+    os.environ["OMP_NUM_THREADS"] = "1"  # before the server of forks imports torch
+    with tempfile.TemporaryDirectory() as root, Progress(console=Console(stderr=True)) as bars:
+        attack = Attack(args, Path(root))
+        attack.prepare()
+        number, bar = 0, bars.add_task("kills", total=args.kills)
+        while attack.kills < args.kills or number % len(KINDS):
+            attack.run(number)
+            number += 1
+            bars.update(bar, completed=attack.kills)
+    for kind, counts in attack.counts.items():
+        print(f"{kind}: " + ", ".join(f"{counts[name]} {name}" for name in ("runs", "kills", "bit-equal", "different")))
+    result = {"seed": args.seed, **{kind: dict(counts) for kind, counts in attack.counts.items()}}
+    print(json.dumps(result))
+    return result
+
+
+if __name__ == "__main__":
+    ended = main(tyro.cli(Args, description=__doc__))
+    sys.exit(any(counts.get("different") for kind, counts in ended.items() if kind != "seed"))
