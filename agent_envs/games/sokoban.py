@@ -9,6 +9,7 @@ from agent_envs.games.boards import board_rows
 Cell = tuple[int, int]  # row, column
 State = tuple[Cell, frozenset[Cell]]  # player, boxes
 
+SYMBOLS = "#_OX√PS"
 DIRECTIONS: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 MAX_STATES = 200_000  # that a search looks at; seconds
 
@@ -63,7 +64,7 @@ def rows(level: Level) -> list[str]:
 
 def read(text: str) -> Level:
     """The inverse of `render`; lines that are no part of a board are passed over."""
-    lines = board_rows(text, "#_OX√PS")
+    lines = board_rows(text, SYMBOLS)
     cells = {(r, c): symbol for r, line in enumerate(lines) for c, symbol in enumerate(line)}
     players = [cell for cell, symbol in cells.items() if symbol in "PS"]
     if len(players) != 1 or any(len(line) != len(lines) for line in lines):

@@ -90,5 +90,9 @@ class BanditEnv(ToolEnv):
         over = len(self.history.turns) + 1 >= self.max_turns  # attempts are the game, not a limit on it: no truncation
         return TurnOutcome(metrics, {"arm": arm}, terminated=over)
 
+    def menu(self) -> dict[str, bool]:
+        """The turns that pull an arm, in the order in which the arms are named, see `agent_envs.plug.Menu`."""
+        return {self.format.write(Turn(answer=name)): True for name in self.arms.names}
+
 
 make_vector = vector_entry_point(BanditEnv)

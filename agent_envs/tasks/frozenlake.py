@@ -71,6 +71,7 @@ class FrozenLakeEnv(ToolEnv):
 
     REWARD = Reward(goal=(1.0, Metric("goal")), invalid=(-0.1, Invalid()))
     TAKES_NOISE_SEED = True
+    BOARD_SYMBOLS = "_OGPX√"
     SCRIPTS = {"random": wander, "scripted": straight, "oracle": best}  # noqa: RUF012
 
     def __init__(
@@ -98,6 +99,7 @@ class FrozenLakeEnv(ToolEnv):
         )
         common = {"format": "ragen", "max_calls": 1, **common}
         super().__init__((FunctionTool(self.move),), instructions=task, answers=False, max_turns=max_turns, **common)
+        self._single = [self.format.write(move_turn([action])) for action in frozenlake.ACTIONS]
 
     def move(self, actions: list[Action]) -> ToolResult:
         """take one step in each of these directions, in this order."""
@@ -130,6 +132,12 @@ class FrozenLakeEnv(ToolEnv):
         metrics = {"goal": float(cell == "G"), "hole": float(cell == "H"), "success": float(cell == "G")}
         metrics["moves"] = float(sum(result.data["moves"] for result in results if result.ok))
         return TurnOutcome(metrics, terminated=cell in "GH", truncated=self.budget.left == 0)
+
+    def menu(self) -> dict[str, bool]:
+        """The turns of one action, and whether it can lead to another cell, see `agent_envs.plug.Menu`."""
+        here = int(self.lake.s)
+        leads = (any(to != here for _, to, *_ in self.lake.P[here][action]) for action in range(4))
+        return dict(zip(self._single, leads, strict=True))
 
     def state_text(self) -> str:
         return f"{frozenlake.render(self.rows, self._position())}\n{self.budget}"

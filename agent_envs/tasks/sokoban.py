@@ -72,6 +72,7 @@ class SokobanEnv(ToolEnv):
         move=(-0.1, Metric("moves")),
         invalid=(-0.1, Invalid()),
     )
+    BOARD_SYMBOLS = sokoban.SYMBOLS
     SCRIPTS = {"random": wander, "scripted": push_closer, "oracle": shortest}  # noqa: RUF012
 
     def __init__(
@@ -102,6 +103,7 @@ class SokobanEnv(ToolEnv):
         )
         common = {"format": "ragen", "max_calls": 1, **common}
         super().__init__((FunctionTool(self.move),), instructions=task, answers=False, max_turns=max_turns, **common)
+        self._single = {action: self.format.write(move_turn([action])) for action in sokoban.DIRECTIONS}
 
     def move(self, actions: list[Action]) -> ToolResult:
         """walk or push one cell in each of these directions, in this order."""
@@ -133,6 +135,10 @@ class SokobanEnv(ToolEnv):
         metrics = {name: float(sum(one[name] for one in happened)) for name in ("box", "moves")}
         metrics |= {"solved": float(solved), "success": float(solved)}
         return TurnOutcome(metrics, terminated=solved, truncated=self.budget.left == 0)
+
+    def menu(self) -> dict[str, bool]:
+        """The turns of one action, and whether it would move anything, see `agent_envs.plug.Menu`."""
+        return {text: sokoban.move(self.level, action) != self.level for action, text in self._single.items()}
 
     def state_text(self) -> str:
         return f"{sokoban.render(self.level)}\n{'Solved.' if self.level.solved else self.budget}"

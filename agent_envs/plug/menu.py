@@ -1,0 +1,82 @@
+"""The turns of a game as numbered choices, for agents that read vectors and act by a number.
+
+    >>> env = Menu(gymnasium.make("AgentR1/Sokoban-v0"))
+    >>> observation, info = env.reset(seed=0)
+    >>> observation, reward, terminated, truncated, info = env.step(env.action_masks().argmax())
+
+A game has a menu where it has a method ``menu() -> dict[str, bool]``: the turns to choose from now, as its ``step`` takes
+them, and whether a turn would change anything. Their number and order stay what they are. Where it names the symbols of
+its board (``BOARD_SYMBOLS``), the board is what the agent sees; `state_text` shows it.
+"""
+
+from typing import Any
+
+import gymnasium
+import numpy as np
+
+from agent_envs.games.boards import board_rows
+
+
+class Menu(gymnasium.Wrapper[np.ndarray, int, str, str], gymnasium.utils.RecordConstructorArgs):
+    """An environment of text with ``Discrete`` actions and ``Box`` observations.
+
+    A choice is a turn of one action. ``max_turns`` is raised to the ``max_actions`` of the game, as turns of several
+    actions are not on the menu.
+
+    Observations are vectors of float32 in [0, 1]. Of a board, [cells * symbols + 1]: row by row, for each cell a 1 in the
+    place of its symbol, and then the share of the turns that is left. Elsewhere, [max_bytes]: the text in UTF-8, a byte b
+    as b / 255, and zeros behind it.
+
+    Args:
+        env: an environment with a menu, as `gymnasium.make` gives it. It is reset once, to count the choices.
+        max_bytes: of a text.
+
+    Raises:
+        ValueError: the environment has no menu; at reset or step, a text is longer than ``max_bytes``; at step, the action
+            is not on the menu.
+    """
+
+    def __init__(self, env: gymnasium.Env[str, str], max_bytes: int = 256):
+        gymnasium.utils.RecordConstructorArgs.__init__(self, max_bytes=max_bytes)
+        gymnasium.Wrapper.__init__(self, env)
+        self.game: Any = env.unwrapped
+        self.max_bytes = max_bytes
+        if not hasattr(self.game, "menu"):
+            raise ValueError(
+                f"{type(self.game).__name__} has no menu: its turns are free text, too many to choose from. "
+                "Bandit, FrozenLake and Sokoban have one; an environment of your own needs a method menu()"
+            )
+        if hasattr(self.game, "max_actions"):
+            self.game.max_turns = max(self.game.max_turns, self.game.max_actions)
+        text, _ = env.reset()
+        self.action_space = gymnasium.spaces.Discrete(len(self.game.menu()))
+        self.observation_space = gymnasium.spaces.Box(0, 1, self._encode(text).shape, np.float32)
+
+    def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
+        text, info = self.env.reset(seed=seed, options=options)
+        return self._encode(text), info
+
+    def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
+        """Take the turn in this place of the menu."""
+        if not self.action_space.contains(action):
+            raise ValueError(f"an action is a place in the menu, 0 to {self.action_space.n - 1}, got {action!r}")
+        text, reward, terminated, truncated, info = self.env.step(list(self.game.menu())[action])
+        return self._encode(text), float(reward), terminated, truncated, info
+
+    def action_masks(self) -> np.ndarray:
+        """Which choices would change anything, bool [choices], as MaskablePPO asks for it; they mean nothing at an end."""
+        return np.array(list(self.game.menu().values()), dtype=bool)
+
+    def _encode(self, text: str) -> np.ndarray:
+        symbols = getattr(self.game, "BOARD_SYMBOLS", "")
+        if not symbols:
+            return self._encode_bytes(text)
+        cells = [symbols.index(cell) for row in board_rows(self.game.state_text(), symbols) for cell in row]
+        left = 1 - len(self.game.history.turns) / self.game.max_turns
+        return np.append(np.eye(len(symbols), dtype=np.float32)[cells], np.float32(left))
+
+    def _encode_bytes(self, text: str) -> np.ndarray:
+        encoded = np.frombuffer(text.encode(), dtype=np.uint8)
+        if len(encoded) > self.max_bytes:
+            raise ValueError(f"a text of {len(encoded)} bytes: give Menu a max_bytes of that or more")
+        return np.pad(encoded / np.float32(255), (0, self.max_bytes - len(encoded)))
