@@ -1,7 +1,7 @@
 """The environments of this suite in other RL libraries.
 
-`Episode` is what all adapters are made of but `Menu`, which is for libraries whose agents act by numbers; a module for each library holds what that library wants of it, and is imported
-by name: ``from agent_envs.plug import trl``. Nothing here imports torch.
+`Episode` is what adapters of chat models are made of, and `Menu` is for agents that choose by a number; a module for each
+library holds what that library wants, and is imported by name: ``from agent_envs.plug import trl``. Nothing here imports torch.
 """
 
 from agent_envs.plug.episode import Episode, Reply, step_all

@@ -3,24 +3,21 @@
 python examples/plug/cleanrl.py --env AgentR1/Sokoban-v0 --steps 100000 --seed 1
 """
 
-from collections.abc import Callable
-
 import gymnasium
 import torch
-from held_out import arguments, report
+from held_out import Agent, arguments, report
 from torch import nn
 from torch.distributions import Categorical
 
-import agent_envs  # noqa: F401  (registers the ids)
 from agent_envs.plug import Menu
 
 ENVS, LENGTH, EPOCHS, MINIBATCH, GAMMA, LAMBDA = 16, 64, 6, 256, 0.98, 0.95
 
 
-def train(id: str, steps: int, seed: int, log: Callable[[int, float], None] = lambda *_: None) -> Callable:
+def train(id: str, steps: int, seed: int, **env_kwargs) -> Agent:
     torch.manual_seed(seed)
     envs = gymnasium.vector.SyncVectorEnv(
-        [lambda: Menu(gymnasium.make(id))] * ENVS, autoreset_mode=gymnasium.vector.AutoresetMode.SAME_STEP
+        [lambda: Menu(gymnasium.make(id, **env_kwargs))] * ENVS, autoreset_mode="SameStep"
     )
     inputs, choices = envs.single_observation_space.shape[0], envs.single_action_space.n
     actor = nn.Sequential(nn.Linear(inputs, 128), nn.Tanh(), nn.Linear(128, 128), nn.Tanh(), nn.Linear(128, choices))
@@ -37,13 +34,12 @@ def train(id: str, steps: int, seed: int, log: Callable[[int, float], None] = la
             goes_on = torch.as_tensor(~(terminated | truncated)).float()
             batch.append((seen, action, policy.log_prob(action), value, torch.as_tensor(reward).float(), goes_on))
             seen = torch.as_tensor(after)
-        x, actions, old, values, rewards, goes_on = (torch.stack(column) for column in zip(*batch, strict=True))
+        x, actions, old, values, rewards, goes_on = map(torch.stack, zip(*batch, strict=True))
         with torch.no_grad():
             following = torch.cat([values[1:], critic(seen)[None, :, 0]])
         advantages, ahead = torch.zeros_like(values), torch.zeros(ENVS)
-        for t in reversed(range(LENGTH)):  # GAE; a budget that runs out is an end like others, as the agent sees it
-            ahead = rewards[t] + goes_on[t] * GAMMA * (following[t] + LAMBDA * ahead) - values[t]
-            advantages[t] = ahead
+        for t in reversed(range(LENGTH)):  # the agent sees what is left, so that a budget used up is an end like others
+            advantages[t] = ahead = rewards[t] + goes_on[t] * GAMMA * (following[t] + LAMBDA * ahead) - values[t]
         flat = [column.flatten(0, 1) for column in (x, actions, old, advantages, advantages + values)]
         for i in (i for _ in range(EPOCHS) for i in torch.randperm(ENVS * LENGTH).split(MINIBATCH)):
             x, action, old, advantage, target = (column[i] for column in flat)
@@ -61,4 +57,4 @@ def train(id: str, steps: int, seed: int, log: Callable[[int, float], None] = la
 
 if __name__ == "__main__":
     args = arguments(__doc__)
-    report(args.env, train(args.env, args.steps, args.seed))
+    report(train(args.env, args.steps, args.seed, **args.env_kwargs), args.env, **args.env_kwargs)

@@ -1,43 +1,50 @@
-"""How often an agent that chooses from a `Menu` succeeds, in episodes that no training has seen."""
+"""What the examples with a `Menu` share: how often an agent succeeds in episodes that it was not trained on."""
 
 import argparse
+import json
 from collections.abc import Callable
+from typing import Any
 
 import gymnasium
 import numpy as np
 
+import agent_envs  # noqa: F401  (registers the ids)
 from agent_envs.plug import Menu
 
+Agent = Callable[[np.ndarray, np.ndarray], int]  # (observation, masks) -> a place in the menu
 
-def arguments(doc: str) -> argparse.Namespace:
-    """Those of the examples."""
+
+def arguments(doc: str, *flags: str) -> argparse.Namespace:
+    """Those of all examples, and flags of one."""
     parser = argparse.ArgumentParser(description=doc, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--env", default="AgentR1/FrozenLake-v0")
+    parser.add_argument("--env-kwargs", type=json.loads, default={}, help="""JSON, such as '{"slippery": false}'""")
     parser.add_argument("--steps", type=int, default=100_000)
     parser.add_argument("--seed", type=int, default=0)
+    for flag in flags:
+        parser.add_argument(flag, action="store_true")
     return parser.parse_args()
 
 
-def success(id: str, choose: Callable[[np.ndarray, np.ndarray], int], episodes: int = 200) -> float:
-    """The share of held-out episodes that succeed; ``choose`` gets the observation and the masks."""
-    env, successes = Menu(gymnasium.make(id, split="validation")), 0.0
+def success(agent: Agent, id: str, episodes: int = 200, **env_kwargs: Any) -> float:
+    """The share of held-out episodes in which it succeeds."""
+    env, successes = Menu(gymnasium.make(id, split="validation", **env_kwargs)), 0.0
     for seed in range(episodes):
-        observation, _ = env.reset(seed=seed)
-        over = False
+        (observation, info), over = env.reset(seed=seed), False
         while not over:
-            choice = choose(observation, env.action_masks())
-            observation, _, terminated, truncated, info = env.step(choice)
+            observation, _, terminated, truncated, info = env.step(agent(observation, env.action_masks()))
             over = terminated or truncated
         successes += info["success"]
     return successes / episodes
 
 
-def random_agent(masks: bool = False) -> Callable[[np.ndarray, np.ndarray], int]:
+def random_agent(masks: bool = False) -> Agent:
     """Chooses anything, or anything that the masks allow."""
     rng = np.random.default_rng(0)
     return lambda _, mask: int(rng.choice(np.flatnonzero(mask) if masks else len(mask)))
 
 
-def report(id: str, choose: Callable[[np.ndarray, np.ndarray], int]) -> None:
-    """Print the success of an agent beside the random one's."""
-    print(f"{id}: success {success(id, choose):.3f}, random agent {success(id, random_agent()):.3f}")
+def report(agent: Agent, id: str, **env_kwargs: Any) -> None:
+    """Print its success beside the random agent's."""
+    own, random = (success(one, id, **env_kwargs) for one in (agent, random_agent()))
+    print(f"{id}: success {own:.3f}, random agent {random:.3f}")

@@ -63,8 +63,9 @@ def test_the_whole_budget_can_be_used():
 def test_the_board_can_be_read_back():
     for game, symbols, read in (("FrozenLake", "_OGPX√", frozenlake.read), ("Sokoban", "#_OX√PS", sokoban.read)):
         env = make(game)
-        size, (observation, _) = env.game.size, env.reset(seed=1)
-        for played, (_, (observation, *_)) in enumerate([(None, (observation,)), *play(env, 1)]):
+        size, shown = env.game.size, [env.reset(seed=1)[0]]
+        shown += [result[0] for _, result in play(env, 1)]
+        for played, observation in enumerate(shown):
             assert observation.dtype == np.float32 and env.observation_space.contains(observation)
             cells = observation[:-1].reshape(size, size, len(symbols))
             assert (cells.sum(axis=-1) == 1).all() and observation[-1] == np.float32(1 - played / 10)
@@ -133,6 +134,13 @@ def test_vectors_of_gymnasium(game, mode):
     finally:
         for vector in vectors:
             vector.close()
+
+
+def test_make_vec_wraps_it():
+    vector = gymnasium.make_vec("AgentR1/Sokoban-v0", 2, vectorization_mode="sync", wrappers=[Menu], split="validation")
+    observations, _ = vector.reset(seed=3)
+    assert (observations[1] == make("Sokoban", split="validation").reset(seed=4)[0]).all()
+    assert np.stack(vector.call("action_masks")).shape == (2, 4)
 
 
 def test_its_spec_makes_it_again():
