@@ -39,17 +39,17 @@ class Menu(gymnasium.Wrapper[np.ndarray, int, str, str], gymnasium.utils.RecordC
     def __init__(self, env: gymnasium.Env[str, str], max_bytes: int = 256):
         gymnasium.utils.RecordConstructorArgs.__init__(self, max_bytes=max_bytes)
         gymnasium.Wrapper.__init__(self, env)
-        self.game: Any = env.unwrapped
+        self._game: Any = env.unwrapped
         self.max_bytes = max_bytes
-        if not hasattr(self.game, "menu"):
+        if not hasattr(self._game, "menu"):
             raise ValueError(
-                f"{type(self.game).__name__} has no menu: its turns are free text, too many to choose from. "
+                f"{type(self._game).__name__} has no menu: its turns are no fixed number of choices. "
                 "Bandit, FrozenLake and Sokoban have one; an environment of your own needs a method menu()"
             )
-        if hasattr(self.game, "max_actions"):
-            self.game.max_turns = max(self.game.max_turns, self.game.max_actions)
+        if hasattr(self._game, "max_actions"):
+            self._game.max_turns = max(self._game.max_turns, self._game.max_actions)
         text, _ = env.reset()
-        self.action_space = gymnasium.spaces.Discrete(len(self.game.menu()))
+        self.action_space = gymnasium.spaces.Discrete(len(self._game.menu()))
         self.observation_space = gymnasium.spaces.Box(0, 1, self._encode(text).shape, np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
@@ -60,19 +60,19 @@ class Menu(gymnasium.Wrapper[np.ndarray, int, str, str], gymnasium.utils.RecordC
         """Take the turn in this place of the menu."""
         if not self.action_space.contains(action):
             raise ValueError(f"an action is a place in the menu, 0 to {self.action_space.n - 1}, got {action!r}")
-        text, reward, terminated, truncated, info = self.env.step(list(self.game.menu())[action])
+        text, reward, terminated, truncated, info = self.env.step(list(self._game.menu())[action])
         return self._encode(text), float(reward), terminated, truncated, info
 
     def action_masks(self) -> np.ndarray:
         """Which choices would change anything, bool [choices], as MaskablePPO asks for it; they mean nothing at an end."""
-        return np.array(list(self.game.menu().values()), dtype=bool)
+        return np.array(list(self._game.menu().values()), dtype=bool)
 
     def _encode(self, text: str) -> np.ndarray:
-        symbols = getattr(self.game, "BOARD_SYMBOLS", "")
+        symbols = getattr(self._game, "BOARD_SYMBOLS", "")
         if not symbols:
             return self._encode_bytes(text)
-        cells = [symbols.index(cell) for row in board_rows(self.game.state_text(), symbols) for cell in row]
-        left = 1 - len(self.game.history.turns) / self.game.max_turns
+        cells = [symbols.index(cell) for row in board_rows(self._game.state_text(), symbols) for cell in row]
+        left = 1 - len(self._game.history.turns) / self._game.max_turns
         return np.append(np.eye(len(symbols), dtype=np.float32)[cells], np.float32(left))
 
     def _encode_bytes(self, text: str) -> np.ndarray:

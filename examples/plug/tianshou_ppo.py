@@ -39,7 +39,7 @@ def train(id: str, steps: int, seed: int, **env_kwargs) -> Agent:
     algorithm.run_training(
         OnPolicyTrainerParams(
             training_collector=collector, max_epochs=1, epoch_num_steps=steps, batch_size=256,
-            collection_step_num_env_steps=1024, update_step_num_repetitions=6, test_in_training=False,
+            collection_step_num_env_steps=1024, update_step_num_repetitions=6,
         )
     )  # fmt: skip
     return lambda observation, _: int(policy.actor(torch.as_tensor(observation)[None])[0].argmax())

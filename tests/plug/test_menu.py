@@ -27,7 +27,7 @@ def play(env: Menu, seed: int):
     over = False
     while not over:
         choice = int(rng.integers(env.action_space.n))
-        text = list(env.game.menu())[choice]
+        text = list(env.unwrapped.menu())[choice]
         result = env.step(choice)
         over = result[2] or result[3]
         yield text, result
@@ -45,7 +45,7 @@ def test_gymnasium_checks_it(game):
 @pytest.mark.parametrize("format", ["ragen", "hermes"])
 def test_a_choice_is_its_turn(game, format):
     env = make(game, format=format)
-    alone = gymnasium.make(f"AgentR1/{game}-v0", format=format, max_turns=env.game.max_turns)
+    alone = gymnasium.make(f"AgentR1/{game}-v0", format=format, max_turns=env.unwrapped.max_turns)
     for seed in range(5):
         alone.reset(seed=seed)
         for text, (_, *came) in play(env, seed):
@@ -57,20 +57,20 @@ def test_the_whole_budget_can_be_used():
     env.reset(seed=0)
     ends = [env.step(0)[2:4] for _ in range(10)]
     assert ends == [(False, False)] * 9 + [(False, True)]
-    assert make("Sokoban", max_turns=20).game.max_turns == 20
+    assert make("Sokoban", max_turns=20).unwrapped.max_turns == 20
 
 
 def test_the_board_can_be_read_back():
     for game, symbols, read in (("FrozenLake", "_OGPX√", frozenlake.read), ("Sokoban", "#_OX√PS", sokoban.read)):
         env = make(game)
-        size, shown = env.game.size, [env.reset(seed=1)[0]]
+        size, shown = env.unwrapped.size, [env.reset(seed=1)[0]]
         shown += [result[0] for _, result in play(env, 1)]
         for played, observation in enumerate(shown):
             assert observation.dtype == np.float32 and env.observation_space.contains(observation)
             cells = observation[:-1].reshape(size, size, len(symbols))
             assert (cells.sum(axis=-1) == 1).all() and observation[-1] == np.float32(1 - played / 10)
         board = "\n".join(" ".join(symbols[cell] for cell in row) for row in cells.argmax(axis=-1))
-        assert read(board) == read(env.game.state_text())
+        assert read(board) == read(env.unwrapped.state_text())
 
 
 def test_text_is_bytes():
@@ -96,9 +96,9 @@ def test_masks_are_the_choices_that_change_anything(game, how):
         before, _ = env.reset(seed=seed)
         for choice, allowed in enumerate(env.action_masks()):
             attempts = [copy.deepcopy(env) for _ in range(12)]  # ice that slips may lead back for a while
-            for number, attempt in enumerate(attempts if hasattr(env.game, "lake") else attempts[:1]):
-                if hasattr(env.game, "lake"):
-                    attempt.game.lake.np_random = np.random.default_rng(number)
+            for number, attempt in enumerate(attempts if hasattr(env.unwrapped, "lake") else attempts[:1]):
+                if hasattr(env.unwrapped, "lake"):
+                    attempt.unwrapped.lake.np_random = np.random.default_rng(number)
             changed = any((attempt.step(choice)[0][:-1] != before[:-1]).any() for attempt in attempts)
             assert changed == allowed
             seen.add(bool(allowed))
@@ -146,7 +146,7 @@ def test_make_vec_wraps_it():
 def test_its_spec_makes_it_again():
     env = Menu(gymnasium.make("AgentR1/Bandit-v0", split="validation"), max_bytes=99)
     again = gymnasium.make(pickle.loads(pickle.dumps(env.spec)))
-    assert isinstance(again, Menu) and again.observation_space.shape == (99,) and again.game.split == "validation"
+    assert isinstance(again, Menu) and again.observation_space.shape == (99,) and again.unwrapped.split == "validation"
 
 
 @pytest.mark.parametrize("game", ["MiniWiki", "Countdown"])
