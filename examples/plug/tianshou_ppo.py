@@ -23,8 +23,9 @@ from agent_envs.plug import Menu
 def train(id: str, steps: int, seed: int, **env_kwargs) -> Agent:
     torch.manual_seed(seed)
     envs = DummyVectorEnv([lambda: Menu(gymnasium.make(id, **env_kwargs))] * 16)
+    one = Menu(gymnasium.make(id, **env_kwargs))  # the spaces of `envs` are those behind any wrapper: text
     envs.seed(seed)
-    inputs, choices = envs.observation_space[0].shape, envs.action_space[0]
+    inputs, choices = one.observation_space.shape, one.action_space
     actor = DiscreteActor(
         preprocess_net=Net(state_shape=inputs, hidden_sizes=[128, 128]), action_shape=choices.n, softmax_output=False
     )
