@@ -9,7 +9,7 @@ them, and whether a turn would change anything. Their number and order stay what
 its board (``BOARD_SYMBOLS``), the board is what the agent sees; `state_text` shows it.
 """
 
-from typing import Any
+from typing import Any, cast
 
 import gymnasium
 import numpy as np
@@ -17,7 +17,7 @@ import numpy as np
 from agent_envs.games.boards import board_rows
 
 
-class Menu(gymnasium.Wrapper[np.ndarray, int, str, str], gymnasium.utils.RecordConstructorArgs):
+class Menu(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
     """An environment of text with ``Discrete`` actions and ``Box`` observations.
 
     A choice is a turn of one action. ``max_turns`` is raised to the ``max_actions`` of the game, as turns of several
@@ -36,10 +36,10 @@ class Menu(gymnasium.Wrapper[np.ndarray, int, str, str], gymnasium.utils.RecordC
             is not on the menu.
     """
 
-    def __init__(self, env: gymnasium.Env[str, str], max_bytes: int = 256):
+    def __init__(self, env: gymnasium.Env, max_bytes: int = 256):
         gymnasium.utils.RecordConstructorArgs.__init__(self, max_bytes=max_bytes)
         gymnasium.Wrapper.__init__(self, env)
-        self._game: Any = env.unwrapped
+        self._game = cast(Any, env.unwrapped)
         self.max_bytes = max_bytes
         if not hasattr(self._game, "menu"):
             raise ValueError(
@@ -49,7 +49,8 @@ class Menu(gymnasium.Wrapper[np.ndarray, int, str, str], gymnasium.utils.RecordC
         if hasattr(self._game, "max_actions"):
             self._game.max_turns = max(self._game.max_turns, self._game.max_actions)
         text, _ = env.reset()
-        self.action_space = gymnasium.spaces.Discrete(len(self._game.menu()))
+        self._choices = len(self._game.menu())
+        self.action_space = gymnasium.spaces.Discrete(self._choices)
         self.observation_space = gymnasium.spaces.Box(0, 1, self._encode(text).shape, np.float32)
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[np.ndarray, dict]:
@@ -59,7 +60,7 @@ class Menu(gymnasium.Wrapper[np.ndarray, int, str, str], gymnasium.utils.RecordC
     def step(self, action: int) -> tuple[np.ndarray, float, bool, bool, dict]:
         """Take the turn in this place of the menu."""
         if not self.action_space.contains(action):
-            raise ValueError(f"an action is a place in the menu, 0 to {self.action_space.n - 1}, got {action!r}")
+            raise ValueError(f"an action is a place in the menu, 0 to {self._choices - 1}, got {action!r}")
         text, reward, terminated, truncated, info = self.env.step(list(self._game.menu())[action])
         return self._encode(text), float(reward), terminated, truncated, info
 

@@ -19,13 +19,19 @@ GAMES = {
 @pytest.fixture
 def example(monkeypatch):
     """Import an example whose library is installed."""
+    started = []
 
     def load(name: str):
         pytest.importorskip(LIBRARIES[name], reason=f"needs {LIBRARIES[name]}", exc_type=ImportError)
         monkeypatch.syspath_prepend(str(EXAMPLES))
+        if name == "rllib":
+            started.append(importlib.import_module("ray"))
+            started[0].init(num_cpus=1, include_dashboard=False, object_store_memory=10**8, log_to_driver=False)
         return importlib.import_module(name)
 
-    return load
+    yield load
+    for ray in started:
+        ray.shutdown()
 
 
 @pytest.mark.parametrize("game", GAMES)
