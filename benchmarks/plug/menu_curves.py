@@ -27,16 +27,21 @@ ENVS = 16
 
 @dataclass(frozen=True, kw_only=True)
 class Game:
-    """A game, and how it is made."""
+    """A game, how it is made, and how many choices a run takes in training."""
 
     title: str
     env: str
     kwargs: dict[str, Any]
+    steps: int
 
 
 GAMES = {
-    "frozenlake": Game(title="FrozenLake, firm ice", env="AgentR1/FrozenLake-v0", kwargs={"slippery": False}),
-    "sokoban": Game(title="Sokoban 5x5, 1 to 4 moves", env="AgentR1/Sokoban-v0", kwargs={"size": 5, "moves": [1, 4]}),
+    "frozenlake": Game(
+        title="FrozenLake, firm ice", env="AgentR1/FrozenLake-v0", kwargs={"slippery": False}, steps=40_960
+    ),
+    "sokoban": Game(
+        title="Sokoban 5x5, 1 to 4 moves", env="AgentR1/Sokoban-v0", kwargs={"size": 5, "moves": [1, 4]}, steps=24_576
+    ),
 }
 
 
@@ -48,8 +53,8 @@ class Args:
     """Which: frozenlake, sokoban."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One run of each game for each."""
-    steps: int = 24_576
-    """Choices of a run, in training."""
+    steps: int | None = None
+    """Choices of a run, in training; by default the game's own number."""
     points: int = 4
     """Evaluations of a run after the first, which is before training."""
     episodes: int = 100
@@ -86,7 +91,7 @@ def learn(args: Args, game: Game, seed: int) -> list[tuple[int, float]]:
     curve = []
     for point in range(args.points + 1):
         if point:
-            model.learn(args.steps // args.points, reset_num_timesteps=False)
+            model.learn((args.steps or game.steps) // args.points, reset_num_timesteps=False)
         share = success(lambda seen: model.predict(seen, deterministic=True)[0], game, args.episodes)
         curve.append((int(model.num_timesteps), share))
         print(f"{game.title}, seed {seed}, {model.num_timesteps} choices: {share:.3f}", flush=True)
@@ -150,7 +155,7 @@ def main(args: Args) -> dict[str, dict]:
     results = {}
     for name in args.games:
         game, folder, many = GAMES[name], args.out / name, 5 * args.episodes
-        run = f"{args.steps}-{args.points}-{args.episodes}"  # other settings are other files
+        run = f"{args.steps or game.steps}-{args.points}-{args.episodes}"  # other settings are other files
         results[name] = {
             "random": kept(folder / f"random-{many}.json", random_success, game, many),
             "curves": [kept(folder / f"seed-{seed}-{run}.json", learn, args, game, seed) for seed in args.seeds],
