@@ -11,7 +11,7 @@ from torch.distributions import Categorical
 
 from agent_envs.plug import Menu
 
-ENVS, LENGTH, EPOCHS, MINIBATCH, GAMMA, LAMBDA = 16, 32, 6, 128, 0.98, 0.95
+ENVS, LENGTH, EPOCHS, MINIBATCH, GAMMA, LAMBDA = 16, 64, 6, 256, 0.98, 0.95
 
 
 def train(id: str, steps: int, seed: int, **env_kwargs) -> Agent:

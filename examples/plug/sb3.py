@@ -12,7 +12,7 @@ from stable_baselines3.common.vec_env import DummyVecEnv
 
 from agent_envs.plug import Menu
 
-SETTINGS = {"n_steps": 32, "batch_size": 128, "n_epochs": 6, "learning_rate": 1e-3, "gamma": 0.98, "ent_coef": 0.01}
+SETTINGS = {"n_steps": 64, "batch_size": 256, "n_epochs": 6, "learning_rate": 1e-3, "gamma": 0.98, "ent_coef": 0.01}
 
 
 def train(id: str, steps: int, seed: int, masks: bool = False, **env_kwargs) -> Agent:

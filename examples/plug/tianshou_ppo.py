@@ -36,11 +36,11 @@ def train(id: str, steps: int, seed: int, **env_kwargs) -> Agent:
         policy=policy, critic=DiscreteCritic(preprocess_net=Net(state_shape=inputs, hidden_sizes=[128, 128])),
         optim=AdamOptimizerFactory(lr=1e-3), gamma=0.98, gae_lambda=0.95, ent_coef=0.01, max_grad_norm=0.5,
     )  # fmt: skip
-    collector = Collector(algorithm, envs, VectorReplayBuffer(512, 16))
+    collector = Collector(algorithm, envs, VectorReplayBuffer(1024, 16))
     algorithm.run_training(
         OnPolicyTrainerParams(
-            training_collector=collector, max_epochs=1, epoch_num_steps=steps, batch_size=128,
-            collection_step_num_env_steps=512, update_step_num_repetitions=6,
+            training_collector=collector, max_epochs=1, epoch_num_steps=steps, batch_size=256,
+            collection_step_num_env_steps=1024, update_step_num_repetitions=6,
         )
     )  # fmt: skip
     return lambda observation, _: int(policy.actor(torch.as_tensor(observation)[None])[0].argmax())

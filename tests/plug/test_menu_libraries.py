@@ -7,7 +7,7 @@ import pytest
 
 pytestmark = pytest.mark.plug
 EXAMPLES = Path(__file__).parents[2] / "examples" / "plug"
-MARGIN = 0.15  # of success: three standard errors of a difference, over 200 episodes each
+MARGIN = 0.1  # of success: two standard errors of a difference, over 200 episodes each
 LIBRARIES = {"sb3": "stable_baselines3", "tianshou_ppo": "tianshou", "rllib": "ray.rllib", "cleanrl": "torch"}
 # Small boards, where little training tells: the id, its arguments, and choices in training.
 GAMES = {
