@@ -147,7 +147,12 @@ def draw(results: Mapping[str, dict], file: Path) -> None:
         )
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.spines[["top", "right"]].set_visible(False)
-    figure.legend(*figure.axes[0].get_legend_handles_labels(), loc="outside lower center", ncols=3, frameon=False)
+    figure.legend(
+        *figure.axes[0].get_legend_handles_labels(),
+        loc="outside lower center",
+        ncols=3 if len(results) > 1 else 1,
+        frameon=False,
+    )
     FigureCanvasAgg(figure).print_png(file)
 
 
