@@ -145,6 +145,7 @@ def draw(results: Mapping[str, dict], file: Path) -> None:
         axes.set(
             xlabel="Choices in training", ylabel="Success (share of held-out episodes)", ylim=(0, 1), xlim=(0, None)
         )
+        axes.locator_params(axis="x", nbins=5)
         axes.xaxis.set_major_formatter("{x:,.0f}")
         axes.spines[["top", "right"]].set_visible(False)
     figure.legend(
