@@ -20,7 +20,7 @@ def train(id: str, steps: int, seed: int, **env_kwargs) -> Agent:
         PPOConfig()
         .environment("game")
         .env_runners(num_env_runners=0, num_envs_per_env_runner=16, rollout_fragment_length=64)
-        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[128, 128]))
+        .rl_module(model_config=DefaultModelConfig(fcnet_hiddens=[128, 128], vf_share_layers=False))
         .training(
             train_batch_size_per_learner=1024, minibatch_size=256, num_epochs=6, lr=1e-3, gamma=0.98, lambda_=0.95,
             clip_param=0.2, vf_clip_param=100.0, entropy_coeff=0.01, use_kl_loss=False, grad_clip=0.5,
