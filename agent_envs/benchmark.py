@@ -73,7 +73,9 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
     parameters = inspect.signature(miniwiki if benchmark == "miniwiki" else _load_real).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     if unknown := set(arguments) - set(known):
-        raise TypeError(f"unknown arguments {sorted(unknown)} for {benchmark}; known: {known}")
+        # In Python's words, which libraries look for when they try arguments that an environment may not have.
+        names = ", ".join(map(repr, sorted(unknown)))
+        raise TypeError(f"{benchmark} got an unexpected keyword argument {names}; known: {known}")
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
     task = _load(benchmark, split, tuple(map(os.environ.get, _PLACES)), holdout, **frozen)
     if task.warning:

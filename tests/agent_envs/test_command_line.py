@@ -121,7 +121,7 @@ def test_what_cannot_be_made_is_said_in_a_line(run, command):
     assert refusal(run, command, "Nowhere") == f"AgentR1/Nowhere-v0: {nowhere}"
     assert refusal(run, command, "Bandit-v7").startswith("AgentR1/Bandit-v7: ")
     assert "No module named 'no_such_module'" in refusal(run, command, "no_such_module:AgentR1/X-v0")
-    assert "unknown arguments ['colour']" in refusal(run, command, "MiniWiki", "--kwargs", '{"colour": "red"}')
+    assert "unexpected keyword argument 'colour'" in refusal(run, command, "MiniWiki", "--kwargs", '{"colour": "red"}')
     assert "must be at least 1, got 0" in refusal(run, command, "MiniWiki", "--kwargs", '{"max_turns": 0}')
     assert "--kwargs must be a JSON object, got [1]" in refusal(run, command, "MiniWiki", "--kwargs", "[1]")
     assert "--kwargs is not valid JSON" in refusal(run, command, "MiniWiki", "--kwargs", "{max_turns: 3}")
