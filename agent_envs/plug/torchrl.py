@@ -8,6 +8,7 @@ a `ChatEnv`, for its policies over language models:
     env.rollout(env.max_turns, policy)
 """
 
+import secrets
 from typing import Any
 
 import numpy as np
@@ -79,7 +80,7 @@ class AgentR1ChatEnv(ChatEnv):
         return self._plays[0].episode.max_turns
 
     def _set_seed(self, seed: int | None) -> None:
-        self._seed = np.random.SeedSequence().entropy if seed is None else seed
+        self._seed = secrets.randbelow(2**31) if seed is None else seed
         self._begun, self._seeds = [0] * len(self._plays), [0] * len(self._plays)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
