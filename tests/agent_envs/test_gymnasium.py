@@ -5,6 +5,7 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TransformObservation, vector
 
+import agent_envs
 from agent_envs.plug import Episode
 
 ID, TURNS = "AgentR1/MiniWiki-v0", ["<search>a town</search>", "nothing", "<answer>x</answer>"]
@@ -107,3 +108,12 @@ def test_the_system_prompt_counts_no_tokens(small):
         env.count_tokens = len
         env.reset(seed=0)
     assert envs[0].tokens == envs[1].tokens == len(envs[0].first_observation)
+
+
+def test_a_hosted_environment_says_its_instructions_too():
+    class Plain:
+        def reset(self, seed):
+            return "A number?", {}
+
+    env = agent_envs.host(Plain, "Guess.", instructions_in_observation=True)
+    assert env.reset(seed=0)[0] == "Guess.\n\nA number?"
