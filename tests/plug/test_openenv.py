@@ -1,8 +1,8 @@
 """OpenEnv: its own server with our environments, played by its own client."""
 
 import sys
-import threading
 from concurrent.futures import ThreadPoolExecutor
+from importlib import metadata
 
 import gymnasium
 import pytest
@@ -12,26 +12,15 @@ import agent_envs.__main__
 pytest.importorskip("openenv.core.env_server", reason="pip install 'agent-r1-envs[openenv]'", exc_type=ImportError)
 import uvicorn
 from openenv import GenericEnvClient
+from openenv_server import serve
 
 from agent_envs.plug.openenv import make_app
+from agent_envs.tools.mcp import mount
 
 pytestmark = pytest.mark.plug
 MINIWIKI, SMALL = "AgentR1/MiniWiki-v0", {"entities": 100, "questions": 20, "max_turns": 3}
 TURNS = ["<search>a town</search>", "hm", "<answer>no idea</answer>"]
 SESSIONS = 4
-
-
-def serve(app):
-    """Yields the address of the application, served in a thread."""
-    server = uvicorn.Server(uvicorn.Config(app, port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run, daemon=True)
-    thread.start()
-    while not server.started:
-        assert thread.is_alive()
-        thread.join(0.05)
-    yield f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
-    server.should_exit = True
-    thread.join()
 
 
 @pytest.fixture(scope="module")
@@ -172,6 +161,13 @@ def test_a_turn_that_is_json_is_a_turn(wiki, action, turn):
         env.reset(seed=3)
         result = env.step(action)
     assert (result.observation["text"], result.reward, result.done) == play_plainly([turn], 3, **SMALL)[1]
+
+
+def test_tools_of_mcp_servers_say_that_they_need_another_mcp():
+    if int(metadata.version("mcp").split(".")[0]) >= 2:
+        pytest.skip("mcp>=2 is installed")
+    with pytest.raises(ImportError, match="mcp>=2.*another virtual environment"):
+        mount(["no-such-server"])
 
 
 @pytest.fixture
