@@ -20,9 +20,10 @@ try:
     from openenv.core.env_server import Action, Environment, Observation, State, create_app
     from openenv.core.env_server.types import EnvironmentMetadata
 except ImportError as error:
-    here = {one.name: one.version for name in ("openenv", "mcp") for one in metadata.distributions(name=name)}
+    found = [one for name in ("openenv", "mcp") for one in [*metadata.distributions(name=name)][:1]]
+    here = ", ".join(f"{one.name} {one.version}" for one in found) or "neither"
     raise ImportError(
-        f"OpenEnv needs openenv 0.10 and mcp<2 (here: {here or 'neither'}): pip install 'agent-r1-envs[openenv]' in a "
+        f"OpenEnv needs openenv 0.10 and mcp<2 (here: {here}): pip install 'agent-r1-envs[openenv]' in a "
         "virtual environment of its own, without the extra 'mcp', which needs mcp>=2"
     ) from error
 
@@ -77,7 +78,9 @@ class AgentR1Environment(Environment):
     def step(self, action: Turn, timeout_s: float | None = None, **rest: Any) -> Seen:
         """Take a turn."""
         if not self._episodes:
-            raise ValueError("no episode is running: reset first, in the same session (a WebSocket, as OpenEnv's clients use)")
+            raise ValueError(
+                "no episode is running: reset first, in the same session (a WebSocket, as OpenEnv's clients use)"
+            )
         reply: Reply = self._episode.step(action.text)
         self._state.step_count += 1
         notes = {**reply.metrics, "truncated": float(reply.truncated)}

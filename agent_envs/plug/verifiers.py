@@ -160,8 +160,7 @@ def _take(episode: Episode, said: Any) -> tuple[Reply, list[Message]]:
     if len(results) < len(asked):  # a turn that was refused as a whole
         results = results[:1] * len(asked)
     return reply, [
-        {"role": "tool", "tool_call_id": call.id, "content": text}
-        for call, text in zip(asked, results, strict=False)
+        {"role": "tool", "tool_call_id": call.id, "content": text} for call, text in zip(asked, results, strict=False)
     ]
 
 

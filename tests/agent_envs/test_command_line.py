@@ -158,4 +158,8 @@ def test_serve_says_what_it_needs(run, monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "openenv", None)  # as if it were not installed
     message = refusal(run, "serve", "MiniWiki", "--openenv", "--kwargs", WORLD)
-    assert "mcp<2" in message and "pip install 'agent-r1-envs[openenv]'" in message and "without the extra 'mcp'" in message
+    assert (
+        "mcp<2" in message
+        and "pip install 'agent-r1-envs[openenv]'" in message
+        and "without the extra 'mcp'" in message
+    )

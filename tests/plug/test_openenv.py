@@ -1,11 +1,14 @@
 """OpenEnv: its own server with our environments, played by its own client."""
 
+import runpy
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from importlib import metadata
+from pathlib import Path
 
 import gymnasium
 import pytest
+from stub_model import stand_in
 
 import agent_envs.__main__
 
@@ -113,9 +116,7 @@ def test_sessions_play_at_once_each_its_own_episode(wiki):
 
     with ThreadPoolExecutor(SESSIONS) as pool:
         played = list(pool.map(one, range(SESSIONS)))
-    assert played == [
-        [play_plainly(TURNS, seed + 10 * i, **SMALL) for i in range(3)] for seed in range(SESSIONS)
-    ]
+    assert played == [[play_plainly(TURNS, seed + 10 * i, **SMALL) for i in range(3)] for seed in range(SESSIONS)]
 
 
 def test_sessions_do_not_mix_and_one_too_many_is_refused(wiki):
@@ -163,10 +164,24 @@ def test_a_turn_that_is_json_is_a_turn(wiki, action, turn):
     assert (result.observation["text"], result.reward, result.done) == play_plainly([turn], 3, **SMALL)[1]
 
 
+def test_the_example_plays(wiki, monkeypatch, capsys):
+    example = Path(__file__).parents[2] / "examples" / "plug" / "openenv_client.py"
+    monkeypatch.setenv("OPENAI_API_KEY", "none")
+    for model in stand_in():
+        model.script = TURNS
+        command = ["--server", wiki, "--episodes", "2", "--model", "stub", "--api", model.url]
+        monkeypatch.setattr(sys, "argv", [str(example), *command])
+        runpy.run_path(str(example), run_name="__main__")
+    lines = capsys.readouterr().out.splitlines()
+    first, *played = play_plainly(TURNS, 0, split="validation", **SMALL)
+    assert model.heard[0]["messages"] == [{"role": "user", "content": first[0]}]
+    assert len(lines) == 2 and f"return {sum(reward for _, reward, _ in played):.2f}, score 0.00" in lines[0]
+
+
 def test_tools_of_mcp_servers_say_that_they_need_another_mcp():
     if int(metadata.version("mcp").split(".")[0]) >= 2:
         pytest.skip("mcp>=2 is installed")
-    with pytest.raises(ImportError, match="mcp>=2.*another virtual environment"):
+    with pytest.raises(ImportError, match=r"mcp>=2.*another virtual environment"):
         mount(["no-such-server"])
 
 
@@ -195,7 +210,10 @@ def test_the_command_serves_it(run):
     [
         (["Nope", "--openenv"], "Nope"),
         (["MiniWiki", "--openenv", "--kwargs", '{"nope": 1}'], "nope"),
-        (["MiniWiki", "--openenv", "--kwargs", '{"context": "window:1"}'], "leave context at 'append'"),
+        (
+            ["MiniWiki", "--openenv", "--kwargs", '{"context": "window:1", "entities": 100, "questions": 20}'],
+            "leave context at 'append'",
+        ),
     ],
 )
 def test_the_command_says_what_is_wrong_in_a_line(run, arguments, message):
