@@ -165,7 +165,9 @@ def test_rewards_of_another_harness_are_refused():
 
 
 def test_its_openenv_taskset_plays_on_our_server(evaluate, model, tmp_path):
-    pytest.importorskip("openenv.core.env_server", reason="pip install openenv, after verifiers", exc_type=ImportError)
+    pytest.importorskip(
+        "openenv.core.env_server", reason="pip install 'openenv==0.4.1' 'fastmcp>=4'", exc_type=ImportError
+    )
     from openenv_server import serve
 
     from agent_envs.plug.openenv import make_app
