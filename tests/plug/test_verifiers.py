@@ -73,6 +73,15 @@ def test_text_turns_read_and_earn_what_the_environment_gives(evaluate, model):
         assert not [name for name in hidden if name in json.dumps(conversation)]
 
 
+OPENENV = """
+[env.taskset]
+id = "openenv"
+base_url = "{url}"
+resets = [{{ seed = 3 }}]
+[env.player]
+harness = {{ id = "agent-r1-chat" }}
+runtime = {{ type = "subprocess" }}
+"""
 SEARCH = ("search", '{"query": "a town"}')
 NATIVE = [
     [[SEARCH, ("search", '{"query": "x"}')], [("answer", '{"text": "no idea"}')]],
@@ -175,11 +184,21 @@ def test_its_openenv_taskset_plays_on_our_server(evaluate, model, tmp_path):
     turns = ["<search>a town</search>", '{"text": "hm"}', "7"]
     model.script = turns
     for url in serve(make_app(MINIWIKI, 4, **SMALL)):
+        (tmp_path / "run.toml").write_text(OPENENV.format(url=url))
         main(
-            ["openenv", "--env.taskset.base-url", url, "--env.taskset.resets", '[{"seed": 3}]', "--no-push", "--no-rich",
-             "-m", "stub", "--client.base-url", model.url, "--run.name", "openenv", "--env.player.harness.id",
-             "agent-r1-chat", "--env.player.runtime.type", "subprocess"]
-        )  # fmt: skip
+            [
+                "@",
+                "run.toml",
+                "--no-push",
+                "--no-rich",
+                "-m",
+                "stub",
+                "--client.base-url",
+                model.url,
+                "--run.name",
+                "openenv",
+            ]
+        )
     (line,) = (tmp_path / "outputs" / "openenv" / "traces.jsonl").read_text().splitlines()
     (trace,) = json.loads(line)["traces"]
     env = gymnasium.make(MINIWIKI, **SMALL).unwrapped
