@@ -36,6 +36,11 @@ def test_no_import_goes_up(package):
         assert not imports_of(path) & FORBIDDEN[package], path
 
 
+@pytest.mark.parametrize("path", sorted((ROOT / "examples").rglob("*.py")), ids=lambda path: path.name)
+def test_no_example_has_the_name_of_a_library_that_it_imports(path):
+    assert path.stem not in imports_of(path), "a script's own folder comes first: it would import itself"
+
+
 def modules_imported_by(path: Path, modules: set[str]) -> set[str]:
     """Which of `modules` a file imports, at any depth of its code, but for the packages above what it names."""
     found = set()

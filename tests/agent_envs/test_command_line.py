@@ -150,3 +150,16 @@ def test_a_script_that_stops_too_early_is_named():
     for script, turns in ((silent, 0), (hasty, 1)):
         with pytest.raises(ValueError, match=f"{script.__name__} stopped after {turns} turns, and the episode goes on"):
             play(Digit(), script, seed=0)
+
+
+def test_serve_says_what_it_needs(run, monkeypatch):
+    assert "--openenv" in refusal(run, "serve", "MiniWiki")
+    for name in [*(name for name in sys.modules if name.split(".")[0] == "openenv"), "agent_envs.plug.openenv"]:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "openenv", None)  # as if it were not installed
+    message = refusal(run, "serve", "MiniWiki", "--openenv", "--kwargs", WORLD)
+    assert (
+        "mcp<2" in message
+        and "pip install 'agent-r1-envs[openenv]'" in message
+        and "without the extra 'mcp'" in message
+    )
