@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import inspect
 import json
-import os
 import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -14,7 +13,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
-from retrieval_index import store
+from retrieval_index import durable, store
 from retrieval_index.bm25 import BM25Index
 from retrieval_index.corpus import Corpus, Passage, write_passages
 from retrieval_index.counting import count_corpus
@@ -225,9 +224,8 @@ def _store(source: str | Path, split: str | None, keep_duplicates: bool, folder:
     deduplicated = None if keep_duplicates else Deduplicated(passages)
     write_passages(passages if deduplicated is None else deduplicated, folder)
     duplicates = 0 if deduplicated is None else deduplicated.duplicates
-    half = done.with_suffix(".part")
-    half.write_text(json.dumps(duplicates), encoding="utf-8")
-    os.replace(half, done)
+    durable.sync_tree(folder)  # what is done must be there before it is said to be
+    durable.write_text(done, json.dumps(duplicates))
     return duplicates
 
 

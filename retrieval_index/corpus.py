@@ -22,6 +22,8 @@ from typing import overload
 
 import numpy as np
 
+from retrieval_index import held
+
 PASSAGES_FILE = "passages.jsonl"
 OFFSETS_FILE = "offsets.npy"
 _CHUNK = 1 << 22
@@ -188,6 +190,14 @@ def write_passages(passages: Iterable[Passage], folder: str | Path) -> None:
     np.save(Path(folder) / OFFSETS_FILE, np.array(offsets, dtype=np.int64), allow_pickle=False)
 
 
+def write_line_sums(folder: Path) -> None:
+    """Write the checksum of each line of a stored corpus beside it; nothing where there is no corpus."""
+    if (folder / PASSAGES_FILE).is_file():
+        with open(folder / PASSAGES_FILE, "rb") as lines:
+            sums = array("Q", map(held.checksum, lines))  # canonical JSON holds no other line feed
+        held.save_sums(folder / PASSAGES_FILE, np.array(sums, dtype="<u8"))
+
+
 class _StoredPassages:
     """The rows of a stored corpus. Reads name their place (pread): no file position for threads and forks to fight over.
 
@@ -196,8 +206,11 @@ class _StoredPassages:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).resolve()
-        # A plain view of the map: indexing np.memmap itself is several times slower.
-        self.offsets = np.asarray(np.load(self.folder / OFFSETS_FILE, mmap_mode="r", allow_pickle=False))
+        self.offsets = held.read_array(self.folder / OFFSETS_FILE)
+        sums = held.read_sums(self.folder / PASSAGES_FILE)
+        self._sums = None if sums is None else sums.data
+        if sums is not None and len(sums) != len(self):
+            raise held.IndexCorrupt(f"{self.folder}: {len(sums):,} checksums for {len(self):,} passages")
         self._starts = self.offsets.data  # a memoryview, whose single elements are read much faster than an array's
         self.file = open(self.folder / PASSAGES_FILE, "rb", buffering=0)  # noqa: SIM115 - closed with the corpus
 
@@ -209,7 +222,9 @@ class _StoredPassages:
 
     def __getitem__(self, row: int) -> Passage:
         row = range(len(self))[row]  # negative rows count from the end, and a row outside raises IndexError
-        return Passage(**json.loads(self._read(self._starts[row], self._starts[row + 1])))
+        line = self._read(self._starts[row], self._starts[row + 1])
+        self._check(row, line)
+        return Passage(**json.loads(line))
 
     def chunks(self, start: int, stop: int) -> Iterator[bytes]:
         """The lines of rows `start` to `stop`, in pieces of whole lines."""
@@ -217,7 +232,10 @@ class _StoredPassages:
             # As many rows as fit, and at least one.
             end = int(np.searchsorted(self.offsets[: stop + 1], self.offsets[start] + _CHUNK, side="right")) - 1
             end = max(end, start + 1)
-            yield self._read(self.offsets[start], self.offsets[end])
+            chunk = self._read(self._starts[start], self._starts[end])
+            for row, line in enumerate(chunk.split(b"\n")[:-1] if self._sums else (), start):
+                self._check(row, line + b"\n")
+            yield chunk
             start = end
 
     def passages(self, start: int, stop: int) -> Iterator[Passage]:
@@ -225,10 +243,17 @@ class _StoredPassages:
             for line in chunk.split(b"\n")[:-1]:  # canonical JSON holds no other line feed
                 yield Passage(**json.loads(line))
 
+    def _check(self, row: int, line: bytes) -> None:
+        if self._sums is not None and held.checksum(line) != self._sums[row]:
+            raise held.IndexCorrupt(
+                f"{self.folder / PASSAGES_FILE}: passage {row} is not what was written: the file was changed after it was "
+                "opened. Copy the index again, or build it again."
+            )
+
     def _read(self, start: int, stop: int) -> bytes:
         content = os.pread(self.file.fileno(), stop - start, start)
         if len(content) != stop - start:
-            raise OSError(f"{self.folder / PASSAGES_FILE} has lost its end: it was changed after it was opened")
+            raise held.IndexCorrupt(f"{self.folder / PASSAGES_FILE}: it has lost its end after it was opened")
         return content
 
 

@@ -377,7 +377,9 @@ def test_who_does_not_find_the_customer_first_is_not_paid(difficulty):
 def detour(env, rng, owner):
     """Two calls that change something that nobody asked for and put it back. None where there is nothing to change."""
     state, goal = env.request.state, env.request.goal
-    theirs = {id for id, order in state["orders"].items() if (order["customer"] == env.request.customer) == (owner == "own")}
+    theirs = {
+        id for id, order in state["orders"].items() if (order["customer"] == env.request.customer) == (owner == "own")
+    }
     same = sorted(id for id in theirs if state["orders"][id] == goal["orders"][id] and id not in goal["transfers"])
     pending = [id for id in same if state["orders"][id]["status"] == "pending"]
     people = sorted(set(state["customers"]) - {env.request.customer})
@@ -389,7 +391,8 @@ def detour(env, rng, owner):
                 ways.append(("set_quantity", place, "quantity", item["quantity"]))
     if owner == "stranger":
         ways += [
-            ("change_account_address", {"customer_id": id}, "address", state["customers"][id]["address"]) for id in people
+            ("change_account_address", {"customer_id": id}, "address", state["customers"][id]["address"])
+            for id in people
         ]
     if not ways:
         return None

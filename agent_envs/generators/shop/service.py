@@ -1,6 +1,7 @@
 """The shop's service desk: functions that read and change a shop's state, and reject what cannot be done.
 
-What the shop does not *want* done is in `POLICY` alone; some of it the functions would carry out all the same, and `conduct` judges it.
+What the shop does not *want* done is in `POLICY` alone; some of it the functions would carry out all the same. `conduct`
+judges it.
 """
 
 import copy
