@@ -149,7 +149,7 @@ def replay(trace: Trace, check: Callable[[Path, int], None], scratch: Path, ever
 # -- what is written ---------------------------------------------------------------------------------------------------
 
 
-def index_builds(root: Path, scratch: Path, rebuild_every: int = 25) -> int:
+def index_builds(root: Path, scratch: Path, rebuild_every: int = 10) -> int:
     """Two builds of an index in one folder, of other passages each. Every state opens as one of the two, or as none before
     the first was reported; every ``rebuild_every``-th is built anew from what was left."""
     import retrieval_index

@@ -24,6 +24,7 @@ has no statistics beyond one index; the scores are the same, which the tests com
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
@@ -68,6 +69,9 @@ class BM25Index:
         # numba compiles anew for writable and for read-only arrays: as read-only views, built and loaded indexes
         # share one compilation.
         self.postings = tuple(array if isinstance(array, HeldArray) else _freeze(array) for array in postings)
+        # Which terms have their postings in memory, and the arrays that have them.
+        self._held = np.zeros(len(self.postings[3]), np.bool_), self.postings
+        self._lock = threading.Lock()
         self.parameters = parameters
         self.analyzer = Analyzer.of(parameters)
 
@@ -152,11 +156,24 @@ class BM25Index:
 
     def _postings_of(self, terms: np.ndarray) -> tuple[np.ndarray, ...]:
         """The postings as plain arrays, of which those of these terms are there."""
+        held, arrays = self._held
+        return arrays if all(held[terms].tolist()) else self._hold(terms)
+
+    def _hold(self, terms: np.ndarray) -> tuple[np.ndarray, ...]:
         scores, rows, starts, maxima = self.postings
-        if not isinstance(scores, HeldArray):
-            return self.postings
         low, high = starts[terms], starts[terms + 1]
-        return scores.holding(low, high), rows.holding(low, high), starts, maxima
+        with self._lock:
+            held, arrays = self._held
+            found = (
+                *(part.holding(low, high) if isinstance(part, HeldArray) else part for part in (scores, rows)),
+                starts,
+                maxima,
+            )
+            if any(new is not old for new, old in zip(found, arrays, strict=True)):  # what was held has been forgotten
+                held = np.zeros(len(maxima), np.bool_)
+            held[terms] = True
+            self._held = held, found
+            return found
 
     def save(self, folder: str | Path) -> None:
         """See `Searcher.save`."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import inspect
 import json
+import os
 import shutil
 from collections.abc import Iterable
 from contextlib import nullcontext
@@ -124,7 +125,8 @@ def build_folder(
     with publishing(folder, request) as staging, progress_bars() if progress else nullcontext(silent) as track:
         if (staging / MANIFEST_FILE).is_file():
             return  # complete: an earlier build came to its end, and was killed or failed to publish it
-        work = staging / "work"
+        work, spent = staging / "work", staging / ".work"
+        shutil.rmtree(spent, ignore_errors=True)
         work.mkdir(exist_ok=True)
         home = staging if shards == 1 else work
         duplicates = _store(source, split, keep_duplicates, home, track)
@@ -141,7 +143,8 @@ def build_folder(
             "duplicates_left_out": duplicates,
             "fingerprint": corpus.fingerprint,
         }
-        shutil.rmtree(work)
+        os.rename(work, spent)  # out of sight first: half of it must not be gone on with
+        shutil.rmtree(spent)
         (staging / _STORED_FILE).unlink(missing_ok=True)
         store.seal(staging, stored_as, parameters, described)
 

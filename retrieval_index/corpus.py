@@ -19,6 +19,7 @@ from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
 from typing import overload
+from zlib import crc32
 
 import numpy as np
 
@@ -191,11 +192,11 @@ def write_passages(passages: Iterable[Passage], folder: str | Path) -> None:
 
 
 def write_line_sums(folder: Path) -> None:
-    """Write the checksum of each line of a stored corpus beside it; nothing where there is no corpus."""
+    """Write the CRC-32 of each line of a stored corpus beside it; nothing where there is no corpus."""
     if (folder / PASSAGES_FILE).is_file():
         with open(folder / PASSAGES_FILE, "rb") as lines:
-            sums = array("Q", map(held.checksum, lines))  # canonical JSON holds no other line feed
-        held.save_sums(folder / PASSAGES_FILE, np.array(sums, dtype="<u8"))
+            sums = array("L", map(crc32, lines))  # canonical JSON holds no other line feed
+        held.save_sums(folder / PASSAGES_FILE, np.array(sums, dtype="<u4"))
 
 
 class _StoredPassages:
@@ -207,7 +208,7 @@ class _StoredPassages:
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).resolve()
         self.offsets = held.read_array(self.folder / OFFSETS_FILE)
-        sums = held.read_sums(self.folder / PASSAGES_FILE)
+        sums = held.read_sums(self.folder / PASSAGES_FILE, "<u4")
         self._sums = None if sums is None else sums.data
         if sums is not None and len(sums) != len(self):
             raise held.IndexCorrupt(f"{self.folder}: {len(sums):,} checksums for {len(self):,} passages")
@@ -223,7 +224,8 @@ class _StoredPassages:
     def __getitem__(self, row: int) -> Passage:
         row = range(len(self))[row]  # negative rows count from the end, and a row outside raises IndexError
         line = self._read(self._starts[row], self._starts[row + 1])
-        self._check(row, line)
+        if self._sums is not None and crc32(line) != self._sums[row]:
+            raise self._changed(row)
         return Passage(**json.loads(line))
 
     def chunks(self, start: int, stop: int) -> Iterator[bytes]:
@@ -233,8 +235,9 @@ class _StoredPassages:
             end = int(np.searchsorted(self.offsets[: stop + 1], self.offsets[start] + _CHUNK, side="right")) - 1
             end = max(end, start + 1)
             chunk = self._read(self._starts[start], self._starts[end])
-            for row, line in enumerate(chunk.split(b"\n")[:-1] if self._sums else (), start):
-                self._check(row, line + b"\n")
+            for row, line in enumerate(chunk.splitlines(keepends=True) if self._sums else (), start):
+                if self._sums is not None and crc32(line) != self._sums[row]:
+                    raise self._changed(row)
             yield chunk
             start = end
 
@@ -243,12 +246,11 @@ class _StoredPassages:
             for line in chunk.split(b"\n")[:-1]:  # canonical JSON holds no other line feed
                 yield Passage(**json.loads(line))
 
-    def _check(self, row: int, line: bytes) -> None:
-        if self._sums is not None and held.checksum(line) != self._sums[row]:
-            raise held.IndexCorrupt(
-                f"{self.folder / PASSAGES_FILE}: passage {row} is not what was written: the file was changed after it was "
-                "opened. Copy the index again, or build it again."
-            )
+    def _changed(self, row: int) -> held.IndexCorrupt:
+        return held.IndexCorrupt(
+            f"{self.folder / PASSAGES_FILE}: passage {row} is not what was written: the file was changed after it was "
+            "opened. Copy the index again, or build it again."
+        )
 
     def _read(self, start: int, stop: int) -> bytes:
         content = os.pread(self.file.fileno(), stop - start, start)

@@ -6,8 +6,8 @@ them. What was copied is never read again. So a file that is overwritten or cut 
 `IndexCorrupt` for the searches that would have read the damage, and never another answer; a memory map would give
 other answers, and a signal that ends the process where the file has lost a page.
 
-The checksums of ``name`` lie beside it in ``name.sums``: 64 bits of SHA-256 for each block, or for each line of the
-passages. An index of earlier versions has none: its blocks count as they are when they are first read.
+The checksums of ``name`` lie beside it in ``name.sums``: 64 bits of SHA-256 for each block, or CRC-32 for each
+line of the passages. An index of earlier versions has none: its blocks count as they are when they are first read.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ def write_sums(path: Path) -> None:
 
 
 def save_sums(path: Path, sums: np.ndarray) -> None:
-    """Write the checksums of a file's parts, uint64, beside it."""
-    sums.astype("<u8").tofile(path.with_name(path.name + SUMS))
+    """Write the checksums of a file's parts beside it."""
+    sums.tofile(path.with_name(path.name + SUMS))
 
 
-def read_sums(path: Path) -> np.ndarray | None:
-    """The checksums of a file's parts, uint64; None where it has none."""
+def read_sums(path: Path, dtype: str = "<u8") -> np.ndarray | None:
+    """The checksums of a file's parts; None where it has none."""
     sums = path.with_name(path.name + SUMS)
-    return np.fromfile(sums, "<u8") if sums.is_file() else None
+    return np.fromfile(sums, dtype) if sums.is_file() else None
 
 
 def read_bytes(path: Path) -> bytes:

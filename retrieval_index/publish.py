@@ -44,8 +44,7 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
     staging = folder.with_name(f".{folder.name}.building")
     with _hold_lock(staging):
         if request is None or _read_request(staging) != request:
-            for path in staging.iterdir():
-                _remove(path)
+            _clear(staging)
         if request is not None:
             write_text(staging / REQUEST_FILE, json.dumps(request))
         try:
@@ -111,8 +110,18 @@ def _read_request(staging: Path) -> dict | None:
         return None
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def _clear(folder: Path) -> None:
+    """Remove what is in a folder; the request first, so that nobody goes on with half of it."""
+    (folder / REQUEST_FILE).unlink(missing_ok=True)
+    sync(folder)
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_dir():
+        _clear(folder)
+        shutil.rmtree(folder, ignore_errors=True)

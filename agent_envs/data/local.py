@@ -85,7 +85,9 @@ def load(location: Location) -> tuple[tuple[Question, ...], tuple[Passage, ...]]
     """
     path, corpus = location.questions, location.passages
     if location.official:
-        questions, passages = _read_official(location.name, path, _stamp(path))
+        questions, passages = _read_official(
+            location.name, path, (*_stamp(path), *_stamp(path.with_name(ALIASES_FILE)))
+        )
     else:
         questions, passages = _read_questions(path, _stamp(path)), ()
     if corpus is not None:
@@ -160,6 +162,8 @@ def _is_official(name: str, path: Path, first: Record) -> bool:
 
 
 def _stamp(path: Path) -> tuple[int, int]:
+    if not path.is_file():  # an aliases file that is not there
+        return 0, 0
     status = path.stat()
     return status.st_mtime_ns, status.st_size
 
@@ -179,6 +183,6 @@ def _read_passages(path: Path, stamp: tuple[int, int]) -> tuple[Passage, ...]:
 
 
 @lru_cache(maxsize=4)
-def _read_official(name: str, path: Path, stamp: tuple[int, int]) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
+def _read_official(name: str, path: Path, stamps: tuple[int, ...]) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
     questions, passages = read_official(path, parser_of(name, path.parent))
     return questions, tuple(passages)

@@ -132,7 +132,7 @@ def test_triviaqa_files_lie_in_a_folder_of_their_own(tmp_path):
     write_trivia(tmp_path / "triviaqa" / "qa" / "wikipedia-train.json", TRIVIA)
     benchmark = load("triviaqa", tmp_path, "train")
     assert benchmark.source == "local:qa/wikipedia-train.json"
-    write_trivia(tmp_path / "unfiltered-web-train.json", TRIVIA, TRIVIA)
+    write_trivia(tmp_path / "unfiltered-web-train.json", TRIVIA, {**TRIVIA, "QuestionId": "tc_2"})
     assert len(load("triviaqa", tmp_path, "train").questions) == 2, "the open-domain questions come first"
 
 
