@@ -1,0 +1,84 @@
+"""What does verification while searching cost a query?
+
+    python -m benchmarks.retrieval.held --corpus passages.jsonl
+
+One index is opened twice: as `load` opens it, and with its postings and terms memory-mapped and its passages unchecked, as they
+were before. The same queries, made of passages, are asked of both in turns. Ends with one line of JSON, in microseconds a query:
+when each is asked for the first time, and the least that each took after that.
+"""
+
+import itertools
+import json
+import random
+import tempfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import tyro
+
+import retrieval_index
+from retrieval_index import BM25Index, bm25
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Compare a verified index with a mapped one."""
+
+    corpus: Path
+    """Passages, JSONL."""
+    passages: int = 15_000
+    """How many of them."""
+    queries: int = 400
+    """How many queries."""
+    rounds: int = 7
+    """How often they are asked of each."""
+
+
+def mapped(folder: Path) -> BM25Index:
+    """The index as a memory map, unverified."""
+    index = retrieval_index.load(folder)
+    assert isinstance(index, BM25Index)
+    arrays = [np.load(folder / f"{name}.npy", mmap_mode="r") for name in bm25.FILES]
+    plain = BM25Index(index.corpus, arrays[0], tuple(arrays[1:]), index.parameters)
+    plain._held[0][:] = True  # nothing has to be read
+    index.corpus._rows._sums = None  # type: ignore[union-attr]
+    return plain
+
+
+def times(searcher: BM25Index, queries: list[str]) -> np.ndarray:
+    """Microseconds of each query, asked one after the other."""
+    found = []
+    for query in queries:
+        begin = time.perf_counter()
+        searcher.search([query], k=3)
+        found.append(1e6 * (time.perf_counter() - begin))
+    return np.array(found)
+
+
+def main(args: Args) -> None:
+    """Build, measure, print."""
+    with tempfile.TemporaryDirectory() as place:
+        folder = Path(place) / "index"
+        passages = list(itertools.islice(retrieval_index.read_jsonl(args.corpus), args.passages))
+        retrieval_index.build(passages).save(folder)
+        drawn = random.Random(0).choices(passages, k=args.queries)
+        queries = [f"{p.title} {' '.join(p.text.split()[:8])}" for p in drawn]
+        plain, held = mapped(folder), retrieval_index.load(folder)
+        assert isinstance(held, BM25Index)
+        plain.search(["warm up"], k=1)
+        both = {"mapped": plain, "held": held}
+        first = {name: times(searcher, queries) for name, searcher in both.items()}
+        least = dict(first)
+        for _ in range(args.rounds):
+            for name, searcher in both.items():
+                least[name] = np.minimum(least[name], times(searcher, queries))
+    result = {"first": first, "after": least}
+    print(
+        json.dumps({when: {n: round(float(t.mean()), 1) for n, t in found.items()} for when, found in result.items()})
+    )
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args))
