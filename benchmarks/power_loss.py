@@ -12,6 +12,7 @@ there; a writer that is started again must come to its end. Ends with one line o
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
@@ -31,9 +32,9 @@ class Moment:
     """The folder after one step of a writer.
 
     Attributes:
-        names: by relative path the inode of a file, or None for a folder.
-        contents: by inode what a file holds now.
-        safe: by inode what of it was forced to the disk.
+        names: by relative path the number of a file, or None for a folder.
+        contents: by number what a file holds now.
+        safe: by number what of it was forced to the disk.
         settled: all names so far are on the disk: a folder was forced there.
         done: what the writer had reported as done by then.
     """
@@ -52,6 +53,8 @@ class Trace:
     root: Path
     moments: list[Moment] = field(default_factory=list)
     done: int = 0
+    _files: dict[int, int] = field(default_factory=dict)  # by inode, the number that a file is known by here
+    _numbers: Iterator[int] = field(default_factory=lambda: itertools.count(1))
 
     def note(self, forced: int | None = None, settled: bool = False) -> None:
         """Take down what the folder looks like. ``forced``: the inode of a file that was forced to the disk just now."""
@@ -59,13 +62,16 @@ class Trace:
         contents: dict[int, bytes] = {}
         for path in sorted(self.root.rglob("*")):
             inode = None if path.is_dir() else path.stat().st_ino
+            if inode is not None:  # numbers are given out anew: one that was gone stands for another file
+                inode = self._files.get(inode) or next(self._numbers) << 64 | inode
             names[str(path.relative_to(self.root))] = inode
             if inode is not None:
                 contents[inode] = path.read_bytes()
+        self._files = {file & (1 << 64) - 1: file for file in contents}
         known = self.moments[-1].safe if self.moments else {}
-        safe = {inode: content for inode, content in known.items() if inode in contents}  # numbers are given out anew
-        if forced in contents:
-            safe[forced] = contents[forced]
+        safe = {file: content for file, content in known.items() if file in contents}
+        if forced in self._files:
+            safe[self._files[forced]] = contents[self._files[forced]]
         self.moments.append(Moment(names, contents, safe, settled, self.done))
 
     def report(self) -> None:

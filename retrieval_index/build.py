@@ -21,6 +21,7 @@ from retrieval_index.counting import count_corpus
 from retrieval_index.dense import DenseIndex
 from retrieval_index.duplicates import Deduplicated
 from retrieval_index.encoder import Encoder, encoder_for, resolve_encoder
+from retrieval_index.held import SUMS
 from retrieval_index.hybrid import HybridIndex
 from retrieval_index.postings import Statistics
 from retrieval_index.progress import Track, progress_bars, silent
@@ -125,6 +126,8 @@ def build_folder(
     with publishing(folder, request) as staging, progress_bars() if progress else nullcontext(silent) as track:
         if (staging / MANIFEST_FILE).is_file():
             return  # complete: an earlier build came to its end, and was killed or failed to publish it
+        for stale in staging.rglob(f"*{SUMS}"):  # of a build that ended between them and its manifest
+            stale.unlink()
         work, spent = staging / "work", staging / ".work"
         shutil.rmtree(spent, ignore_errors=True)
         work.mkdir(exist_ok=True)
