@@ -28,7 +28,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -154,12 +154,12 @@ class BM25Index:
             rows, scores = zip(*parts, strict=True)
         return np.concatenate(rows), np.concatenate(scores)
 
-    def _postings_of(self, terms: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _postings_of(self, terms: np.ndarray) -> tuple[Any, ...]:
         """The postings as plain arrays, of which those of these terms are there."""
         held, arrays = self._held
         return arrays if all(held[terms].tolist()) else self._hold(terms)
 
-    def _hold(self, terms: np.ndarray) -> tuple[np.ndarray, ...]:
+    def _hold(self, terms: np.ndarray) -> tuple[Any, ...]:
         scores, rows, starts, maxima = self.postings
         low, high = starts[terms], starts[terms + 1]
         with self._lock:
