@@ -70,7 +70,7 @@ class BM25Index:
         # share one compilation.
         self.postings = tuple(array if isinstance(array, HeldArray) else _freeze(array) for array in postings)
         # Which terms have their postings in memory, and the arrays that have them.
-        self._held = np.zeros(len(self.postings[3]), np.bool_), self.postings
+        self._held = np.zeros(len(self.postings[3]), np.bool_), tuple(map(_plain, self.postings))
         self._lock = threading.Lock()
         self.parameters = parameters
         self.analyzer = Analyzer.of(parameters)
@@ -160,20 +160,19 @@ class BM25Index:
         return arrays if all(held[terms].tolist()) else self._hold(terms)
 
     def _hold(self, terms: np.ndarray) -> tuple[Any, ...]:
-        scores, rows, starts, maxima = self.postings
+        starts = self.postings[2]
         low, high = starts[terms], starts[terms + 1]
         with self._lock:
             held, arrays = self._held
-            found = (
-                *(part.holding(low, high) if isinstance(part, HeldArray) else part for part in (scores, rows)),
-                starts,
-                maxima,
-            )
-            if any(new is not old for new, old in zip(found, arrays, strict=True)):  # what was held has been forgotten
-                held = np.zeros(len(maxima), np.bool_)
+            for part in self.postings:
+                if isinstance(part, HeldArray):
+                    part.holding(low, high)
+            now = tuple(map(_plain, self.postings))
+            if any(new is not old for new, old in zip(now, arrays, strict=True)):  # what was held has been forgotten
+                held = np.zeros(len(held), np.bool_)
             held[terms] = True
-            self._held = held, found
-            return found
+            self._held = held, now
+            return now
 
     def save(self, folder: str | Path) -> None:
         """See `Searcher.save`."""
@@ -195,6 +194,10 @@ class BM25Index:
         keys, scores, rows, starts, maxima = (folder / f"{name}.npy" for name in FILES)
         postings = HeldArray(scores), HeldArray(rows), read_array(starts), read_array(maxima)
         return cls(corpus, read_array(keys), postings, parameters)
+
+
+def _plain(array: np.ndarray | HeldArray) -> np.ndarray:
+    return array.array if isinstance(array, HeldArray) else array
 
 
 def _freeze(array: np.ndarray) -> np.ndarray:

@@ -146,7 +146,7 @@ def build_folder(
             "duplicates_left_out": duplicates,
             "fingerprint": corpus.fingerprint,
         }
-        os.rename(work, spent)  # out of sight first: half of it must not be gone on with
+        os.replace(work, spent)  # out of sight first: half of it must not be gone on with
         shutil.rmtree(spent)
         (staging / _STORED_FILE).unlink(missing_ok=True)
         store.seal(staging, stored_as, parameters, described)
@@ -158,7 +158,8 @@ def load(
     verify: Literal["full", "fast"] = "full",
     encoder: Encoder | str | Path | None = None,
 ) -> Index:
-    """Open an index folder, memory-mapped, after checking its files against their checksums.
+    """Open an index folder after checking its files against their checksums. Postings and vectors are read as searches
+    need them, and verified then, see `held`.
 
     Args:
         folder: what `build_folder` or `Searcher.save` wrote.

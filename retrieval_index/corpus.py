@@ -28,6 +28,7 @@ from retrieval_index import held
 PASSAGES_FILE = "passages.jsonl"
 OFFSETS_FILE = "offsets.npy"
 _CHUNK = 1 << 22
+_decode = json.JSONDecoder().raw_decode
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,6 +97,11 @@ def encode_passage(passage: Passage) -> bytes:
     """The canonical line of a passage, UTF-8 with its newline. A corpus's fingerprint is the SHA-256 of its lines."""
     row = {"id": passage.id, "title": passage.title, "text": passage.text}
     return json.dumps(row, ensure_ascii=False, separators=(",", ":")).encode() + b"\n"
+
+
+def _decode_passage(line: bytes) -> Passage:
+    # Half the time of json.loads, which guesses the encoding and looks for white space first.
+    return Passage(**_decode(str(line, "utf-8"))[0])
 
 
 class Corpus(Sequence[Passage]):
@@ -226,7 +232,7 @@ class _StoredPassages:
         line = self._read(self._starts[row], self._starts[row + 1])
         if self._sums is not None and crc32(line) != self._sums[row]:
             raise self._changed(row)
-        return Passage(**json.loads(line))
+        return _decode_passage(line)
 
     def chunks(self, start: int, stop: int) -> Iterator[bytes]:
         """The lines of rows `start` to `stop`, in pieces of whole lines."""
@@ -244,7 +250,7 @@ class _StoredPassages:
     def passages(self, start: int, stop: int) -> Iterator[Passage]:
         for chunk in self.chunks(start, stop):
             for line in chunk.split(b"\n")[:-1]:  # canonical JSON holds no other line feed
-                yield Passage(**json.loads(line))
+                yield _decode_passage(line)
 
     def _changed(self, row: int) -> held.IndexCorrupt:
         return held.IndexCorrupt(

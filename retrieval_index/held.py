@@ -99,6 +99,7 @@ class HeldArray:
 
     Attributes:
         shape, dtype: of the array.
+        array: it, zero where a block is not held yet; another one when what was held has been forgotten.
     """
 
     def __init__(self, path: Path):
@@ -133,18 +134,21 @@ class HeldArray:
         Raises:
             IndexCorrupt: a block of them is not what was written, or is not there any more.
         """
-        from retrieval_index import kernel
-
+        first = (self._start + low * self._row) // BLOCK
+        counts = -(-(self._start + high * self._row) // BLOCK) - first
+        blocks = np.arange(counts.sum()) + np.repeat(first - counts.cumsum() + counts, counts)
         array, present = self._held
-        if not kernel.all_held(present, low, high, self._start, self._row, BLOCK):
+        if not present[blocks].all():
             with self._lock:
                 if self._bytes > MOST:
                     self._forget()  # searches that still use the old memory keep it
                 array, present = self._held
-                for start, stop in zip(low.tolist(), high.tolist(), strict=True):
-                    if stop > start:
-                        self._fetch(present, self._start + start * self._row, self._start + stop * self._row)
+                self._fetch(present, np.unique(blocks[~present[blocks]]))
         return array
+
+    @property
+    def array(self) -> np.ndarray:
+        return self._held[0]
 
     def _forget(self) -> None:
         """Begin anew with no block present."""
@@ -154,13 +158,11 @@ class HeldArray:
         array.setflags(write=False)
         self._held = array, np.zeros(self._blocks, np.bool_)
 
-    def _fetch(self, present: np.ndarray, start: int, stop: int) -> None:
-        """Copy the blocks of these bytes that are not present yet."""
-        first, last = start // BLOCK, -(-stop // BLOCK)
-        missing = first + np.flatnonzero(~present[first:last])
-        for run in np.split(missing, np.flatnonzero(np.diff(missing) > 1) + 1):
-            for at in range(int(run[0]), int(run[-1]) + 1, _RUN) if len(run) else ():
-                end = min(at + _RUN, int(run[-1]) + 1)
+    def _fetch(self, present: np.ndarray, blocks: np.ndarray) -> None:
+        """Copy these blocks, int64 [n], ascending, which are not present yet."""
+        for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
+            for part in np.split(run, range(_RUN, len(run), _RUN)) if len(run) else ():
+                at, end = int(part[0]), int(part[-1]) + 1
                 content = _read(self._file.fileno(), self.path, self._sums, at, end, self._size)
                 self._memory[at * BLOCK : at * BLOCK + len(content)] = content
                 present[at:end] = True

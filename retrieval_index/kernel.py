@@ -218,23 +218,6 @@ def _top_k(queries, starts, k, term_scores, term_rows, term_starts, term_maxima)
     return rows, scores
 
 
-def _all_held(present, low, high, start, row_bytes, block):
-    """Whether all blocks of an array are present that hold its rows from ``low[i]`` to ``high[i]``.
-
-    Args:
-        present: bool [n blocks].
-        low, high: int64 [n].
-        start: byte at which the rows begin.
-        row_bytes, block: bytes of a row, and of a block.
-    """
-    for i in range(len(low)):
-        if high[i] > low[i]:
-            for number in range((start + low[i] * row_bytes) // block, (start + high[i] * row_bytes - 1) // block + 1):
-                if not present[number]:
-                    return False
-    return True
-
-
 def _compile(function):
     try:
         return njit(cache=True, nogil=True)(function)
@@ -245,4 +228,3 @@ def _compile(function):
 _search, _keep, _insert, _distinct = map(_compile, (_search, _keep, _insert, _distinct))
 _first_threshold, _rank = map(_compile, (_first_threshold, _rank))
 top_k = _compile(_top_k)
-all_held = _compile(_all_held)

@@ -1,7 +1,7 @@
 """Nearest neighbours by inner product: FAISS (Douze et al. 2024, arXiv 2401.08281) over unit vectors on disk.
 
 A FAISS factory string names the kind of index. Kinds that compress (SQ, PQ, RaBitQ) only propose a shortlist; its
-scores are then computed anew from the vectors themselves, kept as float16 in a memory-mapped file. So a score is the
+scores are then computed anew from the vectors themselves, kept as float16 in a file. So a score is the
 cosine whatever the kind, and recall is lost only where a neighbour misses the shortlist.
 """
 

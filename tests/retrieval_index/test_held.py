@@ -97,6 +97,14 @@ def test_what_was_read_once_is_not_read_again(indexes, tmp_path):
     assert answers(searcher) == right
 
 
+def test_a_first_query_of_unknown_words_needs_no_postings(indexes, tmp_path):
+    """As the one that warms a server up."""
+    place = copy_of(indexes["bm25"][0], tmp_path / "index")
+    searcher = retrieval_index.load(place)
+    (place / "posting_rows.npy").write_bytes(b"")
+    assert searcher.search(["warm up", ""], k=1) == [[], []]
+
+
 def test_the_server_answers_500_and_goes_on(indexes, tmp_path):
     testclient = pytest.importorskip("fastapi.testclient")
     from retrieval_index.server import create_app

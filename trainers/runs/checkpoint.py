@@ -214,8 +214,8 @@ def _checksum(path: Path) -> str:
 
 
 def _publish(staging: Path, folder: Path) -> None:
-    durable.sync_tree(staging)
     if folder.exists() and any(folder.iterdir()):
+        durable.sync_tree(staging)
         exchange(staging, folder)  # what lies in staging now is the old checkpoint
         durable.sync(folder.parent)
     else:
