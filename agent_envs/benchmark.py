@@ -89,6 +89,11 @@ def _load(benchmark: str, split: str, places: tuple, holdout: int, **arguments) 
     if holdout:
         task, aside = _load(benchmark, "train", places, 0, **arguments), split == "validation"
         questions = tuple(q for i, q in enumerate(task.questions) if (i % holdout == 0) == aside)
+        if not questions:
+            raise ValueError(
+                f"holdout={holdout} leaves no {split} question of the {len(task.questions)} in {task.source}: give more "
+                "questions, or a file of each split"
+            )
         source = f"{task.source}, {'only' if aside else 'without'} each {holdout}th question"
         return replace(task, split=split, questions=questions, source=source)
     if benchmark == "miniwiki":
