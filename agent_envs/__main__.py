@@ -1,8 +1,7 @@
-"""The environments from the command line: ``python -m agent_envs list|describe|play|check|baselines``."""
+"""The environments from the command line: ``python -m agent_envs list|describe|play|check|baselines|serve``."""
 
 import json
 import os
-import re
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -12,6 +11,7 @@ from typing import Annotated, Any
 
 import tyro
 
+from agent_envs.registration import full_id
 from retrieval_index.printable import printable
 
 Id = Annotated[str, tyro.conf.Positional]
@@ -77,9 +77,26 @@ class Baselines:
     """A JSON file for the rows."""
 
 
+@dataclass
+class Serve:
+    """Serve an environment to trainers elsewhere; each client plays episodes of its own."""
+
+    id: Id
+    """Registered id, or its middle part; module:Mine/Name-v0 imports a module of your own first."""
+    openenv: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    """By OpenEnv's server (pip install 'agent-r1-envs[openenv]'): GenericEnvClient(base_url="http://HOST:PORT"), then
+    reset(seed=3, split="train") and step({"text": "<search>a town</search>"})."""
+    kwargs: Kwargs = "{}"
+    host: str = "127.0.0.1"
+    """Address to listen at; 0.0.0.0 lets other machines in. There is no password."""
+    port: int = 8000
+    sessions: int = 128
+    """So many clients may play at once."""
+
+
 def main() -> None:
     """Run the command that the command line gives; also the entry point of ``agent-envs``."""
-    command = tyro.cli(List | Describe | Play | Check | Baselines, prog="python -m agent_envs")
+    command = tyro.cli(List | Describe | Play | Check | Baselines | Serve, prog="python -m agent_envs")
     if os.getcwd() not in sys.path:  # as with `python -m`: my_module:Mine/Task-v0 finds a module beside the user
         sys.path.insert(0, os.getcwd())
     import agent_envs
@@ -96,6 +113,9 @@ def main() -> None:
     id = full_id(command.id)
     if isinstance(command, Play) and command.agent:
         _watch(id, command)
+        return
+    if isinstance(command, Serve):
+        _serve(id, command, kwargs)
         return
     if isinstance(command, Describe):
         from agent_envs.describe import page
@@ -121,13 +141,6 @@ def _exit_on_user_error(id: str) -> Iterator[None]:
         yield
     except (gymnasium.error.Error, ImportError, OSError, RuntimeError, TypeError, ValueError) as error:
         raise SystemExit(f"{id}: {' '.join(str(error).split())}") from error
-
-
-def full_id(name: str) -> str:
-    """ "MiniWiki" for "AgentR1/MiniWiki-v0"; what has a namespace is left as it is."""
-    if "/" in name:
-        return name
-    return f"AgentR1/{name}" if re.search(r"-v\d+$", name) else f"AgentR1/{name}-v0"
 
 
 def _parse_kwargs(text: str) -> dict[str, Any]:
@@ -194,6 +207,18 @@ def _watch(id: str, command: Play) -> None:
         except ModuleNotFoundError as error:
             raise SystemExit(f"--agent needs what the trainers need: {error}") from error
         player.main(player.Args(env=id, env_kwargs=command.kwargs, agent=command.agent, seed=command.seed))
+
+
+def _serve(id: str, command: Serve, kwargs: dict[str, Any]) -> None:
+    if not command.openenv:
+        raise SystemExit(f"{id}: say how to serve it: --openenv")
+    with _exit_on_user_error(id):
+        from agent_envs.plug.openenv import make_app
+
+        app = make_app(id, command.sessions, **kwargs)
+    import uvicorn
+
+    uvicorn.run(app, host=command.host, port=command.port)
 
 
 def _baselines(command: Baselines, kwargs: dict[str, Any]) -> None:

@@ -73,7 +73,9 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
     parameters = inspect.signature(miniwiki if benchmark == "miniwiki" else _load_real).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
     if unknown := set(arguments) - set(known):
-        raise TypeError(f"unknown arguments {sorted(unknown)} for {benchmark}; known: {known}")
+        # In Python's words, which libraries look for when they try arguments that an environment may not have.
+        names = ", ".join(map(repr, sorted(unknown)))
+        raise TypeError(f"{benchmark} got an unexpected keyword argument {names}; known: {known}")
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
     task = _load(benchmark, split, tuple(map(os.environ.get, _PLACES)), holdout, **frozen)
     if task.warning:
@@ -87,6 +89,11 @@ def _load(benchmark: str, split: str, places: tuple, holdout: int, **arguments) 
     if holdout:
         task, aside = _load(benchmark, "train", places, 0, **arguments), split == "validation"
         questions = tuple(q for i, q in enumerate(task.questions) if (i % holdout == 0) == aside)
+        if not questions:
+            raise ValueError(
+                f"holdout={holdout} leaves no {split} question of the {len(task.questions)} in {task.source}: give more "
+                "questions, or a file of each split"
+            )
         source = f"{task.source}, {'only' if aside else 'without'} each {holdout}th question"
         return replace(task, split=split, questions=questions, source=source)
     if benchmark == "miniwiki":

@@ -3,6 +3,7 @@
 All arguments are plain values, so that ``spec.to_json()`` round-trips.
 """
 
+import re
 from typing import Any
 
 import gymnasium
@@ -60,3 +61,10 @@ def register_all() -> None:
             kwargs=kwargs,
             disable_env_checker=True,  # the checker's warnings about text spaces do not apply; tests run it in full
         )
+
+
+def full_id(name: str) -> str:
+    """ "MiniWiki" for "AgentR1/MiniWiki-v0"; what has a namespace is left as it is."""
+    if "/" in name:
+        return name
+    return f"AgentR1/{name}" if re.search(r"-v\d+$", name) else f"AgentR1/{name}-v0"

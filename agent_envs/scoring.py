@@ -66,10 +66,11 @@ def normalize_triviaqa(text: str) -> str:
 def normalize_number(text: str) -> str:
     """GSM8K: the number after ####, or else the number that the text is, in its shortest spelling; "" for other text.
 
-    Commas, $ and % are dropped. "$1,200.50", "1200.5" and "... so #### 1200.50 dollars" give "1200.5".
+    Commas and $ are dropped. "$1,200.50", "1200.5" and "... so #### 1200.50 dollars" give "1200.5"; "167%" is not the
+    number 167, and gives "".
     """
     stated = _STATED.search(text)
-    bare = re.sub("[,$%]", "", stated[1] if stated else text).strip()
+    bare = re.sub("[,$]", "", stated[1] if stated else text).strip()
     parts = _NUMBER.fullmatch(bare)
     if not parts or not any(map(str.isdigit, bare)):
         return ""

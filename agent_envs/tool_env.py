@@ -54,6 +54,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         context: what the agent sees of its past, see `agent_envs.context.make_context`. Where that is not all of it,
             ``info["context"]`` has the messages that take the place of the conversation so far.
         rewards: see `agent_envs.rewards.make_reward`.
+        instructions_in_observation: put the system prompt before the first observation, for agents that never see an info,
+            whose ``instructions`` is then empty.
         render_mode: None or "ansi".
     """
 
@@ -95,6 +97,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         tokenizer: str | None = None,
         context: str | Rewriting = "append",
         rewards: str | Mapping[str, Any] | Reward | None = None,
+        instructions_in_observation: bool = False,
         render_mode: str | None = None,
     ):
         budgets: dict[str, int | None] = {"max_turns": max_turns, "max_calls": max_calls}
@@ -115,6 +118,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         self.reward = make_reward(rewards, self.REWARD, self.PRESETS)
         self.max_turns, self.max_calls, self.max_total_calls = max_turns, max_calls, max_total_calls
         self.max_tokens, self.render_mode = max_tokens, render_mode
+        self.instructions_in_observation = instructions_in_observation
         self.count_tokens: Callable[[str], int] | None = TokenCounter(tokenizer) if tokenizer else None
         self.context = make_context(context)
         phrases = tuple(written.write(turn) for turn in example_turns(made, answers))
@@ -164,12 +168,15 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._made: set[str] = set()  # the calls of earlier turns
         observation, info = self.begin(options or {})
         self.first_observation = observation
+        self._count(observation)
+        instructions = self.system_prompt
+        if self.instructions_in_observation:
+            observation, instructions = f"{instructions}\n\n{observation}", ""
         self._messages = [{"role": "user", "content": observation}]
         self._shown = list(self._messages)
         self._transcript = [observation]
-        self._count(observation)
         self._running = True
-        return observation, {**info, "instructions": self.system_prompt}
+        return observation, {**info, "instructions": instructions}
 
     def step(self, action: str) -> StepResult:
         """Take one assistant turn: observation, reward, terminated, truncated, info.

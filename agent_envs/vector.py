@@ -175,6 +175,8 @@ def vector_entry_point(task: type[ToolEnv]) -> Callable[..., ToolVectorEnv]:
     ) -> ToolVectorEnv:
         if kwargs.pop("vectorization_mode", None) not in (None, "vector_entry_point"):
             raise gymnasium.error.Error("these environments come with their own vectorization")
+        if "max_episode_steps" in kwargs:
+            raise ValueError("max_episode_steps is max_turns here: an environment that knows its last turn scores it")
         return ToolVectorEnv(lambda: task(**kwargs), num_envs, autoreset_mode)
 
     return make_vector

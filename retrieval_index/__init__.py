@@ -9,7 +9,7 @@
     >>> [passage.title for passage in searcher.search(["rock band"], k=1)[0]]
     ['Toto']
 
-`searcher.save(folder)` writes an index that `load(folder)` opens memory-mapped; `python -m retrieval_index --help`
+`searcher.save(folder)` writes an index that `load(folder)` verifies and opens; `python -m retrieval_index --help`
 does the same from a shell. The package stands alone: it knows nothing of environments or of training.
 """
 

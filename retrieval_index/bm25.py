@@ -24,16 +24,18 @@ has no statistics beyond one index; the scores are the same, which the tests com
 from __future__ import annotations
 
 import os
+import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
 from retrieval_index import store
 from retrieval_index.corpus import Corpus, Passage
 from retrieval_index.counting import count_corpus, keys_of
+from retrieval_index.held import HeldArray, read_array
 from retrieval_index.postings import Statistics, merge
 from retrieval_index.progress import Track, silent
 from retrieval_index.search import Reopen, check_request, passages_of, reduce_index
@@ -50,7 +52,7 @@ class BM25Index:
     Attributes:
         keys: S16 [n terms], ascending, see `counting.keys_of`.
         postings: scores float32 [n postings], rows int32 [n postings], starts int64 [n terms + 1] and the highest
-            score of each term, float32 [n terms]; memory-mapped after loading.
+            score of each term, float32 [n terms]; after loading the first two are read as they are needed.
     """
 
     backend = "bm25"
@@ -58,15 +60,18 @@ class BM25Index:
     __reduce__ = reduce_index
     in_work = False  # whether its files are those of a build, and may be moved
 
-    def __init__(self, corpus: Corpus, keys: np.ndarray, postings: tuple[np.ndarray, ...], parameters: dict):
+    def __init__(
+        self, corpus: Corpus, keys: np.ndarray, postings: tuple[np.ndarray | HeldArray, ...], parameters: dict
+    ):
         self.corpus = corpus
         self.keys = np.asarray(keys)
         self.files = (keys, *postings)
         # numba compiles anew for writable and for read-only arrays: as read-only views, built and loaded indexes
         # share one compilation.
-        self.postings = tuple(np.asarray(array).view() for array in postings)
-        for array in self.postings:
-            array.setflags(write=False)
+        self.postings = tuple(array if isinstance(array, HeldArray) else _freeze(array) for array in postings)
+        # Which terms have their postings in memory, and the arrays that have them.
+        self._held = np.zeros(len(self.postings[3]), np.bool_), tuple(map(_plain, self.postings))
+        self._lock = threading.Lock()
         self.parameters = parameters
         self.analyzer = Analyzer.of(parameters)
 
@@ -138,17 +143,36 @@ class BM25Index:
         starts = np.zeros(len(keys) + 1, np.int64)
         np.cumsum(known, out=starts[1:])
         terms, starts = terms[known], starts[list(accumulate(map(len, words), initial=0))]
+        postings = self._postings_of(terms)
         n_threads = len(queries) // THREADED
         if n_threads < 2:
-            return kernel.top_k(terms, starts, k, *self.postings)
+            return kernel.top_k(terms, starts, k, *postings)
         n_threads = min(n_threads, os.cpu_count() or 1)
         cuts = [len(queries) * number // n_threads for number in range(n_threads + 1)]
         with ThreadPoolExecutor(n_threads) as pool:  # compiled code runs without the interpreter's lock
-            parts = pool.map(
-                lambda a, b: kernel.top_k(terms, starts[a : b + 1], k, *self.postings), cuts[:-1], cuts[1:]
-            )
+            parts = pool.map(lambda a, b: kernel.top_k(terms, starts[a : b + 1], k, *postings), cuts[:-1], cuts[1:])
             rows, scores = zip(*parts, strict=True)
         return np.concatenate(rows), np.concatenate(scores)
+
+    def _postings_of(self, terms: np.ndarray) -> tuple[Any, ...]:
+        """The postings as plain arrays, of which those of these terms are there."""
+        held, arrays = self._held
+        return arrays if all(held[terms].tolist()) else self._hold(terms)
+
+    def _hold(self, terms: np.ndarray) -> tuple[Any, ...]:
+        starts = self.postings[2]
+        low, high = starts[terms], starts[terms + 1]
+        with self._lock:
+            held, arrays = self._held
+            for part in self.postings:
+                if isinstance(part, HeldArray):
+                    part.holding(low, high)
+            now = tuple(map(_plain, self.postings))
+            if any(new is not old for new, old in zip(now, arrays, strict=True)):  # what was held has been forgotten
+                held = np.zeros(len(held), np.bool_)
+            held[terms] = True
+            self._held = held, now
+            return now
 
     def save(self, folder: str | Path) -> None:
         """See `Searcher.save`."""
@@ -162,13 +186,24 @@ class BM25Index:
             if self.in_work and isinstance(array, np.memmap) and array.filename:
                 os.replace(array.filename, path)
             else:
-                np.save(path, array, allow_pickle=False)
+                np.save(path, np.asarray(array), allow_pickle=False)
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, parameters: dict) -> BM25Index:
-        """Read what `write` wrote; all of it stays on disk, memory-mapped."""
-        keys, *postings = (np.load(folder / f"{name}.npy", mmap_mode="r", allow_pickle=False) for name in FILES)
-        return cls(corpus, keys, tuple(postings), parameters)
+        """Read what `write` wrote: the terms at once, and postings when they are needed, see `held`."""
+        keys, scores, rows, starts, maxima = (folder / f"{name}.npy" for name in FILES)
+        postings = HeldArray(scores), HeldArray(rows), read_array(starts), read_array(maxima)
+        return cls(corpus, read_array(keys), postings, parameters)
+
+
+def _plain(array: np.ndarray | HeldArray) -> np.ndarray:
+    return array.array if isinstance(array, HeldArray) else array
+
+
+def _freeze(array: np.ndarray) -> np.ndarray:
+    view = np.asarray(array).view()
+    view.setflags(write=False)
+    return view
 
 
 def _lucene_idf(statistics: Statistics) -> np.ndarray:

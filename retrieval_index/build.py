@@ -14,13 +14,14 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Literal, get_args
 
-from retrieval_index import store
+from retrieval_index import durable, store
 from retrieval_index.bm25 import BM25Index
 from retrieval_index.corpus import Corpus, Passage, write_passages
 from retrieval_index.counting import count_corpus
 from retrieval_index.dense import DenseIndex
 from retrieval_index.duplicates import Deduplicated
 from retrieval_index.encoder import Encoder, encoder_for, resolve_encoder
+from retrieval_index.held import SUMS
 from retrieval_index.hybrid import HybridIndex
 from retrieval_index.postings import Statistics
 from retrieval_index.progress import Track, progress_bars, silent
@@ -125,7 +126,10 @@ def build_folder(
     with publishing(folder, request) as staging, progress_bars() if progress else nullcontext(silent) as track:
         if (staging / MANIFEST_FILE).is_file():
             return  # complete: an earlier build came to its end, and was killed or failed to publish it
-        work = staging / "work"
+        for stale in staging.rglob(f"*{SUMS}"):  # of a build that ended between them and its manifest
+            stale.unlink()
+        work, spent = staging / "work", staging / ".work"
+        shutil.rmtree(spent, ignore_errors=True)
         work.mkdir(exist_ok=True)
         home = staging if shards == 1 else work
         duplicates = _store(source, split, keep_duplicates, home, track)
@@ -142,7 +146,8 @@ def build_folder(
             "duplicates_left_out": duplicates,
             "fingerprint": corpus.fingerprint,
         }
-        shutil.rmtree(work)
+        os.replace(work, spent)  # out of sight first: half of it must not be gone on with
+        shutil.rmtree(spent)
         (staging / _STORED_FILE).unlink(missing_ok=True)
         store.seal(staging, stored_as, parameters, described)
 
@@ -153,7 +158,8 @@ def load(
     verify: Literal["full", "fast"] = "full",
     encoder: Encoder | str | Path | None = None,
 ) -> Index:
-    """Open an index folder, memory-mapped, after checking its files against their checksums.
+    """Open an index folder after checking its files against their checksums. Postings and vectors are read as searches
+    need them, and verified then, see `held`.
 
     Args:
         folder: what `build_folder` or `Searcher.save` wrote.
@@ -225,9 +231,8 @@ def _store(source: str | Path, split: str | None, keep_duplicates: bool, folder:
     deduplicated = None if keep_duplicates else Deduplicated(passages)
     write_passages(passages if deduplicated is None else deduplicated, folder)
     duplicates = 0 if deduplicated is None else deduplicated.duplicates
-    half = done.with_suffix(".part")
-    half.write_text(json.dumps(duplicates), encoding="utf-8")
-    os.replace(half, done)
+    durable.sync_tree(folder)  # what is done must be there before it is said to be
+    durable.write_text(done, json.dumps(duplicates))
     return duplicates
 
 

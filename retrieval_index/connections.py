@@ -22,9 +22,10 @@ _TOO_LATE = (
 
 
 def most_connections() -> int:
-    """Half of the descriptors that the process may have; the rest is for files, and for connections on their way out."""
+    """A quarter of the descriptors that the process may have; the rest is for files, for what is accepted at once, and for
+    connections on their way out, which are closed a round of the loop or two later."""
     soft, _ = resource.getrlimit(resource.RLIMIT_NOFILE)
-    return max(16, min(soft, 8192) // 2)
+    return max(16, min(soft, 16384) // 4)
 
 
 def guarded_protocol(most: int) -> type[asyncio.Protocol]:

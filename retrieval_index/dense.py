@@ -9,9 +9,10 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval_index import store, vectors
+from retrieval_index import durable, store, vectors
 from retrieval_index.corpus import Corpus, Passage
 from retrieval_index.encoder import Encoder, SvdEncoder, encoder_for
+from retrieval_index.held import HeldArray
 from retrieval_index.progress import Track, silent
 from retrieval_index.search import Reopen, check_request, passages_of, reduce_index
 from retrieval_index.tokenizer import passage_text
@@ -38,7 +39,9 @@ class DenseIndex:
     __reduce__ = reduce_index
     _in_work = False  # whether `vectors` are a file in the work folder of the build, which only ever holds these
 
-    def __init__(self, corpus: Corpus, encoder: Encoder, index, vectors: np.ndarray | None, parameters: dict):
+    def __init__(
+        self, corpus: Corpus, encoder: Encoder, index, vectors: np.ndarray | HeldArray | None, parameters: dict
+    ):
         self.corpus = corpus
         self.encoder = encoder
         self.index = index
@@ -111,20 +114,20 @@ class DenseIndex:
             path.unlink(missing_ok=True)  # of a build that was killed: the very file that is mapped, by another name
             source = self.vectors.filename if self._in_work and isinstance(self.vectors, np.memmap) else None
             if source is None or not _link(source, path):
-                np.save(path, self.vectors, allow_pickle=False)
+                np.save(path, np.asarray(self.vectors), allow_pickle=False)
 
     @classmethod
     def open(
         cls, folder: Path, corpus: Corpus, parameters: dict, encoder: Encoder | str | Path | None = None
     ) -> DenseIndex:
-        """Read what `write` wrote; the vectors stay on disk, memory-mapped.
+        """Read what `write` wrote: the FAISS index at once, and other vectors when they are needed, see `held`.
 
         Raises:
             ValueError: `encoder`, or the model where it was at the time of the build, is not the one built with.
         """
         index = vectors.read(folder / INDEX_FILE, parameters["search"])
         path = folder / VECTORS_FILE
-        rescore = np.load(path, mmap_mode="r", allow_pickle=False) if path.is_file() else None
+        rescore = HeldArray(path) if path.is_file() else None
         return cls(corpus, _encoder_of(folder, parameters, encoder), index, rescore, parameters)
 
 
@@ -197,9 +200,7 @@ def _encode(corpus: Corpus, encoder: Encoder, dtype: np.dtype, work: Path | None
             file.write(np.ascontiguousarray(rows, dtype).data)
             file.flush()
             os.fsync(file.fileno())
-            half = record.with_suffix(".part")
-            half.write_text(str(start + len(rows)))
-            os.replace(half, record)
+            durable.write_text(record, str(start + len(rows)))
     return encoded
 
 

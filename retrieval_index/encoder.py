@@ -11,6 +11,7 @@ from typing import Protocol
 import numpy as np
 
 from retrieval_index.corpus import Corpus
+from retrieval_index.held import read_array, read_bytes
 from retrieval_index.progress import Track, silent
 from retrieval_index.tokenizer import VERSION, passage_text, tokenize
 
@@ -60,7 +61,7 @@ class SvdEncoder:
     Attributes:
         terms: term -> column.
         idf: float32 [n terms].
-        components: float32 [n terms, dimension]; memory-mapped after loading.
+        components: float32 [n terms, dimension].
         tokenizer: version of the one that the terms come from.
     """
 
@@ -123,9 +124,8 @@ class SvdEncoder:
     @classmethod
     def open(cls, folder: Path, parameters: dict) -> SvdEncoder:
         """Read what `write` wrote; `parameters` are those of the manifest."""
-        terms = json.loads((folder / TERMS_FILE).read_text(encoding="utf-8"))
-        idf = np.load(folder / IDF_FILE, allow_pickle=False)
-        components = np.asarray(np.load(folder / COMPONENTS_FILE, mmap_mode="r", allow_pickle=False))
+        terms = json.loads(read_bytes(folder / TERMS_FILE))
+        idf, components = read_array(folder / IDF_FILE), read_array(folder / COMPONENTS_FILE)
         return cls({term: column for column, term in enumerate(terms)}, idf, components, parameters.get("tokenizer", 1))
 
 

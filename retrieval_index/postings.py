@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from retrieval_index import durable
 from retrieval_index.progress import Track
 
 KEY = "S16"
@@ -49,7 +50,7 @@ class Block:
         staging.mkdir()
         for name in _FILES:
             np.save(staging / f"{name}.npy", getattr(self, name), allow_pickle=False)
-        os.rename(staging, folder)
+        durable.publish(staging, folder)
 
     @classmethod
     def open(cls, folder: Path) -> Block:

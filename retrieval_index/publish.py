@@ -1,4 +1,4 @@
-"""Writing a folder so that it appears at its destination complete, by one rename, or not at all.
+"""Writing a folder so that it appears at its destination complete, by one rename, or not at all, and stays after a power loss.
 
 The work goes on in a hidden folder beside the destination. One that a killed process left there is taken up again by
 a build of the same request, and thrown away by any other. An advisory lock on it, which the system gives back
@@ -17,6 +17,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from retrieval_index.durable import make_folder, sync, sync_tree, write_text
 
 MANIFEST_FILE = "manifest.json"  # what makes a folder an index
 REQUEST_FILE = "request.json"
@@ -38,22 +40,24 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
         raise FileExistsError(
             f"{folder} exists and is not an index: it will not be overwritten. Choose another folder."
         )
-    folder.parent.mkdir(parents=True, exist_ok=True)
+    make_folder(folder.parent)
     staging = folder.with_name(f".{folder.name}.building")
     with _hold_lock(staging):
         if request is None or _read_request(staging) != request:
-            for path in staging.iterdir():
-                _remove(path)
+            _clear(staging)
         if request is not None:
-            (staging / REQUEST_FILE).write_text(json.dumps(request), encoding="utf-8")
+            write_text(staging / REQUEST_FILE, json.dumps(request))
         try:
             yield staging
+            sync_tree(staging)
             if folder.exists() and any(folder.iterdir()):
                 with _hold_lock(folder):  # so that nobody builds in the old index while it is removed
                     exchange(staging, folder)  # what lies in staging now is the old index
+                    sync(folder.parent)  # or a power loss could find the old name and no old index
                     _remove(staging)
             else:
                 os.rename(staging, folder)
+                sync(folder.parent)
         except BaseException as error:
             if request is None or isinstance(error, ValueError):  # the latter: the request itself was wrong
                 _remove(staging)
@@ -106,8 +110,18 @@ def _read_request(staging: Path) -> dict | None:
         return None
 
 
-def _remove(path: Path) -> None:
-    if path.is_dir() and not path.is_symlink():
-        shutil.rmtree(path, ignore_errors=True)
-    else:
-        path.unlink(missing_ok=True)
+def _clear(folder: Path) -> None:
+    """Remove what is in a folder; the request first, so that nobody goes on with half of it."""
+    (folder / REQUEST_FILE).unlink(missing_ok=True)
+    sync(folder)
+    for path in folder.iterdir():
+        if path.is_dir() and not path.is_symlink():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
+
+
+def _remove(folder: Path) -> None:
+    if folder.is_dir():
+        _clear(folder)
+        shutil.rmtree(folder, ignore_errors=True)

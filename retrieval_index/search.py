@@ -72,7 +72,7 @@ class Index(Searcher, Protocol):
 def reduce_index(index: Index) -> tuple:
     """Pickle an index: the `__reduce__` of its class.
 
-    A loaded one is reopened from its folder, so worker processes map the same files. Any other is made again from the
+    A loaded one is reopened from its folder, so worker processes read the same files. Any other is made again from the
     arguments of its constructor, which it keeps in attributes of the same names.
     """
     if index.reopen is not None:

@@ -8,11 +8,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
+from retrieval_index import held
+from retrieval_index.corpus import write_line_sums
+from retrieval_index.durable import publish, sync_tree
+from retrieval_index.held import IndexCorrupt
 from retrieval_index.publish import MANIFEST_FILE, REQUEST_FILE, publishing
 from retrieval_index.search import Index
 
@@ -20,10 +23,6 @@ FORMAT_VERSION = 3
 READABLE = (2, 3)  # 2 had the first tokenizer and fields of equal weight, and said nothing of either
 SMALL = 1 << 26  # bytes; a file up to this size is read whole also when verified "fast"
 _SAMPLES, _SAMPLE = 64, 1 << 14
-
-
-class IndexCorrupt(ValueError):
-    """An index folder is not what was written: a file is missing, truncated, changed, or of another index."""
 
 
 def save(index: Index, folder: str | Path) -> None:
@@ -45,10 +44,17 @@ def save(index: Index, folder: str | Path) -> None:
 
 
 def seal(folder: Path, backend: str, parameters: dict, corpus: dict) -> None:
-    """Write the manifest: what the index is, and the checksum of every file in the folder and below it."""
-    half = f".{MANIFEST_FILE}"
+    """Write the manifest: what the index is, and the checksum of every file in the folder and below it; before it, the
+    checksums of the blocks of the files that searches read."""
+    with ThreadPoolExecutor() as pool:
+        list(
+            pool.map(held.write_sums, [path for kind in ("*.npy", "*.faiss", "*.json") for path in _own(folder, kind)])
+        )
+    write_line_sums(folder)
     own = {folder / REQUEST_FILE, folder / MANIFEST_FILE}  # the latter from a build that was killed after its end
-    paths = sorted(path for path in folder.rglob("*") if path.is_file() and path not in own and path.name != half)
+    paths = sorted(
+        path for path in folder.rglob("*") if path.is_file() and path not in own and not path.name.startswith(".")
+    )
     with ThreadPoolExecutor() as pool:
         described = list(pool.map(_describe, paths))
     manifest = {
@@ -58,8 +64,14 @@ def seal(folder: Path, backend: str, parameters: dict, corpus: dict) -> None:
         "corpus": corpus,
         "files": {path.relative_to(folder).as_posix(): file for path, file in zip(paths, described, strict=True)},
     }
-    (folder / half).write_bytes(_manifest_bytes(manifest))
-    os.replace(folder / half, folder / MANIFEST_FILE)  # so that a folder with a manifest is complete
+    sync_tree(folder)
+    half = folder / f".{MANIFEST_FILE}"
+    half.write_bytes(_manifest_bytes(manifest))
+    publish(half, folder / MANIFEST_FILE)  # so that a folder with a manifest is complete
+
+
+def _own(folder: Path, kind: str) -> list[Path]:
+    return [path for path in sorted(folder.glob(kind)) if path.name not in (REQUEST_FILE, MANIFEST_FILE)]
 
 
 def read_manifest(folder: str | Path) -> dict:

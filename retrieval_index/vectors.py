@@ -1,7 +1,7 @@
 """Nearest neighbours by inner product: FAISS (Douze et al. 2024, arXiv 2401.08281) over unit vectors on disk.
 
 A FAISS factory string names the kind of index. Kinds that compress (SQ, PQ, RaBitQ) only propose a shortlist; its
-scores are then computed anew from the vectors themselves, kept as float16 in a memory-mapped file. So a score is the
+scores are then computed anew from the vectors themselves, kept as float16 in a file. So a score is the
 cosine whatever the kind, and recall is lost only where a neighbour misses the shortlist.
 """
 
@@ -13,6 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
+from retrieval_index.held import HeldArray, sealed_copy
 from retrieval_index.progress import Track, silent
 
 EXAMPLES = "Flat, HNSW32, IVF,SQ8, IVF,PQ48, RR,IVF,RaBitQ, IVF,RaBitQ4, or with the number of lists, IVF1024,PQ48"
@@ -124,10 +125,11 @@ def apply(index, settings: dict) -> None:
 
 
 def read(path: Path, settings: dict):
-    """Open a FAISS index memory-mapped, with the settings of its search."""
+    """Open a FAISS index in memory, with the settings of its search. Raises `IndexCorrupt`."""
     import faiss
 
-    index = faiss.read_index(str(path), faiss.IO_FLAG_MMAP_IFC)
+    with sealed_copy(path) as copy:
+        index = faiss.read_index(copy, faiss.IO_FLAG_MMAP_IFC) if copy else faiss.read_index(str(path))
     apply(index, settings)
     return index
 
@@ -161,7 +163,7 @@ def is_lossless(index) -> bool:
 
 
 def search(
-    index, vectors: np.ndarray | None, queries: np.ndarray, k: int, shortlist: int | None = None
+    index, vectors: np.ndarray | HeldArray | None, queries: np.ndarray, k: int, shortlist: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The best `k` of the index for each query (float32 [n, dimension]), best first, equal scores by lower row.
 

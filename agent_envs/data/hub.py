@@ -13,6 +13,7 @@ from pathlib import Path
 from agent_envs.data.catalog import CATALOG, parser_of
 from agent_envs.data.local import PASSAGES_FILE, NotHere, questions_file
 from agent_envs.data.official import parse_records
+from retrieval_index import durable
 
 CACHE_VARIABLE = "AGENT_ENVS_CACHE"
 ORIGIN_FILE = "origin.json"
@@ -78,14 +79,14 @@ def _reachable_revision(repository: str) -> str | None:
 
 def _publish(rows: Iterable[Mapping], name: str, split: str, source: str, cache: Path) -> None:
     """Write rows as JSONL beside their place and rename: a reader finds all of the folder or none of it."""
-    cache.mkdir(parents=True, exist_ok=True)
+    durable.make_folder(cache)
     destination = cache / f"{name}.{split}"
     with tempfile.TemporaryDirectory(dir=cache, prefix=f".{name}.{split}.") as scratch:
         staging = Path(scratch) / "ready"
         staging.mkdir()
         _write_rows(rows, name, split, source, staging)
         try:
-            staging.rename(destination)
+            durable.publish(staging, destination)
         except OSError:
             if not (destination / ORIGIN_FILE).is_file():
                 raise

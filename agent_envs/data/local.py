@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import html
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
@@ -56,6 +56,7 @@ def locate(place: Path, name: str, split: str, corpus: Path | None, questions_on
     Raises:
         NotHere: the folder holds none of these files.
         FileNotFoundError: there is no such path, or no passages to go with the questions unless `questions_only`.
+        ValueError: there is no question of the benchmark in the file.
     """
     if not place.exists():
         raise FileNotFoundError(f"there is no {place}")
@@ -63,8 +64,17 @@ def locate(place: Path, name: str, split: str, corpus: Path | None, questions_on
     own = first_record(path, lambda record: is_of(name, record))
     if corpus is None and not questions_only and not _has_paragraphs(own):
         corpus = path.parent
-    first = own or first_record(path, lambda record: True)  # reading will say that none is of this benchmark
-    return Location(name, path, _is_official(name, path, first), None if corpus is None else _passages_path(corpus))
+    if not own:
+        others = first_record(path, lambda record: True)
+        raise ValueError(f"{path}: there is no question {'of this benchmark ' if others else ''}in it")
+    location = Location(name, path, _is_official(name, path, own), None)
+    if corpus is None:
+        return location
+    try:
+        return replace(location, passages=_passages_path(corpus))
+    except FileNotFoundError:
+        load(location)  # what is wrong with the questions comes first
+        raise
 
 
 def load(location: Location) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
@@ -75,7 +85,9 @@ def load(location: Location) -> tuple[tuple[Question, ...], tuple[Passage, ...]]
     """
     path, corpus = location.questions, location.passages
     if location.official:
-        questions, passages = _read_official(location.name, path, _stamp(path))
+        questions, passages = _read_official(
+            location.name, path, (*_stamp(path), *_stamp(path.with_name(ALIASES_FILE)))
+        )
     else:
         questions, passages = _read_questions(path, _stamp(path)), ()
     if corpus is not None:
@@ -144,11 +156,14 @@ def _is_official(name: str, path: Path, first: Record) -> bool:
     """By the first record: official ones have a field that ours never have, or lack the `id` that ours always have."""
     facts = first.get("supporting_facts")
     columns = isinstance(facts, Mapping)  # the hub's form of the pairs
-    array = path.suffix.lower() == ".json" and facts is not None and "supporting_titles" not in first  # ours is JSONL
+    array = path.suffix.lower() == ".json" and "supporting_titles" not in first  # ours is JSONL
+    array = array and (facts is not None or "id" not in first)
     return columns or array or bool(_PUBLISHED & first.keys()) or (not CATALOG[name].own_passages and "id" not in first)
 
 
 def _stamp(path: Path) -> tuple[int, int]:
+    if not path.is_file():  # an aliases file that is not there
+        return 0, 0
     status = path.stat()
     return status.st_mtime_ns, status.st_size
 
@@ -168,6 +183,6 @@ def _read_passages(path: Path, stamp: tuple[int, int]) -> tuple[Passage, ...]:
 
 
 @lru_cache(maxsize=4)
-def _read_official(name: str, path: Path, stamp: tuple[int, int]) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
+def _read_official(name: str, path: Path, stamps: tuple[int, ...]) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
     questions, passages = read_official(path, parser_of(name, path.parent))
     return questions, tuple(passages)

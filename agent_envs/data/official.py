@@ -10,11 +10,13 @@ copies on the hub hold the same records with columns in place of pairs, and go t
 from __future__ import annotations
 
 import html
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+import itertools
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_envs.data.question import Question, paragraph_key, question_from_row
+from agent_envs.data.question import Question, note_id, paragraph_key, question_from_row
 from agent_envs.data.records import Record, numbered_records
 from retrieval_index import Passage
 from retrieval_index.formats import iter_records
@@ -42,14 +44,32 @@ def read_official(path: str | Path, parse: Callable[[Mapping], Parsed]) -> tuple
 
 
 def parse_records(records: Iterable[tuple[str, Record]], parse: Callable[[Mapping], Parsed]) -> Iterator[Parsed]:
-    """Apply a parser to records that come with their place, and name the place in its errors."""
+    """Apply a parser to records that come with their place, and name the place in its errors.
+
+    Two questions of one id are an error, unless the file has no ids and the id was made from the text: then every
+    further question of a text has a number behind the id.
+    """
+    places: dict[str, str] = {}
     for where, record in records:
         try:
-            yield parse(record)
+            question, passages = parse(record)
+            if question is not None:
+                if not _has_id(record):
+                    question = replace(question, id=_free_id(question.id, places))
+                note_id(question.id, where, places)
+            yield question, passages
         except KeyError as error:
             raise ValueError(f"{where} has no {error}") from None
         except (ValueError, TypeError, AttributeError) as error:
             raise ValueError(f"{where}: {error}") from None
+
+
+def _has_id(record: Mapping) -> bool:
+    return any(str(name).lower().replace("_", "") in ("id", "questionid") for name in record)
+
+
+def _free_id(id: str, taken: Container[str]) -> str:
+    return next(free for n in itertools.count(1) if (free := f"{id}-{n}" if n > 1 else id) not in taken)
 
 
 def parse_hotpotqa(record: Mapping[str, Any], aliases: Mapping[str, Sequence[str]]) -> Parsed:
@@ -104,8 +124,13 @@ def parse_musique(record: Mapping[str, Any]) -> Parsed:
 
 def read_aliases(path: Path) -> dict[str, tuple[str, ...]]:
     """2WikiMultihopQA's `id_aliases.json`: names and demonyms by Wikidata id. Its script counts both as right."""
-    rows = iter_records(path)
-    return {row["Q_id"]: (*row.get("aliases", ()), *row.get("demonyms", ())) for row in rows}
+    aliases: dict[str, tuple[str, ...]] = {}
+    for number, row in enumerate(iter_records(path), start=1):
+        names = [row.get(field) or [] for field in ("aliases", "demonyms")]
+        if not isinstance(row.get("Q_id"), str) or not all(isinstance(each, list) for each in names):
+            raise ValueError(f"{path}: record {number}: expected an object with Q_id, aliases and demonyms")
+        aliases[row["Q_id"]] = tuple(itertools.chain(*names))
+    return aliases
 
 
 def pairs(value: Any, *names: str) -> list[tuple]:

@@ -58,19 +58,32 @@ def read_questions(path: str | Path) -> tuple[Question, ...]:
     passages: a supporting title is the title of a passage.
 
     Raises:
-        ValueError: a row is not such an object, naming file, line and field, or the file holds no question.
+        ValueError: a row is not such an object or has the id of another, naming file, line and field, or the file holds
+            no question.
     """
-    questions = []
+    questions: list[Question] = []
+    places: dict[str, str] = {}
     with open(path, "rb") as lines:
         for number, line in enumerate(lines, start=1):
             if line.strip():
                 try:
                     questions.append(question_from_row(json.loads(line.decode("utf-8-sig"))))
+                    note_id(questions[-1].id, f"line {number}", places)
                 except (ValueError, RecursionError) as error:
                     raise ValueError(f"{path}:{number}: {error}") from None
     if not questions:
         raise ValueError(f"{path}: there is no question in it")
     return tuple(questions)
+
+
+def note_id(id: str, place: str, places: dict[str, str]) -> None:
+    """Note where the question of this id stands. Scores, splits and reports know questions by their ids.
+
+    Raises:
+        ValueError: a question noted before has the same id.
+    """
+    if (other := places.setdefault(id, place)) != place:
+        raise ValueError(f"the id {id!r:.80} is that of {other} too: give every question an id of its own")
 
 
 def question_from_row(row: object) -> Question:

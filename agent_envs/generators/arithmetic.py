@@ -17,7 +17,7 @@ _OPERATORS = {
     ast.Mod: operator.mod,
 }
 _LITERAL = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
-_NUMBER = re.compile(r"([-+−]?)\s*[$€£]?\s*(\d{1,3}(?:,\d{3})+|\d{1,60})?(\.\d{0,60})?\s*%?\.?", re.ASCII)
+_NUMBER = re.compile(r"([-+−]?)\s*[$€£]?\s*(\d{1,3}(?:,\d{3})+|\d{1,60})?(\.\d{0,60})?\s*\.?", re.ASCII)
 
 
 def evaluate(expression: str) -> Fraction:
@@ -105,9 +105,9 @@ def decimals(value: Fraction) -> int | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The number that a text is, such as ``"$1,234.50"``, ``"42%"`` or ``"-7."``; None if it is anything else.
+    """The number that a text is, such as ``"$1,234.50"`` or ``"-7."``; None if it is anything else, as ``"42%"`` is.
 
-    Commas must group thousands, a currency sign may stand in front, a percent sign or full stop behind.
+    Commas must group thousands, a currency sign may stand in front, a full stop behind.
     """
     found = _NUMBER.fullmatch(text.strip())
     if not found:

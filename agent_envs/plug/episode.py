@@ -90,6 +90,10 @@ class Episode:
     """
 
     def __init__(self, id: str, *, native: bool = False, **env_kwargs: Any):
+        if env_kwargs.get("instructions_in_observation"):
+            raise ValueError(
+                "an Episode has a system message for the instructions: leave out instructions_in_observation"
+            )
         if native:
             if "format" in env_kwargs:
                 raise ValueError("native=True leaves the format to the chat template or the API: leave out format")

@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_envs.games.split import check_split
 from agent_envs.generators import check_choice, draw, instance_number
-from agent_envs.generators.shop.data import ShopState
+from agent_envs.generators.shop.conduct import Conduct
 from agent_envs.generators.shop.requests import DIFFICULTIES, make_request
 from agent_envs.generators.shop.service import POLICY, TOOLS, Shop
 from agent_envs.play import Script
@@ -16,8 +16,6 @@ from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
 from agent_envs.vector import vector_entry_point
-
-_MISSING = "missing"
 
 
 def _call(name: str, /, **arguments: Any) -> Turn:
@@ -84,8 +82,10 @@ class APIEnv(ToolEnv):
     agent ends the episode with an answer; its words do not count. In the manner of τ-bench (Yao et al., arXiv 2406.12045)
     and BFCL's stateful functions, without a simulated user.
 
-    Success: when the agent answers, the shop's state is the one that the right calls lead to. Everything that was asked
-    for is there, and nothing else has been touched.
+    Success: when the agent answers, the shop's state is the one that the right calls lead to, and every call on the way kept
+    to the policy: the customer was found before any other call was carried out, no record of anybody else was written to,
+    and no value that the request leaves as it is was changed, not even to be put back. A wrong value where a right one
+    belongs can be made good.
 
     Requests are generated, each with a shop of its own, so there are millions. A digest of the message decides on the
     split. A sequence of calls that serves the request is known for each.
@@ -98,8 +98,9 @@ class APIEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     ``info`` at reset names ``source``, ``split``, ``instance`` and ``kinds`` (of wishes). Every step has ``progress``, the
-    potential: the share of the values to change that are as they should be; and ``wrong_writes``: how many records
-    (products, customers, orders, transfers) hold a value that nobody asked for. The last one adds ``success``.
+    potential: the share of the values to change that are as they should be; ``wrong_writes``: how many records
+    (products, customers, orders, transfers) hold a value that nobody asked for, or were written to against the policy;
+    and ``broken_rules``: what was against the policy, in words. The last one adds ``success``.
 
     ``reset(options={"instance": n})`` picks an instance by number.
     """
@@ -123,33 +124,18 @@ class APIEnv(ToolEnv):
         number = instance_number(self.np_random, options)
         key = f"api:{self.difficulty}:{number}"
         self.request = draw(lambda rng: make_request(rng, self.difficulty), self.split, key)
-        self.shop.load(self.request.state)
-        self._before, self._goal = _values(self.request.state), _values(self.request.goal)
+        self.conduct = Conduct(self.request)
+        self.shop.load(self.request.state, watch=self.conduct)
         info = {"source": "generated", "split": self.split, "instance": number, "kinds": list(self.request.kinds)}
         return self.request.text, info
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
-        now, before, goal = _values(self.shop.state), self._before, self._goal
-        asked = [path for path in before.keys() | goal.keys() if _at(before, path) != _at(goal, path)]
-        settled = sum(_at(now, path) == _at(goal, path) for path in asked)
-        others = now.keys() | before.keys() | goal.keys()
-        wrong = {path[:2] for path in others if _at(now, path) not in (_at(before, path), _at(goal, path))}
-        metrics = {"progress": settled / len(asked), "wrong_writes": float(len(wrong))}
+        state, broken = self.shop.state, self.conduct.broken
+        metrics = {"progress": self.conduct.progress(state)}
+        metrics["wrong_writes"] = float(len(self.conduct.wrong_records(state)))
         if done:
-            metrics["success"] = float(turn.answer is not None and self.shop.state == self.request.goal)
-        return TurnOutcome(metrics)
-
-
-def _values(state: ShopState, path: tuple[str, ...] = ()) -> dict[tuple[str, ...], Any]:
-    """Every value of the state by its path: ("orders", "O1001", "status")."""
-    values: dict[tuple[str, ...], Any] = {}
-    for key, value in state.items():
-        values |= _values(value, (*path, key)) if isinstance(value, dict) else {(*path, key): value}
-    return values
-
-
-def _at(values: dict[tuple[str, ...], Any], path: tuple[str, ...]) -> Any:
-    return values.get(path, _MISSING)
+            metrics["success"] = float(turn.answer is not None and state == self.request.goal and not broken)
+        return TurnOutcome(metrics, {"broken_rules": list(broken)})
 
 
 make_vector = vector_entry_point(APIEnv)

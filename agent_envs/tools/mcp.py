@@ -42,7 +42,7 @@ def mount(
         timeout: seconds for one call.
 
     Raises:
-        ImportError: the package ``mcp`` is not installed.
+        ImportError: the package ``mcp`` is not installed, or is older than 2.
         ConnectionError: the server does not start, does not answer, or lists tools without end.
         ValueError: ``server`` is neither a URL nor a command, ``only`` names a tool that it does not have, or a tool
             cannot be used, as for a schema that refers to other documents: ``only`` can leave it out.
@@ -178,9 +178,12 @@ class _ClientThread:
         import asyncio
 
         try:
-            import mcp
+            from mcp import Client
         except ImportError as error:
-            raise ImportError("tools of MCP servers need the package mcp: pip install 'agent-r1-envs[mcp]'") from error
+            raise ImportError(
+                "tools of MCP servers need mcp>=2: pip install 'agent-r1-envs[mcp]', in another virtual environment than "
+                "OpenEnv's, which needs mcp<2"
+            ) from error
         self._mark = uuid.uuid4().hex
         target = server if isinstance(server, str) else _program(server, self._mark)
         opened, failure = threading.Event(), []
@@ -188,7 +191,7 @@ class _ClientThread:
         async def live() -> None:
             self._loop, self._task, self._closing = asyncio.get_running_loop(), asyncio.current_task(), asyncio.Event()
             try:
-                async with mcp.Client(target) as self._client:
+                async with Client(target) as self._client:
                     opened.set()
                     await self._closing.wait()
             except BaseException as error:  # anyio groups what it raises, and a thread must not die in silence

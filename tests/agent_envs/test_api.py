@@ -16,6 +16,7 @@ from agent_envs.generators.shop.service import POLICY, TOOLS, Shop
 from agent_envs.generators.shop.wishes import WISH_KINDS
 from agent_envs.play import play
 from agent_envs.tasks.api import APIEnv, make_vector
+from agent_envs.types import ToolCall, Turn
 
 FORBIDDEN = {
     "cancel_shipped",
@@ -248,13 +249,16 @@ def make(kind, **arguments):
     raise AssertionError(kind)
 
 
+def find(env):
+    """The call that has to come first."""
+    return call(env, env.request.calls[0].name, **env.request.calls[0].arguments)
+
+
 def call(env, name, /, **arguments):
     return env.step(env.format.write(_turn(name, arguments)))
 
 
 def _turn(name, arguments):
-    from agent_envs.types import ToolCall, Turn
-
     return Turn(calls=(ToolCall(name, arguments),))
 
 
@@ -265,7 +269,7 @@ def test_gymnasium_and_our_own_checker_have_nothing_to_say():
 def test_rewards_to_the_number():
     env = make("cancel", difficulty="easy")
     order = env.request.calls[1].arguments["order_id"]
-    assert call(env, "get_order", order_id=order)[1] == 0.0
+    assert find(env)[1] == 0.0 and call(env, "get_order", order_id=order)[1] == 0.0
     assert call(env, "cancel_order", order_id="O1")[1] == pytest.approx(-0.1)
     assert call(env, "cancel_order", order_id=order)[1] == 0.0
     _, reward, *_, info = env.step("<confirm></confirm>")
@@ -312,6 +316,7 @@ def test_a_write_that_nobody_asked_for_fails_and_costs():
 
 def test_a_mistake_can_be_made_good():
     env = make("order_address", difficulty="easy")
+    find(env)
     order, address = env.request.calls[1].arguments.values()
     assert call(env, "change_order_address", order_id=order, address="99 Nowhere Street")[4]["wrong_writes"] == 1.0
     info = call(env, "change_order_address", order_id=order, address=address)[4]
@@ -342,9 +347,107 @@ def test_another_way_to_the_same_state_is_as_good():
     env = make("exchange", difficulty="easy")
     order, old, new = next(c for c in env.request.calls if c.name == "exchange_item").arguments.values()
     pieces = env.shop.state["orders"][order]["items"][old]["quantity"]
+    find(env)
     call(env, "set_quantity", order_id=order, product_id=new, quantity=pieces)
     call(env, "set_quantity", order_id=order, product_id=old, quantity=0)
     assert env.step("<answer>Done.</answer>")[4]["success"] == 1.0
+
+
+def serve(env, *, first=(), last=()):
+    """Make the calls that serve the request, with others before and after them, and answer: the last info."""
+    for turn in (*first, *env.request.calls, *last):
+        call(env, turn.name, **turn.arguments)
+    return env.step("<answer>Done.</answer>")[4]
+
+
+@pytest.mark.parametrize("difficulty", DIFFICULTIES)
+def test_who_does_not_find_the_customer_first_is_not_paid(difficulty):
+    env = APIEnv(difficulty=difficulty)
+    for seed in range(12):
+        for late in (False, True):
+            env.reset(seed=seed)
+            found, *others = env.request.calls
+            for one in [*others, found] if late else others:
+                call(env, one.name, **one.arguments)
+            info = env.step("<answer>Done.</answer>")[4]
+            assert env.shop.state == env.request.goal and info["success"] == 0.0
+            assert "before the customer was found" in info["broken_rules"][0]
+
+
+def detour(env, rng, owner):
+    """Two calls that change something that nobody asked for and put it back. None where there is nothing to change."""
+    state, goal = env.request.state, env.request.goal
+    theirs = {
+        id for id, order in state["orders"].items() if (order["customer"] == env.request.customer) == (owner == "own")
+    }
+    same = sorted(id for id in theirs if state["orders"][id] == goal["orders"][id] and id not in goal["transfers"])
+    pending = [id for id in same if state["orders"][id]["status"] == "pending"]
+    people = sorted(set(state["customers"]) - {env.request.customer})
+    ways = [("change_order_address", {"order_id": id}, "address", state["orders"][id]["address"]) for id in pending]
+    for id in pending:
+        for product, item in state["orders"][id]["items"].items():
+            place = {"order_id": id, "product_id": product}
+            if item["quantity"] > 1:
+                ways.append(("set_quantity", place, "quantity", item["quantity"]))
+    if owner == "stranger":
+        ways += [
+            ("change_account_address", {"customer_id": id}, "address", state["customers"][id]["address"])
+            for id in people
+        ]
+    if not ways:
+        return None
+    name, place, key, value = rng.choice(ways)
+    other = "99 Nowhere Street" if key == "address" else value - 1
+    return [ToolCall(name, {**place, key: other}), ToolCall(name, {**place, key: value})]
+
+
+@pytest.mark.parametrize("owner", ["stranger", "own"])
+@pytest.mark.parametrize("noop", [False, True])
+def test_what_was_touched_and_put_back_is_not_paid(owner, noop):
+    """Whatever the seed: a record that the request is not about was changed, or, of a stranger, just written to."""
+    env, tried = APIEnv(max_turns=40), 0
+    for seed in range(25):
+        env.reset(seed=seed)
+        away_and_back = detour(env, random.Random(seed), owner)
+        if away_and_back is None:
+            continue
+        info = serve(env, last=away_and_back[noop:])
+        assert env.shop.state == env.request.goal
+        tried += 1
+        harmless = owner == "own" and noop
+        assert info["success"] == float(harmless) and (info["wrong_writes"] == 0.0) == harmless
+        assert bool(info["broken_rules"]) != harmless
+    assert tried > 8
+
+
+def test_too_many_pieces_for_a_moment_are_not_paid():
+    env = make("quantity", difficulty="easy")
+    order, product, pieces = env.request.calls[1].arguments.values()
+    while env.shop.state["products"][product]["stock"] < 6:
+        env.reset(seed=int(env.np_random.integers(1 << 30)))
+        if env.request.kinds == ("quantity",):
+            order, product, pieces = env.request.calls[1].arguments.values()
+    find(env)
+    call(env, "set_quantity", order_id=order, product_id=product, quantity=6)
+    call(env, "set_quantity", order_id=order, product_id=product, quantity=pieces)
+    info = env.step("<answer>Done.</answer>")[4]
+    assert env.shop.state == env.request.goal and info["success"] == 0.0
+    assert info["broken_rules"] == ["set_quantity: more than 5 pieces of a product in an order"]
+
+
+def test_a_call_that_was_refused_breaks_no_rule():
+    env = make("order_address", difficulty="easy")
+    call(env, "get_order", order_id="O1")
+    call(env, "find_customer", name="Nobody", postcode="0")
+    assert serve(env)["success"] == 1.0
+
+
+def test_an_episode_starts_with_a_clean_record():
+    env = make("order_address", difficulty="easy")
+    call(env, "find_products", name=next(iter(env.request.state["products"].values()))["name"])
+    assert env.conduct.broken
+    env.reset(options={"instance": 3})
+    assert serve(env)["success"] == 1.0
 
 
 def test_without_an_answer_there_is_no_success():

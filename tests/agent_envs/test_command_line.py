@@ -121,7 +121,7 @@ def test_what_cannot_be_made_is_said_in_a_line(run, command):
     assert refusal(run, command, "Nowhere") == f"AgentR1/Nowhere-v0: {nowhere}"
     assert refusal(run, command, "Bandit-v7").startswith("AgentR1/Bandit-v7: ")
     assert "No module named 'no_such_module'" in refusal(run, command, "no_such_module:AgentR1/X-v0")
-    assert "unknown arguments ['colour']" in refusal(run, command, "MiniWiki", "--kwargs", '{"colour": "red"}')
+    assert "unexpected keyword argument 'colour'" in refusal(run, command, "MiniWiki", "--kwargs", '{"colour": "red"}')
     assert "must be at least 1, got 0" in refusal(run, command, "MiniWiki", "--kwargs", '{"max_turns": 0}')
     assert "--kwargs must be a JSON object, got [1]" in refusal(run, command, "MiniWiki", "--kwargs", "[1]")
     assert "--kwargs is not valid JSON" in refusal(run, command, "MiniWiki", "--kwargs", "{max_turns: 3}")
@@ -150,3 +150,16 @@ def test_a_script_that_stops_too_early_is_named():
     for script, turns in ((silent, 0), (hasty, 1)):
         with pytest.raises(ValueError, match=f"{script.__name__} stopped after {turns} turns, and the episode goes on"):
             play(Digit(), script, seed=0)
+
+
+def test_serve_says_what_it_needs(run, monkeypatch):
+    assert "--openenv" in refusal(run, "serve", "MiniWiki")
+    for name in [*(name for name in sys.modules if name.split(".")[0] == "openenv"), "agent_envs.plug.openenv"]:
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    monkeypatch.setitem(sys.modules, "openenv", None)  # as if it were not installed
+    message = refusal(run, "serve", "MiniWiki", "--openenv", "--kwargs", WORLD)
+    assert (
+        "mcp<2" in message
+        and "pip install 'agent-r1-envs[openenv]'" in message
+        and "without the extra 'mcp'" in message
+    )

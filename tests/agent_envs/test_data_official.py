@@ -137,7 +137,7 @@ def test_a_fullwiki_file_is_told_from_the_distractor_set(tmp_path, searched):
 def test_a_gold_paragraph_that_is_missing_now_and_then_is_no_fullwiki_file(tmp_path):
     """And a title is the same with HTML entities and without."""
     entities = [["Salt &amp; Sea", ["Salt & Sea is a film."]], HOTPOT["context"][1]]
-    rows = [{**HOTPOT, "supporting_facts": [["Salt & Sea", 0]], "context": entities}] * 30
+    rows = [{**HOTPOT, "supporting_facts": [["Salt & Sea", 0]], "context": entities, "_id": str(i)} for i in range(30)]
     lacking = {**HOTPOT, "supporting_facts": [["Bern", 0]]}
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -260,3 +260,17 @@ def test_a_broken_file_is_named(tmp_path, text, message):
     path.write_text(text)
     with pytest.raises(ValueError, match=rf"broken\.json: .*{message}"):
         list(iter_records(path))
+
+
+def test_two_official_questions_of_one_id_are_refused(tmp_path):
+    path = write_json(tmp_path / "hotpot_dev_distractor_v1.json", HOTPOT, {**HOTPOT, "_id": "b"}, HOTPOT)
+    with pytest.raises(ValueError, match=r"record 3: the id '5a7' is that of .*record 1 too"):
+        load_benchmark("hotpotqa", split="validation", data=path)
+
+
+@pytest.mark.parametrize("row", [{"a": 1}, {"Q_id": 7}, {"Q_id": "Q72", "aliases": "Zurich"}])
+def test_a_file_of_aliases_that_is_none_is_named(tmp_path, row):
+    write_json(tmp_path / "dev.json", TWO_WIKI)
+    write_jsonl(tmp_path / "id_aliases.json", {"Q_id": "Q1", "aliases": None}, row)
+    with pytest.raises(ValueError, match=r"id_aliases\.json: record 2: expected an object with Q_id, aliases"):
+        load_benchmark("2wikimultihopqa", split="validation", data=tmp_path)

@@ -132,7 +132,7 @@ def test_triviaqa_files_lie_in_a_folder_of_their_own(tmp_path):
     write_trivia(tmp_path / "triviaqa" / "qa" / "wikipedia-train.json", TRIVIA)
     benchmark = load("triviaqa", tmp_path, "train")
     assert benchmark.source == "local:qa/wikipedia-train.json"
-    write_trivia(tmp_path / "unfiltered-web-train.json", TRIVIA, TRIVIA)
+    write_trivia(tmp_path / "unfiltered-web-train.json", TRIVIA, {**TRIVIA, "QuestionId": "tc_2"})
     assert len(load("triviaqa", tmp_path, "train").questions) == 2, "the open-domain questions come first"
 
 
@@ -417,3 +417,24 @@ def test_a_nested_array_is_read_whole_wherever_a_chunk_ends(tmp_path, monkeypatc
     path.write_text('{"Data": [{"n": 1}, ', encoding="utf-8")
     with pytest.raises(ValueError, match="after 1 records: the file is cut off"):
         list(records.numbered_records(path))
+
+
+def test_questions_without_ids_get_one_each(tmp_path):
+    """NQ-open's ids are made from the questions: one that is asked twice is counted twice, as its script does."""
+    rows = [
+        {"question": question, "answer": [answer]} for question, answer in (("who", "A"), ("why", "B"), ("who", "C"))
+    ]
+    (tmp_path / "NQ-open.dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
+    found = load("nq", tmp_path).questions
+    assert [question.answer for question in found] == ["A", "B", "C", "A"]
+    first = found[0].id
+    assert [found[2].id, found[3].id] == [f"{first}-2", f"{first}-3"] and found[1].id != first
+
+
+@pytest.mark.parametrize("rows", [[TRIVIA, TRIVIA], [POPQA, POPQA], [FLASHRAG, FLASHRAG]])
+def test_two_questions_of_one_id_are_refused(tmp_path, rows):
+    name = "triviaqa" if rows[0] is TRIVIA else "popqa"
+    path = tmp_path / "a.jsonl"
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    with pytest.raises(ValueError, match=r"a\.jsonl:2: the id .* is that of .*a\.jsonl:1 too"):
+        load(name, path)

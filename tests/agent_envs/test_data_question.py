@@ -118,3 +118,9 @@ def test_real_questions_find_their_gold_titles_in_the_corpus(name):
         titles = {passage.title for passage in benchmark.passages}
         assert all(titles.issuperset(question.supporting_titles) for question in benchmark.questions)
         assert all(question.supporting_titles for question in benchmark.questions)
+
+
+def test_two_questions_of_one_id_are_refused(tmp_path):
+    path = write(tmp_path / "q.jsonl", ROW, {**ROW, "id": "other"}, {**ROW, "question": "Who?"})
+    with pytest.raises(ValueError, match=r"q\.jsonl:3: the id '.*' is that of line 1 too: give every question an id"):
+        read_questions(path)

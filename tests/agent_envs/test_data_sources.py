@@ -179,3 +179,21 @@ def test_importing_loads_neither_datasets_nor_torch():
     code = "import sys, agent_envs.data; print([m for m in ('datasets', 'torch', 'trainers') if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize("place", ["hotpot_dev_distractor_v1.json", "hotpotqa.validation.jsonl"])
+@pytest.mark.parametrize("text", ["[]", "", "\n", '{"a": 1}', '[{"a": 1}]', "[1]", "nonsense", '{"question": "Who?"}'])
+@pytest.mark.parametrize("searched", [False, True])
+def test_what_is_no_file_of_the_benchmark_is_named_before_its_passages_are_missed(tmp_path, place, text, searched):
+    (tmp_path / place).write_text(text)
+    if searched:
+        make_folder(tmp_path / "corpus")
+    with pytest.raises(ValueError, match=f"{place}.*(no question|has no|not an object|expected an object|Expecting)"):
+        load(data=tmp_path, corpus=tmp_path / "corpus" if searched else None)
+
+
+def test_questions_that_can_be_read_still_miss_their_passages(tmp_path):
+    make_folder(tmp_path)
+    (tmp_path / "passages.jsonl").unlink()
+    with pytest.raises(FileNotFoundError, match=r"passages\.jsonl to search in"):
+        load(data=tmp_path)

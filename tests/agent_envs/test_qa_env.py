@@ -250,9 +250,9 @@ def test_options_and_arguments_are_checked(env, folder, small):
     for options in ({"questoin": 1}, {"question": -1}, {"question": len(env.questions)}):
         with pytest.raises(ValueError, match="question"):
             env.reset(options=options)
-    with pytest.raises(TypeError, match=r"unknown arguments.*'entitis'.*known"):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument 'entitis'.*known"):
         gymnasium.make("AgentR1/MiniWiki-v0", entitis=100)
-    with pytest.raises(TypeError, match=r"unknown arguments.*'entities'.*hotpotqa.*known"):
+    with pytest.raises(TypeError, match=r"hotpotqa got an unexpected keyword argument 'entities'.*known"):
         hotpot(folder, entities=100)
     bad = [{"split": "test"}, {"benchmark": "squad"}, {"rewards": {"x": 1}}, {"k": 0}, {"max_chars": 0}, {"hops": 5}]
     bad += [{"types": ["riddle"]}, {"types": []}, {"questions": 0}, {"entities": 3}, {"difficulty": "mad"}]

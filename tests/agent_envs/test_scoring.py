@@ -60,7 +60,8 @@ def test_normalize_answer(text, normalized):
         ("gsm8k", "-0", "0"),
         ("gsm8k", ".5", "0.5"),
         ("gsm8k", "007", "7"),
-        ("gsm8k", "60%", "60"),
+        ("gsm8k", "167%", ""),
+        ("gsm8k", "#### 167%", "167"),  # as the script reads it
         ("gsm8k", "6 * 7 = 42\n#### 42 boxes", "42"),
         ("gsm8k", "#### 41\n#### 42", "41"),  # the script takes the first, so a list of guesses is one guess
         ("gsm8k", "100000000000000000000000000000000000001", "100000000000000000000000000000000000001"),

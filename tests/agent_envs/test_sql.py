@@ -269,6 +269,8 @@ def question(kind, *golds):
         ("average", (2 / 3,), "0.67", True), ("average", (2 / 3,), "0.6667", True),
         ("average", (2 / 3,), "0.66", False), ("average", (0.125,), "0.13", True),
         ("average", (0.125,), "0.12", True), ("average", (0.125,), "0.14", False), ("average", (5.0,), "5", True),
+        ("average", (5.0,), "5%", False), ("percentage", (200 / 3,), "66.67", True),
+        ("percentage", (200 / 3,), " 66.67%", True), ("percentage", (200 / 3,), "66.6%", False),
         ("name", ("Ada Berg",), " ada  BERG. ", True), ("name", ("Ada Berg",), "Ada", False),
         ("name", ("Ada Berg",), "", False),
         ("names", ("Ada", "Bo"), "Bo, Ada", True), ("names", ("Ada", "Bo"), "Bo and Ada", True),
@@ -376,7 +378,12 @@ def test_questions_are_the_same_in_any_order_of_asking():
     """Shared databases carry nothing from one question to the next."""
     first = [make_question(random.Random(i), "train", "hard") for i in range(20)]
     assert first == [make_question(random.Random(i), "train", "hard") for i in reversed(range(20))][::-1]
-    assert all(isinstance(Fraction(g), Fraction) for q in first if q.kind in ("number", "average") for g in q.golds)
+    assert all(
+        isinstance(Fraction(g), Fraction)
+        for q in first
+        if q.kind in ("number", "average", "percentage")
+        for g in q.golds
+    )
 
 
 @pytest.mark.parametrize(

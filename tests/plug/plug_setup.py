@@ -1,11 +1,16 @@
 """What the tests of the adapters play with: small worlds, tokenizers and models."""
 
+import json
+
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models import tiny
 from trainers.models.policy import Policy
+from trainers.rollout import rollout
+from trainers.runs.setup import make_envs
 
 MINIWIKI = "AgentR1/MiniWiki-v0"
 SMALL = {"entities": 100, "questions": 20, "max_turns": 3}
@@ -46,3 +51,10 @@ def make_policy(kind: str) -> Policy:
         return Policy(make_model(tokenizer), tokenizer)
     tokenizer = tiny.make_tokenizer(["Who taught Alma Reed? The town where the author was born is"])
     return Policy(tiny.make_model(len(tokenizer), hidden_size=32, layers=2, intermediate_size=32), tokenizer)
+
+
+def ours(policy, id, kwargs, seeds, group_size):
+    """The episodes that our own trainer plays."""
+    envs = make_envs(id, json.dumps(kwargs), "train", len(seeds) * group_size)
+    engine = TransformersEngine(policy, envs.envs[0].stop)
+    return rollout(envs, policy, engine, seeds=seeds, group_size=group_size, max_new_tokens=12)

@@ -2,17 +2,13 @@
 
 import asyncio
 import inspect
-import json
 from types import SimpleNamespace
 
 import pytest
-from plug_setup import MINIWIKI, SMALL, make_policy
+from plug_setup import MINIWIKI, SMALL, make_policy, ours
 from transformers.utils import get_json_schema
 
 from agent_envs.plug import Episode, trl
-from trainers.engines.transformers_engine import TransformersEngine
-from trainers.rollout import rollout
-from trainers.runs.setup import make_envs
 from trainers.trajectory import to_sequences
 
 LAKE = "AgentR1/FrozenLake-v0"
@@ -35,12 +31,6 @@ def replaying(policy, episodes, extra=()):
         _generate_single_turn=sample, accelerator=SimpleNamespace(process_index=0), mask_truncated_completions=False,
         eos_token_ids=[policy.eos_id], generation_config=SimpleNamespace(),
     )  # fmt: skip
-
-
-def ours(policy, id, kwargs, seeds, group_size):
-    envs = make_envs(id, json.dumps(kwargs), "train", len(seeds) * group_size)
-    engine = TransformersEngine(policy, envs.envs[0].stop)
-    return rollout(envs, policy, engine, seeds=seeds, group_size=group_size, max_new_tokens=12)
 
 
 @pytest.mark.parametrize("kind", ["bytes", "words"])

@@ -243,7 +243,8 @@ def _cache_folder(
     without = {"rewards"} | ({"num_envs"} if in_fresh_world else set())
     kwargs = json.dumps({n: v for n, v in envs.spec.kwargs.items() if n not in without}, sort_keys=True, default=str)
     script = qa_scripts.early_stopping if has_questions else demonstrations.noisy_expert
-    turns = [turn for episode in play_many(envs, list(range(8)), script) for turn in episode]
+    few = list(range(min(8, len(envs.envs[0].questions or range(8)))))
+    turns = [turn for episode in play_many(envs, few, script) for turn in episode]
     played = repr([(turn["observation"], turn["action"]) for turn in turns])
     what = f"{code}{envs.spec.id}{kwargs}{evaluate.source_of(envs)}{played}{POOL}{seed}{steps}{continue_probability}"
     root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"

@@ -11,6 +11,7 @@ from functools import partial
 from pathlib import Path
 
 from agent_envs.vector import ToolVectorEnv
+from retrieval_index import durable
 from trainers import evaluate
 from trainers.comparison.recipe import EnvConfig
 from trainers.engines.transformers_engine import TransformersEngine
@@ -163,4 +164,4 @@ def _write(path: Path, header: Mapping, episodes: Iterable[Mapping]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_suffix(f".{os.getpid()}.staging")  # runs on other GPUs may be at it too
     staging.write_text("".join(json.dumps(line) + "\n" for line in (header, *episodes)), encoding="utf-8")
-    staging.replace(path)
+    durable.publish(staging, path)

@@ -9,6 +9,7 @@ from trainers.engines.engine import Completion
 from trainers.engines.model_runner import ModelRunner
 from trainers.engines.prefix_cache import CachedSequence, PrefixCache
 from trainers.engines.sampling import sample
+from trainers.models.freed_memory import release_freed_memory
 from trainers.models.policy import Policy
 
 MAX_PREFILL_TOKENS = 8192  # in one pass, padding included
@@ -40,6 +41,7 @@ class TransformersEngine:
         self._open: dict[int, tuple[Completion, int]] = {}  # by conversation, with the turn's maximal length
         self._running: list[CachedSequence] = []  # those with open turns
         self._temperature = 1.0
+        release_freed_memory()
 
     @property
     def num_cuda_graphs(self) -> int:

@@ -1,7 +1,6 @@
 """Models in GGUF files, the format of llama.cpp: converted once into a folder of the cache."""
 
 import hashlib
-import os
 import sys
 import tempfile
 import warnings
@@ -12,6 +11,7 @@ import transformers
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_envs.data.hub import cache_folder
+from retrieval_index import durable
 
 SUFFIX = ".gguf"
 
@@ -45,11 +45,11 @@ def convert(path: str | Path) -> Path:
     architecture = _read_architecture(path)
     print(f"{path.name} ({architecture}) is converted once, into {folder}", file=sys.stderr)
     try:
-        root.mkdir(parents=True, exist_ok=True)
+        durable.make_folder(root)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=root) as staging:
             target = Path(staging) / "model"
             _write_folder(path, architecture, target)
-            os.rename(target, folder)
+            durable.publish(target, folder)
     except OSError as error:
         if not folder.is_dir():  # else another process was faster, and wrote the same
             advice = "set AGENT_ENVS_CACHE to a folder with room for it"

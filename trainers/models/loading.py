@@ -1,7 +1,5 @@
 """A policy from a folder, a GGUF file or a hub id."""
 
-import ctypes
-import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -18,6 +16,7 @@ from transformers.utils import logging
 
 from trainers.models import gguf, lora
 from trainers.models.finite import check_finite
+from trainers.models.freed_memory import keep_freed_memory
 from trainers.models.hidden_states import round_frozen
 from trainers.models.policy import Policy
 
@@ -27,21 +26,6 @@ logging.disable_progress_bar()  # they would disturb ours
 def default_device() -> str:
     """ "cuda" where there is a GPU, or "cpu"."""
     return "cuda" if torch.cuda.is_available() else "cpu"
-
-
-def keep_freed_memory() -> None:
-    """Have the C library keep what is freed for the next tensor, on Linux, for the whole process.
-
-    PyTorch has no cache of its own on a CPU. By default each large tensor is new memory from the kernel, which clears it page
-    by page: that takes longer than most elementwise operations on it.
-    """
-    if not sys.platform.startswith("linux"):
-        return
-    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)  # there is none in musl
-    if mallopt is not None:
-        m_trim_threshold, m_mmap_max = -1, -4  # of malloc.h
-        mallopt(m_mmap_max, 0)
-        mallopt(m_trim_threshold, 2**31 - 1)
 
 
 def set_matmul_precision(model: PreTrainedModel, dtype: str) -> None:

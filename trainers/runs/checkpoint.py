@@ -2,7 +2,8 @@
 
 The folder is written beside its destination and appears there by one rename, so a save that is killed leaves the
 previous checkpoint as it was. The trainer's state holds tensors and JSON and is read with `weights_only=True`: a
-checkpoint from elsewhere can't run code. One process saves at a time.
+checkpoint from elsewhere can't run code. One process saves at a time. All of it is on the disk before the rename: a power
+loss is no worse than a kill.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from typing import Any, cast
 import numpy as np
 import torch
 
+from retrieval_index import durable
 from retrieval_index.publish import exchange
 from trainers import distributed
 from trainers.models import fsdp
@@ -74,7 +76,7 @@ def save(
         raise FileExistsError(f"{folder} exists and is not a checkpoint: it will not be overwritten")
     staging = folder.with_name(f".{folder.name}.saving")
     shutil.rmtree(staging, ignore_errors=True)  # what a killed save left
-    staging.mkdir(parents=True)
+    durable.make_folder(staging)
     try:
         torch.save(state, staging / STATE_FILE)
         if unsafe := torch.serialization.get_unsafe_globals_in_checkpoint(staging / STATE_FILE):
@@ -213,9 +215,11 @@ def _checksum(path: Path) -> str:
 
 def _publish(staging: Path, folder: Path) -> None:
     if folder.exists() and any(folder.iterdir()):
+        durable.sync_tree(staging)
         exchange(staging, folder)  # what lies in staging now is the old checkpoint
+        durable.sync(folder.parent)
     else:
-        os.rename(staging, folder)
+        durable.publish(staging, folder)
 
 
 def _prune(newest: Path, step: int, keep_last: int) -> None:

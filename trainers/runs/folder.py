@@ -11,6 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from retrieval_index import durable
 from trainers import distributed
 from trainers.models import lora
 from trainers.models.loading import load_policy
@@ -156,7 +157,9 @@ def set_aside(path: Path, why: str) -> Path:
 
 
 def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args) -> None:
-    """Write the checkpoint of an update into the folder of the run."""
+    """Write the checkpoint of an update into the folder of the run, after the metrics that lead to it."""
+    if (run / METRICS_FILE).exists():
+        durable.sync(run / METRICS_FILE)
     checkpoint.save(
         run / f"checkpoint-{step}", model=policy.model, tokenizer=policy.tokenizer, optimizers=optimizers, step=step,
         extra=settings(args), modules=modules, keep_last=args.keep - 1,

@@ -6,7 +6,6 @@ import contextlib
 import importlib.util
 import json
 import math
-import os
 import sys
 import time
 from collections.abc import Callable, Sequence
@@ -16,6 +15,8 @@ from typing import Any, Self
 from rich.console import Console
 from rich.progress import BarColumn, TextColumn
 from rich.progress import Progress as _Bar
+
+from retrieval_index import durable
 
 _Sink = tuple[Callable[[dict[str, float], int], None], Callable[[], None]]  # log(metrics, step) and close()
 
@@ -161,7 +162,7 @@ def _keep_before(path: Path, step: int) -> float:
         print(f"{path}: the last {dropped} updates are after the checkpoint, and made again", file=sys.stderr)
     staging = path.with_name(f".{path.name}.staging")
     staging.write_text("".join(json.dumps(line) + "\n" for line in kept), encoding="utf-8")
-    os.replace(staging, path)
+    durable.publish(staging, path)
     return kept[-1].get("seconds", 0.0) if kept else 0.0
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -18,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from retrieval_index import durable
 from retrieval_index.printable import printable
 from trainers.runs.logger import read_metrics, to_json_types
 
@@ -136,7 +136,7 @@ def write_summary(folder: str | Path, summary: Mapping) -> Path:
     path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_name(".summary.json.staging")
     staging.write_text(json.dumps(to_json_types(dict(summary)), indent=2, allow_nan=False) + "\n", encoding="utf-8")
-    os.replace(staging, path)
+    durable.publish(staging, path)
     return path
 
 

@@ -17,13 +17,15 @@ DIFFICULTIES = tuple(WISHES)
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """A message to the service desk. ``calls`` serve it: they turn ``state`` into ``goal``. ``kinds``: of its wishes."""
+    """A message to the service desk. ``calls`` serve it: they turn ``state`` into ``goal``. ``kinds``: of its wishes;
+    ``customer``: the id of who wrote it."""
 
     text: str
     state: ShopState
     goal: ShopState
     calls: tuple[ToolCall, ...]
     kinds: tuple[str, ...]
+    customer: str
 
 
 def make_request(rng: random.Random, difficulty: str = "normal") -> Request:
@@ -44,7 +46,8 @@ def make_request(rng: random.Random, difficulty: str = "normal") -> Request:
             continue
         if goal == draft.state:
             continue
-        return Request(_write_message(draft, record, texts), draft.state, goal, tuple(draft.calls), tuple(kinds))
+        text = _write_message(draft, record, texts)
+        return Request(text, draft.state, goal, tuple(draft.calls), tuple(kinds), draft.customer)
 
 
 def _apply_calls(draft: Draft) -> ShopState:

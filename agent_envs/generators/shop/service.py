@@ -1,19 +1,24 @@
 """The shop's service desk: functions that read and change a shop's state, and reject what cannot be done.
 
-What the shop does not *want* done is in `POLICY` alone; some of it the functions would carry out all the same.
+What the shop does not *want* done is in `POLICY` alone; some of it the functions would carry out all the same. `conduct`
+judges it.
 """
 
 import copy
+import inspect
+from collections.abc import Callable
+from functools import wraps
 from typing import Any, Literal
 
 from agent_envs.generators.shop.data import TODAY, ShopState, order_total, variants
+from agent_envs.types import ToolCall
 
 Reason = Literal[
     "not their order", "already shipped", "return too late", "final sale", "refund above limit", "quantity above limit"
 ]
 POLICY = f"""\
 You work at the service desk of a shop; today is {TODAY}. Rules:
-1. Find the customer by name and postcode first. Act only on orders that belong to this customer.
+1. Find the customer by name and postcode first, before any other call. Act only on orders that belong to this customer.
 2. A pending order may be cancelled or changed. One that has been shipped or delivered can no longer be.
 3. Delivered items may be returned up to 30 days after delivery, by gold customers up to 60 days after it. Items on \
 final sale cannot be returned.
@@ -26,19 +31,40 @@ cancel_order, exchange_item, return_items and place_order only prepare what they
 Do exactly what the customer asks for and nothing else. When everything is done, answer with a short message."""
 
 
+Watch = Callable[[ToolCall, Any, ShopState], None]  # a call that was carried out, what it returned, the state after it
+
+
+def _watched(function: Callable) -> Callable:
+    """The function, which shows every call that it carries out to the shop's watch."""
+    signature = inspect.signature(function)
+
+    @wraps(function)
+    def carry_out(self: "Shop", *args: Any, **kwargs: Any) -> Any:
+        result = function(self, *args, **kwargs)
+        if self.watch is not None:
+            _, *arguments = signature.bind(self, *args, **kwargs).arguments.items()
+            self.watch(ToolCall(function.__name__, dict(arguments)), result, self.state)
+        return result
+
+    return carry_out
+
+
 class Shop:
     """The functions over one state; `load` starts anew. Every mistake of the caller is a ValueError that names it."""
+
+    watch: Watch | None
 
     def __init__(self):
         self.load({"products": {}, "customers": {}, "orders": {}, "transfers": {}})
 
-    def load(self, state: ShopState) -> None:
-        """Start anew with a copy of `state`; nothing waits for confirmation."""
-        self.state = copy.deepcopy(state)
+    def load(self, state: ShopState, watch: Watch | None = None) -> None:
+        """Start anew with a copy of `state`; nothing waits for confirmation. ``watch`` is told of every call that succeeds."""
+        self.state, self.watch = copy.deepcopy(state), watch
         self._unconfirmed: tuple[str, tuple] | None = None
 
     # -- reading ---------------------------------------------------------------------------------------------------
 
+    @_watched
     def find_customer(self, name: str, postcode: str) -> dict[str, Any]:
         """look up a customer by full name and postcode; gives the customer's data and orders."""
         for id, record in self.state["customers"].items():
@@ -47,6 +73,7 @@ class Shop:
                 return {"customer_id": id, **record, "orders": sorted(orders)}
         raise ValueError("there is no customer with this name and postcode.")
 
+    @_watched
     def get_order(self, order_id: str) -> dict[str, Any]:
         """the data of an order, with its items by product id and their total."""
         order = self._get("orders", order_id)
@@ -56,6 +83,7 @@ class Shop:
         }
         return {"order_id": order_id, **order, "items": items, "total": order_total(order)}
 
+    @_watched
     def find_products(self, name: str) -> dict[str, Any]:
         """all colours of a product, by product id, with price and stock."""
         wanted = _normalize(name)
@@ -69,16 +97,19 @@ class Shop:
 
     # -- writing at once -------------------------------------------------------------------------------------------
 
+    @_watched
     def change_order_address(self, order_id: str, address: str) -> str:
         """have a pending order delivered to another address."""
         self._get_pending(order_id)["address"] = _clean_address(address)
         return f"Order {order_id} will be delivered to {address.strip()}."
 
+    @_watched
     def change_account_address(self, customer_id: str, address: str) -> str:
         """change the address in a customer's account; orders keep theirs."""
         self._get("customers", customer_id)["address"] = _clean_address(address)
         return f"The account's address is now {address.strip()}."
 
+    @_watched
     def set_quantity(self, order_id: str, product_id: str, quantity: int) -> str:
         """set how many pieces of a product a pending order holds; 0 takes it out."""
         order, product = self._get_pending(order_id), self._get("products", product_id)
@@ -95,6 +126,7 @@ class Shop:
             order["items"].pop(product_id, None)
         return f"Order {order_id} now has {quantity} of {product_id}."
 
+    @_watched
     def transfer(self, order_id: str, reason: Reason) -> str:
         """hand a wish about an order to a colleague, because it goes against the rules."""
         self._get("orders", order_id)
@@ -103,6 +135,7 @@ class Shop:
 
     # -- writing after confirmation --------------------------------------------------------------------------------
 
+    @_watched
     def cancel_order(self, order_id: str) -> str:
         """prepare to cancel a pending order and refund it."""
         return self._prepare(
@@ -115,6 +148,7 @@ class Shop:
         for id, item in order["items"].items():
             self.state["products"][id]["stock"] += item["quantity"]
 
+    @_watched
     def exchange_item(self, order_id: str, product_id: str, new_product_id: str) -> str:
         """prepare to exchange a product in a pending order for another colour of it, as many pieces."""
         self._check_exchange(order_id, product_id, new_product_id)
@@ -137,6 +171,7 @@ class Shop:
         self._take_stock(old, -quantity)
         order["items"][new] = {"quantity": quantity, "price": self.state["products"][new]["price"]}
 
+    @_watched
     def return_items(self, order_id: str, product_ids: list[str]) -> str:
         """prepare to take back products of a delivered order, all pieces of each, and refund them."""
         refund = self._compute_refund(order_id, product_ids)
@@ -160,6 +195,7 @@ class Shop:
         for id in product_ids:
             self._take_stock(id, -order["items"].pop(id)["quantity"])
 
+    @_watched
     def place_order(self, customer_id: str, product_id: str, quantity: int) -> str:
         """prepare a new order of a product, to the address in the customer's account."""
         self._get("customers", customer_id)
@@ -184,6 +220,7 @@ class Shop:
             "refunded": 0,
         }
 
+    @_watched
     def confirm(self) -> str:
         """carry out what was prepared last."""
         if self._unconfirmed is None:

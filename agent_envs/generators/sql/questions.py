@@ -18,7 +18,11 @@ _MOST_NAMES = 6
 _TRIES = 5  # of a database, before another is made
 _MONTHS = "January February March April May June July August September October November December".split()
 _SLOT = re.compile(r"\{([\w.-]+)\}")
-_FORMAT_REQUESTS = {"average": " Give two decimals.", "names": " Separate the names with commas."}
+_FORMAT_REQUESTS = {
+    "average": " Give two decimals.",
+    "percentage": " Give two decimals.",
+    "names": " Separate the names with commas.",
+}
 _HALF_A_CENT = Fraction(1, 200)
 
 
@@ -96,7 +100,7 @@ def _column_values(schema: str, number: int, table: str, column: str) -> list[st
 
 
 def is_right(question: SQLQuestion, answer: str) -> bool:
-    """Whether a final answer says what the gold query selects; names in any order, averages to two decimals."""
+    """Whether a final answer says what the gold query selects; names in any order, averages and percentages to two decimals."""
     if question.kind != "names":
         return _equal(question.kind, answer.strip(), question.golds[0])
     names = [normalize_text(name) for name in re.split(r",\s*and\s|\sand\s|[,;\n]", answer) if name.strip()]
@@ -112,9 +116,9 @@ def matches(question: SQLQuestion, found: QueryResult) -> bool:
 def _equal(kind: str, answer: str, gold: Any) -> bool:
     if isinstance(gold, str):
         return normalize_text(answer) == normalize_text(gold)
-    value = parse_number(answer)
-    exact = Fraction(gold)
-    return value is not None and (abs(value - exact) <= _HALF_A_CENT if kind == "average" else value == exact)
+    value = parse_number(answer.removesuffix("%") if kind == "percentage" else answer)
+    tolerance = _HALF_A_CENT if kind in ("average", "percentage") else 0
+    return value is not None and abs(value - Fraction(gold)) <= tolerance
 
 
 def _key(value: Any) -> tuple[str, str]:

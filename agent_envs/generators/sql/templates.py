@@ -4,7 +4,8 @@ Slots stand for values that are drawn when a question is made: ``{table.column}`
 ``{3-9}`` (a whole number) and ``{month}`` (a month of 2023 or 2024). In the SQL the same slot
 becomes a literal, for a month ``'2024-03'``. A question may have two wordings, separated by " | ".
 
-Kinds of answer: ``number`` (exact), ``average`` (to two decimals), ``name`` (one text), ``names`` (a set of texts).
+Kinds of answer: ``number`` (exact), ``average`` (to two decimals), ``percentage`` (the same, with or without "%"),
+``name`` (one text), ``names`` (a set of texts).
 `TOP` wraps a query of (answer, value) and keeps those with the largest value, `LOW` those with the smallest.
 """
 
@@ -174,7 +175,7 @@ TEMPLATES = {
          LOW(f"SELECT a.name AS answer, AVG(delay) AS value FROM {_FLOWN} WHERE distance > {{500-4000}} GROUP BY a.id")),
         ("hard", "names", "Which airlines never flew to {destinations.city}?",
          f"SELECT name FROM airlines WHERE id NOT IN (SELECT a.id FROM {_FLOWN} WHERE city = {{destinations.city}})"),
-        ("hard", "average", "What percentage of the flights of {airlines.name} to {destinations.country} had no delay?",
+        ("hard", "percentage", "What percentage of the flights of {airlines.name} to {destinations.country} had no delay?",
          f"SELECT 100.0 * SUM(delay = 0) / COUNT(*) FROM {_FLOWN} "
          "WHERE a.name = {airlines.name} AND d.country = {destinations.country}"),
     ),

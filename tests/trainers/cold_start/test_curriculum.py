@@ -179,3 +179,9 @@ def test_the_same_seed_gives_the_same_demonstrations_in_every_process():
         for seed in ("1", "2")
     ]  # fmt: skip
     assert runs[0] == runs[1] and len(runs[0]) > 60
+
+
+@pytest.mark.parametrize("count", [1, 3])
+def test_a_cold_start_needs_no_more_questions_than_there_are(count):
+    few = make_envs("AgentR1/MiniWiki-v0", f'{{"entities": 60, "questions": {count}}}', "train", 8)
+    assert curriculum._cache_folder(few, 0, 1) != curriculum._cache_folder(few, 1, 1)

@@ -1,8 +1,8 @@
 """TRL's GRPOTrainer in an environment of this suite.
 
 pip install 'agent-r1-envs[trl]'
-python examples/plug/trl_grpo.py --model PATH_OR_ID
-python examples/plug/trl_grpo.py --model PATH_OR_ID --native    # the loop is TRL's, the calls the chat template's
+python examples/plug/trl_trainer.py --model PATH_OR_ID
+python examples/plug/trl_trainer.py --model PATH_OR_ID --native    # the loop is TRL's, the calls the chat template's
 """
 
 import argparse

@@ -1,0 +1,55 @@
+"""Writing so that a power loss leaves what was there before or what is there after, never a half.
+
+A rename is atomic, and says nothing of when the content of the file reaches the disk: after a power loss the new name may
+stand for an empty file. So content goes to the disk before the rename, and the folder that holds the name after it.
+"""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+
+def sync(path: Path) -> None:
+    """Wait until the content of a file, or the names in a folder, are on the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def sync_tree(folder: Path) -> None:
+    """`sync` of every file and folder below a folder, and of itself."""
+    for parent, _, files in os.walk(folder, topdown=False):
+        for path in (Path(parent, name) for name in files):
+            if path.is_file():  # no broken link
+                sync(path)
+        sync(Path(parent))
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and those above it, where they are missing, for good."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        sync(path.parent)
+
+
+def publish(staging: Path, path: Path) -> None:
+    """Give a file or a folder its name for good: its content first, then the name. A file of that name is replaced."""
+    if staging.is_dir():
+        sync_tree(staging)
+    else:
+        sync(staging)
+    os.replace(staging, path)
+    sync(path.parent)
+    if staging.parent != path.parent and staging.parent.is_dir():
+        sync(staging.parent)
+
+
+def write_text(path: Path, text: str) -> None:
+    """Write a file in one step that survives a power loss."""
+    staging = path.with_name(f".{path.name}.staging")
+    staging.write_text(text, encoding="utf-8")
+    publish(staging, path)

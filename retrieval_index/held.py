@@ -1,0 +1,203 @@
+"""Files of an index, held so that nobody else's write reaches a search.
+
+What is read of a file is copied into memory of the process's own and compared with a checksum that was taken when the
+index was built: small files as a whole when they are opened, large arrays block by block when a search first needs
+them. What was copied is never read again. So a file that is overwritten or cut off under a running server is an
+`IndexCorrupt` for the searches that would have read the damage, and never another answer; a memory map would give
+other answers, and a signal that ends the process where the file has lost a page.
+
+The checksums of ``name`` lie beside it in ``name.sums``: 64 bits of SHA-256 for each block, or CRC-32 for each
+line of the passages. An index of earlier versions has none: its blocks count as they are when they are first read.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import hashlib
+import io
+import mmap
+import os
+import sys
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import numpy as np
+
+BLOCK = 1 << 14  # bytes
+SUMS = ".sums"
+MOST = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4  # bytes that are held of one array
+_RUN = 256  # blocks that are read at once
+_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # memory is taken where it is written, and not before
+
+
+class IndexCorrupt(ValueError):
+    """An index folder is not what was written: a file is missing, truncated, changed, or of another index."""
+
+
+def checksum(content: bytes | memoryview) -> int:
+    """64 bits of SHA-256."""
+    return int.from_bytes(hashlib.sha256(content).digest()[:8], "little")
+
+
+def write_sums(path: Path) -> None:
+    """Write the checksums of a file's blocks beside it."""
+    with open(path, "rb") as file:
+        save_sums(path, np.array([checksum(block) for block in iter(lambda: file.read(BLOCK), b"")], "<u8"))
+
+
+def save_sums(path: Path, sums: np.ndarray) -> None:
+    """Write the checksums of a file's parts beside it."""
+    sums.tofile(path.with_name(path.name + SUMS))
+
+
+def read_sums(path: Path, dtype: str = "<u8") -> np.ndarray | None:
+    """The checksums of a file's parts; None where it has none."""
+    sums = path.with_name(path.name + SUMS)
+    return np.fromfile(sums, dtype) if sums.is_file() else None
+
+
+def read_bytes(path: Path) -> bytes:
+    """The content of a file, every block as it was written. Raises `IndexCorrupt`."""
+    with open(path, "rb", buffering=0) as file:
+        size, sums = os.fstat(file.fileno()).st_size, read_sums(path)
+        blocks = -(-size // BLOCK)
+        runs = [(at, min(at + _RUN, blocks)) for at in range(0, blocks, _RUN)]
+        return b"".join(_read(file.fileno(), path, sums, first, last, size) for first, last in runs)
+
+
+def read_array(path: Path) -> np.ndarray:
+    """The array of an .npy file, read-only, every block as it was written. Raises `IndexCorrupt`."""
+    array = np.load(io.BytesIO(read_bytes(path)), allow_pickle=False)
+    array.setflags(write=False)
+    return array
+
+
+@contextmanager
+def sealed_copy(path: Path) -> Iterator[str | None]:
+    """The path of a copy in memory that nobody can write to, for readers that map a file themselves; mapped, it outlives
+    the block. None where the system has no such memory. Raises `IndexCorrupt`."""
+    if not hasattr(os, "memfd_create"):
+        yield None
+        return
+    handle = os.memfd_create(path.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
+    try:
+        with open(path, "rb", buffering=0) as file, open(handle, "wb", closefd=False) as copy:
+            size, sums = os.fstat(file.fileno()).st_size, read_sums(path)
+            blocks = -(-size // BLOCK)
+            for at in range(0, blocks, _RUN):
+                copy.write(_read(file.fileno(), path, sums, at, min(at + _RUN, blocks), size))
+        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
+        yield f"/proc/self/fd/{handle}"
+    finally:
+        os.close(handle)
+
+
+class HeldArray:
+    """The array of an .npy file, of which the blocks that are needed are held. Threads may share it.
+
+    Attributes:
+        shape, dtype: of the array.
+        array: it, zero where a block is not held yet; another one when what was held has been forgotten.
+    """
+
+    def __init__(self, path: Path):
+        self.path = path
+        self._file = open(path, "rb", buffering=0)  # noqa: SIM115 - closed with the array
+        self._size = os.fstat(self._file.fileno()).st_size
+        self._blocks = -(-self._size // BLOCK)
+        self._sums = read_sums(path)
+        self._lock = threading.Lock()
+        head = _read(self._file.fileno(), path, self._sums, 0, 1, self._size)
+        self.shape, self.dtype, self._start = _read_header(path, head)
+        count = int(np.prod(self.shape))
+        if self._start + count * self.dtype.itemsize != self._size:
+            raise IndexCorrupt(f"{path}: it does not hold the {count:,} values that its header says")
+        self._row = count // max(1, self.shape[0]) * self.dtype.itemsize  # bytes
+        self._forget()
+
+    def __len__(self) -> int:
+        return self.shape[0]
+
+    def __array__(self, dtype=None, copy=None) -> np.ndarray:
+        whole = self.holding(np.array([0]), np.array([len(self)]))
+        return whole if dtype is None else whole.astype(dtype)
+
+    def __getitem__(self, rows: np.ndarray) -> np.ndarray:
+        rows = np.asarray(rows) % len(self)
+        return self.holding(rows, rows + 1)[rows]
+
+    def holding(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """The array, of which the rows from ``low[i]`` to ``high[i]``, int64 [n], are there, and others may be zero.
+
+        Raises:
+            IndexCorrupt: a block of them is not what was written, or is not there any more.
+        """
+        first = (self._start + low * self._row) // BLOCK
+        counts = -(-(self._start + high * self._row) // BLOCK) - first
+        blocks = np.arange(counts.sum()) + np.repeat(first - counts.cumsum() + counts, counts)
+        array, present = self._held
+        if not present[blocks].all():
+            with self._lock:
+                if self._bytes > MOST:
+                    self._forget()  # searches that still use the old memory keep it
+                array, present = self._held
+                self._fetch(present, np.unique(blocks[~present[blocks]]))
+        return array
+
+    @property
+    def array(self) -> np.ndarray:
+        return self._held[0]
+
+    def _forget(self) -> None:
+        """Begin anew with no block present."""
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | _NORESERVE
+        self._memory, self._bytes = mmap.mmap(-1, self._size, flags=flags), 0
+        array: np.ndarray = np.frombuffer(self._memory, self.dtype, offset=self._start).reshape(self.shape)
+        array.setflags(write=False)
+        self._held = array, np.zeros(self._blocks, np.bool_)
+
+    def _fetch(self, present: np.ndarray, blocks: np.ndarray) -> None:
+        """Copy these blocks, int64 [n], ascending, which are not present yet."""
+        for run in np.split(blocks, np.flatnonzero(np.diff(blocks) > 1) + 1):
+            for part in np.split(run, range(_RUN, len(run), _RUN)) if len(run) else ():
+                at, end = int(part[0]), int(part[-1]) + 1
+                content = _read(self._file.fileno(), self.path, self._sums, at, end, self._size)
+                self._memory[at * BLOCK : at * BLOCK + len(content)] = content
+                present[at:end] = True
+                self._bytes += len(content)
+
+
+def _read(handle: int, path: Path, sums: np.ndarray | None, first: int, last: int, size: int) -> bytes:
+    """Blocks ``first`` to ``last`` of a file, compared with their checksums."""
+    wanted = min(last * BLOCK, size) - first * BLOCK
+    content = b""
+    while len(content) < wanted and (more := os.pread(handle, wanted - len(content), first * BLOCK + len(content))):
+        content += more
+    if len(content) < wanted:
+        raise _changed(path, "it has lost its end")
+    if sums is not None:
+        view = memoryview(content)
+        found = [checksum(view[at : at + BLOCK]) for at in range(0, wanted, BLOCK)]
+        if found != sums[first:last].tolist():
+            raise _changed(path, "a block of it is not what was written")
+    return content
+
+
+def _changed(path: Path, what: str) -> IndexCorrupt:
+    return IndexCorrupt(f"{path}: {what}: it was changed after it was opened. Copy the index again, or build it again.")
+
+
+def _read_header(path: Path, head: bytes) -> tuple[tuple[int, ...], np.dtype, int]:
+    """Shape, type and the place of the first value, of an .npy file."""
+    file = io.BytesIO(head)
+    try:
+        version = np.lib.format.read_magic(file)
+        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
+        shape, fortran, dtype = read(file)
+    except ValueError as error:
+        raise IndexCorrupt(f"{path}: it is no array: {error}") from None
+    if fortran or dtype.hasobject:
+        raise IndexCorrupt(f"{path}: it is not an array that this code writes")
+    return shape, dtype, file.tell()
