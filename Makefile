@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test lint clean
+.PHONY: train test test-plug lint clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/installed
@@ -12,6 +12,10 @@ train: $(VENV)/installed
 
 test: $(VENV)/installed-dev
 	$(BIN)/python -m pytest -n auto $(ARGS)
+
+# Other RL libraries on our environments, those that install in a minute; docs/plug.md has the rest.
+test-plug: $(VENV)/installed-plug
+	$(BIN)/python -m pytest -n auto -m plug tests/plug $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .
@@ -26,6 +30,10 @@ $(VENV)/installed: pyproject.toml constraints.txt
 
 $(VENV)/installed-dev: $(VENV)/installed
 	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	touch $@
+
+$(VENV)/installed-plug: $(VENV)/installed-dev
+	$(BIN)/pip install --quiet -c constraints.txt -e ".[trl,sb3]"
 	touch $@
 
 clean:
