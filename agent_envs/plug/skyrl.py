@@ -83,7 +83,7 @@ class AgentR1Env(BaseTextEnv):
         )
 
     def get_metrics(self) -> dict[str, float]:
-        """Of the episode, see `Episode.metrics`; SkyRL averages them over episodes. ``score`` is 0 where the episode has not ended."""
+        """`Episode.metrics`; SkyRL averages them over episodes. ``score`` is 0 where the episode has not ended."""
         return {"score": 0.0, **self._episode.metrics}
 
     def close(self) -> None:

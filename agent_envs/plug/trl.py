@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from agent_envs.chat_tokens import ChatTokens, StopChecker
-from agent_envs.plug.episode import Episode, Message, Reply, step_all
+from agent_envs.plug.episode import Episode, Message, step_all
 
 ENDED = "The episode has ended."
 
