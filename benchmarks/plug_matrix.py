@@ -4,8 +4,8 @@
     python -m benchmarks.plug_matrix --only gem trl
     python -m benchmarks.plug_matrix                    # all: gigabytes, and minutes of installing for each
 
-Environments stay in the folder, and one is made anew where what belongs into it has changed. The folder also gets table.md,
-results.json and a log for each library. Ends with 1 where a library does not install or a test of it does not pass.
+Environments stay in the folder, and one is made anew where what belongs into it has changed. The folder also gets table.md
+and results.json of this run, and a log for each library. Ends with 1 where a library does not install or a test of it does not pass.
 """
 
 import hashlib
