@@ -20,6 +20,7 @@ SUITES = {
     "absent": "import pytest\npytest.importorskip('no_such_library', reason='pip install it')\ndef test_a(): pass",
     "skipped": "import pytest\n@pytest.fixture\ndef f(): pytest.skip('needs it')\ndef test_a(f): pass",
     "empty": "",
+    "ends": "import pytest\ndef test_a(): pass\ndef test_b(): pytest.exit('out of memory', returncode=4)",
 }
 GOOD = '<testsuites><testsuite><testcase name="test_a"/></testsuite></testsuites>'
 
@@ -89,6 +90,8 @@ def test_one_that_does_not_install_is_a_row_that_says_why(machine, tmp_path):
     assert "| gem | — | 0 | 0 | 0 | 0 | not installed: it conflicts |" in (args.out / "table.md").read_text()
     machine.failing = ""
     assert plug_matrix.main(args)[0].good  # what was half made is made anew
+    (args.out / "gem" / "bin" / "python").write_text("#!/bin/sh\nexit 1\n")
+    assert plug_matrix.main(args)[0].note == "not installed: there is no package gem-llm"
     alone = [command for name, command in machine.ran if name == "verl" and "--no-deps" in command]
     assert alone[0].endswith("--no-deps verl==0.9.0")
 
@@ -101,6 +104,7 @@ def test_one_that_does_not_install_is_a_row_that_says_why(machine, tmp_path):
         ("absent", (0, 0, 1, "no test ran: pip install it")),
         ("skipped", (0, 0, 1, "no test ran: needs it")),
         ("empty", (0, 0, 0, "no test ran: none was selected")),
+        ("ends", (0, 0, 0, "pytest ended with status 4, see sb3.log")),
     ],
 )
 def test_what_pytest_reports_is_counted(machine, tmp_path, suite, expected):
