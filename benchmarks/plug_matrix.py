@@ -73,7 +73,7 @@ LIBRARIES = [
     ),
     Library(
         name="verl", package="verl", tests=("test_verl.py",), alone=("verl==0.9.0",),
-        requires=("hydra-core", "tensordict==0.10.*", "ray", "codetiming", "torchdata"),
+        requires=("hydra-core", "tensordict==0.10.*", "ray", "codetiming", "torchdata", "cachetools", "fastapi", "uvicorn"),
     ),
     Library(
         name="reasoning-gym", package="reasoning-gym", tests=(HOST,), select="Reasoning",
