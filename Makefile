@@ -4,7 +4,7 @@ VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
 
-.PHONY: train test test-plug lint clean
+.PHONY: train test test-plug plug lint clean
 .DELETE_ON_ERROR:
 
 train: $(VENV)/installed
@@ -16,6 +16,10 @@ test: $(VENV)/installed-dev
 # Other RL libraries on our environments, those that install in a minute; docs/plug.md has the rest.
 test-plug: $(VENV)/installed-plug
 	$(BIN)/python -m pytest -n auto -m plug tests/plug $(ARGS)
+
+# All of them, each in a virtual environment of its own: gigabytes. ARGS="--only gem trl" for some.
+plug: $(VENV)/installed
+	$(BIN)/python -m benchmarks.plug_matrix $(ARGS)
 
 lint: $(VENV)/installed-dev
 	$(BIN)/ruff check .

@@ -83,6 +83,7 @@ class Episode:
     Attributes:
         env: the environment, for what is not in a `Reply`, such as ``env.question``.
         rewards: of the turns so far.
+        metrics: of the episode so far: the last of each of `Reply.metrics`, and sums of ``reward/<term>`` and ``tool_faults``.
         done: no episode is running.
 
     Raises:
@@ -101,6 +102,7 @@ class Episode:
         self.env: ToolEnv = hosting.make(id, **env_kwargs)
         self.native, self.done = native, True
         self.rewards: list[float] = []
+        self.metrics: dict[str, float] = {}
         if native and hasattr(self.env, "weights"):  # a mixture
             raise ValueError(f"{id} has other tools in each episode, which native calls cannot follow; take one task")
         if native and self.env.answers and "answer" in self.env.tools:
@@ -136,7 +138,7 @@ class Episode:
         if attempt is not None and self.env.TAKES_NOISE_SEED:
             given["noise_seed"] = attempt
         observation, info = self.env.reset(seed=seed, options=given)
-        self.rewards, self.done = [], False
+        self.rewards, self.metrics, self.done = [], {}, False
         system = self._native_prompt() if self.native else info["instructions"]
         return [{"role": "system", "content": system}, {"role": "user", "content": observation}]
 
@@ -187,6 +189,7 @@ class Episode:
         metrics |= {f"reward/{name}": value for name, value in info["reward_terms"].items()}
         if self.done:
             metrics["score"] = float(info.get(self.env.PRIMARY_METRIC, 0.0))
+        self.metrics = _add_up(self.metrics, metrics)
         return Reply(
             text=observation, reward=reward, terminated=terminated, truncated=truncated, metrics=metrics,
             results=tuple(self.env.feedback), context=info.get("context"),
@@ -214,6 +217,12 @@ def _message(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         return json.dumps({"role": "assistant", "content": None, "tool_calls": made})
     except (ValueError, TypeError):  # arguments that are no JSON
         return _NO_ACTION
+
+
+def _add_up(before: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Of the turns before and this one: what counts in each turn is summed, of anything else the last is kept."""
+    summed = [name for name in metrics if name == "tool_faults" or name.startswith("reward/")]
+    return {**before, **metrics, **{name: before.get(name, 0.0) + metrics[name] for name in summed}}
 
 
 def _is_number(value: Any) -> bool:

@@ -111,9 +111,9 @@ class _Executor(AgentExecutorBase):
             "rollout_log_probs": None if sampling_params.logprobs is None else [0.0] * start + play.logprobs,
             "truncated": reply is None or not reply.terminated,
             "reward": sum(episode.rewards),
-            "scores": play.metrics.get("score", 0.0),
-            "extra_logs": {name: value for name, value in play.metrics.items() if name.startswith("reward/")}
-            | {"turns": play.metrics["turns"], "tool_faults": play.metrics["tool_faults"]},
+            "scores": episode.metrics.get("score", 0.0),
+            "extra_logs": {name: value for name, value in episode.metrics.items() if name.startswith("reward/")}
+            | {name: episode.metrics[name] for name in ("turns", "tool_faults")},
         }
 
 

@@ -60,7 +60,6 @@ class AgentR1Env(BaseTextEnv):
         self._episode = Episode(env_id, **env_kwargs | dict(env_config or {}) | split)
         self._seed, self.max_turns = int(row["seed"]), self._episode.max_turns
         self._question = (env_id, row.get("split"), self._seed)
-        self._metrics: dict[str, float] = {}
 
     def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
         """Begin; the prompt holds the question already."""
@@ -69,14 +68,13 @@ class AgentR1Env(BaseTextEnv):
         self._attempts[self._question] += 1
         if messages != [{"role": message["role"], "content": message["content"]} for message in prompt]:
             raise ValueError("the dataset has other questions than the environment: give both the same arguments")
-        self.turns, self._metrics = 0, {}
+        self.turns = 0
         return messages, {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         """Take a turn. What comes back is a user message; numbers for logs are in ``metadata``."""
         reply = self._episode.step(action)
         self.turns += 1
-        self._metrics = reply.metrics
         if reply.context is not None:
             raise ValueError("SkyRL trains an episode as one sequence: leave context at 'append'")
         said = [] if reply.done else [{"role": "user", "content": reply.text}]
@@ -85,8 +83,8 @@ class AgentR1Env(BaseTextEnv):
         )
 
     def get_metrics(self) -> dict[str, float]:
-        """Of the last turn; SkyRL averages them over episodes. ``score`` is 0 where the episode has not ended."""
-        return {"score": 0.0, **self._metrics}
+        """`Episode.metrics`; SkyRL averages them over episodes. ``score`` is 0 where the episode has not ended."""
+        return {"score": 0.0, **self._episode.metrics}
 
     def close(self) -> None:
         self._episode.close()

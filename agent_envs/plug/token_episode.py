@@ -19,7 +19,6 @@ class TokenEpisode:
         ids: sampled turns and what came back to them, after the prompt.
         mask: which of ``ids`` were sampled.
         logprobs: of ``ids``, 0.0 where the environment speaks.
-        metrics: of the turns so far: the last of each, and sums of ``reward/<term>`` and ``tool_faults``.
 
     Raises:
         ValueError: a format that is made of special tokens.
@@ -37,7 +36,6 @@ class TokenEpisode:
         messages = self.episode.start(seed, attempt=attempt)
         self._system = messages[0]["content"]
         self._begin(self.chat.prompt_ids(self._system, messages[1:]))
-        self.metrics: dict[str, float] = {}
         return messages
 
     def _begin(self, prompt: list[int]) -> None:
@@ -66,9 +64,6 @@ class TokenEpisode:
         turn = self.cut(sampled)
         self._append(turn, True, (logprobs or [0.0] * len(turn))[: len(turn)])
         reply = self.episode.step(self.chat.decode(turn))
-        for name, value in reply.metrics.items():
-            summed = name == "tool_faults" or name.startswith("reward/")
-            self.metrics[name] = value + (self.metrics.get(name, 0.0) if summed else 0.0)
         if reply.done:
             return reply
         if reply.context is not None:

@@ -69,7 +69,7 @@ class AgentR1ChatEnv(ChatEnv):
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        return [play.metrics for play in self._plays]
+        return [play.episode.metrics for play in self._plays]
 
     @property
     def stop(self) -> tuple[str, ...]:

@@ -21,7 +21,7 @@ from typing import Any, Literal
 import numpy as np
 
 from agent_envs.chat_tokens import ChatTokens, StopChecker
-from agent_envs.plug.episode import Episode, Message, Reply, step_all
+from agent_envs.plug.episode import Episode, Message, step_all
 
 ENDED = "The episode has ended."
 
@@ -49,13 +49,13 @@ def episode_return(
     env_metrics: list | None = None, log_metric: Callable[[str, float], None] | None = None, **columns: Any,
 ) -> list[float | None]:  # fmt: skip
     """The ``reward_funcs`` for both ways: what each episode earned, and None where a tool broke on the way, which TRL
-    leaves out of the group. The metrics of the last turns are logged as ``env/…``."""
+    leaves out of the group. Their `Episode.metrics` are logged as ``env/…``."""
     if environments:
         for environment, messages in zip(environments, completions, strict=True):
             environment._settle(messages)
         turn_rewards = [environment._episode.rewards for environment in environments]
         # A conversation that TRL ends before the environment does has reached nothing.
-        env_metrics = [{"score": 0.0, **environment._metrics} for environment in environments]
+        env_metrics = [{"score": 0.0, **environment._episode.metrics} for environment in environments]
     if turn_rewards is None or env_metrics is None:
         raise ValueError("episode_return needs rollout_func or environment_factory of agent_envs.plug.trl")
     if log_metric is not None:
@@ -63,7 +63,7 @@ def episode_return(
             values = [metrics[name] for metrics in env_metrics if name in metrics]
             log_metric(f"env/{name}", float(np.mean(values)))
     paid = zip(turn_rewards, env_metrics, strict=True)
-    return [None if metrics.get("faults") else float(sum(rewards)) for rewards, metrics in paid]
+    return [None if metrics.get("tool_faults") else float(sum(rewards)) for rewards, metrics in paid]
 
 
 # -- rollout_func ------------------------------------------------------------------------------------------------------
@@ -78,7 +78,6 @@ class _Row:
     ids: list[int] = field(default_factory=list)
     mask: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
-    metrics: dict[str, float] = field(default_factory=dict)
 
     def append(self, ids: list[int], sampled: bool, logprobs: list[float] | None = None) -> None:
         self.ids += ids
@@ -134,7 +133,6 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
             replies = step_all([row.episode for row in playing], [chat.decode(turn) for turn in turns])
             for i, (row, turn, reply) in enumerate(zip(playing, turns, replies, strict=True)):
                 row.append(turn, True, logprobs and logprobs[i][: len(turn)])
-                row.metrics = _keep(row.metrics, reply)
                 if reply.context is not None:
                     raise ValueError("TRL trains an episode as one sequence: leave context at 'append'")
                 if not reply.done:
@@ -147,7 +145,7 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
             "logprobs": [row.logprobs for row in rows] if sampler_tells else None,
             "env_mask": [row.mask for row in rows],
             "turn_rewards": [list(row.episode.rewards) for row in rows],
-            "env_metrics": [row.metrics for row in rows],
+            "env_metrics": [row.episode.metrics for row in rows],
         }
 
     return play
@@ -190,13 +188,6 @@ def _start(episode: Episode, seed: int | None, attempt: int, prompt: list[Messag
             f"the dataset has other questions than the environment: give dataset and {asker} the same arguments"
         )
     return messages
-
-
-def _keep(before: dict[str, float], reply: Reply) -> dict[str, float]:
-    """The metrics of the last turn; rewards by term, and ``faults``, are summed over the episode."""
-    summed = {name: before.get(name, 0.0) + value for name, value in reply.metrics.items() if name[:7] == "reward/"}
-    faults = before.get("faults", 0.0) + reply.metrics["tool_faults"]
-    return {**before, **reply.metrics, **summed, "faults": faults}
 
 
 # -- environment_factory -----------------------------------------------------------------------------------------------
@@ -252,7 +243,6 @@ class _Environment:
         self._episode, self._seed, self._turn = self._episodes[split], seed, _Turn()
         _start(self._episode, seed, self._number, prompt, "environment_factory")
         self._played: list[list] = []
-        self._metrics: dict[str, float] = {}
 
     async def _take(self, name: str, arguments: dict[str, Any]) -> str:
         turn, place = self._turn, len(self._turn.calls)
@@ -268,7 +258,6 @@ class _Environment:
             return [ENDED] * len(calls)
         reply = self._episode.call(calls)
         self._played.append(calls)
-        self._metrics = _keep(self._metrics, reply)
         results = reply.results or (ENDED,)
         return list(results) if len(results) == len(calls) else [*results[:1]] * len(calls)
 
@@ -278,7 +267,7 @@ class _Environment:
         said = [_calls(message) for message in messages if message["role"] == "assistant"]
         if said[: len(self._played)] != self._played:
             self._episode.start(self._seed, attempt=self._number)
-            self._played, self._metrics = [], {}
+            self._played = []
         for calls in said[len(self._played) :]:
             self._play(calls)
 

@@ -139,7 +139,7 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
                 reply, back = await asyncio.to_thread(_take, episode, said)
                 if reply.metrics["tool_faults"]:
                     raise vf.ToolsetError("a tool broke, so the episode says nothing about the model")
-                noted["turn_rewards"], noted["metrics"] = list(episode.rewards), _keep(noted["metrics"], reply)
+                noted["turn_rewards"], noted["metrics"] = list(episode.rewards), {**noted["metrics"], **episode.metrics}
                 messages += [said.model_dump(exclude_none=True), *back]
                 if reply.context is not None:
                     messages = opening + reply.context
@@ -171,12 +171,6 @@ def _read(asked: list) -> list[tuple[str, dict]] | None:
     except ValueError:
         return None
     return calls if all(isinstance(arguments, dict) for _, arguments in calls) else None
-
-
-def _keep(before: dict[str, float], reply: Reply) -> dict[str, float]:
-    """The metrics of the last turn; rewards by term are summed over the episode."""
-    summed = {name: before.get(name, 0.0) + value for name, value in reply.metrics.items() if name[:7] == "reward/"}
-    return {**before, **reply.metrics, **summed}
 
 
 def _noted(trace: vf.Trace) -> dict[str, Any]:

@@ -113,7 +113,7 @@ class AgentR1Loop(AgentLoopBase):
             if reply is None:
                 break
         extra |= {"turn_scores": list(episode.rewards), "tool_rewards": []}
-        extra["reward_extra_info"] = {"acc": play.metrics.get("score", 0.0), "env_turns": play.metrics["turns"]}
+        extra["reward_extra_info"] = {"acc": episode.metrics.get("score", 0.0), "env_turns": episode.metrics["turns"]}
         return AgentLoopOutput(
             prompt_ids=play.prompt,
             response_ids=play.ids,

@@ -7,6 +7,7 @@ python examples/plug/trl_trainer.py --model PATH_OR_ID --native    # the loop is
 
 import argparse
 
+import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
@@ -40,6 +41,7 @@ def main() -> None:
         output_dir=args.out, max_steps=args.steps, learning_rate=args.lr, num_generations=8,
         per_device_train_batch_size=16, max_completion_length=args.new_tokens, beta=0.0, loss_type="dapo",
         scale_rewards="none", logging_steps=1, report_to="none", save_strategy="no",
+        bf16=torch.cuda.is_available(),  # TRL's default, which a CPU refuses
     )  # fmt: skip
     GRPOTrainer(model, args=config, processing_class=tokenizer, **how).train()
 

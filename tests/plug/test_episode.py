@@ -60,6 +60,8 @@ def test_it_says_and_pays_what_the_environment_does(id, kwargs):
         assert [m["role"] for m in messages] == ["system", "user"] and messages[1]["content"] == expected[0]
         assert [(r.text, r.reward, r.terminated, r.truncated) for r in said] == expected[1:]
         assert episode.rewards == [r.reward for r in said] and episode.done == said[-1].done
+        paid = sum(value for name, value in episode.metrics.items() if name.startswith("reward/"))
+        assert paid == pytest.approx(sum(episode.rewards)) and episode.metrics["turns"] == len(said)
         for reply in said:
             paid = sum(value for name, value in reply.metrics.items() if name.startswith("reward/"))
             assert paid == pytest.approx(reply.reward) and ("score" in reply.metrics) == reply.done
@@ -171,6 +173,20 @@ def test_calls_that_cannot_be_made_cost_what_an_invalid_turn_costs(calls):
     text.start(1), native.start(1)
     invalid, reply = text.step("hm"), native.call(calls)
     assert reply.reward == invalid.reward == -0.5 and not reply.done and any(reply.results)
+
+
+def test_metrics_of_the_episode_are_the_last_and_sums_of_rewards_and_faults(monkeypatch):
+    episode = Episode(MINIWIKI, rewards={"invalid": -0.25}, **SMALL)
+    episode.start(2)
+    monkeypatch.setattr(episode.env.tools["search"], "searcher", None)  # every search breaks
+    search = "<search>a town</search>"
+    for turns in ([search, search, "hm"], ["hm", search, "hm"]):
+        episode.start(2)
+        assert episode.metrics == {}
+        replies = [episode.step(turn) for turn in turns]
+        summed = {"tool_faults": float(turns.count(search)), "reward/invalid": -0.25 * turns.count("hm")}
+        last = {name: value for reply in replies for name, value in reply.metrics.items()}
+        assert episode.metrics == last | summed and last["tool_faults"] == 0 and last["turns"] == 3
 
 
 def test_a_native_game_has_no_answer():

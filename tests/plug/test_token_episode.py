@@ -22,8 +22,8 @@ def test_its_ids_are_those_of_our_rollout():
     start = len(episode.steps[0].prompt)
     assert play.done and play.prompt + play.ids == sequence.ids
     assert [bool(own) for own in play.mask] == sequence.mask[start:] and play.logprobs == sequence.logprobs[start:]
-    paid = [value for name, value in play.metrics.items() if name.startswith("reward/")]
-    assert play.metrics["turns"] == 3 and sum(paid) == pytest.approx(sum(step.reward for step in episode.steps))
+    paid = [value for name, value in play.episode.metrics.items() if name.startswith("reward/")]
+    assert play.episode.metrics["turns"] == 3 and sum(paid) == pytest.approx(sum(step.reward for step in episode.steps))
 
 
 def test_without_room_for_another_turn_it_ends():

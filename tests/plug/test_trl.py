@@ -2,6 +2,9 @@
 
 import json
 import os
+import runpy
+import sys
+from pathlib import Path
 
 import pytest
 import torch
@@ -16,6 +19,7 @@ from trainers.trajectory import to_sequences
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 GRPO = pytest.importorskip("trl", reason="TRL is not installed: pip install 'agent-r1-envs[trl]'")
 pytestmark = pytest.mark.plug
+TRAINER, EXAMPLE = GRPO.GRPOTrainer, Path(__file__).parents[2] / "examples" / "plug" / "trl_trainer.py"
 
 
 def make_trainer(
@@ -193,3 +197,17 @@ def test_the_word_level_tokenizer_is_refused_for_native_calls(tmp_path):
             policy.model, policy.tokenizer, tmp_path, train_dataset=trl.dataset(MINIWIKI, 4, native=True, **SMALL),
             environment_factory=trl.environment_factory(MINIWIKI, **SMALL),
         )  # fmt: skip
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_the_example_trains_on_a_cpu(native, tmp_path, monkeypatch):
+    policy, tokenizer = make_policy("words"), qwen3_tokenizer()
+    model, tokenizer = (make_model(tokenizer), tokenizer) if native else (policy.model, policy.tokenizer)
+    for part in (model, tokenizer):
+        part.save_pretrained(tmp_path / "model")
+    options = f"--model {tmp_path / 'model'} --steps 1 --questions 2 --new-tokens 4 --out {tmp_path / 'out'}".split()
+    monkeypatch.setattr(sys, "argv", ["trl_trainer.py", *options, *["--native"] * native])
+    made = []
+    monkeypatch.setattr(GRPO, "GRPOTrainer", lambda *given, **how: made.append(TRAINER(*given, **how)) or made[0])
+    runpy.run_path(str(EXAMPLE), run_name="__main__")
+    assert made[0].state.global_step == 1 and "env/reward/answer" in made[0].state.log_history[0]

@@ -100,7 +100,8 @@ def test_what_cannot_be_trained_is_refused():
 
 
 def test_an_episode_in_which_a_tool_broke_has_no_return():
-    assert trl.episode_return(None, [[1.0, 0.5], [1.0]], env_metrics=[{"faults": 0.0}, {"faults": 1.0}]) == [1.5, None]
+    metrics = [{"tool_faults": 0.0}, {"tool_faults": 1.0}]
+    assert trl.episode_return(None, [[1.0, 0.5], [1.0]], env_metrics=metrics) == [1.5, None]
 
 
 def described(id, **kwargs):

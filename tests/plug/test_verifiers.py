@@ -185,20 +185,8 @@ def test_its_openenv_taskset_plays_on_our_server(evaluate, model, tmp_path):
     model.script = turns
     for url in serve(make_app(MINIWIKI, 4, **SMALL)):
         (tmp_path / "run.toml").write_text(OPENENV.format(url=url))
-        main(
-            [
-                "@",
-                "run.toml",
-                "--no-push",
-                "--no-rich",
-                "-m",
-                "stub",
-                "--client.base-url",
-                model.url,
-                "--run.name",
-                "openenv",
-            ]
-        )
+        run = ["--no-push", "--no-rich", "-m", "stub", "--client.base-url", model.url, "--run.name", "openenv"]
+        main(["@", "run.toml", *run])
     (line,) = (tmp_path / "outputs" / "openenv" / "traces.jsonl").read_text().splitlines()
     (trace,) = json.loads(line)["traces"]
     env = gymnasium.make(MINIWIKI, **SMALL).unwrapped

@@ -1,0 +1,64 @@
+"""What the README's section "In your own trainer" shows does what it says."""
+
+import re
+import sys
+from functools import partial
+from pathlib import Path
+
+import gymnasium
+import pytest
+from plug_setup import make_policy
+
+from trainers import grpo
+
+SECTION = (Path(__file__).parents[2] / "README.md").read_text(encoding="utf-8").partition("## In your own trainer")[2]
+TRL, SB3, COLOURS, EPISODE = re.findall(r"```python\n(.*?)```", SECTION.partition("\n## ")[0], re.DOTALL)
+
+
+def save_tiny(folder):
+    policy = make_policy("words")
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return str(folder)
+
+
+def test_an_episode():
+    said = {}
+    exec(EPISODE, said)
+    assert [message["role"] for message in said["messages"]] == ["system", "user"]
+    assert "<information>" in said["reply"].text and not said["reply"].done
+
+
+def test_an_environment_of_ones_own_is_trained_in(tmp_path, monkeypatch):
+    (tmp_path / "my_module.py").write_text(COLOURS)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    id = re.search(r"trainers.grpo --env (\S+)", SECTION)[1]
+    try:
+        args = grpo.Args(
+            env=id, model=save_tiny(tmp_path / "tiny"), out=tmp_path / "run", updates=1, questions_per_update=2,
+            group_size=2, max_new_tokens=4, eval_every=1, eval_questions=2, final_questions=2,
+        )  # fmt: skip
+        grpo.main(args)
+        assert '"step": 1' in (tmp_path / "run" / "metrics.jsonl").read_text()
+    finally:
+        gymnasium.registry.pop(id.partition(":")[2], None)
+        sys.modules.pop("my_module", None)
+
+
+@pytest.mark.plug
+def test_trl(tmp_path, monkeypatch):
+    trl = pytest.importorskip("trl", reason="pip install 'agent-r1-envs[trl]'")
+    monkeypatch.chdir(tmp_path)
+    short = partial(trl.GRPOConfig, bf16=False, max_steps=1, report_to="none", save_strategy="no")
+    monkeypatch.setattr(trl, "GRPOConfig", lambda max_completion_length: short(max_completion_length=4))
+    code, said = TRL.replace("Qwen/Qwen2.5-0.5B-Instruct", save_tiny(tmp_path / "tiny")), {}
+    exec(code.replace("1000", "8"), said)
+    assert said["trainer"].state.global_step == 1
+
+
+@pytest.mark.plug
+def test_sb3():
+    pytest.importorskip("stable_baselines3", reason="pip install 'agent-r1-envs[sb3]'", exc_type=ImportError)
+    said = {}
+    exec(SB3.replace("40_000", "2048"), said)
+    assert said["env"].observation_space.contains(said["env"].reset(seed=0)[0])
