@@ -18,6 +18,9 @@ if TYPE_CHECKING:
 BATCH = 64  # queries in a request
 BACKOFF = 0.25  # seconds before the first retry; doubled for each further one
 LONGEST_PAUSE = 30.0  # seconds
+LONGEST_ANSWER = 60.0  # seconds that a whole answer may take to arrive, of which each part is in time
+LARGEST_ANSWER = 1 << 28  # bytes
+REFUSALS = (400, 413, 414, 422)  # what is asked for is at fault; what else is no answer, others may yet get one
 
 
 class SearchFailed(ConnectionError):
@@ -31,9 +34,10 @@ class RemoteSearcher:
 
     Args:
         url: of the server, such as "http://127.0.0.1:8000"; with or without "/retrieve" at its end.
-        timeout: seconds to connect, and again for each part of an answer to arrive.
-        retries: further attempts after a failed connection, a timeout, a busy server (429) or one in trouble (5xx),
-            with growing pauses between them: about 2 s in all for three, or as long as the server asks for.
+        timeout: seconds to connect, and again for each part of an answer to arrive; all of it in a minute.
+        retries: further attempts after a failed connection, a timeout, or an answer that neither is a result nor refuses
+            the request (a busy server, one in trouble, a proxy that finds nobody behind it), with growing pauses between
+            them: about 2 s in all for three, or as long as the server asks for.
     """
 
     io_bound = True  # most of the time, for the server: others may go on meanwhile
@@ -73,37 +77,52 @@ class RemoteSearcher:
         ]
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        response = self._post({"queries": queries, "topk": k, "return_scores": True})
+        answer = self._post({"queries": queries, "topk": k, "return_scores": True})
         try:
-            result = response.json()["result"]
+            result = json.loads(answer)["result"]
             if len(result) != len(queries):
                 raise ValueError(f"{len(result)} results for {len(queries)} queries")
             return [[passage_of(entry) for entry in entries] for entries in result]
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise SearchFailed(f"{self.url} gave a malformed answer: {type(error).__name__}: {error}") from error
 
-    def _post(self, body: dict) -> httpx.Response:
+    def _post(self, body: dict) -> bytes:
         """The first answer of status 200."""
         import httpx
 
-        content = json.dumps(body)  # ASCII: a query that is no Unicode text is for the server to reject
+        content = json.dumps(body).encode()  # ASCII: a query that is no Unicode text is for the server to reject
         failure: httpx.RequestError | None
         for attempt in range(1 + self.retries):
             pause = min(BACKOFF * 2**attempt, LONGEST_PAUSE) * random.uniform(0.5, 1)
             try:
-                response = self._client().post(self.url, content=content, headers={"Content-Type": "application/json"})
+                status, answer, headers = self._receive(content)
             except httpx.RequestError as error:
                 cause, failure = f"{type(error).__name__}: {error}", error
             else:
-                if response.status_code == 200:
-                    return response
-                cause, failure = f"status {response.status_code}: {_detail(response)}", None
-                if response.status_code != 429 and response.status_code < 500:
+                if status == 200:
+                    return answer
+                cause, failure = f"status {status}: {_detail(answer)}", None
+                if status in REFUSALS:
                     raise ValueError(f"{self.url} rejected the request with {cause}")
-                pause += _retry_after(response)
+                pause += _retry_after(headers)
             if attempt < self.retries:
                 time.sleep(pause)
         raise SearchFailed(f"{self.url} failed {1 + self.retries} times, at last with {cause}") from failure
+
+    def _receive(self, content: bytes) -> tuple[int, bytes, httpx.Headers]:
+        """Status, body and headers of one answer. Raises httpx.RequestError, also where it is too large, or drips."""
+        import httpx
+
+        answer, end = bytearray(), time.monotonic() + LONGEST_ANSWER
+        headers = {"Content-Type": "application/json"}
+        with self._client().stream("POST", self.url, content=content, headers=headers) as response:
+            for part in response.iter_bytes():
+                answer += part
+                if time.monotonic() > end:
+                    raise httpx.ReadTimeout(f"the answer took longer than {LONGEST_ANSWER:g} s")
+                if len(answer) > LARGEST_ANSWER:
+                    raise httpx.ReadError(f"the answer has more than {LARGEST_ANSWER:,} bytes")
+        return response.status_code, bytes(answer), response.headers
 
     def _client(self) -> httpx.Client:
         import httpx
@@ -119,17 +138,17 @@ def _remote_searcher(url: str, timeout: float, retries: int) -> RemoteSearcher:
     return RemoteSearcher(url, timeout=timeout, retries=retries)
 
 
-def _detail(response: httpx.Response) -> str:
+def _detail(answer: bytes) -> str:
     """The server's own words, if it has any."""
     try:
-        return str(response.json()["detail"])
-    except (ValueError, KeyError, TypeError):
-        return response.text[:200]
+        return str(json.loads(answer)["detail"])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return answer[:200].decode("utf-8", "replace")
 
 
-def _retry_after(response: httpx.Response) -> float:
+def _retry_after(headers: httpx.Headers) -> float:
     """Seconds that the server asks to wait; 0 where it does not say so in seconds."""
     try:
-        return min(max(float(response.headers["Retry-After"]), 0.0), LONGEST_PAUSE)
+        return min(max(float(headers["Retry-After"]), 0.0), LONGEST_PAUSE)
     except (KeyError, ValueError):
         return 0.0

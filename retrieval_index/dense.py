@@ -93,7 +93,7 @@ class DenseIndex:
         k = min(check_request(queries, k), len(self.corpus))
         if len(queries) == 0:
             return np.zeros((0, k), np.int64), np.zeros((0, k), np.float32)
-        encoded = self.encoder.encode_queries(queries)
+        encoded = _check_finite(self.encoder.encode_queries(queries), queries)
         rows, scores = vectors.search(self.index, self.vectors, encoded, k)
         unknown = ~encoded.any(axis=1)
         rows[unknown], scores[unknown] = -1, 0
@@ -211,4 +211,14 @@ def _starts(done: int, n: int, track: Track):
 
 
 def _encode_rows(corpus: Corpus, encoder: Encoder, start: int) -> np.ndarray:
-    return encoder.encode([passage_text(p.title, p.text) for p in corpus.passages(start, start + ENCODE_BATCH)])
+    texts = [passage_text(p.title, p.text) for p in corpus.passages(start, start + ENCODE_BATCH)]
+    return _check_finite(encoder.encode(texts), texts)
+
+
+def _check_finite(vectors: np.ndarray, texts: list[str]) -> np.ndarray:
+    """The vectors, if they are numbers: FAISS finds nothing near to others, and says nothing of it."""
+    finite = np.isfinite(vectors).all(axis=1)
+    if not finite.all():
+        text = texts[int(finite.argmin())]
+        raise ValueError(f"the encoder gives NaN or infinity for {text!r:.80}: its weights are damaged, or overflow")
+    return vectors

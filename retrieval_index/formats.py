@@ -128,7 +128,7 @@ def parquet_rows(path: Path, columns_of: Callable[[list[str]], Iterable[str]]) -
             batches = file.iter_batches(_BATCH, columns=columns)
             yield from enumerate((row for batch in batches for row in batch.to_pylist()), start=1)
     except (pa.ArrowException, ValueError, OSError) as error:
-        raise ValueError(f"{path}: {error}") from None
+        raise ValueError(f"{path}: {' '.join(str(error).split())}") from None
 
 
 def dataset_rows(dataset, columns_of: Callable[[list[str]], Iterable[str]], source: str) -> Rows:

@@ -62,8 +62,11 @@ def locate(place: Path, name: str, split: str, corpus: Path | None, questions_on
         raise FileNotFoundError(f"there is no {place}")
     path = _find_in_folder(place, name, split) if place.is_dir() else place
     own = first_record(path, lambda record: is_of(name, record))
-    if corpus is None and not questions_only and not _has_paragraphs(own):
-        corpus = path.parent
+    try:
+        if corpus is None and not questions_only and not _has_paragraphs(own):
+            corpus = path.parent
+    except ValueError as error:
+        raise ValueError(f"{path}: its first question: {error}") from None
     if not own:
         others = first_record(path, lambda record: True)
         raise ValueError(f"{path}: there is no question {'of this benchmark ' if others else ''}in it")

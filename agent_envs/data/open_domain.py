@@ -106,10 +106,8 @@ def parse_flashrag(record: Mapping[str, Any]) -> Parsed:
 
 def metadata_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
     """What FlashRAG knows of a question beside its answers; in some files it is nested in itself."""
-    metadata = record.get("metadata") or {}
-    if not isinstance(metadata, Mapping):
-        raise ValueError(f"'metadata': expected an object, got {metadata!r:.80}")
-    return metadata.get("metadata") or metadata
+    metadata = _check_object(record.get("metadata") or {}, "metadata")
+    return _check_object(metadata.get("metadata") or metadata, "metadata")
 
 
 def benchmark_named_in(record: Mapping[str, Any]) -> str | None:
@@ -152,6 +150,12 @@ def _check_list(value: object, name: str) -> list:
     if not isinstance(value, list | tuple):
         raise ValueError(f"{name!r}: expected a list, got {value!r:.80}")
     return list(value)
+
+
+def _check_object(value: object, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name!r}: expected an object, got {value!r:.80}")
+    return value
 
 
 def _fold_names(record: object) -> dict[str, Any]:

@@ -22,6 +22,8 @@ _LEAVES = frozenset(
     "type enum const required format pattern multipleOf minimum maximum exclusiveMinimum exclusiveMaximum minLength maxLength "
     "minItems maxItems minProperties maxProperties".split()
 )  # keywords that do not go into a value: an object of a schema has each at most once
+_VALUES = frozenset(("const", "enum", "default", "examples"))
+_NAMED = frozenset(("properties", "patternProperties", "$defs", "definitions", "dependentSchemas", "dependencies"))
 _REFERENCES = ("$ref", "$dynamicRef", "$recursiveRef")
 
 _ENCODER = json.JSONEncoder(allow_nan=False, sort_keys=True)
@@ -89,15 +91,18 @@ def _no_other_documents() -> Any:
 # -- what a schema may hold --------------------------------------------------------------------------------------------
 
 
-def _parts(schema: Any) -> Iterator[dict[str, Any]]:
-    """All objects of a schema, but those that are values rather than schemas."""
+def _parts(schema: Any, named: bool = False) -> Iterator[dict[str, Any]]:
+    """All objects of a schema, but those that are values rather than schemas. ``named``: its keys are names that a stranger
+    gave, of properties or definitions, and "default" may be one of them."""
     if isinstance(schema, dict):
-        yield schema
-        inner = [value for key, value in schema.items() if key not in ("const", "enum", "default", "examples")]
-    else:
-        inner = schema if isinstance(schema, list) else []
-    for part in inner:
-        yield from _parts(part)
+        if not named:
+            yield schema
+        for key, part in schema.items():
+            if named or key not in _VALUES:
+                yield from _parts(part, not named and key in _NAMED)
+    elif isinstance(schema, list):
+        for part in schema:
+            yield from _parts(part)
 
 
 def _compile_patterns(schema: dict[str, Any]) -> dict[str, Callable[[str], bool]]:

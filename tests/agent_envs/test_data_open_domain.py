@@ -2,6 +2,7 @@
 
 import csv
 import json
+import re
 
 import pyarrow
 import pyarrow.parquet
@@ -10,7 +11,7 @@ import pytest
 from agent_envs import scoring
 from agent_envs.data import DataUnavailable, Question, load_benchmark, open_domain, records, sources, stand_in_warning
 from agent_envs.data.catalog import CATALOG
-from agent_envs.data.local import NotHere
+from agent_envs.data.local import NotHere, locate
 from agent_envs.data.question import paragraph_key
 
 ALONE = [name for name, entry in CATALOG.items() if not entry.own_passages]
@@ -438,3 +439,12 @@ def test_two_questions_of_one_id_are_refused(tmp_path, rows):
     path.write_text("".join(json.dumps(row) + "\n" for row in rows))
     with pytest.raises(ValueError, match=r"a\.jsonl:2: the id .* is that of .*a\.jsonl:1 too"):
         load(name, path)
+
+
+@pytest.mark.parametrize("metadata", [[["T"]], [1.5], "bridge", {"metadata": ["T"]}])
+@pytest.mark.parametrize("name", ["nq", "hotpotqa"])
+def test_metadata_that_is_none_is_refused_by_the_name_of_its_file(tmp_path, name, metadata):
+    path = tmp_path / f"{name}.validation.jsonl"
+    path.write_text(json.dumps({**FLASHRAG, "metadata": metadata}) + "\n")
+    with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.*'metadata': expected an object"):
+        locate(path, name, "validation", None)

@@ -226,3 +226,13 @@ def test_a_function_with_a_pattern_that_cannot_be_used_is_refused():
         FunctionTool(f)
     (result,) = run_calls([({"g": FunctionTool(g)}, ToolCall("g", {"x": "a" * 50_000 + "!"}))])
     assert not result.ok and not result.fault
+
+
+@pytest.mark.parametrize("name", ["const", "enum", "default", "examples", "pattern", "$ref", "properties"])
+def test_an_argument_may_have_the_name_of_a_keyword(name):
+    words = {"type": "array", "items": {"type": "string", "pattern": "^a+$"}}
+    check = compile_parameters({"type": "object", "properties": {name: words}})
+    assert check({name: ["aaa"]}) is None
+    assert "does not match" in check({name: ["b"]})
+    with pytest.raises(ValueError, match="inside it"):
+        compile_parameters({"type": "object", "properties": {name: {"items": {"$ref": "http://127.0.0.1:9/x"}}}})

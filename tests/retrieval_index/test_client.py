@@ -112,7 +112,11 @@ def test_no_queries_are_no_request():
     assert RemoteSearcher("http://127.0.0.1:9").search([], 3) == []
 
 
-@pytest.mark.parametrize("failure", [None, (500, "oops", {}), (503, '{"detail": "down"}', {}), (429, "", {})])
+@pytest.mark.parametrize(
+    "failure",
+    [None, (500, "oops", {}), (503, '{"detail": "down"}', {}), (429, "", {})]
+    + [(status, "", {}) for status in (204, 307, 401, 403, 404, 405, 408, 421, 425)],
+)
 def test_it_tries_again(failure, pauses):
     with scripted(failure, failure, result([TOTO])) as (url, requests):
         assert RemoteSearcher(url).search(["band"], 1)[0][0].title == "Toto"
@@ -139,6 +143,17 @@ def test_it_gives_up(pauses):
         RemoteSearcher(url, retries=0).search(["band"], 1)
 
 
+def test_an_answer_that_drips_or_never_ends_is_given_up(pauses, monkeypatch):
+    """Each part of it is in time."""
+    with monkeypatch.context() as impatient, scripted(result([TOTO])) as (url, _):
+        impatient.setattr(client, "LONGEST_ANSWER", -1.0)
+        with pytest.raises(SearchFailed, match="ReadTimeout: the answer took longer than"):
+            RemoteSearcher(url, retries=0).search(["band"], 1)
+    monkeypatch.setattr(client, "LARGEST_ANSWER", 100)
+    with scripted((200, " " * 101, {})) as (url, _), pytest.raises(SearchFailed, match="more than 100 bytes"):
+        RemoteSearcher(url, retries=0).search(["band"], 1)
+
+
 def test_it_times_out(pauses):
     import socket
 
@@ -148,7 +163,7 @@ def test_it_times_out(pauses):
             searcher.search(["band"], 1)
 
 
-@pytest.mark.parametrize("status", [307, 404, 413, 422])
+@pytest.mark.parametrize("status", [400, 413, 414, 422])
 def test_a_refusal_is_not_tried_again(status, pauses):
     with (
         scripted((status, '{"detail": "topk: at most 100"}', {})) as (url, requests),

@@ -278,3 +278,18 @@ def test_a_saved_copy_needs_neither_work_folder_nor_source(planted, numbered, tm
         index = retrieval_index.load(tmp_path / folder, encoder=planted)
         dense = index.parts[1] if folder == "again" else index
         np.testing.assert_array_equal(dense.top_k(["7"], 5)[0], built.top_k(["7"], 5)[0])
+
+
+@pytest.mark.parametrize("number", [np.nan, np.inf, -np.inf])
+@pytest.mark.parametrize("factory", ["Flat", "SQ8"])
+def test_an_encoder_that_gives_no_numbers_is_refused(number, factory):
+    """FAISS would find nothing, or not what is near, and say nothing of it."""
+    vectors = np.eye(4, dtype=np.float32)
+    vectors[2, 1] = number
+    corpus = Corpus(Passage(str(row), "", str(row)) for row in range(3))
+    with pytest.raises(ValueError, match=r"the encoder gives NaN or infinity for '\s*2'"):
+        DenseIndex.build(corpus, encoder=Planted(vectors), factory=factory)
+    index = DenseIndex.build(Corpus([Passage("0", "", "0")]), encoder=Planted(vectors), factory=factory)
+    assert index.search(["0"], 1)[0]
+    with pytest.raises(ValueError, match="NaN or infinity for '2'"):
+        index.search(["0", "2"], 1)

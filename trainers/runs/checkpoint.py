@@ -31,6 +31,7 @@ from trainers.models.finite import check_finite
 
 STATE_FILE = "trainer_state.pt"
 CHECKSUMS_FILE = "SHA256SUMS"  # in the format of sha256sum, which can check it too
+_READ = {".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt"}  # of files that a model is loaded from
 _STEP_FOLDER = re.compile(r"checkpoint-(\d+)")
 
 
@@ -194,6 +195,10 @@ def verify(folder: str | Path) -> None:
             raise CheckpointDamaged(f"{folder}: {name or 'the list of checksums'} is missing or damaged")
         if sums.get(name) != _checksum(folder / name):
             raise CheckpointDamaged(f"{folder}: {name} is not what was saved: its checksum differs")
+    for path in folder.rglob("*"):
+        name = path.relative_to(folder).as_posix()
+        if path.suffix in _READ and name not in sums and path.is_file():
+            raise CheckpointDamaged(f"{folder}: {name} is not in {CHECKSUMS_FILE}, so nobody vouches for it")
 
 
 def _split(module: torch.nn.Module) -> tuple[dict[str, torch.Tensor], dict[str, torch.Tensor]]:

@@ -71,11 +71,13 @@ class Logger(contextlib.AbstractContextManager):
 
 
 def read_metrics(path: str | Path) -> list[dict]:
-    """The lines of a metrics file, without those that a kill cut short."""
+    """The lines of a metrics file, without those that a kill cut short or that are none."""
     lines = []
     for line in Path(path).read_bytes().splitlines():
         with contextlib.suppress(ValueError):
-            lines.append(json.loads(line))
+            numbers = json.loads(line)
+            if isinstance(numbers, dict) and isinstance(numbers.get("step"), int | float):
+                lines.append(numbers)
     return lines
 
 

@@ -217,3 +217,21 @@ def test_other_optimizers_than_those_saved_are_refused(tmp_path, tokenizer):
         checkpoint.load_state(tmp_path / "c", optimizers[:1])
     with pytest.raises(ValueError, match="group"):
         checkpoint.load_state(tmp_path / "c", optimizers[::-1])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_file_that_the_checksums_have_lost_is_vouched_for_by_nobody(tmp_path, tokenizer, name):
+    save(tmp_path / "c", tokenizer)
+    sums = tmp_path / "c" / checkpoint.CHECKSUMS_FILE
+    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if not line.endswith(f"  {name}\n")))
+    with pytest.raises(checkpoint.CheckpointDamaged, match="is not in SHA256SUMS"):
+        checkpoint.verify(tmp_path / "c")
+
+
+def test_a_file_that_a_model_would_be_loaded_from_cannot_be_added(tmp_path, tokenizer):
+    save(tmp_path / "c", tokenizer)
+    (tmp_path / "c" / "README.md").write_text("notes")
+    checkpoint.verify(tmp_path / "c")
+    (tmp_path / "c" / "adapter_config.json").write_text("{}")
+    with pytest.raises(checkpoint.CheckpointDamaged, match=r"adapter_config\.json is not in"):
+        checkpoint.verify(tmp_path / "c")

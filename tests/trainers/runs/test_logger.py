@@ -134,3 +134,11 @@ def test_in_a_terminal_progress_is_one_live_line(monkeypatch, width):
     assert "training" in last and "━" * 10 in last
     text = "10/10 steps · 0:00 left · reward 0.25 · em 0.50 · turns/episode 2.50 · tokens/s 5,120"
     assert text[: width - 20] in last
+
+
+@pytest.mark.parametrize("damage", ["3", "null", "[]", "{}", '{"step": "x"}', '"x"', "\0\0\0"])
+def test_a_line_that_is_none_does_not_keep_a_run_from_going_on(tmp_path, damage):
+    (tmp_path / METRICS_FILE).write_text(f'{{"step": 1}}\n{damage}\n{{"step": 2}}\n')
+    with Logger(tmp_path, resume_from=3):
+        pass
+    assert [line["step"] for line in read_metrics(tmp_path / METRICS_FILE)] == [1, 2]
