@@ -71,12 +71,12 @@ class Logger(contextlib.AbstractContextManager):
 
 
 def read_metrics(path: str | Path) -> list[dict]:
-    """The lines of a metrics file, without those that a kill cut short or that are none."""
+    """The lines of a metrics file, or of another log in JSON, without those that a kill cut short or that are none."""
     lines = []
     for line in Path(path).read_bytes().splitlines():
         with contextlib.suppress(ValueError):
             numbers = json.loads(line)
-            if isinstance(numbers, dict) and isinstance(numbers.get("step"), int | float):
+            if numbers and isinstance(numbers, dict) and isinstance(numbers.get("step", 0), int | float):
                 lines.append(numbers)
     return lines
 
