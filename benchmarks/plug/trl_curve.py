@@ -37,9 +37,9 @@ class Args:
 
     seeds: tuple[int, ...] = (0, 1, 2)
     """One run of each trainer for each."""
-    updates: int = 30
+    updates: int = 10
     """Steps of each run."""
-    eval_every: int = 5
+    eval_every: int = 1
     """Steps between evaluations."""
     eval_questions: int = 200
     """Held-out questions of an evaluation."""
@@ -124,7 +124,8 @@ def draw(results: dict[str, list], file: Path) -> None:
         axes.fill_between(x, (mean - half).clip(0, 1), (mean + half).clip(0, 1), color=COLORS[name], alpha=0.12, lw=0)
         for curve in curves:
             axes.plot(curve[:, 0], curve[:, 1], color=COLORS[name], lw=0.8, alpha=0.4)
-        axes.plot(x, mean, color=COLORS[name], lw=2.2, label=f"{name}, mean of {len(curves)} seeds")
+        label = f"{name}, mean of {len(curves)} seeds" if len(curves) > 1 else name
+        axes.plot(x, mean, color=COLORS[name], lw=2.2, label=label)
     axes.set_title("MiniWiki: GRPO in TRL and in this trainer", loc="left", weight="bold")
     axes.set(xlabel="Episodes in training", ylabel="Held-out exact match", ylim=(0, 1), xlim=(0, None))
     axes.xaxis.set_major_formatter("{x:,.0f}")
