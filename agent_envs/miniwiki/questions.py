@@ -169,6 +169,8 @@ def _two_entities(world: World, type: str, rng: random.Random, hops: int) -> Que
     if type == "yes_no":
         kind, name, _ = same = rng.choice(SAME) if varied else SAME[0]
     relation, values = RELATION[kind, name], world.facts[kind, name]
+    if varied and relation.target == "date":
+        values = values // (12 * 28)  # in different years, not on different days alone
     want_equal = rng.random() < 0.5
     for _ in range(_TRIES):
         a, b = rng.sample(range(len(values)), 2)
@@ -201,7 +203,9 @@ def _question(world, type, text, answer, aliases, path: list[Hop], chained: bool
         step: dict[str, Any] = {"question": f"{hop.relation.noun} of {named}?", "answer": found, "title": title}
         if hop.reference >= 0:
             step["reference"] = True  # the answer is not the object, but who has the same one
-        elif not hop.told_by and (rival := world.rival(hop.relation, hop.subject)):
+        elif hop.told_by:  # the article says first who that is
+            step["told_with"] = {"question": f"{relation.noun} of {title}?", "answer": _name(world, hop)}
+        elif rival := world.rival(hop.relation, hop.subject):
             step["rival"] = rival  # stands beside the answer, and is wrong
         steps.append(step)
     return Question(

@@ -17,7 +17,7 @@ from retrieval_index import Passage, Searcher
 
 # expected misleading sentences in an article
 DIFFICULTIES = {"easy": 0.0, "normal": 0.5, "hard": 2.0, "varied": 0.5}
-_REFERENCES, _ASIDES, _RIVALS = 0.25, 0.3, 0.3  # shares of the facts of a "varied" world that are told that way
+_REFERENCES, _ASIDES, _RIVALS = 0.25, 0.3, 0.4  # shares of the facts of a "varied" world that are told that way
 _BOUND = ("spouse", "father")  # relations that hang together with others: never told by reference
 _MISSING = {"spouse": 0.3, "father": 0.3, "employer": 0.4}  # share of people of whom nothing is said
 
@@ -110,7 +110,9 @@ class World:
             if relation.target in KINDS:
                 told = (self._references[key] < 0) & (self.facts[key] >= 0)
                 self._asides[key] = np.where(told, self._draw_asides(relation, rng), -1)
-                self._rivals[key] = np.where(told, self._draw_rivals(relation, rng), -1)
+                # What is told along would give away which of two names is meant.
+                alone = told & (self._asides[key] < 0)
+                self._rivals[key] = np.where(alone, self._draw_rivals(relation, rng), -1)
 
     def _draw_references(self, relation: Relation, rng: np.random.Generator) -> np.ndarray:
         """A fact that is told by reference becomes that of the entity it refers to."""

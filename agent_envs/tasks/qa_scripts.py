@@ -101,24 +101,30 @@ def note_fact(step: Mapping[str, Any], found: str) -> str:
 
     >>> note_fact({"question": "founder of Iron Owl Band?", "reference": True}, "Night Trio")
     'Iron Owl Band, founder: same as Night Trio'
+    >>> told_with = {"question": "founder of Iron Owl Band?", "answer": "Ann Lee"}
+    >>> note_fact({"question": "father of Ann Lee?", "told_with": told_with}, "Bo Lee")
+    'Iron Owl Band, founder: Ann Lee; Ann Lee, father: Bo Lee'
     """
+    first = step.get("told_with")
     what, _, whose = step["question"].rstrip("?").rpartition(" of ")
-    return f"{whose}, {what}: {'same as ' * ('reference' in step)}{found}"
+    noted = f"{whose}, {what}: {'same as ' * ('reference' in step)}{found}"
+    return f"{note_fact(first, first['answer'])}; {noted}" if first else noted
 
 
 def verdict(first: str, second: str = "") -> str:
-    """How two years, dates or names compare, as a thought ends; "" where there is one so far.
+    """How two years, dates (by their years) or names compare, as a thought ends; "" where there is one so far.
 
     >>> verdict("1950", "1961"), verdict("12 May 1961", "3 March 1950"), verdict("Ormland", "Ormland")
-    (', later', ', earlier', ', same')
+    ('; 1950, 1961: later', '; 1961, 1950: earlier', '; Ormland, Ormland: same')
     """
     if not second:
         return ""
-    if first == second:
-        return ", same"
-    if not (first[-4:].isdigit() and second[-4:].isdigit()):
-        return ", other"
-    return ", later" if second[-4:] > first[-4:] else ", earlier"
+    if first[-4:].isdigit() and second[-4:].isdigit():
+        first, second = first[-4:], second[-4:]
+        how = "same" if first == second else "later" if second > first else "earlier"
+    else:
+        how = "same" if first == second else "other"
+    return f"; {first}, {second}: {how}"
 
 
 def always_yes(env: ToolEnv, rng: random.Random) -> Script:

@@ -56,7 +56,7 @@ CURRICULUM_WITHOUT_CORPUS: Curriculum = (
 )
 TOKENS_PER_STEP = 1250
 TOKENS_PER_STEP_OF_DECISIONS = (
-    2500  # with half of that names are copied wrong after as many tokens: the gradient is too noisy
+    5000  # with a quarter of that names are copied wrong after as many tokens: the gradient is too noisy
 )
 POOL = 256  # demonstrations made at a time, from one fresh world
 

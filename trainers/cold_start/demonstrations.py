@@ -49,7 +49,9 @@ def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: ra
             parts.append((next(texts), False))
             told = _told(world, kind, index)
             for fact in rng.sample(told, min(8 if world.difficulty == "varied" else 4, len(told))):
-                parts += _reading(world, *fact, policy, rng)
+                asks_on = world.difficulty == "varied" and fact[1] == index and rng.random() < 0.5
+                ask = _asking_on if asks_on else _asking
+                parts += _reading(*ask(world, *fact, rng), policy, rng)
         sequences.append(_sequence(parts))
     return sequences
 
@@ -84,7 +86,7 @@ def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> l
             for number, step in enumerate(steps):
                 known = f"<think>{note_fact(step, step['answer'])}"
                 thought = policy.encode(f"{known}{verdict(*found[: number + 1])}</think>")
-                before = len(policy.encode(known)) if number else len(thought)  # the verdict is taught
+                before = len(policy.encode(known)) if number else len(thought)  # how they compare is taught
                 parts += [(thought[:before], False), (thought[before:], True)]
             tag, *answer = policy.encode(f"<answer>{question.answer}</answer>")
             parts += [([tag], False), (answer, True)]
@@ -97,18 +99,40 @@ def _entity(world: World, rng: random.Random) -> tuple[str, int]:
     return kind, rng.randrange(len(world.names[kind]))
 
 
-def _reading(
-    world: World, relation: Relation, index: int, said: str, policy: Policy, rng: random.Random
-) -> list[tuple[list[int], bool]]:
-    """A question about one fact, the thought that names the fact (taught), and what is said of it (taught)."""
+def _asking(world: World, relation: Relation, index: int, said: str, rng: random.Random) -> tuple[str, str, str]:
+    """A question about one fact, the thought that names the fact, and what is said of it."""
     title = world.names[relation.subject][index]
     wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
-    question = policy.observation_ids(rng.choice(wordings).format(x=title), [])
     fact = f"{title}, {relation.noun}: {said}" if world.difficulty == "varied" else f"{relation.noun} of {title}"
+    return rng.choice(wordings).format(x=title), fact, said.removeprefix("same as ")
+
+
+def _asking_on(world: World, relation: Relation, index: int, said: str, rng: random.Random) -> tuple[str, str, str]:
+    """A question about a fact of this one's object, where that has any; the same article may tell that too."""
+    question, fact, found = _asking(world, relation, index, said, rng)
+    if relation.target not in KINDS:
+        return question, fact, found
+    aside = world.aside(relation, index)
+    further = aside if aside and rng.random() < 0.5 else rng.choice(BY_KIND[relation.target])
+    title = world.names[relation.subject][index]
+    about_it = rng.choice((f"the {relation.noun} of {title}", relation.that.format(x=title)))
+    question = rng.choice((*further.asks, f"What is the {further.noun} of {{x}}?")).format(x=about_it)
+    if aside is further:
+        about = world.value(relation, index)
+        found = world.text(further, about)
+        fact = f"{fact}; {_asking(world, further, about, found, rng)[1]}"
+    return question, fact, found
+
+
+def _reading(
+    question: str, fact: str, found: str, policy: Policy, rng: random.Random
+) -> list[tuple[list[int], bool]]:
+    """A question, the thought that names a fact (taught), and what the article says of it (taught)."""
     thought = policy.encode(f"<think>{fact}</think>")
     name = rng.choice(("search", "answer"))
-    tag, *copied = policy.encode(f"<{name}>{said.removeprefix('same as ')}</{name}>")
-    return [(question, False), (thought, True), ([tag], False), (copied, True)]  # which tag is a coin flip: not taught
+    tag, *copied = policy.encode(f"<{name}>{found}</{name}>")
+    asked = policy.observation_ids(question, [])
+    return [(asked, False), (thought, True), ([tag], False), (copied, True)]  # which tag is a coin flip: not taught
 
 
 def noisy_expert(env: ToolEnv, rng: random.Random, skill: float = 0.75) -> Script:

@@ -88,12 +88,13 @@ def test_comparing_teaches_how_two_compare_and_the_answer(policy):
     for sequence in demonstrations.comparing(10, world, policy, random.Random(0)):
         parts = pieces(policy, sequence)
         for (known, text), (taught, compared) in itertools.pairwise(parts):
-            if taught and compared.lstrip().startswith(","):
-                verdict = re.match(r"\s*, (later|earlier|same|other)", compared)[1]
+            if taught and compared.lstrip().startswith(";"):
+                verdict = re.search(r": (later|earlier|same|other)</think>", compared)[1]
                 seen.add(verdict)
                 values = re.findall(r"<think>[^:<]*: ([^<]*?)(?=</think>|$)", text)
                 assert not known and len(values) == 2
                 first, second = (value.strip() for value in values)
+                assert all(value[-4:] in compared for value in (first, second))
                 if verdict in ("same", "other"):
                     assert (first == second) == (verdict == "same")
                 else:
