@@ -167,7 +167,10 @@ class World:
 
     def text(self, relation: Relation, subject: int) -> str:
         """The object of ``relation`` for entity number ``subject``, as articles and answers write it."""
-        value = self.value(relation, subject)
+        return self.object_text(relation, self.value(relation, subject))
+
+    def object_text(self, relation: Relation, value: int) -> str:
+        """An object of ``relation``, an entity number or encoded value, as articles and answers write it."""
         return self.names[relation.target][value] if relation.target in KINDS else value_text(relation.target, value)
 
     def lookalike(self, kind: str, index: int) -> int:

@@ -114,8 +114,8 @@ def note_fact(step: Mapping[str, Any], found: str) -> str:
 def verdict(first: str, second: str = "") -> str:
     """How two years, dates (by their years) or names compare, as a thought ends; "" where there is one so far.
 
-    >>> verdict("1950", "1961"), verdict("12 May 1961", "3 March 1950"), verdict("Ormland", "Ormland")
-    ('; 1950, 1961: later', '; 1961, 1950: earlier', '; Ormland, Ormland: same')
+    >>> verdict("1950", "1961"), verdict("12 May 1961", "3 March 1950"), verdict("Ormland", "Bronia")
+    ('; 1950, 1961: later', '; 1961, 1950: earlier', '; Ormland, Bronia: not the same')
     """
     if not second:
         return ""
@@ -123,7 +123,7 @@ def verdict(first: str, second: str = "") -> str:
         first, second = first[-4:], second[-4:]
         how = "same" if first == second else "later" if second > first else "earlier"
     else:
-        how = "same" if first == second else "other"
+        how = "same" if first == second else "not the same"
     return f"; {first}, {second}: {how}"
 
 

@@ -47,8 +47,8 @@ CURRICULUM: Curriculum = (
 )
 CURRICULUM_OF_DECISIONS: Curriculum = (  # where questions compare as well
     (0.04, ("repetition",)),
-    (0.36, ("browsing",) * 6 + ("comparing",) * 3 + ("repetition",)),
-    (0.60, ("guided",) * 5 + ("episodes",) * 2 + ("browsing",) * 2 + ("comparing",) * 2),
+    (0.36, ("browsing",) * 6 + ("pairs",) * 2 + ("comparing",) + ("repetition",)),
+    (0.60, ("guided",) * 5 + ("episodes",) * 2 + ("browsing",) * 2 + ("comparing",) + ("pairs",)),
 )
 CURRICULUM_WITHOUT_CORPUS: Curriculum = (
     (0.15, ("repetition",)),
@@ -180,12 +180,14 @@ def _batches(
         tool = SearchTool(world.build_index(), own.k, own.max_chars)
         return demonstrations.browsing(POOL, world, tool, policy, rng)
 
-    make = {
+    def in_varied_world(lesson: Callable[..., list[Sequence]]) -> list[Sequence]:
+        return lesson(POOL, World(600, rng.getrandbits(32), difficulty="varied"), policy, rng)
+
+    make: dict[str, Callable[[], list[Sequence]]] = {
         "repetition": lambda: demonstrations.repetition(POOL, words, rng),
         "browsing": browsing,
-        "comparing": lambda: demonstrations.comparing(
-            POOL, World(600, rng.getrandbits(32), difficulty="varied"), policy, rng
-        ),
+        "comparing": partial(in_varied_world, demonstrations.comparing),
+        "pairs": partial(in_varied_world, demonstrations.pairs),
         "episodes": lambda: episodes(policy, envs, rng, continue_probability, outage_minutes),
         "guided": lambda: guided(policy, envs, rng, outage_minutes),
     }

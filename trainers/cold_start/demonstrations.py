@@ -11,7 +11,7 @@ from functools import partial
 from typing import cast
 
 from agent_envs.miniwiki import World, make_question
-from agent_envs.miniwiki.schema import BY_KIND, KINDS, Relation
+from agent_envs.miniwiki.schema import BY_KIND, COMPARISONS, KINDS, RELATION, SAME, Relation
 from agent_envs.play import Script, play_many
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.tasks.qa_scripts import note_fact, verdict
@@ -72,6 +72,28 @@ def _told(world: World, kind: str, index: int) -> list[tuple[Relation, int, str]
     return told
 
 
+def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest: int = 50) -> list[Sequence]:
+    """Two years or names and how they compare, many in a row; how they compare is taught."""
+    values = {key: [v for v in world.facts[key] if v >= 0] for key in {c[:2] for c in (*COMPARISONS, *SAME)}}
+    keys = [key for key in values if RELATION[key].target != "count"]
+    sequences = []
+    for _ in range(count):
+        parts: list[tuple[list[int], bool]] = []
+        for _ in range(rng.randint(10, longest)):
+            key = rng.choice(keys)
+            a, b = rng.choices(values[key], k=2)
+            first, second = (
+                world.object_text(RELATION[key], v)
+                for v in (a, a if RELATION[key].target in ("word", *KINDS) and rng.random() < 0.5 else b)
+            )
+            compared, _, how = verdict(first, second).rpartition(":")
+            both = policy.encode(f"{compared}:{how}")
+            known = len(policy.encode(f"{compared}:"))
+            parts += [(both[:known], False), (both[known:], True)]
+        sequences.append(_sequence(parts))
+    return sequences
+
+
 def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> list[Sequence]:
     """Questions that compare two things, each with the thoughts that an agent has had when it has read about both; the
     answer is taught. Eight in a row."""
@@ -124,9 +146,7 @@ def _asking_on(world: World, relation: Relation, index: int, said: str, rng: ran
     return question, fact, found
 
 
-def _reading(
-    question: str, fact: str, found: str, policy: Policy, rng: random.Random
-) -> list[tuple[list[int], bool]]:
+def _reading(question: str, fact: str, found: str, policy: Policy, rng: random.Random) -> list[tuple[list[int], bool]]:
     """A question, the thought that names a fact (taught), and what the article says of it (taught)."""
     thought = policy.encode(f"<think>{fact}</think>")
     name = rng.choice(("search", "answer"))

@@ -89,17 +89,17 @@ def test_comparing_teaches_how_two_compare_and_the_answer(policy):
         parts = pieces(policy, sequence)
         for (known, text), (taught, compared) in itertools.pairwise(parts):
             if taught and compared.lstrip().startswith(";"):
-                verdict = re.search(r": (later|earlier|same|other)</think>", compared)[1]
+                verdict = re.search(r": (later|earlier|same|not the same)</think>", compared)[1]
                 seen.add(verdict)
                 values = re.findall(r"<think>[^:<]*: ([^<]*?)(?=</think>|$)", text)
                 assert not known and len(values) == 2
                 first, second = (value.strip() for value in values)
                 assert all(value[-4:] in compared for value in (first, second))
-                if verdict in ("same", "other"):
+                if verdict.endswith("same"):
                     assert (first == second) == (verdict == "same")
                 else:
                     assert (int(second[-4:]) > int(first[-4:])) == (verdict == "later")
-    assert seen == {"later", "earlier", "same", "other"}
+    assert seen == {"later", "earlier", "same", "not the same"}
 
 
 def test_browsing_reads_what_the_article_says(policy):
@@ -138,5 +138,5 @@ def test_the_cold_start_learns_in_a_varied_world(tmp_path, monkeypatch):
     envs = make_envs("AgentR1/MiniWiki-Varied-v0", '{"entities": 300, "questions": 80}', "train", 8)
     seen = []
     policy, _ = curriculum.cold_start(envs, 0, 30, lambda step, kind, loss: seen.append((kind, loss)))
-    assert {kind for kind, _ in seen} == {"repetition", "browsing", "comparing", "episodes", "guided"}
+    assert {kind for kind, _ in seen} == {"repetition", "browsing", "comparing", "pairs", "episodes", "guided"}
     assert policy.model.config.num_hidden_layers == 4
