@@ -49,6 +49,10 @@ def make_question(world: World, type: str, rng: random.Random, hops: int = 2) ->
         raise ValueError(f"hops must be 2, 3 or 4, got {hops}")
     if type == "chain" and world.difficulty != "varied":
         raise ValueError(f'chain questions need a world with difficulty "varied", got {world.difficulty!r}')
+    if (
+        type not in ("chain", "comparison", "yes_no") and world.difficulty == "varied"
+    ):  # it may take fewer articles, or more
+        raise ValueError(f'a world with difficulty "varied" has chain, comparison and yes_no questions, no {type}')
     draw = _two_entities if type in ("comparison", "yes_no") else _read_chain if type == "chain" else _one_chain
     question = next(filter(None, (draw(world, type, rng, hops) for _ in range(_TRIES))), None)
     if question is None:

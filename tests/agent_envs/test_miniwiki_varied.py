@@ -138,11 +138,13 @@ def test_a_path_through_unknown_facts_is_none(world):
         assert all(read_path(world, i, [relation]) is None for i in unknown)
 
 
-def test_chains_need_a_varied_world():
+def test_varied_worlds_have_questions_of_their_own():
     with pytest.raises(ValueError, match='difficulty "varied"'):
         make_question(World(200), "chain", random.Random(0), 2)
     with pytest.raises(ValueError, match="hops must be 1, 2 or 3, got 4"):
         make_question(World(200, difficulty="varied"), "chain", random.Random(0), 4)
+    with pytest.raises(ValueError, match="has chain, comparison and yes_no questions, no bridge"):
+        make_question(World(200, difficulty="varied"), "bridge", random.Random(0))
 
 
 def test_other_worlds_are_what_they_were():

@@ -47,8 +47,8 @@ CURRICULUM: Curriculum = (
 )
 CURRICULUM_OF_DECISIONS: Curriculum = (  # where questions compare as well
     (0.04, ("repetition",)),
-    (0.36, ("browsing",) * 6 + ("pairs",) * 2 + ("comparing",) + ("repetition",)),
-    (0.60, ("guided",) * 5 + ("episodes",) * 2 + ("browsing",) * 2 + ("comparing",) + ("pairs",)),
+    (0.36, ("browsing",) * 5 + ("comparing",) * 3 + ("pairs",) + ("repetition",)),
+    (0.60, ("guided",) * 4 + ("episodes",) * 3 + ("browsing",) * 2 + ("comparing",) * 2),
 )
 CURRICULUM_WITHOUT_CORPUS: Curriculum = (
     (0.15, ("repetition",)),
@@ -62,7 +62,7 @@ POOL = 256  # demonstrations made at a time, from one fresh world
 
 
 def make_optimizers(
-    model: torch.nn.Module, matrix_lr: float = 0.01, other_lr: float = 8e-3
+    model: torch.nn.Module, matrix_lr: float = 0.014, other_lr: float = 0.011
 ) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for the matrices, AdamW for embeddings, norms and biases."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]
@@ -158,7 +158,9 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     yield " ".join(vocabulary() + numbers)
     yield from (f"{p.title} {p.text}" for p in world.passages())
     rng = random.Random(0)
-    types = [type for type in questions.TYPES if type != "chain" or world.difficulty == "varied"]
+    types = ("chain", "comparison", "yes_no")
+    if world.difficulty != "varied":
+        types = tuple(type for type in questions.TYPES if type != "chain")
     yield from (questions.make_question(world, type, rng).question for type in types for _ in range(500))
     task = cast(QAEnv, envs.envs[0]).task
     if task.name != "miniwiki" and hasattr(task.searcher, "corpus"):  # a server keeps its passages

@@ -95,17 +95,23 @@ def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest:
 
 
 def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> list[Sequence]:
-    """Questions that compare two things, each with the thoughts that an agent has had when it has read about both; the
-    answer is taught. Eight in a row."""
+    """Questions that compare two things, with the turns of an agent that reads about the one and then about the other; what it
+    read is left out. What it searches for and answers is taught, and how the two compare. Eight in a row."""
     sequences = []
     for _ in range(count):
         parts: list[tuple[list[int], bool]] = []
         for _ in range(8):
             question = make_question(world, rng.choice(("comparison", "yes_no")), rng)
             parts.append((policy.observation_ids(question.question, []), False))
-            steps = [step for step in question.decomposition or () if "reference" not in step]
+            decomposition = question.decomposition or ()
+            steps = [step for step in decomposition if "reference" not in step]
             found = [step["answer"] for step in steps]
-            for number, step in enumerate(steps):
+            named = [
+                b["title"] for a, b in zip([{}, *decomposition], decomposition, strict=False) if "reference" not in a
+            ]
+            for number, (step, name) in enumerate(zip(steps, named, strict=True)):
+                tag, *name = policy.encode(f"<search>{name}</search>")
+                parts += [([tag], False), (name, True)]
                 known = f"<think>{note_fact(step, step['answer'])}"
                 thought = policy.encode(f"{known}{verdict(*found[: number + 1])}</think>")
                 before = len(policy.encode(known)) if number else len(thought)  # how they compare is taught

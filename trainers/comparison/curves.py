@@ -8,6 +8,7 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
+from trainers.comparison.aggregates import performance_profile
 from trainers.runs import figures
 
 _TOGETHER = len(figures.LOOKS)  # agents in one panel; of more, each gets its own
@@ -211,6 +212,40 @@ def _draw_matrix(means: Mapping[str, Mapping[str, MeanCurve]], agents: list[str]
     for axes, agent in zip(panels[0], agents, strict=True):
         axes.set_title(agent, loc="left", weight="bold")
     return figure
+
+
+def draw_profiles(scores: Mapping[str, np.ndarray], out_png: Path, score: str, title: str) -> None:
+    """Performance profiles (Agarwal et al. 2021): the share of runs, over seeds and columns, above each level.
+    Up to three agents share a panel; of more, each has its own, with the others in grey.
+
+    Args:
+        scores: by agent [seeds, columns].
+    """
+    levels = np.linspace(0, 1, 201)
+    profiles = {name: performance_profile(own, levels) for name, own in scores.items()}
+    together = len(profiles) <= _TOGETHER
+    rows, columns = (1, 1) if together else figures.grid(len(profiles))
+    with figures.style():
+        figure = figures.new_figure(
+            1.0 + 2.3 * rows, title, f"Share of the runs, over seeds and columns, whose {score} is above a level"
+        )
+        panels = list(figure.subplots(rows, columns, sharex=True, sharey=True, squeeze=False).flat)
+        for place, (name, own) in enumerate(profiles.items()):
+            axes = panels[0 if together else place]
+            if not together:
+                axes.set_title(name, loc="left", weight="bold")
+                for other in profiles.values():
+                    axes.plot(levels, other, color=figures.FAINT, lw=1, zorder=1)
+            color, dashes = figures.LOOKS[place if together else 0]
+            axes.plot(levels, own, color=color, ls=dashes, lw=2.2, zorder=3)
+            axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
+        if together:
+            ends = [(own[-60], name, figures.LOOKS[place][0]) for place, (name, own) in enumerate(profiles.items())]
+            figures.label_ends(panels[0], ends)
+        for axes in panels[len(profiles) :]:
+            axes.set_axis_off()
+        figure.supxlabel(score, size=10)
+        figures.save(figure, out_png)
 
 
 def _several(runs: Sequence[Sequence]) -> str:

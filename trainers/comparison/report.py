@@ -10,7 +10,15 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from retrieval_index import durable
-from trainers.comparison.curves import draw, draw_process, draw_scores, mean_curve, point_reaching
+from trainers.comparison.aggregates import (
+    Estimate,
+    correct_for_number,
+    interquartile_mean,
+    paired_p_value,
+    probability_of_improvement,
+    stratified_interval,
+)
+from trainers.comparison.curves import draw, draw_process, draw_profiles, draw_scores, mean_curve, point_reaching
 from trainers.comparison.intervals import bootstrap, mean_and_half, paired_values
 from trainers.comparison.recipe import BASELINES
 
@@ -36,7 +44,7 @@ PAPER = """\
 
 
 def write(folder: Path, results: Mapping) -> None:
-    """Write table.md, curves.png, scores.png, process.png and results.json.
+    """Write table.md, curves.png, scores.png, profiles.png, process.png and results.json.
 
     Args:
         results: of `trainers.compare`. ``rows`` holds, by agent, one dict for each of its ``seeds``: the rows of
@@ -55,6 +63,9 @@ def write(folder: Path, results: Mapping) -> None:
         files.append("curves.png")
     draw_scores(_mean_scores(results), folder / "scores.png", score_name(results), title)
     files.append("scores.png")
+    if len(profiled := score_arrays(results)) >= 3:
+        draw_profiles(profiled, folder / "profiles.png", score_name(results), title)
+        files.append("profiles.png")
     if draw_process(results["process"], folder / "process.png", title):
         files.append("process.png")
     console = Console()
@@ -93,7 +104,7 @@ def table(results: Mapping) -> str:
     if recipe["pooled"]:
         lines += pooled_tables(results, score_name(results))
     else:
-        lines += _score_table(results)
+        lines += [*_score_table(results), *_aggregate_table(results)]
     lines += ["", "Means over the columns, and what training took after the start, evaluations left out:", ""]
     measures = {
         key: title for key, title in MEASURES.items() if any(_seed_values(own, None, key) for own in rows.values())
@@ -152,6 +163,54 @@ def _score_table(results: Mapping) -> list[str]:
         + ["–" if name == other else _difference(own, rows[other], seeds[name], seeds[other]) for other in references]
         for name, own in rows.items()
     })  # fmt: skip
+
+
+def _aggregate_table(results: Mapping) -> list[str]:
+    """Of agents with several seeds, aggregates over seeds and columns, and differences corrected for their number."""
+    scores = score_arrays(results)
+    references = [name for name in _references(results["recipe"], results["rows"]) if name in scores]
+    if len(scores) < 3:
+        return []
+    lines = [
+        "",
+        "Over all seeds and columns: the interquartile mean (IQM), the mean of the middle half of the runs; and the probability "
+        "that a run does better than one of another agent on the same column; with 95 % bootstrap intervals (Agarwal et al. 2021, "
+        "arXiv 2108.13264). p: of the paired differences above, by Student's t, corrected for their number (Holm).",
+        "",
+    ]
+    p_values = {other: _corrected(results, other, list(scores)) for other in references}
+    header = ["Agent", "IQM", *(part for other in references for part in (f"Better than {other}", "p"))]
+    cells = {}
+    for name, own in scores.items():
+        cells[name] = [_estimate(stratified_interval(interquartile_mean, own))]
+        for other in references:
+            better = stratified_interval(probability_of_improvement, own, scores[other])
+            cells[name] += ["–", "–"] if name == other else [_estimate(better), f"{p_values[other][name]:.3f}"]
+    return [*lines, *_grid(header, cells)]
+
+
+def score_arrays(results: Mapping) -> dict[str, np.ndarray]:
+    """By agent, the scores [seeds, columns] of those with three seeds or more."""
+    return {
+        name: np.array([[row[task]["score"] for task in results["recipe"]["tasks"]] for row in own])
+        for name, own in results["rows"].items()
+        if sum(seed is not None for seed in results["seeds"][name]) >= 3
+    }
+
+
+def _corrected(results: Mapping, other: str, names: Sequence[str]) -> dict[str, float]:
+    """By agent, the p-value of its difference to another one, corrected for the number of agents."""
+    rows, seeds = results["rows"], results["seeds"]
+    found = {
+        name: paired_p_value(_differences(rows[name], rows[other], seeds[name], seeds[other]))
+        for name in names
+        if name != other
+    }
+    return correct_for_number(found)
+
+
+def _estimate(found: Estimate) -> str:
+    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
 
 
 def pooled_tables(results: Mapping, score: str) -> list[str]:
@@ -259,11 +318,17 @@ def _seed_values(seeds: Sequence[Mapping], task: str | None, key: str) -> list[f
 
 
 def _difference(own: Sequence[Mapping], reference: Sequence[Mapping], seeds: Sequence, other_seeds: Sequence) -> str:
+    return _cell(_differences(own, reference, seeds, other_seeds), 3, sign="+")
+
+
+def _differences(
+    own: Sequence[Mapping], reference: Sequence[Mapping], seeds: Sequence, other_seeds: Sequence
+) -> list[float]:
     """Seed by seed, so that what a seed's start and questions do to both falls out."""
     ours = dict(zip(seeds, _seed_values(own, None, "score"), strict=False))
     theirs = dict(zip(other_seeds, _seed_values(reference, None, "score"), strict=False))
     pairs = [(a, b) for a in ours for b in theirs if a == b or a is None or b is None]
-    return _cell([ours[a] - theirs[b] for a, b in pairs], 3, sign="+")
+    return [ours[a] - theirs[b] for a, b in pairs]
 
 
 def _cell(values: Sequence[float], digits: int, sign: str = "") -> str:
