@@ -173,8 +173,8 @@ def _aggregate_table(results: Mapping) -> list[str]:
         return []
     lines = [
         "",
-        "Over all seeds and columns: the interquartile mean (IQM), the mean of the middle half of the runs; and the probability "
-        "that a run does better than one of another agent on the same column; with 95 % bootstrap intervals (Agarwal et al. 2021, "
+        "Over all seeds and columns: the interquartile mean (IQM), that of the middle half of the runs; and the probability "
+        "that a run does better than one of another agent on the same column; with 95 % bootstrap intervals (Agarwal et al., "
         "arXiv 2108.13264). p: of the paired differences above, by Student's t, corrected for their number (Holm).",
         "",
     ]
