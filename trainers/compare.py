@@ -155,6 +155,15 @@ class Comparison:
         base = replace(self.recipe.base(seed), lora_rank=0)
         return start_policy(base, train_envs(base), base.seed)
 
+    def _save_start(self, seed: int) -> str:
+        """A checkpoint of the policy before any training, kept beside the runs."""
+        folder = self.out / f"start-{seed}"
+        if not checkpoint.is_checkpoint(folder):
+            policy, seconds = self._start(seed)
+            extra = {"seconds": seconds}
+            checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=0, extra=extra)
+        return str(folder)
+
     def forget_start(self) -> None:
         """Give back the memory of the policy that `_load_start` loaded."""
         self._start.cache_clear()
@@ -209,7 +218,7 @@ class Comparison:
             folder if name == "more-sft" else folder / f"round-{lengthened.ROUNDS - 1}",
             f"{BASELINES[name]}, seed {seed}",
         )
-        start = self.start_model(seed)
+        start = self.start_model(seed) or self._save_start(seed)
         changes = {"model": start} | ({"lora_rank": 0} if recipe.sft.get("lora_rank") else {})
         args = recipe.sft_arguments(seed, **changes)
         if name == "more-sft":

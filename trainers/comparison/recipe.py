@@ -23,7 +23,7 @@ BASELINES = {
     "rejection-sampling": "Rejection sampling",
 }
 WITHOUT_POLICY = {"yes": "yes", "rule": "scripted"}  # baselines that are scripts of the task
-AFTER_SFT = ("zero-shot", "sft", "more-sft", "rejection-sampling")  # what needs [sft]
+AFTER_SFT = ("zero-shot", "sft", "more-sft")  # what needs [sft]
 ALGORITHMS: dict[str, tuple[Callable[[Any], dict], TrainArgs]] = {
     **{module.__name__.split(".")[-1]: (module.main, module.Args()) for module in (grpo, ppo, reinforce, rloo, gigpo)},
     **{name: (partial(starpo.main, name), preset) for name, (_, preset) in starpo.PRESETS.items()},
@@ -72,6 +72,7 @@ class Recipe:
         reach: a run whose end the others are to come as far as.
         budget: the run that `LENGTHENED` baselines take as long as; by default the slowest.
         sft: arguments of `trainers.sft`, for what every run of a seed starts from.
+        rejection_sampling: likewise for that baseline, where runs start from a cold start and not from ``sft``.
         model_hint: how to get the model, said where it is not there.
         machine: for the dry run, of the machine that the recipe is for: ``flops_per_second`` of its matrix products, and
             what share of it ``passes`` over many tokens and ``decoding`` reach. By default an H100.
@@ -94,6 +95,7 @@ class Recipe:
     env_kwargs: dict[str, Any] = field(default_factory=dict)
     arguments: dict[str, Any] = field(default_factory=dict)
     sft: dict[str, Any] = field(default_factory=dict)
+    rejection_sampling: dict[str, Any] = field(default_factory=dict)
     model_hint: str = ""
     machine: dict[str, float] = field(default_factory=dict)
     model_config: dict[str, Any] = field(default_factory=dict)  # for the dry run, where the model's own can't be read
@@ -126,7 +128,7 @@ class Recipe:
         return {"model": model} | ({"lora_rank": 0} if self.sft.get("lora_rank") else {})
 
     def sft_arguments(self, seed: int, **changes: Any) -> SFTArgs:
-        """The arguments of supervised fine-tuning before all runs of a seed.
+        """The arguments of supervised fine-tuning before all runs of a seed, or else in rejection sampling.
 
         Args:
             changes: over those of the recipe.
@@ -136,11 +138,13 @@ class Recipe:
         """
         preset, shared = SFTArgs(), {n: self.arguments[n] for n in SFT_SHARED if n in self.arguments}
         try:
-            given = {n: _convert_type(n, v, getattr(preset, n)) for n, v in {**shared, **self.sft}.items()}
+            own = {**shared, **(self.sft or self.rejection_sampling)}
+            given = {n: _convert_type(n, v, getattr(preset, n)) for n, v in own.items()}
             common: dict[str, Any] = {"env": self.env, "env_kwargs": json.dumps(self.env_kwargs), "seed": seed}
             return replace(preset, **(common | given | changes))
         except ValueError as error:
-            raise ValueError(f"[sft] of the recipe {self.name!r}: {error}") from error
+            where = "sft" if self.sft else "rejection_sampling"
+            raise ValueError(f"[{where}] of the recipe {self.name!r}: {error}") from error
 
     def run_arguments(self, name: str, seed: int, start: str = "") -> TrainArgs:
         """The arguments of one run.

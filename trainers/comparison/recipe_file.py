@@ -16,6 +16,8 @@
     hops = [2, 3]
     [sft]                                   # supervised fine-tuning of a pretrained model, from which every run starts
     script = "oracle"                       # any option of trainers.sft
+    [rejection_sampling]                    # likewise in the baseline of that name, where there is no [sft]
+    lr = 1e-3
     [arguments]                             # of every run that has them: any option of its algorithm's command
     updates = 25
     [tasks."4 hops"]                        # a column of the table, and what is other in it than in training
@@ -128,17 +130,20 @@ def make(name: str, content: Mapping[str, Any]) -> Recipe:
 
 
 def _check_sft(where: str, recipe: Recipe) -> None:
-    """[sft], and the baselines that need it or make no sense beside it."""
+    """[sft] and [rejection_sampling], and the baselines that need one or make no sense beside it."""
     needed = [name for name in recipe.baselines if name in AFTER_SFT]
     if needed and not recipe.sft:
         raise ValueError(f"{where}: the baselines {needed} need [sft]")
+    options = sorted({f.name for f in fields(sft.Args)} - {*SET_BY_COMPARISON, "model"})
+    for name in ("sft", "rejection_sampling"):
+        _check_keys(f"[{name}] of {where}", getattr(recipe, name), options)
+    recipe.sft_arguments(0)
     if not recipe.sft:
         return
+    if recipe.rejection_sampling:
+        raise ValueError(f"{where}: rejection sampling has the arguments of [sft], where there is one")
     if excluded := {"base", "imitation"} & set(recipe.baselines):
         raise ValueError(f"{where}: with [sft] the baselines are {list(AFTER_SFT)} in place of {sorted(excluded)}")
-    options = {f.name for f in fields(sft.Args)} - {*SET_BY_COMPARISON, "model"}
-    _check_keys(f"[sft] of {where}", recipe.sft, sorted(options))
-    recipe.sft_arguments(0)
     if recipe.base(0).model == "tiny":
         raise ValueError(f"{where}: [sft] is for pretrained models: give arguments a model")
 

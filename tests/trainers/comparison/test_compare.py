@@ -9,6 +9,7 @@ from trainers.comparison import curves
 from trainers.comparison.curves import Point, draw, draw_scores, mean_curve, point_reaching
 from trainers.comparison.recipe import BASELINES
 from trainers.comparison.report import PAPER, table
+from trainers.models.loading import load_policy
 from trainers.runs import figures
 from trainers.runs.logger import read_metrics
 
@@ -114,6 +115,29 @@ def test_two_runs_from_one_cold_start(tmp_path, monkeypatch, ask):
         compare.main(ask(SMALL, "--updates", "4"))
     with pytest.raises(ValueError, match=r"other settings \(lr=0.0005, not 0.1\)"):
         compare.main(ask(SMALL, "--arguments", '{"lr": 0.1}'))
+
+
+@pytest.mark.slow
+def test_rejection_sampling_from_a_cold_start(tmp_path, monkeypatch, ask):
+    """It starts from the policy that the runs start from, and takes as long as they did."""
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    text = SMALL.partition("[runs.starpo-s]")[0].replace(
+        "seeds = [0, 1]", 'seeds = [0]\nbaselines = ["rejection-sampling"]'
+    )
+    text = text.replace('["imitation", "rloo"]', '["rejection-sampling"]') + (
+        "[rejection_sampling]\nonly_solved = false\nlr = 0.001\nheld_out = 0.0\n"
+    )
+    results = compare.main(ask(text))
+    (spent,) = results["training"][BASELINES["rejection-sampling"]]
+    assert spent["sampled"] > 0 and spent["kept"] > 0
+    assert spent["seconds"] == pytest.approx(results["training"]["RLOO"][0]["seconds"], abs=3)
+    start = load_policy(tmp_path / "out" / "start-0")
+    (cached,) = (tmp_path / "cache" / "tiny").iterdir()
+    assert start.model.state_dict().keys() == load_policy(cached).model.state_dict().keys()
+    same = zip(start.model.parameters(), load_policy(cached).model.parameters(), strict=True)
+    assert all((a == b).all() for a, b in same)
+    with pytest.raises(ValueError, match=r"\[rejection_sampling\].*unknown keys \['lrr'\]"):
+        compare.main(ask(text.replace("lr =", "lrr =")))
 
 
 def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
