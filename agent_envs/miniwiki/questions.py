@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from agent_envs.data.question import Question
-from agent_envs.miniwiki.schema import BY_KIND, COMPARISONS, INFERENCES, KINDS, RELATION, SAME, Relation
+from agent_envs.miniwiki.schema import BY_KIND, COMPARISONS, IN_TIME, INFERENCES, KINDS, RELATION, SAME, Relation
 from agent_envs.miniwiki.world import World, value_aliases
 
 _TRIES = 200  # a small world may lack some chains and pairs altogether
@@ -165,15 +165,15 @@ def _chain_text(world: World, path: list[Hop], type: str, rng: random.Random) ->
 
 
 def _two_entities(world: World, type: str, rng: random.Random, hops: int) -> Question | None:
-    varied = world.difficulty == "varied"
-    # Years alone in a varied world, numbers of one word: their order can be learned from few of them.
-    years = [c for c in COMPARISONS if RELATION[c[:2]].target in ("year", "date")]
-    kind, name, smaller, larger = rng.choice(years if varied else COMPARISONS)
-    same = SAME[0]
-    if type == "yes_no":
-        kind, name, _ = same = rng.choice(SAME) if varied else SAME[0]
+    if world.difficulty != "varied":
+        kind, name, *asks = SAME[0] if type == "yes_no" else rng.choice(COMPARISONS)
+    elif type == "yes_no":
+        kind, name, *asks = rng.choice(SAME)
+    else:
+        kind, name, text = rng.choice(IN_TIME)
+        asks = [text.replace("{when}", when) for when in ("earlier", "later")]
     relation, values = RELATION[kind, name], world.facts[kind, name]
-    if varied and relation.target == "date":
+    if world.difficulty == "varied" and relation.target == "date":
         values = values // (12 * 28)  # in different years, not on different days alone
     want_equal = rng.random() < 0.5
     for _ in range(_TRIES):
@@ -188,10 +188,10 @@ def _two_entities(world: World, type: str, rng: random.Random, hops: int) -> Que
         return None
     fill = {"a": world.names[kind][a], "b": world.names[kind][b]}
     if type == "yes_no":
-        text, answer = same[-1], "yes" if want_equal else "no"
+        text, answer = asks[0], "yes" if want_equal else "no"
     else:
         earlier = rng.random() < 0.5
-        text, answer = (smaller, larger)[not earlier], fill["a" if (values[a] < values[b]) == earlier else "b"]
+        text, answer = asks[not earlier], fill["a" if (values[a] < values[b]) == earlier else "b"]
     return _question(world, type, text.format(**fill), answer, (), path, chained=False)
 
 

@@ -105,6 +105,15 @@ COMPARISONS = (
     ("river", "length", "Which river is shorter, {a} or {b}?", "Which river is longer, {a} or {b}?"),
 )  # fmt: skip
 
+# (kind, relation, question about the earlier or the later one)
+IN_TIME = (
+    ("film", "released", "Which film was released {when}, {a} or {b}?"),
+    ("book", "published", "Which book appeared {when}, {a} or {b}?"),
+    ("band", "formed", "Which band gave its first concert {when}, {a} or {b}?"),
+    ("company", "established", "Which company was established {when}, {a} or {b}?"),
+    ("person", "born", "Who was born {when}, {a} or {b}?"),
+)
+
 # (kind, relation, question whether it is the same for both)
 SAME = (
     ("town", "country", "Are {a} and {b} in the same country?"),

@@ -115,7 +115,7 @@ def verdict(first: str, second: str = "") -> str:
     """How two years, dates (by their years) or names compare, as a thought ends; "" where there is one so far.
 
     >>> verdict("1950", "1961"), verdict("12 May 1961", "3 March 1950"), verdict("Ormland", "Bronia")
-    ('; 1950, 1961: later', '; 1961, 1950: earlier', '; Ormland, Bronia: not the same')
+    ('; 1950 / 1961: later', '; 1961 / 1950: earlier', '; Ormland / Bronia: not the same')
     """
     if not second:
         return ""
@@ -124,7 +124,7 @@ def verdict(first: str, second: str = "") -> str:
         how = "same" if first == second else "later" if second > first else "earlier"
     else:
         how = "same" if first == second else "not the same"
-    return f"; {first}, {second}: {how}"
+    return f"; {first} / {second}: {how}"
 
 
 def always_yes(env: ToolEnv, rng: random.Random) -> Script:

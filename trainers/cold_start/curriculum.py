@@ -47,7 +47,7 @@ CURRICULUM: Curriculum = (
 )
 CURRICULUM_OF_DECISIONS: Curriculum = (  # where questions compare as well
     (0.04, ("repetition",)),
-    (0.36, ("browsing",) * 5 + ("comparing",) * 3 + ("pairs",) + ("repetition",)),
+    (0.36, ("browsing",) * 5 + ("comparing",) * 2 + ("pairs",) * 2 + ("repetition",)),
     (0.60, ("guided",) * 4 + ("episodes",) * 3 + ("browsing",) * 2 + ("comparing",) * 2),
 )
 CURRICULUM_WITHOUT_CORPUS: Curriculum = (
@@ -56,13 +56,13 @@ CURRICULUM_WITHOUT_CORPUS: Curriculum = (
 )
 TOKENS_PER_STEP = 1250
 TOKENS_PER_STEP_OF_DECISIONS = (
-    5000  # with a quarter of that names are copied wrong after as many tokens: the gradient is too noisy
+    2500  # with half of that names are copied wrong after as many tokens: the gradient is too noisy
 )
 POOL = 256  # demonstrations made at a time, from one fresh world
 
 
 def make_optimizers(
-    model: torch.nn.Module, matrix_lr: float = 0.014, other_lr: float = 0.011
+    model: torch.nn.Module, matrix_lr: float = 0.01, other_lr: float = 8e-3
 ) -> list[torch.optim.Optimizer]:
     """Muon (Jordan et al. 2024) for the matrices, AdamW for embeddings, norms and biases."""
     named = [(name, p) for name, p in model.named_parameters() if p.requires_grad]

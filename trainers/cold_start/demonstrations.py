@@ -11,7 +11,7 @@ from functools import partial
 from typing import cast
 
 from agent_envs.miniwiki import World, make_question
-from agent_envs.miniwiki.schema import BY_KIND, COMPARISONS, KINDS, RELATION, SAME, Relation
+from agent_envs.miniwiki.schema import BY_KIND, IN_TIME, KINDS, RELATION, SAME, Relation
 from agent_envs.play import Script, play_many
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.tasks.qa_scripts import note_fact, verdict
@@ -74,13 +74,12 @@ def _told(world: World, kind: str, index: int) -> list[tuple[Relation, int, str]
 
 def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest: int = 50) -> list[Sequence]:
     """Two years or names and how they compare, many in a row; how they compare is taught."""
-    values = {key: [v for v in world.facts[key] if v >= 0] for key in {c[:2] for c in (*COMPARISONS, *SAME)}}
-    keys = [key for key in values if RELATION[key].target != "count"]
+    values = {key: [v for v in world.facts[key] if v >= 0] for key in {c[:2] for c in (*IN_TIME, *SAME)}}
     sequences = []
     for _ in range(count):
         parts: list[tuple[list[int], bool]] = []
         for _ in range(rng.randint(10, longest)):
-            key = rng.choice(keys)
+            key = rng.choice(list(values))
             a, b = rng.choices(values[key], k=2)
             first, second = (
                 world.object_text(RELATION[key], v)
