@@ -183,7 +183,7 @@ def _batches(
         return demonstrations.browsing(POOL, world, tool, policy, rng)
 
     def in_varied_world(lesson: Callable[..., list[Sequence]]) -> list[Sequence]:
-        return lesson(POOL, World(600, rng.getrandbits(32), difficulty="varied"), policy, rng)
+        return lesson(4 * POOL, World(600, rng.getrandbits(32), difficulty="varied"), policy, rng)  # short ones
 
     make: dict[str, Callable[[], list[Sequence]]] = {
         "repetition": lambda: demonstrations.repetition(POOL, words, rng),

@@ -36,10 +36,11 @@ def repetition(count: int, words: list[int], rng: random.Random, longest: int = 
 
 
 def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: random.Random) -> list[Sequence]:
-    """Results of three searches in a row, each followed by questions about the article that was meant: name the fact in
+    """Results of a few searches in a row, each followed by questions about the article that was meant: name the fact in
     a thought, then copy what the article says. Dense in what episodes are made of: many facts, in the midst of other
     articles. Which of two names is right is not taught."""
-    drawn = [[_entity(world, rng) for _ in range(3)] for _ in range(count)]
+    searches = 2 if world.difficulty == "varied" else 3
+    drawn = [[_entity(world, rng) for _ in range(searches)] for _ in range(count)]
     results = tool.execute_batch([{"query": world.names[kind][i]} for entities in drawn for kind, i in entities])
     texts = iter(policy.encode(f"<information>{result.text}</information>") for result in results)
     sequences = []
@@ -95,28 +96,24 @@ def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest:
 
 def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> list[Sequence]:
     """Questions that compare two things, with the turns of an agent that reads about the one and then about the other; what it
-    read is left out. What it searches for and answers is taught, and how the two compare. Eight in a row."""
+    read is left out. What it searches for and answers is taught, and how the two compare."""
     sequences = []
     for _ in range(count):
-        parts: list[tuple[list[int], bool]] = []
-        for _ in range(8):
-            question = make_question(world, rng.choice(("comparison", "yes_no")), rng)
-            parts.append((policy.observation_ids(question.question, []), False))
-            decomposition = question.decomposition or ()
-            steps = [step for step in decomposition if "reference" not in step]
-            found = [step["answer"] for step in steps]
-            named = [
-                b["title"] for a, b in zip([{}, *decomposition], decomposition, strict=False) if "reference" not in a
-            ]
-            for number, (step, name) in enumerate(zip(steps, named, strict=True)):
-                tag, *name = policy.encode(f"<search>{name}</search>")
-                parts += [([tag], False), (name, True)]
-                known = f"<think>{note_fact(step, step['answer'])}"
-                thought = policy.encode(f"{known}{verdict(*found[: number + 1])}</think>")
-                before = len(policy.encode(known)) if number else len(thought)  # how they compare is taught
-                parts += [(thought[:before], False), (thought[before:], True)]
-            tag, *answer = policy.encode(f"<answer>{question.answer}</answer>")
-            parts += [([tag], False), (answer, True)]
+        question = make_question(world, rng.choice(("comparison", "yes_no")), rng)
+        parts = [(policy.prompt_ids("", question.question), False)]
+        decomposition = question.decomposition or ()
+        steps = [step for step in decomposition if "reference" not in step]
+        found = [step["answer"] for step in steps]
+        asked = [b["title"] for a, b in zip([{}, *decomposition], decomposition, strict=False) if "reference" not in a]
+        for number, (step, title) in enumerate(zip(steps, asked, strict=True)):
+            tag, *name = policy.encode(f"<search>{title}</search>")
+            parts += [([tag], False), (name, True), (policy.observation_ids("", [tag, *name]), False)]
+            known = f"<think>{note_fact(step, step['answer'])}"
+            thought = policy.encode(f"{known}{verdict(*found[: number + 1])}</think>")
+            before = len(policy.encode(known)) if number else len(thought)  # how they compare is taught
+            parts += [(thought[:before], False), (thought[before:], True)]
+        tag, *answer = policy.encode(f"<answer>{question.answer}</answer>")
+        parts += [([tag], False), (answer, True)]
         sequences.append(_sequence(parts))
     return sequences
 
