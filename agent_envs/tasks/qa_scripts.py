@@ -1,5 +1,6 @@
 """Scripted searchers: baselines to compare with, and demonstrators to imitate."""
 
+import itertools
 import random
 import re
 from collections.abc import Mapping
@@ -71,8 +72,8 @@ def careless(
 ) -> Script:
     """Knows how to search, read, compare and think aloud, but not when to stop, nor which of two names is meant.
 
-    After each article it notes what that says of the fact that it looked up, and with ``continue_probability`` goes on as it
-    should. Else it answers the name, date or number that it has found so far. Where an article has two names for the fact, it
+    After each article it notes what that says of the fact that it looked up, and what the question asks for besides, and with
+    ``continue_probability`` goes on as it should. Else it answers the name, date or number that it has found so far. Where an article has two names for the fact, it
     takes the wrong one with ``mistake_probability``. Imitating it teaches the tools and not the task.
 
     For questions whose ``decomposition`` says each article to be read, as MiniWiki's does.
@@ -80,11 +81,11 @@ def careless(
     question, steps = env.question, env.question.decomposition or ()
     compares = question.type in ("comparison", "yes_no")
     thought, compared = None, []
-    for step in steps:
+    for step, following in itertools.zip_longest(steps, steps[1:]):
         yield search(step["title"], thought)
         mistaken = "rival" in step and rng.random() < mistake_probability
         name = step["rival"] if mistaken else step["answer"]
-        thought = note_fact(step, name)
+        thought = note_fact(step, name) + what_next(step, following, compares)
         if compares and "reference" not in step:
             compared.append(name)
             thought += verdict(*compared)
@@ -109,6 +110,20 @@ def note_fact(step: Mapping[str, Any], found: str) -> str:
     what, _, whose = step["question"].rstrip("?").rpartition(" of ")
     noted = f"{whose}, {what}: {'same as ' * ('reference' in step)}{found}"
     return f"{note_fact(first, first['answer'])}; {noted}" if first else noted
+
+
+def what_next(step: Mapping[str, Any], following: Mapping[str, Any] | None, compares: bool) -> str:
+    """What is left to look up after a step of a decomposition, as a thought ends; "" where that is nothing, or where the article
+    refers to another one.
+
+    >>> what_next({}, {"question": "father of Ann Lee?", "title": "Ann Lee"}, compares=False)
+    '; then father'
+    >>> what_next({}, {"question": "father of Ann Lee?", "title": "Ann Lee"}, compares=True)
+    '; then Ann Lee'
+    """
+    if not following or "reference" in step:
+        return ""
+    return f"; then {following['title'] if compares else following['question'].rpartition(' of ')[0]}"
 
 
 def verdict(first: str, second: str = "") -> str:

@@ -47,7 +47,7 @@ CURRICULUM: Curriculum = (
 )
 CURRICULUM_OF_DECISIONS: Curriculum = (  # where questions compare as well
     (0.04, ("repetition",)),
-    (0.36, ("browsing",) * 5 + ("comparing",) * 2 + ("pairs",) * 2 + ("repetition",)),
+    (0.36, ("browsing",) * 10 + ("comparing",) * 5 + ("pairs",) * 3 + ("repetition",) * 2),
     (0.60, ("guided",) * 4 + ("episodes",) * 3 + ("browsing",) * 2 + ("comparing",) * 2),
 )
 CURRICULUM_WITHOUT_CORPUS: Curriculum = (
@@ -155,7 +155,7 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
             played = demonstrations.play_unbroken(other, list(range(500)), demonstrations.noisy_expert, seed=1)
             yield from (f"{turn['observation']} {turn['action']}" for turns in played for turn in turns)
         return
-    yield " ".join(vocabulary() + numbers)
+    yield " ".join(vocabulary() + numbers) + " then same as / earlier later"  # and what thoughts are made of
     yield from (f"{p.title} {p.text}" for p in world.passages())
     rng = random.Random(0)
     types = ("chain", "comparison", "yes_no")

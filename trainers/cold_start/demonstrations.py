@@ -106,9 +106,10 @@ def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> l
         found = [step["answer"] for step in steps]
         asked = [b["title"] for a, b in zip([{}, *decomposition], decomposition, strict=False) if "reference" not in a]
         for number, (step, title) in enumerate(zip(steps, asked, strict=True)):
+            further = f"; then {asked[1]}" * (number == 0)
             tag, *name = policy.encode(f"<search>{title}</search>")
             parts += [([tag], False), (name, True), (policy.observation_ids("", [tag, *name]), False)]
-            known = f"<think>{note_fact(step, step['answer'])}"
+            known = f"<think>{note_fact(step, step['answer'])}{further}"
             thought = policy.encode(f"{known}{verdict(*found[: number + 1])}</think>")
             before = len(policy.encode(known)) if number else len(thought)  # how they compare is taught
             parts += [(thought[:before], False), (thought[before:], True)]
@@ -145,6 +146,8 @@ def _asking_on(world: World, relation: Relation, index: int, said: str, rng: ran
         about = world.value(relation, index)
         found = world.text(further, about)
         fact = f"{fact}; {_asking(world, further, about, found, rng)[1]}"
+    elif not said.startswith("same as "):
+        fact = f"{fact}; then {further.noun}"
     return question, fact, found
 
 
