@@ -73,8 +73,9 @@ def careless(
     """Knows how to search, read, compare and think aloud, but not when to stop, nor which of two names is meant.
 
     After each article it notes what that says of the fact that it looked up, and what the question asks for besides, and with
-    ``continue_probability`` goes on as it should. Else it answers the name, date or number that it has found so far. Where an article has two names for the fact, it
-    takes the wrong one with ``mistake_probability``. Imitating it teaches the tools and not the task.
+    ``continue_probability`` goes on as it should. Else it answers the name, date or number that it has found so far. Where an
+    article has two names for the fact, it takes the wrong one with ``mistake_probability``. Imitating it teaches the tools and
+    not the task.
 
     For questions whose ``decomposition`` says each article to be read, as MiniWiki's does.
     """
@@ -88,7 +89,7 @@ def careless(
         thought = note_fact(step, name) + what_next(step, following, compares)
         if compares and "reference" not in step:
             compared.append(name)
-            thought += verdict(*compared)
+            thought += verdict(*compared, question=question.question) if len(compared) == 2 else ""
         goes_on = step is not steps[-1] and (compares or not mistaken) and rng.random() < continue_probability
         if not goes_on and not (compares and step is steps[-1]):
             yield Turn(answer=name, thought=thought)
@@ -126,20 +127,23 @@ def what_next(step: Mapping[str, Any], following: Mapping[str, Any] | None, comp
     return f"; then {following['title'] if compares else following['question'].rpartition(' of ')[0]}"
 
 
-def verdict(first: str, second: str = "") -> str:
-    """How two years, dates (by their years) or names compare, as a thought ends; "" where there is one so far.
+def verdict(first: str, second: str = "", question: str = "") -> str:
+    """How two years, dates (by their years) or names compare, as a thought ends, and whether this is what a question in time asks
+    for; "" where there is one so far.
 
     >>> verdict("1950", "1961"), verdict("12 May 1961", "3 March 1950"), verdict("Ormland", "Bronia")
     ('; 1950 / 1961: later', '; 1961 / 1950: earlier', '; Ormland / Bronia: not the same')
+    >>> verdict("1950", "1961", "Which film was released later, A or B?")
+    '; 1950 / 1961: later / later: same'
     """
     if not second:
         return ""
-    if first[-4:].isdigit() and second[-4:].isdigit():
-        first, second = first[-4:], second[-4:]
-        how = "same" if first == second else "later" if second > first else "earlier"
-    else:
-        how = "same" if first == second else "not the same"
-    return f"; {first} / {second}: {how}"
+    if not (first[-4:].isdigit() and second[-4:].isdigit()):
+        return f"; {first} / {second}: {'same' if first == second else 'not the same'}"
+    first, second = first[-4:], second[-4:]
+    found, asked = "later" if second > first else "earlier", re.search(r"\b(?:earlier|later)\b", question)
+    as_asked = f" / {asked[0]}: {'same' if asked[0] == found else 'not the same'}" if asked else ""
+    return f"; {first} / {second}: {found}{as_asked}"
 
 
 def always_yes(env: ToolEnv, rng: random.Random) -> Script:

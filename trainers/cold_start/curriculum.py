@@ -47,8 +47,8 @@ CURRICULUM: Curriculum = (
 )
 CURRICULUM_OF_DECISIONS: Curriculum = (  # where questions compare as well
     (0.04, ("repetition",)),
-    (0.36, ("browsing",) * 10 + ("comparing",) * 5 + ("pairs",) * 3 + ("repetition",) * 2),
-    (0.60, ("guided",) * 4 + ("episodes",) * 3 + ("browsing",) * 2 + ("comparing",) * 2),
+    (0.36, ("browsing",) * 5 + ("comparing",) * 2 + ("pairs",) * 2 + ("repetition",)),
+    (0.60, ("guided",) * 4 + ("episodes",) * 2 + ("browsing",) * 2 + ("comparing",) * 2 + ("pairs",)),
 )
 CURRICULUM_WITHOUT_CORPUS: Curriculum = (
     (0.15, ("repetition",)),

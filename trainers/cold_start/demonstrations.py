@@ -5,6 +5,7 @@ From the general to the particular: `repetition` (copying), `browsing` (finding 
 """
 
 import random
+import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
 from functools import partial
@@ -75,21 +76,20 @@ def _told(world: World, kind: str, index: int) -> list[tuple[Relation, int, str]
 
 def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest: int = 50) -> list[Sequence]:
     """Two years or names and how they compare, many in a row; how they compare is taught."""
-    values = {key: [v for v in world.facts[key] if v >= 0] for key in {c[:2] for c in (*IN_TIME, *SAME)}}
+    values = {key: [v for v in world.facts[key] if v >= 0] for key in sorted({c[:2] for c in (*IN_TIME, *SAME)})}
+    names = {relation[:2] for relation in SAME}
     sequences = []
     for _ in range(count):
         parts: list[tuple[list[int], bool]] = []
         for _ in range(rng.randint(10, longest)):
             key = rng.choice(list(values))
-            a, b = rng.choices(values[key], k=2)
-            first, second = (
-                world.object_text(RELATION[key], v)
-                for v in (a, a if RELATION[key].target in ("word", *KINDS) and rng.random() < 0.5 else b)
-            )
-            compared, _, how = verdict(first, second).rpartition(":")
-            both = policy.encode(f"{compared}:{how}")
-            known = len(policy.encode(f"{compared}:"))
-            parts += [(both[:known], False), (both[known:], True)]
+            first, second = (world.object_text(RELATION[key], value) for value in rng.choices(values[key], k=2))
+            if key in names and rng.random() < 0.5:
+                second = first
+            # What it is, and where a question asks for one of the two, whether it is that one.
+            said = verdict(first, second, rng.choice(("", "earlier", "later")))
+            for number, part in enumerate(re.split(r"(?<=:)( [a-z ]+?)(?= /|$)", said)):
+                parts.append((policy.encode(part), number % 2 == 1))
         sequences.append(_sequence(parts))
     return sequences
 
@@ -110,7 +110,7 @@ def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> l
             tag, *name = policy.encode(f"<search>{title}</search>")
             parts += [([tag], False), (name, True), (policy.observation_ids("", [tag, *name]), False)]
             known = f"<think>{note_fact(step, step['answer'])}{further}"
-            thought = policy.encode(f"{known}{verdict(*found[: number + 1])}</think>")
+            thought = policy.encode(f"{known}{verdict(*found, question=question.question) * number}</think>")
             before = len(policy.encode(known)) if number else len(thought)  # how they compare is taught
             parts += [(thought[:before], False), (thought[before:], True)]
         tag, *answer = policy.encode(f"<answer>{question.answer}</answer>")
