@@ -19,7 +19,8 @@ _TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "NQ": (_QA, {"benchmark": "nq"}),
     "TriviaQA": (_QA, {"benchmark": "triviaqa"}),
     "PopQA": (_QA, {"benchmark": "popqa", "split": "validation"}),
-    "MiniWiki": (
+    "MiniWiki": (_QA, {"benchmark": "miniwiki", "k": 2}),
+    "MiniWiki-Varied": (
         _QA,
         {
             "benchmark": "miniwiki",
@@ -29,7 +30,10 @@ _TASKS: dict[str, tuple[str, dict[str, Any]]] = {
             "difficulty": "varied",
         },
     ),
-    "MiniWiki-Easy": (_QA, {"benchmark": "miniwiki", "k": 2}),
+    "MiniWiki-Easy": (
+        _QA,
+        {"benchmark": "miniwiki", "k": 2, "types": ["single", "bridge"], "difficulty": "easy", "entities": 500},
+    ),
     "MiniWiki-Hard": (
         _QA,
         {

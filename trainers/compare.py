@@ -43,7 +43,8 @@ class Args(Checks):
     """Run the comparison that a recipe describes."""
 
     recipe: str = "algorithms"
-    """A shipped recipe (algorithms, masks, rewards, echo-trap, one-step-off-policy, real, agent-r1) or a TOML file."""
+    """A shipped recipe (algorithms, masks, rewards, reward-hacking, echo-trap, one-step-off-policy, real, agent-r1) or a TOML
+    file."""
     runs: tuple[str, ...] = ()
     """Which of its runs and baselines, by name; by default all. The table shows the others too, where they are there."""
     seeds: tuple[int, ...] = ()

@@ -166,7 +166,8 @@ def _chain_text(world: World, path: list[Hop], type: str, rng: random.Random) ->
 
 def _two_entities(world: World, type: str, rng: random.Random, hops: int) -> Question | None:
     if world.difficulty != "varied":
-        kind, name, *asks = SAME[0] if type == "yes_no" else rng.choice(COMPARISONS)
+        drawn = rng.choice(COMPARISONS)  # always: a seed gives the questions that it always gave
+        kind, name, *asks = SAME[0] if type == "yes_no" else drawn
     elif type == "yes_no":
         kind, name, *asks = rng.choice(SAME)
     else:

@@ -24,7 +24,7 @@ class Args:
 
     seeds: tuple[int, ...] = (0, 1, 2)
     """One run for each."""
-    env: str = "AgentR1/MiniWiki-Easy-v0"
+    env: str = "AgentR1/MiniWiki-v0"
     """Registered environment id."""
     env_kwargs: str = "{}"
     """Arguments of the environment as JSON."""

@@ -1,8 +1,8 @@
 """The echo trap: a policy that repeats itself, stops exploring and collapses (RAGEN, Wang et al. 2025).
 
 `CollapseMonitor` takes the statistics of each update and names the symptom when a rule fires. Of the rules, those for the
-in-group deviation, empty filters, gradient norm and success are those of RAGEN and RAGEN-2 (arXiv 2604.06268); the
-others are on what the papers plot, by a rule of the same kind.
+in-group deviation, empty filters, gradient norm and success are those of RAGEN and RAGEN-2 (arXiv 2604.06268); that for a reward
+that is hacked is our own; the others are on what the papers plot, by a rule of the same kind.
 """
 
 import math
@@ -16,6 +16,7 @@ WINDOW = 10  # the first updates, which are the measure of the later ones, and h
 EMPTY_FILTERS = 5
 FAILED_VALIDATIONS, SUCCESS = 5, 0.01
 SPIKE, EMA = 5.0, 0.9  # times the moving average of the gradient norm; its memory
+HACKED = 3.0  # standard errors by which returns must have risen, and scores fallen
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,6 +59,8 @@ class CollapseMonitor:
 
     def __init__(self, state: dict[str, Any] | None = None):
         self.state = state or {"first": {}, "lasting": {}, "gradient_norm": None, "updates": 0}
+        self.state.setdefault("first_paid", [])
+        self.state.setdefault("last_paid", [])
 
     def update(
         self,
@@ -108,6 +111,25 @@ class CollapseMonitor:
         """Take the share of episodes in which a tool broke, 0 to 1."""
         message = f"a tool broke in {failed:.1%} of the episodes, which are left out"
         return self._count("tools broke", failed > 0, 1, message, stop=False)
+
+    def check_reward(self, returns: float, score: float) -> list[Symptom]:
+        """Take the mean return of a batch of training episodes and their mean score, the measure that the reward is meant for.
+
+        The reward is hacked where, of the last `WINDOW` batches against the first ones, the one rises and the other falls.
+        """
+        first, last = self.state["first_paid"], self.state["last_paid"]
+        if len(first) < WINDOW:
+            first.append([float(returns), float(score)])
+            return []
+        self.state["last_paid"] = last = [*last, [float(returns), float(score)]][-WINDOW:]
+        before, after = torch.tensor(first, dtype=torch.float64), torch.tensor(last, dtype=torch.float64)
+        error = ((before.var(0) + after.var(0)) / WINDOW).sqrt() if len(last) == WINDOW else torch.tensor(math.inf)
+        rose = (after.mean(0) - before.mean(0)) * torch.tensor([1.0, -1.0]) > HACKED * error
+        (paid, right), (now_paid, now_right) = before.mean(0).tolist(), after.mean(0).tolist()
+        message = (
+            f"the return rose from {paid:.3g} to {now_paid:.3g}, the score fell from {right:.3g} to {now_right:.3g}"
+        )
+        return self._count("reward hacked", bool(rose.all()), 1, message, stop=False)
 
     def _compare(self, name: str, value: float) -> list[Symptom]:
         if not math.isfinite(value):

@@ -155,7 +155,8 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
             played = demonstrations.play_unbroken(other, list(range(500)), demonstrations.noisy_expert, seed=1)
             yield from (f"{turn['observation']} {turn['action']}" for turns in played for turn in turns)
         return
-    yield " ".join(vocabulary() + numbers) + " then same as / earlier later"  # and what thoughts are made of
+    thoughts = ["then same as / earlier later"] * (world.difficulty == "varied")
+    yield " ".join(vocabulary() + numbers + thoughts)
     yield from (f"{p.title} {p.text}" for p in world.passages())
     rng = random.Random(0)
     types = ("chain", "comparison", "yes_no")

@@ -124,6 +124,9 @@ class CollapseTracker:
         found = self._monitor.update(**numbers) if numbers else []
         failed = metrics.get("train/failed")
         found = found + (self._monitor.check_tools(failed) if failed is not None else [])
+        returns, score = metrics.get("train/return"), metrics.get(f"train/{self.score}")
+        if returns is not None and score is not None:
+            found = found + self._monitor.check_reward(returns, score)
         success = metrics.get(f"eval/{self.score}")
         found = found + (self._monitor.validate(success) if success is not None else [])
         for symptom in found:

@@ -84,6 +84,26 @@ def test_five_validations_without_success():
     assert [i for i, rate in enumerate(rates) if monitor.validate(rate)] == [9]
 
 
+def test_a_reward_is_hacked_where_returns_rise_and_scores_fall():
+    """By hand: .5 ± .1, then 1.5 ± .1, ten updates each, is many standard errors; the score falls likewise. It is named once."""
+    noise = [0.1, -0.1] * 10
+    returns = [(0.5 if update < 10 else 1.5) + noise[update] for update in range(20)]
+    falling = [(0.4 if update < 10 else 0.1) + noise[update] for update in range(20)]
+    monitor = CollapseMonitor()
+    found = [(update, *monitor.check_reward(*pair)) for update, pair in enumerate(zip(returns, falling, strict=True))]
+    ((update, symptom),) = (named for named in found if len(named) > 1)
+    assert (update, symptom.name, symptom.stop) == (19, "reward hacked", False)
+    assert symptom.message == "the return rose from 0.5 to 1.5, the score fell from 0.4 to 0.1"
+    others = {"steady": [0.4 + n for n in noise], "rising": [0.4 + 0.02 * i for i in range(20)]}
+    for scores in others.values():
+        monitor = CollapseMonitor()
+        assert not any(monitor.check_reward(*pair) for pair in zip(returns, scores, strict=True))
+        monitor = CollapseMonitor()  # returns that fall with the score are no hack
+        assert not any(monitor.check_reward(*pair) for pair in zip(falling, falling, strict=True))
+    resumed = CollapseMonitor(json.loads(json.dumps(monitor.state)))
+    assert resumed.state == monitor.state
+
+
 def test_a_monitor_goes_on_from_its_state():
     values = [0.5] * 10 + [0.01] * 10
     monitor = CollapseMonitor()

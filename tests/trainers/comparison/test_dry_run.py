@@ -35,7 +35,9 @@ def recipe_of(**changes):
     return recipe_file.make("small", {**content, **changes})
 
 
-@pytest.mark.parametrize("name", ["one-step-off-policy", "algorithms", "masks", "rewards", "echo-trap"])
+@pytest.mark.parametrize(
+    "name", ["one-step-off-policy", "algorithms", "masks", "rewards", "reward-hacking", "echo-trap"]
+)
 def test_what_ships_is_ready(name, no_data, capsys):
     recipe = recipe_file.read(name, env_kwargs={"entities": 300, "questions": 50})
     told = dry_run.report(recipe)

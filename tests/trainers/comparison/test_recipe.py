@@ -50,7 +50,9 @@ def small(tmp_path):
 
 
 def test_the_shipped_recipes():
-    assert SHIPPED == ["agent-r1", "algorithms", "echo-trap", "masks", "one-step-off-policy", "real", "rewards"]
+    assert SHIPPED == [
+        "agent-r1", "algorithms", "echo-trap", "masks", "one-step-off-policy", "real", "reward-hacking", "rewards",
+    ]  # fmt: skip
     assert set(ALGORITHMS) >= {"grpo", "ppo", "reinforce", "rloo", "gigpo", "starpo", "starpo-s", "ragen-2"}
 
 
