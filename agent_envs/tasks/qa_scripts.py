@@ -1,6 +1,5 @@
 """Scripted searchers: baselines to compare with, and demonstrators to imitate."""
 
-import itertools
 import random
 import re
 from collections.abc import Mapping
@@ -82,11 +81,11 @@ def careless(
     question, steps = env.question, env.question.decomposition or ()
     compares = question.type in ("comparison", "yes_no")
     thought, compared = None, []
-    for step, following in itertools.zip_longest(steps, steps[1:]):
+    for number, step in enumerate(steps):
         yield search(step["title"], thought)
         mistaken = "rival" in step and rng.random() < mistake_probability
         name = step["rival"] if mistaken else step["answer"]
-        thought = note_fact(step, name) + what_next(step, following, compares)
+        thought = note_fact(step, name) + what_next(question, number)
         if compares and "reference" not in step:
             compared.append(name)
             thought += verdict(*compared, question=question.question) if len(compared) == 2 else ""
@@ -105,26 +104,36 @@ def note_fact(step: Mapping[str, Any], found: str) -> str:
     'Iron Owl Band, founder: same as Night Trio'
     >>> told_with = {"question": "founder of Iron Owl Band?", "answer": "Ann Lee"}
     >>> note_fact({"question": "father of Ann Lee?", "told_with": told_with}, "Bo Lee")
-    'Iron Owl Band, founder: Ann Lee; Ann Lee, father: Bo Lee'
+    'Iron Owl Band, founder: Ann Lee; founder / father: not the same; Ann Lee, father: Bo Lee'
     """
     first = step.get("told_with")
     what, _, whose = step["question"].rstrip("?").rpartition(" of ")
     noted = f"{whose}, {what}: {'same as ' * ('reference' in step)}{found}"
-    return f"{note_fact(first, first['answer'])}; {noted}" if first else noted
+    if not first:
+        return noted
+    nouns = [step["question"].rpartition(" of ")[0] for step in (first, step)]
+    return f"{note_fact(first, first['answer'])}{compare_texts(*nouns)}; {noted}"
 
 
-def what_next(step: Mapping[str, Any], following: Mapping[str, Any] | None, compares: bool) -> str:
-    """What is left to look up after a step of a decomposition, as a thought ends; "" where that is nothing, or where the article
-    refers to another one.
-
-    >>> what_next({}, {"question": "father of Ann Lee?", "title": "Ann Lee"}, compares=False)
-    '; then father'
-    >>> what_next({}, {"question": "father of Ann Lee?", "title": "Ann Lee"}, compares=True)
-    '; then Ann Lee'
-    """
-    if not following or "reference" in step:
+def what_next(question: Question, number: int) -> str:
+    """What is left to look up after a step of the decomposition, as a thought ends: of two that are compared the other one; else
+    whether the fact is the one that was asked for. "" where the article refers to another one, or nothing is left to compare."""
+    steps = question.decomposition or ()
+    if "reference" in steps[number]:
         return ""
-    return f"; then {following['title'] if compares else following['question'].rpartition(' of ')[0]}"
+    if question.type in ("comparison", "yes_no"):
+        return f"; then {steps[number + 1]['title']}" if number + 1 < len(steps) else ""
+    nouns = [step["question"].rpartition(" of ")[0] for step in (steps[number], steps[-1])]
+    return compare_texts(*nouns)
+
+
+def compare_texts(first: str, second: str) -> str:
+    """Two texts and whether they are the same, as a thought ends.
+
+    >>> compare_texts("hometown", "river"), compare_texts("Ormland", "Ormland")
+    ('; hometown / river: not the same', '; Ormland / Ormland: same')
+    """
+    return f"; {first} / {second}: {'same' if first == second else 'not the same'}"
 
 
 def verdict(first: str, second: str = "", question: str = "") -> str:
@@ -139,10 +148,10 @@ def verdict(first: str, second: str = "", question: str = "") -> str:
     if not second:
         return ""
     if not (first[-4:].isdigit() and second[-4:].isdigit()):
-        return f"; {first} / {second}: {'same' if first == second else 'not the same'}"
+        return compare_texts(first, second)
     first, second = first[-4:], second[-4:]
     found, asked = "later" if second > first else "earlier", re.search(r"\b(?:earlier|later)\b", question)
-    as_asked = f" / {asked[0]}: {'same' if asked[0] == found else 'not the same'}" if asked else ""
+    as_asked = compare_texts(found, asked[0]).removeprefix(f"; {found}") if asked else ""
     return f"; {first} / {second}: {found}{as_asked}"
 
 

@@ -15,7 +15,7 @@ from agent_envs.miniwiki import World, make_question
 from agent_envs.miniwiki.schema import BY_KIND, IN_TIME, KINDS, RELATION, SAME, Relation
 from agent_envs.play import Script, play_many
 from agent_envs.tasks.qa import QAEnv
-from agent_envs.tasks.qa_scripts import note_fact, verdict
+from agent_envs.tasks.qa_scripts import compare_texts, note_fact, verdict
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
@@ -75,15 +75,18 @@ def _told(world: World, kind: str, index: int) -> list[tuple[Relation, int, str]
 
 
 def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest: int = 50) -> list[Sequence]:
-    """Two years or names and how they compare, many in a row; how they compare is taught."""
+    """Two years, names or nouns and how they compare, many in a row; how they compare is taught."""
     values = {key: [v for v in world.facts[key] if v >= 0] for key in sorted({c[:2] for c in (*IN_TIME, *SAME)})}
-    names = {relation[:2] for relation in SAME}
+    names, nouns = {relation[:2] for relation in SAME} | {"noun"}, [relation.noun for relation in RELATION.values()]
     sequences = []
     for _ in range(count):
         parts: list[tuple[list[int], bool]] = []
         for _ in range(rng.randint(10, longest)):
-            key = rng.choice(list(values))
-            first, second = (world.object_text(RELATION[key], value) for value in rng.choices(values[key], k=2))
+            key = rng.choice([*values, "noun"])
+            if key == "noun":
+                first, second = rng.choices(nouns, k=2)
+            else:
+                first, second = (world.object_text(RELATION[key], value) for value in rng.choices(values[key], k=2))
             if key in names and rng.random() < 0.5:
                 second = first
             # What it is, and where a question asks for one of the two, whether it is that one.
@@ -128,7 +131,10 @@ def _asking(world: World, relation: Relation, index: int, said: str, rng: random
     """A question about one fact, the thought that names the fact, and what is said of it."""
     title = world.names[relation.subject][index]
     wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
-    fact = f"{title}, {relation.noun}: {said}" if world.difficulty == "varied" else f"{relation.noun} of {title}"
+    fact = f"{relation.noun} of {title}"
+    if world.difficulty == "varied":
+        is_reference = said.startswith("same as ")
+        fact = f"{title}, {relation.noun}: {said}{'' if is_reference else compare_texts(relation.noun, relation.noun)}"
     return rng.choice(wordings).format(x=title), fact, said.removeprefix("same as ")
 
 
@@ -138,16 +144,17 @@ def _asking_on(world: World, relation: Relation, index: int, said: str, rng: ran
     if relation.target not in KINDS:
         return question, fact, found
     aside = world.aside(relation, index)
-    further = aside if aside and rng.random() < 0.5 else rng.choice(BY_KIND[relation.target])
+    others = [other for other in BY_KIND[relation.target] if other is not relation]
+    further = aside if aside in others and rng.random() < 0.5 else rng.choice(others)
     title = world.names[relation.subject][index]
     about_it = rng.choice((f"the {relation.noun} of {title}", relation.that.format(x=title)))
     question = rng.choice((*further.asks, f"What is the {further.noun} of {{x}}?")).format(x=about_it)
+    if not said.startswith("same as "):
+        fact = f"{title}, {relation.noun}: {said}{compare_texts(relation.noun, further.noun)}"
     if aside is further:
         about = world.value(relation, index)
         found = world.text(further, about)
         fact = f"{fact}; {_asking(world, further, about, found, rng)[1]}"
-    elif not said.startswith("same as "):
-        fact = f"{fact}; then {further.noun}"
     return question, fact, found
 
 
