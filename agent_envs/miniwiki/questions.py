@@ -11,6 +11,8 @@ import zlib
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
+
 from agent_envs.data.question import Question
 from agent_envs.miniwiki.schema import BY_KIND, COMPARISONS, IN_TIME, INFERENCES, KINDS, RELATION, SAME, Relation
 from agent_envs.miniwiki.world import World, value_aliases
@@ -179,13 +181,17 @@ def _two_entities(world: World, type: str, rng: random.Random, hops: int) -> Que
     want_equal = rng.random() < 0.5
     for _ in range(_TRIES):
         a, b = rng.sample(range(len(values)), 2)
-        if min(values[a], values[b]) >= 0 and (values[a] == values[b]) == (type == "yes_no" and want_equal):
+        if (
+            world.difficulty == "varied" and type == "yes_no" and want_equal
+        ):  # pairs by chance are rare, and "no" would be the rule
+            b = int(rng.choice(np.flatnonzero(values == values[a])))
+        equal = type == "yes_no" and want_equal
+        if a == b or min(values[a], values[b]) < 0 or (values[a] == values[b]) != equal:
+            continue
+        path = [hop for subject in (a, b) for hop in read_path(world, subject, [relation]) or ()]
+        if len({_title(world, hop) for hop in path}) == len(path) and 2 <= len(path) <= 3:
             break
     else:
-        return None
-    paths = [read_path(world, subject, [relation]) for subject in (a, b)]
-    path = [hop for read in paths for hop in read or ()]
-    if len({_title(world, hop) for hop in path}) < len(path) or not 2 <= len(path) <= 3:
         return None
     fill = {"a": world.names[kind][a], "b": world.names[kind][b]}
     if type == "yes_no":

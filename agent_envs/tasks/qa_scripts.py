@@ -88,7 +88,7 @@ def careless(
         thought = note_fact(step, name) + what_next(question, number)
         if compares and "reference" not in step:
             compared.append(name)
-            thought += verdict(*compared, question=question.question) if len(compared) == 2 else ""
+            thought += verdict(compared[0], compared[1], question.question) if len(compared) == 2 else ""
         goes_on = step is not steps[-1] and (compares or not mistaken) and rng.random() < continue_probability
         if not goes_on and not (compares and step is steps[-1]):
             yield Turn(answer=name, thought=thought)
@@ -136,17 +136,15 @@ def compare_texts(first: str, second: str) -> str:
     return f"; {first} / {second}: {'same' if first == second else 'not the same'}"
 
 
-def verdict(first: str, second: str = "", question: str = "") -> str:
+def verdict(first: str, second: str, question: str = "") -> str:
     """How two years, dates (by their years) or names compare, as a thought ends, and whether this is what a question in time asks
-    for; "" where there is one so far.
+    for.
 
     >>> verdict("1950", "1961"), verdict("12 May 1961", "3 March 1950"), verdict("Ormland", "Bronia")
     ('; 1950 / 1961: later', '; 1961 / 1950: earlier', '; Ormland / Bronia: not the same')
     >>> verdict("1950", "1961", "Which film was released later, A or B?")
     '; 1950 / 1961: later / later: same'
     """
-    if not second:
-        return ""
     if not (first[-4:].isdigit() and second[-4:].isdigit()):
         return compare_texts(first, second)
     first, second = first[-4:], second[-4:]

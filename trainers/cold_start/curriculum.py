@@ -159,9 +159,8 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     yield " ".join(vocabulary() + numbers + thoughts)
     yield from (f"{p.title} {p.text}" for p in world.passages())
     rng = random.Random(0)
-    types = ("chain", "comparison", "yes_no")
-    if world.difficulty != "varied":
-        types = tuple(type for type in questions.TYPES if type != "chain")
+    own = ("chain", "comparison", "yes_no")
+    types = own if world.difficulty == "varied" else [type for type in questions.TYPES if type != "chain"]
     yield from (questions.make_question(world, type, rng).question for type in types for _ in range(500))
     task = cast(QAEnv, envs.envs[0]).task
     if task.name != "miniwiki" and hasattr(task.searcher, "corpus"):  # a server keeps its passages

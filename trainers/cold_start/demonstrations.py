@@ -77,17 +77,17 @@ def _told(world: World, kind: str, index: int) -> list[tuple[Relation, int, str]
 def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest: int = 50) -> list[Sequence]:
     """Two years, names or nouns and how they compare, many in a row; how they compare is taught."""
     values = {key: [v for v in world.facts[key] if v >= 0] for key in sorted({c[:2] for c in (*IN_TIME, *SAME)})}
-    names, nouns = {relation[:2] for relation in SAME} | {"noun"}, [relation.noun for relation in RELATION.values()]
+    names, nouns = {relation[:2] for relation in SAME}, [relation.noun for relation in RELATION.values()]
     sequences = []
     for _ in range(count):
         parts: list[tuple[list[int], bool]] = []
         for _ in range(rng.randint(10, longest)):
-            key = rng.choice([*values, "noun"])
-            if key == "noun":
-                first, second = rng.choices(nouns, k=2)
-            else:
+            key = rng.choice([*values, None])
+            if key:
                 first, second = (world.object_text(RELATION[key], value) for value in rng.choices(values[key], k=2))
-            if key in names and rng.random() < 0.5:
+            else:
+                first, second = rng.choices(nouns, k=2)
+            if (not key or key in names) and rng.random() < 0.5:
                 second = first
             # What it is, and where a question asks for one of the two, whether it is that one.
             said = verdict(first, second, rng.choice(("", "earlier", "later")))
@@ -113,7 +113,7 @@ def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> l
             tag, *name = policy.encode(f"<search>{title}</search>")
             parts += [([tag], False), (name, True), (policy.observation_ids("", [tag, *name]), False)]
             known = f"<think>{note_fact(step, step['answer'])}{further}"
-            thought = policy.encode(f"{known}{verdict(*found, question=question.question) * number}</think>")
+            thought = policy.encode(f"{known}{verdict(found[0], found[1], question.question) * number}</think>")
             before = len(policy.encode(known)) if number else len(thought)  # how they compare is taught
             parts += [(thought[:before], False), (thought[before:], True)]
         tag, *answer = policy.encode(f"<answer>{question.answer}</answer>")
