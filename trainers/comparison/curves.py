@@ -238,10 +238,11 @@ def draw_profiles(scores: Mapping[str, np.ndarray], out_png: Path, score: str, t
                     axes.plot(levels, other, color=figures.FAINT, lw=1, zorder=1)
             color, dashes = figures.LOOKS[place if together else 0]
             axes.plot(levels, own, color=color, ls=dashes, lw=2.2, zorder=3)
+            if together:  # all end at 0: each is named at a height of its own
+                height = 0.8 - 0.2 * place
+                across = levels[np.argmax(own <= height)]
+                axes.annotate(name, (across, height), (8, 9), textcoords="offset points", color=color, va="center")
             axes.set(xlim=(0, 1), ylim=(-0.02, 1.02))
-        if together:
-            ends = [(own[-60], name, figures.LOOKS[place][0]) for place, (name, own) in enumerate(profiles.items())]
-            figures.label_ends(panels[0], ends)
         for axes in panels[len(profiles) :]:
             axes.set_axis_off()
         figure.supxlabel(score, size=10)
