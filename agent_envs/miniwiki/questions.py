@@ -51,9 +51,8 @@ def make_question(world: World, type: str, rng: random.Random, hops: int = 2) ->
         raise ValueError(f"hops must be 2, 3 or 4, got {hops}")
     if type == "chain" and world.difficulty != "varied":
         raise ValueError(f'chain questions need a world with difficulty "varied", got {world.difficulty!r}')
-    if (
-        type not in ("chain", "comparison", "yes_no") and world.difficulty == "varied"
-    ):  # it may take fewer articles, or more
+    # Another type counts on a number of articles.
+    if type not in ("chain", "comparison", "yes_no") and world.difficulty == "varied":
         raise ValueError(f'a world with difficulty "varied" has chain, comparison and yes_no questions, no {type}')
     draw = _two_entities if type in ("comparison", "yes_no") else _read_chain if type == "chain" else _one_chain
     question = next(filter(None, (draw(world, type, rng, hops) for _ in range(_TRIES))), None)
@@ -178,14 +177,11 @@ def _two_entities(world: World, type: str, rng: random.Random, hops: int) -> Que
     relation, values = RELATION[kind, name], world.facts[kind, name]
     if world.difficulty == "varied" and relation.target == "date":
         values = values // (12 * 28)  # in different years, not on different days alone
-    want_equal = rng.random() < 0.5
+    equal = rng.random() < 0.5 and type == "yes_no"
     for _ in range(_TRIES):
         a, b = rng.sample(range(len(values)), 2)
-        if (
-            world.difficulty == "varied" and type == "yes_no" and want_equal
-        ):  # pairs by chance are rare, and "no" would be the rule
+        if equal and world.difficulty == "varied":  # two by chance seldom are, and "no" would be the rule
             b = int(rng.choice(np.flatnonzero(values == values[a])))
-        equal = type == "yes_no" and want_equal
         if a == b or min(values[a], values[b]) < 0 or (values[a] == values[b]) != equal:
             continue
         path = [hop for subject in (a, b) for hop in read_path(world, subject, [relation]) or ()]
@@ -195,7 +191,7 @@ def _two_entities(world: World, type: str, rng: random.Random, hops: int) -> Que
         return None
     fill = {"a": world.names[kind][a], "b": world.names[kind][b]}
     if type == "yes_no":
-        text, answer = asks[0], "yes" if want_equal else "no"
+        text, answer = asks[0], "yes" if equal else "no"
     else:
         earlier = rng.random() < 0.5
         text, answer = asks[not earlier], fill["a" if (values[a] < values[b]) == earlier else "b"]

@@ -111,8 +111,7 @@ def note_fact(step: Mapping[str, Any], found: str) -> str:
     noted = f"{whose}, {what}: {'same as ' * ('reference' in step)}{found}"
     if not first:
         return noted
-    nouns = [step["question"].rpartition(" of ")[0] for step in (first, step)]
-    return f"{note_fact(first, first['answer'])}{compare_texts(*nouns)}; {noted}"
+    return f"{note_fact(first, first['answer'])}{compare_texts(_noun(first), what)}; {noted}"
 
 
 def what_next(question: Question, number: int) -> str:
@@ -123,8 +122,12 @@ def what_next(question: Question, number: int) -> str:
         return ""
     if question.type in ("comparison", "yes_no"):
         return f"; then {steps[number + 1]['title']}" if number + 1 < len(steps) else ""
-    nouns = [step["question"].rpartition(" of ")[0] for step in (steps[number], steps[-1])]
-    return compare_texts(*nouns)
+    return compare_texts(_noun(steps[number]), _noun(steps[-1]))
+
+
+def _noun(step: Mapping[str, Any]) -> str:
+    """What a step of a decomposition looks up: "founder" of "founder of Iron Owl Band?"."""
+    return step["question"].rpartition(" of ")[0]
 
 
 def compare_texts(first: str, second: str) -> str:

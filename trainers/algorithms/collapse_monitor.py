@@ -124,12 +124,12 @@ class CollapseMonitor:
         self.state["last_paid"] = last = [*last, [float(returns), float(score)]][-WINDOW:]
         before, after = torch.tensor(first, dtype=torch.float64), torch.tensor(last, dtype=torch.float64)
         error = ((before.var(0) + after.var(0)) / WINDOW).sqrt() if len(last) == WINDOW else torch.tensor(math.inf)
-        rose = (after.mean(0) - before.mean(0)) * torch.tensor([1.0, -1.0]) > HACKED * error
+        moved = (after.mean(0) - before.mean(0)) * torch.tensor([1.0, -1.0]) > HACKED * error
         (paid, right), (now_paid, now_right) = before.mean(0).tolist(), after.mean(0).tolist()
         message = (
             f"the return rose from {paid:.3g} to {now_paid:.3g}, the score fell from {right:.3g} to {now_right:.3g}"
         )
-        return self._count("reward hacked", bool(rose.all()), 1, message, stop=False)
+        return self._count("reward hacked", bool(moved.all()), 1, message, stop=False)
 
     def _compare(self, name: str, value: float) -> list[Symptom]:
         if not math.isfinite(value):

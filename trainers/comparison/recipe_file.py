@@ -131,7 +131,9 @@ def make(name: str, content: Mapping[str, Any]) -> Recipe:
 
 def _check_sft(where: str, recipe: Recipe) -> None:
     """[sft] and [rejection_sampling], and the baselines that need one or make no sense beside it."""
-    needed = [name for name in recipe.baselines if name in AFTER_SFT]
+    has_cold_start = recipe.base(0).model == "tiny"
+    needing = AFTER_SFT if has_cold_start else (*AFTER_SFT, "rejection-sampling")
+    needed = [name for name in recipe.baselines if name in needing]
     if needed and not recipe.sft:
         raise ValueError(f"{where}: the baselines {needed} need [sft]")
     options = sorted({f.name for f in fields(sft.Args)} - {*SET_BY_COMPARISON, "model"})
@@ -144,7 +146,7 @@ def _check_sft(where: str, recipe: Recipe) -> None:
         raise ValueError(f"{where}: rejection sampling has the arguments of [sft], where there is one")
     if excluded := {"base", "imitation"} & set(recipe.baselines):
         raise ValueError(f"{where}: with [sft] the baselines are {list(AFTER_SFT)} in place of {sorted(excluded)}")
-    if recipe.base(0).model == "tiny":
+    if has_cold_start:
         raise ValueError(f"{where}: [sft] is for pretrained models: give arguments a model")
 
 
