@@ -318,3 +318,12 @@ def test_what_is_wrong_with_a_recipe_of_sft(small, old, new, said):
     assert old in AFTER_SFT
     with pytest.raises(ValueError, match=said):
         recipe_file.read(small(AFTER_SFT.replace(old, new)))
+
+
+def test_rejection_sampling_of_a_pretrained_model_needs_sft(small):
+    text = AFTER_SFT.replace('[sft]\nscript = "oracle"\nlora_rank = 4\nlr = 1\n', "").replace("more-sft = [2]\n", "")
+    text = text.replace('"zero-shot", "sft", "more-sft"', '"rejection-sampling"')
+    with pytest.raises(ValueError, match=r"baselines \['rejection-sampling'\] need \[sft\]"):
+        recipe_file.read(small(text))
+    pretrained = 'model = "some/model"\ndtype = "bfloat16"\nlora_rank = 8\nlora_alpha = 16\n'
+    assert recipe_file.read(small(text.replace(pretrained, ""))).baselines == ["yes", "naive-rag", "rejection-sampling"]
