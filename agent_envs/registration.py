@@ -19,8 +19,7 @@ _TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "NQ": (_QA, {"benchmark": "nq"}),
     "TriviaQA": (_QA, {"benchmark": "triviaqa"}),
     "PopQA": (_QA, {"benchmark": "popqa", "split": "validation"}),
-    "MiniWiki": (_QA, {"benchmark": "miniwiki", "k": 2}),
-    "MiniWiki-Varied": (
+    "MiniWiki": (
         _QA,
         {
             "benchmark": "miniwiki",
@@ -30,10 +29,7 @@ _TASKS: dict[str, tuple[str, dict[str, Any]]] = {
             "difficulty": "varied",
         },
     ),
-    "MiniWiki-Easy": (
-        _QA,
-        {"benchmark": "miniwiki", "k": 2, "types": ["single", "bridge"], "difficulty": "easy", "entities": 500},
-    ),
+    "MiniWiki-Easy": (_QA, {"benchmark": "miniwiki", "k": 2}),
     "MiniWiki-Hard": (
         _QA,
         {

@@ -88,7 +88,7 @@ def make_pretrained(folder: Path) -> None:
     from trainers.models import tiny
 
     torch.manual_seed(0)
-    episode = Episode("AgentR1/MiniWiki-v0", **json.loads(WORLD["env_kwargs"]))
+    episode = Episode("AgentR1/MiniWiki-Easy-v0", **json.loads(WORLD["env_kwargs"]))
     tokenizer = tiny.make_tokenizer(message["content"] for seed in range(20) for message in episode.start(seed))
     tokenizer.save_pretrained(folder)
     tiny.make_model(len(tokenizer), hidden_size=64, layers=2, intermediate_size=64).save_pretrained(folder)

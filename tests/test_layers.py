@@ -76,7 +76,7 @@ def test_importing_agent_envs_is_light():
 
 def test_an_episode_needs_no_torch():
     code = (
-        "import gymnasium, agent_envs; env = gymnasium.make('AgentR1/MiniWiki-v0', entities=100, questions=5); "
+        "import gymnasium, agent_envs; env = gymnasium.make('AgentR1/MiniWiki-Easy-v0', entities=100, questions=5); "
         "env.reset(seed=0); env.step('<search>town</search>')"
     )
     assert not loaded_by(code) & {"torch", "transformers", "datasets", "faiss", "sklearn", "trainers"}

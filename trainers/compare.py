@@ -79,6 +79,7 @@ if __name__ == "__main__":
     ARGS = parse(Args(), __doc__, "compare")  # before torch is imported: --help and mistakes answer at once
 
 from agent_envs.vector import ToolVectorEnv
+from trainers.cold_start import curriculum
 from trainers.cold_start.start import start_policy
 from trainers.comparison import check, dry_run, failures, imitation, lengthened, recipe_file
 from trainers.comparison.columns import (
@@ -231,10 +232,10 @@ class Comparison:
         if not imitation.is_done(folder, seconds):
             if self.read_only:
                 raise NotThere(f"{BASELINES['imitation']}, seed {seed}")
-            pace, probability = self._start(seed)[1] / base.cold_start_steps, base.cold_start_continue_probability
-            imitation.continue_imitation(
-                self._start(seed)[0], train_envs(base), base.seed, seconds, pace, folder, probability
-            )  # fmt: skip
+            envs, (policy, took) = train_envs(base), self._start(seed)
+            pace = took / (base.cold_start_steps or curriculum.default_steps(envs))
+            probability = base.cold_start_continue_probability
+            imitation.continue_imitation(policy, envs, base.seed, seconds, pace, folder, probability)
         return checkpoint.read_extra(folder) | {"checkpoint": str(folder)}
 
     # -- rows of the table -----------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ so a world of a million articles holds little but its names.
 """
 
 import random
+import re
 from collections.abc import Iterator
 from dataclasses import dataclass
 
@@ -212,14 +213,13 @@ class World:
         """The sentence of a fact, or one that refers to another entity's, or one with a second name in it."""
         reference, rival = self.reference(relation, index), self.rival(relation, index)
         if reference >= 0:
-            wording = rng.choice(("{s} has the same {noun} as {w}.", "The {noun} of {s} is that of {w}."))
+            wording = rng.choice(("{s} has the same {noun} as {w}.", "{s} shares the {noun} of {w}."))
             return wording.format(s=subject, noun=relation.noun, w=self.names[relation.subject][reference])
         if not rival:
             return sentence
         if rng.random() < 0.5:
             return f"{sentence[:-1]}, not {rival}."
-        mistaken = says.format(s=subject, o=rival)[:-1].replace("The ", "the ", 1)
-        return f"It was thought that {mistaken}, but it is {self.text(relation, index)}."
+        return f"It was thought to be {rival}, but {sentence}"
 
     def _tell_aside(self, relation: Relation, aside: Relation, index: int, rng: random.Random) -> str:
         about = self.value(relation, index)
@@ -260,9 +260,13 @@ def value_aliases(target: str, value: int) -> tuple[str, ...]:
 
 
 def _wordings(says: tuple[str, ...], difficulty: str) -> tuple[str, ...]:
-    """Easy: the first wording. Normal: those that name the relation before the object. Hard: all."""
+    """Easy: the first wording. Normal: those that name the relation before the object. Hard: all. Varied: those of normal,
+    with the relation beside the object ("X's director is Y" for "The director of X is Y"): a policy of a million weights
+    that is made from nothing takes many more examples to find it from afar."""
     if difficulty == "easy":
         return says[:1]
+    if difficulty == "varied":
+        says = tuple(re.sub(r"^The (.+) (?:of|behind) \{s\}", r"{s}'s \1", wording) for wording in says)
     return says if difficulty == "hard" else tuple(s for s in says if not s.startswith("{o}"))
 
 

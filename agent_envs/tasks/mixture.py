@@ -16,7 +16,7 @@ from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.types import ToolResult, Turn
 from agent_envs.vector import vector_entry_point
 
-_DEFAULT = {"AgentR1/MiniWiki-v0": 2.0, "AgentR1/Calculator-v0": 1.0, "AgentR1/Sokoban-v0": 1.0}
+_DEFAULT = {"AgentR1/MiniWiki-Easy-v0": 2.0, "AgentR1/Calculator-v0": 1.0, "AgentR1/Sokoban-v0": 1.0}
 
 
 def _delegate(env: "MixtureEnv", rng: random.Random, name: str) -> Script:
@@ -37,7 +37,7 @@ class MixtureEnv(ToolEnv):
     played, task by task, over the life of the environment.
 
     Args:
-        tasks: registered ids with their weights, such as ``{"AgentR1/MiniWiki-v0": 2, "AgentR1/Bandit-v0": 1}``; for a
+        tasks: registered ids with their weights, such as ``{"AgentR1/MiniWiki-Easy-v0": 2, "AgentR1/Bandit-v0": 1}``; for a
             task with arguments of its own, in place of the weight ``{"weight": 1, "kwargs": {"max_turns": 3}}``.
         kwargs: arguments for all of the tasks, such as ``split`` or ``format``.
 

@@ -101,14 +101,14 @@ def note_fact(step: Mapping[str, Any], found: str) -> str:
     """A step of a decomposition as a thought: whose fact, which one, and what the article says of it.
 
     >>> note_fact({"question": "founder of Iron Owl Band?", "reference": True}, "Night Trio")
-    'Iron Owl Band, founder: same as Night Trio'
+    "Iron Owl Band, founder: Night Trio's"
     >>> told_with = {"question": "founder of Iron Owl Band?", "answer": "Ann Lee"}
     >>> note_fact({"question": "father of Ann Lee?", "told_with": told_with}, "Bo Lee")
     'Iron Owl Band, founder: Ann Lee; founder / father: not the same; Ann Lee, father: Bo Lee'
     """
     first = step.get("told_with")
     what, _, whose = step["question"].rstrip("?").rpartition(" of ")
-    noted = f"{whose}, {what}: {'same as ' * ('reference' in step)}{found}"
+    noted = f"{whose}, {what}: {found}" + "'s" * ("reference" in step)
     if not first:
         return noted
     return f"{note_fact(first, first['answer'])}{compare_texts(_noun(first), what)}; {noted}"

@@ -48,7 +48,7 @@ class AtOnce:
 
 def step_without_tool(episodes: int = 5000) -> dict[str, float]:
     """Microseconds of a step: a search, a search with a thought, an answer."""
-    env = gymnasium.make("AgentR1/MiniWiki-v0").unwrapped
+    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0").unwrapped
     env.tools["search"].searcher = AtOnce(env.task.searcher.search(["a town"], 2)[0])
     turns = ("<search>the town</search>", "<think>so it is</think><search>another</search>", "<answer>x</answer>")
     spent: list[list[float]] = [[] for _ in turns]

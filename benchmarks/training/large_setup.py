@@ -36,7 +36,7 @@ class Args:
     """Models; "tiny" is for a look at it on a CPU."""
     lora_ranks: tuple[int, ...] = (0,)
     """0 trains all weights, another number an adapter of that rank."""
-    env: str = "AgentR1/MiniWiki-v0"
+    env: str = "AgentR1/MiniWiki-Easy-v0"
     """Registered environment id, of a task in which there is a search."""
     env_kwargs: str = "{}"
     """Its arguments as JSON, such as data and index."""

@@ -30,7 +30,7 @@ class Args:
     at_once: int = 0
     """Episodes in a pass of TRL's updates, a divisor of those of a step; 0 for all of the tiny policy's, and for 4 of a model
     that is given or as many as divide them."""
-    env: str = "AgentR1/MiniWiki-v0"
+    env: str = "AgentR1/MiniWiki-Easy-v0"
     """Registered environment id, of a task or a mixture of tasks that have a search and an answer."""
     env_kwargs: str = "{}"
     """Its arguments as JSON."""

@@ -7,7 +7,7 @@
     python -m benchmarks.training.trl_cpu --against rollout_func --model MODEL --dtype bfloat16 --lora-rank 16 --lr 1e-4 \
         --env AgentR1/HotpotQA-v0 --env-kwargs '{"source": "local", "k": 2}' --max-new-tokens 48   # a pretrained model
 
-Whole training steps, in episodes per second: rollouts in AgentR1/MiniWiki-v0 with their searches, and one step of
+Whole training steps, in episodes per second: rollouts in AgentR1/MiniWiki-Easy-v0 with their searches, and one step of
 AdamW. All sides start from the same tiny policy, a short cold start that plays three turns, and get the same questions
 in the same order; as they sample, they do not say the same. Turn and token limits, loss, learning rate, float32 and
 threads are the same; see `benchmarks.training.trl_side` for how TRL is set up. The learning rate is low, so that all sides go

@@ -15,7 +15,7 @@ STEPS = 60
 
 
 def test_miniwiki_keeps_its_promises(small):
-    check_agent_env(gymnasium.make("AgentR1/MiniWiki-v0", **small), steps=STEPS)
+    check_agent_env(gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small), steps=STEPS)
 
 
 def test_a_sound_environment_passes_with_and_without_a_spec():

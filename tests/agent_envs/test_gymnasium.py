@@ -8,7 +8,7 @@ from gymnasium.wrappers import RecordEpisodeStatistics, TransformObservation, ve
 import agent_envs
 from agent_envs.plug import Episode
 
-ID, TURNS = "AgentR1/MiniWiki-v0", ["<search>a town</search>", "nothing", "<answer>x</answer>"]
+ID, TURNS = "AgentR1/MiniWiki-Easy-v0", ["<search>a town</search>", "nothing", "<answer>x</answer>"]
 
 
 def play(envs, seed=0):

@@ -148,6 +148,6 @@ def test_what_tools_say_cannot_steer_a_terminal(capsys, monkeypatch):
     assert r"\x1b[2J\x00\u202e\x9b" in env.render() and not set(said) & set(env.render()) - set("[2J")
     turns = iter([f"<echo>{said}</echo>", "<answer>1</answer>"])
     monkeypatch.setattr("builtins.input", lambda _: next(turns))
-    env.spec = gymnasium.spec("AgentR1/MiniWiki-v0")
+    env.spec = gymnasium.spec("AgentR1/MiniWiki-Easy-v0")
     _play(env, 0)
     assert not set(said) & set(capsys.readouterr().out) - set("[2J")

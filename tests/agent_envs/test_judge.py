@@ -148,7 +148,7 @@ def test_a_prediction_cannot_leave_its_place(endpoint, judge):
 
 def test_an_environment_with_a_judge_has_its_term(endpoint, small):
     asked = {"url": endpoint.url, "model": "small"}
-    env = gymnasium.make("AgentR1/MiniWiki-v0", **small, judge=asked)
+    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small, judge=asked)
     env.reset(seed=0)
     *_, info = env.step("<search>a town</search>")
     assert info["reward_terms"]["judge"] == 0.0 and not endpoint.asked
@@ -158,16 +158,18 @@ def test_an_environment_with_a_judge_has_its_term(endpoint, small):
     question, golds = env.unwrapped.question.question, env.unwrapped.question.golds
     assert question in endpoint.prompts[0] and all(gold in endpoint.prompts[0] for gold in golds)
     endpoint.replies = ["no"]
-    weighted = gymnasium.make("AgentR1/MiniWiki-v0", **small, judge=asked, rewards={"answer": 0.0})
+    weighted = gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small, judge=asked, rewards={"answer": 0.0})
     weighted.reset(seed=1)
     assert weighted.step("<answer>not that</answer>")[4]["reward_terms"]["judge"] == 0.0
-    plain = gymnasium.make("AgentR1/MiniWiki-v0", **small)
+    plain = gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small)
     plain.reset(seed=0)
     assert "judge" not in plain.step("<answer>not this</answer>")[4]["reward_terms"]
 
 
 def test_a_turn_that_runs_out_without_an_answer_is_not_judged(endpoint, small):
-    env = gymnasium.make("AgentR1/MiniWiki-v0", **small, max_turns=1, judge={"url": endpoint.url, "model": "small"})
+    env = gymnasium.make(
+        "AgentR1/MiniWiki-Easy-v0", **small, max_turns=1, judge={"url": endpoint.url, "model": "small"}
+    )
     env.reset(seed=0)
     _, _, _, truncated, info = env.step("<search>a town</search>")
     assert truncated and info["judged"] == 0.0 and not endpoint.asked

@@ -33,17 +33,17 @@ def test_an_episode_is_that_of_the_task():
 def test_any_task_may_come_first_and_any_format_that_suits_them_all():
     for first in TASKS:
         MixtureEnv({first: 1, **TASKS})
-    env = MixtureEnv({"AgentR1/Sokoban-v0": 1, "AgentR1/MiniWiki-v0": 1}, format="hermes")
+    env = MixtureEnv({"AgentR1/Sokoban-v0": 1, "AgentR1/MiniWiki-Easy-v0": 1}, format="hermes")
     assert all(format.name == "hermes" for format in env.formats)
 
 
 def test_stop_strings_are_those_of_all_tasks():
-    env = MixtureEnv({"AgentR1/Bandit-v0": 1, "AgentR1/MiniWiki-v0": 1})
+    env = MixtureEnv({"AgentR1/Bandit-v0": 1, "AgentR1/MiniWiki-Easy-v0": 1})
     assert set(env.stop) == {"</answer>", "</search>"}
 
 
 def test_scripts_play_it_in_a_vector():
-    envs = ToolVectorEnv(lambda: MixtureEnv({"AgentR1/Sokoban-v0": 1, "AgentR1/MiniWiki-v0": 1}), 4)
+    envs = ToolVectorEnv(lambda: MixtureEnv({"AgentR1/Sokoban-v0": 1, "AgentR1/MiniWiki-Easy-v0": 1}), 4)
     episodes = play_many(envs, list(range(20)), MixtureEnv.SCRIPTS["oracle"])
     assert len({episode[-1]["task"] for episode in episodes}) == 2
     assert all(episode[-1]["score"] == 1.0 for episode in episodes)
@@ -91,7 +91,7 @@ def test_a_mixture_of_questions_has_all_of_them_each_once():
     kwargs = {"entities": 100, "questions": 12}
     gymnasium.register("Test/Other-v0", entry_point="agent_envs.tasks.qa:QAEnv")
     try:
-        env = MixtureEnv({"AgentR1/MiniWiki-v0": 5, "Test/Other-v0": {"kwargs": {"questions": 4}}}, **kwargs)
+        env = MixtureEnv({"AgentR1/MiniWiki-Easy-v0": 5, "Test/Other-v0": {"kwargs": {"questions": 4}}}, **kwargs)
     finally:
         del gymnasium.registry["Test/Other-v0"]
     assert len(env.questions) == 16

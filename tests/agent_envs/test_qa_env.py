@@ -251,7 +251,7 @@ def test_options_and_arguments_are_checked(env, folder, small):
         with pytest.raises(ValueError, match="question"):
             env.reset(options=options)
     with pytest.raises(TypeError, match=r"unexpected keyword argument 'entitis'.*known"):
-        gymnasium.make("AgentR1/MiniWiki-v0", entitis=100)
+        gymnasium.make("AgentR1/MiniWiki-Easy-v0", entitis=100)
     with pytest.raises(TypeError, match=r"hotpotqa got an unexpected keyword argument 'entities'.*known"):
         hotpot(folder, entities=100)
     bad = [{"split": "test"}, {"benchmark": "squad"}, {"rewards": {"x": 1}}, {"k": 0}, {"max_chars": 0}, {"hops": 5}]
@@ -269,7 +269,7 @@ def test_benchmarks_over_the_same_passages_share_one_index(folder):
 
 PLAY = """
 import hashlib, gymnasium, agent_envs
-env = gymnasium.make("AgentR1/MiniWiki-v0", entities=150, questions=200,
+env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", entities=150, questions=200,
                      types=["bridge", "compositional", "inference", "comparison", "yes_no", "single"]).unwrapped
 env.action_space.seed(5)
 digest = hashlib.sha256()

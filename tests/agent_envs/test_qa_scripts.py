@@ -24,7 +24,7 @@ def asks(question):
 
 @pytest.fixture(scope="module")
 def envs():
-    return make_envs("AgentR1/MiniWiki-v0", '{"entities": 300, "questions": 400}', "train", 50)
+    return make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 300, "questions": 400}', "train", 50)
 
 
 def turns_of(script):
@@ -89,7 +89,9 @@ def test_early_stopping_makes_do_with_gold_titles(decomposition):
 
 @pytest.mark.parametrize("type", ["comparison", "yes_no", "inference"])
 def test_a_patient_demonstrator_is_right_on_every_type(type):
-    envs = make_envs("AgentR1/MiniWiki-v0", f'{{"types": ["{type}"], "questions": 60, "entities": 400}}', "train", 20)
+    envs = make_envs(
+        "AgentR1/MiniWiki-Easy-v0", f'{{"types": ["{type}"], "questions": 60, "entities": 400}}', "train", 20
+    )
     patient = lambda env, rng: scripted.early_stopping(env, rng, continue_probability=1.0)  # noqa: E731
     assert evaluate_script(envs, list(range(60)), patient, "patient")["em"] == 1.0
 

@@ -15,7 +15,7 @@ from agent_envs.tools import FunctionTool
 from agent_envs.types import TurnOutcome
 from agent_envs.vector import ToolVectorEnv
 
-ID = "AgentR1/MiniWiki-v0"
+ID = "AgentR1/MiniWiki-Easy-v0"
 
 
 @pytest.fixture

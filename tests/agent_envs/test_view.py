@@ -36,7 +36,7 @@ def record(number: int, score: float = 1.0, **other) -> dict:
     ]
     roles = ["system", "user", "assistant", "user", "assistant"]
     return {
-        "key": f"evaluation/0/policy/{number}/0", "agent": "GRPO", "step": 4, "env": "AgentR1/MiniWiki-v0",
+        "key": f"evaluation/0/policy/{number}/0", "agent": "GRPO", "step": 4, "env": "AgentR1/MiniWiki-Easy-v0",
         "question": f"Question {number}?", "golds": ["the gold"], "supporting": ["Town", "River"], "turns": turns,
         "messages": [{"role": role, "content": text} for role, text in zip(roles, contents, strict=True)],
         "score_name": "em", "score": score, "return": 0.25 + score, "truncated": False, "failed": False,

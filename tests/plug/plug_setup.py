@@ -12,7 +12,7 @@ from trainers.models.policy import Policy
 from trainers.rollout import rollout
 from trainers.runs.setup import make_envs
 
-MINIWIKI = "AgentR1/MiniWiki-v0"
+MINIWIKI = "AgentR1/MiniWiki-Easy-v0"
 SMALL = {"entities": 100, "questions": 20, "max_turns": 3}
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

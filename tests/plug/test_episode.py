@@ -11,7 +11,7 @@ from agent_envs.formats import FORMATS
 from agent_envs.plug import Episode, step_all
 from agent_envs.types import ToolCall, Turn
 
-MINIWIKI, SMALL = "AgentR1/MiniWiki-v0", {"entities": 100, "questions": 20, "max_turns": 3}
+MINIWIKI, SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 100, "questions": 20, "max_turns": 3}
 
 GAMES = [
     "AgentR1/Sokoban-v0",

@@ -12,7 +12,7 @@ gem = pytest.importorskip("gem", reason="pip install gem-llm", exc_type=ImportEr
 
 from agent_envs.plug import gem as plug  # noqa: E402
 
-MINIWIKI, SMALL = "AgentR1/MiniWiki-v0", {"entities": 100, "questions": 20, "max_turns": 3}
+MINIWIKI, SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 100, "questions": 20, "max_turns": 3}
 TASKS = [
     (MINIWIKI, SMALL),
     *((f"AgentR1/{name}-v0", {}) for name in ("Sokoban", "FrozenLake", "Calculator", "Mixture")),

@@ -21,7 +21,7 @@ from agent_envs.plug.openenv import make_app
 from agent_envs.tools.mcp import mount
 
 pytestmark = pytest.mark.plug
-MINIWIKI, SMALL = "AgentR1/MiniWiki-v0", {"entities": 100, "questions": 20, "max_turns": 3}
+MINIWIKI, SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 100, "questions": 20, "max_turns": 3}
 TURNS = ["<search>a town</search>", "hm", "<answer>no idea</answer>"]
 SESSIONS = 4
 

@@ -12,7 +12,7 @@ skyrl_gym = pytest.importorskip("skyrl_gym", reason="pip install skyrl-gym", exc
 
 from agent_envs.plug import skyrl  # noqa: E402
 
-MINIWIKI, SMALL = "AgentR1/MiniWiki-v0", {"entities": 100, "questions": 20, "max_turns": 3}
+MINIWIKI, SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 100, "questions": 20, "max_turns": 3}
 TASKS = [
     (MINIWIKI, SMALL),
     *((f"AgentR1/{name}-v0", {}) for name in ("Sokoban", "FrozenLake", "Calculator", "Mixture")),

@@ -111,7 +111,7 @@ def test_a_run_and_its_halves(letters, model_folder, tmp_path, name, capsys):
 def test_episodes_played_for_a_refill_are_counted(letters, model_folder, tmp_path):
     """Without rewards no group is worth an update: two more batches are played each time."""
     options = {"filter": "mixed", "refill": 2, "group_size": 2, "questions_per_update": 3}
-    summary = run(grpo, "AgentR1/MiniWiki-v0", model_folder, tmp_path / "run", **options)
+    summary = run(grpo, "AgentR1/MiniWiki-Easy-v0", model_folder, tmp_path / "run", **options)
     assert summary["episodes"] == 2 * 3 * 6
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [line["episodes"] for line in lines] == [0, 18, 36]
@@ -136,7 +136,7 @@ def test_rewritten_contexts_train(letters, model_folder, tmp_path, module):
 def test_nothing_to_learn_from(model_folder, tmp_path, module, capsys):
     """A random policy only says what cannot be read: no group's returns differ, the filter leaves none, and five such
     updates in a row are the monitor's reason to stop, where it may. The report is written all the same."""
-    env, options = "AgentR1/MiniWiki-v0", {"filter": "mixed", "group_size": 2, "eval_every": 10, "updates": 6}
+    env, options = "AgentR1/MiniWiki-Easy-v0", {"filter": "mixed", "group_size": 2, "eval_every": 10, "updates": 6}
     out = tmp_path / "stopped"
     summary = run(module, env, model_folder, out, stop_on_collapse=True, **options)
     assert summary["stopped_on_collapse"]
@@ -160,7 +160,7 @@ def test_nothing_to_learn_from(model_folder, tmp_path, module, capsys):
 
 def test_by_default_a_symptom_is_a_warning(model_folder, tmp_path, capsys):
     options = {"filter": "mixed", "group_size": 2, "eval_every": 1, "updates": 6}
-    summary = run(grpo, "AgentR1/MiniWiki-v0", model_folder, tmp_path / "run", **options)
+    summary = run(grpo, "AgentR1/MiniWiki-Easy-v0", model_folder, tmp_path / "run", **options)
     assert summary["episodes"] == 6 * 4
     assert not summary["stopped_on_collapse"]
     # The fifth evaluation, of which the first is before training, comes with the fourth update.

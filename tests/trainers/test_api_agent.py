@@ -18,7 +18,7 @@ from trainers import api_agent
 from trainers.api_agent import ApiAgent, Endpoint, EndpointStopped
 from trainers.runs.episodes import Origin
 
-MINIWIKI, SMALL = "AgentR1/MiniWiki-v0", {"entities": 60, "questions": 30, "max_turns": 4}
+MINIWIKI, SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 60, "questions": 30, "max_turns": 4}
 ORIGIN = {"phase": "evaluation", "agent": "m", "name": "api-m", "split": "train", "source": "s", "score": "em"}
 
 

@@ -26,7 +26,7 @@ SMALL = '{"entities": 60, "questions": 30}'
 
 @pytest.fixture(scope="module")
 def envs():
-    return make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 4)
+    return make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 4)
 
 
 def of_ids(question, ids, paid=1.0, score=1.0):
@@ -64,7 +64,7 @@ def test_a_script_is_recorded_as_it_played(envs, make_policy):
 
 def test_the_end_of_a_turn_is_taught_where_no_string_ends_it(make_policy):
     policy = make_policy("bpe")
-    envs = make_envs("AgentR1/MiniWiki-v0", '{"entities": 60, "questions": 5, "format": "hermes"}', "train", 2)
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 60, "questions": 5, "format": "hermes"}', "train", 2)
     (one,) = play_script(envs, policy, [0], envs.envs[0].SCRIPTS["oracle"], 0)
     (sequence,) = one.sequences
     last = [i for i, own in enumerate(sequence.mask) if own and not [*sequence.mask, False][i + 1]]

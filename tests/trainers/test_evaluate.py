@@ -29,7 +29,7 @@ def test_every_question_is_played_once_however_many_environments_there_are(make_
     engine = TransformersEngine(policy, ("</search>", "</answer>"))
     rows, seen = [], []
     for num_envs in (4, 7, 30):
-        envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "validation", num_envs)
+        envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", num_envs)
         row, transcripts = evaluate.evaluate_policy(envs, policy, engine, list(range(10)), 4, "policy")
         rows.append(row)
         seen.append([turns[0]["observation"] for turns in transcripts])
@@ -59,7 +59,7 @@ class Parrot:
 
 def test_naive_rag_searches_the_question_once_and_scores_the_answer(make_policy):
     policy = make_policy("bytes")
-    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "validation", 4)
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 4)
     question = envs.envs[0].questions[2]
     engine = Parrot(policy, f"{question.answer}</answer> and more")
     row = evaluate.evaluate_naive_rag(envs, policy, engine, [2], 50)
@@ -111,7 +111,7 @@ def test_each_kind_of_question_has_a_score():
 
 
 def test_the_kinds_of_questions_survive_in_the_records(tmp_path):
-    rows = evaluate.main(evaluate.Args(env="MiniWiki-Varied", env_kwargs=SMALL, questions=20, out=tmp_path))
+    rows = evaluate.main(evaluate.Args(env="MiniWiki", env_kwargs=SMALL, questions=20, out=tmp_path))
     oracle = next(row for row in rows if row["name"].startswith("Oracle"))
     assert oracle["kinds"] == dict.fromkeys(["1 hop", "2 hops", "3 hops", "comparison", "yes no"], 1.0)
     assert "| 3 hops | Comparison | Yes no |" in (tmp_path / "evaluation.md").read_text()

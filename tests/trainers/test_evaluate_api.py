@@ -19,7 +19,9 @@ SMALL = '{"entities": 60, "questions": 30}'
 @pytest.fixture
 def golds():
     """The answers of the held-out questions."""
-    return {q.question: q.answer for q in make_envs("AgentR1/MiniWiki-v0", SMALL, "validation", 1).envs[0].questions}
+    return {
+        q.question: q.answer for q in make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 1).envs[0].questions
+    }
 
 
 @pytest.fixture
@@ -66,7 +68,7 @@ def test_models_stand_in_one_table_with_their_difference_and_tokens(answer_some,
     records = list(read_episodes(tmp_path / "episodes.jsonl"))
     assert len({record["key"] for record in records}) == len(records)
     assert {r["agent"] for r in records} == set(by_name)
-    assert all(r["env"] == "AgentR1/MiniWiki-v0" and r["split"] == "validation" for r in records)
+    assert all(r["env"] == "AgentR1/MiniWiki-Easy-v0" and r["split"] == "validation" for r in records)
     assert len({frozenset(record) for record in records}) == 1  # the same fields in every line
     shown, told = capsys.readouterr()
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]

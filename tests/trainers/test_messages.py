@@ -33,7 +33,7 @@ def write(path, *lines):
 
 @pytest.fixture
 def env():
-    return gymnasium.make("AgentR1/MiniWiki-v0", entities=60, questions=5).unwrapped
+    return gymnasium.make("AgentR1/MiniWiki-Easy-v0", entities=60, questions=5).unwrapped
 
 
 @pytest.mark.parametrize("kind", ["bytes", "bpe"])
@@ -101,7 +101,7 @@ def test_calls_are_written_as_the_environment_reads_them(env):
 
 
 def test_results_of_calls_in_one_turn_come_in_the_order_of_the_calls():
-    env = gymnasium.make("AgentR1/MiniWiki-v0", entities=60, questions=5, format="hermes").unwrapped
+    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", entities=60, questions=5, format="hermes").unwrapped
     messages = [
         {"role": "user", "content": "Who?"},
         calls(("a", '{"query": "1"}'), ("b", '{"query": "2"}')),

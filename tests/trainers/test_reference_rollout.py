@@ -77,13 +77,13 @@ def test_an_update_of_what_was_played(policy, recited):
 
 def first_prompt(policy, seed: int) -> list[int]:
     """What is asked after a reset with this seed, in an environment by itself."""
-    env = make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 1).envs[0]
+    env = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 1).envs[0]
     observation, info = env.reset(seed=seed)
     return policy.prompt_ids(info["instructions"], observation)
 
 
 def test_members_of_a_group_are_asked_one_question_and_groups_are_asked_others(policy):
-    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 6)
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 6)
     episodes = play_episodes(envs, policy, seeds=[3, 4, 5], group_size=2, max_new_tokens=2)
     assert [episode.group for episode in episodes] == [0, 0, 1, 1, 2, 2]
     expected = [first_prompt(policy, seed) for seed in (3, 3, 4, 4, 5, 5)]
@@ -95,7 +95,7 @@ def test_members_of_a_group_are_asked_one_question_and_groups_are_asked_others(p
 def test_the_batch_of_an_update(policy, number):
     """Its questions are drawn by the run's seed and the update's number; it is played at the temperature of the run."""
     options = dict(questions_per_update=3, group_size=2, temperature=TEMPERATURE, max_new_tokens=5, seed=7)
-    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 6)
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 6)
     episodes = play_batch(options, envs, policy, number)
     drawn = np.random.default_rng([7, number]).integers(2**31, size=3).tolist()
     expected = [first_prompt(policy, seed) for seed in drawn for _ in range(2)]
@@ -116,7 +116,7 @@ def search(env, query: str) -> str:
 
 def test_anchors_are_the_states_that_turns_were_taken_in(policy):
     """Searches for the gold titles, one of which is found at each turn; compared with environments played by hand."""
-    envs, by_hand = (make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 4) for _ in range(2))
+    envs, by_hand = (make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 4) for _ in range(2))
     said, expected = [], []
     for env, seed in zip(by_hand.envs, (3, 3, 4, 4), strict=True):
         env.reset(seed=seed)
@@ -135,7 +135,7 @@ def test_anchors_are_the_states_that_turns_were_taken_in(policy):
 def test_a_context_that_the_environment_rewrote_begins_a_row(policy):
     """Of the last turn alone: what is prompted with is what an environment played by hand says."""
     kwargs = SMALL.replace("}", ', "context": "window:1"}')
-    envs, by_hand = (make_envs("AgentR1/MiniWiki-v0", kwargs, "train", 2) for _ in range(2))
+    envs, by_hand = (make_envs("AgentR1/MiniWiki-Easy-v0", kwargs, "train", 2) for _ in range(2))
     said = [[search(env, word) for word in ("one", "two", "three")] for env in by_hand.envs]
     episodes = play_episodes(envs, policy, said, seeds=[3], group_size=2)
     for env, episode, actions in zip(by_hand.envs, episodes, said, strict=True):
@@ -169,7 +169,7 @@ class Breaks:
 
 
 def test_an_episode_stays_failed_once_a_tool_broke(policy):
-    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 4)
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 4)
     broken = [{0}, set(), {1}, {2}]
     for env, at in zip(envs.envs, broken, strict=True):
         env.tools = {"search": Breaks(env.tools["search"], at)}

@@ -87,7 +87,7 @@ def test_other_turns_go_on_while_tools_wait(playing, recite, monkeypatch):
 
 def test_groups_play_the_same_question_and_transcripts_are_complete(playing):
     policy, engine = playing
-    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 5)
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 5)
     transcripts = []
     episodes = rollout(
         envs, policy, engine, seeds=[3, 4], group_size=2, max_new_tokens=4, transcripts=transcripts
@@ -104,7 +104,7 @@ def test_groups_play_the_same_question_and_transcripts_are_complete(playing):
 
 def test_questions_by_number(playing):
     policy, engine = playing
-    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "validation", 3)
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 3)
     transcripts = []
     rollout(envs, policy, engine, questions=[7, 0], max_new_tokens=3, temperature=0, transcripts=transcripts)
     pool = envs.envs[0].questions
@@ -113,7 +113,7 @@ def test_questions_by_number(playing):
 
 def test_the_same_seeds_give_the_same_episodes(playing):
     policy, engine = playing
-    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 4)
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 4)
     runs = []
     for _ in range(2):
         torch.manual_seed(0)

@@ -31,7 +31,7 @@ from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
 from trainers import evaluate
 from trainers.algorithms.losses import aggregate
-from trainers.cold_start import CONTINUE_PROBABILITY, demonstrations
+from trainers.cold_start import CONTINUE_PROBABILITY, STEPS, STEPS_OF_DECISIONS, demonstrations
 from trainers.models import tiny
 from trainers.models.loading import default_device, load_policy
 from trainers.models.policy import Policy
@@ -103,6 +103,11 @@ def fit(
     model.eval()
 
 
+def default_steps(envs: ToolVectorEnv) -> int:
+    """Gradient steps of a cold start in ``envs``."""
+    return STEPS_OF_DECISIONS if _difficulty(envs) == "varied" else STEPS
+
+
 def cold_start(
     envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int, str, float], None],
     continue_probability: float = CONTINUE_PROBABILITY, outage_minutes: float = outages.MINUTES,
@@ -155,7 +160,7 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
             played = demonstrations.play_unbroken(other, list(range(500)), demonstrations.noisy_expert, seed=1)
             yield from (f"{turn['observation']} {turn['action']}" for turns in played for turn in turns)
         return
-    thoughts = ["then same as / earlier later"] * (world.difficulty == "varied")
+    thoughts = ["then same / earlier later"] * (world.difficulty == "varied")
     yield " ".join(vocabulary() + numbers + thoughts)
     yield from (f"{p.title} {p.text}" for p in world.passages())
     rng = random.Random(0)

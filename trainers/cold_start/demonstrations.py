@@ -65,7 +65,7 @@ def _told(world: World, kind: str, index: int) -> list[tuple[Relation, int, str]
         if world.facts[kind, relation.name][index] < 0:
             continue
         reference = world.reference(relation, index)
-        said = world.text(relation, index) if reference < 0 else f"same as {world.names[kind][reference]}"
+        said = world.text(relation, index) if reference < 0 else f"{world.names[kind][reference]}'s"
         if not world.rival(relation, index):
             told.append((relation, index, said))
         if aside := world.aside(relation, index):
@@ -133,9 +133,9 @@ def _asking(world: World, relation: Relation, index: int, said: str, rng: random
     wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
     fact = f"{relation.noun} of {title}"
     if world.difficulty == "varied":
-        is_reference = said.startswith("same as ")
+        is_reference = said.endswith("'s")
         fact = f"{title}, {relation.noun}: {said}{'' if is_reference else compare_texts(relation.noun, relation.noun)}"
-    return rng.choice(wordings).format(x=title), fact, said.removeprefix("same as ")
+    return rng.choice(wordings).format(x=title), fact, said.removesuffix("'s")
 
 
 def _asking_on(world: World, relation: Relation, index: int, said: str, rng: random.Random) -> tuple[str, str, str]:
@@ -149,7 +149,7 @@ def _asking_on(world: World, relation: Relation, index: int, said: str, rng: ran
     title = world.names[relation.subject][index]
     about_it = rng.choice((f"the {relation.noun} of {title}", relation.that.format(x=title)))
     question = rng.choice((*further.asks, f"What is the {further.noun} of {{x}}?")).format(x=about_it)
-    if not said.startswith("same as "):
+    if not said.endswith("'s"):
         fact = f"{title}, {relation.noun}: {said}{compare_texts(relation.noun, further.noun)}"
     if aside is further:
         about = world.value(relation, index)

@@ -43,7 +43,8 @@ def start_policy(
             f"the tiny policy is taught by a task's own scripted agents, and {type(task).__name__}.SCRIPTS lacks "
             f"{' and '.join(map(repr, sorted(missing)))}: add them, or give a model, a folder or a hub id"
         )
-    with Progress(args.cold_start_steps, description="cold start") as progress:
+    steps = args.cold_start_steps or curriculum.default_steps(envs)
+    with Progress(steps, description="cold start") as progress:
 
         def report(step: int, kind: str, loss: float) -> None:
             if not math.isfinite(loss):
@@ -51,4 +52,4 @@ def start_policy(
             progress.update(step, loss=loss)
 
         probability = args.cold_start_continue_probability
-        return curriculum.cold_start(envs, seed, args.cold_start_steps, report, probability, outage_minutes)
+        return curriculum.cold_start(envs, seed, steps, report, probability, outage_minutes)

@@ -17,7 +17,7 @@ from trainers.models import gguf
 from trainers.rollout import check_formats
 from trainers.runs.setup import make_envs
 
-STAND_IN, _SMALL = "AgentR1/MiniWiki-v0", {"entities": 200, "questions": 20}
+STAND_IN, _SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 200, "questions": 20}
 _DATA = ("data", "corpus", "source", "index")  # arguments that say where a benchmark comes from
 
 

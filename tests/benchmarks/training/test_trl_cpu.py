@@ -15,7 +15,7 @@ from trainers import collector
 from trainers.models import tiny
 from trainers.models.policy import Policy
 
-ENV = "AgentR1/MiniWiki-v0"
+ENV = "AgentR1/MiniWiki-Easy-v0"
 FOUND = "<information>[1] Alma Reed: Alma Reed is a painter.</information>"
 
 

@@ -89,7 +89,7 @@ def test_what_cannot_be_played_through_trl_is_refused(args):
     with pytest.raises(ValueError, match="<search> and <answer> and no other"):
         trl_cpu.check_env(calculator, ["environment_factory"])
     trl_cpu.check_env(calculator, ["rollout_func"])
-    mixture = replace(args, env="AgentR1/Mixture-v0", env_kwargs='{"tasks": {"AgentR1/MiniWiki-v0": 1}}')
+    mixture = replace(args, env="AgentR1/Mixture-v0", env_kwargs='{"tasks": {"AgentR1/MiniWiki-Easy-v0": 1}}')
     trl_cpu.check_env(mixture, ["environment_factory"])
     forgetful = replace(args, env_kwargs='{"context": "window:1"}')
     with pytest.raises(ValueError, match="leave out context"):
@@ -189,7 +189,7 @@ def test_sampling_alone_with_an_adapter(args, start, name):
 
 
 def test_an_environment_has_its_arguments():
-    env = Environment("AgentR1/MiniWiki-v0", json.dumps({"k": 1, "max_turns": 2}), lambda text: text.upper())
+    env = Environment("AgentR1/MiniWiki-Easy-v0", json.dumps({"k": 1, "max_turns": 2}), lambda text: text.upper())
     assert env.reset(seed=5).isupper()
     found = env.search(env._env.question.supporting_titles[0])
     assert found.isupper() and "[1]" in found and "[2]" not in found

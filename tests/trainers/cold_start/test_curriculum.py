@@ -24,7 +24,7 @@ SMALL = '{"entities": 200, "questions": 40}'
 
 @pytest.fixture(scope="module")
 def envs():
-    return make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 8)
+    return make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 8)
 
 
 @pytest.fixture(scope="module")
@@ -118,7 +118,7 @@ def test_what_does_not_change_the_cold_start_finds_the_same_one():
     def folder(count=8, seed=0, continue_probability=0.3, **own):
         kwargs = json.dumps({**json.loads(SMALL), **own})
         return curriculum._cache_folder(
-            make_envs("AgentR1/MiniWiki-v0", kwargs, "train", count), seed, 24, continue_probability
+            make_envs("AgentR1/MiniWiki-Easy-v0", kwargs, "train", count), seed, 24, continue_probability
         )
 
     assert folder() == folder(16) == folder(rewards="search_r1") == folder(rewards={"progress": 0.0})
@@ -164,7 +164,7 @@ from trainers.models import tiny
 from trainers.models.policy import Policy
 from trainers.runs.setup import make_envs
 torch.manual_seed(0)
-envs = make_envs("AgentR1/MiniWiki-v0", '{"entities": 150, "questions": 40}', "train", 8)
+envs = make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 150, "questions": 40}', "train", 8)
 tokenizer = tiny.make_tokenizer(f"{p.title} {p.text}" for p in World(200, 0).passages())
 policy = Policy(tiny.make_model(len(tokenizer)), tokenizer)
 batches = curriculum._batches(policy, envs, seed=0, steps=10)
@@ -185,7 +185,7 @@ def test_the_same_seed_gives_the_same_demonstrations_in_every_process():
 
 @pytest.mark.parametrize("count", [1, 3])
 def test_a_cold_start_needs_no_more_questions_than_there_are(count):
-    few = make_envs("AgentR1/MiniWiki-v0", f'{{"entities": 60, "questions": {count}}}', "train", 8)
+    few = make_envs("AgentR1/MiniWiki-Easy-v0", f'{{"entities": 60, "questions": {count}}}', "train", 8)
     assert curriculum._cache_folder(few, 0, 1) != curriculum._cache_folder(few, 1, 1)
 
 

@@ -47,7 +47,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def played():
-    env = gymnasium.make("AgentR1/MiniWiki-v0", split="validation").unwrapped
+    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", split="validation").unwrapped
     names = {"oracle": "Oracle", "random": "Random"}
     return [records.play(env, script, i, name) for i in range(6) for script, name in names.items()]
 
@@ -127,7 +127,7 @@ def test_the_table_of_episodes_alone_is_that_of_the_latest_evaluation(played, tm
     late = [{**record, "step": 9} for record in played]
     folder = records.write(tmp_path / "a", [*early, *late, *training])
     page = read(folder / "episodes.jsonl")
-    assert "AgentR1/MiniWiki-v0 , validation · source: miniwiki:" in page.text
+    assert "AgentR1/MiniWiki-Easy-v0 , validation · source: miniwiki:" in page.text
     assert "Oracle 1.000 1.000 – 1.000 1.000" in page.text and "No symptom" not in page.text
     table = [{**record, "step": 0, "table": True, "key": f"table/{record['key']}", "score": 0.5} for record in played]
     assert "Oracle 0.500" in read(records.write(tmp_path / "b", [*late, *table])).text  # the closing table comes first

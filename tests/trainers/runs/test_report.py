@@ -195,8 +195,8 @@ def test_no_text_is_taken_for_markup_or_moves_the_cursor():
 def test_the_summary_is_strict_json_and_replaces_the_old_one(tmp_path):
     report.write_summary(tmp_path / "run", {"em": 0.1})
     path = report.write_summary(
-        tmp_path / "run", {"em": np.float32(0.5), "loss": math.nan, "env": "AgentR1/MiniWiki-v0"}
+        tmp_path / "run", {"em": np.float32(0.5), "loss": math.nan, "env": "AgentR1/MiniWiki-Easy-v0"}
     )
     read = json.loads(path.read_text(), parse_constant=pytest.fail)
-    assert read == {"em": 0.5, "loss": None, "env": "AgentR1/MiniWiki-v0"}
+    assert read == {"em": 0.5, "loss": None, "env": "AgentR1/MiniWiki-Easy-v0"}
     assert [file.name for file in path.parent.iterdir()] == ["summary.json"]

@@ -21,7 +21,7 @@ READER = "document.querySelector('#reader')"
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A run of 120 episodes; one of them is hostile."""
-    env = gymnasium.make("AgentR1/MiniWiki-v0", split="validation").unwrapped
+    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", split="validation").unwrapped
     played = [records.play(env, script, i, name) for i in range(40) for script, name in AGENTS.items()]
     hostile = json.loads(json.dumps(played[0])) | {
         "key": "hostile",

@@ -124,7 +124,12 @@ def test_a_checkpoint_says_what_it_is(run, args):
     text = (path / "README.md").read_text()
     data = ModelCard.load(path / "README.md").data
     assert data.library_name == "transformers" and "grpo" in data.tags and data.base_model is None
-    for part in ("`AgentR1/MiniWiki-v0` with", "| Trained with GRPO |", "| update | held-out em |", "--turn-credit"):
+    for part in (
+        "`AgentR1/MiniWiki-Easy-v0` with",
+        "| Trained with GRPO |",
+        "| update | held-out em |",
+        "--turn-credit",
+    ):
         assert part in text, part
     assert str(run.parent) not in text and "![" in text
     assert (path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
