@@ -50,6 +50,15 @@ def test_every_article_says_what_the_world_holds_true(world):
     assert all(0.1 < told[way] / told["all"] < 0.3 for way in ("reference", "rival", "aside")), told
 
 
+def test_the_relation_stands_beside_the_object(world):
+    """ "X's director is Y", not "The director of X is Y": no name comes between the two."""
+    for relation, subject in facts_of(world):
+        article = world.article(relation.subject, subject)
+        sentence = article.sentences[article.states[relation.name]]
+        whose = rf"(the \w+|{re.escape(article.title)})"
+        assert not re.match(rf"The [\w ]+ (of|behind) {whose} (is|are|takes) ", sentence), sentence
+
+
 def test_references_lead_to_an_article_that_says_it(world):
     for relation, subject in facts_of(world):
         seen = [subject]

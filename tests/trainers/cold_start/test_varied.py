@@ -11,6 +11,7 @@ from agent_envs.play import play_many
 from agent_envs.tasks.qa_scripts import careless
 from agent_envs.tools import SearchTool
 from tests.trainers.cold_start.test_curriculum import pieces
+from trainers import grpo
 from trainers.cold_start import curriculum, demonstrations
 from trainers.evaluate import summarize
 from trainers.models import tiny
@@ -179,3 +180,11 @@ def test_the_cold_start_learns_in_a_varied_world(tmp_path, monkeypatch):
     policy, _ = curriculum.cold_start(envs, 0, 30, lambda step, kind, loss: seen.append((kind, loss)))
     assert {kind for kind, _ in seen} == {"repetition", "browsing", "comparing", "pairs", "episodes", "guided"}
     assert policy.model.config.num_hidden_layers == 4
+
+
+def test_the_world_decides_how_long_a_cold_start_takes(envs):
+    easy = make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 60, "questions": 10}', "train", 2)
+    assert curriculum.default_steps(envs) == 1250 and curriculum.default_steps(easy) == 2800
+    assert grpo.Args().cold_start_steps is None
+    with pytest.raises(ValueError, match="cold_start_steps must be at least 1, got 0"):
+        grpo.Args(cold_start_steps=0).check()
