@@ -40,7 +40,7 @@ def answer_some(golds):
 
 def run(out, url, *models, **args):
     pytest.importorskip("openai", reason="pip install openai", exc_type=ImportError)
-    options = {"env_kwargs": SMALL, "questions": 8, "num_envs": 4, "concurrency": 3, "out": out}
+    options = {"env": "MiniWiki-Easy", "env_kwargs": SMALL, "questions": 8, "num_envs": 4, "concurrency": 3, "out": out}
     return evaluate.main(evaluate.Args(api=url, model=models, **options | args))
 
 

@@ -94,10 +94,10 @@ def test_a_stand_in_counts_as_missing(no_data, monkeypatch):
 
 
 def test_counts_by_hand(tmp_path):
-    """4 updates of 2 x 8 episodes; 3 turns of 32 new tokens and 2 passages of 1,200 characters after 400 tokens."""
+    """4 updates of 2 x 8 episodes; 3 turns of 64 new tokens and 2 passages of 1,200 characters after 400 tokens."""
     recipe = recipe_of()
     checked, model = check.check(recipe), dry_run.read_model_shape(recipe)
-    longest = 400 + 3 * (32 + 2 * 1200 // 4)
+    longest = 400 + 3 * (64 + 2 * 1200 // 4)
     e = dry_run.estimate(recipe, "g", checked, model, 1e12)
     assert (e.episodes, e.tokens) == (64, 64 * longest)
     looked_at = 3 * 10 + 4 * 10 + 6

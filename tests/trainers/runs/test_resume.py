@@ -125,7 +125,7 @@ def test_a_checkpoint_says_what_it_is(run, args):
     data = ModelCard.load(path / "README.md").data
     assert data.library_name == "transformers" and "grpo" in data.tags and data.base_model is None
     for part in (
-        "`AgentR1/MiniWiki-Easy-v0` with",
+        "`AgentR1/MiniWiki-v0` with",
         "| Trained with GRPO |",
         "| update | held-out em |",
         "--turn-credit",
