@@ -77,8 +77,13 @@ def test_the_command_writes_its_table(make_policy, tmp_path, capsys):
     policy.tokenizer.save_pretrained(tmp_path / "model")
     rows = evaluate.main(
         evaluate.Args(
-            env="AgentR1/MiniWiki-Easy-v0", env_kwargs=SMALL, checkpoint=(tmp_path / "model",), questions=6, max_new_tokens=4,
-            num_envs=4, out=tmp_path,
+            env="AgentR1/MiniWiki-Easy-v0",
+            env_kwargs=SMALL,
+            checkpoint=(tmp_path / "model",),
+            questions=6,
+            max_new_tokens=4,
+            num_envs=4,
+            out=tmp_path,
         )
     )
     assert [row["em"] for row in rows[:1]] == [1.0]
