@@ -44,8 +44,8 @@ def test_agent_envs_reaches_it_by_name(agent, capsys, monkeypatch):
         runpy.run_module("agent_envs", run_name="__main__")
 
     start("--agent", agent, "--seed", "3")
-    assert "in AgentR1/MiniWiki-Easy-v0" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(SystemExit, match="AgentR1/MiniWiki-Easy-v0: there is no model folder /nowhere"):
+    assert "in AgentR1/MiniWiki-v0" in " ".join(capsys.readouterr().out.split())
+    with pytest.raises(SystemExit, match="AgentR1/MiniWiki-v0: there is no model folder /nowhere"):
         start("--agent", "/nowhere")
     monkeypatch.setitem(sys.modules, "trainers.play", None)
     with pytest.raises(SystemExit, match="--agent needs"):

@@ -290,7 +290,7 @@ def test_without_the_loss_mask_every_token_behind_the_first_turn_trains(played):
 @pytest.mark.parametrize(
     "wrong",
     [{"loss": "ppo"}, {"kl": "k4"}, {"filter": "best"}, {"normalize": "words"}, {"epochs": 0}, {"clip_low": -0.1},
-     {"kl_coef": -1.0}, {"overlong_buffer": 33}],
+     {"kl_coef": -1.0}, {"overlong_buffer": 65}],
 )  # fmt: skip
 def test_arguments_that_make_no_sense(wrong):
     with pytest.raises(ValueError, match=next(iter(wrong))):

@@ -104,7 +104,7 @@ def test_counts_by_hand(tmp_path):
     passes = 6 * model.weights * 64 * longest
     decoding = 2 * model.weights * (64 + looked_at) * longest
     assert e.flops == pytest.approx(passes + decoding)
-    one_by_one = decoding * 3 * 32 / longest  # what is sampled; the rest is read
+    one_by_one = decoding * 3 * 64 / longest  # what is sampled; the rest is read
     assert e.hours == pytest.approx(((passes + decoding - one_by_one) / 0.3 + one_by_one / 0.03) / 1e12 / 3600)
     slower = dry_run.estimate(recipe_of(machine={"decoding": 0.003}), "g", checked, model, 1e12)
     assert slower.hours - e.hours == pytest.approx(one_by_one * (1 / 0.003 - 1 / 0.03) / 1e12 / 3600)
