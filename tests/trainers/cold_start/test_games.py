@@ -133,7 +133,7 @@ def test_a_whole_run_is_not_run_again(tmp_path, monkeypatch):
     def never(*_, **__):
         raise AssertionError("this was run before")
 
-    for owner, name in ((games.starpo, "main"), (games.sft, "fit"), (games.evaluate, "evaluate_policy")):
+    for owner, name in ((games.starpo, "main"), (games.curriculum, "fit"), (games.evaluate, "evaluate_policy")):
         monkeypatch.setattr(owner, name, never)
     assert games.main(args) == results
     with pytest.raises(ValueError, match="other settings"):
