@@ -31,6 +31,7 @@ updates = 3
 questions_per_update = 2
 group_size = 2
 cold_start_steps = 30
+eval_every = 2
 eval_questions = 2
 [tasks."As in training"]
 [tasks."Another world"]
