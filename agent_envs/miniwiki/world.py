@@ -193,7 +193,7 @@ class World:
             subject = title if rng.random() < 0.3 else f"the {label}"
             sentence = says.format(s=subject, o=self.text(relation, index))
             if self.difficulty == "varied":
-                sentence = self._vary(sentence, says, subject, relation, index, rng)
+                sentence = self._vary(sentence, subject, relation, index, rng)
             states[relation.name] = len(sentences)
             sentences.append(sentence[0].upper() + sentence[1:])
             if aside := self.aside(relation, index):
@@ -207,9 +207,7 @@ class World:
             sentences.append(wording.format(s=title, o=other))
         return Article(title, tuple(sentences), states)
 
-    def _vary(
-        self, sentence: str, says: str, subject: str, relation: Relation, index: int, rng: random.Random
-    ) -> str:  # fmt: skip
+    def _vary(self, sentence: str, subject: str, relation: Relation, index: int, rng: random.Random) -> str:
         """The sentence of a fact, or one that refers to another entity's, or one with a second name in it."""
         reference, rival = self.reference(relation, index), self.rival(relation, index)
         if reference >= 0:

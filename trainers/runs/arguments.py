@@ -314,7 +314,9 @@ class Checks:
 
     def check_model(self: Any) -> None:
         """Raise a ValueError where `ModelArgs` contradict each other."""
-        self.check_least(lora_rank=0, **({} if self.cold_start_steps is None else {"cold_start_steps": 1}))
+        self.check_least(lora_rank=0)
+        if self.cold_start_steps is not None:
+            self.check_least(cold_start_steps=1)
         self.check_share("cold_start_continue_probability")
         self.check_positive("lora_alpha")
         if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
