@@ -260,16 +260,16 @@ def profile_model(args: Args) -> dict:
     policy = load_policy(args.model, dtype=args.dtype, lora_rank=args.lora_rank)
     phases, limits = measure_phases(policy, args), measure_limits(policy.device.type, policy.dtype)
     weights, head = count_config_weights(policy.model.config)
-    phases["decode"]["bytes"] = phases["decode"]["steps"] * (
-        (2 if args.dtype == "bfloat16" else 4) * weights + 4 * head
-    )
+    phases["decode"]["bytes"] = phases["decode"]["steps"] * (policy.dtype.itemsize * weights + 4 * head)
     operations = {"prefill": 2, "decode": 2, "update": 4 if args.lora_rank else 6}
     add_rates(phases, {name: count * weights for name, count in operations.items()})
     console = Console()
     trained = f"LoRA of rank {args.lora_rank}" if args.lora_rank else "all weights"
     console.print(phase_table(phases, limits, f"{args.model}, {trained}"))
     memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / (2**30 if sys.platform == "darwin" else 2**20)
-    console.print(f"{describe(weights, limits, args.dtype)} Peak memory {memory:.1f} GiB.")
+    console.print(
+        f"{describe(weights, limits, str(policy.dtype).removeprefix('torch.'))} Peak memory {memory:.1f} GiB."
+    )
     result = {"model": args.model, "weights": weights, "limits": limits, "phases": phases, "peak_gib": memory}
     print(json.dumps(result))
     return result

@@ -12,7 +12,7 @@ from agent_envs.tool_env import ToolEnv
 from agent_envs.types import Turn, TurnOutcome
 from agent_envs.vector import ToolVectorEnv
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.models import tiny
+from trainers.models import loading, tiny
 from trainers.models.policy import Policy
 from trainers.rollout import rollout
 from trainers.runs.setup import make_envs
@@ -150,3 +150,9 @@ def rewritten(make_policy, letters):
     envs = make_envs(letters, '{"entities": 60, "questions": 20, "max_turns": 3, "context": "window:1"}', "train", 4)
     engine = TransformersEngine(policy, ("</search>",))
     return policy, rollout(envs, policy, engine, seeds=[0, 1], group_size=2, max_new_tokens=6)
+
+
+@pytest.fixture
+def bfloat16_products(monkeypatch):
+    """Layers run in bfloat16 where they are asked to, however slow this processor is at it."""
+    monkeypatch.setattr(loading, "has_bfloat16_products", lambda device: True)

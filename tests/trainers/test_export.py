@@ -32,7 +32,7 @@ def save(policy, folder):
     )
 
 
-def test_an_adapter_is_small_names_its_public_base_and_plays_as_it_did(base, tmp_path, capsys):
+def test_an_adapter_is_small_names_its_public_base_and_plays_as_it_did(base, tmp_path, capsys, bfloat16_products):
     pytest.importorskip("peft")
     policy = load_policy(base, lora_rank=2)
     saved = save(policy, tmp_path / "checkpoint-4")

@@ -12,6 +12,7 @@ import torch
 
 from trainers.engines.kv_cache import KVCache
 from trainers.engines.llama import PROJECTIONS, normalize
+from trainers.models.hidden_states import has_bfloat16_products
 
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel
@@ -27,7 +28,7 @@ def can_pack(model: torch.nn.Module, dtype: torch.dtype) -> bool:
     if any(tensor.device.type != "cpu" for tensor in tensors) or not torch.backends.mkldnn.is_available():
         return False
     if dtype == torch.bfloat16:
-        return torch.ops.mkldnn._is_mkldnn_bf16_supported()
+        return has_bfloat16_products("cpu")
     return dtype == torch.float32 and sum(tensor.nbytes for tensor in tensors) >= MIN_BYTES
 
 

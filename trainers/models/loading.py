@@ -1,5 +1,6 @@
 """A policy from a folder, a GGUF file or a hub id."""
 
+import sys
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,7 +18,7 @@ from transformers.utils import logging
 from trainers.models import gguf, lora
 from trainers.models.finite import check_finite
 from trainers.models.freed_memory import keep_freed_memory
-from trainers.models.hidden_states import round_frozen
+from trainers.models.hidden_states import has_bfloat16_products, round_frozen
 from trainers.models.policy import Policy
 
 logging.disable_progress_bar()  # they would disturb ours
@@ -67,7 +68,8 @@ def load_policy(
 
     Args:
         path_or_id: a folder in Hugging Face's format, a GGUF file or a hub id.
-        dtype: "bfloat16" runs the layers in it, and stores in it the linear layers that an adapter leaves frozen.
+        dtype: "bfloat16" runs the layers in it, and stores in it the linear layers that an adapter leaves frozen; on a
+            processor without such products they run in float32, and a line says so.
         lora_rank: of a new adapter that is put on the model; 0 for none.
         lora_alpha: the adapter's output is scaled by ``lora_alpha / lora_rank``.
         base_model: what an adapter in ``path_or_id`` is put on, in place of the model that it names.
@@ -96,6 +98,9 @@ def load_policy(
     check_finite(model.named_parameters(), path_or_id)
     if lora_rank:
         lora.add_lora(model, lora_rank, lora_alpha)
+    if dtype == "bfloat16" and not has_bfloat16_products(device):
+        print("This processor has no matrix products in bfloat16: the layers run in float32.", file=sys.stderr)
+        dtype = "float32"
     if dtype == "bfloat16":
         round_frozen(model)
     model = model.to(device)  # type: ignore[arg-type]  # transformers wraps the method without its self

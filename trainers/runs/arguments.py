@@ -49,7 +49,8 @@ class ModelArgs:
     """How often the early-stopping demonstrator that it imitates searches on after an article. The less, the rarer the
     right answers that reinforcement learning has to start from."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the layers run in, when sampling and when training. Weights that are trained, and the logits, stay float32."""
+    """What the layers run in, when sampling and when training. Weights that are trained, and the logits, stay float32. On a
+    processor without products in bfloat16 it is float32 all the same."""
     lora_rank: int = 0
     """Train a LoRA adapter of this rank on all linear layers, in place of the weights themselves; 0 trains those. For
     pretrained models, as are dtype and gradient checkpointing."""

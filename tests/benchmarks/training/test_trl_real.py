@@ -14,6 +14,7 @@ from benchmarks.training.trl_args import Args
 from benchmarks.training.trl_environment import CHATML, Environment, teach_calls
 from benchmarks.training.trl_start import start_policy
 from benchmarks.training.trl_turns import cut, end_at_tags
+from trainers.models import loading
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 
@@ -161,7 +162,8 @@ def test_generate_ends_each_turn_at_its_tag(folder):
     assert made[0][len(policy.encode(said[0]))] == 2
 
 
-def test_all_sides_begin_with_one_adapter(args, start):
+def test_all_sides_begin_with_one_adapter(args, start, monkeypatch):
+    monkeypatch.setattr(loading, "has_bfloat16_products", lambda device: True)
     ours, theirs = load_policy(start, "cpu", "bfloat16"), trl_side.load(args, start)
     parameters = dict(theirs.model.named_parameters())
     for name, parameter in ours.model.named_parameters():
@@ -200,6 +202,7 @@ def test_an_environment_has_its_arguments():
 @pytest.mark.skipif(not importlib.util.find_spec("trl"), reason="needs TRL")
 @pytest.mark.parametrize("side", ["environment_factory", "rollout_func"])
 def test_trl_trains_the_adapter_in_bfloat16(args, start, side, monkeypatch):
+    monkeypatch.setattr(loading, "has_bfloat16_products", lambda device: True)
     loaded, load, steps = [], trl_side.load, []
     monkeypatch.setattr(trl_side, "load", lambda *rest: loaded.append(load(*rest)) or loaded[0])
     said = getattr(trl_side, side)(replace(args, at_once=2), start, lambda: steps.append(1))

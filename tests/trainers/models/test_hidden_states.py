@@ -221,7 +221,7 @@ def test_a_reference_in_bfloat16_takes_half_the_memory_and_is_the_same(larger, b
     assert policy.model.model.layers[0].mlp.up_proj.weight.dtype == torch.float32
 
 
-def test_a_run_in_bfloat16_and_its_evaluation(letters, make_policy, tmp_path):
+def test_a_run_in_bfloat16_and_its_evaluation(letters, make_policy, tmp_path, bfloat16_products):
     policy = make_policy("bpe", 3)
     policy.model.save_pretrained(tmp_path / "model")
     policy.tokenizer.save_pretrained(tmp_path / "model")

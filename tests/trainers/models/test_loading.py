@@ -1,7 +1,9 @@
 """Weights that come from a file must compute as those that were saved."""
 
+import pytest
 import torch
 
+from trainers.models import loading
 from trainers.models.loading import _align, load_policy
 
 
@@ -26,3 +28,17 @@ def test_a_weight_at_an_odd_address_is_copied_and_a_tied_one_stays_tied(make_pol
     assert head.weight is embedding.weight
     assert head.weight.data_ptr() % 64 == 0
     assert torch.equal(head.weight, values)
+
+
+@pytest.mark.parametrize(("has_products", "runs_in"), [(True, torch.bfloat16), (False, torch.float32)])
+def test_a_processor_without_bfloat16_products_runs_in_float32_and_says_so(
+    make_policy, tmp_path, monkeypatch, capsys, has_products, runs_in
+):
+    policy = make_policy("bpe")
+    policy.model.save_pretrained(tmp_path)
+    policy.tokenizer.save_pretrained(tmp_path)
+    monkeypatch.setattr(loading, "has_bfloat16_products", lambda device: has_products)
+    loaded = load_policy(tmp_path, "cpu", "bfloat16", lora_rank=2)
+    frozen = {p.dtype for name, p in loaded.model.named_parameters() if "proj.base_layer" in name}
+    assert loaded.dtype == runs_in and frozen == {runs_in}
+    assert ("no matrix products in bfloat16" in capsys.readouterr().err) != has_products

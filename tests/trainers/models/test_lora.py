@@ -191,7 +191,9 @@ def arguments(algorithm, letters, model, out, **changes):
 
 
 @pytest.mark.parametrize(("algorithm", "precision"), [(ppo, "float32"), (grpo, "bfloat16")])
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(letters, folder, tmp_path, algorithm, precision):
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(
+    letters, folder, tmp_path, algorithm, precision, bfloat16_products
+):
     whole, halves, base = tmp_path / "whole", tmp_path / "halves", (folder / "model.safetensors").read_bytes()
     options = {"dtype": precision, "gradient_checkpointing": True}
     summary = algorithm.main(arguments(algorithm, letters, folder, whole, **options))
