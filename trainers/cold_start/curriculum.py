@@ -45,10 +45,10 @@ CURRICULUM: Curriculum = (
     (0.46, ("browsing",) * 9 + ("repetition",)),
     (0.50, ("episodes",) * 4 + ("browsing",)),
 )
-CURRICULUM_OF_DECISIONS: Curriculum = (  # where questions compare as well
+CURRICULUM_OF_DECISIONS: Curriculum = (  # in varied worlds: whole episodes from the start, what is learned in parts helps less
     (0.04, ("repetition",)),
-    (0.36, ("browsing",) * 5 + ("comparing",) * 2 + ("pairs",) * 2 + ("repetition",)),
-    (0.60, ("guided",) * 4 + ("episodes",) * 2 + ("browsing",) * 2 + ("comparing",) * 2 + ("pairs",)),
+    (0.36, ("guided",) * 6 + ("comparing",) + ("pairs",) * 2 + ("repetition",)),
+    (0.60, ("guided",) * 8 + ("episodes",) * 2 + ("comparing",) + ("pairs",)),
 )
 CURRICULUM_WITHOUT_CORPUS: Curriculum = (
     (0.15, ("repetition",)),
@@ -182,7 +182,7 @@ def _batches(
 
     def browsing() -> list[Sequence]:
         # In one world for all demonstrations, a policy memorises its facts instead of reading.
-        world = World(600, rng.getrandbits(32), difficulty=_difficulty(envs))
+        world = World(600, rng.getrandbits(32), difficulty=_difficulty(envs))  # not a varied one
         own = cast(SearchTool, envs.envs[0].tools["search"])
         tool = SearchTool(world.build_index(), own.k, own.max_chars)
         return demonstrations.browsing(POOL, world, tool, policy, rng)
