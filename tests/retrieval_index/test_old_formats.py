@@ -29,8 +29,10 @@ def test_an_index_of_format_2_is_searched_with_its_own_tokenizer_and_weights(arc
     def check(found):
         for ranking, wanted in zip(found, expected["found"][name], strict=True):
             scores = dict(wanted)
-            if name != "dense":  # where passages that share nothing with the query are equal but for rounding
-                assert [passage.id for passage in ranking] == list(scores)
+            # Vectors of passages that share nothing with the query are equal but for rounding, which each processor does its
+            # own way: their order, and so those after the first of a hybrid index, may differ.
+            sure = {"dense": 0, "hybrid": 1}.get(name, len(ranking))
+            assert [passage.id for passage in ranking[:sure]] == list(scores)[:sure]
             np.testing.assert_allclose([p.score for p in ranking], list(scores.values()), atol=2e-6)
 
     check(index.search(expected["queries"], 3))
