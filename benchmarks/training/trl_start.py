@@ -38,7 +38,8 @@ def _tiny_policy(args: Args) -> Policy:
             questions = rng.choices(range(len(envs.envs[0].questions)), k=curriculum.POOL)
             return demonstrations.scripted_episodes(envs, policy, questions, patient, rng.getrandbits(32))
 
-        batches = (("episodes", batch) for batch in curriculum.batch_by_length(play, rng))
+        tokens = curriculum.choose_lessons(envs).tokens_per_step
+        batches = (("episodes", batch) for batch in curriculum.batch_by_length(play, rng, tokens))
         curriculum.fit(policy, batches, MORE_STEPS, lambda step, _, loss: progress.update(COLD_START + step, loss=loss))
     return policy
 

@@ -16,15 +16,17 @@ import os
 import random
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 import gymnasium
 import torch
 
 from agent_envs.miniwiki import World, questions, vocabulary
+from agent_envs.play import Script
 from agent_envs.tasks import qa_scripts
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.tools import SearchTool
@@ -40,23 +42,49 @@ from trainers.trajectory import Sequence, collate_sequences
 
 # (share of the gradient steps, kinds of demonstrations that batches are drawn from)
 Curriculum = tuple[tuple[float, tuple[str, ...]], ...]
-CURRICULUM: Curriculum = (
-    (0.04, ("repetition",)),
-    (0.46, ("browsing",) * 9 + ("repetition",)),
-    (0.50, ("episodes",) * 4 + ("browsing",)),
+
+
+@dataclass(frozen=True)
+class Lessons:
+    """What a cold start teaches, to how large a policy, for how long."""
+
+    curriculum: Curriculum
+    demonstrator: Callable[..., Script]
+    steps: int = STEPS
+    tokens_per_step: int = 1250
+    size: Mapping[str, int] = field(default_factory=dict)  # of the policy (`tiny.make_model`)
+    orders_numbers: bool = False
+
+
+IN_MINIWIKI = Lessons(
+    (
+        (0.04, ("repetition",)),
+        (0.46, ("browsing",) * 9 + ("repetition",)),
+        (0.50, ("episodes",) * 4 + ("browsing",)),
+    ),
+    qa_scripts.early_stopping,
 )
-CURRICULUM_OF_DECISIONS: Curriculum = (  # in varied worlds: whole episodes from the start, what is learned in parts helps less
-    (0.04, ("repetition",)),
-    (0.36, ("guided",) * 6 + ("comparing",) + ("pairs",) * 2 + ("repetition",)),
-    (0.60, ("guided",) * 8 + ("episodes",) * 2 + ("comparing",) + ("pairs",)),
+# Where questions compare as well, as many layers as it takes to compare what was read, and whole episodes from the start: what is
+# learned in parts helps less. With half of the tokens a step names are copied wrong after as many tokens: the gradient is too
+# noisy.
+IN_VARIED_WORLDS = Lessons(
+    (
+        (0.04, ("repetition",)),
+        (0.36, ("guided",) * 6 + ("comparing",) + ("pairs",) * 2 + ("repetition",)),
+        (0.60, ("guided",) * 8 + ("episodes",) * 2 + ("comparing",) + ("pairs",)),
+    ),
+    qa_scripts.careless,
+    STEPS_OF_DECISIONS,
+    2500,
+    {"layers": 4, "intermediate_size": 256},
+    orders_numbers=True,
 )
-CURRICULUM_WITHOUT_CORPUS: Curriculum = (
-    (0.15, ("repetition",)),
-    (0.85, ("episodes",) * 4 + ("repetition",)),
-)
-TOKENS_PER_STEP = 1250
-TOKENS_PER_STEP_OF_DECISIONS = (
-    2500  # with half of that names are copied wrong after as many tokens: the gradient is too noisy
+WITHOUT_CORPUS = Lessons(
+    (
+        (0.15, ("repetition",)),
+        (0.85, ("episodes",) * 4 + ("repetition",)),
+    ),
+    demonstrations.noisy_expert,
 )
 POOL = 256  # demonstrations made at a time, from one fresh world
 
@@ -105,7 +133,14 @@ def fit(
 
 def default_steps(envs: ToolVectorEnv) -> int:
     """Gradient steps of a cold start in ``envs``."""
-    return STEPS_OF_DECISIONS if _difficulty(envs) == "varied" else STEPS
+    return choose_lessons(envs).steps
+
+
+def choose_lessons(envs: ToolVectorEnv) -> Lessons:
+    """The cold start that ``envs`` need."""
+    if envs.envs[0].questions is None:
+        return WITHOUT_CORPUS
+    return IN_VARIED_WORLDS if _difficulty(envs) == "varied" else IN_MINIWIKI
 
 
 def cold_start(
@@ -136,11 +171,10 @@ def cold_start(
     begin = time.monotonic()
     world = World(3000, seed, difficulty=_difficulty(envs))
     tokenizer = tiny.make_tokenizer(_texts(world, envs))
-    # The hints of transformers lose `self` here.
-    size: dict[str, Any] = {}
-    if _difficulty(envs) == "varied":  # as many layers as it takes to compare what was read
-        size = {"layers": 4, "intermediate_size": 256, "numbers": tiny.number_tokens(tokenizer)}
-    model = tiny.make_model(len(tokenizer), **size).to(default_device())  # type: ignore[arg-type]
+    lessons = choose_lessons(envs)
+    numbers = tiny.number_tokens(tokenizer) if lessons.orders_numbers else None
+    model = tiny.make_model(len(tokenizer), numbers=numbers, **lessons.size)
+    model = model.to(default_device())  # type: ignore[arg-type]  # transformers wraps the method without its self
     policy = Policy(model, tokenizer)
     fit(policy, _batches(policy, envs, seed, steps, continue_probability, outage_minutes), steps, report)
     extra = {"seconds": time.monotonic() - begin}
@@ -198,13 +232,9 @@ def _batches(
         "episodes": lambda: episodes(policy, envs, rng, continue_probability, outage_minutes),
         "guided": lambda: guided(policy, envs, rng, outage_minutes),
     }
-    varied = _difficulty(envs) == "varied"
-    tokens = TOKENS_PER_STEP_OF_DECISIONS if varied else TOKENS_PER_STEP
-    batches = {kind: batch_by_length(make_pool, rng, tokens) for kind, make_pool in make.items()}
-    curriculum = CURRICULUM if envs.envs[0].questions is not None else CURRICULUM_WITHOUT_CORPUS
-    if varied:
-        curriculum = CURRICULUM_OF_DECISIONS
-    for share, kinds in curriculum:
+    lessons = choose_lessons(envs)
+    batches = {kind: batch_by_length(make_pool, rng, lessons.tokens_per_step) for kind, make_pool in make.items()}
+    for share, kinds in lessons.curriculum:
         for _ in range(int(share * steps) + 1):
             kind = rng.choice(kinds)
             yield kind, next(batches[kind])
@@ -218,11 +248,11 @@ def episodes(
     in tasks without a corpus, of the noisy expert."""
     if envs.envs[0].questions is None:
         numbers = [rng.getrandbits(31) for _ in range(POOL)]
-        script, seed = demonstrations.noisy_expert, rng.getrandbits(32)
+        script, seed = choose_lessons(envs).demonstrator, rng.getrandbits(32)
         return demonstrations.scripted_episodes(envs, policy, numbers, script, seed, outage_minutes)
     stage = fresh_envs(envs, rng) if cast(QAEnv, envs.envs[0]).task.name == "miniwiki" else envs
     pool = range(len(cast(QAEnv, stage.envs[0]).questions))
-    script = partial(_demonstrator(envs), continue_probability=continue_probability)
+    script = partial(choose_lessons(envs).demonstrator, continue_probability=continue_probability)
     return demonstrations.scripted_episodes(
         stage, policy, rng.choices(pool, k=POOL), script, rng.getrandbits(32), outage_minutes
     )
@@ -236,10 +266,6 @@ def guided(
     numbers = list(range(len(cast(QAEnv, stage.envs[0]).questions)))
     script = partial(qa_scripts.careless, continue_probability=1.0, mistake_probability=0.0)
     return demonstrations.guided_episodes(stage, policy, numbers, script, rng.getrandbits(32), outage_minutes)
-
-
-def _demonstrator(envs: ToolVectorEnv) -> Callable:
-    return qa_scripts.careless if _difficulty(envs) == "varied" else qa_scripts.early_stopping
 
 
 def _difficulty(envs: ToolVectorEnv) -> str:
@@ -268,9 +294,7 @@ def _remake(envs: ToolVectorEnv, changes: dict[str, object]) -> ToolVectorEnv:
     return cast(ToolVectorEnv, gymnasium.make_vec(envs.spec.id, **{**envs.spec.kwargs, **changes}))
 
 
-def batch_by_length(
-    make: Callable[[], list[Sequence]], rng: random.Random, tokens: int = TOKENS_PER_STEP
-) -> Iterator[list[Sequence]]:
+def batch_by_length(make: Callable[[], list[Sequence]], rng: random.Random, tokens: int) -> Iterator[list[Sequence]]:
     """Endless batches of about so many tokens, each of sequences of about the same length."""
     while True:
         batches = split_by_length(make(), tokens)
@@ -302,7 +326,7 @@ def _cache_folder(
     in_fresh_world = has_questions and cast(QAEnv, envs.envs[0]).task.name == "miniwiki"
     without = {"rewards"} | ({"num_envs"} if in_fresh_world else set())
     kwargs = json.dumps({n: v for n, v in envs.spec.kwargs.items() if n not in without}, sort_keys=True, default=str)
-    script = _demonstrator(envs) if has_questions else demonstrations.noisy_expert
+    script = choose_lessons(envs).demonstrator
     few = list(range(min(8, len(envs.envs[0].questions or range(8)))))
     episodes = demonstrations.play_unbroken(envs, few, script, outage_minutes=outage_minutes)
     turns = [turn for played in episodes for turn in played]

@@ -49,7 +49,8 @@ def continue_imitation(
             rng = random.Random(f"more imitation:{seed}")
             # The cold start's last stage, with other draws.
             pools = partial(curriculum.episodes, policy, envs, rng, continue_probability)
-            batches = (("episodes", batch) for batch in curriculum.batch_by_length(pools, rng))
+            tokens = curriculum.choose_lessons(envs).tokens_per_step
+            batches = (("episodes", batch) for batch in curriculum.batch_by_length(pools, rng, tokens))
             curriculum.fit(policy, batches, steps, lambda step, kind, loss: progress.update(step, loss=loss))
         took = time.monotonic() - begin
         if abs(took - seconds) <= 0.1 * seconds:
