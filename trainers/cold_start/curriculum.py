@@ -64,14 +64,13 @@ IN_MINIWIKI = Lessons(
     ),
     qa_scripts.early_stopping,
 )
-# Where questions compare as well, as many layers as it takes to compare what was read, and whole episodes from the start: what is
-# learned in parts helps less. With half of the tokens a step names are copied wrong after as many tokens: the gradient is too
-# noisy.
+# Where questions compare as well: as many layers as it takes to compare what was read. With half of the tokens a step names are
+# copied wrong after as many tokens: the gradient is too noisy.
 IN_VARIED_WORLDS = Lessons(
     (
         (0.04, ("repetition",)),
-        (0.36, ("guided",) * 6 + ("comparing",) + ("pairs",) * 2 + ("repetition",)),
-        (0.60, ("guided",) * 8 + ("episodes",) * 2 + ("comparing",) + ("pairs",)),
+        (0.36, ("browsing",) * 5 + ("comparing",) * 2 + ("pairs",) * 2 + ("repetition",)),
+        (0.60, ("guided",) * 4 + ("episodes",) * 2 + ("browsing",) * 2 + ("comparing",) * 2 + ("pairs",)),
     ),
     qa_scripts.careless,
     STEPS_OF_DECISIONS,
@@ -216,7 +215,7 @@ def _batches(
 
     def browsing() -> list[Sequence]:
         # In one world for all demonstrations, a policy memorises its facts instead of reading.
-        world = World(600, rng.getrandbits(32), difficulty=_difficulty(envs))  # not a varied one
+        world = World(600, rng.getrandbits(32), difficulty=_difficulty(envs))
         own = cast(SearchTool, envs.envs[0].tools["search"])
         tool = SearchTool(world.build_index(), own.k, own.max_chars)
         return demonstrations.browsing(POOL, world, tool, policy, rng)
