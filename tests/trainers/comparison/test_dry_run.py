@@ -191,7 +191,9 @@ def test_logits_of_a_large_vocabulary_are_held_in_parts():
 @pytest.mark.parametrize("lora_rank", [0, 4])
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_arithmetic_is_what_an_update_holds_and_computes(make_policy, tmp_path, dtype, checkpointing, lora_rank):
+def test_the_arithmetic_is_what_an_update_holds_and_computes(
+    make_policy, tmp_path, dtype, checkpointing, lora_rank, bfloat16_products
+):
     """Bytes of all that autograd keeps of a model with two layers, states of AdamW, and counted FLOP."""
     saved = make_policy("bytes")
     saved.model.save_pretrained(tmp_path)
