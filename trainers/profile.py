@@ -113,7 +113,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
 
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.models.hidden_states import ForwardTokenMeter
+from trainers.models.hidden_states import ForwardTokenMeter, has_bfloat16_products
 from trainers.models.loading import default_device, load_policy
 from trainers.models.lora import find_base_model, trainable_parameters
 from trainers.models.micro_batches import micro_batches
@@ -282,7 +282,8 @@ def profile_run(args: Args) -> dict:
     phases, device = mean_phases(lines[args.skip :]), default_device()
     folder = checkpoint.latest(run)
     (weights, head), limits = count_weights(folder) if folder else (0, 0), measure_limits(device)
-    is_rounded = folder and checkpoint.read_extra(folder).get("dtype") == "bfloat16"
+    asked = folder and checkpoint.read_extra(folder).get("dtype")
+    is_rounded = asked == "bfloat16" and has_bfloat16_products(device)
     phases["decode"]["bytes"] = phases["decode"]["steps"] * ((2 if is_rounded else 4) * weights + 4 * head)
     add_rates(phases, {name: values[3] * weights for name, values in PHASES.items()})
     console = Console()

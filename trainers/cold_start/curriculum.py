@@ -56,7 +56,7 @@ class Lessons:
     orders_numbers: bool = False
 
 
-IN_MINIWIKI = Lessons(
+WITH_CORPUS = Lessons(
     (
         (0.04, ("repetition",)),
         (0.46, ("browsing",) * 9 + ("repetition",)),
@@ -139,7 +139,7 @@ def choose_lessons(envs: ToolVectorEnv) -> Lessons:
     """The cold start that ``envs`` need."""
     if envs.envs[0].questions is None:
         return WITHOUT_CORPUS
-    return IN_VARIED_WORLDS if _difficulty(envs) == "varied" else IN_MINIWIKI
+    return IN_VARIED_WORLDS if _difficulty(envs) == "varied" else WITH_CORPUS
 
 
 def cold_start(
