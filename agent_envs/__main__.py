@@ -49,6 +49,8 @@ class Play:
     agent: str = ""
     """Watch this model play instead: a checkpoint, a folder, a GGUF file or a hub id. For more options, python -m
     trainers.play."""
+    base_model: str = ""
+    """Where the base of an adapter among --agent is, if not where the adapter says."""
 
 
 @dataclass
@@ -260,11 +262,12 @@ def _watch(id: str, command: Play) -> None:
 
     with _exit_on_user_error(id):
         try:
-            importlib.import_module("trainers.runs.inputs").check_model(command.agent)  # before torch is imported
+            importlib.import_module("trainers.runs.inputs").check_model(command.agent, command.base_model)
             player = importlib.import_module("trainers.play")  # by name: this package stands without that one
         except ModuleNotFoundError as error:
             raise SystemExit(f"--agent needs what the trainers need: {error}") from error
-        player.main(player.Args(env=id, env_kwargs=command.kwargs, agent=command.agent, seed=command.seed))
+        shown = {"agent": command.agent, "base_model": command.base_model, "seed": command.seed}
+        player.main(player.Args(env=id, env_kwargs=command.kwargs, **shown))
 
 
 def _serve(id: str, command: Serve, kwargs: dict[str, Any]) -> None:

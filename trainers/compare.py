@@ -197,9 +197,11 @@ class Comparison:
         return summary | {"seconds": curve[-1].seconds, "curve": curve, "process": process}
 
     def budget(self, seed: int) -> float:
-        """For how many seconds the baselines train that are trained for as long as a run: the recipe's ``budget``, or the
-        slowest of those that are there."""
+        """For how many seconds the baselines train that are trained for as long as a run: as the recipe's ``budget``, or its
+        ``budget_seconds``, or the slowest of those that are there."""
         recipe = self.recipe
+        if recipe.budget_seconds:
+            return float(recipe.budget_seconds)
         if recipe.budget:
             if seed not in recipe.seeds_of(recipe.budget):
                 raise NotThere(f"{recipe.title_of(recipe.budget)} has no seed {seed} to take as long as")

@@ -159,6 +159,7 @@ from trainers.runs import checkpoint, evaluation_folder, html_report, report, st
 from trainers.runs.episodes import EpisodeWriter, Origin, Recorder, make_pieces, make_record, record_turns
 from trainers.runs.lock import check_writable, hold_folder
 from trainers.runs.logger import Progress
+from trainers.runs.settings import warn_of_other_env_kwargs
 from trainers.runs.setup import make_engine, make_envs
 from trainers.trajectory import Trajectory
 
@@ -404,11 +405,13 @@ def source_of(envs: ToolVectorEnv) -> str:
 
 
 def load_agent(
-    folder: str | Path, base_model: str = "", dtype: str | None = None, max_new_tokens: int | None = None
-) -> tuple[Policy, int]:
+    folder: str | Path, base_model: str = "", dtype: str | None = None, max_new_tokens: int | None = None, env: str = "",
+    env_kwargs: str = "{}",
+) -> tuple[Policy, int]:  # fmt: skip
     """A model or a checkpoint, and how many tokens its turns may have.
 
     Args:
+        env, env_kwargs: where it is to play; a warning says where it was trained with other arguments.
         base_model: what an adapter is put on, in place of the model that it names.
         dtype: by default what it was trained in, and float32 for a model that none of our trainers wrote.
         max_new_tokens: by default what it was trained with, and 512.
@@ -417,6 +420,8 @@ def load_agent(
         ValueError: as `trainers.models.loading.load_policy`; or the checkpoint is damaged.
     """
     saved = checkpoint.read_extra(folder) if checkpoint.is_written_here(folder) else {}
+    if env:
+        warn_of_other_env_kwargs(str(folder), saved, env, env_kwargs)
     policy = load_policy(folder, dtype=dtype or saved.get("dtype", "float32"), base_model=base_model or None)
     return policy, max_new_tokens or saved.get("max_new_tokens", 512)
 
@@ -471,7 +476,7 @@ class _Evaluation:
     def play_here(self, name: str, base_model: str) -> None:
         """A model or checkpoint in this process, after Naive RAG with it where there are questions to search for."""
         args, count = self.args, len(self.questions) * self.args.samples
-        policy, longest = load_agent(name, base_model, args.dtype, args.max_new_tokens)
+        policy, longest = load_agent(name, base_model, args.dtype, args.max_new_tokens, args.env, args.env_kwargs)
         engine = make_engine(args.engine, policy, self.task.stop, args.vllm_url, args.vllm_kv_gib)
         if self.task.questions is not None:
             print(f"{name} answers {len(self.questions)} questions from one search each (Naive RAG)", file=sys.stderr)

@@ -5,7 +5,8 @@
 
 Of a model with a LoRA adapter only the adapter is written, a few MB. It names the model that it is put on: a hub id, if
 --base-model says so, as others do not have your folders. peft, transformers and vLLM load it too. Precision and longest
-turn are kept, so evaluate and play need no arguments for them; other settings, such as paths of yours, are left out.
+turn are kept, so evaluate and play need no arguments for them, and what it read (k, max_chars, …), so that they warn where an
+environment gives it something else. Other settings, such as paths of yours, are left out.
 """
 
 import sys
@@ -53,6 +54,7 @@ class Args(Checks):
 if __name__ == "__main__":
     ARGS = parse(Args(), __doc__, "export")  # before torch is imported: --help and mistakes answer at once
 
+import json
 import shutil
 
 import torch
@@ -60,8 +62,9 @@ import torch
 from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.runs import card, checkpoint, stopping
+from trainers.runs.settings import select_interface
 
-KEPT = ("algorithm", "env", "dtype", "max_new_tokens")  # of the settings
+KEPT = ("algorithm", "env", "dtype", "max_new_tokens")  # of the settings; of env_kwargs the agent's interface
 
 
 def main(args: Args) -> Path:
@@ -90,9 +93,12 @@ def _export(args: Args) -> Path:
         parameter.data = parameter.data.to(torch.bfloat16)
     if args.base_model:
         lora.name_base_model(model, args.base_model)
+    kept = {name: saved[name] for name in KEPT if name in saved}
+    if "env_kwargs" in saved:
+        kept["env_kwargs"] = json.dumps(select_interface(saved["env_kwargs"]))
     path = checkpoint.save(
         args.out, model=model, tokenizer=None if has_lora else policy.tokenizer,  # an adapter's is that of its base
-        optimizers=[], step=0, extra={name: saved[name] for name in KEPT if name in saved},
+        optimizers=[], step=0, extra=kept,
         texts={CARD_FILE: card.write_for(args.checkpoint, base_model=args.base_model or None)},
     )  # fmt: skip
     if (picture := args.checkpoint / CURVE_FILE).is_file():

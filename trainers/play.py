@@ -83,7 +83,9 @@ def ask(envs: ToolVectorEnv, text: str) -> None:
 def main(args: Args) -> list[dict]:
     """Play, and print the episode; returns its turns."""
     args.check_inputs()
-    policy, longest = load_agent(args.agent, args.base_model, max_new_tokens=args.max_new_tokens)
+    policy, longest = load_agent(
+        args.agent, args.base_model, max_new_tokens=args.max_new_tokens, env=args.env, env_kwargs=args.env_kwargs
+    )
     envs = make_envs(args.env, args.env_kwargs, args.split, 1)
     if args.question:
         ask(envs, args.question)

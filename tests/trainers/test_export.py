@@ -10,8 +10,15 @@ from trainers import evaluate, export
 from trainers.models.loading import load_policy
 from trainers.models.lora import trainable_parameters
 from trainers.runs import checkpoint
+from trainers.runs.settings import warn_of_other_env_kwargs
 
-EXTRA = {"dtype": "bfloat16", "max_new_tokens": 7, "model": "/home/me/model"}
+ENV_KWARGS = {"data": "/home/me/data", "k": 2, "max_chars": 500, "holdout": 10, "rewards": {"f1": 0.5}}
+EXTRA = {
+    "dtype": "bfloat16", "max_new_tokens": 7, "model": "/home/me/model", "env": "AgentR1/HotpotQA-v0",
+    "env_kwargs": json.dumps(ENV_KWARGS),
+}  # fmt: skip
+EXPORTED = {**EXTRA, "env_kwargs": '{"k": 2, "max_chars": 500}'}
+del EXPORTED["model"]
 
 
 @pytest.fixture
@@ -44,7 +51,7 @@ def test_an_adapter_is_small_names_its_public_base_and_plays_as_it_did(base, tmp
     assert weights and {weight.dtype for weight in weights.values()} == {torch.bfloat16}
     assert json.loads((out / "adapter_config.json").read_text())["base_model_name_or_path"] == "someone/their-model"
     assert not (out / "tokenizer.json").exists()
-    assert checkpoint.read_extra(out) == {"dtype": "bfloat16", "max_new_tokens": 7}
+    assert checkpoint.read_extra(out) == EXPORTED
     assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("*.json"))
     agent, longest = evaluate.load_agent(out, str(base))
     assert (agent.dtype, longest) == (torch.bfloat16, 7)
@@ -69,3 +76,23 @@ def test_what_is_no_checkpoint_is_said(base, tmp_path):
         export.main(export.Args(out=tmp_path / "out"))
     with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
         export.main(export.Args(checkpoint=base, out=tmp_path / "out"))
+
+
+@pytest.mark.parametrize(
+    ("env", "kwargs", "is_other"),
+    [
+        ("AgentR1/HotpotQA-v0", {"k": 2, "max_chars": 500, "data": "elsewhere", "source": "local"}, False),
+        ("MuSiQue", {"max_chars": 500, "k": 2}, False),
+        ("AgentR1/MuSiQue-v0", {"data": "elsewhere"}, True),
+        ("HotpotQA", {"k": 2, "max_chars": 1200}, True),
+        ("AgentR1/Mixture-v0", {"tasks": {}, "k": 3}, True),
+        ("AgentR1/FrozenLake-v0", {}, False),  # nothing that it was trained with has a meaning there
+    ],
+)
+def test_an_agent_that_plays_with_another_interface_is_named(env, kwargs, is_other, capsys):
+    warn_of_other_env_kwargs("my-agent", EXPORTED, env, json.dumps(kwargs))
+    said = capsys.readouterr().err
+    assert ('my-agent was trained with {"k": 2, "max_chars": 500} among' in said) == is_other
+    assert bool(said) == is_other
+    warn_of_other_env_kwargs("an older one", {"env": "AgentR1/HotpotQA-v0"}, env, json.dumps(kwargs))
+    assert not capsys.readouterr().err

@@ -127,7 +127,8 @@ def _extra(recipe: Recipe) -> str:
     parts = ["fine-tuning before them"] * bool(recipe.sft)
     if lengthened := [name for name in recipe.baselines if name in LENGTHENED]:
         like = recipe.title_of(recipe.budget) if recipe.budget in recipe.runs else "the run that they are measured by"
-        parts += [f"{BASELINES[name]}, {len(recipe.seeds_of(name))} times as long as {like}" for name in lengthened]
+        long = f"{recipe.budget_seconds / 3600:.1f} hours" if recipe.budget_seconds else f"as long as {like}"
+        parts += [f"{BASELINES[name]}, {len(recipe.seeds_of(name))} times {long}" for name in lengthened]
     return f"; on top of that {'; '.join(parts)}" * bool(parts)
 
 

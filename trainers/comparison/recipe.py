@@ -71,6 +71,7 @@ class Recipe:
             bootstrap interval over questions and seeds, and not of the mean over all columns.
         reach: a run whose end the others are to come as far as.
         budget: the run that `LENGTHENED` baselines take as long as; by default the slowest.
+        budget_seconds: how long they take, in place of ``budget``, so that they can be run beside it and not after it.
         sft: arguments of `trainers.sft`, for what every run of a seed starts from.
         rejection_sampling: likewise for that baseline, where runs start from a cold start and not from ``sft``.
         model_hint: how to get the model, said where it is not there.
@@ -90,6 +91,7 @@ class Recipe:
     pooled: list[str] = field(default_factory=list)
     reach: str = ""
     budget: str = ""
+    budget_seconds: int = 0
     symptoms: bool = False  # a column with the first symptom that the collapse monitor named
     paper: bool = False  # the paper's own figures below the table
     env_kwargs: dict[str, Any] = field(default_factory=dict)

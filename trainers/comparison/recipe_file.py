@@ -9,6 +9,7 @@
 
     pooled = ["2 hops", "4 hops"]           # columns whose questions are also scored as one: differences are of these
     budget = "grpo"                         # a run: baselines that train for as long as a run take as long as this one
+    budget_seconds = 3600                   # or so many seconds: then they need not wait for that run
     [own_seeds]                             # of runs and baselines that have not all of them
     no-mask = [0]
 
@@ -175,6 +176,8 @@ def _check_names(where: str, recipe: Recipe) -> None:
         known = [*recipe.runs, *(recipe.baselines if key == "reference" else ())]
         if unknown := set(named) - set(known):
             raise ValueError(f"{where}: {key} must be one of {known}, got {sorted(unknown)}")
+    if recipe.budget_seconds < 0 or (recipe.budget and recipe.budget_seconds):
+        raise ValueError(f"{where}: give budget, or budget_seconds of at least 1, or neither")
     titles = [*BASELINES.values(), *(run.title for run in recipe.runs.values())]
     if len(set(titles)) < len(titles):
         raise ValueError(f"{where}: two agents have the same title: {sorted(titles)}")

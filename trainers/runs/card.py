@@ -17,7 +17,7 @@ from retrieval_index import durable
 from trainers.runs import inputs, report
 from trainers.runs.integrity import CARD_FILE, CHECKSUMS_FILE, CURVE_FILE, STATE_FILE, STEP_FOLDER, step_folders
 from trainers.runs.logger import METRICS_FILE, read_metrics
-from trainers.runs.settings import ARGUMENTS_FILE
+from trainers.runs.settings import ARGUMENTS_FILE, select_interface
 
 _PRIVATE = (STATE_FILE, CHECKSUMS_FILE, ARGUMENTS_FILE)  # for going on with training, here
 _HIDDEN = {
@@ -43,11 +43,10 @@ def write(
     step, rows = STEP_FOLDER.fullmatch(folder), (summary or {}).get("rows")
     which = f"The weights after {step[1]} updates" if step else "The weights that did best on held-out questions"
     score = f"{(summary or {}).get('source', '')}".strip()
-    use = (
-        f"python -m trainers.play --agent FOLDER_OR_ID --env {env}"
-        if env
-        else "python -m trainers.play --agent FOLDER_OR_ID"
-    )
+    interface = select_interface(arguments.get("env_kwargs", "{}"))
+    use = "python -m trainers.play --agent FOLDER_OR_ID"
+    use += f" --env {env}" if env else ""
+    use += f" --env-kwargs {shlex.quote(json.dumps(interface, ensure_ascii=False))}" if interface else ""
     parts = [
         _front_matter(_metadata(arguments, base_model)),
         f"# {_describe_model(arguments, base_model)}, trained with {algorithm.upper() or 'agent-r1-envs'}",

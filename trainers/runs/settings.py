@@ -9,6 +9,8 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
+import gymnasium
+
 from trainers.runs.arguments import RENAMED, TrainArgs
 from trainers.runs.integrity import latest, step_folders
 from trainers.runs.logger import to_json_types
@@ -22,6 +24,13 @@ FREE = {
     "keep", "keep_episodes", "out", "resume", "log", "log_project", "log_name", "log_group", "push_to_hub", "stop_on_collapse",
     "tool_outage_minutes", "max_tokens_per_micro_batch", "gradient_checkpointing", "vllm_url", "vllm_kv_gib",
 }  # fmt: skip
+
+# Arguments of environments that decide what an agent reads and may do, and not which questions it gets or what they pay. It
+# plays best with those that it was trained with.
+_INTERFACE = (
+    "k", "max_chars", "passage_tokens", "read", "instructions", "format", "context", "instructions_in_observation", "max_turns",
+    "max_calls", "max_total_calls", "max_tokens",
+)  # fmt: skip
 
 Args = TypeVar("Args")
 
@@ -46,6 +55,40 @@ def settings(args: Any) -> dict[str, Any]:
     if isinstance(args, TrainArgs):  # what the surrogate has by default is a setting as well
         chosen |= dict(zip(("clip_low", "clip_high"), args.clip_range, strict=True)) | {"normalize": args.mean_over}
     return chosen | {"algorithm": algorithm_of(args)}
+
+
+def select_interface(env_kwargs: str) -> dict[str, Any]:
+    """Of the arguments of an environment, a JSON object, those of an agent's interface. No folder is among them."""
+    given = json.loads(env_kwargs or "{}")
+    return {name: given[name] for name in _INTERFACE if name in given}
+
+
+def warn_of_other_env_kwargs(name: str, saved: Mapping[str, Any], env: str, env_kwargs: str) -> None:
+    """Say in one line where an agent is to play with other arguments of the environment than it was trained with.
+
+    Args:
+        name: of the agent.
+        saved: the `settings` that its checkpoint keeps, or as much of them as was exported.
+        env: where it is to play. Of a task of another kind there is nothing to say: its arguments mean something else.
+    """
+    if "env_kwargs" not in saved or _kind(saved["env"]) != _kind(env):
+        return
+    trained, here = select_interface(saved["env_kwargs"]), select_interface(env_kwargs)
+    if trained != here:
+        print(
+            f"Warning: {name} was trained with {json.dumps(trained)} among its --env-kwargs, which decide what it reads and may "
+            f"do; here it is {json.dumps(here)}",
+            file=sys.stderr,
+        )
+
+
+def _kind(env: str) -> str:
+    """Tasks with one set of arguments: all questions over a corpus, and their mixtures, are one kind."""
+    from agent_envs.registration import full_id
+
+    spec = gymnasium.registry.get(full_id(env))
+    is_about_questions = spec is not None and ("benchmark" in spec.kwargs or "Mixture" in spec.id)
+    return "questions" if is_about_questions else str(spec.id if spec else env)
 
 
 def describe_arguments(args: Any) -> str:

@@ -133,6 +133,13 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
         compare.main(ask("--arguments", '{"dtype": "bfloat16"}'))
 
 
+def test_a_baseline_with_seconds_of_its_own_waits_for_no_run(ask, tmp_path):
+    (tmp_path / "small.toml").write_text(RECIPE.replace('budget = "grpo"', "budget_seconds = 1"))
+    results = compare.main(ask("--runs", "more-sft", "--seeds", "0"))
+    assert not (tmp_path / "out" / "grpo-0").exists() and "GRPO, seed 0" in results["missing"]
+    assert 0.9 < results["training"]["More SFT"][0]["seconds"] < 10
+
+
 def test_what_was_killed_goes_on(ask, tmp_path, monkeypatch):
     """In fine-tuning, in a run, and in the middle of a column."""
     out, words = tmp_path / "out", ("--runs", "grpo", "--seeds", "0")

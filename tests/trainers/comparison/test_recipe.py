@@ -312,6 +312,9 @@ def test_seeds_of_their_own(small):
         ("a = [0, 2]", "a = [0, 0]", "own_seeds of a must be a list of different"),
         ('pooled = ["As in training"]', 'pooled = ["Elsewhere"]', "pooled must be columns.*got.*Elsewhere"),
         ('budget = "a"', 'budget = "sft"', "budget must be one of"),
+        ('budget = "a"', 'budget = "a"\nbudget_seconds = 60', "give budget, or budget_seconds"),
+        ('budget = "a"', "budget_seconds = -1", "give budget, or budget_seconds of at least 1"),
+        ('budget = "a"', "budget_seconds = 0.5", "budget_seconds must be a whole number"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_recipe_of_sft(small, old, new, said):
