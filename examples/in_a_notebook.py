@@ -10,7 +10,7 @@ import json
 import sys
 from pathlib import Path
 
-from trainers import evaluate, grpo
+from trainers import evaluate, grpo, playing
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.runs.logger import read_metrics
 from trainers.runs.setup import make_envs
@@ -32,10 +32,10 @@ def main(out: str = "runs/notebook", quick: bool = False) -> None:
 
     # %% A checkpoint plays: one episode, greedily, on question 0 of the held-out ones
     folder = args.out / f"checkpoint-{args.updates}"
-    policy, longest = evaluate.load_agent(folder)
+    policy, longest = playing.load_agent(folder)
     envs = make_envs(args.env, args.env_kwargs, "validation", 1)
     engine = TransformersEngine(policy, envs.envs[0].stop)
-    _, transcripts = evaluate.evaluate_policy(envs, policy, engine, [0], longest, "trained")
+    _, transcripts = playing.evaluate_policy(envs, policy, engine, [0], longest, "trained")
     for turn in transcripts[0]:
         print(turn.get("observation", "")[:80], "->", turn.get("action", turn))
 

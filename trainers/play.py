@@ -62,7 +62,7 @@ from agent_envs.tasks.qa import QAEnv
 from agent_envs.vector import ToolVectorEnv
 from retrieval_index.printable import printable
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.evaluate import load_agent
+from trainers.playing import load_agent
 from trainers.rollout import rollout
 from trainers.runs import report
 from trainers.runs.setup import make_envs

@@ -22,8 +22,8 @@ from agent_envs.plug.trl import dataset, episode_return, rollout_func
 from trainers import grpo
 from trainers.cold_start.start import start_policy
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.evaluate import evaluate_policy, instances
 from trainers.models.policy import Policy
+from trainers.playing import evaluate_policy, instances
 from trainers.runs import figures
 from trainers.runs.logger import METRICS_FILE, read_metrics
 from trainers.runs.setup import make_envs

@@ -21,7 +21,7 @@ import torch
 import tyro
 
 from benchmarks.training import games_report
-from trainers import evaluate, ppo, starpo
+from trainers import playing, ppo, starpo
 from trainers.cold_start import curriculum
 from trainers.comparison import imitation
 from trainers.engines.transformers_engine import TransformersEngine
@@ -145,7 +145,7 @@ def evaluated(args: Args, name: str, policy: Policy, kept: Path) -> dict[str, di
             engine, numbers = TransformersEngine(policy, envs.envs[0].stop), list(range(args.instances))
             common = envs, policy, engine, numbers, ppo.Args.max_new_tokens, line
             torch.manual_seed(0)  # of the sampling
-            rows = {"greedy": evaluate.evaluate_policy(*common), "sampled": evaluate.evaluate_policy(*common, 1.0)}
+            rows = {"greedy": playing.evaluate_policy(*common), "sampled": playing.evaluate_policy(*common, 1.0)}
             success[line] = {how: row["success"] for how, (row, _) in rows.items()}
         kept.parent.mkdir(parents=True, exist_ok=True)
         staging = kept.with_suffix(".staging")
@@ -161,7 +161,7 @@ def scripted(args: Args, game: Game) -> dict[str, dict[str, float]]:
         envs = make_envs(game.env, json.dumps(game.kwargs), split, 64)
         play, numbers = envs.envs[0].SCRIPTS, list(range(args.instances))
         found[line] = {
-            title: evaluate.evaluate_script(envs, numbers, play[script], title)["success"]
+            title: playing.evaluate_script(envs, numbers, play[script], title)["success"]
             for script, title in SCRIPTS.items()
         }
     return found

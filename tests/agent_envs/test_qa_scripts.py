@@ -11,7 +11,7 @@ from agent_envs.formats import make_format
 from agent_envs.play import play, play_many, sample_instances
 from agent_envs.tasks import qa_scripts as scripted
 from agent_envs.tools import SearchTool
-from trainers.evaluate import evaluate_script
+from trainers.playing import evaluate_script
 from trainers.runs.setup import make_envs
 
 WRITE = make_format("tags", [SearchTool(None)]).write

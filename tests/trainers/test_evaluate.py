@@ -2,7 +2,7 @@ import json
 
 import pytest
 
-from trainers import evaluate
+from trainers import evaluate, playing
 from trainers.engines.engine import Completion
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.runs.episodes import read_episodes
@@ -16,7 +16,7 @@ def test_a_row_by_hand():
         {"em": 1.0, "f1": 1.0, "support_recall": 1.0, "turns": 3, "calls": 2, "prediction": "x"},
         {"em": 0.0, "f1": 0.5, "support_recall": 0.5, "turns": 2, "calls": 1, "prediction": "y"},
     ]
-    row = evaluate.summarize("agent", episodes)
+    row = playing.summarize("agent", episodes)
     assert {k: row[k] for k in ("name", "em", "f1", "support_recall", "turns", "calls", "episodes")} == {
         "name": "agent", "em": 0.5, "f1": 0.75, "support_recall": 0.75, "turns": 2.5, "calls": 1.5, "episodes": 2,
     }  # fmt: skip
@@ -30,10 +30,10 @@ def test_every_question_is_played_once_however_many_environments_there_are(make_
     rows, seen = [], []
     for num_envs in (4, 7, 30):
         envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", num_envs)
-        row, transcripts = evaluate.evaluate_policy(envs, policy, engine, list(range(10)), 4, "policy")
+        row, transcripts = playing.evaluate_policy(envs, policy, engine, list(range(10)), 4, "policy")
         rows.append(row)
         seen.append([turns[0]["observation"] for turns in transcripts])
-        assert evaluate.evaluate_naive_rag(envs, policy, engine, list(range(10)), 4)["episodes"] == 10
+        assert playing.evaluate_naive_rag(envs, policy, engine, list(range(10)), 4)["episodes"] == 10
     assert rows[0] == rows[1] == rows[2]
     assert seen[0] == seen[1] == seen[2] == [q.question for q in envs.envs[0].questions[:10]]
 
@@ -62,7 +62,7 @@ def test_naive_rag_searches_the_question_once_and_scores_the_answer(make_policy)
     envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 4)
     question = envs.envs[0].questions[2]
     engine = Parrot(policy, f"{question.answer}</answer> and more")
-    row = evaluate.evaluate_naive_rag(envs, policy, engine, [2], 50)
+    row = playing.evaluate_naive_rag(envs, policy, engine, [2], 50)
     assert (row["em"], row["calls"]) == (1.0, 1.0)
     prompt = policy.tokenizer.decode(engine.prompts[0])
     assert f"<search>{question.question}</search>" in prompt
@@ -109,11 +109,11 @@ def test_each_kind_of_question_has_a_score():
         {"em": em, "kind": kind}
         for em, kind in ((1, "2 hops"), (0, "1 hop"), (0, "2 hops"), (1, "1 hop"), (1, "1 hop"))
     ]
-    assert evaluate.summarize("agent", episodes)["kinds"] == {"1 hop": pytest.approx(2 / 3), "2 hops": 0.5}
-    assert evaluate.summarize("agent", episodes[::2], samples=3).get("kinds") is None  # one question
-    assert "kinds" not in evaluate.summarize("agent", [*episodes, {"em": 1}])  # not all have one
+    assert playing.summarize("agent", episodes)["kinds"] == {"1 hop": pytest.approx(2 / 3), "2 hops": 0.5}
+    assert playing.summarize("agent", episodes[::2], samples=3).get("kinds") is None  # one question
+    assert "kinds" not in playing.summarize("agent", [*episodes, {"em": 1}])  # not all have one
     many = [{"em": 1, "kind": str(i)} for i in range(9)]
-    assert "kinds" not in evaluate.summarize("agent", many)
+    assert "kinds" not in playing.summarize("agent", many)
 
 
 def test_the_kinds_of_questions_survive_in_the_records(tmp_path):

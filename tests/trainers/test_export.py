@@ -6,7 +6,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trainers import evaluate, export
+from trainers import export, playing
 from trainers.models.loading import load_policy
 from trainers.models.lora import trainable_parameters
 from trainers.runs import checkpoint
@@ -53,7 +53,7 @@ def test_an_adapter_is_small_names_its_public_base_and_plays_as_it_did(base, tmp
     assert not (out / "tokenizer.json").exists()
     assert checkpoint.read_extra(out) == EXPORTED
     assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("*.json"))
-    agent, longest = evaluate.load_agent(out, str(base))
+    agent, longest = playing.load_agent(out, str(base))
     assert (agent.dtype, longest) == (torch.bfloat16, 7)
     for a, b in zip(trainable_parameters(agent.model), trainable_parameters(policy.model), strict=True):
         assert torch.equal(a, b.to(torch.bfloat16).float())
@@ -64,7 +64,7 @@ def test_a_whole_model_keeps_its_tokenizer(base, tmp_path):
     policy = load_policy(base)
     saved = save(policy, tmp_path / "checkpoint-4")
     out = export.main(export.Args(checkpoint=saved, out=tmp_path / "out"))
-    agent, _ = evaluate.load_agent(out)
+    agent, _ = playing.load_agent(out)
     for a, b in zip(agent.model.parameters(), policy.model.parameters(), strict=True):
         torch.testing.assert_close(a.float(), b, rtol=0.01, atol=0)
     with pytest.raises(ValueError, match="no base model"):

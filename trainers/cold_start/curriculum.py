@@ -31,7 +31,7 @@ from agent_envs.tasks import qa_scripts
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
-from trainers import evaluate
+from trainers import playing
 from trainers.algorithms.losses import aggregate
 from trainers.cold_start import CONTINUE_PROBABILITY, STEPS, STEPS_OF_DECISIONS, demonstrations
 from trainers.models import tiny
@@ -330,6 +330,6 @@ def _cache_folder(
     episodes = demonstrations.play_unbroken(envs, few, script, outage_minutes=outage_minutes)
     turns = [turn for played in episodes for turn in played]
     played = repr([(turn["observation"], turn["action"]) for turn in turns])
-    what = f"{code}{envs.spec.id}{kwargs}{evaluate.source_of(envs)}{played}{POOL}{seed}{steps}{continue_probability}"
+    what = f"{code}{envs.spec.id}{kwargs}{playing.source_of(envs)}{played}{POOL}{seed}{steps}{continue_probability}"
     root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
     return Path(root) / "tiny" / hashlib.sha256(what.encode()).hexdigest()[:16]

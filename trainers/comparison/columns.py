@@ -12,7 +12,7 @@ from pathlib import Path
 
 from agent_envs.vector import ToolVectorEnv
 from retrieval_index import durable
-from trainers import evaluate
+from trainers import playing
 from trainers.comparison.recipe import EnvConfig
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.policy import Policy
@@ -32,7 +32,7 @@ class NotThere(Exception):
 
 def evaluate_columns(
     title: str, columns: Columns, max_new_tokens: int, folder: Path, identity: str, player: Callable[[], Player] | None,
-) -> dict[str, evaluate.Row]:  # fmt: skip
+) -> dict[str, playing.Row]:  # fmt: skip
     """Evaluate an agent on the columns of the table: by column, one row, with the scores of its ``questions``.
 
     The episodes are kept in ``folder``, and what it holds already is not played again, were it half a column.
@@ -63,8 +63,8 @@ def _play(
 ) -> tuple[dict, list[dict]]:
     """Play what is missing of a column, in batches, each of which is kept at once, unless tools broke in most of it."""
     envs = make_envs(task.env, json.dumps(task.env_kwargs), "validation", min(questions or _BATCH, _BATCH))
-    numbers, asked = evaluate.instances(envs, questions), envs.envs[0].questions
-    measure, source = envs.envs[0].PRIMARY_METRIC, evaluate.source_of(envs)
+    numbers, asked = playing.instances(envs, questions), envs.envs[0].questions
+    measure, source = envs.envs[0].PRIMARY_METRIC, playing.source_of(envs)
     header = {"source": source, "measure": measure, "count": len(numbers)}
     while len(episodes) < len(numbers):
         batch = numbers[len(episodes) : len(episodes) + envs.num_envs]
@@ -79,9 +79,9 @@ def _failed_share(played: list[dict]) -> float:
     return sum(bool(one.get("tool_faults")) for one in played) / len(played)
 
 
-def _summarize(title: str, header: Mapping, episodes: list[dict]) -> evaluate.Row:
+def _summarize(title: str, header: Mapping, episodes: list[dict]) -> playing.Row:
     measure = header["measure"]
-    row = evaluate.summarize(title, episodes, measure)
+    row = playing.summarize(title, episodes, measure)
     scores = {name: [e[name] for e in episodes] for name in SCORES if all(name in e for e in episodes)}
     if all("invalid" in e for e in episodes):
         row["invalid"] = sum(e["invalid"] for e in episodes) / sum(e["turns"] for e in episodes)
@@ -101,7 +101,7 @@ def policy_player(policy: Policy, max_new_tokens: int) -> Player:
 
     def play(envs: ToolVectorEnv, numbers: list[int]) -> list[dict]:
         engine = engine_of(envs.envs[0].stop)
-        infos, transcripts = evaluate.play_policy(envs, policy, engine, numbers, max_new_tokens)
+        infos, transcripts = playing.play_policy(envs, policy, engine, numbers, max_new_tokens)
         invalid = [sum(t.error is not None for t in env.history.turns) for env in envs.envs[: len(numbers)]]
         turns = [[{n: t[n] for n in ("observation", "action", "reward")} for t in own] for own in transcripts]
         return [i | {"invalid": bad, "episode": own} for i, bad, own in zip(infos, invalid, turns, strict=True)]
@@ -114,7 +114,7 @@ def naive_rag_player(policy: Policy, max_new_tokens: int) -> Player:
     engine_of = functools.cache(lambda stop: TransformersEngine(policy, stop))
 
     def play(envs: ToolVectorEnv, numbers: list[int]) -> list[dict]:
-        return evaluate.play_naive_rag(envs, policy, engine_of(envs.envs[0].stop), numbers, max_new_tokens)
+        return playing.play_naive_rag(envs, policy, engine_of(envs.envs[0].stop), numbers, max_new_tokens)
 
     return play
 
@@ -136,7 +136,7 @@ def script_player(name: str) -> Player:
             "golds",
             "tool_faults",
         )
-        return [{n: own[n] for n in kept if n in own} for own in evaluate.play_script(envs, numbers, script)]
+        return [{n: own[n] for n in kept if n in own} for own in playing.play_script(envs, numbers, script)]
 
     return play
 

@@ -48,7 +48,7 @@ def write(folder: Path, results: Mapping) -> None:
 
     Args:
         results: of `trainers.compare`. ``rows`` holds, by agent, one dict for each of its ``seeds``: the rows of
-            `trainers.evaluate.summarize` by column, each with its ``score`` and those of its ``questions``; ``training``,
+            `trainers.playing.summarize` by column, each with its ``score`` and those of its ``questions``; ``training``,
             what was trained, one dict for each seed; ``curves``, the held-out evaluations of each run on the way, and
             ``process``, what its episodes were like; ``missing``, what is not there yet.
     """

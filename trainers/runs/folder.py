@@ -186,7 +186,7 @@ def write_report(run: Path, summary: dict, transcripts: list[list[dict]]) -> Non
     """The closing table, the learning curve, a sample episode, and where all of it lies.
 
     Args:
-        summary: with ``rows``, the rows of the table by `trainers.evaluate.summarize`; the first is Naive RAG.
+        summary: with ``rows``, the rows of the table by `trainers.playing.summarize`; the first is Naive RAG.
         transcripts: held-out episodes of the trained policy; a long one that went well is shown.
     """
     console = Console()

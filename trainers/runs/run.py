@@ -19,7 +19,7 @@ from typing import NoReturn, Self, cast
 import numpy as np
 import torch
 
-from trainers import distributed, evaluate
+from trainers import distributed, playing
 from trainers.algorithms.group_filters import ZERO_STD
 from trainers.algorithms.schedules import learning_rate_factor
 from trainers.cold_start.start import start_policy
@@ -97,7 +97,7 @@ class Run:
             self.score = self.held_out.envs[0].PRIMARY_METRIC
             setup.check_splits(self.envs, self.held_out)
             # Now: an environment that has to be asked is reset by it.
-            self._sources = evaluate.source_of(self.held_out), evaluate.source_of(self.envs)
+            self._sources = playing.source_of(self.held_out), playing.source_of(self.envs)
             check_formats(self.envs)
             self._start_policy()
             stack.callback(self.collector.close)
@@ -199,8 +199,8 @@ class Run:
         """
         self.collector.update_weights()
         play = partial(
-            evaluate.evaluate_policy, self.held_out, self.collector.policy, self.engine,
-            evaluate.instances(self.held_out, questions), self.args.max_new_tokens, name, temperature=temperature,
+            playing.evaluate_policy, self.held_out, self.collector.policy, self.engine,
+            playing.instances(self.held_out, questions), self.args.max_new_tokens, name, temperature=temperature,
             recorder=recorder,
         )  # fmt: skip
         minutes = self.args.tool_outage_minutes
@@ -354,7 +354,7 @@ class Run:
         """What the trained policy is compared with: Naive RAG where there are questions to search for, the policy before
         training (greedy, then sampled as in training) and the task's scripted agent."""
         held_out, args, policy = self.held_out, self.args, self.collector.policy
-        questions, rows = evaluate.instances(held_out, args.final_questions), []
+        questions, rows = playing.instances(held_out, args.final_questions), []
         asks, scripted = held_out.envs[0].questions is not None, held_out.envs[0].SCRIPTS.get("scripted")
         with Progress((2 + asks + bool(scripted)) * len(questions), "episodes", "baselines") as progress:
 
@@ -367,16 +367,14 @@ class Run:
 
             progress.update(0)  # with a large model they take minutes
             if asks:
-                rag = partial(
-                    evaluate.evaluate_naive_rag, held_out, policy, self.engine, questions, args.max_new_tokens
-                )
+                rag = partial(playing.evaluate_naive_rag, held_out, policy, self.engine, questions, args.max_new_tokens)
                 add(lambda recorder: rag("Naive RAG", recorder), "Naive RAG", "naive-rag")
             count = args.final_questions
             add(lambda recorder: self.evaluate(count, BEFORE, 0.0, recorder)[0], BEFORE, "before", True)
             sampled = partial(self.evaluate, count, BEFORE_SAMPLED, args.temperature)
             add(lambda recorder: sampled(recorder)[0], BEFORE_SAMPLED, "before-sampled", True)
             if scripted:
-                script = partial(evaluate.evaluate_script, held_out, questions, scripted, "Scripted agent")
+                script = partial(playing.evaluate_script, held_out, questions, scripted, "Scripted agent")
                 add(script, "Scripted agent", "scripted")
                 self._recorded.insert(0, self._recorded.pop())  # it fills every field, see `episodes._with_types`
         return rows

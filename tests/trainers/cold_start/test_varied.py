@@ -13,9 +13,9 @@ from agent_envs.tools import SearchTool
 from tests.trainers.cold_start.test_curriculum import pieces
 from trainers import grpo
 from trainers.cold_start import curriculum, demonstrations
-from trainers.evaluate import summarize
 from trainers.models import tiny
 from trainers.models.policy import Policy
+from trainers.playing import summarize
 from trainers.runs.setup import make_envs
 
 

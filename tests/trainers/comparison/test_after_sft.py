@@ -5,7 +5,7 @@ import json
 import pytest
 import tyro
 
-from trainers import compare, evaluate, grpo, sft
+from trainers import compare, grpo, playing, sft
 from trainers.comparison import columns, lengthened
 from trainers.comparison.recipe import ALGORITHMS
 from trainers.runs.logger import read_metrics
@@ -127,7 +127,7 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
         patched.setattr(compare, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in ALGORITHMS.items()})
         patched.setattr(sft, "main", never)
         patched.setattr(lengthened, "sample", never)
-        patched.setattr(evaluate, "play_policy", never)
+        patched.setattr(playing, "play_policy", never)
         assert compare.main(ask()) == results
     with pytest.raises(ValueError, match=r"sft-0 holds a run with other settings \(.*dtype='float32', not 'bfloat16'"):
         compare.main(ask("--arguments", '{"dtype": "bfloat16"}'))
@@ -167,9 +167,9 @@ def test_what_was_killed_goes_on(ask, tmp_path, monkeypatch):
     assert not (out / "grpo-0" / "evaluations").exists()
     monkeypatch.setattr(columns, "_BATCH", 3)
     die_in(columns, "_summarize", 1)  # the first column is there, and no row of it
-    die_in(evaluate, "play_policy", 2)  # the second column is half there
-    played, play = [], evaluate.play_policy
-    monkeypatch.setattr(evaluate, "play_policy", lambda *args: played.append(args[3]) or play(*args))
+    die_in(playing, "play_policy", 2)  # the second column is half there
+    played, play = [], playing.play_policy
+    monkeypatch.setattr(playing, "play_policy", lambda *args: played.append(args[3]) or play(*args))
     resumed = compare.main(ask(*words))["rows"]["GRPO"]
     assert played == [[3, 4]]
     assert [lines["step"] for lines in read_metrics(out / "grpo-0" / "metrics.jsonl")] == [0, 1, 2]

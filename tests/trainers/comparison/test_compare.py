@@ -4,7 +4,7 @@ import pytest
 import tyro
 
 import retrieval_index
-from trainers import compare, evaluate
+from trainers import compare, playing
 from trainers.comparison import curves
 from trainers.comparison.curves import Point, draw, draw_scores, mean_curve, point_reaching
 from trainers.comparison.recipe import BASELINES
@@ -107,7 +107,7 @@ def test_two_runs_from_one_cold_start(tmp_path, monkeypatch, ask):
         patched.setattr(
             compare, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in compare.ALGORITHMS.items()}
         )
-        patched.setattr(evaluate, "play_policy", never)
+        patched.setattr(playing, "play_policy", never)
         patched.setattr(compare.imitation.curriculum, "fit", never)
         assert compare.main(ask(SMALL)) == results
     (out / "rloo-1" / "summary.json").unlink()
@@ -173,8 +173,8 @@ def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
     loaded, load = [], compare.load_policy
     monkeypatch.setattr(compare, "load_policy", lambda folder, **kw: loaded.append(folder) or load(folder, **kw))
     played = []
-    whole = evaluate.play_policy
-    monkeypatch.setattr(evaluate, "play_policy", lambda *args: played.append(args[3]) or whole(*args))
+    whole = playing.play_policy
+    monkeypatch.setattr(playing, "play_policy", lambda *args: played.append(args[3]) or whole(*args))
     wider = compare.main(ask(more, *words))
     assert played == [[0, 1, 2, 3]] * 2 * 3  # two columns, of the start and two runs
     assert len(loaded) == len(set(loaded)) == 2

@@ -12,7 +12,7 @@ import torch
 
 from agent_envs.tool_env import ToolEnv
 from retrieval_index import durable
-from trainers import compare, evaluate, export, grpo, ppo, sft
+from trainers import compare, evaluate, export, grpo, playing, ppo, sft
 from trainers.cold_start.start import start_policy
 from trainers.models import lora
 from trainers.models.loading import load_policy
@@ -355,7 +355,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(train, tmp_path,
         content[-1] ^= 1
         (run / "checkpoint-3" / lost).write_bytes(content)
     with pytest.raises(checkpoint.CheckpointDamaged):  # nor is it taken for a plain model
-        evaluate.load_agent(run / "checkpoint-3")
+        playing.load_agent(run / "checkpoint-3")
     with pytest.raises(checkpoint.CheckpointDamaged):
         start_policy(grpo.Args(model=str(run / "checkpoint-3")), None, 0)
     capsys.readouterr()
