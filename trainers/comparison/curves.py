@@ -98,25 +98,26 @@ def draw_process(process: Mapping[str, Sequence[Mapping[str, Sequence]]], out_pn
 
 
 def draw_scores(
-    scores: Mapping[str, Mapping[str, tuple[float, float | None]]], out_png: Path, score: str, title: str
-) -> None:
+    scores: Mapping[str, Mapping[str, tuple[float, float | None]]], out_png: Path, score: str, title: str, over: str = "seeds"
+) -> None:  # fmt: skip
     """The score at the end, a panel for each column: of each agent the mean and its 95 % interval.
 
     Args:
         scores: by agent and column the mean over seeds, and half of its interval; None for a single seed.
+        over: what the intervals are over.
     """
     columns = list(dict.fromkeys(column for own in scores.values() for column in own))
     rows, wide = (1, len(columns)) if len(columns) <= 5 else figures.grid(len(columns))
     height = 0.7 + rows * (0.6 + 0.25 * len(scores))
     with figures.style():
-        figure = figures.new_figure(height, title, f"{score} at the end, greedily: mean and 95 % interval over seeds")
+        figure = figures.new_figure(height, title, f"{score} at the end, greedily: mean and 95 % interval over {over}")
         panels = list(figure.subplots(rows, wide, sharex=True, sharey=True, squeeze=False).flat)
         for axes, column in zip(panels, columns, strict=False):
             figures.draw_dots(axes, [own.get(column, (np.nan, None)) for own in scores.values()])
             axes.set_title(column, loc="left", weight="bold")
             axes.set_yticks(range(len(scores)), list(scores))
         low, high = panels[0].get_xlim()
-        panels[0].set_xlim(min(-0.08, low), max(1.08, high))
+        panels[0].set_xlim(min(-0.08, low), high if high < 0.75 else max(1.08, high))  # low scores need the width
         for axes in panels[len(columns) :]:
             axes.set_axis_off()
         figures.save(figure, out_png)

@@ -61,7 +61,8 @@ def write(folder: Path, results: Mapping) -> None:
     if results["curves"]:
         draw(results["curves"], levels, folder / "curves.png", score_name(results), title)
         files.append("curves.png")
-    draw_scores(_mean_scores(results), folder / "scores.png", score_name(results), title)
+    over = "questions and seeds" if results["recipe"]["pooled"] else "seeds"
+    draw_scores(_mean_scores(results), folder / "scores.png", score_name(results), title, over)
     files.append("scores.png")
     if len(profiled := score_arrays(results)) >= 3:
         draw_profiles(profiled, folder / "profiles.png", score_name(results), title)
@@ -145,13 +146,28 @@ def _explain(recipe: Mapping, rows: Mapping, several: bool) -> str:
 
 
 def _mean_scores(results: Mapping) -> dict[str, dict[str, tuple[float, float | None]]]:
-    """By agent and column, the mean score over seeds and half of its interval."""
+    """By agent and column, the mean score over seeds and half of its interval: over seeds, or where columns are pooled over
+    questions and seeds."""
+    if pooled := results["recipe"]["pooled"]:
+        tasks_of = {name: [name] for name in results["recipe"]["tasks"]} | {_pooled_name(results["recipe"]): pooled}
+        return {
+            agent: {
+                title: _mean_and_half_over_questions(_pool(own, results["seeds"][agent], tasks, "score"))
+                for title, tasks in tasks_of.items()
+            }
+            for agent, own in results["rows"].items()
+        }
     tasks = {name: name for name in results["recipe"]["tasks"]} | {"Avg": None}
     found = {
         agent: {title: _seed_values(own, task, "score") for title, task in tasks.items()}
         for agent, own in results["rows"].items()
     }
     return {agent: {title: mean_and_half(own) for title, own in row.items() if own} for agent, row in found.items()}
+
+
+def _mean_and_half_over_questions(pooled: Mapping[int | None, Mapping[str, float]]) -> tuple[float, float]:
+    mean, low, high = bootstrap(np.array([list(scores.values()) for scores in pooled.values()]))
+    return mean, (high - low) / 2
 
 
 def _score_table(results: Mapping) -> list[str]:
