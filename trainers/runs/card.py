@@ -43,7 +43,9 @@ def write(
     step, rows = STEP_FOLDER.fullmatch(folder), (summary or {}).get("rows")
     which = f"The weights after {step[1]} updates" if step else "The weights that did best on held-out questions"
     score = f"{(summary or {}).get('source', '')}".strip()
-    interface = select_interface(arguments.get("env_kwargs", "{}"))
+    given = json.loads(arguments.get("env_kwargs") or "{}")
+    tasks = {"tasks": given["tasks"]} if "tasks" in given else {}  # without which there is no mixture
+    interface = tasks | select_interface(arguments.get("env_kwargs", "{}"))
     use = "python -m trainers.play --agent FOLDER_OR_ID"
     use += f" --env {env}" if env else ""
     use += f" --env-kwargs {shlex.quote(json.dumps(interface, ensure_ascii=False))}" if interface else ""

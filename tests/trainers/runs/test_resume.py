@@ -177,6 +177,10 @@ def test_the_metadata_names_only_what_the_hub_knows():
     assert data.datasets == ["hotpotqa/hotpot_qa"] and data.base_model_relation == "adapter"
     whole = card.write(known, Path("none"), "checkpoint-5", None)
     assert ModelCard(whole).data.base_model is None and "/home/me" not in whole
-    tasks = json.dumps({"tasks": {"AgentR1/MuSiQue-v0": 1, "AgentR1/NQ-v0": 1}})
-    mixed = known | {"env": "AgentR1/Mixture-v0", "env_kwargs": tasks}
-    assert len(ModelCard(card.write(mixed, Path("none"), "best", None)).data.datasets) == 2
+    tasks = {"tasks": {"AgentR1/MuSiQue-v0": 1, "AgentR1/NQ-v0": 1}, "k": 2}
+    mixed = known | {"env": "AgentR1/Mixture-v0", "env_kwargs": json.dumps({"data": "/home/me/data", "holdout": 9} | tasks)}
+    written = card.write(mixed, Path("none"), "best", None)
+    assert len(ModelCard(written).data.datasets) == 2
+    # What an agent needs to play as in training: neither folders nor which questions it learned from.
+    assert f"trainers.play --agent FOLDER_OR_ID --env AgentR1/Mixture-v0 --env-kwargs '{json.dumps(tasks)}'" in written
+    assert "--env AgentR1/HotpotQA-v0\n```" in adapter

@@ -1,0 +1,61 @@
+"""The trained agent in examples/smollm2-hotpotqa: that it fits the model that it names, and, with that model at hand, that it plays.
+
+    AGENT_ENVS_TEST_MODEL=SmolLM2-135M-Instruct.Q4_1.gguf python -m pytest -m slow tests/trainers/test_shipped_agent.py
+"""
+
+import json
+import os
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from trainers import evaluate
+from trainers.comparison import recipe_file
+from trainers.runs import checkpoint, integrity
+
+ROOT = Path(__file__).parents[2]
+AGENT = ROOT / "examples" / "smollm2-hotpotqa"
+DATA = Path(os.environ.get("AGENT_ENVS_TEST_DATA") or ROOT.parent / "shared" / "data")
+MODEL = os.environ.get("AGENT_ENVS_TEST_MODEL", "")
+
+
+def test_it_is_whole_small_and_names_no_folder():
+    integrity.verify(AGENT)
+    assert sum(file.stat().st_size for file in AGENT.iterdir()) < 10 * 2**20
+    assert json.loads((AGENT / "adapter_config.json").read_text())["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    kept = checkpoint.read_extra(AGENT)
+    assert json.loads(kept["env_kwargs"]) == {"k": 2, "max_chars": 500, "max_turns": 5}
+    assert (kept["dtype"], kept["max_new_tokens"]) == ("bfloat16", 48)
+    card = (AGENT / "README.md").read_text()
+    assert card.startswith("---\n") and "base_model: " in card
+    for part in ("## Evaluation", "## Command", "## Use", "MuSiQue", "--base-model"):
+        assert part in card
+
+
+def test_its_weights_fit_the_model_that_it_names():
+    peft = pytest.importorskip("peft")
+    shape = recipe_file.read("real").model_config
+    assert shape.pop("model_type") == "llama"
+    model = LlamaForCausalLM(LlamaConfig(**shape | {"vocab_size": 64}))  # the embeddings have no adapter
+    adapted = peft.PeftModel.from_pretrained(model, AGENT)
+    shapes = {name: tuple(p.shape) for name, p in peft.get_peft_model_state_dict(adapted).items()}
+    weights = load_file(AGENT / "adapter_model.safetensors")
+    assert {name: tuple(weight.shape) for name, weight in weights.items()} == shapes
+    assert len(weights) == 2 * 7 * 30  # A and B of each linear layer
+    assert all(torch.isfinite(weight).all() and weight.abs().max() > 0 for weight in weights.values())
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not MODEL, reason="AGENT_ENVS_TEST_MODEL names no GGUF file of SmolLM2-135M-Instruct")
+@pytest.mark.skipif(not DATA.is_dir(), reason="no AGENT_ENVS_TEST_DATA, and no ../shared/data")
+def test_it_answers_real_questions(tmp_path):
+    kwargs = {"data": str(DATA), "source": "local", **json.loads(checkpoint.read_extra(AGENT)["env_kwargs"])}
+    args = evaluate.Args(
+        env="AgentR1/HotpotQA-v0", env_kwargs=json.dumps(kwargs), model=(MODEL,), checkpoint=(AGENT,), questions=64, out=tmp_path
+    )  # fmt: skip
+    rows = {row["name"]: row for row in evaluate.main(args)}
+    assert rows[str(AGENT)]["em"] > rows[f"Naive RAG ({AGENT})"]["em"]
+    assert rows[str(AGENT)]["em"] >= 0.15 and rows[str(AGENT)]["support_recall"] >= 0.5
