@@ -1,6 +1,6 @@
-"""The trained agent in examples/smollm2-hotpotqa: that it fits the model that it names, and, with that model at hand, that it plays.
+"""The trained agent in examples/smollm2-hotpotqa fits the model that it names, and, where that model is at hand, plays.
 
-    AGENT_ENVS_TEST_MODEL=SmolLM2-135M-Instruct.Q4_1.gguf python -m pytest -m slow tests/trainers/test_shipped_agent.py
+AGENT_ENVS_TEST_MODEL=SmolLM2-135M-Instruct.Q4_1.gguf python -m pytest -m slow tests/trainers/test_shipped_agent.py
 """
 
 import json
@@ -24,8 +24,9 @@ MODEL = os.environ.get("AGENT_ENVS_TEST_MODEL", "")
 
 def test_it_is_whole_small_and_names_no_folder():
     integrity.verify(AGENT)
-    assert sum(file.stat().st_size for file in AGENT.iterdir()) < 10 * 2**20
-    assert json.loads((AGENT / "adapter_config.json").read_text())["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
+    assert sum(file.stat().st_size for file in AGENT.iterdir()) < 10_000_000
+    config = json.loads((AGENT / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
     kept = checkpoint.read_extra(AGENT)
     assert json.loads(kept["env_kwargs"]) == {"k": 2, "max_chars": 500, "max_turns": 5}
     assert (kept["dtype"], kept["max_new_tokens"]) == ("bfloat16", 48)

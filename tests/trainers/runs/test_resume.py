@@ -178,7 +178,10 @@ def test_the_metadata_names_only_what_the_hub_knows():
     whole = card.write(known, Path("none"), "checkpoint-5", None)
     assert ModelCard(whole).data.base_model is None and "/home/me" not in whole
     tasks = {"tasks": {"AgentR1/MuSiQue-v0": 1, "AgentR1/NQ-v0": 1}, "k": 2}
-    mixed = known | {"env": "AgentR1/Mixture-v0", "env_kwargs": json.dumps({"data": "/home/me/data", "holdout": 9} | tasks)}
+    mixed = known | {
+        "env": "AgentR1/Mixture-v0",
+        "env_kwargs": json.dumps({"data": "/home/me/data", "holdout": 9} | tasks),
+    }
     written = card.write(mixed, Path("none"), "best", None)
     assert len(ModelCard(written).data.datasets) == 2
     # What an agent needs to play as in training: neither folders nor which questions it learned from.
