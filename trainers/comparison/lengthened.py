@@ -18,6 +18,7 @@ from trainers.runs.logger import read_metrics
 from trainers.runs.settings import check_settings
 from trainers.runs.setup import make_envs
 
+_BATCHES = "batches.jsonl"
 ROUNDS, SAMPLING = 2, 0.5  # of rejection sampling, and the share of each that is spent on sampling
 
 
@@ -71,7 +72,13 @@ def rejection_sampling(args: sft.Args, attempts: int, seconds: float, folder: Pa
         here = replace(args, model=summary["checkpoint"], seed=args.seed + 1000 * number)
         if here.model != args.model:
             here = replace(here, lora_rank=0)  # its adapter is trained further
-        records = _sample(here, attempts, SAMPLING * left, folder / f"sampled-{number}")
+        sampled_in, round_folder = folder / f"sampled-{number}", folder / f"round-{number}"
+        if (
+            round_folder / "summary.json"
+        ).exists():  # learned from already: no more is sampled, whatever the budget is now
+            records = _read_batches(sampled_in)
+        else:
+            records = _sample(here, attempts, SAMPLING * left, sampled_in)
         files += [record["file"] for record in records if record["kept"]]
         sampling = sum(record["seconds"] for record in records)
         sampled += sum(record["sampled"] for record in records)
@@ -82,9 +89,14 @@ def rejection_sampling(args: sft.Args, attempts: int, seconds: float, folder: Pa
             here, episodes=tuple(files), script=(), messages=(), sample=0, max_seconds=max(1.0, left - sampling), updates=0,
             patience=0, seed=args.seed,
         )  # fmt: skip
-        summary = fine_tune(learn, folder / f"round-{number}")
+        summary = fine_tune(learn, round_folder)
         spent += sampling + summary["seconds"]
     return summary | {"seconds": spent, "sampled": sampled, "kept": summary.get("episodes", 0)}
+
+
+def _read_batches(folder: Path) -> list[dict]:
+    """A record for each batch that was sampled into ``folder``."""
+    return read_metrics(folder / _BATCHES) if (folder / _BATCHES).exists() else []
 
 
 def _sample(args: sft.Args, attempts: int, seconds: float, folder: Path) -> list[dict]:
@@ -92,8 +104,7 @@ def _sample(args: sft.Args, attempts: int, seconds: float, folder: Path) -> list
 
     Questions come in an order drawn by the seed, none twice before each came once.
     """
-    log = folder / "batches.jsonl"
-    records = read_metrics(log) if log.exists() else []
+    log, records = folder / _BATCHES, _read_batches(folder)
     if sum(record["seconds"] for record in records) >= seconds:
         return records
     envs = make_envs(args.env, args.env_kwargs, "train", max(64 // attempts, 1) * attempts)

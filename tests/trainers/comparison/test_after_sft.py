@@ -9,6 +9,7 @@ from trainers import compare, grpo, playing, sft
 from trainers.comparison import columns, lengthened
 from trainers.comparison.recipe import ALGORITHMS
 from trainers.runs.logger import read_metrics
+from trainers.runs.settings import SettingsDiffer
 
 RECIPE = """
 title = "A small one"
@@ -196,6 +197,10 @@ def test_rejection_sampling_goes_on_between_batches(ask, tmp_path, monkeypatch):
     assert summary["sampled"] >= 128
     assert calls[0] != calls[1] and not set(calls[0]) & set(calls[1])  # no question twice before each came once
     assert summary["seconds"] >= 0.9 * seconds
+    monkeypatch.setattr(lengthened, "sample", never)  # what has been learned from gets no more episodes
+    assert lengthened.rejection_sampling(args, 32, seconds, tmp_path / "r") == summary
+    with pytest.raises(SettingsDiffer, match="max_seconds"):
+        lengthened.rejection_sampling(args, 32, 10 * seconds, tmp_path / "r")
 
 
 def test_nothing_right_leaves_the_start(ask, tmp_path, monkeypatch):
