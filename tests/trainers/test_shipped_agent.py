@@ -6,6 +6,7 @@ AGENT_ENVS_TEST_MODEL=SmolLM2-135M-Instruct.Q4_1.gguf python -m pytest -m slow t
 import json
 import os
 from pathlib import Path
+from statistics import mean
 
 import pytest
 import torch
@@ -47,6 +48,21 @@ def test_its_weights_fit_the_model_that_it_names():
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == shapes
     assert len(weights) == 2 * 7 * 30  # A and B of each linear layer
     assert all(torch.isfinite(weight).all() and weight.abs().max() > 0 for weight in weights.values())
+
+
+def test_its_tables_are_made_of_the_scores_of_each_question():
+    """Exact match and F1 of three agents, in the card and on the page of comparisons."""
+    kept = json.loads((ROOT / "docs" / "results" / "real_questions.json").read_text())
+    for title in ("SFT", "Rejection sampling", "GRPO"):
+        (own,) = kept["agents"][title]
+        em = {column: list(map(int, scores["em"])) for column, scores in own["columns"].items()}
+        f1 = {column: scores["f1"] for column, scores in own["columns"].items()}
+        em["both"], f1["both"] = (some["HotpotQA"] + some["2Wiki"] for some in (em, f1))
+        cells = [
+            f"{mean(em[column]):.3f} ({mean(f1[column]):.3f})" for column in ("HotpotQA", "2Wiki", "both", "MuSiQue")
+        ]
+        row = " | ".join(cells).replace("0.", ".")
+        assert row in (AGENT / "README.md").read_text() and row in (ROOT / "docs" / "comparisons.md").read_text()
 
 
 @pytest.mark.slow
