@@ -73,6 +73,12 @@ def test_it_answers_real_questions(tmp_path):
     args = evaluate.Args(
         env="AgentR1/HotpotQA-v0", env_kwargs=json.dumps(kwargs), model=(MODEL,), checkpoint=(AGENT,), questions=64, out=tmp_path
     )  # fmt: skip
-    rows = {row["name"]: row for row in evaluate.main(args)}
-    assert rows[str(AGENT)]["em"] > rows[f"Naive RAG ({AGENT})"]["em"]
-    assert rows[str(AGENT)]["em"] >= 0.15 and rows[str(AGENT)]["support_recall"] >= 0.5
+    row = {row["name"]: row for row in evaluate.main(args)}[str(AGENT)]
+    assert row["support_recall"] >= 0.6
+    # Question by question as in the table, but for what another processor rounds otherwise.
+    lines = (tmp_path / "episodes.jsonl").read_text().splitlines()
+    played = [record for record in map(json.loads, lines) if record["agent"] == str(AGENT)]
+    kept = json.loads((ROOT / "docs" / "results" / "real_questions.json").read_text())["agents"]["GRPO"][0]
+    em = kept["columns"]["HotpotQA"]["em"]
+    assert len(played) == 64
+    assert mean(record["score"] == int(em[record["instance"]]) for record in played) >= 0.85
