@@ -150,12 +150,13 @@ def _mean_scores(results: Mapping) -> dict[str, dict[str, tuple[float, float | N
     questions and seeds."""
     if pooled := results["recipe"]["pooled"]:
         tasks_of = {name: [name] for name in results["recipe"]["tasks"]} | {_pooled_name(results["recipe"]): pooled}
-        return {
-            agent: {
-                title: _mean_and_half_over_questions(_pool(own, results["seeds"][agent], tasks, "score"))
-                for title, tasks in tasks_of.items()
-            }
+        pools = {
+            agent: {title: _pool(own, results["seeds"][agent], tasks, "score") for title, tasks in tasks_of.items()}
             for agent, own in results["rows"].items()
+        }
+        return {
+            agent: {title: _mean_and_half_over_questions(pool) for title, pool in row.items() if all(pool.values())}
+            for agent, row in pools.items()
         }
     tasks = {name: name for name in results["recipe"]["tasks"]} | {"Avg": None}
     found = {

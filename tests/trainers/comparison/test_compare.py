@@ -5,7 +5,7 @@ import tyro
 
 import retrieval_index
 from trainers import compare, playing
-from trainers.comparison import curves
+from trainers.comparison import curves, report
 from trainers.comparison.curves import Point, draw, draw_scores, mean_curve, point_reaching
 from trainers.comparison.recipe import BASELINES
 from trainers.comparison.report import PAPER, table
@@ -436,6 +436,25 @@ def test_scores_are_drawn_with_their_intervals(tmp_path, drawn):
     assert [text.get_text() for text in left.texts] == ["0.50", "0.70"]
     assert [label.get_text() for label in left.get_yticklabels()] == ["A", "B"]
     assert (left.get_title(loc="left"), right.get_title(loc="left")) == ("x", "y")
+
+
+def test_intervals_are_over_questions_where_columns_are_pooled():
+    """A column without scores of its questions has no dot."""
+    scored = lambda *em: {"measure": "em", "questions": {"id": [*range(len(em))], "em": [*em]}}  # noqa: E731
+    rows = {
+        "A": [
+            {"x": scored(*[0.0, 1.0] * 50), "y": scored(*[1.0] * 100), "z": {"measure": "em", "questions": {"id": [0]}}}
+        ]
+    }
+    results = {
+        "recipe": {"tasks": {"x": {}, "y": {}, "z": {}}, "pooled": ["x", "y"]},
+        "rows": rows,
+        "seeds": {"A": [0]},
+    }
+    found = report._mean_scores(results)["A"]
+    assert list(found) == ["x", "y", "x + y"]
+    assert found["x"] == (0.5, pytest.approx(1.96 * 0.05, abs=0.01)) and found["y"] == pytest.approx((1.0, 0.0))
+    assert found["x + y"][0] == 0.75 and 0 < found["x + y"][1] < found["x"][1]
 
 
 @pytest.mark.parametrize(("agents", "panels"), [(2, 2), (5, 10)])
