@@ -46,12 +46,13 @@ class QATask:
         return scoring.answer_scores(prediction, golds, self.normalize)
 
 
-def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments) -> QATask:
+def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = "", **arguments) -> QATask:
     """Questions and searcher of a benchmark. Loaded once a process: environments with equal arguments share them.
 
     With ``holdout`` n both splits are of the *training* questions: every n-th is kept aside for ``"validation"``, and
     ``"train"`` has the others. So curves are drawn and recipes are tuned without a look at the benchmark's own validation
-    questions.
+    questions. ``part`` "1/2" leaves ``"train"`` each second of its questions from the first on, "2/2" the others: to teach by
+    demonstrations of some questions, and by rewards on others. It does not touch ``"validation"``.
 
     Real benchmarks take ``data``, ``corpus`` and ``source`` (see `agent_envs.data.load_benchmark`), and ``index`` to
     search in place of an index made in memory: a folder built by ``python -m retrieval_index build``, or the URL of a
@@ -62,7 +63,8 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
     ``holdout`` may be 1.
 
     Raises:
-        ValueError: for an unknown benchmark or split, or a ``holdout`` that is neither 0 nor above 1.
+        ValueError: for an unknown benchmark or split, a ``holdout`` that is neither 0 nor above 1, or a ``part`` that is
+            none.
         TypeError: for an argument that the benchmark does not take.
     """
     if benchmark not in BENCHMARKS:
@@ -71,6 +73,7 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
         raise ValueError(f"split must be one of {tuple(_SPLITS)}, got {split!r}")
     if holdout < 0 or (holdout == 1 and benchmark != "own"):
         raise ValueError(f"holdout must be 0, or at least 2 for every second question, got {holdout}")
+    keep = _read_part(part)
     loaders: dict[str, Callable] = {"miniwiki": miniwiki, "own": _load_own}
     parameters = inspect.signature(loaders.get(benchmark, _load_real)).parameters.values()
     known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
@@ -82,19 +85,36 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
     places: tuple = tuple(map(os.environ.get, _PLACES))
     if benchmark == "own":
         places = own.stamps(arguments.get("data"), arguments.get("corpus"))
-    task = _load(benchmark, split, places, holdout, **frozen)
+    task = _load(benchmark, split, places, holdout, keep if split == "train" else None, **frozen)
     if task.warning:
         warnings.warn(task.warning, stacklevel=2)
     return task
 
 
+def _read_part(part: str) -> tuple[int, int] | None:
+    """Number and count of "number/count"; None for ""."""
+    if not part:
+        return None
+    number, count = (int(n) if n.isdecimal() else 0 for n in str(part).partition("/")[::2])
+    if not 1 <= number <= count:
+        raise ValueError(f'part must be as "1/2", the first of two parts of the training questions, got {part!r}')
+    return number, count
+
+
 @lru_cache(maxsize=16)
-def _load(benchmark: str, split: str, places: tuple, holdout: int, **arguments) -> QATask:
+def _load(
+    benchmark: str, split: str, places: tuple, holdout: int, part: tuple[int, int] | None, **arguments
+) -> QATask:
     """``places``: part of the key alone, so that a variable set after a warning, or a file that was changed, is heeded."""
+    if part:
+        task, (number, count) = _load(benchmark, split, places, holdout, None, **arguments), part
+        if not (questions := task.questions[number - 1 :: count]):
+            raise ValueError(f"part={number}/{count} leaves no question of the {len(task.questions)} in {task.source}")
+        return replace(task, questions=questions, source=f"{task.source}, part {number} of {count}")
     if benchmark == "own":
         return _load_own(split, holdout, **arguments)
     if holdout:
-        task, aside = _load(benchmark, "train", places, 0, **arguments), split == "validation"
+        task, aside = _load(benchmark, "train", places, 0, None, **arguments), split == "validation"
         questions = tuple(q for i, q in enumerate(task.questions) if (i % holdout == 0) == aside)
         if not questions:
             raise ValueError(

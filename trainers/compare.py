@@ -227,6 +227,7 @@ class Comparison:
         args = recipe.sft_arguments(seed, **changes)
         if name == "more-sft":
             return lengthened.more_sft(args, self.out / f"sft-{seed}", seconds, folder)
+        args = replace(args, env_kwargs=json.dumps(recipe.env_kwargs))  # the runs' questions, not the demonstrations'
         return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, folder)
 
     def _imitate(self, seed: int, seconds: float, folder: Path) -> dict:

@@ -102,7 +102,8 @@ def mixture_parts(task: EnvConfig) -> list[EnvConfig]:
 def _list_environments(recipe: Recipe, checked: CheckedRecipe) -> Iterator[tuple[str, list[ToolEnv], EnvConfig, str]]:
     """All that is played, training first: its name for messages, the list of ``checked`` that its environments go to, the
     environment and its split."""
-    kinds = {json.dumps(run.env_kwargs, sort_keys=True): run.env_kwargs for run in recipe.runs.values()}
+    own = [recipe.sft.get("env_kwargs", {}), *(run.env_kwargs for run in recipe.runs.values())]
+    kinds = {json.dumps(kwargs, sort_keys=True): kwargs for kwargs in own}
     for kwargs in kinds.values():
         yield (
             "training",

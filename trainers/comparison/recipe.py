@@ -72,7 +72,8 @@ class Recipe:
         reach: a run whose end the others are to come as far as.
         budget: the run that `LENGTHENED` baselines take as long as; by default the slowest.
         budget_seconds: how long they take, in place of ``budget``, so that they can be run beside it and not after it.
-        sft: arguments of `trainers.sft`, for what every run of a seed starts from.
+        sft: arguments of `trainers.sft`, for what every run of a seed starts from; its ``env_kwargs`` are put over the
+            recipe's for its demonstrations alone.
         rejection_sampling: likewise for that baseline, where runs start from a cold start and not from ``sft``.
         model_hint: how to get the model, said where it is not there.
         machine: for the dry run, of the machine that the recipe is for: ``flops_per_second`` of its matrix products, and
@@ -141,8 +142,9 @@ class Recipe:
         preset, shared = SFTArgs(), {n: self.arguments[n] for n in SFT_SHARED if n in self.arguments}
         try:
             own = {**shared, **(self.sft or self.rejection_sampling)}
+            env_kwargs = {**self.env_kwargs, **own.pop("env_kwargs", {})}
             given = {n: _convert_type(n, v, getattr(preset, n)) for n, v in own.items()}
-            common: dict[str, Any] = {"env": self.env, "env_kwargs": json.dumps(self.env_kwargs), "seed": seed}
+            common: dict[str, Any] = {"env": self.env, "env_kwargs": json.dumps(env_kwargs), "seed": seed}
             return replace(preset, **(common | given | changes))
         except ValueError as error:
             where = "sft" if self.sft else "rejection_sampling"

@@ -138,8 +138,9 @@ def _check_sft(where: str, recipe: Recipe) -> None:
     if needed and not recipe.sft:
         raise ValueError(f"{where}: the baselines {needed} need [sft]")
     options = sorted({f.name for f in fields(sft.Args)} - {*SET_BY_COMPARISON, "model"})
-    for name in ("sft", "rejection_sampling"):
-        _check_keys(f"[{name}] of {where}", getattr(recipe, name), options)
+    for name, known in {"sft": ["env_kwargs", *options], "rejection_sampling": options}.items():
+        _check_keys(f"[{name}] of {where}", getattr(recipe, name), known)
+    _check_type(f"[sft] of {where}: env_kwargs", recipe.sft.get("env_kwargs", {}), dict)
     recipe.sft_arguments(0)
     if not recipe.sft:
         return
