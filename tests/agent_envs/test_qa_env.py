@@ -307,3 +307,18 @@ def test_held_out_training_questions():
     for wrong in (1, -2):
         with pytest.raises(ValueError, match=f"holdout must be 0, or at least 2.*got {wrong}"):
             QAEnv(holdout=wrong)
+
+
+def test_parts_of_the_training_questions():
+    """One part to demonstrate, another to reward: together all training questions, and what is held out stays as it is."""
+    arguments = {"entities": 100, "questions": 10, "holdout": 4}
+    whole, aside = (QAEnv(split=split, **arguments).questions for split in ("train", "validation"))
+    parts = [QAEnv(part=f"{i}/2", **arguments) for i in (1, 2)]
+    assert [part.questions for part in parts] == [whole[::2], whole[1::2]]
+    assert parts[1].task.source.endswith("part 2 of 2")
+    assert QAEnv(split="validation", part="2/2", **arguments).questions == aside
+    for wrong in ("1", "0/2", "3/2", "1/2/3", "first", "²/3"):
+        with pytest.raises(ValueError, match=f'part must be as "1/2".*got {wrong!r}'):
+            QAEnv(part=wrong)
+    with pytest.raises(ValueError, match="part=9/9 leaves no question of the 7"):
+        QAEnv(part="9/9", **arguments)
