@@ -224,10 +224,9 @@ class Comparison:
         )
         start = self.start_model(seed) or self._save_start(seed)
         changes = {"model": start} | ({"lora_rank": 0} if recipe.sft.get("lora_rank") else {})
-        args = recipe.sft_arguments(seed, **changes)
+        args = recipe.sft_arguments(seed, name == "rejection-sampling", **changes)
         if name == "more-sft":
             return lengthened.more_sft(args, self.out / f"sft-{seed}", seconds, folder)
-        args = replace(args, env_kwargs=json.dumps(recipe.env_kwargs))  # the runs' questions, not the demonstrations'
         return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, folder)
 
     def _imitate(self, seed: int, seconds: float, folder: Path) -> dict:

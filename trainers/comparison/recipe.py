@@ -74,7 +74,7 @@ class Recipe:
         budget_seconds: how long they take, in place of ``budget``, so that they can be run beside it and not after it.
         sft: arguments of `trainers.sft`, for what every run of a seed starts from; its ``env_kwargs`` are put over the
             recipe's for its demonstrations alone.
-        rejection_sampling: likewise for that baseline, where runs start from a cold start and not from ``sft``.
+        rejection_sampling: likewise for that baseline, put over those of ``sft`` where there are any.
         model_hint: how to get the model, said where it is not there.
         machine: for the dry run, of the machine that the recipe is for: ``flops_per_second`` of its matrix products, and
             what share of it ``passes`` over many tokens and ``decoding`` reach. By default an H100.
@@ -130,10 +130,11 @@ class Recipe:
     def _start(self, model: str) -> dict[str, Any]:
         return {"model": model} | ({"lora_rank": 0} if self.sft.get("lora_rank") else {})
 
-    def sft_arguments(self, seed: int, **changes: Any) -> SFTArgs:
-        """The arguments of supervised fine-tuning before all runs of a seed, or else in rejection sampling.
+    def sft_arguments(self, seed: int, sampled: bool = False, **changes: Any) -> SFTArgs:
+        """The arguments of supervised fine-tuning before all runs of a seed.
 
         Args:
+            sampled: those of rejection sampling instead, which asks the questions that the runs are trained on.
             changes: over those of the recipe.
 
         Raises:
@@ -141,13 +142,14 @@ class Recipe:
         """
         preset, shared = SFTArgs(), {n: self.arguments[n] for n in SFT_SHARED if n in self.arguments}
         try:
-            own = {**shared, **(self.sft or self.rejection_sampling)}
-            env_kwargs = {**self.env_kwargs, **own.pop("env_kwargs", {})}
+            own = {**shared, **self.sft, **(self.rejection_sampling if sampled else {})}
+            demonstrated = own.pop("env_kwargs", {})
+            env_kwargs = self.env_kwargs if sampled else {**self.env_kwargs, **demonstrated}
             given = {n: _convert_type(n, v, getattr(preset, n)) for n, v in own.items()}
             common: dict[str, Any] = {"env": self.env, "env_kwargs": json.dumps(env_kwargs), "seed": seed}
             return replace(preset, **(common | given | changes))
         except ValueError as error:
-            where = "sft" if self.sft else "rejection_sampling"
+            where = "rejection_sampling" if sampled else "sft"
             raise ValueError(f"[{where}] of the recipe {self.name!r}: {error}") from error
 
     def run_arguments(self, name: str, seed: int, start: str = "") -> TrainArgs:

@@ -17,7 +17,7 @@
     hops = [2, 3]
     [sft]                                   # supervised fine-tuning of a pretrained model, from which every run starts
     script = "oracle"                       # any option of trainers.sft
-    [rejection_sampling]                    # likewise in the baseline of that name, where there is no [sft]
+    [rejection_sampling]                    # likewise in the baseline of that name, over those of [sft]
     lr = 1e-3
     [arguments]                             # of every run that has them: any option of its algorithm's command
     updates = 25
@@ -142,10 +142,9 @@ def _check_sft(where: str, recipe: Recipe) -> None:
         _check_keys(f"[{name}] of {where}", getattr(recipe, name), known)
     _check_type(f"[sft] of {where}: env_kwargs", recipe.sft.get("env_kwargs", {}), dict)
     recipe.sft_arguments(0)
+    recipe.sft_arguments(0, sampled=True)
     if not recipe.sft:
         return
-    if recipe.rejection_sampling:
-        raise ValueError(f"{where}: rejection sampling has the arguments of [sft], where there is one")
     if excluded := {"base", "imitation"} & set(recipe.baselines):
         raise ValueError(f"{where}: with [sft] the baselines are {list(AFTER_SFT)} in place of {sorted(excluded)}")
     if has_cold_start:
