@@ -102,9 +102,7 @@ def _read_part(part: str) -> tuple[int, int] | None:
 
 
 @lru_cache(maxsize=16)
-def _load(
-    benchmark: str, split: str, places: tuple, holdout: int, part: tuple[int, int] | None, **arguments
-) -> QATask:
+def _load(benchmark: str, split: str, places: tuple, holdout: int, part: tuple[int, int] | None, **arguments) -> QATask:
     """``places``: part of the key alone, so that a variable set after a warning, or a file that was changed, is heeded."""
     if part:
         task, (number, count) = _load(benchmark, split, places, holdout, None, **arguments), part

@@ -53,7 +53,7 @@ def write(folder: Path, results: Mapping) -> None:
             ``process``, what its episodes were like; ``missing``, what is not there yet.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    durable.write_text(folder / "results.json", _dump(results) + "\n")
+    durable.write_text(folder / "results.json", dump(results) + "\n")
     text = table(results)
     durable.write_text(folder / "table.md", text)
     levels = {name: float(np.mean(values)) for name, values in results["levels"].items()}
@@ -62,7 +62,7 @@ def write(folder: Path, results: Mapping) -> None:
         draw(results["curves"], levels, folder / "curves.png", score_name(results), title)
         files.append("curves.png")
     over = "questions and seeds" if results["recipe"]["pooled"] else "seeds"
-    draw_scores(_mean_scores(results), folder / "scores.png", score_name(results), title, over)
+    draw_scores(mean_scores(results), folder / "scores.png", score_name(results), title, over)
     files.append("scores.png")
     if len(profiled := score_arrays(results)) >= 3:
         draw_profiles(profiled, folder / "profiles.png", score_name(results), title)
@@ -74,7 +74,7 @@ def write(folder: Path, results: Mapping) -> None:
     console.print(f"Everything is in {folder}: {', '.join(files)}.", markup=False, highlight=False)
 
 
-def _dump(results: Mapping) -> str:
+def dump(results: Mapping) -> str:
     """JSON with a line for each list of scores."""
     text = json.dumps(results, indent=1)
     return re.sub(r"\[\s+([^\[\]{}]*?)\s+\]", lambda found: f"[{' '.join(found[1].split())}]", text)
@@ -145,7 +145,7 @@ def _explain(recipe: Mapping, rows: Mapping, several: bool) -> str:
     )  # fmt: skip
 
 
-def _mean_scores(results: Mapping) -> dict[str, dict[str, tuple[float, float | None]]]:
+def mean_scores(results: Mapping) -> dict[str, dict[str, tuple[float, float | None]]]:
     """By agent and column, the mean score over seeds and half of its interval: over seeds, or where columns are pooled over
     questions and seeds."""
     if pooled := results["recipe"]["pooled"]:

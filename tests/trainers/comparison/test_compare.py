@@ -451,7 +451,7 @@ def test_intervals_are_over_questions_where_columns_are_pooled():
         "rows": rows,
         "seeds": {"A": [0]},
     }
-    found = report._mean_scores(results)["A"]
+    found = report.mean_scores(results)["A"]
     assert list(found) == ["x", "y", "x + y"]
     assert found["x"] == (0.5, pytest.approx(1.96 * 0.05, abs=0.01)) and found["y"] == pytest.approx((1.0, 0.0))
     assert found["x + y"][0] == 0.75 and 0 < found["x + y"][1] < found["x"][1]

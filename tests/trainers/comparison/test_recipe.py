@@ -282,7 +282,9 @@ def test_runs_after_sft_train_its_adapter_further(small):
     assert (args.model, args.dtype, args.lora_rank, args.lora_alpha, args.seed) == ("some/model", "bfloat16", 4, 16, 2)
     assert (args.script, args.lr) == (("oracle",), 1.0)
     assert recipe.sft_arguments(2, max_seconds=3.0).max_seconds == 3.0
-    demonstrated = AFTER_SFT.replace("lr = 1\n", "lr = 1\nenv_kwargs = { part = '1/2' }\n[rejection_sampling]\nlr = 0.5\n")
+    demonstrated = AFTER_SFT.replace(
+        "lr = 1\n", "lr = 1\nenv_kwargs = { part = '1/2' }\n[rejection_sampling]\nlr = 0.5\n"
+    )
     other = recipe_file.read(small(demonstrated))
     parts = [other.sft_arguments(2), other.sft_arguments(2, sampled=True)]
     assert [(args.lr, json.loads(args.env_kwargs).get("part")) for args in parts] == [(1.0, "1/2"), (0.5, None)]

@@ -1,0 +1,133 @@
+"""The table of real questions in docs/comparisons.md: its seeds are run on as many days and machines as it takes, and the scores of
+each question are kept in docs/results/real_questions.json. From that file come the table, with its intervals, and the picture.
+
+    python -m benchmarks.training.real_questions --add runs/real            # what `trainers.compare` left there, into the file
+    python -m benchmarks.training.real_questions --picture docs/real_questions.png
+"""
+
+import hashlib
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+import tyro
+
+from retrieval_index import durable
+from trainers.comparison import recipe_file
+from trainers.comparison.curves import draw_scores
+from trainers.comparison.report import dump, mean_scores, pooled_tables
+
+FILE = Path(__file__).parents[2] / "docs" / "results" / "real_questions.json"
+MEANS = ("support_recall", "turns", "calls", "invalid")
+ABOUT = (
+    "Exact match and F1 of each question, in the order of the benchmark's file, and means over the column; training after the "
+    "start, in seconds"
+)
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Keep the scores of a comparison, and make table and picture of all that are kept."""
+
+    add: Path | None = None
+    """Folder of a comparison, whose agents and seeds are added to the file; those that it has already are replaced."""
+    file: Path = FILE
+    """Where the scores are kept."""
+    picture: Path | None = None
+    """Where to draw the scores; of the agents of ``--agents`` alone."""
+    agents: tuple[str, ...] = ()
+    """Which agents the table and the picture show; by default all."""
+    drop: tuple[str, ...] = ()
+    """Agents to leave out of the file from now on."""
+
+
+def trim(results: Mapping) -> dict:
+    """What is kept of results.json: by agent one record for each seed; and of each column, how many questions of which ids."""
+    agents: dict[str, list[dict]] = {}
+    questions: dict[str, dict] = {}
+    for agent, rows in results["rows"].items():
+        training = results["training"].get(agent, [{}] * len(rows))
+        agents[agent] = []
+        for seed, row, spent in zip(results["seeds"][agent], rows, training, strict=True):
+            columns = {name: _trim_column(column) for name, column in row.items()}
+            spent = {name: value for name, value in spent.items() if name != "folder"}
+            curves = results["curves"].get(agent)
+            curve = {"curve": curves[len(agents[agent])]} if curves else {}
+            agents[agent].append({"seed": seed, "training": spent, **curve, "columns": columns})
+            for name, column in row.items():
+                ids = column["questions"]["id"]
+                digest = hashlib.sha256("\n".join(map(str, ids)).encode()).hexdigest()
+                known = questions.setdefault(name, {"count": len(ids), "sha256_of_ids": digest})
+                if known["sha256_of_ids"] != digest:
+                    raise ValueError(f"{agent}, seed {seed}, was asked other questions of {name} than another agent")
+    return {"questions": questions, "agents": agents}
+
+
+def _trim_column(column: Mapping) -> dict:
+    em = "".join(str(int(score)) for score in column["questions"]["em"])
+    f1 = [round(float(score), 4) for score in column["questions"]["f1"]]
+    return {"em": em, "f1": f1} | {name: round(column[name], 4) for name in MEANS if name in column}
+
+
+def merge(kept: Mapping, added: Mapping) -> dict:
+    """What is kept with what is added, seed by seed.
+
+    Raises:
+        ValueError: the two are of other questions.
+    """
+    if kept["questions"] != added["questions"]:
+        raise ValueError("these are the scores of other questions than those in the file: give another --file")
+    agents = {}
+    for agent in [*kept["agents"], *(name for name in added["agents"] if name not in kept["agents"])]:
+        own = {record["seed"]: record for part in (kept, added) for record in part["agents"].get(agent, [])}
+        agents[agent] = [own[seed] for seed in sorted(own, key=lambda seed: -1 if seed is None else seed)]
+    return {**kept, "agents": agents}
+
+
+def untrim(kept: Mapping, agents: tuple[str, ...] = ()) -> dict:
+    """The part of results.json that tables and pictures are made of.
+
+    Raises:
+        ValueError: there is no agent of this name.
+    """
+    recipe = recipe_file.read("real")
+    if unknown := set(agents) - set(kept["agents"]):
+        raise ValueError(f"there are no agents {sorted(unknown)}; there are {list(kept['agents'])}")
+    rows: dict[str, list[dict]] = {}
+    for agent in agents or kept["agents"]:
+        rows[agent] = []
+        for record in kept["agents"][agent]:
+            row = {}
+            for name, column in record["columns"].items():
+                em = [float(digit) for digit in column["em"]]
+                questions = {"id": list(range(len(em))), "em": em, "f1": column["f1"]}
+                means = {"score": sum(em) / len(em), "f1": sum(column["f1"]) / len(em), "measure": "em"}
+                row[name] = {**column, **means, "questions": questions}
+            rows[agent].append(row)
+    return {
+        "rows": rows, "seeds": {agent: [record["seed"] for record in kept["agents"][agent]] for agent in rows},
+        "recipe": {
+            "tasks": recipe.tasks, "pooled": recipe.pooled, "reference": recipe.reference,
+            "runs": {name: {"title": run.title} for name, run in recipe.runs.items()},
+        },
+    }  # fmt: skip
+
+
+def main(args: Args) -> None:
+    kept = json.loads(args.file.read_text(encoding="utf-8")) if args.file.exists() else None
+    if args.add:
+        added = trim(json.loads((args.add / "results.json").read_text(encoding="utf-8")))
+        kept = merge(kept, added) if kept else {"about": ABOUT, **added}
+    if kept is None:
+        raise ValueError(f"there is no file {args.file}: give --add, a comparison's folder")
+    kept["agents"] = {agent: records for agent, records in kept["agents"].items() if agent not in args.drop}
+    durable.write_text(args.file, dump(kept) + "\n")
+    results = untrim(kept, args.agents)
+    print("\n".join(pooled_tables(results, "EM")))
+    if args.picture:
+        draw_scores(mean_scores(results), args.picture, "EM", recipe_file.read("real").title, "questions and seeds")
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))
