@@ -1,5 +1,5 @@
-"""The table of real questions in docs/comparisons.md: its seeds are run on as many days and machines as it takes, and the scores of
-each question are kept in docs/results/real_questions.json. From that file come the table, with its intervals, and the picture.
+"""The table of real questions in docs/comparisons.md: its seeds are run on as many days and machines as it takes, and the scores
+of each question are kept in docs/results/real_questions.json. From that file come the table, with its intervals, and the picture.
 
     python -m benchmarks.training.real_questions --add runs/real            # what `trainers.compare` left there, into the file
     python -m benchmarks.training.real_questions --picture docs/real_questions.png
