@@ -372,9 +372,11 @@ def _title(parts: Sequence[Mapping]) -> str:
 
 
 def _table(part: Mapping) -> dict:
-    """The table of a part: headings, and rows with cells; the interval is drawn on a scale that fits all rows."""
+    """The table of a part: headings, and rows with cells; the interval is drawn on a scale that fits all rows. ``kinds`` is a
+    second one, of the score by kind of question."""
     rows, score = part["rows"], part["score"]
-    columns = [key for key in report.columns_of(rows) if key not in ("name", f"{score}_interval")]
+    every = [key for key in report.columns_of(rows) if key not in ("name", f"{score}_interval")]
+    columns, kinds = ([key for key in every if report.is_kind(key) == wanted] for wanted in (False, True))
     bounds = [v for row in rows for v in (row.get(score), *(row.get(f"{score}_interval") or ())) if v is not None]
     low, high = min(0.0, *bounds, 0.0), max(1.0, *bounds, 1.0)  # a return may leave [0, 1]
     lines = []
@@ -395,6 +397,14 @@ def _table(part: Mapping) -> dict:
         "lines": lines,
         "score": report.HEADINGS.get(score, score),
         "first": columns[:1] == [score],
+        "kinds": {
+            "headings": [report.heading(key) for key in kinds],
+            "lines": [
+                {"name": line["name"], "cells": report.cells_of(row, kinds)}
+                for row, line in zip(rows, lines, strict=True)
+                if row.get("kinds")
+            ],
+        },
     }
 
 

@@ -194,6 +194,11 @@ def columns_of(rows: Sequence[Mapping]) -> list[str]:
     return columns + list(kinds)
 
 
+def is_kind(column: str) -> bool:
+    """Whether a column holds the score of one kind of question."""
+    return column.startswith(_KINDS)
+
+
 def headings_of(columns: Sequence[str], rows: Sequence[Mapping]) -> list[str]:
     """What stands above the columns; with several attempts at each question the score is their average."""
     samples = max((row.get("samples", 1) for row in rows), default=1)

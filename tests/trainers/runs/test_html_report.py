@@ -83,6 +83,15 @@ def test_a_run_has_its_table_settings_and_warnings(run):
     assert part["score"] == "em" and part["symptoms"] == [7]
 
 
+def test_the_scores_of_kinds_of_questions_have_a_table_of_their_own(run):
+    summary = json.loads((run / "summary.json").read_text())
+    summary["rows"][-1]["kinds"] = {"1 hop": 0.875, "yes no": 0.125}
+    (run / "summary.json").write_text(json.dumps(summary))
+    page = read(run)
+    assert "EM by kind of question Agent 1 hop Yes no Trained 0.875 0.125" in page.text  # agents without kinds are left out
+    assert "by kind of question" not in read(run, summary=SUMMARY).text
+
+
 def test_each_episode_is_in_the_index_and_whole_in_a_chunk(run, played):
     blocks = read(run).blocks
     index = {entry["key"]: entry for entry in blocks["data"]["episodes"]}
