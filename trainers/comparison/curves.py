@@ -259,9 +259,10 @@ def _several(runs: Sequence[Sequence]) -> str:
 
 
 def _finish(axes: Axes, means: Mapping[str, MeanCurve], x_label: str, ticks: int) -> None:
-    low = min(float(mean.scores.min()) for mean in means.values())
+    low = min(0.0, *(float(mean.scores.min()) for mean in means.values()))
+    high = max(float(mean.scores.max()) for mean in means.values())
     axes.set(xlabel=x_label, xlim=(0, max(float(mean.episodes[-1]) for mean in means.values()) or 1))
-    axes.set_ylim(min(0.0, low), None)
+    axes.set_ylim(low, max(axes.get_ylim()[1], high + 0.05 * (high - low)))  # or a curve lies on the edge
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.locator_params(axis="x", nbins=ticks)
     axes.tick_params(labelbottom=bool(x_label))
