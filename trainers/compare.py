@@ -59,6 +59,9 @@ class Args(Checks):
     """Arguments of the runs as JSON, over those of the recipe: '{"lr": 2e-4, "model": "my/folder"}'."""
     env_kwargs: str = "{}"
     """Arguments of the environments as JSON, over those of the recipe: '{"data": "my/folder"}'."""
+    start: Path | None = None
+    """What the fine-tuning of one seed left earlier, a checkpoint or an exported adapter: taken in place of fine-tuning again, also
+    by later calls with the same --out."""
     report: bool = False
     """Run nothing: write the table, pictures and results of what the folder holds already."""
     out: Path | None = None
@@ -72,6 +75,10 @@ class Args(Checks):
         read_source(self.recipe)
         if self.model and not self.dry_run:
             inputs.check_model(self.model)
+        if self.start:
+            inputs.check_model(self.start, self.model or "")
+            if len(self.seeds) != 1:
+                raise ValueError("start is what one seed starts from: give that one, such as --seeds 0")
         inputs.check_out(self.out or Path("runs"))
 
 
@@ -79,6 +86,7 @@ if __name__ == "__main__":
     ARGS = parse(Args(), __doc__, "compare")  # before torch is imported: --help and mistakes answer at once
 
 from agent_envs.vector import ToolVectorEnv
+from retrieval_index import durable
 from trainers.cold_start import curriculum
 from trainers.cold_start.start import start_policy
 from trainers.comparison import check, dry_run, failures, imitation, lengthened, recipe_file
@@ -95,6 +103,7 @@ from trainers.comparison.columns import (
 from trainers.comparison.curves import PROCESS, Point, read_process
 from trainers.comparison.recipe import ALGORITHMS, BASELINES, LENGTHENED, WITHOUT_POLICY, Recipe
 from trainers.comparison.report import write
+from trainers.demonstrations import FILE
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint, html_report, stopping
@@ -102,6 +111,9 @@ from trainers.runs.arguments import TrainArgs
 from trainers.runs.logger import METRICS_FILE, read_metrics, to_json_types
 from trainers.runs.settings import SettingsDiffer, check_settings
 from trainers.runs.setup import make_envs
+
+
+STARTED_FILE = "start.json"  # in the folder of a fine-tuning that ran elsewhere: where that left its checkpoint
 
 
 def read_recipe(args: Args, whole: bool = False) -> Recipe:
@@ -143,14 +155,34 @@ class Comparison:
     # -- what everything of a seed starts from ---------------------------------------------------------------------
 
     def fine_tuning(self, seed: int) -> dict:
-        """The summary of [sft]."""
+        """The summary of [sft]; of one that ran elsewhere, where that left its checkpoint."""
         folder = self.out / f"sft-{seed}"
+        if (folder / STARTED_FILE).exists():
+            return json.loads((folder / STARTED_FILE).read_text(encoding="utf-8"))
         self._need(folder, f"SFT, seed {seed}")
         return lengthened.fine_tune(self.recipe.sft_arguments(seed), folder)
 
     def start_model(self, seed: int) -> str:
         """The model that the runs of a seed start from, after [sft]; "" where that is the recipe's."""
         return self.fine_tuning(seed)["checkpoint"] if self.recipe.sft else ""
+
+    def start_from(self, start: Path, seed: int) -> None:
+        """Take what [sft] left elsewhere for that of this seed.
+
+        Raises:
+            ValueError: this seed has another start already.
+        """
+        folder, found = self.out / f"sft-{seed}", {"checkpoint": str(start.resolve())}
+        if folder.exists() and (not (folder / STARTED_FILE).exists() or self.fine_tuning(seed) != found):
+            raise ValueError(f"{folder} is there already: leave out --start, or give another --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        durable.write_text(folder / STARTED_FILE, json.dumps(found))
+
+    def _base_model(self, seed: int) -> str:
+        """What an adapter that [sft] left elsewhere is put on, whatever it names: the recipe's model; else ""."""
+        started = (self.out / f"sft-{seed}" / STARTED_FILE).exists()
+        is_adapter = started and (Path(self.fine_tuning(seed)["checkpoint"]) / "adapter_config.json").is_file()
+        return self.recipe.base(seed).model if is_adapter else ""
 
     def _load_start(self, seed: int) -> tuple[Policy, float]:
         """The policy before any training, and the seconds that its cold start took."""
@@ -185,6 +217,7 @@ class Comparison:
         folder, title = self.out / f"{name}-{seed}", self.recipe.title_of(name)
         self._need(folder, f"{title}, seed {seed}")
         args = self.recipe.run_arguments(name, seed, self.start_model(seed))
+        args = replace(args, base_model=self._base_model(seed))
         if not (folder / "summary.json").exists():
             was_interrupted = checkpoint.latest(folder) is not None
             train = ALGORITHMS[self.recipe.runs[name].algorithm][0]
@@ -223,10 +256,12 @@ class Comparison:
             f"{BASELINES[name]}, seed {seed}",
         )
         start = self.start_model(seed) or self._save_start(seed)
-        changes = {"model": start} | ({"lora_rank": 0} if recipe.sft.get("lora_rank") else {})
+        changes = {"model": start, "base_model": self._base_model(seed)}
+        changes |= {"lora_rank": 0} if recipe.sft.get("lora_rank") else {}
         args = recipe.sft_arguments(seed, name == "rejection-sampling", **changes)
         if name == "more-sft":
-            return lengthened.more_sft(args, self.out / f"sft-{seed}", seconds, folder)
+            played = self.out / f"sft-{seed}"
+            return lengthened.more_sft(args, played if (played / FILE).exists() else None, seconds, folder)
         return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, folder)
 
     def _imitate(self, seed: int, seconds: float, folder: Path) -> dict:
@@ -278,12 +313,15 @@ class Comparison:
             assert seed is not None, f"{name} starts from a policy of a seed"
             spent = self.train_lengthened(name, seed) if name in LENGTHENED else self.fine_tuning(seed)
             last = Path(spent["checkpoint"])
-            identity, load = digest(last), lambda: load_policy(last, dtype=base.dtype)
+            base_model = self._base_model(seed) if name == "sft" else ""
+            identity = digest(last)
+            load = functools.partial(load_policy, last, dtype=base.dtype, base_model=base_model or None)
         else:
             identity, load = start_identity(base, seed), lambda: self._start(base.seed)[0]
         row = self._evaluate(title, folder, identity, base, load, name)
         keys = ("seconds", "asked", "steps", "updates", "episodes", "sampled", "kept", "heldout_loss")
-        append(results, title, seed, row, {key: spent[key] for key in keys if key in spent} if spent else None)
+        kept = {key: spent[key] for key in keys if key in spent} if spent else {}
+        append(results, title, seed, row, kept or None)  # what ran elsewhere says nothing of what it took
         # A line in the picture of the curves; greedy play says nothing beside curves of sampled play.
         if not base.eval_temperature and (name in LENGTHENED or (name == "naive-rag" and self.can_search)):
             columns = {"": (recipe.held_out, base.eval_questions)}
@@ -367,7 +405,10 @@ def _compare(args: Args) -> dict:
     out, left_out = args.out or Path("runs") / whole.name, check.unfit_baselines(whole, checked)
     can_search = check.has_questions(checked.held_out)
     if not args.report:
-        collect(Comparison(whole, out, can_search, read_only=False), part, left_out)
+        comparison = Comparison(whole, out, can_search, read_only=False)
+        if args.start:
+            comparison.start_from(args.start, args.seeds[0])
+        collect(comparison, part, left_out)
     results = collect(Comparison(whole, out, can_search, read_only=True), whole, left_out)
     if not results["rows"]:
         raise FileNotFoundError(f"{out} holds no result of this recipe yet; missing: {'; '.join(results['missing'])}")

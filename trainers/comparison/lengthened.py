@@ -41,17 +41,15 @@ def read_summary(folder: Path) -> dict:
     return json.loads((folder / "summary.json").read_text(encoding="utf-8"))
 
 
-def more_sft(args: sft.Args, demonstrations: Path, seconds: float, folder: Path) -> dict:
+def more_sft(args: sft.Args, demonstrations: Path | None, seconds: float, folder: Path) -> dict:
     """The same demonstrations once more, for ``seconds``, with a schedule of its own.
 
     Args:
         args: with the model to start from.
-        demonstrations: the run that played them.
+        demonstrations: the run that played them; None to play them again.
     """
-    longer = replace(
-        args, episodes=(str(demonstrations),), script=(), messages=(), sample=0, max_seconds=seconds, updates=0, patience=0
-    )  # fmt: skip
-    return fine_tune(longer, folder)
+    played = {"episodes": (str(demonstrations),), "script": (), "messages": (), "sample": 0} if demonstrations else {}
+    return fine_tune(replace(args, max_seconds=seconds, updates=0, patience=0, **played), folder)
 
 
 def rejection_sampling(args: sft.Args, attempts: int, seconds: float, folder: Path) -> dict:

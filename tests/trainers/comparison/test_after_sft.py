@@ -1,11 +1,12 @@
 """A comparison whose runs start from supervised fine-tuning, with the baselines that have as many seconds."""
 
 import json
+from pathlib import Path
 
 import pytest
 import tyro
 
-from trainers import compare, grpo, playing, sft
+from trainers import compare, export, grpo, playing, sft
 from trainers.comparison import columns, lengthened
 from trainers.comparison.recipe import ALGORITHMS
 from trainers.runs.logger import read_metrics
@@ -139,6 +140,30 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
         assert compare.main(ask()) == results
     with pytest.raises(ValueError, match=r"sft-0 holds a run with other settings \(.*dtype='float32', not 'bfloat16'"):
         compare.main(ask("--arguments", '{"dtype": "bfloat16"}'))
+
+
+def test_a_start_from_elsewhere(ask, tmp_path, monkeypatch):
+    """What fine-tuning left, exported, is started from in another folder, and later calls know."""
+    compare.main(ask("--runs", "sft", "--seeds", "0"))
+    start, model, elsewhere = tmp_path / "start", str(tmp_path / "model"), tmp_path / "elsewhere"
+    summary = json.loads((tmp_path / "out" / "sft-0" / "summary.json").read_text())
+    export.main(export.Args(checkpoint=Path(summary["checkpoint"]), out=start, base_model="some/model"))
+    again = ("--out", str(elsewhere), "--runs", "sft", "more-sft", "grpo", "--seeds", "0")
+    with monkeypatch.context() as patched:
+        patched.setattr(lengthened, "fine_tune", never)  # but for more-sft, which comes after a run
+        with pytest.raises(AssertionError, match="was run before"):
+            compare.main(ask(*again, "--start", str(start)))
+    settings = json.loads((elsewhere / "grpo-0" / "summary.json").read_text())["settings"]
+    assert (settings["model"], settings["base_model"], settings["lora_rank"]) == (str(start), model, 0)
+    results = compare.main(ask(*again))
+    assert list(results["rows"]) == ["SFT", "More SFT", "GRPO"]
+    taught = json.loads((elsewhere / "more-sft-0" / "summary.json").read_text())["settings"]
+    assert (taught["script"], taught["episodes"], taught["model"]) == (["oracle"], [], str(start))
+    assert "SFT, seed 1" in results["missing"]
+    with pytest.raises(ValueError, match=r"sft-0 is there already: leave out --start, or give another --out"):
+        compare.main(ask("--runs", "grpo", "--seeds", "0", "--start", str(start)))
+    with pytest.raises(ValueError, match="start is what one seed starts from: give that one"):
+        ask("--start", str(start)).check_inputs()
 
 
 def test_a_baseline_with_seconds_of_its_own_waits_for_no_run(ask, tmp_path):

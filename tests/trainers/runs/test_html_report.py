@@ -88,7 +88,9 @@ def test_the_scores_of_kinds_of_questions_have_a_table_of_their_own(run):
     summary["rows"][-1]["kinds"] = {"1 hop": 0.875, "yes no": 0.125}
     (run / "summary.json").write_text(json.dumps(summary))
     page = read(run)
-    assert "EM by kind of question Agent 1 hop Yes no Trained 0.875 0.125" in page.text  # agents without kinds are left out
+    assert (
+        "EM by kind of question Agent 1 hop Yes no Trained 0.875 0.125" in page.text
+    )  # agents without kinds are left out
     assert "by kind of question" not in read(run, summary=SUMMARY).text
 
 
