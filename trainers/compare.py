@@ -60,8 +60,8 @@ class Args(Checks):
     env_kwargs: str = "{}"
     """Arguments of the environments as JSON, over those of the recipe: '{"data": "my/folder"}'."""
     start: Path | None = None
-    """What the fine-tuning of one seed left earlier, a checkpoint or an exported adapter: taken in place of fine-tuning again, also
-    by later calls with the same --out."""
+    """What the fine-tuning of one seed left elsewhere, a checkpoint or an exported adapter: taken in place of fine-tuning again,
+    also by later calls with the same --out."""
     report: bool = False
     """Run nothing: write the table, pictures and results of what the folder holds already."""
     out: Path | None = None
@@ -111,7 +111,6 @@ from trainers.runs.arguments import TrainArgs
 from trainers.runs.logger import METRICS_FILE, read_metrics, to_json_types
 from trainers.runs.settings import SettingsDiffer, check_settings
 from trainers.runs.setup import make_envs
-
 
 STARTED_FILE = "start.json"  # in the folder of a fine-tuning that ran elsewhere: where that left its checkpoint
 
