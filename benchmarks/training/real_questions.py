@@ -19,6 +19,8 @@ from trainers.comparison.curves import draw_scores
 from trainers.comparison.report import dump, mean_scores, pooled_tables
 
 FILE = Path(__file__).parents[2] / "docs" / "results" / "real_questions.json"
+RECIPE = recipe_file.read("real")
+TRAINED = {RECIPE.title_of(name) for name in (*RECIPE.runs, "sft", "more-sft", "rejection-sampling")}
 MEANS = ("support_recall", "turns", "calls", "invalid")
 ABOUT = (
     "Exact match and F1 of each question, in the order of the benchmark's file, and means over the column; training after the "
@@ -32,6 +34,8 @@ class Args:
 
     add: Path | None = None
     """Folder of a comparison, whose agents and seeds are added to the file; those that it has already are replaced."""
+    suffix: str = ""
+    """What comes behind the names of the agents that are added, where they are of another recipe than those in the file."""
     file: Path = FILE
     """Where the scores are kept."""
     picture: Path | None = None
@@ -91,7 +95,6 @@ def untrim(kept: Mapping, agents: tuple[str, ...] = ()) -> dict:
     Raises:
         ValueError: there is no agent of this name.
     """
-    recipe = recipe_file.read("real")
     if unknown := set(agents) - set(kept["agents"]):
         raise ValueError(f"there are no agents {sorted(unknown)}; there are {list(kept['agents'])}")
     rows: dict[str, list[dict]] = {}
@@ -108,8 +111,8 @@ def untrim(kept: Mapping, agents: tuple[str, ...] = ()) -> dict:
     return {
         "rows": rows, "seeds": {agent: [record["seed"] for record in kept["agents"][agent]] for agent in rows},
         "recipe": {
-            "tasks": recipe.tasks, "pooled": recipe.pooled, "reference": recipe.reference,
-            "runs": {name: {"title": run.title} for name, run in recipe.runs.items()},
+            "tasks": RECIPE.tasks, "pooled": RECIPE.pooled, "reference": RECIPE.reference,
+            "runs": {name: {"title": run.title} for name, run in RECIPE.runs.items()},
         },
     }  # fmt: skip
 
@@ -118,6 +121,9 @@ def main(args: Args) -> None:
     kept = json.loads(args.file.read_text(encoding="utf-8")) if args.file.exists() else None
     if args.add:
         added = trim(json.loads((args.add / "results.json").read_text(encoding="utf-8")))
+        added["agents"] = {
+            agent + args.suffix * (agent in TRAINED): records for agent, records in added["agents"].items()
+        }
         kept = merge(kept, added) if kept else {"about": ABOUT, **added}
     if kept is None:
         raise ValueError(f"there is no file {args.file}: give --add, a comparison's folder")
@@ -126,7 +132,7 @@ def main(args: Args) -> None:
     results = untrim(kept, args.agents)
     print("\n".join(pooled_tables(results, "EM")))
     if args.picture:
-        draw_scores(mean_scores(results), args.picture, "EM", recipe_file.read("real").title, "questions and seeds")
+        draw_scores(mean_scores(results), args.picture, "EM", RECIPE.title, "questions and seeds")
 
 
 if __name__ == "__main__":

@@ -50,6 +50,8 @@ def test_seed_by_seed(add, tmp_path, capsys):
     assert (tmp_path / "scores.png").stat().st_size > 10_000
     again = add(results([1.0, 1.0], seed=1), drop=("SFT",))
     assert list(again["agents"]) == ["GRPO"]
+    other = add(results([1.0, 1.0]), suffix=", half")
+    assert list(other["agents"]) == ["GRPO", "GRPO, half"]
     assert [record["columns"]["MuSiQue"]["em"] for record in again["agents"]["GRPO"]] == ["00", "11"]
 
 
