@@ -255,7 +255,7 @@ class Comparison:
             f"{BASELINES[name]}, seed {seed}",
         )
         start = self.start_model(seed) or self._save_start(seed)
-        changes = {"model": start, "base_model": self._base_model(seed)}
+        changes: dict[str, Any] = {"model": start, "base_model": self._base_model(seed)}
         changes |= {"lora_rank": 0} if recipe.sft.get("lora_rank") else {}
         args = recipe.sft_arguments(seed, name == "rejection-sampling", **changes)
         if name == "more-sft":
@@ -306,6 +306,7 @@ class Comparison:
         """
         recipe, title, spent = self.recipe, BASELINES[name], None
         base, folder = recipe.base(seed or 0), self.out / (name if seed is None else f"{name}-{seed}")
+        load: Callable[[], Policy] | None
         if name in WITHOUT_POLICY:
             identity, load = name, None
         elif name in LENGTHENED or name == "sft":

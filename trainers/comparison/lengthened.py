@@ -48,8 +48,9 @@ def more_sft(args: sft.Args, demonstrations: Path | None, seconds: float, folder
         args: with the model to start from.
         demonstrations: the run that played them; None to play them again.
     """
-    played = {"episodes": (str(demonstrations),), "script": (), "messages": (), "sample": 0} if demonstrations else {}
-    return fine_tune(replace(args, max_seconds=seconds, updates=0, patience=0, **played), folder)
+    if demonstrations:
+        args = replace(args, episodes=(str(demonstrations),), script=(), messages=(), sample=0)
+    return fine_tune(replace(args, max_seconds=seconds, updates=0, patience=0), folder)
 
 
 def rejection_sampling(args: sft.Args, attempts: int, seconds: float, folder: Path) -> dict:
