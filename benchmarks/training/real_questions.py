@@ -128,7 +128,8 @@ def main(args: Args) -> None:
     if kept is None:
         raise ValueError(f"there is no file {args.file}: give --add, a comparison's folder")
     kept["agents"] = {agent: records for agent, records in kept["agents"].items() if agent not in args.drop}
-    durable.write_text(args.file, dump(kept) + "\n")
+    if args.add or args.drop:
+        durable.write_text(args.file, dump(kept) + "\n")
     results = untrim(kept, args.agents)
     print("\n".join(pooled_tables(results, "EM")))
     if args.picture:
