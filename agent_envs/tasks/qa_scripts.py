@@ -121,8 +121,18 @@ def what_next(question: Question, number: int) -> str:
     if "reference" in steps[number]:
         return ""
     if question.type in ("comparison", "yes_no"):
-        return f"; then {steps[number + 1]['title']}" if number + 1 < len(steps) else ""
+        return compare_next(question.question, steps[number + 1]["title"]) if number + 1 < len(steps) else ""
     return compare_texts(_noun(steps[number]), _noun(steps[-1]))
+
+
+def compare_next(question: str, title: str) -> str:
+    """What a question that compares asks for in time, if it does, and the article to be read next, as a thought ends.
+
+    >>> compare_next("Which film was released later, A or B?", "B"), compare_next("Do A and B share a river?", "B")
+    ('; later; then B', '; then B')
+    """
+    asked = asked_time(question)
+    return f"{asked and f'; {asked}'}; then {title}"
 
 
 def _noun(step: Mapping[str, Any]) -> str:
@@ -151,9 +161,15 @@ def verdict(first: str, second: str, question: str = "") -> str:
     if not (first[-4:].isdigit() and second[-4:].isdigit()):
         return compare_texts(first, second)
     first, second = first[-4:], second[-4:]
-    found, asked = "later" if second > first else "earlier", re.search(r"\b(?:earlier|later)\b", question)
-    as_asked = compare_texts(found, asked[0]).removeprefix(f"; {found}") if asked else ""
+    found, asked = "later" if second > first else "earlier", asked_time(question)
+    as_asked = compare_texts(found, asked).removeprefix(f"; {found}") if asked else ""
     return f"; {first} / {second}: {found}{as_asked}"
+
+
+def asked_time(question: str) -> str:
+    """Which of two times a question asks for: "earlier", "later" or ""."""
+    asked = re.search(r"\b(?:earlier|later)\b", question)
+    return asked[0] if asked else ""
 
 
 def always_yes(env: ToolEnv, rng: random.Random) -> Script:

@@ -15,7 +15,7 @@ from agent_envs.miniwiki import World, make_question
 from agent_envs.miniwiki.schema import BY_KIND, IN_TIME, KINDS, RELATION, SAME, Relation
 from agent_envs.play import Script, play_many
 from agent_envs.tasks.qa import QAEnv
-from agent_envs.tasks.qa_scripts import compare_texts, note_fact, verdict
+from agent_envs.tasks.qa_scripts import compare_next, compare_texts, note_fact, verdict
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
@@ -99,7 +99,7 @@ def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest:
 
 def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> list[Sequence]:
     """Questions that compare two things, with the turns of an agent that reads about the one and then about the other; what it
-    read is left out. What it searches for and answers is taught, and how the two compare."""
+    read is left out. What it searches for and answers is taught, what the question asks for, and how the two compare."""
     sequences = []
     for _ in range(count):
         question = make_question(world, rng.choice(("comparison", "yes_no")), rng)
@@ -109,12 +109,12 @@ def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> l
         found = [step["answer"] for step in steps]
         asked = [b["title"] for a, b in zip([{}, *decomposition], decomposition, strict=False) if "reference" not in a]
         for number, (step, title) in enumerate(zip(steps, asked, strict=True)):
-            further = f"; then {asked[1]}" * (number == 0)
+            further = compare_next(question.question, asked[1])
             tag, *name = policy.encode(f"<search>{title}</search>")
             parts += [([tag], False), (name, True), (policy.observation_ids("", [tag, *name]), False)]
-            known = f"<think>{note_fact(step, step['answer'])}{further}"
-            thought = policy.encode(f"{known}{verdict(found[0], found[1], question.question) * number}</think>")
-            before = len(policy.encode(known)) if number else len(thought)  # how they compare is taught
+            known = f"<think>{note_fact(step, step['answer'])}"
+            compared = verdict(found[0], found[1], question.question) if number else further
+            thought, before = policy.encode(f"{known}{compared}</think>"), len(policy.encode(known))
             parts += [(thought[:before], False), (thought[before:], True)]
         tag, *answer = policy.encode(f"<answer>{question.answer}</answer>")
         parts += [([tag], False), (answer, True)]

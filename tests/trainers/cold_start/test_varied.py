@@ -104,9 +104,10 @@ def test_comparing_teaches_how_two_compare_and_the_answer(policy):
         (found,) = COMPARED.findall(compared)
         found = [part or None for part in found]
         assert is_true(*found) and found[0] in " ".join(text for _, text in others) and found[1] in read
-        a, b = (text.removesuffix("</search>").strip() for taught, text in others if taught)
+        a, next_up, b = (re.sub("</.*", "", text).strip() for taught, text in others if taught)
         right = {"same": "yes", "not the same": "no"}[found[2]] if found[3] is None else b if found[4] == "same" else a
         assert answer.removesuffix("</answer>").strip() == right
+        assert next_up == (f"; {found[3]}; then {b}" if found[3] else f"; then {b}")
         assert found[3] is None or f" {found[3]}, " in others[0][1]
         seen |= {found[2], found[4]}
     assert seen == {"later", "earlier", "same", "not the same", None}
@@ -136,7 +137,8 @@ def test_a_thought_says_what_is_left(envs):
                 assert (thought.endswith("'s") and not last) or thought.endswith(f"/ {asked}: same") == last
                 seen.add((question.type, last))
             elif not last and not thought.endswith("'s"):
-                (following,) = re.findall("; then (.+)", thought)
+                time, following = re.search("(; earlier|; later|); then (.+)", thought).groups()
+                assert time[2:] == (re.findall("earlier|later", question.question) or [""])[0]
                 assert following in question.question and f"<search>{following}<" in turn["action"]
                 seen.add((question.type, last))
     assert len(seen) == 4
@@ -178,13 +180,13 @@ def test_the_cold_start_learns_in_a_varied_world(tmp_path, monkeypatch):
     envs = make_envs("AgentR1/MiniWiki-v0", '{"entities": 300, "questions": 80}', "train", 8)
     seen = []
     policy, _ = curriculum.cold_start(envs, 0, 30, lambda step, kind, loss: seen.append((kind, loss)))
-    assert {kind for kind, _ in seen} == {"repetition", "browsing", "comparing", "pairs", "episodes", "guided"}
+    assert {kind for kind, _ in seen} == {"repetition", "comparing", "pairs", "episodes", "guided"}
     assert policy.model.config.num_hidden_layers == 4
 
 
 def test_the_world_decides_how_long_a_cold_start_takes(envs):
     easy = make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 60, "questions": 10}', "train", 2)
-    assert curriculum.default_steps(envs) == 1250 and curriculum.default_steps(easy) == 2800
+    assert curriculum.default_steps(envs) == 1650 and curriculum.default_steps(easy) == 2800
     assert grpo.Args().cold_start_steps is None
     with pytest.raises(ValueError, match="cold_start_steps must be at least 1, got 0"):
         grpo.Args(cold_start_steps=0).check()
