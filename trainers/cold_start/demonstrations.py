@@ -109,11 +109,12 @@ def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> l
         found = [step["answer"] for step in steps]
         asked = [b["title"] for a, b in zip([{}, *decomposition], decomposition, strict=False) if "reference" not in a]
         for number, (step, title) in enumerate(zip(steps, asked, strict=True)):
-            further = compare_next(question.question, asked[1])
             tag, *name = policy.encode(f"<search>{title}</search>")
             parts += [([tag], False), (name, True), (policy.observation_ids("", [tag, *name]), False)]
             known = f"<think>{note_fact(step, step['answer'])}"
-            compared = verdict(found[0], found[1], question.question) if number else further
+            compared = (
+                verdict(found[0], found[1], question.question) if number else compare_next(question.question, asked[1])
+            )
             thought, before = policy.encode(f"{known}{compared}</think>"), len(policy.encode(known))
             parts += [(thought[:before], False), (thought[before:], True)]
         tag, *answer = policy.encode(f"<answer>{question.answer}</answer>")
