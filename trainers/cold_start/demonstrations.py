@@ -15,7 +15,7 @@ from agent_envs.miniwiki import World, make_question
 from agent_envs.miniwiki.schema import BY_KIND, IN_TIME, KINDS, RELATION, SAME, Relation
 from agent_envs.play import Script, play_many
 from agent_envs.tasks.qa import QAEnv
-from agent_envs.tasks.qa_scripts import compare_next, compare_texts, note_fact, verdict
+from agent_envs.tasks.qa_scripts import compare_next, note_fact, verdict
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
@@ -39,9 +39,8 @@ def repetition(count: int, words: list[int], rng: random.Random, longest: int = 
 def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: random.Random) -> list[Sequence]:
     """Results of a few searches in a row, each followed by questions about the article that was meant: name the fact in
     a thought, then copy what the article says. Dense in what episodes are made of: many facts, in the midst of other
-    articles. Which of two names is right is not taught."""
-    searches = 2 if world.difficulty == "varied" else 3
-    drawn = [[_entity(world, rng) for _ in range(searches)] for _ in range(count)]
+    articles."""
+    drawn = [[_entity(world, rng) for _ in range(3)] for _ in range(count)]
     results = tool.execute_batch([{"query": world.names[kind][i]} for entities in drawn for kind, i in entities])
     texts = iter(policy.encode(f"<information>{result.text}</information>") for result in results)
     sequences = []
@@ -49,29 +48,11 @@ def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: ra
         parts: list[tuple[list[int], bool]] = []
         for kind, index in entities:
             parts.append((next(texts), False))
-            told = _told(world, kind, index)
-            for fact in rng.sample(told, min(8 if world.difficulty == "varied" else 4, len(told))):
-                asks_on = world.difficulty == "varied" and fact[1] == index and rng.random() < 0.5
-                ask = _asking_on if asks_on else _asking
-                parts += _reading(*ask(world, *fact, rng), policy, rng)
+            told = [relation for relation in BY_KIND[kind] if world.value(relation, index) >= 0]
+            for relation in rng.sample(told, min(4, len(told))):
+                parts += _asking(world, relation, index, policy, rng)
         sequences.append(_sequence(parts))
     return sequences
-
-
-def _told(world: World, kind: str, index: int) -> list[tuple[Relation, int, str]]:
-    """The facts that an article tells, with whose they are and what it says: the object, or who has the same one."""
-    told = []
-    for relation in BY_KIND[kind]:
-        if world.facts[kind, relation.name][index] < 0:
-            continue
-        reference = world.reference(relation, index)
-        said = world.text(relation, index) if reference < 0 else f"{world.names[kind][reference]}'s"
-        if not world.rival(relation, index):
-            told.append((relation, index, said))
-        if aside := world.aside(relation, index):
-            about = world.value(relation, index)
-            told.append((aside, about, world.text(aside, about)))
-    return told
 
 
 def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest: int = 50) -> list[Sequence]:
@@ -128,43 +109,16 @@ def _entity(world: World, rng: random.Random) -> tuple[str, int]:
     return kind, rng.randrange(len(world.names[kind]))
 
 
-def _asking(world: World, relation: Relation, index: int, said: str, rng: random.Random) -> tuple[str, str, str]:
-    """A question about one fact, the thought that names the fact, and what is said of it."""
+def _asking(
+    world: World, relation: Relation, index: int, policy: Policy, rng: random.Random
+) -> list[tuple[list[int], bool]]:
+    """A question about one fact, the thought that names the fact (taught), and what the article says of it (taught)."""
     title = world.names[relation.subject][index]
     wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
-    fact = f"{relation.noun} of {title}"
-    if world.difficulty == "varied":
-        is_reference = said.endswith("'s")
-        fact = f"{title}, {relation.noun}: {said}{'' if is_reference else compare_texts(relation.noun, relation.noun)}"
-    return rng.choice(wordings).format(x=title), fact, said.removesuffix("'s")
-
-
-def _asking_on(world: World, relation: Relation, index: int, said: str, rng: random.Random) -> tuple[str, str, str]:
-    """A question about a fact of this one's object, where that has any; the same article may tell that too."""
-    question, fact, found = _asking(world, relation, index, said, rng)
-    if relation.target not in KINDS:
-        return question, fact, found
-    aside = world.aside(relation, index)
-    others = [other for other in BY_KIND[relation.target] if other is not relation]
-    further = aside if aside in others and rng.random() < 0.5 else rng.choice(others)
-    title = world.names[relation.subject][index]
-    about_it = rng.choice((f"the {relation.noun} of {title}", relation.that.format(x=title)))
-    question = rng.choice((*further.asks, f"What is the {further.noun} of {{x}}?")).format(x=about_it)
-    if not said.endswith("'s"):
-        fact = f"{title}, {relation.noun}: {said}{compare_texts(relation.noun, further.noun)}"
-    if aside is further:
-        about = world.value(relation, index)
-        found = world.text(further, about)
-        fact = f"{fact}; {_asking(world, further, about, found, rng)[1]}"
-    return question, fact, found
-
-
-def _reading(question: str, fact: str, found: str, policy: Policy, rng: random.Random) -> list[tuple[list[int], bool]]:
-    """A question, the thought that names a fact (taught), and what the article says of it (taught)."""
-    thought = policy.encode(f"<think>{fact}</think>")
+    asked = policy.observation_ids(rng.choice(wordings).format(x=title), [])
+    thought = policy.encode(f"<think>{relation.noun} of {title}</think>")
     name = rng.choice(("search", "answer"))
-    tag, *copied = policy.encode(f"<{name}>{found}</{name}>")
-    asked = policy.observation_ids(question, [])
+    tag, *copied = policy.encode(f"<{name}>{world.text(relation, index)}</{name}>")
     return [(asked, False), (thought, True), ([tag], False), (copied, True)]  # which tag is a coin flip: not taught
 
 

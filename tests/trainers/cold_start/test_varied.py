@@ -9,7 +9,6 @@ import torch
 from agent_envs.miniwiki import World
 from agent_envs.play import play_many
 from agent_envs.tasks.qa_scripts import careless
-from agent_envs.tools import SearchTool
 from tests.trainers.cold_start.test_curriculum import pieces
 from trainers import grpo
 from trainers.cold_start import curriculum, demonstrations
@@ -142,21 +141,6 @@ def test_a_thought_says_what_is_left(envs):
                 assert following in question.question and f"<search>{following}<" in turn["action"]
                 seen.add((question.type, last))
     assert len(seen) == 4
-
-
-def test_browsing_reads_what_the_article_says(policy):
-    """The object; or who has the same one; or the fact of somebody else."""
-    world = World(300, 1, difficulty="varied")
-    tool, told = SearchTool(world.build_index(), k=2), 0
-    for sequence in demonstrations.browsing(20, world, tool, policy, random.Random(0)):
-        read = ""
-        for taught, text in pieces(policy, sequence):
-            if taught and "<think>" not in text:
-                assert re.sub(r"</\w+>", "", text).strip() in re.sub(r"\s+", " ", read)
-                told += 1
-            elif not taught:
-                read += text
-    assert told > 20 * 5
 
 
 def test_numbers_start_in_their_order(policy):

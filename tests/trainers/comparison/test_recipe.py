@@ -104,8 +104,10 @@ def test_algorithms():
     starpo = recipe.run_arguments("starpo-s", 0)
     assert (starpo.questions_per_update, starpo.group_size, starpo.filter) == (8, 16, "uncertain")
     assert recipe.run_arguments("reinforce++-baseline", 0).baseline == "group"
-    assert recipe.tasks["Bridge"].env_kwargs == {"types": ["bridge"]}
-    assert recipe.tasks["One hop"].env_kwargs == {"types": ["single"]}
+    paper = recipe.run_arguments("grpo-paper", 0)
+    assert (paper.scale_by_std, paper.normalize, paper.clip_high) == (True, "sequences", 0.2)
+    assert recipe.budget == "grpo"
+    assert recipe.tasks["3 hops"].env_kwargs == {"types": ["chain"], "hops": 3}
 
 
 def test_columns_after_a_mixture_have_what_its_tasks_share():
