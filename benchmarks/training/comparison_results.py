@@ -1,0 +1,62 @@
+"""The comparisons of docs/comparisons.md, kept: their runs take hours, so what `trainers.compare` found is in docs/results, by
+recipe, and its table and pictures are made from that again.
+
+    python -m benchmarks.training.comparison_results --add runs/algorithms     # what is there now, to docs/results/algorithms.json
+    python -m benchmarks.training.comparison_results --write algorithms --out runs/kept   # its table.md and pictures
+
+Scores of single questions, what episodes were like from update to update, and paths are left out. (docs/results/real_questions.json has them: see real_questions.py.)
+"""
+
+import json
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import tyro
+
+from retrieval_index import durable
+from trainers.comparison import report
+
+FOLDER = Path(__file__).parents[2] / "docs" / "results"
+LEFT_OUT = ("questions", "folder")
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Keep the results of a comparison, or write tables and pictures of one that is kept."""
+
+    add: Path | None = None
+    """Folder of a comparison."""
+    write: str = ""
+    """Recipe whose kept results to write to --out."""
+    out: Path = Path("runs/kept")
+    """Where to write them."""
+    folder: Path = FOLDER
+    """Where results are kept."""
+
+
+def trim(found: Any) -> Any:
+    """JSON without `LEFT_OUT`, its numbers to five digits."""
+    if isinstance(found, Mapping):
+        return {key: trim(value) for key, value in found.items() if key not in LEFT_OUT}
+    if isinstance(found, list):
+        return [trim(value) for value in found]
+    return float(f"{found:.5g}") if isinstance(found, float) else found
+
+
+def main(args: Args) -> None:
+    if bool(args.add) == bool(args.write):
+        raise ValueError("give either --add FOLDER or --write RECIPE")
+    if args.add:
+        results = trim(json.loads((args.add / "results.json").read_text(encoding="utf-8"))) | {"process": {}}
+        file = args.folder / f"{results['recipe']['name']}.json"
+        durable.write_text(file, report.dump(results) + "\n")
+        print(f"{file}: {', '.join(results['rows'])}; missing: {results['missing'] or 'nothing'}")
+    else:
+        file = args.folder / f"{args.write}.json"
+        report.write(args.out, json.loads(file.read_text(encoding="utf-8")))
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))
