@@ -1,10 +1,11 @@
 """The comparisons of docs/comparisons.md, kept: their runs take hours, so what `trainers.compare` found is in docs/results, by
 recipe, and its table and pictures are made from that again.
 
-    python -m benchmarks.training.comparison_results --add runs/algorithms     # what is there now, to docs/results/algorithms.json
-    python -m benchmarks.training.comparison_results --write algorithms --out runs/kept   # its table.md and pictures
+    python -m benchmarks.training.comparison_results --add runs/algorithms    # to docs/results/algorithms.json
+    python -m benchmarks.training.comparison_results --write algorithms --out runs/kept    # its table.md and pictures
 
-Scores of single questions, what episodes were like from update to update, and paths are left out. (docs/results/real_questions.json has them: see real_questions.py.)
+Left out are the scores of single questions (real_questions.py keeps those of its own), what episodes were like from update to
+update, and paths.
 """
 
 import json
