@@ -1,6 +1,6 @@
 """Compare runs that differ in one thing, from the same start, on the same questions: a recipe says which.
 
-    python -m trainers.compare                              # recipe "algorithms": every one, 3 seeds: hours on a laptop
+    python -m trainers.compare                              # recipe "algorithms": every one, 5 seeds: hours on a laptop
     python -m trainers.compare --recipe masks               # PPO and GRPO with and without their masks
     python -m trainers.compare --recipe rewards             # the reward at the end alone against a dense one
     python -m trainers.compare --recipe echo-trap           # StarPO against StarPO-S where a batch is used too often

@@ -234,7 +234,7 @@ def draw_profiles(scores: Mapping[str, np.ndarray], out_png: Path, score: str, t
         for place, (name, own) in enumerate(profiles.items()):
             axes = panels[0 if together else place]
             if not together:
-                axes.set_title(name, loc="left", weight="bold")
+                axes.set_title(name, loc="left", weight="bold", size="small")
                 for other in profiles.values():
                     axes.plot(levels, other, color=figures.FAINT, lw=1, zorder=1)
             color, dashes = figures.LOOKS[place if together else 0]
