@@ -20,7 +20,7 @@ from retrieval_index import durable
 from trainers.comparison import report
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results"
-LEFT_OUT = ("questions", "folder")
+LEFT_OUT = ("questions", "file", "folder")
 
 
 @dataclass(kw_only=True)

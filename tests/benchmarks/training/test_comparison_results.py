@@ -22,10 +22,11 @@ def results():
     recipe = recipe_file.read("algorithms")
     agents = {"PPO": [0, 1], "GRPO": [0, 1]}
     curve = [[0, 0.0, 0.1], [64, 9.0, 0.3]]
+    column = COLUMN | {"file": "/home/me/runs/evaluations/1-hop.jsonl"}
     training = {"seconds": 9.0, "episodes": 64, "symptoms": [], "folder": "/home/me/runs"}
     return {
         "recipe": json.loads(json.dumps(recipe, default=vars)), "missing": [], "left_out": {}, "levels": {},
-        "rows": {agent: [{name: COLUMN for name in recipe.tasks} for _ in seeds] for agent, seeds in agents.items()},
+        "rows": {agent: [{name: column for name in recipe.tasks} for _ in seeds] for agent, seeds in agents.items()},
         "seeds": agents, "training": {agent: [training] * 2 for agent in agents},
         "curves": {agent: [curve] * 2 for agent in agents}, "process": {"PPO": [{"train/calls": [[64, 2.0]]}] * 2},
     }  # fmt: skip
