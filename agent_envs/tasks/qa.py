@@ -205,11 +205,11 @@ def name_kind(kind: Mapping[str, Any]) -> str:
     """The kind of a question in a word or two, as tables have it: its type, or its number of hops.
 
     >>> name_kind({"type": "yes_no", "hops": 2}), name_kind({"type": "chain", "hops": 1}), name_kind({"type": "", "hops": 3})
-    ('yes no', '1 hop', '3 hops')
+    ('yes or no', '1 hop', '3 hops')
     """
     type, hops = kind.get("type", ""), kind.get("hops", 0)
     if type and type != "chain":
-        return type.replace("_", " ")
+        return {"yes_no": "yes or no"}.get(type, type.replace("_", " "))
     return f"{hops} hop{'s' * (hops != 1)}" if hops else ""
 
 

@@ -119,8 +119,8 @@ def test_each_kind_of_question_has_a_score():
 def test_the_kinds_of_questions_survive_in_the_records(tmp_path):
     rows = evaluate.main(evaluate.Args(env="MiniWiki", env_kwargs=SMALL, questions=20, out=tmp_path))
     oracle = next(row for row in rows if row["name"].startswith("Oracle"))
-    assert oracle["kinds"] == dict.fromkeys(["1 hop", "2 hops", "3 hops", "comparison", "yes no"], 1.0)
-    assert "| 3 hops | Comparison | Yes no |" in (tmp_path / "evaluation.md").read_text()
+    assert oracle["kinds"] == dict.fromkeys(["1 hop", "2 hops", "3 hops", "comparison", "yes or no"], 1.0)
+    assert "| 3 hops | Comparison | Yes or no |" in (tmp_path / "evaluation.md").read_text()
 
 
 def test_questions_are_drawn_from_the_whole_file(tmp_path):

@@ -78,25 +78,28 @@ def test_masks():
     }  # fmt: skip
 
 
-def test_the_echo_trap_takes_gradient_steps_of_one_size():
+def test_the_echo_trap_takes_gradient_steps_of_one_size_or_as_many():
     recipe = recipe_file.read("echo-trap")
     made = {name: recipe.run_arguments(name, 0) for name in recipe.runs}
     assert {name: (args.filter, args.epochs, args.minibatches) for name, args in made.items()} == {
-        "starpo": ("none", 8, 4), "starpo-s": ("uncertain", 8, 1), "starpo-one-pass": ("none", 1, 4),
+        "starpo": ("none", 8, 4), "starpo-s": ("uncertain", 8, 1), "starpo-two-passes": ("none", 2, 4),
+        "starpo-large-steps": ("none", 8, 1), "starpo-one-pass": ("none", 1, 4),
     }  # fmt: skip
 
 
-def test_the_dense_rewards_differ_in_one_thing_each():
+def test_the_rewards_differ_in_one_thing_each():
     recipe = recipe_file.read("rewards")
     made = {name: recipe.run_arguments(name, 0) for name in recipe.runs}
     assert {args.cold_start_continue_probability for args in made.values()} == {0.05}
-    assert {name for name, args in made.items() if not args.process_weight} == {"outcome", "whole"}
+    assert {name for name, args in made.items() if not getattr(args, "process_weight", 0.0)} == {
+        "outcome", "gigpo", "whole"
+    }  # fmt: skip
     rewards = {name: json.loads(args.env_kwargs).get("rewards") for name, args in made.items()}
     dense = {"progress": 0.0, "evidence": 0.3}
-    assert rewards["dense"] == rewards["whole"] == dense and rewards["shaped"] is None
-    assert rewards["no-evidence"] == {"progress": 0.0}
-    for term in ("format", "invalid", "repeat"):
-        assert rewards[f"no-{term}"] == dense | {term: 0.0}
+    assert rewards == {
+        "outcome": "search_r1", "gigpo": "search_r1", "dense": dense, "whole": dense,
+        "no-evidence": {"progress": 0.0}, "shaped": None,
+    }  # fmt: skip
 
 
 def test_algorithms():
@@ -108,6 +111,15 @@ def test_algorithms():
     assert (paper.scale_by_std, paper.normalize, paper.clip_high) == (True, "sequences", 0.2)
     assert recipe.budget == "grpo"
     assert recipe.tasks["3 hops"].env_kwargs == {"types": ["chain"], "hops": 3}
+
+
+@pytest.mark.parametrize("name", ["masks", "one-step-off-policy", "echo-trap", "rewards"])
+def test_embedded_comparisons_have_the_task_and_columns_of_the_algorithms(name):
+    """So a finished run of one is a run of the other, where its arguments are the same."""
+    algorithms, recipe = recipe_file.read("algorithms"), recipe_file.read(name)
+    assert (recipe.env, recipe.tasks, recipe.questions) == (algorithms.env, algorithms.tasks, algorithms.questions)
+    if name in ("masks", "one-step-off-policy"):
+        assert recipe.run_arguments("grpo", 1) == algorithms.run_arguments("grpo", 1)
 
 
 def test_columns_after_a_mixture_have_what_its_tasks_share():

@@ -85,11 +85,11 @@ def test_a_run_has_its_table_settings_and_warnings(run):
 
 def test_the_scores_of_kinds_of_questions_have_a_table_of_their_own(run):
     summary = json.loads((run / "summary.json").read_text())
-    summary["rows"][-1]["kinds"] = {"1 hop": 0.875, "yes no": 0.125}
+    summary["rows"][-1]["kinds"] = {"1 hop": 0.875, "yes or no": 0.125}
     (run / "summary.json").write_text(json.dumps(summary))
     page = read(run)
     assert (
-        "EM by kind of question Agent 1 hop Yes no Trained 0.875 0.125" in page.text
+        "EM by kind of question Agent 1 hop Yes or no Trained 0.875 0.125" in page.text
     )  # agents without kinds are left out
     assert "by kind of question" not in read(run, summary=SUMMARY).text
 

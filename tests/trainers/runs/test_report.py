@@ -110,11 +110,11 @@ def test_the_table_is_markdown_with_dashes_for_what_is_missing():
 
 def test_the_scores_of_kinds_of_questions_come_last():
     rows = [
-        {"name": "one", "em": 0.5, "calls": 1.5, "kinds": {"1 hop": 0.75, "yes no": 0.25}},
+        {"name": "one", "em": 0.5, "calls": 1.5, "kinds": {"1 hop": 0.75, "yes or no": 0.25}},
         {"name": "older", "em": 0.25, "calls": 1.0},
     ]
     lines = report.table(rows).splitlines()
-    assert lines[0] == "| Agent | EM | Calls | 1 hop | Yes no |"
+    assert lines[0] == "| Agent | EM | Calls | 1 hop | Yes or no |"
     assert lines[2:] == ["| one | 0.500 | 1.50 | 0.750 | 0.250 |", "| older | 0.250 | 1.00 | – | – |"]
 
 
