@@ -75,15 +75,17 @@ def _trim_column(column: Mapping) -> dict:
 
 
 def merge(kept: Mapping, added: Mapping) -> dict:
-    """What is kept with what is added, seed by seed.
+    """What is kept with what is added, seed by seed; the agents in the order of the recipe, then those of another.
 
     Raises:
         ValueError: the two are of other questions.
     """
     if kept["questions"] != added["questions"]:
         raise ValueError("these are the scores of other questions than those in the file: give another --file")
+    titles = [RECIPE.title_of(name) for name in (*RECIPE.baselines, *RECIPE.runs)]
+    names = dict.fromkeys([*kept["agents"], *added["agents"]])
     agents = {}
-    for agent in [*kept["agents"], *(name for name in added["agents"] if name not in kept["agents"])]:
+    for agent in sorted(names, key=lambda name: titles.index(name) if name in titles else len(titles)):
         own = {record["seed"]: record for part in (kept, added) for record in part["agents"].get(agent, [])}
         agents[agent] = [own[seed] for seed in sorted(own, key=lambda seed: -1 if seed is None else seed)]
     return {**kept, "agents": agents}

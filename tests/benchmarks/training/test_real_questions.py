@@ -38,8 +38,8 @@ def test_seed_by_seed(add, tmp_path, capsys):
     add(results([1.0, 1.0], agent="SFT"))
     kept = add(results([0.0, 0.0], seed=0), picture=tmp_path / "scores.png")
     assert [(agent, [r["seed"] for r in own]) for agent, own in kept["agents"].items()] == [
+        ("SFT", [0]),  # which the recipe has first
         ("GRPO", [0, 1]),
-        ("SFT", [0]),
     ]
     assert kept["agents"]["GRPO"][1]["columns"]["2Wiki"] == {
         "em": "01", "f1": [0.25, 1.0], "support_recall": 0.1235, "turns": 2.0
