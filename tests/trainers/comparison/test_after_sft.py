@@ -7,7 +7,7 @@ import pytest
 import tyro
 
 from trainers import compare, export, grpo, playing, sft
-from trainers.comparison import columns, lengthened
+from trainers.comparison import agents, columns, lengthened
 from trainers.comparison.recipe import ALGORITHMS
 from trainers.runs.logger import read_metrics
 from trainers.runs.settings import SettingsDiffer
@@ -133,7 +133,7 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
     assert (out / "curves.png").stat().st_size > 10_000 and (out / "process.png").stat().st_size > 10_000
 
     with monkeypatch.context() as patched:  # nothing is run twice
-        patched.setattr(compare, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in ALGORITHMS.items()})
+        patched.setattr(agents, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in ALGORITHMS.items()})
         patched.setattr(sft, "main", never)
         patched.setattr(lengthened, "sample", never)
         patched.setattr(playing, "play_policy", never)
@@ -244,8 +244,8 @@ def test_nothing_right_leaves_the_start(ask, tmp_path, monkeypatch):
 
 
 def test_a_script_needs_no_policy(ask, tmp_path, monkeypatch):
-    monkeypatch.setattr(compare, "load_policy", never)
-    monkeypatch.setattr(compare, "start_policy", never)
+    monkeypatch.setattr(agents, "load_policy", never)
+    monkeypatch.setattr(agents, "start_policy", never)
     results = compare.main(ask("--runs", "yes", "rule"))
     yes = results["rows"]['Always "yes"'][0]["As in training"]
     assert (yes["turns"], yes["calls"], yes["em"]) == (1.0, 0.0, 0.0)

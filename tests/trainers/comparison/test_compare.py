@@ -5,7 +5,7 @@ import tyro
 
 import retrieval_index
 from trainers import compare, playing
-from trainers.comparison import curves, report
+from trainers.comparison import agents, curves, report
 from trainers.comparison.curves import Point, draw, draw_scores, mean_curve, point_reaching
 from trainers.comparison.recipe import BASELINES
 from trainers.comparison.report import PAPER, table
@@ -105,10 +105,10 @@ def test_two_runs_from_one_cold_start(tmp_path, monkeypatch, ask):
     # Nothing is run twice; what was interrupted goes on; another experiment needs another folder.
     with monkeypatch.context() as patched:
         patched.setattr(
-            compare, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in compare.ALGORITHMS.items()}
+            agents, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in agents.ALGORITHMS.items()}
         )
         patched.setattr(playing, "play_policy", never)
-        patched.setattr(compare.imitation.curriculum, "fit", never)
+        patched.setattr(agents.imitation.curriculum, "fit", never)
         assert compare.main(ask(SMALL)) == results
     (out / "rloo-1" / "summary.json").unlink()
     assert compare.main(ask(SMALL))["rows"]["RLOO"] == results["rows"]["RLOO"]
@@ -154,9 +154,9 @@ def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
         del summary["settings"][name]
     summary_file.write_text(json.dumps(summary))
     monkeypatch.setattr(
-        compare, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in compare.ALGORITHMS.items()}
+        agents, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in agents.ALGORITHMS.items()}
     )
-    monkeypatch.setattr(compare, "load_policy", never)
+    monkeypatch.setattr(agents, "load_policy", never)
     assert compare.main(ask(SMALL, *words)) == results
     for name, value in {"eval_every": 1, "eval_questions": 3, "eval_temperature": 1.0}.items():
         arguments = {"model": model_folder, "max_new_tokens": 6, "final_questions": 2, name: value}
@@ -170,8 +170,8 @@ def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
     monkeypatch.undo()
     others = '[tasks."3 hops"]\nenv_kwargs = { hops = 3 }\n[tasks."2 hops"]\nenv_kwargs = { hops = 2 }\n'
     more = SMALL.replace("[runs.rloo]", others + "[runs.rloo]")
-    loaded, load = [], compare.load_policy
-    monkeypatch.setattr(compare, "load_policy", lambda folder, **kw: loaded.append(folder) or load(folder, **kw))
+    loaded, load = [], agents.load_policy
+    monkeypatch.setattr(agents, "load_policy", lambda folder, **kw: loaded.append(folder) or load(folder, **kw))
     played = []
     whole = playing.play_policy
     monkeypatch.setattr(playing, "play_policy", lambda *args: played.append(args[3]) or whole(*args))
@@ -303,7 +303,7 @@ def test_what_the_command_line_gets_wrong(ask):
 def test_nothing_is_trained_where_data_is_missing(tmp_path, monkeypatch):
     monkeypatch.delenv("AGENT_ENVS_DATA", raising=False)
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
-    monkeypatch.setattr(compare.Comparison, "train_run", never)
+    monkeypatch.setattr(agents.Comparison, "train_run", never)
     with pytest.raises(FileNotFoundError, match=r"HotpotQA was found nowhere(.|\n)*hotpot_train_v1.1.json"):
         compare.main(compare.Args(recipe="agent-r1", out=tmp_path / "out"))
 
@@ -481,6 +481,6 @@ def test_a_curve_ends_with_the_run():
         {"episodes": 16, "time/rollout": 2.0, "time/update": 0.5, "eval/em": 0.3},
     ]  # fmt: skip
     summary = {"score": "em", "em_trained": 0.4, "episodes": 16}
-    assert compare.read_curve(lines, summary) == [(0, 0.0, 0.1), (16, 4.0, 0.3)]
-    assert compare.read_curve(lines[:2], summary | {"episodes": 8}) == [(0, 0.0, 0.1), (8, 1.5, 0.4)]
-    assert compare.read_curve(lines[:2], summary, greedy=False) == [(0, 0.0, 0.1)]
+    assert agents.read_curve(lines, summary) == [(0, 0.0, 0.1), (16, 4.0, 0.3)]
+    assert agents.read_curve(lines[:2], summary | {"episodes": 8}) == [(0, 0.0, 0.1), (8, 1.5, 0.4)]
+    assert agents.read_curve(lines[:2], summary, greedy=False) == [(0, 0.0, 0.1)]

@@ -1,0 +1,284 @@
+"""The agents of a comparison: runs and baselines, found in their folder, or trained and evaluated."""
+
+import functools
+import gc
+import json
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from agent_envs.vector import ToolVectorEnv
+from retrieval_index import durable
+from trainers.cold_start import curriculum
+from trainers.cold_start.start import start_policy
+from trainers.comparison import imitation, lengthened
+from trainers.comparison.columns import (
+    Columns,
+    NotThere,
+    Player,
+    digest,
+    evaluate_columns,
+    naive_rag_player,
+    policy_player,
+    script_player,
+)
+from trainers.comparison.curves import PROCESS, Point, read_process
+from trainers.comparison.recipe import ALGORITHMS, BASELINES, LENGTHENED, WITHOUT_POLICY, Recipe
+from trainers.demonstrations import FILE
+from trainers.models.loading import load_policy
+from trainers.models.policy import Policy
+from trainers.runs import checkpoint
+from trainers.runs.arguments import TrainArgs
+from trainers.runs.logger import METRICS_FILE, read_metrics
+from trainers.runs.settings import check_settings
+from trainers.runs.setup import make_envs
+
+STARTED_FILE = "start.json"  # in the folder of a fine-tuning that ran elsewhere: where that left its checkpoint
+
+
+class Comparison:
+    """The results of a recipe in a folder: found there, or made.
+
+    Args:
+        recipe: all of it.
+        out: its folder, with one for each run or baseline of each seed.
+        read_only: make nothing: what is not there raises `NotThere`.
+    """
+
+    def __init__(self, recipe: Recipe, out: Path, can_search: bool, read_only: bool):
+        self.recipe, self.out, self.can_search, self.read_only = recipe, out, can_search, read_only
+        self._start = functools.cache(self._load_start)
+
+    # -- what everything of a seed starts from ---------------------------------------------------------------------
+
+    def fine_tuning(self, seed: int) -> dict:
+        """The summary of [sft]; of one that ran elsewhere, where that left its checkpoint."""
+        folder = self.out / f"sft-{seed}"
+        if (folder / STARTED_FILE).exists():
+            return json.loads((folder / STARTED_FILE).read_text(encoding="utf-8"))
+        self._need(folder, f"SFT, seed {seed}")
+        return lengthened.fine_tune(self.recipe.sft_arguments(seed), folder)
+
+    def start_model(self, seed: int) -> str:
+        """The model that the runs of a seed start from, after [sft]; "" where that is the recipe's."""
+        return self.fine_tuning(seed)["checkpoint"] if self.recipe.sft else ""
+
+    def start_from(self, start: Path, seed: int) -> None:
+        """Take what [sft] left elsewhere for that of this seed.
+
+        Raises:
+            ValueError: this seed has another start already.
+        """
+        folder, found = self.out / f"sft-{seed}", {"checkpoint": str(start.resolve())}
+        if folder.exists() and (not (folder / STARTED_FILE).exists() or self.fine_tuning(seed) != found):
+            raise ValueError(f"{folder} is there already: leave out --start, or give another --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        durable.write_text(folder / STARTED_FILE, json.dumps(found))
+
+    def _base_model(self, seed: int) -> str:
+        """What an adapter that [sft] left elsewhere is put on, whatever it names: the recipe's model; else ""."""
+        started = (self.out / f"sft-{seed}" / STARTED_FILE).exists()
+        is_adapter = started and (Path(self.fine_tuning(seed)["checkpoint"]) / "adapter_config.json").is_file()
+        return self.recipe.base(seed).model if is_adapter else ""
+
+    def _load_start(self, seed: int) -> tuple[Policy, float]:
+        """The policy before any training, and the seconds that its cold start took."""
+        base = replace(self.recipe.base(seed), lora_rank=0)
+        return start_policy(base, train_envs(base), base.seed)
+
+    def _save_start(self, seed: int) -> str:
+        """A checkpoint of the policy before any training, kept beside the runs."""
+        folder = self.out / f"start-{seed}"
+        if not checkpoint.is_checkpoint(folder):
+            policy, seconds = self._start(seed)
+            extra = {"seconds": seconds}
+            checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=0, extra=extra)
+        return str(folder)
+
+    def forget_start(self) -> None:
+        """Give back the memory of the policy that `_load_start` loaded."""
+        self._start.cache_clear()
+
+    # -- runs ------------------------------------------------------------------------------------------------------
+
+    def train_run(self, name: str, seed: int) -> dict:
+        """Train one run of the recipe, or go on with it, or find it in its folder.
+
+        Returns:
+            Its summary, with the ``seconds`` that its rollouts and updates took, its learning ``curve`` and what the
+            episodes were like on the way (``process``).
+
+        Raises:
+            ValueError: the folder holds a run with other settings.
+        """
+        folder, title = self.out / f"{name}-{seed}", self.recipe.title_of(name)
+        self._need(folder, f"{title}, seed {seed}")
+        args = self.recipe.run_arguments(name, seed, self.start_model(seed))
+        args = replace(args, base_model=self._base_model(seed))
+        if not (folder / "summary.json").exists():
+            was_interrupted = checkpoint.latest(folder) is not None
+            train = ALGORITHMS[self.recipe.runs[name].algorithm][0]
+            train(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
+            gc.collect()  # before the next one takes as much memory
+        summary, lines = lengthened.read_summary(folder), read_metrics(folder / METRICS_FILE)
+        check_settings(folder, summary, args)
+        curve = read_curve(lines, summary, greedy=not args.eval_temperature)
+        process = {key: read_process(lines, key) for key in PROCESS}
+        return summary | {"seconds": curve[-1].seconds, "curve": curve, "process": process}
+
+    def budget(self, seed: int) -> float:
+        """For how many seconds the baselines train that are trained for as long as a run: as the recipe's ``budget``, or its
+        ``budget_seconds``, or the slowest of those that are there."""
+        recipe = self.recipe
+        if recipe.budget_seconds:
+            return float(recipe.budget_seconds)
+        if recipe.budget:
+            if seed not in recipe.seeds_of(recipe.budget):
+                raise NotThere(f"{recipe.title_of(recipe.budget)} has no seed {seed} to take as long as")
+            return self.train_run(recipe.budget, seed)["seconds"]
+        done = [name for name in recipe.runs if (self.out / f"{name}-{seed}" / "summary.json").exists()]
+        if not done:
+            raise NotThere(f"a run of seed {seed} to take as long as")
+        return max(self.train_run(name, seed)["seconds"] for name in done)
+
+    # -- baselines that are trained --------------------------------------------------------------------------------
+
+    def train_lengthened(self, name: str, seed: int) -> dict:
+        """Train a baseline for as long as a run; returns its ``checkpoint``, and ``seconds`` among what it took."""
+        recipe, folder, seconds = self.recipe, self.out / f"{name}-{seed}", self.budget(seed)
+        if name == "imitation":
+            return self._imitate(seed, seconds, folder)
+        self._need(
+            folder if name == "more-sft" else folder / f"round-{lengthened.ROUNDS - 1}",
+            f"{BASELINES[name]}, seed {seed}",
+        )
+        start = self.start_model(seed) or self._save_start(seed)
+        changes: dict[str, Any] = {"model": start, "base_model": self._base_model(seed)}
+        changes |= {"lora_rank": 0} if recipe.sft.get("lora_rank") else {}
+        args = recipe.sft_arguments(seed, name == "rejection-sampling", **changes)
+        if name == "more-sft":
+            played = self.out / f"sft-{seed}"
+            return lengthened.more_sft(args, played if (played / FILE).exists() else None, seconds, folder)
+        return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, folder)
+
+    def _imitate(self, seed: int, seconds: float, folder: Path) -> dict:
+        base = self.recipe.base(seed)
+        if not imitation.is_done(folder, seconds):
+            if self.read_only:
+                raise NotThere(f"{BASELINES['imitation']}, seed {seed}")
+            envs, (policy, took) = train_envs(base), self._start(seed)
+            pace = took / (base.cold_start_steps or curriculum.default_steps(envs))
+            probability = base.cold_start_continue_probability
+            imitation.continue_imitation(policy, envs, base.seed, seconds, pace, folder, probability)
+        return checkpoint.read_extra(folder) | {"checkpoint": str(folder)}
+
+    # -- rows of the table -----------------------------------------------------------------------------------------
+
+    def add(self, name: str, seed: int | None, results: dict) -> None:
+        """Make a run or a baseline, and append it to ``results``.
+
+        Args:
+            seed: None for a baseline that no seed changes.
+        """
+        if name not in self.recipe.runs:
+            self.add_baseline(name, seed, results)
+        elif seed is not None:
+            self.add_run(name, seed, results)
+
+    def add_run(self, name: str, seed: int, results: dict) -> None:
+        """Train and evaluate a run, and append it to ``results``."""
+        summary, folder, title = self.train_run(name, seed), self.out / f"{name}-{seed}", self.recipe.title_of(name)
+        args, last = self.recipe.base(seed), checkpoint.latest(folder)
+        assert last is not None, f"{folder} has a summary and no checkpoint"
+        row = self._evaluate(title, folder, digest(last), args, lambda: load_policy(last, dtype=args.dtype))
+        kept = {key: summary[key] for key in ("seconds", "episodes", "symptoms")} | {"folder": str(folder)}
+        append(results, title, seed, row, kept)
+        results["curves"].setdefault(title, []).append(summary["curve"])
+        results["process"].setdefault(title, []).append(summary["process"])
+
+    def add_baseline(self, name: str, seed: int | None, results: dict) -> None:
+        """Evaluate a baseline, and append it to ``results``.
+
+        Args:
+            seed: None for one that no seed changes.
+        """
+        recipe, title, spent = self.recipe, BASELINES[name], None
+        base, folder = recipe.base(seed or 0), self.out / (name if seed is None else f"{name}-{seed}")
+        load: Callable[[], Policy] | None
+        if name in WITHOUT_POLICY:
+            identity, load = name, None
+        elif name in LENGTHENED or name == "sft":
+            assert seed is not None, f"{name} starts from a policy of a seed"
+            spent = self.train_lengthened(name, seed) if name in LENGTHENED else self.fine_tuning(seed)
+            last = Path(spent["checkpoint"])
+            base_model = self._base_model(seed) if name == "sft" else ""
+            identity = digest(last)
+            load = functools.partial(load_policy, last, dtype=base.dtype, base_model=base_model or None)
+        else:
+            identity, load = start_identity(base, seed), lambda: self._start(base.seed)[0]
+        row = self._evaluate(title, folder, identity, base, load, name)
+        keys = ("seconds", "asked", "steps", "updates", "episodes", "sampled", "kept", "heldout_loss")
+        kept = {key: spent[key] for key in keys if key in spent} if spent else {}
+        append(results, title, seed, row, kept or None)  # what ran elsewhere says nothing of what it took
+        # A line in the picture of the curves; greedy play says nothing beside curves of sampled play.
+        if not base.eval_temperature and (name in LENGTHENED or (name == "naive-rag" and self.can_search)):
+            columns = {"": (recipe.held_out, base.eval_questions)}
+            level = self._evaluate(title, folder, identity, base, load, name, columns)[""]["score"]
+            results["levels"].setdefault(title, []).append(level)
+
+    def _evaluate(
+        self, title: str, folder: Path, identity: str, args: TrainArgs, load: Callable[[], Policy] | None,
+        name: str = "", columns: Columns | None = None,
+    ) -> dict:  # fmt: skip
+        def player() -> Player:
+            if load is None:
+                return script_player(WITHOUT_POLICY[name])
+            make = naive_rag_player if name == "naive-rag" else policy_player
+            return make(load(), args.max_new_tokens)
+
+        columns = columns or {column: (task, self.recipe.questions) for column, task in self.recipe.tasks.items()}
+        kept = folder / "evaluations"
+        return evaluate_columns(
+            title, columns, args.max_new_tokens, kept, f"{name}:{identity}", None if self.read_only else player
+        )  # fmt: skip
+
+    def _need(self, folder: Path, what: str) -> None:
+        """Raise `NotThere` where nothing is to be made, and ``folder`` holds no finished run."""
+        if self.read_only and not (folder / "summary.json").exists():
+            lines = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
+            raise NotThere(f"{what} (stopped after {lines[-1]['step']} updates)" if lines else what)
+
+
+def append(results: dict, title: str, seed: int | None, row: dict, training: dict | None) -> None:
+    """Add the row of an agent with one seed."""
+    results["rows"].setdefault(title, []).append(row)
+    results["seeds"].setdefault(title, []).append(seed)
+    if training is not None:
+        results["training"].setdefault(title, []).append(training)
+
+
+def start_identity(args: TrainArgs, seed: int | None) -> str:
+    """All that the policy before any training depends on."""
+    if seed is None:
+        return json.dumps([args.model, args.dtype])
+    start = [args.model, args.dtype, args.cold_start_steps, args.cold_start_continue_probability, args.seed]
+    return json.dumps([args.env, json.loads(args.env_kwargs), *start])
+
+
+def train_envs(args: TrainArgs) -> ToolVectorEnv:
+    """Training environments for one batch of episodes."""
+    return make_envs(args.env, args.env_kwargs, "train", args.questions_per_update * args.group_size)
+
+
+def read_curve(lines: Iterable[Mapping], summary: Mapping, greedy: bool = True) -> list[Point]:
+    """The held-out evaluations of a run. Where the last update had none, the closing one, which is greedy, counts as its
+    own if the others are ``greedy`` too."""
+    seconds, points = 0.0, []
+    for line in lines:
+        seconds += line.get("time/rollout", 0.0) + line.get("time/update", 0.0)
+        if (score := line.get(f"eval/{summary['score']}")) is not None:
+            points.append(Point(int(line["episodes"]), seconds, score))
+    if not points or (greedy and points[-1].episodes < summary["episodes"]):
+        points.append(Point(summary["episodes"], seconds, summary[f"{summary['score']}_trained"]))
+    return points
