@@ -1,5 +1,6 @@
 """The learning curves of a comparison: their mean, how soon it reaches a level, and their pictures."""
 
+import textwrap
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -143,8 +144,10 @@ def _draw_together(
     levels: Mapping[str, float],
     x_label: str,
     ticks: int = 6,
+    width: int = 80,
 ) -> None:
-    """All agents in one panel, each named where it ends; one of ``agents`` looks the same in every panel."""
+    """All agents in one panel, each named where it ends, in lines of ``width`` characters; one of ``agents`` looks the same in
+    every panel."""
     for name, mean in means.items():
         figures.draw_curve(axes, mean.episodes, mean.scores, agents.index(name), seeds=len(means) < _TOGETHER)
     for level in levels.values():
@@ -152,7 +155,9 @@ def _draw_together(
     _finish(axes, means, x_label, ticks)
     ends = [(float(mean.score[-1]), name, figures.LOOKS[agents.index(name)][0]) for name, mean in means.items()]
     ends += [(level, name, figures.MUTED) for name, level in levels.items()]
-    figures.label_ends(axes, [(value, f"{name}  {value:.2f}", color) for value, name, color in ends])
+    figures.label_ends(
+        axes, [(value, textwrap.fill(f"{name}  {value:.2f}", width), color) for value, name, color in ends]
+    )
 
 
 def _draw_among_others(axes: Axes, means: Mapping[str, MeanCurve], name: str) -> None:
@@ -195,7 +200,7 @@ def _draw_measures(
     figure = figures.new_figure(0.7 + 2.5 * rows, title, subtitle)
     for number, (metric, own) in enumerate(means.items()):
         axes = figure.add_subplot(rows, min(2, len(means)), number + 1)
-        _draw_together(axes, own, agents, {}, "Training episodes" * (number + 2 >= len(means)), ticks=4)
+        _draw_together(axes, own, agents, {}, "Training episodes" * (number + 2 >= len(means)), ticks=4, width=22)
         axes.set_title(PROCESS[metric], loc="left", weight="bold")
     return figure
 

@@ -84,7 +84,9 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
     """Write each (value, name, colour) beside its value at the right edge, moved apart where two would overlap, with a short line
     from one to other. Call it when the limits of y are set."""
     low, high = axes.get_ylim()
-    gap = 0.19 / (axes.bbox.height / axes.figure.dpi) * (high - low)  # a line of text, in inches of the panel
+    lines = max(name.count("\n") + 1 for _, name, _ in labels)
+    share = 0.19 * lines / (axes.bbox.height / axes.figure.dpi)  # of the panel: a line of text takes .19 inches
+    gap = share * (high - low)
     gap = min(gap, (high - low) / max(1, len(labels) - 1))
     places: list[float] = []
     for value, *_ in sorted(labels):
