@@ -90,7 +90,7 @@ def test_the_echo_trap_takes_gradient_steps_of_one_size_or_as_many():
 def test_the_rewards_differ_in_one_thing_each():
     recipe = recipe_file.read("rewards")
     made = {name: recipe.run_arguments(name, 0) for name in recipe.runs}
-    assert {args.cold_start_continue_probability for args in made.values()} == {0.05}
+    assert {args.cold_start_continue_probability for args in made.values()} == {0.01}
     assert {name for name, args in made.items() if not getattr(args, "process_weight", 0.0)} == {
         "outcome", "gigpo", "whole"
     }  # fmt: skip
