@@ -2,7 +2,7 @@
 
     python -m trainers.compare                              # recipe "algorithms": every one, 5 seeds: hours on a laptop
     python -m trainers.compare --recipe masks               # PPO and GRPO with and without their masks
-    python -m trainers.compare --recipe rewards             # the reward at the end alone against a dense one
+    python -m trainers.compare --recipe rewards             # where right answers are rare: rewards, GiGPO, rejection sampling
     python -m trainers.compare --recipe echo-trap           # StarPO against StarPO-S where a batch is used too often
     python -m trainers.compare --recipe real --model FILE.gguf  # a pretrained model learns real questions, on two cores
     python -m trainers.compare --recipe agent-r1 --dry-run  # the paper's experiment: what it needs, and what it costs
