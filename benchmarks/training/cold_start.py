@@ -20,7 +20,6 @@ import tyro
 from agent_envs.miniwiki import World
 from agent_envs.vector import ToolVectorEnv
 from trainers.cold_start import curriculum, demonstrations
-from trainers.models import tiny
 from trainers.models.policy import Policy
 from trainers.runs.setup import make_envs
 from trainers.trajectory import Sequence, collate_sequences
@@ -43,14 +42,6 @@ class Args:
     def __post_init__(self):
         if self.steps < 1 or self.every < 1:
             raise ValueError("steps and every must be at least 1")
-
-
-def make_policy(envs: ToolVectorEnv, seed: int) -> Policy:
-    """The policy before its cold start, as `curriculum.cold_start` makes it."""
-    torch.manual_seed(seed)
-    tokenizer = tiny.make_tokenizer(curriculum._texts(World(3000, seed, difficulty="varied"), envs))
-    numbers = tiny.number_tokens(tokenizer)
-    return Policy(tiny.make_model(len(tokenizer), numbers=numbers, **curriculum.IN_VARIED_WORLDS.size), tokenizer)
 
 
 def make_held_out(policy: Policy, envs: ToolVectorEnv) -> dict[str, list[Sequence]]:
@@ -100,14 +91,15 @@ def product_tokens_per_second(matrices: list[torch.Tensor], tokens: int, repeats
 
 def main(args: Args) -> dict:
     envs = make_envs("AgentR1/MiniWiki-v0", "{}", "train", 64)
-    policy, lessons = make_policy(envs, args.seed), curriculum.IN_VARIED_WORLDS
+    torch.manual_seed(args.seed)
+    policy, lessons = curriculum.make_policy(envs, args.seed), curriculum.IN_VARIED_WORLDS
     held_out, taken, made, looking = make_held_out(policy, envs), 0, 0.0, 0.0
     limit = product_tokens_per_second(layer_matrices(policy), lessons.tokens_per_step)
     curve: list[dict] = []
 
     def batches() -> Iterator[tuple[str, list[Sequence]]]:
         nonlocal taken, made
-        source = curriculum._batches(policy, envs, args.seed, args.steps)
+        source = curriculum.make_batches(policy, envs, args.seed, args.steps)
         while True:
             begin = time.perf_counter()
             kind, rows = next(source)

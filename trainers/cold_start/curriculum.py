@@ -170,20 +170,24 @@ def cold_start(
         except checkpoint.CheckpointDamaged as error:
             print(f"Warning: {error}: the cold start is made anew", file=sys.stderr)
     begin = time.monotonic()
-    world = World(3000, seed, difficulty=_difficulty(envs))
-    tokenizer = tiny.make_tokenizer(_texts(world, envs))
-    lessons = choose_lessons(envs)
-    numbers = tiny.number_tokens(tokenizer) if lessons.orders_numbers else None
-    model = tiny.make_model(len(tokenizer), numbers=numbers, **lessons.size)
-    model = model.to(default_device())  # type: ignore[arg-type]  # transformers wraps the method without its self
-    policy = Policy(model, tokenizer)
-    fit(policy, _batches(policy, envs, seed, steps, continue_probability, outage_minutes), steps, report)
+    policy = make_policy(envs, seed)
+    fit(policy, make_batches(policy, envs, seed, steps, continue_probability, outage_minutes), steps, report)
     extra = {"seconds": time.monotonic() - begin}
-    checkpoint.save(folder, model=policy.model, tokenizer=tokenizer, optimizers=[], step=steps, extra=extra)
+    checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=steps, extra=extra)
     return policy, extra["seconds"]
 
 
-def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
+def make_policy(envs: ToolVectorEnv, seed: int) -> Policy:
+    """The tiny policy before its cold start: random weights, of torch's own random state, and a vocabulary of the task."""
+    lessons, world = choose_lessons(envs), World(3000, seed, difficulty=_difficulty(envs))
+    tokenizer = tiny.make_tokenizer(list_texts(world, envs))
+    numbers = tiny.number_tokens(tokenizer) if lessons.orders_numbers else None
+    model = tiny.make_model(len(tokenizer), numbers=numbers, **lessons.size)
+    model = model.to(default_device())  # type: ignore[arg-type]  # transformers wraps the method without its self
+    return Policy(model, tokenizer)
+
+
+def list_texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     """What the vocabulary is counted on: numbers, and every MiniWiki word and the environment's own passages and
     questions; or, without a corpus, what is read and written in episodes of both splits: a word that only the held-out
     one uses has a token then, as in any pretrained tokenizer, and no meaning."""
@@ -208,10 +212,11 @@ def _texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     yield from (q.question for q in task.questions)
 
 
-def _batches(
+def make_batches(
     policy: Policy, envs: ToolVectorEnv, seed: int, steps: int, continue_probability: float = CONTINUE_PROBABILITY,
     outage_minutes: float = outages.MINUTES,
 ) -> Iterator[tuple[str, list[Sequence]]]:  # fmt: skip
+    """Kind and sequences of each gradient step of a cold start of so many."""
     rng = random.Random(f"lessons:{seed}")
     words = _words(policy)
 

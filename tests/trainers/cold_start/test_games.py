@@ -24,7 +24,7 @@ def bandit():
 @pytest.fixture(scope="module")
 def policy(bandit):
     torch.manual_seed(0)
-    tokenizer = tiny.make_tokenizer(curriculum._texts(None, bandit))
+    tokenizer = tiny.make_tokenizer(curriculum.list_texts(None, bandit))
     return Policy(tiny.make_model(len(tokenizer)), tokenizer)
 
 

@@ -26,7 +26,7 @@ def envs():
 @pytest.fixture(scope="module")
 def policy(envs):
     torch.manual_seed(0)
-    tokenizer = tiny.make_tokenizer(curriculum._texts(World(300, 0, difficulty="varied"), envs))
+    tokenizer = tiny.make_tokenizer(curriculum.list_texts(World(300, 0, difficulty="varied"), envs))
     return Policy(tiny.make_model(len(tokenizer), numbers=tiny.number_tokens(tokenizer)), tokenizer)
 
 
