@@ -1,4 +1,4 @@
-"""RAGEN's games, learned with StarPO-S by the tiny policy: success before and after, beside what it must beat.
+"""RAGEN's games, learned with PPO by the tiny policy: success before and after, beside what it must beat.
 
     python -m benchmarks.training.games                                 # 3 seeds of every game
     python -m benchmarks.training.games --games bandit --seeds 0
@@ -21,7 +21,7 @@ import torch
 import tyro
 
 from benchmarks.training import games_report
-from trainers import playing, ppo, starpo
+from trainers import playing, ppo
 from trainers.cold_start import curriculum
 from trainers.comparison import imitation
 from trainers.engines.transformers_engine import TransformersEngine
@@ -33,7 +33,7 @@ from trainers.runs.settings import check_settings
 from trainers.runs.setup import make_envs
 
 SCRIPTS = {"random": "Random agent", "scripted": "Scripted agent", "oracle": "Oracle"}
-BEFORE, IMITATION, AFTER = "Cold start", "More imitation", "StarPO-S"
+BEFORE, IMITATION, AFTER = "Cold start", "More imitation", "PPO"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +41,8 @@ class Game:
     """One game and how it is learned.
 
     ``on``: the splits to evaluate on, by the name of a line of the table; ``groups`` of ``group_size`` episodes in a
-    batch, of which the filter keeps a quarter. A gradient from few boards learns what happens to be right on those.
+    batch, of which four gradient steps are taken. A gradient from few boards learns what happens to be right on those.
+    ``options``: further arguments of `trainers.ppo`.
     """
 
     env: str
@@ -49,26 +50,28 @@ class Game:
     on: dict[str, str]
     cold_start_steps: int
     updates: int
-    groups: int = 32
-    group_size: int = 8
-    lr: float = ppo.Args.lr
+    groups: int = 64
+    group_size: int = 4
+    options: dict = field(default_factory=dict)
 
 
 GAMES = {
     "bandit": Game(
         env="AgentR1/Bandit-v0", on={"Bandit, words of training": "train", "Bandit, new words": "validation"},
-        cold_start_steps=400, updates=100, groups=64, group_size=16, lr=1e-4,  # its pay is the noisiest
+        cold_start_steps=400, updates=60, group_size=16, options={"lr": 2e-4},  # its pay is the noisiest
     ),
     "sokoban": Game(
-        env="AgentR1/Sokoban-v0", kwargs={"size": 5, "moves": [1, 4], "max_turns": 3},
-        on={"Sokoban, 5x5, 1 to 4 moves": "validation"}, cold_start_steps=500, updates=60,
+        env="AgentR1/Sokoban-v0", on={"Sokoban": "validation"}, cold_start_steps=1500, updates=60,
+        options={"value_clip": 10.0},  # returns are that large: 10 for a solution
     ),
     "frozenlake-firm": Game(
         env="AgentR1/FrozenLake-v0", kwargs={"slippery": False}, on={"FrozenLake, firm ice": "validation"},
         cold_start_steps=500, updates=60,
     ),
     "frozenlake": Game(
-        env="AgentR1/FrozenLake-v0", on={"FrozenLake, slippery": "validation"}, cold_start_steps=500, updates=60,
+        env="AgentR1/FrozenLake-v0", on={"FrozenLake, slippery": "validation"}, cold_start_steps=1000, updates=60,
+        # slips are luck, which a critic of turns sees
+        groups=256, group_size=2, options={"turn_level": True, "turn_gamma": 1.0, "turn_lam": 0.8},
     ),
 }  # fmt: skip
 
@@ -100,13 +103,14 @@ class Args:
 
 
 def arguments(args: Args, game: Game, seed: int) -> ppo.Args:
-    """Those of one run: the preset of StarPO-S, but for what the game sets."""
+    """Those of one run: PPO's own, but for what the game sets."""
     updates = args.updates or game.updates
     return replace(
-        starpo.PRESETS["starpo-s"][1], env=game.env, env_kwargs=json.dumps(game.kwargs), seed=seed, lr=game.lr,
+        ppo.Args(), env=game.env, env_kwargs=json.dumps(game.kwargs), seed=seed, minibatches=4,
         updates=updates, questions_per_update=game.groups, group_size=game.group_size,
         cold_start_steps=args.cold_start_steps or game.cold_start_steps,
         eval_every=max(1, updates // 10), eval_questions=args.curve_instances, final_questions=args.curve_instances,
+        **game.options,
     )  # fmt: skip
 
 
@@ -114,7 +118,7 @@ def trained(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
     """The policy of one run, and its summary with the ``seconds`` that rollouts and updates took."""
     if not (run / "summary.json").exists():
         started = checkpoint.latest(run) is not None
-        starpo.main("starpo-s", replace(wanted, resume=run) if started else replace(wanted, out=run))
+        ppo.main(replace(wanted, resume=run) if started else replace(wanted, out=run))
     summary = json.loads((run / "summary.json").read_text(encoding="utf-8"))
     check_settings(run, summary, wanted)
     lines = read_metrics(run / METRICS_FILE)
@@ -126,7 +130,7 @@ def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, di
     """What is compared in one seed of a game: its name, the policy, and what training it took."""
     wanted = arguments(args, GAMES[name], seed)
     run = args.out / f"{name}-{seed}"
-    after, summary = trained(wanted, run / "starpo-s")
+    after, summary = trained(wanted, run / "ppo")
     envs = make_envs(wanted.env, wanted.env_kwargs, "train", wanted.questions_per_update * wanted.group_size)
     before, seconds = curriculum.cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None)
     pace = seconds / wanted.cold_start_steps

@@ -119,7 +119,7 @@ def draw(folder: Path, results: Mapping) -> None:
         figure = figures.new_figure(0.7 + 2.2 * rows, "Success while learning", told)
         for number, (game, seeds) in enumerate(games.items(), 1):
             axes = figure.add_subplot(rows, columns, number)
-            runs = [read_metrics(folder / f"{game}-{seed['seed']}" / "starpo-s" / METRICS_FILE) for seed in seeds]
+            runs = [read_metrics(folder / f"{game}-{seed['seed']}" / "ppo" / METRICS_FILE) for seed in seeds]
             *others, held_out = results["scripts"][game]
             rates = results["scripts"][game][held_out]
             imitation = float(np.mean([seed["success"]["More imitation"][held_out]["greedy"] for seed in seeds]))

@@ -59,17 +59,17 @@ def test_arguments_that_make_no_sense():
             games.Args(**wrong)
 
 
-def test_every_game_is_run_by_starpo_s_in_its_own_task():
+def test_every_game_is_run_by_ppo_in_its_own_task():
     for name, game in games.GAMES.items():
         made = games.arguments(games.Args(), game, 7)
-        assert (made.filter, made.env, made.seed, made.updates) == ("uncertain", game.env, 7, game.updates), name
+        assert (made.filter, made.env, made.seed, made.updates) == ("none", game.env, 7, game.updates), name
         assert make_envs(made.env, made.env_kwargs, "validation", 1).envs[0].SCRIPTS.keys() >= games.SCRIPTS.keys()
     assert games.arguments(games.Args(updates=3, cold_start_steps=9), game, 0).updates == 3
 
 
 def invented(seeds):
     def one(seed):
-        rates = {"Cold start": 0.2, "More imitation": 0.3, "StarPO-S": 0.5 + 0.1 * seed}
+        rates = {"Cold start": 0.2, "More imitation": 0.3, "PPO": 0.5 + 0.1 * seed}
         success = {name: {"Chess": {"greedy": rate, "sampled": rate / 2}} for name, rate in rates.items()}
         return {"seed": seed, "success": success, "training": {name: {"seconds": 60.0} for name in rates}}
 
@@ -91,7 +91,7 @@ def test_the_table_compares_within_seeds():
 
 def test_the_picture_shows_every_game(tmp_path, monkeypatch):
     for seed in range(2):
-        run = tmp_path / f"chess-{seed}" / "starpo-s"
+        run = tmp_path / f"chess-{seed}" / "ppo"
         run.mkdir(parents=True)
         lines = [{"episodes": 8 * n, "train/success": 0.1 * n, "eval/success": 0.2} for n in range(5)]
         del lines[1]["eval/success"], lines[0]["train/success"]
@@ -108,9 +108,9 @@ def test_the_picture_shows_every_game(tmp_path, monkeypatch):
 
 def test_success_is_drawn_for_both_ways_to_play(tmp_path):
     scores = {how: games_report.success(invented(3), how) for how in ("sampled", "greedy")}
-    assert list(scores["sampled"]) == ["Random", "Cold start", "More imitation", "StarPO-S"]
+    assert list(scores["sampled"]) == ["Random", "Cold start", "More imitation", "PPO"]
     assert scores["sampled"]["Random"] == {"Chess": (0.1, None)}
-    assert scores["greedy"]["StarPO-S"]["Chess"] == (pytest.approx(0.6), pytest.approx(0.248, abs=1e-3))
+    assert scores["greedy"]["PPO"]["Chess"] == (pytest.approx(0.6), pytest.approx(0.248, abs=1e-3))
     games_report.draw_success(scores, tmp_path / "success.png")
     assert (tmp_path / "success.png").stat().st_size > 10_000
 
@@ -124,16 +124,14 @@ def test_a_whole_run_is_not_run_again(tmp_path, monkeypatch):
         out=tmp_path / "out",
     )  # fmt: skip
     results = games.main(args)
-    assert [list(one["success"]) for one in results["seeds"]["bandit"]] == [
-        ["Cold start", "More imitation", "StarPO-S"]
-    ]
+    assert [list(one["success"]) for one in results["seeds"]["bandit"]] == [["Cold start", "More imitation", "PPO"]]
     assert json.loads((tmp_path / "out" / "results.json").read_text()) == results
     assert "Bandit, new words" in (tmp_path / "out" / "table.md").read_text()
 
     def never(*_, **__):
         raise AssertionError("this was run before")
 
-    for owner, name in ((games.starpo, "main"), (games.curriculum, "fit"), (games.evaluate, "evaluate_policy")):
+    for owner, name in ((games.ppo, "main"), (games.curriculum, "fit"), (games.playing, "evaluate_policy")):
         monkeypatch.setattr(owner, name, never)
     assert games.main(args) == results
     with pytest.raises(ValueError, match="other settings"):
