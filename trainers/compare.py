@@ -4,6 +4,7 @@
     python -m trainers.compare --recipe masks               # PPO and GRPO with and without their masks
     python -m trainers.compare --recipe rewards             # where right answers are rare: rewards, GiGPO, rejection sampling
     python -m trainers.compare --recipe echo-trap           # StarPO against StarPO-S where a batch is used too often
+    python -m trainers.compare --recipe rollout-shaping     # diverse starts, actions a turn, fresh rollouts, on a game
     python -m trainers.compare --recipe real --model FILE.gguf  # a pretrained model learns real questions, on two cores
     python -m trainers.compare --recipe agent-r1 --dry-run  # the paper's experiment: what it needs, and what it costs
     python -m trainers.compare --recipe mine.toml --seeds 0 --runs base grpo ppo --updates 20  # a part of it
@@ -41,8 +42,8 @@ class Args(Checks):
     """Run the comparison that a recipe describes."""
 
     recipe: str = "algorithms"
-    """A shipped recipe (algorithms, masks, rewards, reward-hacking, echo-trap, one-step-off-policy, real, agent-r1) or a TOML
-    file."""
+    """A shipped recipe (algorithms, masks, rewards, reward-hacking, echo-trap, one-step-off-policy, rollout-shaping, real,
+    agent-r1) or a TOML file."""
     runs: tuple[str, ...] = ()
     """Which of its runs and baselines, by name; by default all. The table shows the others too, where they are there."""
     seeds: tuple[int, ...] = ()

@@ -52,6 +52,7 @@ def small(tmp_path):
 def test_the_shipped_recipes():
     assert SHIPPED == [
         "agent-r1", "algorithms", "echo-trap", "masks", "one-step-off-policy", "real", "reward-hacking", "rewards",
+        "rollout-shaping",
     ]  # fmt: skip
     assert set(ALGORITHMS) >= {"grpo", "ppo", "reinforce", "rloo", "gigpo", "starpo", "starpo-s", "ragen-2"}
 
@@ -85,6 +86,15 @@ def test_the_echo_trap_takes_gradient_steps_of_one_size_or_as_many():
         "starpo": ("none", 8, 4), "starpo-s": ("uncertain", 8, 1), "starpo-two-passes": ("none", 2, 4),
         "starpo-large-steps": ("none", 8, 1), "starpo-one-pass": ("none", 1, 4),
     }  # fmt: skip
+
+
+def test_the_shapes_of_rollouts_take_as_many_steps_of_one_size():
+    recipe = recipe_file.read("rollout-shaping")
+    made = {name: recipe.run_arguments(name, 0) for name in recipe.runs}
+    assert {args.updates * args.minibatches for args in made.values()} == {200}
+    assert {args.questions_per_update * args.group_size // args.minibatches for args in made.values()} == {64}
+    shapes = [(args.questions_per_update, args.minibatches, args.env_kwargs) for args in made.values()]
+    assert len(set(shapes)) == len(shapes)
 
 
 def test_the_rewards_differ_in_one_thing_each():
