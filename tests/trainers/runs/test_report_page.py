@@ -64,6 +64,12 @@ def open_page(browser, folder):
     assert browser.errors == [] and browser.requests == []
 
 
+def test_a_term_that_adds_up_to_nothing_has_no_bar(open_page):
+    """Potential-based terms do, up to rounding."""
+    page = open_page()
+    assert page.run("bars({ progress: 0.1 + 0.1 + 0.1 - 0.3, answer: 1 }, [1]).textContent").startswith("answer")
+
+
 def test_it_opens_with_table_and_curves(open_page):
     page = open_page()
     assert page.run("document.querySelectorAll('.part tbody tr').length") == 2

@@ -344,7 +344,7 @@ function verdict(episode, body) {
 
 /** Terms of a reward as bars from a common zero. */
 function bars(terms, scale) {
-  const entries = Object.entries(terms).filter(([, value]) => value);
+  const entries = Object.entries(terms).filter(([, value]) => Math.abs(value) > 5e-6); // a sum of rounded terms
   const low = Math.min(0, ...scale), span = Math.max(0, ...scale) - low || 1;
   const zero = (-100 * low) / span;
   return make("div.terms", {}, ...entries.flatMap(([name, value]) => {
