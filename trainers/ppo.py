@@ -53,6 +53,9 @@ class Args(TrainArgs):
     advantage_mask: bool = True
     """Turning it off runs GAE over what tools returned as well: the paper's ablation."""
 
+    def compares_attempts(self) -> bool:
+        return self.filter != "none"
+
     def __post_init__(self):
         super().__post_init__()
         self.check_positive("critic_lr", "value_clip")

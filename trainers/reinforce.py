@@ -33,6 +33,9 @@ class Args(TrainArgs):
     turn_gamma: float = 1.0
     """Discount of a turn, with turn_credit."""
 
+    def compares_attempts(self) -> bool:
+        return self.baseline == "group" or self.filter != "none"
+
     def __post_init__(self):
         super().__post_init__()
         self.check_share("turn_gamma")

@@ -61,7 +61,7 @@ GAMES = {
         cold_start_steps=400, updates=60, group_size=16, options={"lr": 2e-4},  # its pay is the noisiest
     ),
     "sokoban": Game(
-        env="AgentR1/Sokoban-v0", on={"Sokoban": "validation"}, cold_start_steps=1500, updates=60,
+        env="AgentR1/Sokoban-v0", on={"Sokoban": "validation"}, cold_start_steps=4000, updates=40,
         options={"value_clip": 10.0},  # returns are that large: 10 for a solution
     ),
     "frozenlake-firm": Game(

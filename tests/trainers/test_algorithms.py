@@ -3,6 +3,8 @@
 import json
 import runpy
 import sys
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -158,6 +160,24 @@ def test_nothing_to_learn_from(model_folder, tmp_path, module, capsys):
     assert "Warning" not in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("module", [ppo, reinforce])
+def test_one_attempt_at_a_question_will_do_where_none_are_compared(module, model_folder, tmp_path):
+    options = {"group_size": 1, "eval_every": 12, "updates": 12, "save_every": 12}
+    summary = run(module, "AgentR1/MiniWiki-Easy-v0", model_folder, tmp_path / "run", **options)
+    assert "reward deviation collapsed" not in {symptom["name"] for symptom in summary["symptoms"]}
+    last = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
+    assert last["policy/grad_norm"] > 0 and not {"train/group_std", "monitor/reward_deviation"} & set(last)
+
+
+def test_attempts_that_are_compared_are_two_at_least():
+    for make in (
+        grpo.Args, rloo.Args, gigpo.Args, partial(reinforce.Args, baseline="group"), partial(ppo.Args, filter="mixed"),
+        partial(reinforce.Args, filter="signal"),
+    ):  # fmt: skip
+        with pytest.raises(ValueError, match="group_size must be at least 2, got 1"):
+            make(group_size=1)
+
+
 def test_by_default_a_symptom_is_a_warning(model_folder, tmp_path, capsys):
     options = {"filter": "mixed", "group_size": 2, "eval_every": 1, "updates": 6}
     summary = run(grpo, "AgentR1/MiniWiki-Easy-v0", model_folder, tmp_path / "run", **options)
@@ -204,6 +224,8 @@ def test_what_the_monitor_is_fed_with():
     for env in envs.envs:
         env.tools = []
     assert "monitor/search_rate" not in rollout_statistics(envs, EPISODES)
+    single = [replace(episode, group=i) for i, episode in enumerate(EPISODES)]
+    assert "monitor/reward_deviation" not in rollout_statistics(envs, single)  # or it would be 0, which looks collapsed
     assert update_statistics({"policy/entropy": 1.5, "policy/grad_norm": 0.2}) == {
         "monitor/entropy": 1.5, "monitor/gradient_norm": 0.2,
     }  # fmt: skip

@@ -69,7 +69,8 @@ class SamplingArgs:
     questions_per_update: int = 16
     """Questions (groups) in a batch."""
     group_size: int = 8
-    """Episodes per question."""
+    """Episodes per question. 1 will do where attempts are not compared with each other: in PPO, and in REINFORCE++ against
+    the batch, without a filter of groups."""
     temperature: float = 1.0
     """Sampling temperature of the rollouts."""
     top_p: float = 1.0
@@ -333,11 +334,16 @@ class TrainArgs(
 ):  # fmt: skip
     """What every algorithm takes."""
 
+    def compares_attempts(self) -> bool:
+        """Whether attempts at one question are compared with each other, so that there must be two at least."""
+        return True
+
     def __post_init__(self):
         super().__post_init__()
         least = dict.fromkeys(("updates", "questions_per_update", "max_new_tokens", "epochs", "minibatches"), 1)
         least |= dict.fromkeys(("eval_every", "eval_questions", "final_questions", "save_every", "keep"), 1)
-        self.check_least(**least, group_size=2, seed=0, max_tokens_per_micro_batch=1)
+        group_size = 2 if self.compares_attempts() else 1
+        self.check_least(**least, group_size=group_size, seed=0, max_tokens_per_micro_batch=1)
         self._check_loss()
         self.check_least(eval_temperature=0, kl_coef=0, kl_target=0, overlong_buffer=0, selection_eps=0)
         self.check_least(entropy_coef=0, refill=0, save_every_minutes=0, tool_outage_minutes=0, keep_episodes=0)

@@ -37,11 +37,12 @@ def rollout_statistics(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[
     turns = [(turn.error is None, bool(turn.calls)) for env in envs.envs for turn in env.history.turns]
     turns = distributed.all_gather(turns)
     numbers = {
-        "reward_deviation": filters.group_deviation(returns, groups, valid)[0].mean().item(),
         "response_length": sum(map(len, sampled)) / len(sampled),
         "repetition": sum(map(repeated_ngrams, sampled)) / len(sampled),
         "valid_turns": sum(valid for valid, _ in turns) / len(turns),
     }
+    if len(groups.unique()) < len(groups):  # a group of one has no deviation
+        numbers["reward_deviation"] = filters.group_deviation(returns, groups, valid)[0].mean().item()
     if any(env.tools for env in envs.envs):
         numbers["search_rate"] = sum(calls for _, calls in turns) / len(turns)
     return {_PREFIX + name: value for name, value in numbers.items()}

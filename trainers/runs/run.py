@@ -436,9 +436,10 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> Metrics:
         "train/truncated": np.mean([t.truncated for t in trajectories]),
         "train/failed": np.mean([t.failed for t in trajectories]),
         "train/tool_faults": sum(t.tool_faults for t in trajectories),
-        "train/group_std": np.mean([np.std(group) for group in groups]),
-        "train/zero_std_groups": np.mean([np.ptp(group) < ZERO_STD for group in groups]),
     }
+    if len(groups) < len(trajectories):  # a group of one has no deviation
+        metrics["train/group_std"] = np.mean([np.std(group) for group in groups])
+        metrics["train/zero_std_groups"] = np.mean([np.ptp(group) < ZERO_STD for group in groups])
     for name in ("f1", "support_recall", "calls"):
         if all(name in t.info for t in trajectories):
             metrics[f"train/{name}"] = np.mean([float(t.info[name]) for t in trajectories])
