@@ -172,7 +172,8 @@ def scripted(args: Args, game: Game) -> dict[str, dict[str, float]]:
 
 
 def main(args: Args) -> dict:
-    results = {"settings": asdict(args), "games": {n: asdict(GAMES[n]) for n in args.games}}
+    told = {name: value for name, value in asdict(args).items() if name != "out"}
+    results = {"settings": told, "games": {n: asdict(GAMES[n]) for n in args.games}}
     results |= {"scripts": {name: scripted(args, GAMES[name]) for name in args.games}}
     seeds: dict[str, list[dict]] = {}
     for seed, name in itertools.product(args.seeds, args.games):

@@ -1,10 +1,15 @@
-"""What ``benchmarks.training.games`` writes: a table, the same as a picture, the learning curves and a JSON."""
+"""What ``benchmarks.training.games`` writes: a table, the same as a picture, the learning curves and a JSON.
+
+python -m benchmarks.training.games_report docs/results/games.json --out runs/kept    # table and picture of what is kept
+"""
 
 import json
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+import tyro
 from matplotlib.axes import Axes
 
 from trainers.comparison.intervals import mean_and_half
@@ -18,9 +23,15 @@ def write(folder: Path, results: Mapping) -> None:
     """table.md, success.png, curves.png and results.json of the seeds that are done."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "results.json").write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")
+    draw(folder, results)
+    write_success(folder, results)
+
+
+def write_success(folder: Path, results: Mapping) -> None:
+    """table.md and success.png."""
+    folder.mkdir(parents=True, exist_ok=True)
     text = table(results)
     (folder / "table.md").write_text(text, encoding="utf-8")
-    draw(folder, results)
     draw_success({how: success(results, how) for how in ("sampled", "greedy")}, folder / "success.png")
     print(text)
 
@@ -154,3 +165,18 @@ def _smooth(values: Sequence[float], width: int) -> np.ndarray:
     """A centred moving mean, over fewer values at the ends."""
     ones = np.ones(width)
     return np.convolve(values, ones, "same") / np.convolve(np.ones(len(values)), ones, "same")
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Write the table and the picture of results that are kept."""
+
+    results: tyro.conf.Positional[Path]
+    """A results.json of `benchmarks.training.games`."""
+    out: Path = Path("runs/kept")
+    """Where to write them."""
+
+
+if __name__ == "__main__":
+    ARGS = tyro.cli(Args, description=__doc__)
+    write_success(ARGS.out, json.loads(ARGS.results.read_text(encoding="utf-8")))

@@ -2,6 +2,7 @@
 
 import json
 import random
+from pathlib import Path
 
 import pytest
 import torch
@@ -113,6 +114,17 @@ def test_success_is_drawn_for_both_ways_to_play(tmp_path):
     assert scores["greedy"]["PPO"]["Chess"] == (pytest.approx(0.6), pytest.approx(0.248, abs=1e-3))
     games_report.draw_success(scores, tmp_path / "success.png")
     assert (tmp_path / "success.png").stat().st_size > 10_000
+
+
+def test_the_page_has_the_figures_that_are_kept():
+    docs = Path(__file__).parents[3] / "docs"
+    kept, page = json.loads((docs / "results" / "games.json").read_text()), (docs / "games.md").read_text()
+    for how, learners in (("sampled", 3), ("greedy", 3)):
+        scores = games_report.success(kept, how)
+        for name in list(scores)[-learners:]:
+            for mean, half in scores[name].values():
+                cell = f"{mean:.3f}" + ("" if half is None else f" ± {half:.3f}")
+                assert f" {cell.replace('0.', '.')} |" in page, (how, name, cell)
 
 
 @pytest.mark.slow
