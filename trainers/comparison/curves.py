@@ -115,7 +115,7 @@ def draw_scores(
         panels = list(figure.subplots(rows, wide, sharex=True, sharey=True, squeeze=False).flat)
         for axes, column in zip(panels, columns, strict=False):
             figures.draw_dots(axes, [own.get(column, (np.nan, None)) for own in scores.values()])
-            axes.set_title(column, loc="left", weight="bold")
+            figures.set_title(axes, column, wide)
             axes.set_yticks(range(len(scores)), list(scores))
         low, high = panels[0].get_xlim()
         panels[0].set_xlim(min(-0.08, low), high if high < 0.75 else max(1.08, high))  # low scores need the width
@@ -177,11 +177,11 @@ def _draw_apart(means: Mapping[str, MeanCurve], levels: Mapping[str, float], tit
         _draw_among_others(axes, means, name)
         for level in levels.values():
             figures.draw_level(axes, level)
-        axes.set_title(name, loc="left", weight="bold")
+        figures.set_title(axes, name, columns)
         end = means[name].episodes[-1], means[name].score[-1]
-        axes.annotate(
-            f"{end[1]:.2f}", end, (-2, -8), textcoords="offset points", ha="right", va="top", color=figures.LOOKS[0][0]
-        )
+        above = {"xytext": (-2, 8), "va": "bottom"}  # where there is no room below
+        where = above if end[1] < 0.1 else {"xytext": (-2, -8), "va": "top"}
+        axes.annotate(f"{end[1]:.2f}", end, textcoords="offset points", ha="right", color=figures.LOOKS[0][0], **where)
         _finish(axes, means, "Training episodes" * (number + columns >= len(means)), 3)
     words = ["blue: mean, 95 % interval", "grey: the other means"]
     words += [f"dashed: {name}  {level:.2f}" for name, level in levels.items()]
@@ -216,7 +216,7 @@ def _draw_matrix(means: Mapping[str, Mapping[str, MeanCurve]], agents: list[str]
             _finish(axes, own, "Training episodes" * (number == len(means)), 2)
         panels[number - 1, 0].set_ylabel(PROCESS[metric].replace(" on ", "\non ").replace(", share", ",\nshare"))
     for axes, agent in zip(panels[0], agents, strict=True):
-        axes.set_title(agent, loc="left", weight="bold")
+        figures.set_title(axes, agent, len(agents), width)
     return figure
 
 
@@ -239,7 +239,7 @@ def draw_profiles(scores: Mapping[str, np.ndarray], out_png: Path, score: str, t
         for place, (name, own) in enumerate(profiles.items()):
             axes = panels[0 if together else place]
             if not together:
-                axes.set_title(name, loc="left", weight="bold", size="small")
+                figures.set_title(axes, name, columns)
                 for other in profiles.values():
                     axes.plot(levels, other, color=figures.FAINT, lw=1, zorder=1)
             color, dashes = figures.LOOKS[place if together else 0]

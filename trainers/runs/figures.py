@@ -5,6 +5,7 @@ dashed grey line is a level to compare with. Names stand beside what they name; 
 apart by the colour-blind (after Okabe and Ito, 2008), and with their dashes in print without colour.
 """
 
+import textwrap
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
@@ -73,6 +74,13 @@ def draw_curve(axes: Axes, xs: np.ndarray, values: np.ndarray, look: int = 0, se
         for own in values if seeds else ():
             axes.plot(xs, own, color=color, lw=0.8, alpha=0.45, zorder=3)
     axes.plot(xs, values.mean(0), color=color, ls=dashes, lw=2.2, zorder=4)
+
+
+def set_title(axes: Axes, title: str, columns: int, width: float = WIDTH) -> None:
+    """The title of a panel, of so many beside each other in ``width`` inches, in as many lines as it takes not to run into the
+    next one's."""
+    text = textwrap.fill(title, max(1, int(10 * width / columns)), break_long_words=False)
+    axes.set_title(text, loc="left", weight="bold")
 
 
 def draw_level(axes: Axes, value: float) -> None:
