@@ -8,7 +8,8 @@ reinforcement learning, and more imitation: the cold start continued for as many
 for rollouts and updates. Each is evaluated on the same held-out instances, greedily and sampled as in
 training. Beside them: the scripted agents.
 
-Writes table.md, curves.png and results.json. What its folder already holds is not run again.
+Writes table.md, curves.png and results.json, also of other games that its folder holds. What is there already is not run
+again.
 """
 
 import itertools
@@ -104,14 +105,17 @@ class Args:
 
 def arguments(args: Args, game: Game, seed: int) -> ppo.Args:
     """Those of one run: PPO's own, but for what the game sets."""
-    updates = args.updates or game.updates
+    lengths = _lengths(args, game)
     return replace(
-        ppo.Args(), env=game.env, env_kwargs=json.dumps(game.kwargs), seed=seed, minibatches=4,
-        updates=updates, questions_per_update=game.groups, group_size=game.group_size,
-        cold_start_steps=args.cold_start_steps or game.cold_start_steps,
-        eval_every=max(1, updates // 10), eval_questions=args.curve_instances, final_questions=args.curve_instances,
-        **game.options,
+        ppo.Args(), env=game.env, env_kwargs=json.dumps(game.kwargs), seed=seed, minibatches=4, **lengths,
+        questions_per_update=game.groups, group_size=game.group_size, eval_every=max(1, lengths["updates"] // 10),
+        eval_questions=args.curve_instances, final_questions=args.curve_instances, **game.options,
     )  # fmt: skip
+
+
+def _lengths(args: Args, game: Game) -> dict[str, int]:
+    steps = args.cold_start_steps or game.cold_start_steps
+    return {"updates": args.updates or game.updates, "cold_start_steps": steps}
 
 
 def trained(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
@@ -171,11 +175,22 @@ def scripted(args: Args, game: Game) -> dict[str, dict[str, float]]:
     return found
 
 
+def read_others(args: Args) -> dict[str, dict]:
+    """What the folder's results.json says of games that are not asked for now, where it is of as many instances."""
+    file, parts = args.out / "results.json", ("games", "scripts", "seeds")
+    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
+    if found.get("settings", {}).get("instances") != args.instances:
+        found = {}
+    return {part: {n: of for n, of in found.get(part, {}).items() if n not in args.games} for part in parts}
+
+
 def main(args: Args) -> dict:
-    told = {name: value for name, value in asdict(args).items() if name != "out"}
-    results = {"settings": told, "games": {n: asdict(GAMES[n]) for n in args.games}}
-    results |= {"scripts": {name: scripted(args, GAMES[name]) for name in args.games}}
-    seeds: dict[str, list[dict]] = {}
+    others = read_others(args)
+    played = {name: replace(GAMES[name], **_lengths(args, GAMES[name])) for name in args.games}
+    results: dict = {"settings": {"instances": args.instances, "curve_instances": args.curve_instances}}
+    results["games"] = others["games"] | {name: asdict(game) for name, game in played.items()}
+    results["scripts"] = others["scripts"] | {name: scripted(args, game) for name, game in played.items()}
+    seeds: dict[str, list[dict]] = others["seeds"]
     for seed, name in itertools.product(args.seeds, args.games):
         one = {"seed": seed, "success": {}, "training": {}}
         for title, policy, told in policies(args, name, seed):

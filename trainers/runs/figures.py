@@ -79,7 +79,7 @@ def draw_curve(axes: Axes, xs: np.ndarray, values: np.ndarray, look: int = 0, se
 def set_title(axes: Axes, title: str, columns: int, width: float = WIDTH) -> None:
     """The title of a panel, of so many beside each other in ``width`` inches, in as many lines as it takes not to run into the
     next one's."""
-    text = textwrap.fill(title, max(1, int(10 * width / columns)), break_long_words=False)
+    text = textwrap.fill(title, max(1, int(9 * width / columns)), break_long_words=False)
     axes.set_title(text, loc="left", weight="bold")
 
 

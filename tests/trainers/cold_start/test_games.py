@@ -119,12 +119,27 @@ def test_success_is_drawn_for_both_ways_to_play(tmp_path):
 def test_the_page_has_the_figures_that_are_kept():
     docs = Path(__file__).parents[3] / "docs"
     kept, page = json.loads((docs / "results" / "games.json").read_text()), (docs / "games.md").read_text()
-    for how, learners in (("sampled", 3), ("greedy", 3)):
+    for how in ("sampled", "greedy"):
         scores = games_report.success(kept, how)
-        for name in list(scores)[-learners:]:
+        for name in ("Cold start", "More imitation", "PPO"):
             for mean, half in scores[name].values():
                 cell = f"{mean:.3f}" + ("" if half is None else f" ± {half:.3f}")
                 assert f" {cell.replace('0.', '.')} |" in page, (how, name, cell)
+
+
+def test_games_that_were_run_before_stay_in_the_results(tmp_path, monkeypatch):
+    monkeypatch.setattr(games, "scripted", lambda args, game: {})
+    monkeypatch.setattr(games, "policies", lambda args, name, seed: [("PPO", None, {"seconds": 1.0})])
+    monkeypatch.setattr(games, "evaluated", lambda args, name, policy, file: {name: {"greedy": 0.5}})
+    write = lambda folder, results: (folder / "results.json").write_text(json.dumps(results))  # noqa: E731
+    monkeypatch.setattr(games_report, "write", write)
+    games.main(games.Args(games=("bandit",), seeds=(0, 1), updates=7, out=tmp_path))
+    both = games.main(games.Args(games=("sokoban",), seeds=(0,), out=tmp_path))
+    assert {name: len(seeds) for name, seeds in both["seeds"].items()} == {"bandit": 2, "sokoban": 1}
+    assert {name: game["updates"] for name, game in both["games"].items()} == {"bandit": 7, "sokoban": 40}
+    again = games.main(games.Args(games=("bandit",), seeds=(2,), out=tmp_path))
+    assert [one["seed"] for one in again["seeds"]["bandit"]] == [2] and len(again["seeds"]["sokoban"]) == 1
+    assert list(games.main(games.Args(games=("bandit",), seeds=(0,), instances=9, out=tmp_path))["seeds"]) == ["bandit"]
 
 
 @pytest.mark.slow
