@@ -9,7 +9,10 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 import torch
+import transformers
+from packaging.version import Version
 from transformers import PreTrainedModel
+from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.utils import find_adapter_config_file
 
 from trainers.models.finite import check_finite
@@ -109,4 +112,9 @@ def _peft() -> Any:
         import peft
     except ImportError as error:
         raise ImportError("a LoRA adapter needs peft: pip install 'agent-r1-envs[lora]'") from error
+    if Version(peft.__version__) < Version(MIN_PEFT_VERSION):
+        raise ImportError(
+            f"transformers {transformers.__version__} needs peft {MIN_PEFT_VERSION} or later, and {peft.__version__} is "
+            "installed: pip install 'agent-r1-envs[lora]' brings two that fit"
+        )
     return peft

@@ -234,6 +234,13 @@ def test_a_missing_peft_is_named(make_policy, monkeypatch):
         add_lora(make_policy("bytes").model, 2, 32)
 
 
+def test_a_peft_that_transformers_refuses_is_named(make_policy, monkeypatch):
+    """As transformers 5.24 refused every peft there was on the day that it was released."""
+    monkeypatch.setattr("trainers.models.lora.MIN_PEFT_VERSION", "99.0")
+    with pytest.raises(ImportError, match=r"needs peft 99.0 or later, and .* is installed: pip install"):
+        add_lora(make_policy("bytes").model, 2, 32)
+
+
 @pytest.mark.parametrize(
     ("wrong", "said"),
     [({"lora_rank": 8}, "pretrained"), ({"dtype": "bfloat16"}, "pretrained"), ({"lora_rank": -1}, "lora_rank"),
