@@ -88,7 +88,7 @@ def rollout(
                 trajectory.messages.append({"role": "user", "content": policy.inert(observations[i])})
         unfinished = {i: contexts[i] for i in completions if i in contexts}
         completions = play.submit(unfinished, num_new_ids, next_completions)
-    engine.reset()  # keys and values need not lie in memory while what was played is learned from
+    engine.reset()  # keys and values that take much memory need not lie in it while what was played is learned from
     if transcripts is not None:
         transcripts += [trajectory.turns for trajectory in trajectories]
     return trajectories

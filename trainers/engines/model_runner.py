@@ -2,6 +2,7 @@
 
 import collections
 
+import psutil
 import torch
 
 from trainers.engines import llama
@@ -11,8 +12,8 @@ from trainers.engines.packed_weights import PackedLinear, PackedWeights, can_pac
 from trainers.models.policy import Policy
 
 PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
-# Of the GPU's memory: buffers up to this size, which graphs read, stay while the policy is trained; larger ones are made
-# again for each rollout.
+# Of the device's memory: buffers up to this size stay while the policy is trained, as graphs read them on a GPU, and on a
+# CPU new memory has to be cleared; larger ones are made again for each rollout.
 KEPT_FRACTION = 0.1
 
 
@@ -51,16 +52,16 @@ class ModelRunner:
 
     def reset(self) -> KVCache:
         """Forget everything, as the weights may have changed; returns the KV cache to fill, whose contents are void."""
-        self._weights_changed = True
-        if self._graphs is None or not self._keeps_buffers():
-            self._kv_cache, self._weights, self._head = KVCache(), None, None
+        self._weights_changed, self._head = True, None
+        if not self._keeps_buffers():
+            self._kv_cache, self._weights = KVCache(), None
             if self._graphs is not None:
                 self._graphs.clear()
         return self._kv_cache
 
     def _keeps_buffers(self) -> bool:
         kept = self._kv_cache.nbytes + (self._weights.nbytes if self._weights else 0)
-        return kept <= KEPT_FRACTION * torch.cuda.get_device_properties(self._policy.device).total_memory
+        return kept <= KEPT_FRACTION * _device_memory(self._policy.device)
 
     @property
     def num_cuda_graphs(self) -> int:
@@ -145,3 +146,10 @@ class ModelRunner:
             self._weights.refresh()
         self._weights_changed = False
         return llama.forward(self._backbone, self._weights, ids, positions, attention_mask, self._kv_cache)
+
+
+def _device_memory(device: torch.device) -> int:
+    """All of a device's memory, in bytes."""
+    if device.type == "cuda":
+        return torch.cuda.get_device_properties(device).total_memory
+    return psutil.virtual_memory().total

@@ -237,3 +237,23 @@ def test_tokens_that_go_through_the_model_are_counted(make_policy):
     engine.processed.clear()
     generate(engine, {0: [5]}, 3, 0.0)
     assert engine.processed == {"decode": 3, "decode_steps": 3}
+
+
+def test_buffers_that_are_kept_over_a_reset_change_no_turn(make_policy, monkeypatch):
+    """What an earlier rollout left in them, with other weights, longer conversations and more rows, is void."""
+    policy = make_policy("bytes")
+    prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
+    engine = TransformersEngine(policy, ())
+    generate(engine, {key: ids * 3 for key, ids in prompts.items()} | {9: policy.encode("no")}, 30, 0.0)
+    kept = engine._runner._kv_cache
+    engine.reset()
+    with torch.no_grad():
+        for parameter in policy.model.parameters():
+            parameter.mul_(1.1)
+    found, expected = generate(engine, prompts, 20, 0.0), generate(TransformersEngine(policy, ()), prompts, 20, 0.0)
+    assert engine._runner._kv_cache is kept
+    assert {key: one.tokens for key, one in found.items()} == {key: one.tokens for key, one in expected.items()}
+    assert {key: one.logprobs for key, one in found.items()} == {key: one.logprobs for key, one in expected.items()}
+    monkeypatch.setattr("trainers.engines.model_runner.KEPT_FRACTION", 0)
+    engine.reset()
+    assert engine._runner._kv_cache is not kept
