@@ -4,7 +4,7 @@ In a model that is wide enough nearly all of the work is in the matrix products,
 side, without padding. For attention the tokens of a row that no earlier row has are cut into blocks of queries, whose keys
 are all that precede them in the row. So nothing masked is computed but half of a diagonal block, and nothing shared twice.
 
-Blocks with about as many keys are multiplied at once, padded on the left, so that the diagonal blocks lie in the last
+Blocks with about as many queries and keys are multiplied at once, padded on the left, so that the diagonal blocks lie in the last
 columns. All is made of matrix products in the precision of the layers, which add up in float32 but round what they return.
 So that rounding costs nothing, what is subtracted from the scores is subtracted within the product, by columns behind the
 factors: first nothing, to find the highest score of each query, then that score, in the backward pass the logarithm of the
@@ -28,7 +28,8 @@ ATTENTION_NAME = "tree_rows"  # as models know it
 MIN_WIDTH = 256  # of a model: in a narrower one attention is as much work as the rest, and rows are short
 TOKEN_COST = 10**9  # for `group_by_prefix`: whatever is shared is saved
 BLOCK_SIZE = 128  # queries of a block, about
-MAX_PAIRS = 2**18  # of queries and keys that are multiplied at once, for each head
+MAX_PAIRS = 2**16  # of queries and keys that are multiplied at once, for each head
+MAX_PADDING = 1.3  # of these, with padding, over those without
 _PADDING_SCORE = -1e4  # of padding: its exponential is 0, and it is no infinity that could become NaN
 
 
@@ -76,15 +77,33 @@ def make_blocks(paths: list[torch.Tensor], num_nodes: int) -> Iterator[Blocks]:
         count = max(1, round((length - start) / BLOCK_SIZE))
         ends = [start + (length - start) * i // count for i in range(count + 1)]
         blocks += [(path[:end], begin) for begin, end in itertools.pairwise(ends)]
-    blocks.sort(key=lambda block: len(block[0]), reverse=True)
-    while blocks:
-        count = max(1, MAX_PAIRS // (BLOCK_SIZE * len(blocks[0][0])))
-        chosen, blocks = blocks[:count], blocks[count:]
+    for chosen in _group_blocks(blocks):
         num_queries = max(len(path) - begin for path, begin in chosen)
+        num_keys = max(len(path) for path, _ in chosen)
         yield Blocks(
             queries=_pad_left([path[begin:] for path, begin in chosen], num_queries, num_nodes),
-            keys=_pad_left([path for path, _ in chosen], len(chosen[0][0]), num_nodes),
+            keys=_pad_left([path for path, _ in chosen], num_keys, num_nodes),
         )
+
+
+def _group_blocks(blocks: list[tuple[torch.Tensor, int]]) -> Iterator[list[tuple[torch.Tensor, int]]]:
+    """Blocks to be multiplied at once: those with about as many queries and keys, as both are padded to the most."""
+
+    def sizes(block: tuple[torch.Tensor, int]) -> tuple[int, int]:
+        path, begin = block
+        return len(path) - begin, len(path)
+
+    chosen: list[tuple[torch.Tensor, int]] = []
+    for block in sorted(blocks, key=lambda block: (-(sizes(block)[0] // 16), -sizes(block)[1])):
+        queries, keys = zip(*map(sizes, [*chosen, block]), strict=True)
+        pairs = len(queries) * max(queries) * max(keys)
+        needed = sum(q * k for q, k in zip(queries, keys, strict=True))
+        if chosen and (pairs > MAX_PAIRS or pairs > MAX_PADDING * needed):
+            yield chosen
+            chosen = []
+        chosen.append(block)
+    if chosen:
+        yield chosen
 
 
 def _pad_left(rows: list[torch.Tensor], width: int, value: int) -> torch.Tensor:

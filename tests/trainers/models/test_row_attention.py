@@ -1,5 +1,7 @@
 """Trees whose nodes go through the layers once, with attention over rows: values and gradients are those of single rows."""
 
+import random
+
 import pytest
 import torch
 from torch.nn.functional import scaled_dot_product_attention
@@ -62,6 +64,30 @@ def test_every_node_once(make_policy, wide):
     assert torch.equal(inputs["position_ids"][0][node_index][real], positions[real])
     hidden, index = compute_hidden_states(policy.model.base_model, batch, torch.float32, "rows")
     assert len(hidden) == len(prefixes) and torch.equal(index, node_index)
+
+
+def test_blocks_hold_each_node_once_with_all_before_it_and_little_padding():
+    """Attempts as reinforcement learning plays them: long turns that differ, and short ones at the end."""
+    draw, paths, count = random.Random(0), [], 0
+    for row in range(60):
+        shared = paths[-1][: draw.randint(150, len(paths[-1]))] if row % 8 else []
+        fresh = draw.choice([3, 9, 120, 250]) if shared else draw.randint(200, 600)
+        paths.append([*shared, *range(count, count + fresh)])
+        count += fresh
+    blocks = list(row_attention.make_blocks([torch.tensor(path) for path in paths], count))
+    found, before = [], {node: path[:place] for path in paths for place, node in enumerate(path)}
+    for block in blocks:
+        for queries, keys in zip(block.queries.tolist(), block.keys.tolist(), strict=True):
+            queries, keys = ([node for node in nodes if node < count] for nodes in (queries, keys))
+            found += queries
+            assert keys == before[queries[0]] + queries
+    assert sorted(found) == list(range(count))
+    sizes = [((b.queries < count).sum(1), (b.keys < count).sum(1)) for b in blocks]
+    needed = [int((queries * keys).sum()) for queries, keys in sizes]
+    padded = [b.queries.numel() * b.keys.shape[1] for b in blocks]
+    assert all(p <= row_attention.MAX_PADDING * n for p, n in zip(padded, needed, strict=True))
+    assert all(p <= row_attention.MAX_PAIRS or len(b.queries) == 1 for p, b in zip(padded, blocks, strict=True))
+    assert len(blocks) < sum(len(b.queries) for b in blocks)  # and some are multiplied at once
 
 
 def test_attention_is_the_kernels_own_along_each_row(monkeypatch):
