@@ -7,25 +7,33 @@ The same invariant as everywhere: a token is taught if and only if it is the ass
 import hashlib
 import json
 import math
+import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
 from agent_envs.play import ScriptMaker, play_many
 from agent_envs.vector import ToolVectorEnv
 from retrieval_index import durable
+from trainers import distributed
 from trainers.cold_start.demonstrations import episode_sequences
 from trainers.engines.engine import Engine
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.messages import read_conversations
 from trainers.models.policy import Policy
 from trainers.rollout import rollout
 from trainers.runs import outages
 from trainers.runs.inputs import DEMONSTRATIONS_FILE
-from trainers.trajectory import Sequence, to_sequences
+from trainers.runs.logger import Progress
+from trainers.trajectory import Sequence, Trajectory, to_sequences
+
+if TYPE_CHECKING:
+    from trainers.sft import Args
 
 FILE = DEMONSTRATIONS_FILE
 
@@ -69,11 +77,13 @@ def play_script(
     outage_minutes: float = outages.MINUTES,
 ) -> Iterator[Demonstration]:  # fmt: skip
     """Let a script play numbered instances, as many at once as there are environments. Episodes in which a tool broke are left
-    out; where most are, they are played again: `trainers.runs.outages.play_until_tools_work`."""
+    out; where most are, they are played again: `trainers.runs.outages.play_until_tools_work`. Several processes each play a
+    share, and all of them get all episodes."""
     metric, stop = envs.envs[0].PRIMARY_METRIC, envs.envs[0].stop
-    for start in range(0, len(questions), envs.num_envs):
-        batch = questions[start : start + envs.num_envs]
-        play = partial(play_many, envs, batch, script, seed + start)
+    at_once = envs.num_envs * distributed.world_size()
+    for start in range(0, len(questions), at_once):
+        batch = questions[start : start + at_once]
+        play = partial(_play_together, envs, batch, script, seed + start)
         played = outages.play_until_tools_work(
             play, lambda played: sum(map(_has_failed, played)) / len(played), outage_minutes
         )  # fmt: skip
@@ -85,6 +95,13 @@ def play_script(
                 )  # fmt: skip
 
 
+def _play_together(
+    envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int
+) -> list[list[dict[str, Any]]]:
+    own = play_many(envs, distributed.shard(questions), script, seed + distributed.rank() * envs.num_envs)
+    return distributed.all_gather(own)
+
+
 def _has_failed(turns: list[dict[str, Any]]) -> bool:
     return any(turn["tool_faults"] for turn in turns)
 
@@ -94,23 +111,31 @@ def sample(
     temperature: float, outage_minutes: float = outages.MINUTES,
 ) -> Iterator[Demonstration]:  # fmt: skip
     """Let the policy play ``attempts`` at each of these instances. What it sampled is kept id by id; episodes in which a
-    tool broke are left out or played again, as by `play_script`."""
-    metric, at_once = envs.envs[0].PRIMARY_METRIC, envs.num_envs // attempts
+    tool broke are left out or played again, and processes share the work, as by `play_script`."""
+    metric, at_once = envs.envs[0].PRIMARY_METRIC, envs.num_envs // attempts * distributed.world_size()
     for start in range(0, len(questions), at_once):
         batch = questions[start : start + at_once]
-        play = partial(
-            rollout, envs, policy, engine, questions=batch, group_size=attempts, max_new_tokens=max_new_tokens,
-            temperature=temperature,
-        )  # fmt: skip
+        play = partial(_sample_together, envs, policy, engine, batch, attempts, max_new_tokens, temperature)
         played = outages.play_until_tools_work(
             play, lambda played: sum(t.failed for t in played) / len(played), outage_minutes
         )  # fmt: skip
-        for episode in played:
+        for number, episode in enumerate(played):
             if not episode.failed:
                 yield Demonstration(
-                    question=str(batch[episode.group]), sequences=to_sequences(episode.steps),
+                    question=str(batch[number // attempts]), sequences=to_sequences(episode.steps),
                     score=float(episode.info[metric]), episode_return=episode.episode_return,
                 )  # fmt: skip
+
+
+def _sample_together(
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], attempts: int, max_new_tokens: int,
+    temperature: float,
+) -> list[Trajectory]:  # fmt: skip
+    own = distributed.shard(questions)  # none, where there are fewer than processes
+    played = rollout(
+        envs, policy, engine, questions=own, group_size=attempts, max_new_tokens=max_new_tokens, temperature=temperature
+    ) if own else []  # fmt: skip
+    return distributed.all_gather(played)
 
 
 def select(
@@ -134,6 +159,66 @@ def select(
     for own in places.values():
         kept.update(sorted(own.values(), key=lambda place: -good[place].episode_return)[:keep])
     return [one for place, one in enumerate(good) if place in kept]
+
+
+def choose_scripts(args: "Args", envs: ToolVectorEnv) -> tuple[str, ...]:
+    """The scripts that are imitated.
+
+    Raises:
+        ValueError: one of them is not there, or more attempts are asked for than there are environments.
+    """
+    scripts = args.script or ("oracle",) * (not args.messages and not args.sample and not args.episodes)
+    if unknown := sorted(set(scripts) - set(envs.envs[0].SCRIPTS)):
+        raise ValueError(f"{args.env} has no script {unknown[0]!r}; it has {sorted(envs.envs[0].SCRIPTS)}")
+    if args.sample > envs.num_envs:
+        raise ValueError(f"sample must be at most {envs.num_envs}, got {args.sample}")
+    return scripts
+
+
+def collect(args: "Args", policy: Policy, envs: ToolVectorEnv) -> list[Demonstration]:
+    """All that is to be imitated.
+
+    Raises:
+        ValueError: a script or file is not there, or nothing is left of what was played.
+        ToolsFailed: tools broke in more than half of a batch of episodes, for ``tool_outage_minutes``.
+    """
+    scripts = choose_scripts(args, envs)
+    told: list[Demonstration] = []
+    format_of = envs.envs[0] if args.tool_calls == "environment" else None
+    for path in args.messages:  # first: a wrong line is said before minutes are spent on playing
+        for steps in read_conversations(Path(path), policy, format_of):
+            asked = policy.decode(steps[0].prompt)
+            told.append(Demonstration(question=asked, sequences=to_sequences(steps)))
+    played = [one for path in args.episodes for one in read_demonstrations(Path(path), policy)]
+    sampled: list[Demonstration] = []
+    read = len(played)
+    questions = draw_questions(envs, args.demonstrations, args.seed) if scripts or args.sample else []
+    with Progress(len(questions) * (len(scripts) + args.sample), "episodes", "demonstrations") as progress:
+        minutes = args.tool_outage_minutes
+        for number, name in enumerate(scripts):
+            for one in play_script(envs, policy, questions, envs.envs[0].SCRIPTS[name], args.seed + number, minutes):
+                played.append(one)
+                progress.update(len(played), solved=sum(one.score >= 1 for one in played))
+        if args.sample:
+            engine = TransformersEngine(policy, envs.envs[0].stop)
+            own = sample(
+                envs, policy, engine, questions, attempts=args.sample, max_new_tokens=args.max_new_tokens,
+                temperature=args.temperature, outage_minutes=minutes,
+            )  # fmt: skip
+            for one in own:
+                sampled.append(one)
+                progress.update(len(played) + len(sampled), solved=sum(one.score >= 1 for one in sampled))
+    found = select(played, args.only_solved, args.min_reward)
+    found += select(sampled, args.only_solved, args.min_reward, args.keep)
+    found += told
+    short = [one for one in found if max(len(s.ids) for s in one.sequences) <= args.max_length]
+    if not short:
+        raise ValueError("there is nothing to imitate: no episode was solved, paid enough and short enough")
+    broken = len(questions) * (len(scripts) + args.sample) + read - len(played) - len(sampled)
+    left_out = f"{len(played) + len(sampled)} episodes were played; {len(found) - len(short)} were too long"
+    left_out += f"; in {broken} more a tool broke" * bool(broken)
+    print(f"{len(short)} demonstrations ({left_out})", file=sys.stderr)
+    return short
 
 
 def hold_out(

@@ -18,6 +18,7 @@ episodes of about the same length; the learning rate warms up and decays, over t
 
     python -m trainers.sft --script oracle --model PATH_OR_ID --dtype bfloat16 --env AgentR1/HotpotQA-v0
     python -m trainers.grpo --model runs/sft-…/best                     # and every other trainer, and evaluate
+    torchrun --standalone --nproc-per-node 8 -m trainers.sft …          # several GPUs, with the steps of one process
 """
 
 import sys
@@ -149,7 +150,6 @@ from dataclasses import asdict
 
 import torch
 
-from agent_envs.vector import ToolVectorEnv
 from trainers import distributed
 from trainers.algorithms.losses import aggregate
 from trainers.algorithms.schedules import learning_rate_factor
@@ -158,27 +158,23 @@ from trainers.cold_start.start import start_policy
 from trainers.demonstrations import (
     FILE,
     Demonstration,
-    draw_questions,
+    choose_scripts,
+    collect,
     hold_out,
-    play_script,
     read_demonstrations,
-    sample,
-    select,
     write_demonstrations,
 )
-from trainers.engines.transformers_engine import TransformersEngine
 from trainers.grpo import make_optimizer
-from trainers.messages import read_conversations
-from trainers.models.fsdp import clip_gradients
+from trainers.models.fsdp import ShardedPolicy, clip_gradients
 from trainers.models.lora import trainable_parameters
-from trainers.models.micro_batches import micro_batches
+from trainers.models.micro_batches import compute_logprobs, micro_batches
 from trainers.models.policy import Policy
 from trainers.runs import card, checkpoint, folder, html_report, report, stopping
 from trainers.runs.logger import METRICS_FILE, Logger, Progress, check_sinks, logged_as, read_metrics
 from trainers.runs.monitoring import find_not_finite
 from trainers.runs.settings import settings
 from trainers.runs.setup import make_envs
-from trainers.trajectory import Sequence, collate_sequences, to_sequences
+from trainers.trajectory import Sequence, collate_sequences
 
 BEST = "best"  # the folder in that of a run with the weights of the lowest held-out loss, or the last
 EVAL_LOSS = "eval/loss"
@@ -191,11 +187,12 @@ def update(args: Args, policy: Policy, optimizer: torch.optim.Optimizer, episode
     optimizer.zero_grad()
     total = 0.0
     rows, max_tokens = torch.arange(len(episodes)).to(policy.device), args.max_tokens_per_micro_batch
-    for part, _ in micro_batches(batch, rows, max_tokens, policy.token_cost):
+    for part, scale in micro_batches(batch, rows, max_tokens, policy.token_cost):
         logprobs, _ = policy.logprobs(part)
         loss = aggregate(-logprobs, part.mask, tokens)  # the mask is applied here
-        loss.backward()
-        total += loss.item()
+        (loss * scale).backward()  # the scale is 1 but with several processes; 0 where a part counts for nothing
+        total += loss.item() if scale else 0.0
+    total = distributed.all_reduce_sums({"loss": total})["loss"]
     norm = clip_gradients(trainable_parameters(policy.model), args.max_grad_norm)
     if norm.isfinite():  # a gradient that is not would destroy the weights
         optimizer.step()
@@ -205,15 +202,10 @@ def update(args: Args, policy: Policy, optimizer: torch.optim.Optimizer, episode
     }  # fmt: skip
 
 
-@torch.no_grad()
 def measure_loss(policy: Policy, episodes: list[Sequence], max_tokens: int) -> float:
     """Mean negative log-probability of the taught tokens, in nats."""
-    total = tokens = 0.0
-    for rows in split_by_length(episodes, max_tokens):
-        batch = collate_sequences(rows, list(range(len(rows))), policy.pad_id).to(policy.device)
-        total -= float(policy.logprobs(batch)[0].sum())
-        tokens += float(batch.mask.sum())
-    return total / tokens
+    batch = collate_sequences(episodes, list(range(len(episodes))), policy.pad_id).to(policy.device)
+    return -float(compute_logprobs(policy, batch, 1.0, max_tokens).sum() / batch.mask.sum())
 
 
 def batches(args: Args, episodes: list[Sequence]) -> Iterator[list[Sequence]]:
@@ -238,58 +230,73 @@ def fit(
     learned, held_out = hold_out(demonstrations, args.held_out, args.seed)
     taught, tested = [s for one in learned for s in one.sequences], [s for one in held_out for s in one.sequences]
     updates = args.updates or math.ceil(args.epochs * len(split_by_length(taught, args.tokens_per_update)))
-    optimizer = make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": args.lr}])
+    trained = ShardedPolicy(policy) if distributed.world_size() > 1 else policy
+    optimizer = make_optimizer(trained, [{"params": trainable_parameters(trained.model), "lr": args.lr}])
+    if isinstance(trained, ShardedPolicy):
+        trained.shard([optimizer], [])
     first = folder.resume(run, policy, [optimizer], {}) if args.resume else 0
+    if isinstance(trained, ShardedPolicy):
+        trained.read_weights(policy)
+    sinks = () if distributed.rank() else args.log
     total, unit = (args.max_seconds, "s") if args.max_seconds else (float(updates), "updates")
     with (
-        Logger(run, args.log, asdict(args), first + 1 if first else 0, **logged_as(args)) as logger,
+        distributed.choose_metrics_folder(run) as metrics_folder,
+        Logger(metrics_folder, sinks, asdict(args), first + 1 if first else 0, **logged_as(args)) as logger,
         Progress(total, unit, title) as progress,
     ):
         schedule = stopping.SaveSchedule(args.save_every, args.save_every_minutes)
-        before = read_metrics(run / METRICS_FILE)  # of a run that is resumed
+        before = distributed.broadcast(read_metrics(metrics_folder / METRICS_FILE))  # of a run that is resumed
         losses = {line["step"]: line[EVAL_LOSS] for line in before if EVAL_LOSS in line}
         begin = time.monotonic() - (before[-1]["seconds"] if before else 0.0)
         if tested and not first:
-            losses[0] = measure_loss(policy, tested, args.max_tokens_per_micro_batch)
+            losses[0] = measure_loss(trained, tested, args.max_tokens_per_micro_batch)
             logger.log(0, {EVAL_LOSS: losses[0]})
         for step, episodes in enumerate(itertools.islice(batches(args, taught), first, None), first + 1):
             started = time.monotonic()
-            done = (started - begin) / total if args.max_seconds else (step - 0.5) / updates
+            done = distributed.broadcast(started - begin) / total if args.max_seconds else (step - 0.5) / updates
             optimizer.param_groups[0]["lr"] = args.lr * learning_rate_factor(args.schedule, args.warmup, done)
-            metrics = update(args, policy, optimizer, episodes)
+            metrics = update(args, trained, optimizer, episodes)
+            if isinstance(trained, ShardedPolicy):
+                trained.write_weights(policy)
             if wrong := find_not_finite(metrics, {"the policy": policy.model}):
                 logger.log(step, metrics)
                 raise stopping.TrainingStopped(f"{wrong} after update {step}, which is not saved: try a lower --lr")
             metrics["tokens/per_second"] = metrics["tokens/all"] / (time.monotonic() - started)
-            last = time.monotonic() - begin >= args.max_seconds if args.max_seconds else step >= updates
+            spent = distributed.broadcast(time.monotonic() - begin)  # all processes stop, or none
+            last = spent >= args.max_seconds if args.max_seconds else step >= updates
             if tested and (last or step % args.eval_every == 0):
-                losses[step] = metrics[EVAL_LOSS] = measure_loss(policy, tested, args.max_tokens_per_micro_batch)
+                losses[step] = metrics[EVAL_LOSS] = measure_loss(trained, tested, args.max_tokens_per_micro_batch)
                 last = last or is_over(losses, args.patience)
                 if not last and losses[step] == min(losses.values()):
                     save(run / BEST, policy, [], step, args)
             logger.log(step, metrics)
             figures = {"train loss": metrics["train/loss"], "tokens_per_s": metrics["tokens/per_second"]}
             figures |= {"held-out loss": losses[step]} if step in losses else {}
-            progress.update(time.monotonic() - begin if args.max_seconds else step, **figures)
+            progress.update(spent if args.max_seconds else step, **figures)
             if last:
                 break
-            signal = stopping.received()
-            if schedule.is_due(step) or signal:
+            signal = max(distributed.all_gather([stopping.received()]))
+            if distributed.broadcast(schedule.is_due(step)) or signal:
                 path = save(run / f"checkpoint-{step}", policy, [optimizer], step, args)
             if signal:
                 stopping.exit_by_signal(signal, f"{path} is saved; --resume {run} goes on from there.")
-    path = run / BEST  # none of the checkpoints that a run goes on from: it has no optimizer
-    lowest = min(losses, key=losses.__getitem__) if tested else step
-    if 0 < lowest < step:  # where nothing was lower than before the first step, the last weights are kept
-        folder.load_weights(policy, path)
-    else:
-        save(path, policy, [], step, args)
     return {
-        "checkpoint": str(path), "seconds": time.monotonic() - begin, "updates": step,
+        "checkpoint": str(keep_best(args, policy, run, losses, step)), "seconds": time.monotonic() - begin, "updates": step,
         "heldout_loss": min(losses.values()) if tested else None, "heldout_loss_before": losses.get(0),
         "episodes": len(learned), "episodes_held_out": len(held_out),
         "tokens_taught": sum(sum(s.mask) for s in taught),
     }  # fmt: skip
+
+
+def keep_best(args: Args, policy: Policy, run: Path, losses: dict[int, float], step: int) -> Path:
+    """Leave the policy with the weights of the lowest held-out loss, or with the last ones where nothing was held out, or none
+    was lower than before the first step. Returns the folder that has them, which no run goes on from: without an optimizer."""
+    lowest = min(losses, key=losses.__getitem__) if losses else step
+    if 0 < lowest < step:
+        folder.load_weights(policy, run / BEST)
+    else:
+        save(run / BEST, policy, [], step, args)
+    return run / BEST
 
 
 def is_over(losses: dict[int, float], patience: int) -> bool:
@@ -306,72 +313,10 @@ def save(path: Path, policy: Policy, optimizers: list[torch.optim.Optimizer], st
     )  # fmt: skip
 
 
-def choose_scripts(args: Args, envs: ToolVectorEnv) -> tuple[str, ...]:
-    """The scripts that are imitated.
-
-    Raises:
-        ValueError: one of them is not there, or more attempts are asked for than there are environments.
-    """
-    scripts = args.script or ("oracle",) * (not args.messages and not args.sample and not args.episodes)
-    if unknown := sorted(set(scripts) - set(envs.envs[0].SCRIPTS)):
-        raise ValueError(f"{args.env} has no script {unknown[0]!r}; it has {sorted(envs.envs[0].SCRIPTS)}")
-    if args.sample > envs.num_envs:
-        raise ValueError(f"sample must be at most {envs.num_envs}, got {args.sample}")
-    return scripts
-
-
-def collect(args: Args, policy: Policy, envs: ToolVectorEnv) -> list[Demonstration]:
-    """All that is to be imitated.
-
-    Raises:
-        ValueError: a script or file is not there, or nothing is left of what was played.
-        ToolsFailed: tools broke in more than half of a batch of episodes, for ``tool_outage_minutes``.
-    """
-    scripts = choose_scripts(args, envs)
-    told: list[Demonstration] = []
-    format_of = envs.envs[0] if args.tool_calls == "environment" else None
-    for path in args.messages:  # first: a wrong line is said before minutes are spent on playing
-        for steps in read_conversations(Path(path), policy, format_of):
-            asked = policy.decode(steps[0].prompt)
-            told.append(Demonstration(question=asked, sequences=to_sequences(steps)))
-    played = [one for path in args.episodes for one in read_demonstrations(Path(path), policy)]
-    sampled: list[Demonstration] = []
-    read = len(played)
-    questions = draw_questions(envs, args.demonstrations, args.seed) if scripts or args.sample else []
-    with Progress(len(questions) * (len(scripts) + args.sample), "episodes", "demonstrations") as progress:
-        minutes = args.tool_outage_minutes
-        for number, name in enumerate(scripts):
-            for one in play_script(envs, policy, questions, envs.envs[0].SCRIPTS[name], args.seed + number, minutes):
-                played.append(one)
-                progress.update(len(played), solved=sum(one.score >= 1 for one in played))
-        if args.sample:
-            engine = TransformersEngine(policy, envs.envs[0].stop)
-            own = sample(
-                envs, policy, engine, questions, attempts=args.sample, max_new_tokens=args.max_new_tokens,
-                temperature=args.temperature, outage_minutes=minutes,
-            )  # fmt: skip
-            for one in own:
-                sampled.append(one)
-                progress.update(len(played) + len(sampled), solved=sum(one.score >= 1 for one in sampled))
-    found = select(played, args.only_solved, args.min_reward)
-    found += select(sampled, args.only_solved, args.min_reward, args.keep)
-    found += told
-    short = [one for one in found if max(len(s.ids) for s in one.sequences) <= args.max_length]
-    if not short:
-        raise ValueError("there is nothing to imitate: no episode was solved, paid enough and short enough")
-    broken = len(questions) * (len(scripts) + args.sample) + read - len(played) - len(sampled)
-    left_out = f"{len(played) + len(sampled)} episodes were played; {len(found) - len(short)} were too long"
-    left_out += f"; in {broken} more a tool broke" * bool(broken)
-    print(f"{len(short)} demonstrations ({left_out})", file=sys.stderr)
-    return short
-
-
 def main(args: Args) -> dict:
     """Run the command; returns the summary, which the folder of the run holds as summary.json."""
-    if distributed.world_size() > 1:
-        raise ValueError("sft is for one process")
     check_sinks(args.log)
-    with stopping.handle_signals(), folder.claim_folder(args, "sft") as run:
+    with distributed.join_processes(), stopping.handle_signals(), folder.claim_folder(args, "sft") as run:
         if args.resume and (run / "summary.json").exists():
             raise ValueError(
                 f"{run} is finished: to train its checkpoint further, give that as model, and another --out"
@@ -384,23 +329,28 @@ def train(args: Args, run: Path) -> dict:
     torch.manual_seed(args.seed)
     envs = make_envs(args.env, args.env_kwargs, "train", 64)
     choose_scripts(args, envs)  # a mistake is said before the model is loaded, or taught
-    policy, _ = start_policy(args, envs, args.seed, args.tool_outage_minutes)
+    with distributed.first_before_others():
+        policy, _ = start_policy(args, envs, args.seed, args.tool_outage_minutes)
+    distributed.broadcast_weights(policy.model)
+    distributed.reseed(args.seed)
     if args.resume:
         demonstrations = read_demonstrations(run, policy)
     else:
         demonstrations = collect(args, policy, envs)
-        run.mkdir(parents=True, exist_ok=True)
-        write_demonstrations(run / FILE, demonstrations, policy)
+        if not distributed.rank():
+            run.mkdir(parents=True, exist_ok=True)
+            write_demonstrations(run / FILE, demonstrations, policy)
     with stopping.deferring():  # a signal ends it after the update in hand, and after the last one when all is written
         summary = fit(args, policy, demonstrations, run) | {
             "algorithm": "sft", "env": args.env, "seed": args.seed, "folder": str(run), "settings": settings(args),
             "command": html_report.typed_command(),
         }  # fmt: skip
-        report.write_summary(run, summary)
-        html_report.write_beside(run)
-        card.write_cards(run)
-        if args.push_to_hub:
-            card.push(run / BEST, args.push_to_hub)
+        if not distributed.rank():
+            report.write_summary(run, summary)
+            html_report.write_beside(run)
+            card.write_cards(run)
+            if args.push_to_hub:
+                card.push(run / BEST, args.push_to_hub)
     print(json.dumps({name: value for name, value in summary.items() if name != "settings"}, indent=2))
     return summary
 

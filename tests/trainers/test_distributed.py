@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 import torch
-from two_processes import CASES, RUN, learn, make_episodes
+from two_processes import CASES, FINE_TUNING, RUN, learn, make_episodes
 
-from trainers import distributed, ppo
+from trainers import distributed, ppo, sft
+from trainers.demonstrations import FILE
 from trainers.models import micro_batches
 from trainers.models.loading import load_policy
 from trainers.runs import checkpoint
@@ -49,7 +50,8 @@ def test_two_processes_learn_what_one_does(name, of_two, tmp_path):
     for each in found:
         for got, wanted in zip(each["metrics"], expected["metrics"], strict=True):
             assert got == pytest.approx(wanted, rel=1e-4, abs=1e-6)
-        assert each["metrics"][0]["policy/loss"] == pytest.approx(expected["metrics"][0]["policy/loss"], abs=1e-6)
+        loss = "train/loss" if name == "sft" else "policy/loss"
+        assert each["metrics"][0][loss] == pytest.approx(expected["metrics"][0][loss], abs=1e-6)
         for got, wanted in zip(each["weights"], expected["weights"], strict=True):
             torch.testing.assert_close(got, wanted, rtol=0, atol=1e-6)
     for a, b in zip(found[0]["weights"], found[1]["weights"], strict=True):
@@ -83,6 +85,26 @@ def test_a_run_of_two_processes_is_one_run_that_one_process_goes_on_with(of_two,
     assert summary["episodes"] == 12
     after = load_policy(run / "checkpoint-3", "cpu").model.state_dict()
     assert 0 < max((before[name] - after[name]).abs().max() for name in before) < 0.1
+
+
+def test_fine_tuning_by_two_processes_is_one_run_that_one_process_goes_on_with(of_two, tmp_path, monkeypatch):
+    """Scripts play the same in both; what is sampled is each process's own."""
+    run = of_two[0] / "sft-run"
+    told = [json.loads(line)["question"] for line in (run / FILE).read_text().splitlines()]
+    assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-2"]
+    lines = read_metrics(run / "metrics.jsonl")
+    assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
+    assert len(told) == 9 + 9 * 2 and {told.count(question) for question in told} == {3}  # whoever played them
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(of_two[0] / "cache"))
+    alone = sft.main(replace(FINE_TUNING, script=(), sample=0, episodes=(str(run),), out=tmp_path / "alone"))
+    of_alone = read_metrics(tmp_path / "alone" / "metrics.jsonl")
+    for got, wanted in zip(lines, of_alone, strict=True):
+        for name in ("eval/loss", "train/loss", "policy/grad_norm", "tokens/action"):
+            assert got.get(name) == pytest.approx(wanted.get(name), rel=1e-3), name
+    assert alone["heldout_loss"] < alone["heldout_loss_before"]
+    (run / "summary.json").unlink()  # as if it had been stopped after its second update
+    summary = sft.main(replace(FINE_TUNING, resume=run, out=None))
+    assert summary["updates"] == 4 and summary["heldout_loss"] == pytest.approx(alone["heldout_loss"], rel=1e-3)
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 7])

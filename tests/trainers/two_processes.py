@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from trainers import distributed, grpo, ppo, reinforce
+from trainers import distributed, grpo, ppo, reinforce, sft
 from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.models.fsdp import ShardedPolicy, gather_state
 from trainers.models.hidden_states import recompute_activations
@@ -16,7 +16,7 @@ from trainers.models.lora import add_lora, trainable_parameters
 from trainers.models.policy import Policy
 from trainers.models.tiny import make_model, make_tokenizer
 from trainers.runs import checkpoint
-from trainers.trajectory import Step, Trajectory
+from trainers.trajectory import Step, Trajectory, to_sequences
 
 # Several parts in each step, and a gradient that is not clipped.
 SMALL = {"max_tokens_per_micro_batch": 60, "max_grad_norm": 1e6, "lr": 1e-3}
@@ -33,6 +33,7 @@ CASES = {
     "ppo": ppo.Args(**SMALL, kl_coef=0.1, kl="k1", minibatches=2),
     "ppo-unmasked": ppo.Args(**SMALL, loss_mask=False, advantage_mask=False),
     "reinforce": reinforce.Args(**SMALL, baseline="group"),
+    "sft": sft.Args(**SMALL),
 }
 
 
@@ -76,14 +77,14 @@ class Learner:
     def __init__(self, args, policy: Policy):
         self.args, self.player = args, policy
         self.policy = trained = ShardedPolicy(policy) if distributed.world_size() > 1 else policy
-        self.kl = KLPenalty(trained, args) if args.kl_coef else None
+        self.kl = KLPenalty(trained, args) if getattr(args, "kl_coef", 0) else None
         self.critic = ppo.Critic(trained, args.share_layers) if isinstance(args, ppo.Args) else None
         models = [(trained.model, args.lr)] + ([(self.critic, args.critic_lr)] if self.critic else [])
         self.optimizer = grpo.make_optimizer(
             trained, [{"params": trainable_parameters(m), "lr": lr} for m, lr in models]
         )
         self.modules = {"critic": self.critic} if self.critic else {}
-        self.modules |= {"kl": self.kl} if args.kl_target else {}
+        self.modules |= {"kl": self.kl} if self.kl and args.kl_target else {}
         if isinstance(trained, ShardedPolicy):
             trained.shard([self.optimizer], self.modules.values())
 
@@ -91,7 +92,11 @@ class Learner:
         if isinstance(self.policy, ShardedPolicy):
             self.policy.read_weights(self.player)
         common = self.args, self.policy
-        if self.critic:
+        if isinstance(self.args, sft.Args):
+            taught = [sequence for episode in episodes for sequence in to_sequences(episode.steps)]
+            before = sft.measure_loss(self.policy, taught, self.args.max_tokens_per_micro_batch)
+            metrics = sft.update(self.args, self.policy, self.optimizer, taught) | {"before": before}
+        elif self.critic:
             metrics = ppo.update(*common, self.critic, self.optimizer, self.kl, episodes, rng)
         else:
             algorithm = reinforce if isinstance(self.args, reinforce.Args) else grpo
@@ -131,6 +136,11 @@ RUN = ppo.Args(
     questions_per_update=2, group_size=2, eval_questions=5, final_questions=5, max_new_tokens=8, kl_coef=0.1, kl_target=0.1,
 )  # fmt: skip
 
+FINE_TUNING = sft.Args(
+    env_kwargs=RUN.env_kwargs, cold_start_steps=5, demonstrations=9, sample=2, keep=0, only_solved=False, script=("oracle",),
+    max_new_tokens=8, updates=4, eval_every=2, save_every=2, tokens_per_update=400, held_out=0.2,
+)  # fmt: skip
+
 
 def main(folder: Path) -> None:
     with distributed.join_processes():
@@ -140,6 +150,7 @@ def main(folder: Path) -> None:
         found["one"] = learn("ppo-unmasked", folder / "one", count=1)
         torch.save(found, folder / f"{distributed.rank()}.pt")
         ppo.main(replace(RUN, out=folder / "run"))
+        sft.main(replace(FINE_TUNING, out=folder / "sft-run"))
 
 
 if __name__ == "__main__":
