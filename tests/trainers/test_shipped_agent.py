@@ -1,4 +1,5 @@
-"""The trained agent in examples/smollm2-hotpotqa fits the model that it names, and, where that model is at hand, plays.
+"""The trained agent in examples/smollm2-hotpotqa, and what such runs start from, fit the model that they name; and, where that
+model is at hand, the agent plays.
 
 AGENT_ENVS_TEST_MODEL=SmolLM2-135M-Instruct.Q4_1.gguf python -m pytest -m slow tests/trainers/test_shipped_agent.py
 """
@@ -18,51 +19,57 @@ from trainers.comparison import recipe_file
 from trainers.runs import checkpoint, integrity
 
 ROOT = Path(__file__).parents[2]
-AGENT = ROOT / "examples" / "smollm2-hotpotqa"
+AGENT, START = ROOT / "examples" / "smollm2-hotpotqa", ROOT / "examples" / "smollm2-hotpotqa-sft"
+both = pytest.mark.parametrize("folder", [AGENT, START], ids=["agent", "start"])
 DATA = Path(os.environ.get("AGENT_ENVS_TEST_DATA") or ROOT.parent / "shared" / "data")
 MODEL = os.environ.get("AGENT_ENVS_TEST_MODEL", "")
 
 
-def test_it_is_whole_small_and_names_no_folder():
-    integrity.verify(AGENT)
-    assert sum(file.stat().st_size for file in AGENT.iterdir()) < 10_000_000
-    config = json.loads((AGENT / "adapter_config.json").read_text())
+@both
+def test_it_is_whole_small_and_names_no_folder(folder):
+    integrity.verify(folder)
+    assert sum(file.stat().st_size for file in folder.iterdir()) < 10_000_000
+    config = json.loads((folder / "adapter_config.json").read_text())
     assert config["base_model_name_or_path"] == "HuggingFaceTB/SmolLM2-135M-Instruct"
-    kept = checkpoint.read_extra(AGENT)
+    kept = checkpoint.read_extra(folder)
     assert json.loads(kept["env_kwargs"]) == {"k": 2, "max_chars": 500, "max_turns": 5}
     assert (kept["dtype"], kept["max_new_tokens"]) == ("bfloat16", 48)
-    card = (AGENT / "README.md").read_text()
+    card = (folder / "README.md").read_text()
     assert card.startswith("---\n") and "base_model: " in card
     for part in ("## Evaluation", "## Command", "## Use", "MuSiQue", "--base-model"):
         assert part in card
 
 
-def test_its_weights_fit_the_model_that_it_names():
+@both
+def test_its_weights_fit_the_model_that_it_names(folder):
     peft = pytest.importorskip("peft")
     shape = recipe_file.read("real").model_config
     assert shape.pop("model_type") == "llama"
     model = LlamaForCausalLM(LlamaConfig(**shape | {"vocab_size": 64}))  # the embeddings have no adapter
-    adapted = peft.PeftModel.from_pretrained(model, AGENT)
+    adapted = peft.PeftModel.from_pretrained(model, folder)
     shapes = {name: tuple(p.shape) for name, p in peft.get_peft_model_state_dict(adapted).items()}
-    weights = load_file(AGENT / "adapter_model.safetensors")
+    weights = load_file(folder / "adapter_model.safetensors")
     assert {name: tuple(weight.shape) for name, weight in weights.items()} == shapes
     assert len(weights) == 2 * 7 * 30  # A and B of each linear layer
     assert all(torch.isfinite(weight).all() and weight.abs().max() > 0 for weight in weights.values())
 
 
-def test_its_tables_are_made_of_the_scores_of_each_question():
-    """Exact match and F1 of three agents, in the card and on the page of comparisons."""
+@pytest.mark.parametrize(
+    ("title", "card"),
+    [*((f"{name}, two passes", AGENT) for name in ("SFT", "Rejection sampling", "GRPO")), ("SFT", START),
+     ("Rejection sampling", None), ("GRPO", None)],
+)  # fmt: skip
+def test_its_tables_are_made_of_the_scores_of_each_question(title, card):
+    """Exact match and F1, in the card and on the page of comparisons."""
     kept = json.loads((ROOT / "docs" / "results" / "real_questions.json").read_text())
-    for title in ("SFT", "Rejection sampling", "GRPO"):
-        (own,) = kept["agents"][title]
-        em = {column: list(map(int, scores["em"])) for column, scores in own["columns"].items()}
-        f1 = {column: scores["f1"] for column, scores in own["columns"].items()}
-        em["both"], f1["both"] = (some["HotpotQA"] + some["2Wiki"] for some in (em, f1))
-        cells = [
-            f"{mean(em[column]):.3f} ({mean(f1[column]):.3f})" for column in ("HotpotQA", "2Wiki", "both", "MuSiQue")
-        ]
-        row = " | ".join(cells).replace("0.", ".")
-        assert row in (AGENT / "README.md").read_text() and row in (ROOT / "docs" / "comparisons.md").read_text()
+    own = {record["seed"]: record for record in kept["agents"][title]}[0]
+    em = {column: list(map(int, scores["em"])) for column, scores in own["columns"].items()}
+    f1 = {column: scores["f1"] for column, scores in own["columns"].items()}
+    em["both"], f1["both"] = (some["HotpotQA"] + some["2Wiki"] for some in (em, f1))
+    cells = [f"{mean(em[column]):.3f} ({mean(f1[column]):.3f})" for column in ("HotpotQA", "2Wiki", "both", "MuSiQue")]
+    row = " | ".join(cells).replace("0.", ".")
+    assert row in (ROOT / "docs" / "comparisons.md").read_text()
+    assert card is None or row in (card / "README.md").read_text()
 
 
 @pytest.mark.slow
@@ -78,7 +85,7 @@ def test_it_answers_real_questions(tmp_path):
     # Question by question as in the table, but for what another processor rounds otherwise.
     lines = (tmp_path / "episodes.jsonl").read_text().splitlines()
     played = [record for record in map(json.loads, lines) if record["agent"] == str(AGENT)]
-    kept = json.loads((ROOT / "docs" / "results" / "real_questions.json").read_text())["agents"]["GRPO"][0]
+    kept = json.loads((ROOT / "docs" / "results" / "real_questions.json").read_text())["agents"]["GRPO, two passes"][0]
     em = kept["columns"]["HotpotQA"]["em"]
     assert len(played) == 64
     assert mean(record["score"] == int(em[record["instance"]]) for record in played) >= 0.85
