@@ -75,7 +75,7 @@ def test_the_real_experiment_says_what_it_lacks(no_data, capsys):
     assert "export AGENT_ENVS_DATA=FOLDER" in missing
     assert told["left_out"] == {}
     said = capsys.readouterr().out
-    assert "of ppo 1;" in said and "More SFT, 3 times 0.7 hours" in said
+    assert "of ppo 1;" in said and "More SFT, 3 times 1.3 hours" in said  # its budget_seconds
     assert "40% of 370 GFLOP/s" in said
     assert 134.4e6 < dry_run.read_model_shape(recipe_file.read("real")).weights < 134.6e6
 
