@@ -13,7 +13,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
@@ -31,9 +31,6 @@ from trainers.runs import outages
 from trainers.runs.inputs import DEMONSTRATIONS_FILE
 from trainers.runs.logger import Progress
 from trainers.trajectory import Sequence, Trajectory, to_sequences
-
-if TYPE_CHECKING:
-    from trainers.sft import Args
 
 FILE = DEMONSTRATIONS_FILE
 
@@ -161,8 +158,8 @@ def select(
     return [one for place, one in enumerate(good) if place in kept]
 
 
-def choose_scripts(args: "Args", envs: ToolVectorEnv) -> tuple[str, ...]:
-    """The scripts that are imitated.
+def choose_scripts(args: Any, envs: ToolVectorEnv) -> tuple[str, ...]:
+    """The scripts that are imitated, of the arguments of `trainers.sft`.
 
     Raises:
         ValueError: one of them is not there, or more attempts are asked for than there are environments.
@@ -175,8 +172,8 @@ def choose_scripts(args: "Args", envs: ToolVectorEnv) -> tuple[str, ...]:
     return scripts
 
 
-def collect(args: "Args", policy: Policy, envs: ToolVectorEnv) -> list[Demonstration]:
-    """All that is to be imitated.
+def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstration]:
+    """All that is to be imitated, by the arguments of `trainers.sft`.
 
     Raises:
         ValueError: a script or file is not there, or nothing is left of what was played.
