@@ -242,7 +242,7 @@ def fit(
     with (
         distributed.choose_metrics_folder(run) as metrics_folder,
         Logger(metrics_folder, sinks, asdict(args), first + 1 if first else 0, **logged_as(args)) as logger,
-        Progress(total, unit, title) as progress,
+        Progress(total, unit, title, logger.seconds_before if args.max_seconds else float(first)) as progress,
     ):
         schedule = stopping.SaveSchedule(args.save_every, args.save_every_minutes)
         before = distributed.broadcast(read_metrics(metrics_folder / METRICS_FILE))  # of a run that is resumed

@@ -1,5 +1,6 @@
 """Supervised fine-tuning: its gradient, its schedule, and whole runs that stop, resume and serve as a start."""
 
+import itertools
 import json
 import random
 
@@ -217,6 +218,27 @@ def test_time_can_say_when_it_ends(train):
     assert done["heldout_loss"] is None
     lines = read_metrics(f"{done['folder']}/metrics.jsonl")
     assert lines[-1]["policy/lr"] < max(line["policy/lr"] for line in lines)
+
+
+def test_time_left_of_a_resumed_run_is_that_of_its_own_pace(train, tmp_path, monkeypatch):
+    """By the seconds and steps since it was resumed, not since it was begun."""
+    began, real, update, count = [], sft.Progress, sft.update, itertools.count()
+    monkeypatch.setattr(sft, "Progress", lambda *given: began.append(given[3]) or real(*given))
+
+    def stop(*given):
+        if next(count) == 2:
+            raise KeyboardInterrupt
+        return update(*given)
+
+    for name, options in {"steps": {"updates": 3}, "seconds": {"max_seconds": 1.0, "updates": 0}}.items():
+        count = itertools.count()
+        monkeypatch.setattr(sft, "update", stop)
+        with pytest.raises(KeyboardInterrupt):
+            train(name, save_every=1, held_out=0.0, **options)
+        monkeypatch.setattr(sft, "update", update)
+        train(resume=tmp_path / name, save_every=1, held_out=0.0, **options)
+    seconds = read_metrics(tmp_path / "seconds" / "metrics.jsonl")[1]["seconds"]
+    assert began == [0.0, 2.0, 0.0, seconds]
 
 
 def test_several_sources_at_once(train, tmp_path):

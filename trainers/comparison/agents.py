@@ -150,7 +150,7 @@ class Comparison:
         if name == "imitation":
             return self._imitate(seed, seconds, folder)
         self._need(
-            folder if name == "more-sft" else folder / f"round-{lengthened.ROUNDS - 1}",
+            folder if name == "more-sft" else folder / f"round-{recipe.rounds - 1}",
             f"{BASELINES[name]}, seed {seed}",
         )
         start = self.start_model(seed) or self._save_start(seed)
@@ -160,7 +160,7 @@ class Comparison:
         if name == "more-sft":
             played = self.out / f"sft-{seed}"
             return lengthened.more_sft(args, played if (played / FILE).exists() else None, seconds, folder)
-        return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, folder)
+        return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, recipe.rounds, folder)
 
     def _imitate(self, seed: int, seconds: float, folder: Path) -> dict:
         base = self.recipe.base(seed)

@@ -19,7 +19,7 @@ from trainers.runs.settings import check_settings
 from trainers.runs.setup import make_envs
 
 _BATCHES = "batches.jsonl"
-ROUNDS, SAMPLING = 2, 0.5  # of rejection sampling, and the share of each that is spent on sampling
+SAMPLING = 0.5  # the share of each round of rejection sampling that is spent on sampling
 
 
 def fine_tune(args: sft.Args, folder: Path) -> dict:
@@ -53,9 +53,10 @@ def more_sft(args: sft.Args, demonstrations: Path | None, seconds: float, folder
     return fine_tune(replace(args, max_seconds=seconds, updates=0, patience=0), folder)
 
 
-def rejection_sampling(args: sft.Args, attempts: int, seconds: float, folder: Path) -> dict:
+def rejection_sampling(args: sft.Args, attempts: int, seconds: float, rounds: int, folder: Path) -> dict:
     """Sample answers to training questions, learn from those that are right, and again (expert iteration, Anthony et al. 2017;
-    RAFT, Dong et al. 2023): `ROUNDS` times within ``seconds``, sampling included.
+    RAFT, Dong et al. 2023): ``rounds`` times within ``seconds``, sampling included. So many more seconds and rounds go on
+    with what is in ``folder``.
 
     Args:
         args: with the model to start from; of each question at most ``args.keep`` right episodes are learned from.
@@ -66,8 +67,8 @@ def rejection_sampling(args: sft.Args, attempts: int, seconds: float, folder: Pa
     """
     files: list[str] = []
     spent, sampled, summary = 0.0, 0, {"checkpoint": args.model}
-    for number in range(ROUNDS):
-        left = (seconds - spent) / (ROUNDS - number)
+    for number in range(rounds):
+        left = seconds * (number + 1) / rounds - spent
         here = replace(args, model=summary["checkpoint"], seed=args.seed + 1000 * number)
         if here.model != args.model:
             here = replace(here, lora_rank=0)  # its adapter is trained further

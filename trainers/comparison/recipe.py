@@ -74,7 +74,7 @@ class Recipe:
         budget_seconds: how long they take, in place of ``budget``, so that they can be run beside it and not after it.
         sft: arguments of `trainers.sft`, for what every run of a seed starts from; its ``env_kwargs`` are put over the
             recipe's for its demonstrations alone.
-        rejection_sampling: likewise for that baseline, put over those of ``sft`` where there are any.
+        rejection_sampling: likewise for that baseline, put over those of ``sft`` where there are any; and its ``rounds``.
         model_hint: how to get the model, said where it is not there.
         machine: for the dry run, of the machine that the recipe is for: ``flops_per_second`` of its matrix products, and
             what share of it ``passes`` over many tokens and ``decoding`` reach. By default an H100.
@@ -143,6 +143,7 @@ class Recipe:
         preset, shared = SFTArgs(), {n: self.arguments[n] for n in SFT_SHARED if n in self.arguments}
         try:
             own = {**shared, **self.sft, **(self.rejection_sampling if sampled else {})}
+            own.pop("rounds", None)
             demonstrated = own.pop("env_kwargs", {})
             env_kwargs = self.env_kwargs if sampled else {**self.env_kwargs, **demonstrated}
             given = {n: _convert_type(n, v, getattr(preset, n)) for n, v in own.items()}
@@ -151,6 +152,11 @@ class Recipe:
         except ValueError as error:
             where = "rejection_sampling" if sampled else "sft"
             raise ValueError(f"[{where}] of the recipe {self.name!r}: {error}") from error
+
+    @property
+    def rounds(self) -> int:
+        """How often rejection sampling samples and learns."""
+        return int(self.rejection_sampling.get("rounds", 2))
 
     def run_arguments(self, name: str, seed: int, start: str = "") -> TrainArgs:
         """The arguments of one run.

@@ -61,6 +61,9 @@ class Logger(contextlib.AbstractContextManager):
             that went on after the checkpoint, are dropped, and seconds go on from the last line kept. So 0 starts over.
         project, name, group: what the run is found by in Trackio and W&B; by default its name is that of its folder.
 
+    Attributes:
+        seconds_before: that the lines kept took.
+
     Raises:
         ValueError: a sink is unknown.
         ModuleNotFoundError: the package of a sink is not installed.
@@ -83,7 +86,8 @@ class Logger(contextlib.AbstractContextManager):
         settings = to_json_types(config or {})
         opening = _Opening(folder, settings, resume_from, project or PROJECT, name or folder.name, group or None)
         self._sinks = [_open(sink, opening) for sink in dict.fromkeys(sinks)]
-        self._start = time.monotonic() - _keep_before(folder / METRICS_FILE, resume_from)
+        self.seconds_before = _keep_before(folder / METRICS_FILE, resume_from)
+        self._start = time.monotonic() - self.seconds_before
         self._file = (folder / METRICS_FILE).open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: dict[str, float]) -> None:

@@ -221,24 +221,29 @@ def test_rejection_sampling_goes_on_between_batches(ask, tmp_path, monkeypatch):
 
     monkeypatch.setattr(lengthened, "sample", killed)
     with pytest.raises(KeyboardInterrupt):
-        lengthened.rejection_sampling(args, 32, 1e6, tmp_path / "r")
+        lengthened.rejection_sampling(args, 32, 1e6, 2, tmp_path / "r")
     done = read_metrics(tmp_path / "r" / "sampled-0" / "batches.jsonl")
     assert [record["sampled"] for record in done] == [64, 64]
-    seconds = 2 * sum(record["seconds"] for record in done) * lengthened.ROUNDS
-    summary = lengthened.rejection_sampling(args, 32, seconds, tmp_path / "r")
+    seconds = 2 * sum(record["seconds"] for record in done) * 2
+    summary = lengthened.rejection_sampling(args, 32, seconds, 2, tmp_path / "r")
     assert summary["sampled"] >= 128
     assert calls[0] != calls[1] and not set(calls[0]) & set(calls[1])  # no question twice before each came once
     assert summary["seconds"] >= 0.9 * seconds
     monkeypatch.setattr(lengthened, "sample", never)  # what has been learned from gets no more episodes
-    assert lengthened.rejection_sampling(args, 32, seconds, tmp_path / "r") == summary
+    assert lengthened.rejection_sampling(args, 32, seconds, 2, tmp_path / "r") == summary
     with pytest.raises(SettingsDiffer, match="max_seconds"):
-        lengthened.rejection_sampling(args, 32, 10 * seconds, tmp_path / "r")
+        lengthened.rejection_sampling(args, 32, 10 * seconds, 2, tmp_path / "r")
+    monkeypatch.setattr(lengthened, "sample", real)  # as many rounds again, in as many seconds again, go on
+    longer = lengthened.rejection_sampling(args, 32, 2 * seconds, 4, tmp_path / "r")
+    assert longer["seconds"] >= 1.8 * seconds and longer["sampled"] > summary["sampled"]
+    names = [f"{part}-{number}" for number in range(4) for part in ("round", "sampled")]
+    assert sorted(folder.name for folder in (tmp_path / "r").iterdir()) == sorted(names)
 
 
 def test_nothing_right_leaves_the_start(ask, tmp_path, monkeypatch):
     args = compare.read_recipe(ask()).sft_arguments(0, max_new_tokens=2, only_solved=True)
     monkeypatch.setattr(sft, "main", never)
-    summary = lengthened.rejection_sampling(args, 32, 0.2, tmp_path / "r")
+    summary = lengthened.rejection_sampling(args, 32, 0.2, 2, tmp_path / "r")
     assert (summary["checkpoint"], summary["kept"]) == (args.model, 0)
     assert summary["sampled"] >= 64
 

@@ -314,6 +314,10 @@ def test_runs_after_sft_train_its_adapter_further(small):
     assert [(args.lr, json.loads(args.env_kwargs).get("part")) for args in parts] == [(1.0, "1/2"), (0.5, None)]
     with pytest.raises(ValueError, match=r"\[sft\].*env_kwargs must be a table, got 'x'"):
         recipe_file.read(small(AFTER_SFT.replace("lr = 1\n", "env_kwargs = 'x'\n")))
+    assert (recipe.rounds, recipe_file.read(small(AFTER_SFT + "[rejection_sampling]\nrounds = 3\n")).rounds) == (2, 3)
+    for wrong, said in {"0": "must be at least 1, got 0", "2.5": "must be a whole number, got 2.5"}.items():
+        with pytest.raises(ValueError, match=rf"rejection_sampling.*{said}"):
+            recipe_file.read(small(AFTER_SFT + f"[rejection_sampling]\nrounds = {wrong}\n"))
     run = recipe.run_arguments("a", 2, "out/sft-2/checkpoint-9")
     assert (run.model, run.lora_rank, run.dtype) == ("out/sft-2/checkpoint-9", 0, "bfloat16")
     whole = recipe_file.read(small(AFTER_SFT.replace("lora_rank = 4", "lora_rank = 0")))
