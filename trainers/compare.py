@@ -112,9 +112,14 @@ def read_recipe(args: Args, whole: bool = False) -> Recipe:
         recipe_file.read, args.recipe, updates=args.updates, questions=args.questions, **changes
     )  # fmt: skip
     if not whole:
-        return read(runs=args.runs, seeds=args.seeds)
+        part = read(runs=args.runs, seeds=args.seeds)
+        for name in args.runs:
+            if args.seeds and not part.seeds_of(name):
+                seeds = ", ".join(map(str, part.own_seeds[name]))
+                raise ValueError(f"{name} has seeds of its own in this recipe, and none of those asked for: {seeds}")
+        return part
     recipe = read()
-    return recipe if set(args.seeds) <= set(recipe.seeds) else read(seeds=args.seeds)
+    return read(seeds=sorted({*recipe.seeds, *args.seeds}))
 
 
 def collect(comparison: Comparison, part: Recipe, left_out: Iterable[str]) -> dict:

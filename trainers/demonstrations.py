@@ -63,7 +63,9 @@ def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
     if (questions := envs.envs[0].questions) is None:
         if not count:
             raise ValueError("this task makes its instances from seeds: give --demonstrations, how many to play")
-        return rng.choice(2**31, size=count, replace=False).tolist()
+        spare = 64 + count**2 // 2**31  # for those that are drawn twice
+        drawn = rng.integers(2**31, size=count + spare)  # the first of more are the same: batches go on with each other
+        return list(dict.fromkeys(drawn.tolist()))[:count]
     total = count or len(questions)
     rounds = -(-total // len(questions))
     return [int(i) for _ in range(rounds) for i in rng.permutation(len(questions))][:total]
@@ -226,7 +228,7 @@ def hold_out(
     if not share or len(questions) < 2:
         return demonstrations, []
     count = min(max(1, round(share * len(questions))), len(questions) - 1)
-    chosen = set(np.random.default_rng([seed, 1]).permutation(questions)[:count].tolist())
+    chosen = {questions[i] for i in np.random.default_rng([seed, 1]).permutation(len(questions))[:count]}
     held_out = [one for one in demonstrations if one.question in chosen]
     return [one for one in demonstrations if one.question not in chosen], held_out
 

@@ -280,23 +280,25 @@ def fit(
                 path = save(run / f"checkpoint-{step}", policy, [optimizer], step, args)
             if signal:
                 stopping.exit_by_signal(signal, f"{path} is saved; --resume {run} goes on from there.")
+    kept, path = keep_best(args, policy, run, losses, step)
     return {
-        "checkpoint": str(keep_best(args, policy, run, losses, step)), "seconds": time.monotonic() - begin, "updates": step,
-        "heldout_loss": min(losses.values()) if tested else None, "heldout_loss_before": losses.get(0),
+        "checkpoint": str(path), "seconds": time.monotonic() - begin, "updates": step,
+        "heldout_loss": losses[kept] if tested else None, "heldout_loss_before": losses.get(0),
         "episodes": len(learned), "episodes_held_out": len(held_out),
         "tokens_taught": sum(sum(s.mask) for s in taught),
     }  # fmt: skip
 
 
-def keep_best(args: Args, policy: Policy, run: Path, losses: dict[int, float], step: int) -> Path:
+def keep_best(args: Args, policy: Policy, run: Path, losses: dict[int, float], step: int) -> tuple[int, Path]:
     """Leave the policy with the weights of the lowest held-out loss, or with the last ones where nothing was held out, or none
-    was lower than before the first step. Returns the folder that has them, which no run goes on from: without an optimizer."""
+    was lower than before the first step. Returns after which step that was, and the folder that has them, which no run goes on
+    from: without an optimizer."""
     lowest = min(losses, key=losses.__getitem__) if losses else step
     if 0 < lowest < step:
         folder.load_weights(policy, run / BEST)
-    else:
-        save(run / BEST, policy, [], step, args)
-    return run / BEST
+        return lowest, run / BEST
+    save(run / BEST, policy, [], step, args)
+    return step, run / BEST
 
 
 def is_over(losses: dict[int, float], patience: int) -> bool:

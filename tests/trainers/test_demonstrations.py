@@ -44,6 +44,7 @@ def test_questions_are_drawn_over_the_whole_split_and_none_twice_too_early(envs)
     assert draw_questions(envs, 8, 1) != many[:8]
     games = make_envs("AgentR1/Bandit-v0", "{}", "train", 2)
     assert len(set(draw_questions(games, 9, 0))) == 9
+    assert draw_questions(games, 9, 0)[:4] == draw_questions(games, 4, 0)  # batches go on with each other
     with pytest.raises(ValueError, match="give --demonstrations"):
         draw_questions(games, 0, 0)
 
@@ -105,6 +106,12 @@ def test_questions_are_held_out_whole(share):
     assert not ours & theirs
     assert len(theirs) == {0.0: 0, 0.01: 1, 0.3: 3, 1.0: 9}[share]
     assert hold_out(everything, share, 0) == (learned, held_out)
+
+
+def test_any_text_can_be_held_out():
+    """A text of any length, and one that ends in a null character, which arrays of texts lose."""
+    everything = [of_ids(f"{i}\0", [1, i]) for i in range(10)]
+    assert len(hold_out(everything, 0.3, 0)[1]) == 3
 
 
 def test_one_question_alone_is_learned():

@@ -210,6 +210,7 @@ def test_a_run_that_only_got_worse_leaves_its_own_last_weights(make_policy, monk
     monkeypatch.setattr(sft, "save", keep)
     done = sft.fit(args, policy, demonstrations, tmp_path)
     assert torch.equal(load_policy(done["checkpoint"], "cpu").model.get_input_embeddings().weight, last[-1])
+    assert (done["heldout_loss_before"], done["heldout_loss"]) == (1.0, 3.0)
 
 
 def test_time_can_say_when_it_ends(train):

@@ -2,6 +2,7 @@
 
 import functools
 import gc
+import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import replace
@@ -125,7 +126,8 @@ class Comparison:
         check_settings(folder, summary, args)
         curve = read_curve(lines, summary, greedy=not args.eval_temperature)
         process = {key: read_process(lines, key) for key in PROCESS}
-        return summary | {"seconds": curve[-1].seconds, "curve": curve, "process": process}
+        seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
+        return summary | {"seconds": seconds, "curve": curve, "process": process}
 
     def budget(self, seed: int) -> float:
         """For how many seconds the baselines train that are trained for as long as a run: as the recipe's ``budget``, or its
@@ -220,7 +222,8 @@ class Comparison:
         row = self._evaluate(title, folder, identity, base, load, name)
         keys = ("seconds", "asked", "steps", "updates", "episodes", "sampled", "kept", "heldout_loss")
         kept = {key: spent[key] for key in keys if key in spent} if spent else {}
-        append(results, title, seed, row, kept or None)  # what ran elsewhere says nothing of what it took
+        # Of what ran elsewhere nothing is known: {}.
+        append(results, title, seed, row, kept if spent else None)
         # A line in the picture of the curves; greedy play says nothing beside curves of sampled play.
         if not base.eval_temperature and (name in LENGTHENED or (name == "naive-rag" and self.can_search)):
             columns = {"": (recipe.held_out, base.eval_questions)}
@@ -261,9 +264,25 @@ def append(results: dict, title: str, seed: int | None, row: dict, training: dic
 def start_identity(args: TrainArgs, seed: int | None) -> str:
     """All that the policy before any training depends on."""
     if seed is None:
-        return json.dumps([args.model, args.dtype])
+        return json.dumps([fingerprint_weights(args.model), args.dtype])
     start = [args.model, args.dtype, args.cold_start_steps, args.cold_start_continue_probability, args.seed]
     return json.dumps([args.env, json.loads(args.env_kwargs), *start])
+
+
+def fingerprint_weights(model: str) -> str:
+    """What tells the weights of a file or a folder from others, wherever they lie; of a hub id, the id."""
+    path = Path(model)
+    if not path.exists():
+        return model
+    weights = (".safetensors", ".bin", ".gguf")
+    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in weights)
+    found = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:  # gigabytes are not read: other weights differ in any part of them
+            found.update(content.read(2**20) + str(size := content.seek(0, 2)).encode())
+            content.seek(max(0, size - 2**20))
+            found.update(content.read())
+    return found.hexdigest()
 
 
 def train_envs(args: TrainArgs) -> ToolVectorEnv:

@@ -82,7 +82,8 @@ def _failed_share(played: list[dict]) -> float:
 def _summarize(title: str, header: Mapping, episodes: list[dict]) -> playing.Row:
     measure = header["measure"]
     row = playing.summarize(title, episodes, measure)
-    scores = {name: [e[name] for e in episodes] for name in SCORES if all(name in e for e in episodes)}
+    names = [name for name in dict.fromkeys((*SCORES, measure)) if all(name in e for e in episodes)]
+    scores = {name: [e[name] for e in episodes] for name in names}
     if all("invalid" in e for e in episodes):
         row["invalid"] = sum(e["invalid"] for e in episodes) / sum(e["turns"] for e in episodes)
     return to_json_types(

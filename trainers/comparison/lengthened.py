@@ -9,6 +9,7 @@ from pathlib import Path
 
 import torch
 
+from retrieval_index import durable
 from trainers import sft
 from trainers.cold_start.start import start_policy
 from trainers.demonstrations import draw_questions, sample, select, write_demonstrations
@@ -33,7 +34,7 @@ def fine_tune(args: sft.Args, folder: Path) -> dict:
         sft.main(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
     summary = read_summary(folder)
     check_settings(folder, summary, args)
-    return summary
+    return summary | {"checkpoint": str(folder.resolve() / sft.BEST)}  # the folder may have been made from another one
 
 
 def read_summary(folder: Path) -> dict:
@@ -49,7 +50,7 @@ def more_sft(args: sft.Args, demonstrations: Path | None, seconds: float, folder
         demonstrations: the run that played them; None to play them again.
     """
     if demonstrations:
-        args = replace(args, episodes=(str(demonstrations),), script=(), messages=(), sample=0)
+        args = replace(args, episodes=(str(demonstrations.resolve()),), script=(), messages=(), sample=0)
     return fine_tune(replace(args, max_seconds=seconds, updates=0, patience=0), folder)
 
 
@@ -58,8 +59,11 @@ def rejection_sampling(args: sft.Args, attempts: int, seconds: float, rounds: in
     RAFT, Dong et al. 2023): ``rounds`` times within ``seconds``, sampling included. So many more seconds and rounds go on
     with what is in ``folder``.
 
+    The last weights count, as in a run of reinforcement learning: a question held out of one round may have been learned
+    in another, and the loss on the policy's own answers is low from the start.
+
     Args:
-        args: with the model to start from; of each question at most ``args.keep`` right episodes are learned from.
+        args: with the model to start from; of each question at most ``args.keep`` right episodes of a round are learned from.
         attempts: at each question.
 
     Returns:
@@ -73,21 +77,21 @@ def rejection_sampling(args: sft.Args, attempts: int, seconds: float, rounds: in
         if here.model != args.model:
             here = replace(here, lora_rank=0)  # its adapter is trained further
         sampled_in, round_folder = folder / f"sampled-{number}", folder / f"round-{number}"
-        if (
-            round_folder / "summary.json"
-        ).exists():  # learned from already: no more is sampled, whatever the budget is now
+        if (round_folder / "summary.json").exists():  # learned from: no more is sampled, whatever the budget is now
             records = _read_batches(sampled_in)
         else:
             records = _sample(here, attempts, SAMPLING * left, sampled_in)
-        files += [record["file"] for record in records if record["kept"]]
+        files += [str(sampled_in.resolve() / Path(record["file"]).name) for record in records if record["kept"]]
         sampling = sum(record["seconds"] for record in records)
         sampled += sum(record["sampled"] for record in records)
         if not files:  # nothing was right: there is nothing to learn from yet
             spent += sampling
+            round_folder.mkdir(parents=True, exist_ok=True)
+            durable.write_text(round_folder / "summary.json", json.dumps(summary))
             continue
         learn = replace(
             here, episodes=tuple(files), script=(), messages=(), sample=0, max_seconds=max(1.0, left - sampling), updates=0,
-            patience=0, seed=args.seed,
+            patience=0, held_out=0.0, seed=args.seed,
         )  # fmt: skip
         summary = fine_tune(learn, round_folder)
         spent += sampling + summary["seconds"]

@@ -31,6 +31,7 @@ ALGORITHMS: dict[str, tuple[Callable[[Any], dict], TrainArgs]] = {
 LENGTHENED = ("imitation", "more-sft", "rejection-sampling")  # trained for as many seconds as a run
 SHARED = ("model", "dtype", "cold_start_steps", "cold_start_continue_probability")  # one start for each seed
 SFT_SHARED = ("model", "base_model", "dtype", "lora_alpha", "max_new_tokens")  # [arguments] of fine-tuning too
+SAMPLING_SHARED = (*SFT_SHARED, "temperature")  # and of rejection sampling, which samples as the runs do
 SET_BY_COMPARISON = ("env", "env_kwargs", "seed", "out", "resume")  # arguments that a recipe cannot give
 
 
@@ -140,7 +141,8 @@ class Recipe:
         Raises:
             ValueError: an argument has another type or a value that `trainers.sft` rejects.
         """
-        preset, shared = SFTArgs(), {n: self.arguments[n] for n in SFT_SHARED if n in self.arguments}
+        preset, names = SFTArgs(), SAMPLING_SHARED if sampled else SFT_SHARED
+        shared = {n: self.arguments[n] for n in names if n in self.arguments}
         try:
             own = {**shared, **self.sft, **(self.rejection_sampling if sampled else {})}
             own.pop("rounds", None)

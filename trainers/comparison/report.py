@@ -236,6 +236,8 @@ def pooled_tables(results: Mapping, score: str) -> list[str]:
     references, lines = _references(recipe, rows), []
     for key, heading in {"score": score, "f1": "F1"}.items():
         pooled = {name: _pool(own, seeds[name], recipe["pooled"], key) for name, own in rows.items()}
+        if not any(scores for by_seed in pooled.values() for scores in by_seed.values()):
+            continue  # tasks without answers have no F1
         header = [heading, *recipe["tasks"], _pooled_name(recipe), *(f"Δ to {other}" for other in references), "Seeds"]
         cells = {}
         for name, own in rows.items():
@@ -298,7 +300,7 @@ def _training_cells(results: Mapping) -> tuple[list[str], Callable[[str], list[s
     header += ["First symptom"] * symptoms
 
     def cells_of(name: str) -> list[str]:
-        cells = [_cell([run["seconds"] for run in training.get(name, [])], 0)]
+        cells = [_cell([run["seconds"] for run in training.get(name, []) if "seconds" in run], 0)]
         if target:
             found = point_reaching(curves[name], level) if name in curves else None
             cells.append(f"{found[0]:,} ({found[1]:,.0f} s)" if found else "not reached" if name in curves else "–")

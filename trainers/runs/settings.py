@@ -167,7 +167,10 @@ def check_settings(folder: Path, summary: Mapping, args: Any) -> None:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    """Two spellings of the same JSON, or of an environment's id, are no difference."""
+    """Two spellings of the same JSON, of an environment's id or of a path are no difference."""
+    if name in ("model", "base_model", "episodes", "messages"):
+        paths = [value] if isinstance(value, str) else value or []
+        return [str(Path(path).resolve()) if Path(path).exists() else path for path in paths]
     if name == "env" and isinstance(value, str) and "/" not in value:
         from agent_envs.registration import full_id
 

@@ -1,6 +1,7 @@
 """A comparison whose runs start from supervised fine-tuning, with the baselines that have as many seconds."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ import tyro
 
 from trainers import compare, export, grpo, playing, sft
 from trainers.comparison import agents, columns, lengthened
+from trainers.comparison.agents import fingerprint_weights
 from trainers.comparison.recipe import ALGORITHMS
 from trainers.runs.logger import read_metrics
 from trainers.runs.settings import SettingsDiffer
@@ -138,6 +140,8 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
         patched.setattr(lengthened, "sample", never)
         patched.setattr(playing, "play_policy", never)
         assert compare.main(ask()) == results
+        monkeypatch.chdir(tmp_path)  # another spelling of the folder is the same folder
+        assert compare.main(replace(ask(), out=Path("out")))["missing"] == []
     with pytest.raises(ValueError, match=r"sft-0 holds a run with other settings \(.*dtype='float32', not 'bfloat16'"):
         compare.main(ask("--arguments", '{"dtype": "bfloat16"}'))
 
@@ -157,6 +161,7 @@ def test_a_start_from_elsewhere(ask, tmp_path, monkeypatch):
     assert (settings["model"], settings["base_model"], settings["lora_rank"]) == (str(start), model, 0)
     results = compare.main(ask(*again))
     assert list(results["rows"]) == ["SFT", "More SFT", "GRPO"]
+    assert results["training"]["SFT"] == [{}]  # one for each seed, so that those of others keep their places
     taught = json.loads((elsewhere / "more-sft-0" / "summary.json").read_text())["settings"]
     assert (taught["script"], taught["episodes"], taught["model"]) == (["oracle"], [], str(start))
     assert "SFT, seed 1" in results["missing"]
@@ -246,6 +251,21 @@ def test_nothing_right_leaves_the_start(ask, tmp_path, monkeypatch):
     summary = lengthened.rejection_sampling(args, 32, 0.2, 2, tmp_path / "r")
     assert (summary["checkpoint"], summary["kept"]) == (args.model, 0)
     assert summary["sampled"] >= 64
+    monkeypatch.setattr(lengthened, "sample", never)  # it is there, also for a report
+    assert (tmp_path / "r" / "round-1" / "summary.json").exists()
+    assert lengthened.rejection_sampling(args, 32, 0.2, 2, tmp_path / "r") == summary
+
+
+def test_a_model_is_its_weights_wherever_it_lies(tmp_path):
+    one, other, copied = tmp_path / "one.gguf", tmp_path / "other.gguf", tmp_path / "folder"
+    one.write_bytes(bytes(3_000_000) + b"1")
+    other.write_bytes(bytes(3_000_000) + b"2")
+    assert fingerprint_weights(str(one)) != fingerprint_weights(str(other))
+    copied.mkdir()
+    (copied / "any.gguf").write_bytes(one.read_bytes())
+    (copied / "README.md").write_text("of no weight")
+    assert fingerprint_weights(str(copied)) == fingerprint_weights(str(one))
+    assert fingerprint_weights("some/model") == "some/model"
 
 
 def test_a_script_needs_no_policy(ask, tmp_path, monkeypatch):

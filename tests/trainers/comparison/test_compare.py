@@ -5,7 +5,7 @@ import tyro
 
 import retrieval_index
 from trainers import compare, playing
-from trainers.comparison import agents, curves, report
+from trainers.comparison import agents, columns, curves, report
 from trainers.comparison.curves import Point, draw, draw_scores, mean_curve, point_reaching
 from trainers.comparison.recipe import BASELINES
 from trainers.comparison.report import PAPER, table
@@ -139,6 +139,35 @@ def test_rejection_sampling_from_a_cold_start(tmp_path, monkeypatch, ask):
     assert all((a == b).all() for a, b in same)
     with pytest.raises(ValueError, match=r"\[rejection_sampling\].*unknown keys \['lrr'\]"):
         compare.main(ask(text.replace("lr =", "lrr =")))
+
+
+def test_seconds_of_a_run_are_of_all_its_updates(tmp_path, monkeypatch, ask):
+    """Also of those after its last evaluation, where that is sampled: what trains for as long has them too."""
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    text = SMALL.replace("eval_every = 2\n", "eval_every = 2\neval_temperature = 1.0\n").replace("= 30", "= 2")
+    comparison = agents.Comparison(compare.read_recipe(ask(text)), tmp_path / "out", True, read_only=False)
+    run, lines = comparison.train_run("rloo", 0), read_metrics(tmp_path / "out" / "rloo-0" / "metrics.jsonl")
+    spent = [line.get("time/rollout", 0) + line.get("time/update", 0) for line in lines]
+    assert run["seconds"] == pytest.approx(sum(spent))
+    assert run["curve"][-1].seconds < run["seconds"]
+
+
+def test_seeds_that_are_asked_for(ask):
+    """The table keeps those of the recipe; a run that has none of them is no silence."""
+    text = SMALL.replace("paper = true", "[own_seeds]\nrloo = [1]")
+    assert compare.read_recipe(ask(text, "--seeds", "7"), whole=True).seeds == [0, 1, 7]
+    assert compare.read_recipe(ask(text, "--runs", "rloo", "--seeds", "1")).seeds == [1]
+    with pytest.raises(ValueError, match="rloo has seeds of its own in this recipe, and none of those asked for: 1"):
+        compare.read_recipe(ask(text, "--runs", "rloo", "--seeds", "0"))
+
+
+def test_any_score_can_be_pooled():
+    episodes = [{"id": i, "success": float(i % 2), "turns": 3} for i in range(4)]
+    row = {"A": columns._summarize("PPO", {"measure": "success", "source": "games"}, episodes)}
+    recipe = {"tasks": {"A": {}}, "pooled": ["A"], "reference": [], "runs": {}}
+    lines = report.pooled_tables({"recipe": recipe, "rows": {"PPO": [row]}, "seeds": {"PPO": [0]}}, "success")
+    assert "| PPO | 0.500 | 0.500 [" in lines[2]
+    assert not any("F1" in line for line in lines)
 
 
 def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):

@@ -314,6 +314,9 @@ def test_runs_after_sft_train_its_adapter_further(small):
     assert [(args.lr, json.loads(args.env_kwargs).get("part")) for args in parts] == [(1.0, "1/2"), (0.5, None)]
     with pytest.raises(ValueError, match=r"\[sft\].*env_kwargs must be a table, got 'x'"):
         recipe_file.read(small(AFTER_SFT.replace("lr = 1\n", "env_kwargs = 'x'\n")))
+    warm = recipe_file.read(small(AFTER_SFT.replace("lora_rank = 8\n", "lora_rank = 8\ntemperature = 0.6\n")))
+    temperatures = [warm.run_arguments("a", 0).temperature, warm.sft_arguments(0, sampled=True).temperature]
+    assert temperatures == [0.6, 0.6]  # rejection sampling samples as the runs do
     assert (recipe.rounds, recipe_file.read(small(AFTER_SFT + "[rejection_sampling]\nrounds = 3\n")).rounds) == (2, 3)
     for wrong, said in {"0": "must be at least 1, got 0", "2.5": "must be a whole number, got 2.5"}.items():
         with pytest.raises(ValueError, match=rf"rejection_sampling.*{said}"):
