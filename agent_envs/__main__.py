@@ -142,7 +142,7 @@ def main() -> None:
     if isinstance(command, Baselines):
         _baselines(command, kwargs)
         return
-    from agent_envs.hosting import make_registered
+    from agent_envs.hosting import make, make_registered
 
     id = full_id(command.id)
     if isinstance(command, Play) and command.agent:
@@ -159,11 +159,11 @@ def main() -> None:
         print(printable(text))
         return
     with _exit_on_user_error(id):
+        if isinstance(command, Play):
+            _play(make(id, **kwargs), command.seed)  # a judge that does not answer is said in a line, too
+            return
         env = make_registered(id, **kwargs)
-    if isinstance(command, Play):
-        _play(env.unwrapped, command.seed)
-    else:
-        _check(env, command.steps)
+    _check(env, command.steps)
 
 
 @contextmanager
@@ -236,8 +236,7 @@ def _check(env, steps: int) -> None:
 
 
 def _play(env, seed: int | None) -> None:
-    with _exit_on_user_error(env.spec.id):
-        observation, info = env.reset(seed=seed)
+    observation, info = env.reset(seed=seed)
     print(printable(f"{info['instructions']}\n\n{observation}\n"))
     total, done = 0.0, False
     while not done:

@@ -2,12 +2,12 @@
 
 import warnings
 from collections.abc import Callable, Iterable
-from typing import Any, cast
+from typing import Any
 
 import numpy as np
 
 from agent_envs.hosting import make as make_tool_env
-from agent_envs.play import play, sample_instances
+from agent_envs.play import is_drawn, play, sample_instances
 from agent_envs.scoring import bootstrap_interval
 
 
@@ -35,7 +35,7 @@ def run_baselines(
         warnings.simplefilter("ignore")  # a stand-in says so in its source, which is in every row
         env = make_tool_env(id, **(kwargs or {}))
     numbers: list[dict[str, Any] | None] = [None] * episodes
-    if env.questions is not None and not cast(Any, env).task.drawn:
+    if env.questions is not None and not is_drawn(env):
         numbers = [{"question": number} for number in sample_instances(env, episodes)]
     if not numbers:
         raise ValueError("episodes must be at least 1 where instances are made from seeds")

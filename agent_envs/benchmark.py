@@ -14,6 +14,7 @@ from typing import cast
 import retrieval_index
 from agent_envs import scoring
 from agent_envs.data import Benchmark, DataUnavailable, Question, load_benchmark, own, stand_in_warning
+from agent_envs.data.local import stamp_place
 from agent_envs.data.question import paragraph_key
 from agent_envs.miniwiki import World, make_question
 
@@ -83,7 +84,10 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
         raise TypeError(f"{benchmark} got an unexpected keyword argument {names}; known: {known}")
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
     places: tuple = tuple(map(os.environ.get, _PLACES))
-    if benchmark == "own":
+    if benchmark != "own":
+        asked = (arguments.get("data") or places[0], arguments.get("corpus"), arguments.get("index"))
+        places += (os.getcwd(), *map(stamp_place, asked))
+    else:
         places = own.stamps(arguments.get("data"), arguments.get("corpus"))
     task = _load(benchmark, split, places, holdout, keep if split == "train" else None, **frozen)
     if task.warning:
@@ -146,7 +150,7 @@ def _load_own(split, holdout, *, data=None, corpus=None, index=None, name="", sp
 
 
 def _with_searcher(benchmark: str, split: str, found: Benchmark, index) -> QATask:
-    searcher = _open(str(index)) if index else _build(found.passages)
+    searcher = _open(str(index), stamp_place(index)) if index else _build(found.passages)
     source = f"{found.source}, searched in {index}" if index else found.source
     if duplicates := getattr(getattr(searcher, "corpus", None), "duplicates_left_out", 0):  # a server has no corpus
         source += f", {duplicates:,} duplicate passages left out"
@@ -171,8 +175,8 @@ def _with_known_paragraphs(questions: Sequence[Question], searcher: retrieval_in
 
 
 @lru_cache(maxsize=4)
-def _open(index: str) -> retrieval_index.Searcher:
-    """Benchmarks and splits over the same folder, or server, share one searcher."""
+def _open(index: str, stamps: tuple) -> retrieval_index.Searcher:
+    """Benchmarks and splits over the same folder, or server, share one searcher, until the folder is built again."""
     if index.startswith(("http://", "https://")):
         # Of the protocol it has `search` alone, which is all that an environment uses.
         return cast(retrieval_index.Searcher, retrieval_index.RemoteSearcher(index))

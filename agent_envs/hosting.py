@@ -11,9 +11,10 @@ import os
 import sys
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Any, ClassVar
+from typing import Any, ClassVar, cast
 
 import gymnasium
+import numpy as np
 from gymnasium.envs.registration import EnvSpec, _find_spec, load_env_creator
 
 from agent_envs.registration import full_id, nearest_names
@@ -24,6 +25,7 @@ from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.vector import vector_entry_point
 
 MAX_TURNS = 50  # where the environment has no limit of its own
+_OURS = ("reward", "score", "context")  # names in an info that mean something else in this suite
 
 
 class UnknownEnvironment(gymnasium.error.UnregisteredEnv, ValueError):
@@ -72,18 +74,29 @@ class HostedEnv(ToolEnv):
         tools = (FunctionTool(self.act),)
         common = {"max_calls": 1, **common}
         super().__init__(tools, instructions=instructions, answers=False, format=format, max_turns=turns, **common)
-        self._said: str = ""  # by the environment, in place of instructions
+        self._given = instructions
+        self._ended, self._success = (False, False), cast(float | None, None)
 
     def act(self, action: str) -> ToolResult:
         """take an action."""
-        observation, reward, terminated, truncated, info = self.hosted.step(action)
+        if any(self._ended):
+            return ToolResult("The episode has ended.", ok=False)
+        try:
+            observation, reward, terminated, truncated, info = self.hosted.step(action)
+        except (ArithmeticError, MemoryError, RecursionError) as error:  # of a tool they are the agent's mistakes
+            raise RuntimeError(f"{type(error).__name__}: {error}") from error
         self._ended = bool(terminated), bool(truncated)
         self._observed = _text(observation, TypeError)  # a ValueError would be the agent's mistake
         return ToolResult(self._observed, data=(float(reward), info))
 
     @property
     def system_prompt(self) -> str:
-        return f"{self.instructions or self._said} {self.format.instructions()}".strip()
+        return f"{self.instructions} {self.format.instructions()}".strip()
+
+    def hold_out(self, split: str) -> None:
+        if split not in ("train", "validation"):
+            raise ValueError(f"split must be 'train' or 'validation', got {split!r}")
+        self.split = split
 
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         self._seed = seed
@@ -96,21 +109,22 @@ class HostedEnv(ToolEnv):
         if self.split == "validation":
             seed += HELD_OUT
         observation, info = self.hosted.reset(seed=seed, **({"options": options} if options else {}))
-        self._ended, self._return = (False, False), 0.0
-        self._said = info["instructions"] if isinstance(info.get("instructions"), str) else ""
+        self._ended, self._return, self._success = (False, False), 0.0, None
+        said = info["instructions"] if isinstance(info.get("instructions"), str) else ""
+        self.instructions = self._given or said
         self._observed = _text(observation)
         return self._observed, {"source": "generated", **_plain_values(info)}
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         acted = [result for result in results if result.ok]
-        reward, info = acted[0].data if acted else (0.0, {})
+        reward, info = sum(result.data[0] for result in acted), acted[-1].data[1] if acted else {}
         self._return += reward
-        success = info.get("success")
-        score = float(success) if isinstance(success, bool | int | float) else self._return
+        if isinstance(success := info.get("success"), bool | int | float | np.bool_ | np.number):
+            self._success = float(success)
+        score = self._return if self._success is None else self._success
         broke = any(result.fault for result in results)
         terminated, truncated = self._ended
-        own = {name: value for name, value in _plain_values(info).items() if name not in ("reward", "score")}
-        return TurnOutcome({"reward": reward, "score": score}, own, terminated, truncated or broke)
+        return TurnOutcome({"reward": reward, "score": score}, _plain_values(info), terminated, truncated or broke)
 
     def anchor(self) -> Hashable:
         """The latest observation, as in GiGPO's paper."""
@@ -277,4 +291,5 @@ def _text(observation: Any, error: type[Exception] = ValueError) -> str:
 
 def _plain_values(info: dict[str, Any]) -> dict[str, Any]:
     """The numbers and texts of an info; the rest need not survive pickling, or a vector of environments."""
-    return {name: value for name, value in info.items() if isinstance(value, str | bool | int | float)}
+    plain = {name: value for name, value in info.items() if isinstance(value, str | bool | int | float)}
+    return {name: value for name, value in plain.items() if name not in _OURS}

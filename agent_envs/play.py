@@ -120,9 +120,15 @@ def sample_instances(env: ToolEnv, count: int) -> list[int]:
     if env.questions is None:
         return list(range(count or 500))
     order = list(range(len(env.questions)))
-    if not getattr(getattr(env, "task", None), "drawn", True):
+    if not is_drawn(env):
         random.Random(0).shuffle(order)
     return sorted(order[: count or None])
+
+
+def is_drawn(env: ToolEnv) -> bool:
+    """Whether the questions of a task stand in an order that was drawn at random; of a mixture, those of all its tasks."""
+    tasks = getattr(env, "tasks", None) or {"": env}
+    return all(getattr(getattr(task, "task", None), "drawn", True) for task in tasks.values())
 
 
 def play_many(

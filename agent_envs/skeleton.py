@@ -169,6 +169,8 @@ def write(name: str, parent: Path) -> Path:
     if importlib.util.find_spec(name) is not None:
         raise ValueError(f"there is a Python module {name} already, which the task would hide: choose another name")
     task = "".join(word.capitalize() for word in name.split("_"))
+    if task in re.findall(r"\b[A-Z]\w+", _TASK.template.partition("def ")[0]):
+        raise ValueError(f"{task} is a name that the task itself imports: choose another name")
     words = {"module": name, "task": task, "id": f"Mine/{task}-v0", "title": name.replace("_", " ").capitalize()}
     folder.mkdir(parents=True)
     for file, template in ((f"{name}.py", _TASK), (f"test_{name}.py", _TEST), ("README.md", _README)):

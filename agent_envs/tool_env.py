@@ -105,7 +105,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         render_mode: str | None = None,
         split: str = "train",
     ):
-        self.hold_out(split)
+        self._seed_offset = _offset_seeds(split)
         budgets: dict[str, int | None] = {"max_turns": max_turns, "max_calls": max_calls}
         budgets |= {"max_total_calls": max_total_calls, "max_tokens": max_tokens}
         for name, value in budgets.items():
@@ -176,11 +176,17 @@ class ToolEnv(gymnasium.Env[str, str]):
         itself: episodes of "validation" have seeds that training never draws.
 
         Raises:
-            ValueError: ``split`` is neither "train" nor "validation".
+            ValueError: ``split`` is neither "train" nor "validation"; or the task has splits of its own, and plays another.
         """
-        if split not in ("train", "validation"):
-            raise ValueError(f"split must be 'train' or 'validation', got {split!r}")
-        self._seed_offset = HELD_OUT if split == "validation" else 0
+        offset = _offset_seeds(split)
+        if hasattr(self, "split"):
+            if self.split != split:
+                name = type(self).__name__
+                raise ValueError(
+                    f"{name} has splits of its own: make it with split={split!r}; a function that makes it takes split"
+                )
+            return
+        self._seed_offset = offset
 
     # -- Gymnasium -------------------------------------------------------------------------------------------------
 
@@ -334,6 +340,12 @@ class ToolEnv(gymnasium.Env[str, str]):
         repeated = bool(keys) and all(key in self._made for key in keys)
         self._made.update(key for key, result in zip(keys, results, strict=True) if not result.fault)
         return repeated
+
+
+def _offset_seeds(split: str) -> int:
+    if split not in ("train", "validation"):
+        raise ValueError(f"split must be 'train' or 'validation', got {split!r}")
+    return HELD_OUT if split == "validation" else 0
 
 
 def _digest(said: tuple[str, str]) -> bytes:

@@ -91,8 +91,10 @@ def title_from(text: str) -> str:
 
 def context_passages(record: dict) -> list[Passage]:
     """The `context` of a question of HotpotQA or 2WikiMultihopQA, without its empty paragraphs."""
-    passages = []
-    for title, sentences in _pairs(record, "context", "title", "sentences"):
+    passages, rows = [], record["context"]
+    rows = rows[0] if isinstance(rows, list) and rows else rows
+    sentences_are = "content" if isinstance(rows, dict) and "content" in rows else "sentences"  # FlashRAG's 2Wiki
+    for title, sentences in _pairs(record, "context", "title", sentences_are):
         if not isinstance(sentences, list) or not all(isinstance(sentence, str) for sentence in sentences):
             raise ValueError(f"'context': expected a list of sentences under {title!r}")
         # HotpotQA's sentences begin with the space between them, 2WikiMultihopQA's do not.

@@ -175,6 +175,14 @@ def stamp(path: Path) -> tuple[int, int]:
     return status.st_mtime_ns, status.st_size
 
 
+def stamp_place(place: object) -> tuple:
+    """What tells whether a file, or a file of a folder, was changed; nothing of what is not on disk."""
+    path = Path(str(place or "")).expanduser()
+    if not place or not path.exists():
+        return ()
+    return tuple(map(stamp, sorted(path.iterdir()))) if path.is_dir() else stamp(path)
+
+
 # Every environment of a process asks for its data: the benchmarks that share a corpus share one copy of it too.
 @lru_cache(maxsize=8)
 def _read_questions(path: Path, stamps: tuple[int, int]) -> tuple[Question, ...]:

@@ -97,11 +97,14 @@ def parse_hotpotqa(record: Mapping[str, Any], aliases: Mapping[str, Sequence[str
 
 def gold_paragraphs(titles: Sequence[str], passages: Iterable[Passage]) -> list[str]:
     """The keys of the paragraphs with these titles, whatever their HTML entities; none at all where one of them is not
-    among the passages."""
+    among the passages, or is the title of several paragraphs."""
     wanted = [html.unescape(title) for title in titles]
     named = ((html.unescape(passage.title), passage.text) for passage in passages)
-    keys = {title: paragraph_key(text) for title, text in named if title in wanted}
-    return [keys[title] for title in wanted] if keys.keys() >= set(wanted) else []
+    keys: dict[str, set[str]] = {title: set() for title in wanted}
+    for title, text in named:
+        if title in keys:
+            keys[title].add(paragraph_key(text))
+    return [min(keys[title]) for title in wanted] if all(len(found) == 1 for found in keys.values()) else []
 
 
 def parse_musique(record: Mapping[str, Any]) -> Parsed:

@@ -82,6 +82,7 @@ def parse_gsm8k(record: Mapping[str, Any]) -> Parsed:
 def parse_flashrag(record: Mapping[str, Any]) -> Parsed:
     """A record of any benchmark as FlashRAG and Search-R1 have it, with the support and the paragraphs that it gives for
     multi-hop questions."""
+    record = with_question_of_verl(record)
     metadata = metadata_of(record)
     passages = _passages(metadata)
     facts = pairs(metadata.get("supporting_facts") or [], "title", "sent_id")
@@ -114,6 +115,14 @@ def benchmark_named_in(record: Mapping[str, Any]) -> str | None:
     """The benchmark that a row of Search-R1 says it is of; None for other rows."""
     source = record.get("data_source")
     return source.lower().removeprefix("searchr1_") if isinstance(source, str) else None
+
+
+def with_question_of_verl(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """verl's preprocessing of Search-R1's rows leaves the question in ``extra_info`` alone, and gives no id."""
+    extra = record.get("extra_info")
+    if "question" in record or not isinstance(extra, Mapping) or not isinstance(extra.get("question"), str):
+        return record
+    return {"id": hash_id(extra["question"]), **record, "question": extra["question"]}
 
 
 def has_paragraphs(record: Mapping[str, Any], field: str) -> bool:

@@ -6,6 +6,8 @@ questions are held out, a seed does.
 
 from __future__ import annotations
 
+import ast
+import json
 import math
 import random
 import re
@@ -22,7 +24,7 @@ from typing import Any
 from agent_envs.data.catalog import is_flashrag
 from agent_envs.data.local import find_faults, shorten_path, stamp
 from agent_envs.data.official import Parsed, gold_paragraphs, pairs, parse_musique, parse_records
-from agent_envs.data.open_domain import benchmark_named_in, hash_id, parse_flashrag
+from agent_envs.data.open_domain import benchmark_named_in, hash_id, parse_flashrag, with_question_of_verl
 from agent_envs.data.question import Question, question_from_row
 from agent_envs.data.records import FORMATS, numbered_records
 from agent_envs.data.sources import Benchmark
@@ -217,6 +219,7 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
     Raises:
         ValueError: a field is missing or of a wrong type, by its name.
     """
+    row = with_question_of_verl(row)
     if "question" not in row:
         raise ValueError(f"there is no 'question'; the fields are {_names(row)}")
     if is_flashrag(row):
@@ -297,8 +300,27 @@ def _split_of(row: Mapping[str, Any]) -> str | None:
 def _listed(value: object, name: str) -> list:
     """A list; or a text with | between its parts, as a table holds it."""
     if isinstance(value, str):
+        if (parts := _written_list(value.strip())) is not None:
+            return parts
         return [part.strip() for part in value.split("|")]
     return list(value) if isinstance(value, list | tuple) else [value]
+
+
+def _written_list(text: str) -> list | None:
+    """The list that a cell of a table was written from, in Python or JSON: "['Friday', 'Fridays']"; None for other text.
+
+    Raises:
+        ValueError: it is an array of numpy, without commas: its parts can't be told from one text.
+    """
+    for read in (json.loads, ast.literal_eval) if text[:1] == "[" and text[-1:] == "]" else ():
+        try:
+            found = read(text)
+        except (ValueError, SyntaxError, MemoryError, RecursionError):
+            continue
+        if read is ast.literal_eval and re.search(r"""['"]\s+['"]""", text):
+            raise ValueError(f"a list without commas, {text!r:.80}: write it as JSON")
+        return list(found)
+    return None
 
 
 def _texts(value: object, name: str) -> list[str]:

@@ -97,14 +97,22 @@ def question_from_row(row: object) -> Question:
     if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
         row = {**row, "id": str(row["id"])}
     facts = _read_optional(row, "supporting_facts", _each(_fact))
-    titles = _read_optional(row, "supporting_titles", _each(_text))
+    titles = _read_optional(row, "supporting_titles", _each(_text)) or tuple(
+        dict.fromkeys(title for title, _ in facts or ())
+    )
+    paragraphs = _read_optional(row, "supporting_paragraphs", _each(_text)) or ()
+    if paragraphs and len(paragraphs) != len(titles):
+        raise ValueError(
+            f"'supporting_paragraphs': give one for each of supporting_titles, got {len(paragraphs)} for {len(titles)}; "
+            "where two have one title, the title twice"
+        )
     return Question(
         id=_read_required(row, "id", _identifier),
         **{name: _read_required(row, name, _text) for name in ("question", "answer")},
         aliases=_read_optional(row, "aliases", _each(_text)) or (),
         type=_read_optional(row, "type", _text),
-        supporting_titles=titles or tuple(dict.fromkeys(title for title, _ in facts or ())),
-        supporting_paragraphs=_read_optional(row, "supporting_paragraphs", _each(_text)) or (),
+        supporting_titles=titles,
+        supporting_paragraphs=paragraphs,
         supporting_facts=facts,
         decomposition=_read_optional(row, "decomposition", _each(_object)),
         evidences=_read_optional(row, "evidences", _each(_triple)),

@@ -95,6 +95,11 @@ class MixtureEnv(ToolEnv):
     first_observation = property(lambda self: self.current.first_observation, lambda self, value: None)
     feedback = property(lambda self: self.current.feedback, lambda self, value: None)
     results = property(lambda self: self.current.results, lambda self, value: None)
+    # One that rewrites is enough: an episode of it is not one sequence.
+    context = property(
+        lambda self: next((task.context for task in self.tasks.values() if task.context is not None), None),
+        lambda self, value: None,
+    )
 
     @property
     def formats(self) -> tuple[Format, ...]:
@@ -140,6 +145,10 @@ class MixtureEnv(ToolEnv):
             options["noise_seed"] = noise_seed
         observation, info = self.current.reset(seed=inner, options=options)
         return observation, {**info, "task": id}
+
+    def hold_out(self, split: str) -> None:
+        for task in self.tasks.values():
+            task.hold_out(split)
 
     def parse(self, action: str) -> Turn:
         return self.current.parse(action)

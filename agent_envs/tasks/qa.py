@@ -116,7 +116,7 @@ class QAEnv(ToolEnv):
     ):
         common = {name: source_arguments.pop(name) for name in COMMON & set(source_arguments)}
         self.task = load(benchmark, split=split, **source_arguments)
-        self.questions = self.task.questions
+        self.split, self.questions = split, self.task.questions
         counter = TokenCounter(common["tokenizer"]) if passage_tokens and common.get("tokenizer") else None
         search = SearchTool(self.task.searcher, k, max_chars, max_tokens=passage_tokens, tokenizer=counter)
         if benchmark == "own":

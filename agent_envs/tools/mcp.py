@@ -304,11 +304,19 @@ def _is_break(reply: Any) -> bool:
     return isinstance(reply, mcp.MCPError) and reply.code == mcp.types.CONNECTION_CLOSED
 
 
+def _is_about_arguments(reply: BaseException) -> bool:
+    """Whether a server rejects what it was called with: the agent's mistake, as where a result says so."""
+    import mcp
+
+    return isinstance(reply, mcp.MCPError) and reply.code in (mcp.types.INVALID_PARAMS, mcp.types.METHOD_NOT_FOUND)
+
+
 def _as_result(name: str, reply: Any) -> ToolResult:
     if isinstance(reply, TimeoutError):
         return ToolResult(f"{name} took too long.", ok=False, fault=True)
     if isinstance(reply, BaseException):
-        return ToolResult(f"{name} failed: {_describe_error(reply)}"[:500], ok=False, fault=True)
+        fault = not _is_about_arguments(reply)
+        return ToolResult(f"{name} failed: {_describe_error(reply)}"[:500], ok=False, fault=fault)
     parts = [block.text if block.type == "text" else f"[{block.type}]" for block in reply.content]
     return ToolResult("\n".join(parts), data=reply.structured_content, ok=not reply.is_error)
 

@@ -114,6 +114,11 @@ class SearchTool:
             raise ValueError(f"max_tokens needs a tokenizer, and must be at least 2, got {self.max_tokens}")
 
     @property
+    def max_output(self) -> int:
+        """Room for all passages: what an observation leaves out would count as shown."""
+        return self.k * (self.max_chars + 50)
+
+    @property
     def batch_key(self) -> tuple:
         """Equal for tools that would find the same: environments over one index make one batch."""
         tokens = self.max_tokens, getattr(self.tokenizer, "name", None)

@@ -208,6 +208,10 @@ def test_contexts_in_flashrag_metadata_are_what_is_searched(tmp_path, name):
     assert benchmark.passages[0].text == "Nebelmeer is a film. It is by Ada Kern."
     keys = tuple(paragraph_key(passage.text) for passage in benchmark.passages[:2])
     assert benchmark.questions[0].supporting_paragraphs == keys
+    content = {"title": CONTEXT["title"], "content": CONTEXT["sentences"]}  # its 2WikiMultihopQA
+    row["metadata"]["context"] = content
+    again = load_benchmark(name, split="validation", data=write_jsonl(tmp_path / "content.jsonl", row))
+    assert again.questions == benchmark.questions and again.passages == benchmark.passages
     lacking = {**CONTEXT, "title": ["Nebelmeer", "Bern", "Oslo"]}
     row["metadata"]["context"] = lacking
     with pytest.warns(match="lack a gold paragraph"):

@@ -66,13 +66,29 @@ def judge(endpoint):
         ("No.", 0.0),
         (" YES!", 1.0),
         ("**no**", 0.0),
-        ("Well, yes and no", 1.0),
+        ("Yes, no doubt.", 1.0),
+        ("<think>Is it yes or no?</think>\n\nno", 0.0),
         ([{"type": "text", "text": "no"}], 0.0),
     ],
 )
-def test_the_first_yes_or_no_counts(endpoint, judge, said, verdict):
+def test_a_reply_begins_with_the_verdict(endpoint, judge, said, verdict):
     endpoint.replies = [said]
     assert judge("Who?", ["Ann"], "Anne") == verdict and type(judge("Who?", ["Ann"], "Anne")) is float
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Well, yes and no",
+        "<think>I must decide yes or no. The",
+        "Let me check whether it is yes or no.",
+        "No doubt: yes",
+    ],
+)
+def test_what_only_mentions_a_verdict_is_none(endpoint, judge, said):
+    endpoint.replies = [said] * 3
+    with pytest.raises(RuntimeError, match="gives no verdict: it said neither yes nor no"):
+        judge("Who?", ["Ann"], "Anne")
 
 
 def test_what_is_asked(endpoint, judge):

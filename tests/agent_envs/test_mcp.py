@@ -363,6 +363,18 @@ WRONG = [
 ]
 
 
+@pytest.mark.parametrize("code", [-32602, -32601, -32603])
+def test_arguments_that_a_server_rejects_void_no_episode(raw, code):
+    """Else an agent could leave a bad episode by calling wrongly."""
+    (tool,) = mount(raw({"type": "object"}, "x", "wild"), timeout=2.0)
+    said = ANSWER.replace('"result": RESULT', f'"error": {{"code": {code}, "message": "no"}}')
+    try:
+        result = tool.execute({"a": said})
+        assert (result.ok, result.fault) == (False, code == -32603)
+    finally:
+        tool.connection.close()
+
+
 def test_answers_that_are_none_are_faults_of_the_tool_and_the_next_call_is_answered(raw, capfd):
     """Those that cannot be read are waited for in vain; a seed says which. None raises, and nobody's console is filled."""
     (tool,) = mount(raw({"type": "object"}, "x", "wild"), timeout=2.0)

@@ -106,3 +106,10 @@ def test_a_mixture_of_questions_has_all_of_them_each_once():
         env.reset(options={"question": 16})
     assert {"reader", "oracle", "yes"} <= set(env.SCRIPTS)
     assert MixtureEnv(TASKS).questions is None and "reader" not in MixtureEnv(TASKS).SCRIPTS
+
+
+def test_a_mixture_rewrites_the_context_where_a_task_does():
+    """So that a trainer of one sequence an episode refuses it."""
+    easy = "AgentR1/MiniWiki-Easy-v0"
+    rewriting = MixtureEnv({easy: {"kwargs": {"context": "window:1"}}, "AgentR1/Bandit-v0": 1})
+    assert rewriting.context is not None and MixtureEnv(TASKS).context is None

@@ -286,6 +286,38 @@ def test_a_changed_file_is_read_again(data, corpus):
     assert len(load("own", data=data).searcher.corpus) == 11
 
 
+def test_a_list_in_a_cell_is_a_list(tmp_path, corpus):
+    answers = "['Friday', 'Fridays']", '["Friday", "Fridays"]', "Friday | Fridays", "[sic]"
+    rows = [{"question": f"When is number {i}?", "answers": answer} for i, answer in enumerate(answers)]
+    found = load_own(write(tmp_path / "rows.jsonl", rows), split="validation", holdout=1, corpus=corpus)
+    assert [q.golds for q in found.questions] == [("Friday", "Fridays")] * 3 + [("[sic]",)]
+    rows[0]["answers"] = "['Friday' 'Fridays']"  # as numpy writes it: one text, or two?
+    with pytest.raises(ValueError, match=r"a list without commas.*write it as JSON"):
+        load_own(write(tmp_path / "numpy.jsonl", rows), split="validation", holdout=1, corpus=corpus)
+
+
+def test_one_title_of_two_texts_is_evidence_by_its_title(tmp_path):
+    """Which of them is meant is not known: neither alone is."""
+    contexts = [
+        {"title": "Tarn", "text": text} for text in ("Tarn was founded by Mira.", "Its market opens on Friday.")
+    ]
+    rows = [{"question": "Who?", "answer": "Mira", "supporting_titles": ["Tarn"], "contexts": contexts}]
+    found = load_own(write(tmp_path / "rows.jsonl", rows), split="validation", holdout=1)
+    assert (found.questions[0].supporting_titles, found.questions[0].supporting_paragraphs) == (("Tarn",), ())
+    rows[0]["supporting_paragraphs"] = [text["text"] for text in contexts]
+    with pytest.raises(ValueError, match="one for each of supporting_titles, got 2 for 1; where two have one title"):
+        load_own(write(tmp_path / "other.jsonl", rows), split="validation", holdout=1)
+
+
+def test_rows_that_verl_made_of_search_r1(tmp_path, corpus):
+    row = {
+        "data_source": "searchR1_nq", "prompt": [], "reward_model": {"ground_truth": {"target": ["Oslo"]}, "style": "rule"},
+        "extra_info": {"index": 0, "question": "Where?", "split": "train"},
+    }  # fmt: skip
+    found = load_own(write(tmp_path / "rows.jsonl", [row]), split="validation", holdout=1, corpus=corpus)
+    assert [(q.question, q.golds) for q in found.questions] == [("Where?", ("Oslo",))]
+
+
 def test_it_is_played_from_the_command_line(data):
     kwargs = json.dumps({"data": data})
     command = [sys.executable, "-m", "agent_envs", "play", "QA", "--seed", "0", "--kwargs", kwargs]

@@ -1,5 +1,6 @@
 import contextlib
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import gymnasium
@@ -10,6 +11,7 @@ from agent_envs.data.question import Question
 from agent_envs.formats import make_format
 from agent_envs.play import play, play_many, sample_instances
 from agent_envs.tasks import qa_scripts as scripted
+from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tools import SearchTool
 from trainers.playing import evaluate_script
 from trainers.runs.setup import make_envs
@@ -189,6 +191,20 @@ def test_the_rule_stands_for_the_scripted_agent_on_real_questions_alone(folder, 
     assert play(real, real.SCRIPTS["yes"], 0, {"question": 2})[-1]["em"] == 1.0
 
 
+def test_a_benchmark_that_was_changed_is_read_again(folder):
+    before = gymnasium.make("AgentR1/HotpotQA-v0", data=folder).unwrapped
+    assert gymnasium.make("AgentR1/HotpotQA-v0", data=folder).unwrapped.task is before.task
+    file = next(path for path in sorted(Path(folder).glob("hotpotqa.train*")))
+    file.write_text(file.read_text().replace(before.questions[0].question, "What is it now?"))
+    assert gymnasium.make("AgentR1/HotpotQA-v0", data=folder).unwrapped.questions[0].question == "What is it now?"
+
+
+def test_what_is_shown_has_room(envs):
+    """Evidence that an observation would leave out counts as shown."""
+    tool = SearchTool(envs.envs[0].task.searcher, k=60, max_chars=1200)
+    assert tool.max_output >= 60 * 1200 and SearchTool(tool.searcher, k=2, max_chars=500).max_output < 2_000
+
+
 def test_real_questions_are_sampled_over_the_whole_file(folder, envs, monkeypatch):
     real = gymnasium.make("AgentR1/HotpotQA-v0", data=folder).unwrapped
     monkeypatch.setattr(real, "questions", [None] * 2000)
@@ -196,6 +212,9 @@ def test_real_questions_are_sampled_over_the_whole_file(folder, envs, monkeypatc
     assert len(set(few)) == 100 and few == sorted(few) == sample_instances(real, 100) and set(few) < set(many)
     assert 30 < sum(number < 1000 for number in few) < 70
     assert sample_instances(real, 0) == sample_instances(real, 9999) == list(range(2000))
+    mixture = MixtureEnv({"AgentR1/HotpotQA-v0": {"kwargs": {"data": folder}}})
+    monkeypatch.setattr(mixture, "questions", [None] * 2000)
+    assert sample_instances(mixture, 100) == few, "of a mixture as well"
     assert sample_instances(envs.envs[0], 50) == list(range(50)), "MiniWiki's are drawn at random as they are"
     monkeypatch.setattr(real, "questions", None)
     assert sample_instances(real, 7) == list(range(7)) and len(sample_instances(real, 0)) == 500

@@ -61,6 +61,7 @@ def test_nothing_is_overwritten_and_bad_names_are_refused(new, tmp_path):
         ("json", "there is a Python module json already"),
         ("My-Task", "is called like a Python module, in lower case, such as my_task; got 'My-Task'"),
         ("class", "is called like a Python module"),
+        ("turn", "Turn is a name that the task itself imports"),
     ):
         with pytest.raises(SystemExit, match=message):
             new(name)

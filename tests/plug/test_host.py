@@ -3,6 +3,7 @@
 import json
 
 import gymnasium
+import numpy as np
 import pytest
 from plug_setup import make_policy
 
@@ -10,6 +11,8 @@ import agent_envs
 from agent_envs import hosting
 from agent_envs.checker import check_agent_env
 from agent_envs.plug import Episode
+from agent_envs.tasks.mixture import MixtureEnv
+from agent_envs.types import ToolCall, Turn
 from trainers import evaluate, grpo
 from trainers.runs.setup import make_envs
 
@@ -149,3 +152,74 @@ def test_the_trainer_trains_in_it(tmp_path):
 def test_the_tiny_policy_has_nobody_to_learn_from_there(tmp_path):
     with pytest.raises(ValueError, match="scripted agents, which a hosted environment does not have: give a model"):
         grpo.main(grpo.Args(env=PLAIN, out=tmp_path / "run"))
+
+
+class Odd(gymnasium.Env):
+    """An info with names of this suite, a success that is said once, and errors of its own."""
+
+    action_space = observation_space = gymnasium.spaces.Text(99)
+
+    def reset(self, *, seed=None, options=None):
+        self.number = 0
+        return f"seed {seed}", {"instructions": "Say it.", "context": "the answer is blue"}
+
+    def step(self, action):
+        self.number += 1
+        if action == "divide":
+            raise ZeroDivisionError("by itself")
+        info = {"context": "the answer is blue", "success": np.bool_(False)} if self.number == 1 else {}
+        return "go on", 1.0, action == "end", False, info
+
+
+@pytest.fixture
+def odd():
+    gymnasium.register("Test/Odd-v0", entry_point=Odd)
+    yield "Test/Odd-v0"
+    del gymnasium.registry["Test/Odd-v0"]
+
+
+def test_a_context_in_an_info_is_no_conversation(odd):
+    episode = Episode(odd)
+    episode.start(0)
+    reply = episode.step("red")
+    assert reply.context is None and reply.text == "go on"
+
+
+def test_success_stays_as_it_was_said_last():
+    env = agent_envs.host(Odd)
+    env.reset(seed=0)
+    assert [env.step(turn)[4]["score"] for turn in ("red", "green", "end")] == [0.0, 0.0, 0.0]
+
+
+def test_errors_of_the_environment_are_no_mistakes_of_the_agent():
+    env = agent_envs.host(Odd)
+    env.reset(seed=0)
+    *_, truncated, info = env.step("divide")
+    assert truncated and info["tool_faults"] == 1
+
+
+def test_all_actions_of_a_turn_are_paid_until_the_end():
+    env = agent_envs.host(Odd, format="ragen", max_calls=3)
+    env.reset(seed=0)
+    calls = [ToolCall("act", {"action": action}) for action in ("red", "end", "blue")]
+    _, reward, terminated, *_ = env.step(env.format.write(Turn(calls=tuple(calls))))
+    assert (reward, terminated, env.hosted.number) == (2.0, True, 2)
+
+
+def test_native_functions_come_with_what_the_environment_says(odd):
+    episode = Episode(odd, native=True)
+    assert episode.start(0)[0]["content"].startswith("Say it. Use the functions")
+
+
+def test_splits_that_are_asked_for_from_outside():
+    """A function without ``split`` makes what is held out afterwards; a task with splits of its own refuses, and does not
+    play what is trained on."""
+    env = agent_envs.host(Odd)
+    env.hold_out("validation")
+    assert env.reset(seed=3)[0] == f"seed {2**31 + 3}"
+    with pytest.raises(ValueError, match="SokobanEnv has splits of its own: make it with split='validation'"):
+        MixtureEnv({"AgentR1/Sokoban-v0": 1}).hold_out("validation")
+    questions = gymnasium.make("AgentR1/MiniWiki-Easy-v0", questions=8).unwrapped
+    questions.hold_out("train")
+    with pytest.raises(ValueError, match="QAEnv has splits of its own: make it with split='validation'"):
+        questions.hold_out("validation")
