@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+# pip --no-compile: most of what is installed is never imported, and compiling all of it takes half a minute.
 
 .PHONY: train test test-plug plug lint docs clean
 .DELETE_ON_ERROR:
@@ -32,20 +33,20 @@ docs: $(VENV)/installed-docs
 
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet -c constraints.txt torch
-	$(BIN)/pip install --quiet -c constraints.txt -e .
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt torch
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e .
 	touch $@
 
 $(VENV)/installed-dev: $(VENV)/installed
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[dev]"
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e ".[dev]"
 	touch $@
 
 $(VENV)/installed-plug: $(VENV)/installed-dev
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[trl,sb3]"
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e ".[trl,sb3]"
 	touch $@
 
 $(VENV)/installed-docs: $(VENV)/installed
-	$(BIN)/pip install --quiet -c constraints.txt -e ".[docs]"
+	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e ".[docs]"
 	touch $@
 
 clean:

@@ -8,6 +8,8 @@ from pathlib import Path
 import gymnasium
 import pytest
 
+from trainers.cold_start import curriculum
+
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SAID = {
     "own_questions": (
@@ -42,6 +44,7 @@ def no_trace(tmp_path, monkeypatch):
     """Runs leave nothing behind: neither ids nor modules nor a cold start."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(curriculum, "POOL", 16)  # demonstrations made at a time: three steps need no more
     yield
     for registry in (gymnasium.registry, sys.modules):
         for name in [name for name in registry if name.startswith(("Mine/", "example_"))]:

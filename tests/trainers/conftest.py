@@ -24,6 +24,14 @@ CHATML = (
 TEXT = ("the search for the town where the author of the book was born", "</search> <answer> the answer </answer>")
 
 
+FIRST = ("test_distributed.py", "test_wrong_inputs.py")  # their fixtures are the most expensive ones
+
+
+def pytest_collection_modifyitems(items):
+    """Begin with what has expensive fixtures of a module: at the end several workers share a file, and each makes its own."""
+    items.sort(key=lambda item: item.path.name not in FIRST)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def one_thread():
     """The models are too small to share out, and two threads may add in two orders."""

@@ -167,6 +167,7 @@ torch.manual_seed(0)
 envs = make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 150, "questions": 40}', "train", 8)
 tokenizer = tiny.make_tokenizer(f"{p.title} {p.text}" for p in World(200, 0).passages())
 policy = Policy(tiny.make_model(len(tokenizer)), tokenizer)
+curriculum.POOL = 16
 batches = curriculum.make_batches(policy, envs, seed=0, steps=10)
 print(hashlib.sha256(repr([next(batches) for _ in range(10)]).encode()).hexdigest())
 """

@@ -61,7 +61,7 @@ _COMMAND = """
 from trainers.runs import stopping
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.command_line import parse
-parse(TrainArgs(), "", "mine")
+parse(TrainArgs(env_kwargs='{"entities": 60, "questions": 20}'), "", "mine")
 """
 
 
