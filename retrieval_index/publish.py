@@ -34,7 +34,7 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
     Raises:
         FileExistsError: `folder` exists and is not an index, or another process is writing to it now.
     """
-    folder = Path(folder).absolute()
+    folder = Path(folder).resolve()  # behind a link is what is replaced, and the link stays
     occupied = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
     if occupied and not (folder / MANIFEST_FILE).is_file():
         raise FileExistsError(

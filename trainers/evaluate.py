@@ -16,7 +16,6 @@ import json
 import math
 import sys
 import time
-from contextlib import nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -375,7 +374,7 @@ def main(args: Args) -> list[Row]:
 
 def _evaluate(args: Args) -> list[Row]:
     check_writable(args.out)
-    with hold_folder(args.out) if args.api else nullcontext():
+    with hold_folder(args.out):
         rows = _play_all(_Evaluation(args))
     for row in rows:
         if (failed := cast(float, row["failed"])) > args.max_failed:

@@ -42,6 +42,8 @@ class Args(Checks):
     def __post_init__(self):
         super().__post_init__()
         self.check_least(temperature=0)
+        least = {"seed": 0, "max_new_tokens": 1}
+        self.check_least(**{name: value for name, value in least.items() if getattr(self, name) is not None})
 
     def check_inputs(self) -> None:
         if not self.agent:

@@ -16,6 +16,7 @@ RAGEN's own configuration also has an entropy bonus: --entropy-coef .001.
 """
 
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ for _name, (_title, _changes) in _CHANGES.items():
 
 def main(name: str, args: ppo.Args | grpo.Args) -> dict:
     """A whole run of a preset, or of what became of it; returns its summary."""
+    if args.loss == "gspo" and args.clip_low is None and args.clip_high == PRESETS[name][1].clip_high:
+        args = replace(args, clip_high=None)  # the preset's is one of token ratios
     return grpo.main(args, name) if isinstance(args, grpo.Args) else ppo.main(args, name)
 
 

@@ -112,3 +112,13 @@ def test_a_build_that_begins_right_after_another_keeps_its_folder(tmp_path, monk
     with publishing(folder, {"source": 1}) as staging:
         fill(staging)
     assert next_staging.is_dir()
+
+
+def test_behind_a_link_is_what_is_replaced(tmp_path):
+    with publishing(tmp_path / "v1") as staging:
+        fill(staging, "old")
+    (tmp_path / "current").symlink_to(tmp_path / "v1")
+    with publishing(tmp_path / "current") as staging:
+        fill(staging, "new")
+    assert (tmp_path / "current").is_symlink() and (tmp_path / "v1" / "file").read_text() == "new"
+    assert sorted(os.listdir(tmp_path)) == ["current", "v1"]

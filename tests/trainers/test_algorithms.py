@@ -188,6 +188,11 @@ def test_by_default_a_symptom_is_a_warning(model_folder, tmp_path, capsys):
     assert capsys.readouterr().err.count("Warning") == 2
 
 
+def test_a_return_below_zero_is_no_rate_of_success():
+    lines = [{"step": i, "eval/score": -5.0 + i / 10} for i in range(30)]
+    assert CollapseTracker("score", lines).symptoms == []
+
+
 def test_a_watch_that_is_read_back_is_the_same_watch():
     lines = [{"step": i, "monitor/entropy": 2.0 if i < 12 else 0.01, "eval/em": 0.5 * (i < 3)} for i in range(30)]
     lines[20]["monitor/gradient_norm"] = None  # was not finite

@@ -10,6 +10,7 @@ from chat_server import Trouble, number_of_turn, serve
 from agent_envs import scoring
 from trainers import evaluate, playing
 from trainers.runs.episodes import read_episodes
+from trainers.runs.lock import FolderInUse, hold_folder
 from trainers.runs.setup import make_envs
 from trainers.runs.stopping import TrainingStopped
 
@@ -228,6 +229,11 @@ def test_pass_at_k_and_average_at_k_by_hand():
     assert row["em_interval"] == scoring.bootstrap_interval([0.25, 1.0, 0.0])
     assert row["pass_at_k_interval"] == scoring.bootstrap_interval([1.0, 1.0, 0.0])
     assert "pass" not in playing.summarize("agent", episodes)
+
+
+def test_two_evaluations_of_one_folder(tmp_path):
+    with hold_folder(tmp_path / "a"), pytest.raises(FolderInUse):
+        evaluate.main(evaluate.Args(env_kwargs=SMALL, questions=2, out=tmp_path / "a"))
 
 
 def test_a_model_here_tries_each_question_several_times(make_policy, tmp_path):

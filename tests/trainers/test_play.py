@@ -52,6 +52,12 @@ def test_agent_envs_reaches_it_by_name(agent, capsys, monkeypatch):
         start("--agent", agent)
 
 
+@pytest.mark.parametrize("wrong", [{"seed": -1}, {"max_new_tokens": 0}, {"max_new_tokens": -3}])
+def test_numbers_that_are_none(wrong):
+    with pytest.raises(ValueError, match=f"{next(iter(wrong))} must be at least"):
+        play.Args(agent="any", **wrong)
+
+
 def test_somebody_must_play():
     with pytest.raises(ValueError, match="Give --agent"):
         play.main(play.Args())

@@ -33,6 +33,14 @@ def test_over_grpo_they_have_grpos_own_estimator():
             assert getattr(over_grpo, field) == getattr(over_ppo, field)
 
 
+def test_gspo_has_the_clip_range_of_sequences(monkeypatch):
+    ran = []
+    monkeypatch.setattr(grpo, "main", lambda args, name: ran.append(args.clip_range))
+    for words in ((), ("--loss", "gspo"), ("--loss", "gspo", "--clip-low", "0.1", "--clip-high", "0.3")):
+        starpo.main("starpo-grpo", chosen("starpo-grpo", *words))
+    assert ran == [(0.2, 0.2), (3e-4, 4e-4), (0.1, 0.3)]
+
+
 def test_options_stand_beside_the_preset():
     args = chosen("starpo-s", "--env", "AgentR1/Bandit-v0", "--updates", "3", "--bi-level", "--filter", "signal")
     assert (args.env, args.updates, args.bi_level, args.filter) == ("AgentR1/Bandit-v0", 3, True, "signal")

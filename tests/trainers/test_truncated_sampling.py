@@ -104,4 +104,6 @@ def test_a_run_plays_its_batches_so(make_policy, recite):
 def test_what_makes_no_sense_is_refused(options, message):
     with pytest.raises(ValueError, match=message):
         grpo.Args(**options)
-    grpo.Args(top_p=0.9, min_p=0.1, importance="sequence")
+    grpo.Args(top_p=0.9, min_p=0.1, importance="icepop")
+    with pytest.raises(ValueError, match=r"the weight of a whole sequence.* goes to 0: give importance 'tis'"):
+        grpo.Args(top_p=0.9, importance="sequence")

@@ -38,6 +38,7 @@ from trainers.models import tiny
 from trainers.models.loading import default_device, load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint, outages
+from trainers.runs.lock import check_writable
 from trainers.trajectory import Sequence, collate_sequences
 
 # (share of the gradient steps, kinds of demonstrations that batches are drawn from)
@@ -169,6 +170,7 @@ def cold_start(
             return load_policy(folder), extra["seconds"]
         except checkpoint.CheckpointDamaged as error:
             print(f"Warning: {error}: the cold start is made anew", file=sys.stderr)
+    check_writable(folder.parent)  # before minutes are spent
     begin = time.monotonic()
     policy = make_policy(envs, seed)
     fit(policy, make_batches(policy, envs, seed, steps, continue_probability, outage_minutes), steps, report)

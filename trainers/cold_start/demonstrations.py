@@ -164,19 +164,17 @@ def guided_episodes(
     tags = {int(policy.tokenizer.convert_tokens_to_ids(tag)) for tag in ("<search>", "<answer>")}  # type: ignore[arg-type]
     sequences = []
     for number, turns in zip(questions, play_unbroken(envs, questions, script, seed, outage_minutes), strict=True):
-        (sequence,) = episode_sequences(turns, policy, envs.envs[0].stop)
         steps = cast(QAEnv, envs.envs[0]).questions[number].decomposition or ()
-        sequences.append(replace(sequence, mask=_hide_decisions(sequence, steps, tags)))
+        for sequence in episode_sequences(turns, policy, envs.envs[0].stop):  # several where the context is rewritten
+            sequences.append(replace(sequence, mask=_hide_decisions(sequence, steps, tags)))
     return sequences
 
 
 def _hide_decisions(sequence: Sequence, steps: Iterable[Mapping], tags: set[int]) -> list[bool]:
-    """The mask of an episode of one turn for each step and one before, less what is a decision."""
-    rivals, turn, mask = [False, *("rival" in step for step in steps)], -1, []
-    for before, taught, token in zip([False, *sequence.mask], sequence.mask, sequence.ids, strict=False):
-        turn += taught and not before
-        mask.append(taught and token not in tags and not rivals[turn])
-    return mask
+    """The mask of (a part of) an episode of one turn for each step and one before, less what is a decision."""
+    rivals = [False, *("rival" in step for step in steps)]
+    tokens = zip(sequence.ids, sequence.mask, sequence.turns, strict=True)
+    return [taught and token not in tags and not rivals[turn] for token, taught, turn in tokens]
 
 
 def episode_sequences(turns: list[dict], policy: Policy, stop: tuple[str, ...]) -> list[Sequence]:

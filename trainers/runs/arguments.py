@@ -383,6 +383,10 @@ class TrainArgs(
             raise ValueError(
                 "top_p and min_p sample from another distribution than the policy: give importance 'tis' too"
             )
+        if (self.top_p < 1 or self.min_p) and self.importance == "sequence":
+            raise ValueError(
+                "with top_p or min_p the weight of a whole sequence, a product over its tokens, goes to 0: give importance 'tis'"
+            )
 
     def _check_loss(self) -> None:
         """Raise a ValueError where an argument is none of the surrogate's."""

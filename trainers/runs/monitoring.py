@@ -129,7 +129,8 @@ class CollapseTracker:
         if returns is not None and score is not None:
             found = found + self._monitor.check_reward(returns, score)
         success = metrics.get(f"eval/{self.score}")
-        found = found + (self._monitor.validate(success) if success is not None else [])
+        # What is negative is a return, as of an environment of costs, and no rate of success.
+        found = found + (self._monitor.validate(success) if success is not None and success >= 0 else [])
         for symptom in found:
             if progress and symptom.name not in {known["name"] for known in self.symptoms}:
                 text = f"Warning: {symptom.name} at update {update} ({symptom.message})"

@@ -81,6 +81,20 @@ def test_guided_episodes_teach_no_decision(envs, policy):
     assert tested > 10
 
 
+def test_guided_episodes_of_a_rewritten_context_teach_the_same(envs, policy):
+    rewriting = make_envs(
+        "AgentR1/MiniWiki-v0", '{"entities": 600, "questions": 400, "context": "window:1"}', "train", 50
+    )
+    script = lambda env, rng: careless(env, rng, 1.0, 0.0)  # noqa: E731
+    whole, parts = (
+        demonstrations.guided_episodes(e, policy, list(range(4)), script, seed=1) for e in (envs, rewriting)
+    )
+    taught = [
+        [i for s in own for i, is_taught in zip(s.ids, s.mask, strict=True) if is_taught] for own in (whole, parts)
+    ]
+    assert len(parts) > len(whole) == 4 and taught[0] == taught[1]
+
+
 COMPARED = re.compile(
     r"; (\S[^;<]*?) / ([^:<]+): (later|earlier|same|not the same)(?: / (later|earlier): (same|not the same))?"
 )
