@@ -144,7 +144,10 @@ def test_rejection_sampling_from_a_cold_start(tmp_path, monkeypatch, ask):
 def test_seconds_of_a_run_are_of_all_its_updates(tmp_path, monkeypatch, ask):
     """Also of those after its last evaluation, where that is sampled: what trains for as long has them too."""
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
-    text = SMALL.replace("eval_every = 2\n", "eval_every = 2\neval_temperature = 1.0\n").replace("= 30", "= 2")
+    monkeypatch.setattr(agents.curriculum, "POOL", 16)
+    text = SMALL.replace("eval_every = 2\n", "eval_every = 2\neval_temperature = 1.0\nmax_new_tokens = 8\n").replace(
+        "= 30", "= 2"
+    )
     comparison = agents.Comparison(compare.read_recipe(ask(text)), tmp_path / "out", True, read_only=False)
     run, lines = comparison.train_run("rloo", 0), read_metrics(tmp_path / "out" / "rloo-0" / "metrics.jsonl")
     spent = [line.get("time/rollout", 0) + line.get("time/update", 0) for line in lines]
