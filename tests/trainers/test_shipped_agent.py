@@ -57,7 +57,7 @@ def test_its_weights_fit_the_model_that_it_names(folder):
 @pytest.mark.parametrize(
     ("title", "card"),
     [*((f"{name}, two passes", AGENT) for name in ("SFT", "Rejection sampling", "GRPO")), ("SFT", START),
-     ("Rejection sampling", None), ("GRPO", None)],
+     *((name, None) for name in ("Rejection sampling", "Rejection sampling, temperature 1", "GRPO", "GRPO, 125 updates"))],
 )  # fmt: skip
 def test_its_tables_are_made_of_the_scores_of_each_question(title, card):
     """Exact match and F1, in the card and on the page of comparisons."""
