@@ -115,16 +115,19 @@ def choose_format(id: str, format: str, env_kwargs: Mapping[str, Any]) -> str:
 class ApiAgent:
     """One model behind an endpoint.
 
+    Args:
+        known_to_fail: how many episodes may fail again, as they have before, without a doubt about the endpoint.
+
     Attributes:
         problems: why episodes could not be played, and how many of them.
     """
 
-    def __init__(self, endpoint: Endpoint, model: str, origin: Origin):
+    def __init__(self, endpoint: Endpoint, model: str, origin: Origin, known_to_fail: int = 0):
         self.endpoint, self.model, self.origin = endpoint, model, origin
         self.problems: Counter[str] = Counter()
         self._key = os.environ.get(endpoint.key_variable, "").strip()  # a newline in a header shows it in an error
         self._quirks: set[str] = set()  # of `_QUIRKS`, as they come up
-        self._refused = 0  # episodes in a row, without a request that was answered
+        self._refused = -known_to_fail  # episodes in a row, without a request that was answered
 
     def play(self, episodes: Sequence[Episode], jobs: Iterable[Job], keep: Callable[[dict], None]) -> None:
         """Play the jobs, as many at once as there are episodes; ``keep`` gets the record of each as soon as it is over.

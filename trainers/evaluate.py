@@ -235,7 +235,8 @@ class _Evaluation:
         jobs = [(number, sample) for number in self.questions for sample in range(args.samples)]
         records = {(r["instance"], r["sample"]): r for r in self._answers if r["agent"] == model}
         asked = [job for job in jobs if job not in records]
-        agent = api_agent.ApiAgent(self._endpoint(), model, self._origin(model, name))
+        known_to_fail = len(asked) if records else 0  # it has answered others
+        agent = api_agent.ApiAgent(self._endpoint(), model, self._origin(model, name), known_to_fail)
         episodes = [self._make_episode() for _ in range(min(args.concurrency, len(asked)))]
 
         def keep(record: dict) -> None:

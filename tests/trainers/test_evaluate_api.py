@@ -231,6 +231,22 @@ def test_pass_at_k_and_average_at_k_by_hand():
     assert "pass" not in playing.summarize("agent", episodes)
 
 
+def test_what_an_api_will_never_answer_stops_no_table(answer_some, golds, tmp_path):
+    """The same command asks for it again, and ends as before: the endpoint has answered the others."""
+    bad = list(golds)[::2]  # not in a row at first, and alone the second time
+
+    def say(request):
+        if request["messages"][1]["content"] in bad:
+            raise Trouble(400, {"error": {"message": "filtered"}})
+        return answer_some(request)
+
+    with serve(say) as chat:
+        for _ in range(2):
+            with pytest.raises(TrainingStopped, match=r"the API gave no answer, in 50\.0% of the episodes of good"):
+                run(tmp_path, chat.url, "good", concurrency=1)
+            assert written(tmp_path)[0]["rows"][-1]["failed"] == 0.5
+
+
 def test_two_evaluations_of_one_folder(tmp_path):
     with hold_folder(tmp_path / "a"), pytest.raises(FolderInUse):
         evaluate.main(evaluate.Args(env_kwargs=SMALL, questions=2, out=tmp_path / "a"))
