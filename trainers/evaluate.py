@@ -374,8 +374,8 @@ def main(args: Args) -> list[Row]:
 
 
 def _evaluate(args: Args) -> list[Row]:
-    check_writable(args.out)
     with hold_folder(args.out):
+        check_writable(args.out)
         rows = _play_all(_Evaluation(args))
     for row in rows:
         if (failed := cast(float, row["failed"])) > args.max_failed:

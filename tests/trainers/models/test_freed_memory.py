@@ -18,6 +18,7 @@ freed_memory.release_freed_memory()  # less than is worth it
 kept = resident() - before
 freed_memory.KEPT = 100 << 20
 freed_memory.release_freed_memory()
+assert all(block.sum() == 1 << 18 for block in held)  # and so they are resident, whatever else wants memory
 released = resident() - before
 print(kept, released)
 """
