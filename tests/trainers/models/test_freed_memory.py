@@ -29,4 +29,4 @@ def test_freed_memory_is_kept_until_it_is_released():
     done = subprocess.run([sys.executable, "-c", SCRIPT], capture_output=True, text=True, check=True)
     kept, released = map(float, done.stdout.split())
     assert kept > 390  # MiB
-    assert 10 <= released < 60  # what is still held
+    assert released < 60  # what is still held, less what else was free: importing leaves some
