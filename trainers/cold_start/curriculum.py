@@ -33,7 +33,8 @@ from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
 from trainers import playing
 from trainers.algorithms.losses import aggregate
-from trainers.cold_start import CONTINUE_PROBABILITY, STEPS, STEPS_OF_DECISIONS, demonstrations
+from trainers.cold_start import CONTINUE_PROBABILITY, STEPS, STEPS_OF_DECISIONS, demonstrations, muon
+from trainers.cold_start.muon import Muon
 from trainers.models import tiny
 from trainers.models.loading import default_device, load_policy
 from trainers.models.policy import Policy
@@ -99,7 +100,7 @@ def make_optimizers(
     matrices = [p for name, p in named if p.ndim == 2 and "embed" not in name]
     others = [p for name, p in named if not (p.ndim == 2 and "embed" not in name)]
     return [
-        torch.optim.Muon(matrices, lr=matrix_lr, momentum=0.95, weight_decay=0.0, adjust_lr_fn="original"),
+        Muon(matrices, lr=matrix_lr),
         torch.optim.AdamW(others, lr=other_lr, betas=(0.9, 0.98), weight_decay=0.0),
     ]
 
@@ -328,7 +329,7 @@ def _cache_folder(
     """Named by what the result depends on: the code of the demonstrations and of the training on them, the environment,
     seed and steps."""
     assert envs.spec is not None
-    code = "".join(inspect.getsource(module) for module in (sys.modules[__name__], tiny, demonstrations, qa_scripts))
+    code = "".join(inspect.getsource(module) for module in (sys.modules[__name__], tiny, muon, demonstrations, qa_scripts))
     has_questions = envs.envs[0].questions is not None
     # Demonstrations are imitated whatever they are paid; those in MiniWiki are played in environments of their own.
     in_fresh_world = has_questions and cast(QAEnv, envs.envs[0]).task.name == "miniwiki"

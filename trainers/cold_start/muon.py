@@ -1,0 +1,58 @@
+"""Muon (Jordan et al. 2024, https://kellerjordan.github.io/posts/muon/): momentum whose singular values are all made about 1."""
+
+import math
+from collections import defaultdict
+from collections.abc import Iterable
+
+import torch
+
+from trainers.models.hidden_states import has_bfloat16_products
+
+COEFFICIENTS = 3.4445, -4.7750, 2.0315  # of the polynomial that pulls singular values towards 1
+ITERATIONS = 5
+
+
+class Muon(torch.optim.Optimizer):
+    """What ``torch.optim.Muon`` does with Nesterov's momentum, without weight decay, for matrices of one shape at a time.
+
+    PyTorch's always computes in bfloat16. On a processor without such products that took more than half of a cold start.
+
+    Args:
+        params: matrices, all of which have a gradient in each step.
+        lr: the step of a square or wide matrix; of a tall one √(rows / columns) times that.
+    """
+
+    def __init__(self, params: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95):
+        super().__init__(params, {"lr": lr, "momentum": momentum})
+
+    @torch.no_grad()
+    def step(self) -> None:  # type: ignore[override]  # no closure
+        for group in self.param_groups:
+            alike: dict[torch.Size, list[torch.nn.Parameter]] = defaultdict(list)
+            for matrix in group["params"]:
+                alike[matrix.shape].append(matrix)
+            for (rows, columns), matrices in alike.items():
+                moved = orthogonalize(torch.stack([self._add_momentum(m, group["momentum"]) for m in matrices]))
+                step = -group["lr"] * math.sqrt(max(1, rows / columns))
+                for matrix, update in zip(matrices, moved, strict=True):
+                    matrix.add_(update, alpha=step)
+
+    def _add_momentum(self, matrix: torch.nn.Parameter, momentum: float) -> torch.Tensor:
+        if matrix not in self.state:
+            self.state[matrix]["mean"] = torch.zeros_like(matrix)
+        mean = self.state[matrix]["mean"].lerp_(matrix.grad, 1 - momentum)
+        return matrix.grad.lerp(mean, momentum)
+
+
+def orthogonalize(matrices: torch.Tensor) -> torch.Tensor:
+    """[n, A, B] with singular values between about .7 and 1.2 and the singular vectors that they have, by Newton and Schulz's
+    iteration; in bfloat16 where the processor has such products."""
+    a, b, c = COEFFICIENTS
+    x = matrices.to(torch.bfloat16 if has_bfloat16_products(matrices.device) else torch.float32)
+    is_tall = x.shape[1] > x.shape[2]
+    x = x.mT if is_tall else x
+    x = x / x.norm(dim=(1, 2), keepdim=True).clamp(min=1e-7)  # no singular value above 1
+    for _ in range(ITERATIONS):
+        gram = x @ x.mT
+        x = torch.baddbmm(x, torch.baddbmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
+    return (x.mT if is_tall else x).to(matrices.dtype)
