@@ -144,13 +144,13 @@ def kl_k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     return torch.exp(difference) - difference - 1
 
 
-def entropy(logits: torch.Tensor) -> torch.Tensor:
-    """−Σ_v p_v log p_v of softmax(logits [..., V]), with a gradient: subtract it from the loss as a bonus.
+def entropy(logprobs: torch.Tensor) -> torch.Tensor:
+    """−Σ_v p_v log p_v of the log-probabilities [..., V] of all tokens, with a gradient: subtract it from the loss as a bonus.
 
-    A logit of −inf (a token that is ruled out) adds nothing.
+    A log-probability of −inf (a token that is ruled out) adds nothing.
     """
-    p = logits.softmax(-1)
-    return logits.logsumexp(-1) - (p * torch.where(p > 0, logits, 0.0)).sum(-1)
+    p = logprobs.exp()
+    return -torch.linalg.vecdot(p, torch.where(p > 0, logprobs, 0.0))
 
 
 def aggregate(loss: torch.Tensor, mask: torch.Tensor, normalizer: float | torch.Tensor) -> torch.Tensor:

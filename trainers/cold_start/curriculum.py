@@ -329,7 +329,9 @@ def _cache_folder(
     """Named by what the result depends on: the code of the demonstrations and of the training on them, the environment,
     seed and steps."""
     assert envs.spec is not None
-    code = "".join(inspect.getsource(module) for module in (sys.modules[__name__], tiny, muon, demonstrations, qa_scripts))
+    code = "".join(
+        inspect.getsource(module) for module in (sys.modules[__name__], tiny, muon, demonstrations, qa_scripts)
+    )
     has_questions = envs.envs[0].questions is not None
     # Demonstrations are imitated whatever they are paid; those in MiniWiki are played in environments of their own.
     in_fresh_world = has_questions and cast(QAEnv, envs.envs[0]).task.name == "miniwiki"

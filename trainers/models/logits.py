@@ -42,10 +42,10 @@ def token_logprobs(
         return FrozenHead.apply(hidden.float(), weight, rows, targets, temperature, dtype)
 
     def part(hidden: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logits = compute_logits(head, hidden) / temperature
+        logprobs = (compute_logits(head, hidden) / temperature).log_softmax(-1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
-            uncertainty = entropy(logits)
-        return logits.log_softmax(-1)[rows, targets], uncertainty
+            uncertainty = entropy(logprobs)
+        return logprobs[rows, targets], uncertainty
 
     if not len(hidden):
         return part(hidden, rows, targets)

@@ -23,7 +23,7 @@ def test_log_probabilities_in_parts_are_those_at_once(monkeypatch, entropy_gradi
     at_once = run()
     logp = head(hidden).log_softmax(-1)
     torch.testing.assert_close(at_once[0], logp[drawn_from, targets])
-    torch.testing.assert_close(at_once[1], entropy(head(hidden)), check_layout=False)
+    torch.testing.assert_close(at_once[1], entropy(head(hidden).log_softmax(-1)), check_layout=False)
     rows.clear()
     monkeypatch.setattr(logits, "MAX_LOGITS", 22)  # two rows of eleven
     for a, b in zip(run(), at_once, strict=True):
