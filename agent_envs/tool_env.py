@@ -69,6 +69,9 @@ class ToolEnv(gymnasium.Env[str, str]):
         str
     ]  # to the last turn, a text for each call, or one that says why it was rejected; no format's tags
     results: list[ToolResult]  # of the last turn's calls
+    # Asked about each observation, from the next reset on no more: where it is false, the episode is truncated. For callers
+    # that know whether their model can read it and still take a turn.
+    fits: Callable[[str], bool] | None
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
     REWARD: ClassVar[Reward] = Reward()
@@ -127,6 +130,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         self.instructions_in_observation = instructions_in_observation
         self.count_tokens: Callable[[str], int] | None = TokenCounter(tokenizer) if tokenizer else None
         self.context = make_context(context)
+        self.fits = None
         phrases = tuple(written.write(turn) for turn in example_turns(made, answers))
         self.action_space, self.observation_space = AnyText(phrases=phrases), AnyText()
         self._running = False
@@ -201,6 +205,7 @@ class ToolEnv(gymnasium.Env[str, str]):
             raise ValueError("max_tokens needs something that counts them: give tokenizer=, or set env.count_tokens")
         self._running = False  # stays so where begin() rejects the options
         self.history, self.tokens = History(), 0
+        self.fits = None
         self._metrics: dict[str, float] = {}
         self._made: set[str] = set()  # the calls of earlier turns
         self._learned: set[tuple[str, str]] = set()  # what tools said, by name
@@ -251,6 +256,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         number = len(self.history.turns) + 1
         self._count(action + observation)
         spent = number >= self.max_turns or (self.max_tokens is not None and self.tokens > self.max_tokens)
+        spent = spent or (self.fits is not None and not self.fits(observation))
         outcome = self.evaluate_turn(turn, results, answered or spent)
         terminated = answered or outcome.terminated
         truncated = not terminated and (spent or outcome.truncated)

@@ -210,7 +210,8 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
     found = select(played, args.only_solved, args.min_reward)
     found += select(sampled, args.only_solved, args.min_reward, args.keep)
     found += told
-    short = [one for one in found if max(len(s.ids) for s in one.sequences) <= args.max_length]
+    longest = min(args.max_length, policy.max_length)
+    short = [one for one in found if max(len(s.ids) for s in one.sequences) <= longest]
     if not short:
         raise ValueError("there is nothing to imitate: no episode was solved, paid enough and short enough")
     broken = len(questions) * (len(scripts) + args.sample) + read - len(played) - len(sampled)

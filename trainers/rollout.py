@@ -1,6 +1,8 @@
 """Many episodes at once: the policy takes turns with a vector of environments."""
 
+import math
 from concurrent.futures import ThreadPoolExecutor, wait
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -28,7 +30,7 @@ def rollout(
     transcripts: list[list[dict]] | None = None,
     timing: Timing | None = None,
 ) -> list[Trajectory]:
-    """Play one episode in each environment to its end.
+    """Play one episode in each environment to its end, which is at the latest where the model can't read another turn.
 
     Args:
         seeds: one per group; the ``group_size`` environments of a group get the same seed, so the same question.
@@ -58,6 +60,15 @@ def rollout(
     contexts = {i: policy.prompt_ids(instructions[i], observations[i]) for i in range(count)}  # of unfinished episodes
     play = _Play(envs, engine, timing or Timing(), max_new_tokens, (temperature, top_p, min_p))
     completions = play.submit(contexts, sum(map(len, contexts.values())))
+
+    def has_room(i: int, observation: str) -> bool:  # for another turn after this one
+        sampled = completions[i].tokens
+        ids = policy.observation_ids(observation, sampled)
+        return len(contexts[i]) + len(sampled) + len(ids) + max_new_tokens <= engine.max_length
+
+    for i in contexts if engine.max_length < math.inf else ():
+        if envs.envs[i].context is None:  # one that is rewritten is kept short by that
+            envs.envs[i].fits = partial(has_room, i)
     while contexts:
         actions = [policy.decode(completions[i].tokens) if i in completions else None for i in range(len(envs.envs))]
         shown, anchors = observations, {i: envs.envs[i].anchor() for i in completions}

@@ -95,6 +95,7 @@ class MixtureEnv(ToolEnv):
     first_observation = property(lambda self: self.current.first_observation, lambda self, value: None)
     feedback = property(lambda self: self.current.feedback, lambda self, value: None)
     results = property(lambda self: self.current.results, lambda self, value: None)
+    fits = property(lambda self: self.current.fits, lambda self, value: setattr(self.current, "fits", value))
     # One that rewrites is enough: an episode of it is not one sequence.
     context = property(
         lambda self: next((task.context for task in self.tasks.values() if task.context is not None), None),

@@ -79,6 +79,16 @@ def test_tokens_are_counted_in_every_task():
         assert "tokens" in env.step("x")[4]
 
 
+def test_a_caller_limits_the_episode_at_hand():
+    env = MixtureEnv({"AgentR1/MiniWiki-Easy-v0": 1, "AgentR1/Countdown-v0": 1}, max_turns=4)
+    for seed in range(6):
+        env.reset(seed=seed)
+        assert not env.step("x")[3]
+        env.fits = lambda observation: False
+        assert env.step("x")[3]
+    assert len({env.reset(seed=seed)[1]["task"] for seed in range(6)}) == 2
+
+
 @pytest.mark.parametrize(
     "tasks", [{}, {"AgentR1/Bandit-v0": 0}, {"AgentR1/Bandit-v0": "1"}, {"AgentR1/Bandit-v0": {"w": 1}}]
 )

@@ -322,3 +322,14 @@ def test_parts_of_the_training_questions():
             QAEnv(part=wrong)
     with pytest.raises(ValueError, match="part=9/9 leaves no question of the 7"):
         QAEnv(part="9/9", **arguments)
+
+
+def test_shaping_is_taken_back_where_a_caller_ends_the_episode(musique):
+    env = musique_env(musique)
+    env.reset(options={"question": 0})
+    paid = [env.step("<search>Nebelmeer</search>")]
+    env.fits = lambda observation: False
+    paid.append(env.step("<search>native Zürich</search>"))
+    assert [outcome[3] for outcome in paid] == [False, True]
+    assert paid[0][4]["reward_terms"]["progress"] > 0
+    assert sum(outcome[4]["reward_terms"]["progress"] for outcome in paid) == pytest.approx(0)

@@ -6,6 +6,7 @@ rollout; `play_batch` the batch of episodes that a run plays for an update.
 """
 
 import copy
+import math
 from dataclasses import dataclass
 from typing import Any
 
@@ -108,6 +109,8 @@ def to_episode(t: Trajectory) -> Episode:
 
 class Scripted:
     """An engine that says what it is told to, all turns at once."""
+
+    max_length = math.inf
 
     def __init__(self, policy: Policy, said: list[list[str]]):
         self.policy, self.said = policy, [iter(turns) for turns in said]

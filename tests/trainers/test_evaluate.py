@@ -1,4 +1,5 @@
 import json
+import math
 
 import pytest
 
@@ -40,6 +41,8 @@ def test_every_question_is_played_once_however_many_environments_there_are(make_
 
 class Parrot:
     """An engine that ends every turn with the same words."""
+
+    max_length = math.inf
 
     def __init__(self, policy, text):
         self.policy, self.text, self.prompts = policy, text, []

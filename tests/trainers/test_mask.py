@@ -1,5 +1,7 @@
 """The one invariant, proved: action mask 1 if and only if sampled, and only that is ever learned from."""
 
+import math
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -27,6 +29,8 @@ episodes_of_text = st.lists(st.lists(tool_text, min_size=1, max_size=4), min_siz
 
 class Recorder:
     """Passes everything through, and remembers what was sampled for whom."""
+
+    max_length = math.inf
 
     def __init__(self, engine):
         self.engine, self.sampled, self.reset, self.submit = engine, {}, engine.reset, engine.submit

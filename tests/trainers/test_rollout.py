@@ -139,3 +139,23 @@ def test_what_took_how_long_and_how_many_tokens(playing, recite):
     read = sum(len(e.steps[-1].prompt) - sum(len(step.tokens) for step in e.steps[:-1]) for e in episodes)
     assert taken["tokens/prefill"] == read
     assert timing.pop_metrics() == {}
+
+
+@pytest.mark.parametrize(("room", "turns"), ((-1, 2), (0, 3)))
+def test_an_episode_ends_where_the_model_can_read_no_further_turn(playing, recite, room, turns):
+    policy, engine = playing
+    texts = [["one", "two", "three, which is long"], ["four", "five", "six"]]
+    longest, _ = rollout(recite(texts), policy, engine, seeds=[0, 1], max_new_tokens=4, temperature=0.0)
+    engine.max_length = len(longest.steps[2].prompt) + 4 + room
+    episode, shorter = rollout(recite(texts), policy, engine, seeds=[0, 1], max_new_tokens=4, temperature=0.0)
+    assert [len(e.steps) for e in (longest, episode, shorter)] == [3, turns, 3]
+    assert [step.tokens for step in episode.steps] == [step.tokens for step in longest.steps[:turns]]
+    assert episode.truncated
+    assert episode.info["turns"] == turns
+
+
+def test_a_task_that_is_too_long_to_be_read_is_an_error(playing, recite):
+    policy, engine = playing
+    engine.max_length = 100
+    with pytest.raises(ValueError, match="and the model reads 100 at most: take fewer or shorter passages"):
+        rollout(recite([["x" * 200]]), policy, engine, seeds=[0], max_new_tokens=4)

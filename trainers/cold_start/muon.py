@@ -38,6 +38,7 @@ class Muon(torch.optim.Optimizer):
                     matrix.add_(update, alpha=step)
 
     def _add_momentum(self, matrix: torch.nn.Parameter, momentum: float) -> torch.Tensor:
+        assert matrix.grad is not None
         if matrix not in self.state:
             self.state[matrix]["mean"] = torch.zeros_like(matrix)
         mean = self.state[matrix]["mean"].lerp_(matrix.grad, 1 - momentum)

@@ -27,10 +27,16 @@ class Engine(Protocol):
     """Keys name conversations.
 
     Attributes:
+        max_length: tokens that a conversation may have, ``math.inf`` where there is no limit.
         processed: the tokens that went through the model, padding included, in ``prefill`` and ``decode``, and the
             number of ``decode_steps``, since the caller last cleared it. Empty where the engine cannot tell, as with
             vLLM.
     """
+
+    @property
+    def max_length(self) -> float:
+        """See above."""
+        ...
 
     @property
     def processed(self) -> collections.Counter[str]:
@@ -45,15 +51,15 @@ class Engine(Protocol):
         top_p: float = 1.0,
         min_p: float = 0.0,
     ) -> None:
-        """Begin a turn of each of these conversations.
+        """Begin a turn of each of these conversations. It ends where the conversation has ``max_length`` tokens.
 
         A prompt that extends what its conversation has already seen costs only the new ids. ``temperature`` 0 is greedy;
         ``top_p`` and ``min_p`` cut off improbable tokens (`trainers.engines.sampling.truncate`). Log-probabilities are those of
         the distribution that was sampled from (at 0, of the untempered one).
 
         Raises:
-            ValueError: a conversation has an open turn already, or open turns are sampled otherwise and the engine
-                cannot mix them.
+            ValueError: a conversation has an open turn already, or is as long as it may be; or open turns are sampled
+                otherwise and the engine cannot mix them.
         """
         ...
 
@@ -64,6 +70,21 @@ class Engine(Protocol):
     def reset(self) -> None:
         """Forget all conversations. Call it whenever the weights have changed."""
         ...
+
+
+def turn_lengths(prompts: dict[int, list[int]], max_new_tokens: int, max_length: float) -> dict[int, int]:
+    """How many tokens the next turn of each conversation may have.
+
+    Raises:
+        ValueError: one has no room for any.
+    """
+    if too_long := [key for key, prompt in prompts.items() if len(prompt) >= max_length]:
+        longest = max(len(prompts[key]) for key in too_long)
+        raise ValueError(
+            f"{len(too_long)} conversations have up to {longest} tokens, and the model reads {max_length:.0f} at most: take "
+            f"fewer or shorter passages (k, max_chars), or another model"
+        )
+    return {key: int(min(max_new_tokens, max_length - len(prompt))) for key, prompt in prompts.items()}
 
 
 def generate(

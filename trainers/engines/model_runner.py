@@ -34,7 +34,6 @@ class ModelRunner:
             raise ValueError(f"{type(policy.model).__name__} has layers that this engine cannot cache: {sorted(other)}")
         self.processed: collections.Counter[str] = collections.Counter()
         self._policy, self._backbone = policy, policy.model.base_model
-        self._window = getattr(config, "sliding_window", None) or float("inf")
         with policy.autocast():
             tolerance = 1e-4 if policy.dtype == torch.float32 else 0.05
             ids = policy.encode(PROBE_TEXT)
@@ -86,7 +85,6 @@ class ModelRunner:
         width = longest + max(lengths)  # with room for the padding of the longest one
         if self._graphs:
             width = bucket_size(width, 256)
-        self._check_window(max_length)
         self._kv_cache.reserve(0, width)
         self.processed["prefill"] += ids.numel()
         self._run(ids, columns, torch.tensor(rows, device=device), width, max_length)
@@ -98,7 +96,6 @@ class ModelRunner:
             lengths: how many tokens each row holds so far.
             max_length: tokens of the longest conversation with an open turn, the new one included.
         """
-        self._check_window(max_length)
         count, width = len(ids), 1 + max(lengths)
         if self._graphs:
             width, padding = bucket_size(width, 256), self.padded_rows(count) - count
@@ -121,10 +118,6 @@ class ModelRunner:
 
     def _decode_step(self, ids: torch.Tensor, columns: torch.Tensor, width: int) -> torch.Tensor:
         return self._run(ids, columns, slice(0, len(ids)), width, width)
-
-    def _check_window(self, max_length: int) -> None:
-        if max_length > self._window:
-            raise ValueError(f"the conversations outgrow the model's attention window of {self._window} tokens")
 
     def _run(
         self, ids: torch.Tensor, columns: torch.Tensor, rows: torch.Tensor | slice, width: int, max_length: int

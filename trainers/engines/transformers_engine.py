@@ -1,11 +1,12 @@
 """Sampling from a `transformers` model, with keys and values kept across turns."""
 
 import collections
+import math
 
 import torch
 
 from agent_envs.chat_tokens import StopChecker
-from trainers.engines.engine import Completion
+from trainers.engines.engine import Completion, turn_lengths
 from trainers.engines.model_runner import ModelRunner
 from trainers.engines.prefix_cache import CachedSequence, PrefixCache
 from trainers.engines.sampling import sample
@@ -28,6 +29,8 @@ class TransformersEngine:
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
         self.policy, self._runner, self._is_complete = policy, ModelRunner(policy), StopChecker(policy, stop)
+        window = getattr(policy.model.config.get_text_config(), "sliding_window", None)
+        self.max_length = min(policy.max_length, window or math.inf)  # attention is over all that the KV cache holds
         self.reset()
 
     @property
@@ -62,6 +65,7 @@ class TransformersEngine:
             raise ValueError(f"turns at temperature, top-p and min-p of {self._how} are open, and these have {how}")
         if repeated := sorted(self._open.keys() & prompts):
             raise ValueError(f"conversations {repeated} have an open turn already")
+        lengths = turn_lengths(prompts, max_new_tokens, self.max_length)
         self._how = how
         matched = self._cache.match(prompts)
         with torch.no_grad(), self.policy.autocast():
@@ -69,7 +73,7 @@ class TransformersEngine:
         for sequence, ids in matched.items():
             sequence.next_id = ids[-1]
         self._running += matched
-        self._open |= {key: (Completion(), max_new_tokens) for key in prompts}
+        self._open |= {key: (Completion(), length) for key, length in lengths.items()}
 
     def wait(self) -> dict[int, Completion]:
         """`Engine.wait`."""

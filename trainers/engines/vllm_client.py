@@ -18,7 +18,7 @@ import torch
 from safetensors.torch import save_file
 
 from agent_envs.chat_tokens import StopChecker
-from trainers.engines.engine import Completion
+from trainers.engines.engine import Completion, turn_lengths
 from trainers.engines.mismatch import check_engine
 from trainers.engines.vllm_engine import WeightSync
 from trainers.models.policy import Policy
@@ -47,7 +47,7 @@ class VLLMClient:
             (served, *_) = self._answer(self._http.get("/v1/models"))["data"]
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, ValueError) as error:
             raise ValueError(f"no vLLM server answers at {url!r}: {error}") from error
-        self._model, self._max_length = served["id"], served["max_model_len"]
+        self._model, self.max_length = served["id"], float(served["max_model_len"])
         self._pool = ThreadPoolExecutor(MAX_CONNECTIONS)
         self._open: dict[Future[Completion], int] = {}
         self._sync_weights = WeightSync(policy.model, self._load)
@@ -62,18 +62,16 @@ class VLLMClient:
         top_p: float = 1.0,
         min_p: float = 0.0,
     ) -> None:
-        """`Engine.submit`; a prompt must be shorter than what the server takes."""
+        """`Engine.submit`."""
         if repeated := sorted(set(self._open.values()) & prompts.keys()):
             raise ValueError(f"conversations {repeated} have an open turn already")
-        if too_long := [key for key, prompt in prompts.items() if len(prompt) >= self._max_length]:
-            raise ValueError(f"conversations {too_long} have outgrown the {self._max_length} tokens of the server")
+        lengths = turn_lengths(prompts, max_new_tokens, self.max_length)
         for key, prompt in prompts.items():
-            limit = min(max_new_tokens, self._max_length - len(prompt))
             # By conversation and turn: the order in which turns are complete depends on timing.
             self._turns[key] = self._turns.get(key, -1) + 1
             seed = hash((self._seed, key, self._turns[key])) % 2**31
             how = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "seed": seed}
-            self._open[self._pool.submit(self._sample_turn, prompt, limit, how)] = key
+            self._open[self._pool.submit(self._sample_turn, prompt, lengths[key], how)] = key
 
     def wait(self) -> dict[int, Completion]:
         """`Engine.wait`."""

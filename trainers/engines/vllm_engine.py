@@ -18,7 +18,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agent_envs.chat_tokens import StopChecker
-from trainers.engines.engine import Completion
+from trainers.engines.engine import Completion, turn_lengths
 from trainers.engines.mismatch import check_engine
 from trainers.models.policy import Policy
 
@@ -46,6 +46,7 @@ class VLLMEngine:
             raise ValueError("vLLM in the trainer's process is for one process; with several, use a vLLM server")
         self._vllm = _import_vllm()
         self.processed: collections.Counter[str] = collections.Counter()  # vLLM does not tell
+        self.max_length = policy.max_length
         self._is_complete, self._end_ids = StopChecker(policy, stop), sorted(policy.end_ids)
         self._request_numbers = itertools.count()
         self._open: dict[str, tuple[int, Completion]] = {}  # by request
@@ -83,12 +84,13 @@ class VLLMEngine:
         """`Engine.submit`."""
         if repeated := sorted({key for key, _ in self._open.values()} & prompts.keys()):
             raise ValueError(f"conversations {repeated} have an open turn already")
-        params = self._vllm.SamplingParams(
-            temperature=temperature, top_p=top_p, min_p=min_p, max_tokens=max_new_tokens, logprobs=0,
-            stop_token_ids=self._end_ids, ignore_eos=True, detokenize=False,
-            output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
-        )  # fmt: skip
+        lengths = turn_lengths(prompts, max_new_tokens, self.max_length)
         for key, prompt in prompts.items():
+            params = self._vllm.SamplingParams(
+                temperature=temperature, top_p=top_p, min_p=min_p, max_tokens=lengths[key], logprobs=0,
+                stop_token_ids=self._end_ids, ignore_eos=True, detokenize=False,
+                output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
+            )  # fmt: skip
             request = str(next(self._request_numbers))
             self._engine.add_request(request, self._vllm.inputs.tokens_input(prompt), params)
             self._open[request] = key, Completion()

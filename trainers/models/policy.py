@@ -1,5 +1,6 @@
 """A causal language model and its tokenizer."""
 
+import math
 from functools import cached_property
 
 import torch
@@ -49,6 +50,15 @@ class Policy(ChatTokens):
         caps = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         if caps or difference.abs().max() > 1e-2 * logits.abs().max():
             raise ValueError(f"{type(self.model).__name__} transforms its logits, which this policy does not support")
+
+    @property
+    def max_length(self) -> float:
+        """Tokens of the longest conversation that the model can read: its positions, stretched as its configuration says;
+        ``math.inf`` where it sets no limit."""
+        config = self.model.config.get_text_config()
+        positions = getattr(config, "max_position_embeddings", None) or math.inf
+        rope = getattr(config, "rope_parameters", None) or {}
+        return max(positions, (rope.get("original_max_position_embeddings") or positions) * (rope.get("factor") or 1.0))
 
     @property
     def device(self) -> torch.device:

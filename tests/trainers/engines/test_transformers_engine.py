@@ -197,9 +197,10 @@ def test_a_window_that_holes_would_eat_into_is_refused(make_policy):
     )  # fmt: skip
     windowed = Policy(MistralForCausalLM(config), policy.tokenizer)
     engine = TransformersEngine(windowed, ())
-    generate(engine, {0: [5] * 8}, 8, 0.0)
-    with pytest.raises(ValueError, match="window of 16"):
-        generate(engine, {0: [6] * 12}, 8, 0.0)
+    assert len(generate(engine, {0: [5] * 8}, 8, 0.0)[0].tokens) == 8
+    assert len(generate(engine, {0: [6] * 12}, 8, 0.0)[0].tokens) == 4
+    with pytest.raises(ValueError, match="1 conversations have up to 17 tokens, and the model reads 16 at most"):
+        generate(engine, {0: [6] * 17, 1: [6] * 12}, 8, 0.0)
     windowed.model.config.layer_types = ["linear_attention"]
     with pytest.raises(ValueError, match="linear_attention"):
         TransformersEngine(windowed, ())
@@ -209,19 +210,17 @@ def test_padding_does_not_count_in_the_window(make_policy):
     """Rows of different lengths get new ids of different lengths, and one that is closed fills the window."""
     policy = make_policy("bytes", 3)
     engine = TransformersEngine(policy, ())
-    engine._runner._window = 64
+    engine.max_length = 64
     seen = {0: [5] * 3 + [7] * 40, 1: [6] * 10}
     done = generate(engine, seen, 4, 0.0)
     longer = {0: seen[0] + done[0].tokens + [9] * 2, 1: seen[1] + done[1].tokens + [8] * 30}
     alone = {key: generate(TransformersEngine(policy, ()), {key: ids}, 4, 0.0)[key] for key, ids in longer.items()}
     together = generate(engine, longer, 4, 0.0)
     assert [c.tokens for c in together.values()] == [c.tokens for c in alone.values()]
-    generate(
-        engine, {0: longer[0] + [3] * 11}, 5, 0.0
-    )  # 60 ids and five that are sampled, the last of which is not run
+    assert len(generate(engine, {0: longer[0] + [3] * 11}, 5, 0.0)[0].tokens) == 4  # behind 60 ids
     more = longer[1] + alone[1].tokens + [4] * 3
     assert generate(engine, {1: more}, 4, 0.0)[1].tokens == by_transformers(policy, more, 4)
-    with pytest.raises(ValueError, match="outgrow the model's attention window of 64"):
+    with pytest.raises(ValueError, match="up to 66 tokens, and the model reads 64"):
         generate(engine, {2: [5] * 66}, 4, 0.0)
 
 

@@ -145,7 +145,7 @@ def test_turns_stay_within_what_the_server_takes(tokenizers, connect):
     engine = connect(policy, (), Played(policy, longest=60))
     done = generate(engine, {0: policy.encode("x" * 50)}, 30, 1.0)[0]
     assert (len(done.tokens), done.finish_reason) == (10, "length")
-    with pytest.raises(ValueError, match=r"conversations \[4\] have outgrown the 60 tokens"):
+    with pytest.raises(ValueError, match="have up to 60 tokens, and the model reads 60 at most"):
         engine.submit({4: policy.encode("x" * 60)}, 30, 1.0)
     engine.submit({4: policy.encode("x")}, 30, 1.0)
     with pytest.raises(ValueError, match=r"conversations \[4\] have an open turn"):

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from transformers import GraniteConfig, GraniteForCausalLM
+from transformers import BloomConfig, GraniteConfig, GraniteForCausalLM
 
 from trainers.algorithms.losses import aggregate
 from trainers.models.micro_batches import split_rows
@@ -182,3 +182,25 @@ def test_models_and_tokenizers_that_would_go_wrong_are_refused(make_policy):
 def test_dropout_is_off(make_policy):
     policy = make_policy("bytes")
     assert not Policy(policy.model.train(), policy.tokenizer).model.training
+
+
+@pytest.mark.parametrize(
+    ("rope", "length"),
+    (
+        ({"rope_type": "default", "rope_theta": 1e4}, 4096),
+        ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
+        ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
+        ({"rope_type": "linear", "factor": 2.0}, 8192),
+        (None, 4096),
+    ),
+)
+def test_how_long_a_conversation_may_be(make_policy, rope, length):
+    policy = make_policy("bytes")
+    assert policy.model.config.max_position_embeddings == 4096
+    policy.model.config.rope_parameters = rope
+    assert policy.max_length == length
+
+
+def test_a_model_without_positions_reads_any_length():
+    model = SimpleNamespace(config=BloomConfig())
+    assert Policy.max_length.fget(SimpleNamespace(model=model)) == float("inf")
