@@ -181,7 +181,10 @@ class _Evaluation:
         self._scores: dict[str, np.ndarray] = {}  # of each agent, by question: means over the attempts
         self._settings = self._choose_settings() if args.api else {}
         self._answers = evaluation_folder.take_up(args.out, self._settings)
-        self._writer = EpisodeWriter(args.out, math.inf if self._answers else None)
+        # An evaluation that does not come to its end leaves the earlier one of its folder whole: table and episodes.
+        self._beside = not args.api and evaluation_folder.has_table(args.out)
+        records = evaluation_folder.unfinished(args.out) if self._beside else args.out
+        self._writer = EpisodeWriter(records, math.inf if self._answers else None)
         if args.api:  # what its answers hold for, before the first of them
             self.write()
 
@@ -192,8 +195,10 @@ class _Evaluation:
         evaluation_folder.write(self.args.out, self.header, {**shared, "rows": self.rows})
 
     def close(self) -> None:
-        """Close the records."""
+        """Close the records, which take the place of those of an earlier evaluation."""
         self._writer.close()
+        if self._beside:
+            evaluation_folder.publish_records(self.args.out)
 
     def compare(self, first: str) -> None:
         """Add to each row what its score is above that of the agent ``first``, question by question."""

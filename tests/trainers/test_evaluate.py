@@ -175,3 +175,21 @@ def test_the_engine_is_the_one_that_was_asked_for(make_policy, tmp_path, monkeyp
     }
     evaluate.main(evaluate.Args(**options, num_envs=2, engine="vllm", vllm_url=("http://h",), vllm_kv_gib=0.5))
     assert made == [("vllm", ("http://h",), 0.5)]
+
+
+def test_an_evaluation_that_breaks_off_leaves_the_earlier_one_whole(tmp_path, monkeypatch):
+    args = {"env": "Bandit", "out": tmp_path}
+    evaluate.main(evaluate.Args(**args, questions=6))
+    earlier = {path.name: path.read_bytes() for path in tmp_path.glob("e*")}
+    assert {"episodes.jsonl", "evaluation.json", "evaluation.md"} <= earlier.keys()
+
+    def fail(*args):
+        raise ValueError("no such model")
+
+    monkeypatch.setattr(evaluate, "load_agent", fail)
+    with pytest.raises(ValueError, match="no such model"):
+        evaluate.main(evaluate.Args(**args, questions=4, model=("gone",)))
+    assert {name: (tmp_path / name).read_bytes() for name in earlier} == earlier
+    evaluate.main(evaluate.Args(**args, questions=4))
+    assert len({record["instance"] for record in read_episodes(tmp_path / "episodes.jsonl")}) == 4
+    assert not (tmp_path / ".unfinished").exists()

@@ -4,6 +4,7 @@ The answers of an API cost money and time. They are kept as they come, and the s
 """
 
 import json
+import shutil
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -49,6 +50,24 @@ def write(folder: Path, header: str, result: Mapping[str, Any]) -> None:
     durable.write_text(
         folder / "evaluation.json", json.dumps(to_json_types(result), indent=2, ensure_ascii=False) + "\n"
     )
+
+
+def has_table(folder: Path) -> bool:
+    """Whether an evaluation has come to its end in this folder."""
+    return (folder / "evaluation.json").exists()
+
+
+def unfinished(folder: Path) -> Path:
+    """Where the episodes are until an evaluation has come to its end, beside those of an earlier one."""
+    return folder / ".unfinished"
+
+
+def publish_records(folder: Path) -> None:
+    """Let the episodes of `unfinished` take the place of those in the folder."""
+    for name in (EPISODES_FILE, TOKENS_FILE):
+        if (written := unfinished(folder) / name).exists():  # not where the disk was full
+            durable.publish(written, folder / name)
+    shutil.rmtree(unfinished(folder), ignore_errors=True)
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:
