@@ -77,6 +77,7 @@ def _play_batch_once(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engin
     played, episodes, metrics = refill_groups(played, play_groups, args)
     metrics |= statistics | timing.pop_metrics()
     metrics |= {PROCESSED[phase]: float(count) for phase, count in engine.processed.items()}
+    metrics |= distributed.all_reduce_sums({n: value for n, value in metrics.items() if n.startswith("tokens/")})
     return Collected(played=played, episodes=episodes, rng=rng, metrics=metrics)
 
 

@@ -9,6 +9,7 @@ With one process everything here gives back what it is given. With several, each
 """
 
 import contextlib
+import itertools
 import os
 from collections.abc import Iterator
 from datetime import timedelta
@@ -103,9 +104,9 @@ def broadcast(value: T) -> T:
 
 
 def all_reduce_sums(sums: dict[str, float]) -> dict[str, float]:
-    """The sums over all processes, whose names must be the same."""
+    """The sums over all processes. A name that a process lacks counts as 0 there."""
     everyone = all_gather([sums])
-    return {name: sum(each[name] for each in everyone) for name in sums}
+    return {name: sum(each.get(name, 0.0) for each in everyone) for name in dict.fromkeys(itertools.chain(*everyone))}
 
 
 def all_reduce_sum(values: torch.Tensor) -> torch.Tensor:

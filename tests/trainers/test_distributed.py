@@ -72,6 +72,8 @@ def test_a_run_of_two_processes_is_one_run_that_one_process_goes_on_with(of_two,
     assert sorted(path.name for path in run.glob("checkpoint-*")) == ["checkpoint-1", "checkpoint-2"]
     lines = read_metrics(run / "metrics.jsonl")
     assert [(line["step"], line["episodes"]) for line in lines] == [(0, 0), (1, 4), (2, 8)]
+    assert all(line["tokens/decode"] == line["tokens/action"] > 0 for line in lines[1:])  # of both processes
+    assert all(line["tokens/processed_update"] >= line["tokens/action"] for line in lines[1:])
     rows = json.loads((run / "summary.json").read_text())["rows"]
     records = list(read_episodes(run / "episodes.jsonl"))
     played = {row["name"]: [r["instance"] for r in records if r["table"] and r["agent"] == row["name"]] for row in rows}

@@ -281,7 +281,7 @@ class Run:
         """Complete the metrics of an update and record them; returns whether training is to stop."""
         args, metrics, done = self.args, step.metrics, step.number + 1
         metrics["time/update"] = seconds - metrics["time/rollout"]
-        metrics["tokens/processed_update"] = float(self._meter.stop())
+        metrics |= distributed.all_reduce_sums({"tokens/processed_update": float(self._meter.stop())})
         metrics["tokens/per_second"] = metrics["tokens/all"] / seconds
         metrics |= update_statistics(metrics)
         self._played += int(metrics["episodes"])
