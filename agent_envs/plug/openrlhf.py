@@ -87,8 +87,8 @@ class _Executor(AgentExecutorBase):
             )
         asked = deepcopy(sampling_params)
         asked.stop, asked.include_stop_str_in_output = list(episode.stop), True
-        reply = None
-        while not episode.done and (left := room - len(play.ids)) > 0:
+        while not episode.done:
+            left = room - len(play.ids)
             asked.max_tokens = min(sampling_params.max_tokens or left, left)
             answer = await llm_engine.generate(play.prompt + play.ids, deepcopy(asked), multi_modal_data=None)
             (said,) = answer.outputs[:1]
@@ -97,8 +97,6 @@ class _Executor(AgentExecutorBase):
                 logprobs = [by_id[token].logprob for token, by_id in zip(turn, said.logprobs, strict=True)]
             # A tool may take its time, and other episodes run in this loop.
             reply = await asyncio.to_thread(play.take, turn, logprobs, room)
-            if reply is None:
-                break
         pool.append(episode)
         start = len(play.prompt)
         return {
@@ -109,7 +107,7 @@ class _Executor(AgentExecutorBase):
             "observation_tokens": play.prompt + play.ids,
             "action_ranges": [(start + first, start + last) for first, last in _ranges(play.mask)],
             "rollout_log_probs": None if sampling_params.logprobs is None else [0.0] * start + play.logprobs,
-            "truncated": reply is None or not reply.terminated,
+            "truncated": not reply.terminated,
             "reward": sum(episode.rewards),
             "scores": episode.metrics.get("score", 0.0),
             "extra_logs": {name: value for name, value in episode.metrics.items() if name.startswith("reward/")}

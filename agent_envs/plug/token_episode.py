@@ -50,19 +50,20 @@ class TokenEpisode:
         """A turn up to the token that ends it, the model's end of turn or one that completes a closing tag."""
         return self._ends_turn.cut(sampled)
 
-    def take(self, sampled: list[int], logprobs: list[float] | None = None, room: int | None = None) -> Reply | None:
+    def take(self, sampled: list[int], logprobs: list[float] | None = None, room: int | None = None) -> Reply:
         """Take a turn.
 
         Args:
             sampled: its ids; what lies behind the end of the turn is cut off.
             logprobs: of these.
-            room: how many ids may follow the prompt. What comes back is left out where it would leave none for a turn.
-
-        Returns:
-            The reply; None where there was no room for it, and the episode ends here.
+            room: how many ids may follow the prompt. Where what comes back would leave none for a turn, the environment truncates
+                the episode, and takes its shaping back.
         """
         turn = self.cut(sampled)
         self._append(turn, True, (logprobs or [0.0] * len(turn))[: len(turn)])
+        if room is not None:
+            left = room - len(self.ids)
+            self.episode.env.fits = lambda observation: len(self.chat.observation_ids(observation, turn)) < left
         reply = self.episode.step(self.chat.decode(turn))
         if reply.done:
             return reply
@@ -70,8 +71,6 @@ class TokenEpisode:
             self._begin(self.chat.prompt_ids(self._system, reply.context))
             return reply
         said = self.chat.observation_ids(reply.text, turn)
-        if room is not None and len(self.ids) + len(said) >= room:
-            return None
         self._append(said, False, [0.0] * len(said))
         return reply
 

@@ -100,7 +100,7 @@ class AgentR1Loop(AgentLoopBase):
         room, request, told = self.rollout_config.response_length, uuid4().hex, True
         timing: dict[str, float] = {}
         extra: dict[str, Any] = {}
-        while not episode.done and len(play.ids) < room:
+        while not episode.done:
             with simple_timer("generate_sequences", timing):
                 said = await self.server_manager.generate(
                     request_id=request, prompt_ids=play.prompt + play.ids, sampling_params=dict(asked)
@@ -109,9 +109,7 @@ class AgentR1Loop(AgentLoopBase):
             told = told and said.log_probs is not None
             extra = {**said.extra_fields, **{k: v for k, v in extra.items() if k == "min_global_steps"}}
             with simple_timer("tool_calls", timing):  # a tool may take its time, and other episodes run in this loop
-                reply = await asyncio.to_thread(play.take, turn, said.log_probs, room)
-            if reply is None:
-                break
+                await asyncio.to_thread(play.take, turn, said.log_probs, room)
         extra |= {"turn_scores": list(episode.rewards), "tool_rewards": []}
         extra["reward_extra_info"] = {"acc": episode.metrics.get("score", 0.0), "env_turns": episode.metrics["turns"]}
         return AgentLoopOutput(
