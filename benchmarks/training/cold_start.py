@@ -118,7 +118,7 @@ def main(args: Args) -> dict:
         print("  ".join(f"{name} {value}" for name, value in curve[-1].items()), flush=True)
 
     begin = time.perf_counter()
-    curriculum.fit(policy, batches(), args.steps, report)
+    curriculum.fit(policy, batches(), lambda step: step / args.steps, report)
     seconds = time.perf_counter() - begin - looking
     result = {
         "seed": args.seed, "steps": args.steps, "threads": torch.get_num_threads(), "seconds": round(seconds, 1),

@@ -137,8 +137,7 @@ def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, di
     after, summary = trained(wanted, run / "ppo")
     envs = make_envs(wanted.env, wanted.env_kwargs, "train", wanted.questions_per_update * wanted.group_size)
     before, seconds = curriculum.cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None)
-    pace = seconds / wanted.cold_start_steps
-    more, spent = imitation.continue_imitation(before, envs, seed, summary["seconds"], pace, run / "imitation")
+    more, spent = imitation.continue_imitation(before, envs, seed, summary["seconds"], run / "imitation")
     yield BEFORE, before, {"seconds": seconds, "steps": wanted.cold_start_steps}
     yield IMITATION, more, spent
     yield AFTER, after, {key: summary[key] for key in ("seconds", "episodes", "symptoms")}

@@ -40,7 +40,10 @@ def _tiny_policy(args: Args) -> Policy:
 
         tokens = curriculum.choose_lessons(envs).tokens_per_step
         batches = (("episodes", batch) for batch in curriculum.batch_by_length(play, rng, tokens))
-        curriculum.fit(policy, batches, MORE_STEPS, lambda step, _, loss: progress.update(COLD_START + step, loss=loss))
+        curriculum.fit(
+            policy, batches, lambda step: step / MORE_STEPS,
+            lambda step, _, loss: progress.update(COLD_START + step, loss=loss),
+        )  # fmt: skip
     return policy
 
 

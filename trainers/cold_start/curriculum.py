@@ -106,19 +106,25 @@ def make_optimizers(
 
 
 def fit(
-    policy: Policy, batches: Iterator[tuple[str, list[Sequence]]], steps: int, report: Callable[[int, str, float], None]
+    policy: Policy,
+    batches: Iterator[tuple[str, list[Sequence]]],
+    share_done: Callable[[int], float],
+    report: Callable[[int, str, float], None],
 ) -> None:
-    """``steps`` gradient steps of token-level cross-entropy on the taught tokens, the learning rate falling to zero.
+    """Gradient steps of token-level cross-entropy on the taught tokens, the learning rate falling to zero.
 
     Args:
         batches: kind and sequences of each batch, as many as there are steps.
+        share_done: of the training, in [0, 1], after so many steps; at 1 it ends.
         report: called as ``report(step, kind, loss)`` after each gradient step.
     """
     model = policy.model.train()
     optimizers = make_optimizers(model)
     base = [o.param_groups[0]["lr"] for o in optimizers]
-    for step in range(steps):
-        factor = min(1.0, (step + 1) / 30, max(0.02, 2 * (1 - step / steps)))
+    for step in itertools.count():
+        if (done := share_done(step)) >= 1:
+            break
+        factor = min(1.0, (step + 1) / 30, max(0.02, 2 * (1 - done)))
         for optimizer, lr in zip(optimizers, base, strict=True):
             optimizer.param_groups[0]["lr"] = lr * factor
         kind, sequences = next(batches)
@@ -174,7 +180,8 @@ def cold_start(
     check_writable(folder.parent)  # before minutes are spent
     begin = time.monotonic()
     policy = make_policy(envs, seed)
-    fit(policy, make_batches(policy, envs, seed, steps, continue_probability, outage_minutes), steps, report)
+    batches = make_batches(policy, envs, seed, steps, continue_probability, outage_minutes)
+    fit(policy, batches, lambda step: step / steps, report)
     extra = {"seconds": time.monotonic() - begin}
     checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=steps, extra=extra)
     return policy, extra["seconds"]

@@ -11,7 +11,6 @@ from typing import Any
 
 from agent_envs.vector import ToolVectorEnv
 from retrieval_index import durable
-from trainers.cold_start import curriculum
 from trainers.cold_start.start import start_policy
 from trainers.comparison import imitation, lengthened
 from trainers.comparison.columns import (
@@ -169,10 +168,9 @@ class Comparison:
         if not imitation.is_done(folder, seconds):
             if self.read_only:
                 raise NotThere(f"{BASELINES['imitation']}, seed {seed}")
-            envs, (policy, took) = train_envs(base), self._start(seed)
-            pace = took / (base.cold_start_steps or curriculum.default_steps(envs))
+            policy, _ = self._start(seed)
             probability = base.cold_start_continue_probability
-            imitation.continue_imitation(policy, envs, base.seed, seconds, pace, folder, probability)
+            imitation.continue_imitation(policy, train_envs(base), base.seed, seconds, folder, probability)
         return checkpoint.read_extra(folder) | {"checkpoint": str(folder)}
 
     # -- rows of the table -----------------------------------------------------------------------------------------

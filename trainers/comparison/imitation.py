@@ -24,14 +24,11 @@ def continue_imitation(
     envs: ToolVectorEnv,
     seed: int,
     seconds: float,
-    pace: float,
     folder: Path,
     continue_probability: float = CONTINUE_PROBABILITY,
 ) -> tuple[Policy, dict]:
-    """Train ``base``, as its cold start left it, on demonstrations of whole episodes for ``seconds``.
-
-    The number of steps must be known before the first, as the learning rate falls to zero over them. Where ``pace``, the
-    seconds that a step of the cold start took, proves a tenth off, the pace just measured is taken to start afresh.
+    """Train ``base``, as its cold start left it, on demonstrations of whole episodes for ``seconds``, over which the learning
+    rate falls to zero.
 
     Args:
         envs: training environments.
@@ -43,19 +40,21 @@ def continue_imitation(
     """
     if is_done(folder, seconds):
         return load_policy(folder), checkpoint.read_extra(folder)
-    for _ in range(2):
-        policy, steps, begin = copy.deepcopy(base), max(1, round(seconds / pace)), time.monotonic()
-        with Progress(steps, description="more imitation") as progress:
-            rng = random.Random(f"more imitation:{seed}")
-            # The cold start's last stage, with other draws.
-            pools = partial(curriculum.episodes, policy, envs, rng, continue_probability)
-            tokens = curriculum.choose_lessons(envs).tokens_per_step
-            batches = (("episodes", batch) for batch in curriculum.batch_by_length(pools, rng, tokens))
-            curriculum.fit(policy, batches, steps, lambda step, kind, loss: progress.update(step, loss=loss))
-        took = time.monotonic() - begin
-        if abs(took - seconds) <= 0.1 * seconds:
-            break
-        pace = took / steps
-    spent = {"asked": seconds, "seconds": took, "steps": steps}
+    policy, rng = copy.deepcopy(base), random.Random(f"more imitation:{seed}")
+    # The cold start's last stage, with other draws.
+    pools = partial(curriculum.episodes, policy, envs, rng, continue_probability)
+    tokens, steps = curriculum.choose_lessons(envs).tokens_per_step, 0
+    batches = (("episodes", batch) for batch in curriculum.batch_by_length(pools, rng, tokens))
+    begin = time.monotonic()
+    with Progress(seconds, "s", "more imitation") as progress:
+
+        def report(step: int, kind: str, loss: float) -> None:
+            nonlocal steps
+            steps = step
+            progress.update(min(seconds, time.monotonic() - begin), loss=loss)
+
+        # At least one step, however short the time.
+        curriculum.fit(policy, batches, lambda step: (time.monotonic() - begin) / seconds if step else 0.0, report)
+    spent = {"asked": seconds, "seconds": time.monotonic() - begin, "steps": steps}
     checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=steps, extra=spent)
     return policy, spent

@@ -48,8 +48,9 @@ def test_episodes_of_a_game_teach_turns_that_can_be_read(policy, bandit, monkeyp
 
 def test_more_imitation_of_a_game(policy, bandit, monkeypatch, tmp_path):
     monkeypatch.setattr(curriculum, "POOL", 32)
-    more, told = imitation.continue_imitation(policy, bandit, 0, seconds=0.5, pace=0.1, folder=tmp_path / "more")
+    more, told = imitation.continue_imitation(policy, bandit, 0, seconds=0.5, folder=tmp_path / "more")
     assert told["steps"] >= 1
+    assert told["seconds"] >= told["asked"] == 0.5
     assert not torch.equal(more.model.lm_head.weight, policy.model.lm_head.weight)
     assert checkpoint.is_checkpoint(tmp_path / "more")
 
