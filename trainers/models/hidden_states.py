@@ -140,7 +140,7 @@ def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torc
         config._attn_implementation = usual
         warnings.warn(f"sequences are not packed for FlexAttention: {reason}", stacklevel=2)
     if device.type == "cpu" and usual in ("sdpa", row_attention.ATTENTION_NAME) and _is_wide(config):
-        if dtype == torch.bfloat16 and llama_layers.can_replace(backbone):
+        if llama_layers.can_replace(backbone):
             llama_layers.replace(backbone)
             if (reason := _why_not_rows(backbone, ids, dtype)) is None:
                 return "rows"

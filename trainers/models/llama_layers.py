@@ -1,12 +1,13 @@
-"""The layers of a Llama-like model for updates in bfloat16 on a CPU, in few passes over memory.
+"""The layers of a Llama-like model for updates on a CPU, in few passes over memory.
 
-Under autocast the library's layers, and more so peft's adapters in them, cast and copy their activations several times
-between products. Here activations are bfloat16 from the norm to the end of each half of a layer, what is added up along the
-layers stays float32, as the library has it, and gradients are written by hand where this saves passes: a frozen weight has
-none, adapters of linear layers with one input are multiplied at once, and `silu` is made again in place of being kept.
+The library's layers, and more so peft's adapters in them, copy their activations several times between products, and under
+autocast cast them as well. Here activations are bfloat16 under autocast, from the norm to the end of each half of a layer, and
+else float32; what is added up along the layers stays float32, as the library has it; and gradients are written by hand where
+this saves passes: a frozen weight has none, adapters of linear layers with one input are multiplied at once, and `silu` is made
+again in place of being kept.
 
-`replace` puts them into a model. They run on the inputs of `row_attention.pack_rows`, under autocast; any other call goes
-to the library's own layers.
+`replace` puts them into a model. They run on the inputs of `row_attention.pack_rows`; any other call goes to the library's own
+layers.
 """
 
 from collections.abc import Sequence
@@ -45,42 +46,48 @@ def restore(backbone: torch.nn.Module) -> None:
 
 def _forward(layer: "LlamaDecoderLayer", hidden_states: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
     rows = kwargs.get("tree_rows")
-    if rows is None or not torch.is_autocast_enabled("cpu"):
+    if rows is None:
         return type(layer).forward(layer, hidden_states, *args, **kwargs)
     cos, sin = (angle[0, :, None].float() for angle in kwargs["position_embeddings"])
     half = sin.shape[-1] // 2
     sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)  # the first half of a head has the second one subtracted
+    dtype = torch.get_autocast_dtype("cpu") if torch.is_autocast_enabled("cpu") else torch.float32
     with torch.autocast("cpu", enabled=False):
-        return _run(layer, hidden_states[0].float(), cos, sin, rows)[None]
+        return _run(layer, hidden_states[0].float(), cos, sin, rows, dtype)[None]
 
 
 def _run(
-    layer: "LlamaDecoderLayer", x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, rows: list[Blocks]
+    layer: "LlamaDecoderLayer",
+    x: torch.Tensor,
+    cos: torch.Tensor,
+    sin: torch.Tensor,
+    rows: list[Blocks],
+    dtype: torch.dtype,
 ) -> torch.Tensor:
     """One layer: float32 [N, H] to float32 [N, H]; cosines and signed sines are [N, 1, D]."""
     attention, mlp = layer.self_attn, layer.mlp
-    h = _norm(layer.input_layernorm, x)
+    h = _norm(layer.input_layernorm, x, dtype)
     q, k, v = (
         y.view(len(x), -1, attention.head_dim)
         for y in _project(h, attention.q_proj, attention.k_proj, attention.v_proj)
     )
     if hasattr(attention, "q_norm"):
         qwen3 = cast("Qwen3Attention", attention)
-        q, k = _norm(qwen3.q_norm, q), _norm(qwen3.k_norm, k)
+        q, k = _norm(qwen3.q_norm, q, dtype), _norm(qwen3.k_norm, k, dtype)
     q, k = Rotation.apply(q, cos, sin), Rotation.apply(k, cos, sin)
     h = RowAttention.apply(q.unflatten(1, (k.shape[1], -1)), k, v, rows, attention.scaling)
     x = x + _project(h.flatten(1), attention.o_proj)[0].float()
-    h = _norm(layer.post_attention_layernorm, x)
+    h = _norm(layer.post_attention_layernorm, x, dtype)
     h = SwiGLU.apply(*_project(h, mlp.gate_proj, mlp.up_proj))
     return x + _project(h, mlp.down_proj)[0].float()
 
 
-def _norm(module: "LlamaRMSNorm | Qwen3RMSNorm", x: torch.Tensor) -> torch.Tensor:
-    return RMSNorm.apply(x, module.weight, module.variance_epsilon)
+def _norm(module: "LlamaRMSNorm | Qwen3RMSNorm", x: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+    return RMSNorm.apply(x, module.weight, module.variance_epsilon, dtype)
 
 
 def _project(x: torch.Tensor, *modules: torch.nn.Module) -> Sequence[torch.Tensor]:
-    """The outputs of linear layers, with or without a LoRA adapter, that have the same input, bfloat16 [N, I].
+    """The outputs of linear layers, with or without a LoRA adapter, that have the same input [N, I].
 
     Raises:
         TypeError: a layer is of another kind, or its adapter is.
@@ -145,23 +152,23 @@ class AdaptedLinear(torch.autograd.Function):
 
 
 class RMSNorm(torch.autograd.Function):
-    """The root-mean-square norm (Zhang and Sennrich 2019) of x [..., D] with its weight [D], to bfloat16."""
+    """The root-mean-square norm (Zhang and Sennrich 2019) of x [..., D] with its weight [D], to ``dtype``."""
 
     @staticmethod
-    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float) -> torch.Tensor:
+    def forward(ctx: Any, x: torch.Tensor, weight: torch.Tensor, epsilon: float, dtype: torch.dtype) -> torch.Tensor:
         wide = x.float()
         scale = torch.linalg.vector_norm(wide, dim=-1, keepdim=True).square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
         ctx.save_for_backward(x, weight, scale)
-        return (wide * scale).mul_(weight).to(torch.bfloat16)
+        return (wide * scale).mul_(weight).to(dtype)
 
     @staticmethod
     def backward(ctx: Any, *by_outs: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
         x, weight, scale = ctx.saved_tensors
         by_out, wide = by_outs[0].float(), x.float()
         by_weight = (by_out * wide).mul_(scale).flatten(0, -2).sum(0) if ctx.needs_input_grad[1] else None
-        by_normal = by_out.mul_(weight)
+        by_normal = by_out * weight if by_out is by_outs[0] else by_out.mul_(weight)  # never what is not ours
         along = torch.linalg.vecdot(by_normal, wide)[..., None] * scale.square() / x.shape[-1]
-        return by_normal.addcmul_(wide, along, value=-1).mul_(scale).to(x.dtype), by_weight, None
+        return by_normal.addcmul_(wide, along, value=-1).mul_(scale).to(x.dtype), by_weight, None, None
 
 
 class Rotation(torch.autograd.Function):

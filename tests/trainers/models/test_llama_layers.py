@@ -75,12 +75,14 @@ def test_values_and_gradients_are_those_of_the_library(family, lora):
     assert errors(found, exact).mean() < 1.2 * errors(usual, exact).mean()  # rounded in other places
 
 
-def test_without_autocast_nothing_changes():
-    model = make_model("llama", dtype=torch.float32)
-    expected = [run(model, torch.float32, how) for how in ("rows", "")]
+@pytest.mark.parametrize("lora", [True, False])
+@pytest.mark.parametrize("family", CONFIGS)
+def test_in_float32_they_are_the_librarys_to_rounding(family, lora):
+    model = make_model(family, lora, torch.float32)
+    expected = run(model, torch.float32, "")
     llama_layers.replace(model.base_model)
-    for before, how in zip(expected, ("rows", ""), strict=True):
-        assert all(torch.equal(x, y) for x, y in zip(before, run(model, torch.float32, how), strict=True))
+    assert error(run(model, torch.float32), expected) < 1e-5
+    assert all(torch.equal(x, y) for x, y in zip(expected, run(model, torch.float32, ""), strict=True))
 
 
 def test_single_rows_stay_the_librarys():
@@ -103,21 +105,20 @@ def wide(monkeypatch):
     monkeypatch.setattr(row_attention, "MIN_WIDTH", 32)
 
 
-def test_chosen_for_bfloat16_where_they_agree(wide, monkeypatch):
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_chosen_where_they_agree(wide, monkeypatch, dtype):
     counts = passes(monkeypatch)
-    assert choose_tree_attention(make_model("llama", dtype=torch.float32).base_model, IDS, torch.float32) == "rows"
-    assert not counts
-    model = make_model("llama")
-    assert choose_tree_attention(model.base_model, IDS, torch.bfloat16) == "rows"
+    model = make_model("llama", dtype=dtype)
+    assert choose_tree_attention(model.base_model, IDS, dtype) == "rows"
     counts.clear()
-    run(model, torch.bfloat16)
+    run(model, dtype)
     assert counts == list(model.base_model.layers)
     right = llama_layers.SwiGLU.backward
     monkeypatch.setattr(llama_layers.SwiGLU, "backward", lambda ctx, by_out: right(ctx, 2 * by_out))
     with pytest.warns(UserWarning, match="in the library's layers: with ours hidden states and gradients differ by"):
-        assert choose_tree_attention(model.base_model, IDS, torch.bfloat16) == "rows"
+        assert choose_tree_attention(model.base_model, IDS, dtype) == "rows"
     counts.clear()
-    run(model, torch.bfloat16)
+    run(model, dtype)
     assert not counts
 
 
@@ -209,7 +210,7 @@ def test_each_function_is_its_formula():
     angle = torch.rand(5, 1, 4).repeat(1, 1, 2)
     sign = torch.tensor([-1.0] * 4 + [1.0] * 4)
     pairs = [
-        (gradients(lambda x, w: llama_layers.RMSNorm.apply(x, w, 1e-3), wide, weight),
+        (gradients(lambda x, w: llama_layers.RMSNorm.apply(x, w, 1e-3, torch.bfloat16), wide, weight),
          gradients(lambda x, w: rms_norm(x, (8,), w, 1e-3), wide, weight)),
         (gradients(lambda x: llama_layers.Rotation.apply(x, angle.cos(), angle.sin() * sign), x),
          gradients(lambda x: apply_rotary_pos_emb(x, x, angle.cos(), angle.sin(), 0)[0], x.float())),
