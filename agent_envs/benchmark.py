@@ -88,7 +88,7 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
         asked = (arguments.get("data") or places[0], arguments.get("corpus"), arguments.get("index"))
         places += (os.getcwd(), *map(stamp_place, asked))
     else:
-        places = own.stamps(arguments.get("data"), arguments.get("corpus"))
+        places = (*own.stamps(arguments.get("data"), arguments.get("corpus")), stamp_place(arguments.get("index")))
     task = _load(benchmark, split, places, holdout, keep if split == "train" else None, **frozen)
     if task.warning:
         warnings.warn(task.warning, stacklevel=2)
@@ -180,7 +180,7 @@ def _open(index: str, stamps: tuple) -> retrieval_index.Searcher:
     if index.startswith(("http://", "https://")):
         # Of the protocol it has `search` alone, which is all that an environment uses.
         return cast(retrieval_index.Searcher, retrieval_index.RemoteSearcher(index))
-    return retrieval_index.load(Path(index))
+    return retrieval_index.load(Path(index).expanduser())
 
 
 @lru_cache(maxsize=4)

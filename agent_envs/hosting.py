@@ -158,7 +158,8 @@ def make(id: str, **kwargs: Any) -> ToolEnv:
     """
     spec = find_spec(id)
     accepted = _parameters(spec)  # None where it takes anything, as most environments of this suite do
-    mine = {} if accepted is None else {n: v for n, v in kwargs.items() if n in _HOST and n not in accepted}
+    named = _named_parameters(spec)
+    mine = {} if named is None else {n: v for n, v in kwargs.items() if n in _HOST and n not in named}
     own = {n: v for n, v in kwargs.items() if n not in mine}
     check_arguments(id, spec, own)
     env = make_registered(spec, disable_env_checker=True, **own)
@@ -263,6 +264,15 @@ def _parameters(spec: EnvSpec) -> set[str] | None:
     parameters = inspect.signature(_entry_point(spec)).parameters
     anything = any(p.kind is inspect.Parameter.VAR_KEYWORD for p in parameters.values())
     return None if anything else set(parameters)
+
+
+def _named_parameters(spec: EnvSpec) -> set[str] | None:
+    """The names that an entry point takes for itself; None where what it is given may go on to a `ToolEnv`."""
+    made = _entry_point(spec)
+    if isinstance(made, type) and not issubclass(made, ToolEnv):  # whatever else it takes is not said
+        parameters = inspect.signature(made).parameters.values()
+        return {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD}
+    return _parameters(spec)
 
 
 def _entry_point(spec: EnvSpec) -> Callable[..., Any]:

@@ -32,14 +32,10 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
     then the next call with an equal request is given it as it was left. Without a `request` it is always empty.
 
     Raises:
-        FileExistsError: `folder` exists and is not an index, or another process is writing to it now.
+        FileExistsError: `folder` exists and is not an index, or holds more than one; or another process is writing to it now.
     """
     folder = Path(folder).resolve()  # behind a link is what is replaced, and the link stays
-    occupied = folder.exists() and not (folder.is_dir() and not any(folder.iterdir()))
-    if occupied and not (folder / MANIFEST_FILE).is_file():
-        raise FileExistsError(
-            f"{folder} exists and is not an index: it will not be overwritten. Choose another folder."
-        )
+    _check_replaceable(folder)
     make_folder(folder.parent)
     staging = folder.with_name(f".{folder.name}.building")
     with _hold_lock(staging):
@@ -64,6 +60,28 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
             raise
         # From here on another process may have a staging folder of that name.
         (folder / REQUEST_FILE).unlink(missing_ok=True)
+
+
+def _check_replaceable(folder: Path) -> None:
+    """Raise a FileExistsError where a folder holds anything that was not written with an index, the folder of a web application
+    with a manifest.json of its own, or notes beside an index."""
+    if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
+        return
+    try:
+        manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+        named = {*manifest["files"], MANIFEST_FILE, REQUEST_FILE} if "format_version" in manifest else None
+    except (OSError, ValueError, LookupError, TypeError):
+        named = None
+    if named is None:
+        raise FileExistsError(
+            f"{folder} exists and is not an index: it will not be overwritten. Choose another folder."
+        )
+    found = (path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith("."))
+    if others := sorted({path.relative_to(folder).as_posix() for path in found} - named):
+        raise FileExistsError(
+            f"{folder} is an index and holds more, {others[0]!r} among it, which would be lost: move that away, or choose "
+            f"another folder."
+        )
 
 
 @contextmanager

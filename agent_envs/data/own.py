@@ -133,7 +133,11 @@ def _files_of(path: Path) -> tuple[Path, ...]:
     files = [file for file in files if file.stem.lower() not in _CORPUS]
     if not files:
         raise ValueError(f"{path}: there is no file of questions in it ({', '.join(FORMATS)})")
-    return tuple([file for file in files if _split_in_name(file)] or files)
+    named = [file for file in files if _split_in_name(file)]
+    if named and (others := [file.name for file in files if file not in named]):
+        read = ", ".join(file.name for file in named)
+        warnings.warn(f"{path}: read are {read}, whose names say a split; not {', '.join(others)}", stacklevel=2)
+    return tuple(named or files)
 
 
 def _split_in_name(path: Path) -> str | None:
@@ -222,7 +226,7 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
     row = with_question_of_verl(row)
     if "question" not in row:
         raise ValueError(f"there is no 'question'; the fields are {_names(row)}")
-    if is_flashrag(row):
+    if is_flashrag(row) and ({"metadata", "reward_model", "data_source"} & row.keys()):
         question, passages = parse_flashrag({"id": hash_id(row["question"])} | dict(row))
         benchmark = benchmark_named_in(row)  # Search-R1's files hold several, each with a question train_0
         if question and benchmark and "id" in row:
@@ -270,6 +274,8 @@ def _contexts(row: Mapping[str, Any]) -> list[Passage]:
     if name is None:
         return []
     value = row[name]
+    if isinstance(value, str) and (listed := _written_list(value.strip())) is not None:  # in a cell of a table
+        value = listed
     first = value[0] if isinstance(value, list | tuple) and value else value
     if isinstance(value, str) or isinstance(first, str):
         texts = [value] if isinstance(value, str) else value

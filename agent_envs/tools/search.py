@@ -11,7 +11,7 @@ from typing import Any, ClassVar
 
 from agent_envs.tools.function import ToolError
 from agent_envs.types import ToolResult
-from retrieval_index import Passage, Searcher
+from retrieval_index import IndexCorrupt, Passage, Searcher
 from retrieval_index.corpus import Corpus
 
 MORE = " …"  # the mark of a cut; one token in most vocabularies
@@ -250,6 +250,8 @@ def _search(searcher: Searcher, queries: list[str], k: int) -> list[list[Passage
     """
     try:
         return searcher.search(queries, k)
+    except IndexCorrupt:
+        raise
     except ValueError as error:
         if len(queries) != 1:
             raise

@@ -330,3 +330,42 @@ def test_nothing_warns_where_nothing_is_wrong(data):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         gymnasium.make("AgentR1/QA-v0", data=data).reset(seed=1)
+
+
+def test_golden_answers_are_a_name_for_answers_and_hide_nothing(tmp_path):
+    rows = [{"question": q["question"], "answers": [q["answer"], "Mayor"], "contexts": PASSAGES[:3]} for q in QUESTIONS]
+    rows = [row | {"supporting_titles": q["supporting_titles"]} for row, q in zip(rows, QUESTIONS, strict=True)]
+    renamed = [{"golden_answers" if name == "answers" else name: v for name, v in row.items()} for row in rows]
+    found = []
+    for name, some in (("a", rows), ("b", renamed)):
+        write(tmp_path / name / "train.jsonl", some)
+        found.append(load_own(tmp_path / name, split="train", name="mine"))
+    assert found[0].questions == found[1].questions
+    assert found[0].passages == found[1].passages
+
+
+def test_a_list_of_contexts_in_a_cell_is_a_list(tmp_path):
+    contexts = json.dumps([{"title": "T1", "text": "first"}, {"title": "T2", "text": "second"}])
+    write(tmp_path / "train.csv", [{"question": "Which?", "answer": "x", "contexts": contexts, "split": "train"}])
+    assert [(p.title, p.text) for p in load_own(tmp_path / "train.csv", split="train").passages] == [
+        ("T1", "first"), ("T2", "second"),
+    ]  # fmt: skip
+
+
+def test_files_that_are_passed_over_are_named(tmp_path, corpus):
+    write(tmp_path / "folder" / "train.jsonl", QUESTIONS)
+    write(tmp_path / "folder" / "more.jsonl", QUESTIONS)
+    with pytest.warns(UserWarning, match=r"read are train\.jsonl, whose names say a split; not more\.jsonl"):
+        load_own(tmp_path / "folder", split="train", corpus=corpus)
+
+
+def test_an_index_that_was_built_again_is_searched_anew(tmp_path, data):
+    seen = []
+    for text in ("old text", "new text"):
+        passages = [retrieval_index.Passage("1", "Arnheim", text)]
+        retrieval_index.build(passages).save(tmp_path / "index")
+        env = gymnasium.make("AgentR1/QA-v0", data=str(data), index=str(tmp_path / "index"))
+        env.reset(seed=0)
+        seen.append(env.step("<search>Arnheim</search>")[0])
+    assert "old text" in seen[0]
+    assert "new text" in seen[1]

@@ -5,8 +5,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import retrieval_index
-from agent_envs.tools import ReadTool, SearchTool
+from agent_envs.tools import ReadTool, SearchTool, run_calls
 from agent_envs.tools.search import cut, read_shown, show_passage
+from agent_envs.types import ToolCall
 from retrieval_index import Passage
 
 RED = "The red fox is a mammal. It was named by J. Linnaeus in St. Ives. It lives in forests and meadows."
@@ -132,3 +133,17 @@ def test_a_title_that_is_not_there_names_others_and_shows_nothing(searcher):
     assert read(searcher, "zzz").text == "There is no article with this title."
     assert not read(searcher, "x" * 501).ok
     assert read(searcher, "#2").data == read(searcher, "").data == []
+
+
+class Damaged:
+    """A searcher of an index in which some blocks are not what was written."""
+
+    def search(self, queries, k):
+        if "Ada" in queries:
+            raise retrieval_index.IndexCorrupt("posting_scores.npy: a block of it is not what was written")
+        return [[] for _ in queries]
+
+
+def test_a_damaged_index_is_no_mistake_of_the_agent():
+    (result,) = run_calls([({"search": SearchTool(Damaged(), k=1)}, ToolCall("search", {"query": "Ada"}))])
+    assert result.fault

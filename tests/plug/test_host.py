@@ -223,3 +223,26 @@ def test_splits_that_are_asked_for_from_outside():
     questions.hold_out("train")
     with pytest.raises(ValueError, match="QAEnv has splits of its own: make it with split='validation'"):
         questions.hold_out("validation")
+
+
+class TakesAnything(Numbers):
+    """Speaks text, and takes whatever it is given."""
+
+    action_space = observation_space = gymnasium.spaces.Text(40)
+
+    def __init__(self, **kwargs):
+        self.given = kwargs
+
+    def reset(self, *, seed=None, options=None):
+        return "Guess.", {}
+
+
+def test_the_hosts_arguments_are_the_hosts_where_an_environment_takes_anything():
+    gymnasium.register("Mine/Anything-v0", entry_point=TakesAnything)
+    try:
+        env = hosting.make("Mine/Anything-v0", instructions="Guess!", max_turns=3, format="ragen", words=["red"])
+    finally:
+        del gymnasium.registry["Mine/Anything-v0"]
+    assert env.system_prompt.startswith("Guess!")
+    assert env.max_turns == 3
+    assert env.hosted.unwrapped.given.keys() == {"words"}

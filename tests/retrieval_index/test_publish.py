@@ -10,7 +10,7 @@ from retrieval_index.publish import MANIFEST_FILE, publishing
 
 def fill(folder, content="content"):
     (folder / "file").write_text(content)
-    (folder / MANIFEST_FILE).write_text("{}")
+    (folder / MANIFEST_FILE).write_text('{"format_version": 3, "files": {"file": {}}}')
 
 
 def test_it_appears_when_complete(tmp_path):
@@ -122,3 +122,29 @@ def test_behind_a_link_is_what_is_replaced(tmp_path):
         fill(staging, "new")
     assert (tmp_path / "current").is_symlink() and (tmp_path / "v1" / "file").read_text() == "new"
     assert sorted(os.listdir(tmp_path)) == ["current", "v1"]
+
+
+@pytest.mark.parametrize("manifest", ('{"name": "an app"}', "[]", "no JSON"))
+def test_a_folder_with_a_manifest_of_its_own_is_left_alone(tmp_path, manifest):
+    folder = tmp_path / "app"
+    (folder / "src").mkdir(parents=True)
+    (folder / "src" / "app.js").write_text("months of work")
+    (folder / MANIFEST_FILE).write_text(manifest)
+    with pytest.raises(FileExistsError, match="exists and is not an index"), publishing(folder) as staging:
+        fill(staging)
+    assert (folder / "src" / "app.js").read_text() == "months of work"
+
+
+def test_what_lies_beside_an_index_is_not_lost(tmp_path):
+    folder = tmp_path / "index"
+    with publishing(folder) as staging:
+        fill(staging)
+    (folder / "notes").mkdir()
+    (folder / "notes" / "today.md").write_text("notes")
+    (folder / ".hidden").write_text("")
+    with pytest.raises(FileExistsError, match=r"holds more, 'notes/today\.md' among it"), publishing(folder) as staging:
+        fill(staging)
+    (folder / "notes" / "today.md").unlink()
+    with publishing(folder) as staging:
+        fill(staging, "new")
+    assert (folder / "file").read_text() == "new"

@@ -86,7 +86,7 @@ def test_nobody_builds_in_the_old_index_while_it_is_removed(tmp_path, monkeypatc
     for name in ("old", "new"):
         with publish.publishing(folder) as staging:
             (staging / name).write_text("")
-            (staging / publish.MANIFEST_FILE).write_text("{}")
+            (staging / publish.MANIFEST_FILE).write_text(f'{{"format_version": 3, "files": {{"{name}": {{}}}}}}')
             monkeypatch.setattr(publish, "_remove", remove)
     assert tried == ["kept out"]
     assert sorted(os.listdir(folder)) == [publish.MANIFEST_FILE, "new"]
