@@ -346,7 +346,9 @@ def test_golden_answers_are_a_name_for_answers_and_hide_nothing(tmp_path):
 
 def test_a_list_of_contexts_in_a_cell_is_a_list(tmp_path):
     contexts = json.dumps([{"title": "T1", "text": "first"}, {"title": "T2", "text": "second"}])
-    write(tmp_path / "train.csv", [{"question": "Which?", "answer": "x", "contexts": contexts, "split": "train"}])
+    row = {"answer": "x", "contexts": contexts}
+    rows = [row | {"question": "Which?", "split": "train"}, row | {"question": "What?", "split": "validation"}]
+    write(tmp_path / "train.csv", rows)
     assert [(p.title, p.text) for p in load_own(tmp_path / "train.csv", split="train").passages] == [
         ("T1", "first"), ("T2", "second"),
     ]  # fmt: skip
