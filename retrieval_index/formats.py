@@ -53,6 +53,7 @@ def csv_rows(path: Path) -> Rows:
 
 
 def _table_rows(path: Path, delimiter: str) -> Rows:
+    csv.field_size_limit(max(_LONGEST, csv.field_size_limit()))  # of the process; 131,072 characters by default
     with _open_decompressed(path) as file:
         lines = (line.decode("utf-8" if n else "utf-8-sig") for n, line in enumerate(_lines(file, path)))
         reader = csv.reader(lines, delimiter=delimiter, strict=True)

@@ -182,11 +182,12 @@ def _parse(body: bytes, limits: Limits) -> Query:
 
 
 def _health(searcher: Searcher, limits: Limits) -> bytes:
+    corpus = getattr(searcher, "corpus", None)  # an adapter to another server has none, nor have shards behind servers
     served = {
         "status": "ok",
-        "passages": len(searcher.corpus),
+        "passages": None if corpus is None else len(corpus),
         "backend": getattr(searcher, "backend", type(searcher).__name__),
-        "fingerprint": searcher.corpus.fingerprint,
+        "fingerprint": getattr(corpus, "fingerprint", None),
         "limits": limits,
     }
     return to_json(served)

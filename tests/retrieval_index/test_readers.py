@@ -505,3 +505,11 @@ def test_titles_of_real_passages_hold_no_entities(real_data):
     unique = Deduplicated(passages)
     assert sum(1 for _ in unique) == 53_983 - unique.duplicates
     assert unique.duplicates == 59
+
+
+def test_a_cell_may_hold_a_long_text(tmp_path):
+    text = "word " * 40_000
+    with (tmp_path / "p.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("id", "title", "text"), ("1", "Long", text)])
+    (passage,) = read_passages(tmp_path / "p.csv")
+    assert passage.text == text

@@ -515,6 +515,20 @@ def refuses_connections(client) -> bool:
     return False
 
 
+class Adapter:
+    """A searcher of another server: it can search, and knows nothing else."""
+
+    def search(self, queries, k):
+        return [[Passage("1", "Arizona", "a state", 1.0)] for _ in queries]
+
+
+def test_what_has_no_corpus_can_be_served():
+    for searcher in (Adapter(), retrieval_index.ShardedSearcher([Adapter(), Adapter()])):
+        with serving(searcher) as client:
+            health = client.get("/health").json()
+            assert (health["status"], health["passages"], health["fingerprint"]) == ("ok", None, None)
+
+
 def test_health_and_metrics(index):
     with serving(index) as client:
         health = client.get("/health").json()
