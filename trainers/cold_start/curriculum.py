@@ -8,6 +8,7 @@ a corpus the policy imitates a noisy expert, which plays at random in a quarter 
 (`trainers.cold_start.demonstrations.noisy_expert`).
 """
 
+import contextlib
 import hashlib
 import inspect
 import itertools
@@ -90,6 +91,7 @@ WITHOUT_CORPUS = Lessons(
     demonstrations.noisy_expert,
 )
 POOL = 256  # demonstrations made at a time, from one fresh world
+NUM_ENVS = 64  # that demonstrations are played in, other than those in a fresh world
 
 
 def make_optimizers(
@@ -168,6 +170,10 @@ def cold_start(
         The policy, and the seconds that teaching it took, also where that was in an earlier run. The random state is
         the same in both cases.
     """
+    if envs.num_envs != NUM_ENVS:  # which decides who plays what: runs with batches of other shapes have the same start
+        same = _remake(envs, {"num_envs": NUM_ENVS})
+        with contextlib.closing(same):
+            return cold_start(same, seed, steps, report, continue_probability, outage_minutes)
     torch.manual_seed(seed)
     folder = _cache_folder(envs, seed, steps, continue_probability, outage_minutes)
     if checkpoint.is_checkpoint(folder):
@@ -339,10 +345,7 @@ def _cache_folder(
     code = "".join(
         inspect.getsource(module) for module in (sys.modules[__name__], tiny, muon, demonstrations, qa_scripts)
     )
-    has_questions = envs.envs[0].questions is not None
-    # Demonstrations are imitated whatever they are paid; those in MiniWiki are played in environments of their own.
-    in_fresh_world = has_questions and cast(QAEnv, envs.envs[0]).task.name == "miniwiki"
-    without = {"rewards"} | ({"num_envs"} if in_fresh_world else set())
+    without = {"rewards", "num_envs"}  # demonstrations are imitated whatever they are paid
     kwargs = json.dumps({n: v for n, v in envs.spec.kwargs.items() if n not in without}, sort_keys=True, default=str)
     script = choose_lessons(envs).demonstrator
     few = list(range(min(8, len(envs.envs[0].questions or range(8)))))
