@@ -7,6 +7,7 @@ stand for an empty file. So content goes to the disk before the rename, and the 
 from __future__ import annotations
 
 import errno
+import itertools
 import os
 from pathlib import Path
 
@@ -68,3 +69,9 @@ def find_write_failure(error: BaseException) -> str | None:
                 return reason
         cause = cause.__cause__ or cause.__context__
     return None
+
+
+def set_aside(path: Path, why: str) -> Path:
+    """Give a file or a folder another name, which says why it is no longer in use; nothing is written over."""
+    names = (path.with_name(f"{path.name}.{why}{number or ''}") for number in itertools.count())
+    return path.rename(next(name for name in names if not name.exists()))

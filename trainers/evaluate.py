@@ -116,6 +116,8 @@ class Args(Checks):
 
     def check_inputs(self) -> None:
         inputs.check_out(self.out)
+        if inputs.is_used(self.out):
+            raise ValueError(f"{self.out} is the folder of a run, whose episodes would be lost: give another --out")
         for model in self.here:
             inputs.check_model(model, "".join(self.model) * bool(self.checkpoint and not self.api))
         inputs.check_environment(self.env, self.env_kwargs, self.split)
@@ -183,6 +185,8 @@ class _Evaluation:
         self._answers = evaluation_folder.take_up(args.out, self._settings)
         # An evaluation that does not come to its end leaves the earlier one of its folder whole: table and episodes.
         self._beside = not args.api and evaluation_folder.has_table(args.out)
+        if args.api and not self._answers:  # its answers are kept as they come, where they are looked for again
+            evaluation_folder.set_aside(args.out)
         records = evaluation_folder.unfinished(args.out) if self._beside else args.out
         self._writer = EpisodeWriter(records, math.inf if self._answers else None)
         if args.api:  # what its answers hold for, before the first of them
@@ -381,7 +385,10 @@ def main(args: Args) -> list[Row]:
 def _evaluate(args: Args) -> list[Row]:
     with hold_folder(args.out):
         check_writable(args.out)
-        rows = _play_all(_Evaluation(args))
+        try:
+            rows = _play_all(_Evaluation(args))
+        finally:
+            evaluation_folder.clear_unfinished(args.out)
     for row in rows:
         if (failed := cast(float, row["failed"])) > args.max_failed:
             advice = f"its scores are not what it can do. More than --max-failed {args.max_failed:g} is an error"

@@ -12,7 +12,7 @@ from agent_envs.tasks.qa import QAEnv, name_kind
 from agent_envs.tasks.qa_scripts import search
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers import distributed
-from trainers.engines.engine import Engine, generate
+from trainers.engines.engine import Completion, Engine, generate
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.rollout import rollout
@@ -207,7 +207,8 @@ def _naive_rag_batch(
         prompt = policy.prompt_ids(infos["instructions"][i], observations[i]) + policy.encode(queries[i])
         prompts[i] = prompt + policy.observation_ids(results[i], prompt) + opening
     engine.reset()
-    done = generate(engine, prompts, max_new_tokens, 0.0)
+    fitting = {i: prompt for i, prompt in prompts.items() if len(prompt) < engine.max_length}
+    done = dict.fromkeys(prompts, Completion()) | generate(engine, fitting, max_new_tokens, 0.0)  # else no answer
     engine.reset()
     episodes: list[dict[str, Any]] = []
     for i in range(count):

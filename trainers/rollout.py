@@ -14,6 +14,8 @@ from trainers.models.policy import Policy
 from trainers.runs.timing import Timing
 from trainers.trajectory import Step, Trajectory
 
+LEAST_TURN = 32  # tokens that a model must be able to write behind what it has read; its longest turn may be longer
+
 
 def rollout(
     envs: ToolVectorEnv,
@@ -64,10 +66,13 @@ def rollout(
     def has_room(i: int, observation: str) -> bool:  # for another turn after this one
         sampled = completions[i].tokens
         ids = policy.observation_ids(observation, sampled)
-        return len(contexts[i]) + len(sampled) + len(ids) + max_new_tokens <= engine.max_length
+        least = min(max_new_tokens, LEAST_TURN)
+        return len(contexts[i]) + len(sampled) + len(ids) + least <= engine.max_length
 
     for i in contexts if engine.max_length < math.inf else ():
-        if envs.envs[i].context is None:  # one that is rewritten is kept short by that
+        if (
+            getattr(envs.envs[i], "current", envs.envs[i]).context is None
+        ):  # one that is rewritten is kept short by that
             envs.envs[i].fits = partial(has_room, i)
     while contexts:
         actions = [policy.decode(completions[i].tokens) if i in completions else None for i in range(len(envs.envs))]
@@ -99,6 +104,8 @@ def rollout(
                 trajectory.messages.append({"role": "user", "content": policy.inert(observations[i])})
         unfinished = {i: contexts[i] for i in completions if i in contexts}
         completions = play.submit(unfinished, num_new_ids, next_completions)
+    for env in envs.envs[:count]:
+        env.fits = None  # which knows the policy and the engine
     engine.reset()  # keys and values that take much memory need not lie in it while what was played is learned from
     if transcripts is not None:
         transcripts += [trajectory.turns for trajectory in trajectories]

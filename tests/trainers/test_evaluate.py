@@ -8,6 +8,7 @@ from trainers.engines.engine import Completion
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.runs.episodes import read_episodes
 from trainers.runs.setup import make_envs
+from trainers.runs.stopping import TrainingStopped
 
 SMALL = '{"entities": 60, "questions": 30}'
 
@@ -190,6 +191,32 @@ def test_an_evaluation_that_breaks_off_leaves_the_earlier_one_whole(tmp_path, mo
     with pytest.raises(ValueError, match="no such model"):
         evaluate.main(evaluate.Args(**args, questions=4, model=("gone",)))
     assert {name: (tmp_path / name).read_bytes() for name in earlier} == earlier
+    assert not (tmp_path / ".unfinished").exists()
     evaluate.main(evaluate.Args(**args, questions=4))
     assert len({record["instance"] for record in read_episodes(tmp_path / "episodes.jsonl")}) == 4
     assert not (tmp_path / ".unfinished").exists()
+
+
+def test_an_api_that_does_not_answer_costs_no_earlier_evaluation(tmp_path, capsys):
+    args = {"env": "Bandit", "out": tmp_path, "questions": 4}
+    evaluate.main(evaluate.Args(**args))
+    earlier = (tmp_path / "episodes.jsonl").read_bytes()
+    with pytest.raises(TrainingStopped, match="does not answer"):
+        evaluate.main(evaluate.Args(**args, api="http://127.0.0.1:9/v1", model=("x",)))
+    assert (tmp_path / "episodes.jsonl.earlier").read_bytes() == earlier
+    assert "evaluation.md of an earlier evaluation is kept as evaluation.md.earlier" in capsys.readouterr().err
+
+
+def test_a_runs_folder_is_no_place_for_an_evaluation(tmp_path):
+    (tmp_path / "summary.json").write_text("{}")
+    with pytest.raises(ValueError, match="is the folder of a run, whose episodes would be lost"):
+        evaluate.Args(env="Bandit", out=tmp_path).check_inputs()
+
+
+def test_naive_rag_scores_what_is_too_long_to_be_read_as_no_answer(make_policy):
+    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "validation", 4)
+    policy = make_policy("words")
+    engine = TransformersEngine(policy, envs.envs[0].stop)
+    engine.max_length = 10
+    row = playing.evaluate_naive_rag(envs, policy, engine, list(range(4)), 4)
+    assert (row["episodes"], row["em"]) == (4, 0.0)

@@ -1,3 +1,4 @@
+import json
 import threading
 from types import SimpleNamespace
 
@@ -152,6 +153,32 @@ def test_an_episode_ends_where_the_model_can_read_no_further_turn(playing, recit
     assert [step.tokens for step in episode.steps] == [step.tokens for step in longest.steps[:turns]]
     assert episode.truncated
     assert episode.info["turns"] == turns
+
+
+def test_after_a_rollout_environments_know_no_policy(playing, recite):
+    policy, engine = playing
+    engine.max_length = 10_000
+    envs = recite([["one", "two"]])
+    rollout(envs, policy, engine, seeds=[0], max_new_tokens=4)
+    assert envs.envs[0].fits is None
+
+
+def test_the_next_turn_need_not_be_as_long_as_one_may_be(playing, recite):
+    policy, engine = playing
+    engine.max_length = 400
+    submit = engine.submit
+    engine.submit = lambda prompts, max_new_tokens, *how: submit(prompts, 4, *how)  # a policy that is brief
+    (episode,) = rollout(recite([["one", "two", "three"]]), policy, engine, seeds=[0], max_new_tokens=399)
+    assert len(episode.steps) == 3
+
+
+def test_one_task_of_a_mixture_that_rewrites_leaves_the_others_their_limit(playing):
+    policy, engine = playing
+    tasks = {"AgentR1/Sokoban-v0": 1, "AgentR1/Bandit-v0": {"weight": 1, "kwargs": {"context": "window:1"}}}
+    envs = make_envs("AgentR1/Mixture-v0", json.dumps({"tasks": tasks}), "train", 8)
+    engine.max_length = 1100
+    for episode in rollout(envs, policy, engine, seeds=list(range(8)), max_new_tokens=40):
+        assert max(len(step.prompt + step.tokens) for step in episode.steps) <= 1100
 
 
 def test_a_task_that_is_too_long_to_be_read_is_an_error(playing, recite):

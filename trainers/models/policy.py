@@ -58,7 +58,9 @@ class Policy(ChatTokens):
         config = self.model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None) or math.inf
         rope = getattr(config, "rope_parameters", None) or {}
-        return max(positions, (rope.get("original_max_position_embeddings") or positions) * (rope.get("factor") or 1.0))
+        if rope.get("rope_type") not in ("yarn", "linear", "dynamic"):  # of the others positions are said as they are
+            return positions
+        return max(positions, (rope.get("original_max_position_embeddings") or positions) * rope["factor"])
 
     @property
     def device(self) -> torch.device:

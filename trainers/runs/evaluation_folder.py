@@ -5,12 +5,13 @@ The answers of an API cost money and time. They are kept as they come, and the s
 
 import json
 import shutil
+import sys
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from retrieval_index import durable
-from trainers.runs import report
+from trainers.runs import html_report, report
 from trainers.runs.episodes import EPISODES_FILE, TOKENS_FILE, read_episodes, to_line
 from trainers.runs.logger import to_json_types
 
@@ -54,7 +55,10 @@ def write(folder: Path, header: str, result: Mapping[str, Any]) -> None:
 
 def has_table(folder: Path) -> bool:
     """Whether an evaluation has come to its end in this folder."""
-    return (folder / "evaluation.json").exists()
+    try:
+        return bool(json.loads((folder / "evaluation.json").read_text(encoding="utf-8"))["rows"])
+    except (OSError, ValueError, LookupError, TypeError):  # none, or one that has begun
+        return False
 
 
 def unfinished(folder: Path) -> Path:
@@ -67,7 +71,23 @@ def publish_records(folder: Path) -> None:
     for name in (EPISODES_FILE, TOKENS_FILE):
         if (written := unfinished(folder) / name).exists():  # not where the disk was full
             durable.publish(written, folder / name)
+    clear_unfinished(folder)
+
+
+def clear_unfinished(folder: Path) -> None:
+    """Remove the episodes of an evaluation that has not come to its end."""
     shutil.rmtree(unfinished(folder), ignore_errors=True)
+
+
+def set_aside(folder: Path) -> None:
+    """Give what an earlier evaluation left other names, and say so."""
+    if not has_table(folder):
+        return
+    for name in ("evaluation.json", "evaluation.md", EPISODES_FILE, TOKENS_FILE, html_report.PAGE_FILE):
+        if (path := folder / name).exists():
+            print(
+                f"{path} of an earlier evaluation is kept as {durable.set_aside(path, 'earlier').name}", file=sys.stderr
+            )
 
 
 def _read_settings(folder: Path) -> dict[str, Any]:

@@ -87,7 +87,7 @@ def _clear(folder: Path) -> None:
     """Set aside what was left by a run that ended before its first checkpoint."""
     for path in (folder / name for name in (METRICS_FILE, EPISODES_FILE, TOKENS_FILE, BEST)):
         if path.exists():
-            print(f"{path} of an earlier run is kept as {set_aside(path, 'earlier').name}", file=sys.stderr)
+            print(f"{path} of an earlier run is kept as {durable.set_aside(path, 'earlier').name}", file=sys.stderr)
 
 
 def _check_checkpoint(args) -> None:
@@ -98,14 +98,8 @@ def _check_checkpoint(args) -> None:
         raise ValueError(f"no checkpoint in {args.resume} is whole: {'; '.join(reason for _, reason in damaged)}")
     check_resumed(whole, checkpoint.read_extra(whole), args)
     for path, reason in damaged:
-        aside = set_aside(path, "damaged").name
+        aside = durable.set_aside(path, "damaged").name
         print(f"Warning: {reason}. It is set aside as {aside}, and {whole.name} is gone on from.", file=sys.stderr)
-
-
-def set_aside(path: Path, why: str) -> Path:
-    """Give a file or a folder another name, which says why it is no longer in use; nothing is written over."""
-    names = (path.with_name(f"{path.name}.{why}{number or ''}") for number in itertools.count())
-    return path.rename(next(name for name in names if not name.exists()))
 
 
 def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args) -> None:

@@ -64,7 +64,7 @@ def check_package(package: str, what: str, extra: str) -> None:
 
 
 def check_out(folder: Path) -> None:
-    """That a folder can be made here, and holds no run."""
+    """That a folder can be made or written to."""
     there = next(path for path in (folder, *folder.parents, Path("/")) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         why = "may not be written to" if there.is_dir() else "is a file"

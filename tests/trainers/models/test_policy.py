@@ -191,6 +191,7 @@ def test_dropout_is_off(make_policy):
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
         ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
         ({"rope_type": "linear", "factor": 2.0}, 8192),
+        ({"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 2048}, 4096),
         (None, 4096),
     ),
 )
