@@ -111,7 +111,6 @@ class AgentR1ChatEnv(ChatEnv):
             if full[: len(before)] != before:
                 raise ValueError("the turn does not stand behind its prompt: make the policy with pad_output=False")
             reply = play.take(full[len(before) :])
-            assert reply is not None
             rewards[i], self._ends[i] = reply.reward, (reply.terminated, reply.truncated)
         return self._observe(rewards)
 
