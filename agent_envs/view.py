@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import select
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -39,6 +40,7 @@ _KEYS = {  # what terminals send, as names
     "\x1b[4~": "end", "\x1b": "escape", "\r": "enter", "\n": "enter", "\x7f": "delete", "\x08": "delete", "\x03": "stop",
     "\x04": "stop",
 }  # fmt: skip
+_OTHER_KEY = re.compile(r"\x1b(\[[0-9;]*[A-Za-z~]|O.)")  # which means nothing here
 _LETTERS = {  # the keys that do the same
     "up": "k", "down": "j", "right": "n", "left": "p", "page up": "b", "page down": " ", "home": "g", "end": "G", "escape": "q",
 }  # fmt: skip
@@ -423,5 +425,8 @@ def split_keys(read: str) -> Iterable[str]:
     """The keys that were read together: characters, and names for the others."""
     while read:
         sequence = next((known for known in sorted(_KEYS, key=len, reverse=True) if read.startswith(known)), read[0])
+        if sequence == "\x1b" and (other := _OTHER_KEY.match(read)):  # Delete or F1 is no Escape
+            read = read[other.end() :]
+            continue
         yield _KEYS.get(sequence, sequence)
         read = read[len(sequence) :]

@@ -222,3 +222,9 @@ def test_in_a_terminal_it_takes_keys_and_leaves_the_terminal_as_it_was(file):
         run.kill()
         os.close(ours)
         os.close(theirs)
+
+
+@pytest.mark.parametrize("sent", ["\x1b[3~", "\x1bOP", "\x1b[Z", "\x1b[1;5B"])
+def test_keys_that_mean_nothing_are_no_escape(sent):
+    """Delete, F1, Shift and Tab, Control and an arrow."""
+    assert list(split_keys(f"k{sent}j\x1b")) == ["k", "j", "escape"]

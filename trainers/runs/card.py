@@ -40,7 +40,7 @@ def write(
         summary: of a run that has ended.
     """
     env, algorithm = str(arguments.get("env", "")), str(arguments.get("algorithm", ""))
-    step, rows = STEP_FOLDER.fullmatch(folder), (summary or {}).get("rows")
+    step, rows = STEP_FOLDER.fullmatch(folder), _name_last_weights((summary or {}).get("rows"), run, folder)
     which = f"The weights after {step[1]} updates" if step else "The weights that did best on held-out questions"
     score = f"{(summary or {}).get('source', '')}".strip()
     given = json.loads(arguments.get("env_kwargs") or "{}")
@@ -57,7 +57,7 @@ def write(
         f"## Evaluation\n\nAll questions are held out. Source: {score}.\n\n{report.table(rows).strip()}"
         if rows
         else "",
-        _describe_curve(run, with_picture=summary is not None and (run / CURVE_FILE).is_file()),
+        _describe_curve(run, int(step[1]) if step else None, summary is not None and (run / CURVE_FILE).is_file()),
         f"## Command\n\n```bash\n{command(arguments)}\n```" if algorithm else "",
         f"## Use\n\n```bash\npip install agent-r1-envs\n{use}\n```\n\nGive the environment the arguments that the model was "
         "trained with: they decide what it reads.",
@@ -175,8 +175,21 @@ def _describe_task(env: str, arguments: Mapping[str, Any]) -> str:
     return f"`{env}`{given}, a [Gymnasium](https://gymnasium.farama.org) environment of text."
 
 
-def _describe_curve(run: Path, with_picture: bool) -> str:
+def _name_last_weights(rows: list[dict] | None, run: Path, folder: str) -> list[dict] | None:
+    """The rows of the table that closes a run. In the card of other weights than its last, what was evaluated is said."""
+    last = max((int(name[1]) for one in step_folders(run) if (name := STEP_FOLDER.fullmatch(one.name))), default=0)
+    if not rows or not last or folder == f"checkpoint-{last}":
+        return rows
+    trained = [row["name"].startswith("Trained with ") for row in rows]
+    names = [
+        f"{row['name']}, after {last} updates" if own else row["name"] for row, own in zip(rows, trained, strict=True)
+    ]
+    return [{**row, "name": name} for row, name in zip(rows, names, strict=True)]
+
+
+def _describe_curve(run: Path, until: int | None, with_picture: bool) -> str:
     curve, called = _read_curve(run)
+    curve = [point for point in curve if until is None or point[0] <= until]
     if not curve:
         return ""
     shown = dict([*curve[:: max(1, len(curve) // 10)], curve[-1]])  # about ten of them

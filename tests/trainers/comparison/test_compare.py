@@ -5,6 +5,7 @@ import tyro
 
 import retrieval_index
 from trainers import compare, playing
+from trainers.cold_start import curriculum
 from trainers.comparison import agents, columns, curves, report
 from trainers.comparison.curves import Point, draw, draw_scores, mean_curve, point_reaching
 from trainers.comparison.recipe import BASELINES
@@ -144,7 +145,7 @@ def test_rejection_sampling_from_a_cold_start(tmp_path, monkeypatch, ask):
 def test_seconds_of_a_run_are_of_all_its_updates(tmp_path, monkeypatch, ask):
     """Also of those after its last evaluation, where that is sampled: what trains for as long has them too."""
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(agents.curriculum, "POOL", 16)
+    monkeypatch.setattr(curriculum, "POOL", 16)
     text = SMALL.replace("eval_every = 2\n", "eval_every = 2\neval_temperature = 1.0\nmax_new_tokens = 8\n").replace(
         "= 30", "= 2"
     )

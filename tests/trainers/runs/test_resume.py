@@ -126,7 +126,7 @@ def test_a_checkpoint_says_what_it_is(run, args):
     assert data.library_name == "transformers" and "grpo" in data.tags and data.base_model is None
     for part in (
         "`AgentR1/MiniWiki-v0` with",
-        "| Trained with GRPO |",
+        "| Trained with GRPO",
         "| update | held-out em |",
         "--turn-credit",
     ):
@@ -187,3 +187,32 @@ def test_the_metadata_names_only_what_the_hub_knows():
     # What an agent needs to play as in training: neither folders nor which questions it learned from.
     assert f"trainers.play --agent FOLDER_OR_ID --env AgentR1/Mixture-v0 --env-kwargs '{json.dumps(tasks)}'" in written
     assert "--env AgentR1/HotpotQA-v0\n```" in adapter
+
+
+def test_a_card_says_which_weights_were_evaluated(tmp_path):
+    lines = [{"step": step, "eval/success": score} for step, score in ((0, 0.25), (2, 0.5), (4, 0.75))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for step in (2, 4):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "weights").touch()
+    rows = [
+        {
+            "name": name,
+            "success": 0.75,
+            "success_interval": (0.5, 1.0),
+            "turns": 1.0,
+            "calls": 0.0,
+            "failed": 0.0,
+            "episodes": 8,
+        }
+        for name in ("Random agent", "Trained with GRPO")
+    ]
+    known = {"algorithm": "grpo", "env": "AgentR1/Bandit-v0", "model": "tiny", "changed": []}
+    texts = {
+        name: card.write(known, tmp_path, name, None, {"rows": rows})
+        for name in ("checkpoint-2", "checkpoint-4", "best")
+    }
+    for name, text in texts.items():
+        assert ("Trained with GRPO, after 4 updates" in text) == (name != "checkpoint-4")
+        assert "Random agent |" in text
+        assert ("| 4 | 0.750 |" in text) == (name != "checkpoint-2")
