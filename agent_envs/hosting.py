@@ -9,6 +9,7 @@
 import inspect
 import os
 import sys
+import warnings
 from collections.abc import Callable, Hashable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any, ClassVar, cast
@@ -16,6 +17,7 @@ from typing import Any, ClassVar, cast
 import gymnasium
 import numpy as np
 from gymnasium.envs.registration import EnvSpec, _find_spec, load_env_creator
+from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from agent_envs.registration import full_id, nearest_names
 from agent_envs.rewards import Metric, Reward
@@ -164,6 +166,10 @@ def make(id: str, **kwargs: Any) -> ToolEnv:
     check_arguments(id, spec, own)
     env = make_registered(spec, disable_env_checker=True, **own)
     if isinstance(env.unwrapped, ToolEnv):
+        if wrappers := _name_wrappers(env):
+            warnings.warn(
+                f"{id}: {', '.join(wrappers)} around it is left out here, which plays the environment", stacklevel=2
+            )
         if "split" in mine:
             env.unwrapped.hold_out(mine.pop("split"))
         if mine:
@@ -171,6 +177,16 @@ def make(id: str, **kwargs: Any) -> ToolEnv:
         return env.unwrapped
     knows_splits = accepted is not None and "split" in accepted
     return HostedEnv(lambda: env, **mine | {"split": "train" if knows_splits else kwargs.get("split", "train")})
+
+
+def _name_wrappers(env: gymnasium.Env) -> list[str]:
+    """The wrappers around an environment that change what it does: not Gymnasium's own checks."""
+    found = []
+    while isinstance(env, gymnasium.Wrapper):
+        if not isinstance(env, OrderEnforcing | PassiveEnvChecker):
+            found.append(type(env).__name__)
+        env = env.env
+    return found
 
 
 def check_arguments(id: str, spec: EnvSpec, names: Iterable[str]) -> None:

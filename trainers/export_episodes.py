@@ -164,9 +164,13 @@ def contexts(record: Mapping[str, Any]) -> list[list[Message]]:
 
 
 def conversations(episodes: Iterator[tuple[dict, list[list[Message]]]], left_out: Counter) -> Iterator[dict]:
-    """Each conversation once."""
+    """Each conversation once. A turn of no words, such as an end of turn alone, is none to be taught."""
     seen = set()
     for part in itertools.chain.from_iterable(parts for _, parts in episodes):
+        part = [m | {"weight": 0} if _is_own(m) and not (m["content"] or m.get("tool_calls")) else m for m in part]
+        if not any(map(_is_own, part)):
+            left_out["without a word"] += 1
+            continue
         if (line := to_line({"messages": part})) in seen:
             left_out["alike"] += 1
             continue

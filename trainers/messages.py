@@ -76,7 +76,8 @@ def _check(messages: list[Message]) -> None:
     for message in messages:
         if not isinstance(message.get("content") or "", str):
             raise ValueError("the content of a message must be text: pictures and the like cannot be learned from")
-        if message["role"] == "assistant" and not (message.get("content") or message.get("tool_calls")):
+        is_taught = message["role"] == "assistant" and message.get("weight") != 0
+        if is_taught and not (message.get("content") or message.get("tool_calls")):
             raise ValueError("a message of the assistant has neither content nor tool_calls")
 
 

@@ -246,3 +246,16 @@ def test_the_hosts_arguments_are_the_hosts_where_an_environment_takes_anything()
     assert env.system_prompt.startswith("Guess!")
     assert env.max_turns == 3
     assert env.hosted.unwrapped.given.keys() == {"words"}
+
+
+def test_wrappers_that_are_left_out_are_named():
+    def make_wrapped(**options):
+        made = gymnasium.make("AgentR1/Bandit-v0", disable_env_checker=True, **options)
+        return gymnasium.wrappers.TransformReward(made, lambda reward: 2 * reward)
+
+    gymnasium.register("Mine/Wrapped-v0", entry_point=make_wrapped)
+    try:
+        with pytest.warns(UserWarning, match="TransformReward around it is left out"):
+            hosting.make("Mine/Wrapped-v0")
+    finally:
+        del gymnasium.registry["Mine/Wrapped-v0"]

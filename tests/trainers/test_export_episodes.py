@@ -161,3 +161,14 @@ def test_mistakes_are_one_line_and_leave_nothing(export, tmp_path):
         main(Args(source=tmp_path, out=tmp_path / "episodes.jsonl"))
     with pytest.raises(ValueError, match="give the folder of a run"):
         main(Args(source=tmp_path / "none", out=tmp_path / "x"))
+
+
+def test_a_turn_without_a_word_is_context_and_not_taught(export, make_policy):
+    messages = [
+        SYSTEM, {"role": "user", "content": "Question?"}, {"role": "assistant", "content": ""},
+        {"role": "user", "content": "Write a turn."}, {"role": "assistant", "content": "<answer>it</answer>"},
+    ]  # fmt: skip
+    (steps,) = read_conversations(export([episode(1, messages=messages)]), make_policy("bytes"), None)
+    assert len(steps) == 1
+    (line,) = read(export([episode(1, messages=messages)], "completions"))
+    assert contents(line["completion"]) == ["<answer>it</answer>"]

@@ -50,19 +50,9 @@ def choose(files: Sequence[Path | None], limit: int, newest: int | None = None) 
     by_part: list[list[dict]] = []
     for file in files:
         kept = (
-            "key",
-            "phase",
-            "step",
-            "agent",
-            "table",
-            "env",
-            "split",
-            "source",
-            "score",
-            "score_name",
-            "metrics",
-            "tool_faults",
-        )
+            "key", "phase", "step", "agent", "table", "env", "split", "source", "score", "score_name", "metrics", "tool_faults",
+            "failed",
+        )  # fmt: skip
         by_part.append([])
         for record in read_episodes(file, newest) if file else ():
             by_part[-1].append({name: record.get(name) for name in kept} | {"question": _identity(record)})
@@ -83,13 +73,19 @@ def rows_of(episodes: Sequence[Mapping]) -> list[dict]:
     """The rows of a table by the episodes alone."""
     rows = []
     for agent, played in _behind_table(episodes).items():
-        score, scores = str(played[0]["score_name"]), [float(episode["score"] or 0) for episode in played]
+        score, by_question = str(played[0]["score_name"]), dict[str, list[float]]()
+        for episode in played:
+            by_question.setdefault(repr(episode["question"]), []).append(float(episode["score"] or 0))
+        scores = [
+            sum(own) / len(own) for own in by_question.values()
+        ]  # of several attempts the mean: questions are drawn
         found: list[Mapping] = [episode["metrics"] or {} for episode in played]
         also = [name for name in ("f1", "support_recall", "turns", "calls") if all(name in own for own in found)]
         rows.append({
             "name": agent, score: sum(scores) / len(scores), f"{score}_interval": scoring.bootstrap_interval(scores),
             **{name: sum(float(own[name] or 0) for own in found) / len(found) for name in also},
-            "failed": sum(bool(episode["tool_faults"]) for episode in played) / len(played), "episodes": len(played),
+            "failed": sum(bool(episode["failed"] or episode["tool_faults"]) for episode in played) / len(played),
+            "episodes": len(played),
         })  # fmt: skip
     return rows
 

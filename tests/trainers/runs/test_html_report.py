@@ -14,7 +14,7 @@ import pytest
 from played_records import HOSTILE, SUMMARY
 
 from trainers import report as command
-from trainers.runs import html_report
+from trainers.runs import html_report, page_episodes
 from trainers.runs.command_line import parse
 
 
@@ -281,3 +281,17 @@ def test_a_mistake_is_one_line(words, said, tmp_path, monkeypatch, capsys):
 def test_nothing_of_it_imports_torch():
     code = "import sys, trainers.report, trainers.runs.html_report; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
+
+
+def test_intervals_of_episodes_alone_are_over_questions():
+    common = {"phase": "evaluation", "table": True, "step": 0, "agent": "x", "score_name": "em", "metrics": {}}
+    episodes = [
+        common
+        | {"question": [number], "score": float(number < 4), "tool_faults": 0, "failed": number == 0 and not attempt}
+        for number in range(8)
+        for attempt in range(16)
+    ]
+    (row,) = page_episodes.rows_of(episodes)
+    assert (row["em"], row["episodes"], row["failed"]) == (0.5, 128, 1 / 128)
+    low, high = row["em_interval"]
+    assert high - low > 0.5  # of 128 questions it would be .17
