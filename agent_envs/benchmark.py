@@ -14,7 +14,7 @@ from typing import cast
 import retrieval_index
 from agent_envs import scoring
 from agent_envs.data import Benchmark, DataUnavailable, Question, load_benchmark, own, stand_in_warning
-from agent_envs.data.local import stamp_place
+from agent_envs.data.corpora import stamp
 from agent_envs.data.question import paragraph_key
 from agent_envs.miniwiki import World, make_question
 
@@ -86,9 +86,9 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
     places: tuple = tuple(map(os.environ.get, _PLACES))
     if benchmark != "own":
         asked = (arguments.get("data") or places[0], arguments.get("corpus"), arguments.get("index"))
-        places += (os.getcwd(), *map(stamp_place, asked))
+        places += (os.getcwd(), *map(stamp, asked))
     else:
-        places = (*own.stamps(arguments.get("data"), arguments.get("corpus")), stamp_place(arguments.get("index")))
+        places = (*own.stamps(arguments.get("data"), arguments.get("corpus")), stamp(arguments.get("index")))
     task = _load(benchmark, split, places, holdout, keep if split == "train" else None, **frozen)
     if task.warning:
         warnings.warn(task.warning, stacklevel=2)
@@ -150,7 +150,7 @@ def _load_own(split, holdout, *, data=None, corpus=None, index=None, name="", sp
 
 
 def _with_searcher(benchmark: str, split: str, found: Benchmark, index) -> QATask:
-    searcher = _open(str(index), stamp_place(index)) if index else _build(found.passages)
+    searcher = _open(str(index), stamp(index)) if index else _build(found.passages)
     source = f"{found.source}, searched in {index}" if index else found.source
     if duplicates := getattr(getattr(searcher, "corpus", None), "duplicates_left_out", 0):  # a server has no corpus
         source += f", {duplicates:,} duplicate passages left out"

@@ -38,8 +38,9 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
             - `hf:owner/name` or `hf:owner/name:config`, a data set on the Hugging Face hub, streamed (or the path of a
               local folder in its place).
             A row has `id`, `title`, `text`; or `id`, `contents` with the title on the first line; or the `context` or
-            `paragraphs` of a question, whose passages get a hash of their content as id (see `make_passage`). Rows may
-            have no `id`, which is then that hash, and no `title`, which is then the first words of the text.
+            `paragraphs` of a question, whose passages get a hash of their content as id (see `make_passage`). What a
+            file's first row is, its other rows are. Each may have no `id` (or null), which is then that hash, and no
+            `title`, which is then the first words of the text.
         split: which split of a data set; needed where it has several.
 
     Raises:
@@ -70,7 +71,7 @@ def count_passages(source: str | Path) -> int | None:
         return None
     try:
         _, row = next(formats.jsonl_rows(path))
-        if not isinstance(row, dict) or "id" not in _fields_of(row):
+        if not isinstance(row, dict) or _field_of(row) not in ("text", "contents"):
             return None
     except (StopIteration, ValueError):
         return None  # reading will say what is wrong
@@ -123,66 +124,73 @@ def _pairs(record: dict, field: str, first: str, second: str) -> list[tuple]:
     return rows
 
 
+def _passage(row: dict, title: str | None, text: str) -> Passage:
+    """A passage with what may be left out filled in: the id with a hash, the title with the first words."""
+    title = title_from(text) if title is None else title
+    ids = [id for id in (row.get("id"), row.get("_id")) if id is not None]
+    return passage_from_row({"id": ids[0], "title": title, "text": text}) if ids else make_passage(title, text)
+
+
 def _contents_passage(row: dict) -> Passage:
     """FlashRAG and Search-R1: the title is the first line of `contents`, mostly in double quotes.
 
     Search-R1 strips all quotes at both ends, which damages titles such as '"Heroes" (album)'. Here one pair goes;
     and where there is only one line, it is text.
     """
-    if not isinstance(row["contents"], str):
-        raise ValueError(f"'contents' must be a string, got {type(row['contents']).__name__}")
-    title, newline, text = row["contents"].partition("\n")
+    title, newline, text = _string(row, "contents").partition("\n")
     if not newline:
         title, text = "", title
     elif len(title) > 1 and title[0] == title[-1] == '"':
         title = title[1:-1]
-    return passage_from_row({"id": row["id"], "title": title, "text": text})
+    return _passage(row, title, text)
 
 
-def _bare_passage(row: dict) -> Passage:
-    """A passage without an id, which is then a hash of it, or without a title, which is then its first words."""
-    if not isinstance(row["text"], str):
-        raise ValueError(f"'text' must be a string, got {type(row['text']).__name__}")
-    title, id = row.get("title") or title_from(row["text"]), row.get("id", row.get("_id"))
-    if id is None:
-        return make_passage(title, row["text"])
-    return passage_from_row({"id": id, "title": title, "text": row["text"]})
+def _string(row: dict, name: str) -> str:
+    if not isinstance(row[name], str):
+        raise ValueError(f"{name!r} must be a string, got {type(row[name]).__name__}")
+    return row[name]
 
 
-# What a row is: the fields that tell it, and how to get its passages.
-_FORMS: dict[tuple[str, ...], Callable[[dict], Iterable[Passage]]] = {
-    ("id", "title", "text"): lambda row: [passage_from_row(row)],
-    ("id", "contents"): lambda row: [_contents_passage(row)],
-    ("context",): context_passages,
-    ("paragraphs",): paragraph_passages,
-    ("_id", "title", "text"): lambda row: [_bare_passage(row)],
-    ("title", "text"): lambda row: [_bare_passage(row)],
-    ("id", "text"): lambda row: [_bare_passage(row)],
-    ("text",): lambda row: [_bare_passage(row)],
+# The field that tells what a row is, and how to get its passages.
+_FORMS: dict[str, Callable[[dict], Iterable[Passage]]] = {
+    "contents": lambda row: [_contents_passage(row)],
+    "context": context_passages,
+    "paragraphs": paragraph_passages,
+    "text": lambda row: [_passage(row, row.get("title"), _string(row, "text"))],
 }
+_OPTIONAL = ("id", "_id", "title")
 _NEEDED = "id, title, text; or id, contents; or context; or paragraphs; id and title may be left out"
 
 
-def _fields_of(names: Iterable[str]) -> tuple[str, ...]:
-    """The first key of `_FORMS` that is among the names of a row's fields."""
-    for fields in _FORMS:
-        if set(fields) <= set(names):
-            return fields
+def _field_of(names: Iterable[str]) -> str:
+    """The key of `_FORMS` that a row with fields of these names goes by."""
+    names = list(names)
+    if {"id", "title", "text"} <= set(names):
+        return "text"
+    for field in _FORMS:
+        if field in names:
+            return field
     found = ", ".join(repr(name)[:40] for name in names)
     raise ValueError(f"the fields are {found or 'none'}; needed are {_NEEDED}")
 
 
+def _columns_of(names: Iterable[str]) -> list[str]:
+    """What to read of a table that has these columns."""
+    names = list(names)
+    return [name for name in names if name == _field_of(names) or name in _OPTIONAL]
+
+
 def _to_passages(rows: formats.Rows, where: str) -> Iterator[Passage]:
     """The passages of rows that all have the form of the first; `where` comes before a row's number in errors."""
-    fields = None
+    field = None
     for number, row in rows:
         try:
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, got {type(row).__name__}")
-            fields = fields or _fields_of(row)
-            if missing := [name for name in fields if name not in row]:
-                raise ValueError(f"the row has no {' and no '.join(map(repr, missing))}")
-            passages = _FORMS[fields](row)
+            field = field or _field_of(row)
+            if field not in row:
+                raise ValueError(f"the row has no {field!r}")
+            passages = _FORMS[field](row)
         except ValueError as error:
             raise ValueError(f"{where}{number}: {error}") from None
         yield from passages
@@ -194,7 +202,7 @@ _READERS: dict[str, tuple[Callable[[Path], formats.Rows], str]] = {
     ".json": (formats.json_rows, ": record "),
     ".tsv": (formats.tsv_rows, ":"),
     ".csv": (formats.csv_rows, ":"),
-    ".parquet": (partial(formats.parquet_rows, columns_of=_fields_of), ": row "),
+    ".parquet": (partial(formats.parquet_rows, columns_of=_columns_of), ": row "),
 }
 
 
@@ -298,4 +306,4 @@ def _dataset_passages(loaded, split: str | None, source: str) -> Iterator[Passag
         (split,) = splits
     if split not in splits:
         raise ValueError(f"{source}: split is {split!r}, it must be one of: {', '.join(map(str, splits))}")
-    return _to_passages(formats.dataset_rows(splits[split], _fields_of, source), f"{source}: row ")
+    return _to_passages(formats.dataset_rows(splits[split], _columns_of, source), f"{source}: row ")

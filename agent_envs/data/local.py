@@ -9,12 +9,12 @@ from functools import lru_cache
 from pathlib import Path
 
 from agent_envs.data.catalog import CATALOG, is_flashrag, is_of, parser_of
+from agent_envs.data.corpora import place_of, read_corpus, stamp
 from agent_envs.data.official import ALIASES_FILE, read_official
 from agent_envs.data.open_domain import has_paragraphs, metadata_of
 from agent_envs.data.question import Question, read_questions
 from agent_envs.data.records import Record, first_record
 from retrieval_index import Passage
-from retrieval_index.corpus import read_jsonl
 
 PASSAGES_FILE = "passages.jsonl"
 _PARAGRAPHS = {"context", "paragraphs"}  # fields of a question that comes with what to search
@@ -31,7 +31,7 @@ class NotHere(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A file of questions and the file of passages to search: None for the paragraphs of an official file, or none.
+    """A file of questions and the corpus to search: None for the paragraphs of an official file, or none.
 
     `official`: the rows are those that the authors, FlashRAG or Search-R1 publish; otherwise they have the fields of `Question`.
     """
@@ -39,7 +39,7 @@ class Location:
     name: str
     questions: Path
     official: bool
-    passages: Path | None
+    passages: Path | str | None
 
 
 def questions_file(name: str, split: str) -> str:
@@ -47,7 +47,7 @@ def questions_file(name: str, split: str) -> str:
     return f"{name}.{split}.jsonl"
 
 
-def locate(place: Path, name: str, split: str, corpus: Path | None, questions_only: bool = False) -> Location:
+def locate(place: Path, name: str, split: str, corpus: str | Path | None, questions_only: bool = False) -> Location:
     """Find a benchmark at a path: a file of questions is taken as it is, a folder is searched for a file by its name.
 
     In a folder, and in its sub-folder `name`, `<name>.<split>.jsonl` is looked for first, then the official files; in
@@ -64,7 +64,7 @@ def locate(place: Path, name: str, split: str, corpus: Path | None, questions_on
     own = first_record(path, lambda record: is_of(name, record))
     try:
         if corpus is None and not questions_only and not _has_paragraphs(own):
-            corpus = path.parent
+            corpus = path.parent / PASSAGES_FILE
     except ValueError as error:
         raise ValueError(f"{path}: its first question: {error}") from None
     if not own:
@@ -74,7 +74,7 @@ def locate(place: Path, name: str, split: str, corpus: Path | None, questions_on
     if corpus is None:
         return location
     try:
-        return replace(location, passages=_passages_path(corpus))
+        return replace(location, passages=_existing(corpus))
     except FileNotFoundError:
         load(location)  # what is wrong with the questions comes first
         raise
@@ -92,7 +92,7 @@ def load(location: Location) -> tuple[tuple[Question, ...], tuple[Passage, ...]]
     else:
         questions, passages = _read_questions(path, stamp(path)), ()
     if corpus is not None:
-        passages = _read_passages(corpus, stamp(corpus))
+        passages = read_corpus(corpus)
     return questions, passages
 
 
@@ -121,9 +121,9 @@ def find_faults(name: str, questions: Sequence[Question], passages: Sequence[Pas
         )
 
 
-def shorten_path(path: Path) -> str:
-    """A file with its folder: enough to tell files apart in a report, and no one's home directory."""
-    return f"{path.parent.name}/{path.name}"
+def shorten_path(path: Path | str) -> str:
+    """A file with its folder: enough to tell files apart in a report, and no one's home directory; a name on the hub as it is."""
+    return path if isinstance(path, str) else f"{path.parent.name}/{path.name}"
 
 
 def _find_in_folder(folder: Path, name: str, split: str) -> Path:
@@ -142,12 +142,16 @@ def _find_in_folder(folder: Path, name: str, split: str) -> Path:
     raise NotHere(f"{folder} holds none of {', '.join(wanted)}")
 
 
-def _passages_path(corpus: Path) -> Path:
-    path = corpus / PASSAGES_FILE if corpus.is_dir() else corpus
-    if not path.is_file():
+def _existing(corpus: str | Path) -> Path | str:
+    """The place of a corpus; in a folder with questions and what not, of its passages."""
+    path = place_of(corpus)
+    if isinstance(path, str):
+        return path
+    path = path / PASSAGES_FILE if (path / PASSAGES_FILE).is_file() else path
+    if not path.exists():
         raise FileNotFoundError(
-            f"there is no {path} to search in: put it there, or name a file of passages with corpus=; an environment "
-            "also takes an index with index="
+            f"there is no {path} to search in: put it there, or name passages with corpus=; an environment also takes an "
+            "index with index="
         )
     return path
 
@@ -167,37 +171,13 @@ def _is_official(name: str, path: Path, first: Record) -> bool:
     return columns or array or bool(_PUBLISHED & first.keys()) or (not CATALOG[name].own_passages and "id" not in first)
 
 
-def stamp(path: Path) -> tuple[int, int]:
-    """What tells whether a file was changed: its time and size."""
-    if not path.is_file():  # an aliases file that is not there
-        return 0, 0
-    status = path.stat()
-    return status.st_mtime_ns, status.st_size
-
-
-def stamp_place(place: object) -> tuple:
-    """What tells whether a file, or a file of a folder, was changed; nothing of what is not on disk."""
-    path = Path(str(place or "")).expanduser()
-    if not place or not path.exists():
-        return ()
-    return tuple(map(stamp, sorted(path.iterdir()))) if path.is_dir() else stamp(path)
-
-
-# Every environment of a process asks for its data: the benchmarks that share a corpus share one copy of it too.
+# Every environment of a process asks for its data.
 @lru_cache(maxsize=8)
-def _read_questions(path: Path, stamps: tuple[int, int]) -> tuple[Question, ...]:
+def _read_questions(path: Path, stamps: tuple) -> tuple[Question, ...]:
     return read_questions(path)
 
 
 @lru_cache(maxsize=4)
-def _read_passages(path: Path, stamps: tuple[int, int]) -> tuple[Passage, ...]:
-    passages = tuple(read_jsonl(path))
-    if not passages:
-        raise ValueError(f"{path}: there is no passage in it")
-    return passages
-
-
-@lru_cache(maxsize=4)
-def _read_official(name: str, path: Path, stamps: tuple[int, ...]) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
+def _read_official(name: str, path: Path, stamps: tuple) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
     questions, passages = read_official(path, parser_of(name, path.parent))
     return questions, tuple(passages)

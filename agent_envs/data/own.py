@@ -22,14 +22,15 @@ from pathlib import Path
 from typing import Any
 
 from agent_envs.data.catalog import is_flashrag
-from agent_envs.data.local import find_faults, shorten_path, stamp
+from agent_envs.data.corpora import place_of, read_corpus, stamp
+from agent_envs.data.local import find_faults, shorten_path
 from agent_envs.data.official import Parsed, gold_paragraphs, pairs, parse_musique, parse_records
 from agent_envs.data.open_domain import benchmark_named_in, hash_id, parse_flashrag, with_question_of_verl
 from agent_envs.data.question import Question, question_from_row
 from agent_envs.data.records import FORMATS, numbered_records
 from agent_envs.data.sources import Benchmark
 from retrieval_index import Passage
-from retrieval_index.readers import context_passages, make_passage, paragraph_passages, read_passages, title_from
+from retrieval_index.readers import context_passages, make_passage, paragraph_passages, title_from
 
 HOLDOUT = 5  # one question in so many is held out where nothing else says which
 _FEW, _FEW_HELD_OUT = 100, 50  # questions; below, a sentence says what they are good for
@@ -86,14 +87,14 @@ def load_own(
             "a file or a field 'split' that says what to train on"
         )
     beside = None if corpus or index or asked.passages else _corpus_beside(path)
-    where = _corpus_path(corpus) if corpus else beside
-    passages = () if index else _read_corpus(where, _stamps(where)) if where else asked.passages
+    where = place_of(corpus) if corpus else beside
+    passages = () if index else read_corpus(where) if where else asked.passages
     if not passages and not index:
         raise FileNotFoundError(
             f"{called}: there is nothing to search: give corpus=FILE_OR_FOLDER or index=FOLDER_OR_URL, put passages.jsonl "
             "beside the questions, or give each question its contexts"
         )
-    source = f"{called} (local:{shorten_path(path)}), {said}" + (f" + corpus {_shown(where)}" if where else "")
+    source = f"{called} (local:{shorten_path(path)}), {said}" + (f" + corpus {shorten_path(where)}" if where else "")
     for short, long in find_faults("own", parts[split], passages):
         warnings.warn(f"{called}: {long}", stacklevel=2)
         source += f" ({short})"
@@ -105,7 +106,7 @@ def stamps(data: str | Path | None, corpus: str | Path | None) -> tuple:
     path = Path(data or "").expanduser()
     if not data or not path.exists():
         return ()
-    return _stamps(path), _stamps(_corpus_path(corpus) if corpus else _corpus_beside(path))
+    return stamp(path), stamp(place_of(corpus) if corpus else _corpus_beside(path), deep=True)
 
 
 @dataclass(frozen=True, slots=True)
@@ -149,29 +150,6 @@ def _corpus_beside(path: Path) -> Path | None:
     folder = path if path.is_dir() else path.parent
     found = [one for one in sorted(folder.iterdir()) if one.stem.lower() in _CORPUS and one != path]
     return found[0] if found else None
-
-
-def _corpus_path(corpus: str | Path) -> Path | str:
-    return str(corpus) if str(corpus).startswith("hf:") else Path(corpus).expanduser().resolve()
-
-
-def _shown(corpus: Path | str) -> str:
-    return corpus if isinstance(corpus, str) else shorten_path(corpus)
-
-
-@lru_cache(maxsize=4)
-def _read_corpus(path: Path | str, stamps: tuple) -> tuple[Passage, ...]:
-    passages = tuple(read_passages(path))
-    if not any(passage.text.strip() for passage in passages):
-        raise ValueError(f"{path}: there is {'no text in its passages' if passages else 'no passage in it'}")
-    return passages
-
-
-def _stamps(path: Path | str | None) -> tuple:
-    """What tells whether a file, or anything in a folder, was changed."""
-    if not isinstance(path, Path):
-        return ()
-    return tuple(map(stamp, sorted(path.rglob("*")))) if path.is_dir() else stamp(path)
 
 
 @lru_cache(maxsize=4)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import html
-import json
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
@@ -11,6 +10,7 @@ from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
+from agent_envs.data.records import numbered_records
 from retrieval_index.corpus import unescape
 
 
@@ -51,11 +51,12 @@ def paragraph_key(text: str) -> str:
 
 
 def read_questions(path: str | Path) -> tuple[Question, ...]:
-    """Read questions from a JSONL file whose rows have the fields of `Question`, lists for tuples.
+    """Read questions from a file whose rows have the fields of `Question`, lists for tuples.
 
-    `id`, `question` and `answer` are required; other fields may be absent or null; unknown ones are ignored. Without
-    `supporting_titles` they are those of `supporting_facts`. HTML entities ("&amp;") become characters, as they do in
-    passages: a supporting title is the title of a passage.
+    The file is JSONL, or what else `agent_envs.data.records.numbered_records` reads. `id`, `question` and `answer` are
+    required; other fields may be absent or null; unknown ones are ignored. Without `supporting_titles` they are those of
+    `supporting_facts`. HTML entities ("&amp;") become characters, as they do in passages: a supporting title is the title
+    of a passage.
 
     Raises:
         ValueError: a row is not such an object or has the id of another, naming file, line and field, or the file holds
@@ -63,14 +64,12 @@ def read_questions(path: str | Path) -> tuple[Question, ...]:
     """
     questions: list[Question] = []
     places: dict[str, str] = {}
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    questions.append(question_from_row(json.loads(line.decode("utf-8-sig"))))
-                    note_id(questions[-1].id, f"line {number}", places)
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{path}:{number}: {error}") from None
+    for where, record in numbered_records(Path(path)):
+        try:
+            questions.append(question_from_row(record))
+            note_id(questions[-1].id, Path(where).name, places)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from None
     if not questions:
         raise ValueError(f"{path}: there is no question in it")
     return tuple(questions)

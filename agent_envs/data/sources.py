@@ -66,8 +66,9 @@ def load_benchmark(
     The places, in order: `data`, a folder (`<name>.<split>.jsonl` and `passages.jsonl`, or the official files, or
     FlashRAG's folders, such as `nq/test.jsonl`, or Search-R1's `train.parquet` and `test.parquet`) or a file of
     questions, which is taken as it is, whatever the split; the folder in `$AGENT_ENVS_DATA`; the cache,
-    `~/.cache/agent_envs` or `$AGENT_ENVS_CACHE`; the hub. `corpus`, a JSONL file of passages or a folder with
-    `passages.jsonl`, replaces the passages that come with the questions. `questions_only` asks for none at all:
+    `~/.cache/agent_envs` or `$AGENT_ENVS_CACHE`; the hub. `corpus`, the folder of a
+    `passages.jsonl` or anything that `retrieval_index.readers.read_passages` takes, replaces the passages that come with
+    the questions. `questions_only` asks for none at all:
     `passages` is then empty, for a caller that searches an index of its own or nothing. `source="local"` leaves out the
     hub, `source="hub"` the environment variable. What was named must be there: nothing falls through a wrong path.
 
@@ -89,7 +90,6 @@ def load_benchmark(
         raise ValueError('data= names local files, so it cannot go with source="hub"')
     if corpus is not None and questions_only:
         raise ValueError("corpus= names passages, so it cannot go with questions_only=True")
-    corpus = None if corpus is None else Path(corpus).expanduser().resolve()
     tried = []
     for place, look in _places(name, split, data, source):
         try:

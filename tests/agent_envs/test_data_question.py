@@ -122,5 +122,7 @@ def test_real_questions_find_their_gold_titles_in_the_corpus(name):
 
 def test_two_questions_of_one_id_are_refused(tmp_path):
     path = write(tmp_path / "q.jsonl", ROW, {**ROW, "id": "other"}, {**ROW, "question": "Who?"})
-    with pytest.raises(ValueError, match=r"q\.jsonl:3: the id '.*' is that of line 1 too: give every question an id"):
+    with pytest.raises(
+        ValueError, match=r"q\.jsonl:3: the id '.*' is that of q\.jsonl:1 too: give every question an id"
+    ):
         read_questions(path)

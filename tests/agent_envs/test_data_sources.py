@@ -137,6 +137,19 @@ def test_a_corpus_replaces_the_passages(tmp_path):
     assert load(data=data, corpus=other).questions[0].answer == "Zürich"
 
 
+def test_a_corpus_may_have_any_form_that_passages_come_in(tmp_path):
+    data = make_folder(tmp_path / "data")
+    (tmp_path / "wiki.tsv").write_text("id\ttext\ttitle\n1\tAda was born in Wil.\tAda\n")
+    (tmp_path / "notes").mkdir()
+    (tmp_path / "notes" / "ada.md").write_text("# Ada\n\nAda was born in Wil.\n")
+    for corpus in ("wiki.tsv", "notes"):
+        benchmark = load(data=data, corpus=tmp_path / corpus)
+        assert [(p.title, p.text.splitlines()[-1]) for p in benchmark.passages] == [("Ada", "Ada was born in Wil.")]
+        assert benchmark.source.endswith(f"/{corpus}")
+    (tmp_path / "notes" / "ada.md").write_text("Ada was born in Chur.")
+    assert load(data=data, corpus=tmp_path / "notes").passages[0].text == "Ada was born in Chur."
+
+
 def test_a_corpus_is_read_once_and_again_when_it_changes(tmp_path):
     folder = make_folder(tmp_path / "data")
     make_folder(folder, "musique", "train")

@@ -283,17 +283,18 @@ FLASH = b'{"id": 1, "contents": "t\\nx"}\n'
         ("p.jsonl", GOOD + b"\n{", ":3: Expecting property name"),
         ("p.jsonl", GOOD + b"[" * 100_000, ":2: "),
         ("p.jsonl", GOOD + b"[1]\n", ":2: expected an object, got list"),
-        ("p.jsonl", GOOD + b'{"title": "t"}', ":2: the row has no 'id' and no 'text'"),
-        ("p.jsonl", GOOD + FLASH, ":2: the row has no 'title' and no 'text'"),
+        ("p.jsonl", GOOD + b'{"title": "t"}', ":2: the row has no 'text'"),
+        ("p.jsonl", GOOD + FLASH, ":2: the row has no 'text'"),
         ("p.jsonl", FLASH + GOOD, ":2: the row has no 'contents'"),
-        ("p.jsonl", GOOD + b'{"id": null, "title": "t", "text": "x"}', ":2: 'id' must be"),
+        ("p.jsonl", GOOD + b'{"id": true, "title": "t", "text": "x"}', ":2: 'id' must be"),
+        ("p.jsonl", GOOD + b'{"title": 5, "text": "x"}', ":2: 'title' must be"),
         ("p.jsonl", GOOD + b'{"id": 1, "title": "t", "text": "\\ud800"}', ":2: .*surrogates"),
         ("p.jsonl", GOOD + b'{"id": 1, "title": "t", "text": "\xff"}', ":2: .*utf-8"),
         ("p.jsonl", FLASH + b'{"id": 1, "contents": ["x"]}', ":2: 'contents' must be a string, got list"),
         ("p.jsonl", FLASH + b'{"id": [1], "contents": "x"}', ":2: 'id' must be"),
         ("p.jsonl", b'{"_id": 1, "body": "x"}', ":1: the fields are '_id', 'body'; needed are id, title, text; or id"),
         ("p.jsonl", b"{}", ":1: the fields are none"),
-        ("p.json", b"[" + GOOD + b', {"id": 1}]', ": record 2: the row has no 'title'"),
+        ("p.json", b"[" + GOOD + b', {"id": 1}]', ": record 2: the row has no 'text'"),
         ("p.tsv", b"id\ttext\ttitle\n1\tx\tt\n2\tx\n", ":3: 2 columns under a header of 3"),
         ("p.tsv", b'id\ttext\ttitle\n1\t"x"y\tt\n', ":2: .* expected after"),
         ("p.tsv", b'id\ttext\ttitle\n1\tx\t"t\n', ":2: unexpected end of data"),
@@ -349,13 +350,30 @@ def test_zstandard_is_asked_for_only_where_it_is_needed(tmp_path, monkeypatch):
         list(read_passages(tmp_path / "p.jsonl.zst"))
 
 
+def test_each_row_may_lack_its_id_and_its_title(tmp_path):
+    rows = [
+        {"id": 1, "title": "t", "text": "x"},
+        {"id": 2, "title": None, "text": "one two three four five six seven"},
+        {"id": None, "text": "y"},
+        {"_id": 4, "title": "", "text": "z"},
+    ]
+    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    write_parquet(tmp_path / "p.parquet", [{"id": None, "_id": None, "title": None} | row for row in rows])
+    (tmp_path / "f.jsonl").write_text('{"contents": "t\\nx"}\n{"id": 2, "contents": "x"}\n')
+    for name in ("p.jsonl", "p.parquet"):
+        read = list(read_passages(tmp_path / name))
+        assert [p.title for p in read] == ["t", "one two three four five six", "y", ""], name
+        assert [p.id for p in (*read[:2], read[3])] == ["1", "2", "4"] and read[2] == make_passage("y", "y"), name
+    assert list(read_passages(tmp_path / "f.jsonl")) == [make_passage("t", "x"), Passage("2", "", "x")]
+
+
 def test_parquet_errors_name_file_and_row_or_columns(tmp_path, passages):
     path = tmp_path / "p.parquet"
     write_parquet(path, [{"title": "t", "body": "x", "docid": 1}])
     with pytest.raises(ValueError, match=r"p\.parquet: the fields are 'title', 'body', 'docid'; needed are id, title"):
         list(read_passages(path))
-    write_parquet(path, [*rows_of(passages), {"id": "a", "title": None, "text": "x"}])
-    with pytest.raises(ValueError, match=r"p\.parquet: row 201: 'title' must be a string, got NoneType"):
+    write_parquet(path, [*rows_of(passages), {"id": "a", "title": "t", "text": None}])
+    with pytest.raises(ValueError, match=r"p\.parquet: row 201: 'text' must be a string, got NoneType"):
         list(read_passages(path))
     for broken in (path.read_bytes()[:-9], b"PAR1", b""):
         path.write_bytes(broken)
