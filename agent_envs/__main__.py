@@ -272,6 +272,8 @@ def _watch(id: str, command: Play) -> None:
 def _serve(id: str, command: Serve, kwargs: dict[str, Any]) -> None:
     if not command.openenv:
         raise SystemExit(f"{id}: say how to serve it: --openenv")
+    if not 0 <= command.port < 2**16:
+        raise SystemExit(f"port must be 0 (any that is free) to 65535, got {command.port}")
     with _exit_on_user_error(id):
         from agent_envs.plug.openenv import make_app
 

@@ -186,6 +186,8 @@ def serve(
 
     if cache < 0:
         raise ValueError(f"cache must be at least 0, got {cache}")
+    if not 0 <= port < 2**16:
+        raise ValueError(f"port must be 0 (any that is free) to 65535, got {port}")
     given = {"queries": max_batch, "topk": max_topk, "waiting": max_waiting}
     limits = Limits(**{name: value for name, value in given.items() if value is not None})
     searcher = load(index, verify=verify, encoder=encoder)

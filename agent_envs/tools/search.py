@@ -5,7 +5,7 @@ import html
 import json
 import re
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from typing import Any, ClassVar
 
@@ -165,7 +165,7 @@ class ReadTool:
 
     Args:
         searcher: over the corpus to read in.
-        max_chars: characters of a part. A single passage that is longer is cut.
+        max_chars: characters of a part. A single passage that is longer is read in parts, too.
         max_title: a title of more characters fails.
     """
 
@@ -212,10 +212,10 @@ class ReadTool:
         parts = list(self._parts(passages))
         if not 1 <= number <= len(parts):
             return ToolResult(f"This article has {len(parts)} parts.", [])
-        lines = [show_passage(n, p, self.max_chars) for n, p in parts[number - 1]]
+        lines = [line for _, line in parts[number - 1]]
         if number < len(parts):
             lines.append(f"(part {number} of {len(parts)}; the next one is: {passages[0].title} #{number + 1})")
-        return ToolResult("\n".join(lines), data=[passage for _, passage in parts[number - 1]])
+        return ToolResult("\n".join(lines), data=[passage for passage, _ in parts[number - 1]])
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """Each as `execute`."""
@@ -227,18 +227,28 @@ class ReadTool:
             return [corpus[row] for row in _rows_by_title(corpus).get(wanted, ())]
         return [p for p in _search(self.searcher, [title], 50)[0] if title_key(p.title) == wanted]
 
-    def _parts(self, passages: Iterable[Passage]) -> Iterator[list[tuple[int, Passage]]]:
-        """The numbered passages, as many in a part as there is room for."""
-        part: list[tuple[int, Passage]] = []
+    def _parts(self, passages: Iterable[Passage]) -> Iterator[list[tuple[Passage, str]]]:
+        """The passages with their lines, as many in a part as there is room for."""
+        part: list[tuple[Passage, str]] = []
         size = 0
         for number, passage in enumerate(passages, 1):
-            length = len(show_passage(number, passage, self.max_chars))
-            if part and size + length > self.max_chars:
-                yield part
-                part, size = [], 0
-            part.append((number, passage))
-            size += length
+            for line in self._lines(number, passage):
+                if part and size + len(line) > self.max_chars:
+                    yield part
+                    part, size = [], 0
+                part.append((passage, line))
+                size += len(line)
         yield part
+
+    def _lines(self, number: int, passage: Passage) -> Iterator[str]:
+        """A passage on one line, or, if it has more characters than a part, on several with its pieces."""
+        text = " ".join(passage.text.split())
+        room = self.max_chars - len(show_passage(number, replace(passage, text="")))
+        while len(text) > room > len(MORE):
+            piece = cut(text, room).removesuffix(MORE)
+            yield show_passage(number, replace(passage, text=piece + MORE))
+            text = text[len(piece) :].lstrip()
+        yield show_passage(number, replace(passage, text=text), self.max_chars)
 
 
 def _search(searcher: Searcher, queries: list[str], k: int) -> list[list[Passage]]:

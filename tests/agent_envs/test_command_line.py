@@ -154,6 +154,7 @@ def test_a_script_that_stops_too_early_is_named():
 
 def test_serve_says_what_it_needs(run, monkeypatch):
     assert "--openenv" in refusal(run, "serve", "MiniWiki")
+    assert "port must be" in refusal(run, "serve", "MiniWiki", "--openenv", "--port", "65536")
     for name in [*(name for name in sys.modules if name.split(".")[0] == "openenv"), "agent_envs.plug.openenv"]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "openenv", None)  # as if it were not installed

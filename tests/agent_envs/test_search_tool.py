@@ -125,6 +125,25 @@ def test_what_is_too_long_is_read_in_parts(searcher):
     assert read(searcher, "Room #2").data == [PASSAGES[3]], "a title that ends so is a title first"
 
 
+@pytest.mark.parametrize("max_chars", [20, 50, 200])
+def test_a_passage_longer_than_a_part_is_read_in_parts(searcher, max_chars):
+    shown: dict[str, str] = {}
+    for part in range(1, 1000):
+        result = read(searcher, f"Ada Kern #{part}", max_chars=max_chars)
+        if not result.data:
+            break
+        *lines, _ = result.text.splitlines() if "(part" in result.text else (*result.text.splitlines(), "")
+        assert sum(map(len, lines)) <= max_chars and len(lines) == len(result.data)
+        for passage, (title, text) in zip(result.data, read_shown("\n".join(lines)), strict=True):
+            assert title == "Ada Kern"
+            shown[passage.id] = f"{shown.get(passage.id, '')} {text.removesuffix(' …')}".strip()
+    assert result.text == f"This article has {part - 1} parts."
+    texts = {passage.id: passage.text for passage in (PASSAGES[0], PASSAGES[2])}
+    assert {id: "".join(text.split()) for id, text in shown.items()} == {
+        i: "".join(t.split()) for i, t in texts.items()
+    }
+
+
 def test_a_title_that_is_not_there_names_others_and_shows_nothing(searcher):
     result = read(searcher, "Ada the director")
     assert (

@@ -6,7 +6,7 @@ import time
 import pytest
 
 from retrieval_index import Corpus
-from retrieval_index.__main__ import _highlight
+from retrieval_index.__main__ import _highlight, serve
 
 
 def run(*arguments, expect=0) -> str:
@@ -63,6 +63,13 @@ def test_verify_finds_damage(tmp_path, passages):
     path.write_bytes(path.read_bytes()[:-1])
     for how in ("full", "fast"):
         assert "posting_rows.npy" in run("verify", "--index", tmp_path / "index", "--how", how, expect=1)
+
+
+@pytest.mark.parametrize("port", [-1, 65_536])
+def test_serve_refuses_a_port_that_is_none(port, tmp_path):
+    pytest.importorskip("uvicorn", reason="the server needs the extra [server]")
+    with pytest.raises(ValueError, match="port must be"):
+        serve(tmp_path, port=port)
 
 
 def test_serve_answers_until_it_is_told_to_stop(tmp_path, passages):
