@@ -45,7 +45,7 @@ def table(results: Mapping) -> str:
     count = max(map(len, seeds.values()))
     lines = [
         f"# RAGEN's games: success over {count} seed{'s' * (count > 1)}", "",
-        f"{results['settings']['instances']} held-out instances" + ", mean over seeds ± half of the 95 % interval "
+        f"{count_instances(results)} held-out instances" + ", mean over seeds ± half of the 95 % interval "
         "(Student's t; of a gain, over the differences within a seed)." * (count > 1),
     ]  # fmt: skip
     for how in ("greedy", "sampled"):
@@ -69,6 +69,14 @@ def table(results: Mapping) -> str:
         for game, own in seeds.items()
     ])  # fmt: skip
     return "\n".join(lines) + "\n"
+
+
+def count_instances(results: Mapping) -> str:
+    """How many instances: of all games, or, where they differ, of each."""
+    counts = {game: f"{results['games'][game]['instances']:,}" for game in results["seeds"]}
+    if len({*counts.values()}) == 1:
+        return next(iter(counts.values()))
+    return ", ".join(f"{game}: {count}" for game, count in counts.items())
 
 
 def _of(results: Mapping, game: str, line: str) -> list[dict]:

@@ -77,13 +77,16 @@ def invented(seeds):
 
     scripts = {"Random agent": 0.1, "Scripted agent": 0.7, "Oracle": 1.0}
     return {
-        "settings": {"instances": 50}, "scripts": {"chess": {"Chess": scripts}},
+        "settings": {}, "games": {"chess": {"instances": 50}}, "scripts": {"chess": {"Chess": scripts}},
         "seeds": {"chess": [one(seed) for seed in range(seeds)]},
     }  # fmt: skip
 
 
 def test_the_table_compares_within_seeds():
     text = games_report.table(invented(3))
+    assert "\n50 held-out instances, mean over seeds" in text
+    differing = {"seeds": {"chess": [], "go": []}, "games": {"chess": {"instances": 50}, "go": {"instances": 2000}}}
+    assert games_report.count_instances(differing) == "chess: 50, go: 2,000"
     greedy = "| Chess | 0.100 | 0.700 | 1.000 | 0.200 ± 0.000 | 0.300 ± 0.000 | 0.600 ± 0.248 |"
     assert f"{greedy} +0.400 ± 0.248 | +0.300 ± 0.248 |" in text
     assert "0.100 ± 0.000 | 0.150 ± 0.000 | 0.300 ± 0.124 | +0.200 ± 0.124 | +0.150 ± 0.124 |" in text
@@ -140,7 +143,8 @@ def test_games_that_were_run_before_stay_in_the_results(tmp_path, monkeypatch):
     assert {name: game["updates"] for name, game in both["games"].items()} == {"bandit": 7, "sokoban": 40}
     again = games.main(games.Args(games=("bandit",), seeds=(2,), out=tmp_path))
     assert [one["seed"] for one in again["seeds"]["bandit"]] == [2] and len(again["seeds"]["sokoban"]) == 1
-    assert list(games.main(games.Args(games=("bandit",), seeds=(0,), instances=9, out=tmp_path))["seeds"]) == ["bandit"]
+    last = games.main(games.Args(games=("bandit",), seeds=(0,), instances=9, out=tmp_path))
+    assert {name: game["instances"] for name, game in last["games"].items()} == {"bandit": 9, "sokoban": 500}
 
 
 @pytest.mark.slow
