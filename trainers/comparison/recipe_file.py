@@ -203,7 +203,8 @@ def _make_run(where: str, name: str, given: Mapping[str, Any]) -> RecipeRun:
         sorted({f.name for f in fields(ALGORITHMS[algorithm][1])} - set(SET_BY_COMPARISON)),
     )
     _check_keys(where, own, [*keys, *options])
-    if shared := [n for n in own if n in SHARED or n.startswith("eval_") or n == "final_questions"]:
+    evaluations = {n for n in own if n.startswith("eval_")} - {"eval_every"} | {"final_questions"}
+    if shared := [n for n in own if n in SHARED or n in evaluations]:
         raise ValueError(
             f"{where}: {shared} must be the same for all runs, under [arguments]: there is one start for each seed, and "
             "curves are compared"

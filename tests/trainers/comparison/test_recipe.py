@@ -93,6 +93,9 @@ def test_the_shapes_of_rollouts_take_as_many_steps_of_one_size():
     made = {name: recipe.run_arguments(name, 0) for name in recipe.runs}
     assert {args.updates * args.minibatches for args in made.values()} == {160}
     assert {args.questions_per_update * args.group_size // args.minibatches for args in made.values()} == {64}
+    boards = [n for n in made if n.startswith("boards")]
+    assert {made[n].eval_every * 64 * 4 for n in boards} == {2560}, "each is looked at after as many episodes"
+    assert {made[n].eval_every * made[n].questions_per_update * 4 for n in ("fresh", "stale")} == {2560}
     shapes = [(args.questions_per_update, args.minibatches, args.env_kwargs) for args in made.values()]
     assert len(set(shapes)) == len(shapes)
 
@@ -201,7 +204,7 @@ def test_the_command_line_goes_over_the_recipe_and_under_a_run(small):
         ("\nlr = 1", '\nmodel = "my/folder"', "run 'b'.*model.*one start for each seed"),
         ("\nlr = 1", '\ndtype = "bfloat16"', "run 'b'.*dtype.*one start for each seed"),
         ("\nlr = 1", "\ncold_start_steps = 9", "run 'b'.*cold_start_steps.*one start for each seed"),
-        ("\nlr = 1", "\neval_every = 9", "run 'b'.*eval_every.*the same for all runs"),
+        ("\nlr = 1", "\neval_questions = 9", "run 'b'.*eval_questions.*the same for all runs"),
         ("\nlr = 1", "\nfinal_questions = 9", "run 'b'.*final_questions.*the same for all runs"),
         ("seeds = [0, 1]", "seeds = 3", "seeds must be a list, got 3"),
         ("seeds = [0, 1]", 'baselines = ["oracle"]', "unknown baselines.*known.*naive-rag"),
