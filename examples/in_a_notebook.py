@@ -15,7 +15,10 @@ from trainers.engines.transformers_engine import TransformersEngine
 from trainers.runs.logger import read_metrics
 from trainers.runs.setup import make_envs
 
-QUICK = dict(updates=2, cold_start_steps=3, questions_per_update=2, group_size=2, eval_questions=2, final_questions=2)
+QUICK = dict(
+    updates=2, cold_start_steps=3, max_new_tokens=8, questions_per_update=2, group_size=2,
+    eval_questions=2, final_questions=2,
+)  # fmt: skip
 
 
 def main(out: str = "runs/notebook", quick: bool = False) -> None:

@@ -20,7 +20,10 @@ from trainers import grpo
 
 SERVER = Path(__file__).parent / "servers" / "telephone_book.py"
 BOOK = {name: str(200 + 37 * i) for i, name in enumerate(("Ada", "Bo", "Cleo", "Dan", "Eve", "Finn", "Gus", "Hope"))}
-QUICK = dict(updates=2, cold_start_steps=3, questions_per_update=2, group_size=2, eval_questions=2, final_questions=2)
+QUICK = dict(
+    updates=2, cold_start_steps=3, max_new_tokens=8, questions_per_update=2, group_size=2,
+    eval_questions=2, final_questions=2,
+)  # fmt: skip
 
 
 def scripted(env, rng, reads=True):  # with "random", what the tiny policy imitates first

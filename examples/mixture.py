@@ -23,7 +23,10 @@ TASKS = {
     "AgentR1/Calculator-v0": 1,
     "AgentR1/Bandit-v0": {"weight": 1, "kwargs": {"max_turns": 1}},
 }
-QUICK = dict(updates=2, cold_start_steps=3, questions_per_update=4, group_size=2, eval_questions=4, final_questions=4)
+QUICK = dict(
+    updates=2, cold_start_steps=3, max_new_tokens=8, questions_per_update=4, group_size=2,
+    eval_questions=4, final_questions=4,
+)  # fmt: skip
 
 
 def main(out: str = "runs/mixture", quick: bool = False) -> None:

@@ -29,7 +29,10 @@ QUESTIONS = {
     "name": "Tarn",  # what reports call it
     "instructions": "You know the town of Tarn and its neighbours. Answer the question of a visitor.",
 }
-QUICK = dict(updates=2, cold_start_steps=3, questions_per_update=2, group_size=2, eval_questions=2, final_questions=2)
+QUICK = dict(
+    updates=2, cold_start_steps=3, max_new_tokens=8, questions_per_update=2, group_size=2,
+    eval_questions=2, final_questions=2,
+)  # fmt: skip
 
 
 def main(out: str = "runs/own-questions", quick: bool = False) -> None:

@@ -21,7 +21,10 @@ from trainers import grpo
 from trainers.runs.logger import read_metrics
 
 SMALL = {"entities": 150, "questions": 100}
-QUICK = dict(updates=2, cold_start_steps=3, questions_per_update=2, group_size=2, eval_questions=2, final_questions=2)
+QUICK = dict(
+    updates=2, cold_start_steps=3, max_new_tokens=8, questions_per_update=2, group_size=2,
+    eval_questions=2, final_questions=2,
+)  # fmt: skip
 
 
 def wordy(context: TurnContext) -> float:

@@ -18,7 +18,10 @@ from agent_envs.types import ToolCall, Turn, TurnOutcome
 from trainers import grpo
 
 TOWNS = {"Tarn": 0, "Osk": 7, "Brill": 12, "Amber": 31, "Noor": 44}  # kilometres along the river
-QUICK = dict(updates=2, cold_start_steps=3, questions_per_update=2, group_size=2, eval_questions=2, final_questions=2)
+QUICK = dict(
+    updates=2, cold_start_steps=3, max_new_tokens=8, questions_per_update=2, group_size=2,
+    eval_questions=2, final_questions=2,
+)  # fmt: skip
 
 
 def distance(a: str, b: str) -> str:
