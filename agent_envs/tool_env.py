@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, ClassVar, cast
 
 import gymnasium
 
-from agent_envs.context import Rewriting, make_context
+from agent_envs.context import Messages, Rewriting, make_context
 from agent_envs.formats import Format, make_format
 from agent_envs.renames import check_env_class, check_tool
 from agent_envs.rewards import Reward, make_reward
@@ -69,9 +69,10 @@ class ToolEnv(gymnasium.Env[str, str]):
         str
     ]  # to the last turn, a text for each call, or one that says why it was rejected; no format's tags
     results: list[ToolResult]  # of the last turn's calls
-    # Asked about each observation, from the next reset on no more: where it is false, the episode is truncated. For callers
-    # that know whether their model can read it and still take a turn.
-    fits: Callable[[str], bool] | None
+    # Asked about each observation and the context that takes the place of the conversation, None where that only grows; from the
+    # next reset on no more. Where it is false, the episode is truncated. For callers that know whether their model can read it
+    # and still take a turn.
+    fits: Callable[[str, Messages | None], bool] | None
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
     REWARD: ClassVar[Reward] = Reward()
@@ -171,6 +172,15 @@ class ToolEnv(gymnasium.Env[str, str]):
         (names of what supports the answer); what is left out is taken from the infos where they name it."""
         return {}
 
+    def describe_source(self) -> str:
+        """Where the instances come from, for reports; outside of an episode, since it may begin one to find out."""
+        return str(self.reset(seed=0)[1].get("source", "generated"))
+
+    @property
+    def at_hand(self) -> "ToolEnv":
+        """The environment that is played: of a mixture the task at hand, else this one."""
+        return self
+
     def found_evidence(self) -> list[bool]:
         """Of each name in ``supporting``, whether the agent has been shown it so far."""
         return []
@@ -256,7 +266,10 @@ class ToolEnv(gymnasium.Env[str, str]):
         number = len(self.history.turns) + 1
         self._count(action + observation)
         spent = number >= self.max_turns or (self.max_tokens is not None and self.tokens > self.max_tokens)
-        spent = spent or (self.fits is not None and not self.fits(observation))
+        rewritten = None
+        if self.fits is not None and not (answered or spent):
+            rewritten = self._rewrite(action, observation)
+            spent = not self.fits(observation, rewritten.get("context"))
         outcome = self.evaluate_turn(turn, results, answered or spent)
         terminated = answered or outcome.terminated
         truncated = not terminated and (spent or outcome.truncated)
@@ -283,8 +296,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         info["tool_faults"] = sum(result.fault for result in results)
         if self.max_tokens is not None:
             info["tokens"] = self.tokens
-        if self.context is not None and self._running:
-            info |= self._rewrite(action, observation)
+        if self._running:
+            info |= self._rewrite(action, observation) if rewritten is None else rewritten
         return observation, float(sum(terms.values())), terminated, truncated, info
 
     def render(self) -> str | None:
@@ -331,9 +344,10 @@ class ToolEnv(gymnasium.Env[str, str]):
 
     def _rewrite(self, action: str, observation: str) -> dict[str, Any]:
         """``{"context": messages}`` where that is not what the agent saw before with this turn added."""
+        if self.context is None:
+            return {}
         latest = [{"role": "assistant", "content": action}, {"role": "user", "content": observation}]
         self._messages += latest
-        assert self.context is not None
         grown, self._shown = self._shown + latest, self.context([dict(message) for message in self._messages])
         if not isinstance(self._shown, list) or not all({"role", "content"} <= set(m) for m in self._shown):
             raise ValueError("a context is a list of messages, each with a role and a content")

@@ -138,8 +138,8 @@ class BM25Index:
         words = [self.analyzer.query_terms(query) for query in queries]
         keys = keys_of(word for query in words for word in query)
         terms = self.keys.searchsorted(keys)
-        terms[terms == len(self.keys)] = 0
-        known = self.keys[terms] == keys
+        known = terms < len(self.keys)  # a shard may have no words at all
+        known[known] = self.keys[terms[known]] == keys[known]
         starts = np.zeros(len(keys) + 1, np.int64)
         np.cumsum(known, out=starts[1:])
         terms, starts = terms[known], starts[list(accumulate(map(len, words), initial=0))]

@@ -120,8 +120,10 @@ def merge(
         maxima float32 [n terms]; the second and third memory-mapped from `folder` where one is given.
     """
     own = Statistics.of(blocks)
-    if not len(own.keys):
-        raise ValueError(f"nothing to index: none of the {own.passages} passages holds a word that is not a stop word")
+    if not len(statistics.keys):
+        raise ValueError(
+            f"nothing to index: none of the {statistics.passages} passages holds a word that is not a stop word"
+        )
     idf = weigh(statistics)[np.searchsorted(statistics.keys, own.keys)]
     lengths = [np.array(open_block().lengths) for open_block in blocks]
     relative = np.concatenate(lengths) * (statistics.passages / statistics.words)

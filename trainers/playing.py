@@ -1,5 +1,6 @@
 """Play policies, scripted agents and Naive RAG on numbered instances, mostly held-out ones, and summarise what came of it."""
 
+import hashlib
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, cast
@@ -8,8 +9,10 @@ import numpy as np
 
 from agent_envs import scoring
 from agent_envs.play import Script, Witness, play_many, sample_instances
+from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tasks.qa import QAEnv, name_kind
 from agent_envs.tasks.qa_scripts import search
+from agent_envs.tool_env import ToolEnv
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers import distributed
 from trainers.engines.engine import Completion, Engine, generate
@@ -22,6 +25,7 @@ from trainers.runs.settings import warn_of_other_env_kwargs
 from trainers.trajectory import Trajectory
 
 Row = dict[str, object]
+_HASHED = 1_000_000  # passages; larger corpora take minutes to read
 
 
 def summarize(name: str, episodes: list[dict], score: str = "em", samples: int = 1) -> Row:
@@ -198,8 +202,7 @@ def _naive_rag_batch(
     options = {"question": questions + [0] * (total - count), "reset_mask": np.arange(total) < count}
     observations, infos = envs.reset(options=options)
     witnesses = [Witness(envs.envs[i], info_of(infos, i)) for i in range(count)]
-    write = envs.envs[0].format.write
-    queries = [write(search(text)) for text in observations[:count]] + [""] * (total - count)
+    queries = [envs.envs[i].format.write(search(observations[i])) for i in range(count)] + [""] * (total - count)
     results, _, _, _, step_infos = envs.step(queries)
     opening = policy.encode("<answer>")
     prompts = {}
@@ -213,11 +216,11 @@ def _naive_rag_batch(
     episodes: list[dict[str, Any]] = []
     for i in range(count):
         prediction = policy.decode(done[i].tokens).split("</answer>")[0]
-        env = cast(QAEnv, getattr(envs.envs[i], "current", envs.envs[i]))  # of a mixture, the task at hand
+        env = cast(QAEnv, envs.envs[i].at_hand)
         em, f1, *_ = env.task.score(prediction, env.question.golds)
         recall = float(step_infos["support_recall"][i])
         scores = {"em": em, envs.envs[i].PRIMARY_METRIC: em}  # a mixture has its own name for it
-        means = {"f1": f1, "support_recall": recall, "turns": 2, "calls": 1}
+        means = {"f1": f1, "support_recall": recall, "turns": 2, "calls": int(step_infos["calls"][i])}
         kind = name_kind(witnesses[i].instance.get("kind") or {})
         episodes.append(scores | means | {"tool_faults": int(step_infos["tool_faults"][i]), "kind": kind})
         if recorder:
@@ -251,10 +254,22 @@ def instances(envs: ToolVectorEnv, count: int) -> list[int]:
     return sample_instances(envs.envs[0], count)
 
 
+def data_digest(env: ToolEnv) -> str:
+    """A fingerprint of the questions of a split with all that is known of them, and of the passages that are searched, where
+    these are here; "" where instances are made from seeds."""
+    parts = list(env.tasks.values()) if isinstance(env, MixtureEnv) else [env]
+    found = hashlib.sha256()
+    for part in parts if any(part.questions is not None for part in parts) else ():
+        found.update(repr(part.questions).encode())
+        corpus = getattr(part.task.searcher, "corpus", None) if isinstance(part, QAEnv) else None
+        if corpus is not None and len(corpus) <= _HASHED:
+            found.update(corpus.fingerprint.encode())
+    return found.hexdigest() if any(part.questions is not None for part in parts) else ""
+
+
 def source_of(envs: ToolVectorEnv) -> str:
     """Where the instances come from, for reports."""
-    task = getattr(envs.envs[0], "task", None)
-    return task.source if task is not None else str(envs.envs[0].reset(seed=0)[1].get("source", "generated"))
+    return envs.envs[0].describe_source()
 
 
 def load_agent(

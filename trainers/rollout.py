@@ -7,6 +7,7 @@ from typing import Any
 
 import numpy as np
 
+from agent_envs.context import Messages
 from agent_envs.play import Witness, begin
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.engines.engine import Completion, Engine
@@ -63,17 +64,16 @@ def rollout(
     play = _Play(envs, engine, timing or Timing(), max_new_tokens, (temperature, top_p, min_p))
     completions = play.submit(contexts, sum(map(len, contexts.values())))
 
-    def has_room(i: int, observation: str) -> bool:  # for another turn after this one
-        sampled = completions[i].tokens
-        ids = policy.observation_ids(observation, sampled)
-        least = min(max_new_tokens, LEAST_TURN)
-        return len(contexts[i]) + len(sampled) + len(ids) + least <= engine.max_length
+    def has_room(i: int, observation: str, rewritten: Messages | None) -> bool:  # for another turn after this one
+        if rewritten is None:
+            sampled = completions[i].tokens
+            length = len(contexts[i]) + len(sampled) + len(policy.observation_ids(observation, sampled))
+        else:
+            length = len(policy.prompt_ids(instructions[i], rewritten))
+        return length + min(max_new_tokens, LEAST_TURN) <= engine.max_length
 
     for i in contexts if engine.max_length < math.inf else ():
-        if (
-            getattr(envs.envs[i], "current", envs.envs[i]).context is None
-        ):  # one that is rewritten is kept short by that
-            envs.envs[i].fits = partial(has_room, i)
+        envs.envs[i].fits = partial(has_room, i)
     while contexts:
         actions = [policy.decode(completions[i].tokens) if i in completions else None for i in range(len(envs.envs))]
         shown, anchors = observations, {i: envs.envs[i].anchor() for i in completions}

@@ -63,7 +63,10 @@ class TokenEpisode:
         self._append(turn, True, (logprobs or [0.0] * len(turn))[: len(turn)])
         if room is not None:
             left = room - len(self.ids)
-            self.episode.env.fits = lambda observation: len(self.chat.observation_ids(observation, turn)) < left
+            # A context that is rewritten begins a prompt of its own.
+            self.episode.env.fits = lambda observation, context: (
+                context is not None or len(self.chat.observation_ids(observation, turn)) < left
+            )
         reply = self.episode.step(self.chat.decode(turn))
         if reply.done:
             return reply

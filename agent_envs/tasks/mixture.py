@@ -3,6 +3,7 @@
 import json
 import random
 from collections.abc import Callable, Hashable, Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
 
@@ -83,7 +84,9 @@ class MixtureEnv(ToolEnv):
         self.SCRIPTS = {name: partial(_delegate, name=name) for name in sorted(scripts)}  # type: ignore[misc]
         self._places = _interleave({id: len(task.questions or ()) for id, task in self.tasks.items()})
         if all(task.questions is not None for task in self.tasks.values()):
-            self.questions = tuple((self.tasks[id].questions or ())[i] for id, i in self._places)
+            asked = ((id, (self.tasks[id].questions or ())[i]) for id, i in self._places)
+            # Two tasks may have a question of one id each, and scores are kept by it.
+            self.questions = tuple(replace(question, id=f"{id}: {question.id}") for id, question in asked)
         self._played = {id: [0, 0.0, 0.0] for id in self.tasks}  # episodes, sum of returns, sum of scores
 
     # What others read off an environment is that of the task at hand. The setters only serve the constructor of ToolEnv.
@@ -166,6 +169,16 @@ class MixtureEnv(ToolEnv):
 
     def anchor(self) -> Hashable | None:
         return self.current.anchor()
+
+    def describe_source(self) -> str:
+        found = {id: task.describe_source() for id, task in self.tasks.items()}
+        if len({*found.values()}) == 1:
+            return next(iter(found.values()))
+        return "; ".join(f"{id}: {source}" for id, source in found.items())
+
+    @property
+    def at_hand(self) -> ToolEnv:
+        return self.current.at_hand
 
     def describe_instance(self) -> dict[str, Any]:
         return self.current.describe_instance()

@@ -149,6 +149,9 @@ class QAEnv(ToolEnv):
         """The gold passages found so far, and with them the hop: attempts that have found the same can go on the same ways."""
         return tuple(sorted(self._found))
 
+    def describe_source(self) -> str:
+        return self.task.source
+
     def describe_instance(self) -> dict[str, Any]:
         question = self.question
         titles = [html.unescape(title) for title in question.supporting_titles]

@@ -203,14 +203,14 @@ def first_option(question: str) -> str:
     >>> first_option("Who was born first, Ada Kern or Bo Fox?"), first_option("Who is older Ada Kern or Bo Fox?")
     ('Ada Kern', 'Ada Kern')
     """
-    before, offered, _ = question.rstrip("? ").rpartition(" or ")
+    before, offered, _ = " ".join(question.split()).rstrip("? ").rpartition(" or ")
     if not offered:
         return ""
     option = re.split(r"[,:;] | - |\b(?:[Bb]etween|either) ", before.rstrip(", "))[-1]
     if re.match(r"(?:[Tt]he |[Aa]n? )?[A-Z\d\"]", option) and not re.match(_QUESTION_WORD, option):
-        return option
+        return option.strip()
     names = re.findall(_CANDIDATES[""], option)  # no comma: "Who is older Ada Kern or Bo Fox?"
-    return names[-1] if names and option.endswith(names[-1]) else option
+    return names[-1] if names and option.endswith(names[-1]) else option.strip()
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:

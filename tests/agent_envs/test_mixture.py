@@ -84,7 +84,7 @@ def test_a_caller_limits_the_episode_at_hand():
     for seed in range(6):
         env.reset(seed=seed)
         assert not env.step("x")[3]
-        env.fits = lambda observation: False
+        env.fits = lambda observation, context: False
         assert env.step("x")[3]
     assert len({env.reset(seed=seed)[1]["task"] for seed in range(6)}) == 2
 

@@ -240,9 +240,9 @@ def test_a_megabyte_in_a_turn_is_answered_quickly(env):
     for unit in ("x", "town ", "<search>town</search>", "<think>", "\ud800", "\x00"):
         for frame in ("{}", "<search>{}</search>", "<answer>{}</answer>"):
             env.reset(seed=0)
-            start = time.perf_counter()
+            start = time.process_time()
             observation = env.step(frame.format(unit * (1_000_000 // len(unit))))[0]
-            assert time.perf_counter() - start < 5.0 and len(observation) < 10_000
+            assert time.process_time() - start < 5.0 and len(observation) < 10_000
 
 
 def test_options_and_arguments_are_checked(env, folder, small):
@@ -328,7 +328,7 @@ def test_shaping_is_taken_back_where_a_caller_ends_the_episode(musique):
     env = musique_env(musique)
     env.reset(options={"question": 0})
     paid = [env.step("<search>Nebelmeer</search>")]
-    env.fits = lambda observation: False
+    env.fits = lambda observation, context: False
     paid.append(env.step("<search>native Zürich</search>"))
     assert [outcome[3] for outcome in paid] == [False, True]
     assert paid[0][4]["reward_terms"]["progress"] > 0

@@ -74,13 +74,13 @@ def test_the_turn_budget_truncates_and_an_answer_in_the_last_turn_terminates(gam
 def test_what_a_caller_cannot_take_on_ends_the_episode_and_no_other(game):
     game.reset(seed=0)
     seen = []
-    game.fits = lambda observation: bool(seen.append(observation)) or len(observation) < 40
+    game.fits = lambda observation, context: bool(seen.append(observation)) or len(observation) < 40
     assert game.step("<echo>short</echo>")[2:4] == (False, False)
     assert game.step("<echo>rather long for a caller who has little room</echo>")[2:4] == (False, True)
     assert seen[0] == "<information>short</information>"
     game.reset(seed=0)
     assert game.step("<echo>rather long for a caller who has little room</echo>")[2:4] == (False, False)
-    game.fits = lambda observation: False
+    game.fits = lambda observation, context: False
     assert game.step(f"<answer>{game.number}</answer>")[1:4] == (1.0, True, False)
 
 

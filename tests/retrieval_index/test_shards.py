@@ -97,6 +97,19 @@ def test_a_hybrid_of_sharded_searchers(source, tmp_path, passages):
     assert [[p.id for p in ranking] for ranking in fused[:2]] == [[p.id for p in ranking] for ranking in whole[:2]]
 
 
+def test_a_shard_may_have_no_word(tmp_path):
+    texts = ["A town by the river.", "A castle.", "🦊", "🦊🦊"]
+    Corpus(Passage(str(n), f"Town {n}" if n < 2 else "", text) for n, text in enumerate(texts)).write(tmp_path)
+    retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "one")
+    retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "two", shards=2)
+    one, two = (retrieval_index.load(tmp_path / name) for name in ("one", "two"))
+    for query in ("river town", "castle", "🦊", "a"):
+        assert two.search([query], 4) == one.search([query], 4), query
+    Corpus([Passage("1", "", "🦊"), Passage("2", "", "the")]).write(tmp_path)
+    with pytest.raises(ValueError, match="none of the 2 passages holds a word"):
+        retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "none", shards=2)
+
+
 def test_more_shards_than_passages_is_an_error_that_says_so(tmp_path):
     Corpus([Passage("0", "one", "passage")]).write(tmp_path)
     with pytest.raises(ValueError, match="shard"):

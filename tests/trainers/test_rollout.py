@@ -5,6 +5,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
+from agent_envs.context import make_context
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.rollout import rollout
 from trainers.runs.setup import make_envs
@@ -179,6 +180,26 @@ def test_one_task_of_a_mixture_that_rewrites_leaves_the_others_their_limit(playi
     engine.max_length = 1100
     for episode in rollout(envs, policy, engine, seeds=list(range(8)), max_new_tokens=40):
         assert max(len(step.prompt + step.tokens) for step in episode.steps) <= 1100
+
+
+@pytest.mark.parametrize("context", ["window:2", "summary:2"])
+def test_a_rewritten_context_that_the_model_cannot_read_ends_its_episode(playing, recite, context):
+    policy, engine = playing
+
+    def play():
+        envs = recite([["x" * 90] * 6, ["y"] * 6])
+        for env in envs.envs:
+            env.context = make_context(context)
+        return rollout(envs, policy, engine, seeds=[0, 1], max_new_tokens=4, temperature=0.0)
+
+    free, _ = play()
+    longest = [len(step.prompt) for step in free.steps]
+    engine.max_length = max(longest) + 3  # no room for a turn of four
+    episode, short = play()
+    assert episode.truncated and len(short.steps) == 6
+    assert len(episode.steps) == longest.index(max(longest)), "it ends before the prompt that is too long"
+    engine.max_length += 1
+    assert len(play()[0].steps) == 6
 
 
 def test_a_task_that_is_too_long_to_be_read_is_an_error(playing, recite):

@@ -147,9 +147,14 @@ def default_steps(envs: ToolVectorEnv) -> int:
     return choose_lessons(envs).steps
 
 
+def _has_corpus(envs: ToolVectorEnv) -> bool:
+    """Whether the task is to read; of a mixture of such tasks, each has a corpus of its own, and there is none to teach in."""
+    return isinstance(envs.envs[0], QAEnv)
+
+
 def choose_lessons(envs: ToolVectorEnv) -> Lessons:
     """The cold start that ``envs`` need."""
-    if envs.envs[0].questions is None:
+    if not _has_corpus(envs):
         return WITHOUT_CORPUS
     return IN_VARIED_WORLDS if _difficulty(envs) == "varied" else WITH_CORPUS
 
@@ -208,11 +213,12 @@ def list_texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
     questions; or, without a corpus, what is read and written in episodes of both splits: a word that only the held-out
     one uses has a token then, as in any pretrained tokenizer, and no meaning."""
     numbers = [str(n) for n in (*range(1000), *range(1850, 2020))] + [f"1,{n}00" for n in range(10)]
-    if envs.envs[0].questions is None:
+    if not _has_corpus(envs):
         yield " ".join(numbers)
         for split in ("train", "validation"):
             other = _remake(envs, {"split": split, "num_envs": envs.num_envs})
-            played = demonstrations.play_unbroken(other, list(range(500)), demonstrations.noisy_expert, seed=1)
+            few = list(range(500 if (asked := other.envs[0].questions) is None else min(500, len(asked))))
+            played = demonstrations.play_unbroken(other, few, demonstrations.noisy_expert, seed=1)
             yield from (f"{turn['observation']} {turn['action']}" for turns in played for turn in turns)
         return
     thoughts = ["then same / earlier later"] * (world.difficulty == "varied")
@@ -268,8 +274,9 @@ def episodes(
 ) -> list[Sequence]:  # fmt: skip
     """POOL whole episodes to imitate: of the early-stopping demonstrator, in a fresh world where there is one to make; or,
     in tasks without a corpus, of the noisy expert."""
-    if envs.envs[0].questions is None:
-        numbers = [rng.getrandbits(31) for _ in range(POOL)]
+    if not _has_corpus(envs):
+        asked = envs.envs[0].questions
+        numbers = [rng.getrandbits(31) if asked is None else rng.randrange(len(asked)) for _ in range(POOL)]
         script, seed = choose_lessons(envs).demonstrator, rng.getrandbits(32)
         return demonstrations.scripted_episodes(envs, policy, numbers, script, seed, outage_minutes)
     stage = fresh_envs(envs, rng) if cast(QAEnv, envs.envs[0]).task.name == "miniwiki" else envs
@@ -352,6 +359,6 @@ def _cache_folder(
     episodes = demonstrations.play_unbroken(envs, few, script, outage_minutes=outage_minutes)
     turns = [turn for played in episodes for turn in played]
     played = repr([(turn["observation"], turn["action"]) for turn in turns])
-    what = f"{code}{envs.spec.id}{kwargs}{playing.source_of(envs)}{played}{POOL}{seed}{steps}{continue_probability}"
+    what = f"{code}{envs.spec.id}{kwargs}{playing.source_of(envs)}{playing.data_digest(envs.envs[0])}{played}{POOL}{seed}{steps}{continue_probability}"
     root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
     return Path(root) / "tiny" / hashlib.sha256(what.encode()).hexdigest()[:16]

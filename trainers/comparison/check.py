@@ -132,7 +132,8 @@ def _make_or_stand_in(task: EnvConfig, split: str) -> tuple[ToolEnv, str]:
         if not _benchmark(task.env):
             raise ImportError(f"{task.env}: {problem}") from error
     common = {name: value for name, value in task.env_kwargs.items() if name not in _DATA}
-    return _make_env(STAND_IN, {**_SMALL, **common}, split), f"{problem}\n{_remedy(task.env, split)}"
+    of = "train" if task.env_kwargs.get("holdout") else split  # a part of the training questions that is held out
+    return _make_env(STAND_IN, {**_SMALL, **common}, split), f"{problem}\n{_remedy(task.env, of)}"
 
 
 def _make_env(env: str, env_kwargs: dict, split: str) -> ToolEnv:

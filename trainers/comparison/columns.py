@@ -23,6 +23,7 @@ from trainers.runs.setup import make_envs
 Columns = Mapping[str, tuple[EnvConfig, int]]  # by name: what is played, and how many questions of it
 Player = Callable[[ToolVectorEnv, list[int]], list[dict]]  # plays numbered questions; one record for each
 SCORES = ("em", "f1", "score", "support_recall")  # kept for each question beside the means, where a task has them
+_ALSO_KEPT = ("substring_em", "turns", "calls", "prediction", "golds", "tool_faults")  # of a script's episodes
 _BATCH = 64
 
 
@@ -50,22 +51,26 @@ def evaluate_columns(
         key = json.dumps([identity, asdict(task), questions, max_new_tokens], sort_keys=True)
         path = folder / f"{_slug(column)}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.jsonl"
         header, episodes = _read(path)
-        if not header or len(episodes) < header["count"]:
-            if player is None:
-                raise NotThere(f"{title}: {column or 'held-out questions'}, {len(episodes)} episodes of it")
-            header, episodes = _play(task, questions, episodes, path, player)
+        if player is not None:
+            header, episodes = _play(task, questions, header, episodes, path, player)
+        elif not header or len(episodes) < header["count"]:
+            raise NotThere(f"{title}: {column or 'held-out questions'}, {len(episodes)} episodes of it")
         rows[column] = _summarize(title, header, episodes) | {"file": str(path)}
     return rows
 
 
 def _play(
-    task: EnvConfig, questions: int, episodes: list[dict], path: Path, player: Callable[[], Player]
+    task: EnvConfig, questions: int, kept: Mapping, episodes: list[dict], path: Path, player: Callable[[], Player]
 ) -> tuple[dict, list[dict]]:
-    """Play what is missing of a column, in batches, each of which is kept at once, unless tools broke in most of it."""
+    """Play what is missing of a column, in batches, each of which is kept at once, unless tools broke in most of it; and all
+    of it where the data were changed since."""
     envs = make_envs(task.env, json.dumps(task.env_kwargs), "validation", min(questions or _BATCH, _BATCH))
     numbers, asked = playing.instances(envs, questions), envs.envs[0].questions
     measure, source = envs.envs[0].PRIMARY_METRIC, playing.source_of(envs)
-    header = {"source": source, "measure": measure, "count": len(numbers)}
+    data = playing.data_digest(envs.envs[0])
+    header = {"source": source, "measure": measure, "count": len(numbers), "data": data}
+    if kept.get("data", data) != data:
+        episodes = []
     while len(episodes) < len(numbers):
         batch = numbers[len(episodes) : len(episodes) + envs.num_envs]
         played = outages.play_until_tools_work(partial(player(), envs, batch), _failed_share, outages.MINUTES)
@@ -125,18 +130,7 @@ def script_player(name: str) -> Player:
 
     def play(envs: ToolVectorEnv, numbers: list[int]) -> list[dict]:
         script = envs.envs[0].SCRIPTS[name]
-        kept = (
-            "em",
-            "f1",
-            "score",
-            "support_recall",
-            "substring_em",
-            "turns",
-            "calls",
-            "prediction",
-            "golds",
-            "tool_faults",
-        )
+        kept = dict.fromkeys((*SCORES, envs.envs[0].PRIMARY_METRIC, *_ALSO_KEPT))
         return [{n: own[n] for n in kept if n in own} for own in playing.play_script(envs, numbers, script)]
 
     return play
