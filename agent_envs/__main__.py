@@ -308,7 +308,9 @@ def _baselines(command: Baselines, kwargs: dict[str, Any]) -> None:
             print(f"left out: {reason}")
     if not rows:
         raise SystemExit("none of the environments has scripted agents that could play it here")
-    print(measure.table(rows))
+    print(measure.table(rows), "", sep="\n")
+    for id, source in dict.fromkeys((row["id"], row["source"]) for row in rows):
+        print(printable(f"{id.removeprefix('AgentR1/')}: {source}"))
     if command.out:
         command.out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 

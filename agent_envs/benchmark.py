@@ -18,6 +18,7 @@ from agent_envs.data.corpora import stamp
 from agent_envs.data.question import paragraph_key
 from agent_envs.miniwiki import World, make_question
 
+STAND_IN = "STAND-IN for"  # begins the source of questions that are not those that were asked for
 BENCHMARKS = ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "nq", "triviaqa", "popqa", "miniwiki", "own")
 MINIWIKI_TYPES = ("bridge", "compositional")
 _PLACES = ("AGENT_ENVS_DATA", "AGENT_ENVS_CACHE")  # environment variables that say where data lies
@@ -137,7 +138,7 @@ def _load_real(benchmark, split, *, data=None, corpus=None, source="auto", index
         )
     except DataUnavailable as reason:  # with source="auto" alone
         task = miniwiki(split)
-        source = f"STAND-IN for {benchmark}: {task.source}"
+        source = f"{STAND_IN} {benchmark}: {task.source}"
         return QATask(benchmark, split, task.questions, task.searcher, source, stand_in_warning(reason), drawn=True)
     return _with_searcher(benchmark, split, found, index)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import time
 from collections.abc import Sequence
 
 _PROMPT = """Decide whether a proposed answer to a question means the same as one of the reference answers.
@@ -17,7 +18,8 @@ Reply with one word, yes or no."""
 
 
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
-_VERDICT = re.compile(r"\W*(yes|no)\s*(?:$|[^\w\s])", re.IGNORECASE)  # "**No**, as …", and not "No doubt: yes"
+_VERDICT = re.compile(r"\W*(yes|no)[ \t]*(?:$|[^\w \t])", re.IGNORECASE)  # "**No**, as …", and not "No doubt: yes"
+_MOST_PAUSE = 60.0  # seconds, whatever a server asks for
 _KNOWN: dict[tuple[str, ...], float] = {}  # verdicts, of all environments of the process
 
 
@@ -35,14 +37,14 @@ class Judge:
         model: name of the model there.
         key_variable: the environment variable with the key; none is sent where it is not set.
         timeout: seconds for one request.
-        retries: further tries after a failed request.
+        retries: further tries after a failed request, after pauses of 1, 2, 4, … seconds or as long as the server asks for.
 
     The policy writes the prediction and is rewarded for the verdict, so it may learn to persuade the judge: tags in the
     prediction are escaped and it is cut to 500 characters, but watch ``em`` beside this term.
     """
 
     def __init__(
-        self, url: str, model: str, key_variable: str = "OPENAI_API_KEY", timeout: float = 30.0, retries: int = 2
+        self, url: str, model: str, key_variable: str = "OPENAI_API_KEY", timeout: float = 30.0, retries: int = 5
     ):
         if not re.match(r"https?://", str(url)):
             raise ValueError(f"url must begin with http:// or https://, got {url!r}")
@@ -68,15 +70,20 @@ class Judge:
         request = {
             "model": self.model,
             "temperature": 0,
-            "max_tokens": 16,
+            "max_tokens": 1024,  # some think first
             "messages": [{"role": "user", "content": content}],
         }
         key = os.environ.get(self.key_variable, "").strip()  # a newline in a header is an error that shows the key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
         problem: object = None
-        for _ in range(1 + self.retries):
+        pause = 0.0
+        for attempt in range(1 + self.retries):
+            time.sleep(pause)
+            pause = min(2.0**attempt, _MOST_PAUSE)
             try:
                 reply = httpx.post(f"{self.url}/chat/completions", json=request, headers=headers, timeout=self.timeout)
+                if (asked := reply.headers.get("retry-after", "")).isdigit():
+                    pause = min(float(asked), _MOST_PAUSE)
                 reply.raise_for_status()
                 said = _read_text(reply.json()["choices"][0]["message"]["content"])
             except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:

@@ -1,7 +1,7 @@
 """Write a trained agent for others: its weights alone, in bfloat16, without the state of the optimizer.
 
     python -m trainers.export --checkpoint runs/grpo-…/checkpoint-60 --out my-agent
-    python -m trainers.evaluate --checkpoint my-agent
+    python -m trainers.evaluate --checkpoint my-agent --env HotpotQA
 
 Of a model with a LoRA adapter only the adapter is written, a few MB. It names the model that it is put on: a hub id, if
 --base-model says so, as others do not have your folders. peft, transformers and vLLM load it too. Precision and longest
@@ -103,8 +103,9 @@ def _export(args: Args) -> Path:
     )  # fmt: skip
     if (picture := args.checkpoint / CURVE_FILE).is_file():
         shutil.copyfile(picture, path / CURVE_FILE)
+    task = f" --env {saved['env']}" if "env" in saved else ""
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
-    print(f"{path}: {size / 2**20:.1f} MiB. python -m trainers.evaluate --checkpoint {args.out}")
+    print(f"{path}: {size / 2**20:.1f} MiB. python -m trainers.evaluate --checkpoint {args.out}{task}")
     if args.push_to_hub and not card.push(path, args.push_to_hub):
         raise SystemExit(1)
     return path

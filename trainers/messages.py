@@ -10,13 +10,13 @@ so which tokens are the assistant's is known, and not searched for.
 """
 
 import json
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from agent_envs.formats.base import Format
-from agent_envs.formats.openai import OpenAI
+from agent_envs.formats.openai import NATIVE_CALLS, OpenAI
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolResult, Turn
 from trainers.models.policy import Policy
@@ -63,7 +63,7 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> list[Step]:
     messages = [*prompt, *data["completion"]] if prompt else data["messages"]
     _check(messages)
     if env is not None and any(message.get("tool_calls") for message in messages):
-        return to_steps(write_calls(messages, env.format, env.system_prompt), policy)
+        return to_steps(write_calls(messages, env.format, env.system_prompt, env.tools), policy)
     return to_steps(messages, policy, data.get("tools"))
 
 
@@ -151,15 +151,20 @@ def _arguments(call: dict) -> Any:
 # -- tool calls in an environment's own format ---------------------------------------------------------------------
 
 
-def write_calls(messages: list[Message], format: Format, instructions: str) -> list[Message]:
+def write_calls(
+    messages: list[Message], format: Format, instructions: str, tools: Container[str] = ()
+) -> list[Message]:
     """The same conversation without tool calls: turns, and the results that come back, are text in a format.
 
     What an assistant says beside its calls is the turn's thought. A message without calls is the final answer, but where it
-    reads as a turn of the format already.
+    reads as a turn of the format already; so is one that calls `answer` alone, as agents that act by calls do, unless that
+    is among the ``tools``. Their instructions to call functions are replaced by ``instructions``, other ones stay.
 
     Raises:
         ValueError: results that fit no call, or a turn that the format cannot express.
     """
+    if NATIVE_CALLS in (messages[0].get("content") or ""):
+        messages = messages[1:]
     has_own = messages[0]["role"] in ("system", "developer")
     written: list[Message] = [] if has_own else [{"role": "system", "content": instructions}]
     turn = Turn()  # the last one of the assistant, the calls of it that wait for results, and those
@@ -186,6 +191,8 @@ def write_calls(messages: list[Message], format: Format, instructions: str) -> l
             written.append(message)
             continue
         turn, results = _read_turn(message, format), {}
+        if len(turn.calls) == 1 and turn.calls[0].name == "answer" and "answer" not in tools:
+            turn = replace(turn, calls=(), answer=str(turn.calls[0].arguments.get("text", "")).strip())
         open_calls += [call.id or f"call_{i}" for i, call in enumerate(turn.calls)]
         turn = replace(turn, calls=tuple(replace(call, id="") for call in turn.calls))  # few formats can write them
         written.append({**message, "content": format.write(turn), "tool_calls": None})

@@ -86,7 +86,7 @@ def load_own(
             f"{called}: there is no question to {'train on' if split == 'train' else 'hold out'}, {said}: give more of them, or "
             "a file or a field 'split' that says what to train on"
         )
-    beside = None if corpus or index or asked.passages else _corpus_beside(path)
+    beside = None if corpus or index else _corpus_beside(path)
     where = place_of(corpus) if corpus else beside
     passages = () if index else read_corpus(where) if where else asked.passages
     if not passages and not index:

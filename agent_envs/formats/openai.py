@@ -9,6 +9,8 @@ from agent_envs.formats.json_text import dumps, function_schema, read_object
 from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
+NATIVE_CALLS = "Use the functions that you are given; several calls in one message run together."
+
 
 class OpenAI(Format):
     """A turn is the assistant message of the chat-completions API, as JSON; results are messages of the role "tool".
@@ -40,7 +42,7 @@ class OpenAI(Format):
         """For an agent that is shown `schemas` by its API."""
         text = ""
         if self._tools:
-            text = "Use the functions that you are given; several calls in one message run together."
+            text = NATIVE_CALLS
         if self._answers:
             text += " To finish, reply with the final answer alone, as short as possible, and call nothing."
         return text.strip()

@@ -23,6 +23,7 @@ import numpy as np
 
 from agent_envs import hosting
 from agent_envs.formats.json_text import dumps, function_schema, read_object
+from agent_envs.formats.openai import NATIVE_CALLS
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.tools import run_calls
 
@@ -184,9 +185,7 @@ class Episode:
         return replace(reply, results=(f"{why}\n{state}" if state else why,))
 
     def _native_prompt(self) -> str:
-        text = (
-            f"{self.env.instructions} Use the functions that you are given; several calls in one message run together."
-        )
+        text = f"{self.env.instructions} {NATIVE_CALLS}"
         return text.strip() + " To finish, call answer with the final answer alone." * self.env.answers
 
     def _reply(self, stepped: StepResult) -> Reply:

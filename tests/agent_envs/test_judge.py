@@ -4,6 +4,7 @@ import json
 import pickle
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -17,6 +18,7 @@ class Endpoint(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.replies, self.asked, self.headers, self.paths = ["yes"], [], [], []
+        self.wait = ""
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
     @property
@@ -35,6 +37,8 @@ class Handler(BaseHTTPRequestHandler):
             reply if isinstance(reply, bytes) else json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
         )
         self.send_response(reply if isinstance(reply, int) else 200)
+        if server.wait:
+            self.send_header("Retry-After", server.wait)
         self.end_headers()
         self.wfile.write(said)
 
@@ -55,7 +59,15 @@ def endpoint(monkeypatch):
 
 
 @pytest.fixture
-def judge(endpoint):
+def pauses(monkeypatch):
+    """The seconds that the judge waited between its tries, none of which pass."""
+    slept = []
+    monkeypatch.setattr("agent_envs.judge.time", SimpleNamespace(sleep=slept.append))
+    return slept
+
+
+@pytest.fixture
+def judge(endpoint, pauses):
     return Judge(endpoint.url + "/", "small", timeout=10.0)
 
 
@@ -67,6 +79,8 @@ def judge(endpoint):
         (" YES!", 1.0),
         ("**no**", 0.0),
         ("Yes, no doubt.", 1.0),
+        ("Yes\n\nThe proposed answer means the same.", 1.0),
+        ("No – it is another.", 0.0),
         ("<think>Is it yes or no?</think>\n\nno", 0.0),
         ([{"type": "text", "text": "no"}], 0.0),
     ],
@@ -86,7 +100,7 @@ def test_a_reply_begins_with_the_verdict(endpoint, judge, said, verdict):
     ],
 )
 def test_what_only_mentions_a_verdict_is_none(endpoint, judge, said):
-    endpoint.replies = [said] * 3
+    endpoint.replies = [said]
     with pytest.raises(RuntimeError, match="gives no verdict: it said neither yes nor no"):
         judge("Who?", ["Ann"], "Anne")
 
@@ -107,6 +121,14 @@ def test_a_failure_is_tried_again(endpoint, judge, hiccup):
     assert judge("Who?", ["Ann"], "Anne") == 1.0 and len(endpoint.asked) == 3
 
 
+def test_between_tries_it_waits_longer_and_longer_or_as_long_as_it_is_told(endpoint, judge, pauses):
+    endpoint.replies = [500, 503, 429, "yes"]
+    assert judge("Who?", ["Ann"], "Anne") == 1.0 and pauses == [0, 1, 2, 4]
+    pauses.clear()
+    endpoint.replies, endpoint.wait = [429, 429, "no"], "7"
+    assert judge("Where?", ["Ann"], "Anne") == 0.0 and pauses == [0, 7, 7]
+
+
 @pytest.mark.parametrize(
     ("reply", "problem"),
     [(500, "500"), (404, "404"), ("perhaps", "neither yes nor no: 'perhaps'"), (b"{}", "KeyError"), ([], "neither")],
@@ -115,7 +137,7 @@ def test_without_a_verdict_there_is_no_score(endpoint, judge, reply, problem):
     endpoint.replies = [reply]
     with pytest.raises(RuntimeError, match=f"judge at {endpoint.url} gives no verdict: .*{problem}"):
         judge("Who?", ["Ann"], "Anne")
-    assert len(endpoint.asked) == 3  # the first try, and two more
+    assert len(endpoint.asked) == 6  # the first try, and five more
     endpoint.replies = ["yes"]
     assert judge("Who?", ["Ann"], "Anne") == 1.0  # a failure is not remembered
 
@@ -124,7 +146,7 @@ def test_a_server_that_is_not_there(endpoint):
     with pytest.raises(RuntimeError, match="gives no verdict: ConnectError"):
         Judge("http://127.0.0.1:9/v1", "small", retries=0)("Who?", ["Ann"], "Anne")
     with pytest.raises(RuntimeError, match="gives no verdict: InvalidURL"):
-        Judge("http://127.0.0.1:port/v1", "small")("Who?", ["Ann"], "Anne")
+        Judge("http://127.0.0.1:port/v1", "small", retries=0)("Who?", ["Ann"], "Anne")
     for url in ("127.0.0.1:9/v1", "file:///etc", None):
         with pytest.raises(ValueError, match="url must begin with http:// or https://"):
             Judge(url, "small")

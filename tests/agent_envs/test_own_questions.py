@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 import warnings
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -172,6 +173,11 @@ def test_what_is_in_both_splits_is_left_out_of_training_with_a_warning(tmp_path,
 def test_what_is_searched(tmp_path, data, corpus):
     beside = load_own(data, split="train")  # passages.jsonl beside the questions
     assert len(beside.passages) == 10 and beside.source.endswith(" + corpus towns/passages.jsonl")
+    with_contexts = [row | {"contexts": ["A town."]} for row in QUESTIONS]
+    both_ways = write(Path(data).parent / "with-contexts.jsonl", with_contexts)
+    assert load_own(both_ways, split="train").passages == beside.passages  # and not the contexts
+    apart = load_own(write(tmp_path / "apart" / "my.jsonl", with_contexts), split="train")
+    assert [passage.text for passage in apart.passages] == ["A town."] and "corpus" not in apart.source
     alone = write(tmp_path / "alone" / "my.jsonl", QUESTIONS)
     with pytest.raises(FileNotFoundError, match="nothing to search: give corpus=FILE_OR_FOLDER or index="):
         load_own(alone, split="train")

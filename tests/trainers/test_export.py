@@ -93,6 +93,8 @@ def test_an_agent_that_plays_with_another_interface_is_named(env, kwargs, is_oth
     warn_of_other_env_kwargs("my-agent", EXPORTED, env, json.dumps(kwargs))
     said = capsys.readouterr().err
     assert ('my-agent was trained with {"k": 2, "max_chars": 500} among' in said) == is_other
-    assert bool(said) == is_other
+    trained_elsewhere = "my-agent was trained on AgentR1/HotpotQA-v0; here --env is " in said
+    assert trained_elsewhere == ("HotpotQA" not in env)
+    assert bool(said) == (is_other or trained_elsewhere)
     warn_of_other_env_kwargs("an older one", {"env": "AgentR1/HotpotQA-v0"}, env, json.dumps(kwargs))
     assert not capsys.readouterr().err

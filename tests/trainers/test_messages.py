@@ -7,6 +7,7 @@ import gymnasium
 import pytest
 
 import agent_envs  # noqa: F401
+from agent_envs.formats.openai import NATIVE_CALLS
 from agent_envs.types import ToolCall, ToolResult, Turn
 from trainers.messages import read_conversations, to_steps, write_calls
 from trainers.trajectory import to_sequences
@@ -70,9 +71,9 @@ def test_the_ids_are_those_of_a_rollout(make_policy, kind):
     assert all(step.tokens[-1] in policy.end_ids for step in steps)
 
 
-def calls(*made):
+def calls(*made, name="search"):
     return {"role": "assistant", "content": None, "tool_calls": [
-        {"id": id, "type": "function", "function": {"name": "search", "arguments": arguments}} for id, arguments in made
+        {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}} for id, arguments in made
     ]}  # fmt: skip
 
 
@@ -90,6 +91,14 @@ def test_calls_are_written_as_the_environment_reads_them(env):
     assert env.format.parse(written[2]["content"]) == turn
     assert written[3]["content"] == env.format.render(turn, [ToolResult("[1] The book: by Ada.")])
     assert env.format.parse(written[4]["content"]) == Turn(answer="Ada")
+    # Agents that act by calls call `answer`, and were told so.
+    native = [
+        {"role": "system", "content": f"A task. {NATIVE_CALLS} To finish, call answer."}, *messages[:3],
+        calls(("call_y", '{"text": "Ada"}'), name="answer"), {"role": "tool", "tool_call_id": "call_y", "content": ""},
+    ]  # fmt: skip
+    assert write_calls(native[:-1], env.format, env.system_prompt, env.tools) == [
+        *written[:4], {**native[4], "content": written[4]["content"], "tool_calls": None}
+    ]  # fmt: skip
     # Its own instructions stay, arguments may be an object, and an answer may be written as a turn already.
     own = [{"role": "system", "content": "Mine."}, *messages]
     own[2] = calls(("call_x", {"query": "the book"}))

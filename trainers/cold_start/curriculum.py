@@ -359,6 +359,7 @@ def _cache_folder(
     episodes = demonstrations.play_unbroken(envs, few, script, outage_minutes=outage_minutes)
     turns = [turn for played in episodes for turn in played]
     played = repr([(turn["observation"], turn["action"]) for turn in turns])
-    what = f"{code}{envs.spec.id}{kwargs}{playing.source_of(envs)}{playing.data_digest(envs.envs[0])}{played}{POOL}{seed}{steps}{continue_probability}"
+    data = playing.source_of(envs) + playing.data_digest(envs.envs[0])
+    what = f"{code}{envs.spec.id}{kwargs}{data}{played}{POOL}{seed}{steps}{continue_probability}"
     root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
     return Path(root) / "tiny" / hashlib.sha256(what.encode()).hexdigest()[:16]

@@ -22,6 +22,7 @@ from typing import Any
 
 import jinja2
 
+from agent_envs.benchmark import STAND_IN
 from retrieval_index import durable
 from retrieval_index.printable import printable
 from trainers.runs import page_episodes, report
@@ -210,8 +211,8 @@ def _notes(told: Mapping, rows: Sequence[Mapping], unfinished: str) -> list[str]
     if told.get("stopped_on_collapse"):
         notes.append("Training was stopped because it had collapsed.")
     env, source = str(told.get("env", "")), str(told.get("source", ""))
-    if source.startswith("miniwiki") and env and "MiniWiki" not in env:
-        notes.append(f"The questions are those of MiniWiki: a score on the stand-in is not a score on {env}.")
+    if STAND_IN in source:
+        notes.append(f"The questions are those of MiniWiki, a stand-in: a score on it is not a score on {env}.")
     notes += [
         f"A tool broke in {row['failed']:.1%} of the episodes of {row['name']}." for row in rows if row.get("failed")
     ]

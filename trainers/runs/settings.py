@@ -64,14 +64,19 @@ def select_interface(env_kwargs: str) -> dict[str, Any]:
 
 
 def warn_of_other_env_kwargs(name: str, saved: Mapping[str, Any], env: str, env_kwargs: str) -> None:
-    """Say in one line where an agent is to play with other arguments of the environment than it was trained with.
+    """Say in a line where an agent is to play another task than it was trained on, or one with other arguments.
 
     Args:
         name: of the agent.
         saved: the `settings` that its checkpoint keeps, or as much of them as was exported.
-        env: where it is to play. Of a task of another kind there is nothing to say: its arguments mean something else.
+        env: where it is to play. In a task of another kind arguments mean something else.
     """
-    if "env_kwargs" not in saved or _kind(saved["env"]) != _kind(env):
+    if "env_kwargs" not in saved:
+        return
+    known = _tasks(saved["env"], saved["env_kwargs"])
+    if not known & _tasks(env, env_kwargs):
+        print(f"Warning: {name} was trained on {', '.join(sorted(known))}; here --env is {env}", file=sys.stderr)
+    if _kind(saved["env"]) != _kind(env):
         return
     trained, here = select_interface(saved["env_kwargs"]), select_interface(env_kwargs)
     if trained != here:
@@ -80,6 +85,14 @@ def warn_of_other_env_kwargs(name: str, saved: Mapping[str, Any], env: str, env_
             f"do; here it is {json.dumps(here)}",
             file=sys.stderr,
         )
+
+
+def _tasks(env: str, env_kwargs: str) -> set[str]:
+    """The id of an environment; of a mixture also those of its tasks."""
+    from agent_envs.registration import full_id
+
+    tasks = json.loads(env_kwargs or "{}").get("tasks") if "Mixture" in env else None
+    return {full_id(env), *map(full_id, tasks or ())}
 
 
 def _kind(env: str) -> str:

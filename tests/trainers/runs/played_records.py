@@ -20,7 +20,8 @@ HOSTILE = (
     "\x1b[2J\x1b]0;pwned\x07 \u202egnp.exe \x00 {{ 7*7 }} \ud800"
 )
 SUMMARY = {
-    "env": "AgentR1/HotpotQA-v0", "source": "miniwiki:validation-0", "score": "em", "seed": 3, "episodes": 640,
+    "env": "AgentR1/HotpotQA-v0", "source": "STAND-IN for hotpotqa: miniwiki:validation-0", "score": "em",
+    "seed": 3, "episodes": 640,
     "rows": [
         {"name": "Naive RAG", "em": 0.1, "em_interval": [0.05, 0.15], "f1": 0.2, "failed": 0.0, "episodes": 50},
         {"name": "Trained", "em": 0.5, "em_interval": [0.4, 0.6], "f1": 0.6, "failed": 0.1, "episodes": 50},

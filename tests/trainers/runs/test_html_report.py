@@ -74,7 +74,7 @@ def test_a_run_has_its_table_settings_and_warnings(run):
     for words in (
         "Naive RAG 0.100 0.050 – 0.150 0.200", "Trained 0.500 0.400 – 0.600 0.600 0.100", "python -m x --a '<i>'", "lr 0.5",
         '{"data": "<b>"}', "entropy collapsed at update 7 0.1 < 0.2", "eval_every 2", "updates 8", "training episodes 640",
-        "a score on the stand-in is not a score on AgentR1/HotpotQA-v0", "A tool broke in 10.0% of the episodes of Trained",
+        "a score on it is not a score on AgentR1/HotpotQA-v0", "A tool broke in 10.0% of the episodes of Trained",
         "Training was stopped because it had collapsed",
     ):  # fmt: skip
         assert words in page.text, words
