@@ -28,7 +28,7 @@ class Args:
     """Keep the results of a comparison, or write tables and pictures of one that is kept."""
 
     add: Path | None = None
-    """Folder of a comparison."""
+    """Folder of a comparison. Other seeds that are kept stay beside its seeds."""
     write: str = ""
     """Recipe whose kept results to write to --out."""
     out: Path = Path("runs/kept")
@@ -46,12 +46,41 @@ def trim(found: Any) -> Any:
     return float(f"{found:.5g}") if isinstance(found, float) else found
 
 
+def merge(kept: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """What is kept and what a comparison of the same recipe found, which counts where both have a seed of an agent.
+
+    Raises:
+        ValueError: they are of different recipes.
+    """
+    ours, theirs = ({**of["recipe"], "seeds": 0, "questions": 0} for of in (kept, found))
+    if ours != theirs:
+        differing = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
+        raise ValueError(f"what is kept is of another recipe, in {', '.join(differing)}: move it away first")
+    merged: dict[str, Any] = {**found, "rows": {}, "seeds": {}, "training": {}, "curves": {}}
+    for agent in dict.fromkeys([*found["rows"], *kept["rows"]]):
+        taken: dict[Any, tuple[str, int]] = {}
+        for name, of in (("kept", kept), ("found", found)):
+            taken |= {seed: (name, i) for i, seed in enumerate(of["seeds"].get(agent, []))}
+        order = sorted(taken, key=lambda seed: (seed is None, seed))
+        for part in ("rows", "seeds", "training", "curves"):
+            whole = {"kept": kept[part].get(agent), "found": found[part].get(agent)}
+            if all(whole[taken[seed][0]] for seed in order):
+                merged[part][agent] = [whole[name][i] for name, i in map(taken.__getitem__, order)]
+    there = {f"{agent}, seed {seed}" for agent, seeds in merged["seeds"].items() for seed in seeds}
+    missing = dict.fromkeys([*kept["missing"], *found["missing"]])
+    # Of agents without a seed in their name, a table of some seeds says what others lack.
+    merged["missing"] = [what for what in missing if what not in there and not what.endswith("episodes of it")]
+    return merged
+
+
 def main(args: Args) -> None:
     if bool(args.add) == bool(args.write):
         raise ValueError("give either --add FOLDER or --write RECIPE")
     if args.add:
         results = trim(json.loads((args.add / "results.json").read_text(encoding="utf-8"))) | {"process": {}}
         file = args.folder / f"{results['recipe']['name']}.json"
+        if file.exists():
+            results = merge(json.loads(file.read_text(encoding="utf-8")), results)
         durable.write_text(file, report.dump(results) + "\n")
         print(f"{file}: {', '.join(results['rows'])}; missing: {results['missing'] or 'nothing'}")
     else:

@@ -46,6 +46,30 @@ def test_the_table_is_made_from_what_is_kept(results, tmp_path):
     assert (written / "curves.png").exists() and (written / "scores.png").exists()
 
 
+def test_other_seeds_stay_beside_those_that_are_added(results, tmp_path):
+    def of(seeds, score, missing=()):
+        """The results of PPO and GRPO with these seeds."""
+        made = json.loads(json.dumps(results)) | {"missing": list(missing)}
+        made["recipe"]["seeds"] = seeds
+        for agent in made["seeds"]:
+            made["seeds"][agent] = seeds
+            for part in ("rows", "training", "curves"):
+                made[part][agent] = json.loads(json.dumps([made[part][agent][0]] * len(seeds)))
+            for row in made["rows"][agent]:
+                row["1 hop"]["score"] = score
+        return comparison_results.trim(made)
+
+    merged = comparison_results.merge(of([0, 2], 0.1), of([1, 2], 0.3, ["PPO, seed 0", "RLOO, seed 0"]))
+    assert merged["seeds"] == {"PPO": [0, 1, 2], "GRPO": [0, 1, 2]} and merged["missing"] == ["RLOO, seed 0"]
+    assert [row["1 hop"]["score"] for row in merged["rows"]["PPO"]] == [0.1, 0.3, 0.3]
+    assert all(len(merged[part]["GRPO"]) == 3 for part in ("training", "curves"))
+    assert "| PPO |" in report.table(merged)
+    other = of([3], 0.1)
+    other["recipe"]["env"] = "AgentR1/Bandit-v0"
+    with pytest.raises(ValueError, match="of another recipe, in env: move it away first"):
+        comparison_results.merge(of([0], 0.1), other)
+
+
 def test_one_thing_at_a_time(tmp_path):
     with pytest.raises(ValueError, match="either --add"):
         comparison_results.main(comparison_results.Args())
