@@ -19,6 +19,7 @@ Reply with one word, yes or no."""
 
 _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _VERDICT = re.compile(r"\W*(yes|no)[ \t]*(?:$|[^\w \t])", re.IGNORECASE)  # "**No**, as …", and not "No doubt: yes"
+_PASSING = (408, 425, 429)  # client errors that another try may not meet
 _MOST_PAUSE = 60.0  # seconds, whatever a server asks for
 _KNOWN: dict[tuple[str, ...], float] = {}  # verdicts, of all environments of the process
 
@@ -84,6 +85,10 @@ class Judge:
                 reply = httpx.post(f"{self.url}/chat/completions", json=request, headers=headers, timeout=self.timeout)
                 if (asked := reply.headers.get("retry-after", "")).isdigit():
                     pause = min(float(asked), _MOST_PAUSE)
+                if reply.is_client_error and reply.status_code not in _PASSING:
+                    raise RuntimeError(
+                        f"the judge at {self.url} gives no verdict: {reply.status_code} {reply.reason_phrase}"
+                    )
                 reply.raise_for_status()
                 said = _read_text(reply.json()["choices"][0]["message"]["content"])
             except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:

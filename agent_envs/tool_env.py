@@ -177,8 +177,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         return str(self.reset(seed=0)[1].get("source", "generated"))
 
     @property
-    def at_hand(self) -> "ToolEnv":
-        """The environment that is played: of a mixture the task at hand, else this one."""
+    def active_env(self) -> "ToolEnv":
+        """This environment; of a mixture, the one whose task is being played."""
         return self
 
     def found_evidence(self) -> list[bool]:

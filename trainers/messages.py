@@ -18,7 +18,7 @@ from typing import Any
 from agent_envs.formats.base import Format
 from agent_envs.formats.openai import NATIVE_CALLS, OpenAI
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import ToolResult, Turn
+from agent_envs.types import ToolCall, ToolResult, Turn
 from trainers.models.policy import Policy
 from trainers.trajectory import Step
 
@@ -163,9 +163,9 @@ def write_calls(
     Raises:
         ValueError: results that fit no call, or a turn that the format cannot express.
     """
-    if NATIVE_CALLS in (messages[0].get("content") or ""):
-        messages = messages[1:]
     has_own = messages[0]["role"] in ("system", "developer")
+    if has_own and NATIVE_CALLS in (messages[0].get("content") or ""):
+        messages, has_own = messages[1:], False
     written: list[Message] = [] if has_own else [{"role": "system", "content": instructions}]
     turn = Turn()  # the last one of the assistant, the calls of it that wait for results, and those
     open_calls: list[str] = []
@@ -191,8 +191,9 @@ def write_calls(
             written.append(message)
             continue
         turn, results = _read_turn(message, format), {}
-        if len(turn.calls) == 1 and turn.calls[0].name == "answer" and "answer" not in tools:
-            turn = replace(turn, calls=(), answer=str(turn.calls[0].arguments.get("text", "")).strip())
+        match turn.calls:
+            case (ToolCall("answer", {"text": str(text)}),) if "answer" not in tools:
+                turn = replace(turn, calls=(), answer=text.strip())
         open_calls += [call.id or f"call_{i}" for i, call in enumerate(turn.calls)]
         turn = replace(turn, calls=tuple(replace(call, id="") for call in turn.calls))  # few formats can write them
         written.append({**message, "content": format.write(turn), "tool_calls": None})

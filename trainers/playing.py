@@ -216,7 +216,7 @@ def _naive_rag_batch(
     episodes: list[dict[str, Any]] = []
     for i in range(count):
         prediction = policy.decode(done[i].tokens).split("</answer>")[0]
-        env = cast(QAEnv, envs.envs[i].at_hand)
+        env = cast(QAEnv, envs.envs[i].active_env)
         em, f1, *_ = env.task.score(prediction, env.question.golds)
         recall = float(step_infos["support_recall"][i])
         scores = {"em": em, envs.envs[i].PRIMARY_METRIC: em}  # a mixture has its own name for it
@@ -257,14 +257,15 @@ def instances(envs: ToolVectorEnv, count: int) -> list[int]:
 def data_digest(env: ToolEnv) -> str:
     """A fingerprint of the questions of a split with all that is known of them, and of the passages that are searched, where
     these are here; "" where instances are made from seeds."""
-    parts = list(env.tasks.values()) if isinstance(env, MixtureEnv) else [env]
-    found = hashlib.sha256()
-    for part in parts if any(part.questions is not None for part in parts) else ():
-        found.update(repr(part.questions).encode())
-        corpus = getattr(part.task.searcher, "corpus", None) if isinstance(part, QAEnv) else None
-        if corpus is not None and len(corpus) <= _HASHED:
-            found.update(corpus.fingerprint.encode())
-    return found.hexdigest() if any(part.questions is not None for part in parts) else ""
+    if isinstance(env, MixtureEnv):
+        return "".join(map(data_digest, env.tasks.values()))
+    if env.questions is None:
+        return ""
+    found = hashlib.sha256(repr(env.questions).encode())
+    corpus = getattr(env.task.searcher, "corpus", None) if isinstance(env, QAEnv) else None  # a server has none
+    if corpus is not None and len(corpus) <= _HASHED:
+        found.update(corpus.fingerprint.encode())
+    return found.hexdigest()
 
 
 def source_of(envs: ToolVectorEnv) -> str:

@@ -82,13 +82,9 @@ def rollout(
         for i, completion in completions.items():
             trajectory = trajectories[i]
             trajectory.anchors.append(anchors[i])
-            terms = _add_step(trajectory, contexts[i], completion, float(rewards[i]), infos, i)
-            trajectory.turns.append(
-                {"message": len(trajectory.messages), "observation": shown[i], "action": actions[i]}
-                | {"reward": float(rewards[i]), "reward_terms": terms, "next_observation": observations[i]}
-                | witnesses[i].note_turn()
-            )
-            trajectory.messages.append({"role": "assistant", "content": actions[i] or ""})
+            said = {"observation": shown[i], "action": actions[i], "next_observation": observations[i]}
+            _add_step(trajectory, contexts[i], completion, float(rewards[i]), infos, i)
+            _add_turn(trajectory, said, float(rewards[i]), infos, i, witnesses[i])
             if terminated[i] or truncated[i]:
                 trajectory.info = {k: v for k, v in info_of(infos, i).items() if not isinstance(v, dict)}
                 trajectory.truncated = bool(truncated[i])
@@ -114,15 +110,23 @@ def rollout(
 
 def _add_step(
     trajectory: Trajectory, prompt: list[int], completion: Completion, reward: float, infos: dict[str, Any], i: int
-) -> dict[str, float]:
-    """Add a turn to the trajectory of environment ``i``; returns the terms of its reward."""
+) -> None:
+    """Add a turn to what is learned from of environment ``i``."""
     trajectory.steps.append(Step(prompt=prompt, tokens=completion.tokens, logprobs=completion.logprobs, reward=reward))
     trajectory.failed |= bool(infos["tool_faults"][i])
     trajectory.tool_faults += int(infos["tool_faults"][i])
+
+
+def _add_turn(
+    trajectory: Trajectory, said: dict[str, Any], reward: float, infos: dict[str, Any], i: int, witness: Witness
+) -> None:
+    """Add a turn to the record of environment ``i``: what was said, what it earned, and the agent's message."""
     terms = {name: float(value) for name, value in info_of(infos["reward_terms"], i).items()}
     for name, value in terms.items():
         trajectory.reward_terms[name] = trajectory.reward_terms.get(name, 0.0) + value
-    return terms
+    earned = {"reward": reward, "reward_terms": terms}
+    trajectory.turns.append({"message": len(trajectory.messages), **said, **earned, **witness.note_turn()})
+    trajectory.messages.append({"role": "assistant", "content": said["action"] or ""})
 
 
 class _Play:

@@ -45,5 +45,7 @@ def stamp(place: object, deep: bool = False) -> tuple:
 
 
 def _stamp_file(path: Path) -> tuple[int, int]:
-    status = path.lstat()  # of a link that leads nowhere too
+    if not path.is_file():  # a folder, whose time says nothing of its files; a link that leads nowhere
+        return 0, 0
+    status = path.stat()
     return status.st_mtime_ns, status.st_size

@@ -177,8 +177,8 @@ class MixtureEnv(ToolEnv):
         return "; ".join(f"{id}: {source}" for id, source in found.items())
 
     @property
-    def at_hand(self) -> ToolEnv:
-        return self.current.at_hand
+    def active_env(self) -> ToolEnv:
+        return self.current.active_env
 
     def describe_instance(self) -> dict[str, Any]:
         return self.current.describe_instance()

@@ -104,6 +104,7 @@ def test_baselines_are_printed_and_written(run, tmp_path):
             0 <= low <= row["score"] <= high <= 1 and 1 <= row["turns"] <= 4 and row["episodes"] == 5 and row["source"]
         )
         assert f"| {row['agent']} | {row['score']:.3f} |" in said
+        assert f"{row['id'].removeprefix('AgentR1/')}: {row['source']}\n" in said
     assert rows[7]["score"] == 1.0 and rows[4]["calls"] >= 1
 
 

@@ -10,6 +10,7 @@ import pytest
 
 from agent_envs.data import Benchmark, DataUnavailable, load_benchmark, stand_in_warning
 from agent_envs.data import sources as data_sources
+from agent_envs.data.corpora import stamp
 from agent_envs.data.local import NotHere
 
 
@@ -148,6 +149,18 @@ def test_a_corpus_may_have_any_form_that_passages_come_in(tmp_path):
         assert benchmark.source.endswith(f"/{corpus}")
     (tmp_path / "notes" / "ada.md").write_text("Ada was born in Chur.")
     assert load(data=data, corpus=tmp_path / "notes").passages[0].text == "Ada was born in Chur."
+
+
+def test_a_corpus_behind_a_link_is_read_again_when_it_changes(tmp_path):
+    data, real = make_folder(tmp_path / "data"), tmp_path / "real.jsonl"
+    real.write_text((data / "passages.jsonl").read_text())
+    (tmp_path / "link.jsonl").symlink_to(real)
+    assert load(data=data, corpus=tmp_path / "link.jsonl").passages[0].text == "Ada Kern was born in Zürich."
+    before, text = stamp(tmp_path / "link.jsonl"), real.read_text()
+    real.write_text(text.replace("Zürich", "Chur, in the east"))
+    assert stamp(tmp_path / "link.jsonl") != before
+    (tmp_path / "loose").symlink_to(tmp_path / "nowhere")
+    assert stamp(tmp_path / "loose") == () and (0, 0) in stamp(tmp_path)
 
 
 def test_a_corpus_is_read_once_and_again_when_it_changes(tmp_path):

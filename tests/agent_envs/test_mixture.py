@@ -1,5 +1,7 @@
 """Several tasks as one environment."""
 
+import warnings
+
 import gymnasium
 import numpy as np
 import pytest
@@ -118,6 +120,23 @@ def test_a_mixture_of_questions_has_all_of_them_each_once():
         env.reset(options={"question": 16})
     assert {"reader", "oracle", "yes"} <= set(env.SCRIPTS)
     assert MixtureEnv(TASKS).questions is None and "reader" not in MixtureEnv(TASKS).SCRIPTS
+
+
+def test_the_source_of_a_mixture_names_that_of_each_task():
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that there is no HotpotQA here
+        env = MixtureEnv({"AgentR1/Calculator-v0": 3, "AgentR1/HotpotQA-v0": 1})
+    assert env.describe_source().startswith(
+        "AgentR1/Calculator-v0: generated; AgentR1/HotpotQA-v0: STAND-IN for hotpotqa"
+    )
+    assert MixtureEnv({"AgentR1/Bandit-v0": 1, "AgentR1/Countdown-v0": 1}).describe_source() == "generated"
+
+
+def test_the_active_environment_is_that_of_the_task():
+    env = MixtureEnv({"AgentR1/Bandit-v0": 1, "AgentR1/Countdown-v0": 1})
+    for id, task in env.tasks.items():
+        env.reset(seed=0, options={"task": id})
+        assert env.active_env is task and task.active_env is task
 
 
 def test_a_mixture_rewrites_the_context_where_a_task_does():

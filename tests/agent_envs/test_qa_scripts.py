@@ -154,6 +154,8 @@ def test_early_stopping_looks_up_a_title_once():
         ("Between 7 Days and Red Sea or Blue, which came first", "7 Days and Red Sea"),
         ("Which mosque has a dome, the Old Mosque or the New Mosque?", "the Old Mosque"),
         ("Is the film Red Sea older: a or b?", "a"),
+        ("Which is sweeter,  a plum or a lemon?", "a plum"),
+        ("Which is sweeter,\na plum or a lemon?", "a plum"),
         ("Who directed Orson?", ""),
         ("or?", ""),
     ],

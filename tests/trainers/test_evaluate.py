@@ -75,6 +75,16 @@ def test_naive_rag_searches_the_question_once_and_scores_the_answer(make_policy)
     assert row["support_recall"] >= 0.5  # the article that the question names comes first
 
 
+def test_naive_rag_searches_in_the_format_of_each_task_of_a_mixture(make_policy):
+    policy = make_policy("bytes")
+    easy, world = "AgentR1/MiniWiki-Easy-v0", json.loads(SMALL)
+    tasks = {easy: {"kwargs": world}, "AgentR1/MiniWiki-v0": {"kwargs": {**world, "format": "hermes"}}}
+    envs = make_envs("AgentR1/Mixture-v0", json.dumps({"tasks": tasks}), "validation", 4)
+    row = playing.evaluate_naive_rag(envs, policy, Parrot(policy, "x</answer>"), list(range(4)), 50)
+    assert {env.id for env in envs.envs} == set(tasks)
+    assert row["calls"] == 1.0 and all(env.history.turns[0].error is None for env in envs.envs)
+
+
 def test_the_command_writes_its_table(make_policy, tmp_path, capsys):
     policy = make_policy("bpe")
     policy.model.save_pretrained(tmp_path / "model")

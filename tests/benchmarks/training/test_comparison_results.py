@@ -6,6 +6,10 @@ import pytest
 
 from benchmarks.training import comparison_results
 from trainers.comparison import recipe_file, report
+from trainers.comparison.intervals import mean_and_half
+
+KEPT = comparison_results.FOLDER
+PAGE = KEPT.parent / "comparisons.md"
 
 COLUMN = {
     "score": 0.123456789,
@@ -68,6 +72,36 @@ def test_other_seeds_stay_beside_those_that_are_added(results, tmp_path):
     other["recipe"]["env"] = "AgentR1/Bandit-v0"
     with pytest.raises(ValueError, match="of another recipe, in env: move it away first"):
         comparison_results.merge(of([0], 0.1), other)
+
+
+def _cell(values, sign=""):
+    mean, half = mean_and_half(values)
+    return f"{mean:{sign}.3f} ± {half:.3f}".replace("0.", ".").replace("-", "−")
+
+
+def test_the_page_has_what_is_kept_where_right_answers_are_rare():
+    kept, page = json.loads((KEPT / "rewards.json").read_text()), PAGE.read_text(encoding="utf-8")
+    means = {a: [sum(c["score"] for c in row.values()) / len(row) for row in rows] for a, rows in kept["rows"].items()}
+    for agent, own in means.items():
+        seeds = " | ".join(f"{value:.3f}".removeprefix("0") for value in own)
+        assert f"| {agent} | {seeds} | {_cell(own)} |" in page
+    for agent in ("Outcome", "GiGPO, outcome"):
+        difference = [a - b for a, b in zip(means[agent], means["Rejection sampling"], strict=True)]
+        assert f"**{_cell(difference, '+')}**" in page
+
+
+def test_the_page_has_what_is_kept_of_the_shape_of_rollouts():
+    kept, page = json.loads((KEPT / "rollout-shaping.json").read_text()), PAGE.read_text(encoding="utf-8")
+    (sampled,) = json.loads((KEPT / "rollout-shaping-sampled.json").read_text()).values()
+    recipe, reference = recipe_file.read("rollout-shaping"), "boards-64"
+    column = dict.fromkeys(sampled, "As in training") | {"actions-5": "5 actions, 2 turns"}
+    greedy = {run: [row[column[run]]["score"] for row in kept["rows"][recipe.runs[run].title]] for run in sampled}
+    for run in sampled:
+        cells = []
+        for how in (sampled, greedy):
+            less = [a - b for a, b in zip(how[run], how[reference], strict=True)]
+            cells += [_cell(how[run]), "" if run == reference else _cell(less, "+")]
+        assert " | ".join(cells).replace("|  |", "| |") in page.replace("**", ""), (run, cells)
 
 
 def test_one_thing_at_a_time(tmp_path):

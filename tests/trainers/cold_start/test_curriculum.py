@@ -137,6 +137,39 @@ def test_what_does_not_change_the_cold_start_finds_the_same_one():
     )
 
 
+def test_a_cold_start_on_other_data_is_another_one(tmp_path):
+    def write(name, lines):
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    def folder():
+        envs = make_envs("AgentR1/HotpotQA-v0", json.dumps({"data": str(tmp_path)}), "train", 4)
+        return curriculum._cache_folder(envs, 0, 4)
+
+    passages = [{"id": str(i), "title": f"Town {i}", "text": f"It has {i} gates."} for i in range(30)]
+    rows = [
+        {"id": str(i), "question": f"Gates of Town {i}?", "answer": str(i), "supporting_titles": [f"Town {i}"]}
+        for i in range(30)
+    ]
+    write("passages.jsonl", passages), write("hotpotqa.train.jsonl", rows)
+    found = [folder(), folder()]
+    write("hotpotqa.train.jsonl", [*rows[:-1], rows[-1] | {"answer": "thirty"}])
+    found.append(folder())
+    write("passages.jsonl", [*passages[:-1], passages[-1] | {"text": "It has thirty gates."}])
+    found.append(folder())
+    assert found[0] == found[1] and len(set(found)) == 3
+
+
+def test_a_mixture_of_questions_has_a_cold_start(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
+    monkeypatch.setattr(curriculum, "POOL", 16)
+    world = {"entities": 60, "questions": 20}
+    tasks = {id: {"kwargs": world} for id in ("AgentR1/MiniWiki-Easy-v0", "AgentR1/MiniWiki-v0")}
+    envs = make_envs("AgentR1/Mixture-v0", json.dumps({"tasks": tasks}), "train", 4)
+    policy, _ = curriculum.cold_start(envs, 0, 2, lambda *_: None)
+    question = envs.envs[0].questions[0].question
+    assert policy.decode(policy.encode(question)).strip() == question  # its words are in the vocabulary
+
+
 def test_a_real_benchmark_is_learned_from_its_own_questions(tmp_path, monkeypatch):
     """In the form of HotpotQA: no decomposition, text that no MiniWiki article holds."""
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))

@@ -1,6 +1,7 @@
 """A comparison whose runs start from supervised fine-tuning, with the baselines that have as many seconds."""
 
 import json
+import warnings
 from dataclasses import replace
 from pathlib import Path
 
@@ -10,7 +11,7 @@ import tyro
 from trainers import compare, export, grpo, playing, sft
 from trainers.comparison import agents, columns, lengthened
 from trainers.comparison.agents import fingerprint_weights
-from trainers.comparison.recipe import ALGORITHMS
+from trainers.comparison.recipe import ALGORITHMS, EnvConfig
 from trainers.runs.logger import read_metrics
 from trainers.runs.settings import SettingsDiffer
 
@@ -274,6 +275,41 @@ def test_a_script_needs_no_policy(ask, tmp_path, monkeypatch):
     yes = results["rows"]['Always "yes"'][0]["As in training"]
     assert (yes["turns"], yes["calls"], yes["em"]) == (1.0, 0.0, 0.0)
     assert results["curves"] == {} and not (tmp_path / "out" / "curves.png").exists()
+
+
+def test_a_rule_is_scored_by_the_measure_of_the_task(tmp_path):
+    task = EnvConfig(env="AgentR1/Calculator-v0", env_kwargs={})
+    play = lambda: columns.script_player("scripted")  # noqa: E731
+    row = columns.evaluate_columns("Rule", {"C": (task, 3)}, 4, tmp_path, "rule", play)["C"]
+    assert row["measure"] == "success" and len(row["questions"]["success"]) == 3
+
+
+def test_what_was_played_on_data_that_changed_is_played_anew(tmp_path):
+    passages = [{"id": str(i), "title": f"Town {i}", "text": f"Town {i} has {i} gates."} for i in range(4)]
+    rows = [{"id": str(i), "question": f"How many gates has Town {i}?", "answer": str(i)} for i in range(4)]
+
+    def write(name, lines):
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    write("passages.jsonl", passages), write("validation.jsonl", rows), write("train.jsonl", [rows[0] | {"id": "t"}])
+    task = EnvConfig(env="AgentR1/QA-v0", env_kwargs={"data": str(tmp_path)})
+    played = []
+
+    def play(envs, numbers):
+        played.extend(numbers)
+        return [{"em": 1.0, "f1": 1.0, "turns": 1} for _ in numbers]
+
+    def score(player=lambda: play):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are few
+            return columns.evaluate_columns("A", {"C": (task, 3)}, 4, tmp_path / "kept", "A", player)["C"]["score"]
+
+    assert (score(), score(), len(played)) == (1.0, 1.0, 3)
+    write("validation.jsonl", [row | {"answer": "none of them"} for row in rows])
+    assert (score(), len(played)) == (1.0, 6)
+    write("passages.jsonl", [*passages, {"id": "9", "title": "Town 9", "text": "It is new."}])
+    assert (score(), len(played)) == (1.0, 9)
+    assert score(None) == 1.0 and len(played) == 9  # a report plays nothing
 
 
 def test_kept_episodes_of_another_agent_do_not_count(ask, tmp_path):
