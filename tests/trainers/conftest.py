@@ -1,11 +1,14 @@
 """Random policies that cost nothing, and environments that say what a test wants them to say."""
 
+from collections.abc import Sequence
+
 import gymnasium
 import pytest
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from agent_envs.miniwiki import World
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.tool_env import ToolEnv
@@ -38,8 +41,8 @@ def one_thread():
     torch.set_num_threads(1)
 
 
-def byte_tokenizer(merges: int, pad: str) -> PreTrainedTokenizerFast:
-    """Byte-level BPE with a template like Qwen's; with ``merges`` 0, every byte is a token."""
+def byte_tokenizer(merges: int, pad: str, texts: Sequence[str] = TEXT) -> PreTrainedTokenizerFast:
+    """Byte-level BPE of ``texts`` with a template like Qwen's; with ``merges`` 0, every byte is a token."""
     tokenizer = Tokenizer(models.BPE())
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
@@ -49,11 +52,19 @@ def byte_tokenizer(merges: int, pad: str) -> PreTrainedTokenizerFast:
     trainer = trainers.BpeTrainer(
         vocab_size=size, special_tokens=specials, initial_alphabet=alphabet, show_progress=False
     )
-    tokenizer.train_from_iterator(TEXT * 20, trainer)
+    tokenizer.train_from_iterator([*texts] * 20, trainer)
     tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in specials])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, eos_token="<|im_end|>", pad_token=pad, chat_template=CHATML
     )
+
+
+def task_texts() -> list[str]:
+    """The instructions of a task that searches and of one that does not, and some passages."""
+    small = {"entities": 60, "questions": 20}
+    envs = [gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small), gymnasium.make("AgentR1/FrozenLake-v0")]
+    instructions = [env.reset(seed=0)[1]["instructions"] for env in envs]
+    return [*instructions, *(f"{p.title}: {p.text}" for p in World(60, 0).passages())]
 
 
 @pytest.fixture(scope="session")
@@ -61,6 +72,8 @@ def tokenizers():
     return {
         "bytes": byte_tokenizer(0, pad="<|im_end|>"),  # pad and eos are one token, as in many models
         "bpe": byte_tokenizer(60, pad="<|endoftext|>"),
+        # What environments say takes a fifth of the tokens: for tests of whole runs.
+        "subwords": byte_tokenizer(800, "<|endoftext|>", [*TEXT, *task_texts()]),
         "words": tiny.make_tokenizer([*TEXT, "Invalid turn : hello"]),
     }
 

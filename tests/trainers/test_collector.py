@@ -20,7 +20,7 @@ SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
 @pytest.fixture(scope="module")
 def model(make_policy, tmp_path_factory):
     folder = tmp_path_factory.mktemp("model")
-    policy = make_policy("bytes")
+    policy = make_policy("subwords")
     policy.model.save_pretrained(folder)
     policy.tokenizer.save_pretrained(folder)
     return str(folder)

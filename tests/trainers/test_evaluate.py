@@ -27,7 +27,7 @@ def test_a_row_by_hand():
 
 
 def test_every_question_is_played_once_however_many_environments_there_are(make_policy):
-    policy = make_policy("bytes")
+    policy = make_policy("subwords")
     engine = TransformersEngine(policy, ("</search>", "</answer>"))
     rows, seen = [], []
     for num_envs in (4, 7, 30):
@@ -62,7 +62,7 @@ class Parrot:
 
 
 def test_naive_rag_searches_the_question_once_and_scores_the_answer(make_policy):
-    policy = make_policy("bytes")
+    policy = make_policy("subwords")
     envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 4)
     question = envs.envs[0].questions[2]
     engine = Parrot(policy, f"{question.answer}</answer> and more")
@@ -76,7 +76,7 @@ def test_naive_rag_searches_the_question_once_and_scores_the_answer(make_policy)
 
 
 def test_naive_rag_searches_in_the_format_of_each_task_of_a_mixture(make_policy):
-    policy = make_policy("bytes")
+    policy = make_policy("subwords")
     easy, world = "AgentR1/MiniWiki-Easy-v0", json.loads(SMALL)
     tasks = {easy: {"kwargs": world}, "AgentR1/MiniWiki-v0": {"kwargs": {**world, "format": "hermes"}}}
     envs = make_envs("AgentR1/Mixture-v0", json.dumps({"tasks": tasks}), "validation", 4)
@@ -86,7 +86,7 @@ def test_naive_rag_searches_in_the_format_of_each_task_of_a_mixture(make_policy)
 
 
 def test_the_command_writes_its_table(make_policy, tmp_path, capsys):
-    policy = make_policy("bpe")
+    policy = make_policy("subwords")
     policy.model.save_pretrained(tmp_path / "model")
     policy.tokenizer.save_pretrained(tmp_path / "model")
     rows = evaluate.main(
@@ -168,7 +168,7 @@ def test_questions_are_drawn_from_the_whole_file(tmp_path):
 
 
 def test_the_engine_is_the_one_that_was_asked_for(make_policy, tmp_path, monkeypatch):
-    policy, made = make_policy("bpe"), []
+    policy, made = make_policy("subwords"), []
     policy.model.save_pretrained(tmp_path / "model")
     policy.tokenizer.save_pretrained(tmp_path / "model")
 

@@ -25,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 @pytest.fixture
 def played(make_policy, recite):
     """Six episodes in three groups; the middle group has nothing to choose between."""
-    policy = make_policy("bytes")
+    policy = make_policy("subwords")
     envs = recite([["a", "b"], ["a"], ["c", "d"], ["c"], ["e"], ["e", "f", "g"]],
                   [[1.0, 0.0], [0.0], [0.5, 0.5], [1.0], [0.0], [0.0, 1.0, 1.0]])  # fmt: skip
     engine = TransformersEngine(policy, ("</search>",))
@@ -87,7 +87,7 @@ def test_the_kl_penalty_pulls_back_to_the_reference_also_in_zero_std_groups(play
     before = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
     same, _ = updated(policy, episodes, reference=policy, kl_coef=0.5)
     torch.testing.assert_close(same, before, rtol=0, atol=1e-6)  # at the reference itself the pull is zero
-    other = make_policy("bytes", 1)
+    other = make_policy("subwords", 1)
     moved, metrics = updated(policy, episodes, reference=other, kl_coef=0.5)
     assert metrics["policy/grad_norm"] > 0
     batch = collate(episodes, policy.pad_id)
@@ -112,7 +112,7 @@ def test_advantages_are_of_whole_episodes(played):
 @pytest.fixture
 def model_folder(make_policy, tmp_path):
     """A model as it comes from the hub: ChatML template, byte-level BPE, eos and pad of their own."""
-    policy = make_policy("bpe", 3)
+    policy = make_policy("subwords", 3)
     policy.model.save_pretrained(tmp_path / "model")
     policy.tokenizer.save_pretrained(tmp_path / "model")
     return str(tmp_path / "model")

@@ -10,7 +10,7 @@ from trainers.runs.run import Run
 
 @pytest.fixture
 def args(letters, make_policy, tmp_path):
-    policy = make_policy("bytes")
+    policy = make_policy("subwords")
     policy.model.save_pretrained(tmp_path / "model")
     policy.tokenizer.save_pretrained(tmp_path / "model")
     return grpo.Args(

@@ -11,6 +11,7 @@ shown by number (`printable`). A content security policy lets the page's own scr
 from __future__ import annotations
 
 import base64
+import functools
 import hashlib
 import json
 import re
@@ -118,19 +119,24 @@ def render(parts: Sequence[Mapping], chunks: Sequence[page_episodes.Chunk], left
     scripts = [(_PAGE / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.iife.min.js", "report.js")]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     styles = [(_PAGE / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.min.css", "report.css")]
-    environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
-        undefined=jinja2.StrictUndefined,
-    )  # fmt: skip
     shown = [
         page_episodes.clean(to_json_types(dict(part))) | {"table": _table(part), "number": i} for i, part in enumerate(parts)
     ]  # fmt: skip
-    return environment.get_template("report.html.jinja").render(
+    return _template().render(
         parts=shown, both=_table(_last_rows(parts)) if len(parts) > 1 else None, title=_title(shown),
         scripts=scripts, styles=styles, hashes=hashes, episodes=len(entries), left_out=left_out,
         data=page_episodes.compress(json.dumps(page_episodes.clean(to_json_types(data)))),
         chunks=[chunk.bodies for chunk in chunks], tokens=[chunk.tokens for chunk in chunks],
     )  # fmt: skip
+
+
+@functools.cache  # it is written at each evaluation, and to compile it takes most of that
+def _template() -> jinja2.Template:
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(_PAGE), autoescape=True, trim_blocks=True, lstrip_blocks=True,
+        undefined=jinja2.StrictUndefined,
+    )  # fmt: skip
+    return environment.get_template("report.html.jinja")
 
 
 def _title(parts: Sequence[Mapping]) -> str:

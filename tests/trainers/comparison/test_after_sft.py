@@ -69,7 +69,7 @@ algorithm = "rloo"
 @pytest.fixture
 def ask(make_policy, tmp_path):
     """``ask(*words)``: the arguments of the command for the small recipe and a random model."""
-    policy = make_policy("bpe", 3)
+    policy = make_policy("subwords", 3)
     policy.model.save_pretrained(tmp_path / "model")
     policy.tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "small.toml").write_text(RECIPE)

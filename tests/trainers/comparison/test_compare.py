@@ -50,7 +50,7 @@ env_kwargs = { rewards = "search_r1" }
 
 @pytest.fixture
 def model_folder(make_policy, tmp_path):
-    policy = make_policy("bpe", 3)
+    policy = make_policy("subwords", 3)
     policy.model.save_pretrained(tmp_path / "model")
     policy.tokenizer.save_pretrained(tmp_path / "model")
     return str(tmp_path / "model")

@@ -128,7 +128,7 @@ def test_the_shape_of_a_model_is_read_without_its_weights(tmp_path, make_policy)
     frozen = 4 * model.weights
     adapted = dry_run.estimate(given, "g", check.check(given), model, 1e12)
     assert adapted.states == frozen + 16 * 3 * model.per_rank
-    policy = make_policy("bpe", 3)
+    policy = make_policy("subwords", 3)
     policy.model.config.save_pretrained(tmp_path)  # a folder with a configuration and no weights
     read = dry_run.read_model_shape(recipe_of(arguments={"model": str(tmp_path)}))
     assert read.weights == sum(p.numel() for p in policy.model.parameters())
@@ -198,7 +198,7 @@ def test_the_arithmetic_is_what_an_update_holds_and_computes(
     make_policy, tmp_path, dtype, checkpointing, lora_rank, bfloat16_products
 ):
     """Bytes of all that autograd keeps of a model with two layers, states of AdamW, and counted FLOP."""
-    saved = make_policy("bytes")
+    saved = make_policy("subwords")
     saved.model.save_pretrained(tmp_path)
     saved.tokenizer.save_pretrained(tmp_path)
     policy = load_policy(tmp_path, "cpu", dtype, lora_rank)
@@ -293,7 +293,7 @@ def test_the_shape_in_a_recipe_is_that_of_its_own_model(no_data, monkeypatch, tm
     with pytest.raises(ValueError, match=r"'no/such-model-72B' cannot be read.*\[model_config\]"):
         dry_run.read_model_shape(recipe_file.read("agent-r1", arguments={"model": "no/such-model-72B"}))
     monkeypatch.undo()
-    policy = make_policy("bpe", 3)
+    policy = make_policy("subwords", 3)
     policy.model.config.save_pretrained(tmp_path)
     read = dry_run.read_model_shape(recipe_file.read("agent-r1", arguments={"model": str(tmp_path)}))
     assert read.weights == sum(p.numel() for p in policy.model.parameters())

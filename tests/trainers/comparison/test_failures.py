@@ -117,7 +117,7 @@ def test_nothing_is_written_where_nothing_can_be_sorted(tmp_path):
 
 def test_episodes_as_the_comparison_keeps_them(tmp_path, make_policy):
     task = EnvConfig(env="AgentR1/MiniWiki-Easy-v0", env_kwargs={"entities": 60, "questions": 20, "max_turns": 2})
-    player = columns.policy_player(make_policy("bytes"), 4)
+    player = columns.policy_player(make_policy("subwords"), 4)
     rows = columns.evaluate_columns("GRPO", {"2 hops": (task, 3)}, 4, tmp_path, "it", lambda: player)
     results = {"recipe": {"runs": {"g": {"title": "GRPO"}}}, "rows": {"GRPO": [rows]}, "seeds": {"GRPO": [0]}}
     text = failures.write(tmp_path, results).read_text()

@@ -26,7 +26,7 @@ LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_
 
 @pytest.fixture
 def folder(make_policy, tmp_path):
-    policy = make_policy("bpe", 3)
+    policy = make_policy("subwords", 3)
     policy.model.save_pretrained(tmp_path / "model")
     policy.tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
@@ -109,7 +109,7 @@ def test_weights_go_into_the_adapter_that_is_there(folder, tmp_path):
 
 def test_the_adapter_of_other_layers_is_refused(folder, make_policy, tmp_path):
     saved = save(shaken(load_policy(folder, "cpu", lora_rank=2)), tmp_path / "c")
-    other = make_policy("bpe", 3)
+    other = make_policy("subwords", 3)
     other.model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="other layers"):
         load_lora_weights(other.model, saved)

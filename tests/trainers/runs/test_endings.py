@@ -27,7 +27,7 @@ TIMED = ("seconds", "time/", "tokens/per_second")
 
 @pytest.fixture
 def model(make_policy, tmp_path):
-    policy = make_policy("bytes")
+    policy = make_policy("subwords")
     policy.model.save_pretrained(tmp_path / "model")
     policy.tokenizer.save_pretrained(tmp_path / "model")
     return tmp_path / "model"
@@ -274,7 +274,7 @@ def spoil(policy):
 
 
 def test_weights_that_are_not_finite_are_refused_when_they_are_loaded(make_policy, model, tmp_path, letters):
-    policy = make_policy("bytes")
+    policy = make_policy("subwords")
     checkpoint.save(tmp_path / "good", model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=1, extra={})
     spoil(policy)
     checkpoint.save(tmp_path / "bad", model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=1, extra={})
@@ -286,7 +286,7 @@ def test_weights_that_are_not_finite_are_refused_when_they_are_loaded(make_polic
     module(torch.ones(2)).sum().backward()
     optimizer.step()
     optimizer.state[module.weight]["exp_avg"][0, 0] = float("inf")
-    common = {"model": make_policy("bytes").model, "tokenizer": None, "step": 1, "extra": {}}
+    common = {"model": make_policy("subwords").model, "tokenizer": None, "step": 1, "extra": {}}
     checkpoint.save(tmp_path / "moments", optimizers=[optimizer], **common)
     with pytest.raises(ValueError, match=r"NaN or infinite, in optimizers\.0\.state\.0\.exp_avg"):
         checkpoint.load_state(tmp_path / "moments", [optimizer])

@@ -19,7 +19,7 @@ SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
 
 @pytest.fixture(scope="module")
 def policy(make_policy):
-    return make_policy("bytes", 3)
+    return make_policy("subwords", 3)
 
 
 @pytest.fixture(scope="module")

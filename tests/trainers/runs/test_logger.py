@@ -152,7 +152,7 @@ def test_tensorboard_shows_episodes_as_text_that_is_no_markup(tmp_path):
 
 
 def test_an_evaluation_of_a_run_shows_its_episodes(tmp_path, hosted, letters, make_policy):
-    policy = make_policy("bytes", 3)
+    policy = make_policy("subwords", 3)
     policy.model.save_pretrained(tmp_path / "model")
     policy.tokenizer.save_pretrained(tmp_path / "model")
     grpo.main(

@@ -20,7 +20,7 @@ KWARGS = {"entities": 60, "questions": 24, "max_turns": 2}
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory, make_policy):
     folder = tmp_path_factory.mktemp("runs")
-    policy = make_policy("bytes")
+    policy = make_policy("subwords")
     policy.model.save_pretrained(folder / "model")
     policy.tokenizer.save_pretrained(folder / "model")
     return folder
