@@ -80,7 +80,7 @@ def test_it_trains(tmp_path, monkeypatch):
         summary = grpo.main(
             grpo.Args(
                 env="guess_train:Mine/GuessTrain-v0", env_kwargs='{"largest": 4}', out=tmp_path / "run", updates=2,
-                cold_start_steps=3, questions_per_update=2, group_size=2, eval_questions=4, final_questions=4,
+                max_new_tokens=8, cold_start_steps=3, questions_per_update=2, group_size=2, eval_questions=4, final_questions=4,
             )
         )  # fmt: skip
     finally:

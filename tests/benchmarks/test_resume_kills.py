@@ -1,3 +1,4 @@
+import pytest
 import torch
 
 from benchmarks import resume_kills
@@ -17,6 +18,7 @@ def test_one_bit_is_a_difference():
         assert not is_same(one, other)
 
 
+@pytest.mark.slow
 def test_a_run_that_differs_is_counted_and_kept(tmp_path, monkeypatch):
     """Runs of one kind that are not killed; what they are compared with is then changed."""
     monkeypatch.setattr(resume_kills, "KINDS", {kind: resume_kills.KINDS[kind] for kind in ("SFT, MiniWiki",)})

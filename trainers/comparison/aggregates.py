@@ -20,28 +20,29 @@ class Estimate(NamedTuple):
     high: float
 
 
-def interquartile_mean(scores: np.ndarray) -> float:
-    """The mean of the middle half of all runs of ``scores`` [seeds, tasks]."""
+def interquartile_mean(scores: np.ndarray) -> np.ndarray:
+    """The mean of the middle half of all runs of ``scores`` [..., seeds, tasks], as [...]."""
     from scipy.stats import trim_mean
 
-    return float(trim_mean(scores, 0.25, axis=None))
+    return trim_mean(scores.reshape(*scores.shape[:-2], -1), 0.25, axis=-1)
 
 
-def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> float:
+def probability_of_improvement(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """That a run of ours is above one of theirs on the same task, ties counting half, as the mean over tasks: the Mann-Whitney U
-    statistic as a share.
+    statistic as a share, [...].
 
     Args:
-        ours, theirs: [seeds, tasks], each with seeds of its own.
+        ours, theirs: [..., seeds, tasks], each with seeds of its own.
     """
-    above = ours[:, None] - theirs[None]
-    return float((0.5 + 0.5 * np.sign(above)).mean())
+    above = ours[..., :, None, :] - theirs[..., None, :, :]
+    return (0.5 + 0.5 * np.sign(above)).mean((-3, -2, -1))
 
 
-def stratified_interval(measure: Callable[..., float], *scores: np.ndarray, samples: int = _SAMPLES) -> Estimate:
+def stratified_interval(measure: Callable[..., np.ndarray], *scores: np.ndarray, samples: int = _SAMPLES) -> Estimate:
     """``measure(*scores)`` with its percentile interval. The runs of each task are drawn again, with replacement, by itself.
 
     Args:
+        measure: of arrays [..., seeds, tasks] makes one of [...].
         scores: arrays [seeds, tasks].
     """
     rng = np.random.default_rng(0)
@@ -49,9 +50,9 @@ def stratified_interval(measure: Callable[..., float], *scores: np.ndarray, samp
     def draw(own: np.ndarray) -> np.ndarray:
         return np.take_along_axis(own, rng.integers(len(own), size=own.shape), axis=0)
 
-    found = [measure(*map(draw, scores)) for _ in range(samples)]
-    low, high = np.quantile(found, [0.025, 0.975])
-    return Estimate(measure(*scores), float(low), float(high))
+    drawn = zip(*([draw(own) for own in scores] for _ in range(samples)), strict=True)
+    low, high = np.quantile(measure(*map(np.array, drawn)), [0.025, 0.975])
+    return Estimate(float(measure(*scores)), float(low), float(high))
 
 
 def performance_profile(scores: np.ndarray, levels: np.ndarray) -> np.ndarray:

@@ -5,6 +5,7 @@ import pytest
 from benchmarks.training import cold_start
 
 
+@pytest.mark.slow
 def test_a_short_one_is_watched(monkeypatch, capsys):
     monkeypatch.setattr(cold_start, "HELD_OUT", 4)
     result = cold_start.main(cold_start.Args(steps=3, every=2))

@@ -172,6 +172,7 @@ def test_numbers_start_in_their_order(policy):
     assert places == sorted(places)
 
 
+@pytest.mark.slow
 def test_the_cold_start_learns_in_a_varied_world(tmp_path, monkeypatch):
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
     monkeypatch.setattr(curriculum, "POOL", 32)

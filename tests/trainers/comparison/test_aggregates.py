@@ -30,11 +30,11 @@ def test_probability_of_improvement_counts_pairs_on_the_same_task():
 def test_runs_are_drawn_again_within_their_task():
     """Two tasks far apart: drawn across them, the mean would differ by .3; within them it hardly does."""
     scores = np.array([[0.1, 0.9], [0.1, 0.9], [0.12, 0.92], [0.08, 0.88]])
-    found = stratified_interval(lambda s: float(s.mean()), scores)
+    found = stratified_interval(lambda s: s.mean((-2, -1)), scores)
     assert found.value == pytest.approx(0.5) and found.low == pytest.approx(0.49, abs=0.005)
     assert found.high == pytest.approx(0.51, abs=0.005)
     # Of two runs 0 and 1, a mean over two drawn again is 0, .5 or 1, the ends each with probability 1/4.
-    assert stratified_interval(lambda s: float(s.mean()), np.array([[0.0], [1.0]])) == (0.5, 0.0, 1.0)
+    assert stratified_interval(lambda s: s.mean((-2, -1)), np.array([[0.0], [1.0]])) == (0.5, 0.0, 1.0)
 
 
 def test_profiles_are_shares_above_a_level():
