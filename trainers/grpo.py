@@ -74,6 +74,7 @@ from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.algorithms.losses import cispo_loss, clipped_policy_loss, gspo_loss, is_clipped, total_loss
 from trainers.algorithms.turn_advantages import turn_advantage
 from trainers.models.fsdp import clip_gradients
+from trainers.models.hidden_states import HiddenStates
 from trainers.models.lora import trainable_parameters
 from trainers.models.micro_batches import micro_batches
 from trainers.models.policy import Policy
@@ -120,16 +121,18 @@ def surrogate_loss(args: TrainArgs, logprobs: torch.Tensor, batch: Batch) -> tor
 
 
 def policy_loss(
-    args: TrainArgs, policy: Policy, kl_penalty: KLPenalty | None, batch: Batch, normalizer: int
-) -> tuple[torch.Tensor, Metrics]:
+    args: TrainArgs, policy: Policy, kl_penalty: KLPenalty | None, batch: Batch, normalizer: int,
+    states: HiddenStates | None = None,
+) -> tuple[torch.Tensor, Metrics]:  # fmt: skip
     """The loss of a micro-batch as a scalar, and metrics: means over its action tokens.
 
     Args:
         batch: with its advantages.
         normalizer: action tokens (or sequences) of the whole gradient step, so that any split into micro-batches gives
             one gradient.
+        states: `Policy.hidden_states` of the batch, where they are known already.
     """
-    logprobs, entropy = policy.logprobs(batch, args.temperature, entropy_gradient=args.entropy_coef > 0)
+    logprobs, entropy = policy.logprobs(batch, args.temperature, args.entropy_coef > 0, states)
     loss = surrogate_loss(args, logprobs, batch)
     if batch.importance_weights is not None:
         loss = loss * batch.importance_weights

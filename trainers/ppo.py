@@ -140,9 +140,10 @@ def actor_critic_loss(
     args: Args, policy: Policy, critic: Critic, kl_penalty: KLPenalty | None, batch: Batch, normalizer: int
 ) -> tuple[torch.Tensor, Metrics]:
     """The surrogate of a micro-batch, as in GRPO, plus the value loss on the same tokens; and metrics: means over them."""
-    loss, metrics = policy_loss(args, policy, kl_penalty, batch, normalizer)
+    states = policy.hidden_states(batch) if critic.shared else None  # of the same layers: one pass
+    loss, metrics = policy_loss(args, policy, kl_penalty, batch, normalizer, states)
     assert batch.values is not None and batch.value_targets is not None
-    values = critic(batch)
+    values = critic(batch, states)
     value_losses = value_loss(values, batch.values, batch.value_targets, args.value_clip)
     with torch.no_grad():
         tokens = batch.mask.sum().clamp(min=1)

@@ -8,6 +8,7 @@ import jsonschema
 import numpy as np
 import pydantic
 import pytest
+from gymnasium.spaces import Text
 from gymnasium.vector.utils import batch_space
 
 from agent_envs.spaces import AnyText, example_turns
@@ -42,6 +43,11 @@ def test_it_survives_copies_pickling_and_batching():
     batch = batch_space(space, 3)
     batch.seed(1)
     assert batch.sample() in batch and len(batch.sample()) == 3
+
+
+def test_a_batch_is_what_gymnasium_makes_of_it():
+    ours, theirs = (make(AnyText(9, ("a",), seed=5), 4) for make in (batch_space, batch_space.dispatch(Text)))
+    assert ours == theirs and [ours.sample() for _ in range(3)] == [theirs.sample() for _ in range(3)]
 
 
 # -- example turns -----------------------------------------------------------------------------------------------------

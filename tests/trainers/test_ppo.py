@@ -94,12 +94,20 @@ def test_the_gradient_of_policy_and_critic(played):
     assert metrics["policy/grad_norm"] == pytest.approx(expected_policy.norm().item() / 0.1, rel=1e-3)
 
 
-def test_shared_layers_serve_both_losses(played):
+def test_shared_layers_serve_both_losses(played, monkeypatch):
     policy, episodes = played
     critic = lively(policy, shared=True)
     assert sum(p.numel() for p in critic.parameters()) == policy.model.config.hidden_size + 1
     policy, critic = copy.deepcopy((policy, critic))  # together: the critic's copy reads with the policy's
+    passes, forward = [], type(policy.model.base_model).forward
+    monkeypatch.setattr(
+        type(policy.model.base_model),
+        "forward",
+        lambda *given, **named: (passes.append(1), forward(*given, **named))[1],
+    )
     of_policy, of_critic, _ = updated(policy, critic, episodes, share_layers=True, value_coef=0.7)
+    assert len(passes) == 2  # values before the step, and one pass for both losses
+    monkeypatch.undo()
     losses = by_hand(policy, critic, episodes, value_coef=0.7, shared=True)
     expected_policy, expected_critic = steps_of(sum(losses), policy.model, critic)
     torch.testing.assert_close(of_policy, expected_policy, rtol=1e-3, atol=1e-5)

@@ -2,7 +2,7 @@
 
 import torch
 
-from trainers.models.hidden_states import compute_hidden_states, token_cost_of
+from trainers.models.hidden_states import HiddenStates, compute_hidden_states, token_cost_of
 from trainers.models.lora import copy_trainable
 from trainers.models.micro_batches import map_parts
 from trainers.models.policy import Policy
@@ -21,6 +21,7 @@ class Critic(torch.nn.Module):
 
     def __init__(self, policy: Policy, shared: bool = False):
         super().__init__()
+        self.shared = shared
         self._policy = [policy] if shared else []  # in a list: its weights are not this module's
         self.dtype, self.tree_attention = policy.dtype, policy.tree_attention  # before the copy: it may replace layers
         self.backbone = None if shared else copy_trainable(policy.model.base_model, policy.model)
@@ -29,10 +30,16 @@ class Critic(torch.nn.Module):
         torch.nn.init.zeros_(self.head.weight)
         torch.nn.init.zeros_(self.head.bias)
 
-    def forward(self, batch: Batch) -> torch.Tensor:
-        """V_t, float [B, T], from everything before token t; zero where the mask is 0."""
-        backbone = self._policy[0].model.base_model if self.backbone is None else self.backbone
-        hidden, node_index = compute_hidden_states(backbone, batch, self.dtype, self.tree_attention)
+    def forward(self, batch: Batch, states: HiddenStates | None = None) -> torch.Tensor:
+        """V_t, float [B, T], from everything before token t; zero where the mask is 0.
+
+        Args:
+            states: of a critic that shares the policy's layers, `Policy.hidden_states` where they are known already.
+        """
+        if states is None:
+            backbone = self._policy[0].model.base_model if self.backbone is None else self.backbone
+            states = compute_hidden_states(backbone, batch, self.dtype, self.tree_attention)
+        hidden, node_index = states
         values = torch.nn.functional.pad(self.head(hidden).squeeze(-1)[node_index[:, :-1]], (1, 0))
         return torch.where(batch.mask, values, 0.0)
 

@@ -16,6 +16,7 @@ from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainers.distributed import rank, world_size
+from trainers.models.hidden_states import HiddenStates
 from trainers.models.lora import copy_trainable
 from trainers.models.policy import Policy
 from trainers.trajectory import Batch
@@ -49,9 +50,9 @@ class ShardedPolicy(Policy):
         _shard([self._root, *(m for m in modules if list(m.parameters()))], optimizers)
 
     def logprobs(
-        self, batch: Batch, temperature: float = 1.0, entropy_gradient: bool = False
+        self, batch: Batch, temperature: float = 1.0, entropy_gradient: bool = False, states: HiddenStates | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        passes = partial(super().logprobs, batch, temperature, entropy_gradient)
+        passes = partial(super().logprobs, batch, temperature, entropy_gradient, states)
         return passes() if self._root is None else self._root(passes)
 
     @torch.no_grad()

@@ -52,9 +52,13 @@ def recompute_activations(model: PreTrainedModel) -> None:
         raise ValueError(f"{type(model).__name__} has no layers whose activations could be recomputed")
 
 
+HiddenStates = tuple[torch.Tensor, torch.Tensor]
+"""What `compute_hidden_states` gives: hidden states [N, H], and which of them is each token's [B, T]."""
+
+
 def compute_hidden_states(
     backbone: torch.nn.Module, batch: Batch, dtype: torch.dtype, tree_attention: str
-) -> tuple[torch.Tensor, torch.Tensor]:
+) -> HiddenStates:
     """The last hidden states of a model without its head, run in ``dtype``.
 
     Args:

@@ -7,7 +7,13 @@ import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_envs.chat_tokens import ChatTokens
-from trainers.models.hidden_states import autocast, choose_tree_attention, compute_hidden_states, token_cost_of
+from trainers.models.hidden_states import (
+    HiddenStates,
+    autocast,
+    choose_tree_attention,
+    compute_hidden_states,
+    token_cost_of,
+)
 from trainers.models.logits import compute_logits, token_logprobs
 from trainers.trajectory import Batch
 
@@ -82,19 +88,26 @@ class Policy(ChatTokens):
         blocked = torch.finfo(torch.float32).min
         return torch.zeros(attention_mask.shape, device=attention_mask.device).masked_fill(~attention_mask, blocked)
 
+    def hidden_states(self, batch: Batch) -> HiddenStates:
+        """The last hidden states of the model, and which of them is each token's: `compute_hidden_states`."""
+        return compute_hidden_states(self.model.base_model, batch, self.dtype, self.tree_attention)
+
     def logprobs(
-        self, batch: Batch, temperature: float = 1.0, entropy_gradient: bool = False
+        self, batch: Batch, temperature: float = 1.0, entropy_gradient: bool = False, states: HiddenStates | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Log-probability and entropy of each action token.
 
         Rows that begin alike are run as trees (`trainers.models.prefix_trees`), and the vocabulary is only projected to where an
         action token is next; observation tokens cost no logits.
 
+        Args:
+            states: `hidden_states` of the batch, where they are known already.
+
         Returns:
             Two float32 [B, T] tensors, zero where the mask is 0; the second one has a gradient only where
             ``entropy_gradient`` asks for it.
         """
-        hidden, node_index = compute_hidden_states(self.model.base_model, batch, self.dtype, self.tree_attention)
+        hidden, node_index = self.hidden_states(batch) if states is None else states
         target_mask = batch.mask[:, 1:]
         nodes, which = node_index[:, :-1][target_mask].unique(return_inverse=True)
         of_tokens, of_nodes = token_logprobs(

@@ -14,7 +14,6 @@ from rich.text import Text
 
 from retrieval_index import durable
 from retrieval_index.printable import printable
-from trainers.runs import figures
 from trainers.runs.logger import read_metrics, to_json_types
 
 SUMMARY_FILE = "summary.json"
@@ -64,6 +63,8 @@ def learning_curve(
     training = [_smooth(*curve) for lines in runs if len((curve := _curve(lines, x, f"train/{metric}"))[0])]
     name = "held out" + f", mean of {len(runs)}" * (len(runs) > 1)
     final = float(np.mean([ys[-1] for _, ys in curves]))  # as a table would give it, where runs end at different x
+    from trainers.runs import figures  # with matplotlib, a second that most commands need not wait
+
     labels = [(value, f"{label}  {value:.2f}", figures.MUTED) for label, value in baselines.items()]
     labels.append((final, f"{name}  {final:.2f}", figures.LOOKS[0][0]))
     with figures.style():
