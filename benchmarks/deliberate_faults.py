@@ -106,7 +106,7 @@ FAULTS = [
     # -- how it is learned from
     Fault(
         name="loss-at-temperature-1", file=GRPO,
-        old="policy.logprobs(batch, args.temperature, entropy_gradient", new="policy.logprobs(batch, 1.0, entropy_gradient",
+        old="policy.logprobs(batch, args.temperature, args.entropy_coef", new="policy.logprobs(batch, 1.0, args.entropy_coef",
     ),
     Fault(
         name="importance-at-temperature-1", file=PREPARATION, within="tis",
@@ -201,8 +201,8 @@ FAULTS = [
     ),
     Fault(
         name="ppo-kl-not-passed-on", file=PPO, within="ppo and k3",
-        old="policy_loss(args, policy, kl_penalty, batch, normalizer)",
-        new="policy_loss(args, policy, None, batch, normalizer)",
+        old="policy_loss(args, policy, kl_penalty, batch, normalizer, states)",
+        new="policy_loss(args, policy, None, batch, normalizer, states)",
     ),
     Fault(
         name="unfiltered", file=GRPO, within="mixed",
@@ -292,6 +292,10 @@ FAULTS = [
         old="loss + args.value_coef * of_values", new="loss + 0.5 * of_values",
     ),
     Fault(name="critic-lr-not-used", file=PPO, within="ppo", old='"lr": args.critic_lr', new='"lr": args.lr'),
+    Fault(
+        name="shared-layers-learn-no-values", file=PPO, within="ppo and shared",
+        old="values = critic(batch, states)", new="values = critic(batch, states and (states[0].detach(), states[1]))",
+    ),
     Fault(
         name="layers-shared-always", file=PPO, within="ppo",
         old="Critic(policy, args.share_layers)", new="Critic(policy, True)",
