@@ -3,7 +3,7 @@
     python -m benchmarks.training.games                                 # 3 seeds of every game
     python -m benchmarks.training.games --games bandit --seeds 0
 
-For each seed of a game, one cold start, which imitates an agent that fumbles in a quarter of its episodes; from it,
+For each seed of a game, one cold start, which imitates an agent that plays at random in a share of its episodes; from it,
 reinforcement learning, and more imitation: the cold start continued for as many seconds as reinforcement learning took
 for rollouts and updates. Each is evaluated on the same held-out instances, greedily and sampled as in
 training. Beside them: the scripted agents.
@@ -72,9 +72,14 @@ GAMES = {
         cold_start_steps=500, updates=60,
     ),
     "frozenlake": Game(
-        env="AgentR1/FrozenLake-v0", on={"FrozenLake, slippery": "validation"}, cold_start_steps=1000, updates=80,
-        # slips are luck, which a critic of turns sees; and success moves between .3 and .5
-        groups=256, group_size=2, instances=2000, options={"turn_level": True, "turn_gamma": 1.0, "turn_lam": 0.8},
+        env="AgentR1/FrozenLake-v0", on={"FrozenLake, slippery": "validation"}, cold_start_steps=1000, updates=100,
+        groups=256, group_size=2, instances=2000,  # success moves between .2 and .5
+        options={
+            # Slips are luck, which a critic of turns sees. A start with little chance in it tries only the shortest way.
+            "turn_level": True, "turn_gamma": 1.0, "turn_lam": 0.5, "share_layers": True, "cold_start_skill": 0.25,
+            "epochs": 2, "lr": 1e-3, "eval_every": 10, "eval_questions": 500, "final_questions": 500,
+            "eval_temperature": 1.0,
+        },
     ),
 }  # fmt: skip
 
@@ -108,10 +113,13 @@ class Args:
 def arguments(args: Args, game: Game, seed: int) -> ppo.Args:
     """Those of one run: PPO's own, but for what the game sets."""
     lengths = _lengths(args, game)
+    usual = {
+        "eval_every": max(1, lengths["updates"] // 10), "eval_questions": args.curve_instances,
+        "final_questions": args.curve_instances,
+    }  # fmt: skip
     return replace(
         ppo.Args(), env=game.env, env_kwargs=json.dumps(game.kwargs), seed=seed, minibatches=4, **lengths,
-        questions_per_update=game.groups, group_size=game.group_size, eval_every=max(1, lengths["updates"] // 10),
-        eval_questions=args.curve_instances, final_questions=args.curve_instances, **game.options,
+        questions_per_update=game.groups, group_size=game.group_size, **usual | game.options,
     )  # fmt: skip
 
 
@@ -142,8 +150,9 @@ def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, di
     run = args.out / f"{name}-{seed}"
     after, summary = trained(wanted, run / "ppo")
     envs = make_envs(wanted.env, wanted.env_kwargs, "train", wanted.questions_per_update * wanted.group_size)
-    before, seconds = curriculum.cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None)
-    more, spent = imitation.continue_imitation(before, envs, seed, summary["seconds"], run / "imitation")
+    whom = wanted.demonstrator()
+    before, seconds = curriculum.cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None, whom)
+    more, spent = imitation.continue_imitation(before, envs, seed, summary["seconds"], run / "imitation", whom)
     yield BEFORE, before, {"seconds": seconds, "steps": wanted.cold_start_steps}
     yield IMITATION, more, spent
     yield AFTER, after, {key: summary[key] for key in ("seconds", "episodes", "symptoms")}

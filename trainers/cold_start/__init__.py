@@ -1,5 +1,21 @@
 """The tiny policy's cold start. Its defaults are here, where `--help` finds them without importing torch."""
 
+from dataclasses import dataclass
+
 STEPS = 2800  # gradient steps
 STEPS_OF_DECISIONS = 1650  # in MiniWiki's varied worlds, of twice as many tokens each
-CONTINUE_PROBABILITY = 0.25  # how often the demonstrator searches on after an article
+
+
+@dataclass(frozen=True)
+class Demonstrator:
+    """How well whom the cold start imitates plays.
+
+    ``continue_probability``: that it searches on after an article, where there is a corpus to search.
+    ``skill``: elsewhere, the share of its episodes in which it plays as the task's scripted agent, not at random.
+    """
+
+    continue_probability: float = 0.25
+    skill: float = 0.75
+
+
+DEMONSTRATOR = Demonstrator()

@@ -4,7 +4,7 @@ Its demonstrations show how to copy, how to find a fact in an article, and how a
 questions: it mostly stops searching too early (`agent_envs.tasks.qa_scripts.early_stopping`). So the policy ends up knowing
 the tools but not the task, as a pretrained model does; what to look for and when to stop is left for reinforcement learning.
 Worlds are freshly made and from the training split: held-out worlds share no entity with anything seen here. In tasks without
-a corpus the policy imitates a noisy expert, which plays at random in a quarter of its episodes
+a corpus the policy imitates a noisy expert, which plays at random in a share of its episodes
 (`trainers.cold_start.demonstrations.noisy_expert`).
 """
 
@@ -34,7 +34,7 @@ from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
 from trainers import playing
 from trainers.algorithms.losses import aggregate
-from trainers.cold_start import CONTINUE_PROBABILITY, STEPS, STEPS_OF_DECISIONS, demonstrations, muon
+from trainers.cold_start import DEMONSTRATOR, STEPS, STEPS_OF_DECISIONS, Demonstrator, demonstrations, muon
 from trainers.cold_start.muon import Muon
 from trainers.models import tiny
 from trainers.models.loading import default_device, load_policy
@@ -161,14 +161,14 @@ def choose_lessons(envs: ToolVectorEnv) -> Lessons:
 
 def cold_start(
     envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int, str, float], None],
-    continue_probability: float = CONTINUE_PROBABILITY, outage_minutes: float = outages.MINUTES,
+    demonstrator: Demonstrator = DEMONSTRATOR, outage_minutes: float = outages.MINUTES,
 ) -> tuple[Policy, float]:  # fmt: skip
     """Make the tiny policy and teach it the tools; a second call with the same arguments loads it from the cache.
 
     Args:
         envs: training environments, where the demonstrations are played.
         report: called as ``report(step, kind, loss)`` after each gradient step.
-        continue_probability: that the demonstrator goes on after an article, where there is a corpus to search.
+        demonstrator: how well it plays.
         outage_minutes: how long demonstrations are played again where a tool breaks in one.
 
     Returns:
@@ -178,9 +178,9 @@ def cold_start(
     if envs.num_envs != NUM_ENVS:  # which decides who plays what: runs with batches of other shapes have the same start
         same = _remake(envs, {"num_envs": NUM_ENVS})
         with contextlib.closing(same):
-            return cold_start(same, seed, steps, report, continue_probability, outage_minutes)
+            return cold_start(same, seed, steps, report, demonstrator, outage_minutes)
     torch.manual_seed(seed)
-    folder = _cache_folder(envs, seed, steps, continue_probability, outage_minutes)
+    folder = _cache_folder(envs, seed, steps, demonstrator, outage_minutes)
     if checkpoint.is_checkpoint(folder):
         try:
             _, extra = checkpoint.load_state(folder, [])
@@ -191,7 +191,7 @@ def cold_start(
     check_writable(folder.parent)  # before minutes are spent
     begin = time.monotonic()
     policy = make_policy(envs, seed)
-    batches = make_batches(policy, envs, seed, steps, continue_probability, outage_minutes)
+    batches = make_batches(policy, envs, seed, steps, demonstrator, outage_minutes)
     fit(policy, batches, lambda step: step / steps, report)
     extra = {"seconds": time.monotonic() - begin}
     checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=steps, extra=extra)
@@ -235,7 +235,7 @@ def list_texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
 
 
 def make_batches(
-    policy: Policy, envs: ToolVectorEnv, seed: int, steps: int, continue_probability: float = CONTINUE_PROBABILITY,
+    policy: Policy, envs: ToolVectorEnv, seed: int, steps: int, demonstrator: Demonstrator = DEMONSTRATOR,
     outage_minutes: float = outages.MINUTES,
 ) -> Iterator[tuple[str, list[Sequence]]]:  # fmt: skip
     """Kind and sequences of each gradient step of a cold start of so many."""
@@ -257,7 +257,7 @@ def make_batches(
         "browsing": browsing,
         "comparing": partial(in_varied_world, demonstrations.comparing),
         "pairs": partial(in_varied_world, demonstrations.pairs),
-        "episodes": lambda: episodes(policy, envs, rng, continue_probability, outage_minutes),
+        "episodes": lambda: episodes(policy, envs, rng, demonstrator, outage_minutes),
         "guided": lambda: guided(policy, envs, rng, outage_minutes),
     }
     lessons = choose_lessons(envs)
@@ -269,7 +269,7 @@ def make_batches(
 
 
 def episodes(
-    policy: Policy, envs: ToolVectorEnv, rng: random.Random, continue_probability: float = CONTINUE_PROBABILITY,
+    policy: Policy, envs: ToolVectorEnv, rng: random.Random, demonstrator: Demonstrator = DEMONSTRATOR,
     outage_minutes: float = outages.MINUTES,
 ) -> list[Sequence]:  # fmt: skip
     """POOL whole episodes to imitate: of the early-stopping demonstrator, in a fresh world where there is one to make; or,
@@ -277,11 +277,11 @@ def episodes(
     if not _has_corpus(envs):
         asked = envs.envs[0].questions
         numbers = [rng.getrandbits(31) if asked is None else rng.randrange(len(asked)) for _ in range(POOL)]
-        script, seed = choose_lessons(envs).demonstrator, rng.getrandbits(32)
+        script, seed = partial(choose_lessons(envs).demonstrator, skill=demonstrator.skill), rng.getrandbits(32)
         return demonstrations.scripted_episodes(envs, policy, numbers, script, seed, outage_minutes)
     stage = fresh_envs(envs, rng) if cast(QAEnv, envs.envs[0]).task.name == "miniwiki" else envs
     pool = range(len(cast(QAEnv, stage.envs[0]).questions))
-    script = partial(choose_lessons(envs).demonstrator, continue_probability=continue_probability)
+    script = partial(choose_lessons(envs).demonstrator, continue_probability=demonstrator.continue_probability)
     return demonstrations.scripted_episodes(
         stage, policy, rng.choices(pool, k=POOL), script, rng.getrandbits(32), outage_minutes
     )
@@ -343,7 +343,7 @@ def split_by_length(sequences: list[Sequence], tokens: int) -> list[list[Sequenc
 
 
 def _cache_folder(
-    envs: ToolVectorEnv, seed: int, steps: int, continue_probability: float = CONTINUE_PROBABILITY,
+    envs: ToolVectorEnv, seed: int, steps: int, demonstrator: Demonstrator = DEMONSTRATOR,
     outage_minutes: float = outages.MINUTES,
 ) -> Path:  # fmt: skip
     """Named by what the result depends on: the code of the demonstrations and of the training on them, the environment,
@@ -360,6 +360,6 @@ def _cache_folder(
     turns = [turn for played in episodes for turn in played]
     played = repr([(turn["observation"], turn["action"]) for turn in turns])
     data = playing.source_of(envs) + playing.data_digest(envs.envs[0])
-    what = f"{code}{envs.spec.id}{kwargs}{data}{played}{POOL}{seed}{steps}{continue_probability}"
+    what = f"{code}{envs.spec.id}{kwargs}{data}{played}{POOL}{seed}{steps}{demonstrator}"
     root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
     return Path(root) / "tiny" / hashlib.sha256(what.encode()).hexdigest()[:16]

@@ -19,6 +19,7 @@ from agent_envs.tasks.qa_scripts import compare_next, note_fact, verdict
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import SearchTool
 from agent_envs.vector import ToolVectorEnv
+from trainers.cold_start import Demonstrator
 from trainers.models.policy import Policy
 from trainers.runs import outages
 from trainers.trajectory import Sequence, Step, to_sequences
@@ -122,7 +123,7 @@ def _asking(
     return [(asked, False), (thought, True), ([tag], False), (copied, True)]  # which tag is a coin flip: not taught
 
 
-def noisy_expert(env: ToolEnv, rng: random.Random, skill: float = 0.75) -> Script:
+def noisy_expert(env: ToolEnv, rng: random.Random, skill: float = Demonstrator.skill) -> Script:
     """Plays as the task's scripted agent in a share ``skill`` of its episodes, and at random in the others: imitating it
     teaches the moves and how to read what they lead to, and leaves room to learn which of them are good."""
     yield from env.SCRIPTS["scripted" if rng.random() < skill else "random"](env, rng)

@@ -51,5 +51,4 @@ def start_policy(
                 raise TrainingStopped(f"the loss of the cold start is {loss} at step {step}: try another --seed")
             progress.update(step, loss=loss)
 
-        probability = args.cold_start_continue_probability
-        return curriculum.cold_start(envs, seed, steps, report, probability, outage_minutes)
+        return curriculum.cold_start(envs, seed, steps, report, args.demonstrator(), outage_minutes)

@@ -5,7 +5,7 @@ import gc
 import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
 
@@ -169,8 +169,7 @@ class Comparison:
             if self.read_only:
                 raise NotThere(f"{BASELINES['imitation']}, seed {seed}")
             policy, _ = self._start(seed)
-            probability = base.cold_start_continue_probability
-            imitation.continue_imitation(policy, train_envs(base), base.seed, seconds, folder, probability)
+            imitation.continue_imitation(policy, train_envs(base), base.seed, seconds, folder, base.demonstrator())
         return checkpoint.read_extra(folder) | {"checkpoint": str(folder)}
 
     # -- rows of the table -----------------------------------------------------------------------------------------
@@ -263,7 +262,7 @@ def start_identity(args: TrainArgs, seed: int | None) -> str:
     """All that the policy before any training depends on."""
     if seed is None:
         return json.dumps([fingerprint_weights(args.model), args.dtype])
-    start = [args.model, args.dtype, args.cold_start_steps, args.cold_start_continue_probability, args.seed]
+    start = [args.model, args.dtype, args.cold_start_steps, *astuple(args.demonstrator()), args.seed]
     return json.dumps([args.env, json.loads(args.env_kwargs), *start])
 
 

@@ -7,7 +7,7 @@ from functools import partial
 from pathlib import Path
 
 from agent_envs.vector import ToolVectorEnv
-from trainers.cold_start import CONTINUE_PROBABILITY, curriculum
+from trainers.cold_start import DEMONSTRATOR, Demonstrator, curriculum
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint
@@ -25,7 +25,7 @@ def continue_imitation(
     seed: int,
     seconds: float,
     folder: Path,
-    continue_probability: float = CONTINUE_PROBABILITY,
+    demonstrator: Demonstrator = DEMONSTRATOR,
 ) -> tuple[Policy, dict]:
     """Train ``base``, as its cold start left it, on demonstrations of whole episodes for ``seconds``, over which the learning
     rate falls to zero.
@@ -33,7 +33,7 @@ def continue_imitation(
     Args:
         envs: training environments.
         folder: where the result is kept, and found by a second call for as many seconds.
-        continue_probability: that of the demonstrator that the cold start imitated.
+        demonstrator: the one that the cold start imitated.
 
     Returns:
         The policy; and the seconds ``asked`` for, the ``seconds`` that it took and its ``steps``.
@@ -42,7 +42,7 @@ def continue_imitation(
         return load_policy(folder), checkpoint.read_extra(folder)
     policy, rng = copy.deepcopy(base), random.Random(f"more imitation:{seed}")
     # The cold start's last stage, with other draws.
-    pools = partial(curriculum.episodes, policy, envs, rng, continue_probability)
+    pools = partial(curriculum.episodes, policy, envs, rng, demonstrator)
     tokens, steps = curriculum.choose_lessons(envs).tokens_per_step, 0
     batches = (("episodes", batch) for batch in curriculum.batch_by_length(pools, rng, tokens))
     begin = time.monotonic()

@@ -29,7 +29,8 @@ ALGORITHMS: dict[str, tuple[Callable[[Any], dict], TrainArgs]] = {
     **{name: (partial(starpo.main, name), preset) for name, (_, preset) in starpo.PRESETS.items()},
 }
 LENGTHENED = ("imitation", "more-sft", "rejection-sampling")  # trained for as many seconds as a run
-SHARED = ("model", "dtype", "cold_start_steps", "cold_start_continue_probability")  # one start for each seed
+# One start for each seed.
+SHARED = ("model", "dtype", "cold_start_steps", "cold_start_continue_probability", "cold_start_skill")
 SFT_SHARED = ("model", "base_model", "dtype", "lora_alpha", "max_new_tokens")  # [arguments] of fine-tuning too
 SAMPLING_SHARED = (*SFT_SHARED, "temperature")  # and of rejection sampling, which samples as the runs do
 SET_BY_COMPARISON = ("env", "env_kwargs", "seed", "out", "resume")  # arguments that a recipe cannot give

@@ -10,7 +10,7 @@ from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
 
-from trainers.cold_start import CONTINUE_PROBABILITY
+from trainers.cold_start import Demonstrator
 
 # By their names in the release before this one, which says so on the command line and in recipes, and reads them in
 # checkpoints.
@@ -45,9 +45,13 @@ class ModelArgs:
     cold_start_steps: int | None = None
     """Gradient steps of imitation for the tiny policy: by default 1,650 in MiniWiki's varied worlds, and 2,800 of half as many
     tokens elsewhere."""
-    cold_start_continue_probability: float = CONTINUE_PROBABILITY
+    cold_start_continue_probability: float = Demonstrator.continue_probability
     """How often the early-stopping demonstrator that it imitates searches on after an article. The less, the rarer the
     right answers that reinforcement learning has to start from."""
+    cold_start_skill: float = Demonstrator.skill
+    """In tasks without a corpus: the share of episodes in which the noisy expert that it imitates plays as the task's scripted
+    agent; in the others it plays at random. The less, the more reinforcement learning has to explore with, where an imitation
+    of the scripted agent hardly tries anything else."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the layers run in, when sampling and when training. Weights that are trained, and the logits, stay float32. On a
     processor without products in bfloat16 it is float32 all the same."""
@@ -59,6 +63,10 @@ class ModelArgs:
     gradient_checkpointing: bool = False
     """Keep only the input of each layer for the backward pass and run the layer again: less memory for a third more
     time, and the same gradient."""
+
+    def demonstrator(self) -> Demonstrator:
+        """The one that the cold start imitates."""
+        return Demonstrator(self.cold_start_continue_probability, self.cold_start_skill)
 
 
 @dataclass(kw_only=True)
@@ -320,6 +328,7 @@ class Checks:
         if self.cold_start_steps is not None:
             self.check_least(cold_start_steps=1)
         self.check_share("cold_start_continue_probability")
+        self.check_share("cold_start_skill")
         self.check_positive("lora_alpha")
         if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
             raise ValueError("gradient_checkpointing, dtype and lora_rank are for pretrained models: give a model too")

@@ -13,7 +13,7 @@ from agent_envs.miniwiki.schema import RELATIONS
 from agent_envs.tasks.qa_scripts import oracle
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import SearchTool
-from trainers.cold_start import curriculum, demonstrations
+from trainers.cold_start import Demonstrator, curriculum, demonstrations
 from trainers.models import tiny
 from trainers.models.policy import Policy
 from trainers.runs import outages
@@ -85,7 +85,7 @@ def test_demonstrations_teach_exactly_the_turns(policy, envs):
 @pytest.mark.parametrize("continue_probability", [0.0, 1.0])
 def test_whom_the_cold_start_imitates(policy, envs, continue_probability, monkeypatch):
     monkeypatch.setattr(curriculum, "POOL", 16)
-    for sequence in curriculum.episodes(policy, envs, random.Random(0), continue_probability):
+    for sequence in curriculum.episodes(policy, envs, random.Random(0), Demonstrator(continue_probability)):
         said = "".join(text for taught, text in pieces(policy, sequence) if taught)
         assert said.count("<search>") == (1 if continue_probability == 0 else 2)
 
@@ -115,11 +115,10 @@ def test_the_cold_start_learns_is_kept_and_depends_on_its_arguments(envs, tmp_pa
 def test_what_does_not_change_the_cold_start_finds_the_same_one():
     """Groups of another size, other rewards: a comparison starts from one policy."""
 
-    def folder(count=8, seed=0, continue_probability=0.3, **own):
+    def folder(count=8, seed=0, demonstrator=Demonstrator(), **own):  # noqa: B008
         kwargs = json.dumps({**json.loads(SMALL), **own})
-        return curriculum._cache_folder(
-            make_envs("AgentR1/MiniWiki-Easy-v0", kwargs, "train", count), seed, 24, continue_probability
-        )
+        envs = make_envs("AgentR1/MiniWiki-Easy-v0", kwargs, "train", count)
+        return curriculum._cache_folder(envs, seed, 24, demonstrator)
 
     assert folder() == folder(16) == folder(rewards="search_r1") == folder(rewards={"progress": 0.0})
     assert (
@@ -130,10 +129,11 @@ def test_what_does_not_change_the_cold_start_finds_the_same_one():
                 folder(k=1),
                 folder(types=["bridge"]),
                 folder(max_turns=4),
-                folder(continue_probability=0.2),
+                folder(demonstrator=Demonstrator(continue_probability=0.2)),
+                folder(demonstrator=Demonstrator(skill=0.2)),
             }
         )
-        == 6
+        == 7
     )
 
 

@@ -2,14 +2,17 @@
 
 import json
 import random
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
 from agent_envs.games.bandit import FAMILIES
+from agent_envs.types import Turn
 from benchmarks.training import games, games_report
-from trainers.cold_start import curriculum
+from trainers import ppo
+from trainers.cold_start import Demonstrator, curriculum
 from trainers.comparison import imitation
 from trainers.models import tiny
 from trainers.models.policy import Policy
@@ -46,9 +49,28 @@ def test_episodes_of_a_game_teach_turns_that_can_be_read(policy, bandit, monkeyp
         assert said.count("<answer>") == 1
 
 
+@pytest.mark.parametrize(("skill", "least", "most"), [(0.0, 0, 0), (0.25, 10, 40), (1.0, 100, 100)])
+def test_whom_a_game_imitates(policy, bandit, monkeypatch, skill, least, most):
+    """`--cold-start-skill` is the share of episodes that the scripted agent plays."""
+
+    def say(name, env, rng):
+        yield Turn(answer=name)
+
+    scripts = {name: partial(say, name) for name in ("scripted", "random")}
+    monkeypatch.setattr(type(bandit.envs[0]), "SCRIPTS", scripts)
+    monkeypatch.setattr(curriculum, "POOL", 100)
+    whom = ppo.Args(cold_start_skill=skill).demonstrator()
+    played = curriculum.episodes(policy, bandit, random.Random(0), whom)
+    said = [policy.decode([i for i, taught in zip(s.ids, s.mask, strict=True) if taught]) for s in played]
+    assert least <= sum("scripted" in turn for turn in said) <= most
+
+
 def test_more_imitation_of_a_game(policy, bandit, monkeypatch, tmp_path):
     monkeypatch.setattr(curriculum, "POOL", 32)
-    more, told = imitation.continue_imitation(policy, bandit, 0, seconds=0.5, folder=tmp_path / "more")
+    whom, imitated, episodes = Demonstrator(skill=0.1), [], curriculum.episodes
+    monkeypatch.setattr(curriculum, "episodes", lambda *args: imitated.append(args[-1]) or episodes(*args))
+    more, told = imitation.continue_imitation(policy, bandit, 0, 0.5, tmp_path / "more", whom)
+    assert set(imitated) == {whom}
     assert told["steps"] >= 1
     assert told["seconds"] >= told["asked"] == 0.5
     assert not torch.equal(more.model.lm_head.weight, policy.model.lm_head.weight)
