@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 import time
 from collections.abc import Sequence
 
@@ -21,6 +22,7 @@ _THOUGHT = re.compile(r"\s*<think>.*?</think>", re.DOTALL)
 _VERDICT = re.compile(r"\W*(yes|no)[ \t]*(?:$|[^\w \t])", re.IGNORECASE)  # "**No**, as …", and not "No doubt: yes"
 _PASSING = (408, 425, 429)  # client errors that another try may not meet
 _MOST_PAUSE = 60.0  # seconds, whatever a server asks for
+_UNCLEAR = 3  # replies without a verdict, after which there will be none
 _KNOWN: dict[tuple[str, ...], float] = {}  # verdicts, of all environments of the process
 
 
@@ -38,14 +40,15 @@ class Judge:
         model: name of the model there.
         key_variable: the environment variable with the key; none is sent where it is not set.
         timeout: seconds for one request.
-        retries: further tries after a failed request, after pauses of 1, 2, 4, … seconds or as long as the server asks for.
+        retries: further tries after a failed request, after pauses of 1, 2, 4, … to 60 seconds or as long as the server asks for:
+            ten minutes by default, in which a model server can be started again. A reply without a verdict has two.
 
     The policy writes the prediction and is rewarded for the verdict, so it may learn to persuade the judge: tags in the
     prediction are escaped and it is cut to 500 characters, but watch ``em`` beside this term.
     """
 
     def __init__(
-        self, url: str, model: str, key_variable: str = "OPENAI_API_KEY", timeout: float = 30.0, retries: int = 5
+        self, url: str, model: str, key_variable: str = "OPENAI_API_KEY", timeout: float = 30.0, retries: int = 14
     ):
         if not re.match(r"https?://", str(url)):
             raise ValueError(f"url must begin with http:// or https://, got {url!r}")
@@ -76,10 +79,12 @@ class Judge:
         }
         key = os.environ.get(self.key_variable, "").strip()  # a newline in a header is an error that shows the key
         headers = {"Authorization": f"Bearer {key}"} if key else {}
-        problem: object = None
-        pause = 0.0
+        problem, pause, unclear = "", 0.0, 0
         for attempt in range(1 + self.retries):
-            time.sleep(pause)
+            if attempt:
+                what = f"the judge at {self.url} gives no verdict: {problem}"
+                print(f"Warning: {what}; it is asked again in {pause:.3g} s", file=sys.stderr, flush=True)
+                time.sleep(pause)
             pause = min(2.0**attempt, _MOST_PAUSE)
             try:
                 reply = httpx.post(f"{self.url}/chat/completions", json=request, headers=headers, timeout=self.timeout)
@@ -93,8 +98,12 @@ class Judge:
                 said = _read_text(reply.json()["choices"][0]["message"]["content"])
             except (httpx.HTTPError, httpx.InvalidURL, ValueError, LookupError, TypeError) as error:
                 problem = f"{type(error).__name__}: {error}"
+                if isinstance(error, httpx.InvalidURL):
+                    break
                 continue
             if verdict := _VERDICT.match(_THOUGHT.sub("", said)):
                 return float(verdict[1].lower() == "yes")
-            problem = f"it said neither yes nor no: {said[:100]!r}"
+            problem, unclear = f"it said neither yes nor no: {said[:100]!r}", unclear + 1
+            if unclear == _UNCLEAR:
+                break
         raise RuntimeError(f"the judge at {self.url} gives no verdict: {problem}")

@@ -121,23 +121,29 @@ def test_a_failure_is_tried_again(endpoint, judge, hiccup):
     assert judge("Who?", ["Ann"], "Anne") == 1.0 and len(endpoint.asked) == 3
 
 
-def test_between_tries_it_waits_longer_and_longer_or_as_long_as_it_is_told(endpoint, judge, pauses):
+def test_between_tries_it_waits_longer_and_longer_or_as_long_as_it_is_told(endpoint, judge, pauses, capsys):
     endpoint.replies = [500, 503, 429, "yes"]
-    assert judge("Who?", ["Ann"], "Anne") == 1.0 and pauses == [0, 1, 2, 4]
+    assert judge("Who?", ["Ann"], "Anne") == 1.0 and pauses == [1, 2, 4]
+    assert (
+        capsys.readouterr().err.count("gives no verdict: HTTPStatusError") == 3
+    )  # ten minutes of silence look like a hang
     pauses.clear()
     endpoint.replies, endpoint.wait = [429, 429, "no"], "7"
-    assert judge("Where?", ["Ann"], "Anne") == 0.0 and pauses == [0, 7, 7]
+    assert judge("Where?", ["Ann"], "Anne") == 0.0 and pauses == [7, 7]
 
 
 @pytest.mark.parametrize(
     ("reply", "problem"),
     [(500, "500"), (404, "404"), ("perhaps", "neither yes nor no: 'perhaps'"), (b"{}", "KeyError"), ([], "neither")],
 )
-def test_without_a_verdict_there_is_no_score(endpoint, judge, reply, problem):
+def test_without_a_verdict_there_is_no_score(endpoint, judge, pauses, reply, problem):
     endpoint.replies = [reply]
     with pytest.raises(RuntimeError, match=f"judge at {endpoint.url} gives no verdict: .*{problem}"):
         judge("Who?", ["Ann"], "Anne")
-    assert len(endpoint.asked) == (1 if reply == 404 else 6)  # the first try, and five more where they may help
+    unclear = problem.startswith("neither")
+    assert len(endpoint.asked) == (1 if reply == 404 else 3 if unclear else 15)  # more tries where they may help
+    if reply == 500:
+        assert 500 < sum(pauses) < 600, "a model server that is started again takes minutes"
     endpoint.replies = ["yes"]
     assert judge("Who?", ["Ann"], "Anne") == 1.0  # a failure is not remembered
 
@@ -146,7 +152,7 @@ def test_a_server_that_is_not_there(endpoint):
     with pytest.raises(RuntimeError, match="gives no verdict: ConnectError"):
         Judge("http://127.0.0.1:9/v1", "small", retries=0)("Who?", ["Ann"], "Anne")
     with pytest.raises(RuntimeError, match="gives no verdict: InvalidURL"):
-        Judge("http://127.0.0.1:port/v1", "small", retries=0)("Who?", ["Ann"], "Anne")
+        Judge("http://127.0.0.1:port/v1", "small")("Who?", ["Ann"], "Anne")
     for url in ("127.0.0.1:9/v1", "file:///etc", None):
         with pytest.raises(ValueError, match="url must begin with http:// or https://"):
             Judge(url, "small")
