@@ -72,7 +72,7 @@ class Baselines:
     """Registered ids, or their middle parts; by default all of them that can be made here."""
     kwargs: Kwargs = "{}"
     episodes: int = 200
-    """How many each agent plays."""
+    """How many each agent plays; of the training split, unless --kwargs says '{"split": "validation"}'."""
     seed: int = 0
     """Of the first episode."""
     out: Path | None = None

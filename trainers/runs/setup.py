@@ -87,6 +87,7 @@ def check_splits(envs: ToolVectorEnv, held_out: ToolVectorEnv) -> None:
     ours, theirs = envs.envs[0].questions, held_out.envs[0].questions
     if ours is None or theirs is None:
         return  # made from seeds; the environment keeps its splits apart
-    train = {question.id for question in ours}
-    if shared := sum(question.id in train for question in theirs):
+    # Questions of a user's own kind may have no ids.
+    train = {question.id for question in ours if hasattr(question, "id")}
+    if shared := sum(getattr(question, "id", None) in train for question in theirs):
         raise ValueError(f"{shared} held-out questions are training questions too: give data with a split of each")

@@ -1,6 +1,9 @@
+from types import SimpleNamespace
+
 import pytest
 
 from trainers.models.loading import load_policy
+from trainers.runs import setup
 from trainers.runs.setup import make_envs
 
 
@@ -18,3 +21,14 @@ def test_arguments_that_the_environment_does_not_take():
 def test_a_model_that_is_not_there(tmp_path):
     with pytest.raises(ValueError, match=r"cannot load a model from .*no-such-folder"):
         load_policy(str(tmp_path / "no-such-folder"))
+
+
+def test_questions_of_ones_own_kind_need_no_ids():
+    def envs(*questions):
+        return SimpleNamespace(envs=[SimpleNamespace(questions=questions)])
+
+    setup.check_splits(envs("a", "b"), envs("b"))  # whether they are the same is not known
+    ours, theirs = SimpleNamespace(id="1"), SimpleNamespace(id="2")
+    setup.check_splits(envs(ours, "a"), envs(theirs, "a"))
+    with pytest.raises(ValueError, match="1 held-out questions are training questions too"):
+        setup.check_splits(envs(ours, theirs), envs("a", ours))
