@@ -3,7 +3,9 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
-# pip --no-compile: most of what is installed is never imported, and compiling all of it takes half a minute.
+# pip --no-compile: most of what is installed is never imported, and compiling all of it takes half a minute. So modules are
+# compiled when they are imported, and that must be kept: else every process that a test starts compiles torch again (10 s).
+export PYTHONDONTWRITEBYTECODE :=
 
 .PHONY: train test test-plug plug lint docs clean
 .DELETE_ON_ERROR:
