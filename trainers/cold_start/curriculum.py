@@ -18,7 +18,7 @@ import random
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from pathlib import Path
 from typing import cast
@@ -159,6 +159,22 @@ def choose_lessons(envs: ToolVectorEnv) -> Lessons:
     return IN_VARIED_WORLDS if _difficulty(envs) == "varied" else WITH_CORPUS
 
 
+def choose_script(envs: ToolVectorEnv, demonstrator: Demonstrator) -> partial[Script]:
+    """What the cold start imitates in ``envs``, playing as well as ``demonstrator`` says.
+
+    Raises:
+        ValueError: it differs from the usual one in what makes no difference there.
+    """
+    script = choose_lessons(envs).demonstrator
+    takes = inspect.signature(script).parameters
+    for name, value in asdict(demonstrator).items():
+        if name not in takes and value != getattr(DEMONSTRATOR, name):
+            raise ValueError(
+                f"cold_start_{name} makes no difference here, where the cold start imitates {script.__name__}: leave it out"
+            )
+    return partial(script, **{name: value for name, value in asdict(demonstrator).items() if name in takes})
+
+
 def cold_start(
     envs: ToolVectorEnv, seed: int, steps: int, report: Callable[[int, str, float], None],
     demonstrator: Demonstrator = DEMONSTRATOR, outage_minutes: float = outages.MINUTES,
@@ -274,14 +290,13 @@ def episodes(
 ) -> list[Sequence]:  # fmt: skip
     """POOL whole episodes to imitate: of the early-stopping demonstrator, in a fresh world where there is one to make; or,
     in tasks without a corpus, of the noisy expert."""
+    script = choose_script(envs, demonstrator)
     if not _has_corpus(envs):
         asked = envs.envs[0].questions
         numbers = [rng.getrandbits(31) if asked is None else rng.randrange(len(asked)) for _ in range(POOL)]
-        script, seed = partial(choose_lessons(envs).demonstrator, skill=demonstrator.skill), rng.getrandbits(32)
-        return demonstrations.scripted_episodes(envs, policy, numbers, script, seed, outage_minutes)
+        return demonstrations.scripted_episodes(envs, policy, numbers, script, rng.getrandbits(32), outage_minutes)
     stage = fresh_envs(envs, rng) if cast(QAEnv, envs.envs[0]).task.name == "miniwiki" else envs
     pool = range(len(cast(QAEnv, stage.envs[0]).questions))
-    script = partial(choose_lessons(envs).demonstrator, continue_probability=demonstrator.continue_probability)
     return demonstrations.scripted_episodes(
         stage, policy, rng.choices(pool, k=POOL), script, rng.getrandbits(32), outage_minutes
     )

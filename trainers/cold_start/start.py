@@ -21,7 +21,7 @@ def start_policy(
 
     Raises:
         ValueError: as `trainers.models.loading.load_policy`; the model is a checkpoint of ours, and damaged; or the tiny
-            policy has nobody to learn from there.
+            policy has nobody to learn from there, or an argument says how well somebody else plays.
         TrainingStopped: the loss of the cold start is not finite, or a tool that its demonstrators need breaks for
             ``outage_minutes``.
     """
@@ -43,6 +43,7 @@ def start_policy(
             f"the tiny policy is taught by a task's own scripted agents, and {type(task).__name__}.SCRIPTS lacks "
             f"{' and '.join(map(repr, sorted(missing)))}: add them, or give a model, a folder or a hub id"
         )
+    curriculum.choose_script(envs, args.demonstrator())  # what is wrong with it is said before minutes are spent
     steps = args.cold_start_steps or curriculum.default_steps(envs)
     with Progress(steps, description="cold start") as progress:
 

@@ -2,6 +2,7 @@
 
 import json
 import random
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -13,6 +14,7 @@ from agent_envs.types import Turn
 from benchmarks.training import games, games_report
 from trainers import ppo
 from trainers.cold_start import Demonstrator, curriculum
+from trainers.cold_start.start import start_policy
 from trainers.comparison import imitation
 from trainers.models import tiny
 from trainers.models.policy import Policy
@@ -63,6 +65,18 @@ def test_whom_a_game_imitates(policy, bandit, monkeypatch, skill, least, most):
     played = curriculum.episodes(policy, bandit, random.Random(0), whom)
     said = [policy.decode([i for i, taught in zip(s.ids, s.mask, strict=True) if taught]) for s in played]
     assert least <= sum("scripted" in turn for turn in said) <= most
+
+
+def test_how_well_somebody_else_plays_is_no_argument(bandit):
+    reads = make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 60, "questions": 9}', "train", 1)
+    curriculum.choose_script(bandit, Demonstrator(skill=0.5)), curriculum.choose_script(reads, Demonstrator(0.5))
+    for envs, whom, said in (
+        (bandit, Demonstrator(0.5), "cold_start_continue_probability makes no difference here.*noisy_expert"),
+        (reads, Demonstrator(skill=0.5), "cold_start_skill makes no difference here.*early_stopping"),
+    ):
+        args = {f"cold_start_{name}": value for name, value in asdict(whom).items()}
+        with pytest.raises(ValueError, match=said):
+            start_policy(ppo.Args(**args), envs, 0)
 
 
 def test_more_imitation_of_a_game(policy, bandit, monkeypatch, tmp_path):
