@@ -30,6 +30,10 @@ def run_baselines(
     Returns:
         Rows with ``agent``, ``score`` (mean of the task's own measure) and its 95 % bootstrap ``interval``, ``reward``
         (mean return), ``turns``, ``calls``, ``episodes`` and the ``source`` of the instances.
+
+    Raises:
+        ValueError: there is nothing to play.
+        RuntimeError: a tool broke.
     """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # a stand-in says so in its source, which is in every row
@@ -42,6 +46,11 @@ def run_baselines(
     rows = []
     for name, script in env.SCRIPTS.items():
         played = [play(env, script, seed + i, options) for i, options in enumerate(track(numbers))]
+        if broken := sum(any(turn["tool_faults"] for turn in episode) for episode in played):
+            raise RuntimeError(
+                f"{id}: a tool broke in {broken} of the {len(played)} episodes of the agent {name!r}, whose score would be "
+                "that of the outage: play them again when it works"
+            )
         scores = [float(episode[-1].get(env.PRIMARY_METRIC, 0.0)) for episode in played]
         rows.append(
             {

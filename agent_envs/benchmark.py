@@ -21,7 +21,7 @@ from agent_envs.miniwiki import World, make_question
 STAND_IN = "STAND-IN for"  # begins the source of questions that are not those that were asked for
 BENCHMARKS = ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "nq", "triviaqa", "popqa", "miniwiki", "own")
 MINIWIKI_TYPES = ("bridge", "compositional")
-_PLACES = ("AGENT_ENVS_DATA", "AGENT_ENVS_CACHE")  # environment variables that say where data lies
+PLACES = ("AGENT_ENVS_DATA", "AGENT_ENVS_CACHE")  # environment variables that say where data lies
 _READ_THROUGH = 1_000_000  # passages of the largest corpus that is read through for the gold paragraphs
 _SPLITS = {"train": "train", "validation": "heldout"}
 
@@ -84,7 +84,7 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
         names = ", ".join(map(repr, sorted(unknown)))
         raise TypeError(f"{benchmark} got an unexpected keyword argument {names}; known: {known}")
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
-    places: tuple = tuple(map(os.environ.get, _PLACES))
+    places: tuple = tuple(map(os.environ.get, PLACES))
     if benchmark != "own":
         asked = (arguments.get("data") or places[0], arguments.get("corpus"), arguments.get("index"))
         places += (os.getcwd(), *map(stamp, asked))

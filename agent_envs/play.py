@@ -61,7 +61,8 @@ class Witness:
     """
 
     def __init__(self, env: ToolEnv, info: dict[str, Any]):
-        id, type = info.get("question_id", info.get("instance")), info.get("type", info.get("kind", info.get("kinds")))
+        id = next((info[name] for name in ("question_id", "instance", "board") if name in info), None)
+        type = info.get("type", info.get("kind", info.get("kinds")))
         types = map(str, type if isinstance(type, list | tuple) else [type])
         kind = {"type": ", ".join(types)} if type else {}
         if "task" in info:
@@ -128,7 +129,7 @@ def sample_instances(env: ToolEnv, count: int) -> list[int]:
 def is_drawn(env: ToolEnv) -> bool:
     """Whether the questions of a task stand in an order that was drawn at random; of a mixture, those of all its tasks."""
     tasks = getattr(env, "tasks", None) or {"": env}
-    return all(getattr(getattr(task, "task", None), "drawn", True) for task in tasks.values())
+    return all(getattr(getattr(task, "task", task), "drawn", True) for task in tasks.values())
 
 
 def play_many(

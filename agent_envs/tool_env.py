@@ -212,7 +212,9 @@ class ToolEnv(gymnasium.Env[str, str]):
         """
         super().reset(seed=None if seed is None else seed + self._seed_offset)
         if self.max_tokens is not None and self.count_tokens is None:
-            raise ValueError("max_tokens needs something that counts them: give tokenizer=, or set env.count_tokens")
+            raise ValueError(
+                "max_tokens needs something that counts them: give tokenizer=, or set env.unwrapped.count_tokens"
+            )
         self._running = False  # stays so where begin() rejects the options
         self.history, self.tokens = History(), 0
         self.fits = None

@@ -213,7 +213,7 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
     if "question_decomposition" in row:
         return parse_musique(row)
     passages = _contexts(row)
-    facts = pairs(row["supporting_facts"], "title", "sent_id") if "supporting_facts" in row else []
+    facts = _facts(row["supporting_facts"]) if "supporting_facts" in row else []
     titles = _texts(row.get("supporting_titles", []), "supporting_titles") or [*dict.fromkeys(t for t, _ in facts)]
     golds = [*dict.fromkeys(_answers(row))]
     question = question_from_row(
@@ -222,7 +222,7 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
             "question": row["question"],
             "answer": golds[0],
             "aliases": golds[1:],
-            "type": row.get("type"),
+            "type": None if (kind := row.get("type")) is None else _text(kind, "type"),
             "supporting_titles": titles,
             "supporting_paragraphs": gold_paragraphs(titles, passages),
             "supporting_facts": facts or None,
@@ -232,6 +232,16 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
     return question, passages
 
 
+def _facts(value: object) -> list[tuple]:
+    value = (_written_list(value.strip()) or value) if isinstance(value, str) else value  # in a cell of a table
+    try:
+        return [(title, number) for title, number in pairs(value, "title", "sent_id")]
+    except (ValueError, TypeError, LookupError):
+        raise ValueError(
+            f"'supporting_facts': expected pairs of a title and a sentence's number, got {value!r:.80}"
+        ) from None
+
+
 def _answers(row: Mapping[str, Any]) -> list[str]:
     name = next((name for name in _ANSWERS if name in row), None)
     if name is None:
@@ -239,7 +249,11 @@ def _answers(row: Mapping[str, Any]) -> list[str]:
     value = row[name]
     if isinstance(value, Mapping) and "text" in value:  # SQuAD's, with places in the context
         value = value["text"]
-    golds = [value] if name == "answer" and not isinstance(value, list | tuple) else _listed(value, name)
+    if name == "answer" and isinstance(
+        value, str
+    ):  # a list in a cell of a table, as pandas writes it; "|" may be in an answer
+        value = _written_list(value.strip()) or [value]
+    golds = [value] if not isinstance(value, list | tuple) and name == "answer" else _listed(value, name)
     golds = [_text(gold, name) for gold in golds] + _texts(row.get("aliases", []), "aliases")
     if not any(gold.strip() for gold in golds):
         raise ValueError(f"{name!r} holds no answer: a question without one can be neither trained on nor scored")

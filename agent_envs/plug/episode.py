@@ -14,10 +14,14 @@ The contract that adapters stand on:
   back as tool messages. The final answer is then a function too, ``answer``.
 """
 
+import asyncio
 import json
-from collections.abc import Mapping, Sequence
+import math
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -40,6 +44,8 @@ ANSWER: dict[str, Any] = {
         },
     },
 }
+T = TypeVar("T")
+OUTAGE_MINUTES = 10.0
 UNREADABLE = "The arguments of a call have to be a JSON object."
 _NO_ACTION = '{"role": "assistant", "content": null}'
 
@@ -194,6 +200,7 @@ class Episode:
         self.done = terminated or truncated
         metrics = {name: float(value) for name, value in info.items() if _is_number(value)}
         metrics |= {f"reward/{name}": value for name, value in info["reward_terms"].items()}
+        metrics.pop("score", None)  # of a task whose own measure has that name, in every turn
         if self.done:
             metrics["score"] = float(info.get(self.env.PRIMARY_METRIC, 0.0))
         self.metrics = _add_up(self.metrics, metrics)
@@ -201,6 +208,38 @@ class Episode:
             text=observation, reward=reward, terminated=terminated, truncated=truncated, metrics=metrics,
             results=tuple(self.env.feedback), context=info.get("context"),
         )  # fmt: skip
+
+
+def check_tools(reply: Reply, library: str) -> None:
+    """Raise a RuntimeError where a tool broke in a turn, for libraries that cannot leave an episode out."""
+    if reply.metrics["tool_faults"]:
+        said = "; ".join(reply.results)
+        raise RuntimeError(
+            f"a tool broke, and what the episode earned says nothing about the policy: {said[:200]}. {library} would learn from "
+            "it all the same; go on from the last checkpoint when the tool works"
+        )
+
+
+async def play_until_tools_work(play: Callable[[], Awaitable[T]], episode: Episode) -> T:
+    """What ``play`` returns of an episode in which no tool broke. Until then it is played again, after pauses of 1, 2, 4 to 60
+    seconds, as `trainers` do: what an outage made of an episode says nothing about the policy.
+
+    Raises:
+        RuntimeError: a tool broke each time, for ``OUTAGE_MINUTES``.
+    """
+    pause, end = 1.0, math.inf
+    while True:
+        played = await play()
+        if not episode.metrics.get("tool_faults"):
+            return played
+        end = min(end, time.monotonic() + OUTAGE_MINUTES * 60)
+        if time.monotonic() >= end:
+            raise RuntimeError(
+                f"a tool broke in an episode, however often it was played, for {OUTAGE_MINUTES:g} minutes"
+            )
+        print(f"Warning: a tool broke in an episode: it is played again in {pause:.3g} s", file=sys.stderr, flush=True)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 60.0)
 
 
 def take_message(episode: Episode, message: Mapping[str, Any]) -> tuple[Reply, list[Message]]:

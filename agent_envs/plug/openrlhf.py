@@ -11,12 +11,13 @@ import asyncio
 import json
 from collections import Counter
 from copy import deepcopy
+from functools import partial
 from typing import Any
 
 import numpy as np
 from openrlhf.utils.agent import AgentExecutorBase
 
-from agent_envs.plug.episode import Episode
+from agent_envs.plug.episode import Episode, Reply, play_until_tools_work
 from agent_envs.plug.token_episode import TokenEpisode, check_one_sequence
 
 
@@ -71,32 +72,18 @@ class _Executor(AgentExecutorBase):
 
         Returns:
             What OpenRLHF trains on: ``observation_tokens``, ``action_ranges``, ``rollout_log_probs``, ``reward``, ….
+
+        Raises:
+            ValueError: the dataset is another one, or there is no room for the prompt.
+            RuntimeError: a tool breaks for ten minutes, however often the episode is played.
         """
         question = _read(label)
         pool = self._idle.setdefault(question["split"], [])
         episode = pool.pop() if pool else self._make(**({"split": question["split"]} if question["split"] else {}))
         play = TokenEpisode(episode, hf_tokenizer)
         attempt, self._attempts[label] = self._attempts[label], self._attempts[label] + 1
-        messages = play.start(question["seed"], attempt)
-        if messages[-1]["content"].strip() not in prompt:
-            raise ValueError("the dataset has other questions than the environment: give both the same arguments")
-        room = max_length - len(play.prompt)
-        if room < 1:
-            raise ValueError(
-                f"the prompt has {len(play.prompt)} tokens of the {max_length} of an episode: raise --data.max_len"
-            )
-        asked = deepcopy(sampling_params)
-        asked.stop, asked.include_stop_str_in_output = list(episode.stop), True
-        while not episode.done:
-            left = room - len(play.ids)
-            asked.max_tokens = min(sampling_params.max_tokens or left, left)
-            answer = await llm_engine.generate(play.prompt + play.ids, deepcopy(asked), multi_modal_data=None)
-            (said,) = answer.outputs[:1]
-            turn, logprobs = list(said.token_ids), None
-            if sampling_params.logprobs is not None:
-                logprobs = [by_id[token].logprob for token, by_id in zip(turn, said.logprobs, strict=True)]
-            # A tool may take its time, and other episodes run in this loop.
-            reply = await asyncio.to_thread(play.take, turn, logprobs, room)
+        again = partial(self._play, play, question["seed"], attempt, prompt, sampling_params, max_length, llm_engine)
+        reply = await play_until_tools_work(again, episode)
         pool.append(episode)
         start = len(play.prompt)
         return {
@@ -113,6 +100,32 @@ class _Executor(AgentExecutorBase):
             "extra_logs": {name: value for name, value in episode.metrics.items() if name.startswith("reward/")}
             | {name: episode.metrics[name] for name in ("turns", "tool_faults")},
         }
+
+    async def _play(
+        self, play: TokenEpisode, seed: int, attempt: int, prompt: str, sampling_params, max_length: int, llm_engine
+    ) -> Reply:
+        """An episode from its start; returns the last reply."""
+        messages = play.start(seed, attempt)
+        if messages[-1]["content"].strip() not in prompt:
+            raise ValueError("the dataset has other questions than the environment: give both the same arguments")
+        room = max_length - len(play.prompt)
+        if room < 1:
+            raise ValueError(
+                f"the prompt has {len(play.prompt)} tokens of the {max_length} of an episode: raise --data.max_len"
+            )
+        asked = deepcopy(sampling_params)
+        asked.stop, asked.include_stop_str_in_output = list(play.episode.stop), True
+        while not play.done:
+            left = room - len(play.ids)
+            asked.max_tokens = min(sampling_params.max_tokens or left, left)
+            answer = await llm_engine.generate(play.prompt + play.ids, deepcopy(asked), multi_modal_data=None)
+            (said,) = answer.outputs[:1]
+            turn, logprobs = list(said.token_ids), None
+            if sampling_params.logprobs is not None:
+                logprobs = [by_id[token].logprob for token, by_id in zip(turn, said.logprobs, strict=True)]
+            # A tool may take its time, and other episodes run in this loop.
+            reply = await asyncio.to_thread(play.take, turn, logprobs, room)
+        return reply
 
 
 def _read(label: str) -> dict[str, Any]:

@@ -13,7 +13,7 @@ import numpy as np
 import skyrl_gym
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from agent_envs.plug.episode import Episode, Message
+from agent_envs.plug.episode import Episode, Message, check_tools
 
 
 def register(id: str, **env_kwargs: Any) -> None:
@@ -72,8 +72,14 @@ class AgentR1Env(BaseTextEnv):
         return messages, {}
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
-        """Take a turn. What comes back is a user message; numbers for logs are in ``metadata``."""
+        """Take a turn. What comes back is a user message; numbers for logs are in ``metadata``.
+
+        Raises:
+            ValueError: the context is rewritten on the way.
+            RuntimeError: a tool broke.
+        """
         reply = self._episode.step(action)
+        check_tools(reply, "SkyRL")
         self.turns += 1
         if reply.context is not None:
             raise ValueError("SkyRL trains an episode as one sequence: leave context at 'append'")

@@ -17,7 +17,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs.llm import ChatEnv
 from torchrl.modules.llm.policies import Masks, Tokens
 
-from agent_envs.plug.episode import Episode
+from agent_envs.plug.episode import Episode, check_tools
 from agent_envs.plug.token_episode import TokenEpisode
 
 
@@ -111,6 +111,7 @@ class AgentR1ChatEnv(ChatEnv):
             if full[: len(before)] != before:
                 raise ValueError("the turn does not stand behind its prompt: make the policy with pad_output=False")
             reply = play.take(full[len(before) :])
+            check_tools(reply, "TorchRL")
             rewards[i], self._ends[i] = reply.reward, (reply.terminated, reply.truncated)
         return self._observe(rewards)
 

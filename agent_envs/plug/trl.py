@@ -285,8 +285,12 @@ def _method(function: dict[str, Any]) -> Callable:
     schema = function["parameters"]
     required, properties = schema.get("required", []), schema.get("properties", {})
 
+    # A template may show an argument that can be left out as one that can be null: then null says that it is left out.
+    omitted = {name for name, of in properties.items() if name not in required and not _takes_null(of)}
+
     async def method(self, **arguments):
-        return await self._take(function["name"], arguments)
+        given = {name: value for name, value in arguments.items() if value is not None or name not in omitted}
+        return await self._take(function["name"], given)
 
     hints = {name: _hint(of) if name in required else _hint(of) | None for name, of in properties.items()}
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
@@ -300,6 +304,11 @@ def _method(function: dict[str, Any]) -> Callable:
     method.__annotations__ = {**hints, "return": str}
     method.__signature__ = inspect.Signature([own, *taken], return_annotation=str)  # type: ignore[attr-defined]
     return method
+
+
+def _takes_null(schema: dict[str, Any]) -> bool:
+    kinds = schema.get("type", "null" if "anyOf" not in schema and "enum" not in schema else [])
+    return "null" in kinds or None in schema.get("enum", ()) or any(map(_takes_null, schema.get("anyOf", ())))
 
 
 def _parameter(name: str, hint: Any, required: bool) -> inspect.Parameter:

@@ -13,6 +13,7 @@ and `dataset` writes the questions, for ``data.train_files``.
 import asyncio
 import secrets
 from collections import Counter
+from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
 
@@ -21,7 +22,7 @@ from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.utils.profiler import simple_timer
 
-from agent_envs.plug.episode import Episode
+from agent_envs.plug.episode import Episode, play_until_tools_work
 from agent_envs.plug.token_episode import TokenEpisode, check_one_sequence
 
 # Members of a group may be played by several workers, which do not know of each other.
@@ -62,6 +63,7 @@ class AgentR1Loop(AgentLoopBase):
 
     Raises:
         ValueError: a format made of special tokens, or a context that is rewritten on the way.
+        RuntimeError: a tool breaks for ten minutes, however often the episode is played.
     """
 
     _attempts: ClassVar[Counter] = Counter()  # at each question, in this worker
@@ -83,15 +85,20 @@ class AgentR1Loop(AgentLoopBase):
         split = {"split": extra_info["split"]} if extra_info.get("split") else {}
         episode = Episode(self._id, **self._env_kwargs | split)
         try:
-            return await self._play(episode, sampling_params, int(extra_info["seed"]), row["raw_prompt"])
+            question = (self._id, str(row["raw_prompt"]))
+            attempt, self._attempts[question] = self._attempts[question], self._attempts[question] + 1
+            start = int(extra_info["seed"]), _FIRST_ATTEMPT + attempt
+            play = partial(self._play, episode, sampling_params, start, row["raw_prompt"])
+            return await play_until_tools_work(play, episode)
         finally:
             episode.close()
 
-    async def _play(self, episode: Episode, sampling_params: dict, seed: int, prompt: Any) -> AgentLoopOutput:
+    async def _play(
+        self, episode: Episode, sampling_params: dict, start: tuple[int, int], prompt: Any
+    ) -> AgentLoopOutput:
         check_one_sequence(episode, "verl")
-        play, question = TokenEpisode(episode, self.tokenizer), (self._id, str(prompt))
-        messages = play.start(seed, _FIRST_ATTEMPT + self._attempts[question])
-        self._attempts[question] += 1
+        play = TokenEpisode(episode, self.tokenizer)
+        messages = play.start(*start)
         if messages != [{"role": message["role"], "content": message["content"]} for message in prompt]:
             raise ValueError("the dataset has other questions than the environment: give both the same arguments")
         if len(play.prompt) > self.rollout_config.prompt_length:

@@ -1,10 +1,12 @@
 """Word problems with a calculator."""
 
+import os
 import random
 import re
 from functools import lru_cache
 from typing import Any
 
+from agent_envs.data.question import Question
 from agent_envs.games.split import check_split
 from agent_envs.generators import check_choice, draw, instance_number
 from agent_envs.generators.arithmetic import evaluate, number_text, parse_number, same_number
@@ -100,7 +102,7 @@ class CalculatorEnv(ToolEnv):
     how far down the gold calculation the last value lies that the agent has computed, as a share of its steps (for
     GSM8K, 1 once the agent has computed the gold answer). The last one adds ``success``, ``prediction`` and ``gold``.
 
-    ``reset(options={"instance": n})`` picks an instance by number.
+    ``reset(options={"instance": n})`` picks an instance by number. GSM8K's are ``questions``, which evaluations play once each.
 
     Raises:
         LookupError, FileNotFoundError: GSM8K is asked for and is nowhere to be had.
@@ -124,19 +126,27 @@ class CalculatorEnv(ToolEnv):
         if data is not None and source != "gsm8k":
             raise ValueError('data is the place of GSM8K: give source="gsm8k" as well')
         self.split, self.difficulty, self.data = split, difficulty, data
-        # GSM8K fails here, not at the first reset, if it is not to be had.
-        self.source = _gsm8k(split, data)[1] if source == "gsm8k" else source
+        if source == "gsm8k":  # fails here, not at the first reset, if it is not to be had
+            if difficulty != "normal":
+                raise ValueError("difficulty is of generated problems; GSM8K has its own")
+            self._problems, self.questions, source = _gsm8k(split, data, _places(data))
+        self.source, self.drawn = source, source == "generated"
         task = "Solve the problem. The answer is a number alone: exact, without a unit."
         super().__init__((FunctionTool(calculate),), instructions=task, max_turns=max_turns, **common)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        name = "instance"
+        if (
+            self.questions is not None and "question" in options
+        ):  # another word for it, that all tasks with questions know
+            name, options = "question", {**options, "instance": options["question"]}
+            del options["question"]
         number = instance_number(self.np_random, options)
-        if self.source != "generated":
-            problems, _ = _gsm8k(self.split, self.data)
-            if options and number >= len(problems):
-                raise ValueError(f"instance must be in 0..{len(problems) - 1}, got {number}")
-            number %= len(problems)
-            self.problem = problems[number]
+        if self.questions is not None:
+            if options and number >= len(self._problems):
+                raise ValueError(f"{name} must be in 0..{len(self._problems) - 1}, got {number}")
+            number %= len(self._problems)
+            self.problem = self._problems[number]
         else:
             key = f"calculator:{self.difficulty}:{number}"
             self.problem = draw(lambda rng: make_problem(rng, self.difficulty), self.split, key)
@@ -161,9 +171,18 @@ class CalculatorEnv(ToolEnv):
         return TurnOutcome(metrics, {"prediction": prediction, "gold": number_text(self.problem.answer)})
 
 
+def _places(data: str | None) -> tuple:
+    """What tells whether GSM8K lies elsewhere now, or was changed."""
+    from agent_envs.benchmark import PLACES
+    from agent_envs.data.corpora import stamp
+
+    return os.getcwd(), *map(os.environ.get, PLACES), stamp(data)
+
+
 @lru_cache(maxsize=4)
-def _gsm8k(split: str, data: str | None) -> tuple[tuple[Problem, ...], str]:
-    """The problems, and where they come from. Loaded once a process.
+def _gsm8k(split: str, data: str | None, places: tuple) -> tuple[tuple[Problem, ...], tuple[Question, ...], str]:
+    """The problems, the questions that they were, and where they come from. Loaded once a process; ``places`` is part of the
+    key alone.
 
     A question whose answer is no number could not be scored; there is none in GSM8K.
     """
@@ -179,7 +198,8 @@ def _gsm8k(split: str, data: str | None) -> tuple[tuple[Problem, ...], str]:
     pairs = [
         (question, answer) for question, answer in zip(found.questions, answers, strict=True) if answer is not None
     ]
-    return tuple(Problem(question.question, answer, (), "gsm8k") for question, answer in pairs), found.source
+    problems = tuple(Problem(question.question, answer, (), "gsm8k") for question, answer in pairs)
+    return problems, found.questions, found.source
 
 
 make_vector = vector_entry_point(CalculatorEnv)

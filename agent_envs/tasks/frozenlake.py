@@ -64,7 +64,7 @@ class FrozenLakeEnv(ToolEnv):
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``instance`` (a digest of the map) and ``shortest`` (the fewest actions
+    ``info`` at reset names ``source``, ``split``, ``board`` (a digest of the map) and ``shortest`` (the fewest actions
     to the goal on ice that does not slip). Every step adds the metrics ``goal``, ``hole``, ``moves`` and ``success``.
 
     ``reset(seed=s, options={"noise_seed": i})`` gives the same lake for every i, and other slips.
@@ -123,7 +123,7 @@ class FrozenLakeEnv(ToolEnv):
         self.lake = frozenlake.FrozenLakeEnv(desc=self.rows, is_slippery=self.slippery)
         self.lake.reset(seed=make_noise_rng(instance, noise_seed).randrange(2**31))
         self.budget = Budget(self.actions_per_turn, self.max_actions)
-        info = {"source": "generated", "split": self.split, "instance": digest("\n".join(self.rows))}
+        info = {"source": "generated", "split": self.split, "board": digest("\n".join(self.rows))}
         path = frozenlake.shortest_path(self.rows, self._position())
         assert path is not None  # lakes are made with a way to the goal
         return self.state_text(), {**info, "shortest": len(path)}

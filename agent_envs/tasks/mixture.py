@@ -93,7 +93,6 @@ class MixtureEnv(ToolEnv):
     tools = property(lambda self: self.current.tools, lambda self, value: None)
     format = property(lambda self: self.current.format, lambda self, value: None)
     reward = property(lambda self: self.current.reward, lambda self, value: None)
-    max_turns = property(lambda self: self.current.max_turns, lambda self, value: None)
     history = property(lambda self: self.current.history, lambda self, value: None)
     first_observation = property(lambda self: self.current.first_observation, lambda self, value: None)
     feedback = property(lambda self: self.current.feedback, lambda self, value: None)
@@ -104,6 +103,15 @@ class MixtureEnv(ToolEnv):
         lambda self: next((task.context for task in self.tasks.values() if task.context is not None), None),
         lambda self, value: None,
     )
+
+    @property
+    def max_turns(self) -> int:
+        """Of the task that has the most: which comes next is not known."""
+        return max(task.max_turns for task in self.tasks.values())
+
+    @max_turns.setter
+    def max_turns(self, value: int) -> None:
+        pass
 
     @property
     def formats(self) -> tuple[Format, ...]:

@@ -126,7 +126,10 @@ class QAEnv(ToolEnv):
             tools.append(ReadTool(self.task.searcher))
         super().__init__(tools, instructions=instructions, max_turns=max_turns, **common)
         self.llm_judge = Judge(**judge) if judge else None
-        if self.llm_judge and not self.reward.get("judge", (0.0,))[0]:
+        weighed = isinstance(common.get("rewards"), Mapping) and "judge" in common["rewards"]
+        if not self.llm_judge and weighed and self.reward["judge"][0]:
+            raise ValueError('the reward term judge needs a judge: give judge={"url": …, "model": …} as well')
+        if self.llm_judge and not weighed and not self.reward.get("judge", (0.0,))[0]:
             judged: Term = AtEnd(Metric("judged"))
             self.reward = Reward(**{**self.reward, "judge": (1.0, judged)})
 

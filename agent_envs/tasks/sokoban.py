@@ -60,7 +60,7 @@ class SokobanEnv(ToolEnv):
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``instance`` (a digest of the board) and ``shortest`` (the fewest
+    ``info`` at reset names ``source``, ``split``, ``board`` (a digest of it) and ``shortest`` (the fewest
     actions that solve it). Every step adds the metrics ``box`` (boxes that came onto targets less those that left),
     ``solved``, ``moves`` and ``success``.
     """
@@ -126,8 +126,8 @@ class SokobanEnv(ToolEnv):
         rng = random.Random(int(self.np_random.integers(2**63)))
         self.level, shortest = generate(rng, self.size, self.boxes, self.moves, self.split)
         self.budget = Budget(self.actions_per_turn, self.max_actions)
-        instance = digest(sokoban.render(self.level))
-        info = {"source": "generated", "split": self.split, "instance": instance, "shortest": shortest}
+        board = digest(sokoban.render(self.level))
+        info = {"source": "generated", "split": self.split, "board": board, "shortest": shortest}
         return self.state_text(), info
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:

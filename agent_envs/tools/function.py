@@ -142,9 +142,11 @@ class FunctionTool:
         import asyncio
 
         try:
-            return _as_result(await asyncio.wait_for(self.function(**self._convert(arguments)), self.timeout))
-        except TimeoutError:
-            return self._report_timeout()
+            async with asyncio.timeout(self.timeout) as limit:
+                found = await self.function(**self._convert(arguments))
+            return _as_result(found)
+        except TimeoutError as error:  # ours, or one that the function raises by itself
+            return self._report_timeout() if limit.expired() else self._report_error(error)
         except (Exception, SystemExit) as error:
             return self._report_error(error)
 

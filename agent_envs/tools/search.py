@@ -107,6 +107,9 @@ class SearchTool:
     description: str = "search Wikipedia; returns the passages that match the query best."
 
     def __post_init__(self):
+        for name in ("k", "max_chars", "max_query"):
+            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int):
+                raise ValueError(f"{name} must be a whole number, got {value!r}")
         if min(self.k, self.max_chars, self.max_query) < 1:
             given = f"{self.k}, {self.max_chars} and {self.max_query}"
             raise ValueError(f"k, max_chars and max_query must be at least 1, got {given}")

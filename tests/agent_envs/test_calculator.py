@@ -7,6 +7,7 @@ import re
 import warnings
 from fractions import Fraction
 
+import gymnasium
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -18,7 +19,7 @@ from agent_envs.generators import Redraw
 from agent_envs.generators.arithmetic import decimals, evaluate, number_text, parse_number, same_number
 from agent_envs.generators.stories.tale import Tale
 from agent_envs.generators.stories.word_problems import DIFFICULTIES, STEPS, STORIES, Problem, make_problem
-from agent_envs.play import play
+from agent_envs.play import is_drawn, play, play_many, sample_instances
 from agent_envs.tasks.calculator import CalculatorEnv, make_vector
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -294,6 +295,37 @@ def test_gsm8k_is_played_and_scored_by_its_number(gsm8k):
     with pytest.raises(ValueError, match=r"0\.\.2"):
         env.reset(options={"instance": 3})
     assert all(play(env, CalculatorEnv.SCRIPTS["oracle"], seed)[-1]["success"] for seed in range(5))
+
+
+def test_every_question_of_gsm8k_is_played_once(gsm8k):
+    """At seeds a third of a file would be missed, and as much played twice."""
+    envs = gymnasium.make_vec("AgentR1/Calculator-v0", num_envs=2, source="gsm8k", split="validation", data=gsm8k)
+    numbers = sample_instances(envs.envs[0], 0)
+    played = play_many(envs, numbers, CalculatorEnv.SCRIPTS["oracle"])
+    assert sorted(turns[-1]["gold"] for turns in played) == sorted(q.answer for q in envs.envs[0].questions)
+    assert len(numbers) == 3 and not is_drawn(envs.envs[0]) and is_drawn(CalculatorEnv())
+    with pytest.raises(ValueError, match=r"question must be in 0\.\.2, got 3"):
+        envs.envs[0].reset(options={"question": 3})
+
+
+def test_gsm8k_that_was_changed_is_read_again(gsm8k, tmp_path, monkeypatch):
+    def first(**kwargs):
+        return CalculatorEnv(source="gsm8k", split="validation", **kwargs).questions[0].question
+
+    file = tmp_path / "gsm8k" / "test.jsonl"
+    before = first(data=gsm8k)
+    file.write_text(file.read_text().replace(before[:3], "Whoever"))
+    assert first(data=gsm8k) != before
+    monkeypatch.setenv("AGENT_ENVS_DATA", str(tmp_path / "nothing"))
+    with pytest.raises(FileNotFoundError):
+        first()
+    monkeypatch.setenv("AGENT_ENVS_DATA", str(tmp_path))
+    assert first().startswith("Whoever")
+
+
+def test_gsm8k_has_no_difficulty(gsm8k):
+    with pytest.raises(ValueError, match="difficulty is of generated problems"):
+        CalculatorEnv(source="gsm8k", data=gsm8k, difficulty="hard")
 
 
 def test_gsm8k_that_is_not_there_is_an_error(tmp_path):

@@ -144,3 +144,15 @@ def test_a_mixture_rewrites_the_context_where_a_task_does():
     easy = "AgentR1/MiniWiki-Easy-v0"
     rewriting = MixtureEnv({easy: {"kwargs": {"context": "window:1"}}, "AgentR1/Bandit-v0": 1})
     assert rewriting.context is not None and MixtureEnv(TASKS).context is None
+
+
+def test_gymnasiums_vector_takes_any_tasks():
+    """It makes an array of each value of an info, by the type of the first that comes."""
+    names = ("MiniWiki-Easy", "Calculator", "API", "SQL", "Mixed", "Sokoban", "FrozenLake", "Bandit", "Countdown")
+    tasks = {f"AgentR1/{name}-v0": 1.0 for name in names}
+    envs = gymnasium.make_vec("AgentR1/Mixture-v0", num_envs=6, vectorization_mode="sync", tasks=tasks)
+    envs.action_space.seed(0)
+    for seed in range(5):
+        envs.reset(seed=seed)
+        for _ in range(6):
+            envs.step(envs.action_space.sample())

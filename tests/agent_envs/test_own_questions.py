@@ -12,7 +12,7 @@ import pytest
 
 import retrieval_index
 from agent_envs.benchmark import load
-from agent_envs.data.own import load_own
+from agent_envs.data.own import load_own, parse_row
 from agent_envs.play import play
 from agent_envs.plug import Episode
 from retrieval_index.readers import read_passages
@@ -377,3 +377,29 @@ def test_an_index_that_was_built_again_is_searched_anew(tmp_path, data):
         seen.append(env.step("<search>Arnheim</search>")[0])
     assert "old text" in seen[0]
     assert "new text" in seen[1]
+
+
+def test_a_list_in_the_cell_of_an_answer():
+    """As pandas writes one, or JSON; and an answer that only looks like one."""
+    for cell in ("['Friday', 'Fridays']", '["Friday", "Fridays"]'):
+        (question, _) = parse_row({"question": "When?", "answer": cell})
+        assert question.golds == ("Friday", "Fridays")
+    for cell in ("[sic]", "Friday | Fridays", "[1]"):
+        (question, _) = parse_row({"question": "When?", "answer": cell})
+        assert question.golds == (("1",) if cell == "[1]" else (cell,))
+
+
+def test_fields_of_the_benchmarks_in_a_table():
+    """pandas makes floats of numbers in a column with a gap, and writes lists as text."""
+    row = {
+        "question": "When?",
+        "answer": "Friday",
+        "id": 3.0,
+        "type": 2,
+        "supporting_facts": "[['Oslo', 0], ['Rome', 1]]",
+    }
+    question, _ = parse_row(row)
+    assert (question.id, question.type, question.supporting_titles) == ("3", "2", ("Oslo", "Rome"))
+    for wrong in ("Oslo", "[1]", [["Oslo"]], 3):
+        with pytest.raises(ValueError, match="'supporting_facts': expected pairs of a title and a sentence's number"):
+            parse_row({**row, "supporting_facts": wrong})

@@ -333,3 +333,20 @@ def test_shaping_is_taken_back_where_a_caller_ends_the_episode(musique):
     assert [outcome[3] for outcome in paid] == [False, True]
     assert paid[0][4]["reward_terms"]["progress"] > 0
     assert sum(outcome[4]["reward_terms"]["progress"] for outcome in paid) == pytest.approx(0)
+
+
+def test_a_judge_is_weighed_as_asked_for(folder):
+    judge = {"url": "http://127.0.0.1:9/v1", "model": "small"}
+    weights = {"MiniWiki": hotpot(folder, judge=judge), "zero": hotpot(folder, judge=judge, rewards={"judge": 0.0})}
+    weights["half"] = hotpot(folder, judge=judge, rewards={"judge": 0.5})
+    assert [env.reward["judge"][0] for env in weights.values()] == [1.0, 0.0, 0.5]
+    with pytest.raises(ValueError, match="the reward term judge needs a judge"):
+        hotpot(folder, rewards={"judge": 1.0})
+    hotpot(folder, rewards={"judge": 0.0})
+
+
+@pytest.mark.parametrize("wrong", [{"k": "3"}, {"k": 2.5}, {"max_chars": 10.5}, {"k": True}])
+def test_sizes_of_a_search_are_whole_numbers(folder, wrong):
+    (name,) = wrong
+    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
+        hotpot(folder, **wrong)

@@ -240,3 +240,9 @@ def test_play_records_what_was_seen_and_done(envs):
     assert play_many(envs, [5], scripted.early_stopping, seed=4) == play_many(
         envs, [5], scripted.early_stopping, seed=4
     )
+
+
+def test_an_outage_is_no_baseline(monkeypatch):
+    monkeypatch.setattr(SearchTool, "execute_batch", lambda self, asked: 1 / 0)
+    with pytest.raises(RuntimeError, match="a tool broke in 3 of the 3 episodes of the agent 'random'"):
+        run_baselines("AgentR1/MiniWiki-Easy-v0", 3, kwargs={"entities": 60, "questions": 9})

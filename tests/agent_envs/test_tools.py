@@ -392,3 +392,20 @@ def test_a_search_waits_where_its_searcher_is_a_server():
     server = CachedSearcher(RemoteSearcher("http://127.0.0.1:9"))
     assert SearchTool(server).io_bound and SearchTool(RemoteSearcher("http://127.0.0.1:9")).io_bound
     assert not SearchTool(retrieval_index.build([Passage("1", "Rome", "Rome is a city.")])).io_bound
+
+
+def test_an_async_tool_that_runs_out_of_time_by_itself_is_tried_again():
+    """Its own TimeoutError is a fault as any other; only the limit of the tool is waited for once."""
+    tries = []
+
+    async def weather(town: str) -> str:
+        """The weather."""
+        tries.append(town)
+        async with asyncio.timeout(0.001):
+            await asyncio.sleep(5)
+        return "fine"
+
+    result = one(FunctionTool(weather, retries=2), town="Oslo")
+    assert result.fault and len(tries) == 3 and "None" not in result.text
+    result = one(FunctionTool(weather, retries=2, timeout=30.0), town="Oslo")
+    assert result.fault and len(tries) == 6 and "took longer" not in result.text

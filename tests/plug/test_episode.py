@@ -1,15 +1,19 @@
 """The contract of `agent_envs.plug.Episode`, which every adapter stands on."""
 
+import asyncio
 import pickle
 import subprocess
 import sys
+import time
 
 import gymnasium
 import pytest
 
 from agent_envs.formats import FORMATS
 from agent_envs.plug import Episode, step_all
-from agent_envs.types import ToolCall, Turn
+from agent_envs.plug import episode as episodes
+from agent_envs.tool_env import ToolEnv
+from agent_envs.types import ToolCall, Turn, TurnOutcome
 
 MINIWIKI, SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 100, "questions": 20, "max_turns": 3}
 
@@ -241,3 +245,81 @@ def test_it_needs_neither_torch_nor_the_other_libraries():
     )
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert not set(run.stdout.split()) & {"torch", "transformers", "datasets", "trl", "trainers"}
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    """Pauses pass at once, and take the minutes that they would."""
+    slept, begun = [], time.monotonic()
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr(episodes.asyncio, "sleep", sleep)
+    monkeypatch.setattr(episodes.time, "monotonic", lambda: begun + sum(slept))
+    return slept
+
+
+def play_through_an_outage(monkeypatch, broken):
+    """An episode of one search and an answer, whose searcher breaks the first ``broken`` times; and how often it was played."""
+    episode, played = Episode(MINIWIKI, **SMALL), []
+    searcher = episode.env.tools["search"].searcher
+
+    async def play():
+        monkeypatch.setattr(episode.env.tools["search"], "searcher", None if len(played) < broken else searcher)
+        episode.start(2)
+        played.append([episode.step(turn) for turn in ("<search>a town</search>", "<answer>x</answer>")])
+        return played[-1]
+
+    return play, episode, played
+
+
+def test_what_an_outage_made_of_an_episode_is_played_again(monkeypatch, no_waiting, capsys):
+    play, episode, played = play_through_an_outage(monkeypatch, 3)
+    last = asyncio.run(episodes.play_until_tools_work(play, episode))
+    assert last is played[3] and not episode.metrics["tool_faults"] and no_waiting == [1, 2, 4]
+    assert capsys.readouterr().err.count("a tool broke in an episode: it is played again") == 3
+
+
+def test_an_outage_without_an_end_is_an_error(monkeypatch, no_waiting):
+    play, episode, played = play_through_an_outage(monkeypatch, 1000)
+    with pytest.raises(RuntimeError, match="for 10 minutes"):
+        asyncio.run(episodes.play_until_tools_work(play, episode))
+    assert 600 <= sum(no_waiting) < 700 and len(played) < 20
+
+
+def test_a_library_that_cannot_leave_an_episode_out_gets_an_error(monkeypatch):
+    episode = Episode(MINIWIKI, **SMALL)
+    episode.start(2)
+    episodes.check_tools(episode.step("hm"), "It")
+    monkeypatch.setattr(episode.env.tools["search"], "searcher", None)
+    with pytest.raises(RuntimeError, match=r"a tool broke, .*It would learn from it"):
+        episodes.check_tools(episode.step("<search>a town</search>"), "It")
+
+
+def test_the_score_comes_when_the_episode_is_over():
+    """Also where a task has a measure called ``score`` in every turn."""
+
+    class Scored(ToolEnv):
+        PRIMARY_METRIC = "score"
+
+        def begin(self, options):
+            return "Well?", {}
+
+        def evaluate_turn(self, turn, results, done):
+            return TurnOutcome({"score": 0.5})
+
+    if "Mine/Scored-v0" not in gymnasium.registry:
+        gymnasium.register("Mine/Scored-v0", entry_point=Scored)
+    episode = Episode("Mine/Scored-v0", max_turns=2)
+    episode.start(0)
+    assert "score" not in episode.step("hm").metrics and "score" not in episode.metrics
+    assert episode.step("hm").metrics["score"] == episode.metrics["score"] == 0.5
+
+
+def test_the_turns_of_a_mixture_are_those_of_its_longest_task():
+    episode = Episode("AgentR1/Mixture-v0", tasks={"AgentR1/Bandit-v0": 1, "AgentR1/Sokoban-v0": 1})
+    longest = {task.max_turns for task in episode.env.tasks.values()}
+    for seed in range(4):
+        episode.start(seed)
+        assert episode.max_turns == max(longest) > min(longest)
