@@ -76,9 +76,7 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
     if holdout < 0 or (holdout == 1 and benchmark != "own"):
         raise ValueError(f"holdout must be 0, or at least 2 for every second question, got {holdout}")
     keep = _read_part(part)
-    loaders: dict[str, Callable] = {"miniwiki": miniwiki, "own": _load_own}
-    parameters = inspect.signature(loaders.get(benchmark, _load_real)).parameters.values()
-    known = [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+    known = source_parameters(benchmark)
     if unknown := set(arguments) - set(known):
         # In Python's words, which libraries look for when they try arguments that an environment may not have.
         names = ", ".join(map(repr, sorted(unknown)))
@@ -94,6 +92,13 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
     if task.warning:
         warnings.warn(task.warning, stacklevel=2)
     return task
+
+
+def source_parameters(benchmark: str) -> list[str]:
+    """The arguments of its own that a benchmark takes in `load`, beside ``holdout`` and ``part``."""
+    loaders: dict[str, Callable] = {"miniwiki": miniwiki, "own": _load_own}
+    parameters = inspect.signature(loaders.get(benchmark, _load_real)).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
 def _read_part(part: str) -> tuple[int, int] | None:

@@ -31,6 +31,7 @@ from retrieval_index.build import Backend, build_folder, load
 from retrieval_index.cache import CachedSearcher
 from retrieval_index.printable import printable
 from retrieval_index.tokenizer import tokenize, words_of
+from retrieval_index.wire import Limits
 
 console = Console()
 app = tyro.extras.SubcommandApp()
@@ -44,7 +45,7 @@ def build(
     backend: Backend = "bm25",
     split: str | None = None,
     encoder: str | None = None,
-    factory: Annotated[str | None, tyro.conf.arg(aliases=["--index"])] = None,
+    factory: str | None = None,
     k1: float | None = None,
     b: float | None = None,
     title_weight: int | None = None,
@@ -116,9 +117,12 @@ def search(
         verify: How thoroughly to check the files first: full reads all of them.
         encoder: Where the model of a dense index is now, if it has moved since the build.
     """
-    passages = load(index, verify=verify, encoder=encoder).search([query], k)[0]
-    if not passages:
+    searcher = load(index, verify=verify, encoder=encoder)
+    passages = searcher.search([query], k)[0]
+    if not passages and store.read_manifest(index)["backend"] in ("bm25", "rank-bm25"):
         console.print("No passage shares a word with the query (stop words do not count).")
+    elif not passages:
+        console.print("The index knows none of the words of the query.")
     for rank, passage in enumerate(passages, start=1):
         heading = Text.assemble(
             (f"{rank}. ", "bold"),
@@ -161,9 +165,9 @@ def serve(
     cache: int = 10_000,
     verify: Verify = "full",
     encoder: str | None = None,
-    max_batch: int | None = None,
-    max_topk: int | None = None,
-    max_waiting: int | None = None,
+    max_batch: int = Limits.queries,
+    max_topk: int = Limits.topk,
+    max_waiting: int = Limits.waiting,
 ) -> None:
     """Serve an index over HTTP: POST /retrieve as Search-R1 has it, GET /health, GET /metrics.
 
@@ -182,21 +186,26 @@ def serve(
         from retrieval_index.server import serve as run
     except ModuleNotFoundError as error:
         raise ValueError(f"the server needs {error.name}: pip install 'agent-r1-envs[server]'") from None
-    from retrieval_index.wire import Limits
-
+    if max_waiting < max_batch:
+        raise ValueError(
+            f"--max-waiting ({max_waiting}) must be at least --max-batch ({max_batch}): one request's worth"
+        )
     if cache < 0:
         raise ValueError(f"cache must be at least 0, got {cache}")
     if not 0 <= port < 2**16:
         raise ValueError(f"port must be 0 (any that is free) to 65535, got {port}")
-    given = {"queries": max_batch, "topk": max_topk, "waiting": max_waiting}
-    limits = Limits(**{name: value for name, value in given.items() if value is not None})
+    limits = Limits(queries=max_batch, topk=max_topk, waiting=max_waiting)
     searcher = load(index, verify=verify, encoder=encoder)
     run(CachedSearcher(searcher, cache) if cache else searcher, host=host, port=port, limits=limits)
 
 
 @app.command
 def bench(
-    index: Path, k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10, queries: int = 500, seed: int = 0
+    index: Path,
+    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10,
+    queries: int = 500,
+    seed: int = 0,
+    encoder: str | None = None,
 ) -> None:
     """Measure an index on this machine: the time to open it, and to search it one query at a time and in batches.
 
@@ -205,11 +214,12 @@ def bench(
         k: How many passages a search returns.
         queries: How many queries: the title of a passage and eight words of its text, drawn at random.
         seed: Of the draw.
+        encoder: Where the model of a dense index is now, if it has moved since the build.
     """
     if queries < 1:
         raise ValueError(f"queries must be at least 1, got {queries}")
     started = time.perf_counter()
-    searcher = load(index, verify="fast")
+    searcher = load(index, verify="fast", encoder=encoder)
     opened, draw = time.perf_counter() - started, random.Random(seed)
     asked = [_query_of(searcher.corpus[draw.randrange(len(searcher.corpus))], draw) for _ in range(queries)]
     searcher.search(asked[:1], k)  # compiled code is loaded at the first search
@@ -267,6 +277,10 @@ def main() -> int:
     except (ValueError, OSError) as error:
         Console(stderr=True).print(f"[bold red]error:[/] {escape(printable(str(error)))}", soft_wrap=True)
         return 1
+    except KeyboardInterrupt:
+        goes_on = "; the same command goes on where it was" * (sys.argv[1:2] == ["build"])
+        Console(stderr=True).print(f"[bold]Stopped[/]{goes_on}.")
+        return 130
     return 0
 
 

@@ -23,6 +23,7 @@ has no statistics beyond one index; the scores are the same, which the tests com
 
 from __future__ import annotations
 
+import math
 import os
 import threading
 from concurrent.futures import ThreadPoolExecutor
@@ -44,6 +45,12 @@ from retrieval_index.tokenizer import TITLE_WEIGHT, VERSION, Analyzer
 FILES = ("term_keys", "posting_scores", "posting_rows", "term_starts", "term_maxima")
 OKAPI_EPSILON = 0.25
 THREADED = 16  # queries that are worth a thread of their own
+
+
+def check_constants(k1: float = 1.5, b: float = 0.75) -> None:
+    """Raise a ValueError where the constants of the formula are out of range."""
+    if not (0 <= k1 < math.inf and 0 <= b <= 1):
+        raise ValueError(f"k1 must be at least 0 and b from 0 to 1, got k1 = {k1} and b = {b}")
 
 
 class BM25Index:
@@ -111,8 +118,7 @@ class BM25Index:
         """
         if variant not in ("lucene", "okapi"):
             raise ValueError(f"variant must be 'lucene' or 'okapi', got {variant!r}")
-        if not (k1 >= 0 and 0 <= b <= 1):
-            raise ValueError(f"k1 must be at least 0 and b from 0 to 1, got k1 = {k1} and b = {b}")
+        check_constants(k1, b)
         analyzer = Analyzer(title_weight, exact_title, tokenizer)
         gain = {"lucene": 1.0, "okapi": k1 + 1}[variant]
 

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Literal, get_args
 
 from retrieval_index import durable, store
-from retrieval_index.bm25 import BM25Index
+from retrieval_index.bm25 import BM25Index, check_constants
 from retrieval_index.corpus import Corpus, Passage, write_passages
 from retrieval_index.counting import count_corpus
 from retrieval_index.dense import DenseIndex
@@ -25,7 +25,7 @@ from retrieval_index.held import SUMS
 from retrieval_index.hybrid import HybridIndex
 from retrieval_index.postings import Statistics
 from retrieval_index.progress import Track, progress_bars, silent
-from retrieval_index.publish import MANIFEST_FILE, publishing
+from retrieval_index.publish import MANIFEST_FILE, is_index, publishing
 from retrieval_index.readers import count_passages, read_passages
 from retrieval_index.reference import RankBM25Index
 from retrieval_index.search import Index
@@ -111,7 +111,11 @@ def build_folder(
     """
     index = _index_class(backend, options)
     if shards < 1 or (shards > 1 and backend in ("hybrid", "rank-bm25")):
-        raise ValueError(f"shards must be 1 for {backend}, and at least 1 for bm25 and dense; got {shards}")
+        most = "1 for this backend" if backend in ("hybrid", "rank-bm25") else "at least 1"
+        raise ValueError(f"shards must be {most}, got {shards}")
+    # A wrong number shows now, and not when all passages are stored.
+    check_constants(**{name: options[name] for name in ("k1", "b") if name in options})
+    _analyzer(options)
     if not str(source).startswith("hf:") and not Path(source).exists():
         raise FileNotFoundError(f"there is no file or folder {source}; a data set on the hub is written hf:owner/name")
     if options.get("encoder") not in (None, "svd"):
@@ -195,7 +199,15 @@ def _open(folder: Path, manifest: dict, verify: Literal["full", "fast"], options
     searcher: Index
     if manifest["backend"] == ShardedSearcher.backend:
         parts = [folder / f"shard-{number}" for number in range(manifest["parameters"]["shards"])]
-        searcher = ShardedSearcher([_open(part, store.read_manifest(part), verify, options) for part in parts])
+        first, *others = parts
+        shards = [_open(first, store.read_manifest(first), verify, options)]
+        if isinstance(dense := shards[0], DenseIndex) and dense.parameters["encoder"] != "tfidf-svd":
+            options = options | {"encoder": dense.encoder}  # a model is loaded once
+        shards += [_open(part, store.read_manifest(part), verify, options) for part in others]
+        for shard in shards:
+            if isinstance(shard, DenseIndex) and isinstance(dense, DenseIndex):
+                shard.encoder = dense.encoder
+        searcher = ShardedSearcher(shards)
         searcher.corpus.fingerprint = manifest["corpus"]["fingerprint"]  # else it would read the passages for it
         searcher.corpus.duplicates_left_out = manifest["corpus"]["duplicates_left_out"]
     else:
@@ -220,6 +232,10 @@ def _index_class(backend: str, options: dict):
             f"{backend} has no option {', '.join(sorted(unknown))}; it has {', '.join(sorted(known)) or 'none'}"
         )
     return index
+
+
+def _analyzer(options: dict) -> Analyzer:
+    return Analyzer(**{field.name: options[field.name] for field in fields(Analyzer) if field.name in options})
 
 
 def _store(source: str | Path, split: str | None, keep_duplicates: bool, folder: Path, track: Track) -> int:
@@ -250,8 +266,7 @@ def _build_shards(index, corpus: Corpus, shards: int, staging: Path, work: Path,
         write_passages(corpus.passages(start, stop), folder)
         parts.append(Corpus.open(folder))
     if index is BM25Index:
-        analyzer = Analyzer(**{field.name: options[field.name] for field in fields(Analyzer) if field.name in options})
-        blocks = [count_corpus(part, analyzer, own, track) for part, own in zip(parts, works, strict=True)]
+        blocks = [count_corpus(part, _analyzer(options), own, track) for part, own in zip(parts, works, strict=True)]
         options = options | {"statistics": Statistics.sum([Statistics.of(some) for some in blocks])}
     else:
         options = options | {"encoder": encoder_for(corpus, options.get("encoder"), track)}
@@ -267,5 +282,10 @@ def _describe_source(source: str | Path) -> list:
     path = Path(source)
     if not path.exists():
         return [str(source)]
-    files = sorted(file for file in path.rglob("*") if file.is_file()) if path.is_dir() else [path]
+    files = [path]
+    if path.is_dir():  # the index itself may be built in it
+        inside = sorted(file for file in path.rglob("*") if file.is_file())
+        visible = [file for file in inside if not any(p.startswith(".") for p in file.relative_to(path).parts)]
+        indexes = {file.parent for file in visible if file.name == MANIFEST_FILE and is_index(file.parent)}
+        files = [file for file in visible if indexes.isdisjoint(file.parents)]
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]

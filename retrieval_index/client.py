@@ -27,6 +27,18 @@ class SearchFailed(ConnectionError):
     """The server did not give an answer, or not one that can be understood."""
 
 
+def check_url(url: str) -> None:
+    """Raise a ValueError where no server can be at ``url``."""
+    import httpx
+
+    try:
+        parsed = httpx.URL(url)
+    except httpx.InvalidURL as error:
+        raise ValueError(f"{url!r} is no address of a server: {error}") from None
+    if not parsed.host or parsed.query or parsed.fragment:
+        raise ValueError(f"{url!r} is no address of a server: it is written http://HOST:PORT")
+
+
 class RemoteSearcher:
     """`Searcher.search` over HTTP. The rest of the protocol (`corpus`, `top_k`, `save`) stays with the server.
 
@@ -45,6 +57,7 @@ class RemoteSearcher:
     def __init__(self, url: str, *, timeout: float = 10.0, retries: int = 3):
         if not url.startswith(("http://", "https://")):
             raise ValueError(f"url must start with http:// or https://, got {url!r}")
+        check_url(url)
         if timeout <= 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout}")
         if retries < 0:
@@ -80,9 +93,11 @@ class RemoteSearcher:
         answer = self._post({"queries": queries, "topk": k, "return_scores": True})
         try:
             result = json.loads(answer)["result"]
+            if not isinstance(result, list) or not all(isinstance(entries, list) for entries in result):
+                raise ValueError("'result' is no list of lists")
             if len(result) != len(queries):
                 raise ValueError(f"{len(result)} results for {len(queries)} queries")
-            return [[passage_of(entry) for entry in entries] for entries in result]
+            return [[passage_of(entry) for entry in entries[:k]] for entries in result]
         except (ValueError, LookupError, TypeError, OverflowError, RecursionError) as error:
             raise SearchFailed(f"{self.url} gave a malformed answer: {type(error).__name__}: {error}") from error
 

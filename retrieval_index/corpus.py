@@ -70,6 +70,27 @@ def unescape(text: str) -> str:
     return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text) if "&" in text else text
 
 
+def title_from(text: str) -> str:
+    """A title for a passage that has none: the first six words of its text."""
+    return " ".join(text.split()[:6])
+
+
+def split_contents(contents: str, title: str | None = None) -> tuple[str, str]:
+    """Title and text of `contents` as FlashRAG and Search-R1 have them: the title is the first line, mostly in double quotes.
+
+    Search-R1 strips all quotes at both ends, which damages titles such as '"Heroes" (album)'; here one pair goes. Where
+    there is only one line, it is text. Where the ``title`` is known, what goes is a beginning that equals it.
+    """
+    if title is not None:
+        heads = (head for head in (f'"{title}"\n', f"{title}\n") if contents.startswith(head))
+        return title, contents.removeprefix(next(heads, ""))
+    first, newline, text = contents.partition("\n")
+    if not newline:
+        return title_from(contents), contents
+    quoted = len(first) > 1 and first[0] == first[-1] == '"'
+    return first[1:-1] if quoted else first, text
+
+
 def passage_from_row(row: object) -> Passage:
     """The passage of a JSON value; an `id` that is a number becomes a string, other fields are ignored.
 

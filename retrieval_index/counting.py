@@ -103,7 +103,7 @@ def _count_in_processes(corpus: Corpus, analyzer: Analyzer, work: Path, starts: 
             for line in done:
                 yield int(line)
         if any([worker.wait() for worker in workers]):
-            raise RuntimeError("a process that counted words has failed; its message is above")
+            raise ChildProcessError("a process that counted words has failed; its message is above")
     finally:
         for worker in workers:
             worker.kill()

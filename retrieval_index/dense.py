@@ -108,7 +108,12 @@ class DenseIndex:
         import faiss
 
         self.encoder.write(folder)
-        faiss.write_index(self.index, str(folder / INDEX_FILE))
+        try:
+            faiss.write_index(self.index, str(folder / INDEX_FILE))
+        except RuntimeError as error:  # of C++
+            if reason := durable.find_write_failure(error):
+                raise OSError(f"{folder / INDEX_FILE}: {reason}") from error
+            raise
         if self.vectors is not None:
             path = folder / VECTORS_FILE
             path.unlink(missing_ok=True)  # of a build that was killed: the very file that is mapped, by another name

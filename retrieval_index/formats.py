@@ -58,7 +58,9 @@ def _table_rows(path: Path, delimiter: str) -> Rows:
         lines = (line.decode("utf-8" if n else "utf-8-sig") for n, line in enumerate(_lines(file, path)))
         reader = csv.reader(lines, delimiter=delimiter, strict=True)
         try:
-            header = next(reader, [])
+            header = [name.strip().lower() for name in next(reader, [])]
+            if twice := sorted({name for name in header if name and header.count(name) > 1}):
+                raise csv.Error(f"two columns are called {twice[0]!r}")
             for row in filter(None, reader):
                 if len(row) != len(header):
                     raise csv.Error(f"{len(row)} columns under a header of {len(header)}")

@@ -46,6 +46,7 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
         try:
             yield staging
             sync_tree(staging)
+            _check_replaceable(folder)  # again: hours may have passed
             if folder.exists() and any(folder.iterdir()):
                 with _hold_lock(folder):  # so that nobody builds in the old index while it is removed
                     exchange(staging, folder)  # what lies in staging now is the old index
@@ -60,6 +61,14 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
             raise
         # From here on another process may have a staging folder of that name.
         (folder / REQUEST_FILE).unlink(missing_ok=True)
+
+
+def is_index(folder: Path) -> bool:
+    """Whether a folder has the manifest of an index."""
+    try:
+        return "format_version" in json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+    except (OSError, ValueError, TypeError):
+        return False
 
 
 def _check_replaceable(folder: Path) -> None:

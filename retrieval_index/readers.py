@@ -17,7 +17,8 @@ from itertools import chain
 from pathlib import Path
 
 from retrieval_index import formats
-from retrieval_index.corpus import Passage, passage_from_row
+from retrieval_index.corpus import Passage, passage_from_row, split_contents, title_from
+from retrieval_index.publish import MANIFEST_FILE, is_index
 
 _PROBE_SECONDS = 5.0  # for the hub to answer
 
@@ -58,7 +59,7 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
         raise ValueError(f"{path} has no splits: split is for data sets of the hub and of save_to_disk")
     if path.suffix.lower() in _TEXT and path.is_file():
         return _text_passages(path, path.name)
-    if path.is_dir() and (texts := _texts_of(path)):
+    if path.is_dir() and not is_index(path) and (texts := _texts_of(path)):
         return chain.from_iterable(_text_passages(file, file.relative_to(path).as_posix()) for file in texts)
     readers = [_file_reader(file) for file in (_files_of(path) if path.is_dir() else [path])]
     return chain.from_iterable(reader() for reader in readers)
@@ -83,11 +84,6 @@ def make_passage(title: str, text: str) -> Passage:
     passage = passage_from_row({"id": "", "title": title, "text": text})
     digest = blake2b(f"{passage.title}\n{passage.text}".encode(), digest_size=8).hexdigest()
     return replace(passage, id=digest)
-
-
-def title_from(text: str) -> str:
-    """A title for a passage that has none: the first six words of its text."""
-    return " ".join(text.split()[:6])
 
 
 def context_passages(record: dict) -> list[Passage]:
@@ -132,17 +128,10 @@ def _passage(row: dict, title: str | None, text: str) -> Passage:
 
 
 def _contents_passage(row: dict) -> Passage:
-    """FlashRAG and Search-R1: the title is the first line of `contents`, mostly in double quotes.
-
-    Search-R1 strips all quotes at both ends, which damages titles such as '"Heroes" (album)'. Here one pair goes;
-    and where there is only one line, it is text.
-    """
-    title, newline, text = _string(row, "contents").partition("\n")
-    if not newline:
-        title, text = "", title
-    elif len(title) > 1 and title[0] == title[-1] == '"':
-        title = title[1:-1]
-    return _passage(row, title, text)
+    """FlashRAG and Search-R1."""
+    if (title := row.get("title")) is not None:
+        title = _string(row, "title")
+    return _passage(row, *split_contents(_string(row, "contents"), title))
 
 
 def _string(row: dict, name: str) -> str:
@@ -225,6 +214,8 @@ def _texts_of(folder: Path) -> list[Path]:
     """The text files of a folder and of those in it, if it has no other files to read passages from."""
     inside = (path for path in folder.rglob("*") if path.is_file())
     visible = [path for path in inside if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
+    indexes = {path.parent for path in visible if path.name == MANIFEST_FILE and is_index(path.parent)}
+    visible = [path for path in visible if indexes.isdisjoint(path.parents)]
     tables = any(suffix.lower() in _READERS for path in visible for suffix in path.suffixes)
     return [] if tables else sorted(path for path in visible if path.suffix.lower() in _TEXT)
 
@@ -235,7 +226,10 @@ def _text_passages(path: Path, name: str) -> Iterator[Passage]:
         text = path.read_text(encoding="utf-8-sig")
     except UnicodeDecodeError as error:
         raise ValueError(f"{path}: not text in UTF-8: {error}") from None
-    heading = re.search(r"^# +(.*\S)", text, re.MULTILINE) if path.suffix.lower() == ".md" else None
+    prose = re.sub(
+        r"^(```|~~~).*?(^\1|\Z)", "", text, flags=re.MULTILINE | re.DOTALL
+    )  # a comment in code is no heading
+    heading = re.search(r"^# +(.*\S)", prose, re.MULTILINE) if path.suffix.lower() == ".md" else None
     title, piece, number = heading[1] if heading else path.stem, "", 1
     for part in _parts_of(text):
         if piece and len(piece) + len(part) >= _ROOM:
@@ -255,7 +249,10 @@ def _parts_of(text: str) -> Iterator[str]:
 
 
 def _files_of(folder: Path) -> list[Path]:
+    if is_index(folder):
+        raise ValueError(f"{folder} is an index, not a corpus: search it as it is, with index=")
     files = sorted(path for path in folder.iterdir() if path.name[0] not in "._" and path.suffix.lower() != ".md")
+    files = [path for path in files if not is_index(path)]
     if not files:
         raise ValueError(f"{folder}: there is no file in it")
     if folders := [path for path in files if path.is_dir()]:

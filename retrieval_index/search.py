@@ -84,6 +84,10 @@ def check_request(queries: list[str], k: int) -> int:
     """Raise the errors that `Searcher.search` documents; returns `k` as a plain int."""
     if isinstance(queries, str):
         raise TypeError("queries must be a list of strings; for one query write search([query], k)")
+    if not hasattr(queries, "__len__"):
+        raise TypeError(
+            f"queries must be a list of strings, got a {type(queries).__name__}, which can be read only once"
+        )
     for query in queries:
         if not isinstance(query, str):
             raise TypeError(f"queries must be strings, got {type(query).__name__}: {query!r}")

@@ -10,9 +10,10 @@ the fields above, our server sends the `title`, from which the client recovers t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, fields
 
-from retrieval_index.corpus import Passage
+from retrieval_index.corpus import Passage, split_contents
 
 PATH = "/retrieve"
 
@@ -52,21 +53,19 @@ def entry_of(passage: Passage, with_score: bool) -> dict:
 def passage_of(entry: object) -> Passage:
     """The inverse of `entry_of(passage, with_score=True)`, which also reads what other servers of the format send.
 
-    Their documents may lack the title (then it is the first line of the contents, less its quotation marks), carry
-    the text on its own, and lack the id (then it is empty).
+    Their documents may lack the title (then it is the first line of the contents, see `split_contents`), carry the text on
+    its own, and lack the id (then it is empty).
 
     Raises:
         ValueError: the entry is not of the format.
     """
     match entry:
         case {"document": {"contents": str(contents)} as document, "score": int() | float() as score}:
-            first_line, _, text = contents.partition("\n")
-            quoted = len(first_line) > 1 and first_line[0] == first_line[-1] == '"'
-            title = first_line[1:-1] if quoted else first_line
-            if isinstance(document.get("title"), str):
-                title = document["title"]
-                text = contents.removeprefix(f'"{title}"\n') if contents.startswith(f'"{title}"\n') else text
+            known = document.get("title")
+            title, text = split_contents(contents, known if isinstance(known, str) else None)
             if isinstance(document.get("text"), str):
                 text = document["text"]
+            if not math.isfinite(score):
+                raise ValueError(f"a score is a number, got {score}")
             return Passage(str(document.get("id", "")), title, text, float(score))
     raise ValueError(f'expected {{"document": {{"id", "contents"}}, "score"}}, got {entry!r:.200}')

@@ -131,7 +131,7 @@ def _files_of(path: Path) -> tuple[Path, ...]:
             raise ValueError(f"{path}: cannot tell the format by the name; known are {', '.join(FORMATS)}")
         return (path,)
     files = sorted(f for f in path.iterdir() if f.is_file() and f.suffix.lower() in FORMATS and f.name[0] not in "._")
-    files = [file for file in files if file.stem.lower() not in _CORPUS]
+    files = [file for file in files if file.name.split(".")[0].lower() not in _CORPUS]
     if not files:
         raise ValueError(f"{path}: there is no file of questions in it ({', '.join(FORMATS)})")
     named = [file for file in files if _split_in_name(file)]
@@ -148,7 +148,7 @@ def _split_in_name(path: Path) -> str | None:
 
 def _corpus_beside(path: Path) -> Path | None:
     folder = path if path.is_dir() else path.parent
-    found = [one for one in sorted(folder.iterdir()) if one.stem.lower() in _CORPUS and one != path]
+    found = [one for one in sorted(folder.iterdir()) if one.name.split(".")[0].lower() in _CORPUS and one != path]
     return found[0] if found else None
 
 

@@ -1,11 +1,13 @@
 """Multi-hop question answering: search a corpus, read, search again, answer."""
 
+import difflib
 import html
+import inspect
 from collections.abc import Mapping
 from typing import Any
 
 from agent_envs import scoring
-from agent_envs.benchmark import load
+from agent_envs.benchmark import load, source_parameters
 from agent_envs.data.question import Question, paragraph_key
 from agent_envs.judge import Judge
 from agent_envs.rewards import (
@@ -115,6 +117,7 @@ class QAEnv(ToolEnv):
         **source_arguments: Any,
     ):
         common = {name: source_arguments.pop(name) for name in COMMON & set(source_arguments)}
+        _check_names(benchmark, source_arguments)
         self.task = load(benchmark, split=split, **source_arguments)
         self.split, self.questions = split, self.task.questions
         counter = TokenCounter(common["tokenizer"]) if passage_tokens and common.get("tokenizer") else None
@@ -205,6 +208,17 @@ class QAEnv(ToolEnv):
 
     def _covers(self, prediction: str) -> float:
         return scoring.substring_match(prediction, self.question.golds, self.task.normalize)
+
+
+def _check_names(benchmark: str, arguments: Mapping[str, Any]) -> None:
+    """Raise a TypeError for arguments that neither the benchmark nor any task takes."""
+    own = set(inspect.signature(QAEnv.__init__).parameters) - {"self", "benchmark", "source_arguments"}
+    known = [*source_parameters(benchmark), "holdout", "part", *sorted(own | COMMON)]
+    for name in sorted(set(arguments) - set(known)):
+        near = difflib.get_close_matches(name, known, 1)
+        meant = f" (did you mean {near[0]!r}?)" if near else ""
+        # In Python's words, which libraries look for when they try arguments that an environment may not have.
+        raise TypeError(f"{benchmark} got an unexpected keyword argument {name!r}{meant}; known: {known}")
 
 
 def name_kind(kind: Mapping[str, Any]) -> str:

@@ -16,6 +16,7 @@ from retrieval_index.corpus import Corpus
 
 MORE = " …"  # the mark of a cut; one token in most vocabularies
 _LISTED = 1_000_000  # titles of larger corpora are searched for, and not listed in memory
+_FOUND = 50  # passages of an article, at most, where its title is searched for
 _SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?= )")
 _LINE = re.compile(r'\[\d+\] (?:"((?:[^"]|"")*)"|(.*?)): (.*)')
 
@@ -213,11 +214,14 @@ class ReadTool:
                 "There is no article with this title." + " Near to it: " * bool(near) + "; ".join(near), []
             )
         parts = list(self._parts(passages))
+        cut_off = len(passages) == _FOUND and not self._lists_titles()
         if not 1 <= number <= len(parts):
             return ToolResult(f"This article has {len(parts)} parts.", [])
         lines = [line for _, line in parts[number - 1]]
         if number < len(parts):
             lines.append(f"(part {number} of {len(parts)}; the next one is: {passages[0].title} #{number + 1})")
+        elif cut_off:
+            lines.append(f"(the {_FOUND} passages that a search finds of this article; there may be more)")
         return ToolResult("\n".join(lines), data=[passage for passage, _ in parts[number - 1]])
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
@@ -225,10 +229,16 @@ class ReadTool:
         return [self.execute(each) for each in arguments]
 
     def _find(self, title: str) -> list[Passage]:
-        corpus, wanted = getattr(self.searcher, "corpus", None), title_key(title)
-        if corpus is not None and len(corpus) <= _LISTED:
+        wanted = title_key(title)
+        if self._lists_titles():
+            corpus = self.searcher.corpus
             return [corpus[row] for row in _rows_by_title(corpus).get(wanted, ())]
-        return [p for p in _search(self.searcher, [title], 50)[0] if title_key(p.title) == wanted]
+        found = [p for p in _search(self.searcher, [title], _FOUND)[0] if title_key(p.title) == wanted]
+        return sorted(found, key=lambda passage: [int(p) if p.isdigit() else p for p in re.split(r"(\d+)", passage.id)])
+
+    def _lists_titles(self) -> bool:
+        corpus = getattr(self.searcher, "corpus", None)  # a server keeps its own
+        return corpus is not None and len(corpus) <= _LISTED
 
     def _parts(self, passages: Iterable[Passage]) -> Iterator[list[tuple[Passage, str]]]:
         """The passages with their lines, as many in a part as there is room for."""

@@ -350,3 +350,10 @@ def test_sizes_of_a_search_are_whole_numbers(folder, wrong):
     (name,) = wrong
     with pytest.raises(ValueError, match=f"{name} must be a whole number"):
         hotpot(folder, **wrong)
+
+
+def test_a_mistyped_argument_is_answered_with_the_right_one(folder):
+    with pytest.raises(TypeError, match=r"'max_turn' \(did you mean 'max_turns'\?\); known: \['data'"):
+        hotpot(folder, max_turn=3)
+    with pytest.raises(TypeError, match=r"'hold_out' \(did you mean 'holdout'\?\)"):
+        hotpot(folder, hold_out=3)

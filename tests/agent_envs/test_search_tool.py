@@ -166,3 +166,18 @@ class Damaged:
 def test_a_damaged_index_is_no_mistake_of_the_agent():
     (result,) = run_calls([({"search": SearchTool(Damaged(), k=1)}, ToolCall("search", {"query": "Ada"}))])
     assert result.fault
+
+
+@pytest.mark.parametrize("count", [12, 60])
+def test_an_article_from_a_server_comes_in_its_order(count):
+    """A server answers a search, best first; the rest of the index stays with it."""
+    passages = [Passage(f"Oslo#{i}", "Oslo", f"Part {i}.") for i in range(count)]
+
+    class Server:
+        def search(self, queries, k):
+            return [sorted(passages, key=lambda passage: passage.text[::-1])[:k]] * len(queries)
+
+    read = ReadTool(Server(), max_chars=100_000).execute_batch([{"title": "Oslo"}])[0]
+    numbers = [int(passage.id.partition("#")[2]) for passage in read.data]
+    assert numbers == sorted(numbers) and len(numbers) == min(count, 50)
+    assert read.text.endswith("there may be more)") == (count > 50)

@@ -1,3 +1,4 @@
+import importlib
 import math
 import re
 
@@ -259,3 +260,12 @@ def _dense(index, queries) -> np.ndarray:
     for query, (found, values) in enumerate(zip(rows, scores, strict=True)):
         table[query, found[found >= 0]] = values[found >= 0]
     return table
+
+
+@pytest.mark.parametrize("wrong", [{"k1": math.inf}, {"k1": math.nan}, {"b": 2.0}, {"title_weight": -1}])
+def test_constants_out_of_range_are_said_before_anything_is_stored(tmp_path, wrong, monkeypatch):
+    (tmp_path / "p.jsonl").write_text('{"id": "1", "title": "a", "text": "b"}\n')
+    build_module = importlib.import_module("retrieval_index.build")  # the name is also a function's
+    monkeypatch.setattr(build_module, "_store", lambda *_: pytest.fail("too late"))
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        build_module.build_folder(tmp_path / "p.jsonl", tmp_path / "index", **wrong)

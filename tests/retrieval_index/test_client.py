@@ -1,4 +1,5 @@
 import json
+import math
 import os
 import pickle
 import subprocess
@@ -78,9 +79,9 @@ def test_a_server_of_search_r1(suffix):
     [
         ({"id": 7, "contents": '"Toto"\na\nb'}, Passage("7", "Toto", "a\nb")),
         ({"id": "7", "contents": "Toto\na"}, Passage("7", "Toto", "a")),
-        ({"id": "7", "contents": '"'}, Passage("7", '"', "")),
+        ({"id": "7", "contents": '"'}, Passage("7", '"', '"')),
         ({"contents": '"Toto"\na', "title": "Toto", "text": "a"}, Passage("", "Toto", "a")),
-        ({"id": "7", "contents": "x\ny", "title": "Toto"}, Passage("7", "Toto", "y")),
+        ({"id": "7", "contents": "x\ny", "title": "Toto"}, Passage("7", "Toto", "x\ny")),
         ({"id": "7", "contents": '"Toto"\na', "title": None}, Passage("7", "Toto", "a")),
     ],
 )
@@ -242,3 +243,31 @@ def test_importing_is_light():
     code = f"import sys, retrieval_index.client; print([m for m in '{heavy}'.split() if m in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
     assert done.stdout.strip() == "[]"
+
+
+@pytest.mark.parametrize(
+    "result", [[{}], [""], {"": 1}, "x", [[{"document": {"id": "1", "contents": "x"}, "score": math.nan}]]]
+)
+def test_an_answer_of_another_shape_is_no_empty_result(result, pauses):
+    with (
+        scripted((200, json.dumps({"result": result}), {})) as (url, _),
+        pytest.raises(SearchFailed, match="malformed"),
+    ):
+        RemoteSearcher(url, retries=0).search(["band"], 1)
+
+
+def test_of_too_many_passages_the_first_are_taken():
+    entries = [{"document": {"id": str(i), "contents": "x"}, "score": 1.0} for i in range(9)]
+    with scripted((200, json.dumps({"result": [entries]}), {})) as (url, _):
+        assert [p.id for p in RemoteSearcher(url).search(["band"], 3)[0]] == ["0", "1", "2"]
+
+
+def test_queries_that_can_be_read_only_once_are_refused():
+    with pytest.raises(TypeError, match="got a generator"):
+        RemoteSearcher("http://127.0.0.1:9", retries=0).search((q for q in ["band"]), 1)
+
+
+@pytest.mark.parametrize("url", ["http://127.0.0.1:80a", "http://", "http://h:1/retrieve?x=1"])
+def test_what_is_no_address_is_said_at_once(url):
+    with pytest.raises(ValueError, match="is no address of a server"):
+        RemoteSearcher(url)

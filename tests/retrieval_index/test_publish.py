@@ -148,3 +148,13 @@ def test_what_lies_beside_an_index_is_not_lost(tmp_path):
     with publishing(folder) as staging:
         fill(staging, "new")
     assert (folder / "file").read_text() == "new"
+
+
+def test_what_came_to_the_folder_meanwhile_is_kept(tmp_path):
+    """A build takes hours."""
+    with pytest.raises(FileExistsError, match="is not an index"), publishing(tmp_path / "index", {"a": 1}) as staging:
+        (staging / "x").write_text("new")
+        (tmp_path / "index").mkdir()
+        (tmp_path / "index" / "notes.txt").write_text("precious")
+    assert (tmp_path / "index" / "notes.txt").read_text() == "precious"
+    assert (tmp_path / ".index.building" / "x").read_text() == "new"  # and the same build goes on from there

@@ -12,8 +12,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from retrieval_index import Passage, formats, read_jsonl
+from retrieval_index.build import build_folder
 from retrieval_index.duplicates import Deduplicated
 from retrieval_index.readers import count_passages, make_passage, read_passages
+from retrieval_index.wire import passage_of
 
 ODD = [
     Passage("o1", 'The "Heroes" album', "Line one\nline two\u2028still\tthe same\r\n \\ passage"),
@@ -147,7 +149,7 @@ def test_flashrag_contents_are_never_lost(folder, contents):
     if "\n" in contents:
         assert contents in (f"{passage.title}\n{passage.text}", f'"{passage.title}"\n{passage.text}')
     else:
-        assert (passage.title, passage.text) == ("", contents)
+        assert (passage.title, passage.text) == (" ".join(contents.split()[:6]), contents)
 
 
 @given(st.lists(st.tuples(texts, texts), max_size=5))
@@ -364,7 +366,7 @@ def test_each_row_may_lack_its_id_and_its_title(tmp_path):
         read = list(read_passages(tmp_path / name))
         assert [p.title for p in read] == ["t", "one two three four five six", "y", ""], name
         assert [p.id for p in (*read[:2], read[3])] == ["1", "2", "4"] and read[2] == make_passage("y", "y"), name
-    assert list(read_passages(tmp_path / "f.jsonl")) == [make_passage("t", "x"), Passage("2", "", "x")]
+    assert list(read_passages(tmp_path / "f.jsonl")) == [make_passage("t", "x"), Passage("2", "x", "x")]
 
 
 def test_parquet_errors_name_file_and_row_or_columns(tmp_path, passages):
@@ -531,3 +533,59 @@ def test_a_cell_may_hold_a_long_text(tmp_path):
         csv.writer(file).writerows([("id", "title", "text"), ("1", "Long", text)])
     (passage,) = read_passages(tmp_path / "p.csv")
     assert passage.text == text
+
+
+@pytest.mark.parametrize(
+    ("contents", "text"),
+    [
+        ("Oslo is the capital.\nIt has a harbour.", "Oslo is the capital.\nIt has a harbour."),
+        ('"Oslo"\nIt has a harbour.', "It has a harbour."),
+        ("Oslo\nIt has a harbour.", "It has a harbour."),
+        ("It has a harbour.", "It has a harbour."),
+        ("Oslo", "Oslo"),
+    ],
+)
+def test_a_title_beside_the_contents_is_the_title(tmp_path, contents, text):
+    """The same passage from a file and from a server of that format."""
+    row = {"id": "1", "title": "Oslo", "contents": contents}
+    (tmp_path / "p.jsonl").write_text(json.dumps(row) + "\n")
+    write_parquet(tmp_path / "p.parquet", [row])
+    for name in ("p.jsonl", "p.parquet"):
+        assert list(read_passages(tmp_path / name)) == [Passage("1", "Oslo", text)]
+    assert passage_of({"document": row, "score": 0.0}) == Passage("1", "Oslo", text)
+
+
+def test_one_line_of_contents_is_text_from_a_server_too():
+    passage = passage_of({"document": {"id": "1", "contents": "Oslo is the capital of Norway today."}, "score": 1})
+    assert (passage.title, passage.text) == ("Oslo is the capital of Norway", "Oslo is the capital of Norway today.")
+
+
+def test_an_index_in_the_folder_of_its_corpus_is_no_part_of_it(tmp_path, passages):
+    notes, rows = tmp_path / "notes", tmp_path / "rows"
+    for folder in (notes, rows):
+        folder.mkdir()
+    (notes / "oslo.md").write_text("# Oslo\n\nIt has a harbour.\n")
+    (rows / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(passages)))
+    for folder in (notes, rows):
+        before = list(read_passages(folder))
+        for _ in range(2):  # again, where the index is
+            build_folder(folder, folder / "index")
+            assert list(read_passages(folder)) == before
+        with pytest.raises(ValueError, match="is an index, not a corpus: search it as it is, with index="):
+            read_passages(folder / "index")
+
+
+def test_a_comment_in_code_is_no_heading(tmp_path):
+    code = "```sh\n# install it\npip install it\n```\n"
+    (tmp_path / "a.md").write_text(code + "\n# Real title\n\nText.\n")
+    (tmp_path / "b.md").write_text(code)
+    assert {p.title for p in read_passages(tmp_path / "a.md")} == {"Real title"}
+    assert {p.title for p in read_passages(tmp_path / "b.md")} == {"b"}
+
+
+def test_names_of_columns_are_read_in_any_case_and_once(tmp_path):
+    (tmp_path / "p.csv").write_text("ID,Title,Text\n1,A,one\n")
+    assert list(read_passages(tmp_path / "p.csv")) == [Passage("1", "A", "one")]
+    (tmp_path / "p.csv").write_text("id,title,text,Text\n1,A,one,two\n")
+    with pytest.raises(ValueError, match=r"p\.csv:1: two columns are called 'text'"):
+        list(read_passages(tmp_path / "p.csv"))
