@@ -18,7 +18,7 @@ from retrieval_index.corpus import Passage, split_contents
 PATH = "/retrieve"
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
+@dataclass(frozen=True, kw_only=True)
 class Limits:
     """What a server takes. The defaults let a Search-R1 rollout of a few thousand episodes search in one request."""
 

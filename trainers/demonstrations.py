@@ -40,7 +40,8 @@ class Demonstration:
     """An episode to imitate.
 
     Attributes:
-        question: episodes of one question are held out together.
+        question: its text, or whatever the episode began with. Episodes of one question are held out together, wherever they
+            come from.
         sequences: one, or several where the context was rewritten on the way.
         score: the task's primary metric; 1 for what was not played here.
         episode_return: what the episode was paid.
@@ -86,10 +87,10 @@ def play_script(
         played = outages.play_until_tools_work(
             play, lambda played: sum(map(_has_failed, played)) / len(played), outage_minutes
         )  # fmt: skip
-        for question, turns in zip(batch, played, strict=True):
+        for turns in played:
             if not _has_failed(turns):
                 yield Demonstration(
-                    question=str(question), sequences=episode_sequences(turns, policy, stop),
+                    question=turns[0]["observation"], sequences=episode_sequences(turns, policy, stop),
                     score=float(turns[-1][metric]), episode_return=sum(turn["reward"] for turn in turns),
                 )  # fmt: skip
 
@@ -118,10 +119,10 @@ def sample(
         played = outages.play_until_tools_work(
             play, lambda played: sum(t.failed for t in played) / len(played), outage_minutes
         )  # fmt: skip
-        for number, episode in enumerate(played):
+        for episode in played:
             if not episode.failed:
                 yield Demonstration(
-                    question=str(batch[number // attempts]), sequences=to_sequences(episode.steps),
+                    question=episode.turns[0]["observation"], sequences=to_sequences(episode.steps),
                     score=float(episode.info[metric]), episode_return=episode.episode_return,
                 )  # fmt: skip
 
@@ -185,8 +186,7 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
     told: list[Demonstration] = []
     format_of = envs.envs[0] if args.tool_calls == "environment" else None
     for path in args.messages:  # first: a wrong line is said before minutes are spent on playing
-        for steps in read_conversations(Path(path), policy, format_of):
-            asked = policy.decode(steps[0].prompt)
+        for asked, steps in read_conversations(Path(path), policy, format_of):
             told.append(Demonstration(question=asked, sequences=to_sequences(steps)))
     played = [one for path in args.episodes for one in read_demonstrations(Path(path), policy)]
     sampled: list[Demonstration] = []

@@ -23,6 +23,7 @@ from torch import distributed
 
 T = TypeVar("T")
 _TIMEOUT = timedelta(hours=2)  # the first process may teach the tiny policy, or write a checkpoint, while others wait
+_alone = False  # whether this process goes through `first_before_others`
 
 
 def rank() -> int:
@@ -32,7 +33,7 @@ def rank() -> int:
 
 def world_size() -> int:
     """How many processes there are."""
-    return distributed.get_world_size() if distributed.is_initialized() else 1
+    return distributed.get_world_size() if distributed.is_initialized() and not _alone else 1
 
 
 @contextlib.contextmanager
@@ -62,10 +63,16 @@ def join_processes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_before_others() -> Iterator[None]:
-    """The first process goes through this alone, then the others: they find what it left in a cache."""
+    """The first process goes through this alone, then the others: they find what it left in a cache. Inside, each is as if there
+    were no other: nothing waits for all of them."""
+    global _alone
     if rank():
         distributed.barrier()
-    yield
+    _alone = True
+    try:
+        yield
+    finally:
+        _alone = False
     if world_size() > 1 and not rank():
         distributed.barrier()
 
@@ -82,7 +89,8 @@ def choose_metrics_folder(run: Path) -> Iterator[Path]:
 
 def shard(items: list[T]) -> list[T]:
     """This process's slice; the slices are of the same length, or differ by one."""
-    return items[rank() * len(items) // world_size() : (rank() + 1) * len(items) // world_size()]
+    number = 0 if _alone else rank()
+    return items[number * len(items) // world_size() : (number + 1) * len(items) // world_size()]
 
 
 def all_gather(items: list[T]) -> list[T]:

@@ -99,6 +99,7 @@ class Args(Checks):
         self.check_least(**{name: least for name, least in given.items() if getattr(self, name) is not None})
         self.check_positive("timeout", "vllm_kv_gib")
         self.check_choices()
+        self.check_unused(self.api, "without api", "concurrency", "requests_per_minute", "timeout")
         if len({*self.model, *map(str, self.checkpoint)}) < len(self.model) + len(self.checkpoint):
             raise ValueError("each model and each checkpoint can be named once")
         if self.vllm_url and self.engine != "vllm":

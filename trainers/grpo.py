@@ -55,6 +55,7 @@ class Args(TrainArgs):
     def __post_init__(self):
         super().__post_init__()
         self.check_share("turn_gamma")
+        self.check_unused(self.turn_credit, "without turn_credit", "turn_gamma")
         self.check_least(process_weight=0)
         if self.turn_credit and self.process_weight:
             raise ValueError("turn_credit compares the returns from each turn on already: leave out process_weight")

@@ -25,8 +25,8 @@ from trainers.trajectory import Step
 Message = dict[str, Any]
 
 
-def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Iterator[list[Step]]:
-    """The steps of each conversation in a file.
+def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Iterator[tuple[str, list[Step]]]:
+    """What each conversation in a file begins with, the user's first message, and its steps.
 
     Args:
         env: tool calls, their results and the answer after them are written as this environment wants it, under its
@@ -43,28 +43,29 @@ def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Itera
         if not line.strip():
             continue
         try:
-            steps = _read_line(line, policy, env)
+            asked, steps = _read_line(line, policy, env)
             if not steps:
                 raise ValueError("nothing of it is to be taught: all of the assistant's messages have the weight 0")
-            yield steps
+            yield asked, steps
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise ValueError(f"{path}:{number}: {error}") from error
 
 
-def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> list[Step]:
+def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, list[Step]]:
     data = json.loads(line)
     if not isinstance(data, dict) or not ("messages" in data or {"prompt", "completion"} <= set(data)):
         raise ValueError('a line holds "messages", or "prompt" and "completion"')
     if isinstance(data.get("prompt"), str):
         tokens = policy.encode(data["completion"])
         tokens += [policy.eos_id] * (tokens[-1:] != [policy.eos_id])  # some files end with it, others do not
-        return [Step(prompt=policy.encode(data["prompt"]), tokens=tokens, logprobs=[0.0] * len(tokens))]
+        return data["prompt"], [Step(prompt=policy.encode(data["prompt"]), tokens=tokens, logprobs=[0.0] * len(tokens))]
     prompt = [{**message, "weight": 0} for message in data.get("prompt", ())]
     messages = [*prompt, *data["completion"]] if prompt else data["messages"]
     _check(messages)
+    asked = next((str(message.get("content")) for message in messages if message["role"] == "user"), "")
     if env is not None and any(message.get("tool_calls") for message in messages):
-        return to_steps(write_calls(messages, env.format, env.system_prompt, env.tools), policy)
-    return to_steps(messages, policy, data.get("tools"))
+        return asked, to_steps(write_calls(messages, env.format, env.system_prompt, env.tools), policy)
+    return asked, to_steps(messages, policy, data.get("tools"))
 
 
 def _check(messages: list[Message]) -> None:

@@ -148,7 +148,8 @@ def play_script(
     envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], recorder: Recorder | None = None
 ) -> list[dict]:
     """The last turn of each episode of a scripted agent, with the ``tool_faults`` of all its turns."""
-    played = play_many(envs, questions, script)
+    # By one of several processes, with the random numbers of one; and all of them find that a tool broke, or none.
+    played = distributed.broadcast([] if distributed.rank() else play_many(envs, questions, script))
     if recorder:
         recorder.lines = []
         for turns, question in zip(played, questions, strict=True):

@@ -60,6 +60,7 @@ class Args(TrainArgs):
         super().__post_init__()
         self.check_positive("critic_lr", "value_clip")
         self.check_share("gamma", "lam", "turn_gamma", "turn_lam")
+        self.check_unused(self.bi_level or self.turn_level, "without bi_level or turn_level", "turn_gamma", "turn_lam")
         self.check_least(value_coef=0)
         if self.advantage_mask and not self.loss_mask:
             raise ValueError("without the loss mask there is no advantage mask either: give --no-advantage-mask too")

@@ -39,6 +39,7 @@ class Args(TrainArgs):
     def __post_init__(self):
         super().__post_init__()
         self.check_share("turn_gamma")
+        self.check_unused(self.turn_credit, "without turn_credit", "turn_gamma")
         if self.turn_credit and self.baseline != "group":
             raise ValueError("turn_credit is for baseline 'group': against the batch, returns are from each token on")
 

@@ -33,6 +33,7 @@ class Args(TrainArgs):
     def __post_init__(self):
         super().__post_init__()
         self.check_share("turn_gamma")
+        self.check_unused(self.turn_credit, "without turn_credit", "turn_gamma")
 
 
 if __name__ == "__main__":

@@ -1,6 +1,7 @@
 """Every algorithm as it is run: to its end, resumed, watched, and told nonsense."""
 
 import json
+import math
 import runpy
 import shutil
 import sys
@@ -279,6 +280,19 @@ def test_failed_episodes_are_counted():
     episodes = [Trajectory(steps=[Step(prompt=[1], tokens=[2], logprobs=[0.0])], info={"em": 0.0}) for _ in range(4)]
     episodes[1].failed = True
     assert episode_metrics(episodes, "em")["train/failed"] == 0.25
+
+
+def test_failed_episodes_are_no_part_of_the_returns_of_a_batch():
+    """They are none of what is learned from: three equal returns beside a failed episode hold no signal."""
+    episodes = [
+        Trajectory(steps=[Step(prompt=[1], tokens=[2], logprobs=[0.0], reward=1.0)], info={"em": 1.0}) for _ in range(4)
+    ]
+    episodes[1] = Trajectory(
+        steps=[Step(prompt=[1], tokens=[2], logprobs=[0.0], reward=math.nan)], info={"em": 0.0}, failed=True
+    )
+    metrics = episode_metrics(episodes, "em")
+    assert metrics["train/zero_std_groups"] == metrics["train/return"] == metrics["train/em"] == 1.0
+    assert metrics["train/group_std"] == 0.0 and metrics["train/failed"] == 0.25
 
 
 def test_unknown_arguments_are_refused():

@@ -5,9 +5,11 @@ import json
 import pytest
 import torch
 
+from trainers import sft
 from trainers.demonstrations import (
     FILE,
     Demonstration,
+    collect,
     draw_questions,
     hold_out,
     play_script,
@@ -52,9 +54,9 @@ def test_questions_are_drawn_over_the_whole_split_and_none_twice_too_early(envs)
 def test_a_script_is_recorded_as_it_played(envs, make_policy):
     policy = make_policy("bpe")
     found = list(play_script(envs, policy, [3, 1, 2, 0, 5], envs.envs[0].SCRIPTS["oracle"], 0))
-    assert [one.question for one in found] == list("31205")
-    for one in found:
-        question = envs.envs[0].questions[int(one.question)]
+    asked = [envs.envs[0].questions[number] for number in (3, 1, 2, 0, 5)]
+    assert [one.question for one in found] == [question.question for question in asked]
+    for one, question in zip(found, asked, strict=True):
         (sequence,) = one.sequences
         assert one.score == 1
         assert one.episode_return > 1
@@ -78,7 +80,7 @@ def test_what_was_sampled_is_kept_id_by_id(envs, make_policy):
     engine = TransformersEngine(policy, envs.envs[0].stop)
     torch.manual_seed(0)
     found = list(sample(envs, policy, engine, [4, 2, 7], attempts=2, max_new_tokens=5, temperature=1.0))
-    assert [one.question for one in found] == list("442277")
+    assert [one.question for one in found] == [envs.envs[0].questions[int(n)].question for n in "442277"]
     torch.manual_seed(0)
     played = rollout(envs, policy, engine, questions=[4, 2], group_size=2, max_new_tokens=5, temperature=1.0)
     assert [one.sequences for one in found[:4]] == [to_sequences(episode.steps) for episode in played]
@@ -142,3 +144,15 @@ def test_a_damaged_file(make_policy, tmp_path):
         (tmp_path / FILE).write_text(broken)
         with pytest.raises(ValueError, match=r"demonstrations\.jsonl:1 is not a demonstration"):
             read_demonstrations(tmp_path, policy)
+
+
+def test_a_question_of_two_sources_is_held_out_of_both(envs, make_policy, tmp_path):
+    """What a script plays, and the same questions as messages of somebody else's."""
+    asked = [question.question for question in envs.envs[0].questions[:10]]
+    lines = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": "hm"}]} for q in asked]
+    (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    args = sft.Args(env_kwargs=SMALL, script=("oracle",), messages=(str(tmp_path / "m.jsonl"),), max_length=100_000)
+    learned, held_out = hold_out(collect(args, make_policy("bytes"), envs), 0.3, 0)
+    ours, theirs = {one.question for one in learned}, {one.question for one in held_out}
+    assert not ours & theirs and len(ours | theirs) == 30
+    assert len(learned) + len(held_out) == 40 and any(q in theirs for q in asked)

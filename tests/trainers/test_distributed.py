@@ -11,7 +11,7 @@ import pytest
 import torch
 from two_processes import CASES, FINE_TUNING, RUN, learn, make_episodes
 
-from trainers import distributed, ppo, sft
+from trainers import distributed, playing, ppo, sft
 from trainers.demonstrations import FILE
 from trainers.models import micro_batches
 from trainers.models.loading import load_policy
@@ -152,3 +152,24 @@ def test_slices_put_together_are_the_whole(monkeypatch):
         monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
         found += distributed.shard(list(range(7)))
     assert found == list(range(7))
+
+
+def test_a_process_that_goes_through_something_alone_waits_for_nobody(monkeypatch):
+    """Else an outage in the cold start would hang all of them: the others wait for the first one."""
+    monkeypatch.setattr(distributed.distributed, "is_initialized", lambda: True)
+    monkeypatch.setattr(distributed.distributed, "get_world_size", lambda: 2)
+    monkeypatch.setattr(distributed.distributed, "get_rank", lambda: 1)
+    monkeypatch.setattr(distributed.distributed, "barrier", lambda: None)
+    with pytest.raises(KeyError), distributed.first_before_others():
+        assert distributed.world_size() == 1 and distributed.shard([1, 2]) == [1, 2] and distributed.rank() == 1
+        assert distributed.broadcast("mine") == "mine" and distributed.all_gather([3]) == [3]
+        raise KeyError
+    assert distributed.world_size() == 2 and distributed.shard([1, 2]) == [2]
+
+
+def test_a_script_is_played_by_the_first_process(monkeypatch):
+    """Each by itself, they could differ in whether a tool broke."""
+    monkeypatch.setattr(distributed, "rank", lambda: 1)
+    monkeypatch.setattr(distributed, "broadcast", lambda played: [[{"tool_faults": 0, "em": 1.0}]])
+    monkeypatch.setattr(playing, "play_many", lambda *_: pytest.fail("by the second one too"))
+    assert playing.play_script(None, [3], None) == [{"tool_faults": 0, "em": 1.0}]

@@ -69,7 +69,7 @@ def test_conversations_load_into_sft_and_datasets(export, make_policy, capsys):
         and "1 of another phase" in said
     )
     policy = make_policy("bytes")
-    sequences = [sequence for steps in read_conversations(out, policy, None) for sequence in to_sequences(steps)]
+    sequences = [sequence for _, steps in read_conversations(out, policy, None) for sequence in to_sequences(steps)]
     taught = [id for id, own in zip(sequences[0].ids, sequences[0].mask, strict=True) if own]
     assert policy.tokenizer.decode(taught) == "<search>0</search><|im_end|><answer>0</answer><|im_end|>"
     rows = load_dataset("json", data_files=str(out), split="train", cache_dir=str(out.parent / "cache"))
@@ -84,7 +84,7 @@ def test_completions_are_turns_behind_all_that_was_read(export, make_policy):
     ]
     assert contents(second["prompt"])[2:] == ["<search>0</search>", "Results."]
     policy = make_policy("bytes")
-    taught = [steps[-1].tokens for steps in read_conversations(out, policy, None)]
+    taught = [steps[-1].tokens for _, steps in read_conversations(out, policy, None)]
     assert policy.tokenizer.decode(taught[1]) == "<answer>0</answer><|im_end|>"
 
 
@@ -168,7 +168,7 @@ def test_a_turn_without_a_word_is_context_and_not_taught(export, make_policy):
         SYSTEM, {"role": "user", "content": "Question?"}, {"role": "assistant", "content": ""},
         {"role": "user", "content": "Write a turn."}, {"role": "assistant", "content": "<answer>it</answer>"},
     ]  # fmt: skip
-    (steps,) = read_conversations(export([episode(1, messages=messages)]), make_policy("bytes"), None)
+    ((_, steps),) = read_conversations(export([episode(1, messages=messages)]), make_policy("bytes"), None)
     assert len(steps) == 1
     (line,) = read(export([episode(1, messages=messages)], "completions"))
     assert contents(line["completion"]) == ["<answer>it</answer>"]

@@ -4,7 +4,7 @@ import dataclasses
 
 import pytest
 
-from trainers import grpo, ppo
+from trainers import evaluate, grpo, ppo, reinforce, rloo
 
 
 def test_each_surrogate_has_its_own_range_and_mean():
@@ -38,3 +38,26 @@ def test_what_is_none_of_a_surrogate_s_is_refused(arguments, message):
 def test_two_ways_to_see_turns_are_refused(arguments):
     with pytest.raises(ValueError, match="turn_level"):
         ppo.Args(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("make", "unused", "used"),
+    [
+        (grpo.Args, dict(kl="k1"), dict(kl_coef=0.1)),
+        (grpo.Args, dict(selection_eps=0.1), dict(filter="signal")),
+        (grpo.Args, dict(turn_gamma=0.5), dict(turn_credit=True)),
+        (rloo.Args, dict(turn_gamma=0.5), dict(turn_credit=True)),
+        (reinforce.Args, dict(turn_gamma=0.5), dict(turn_credit=True, baseline="group")),
+        (ppo.Args, dict(turn_gamma=0.5), dict(turn_level=True)),
+        (ppo.Args, dict(turn_lam=0.5), dict(bi_level=True)),
+        (grpo.Args, dict(model="some/model", cold_start_steps=7), dict(model="tiny")),
+        (grpo.Args, dict(model="some/model", cold_start_skill=0.1), dict(model="tiny")),
+        (evaluate.Args, dict(concurrency=3), dict(api="http://127.0.0.1:9/v1", model="small")),
+    ],
+)
+def test_what_makes_no_difference_is_refused(make, unused, used):
+    """Who asks for the k1 estimator without a coefficient believes that there is a penalty."""
+    *_, name = unused
+    with pytest.raises(ValueError, match=f"{name} makes no difference"):
+        make(**unused)
+    make(**unused | used)

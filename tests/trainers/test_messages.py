@@ -137,7 +137,9 @@ def test_formats_of_lines(make_policy, env, tmp_path):
         {"messages": [user, {**said, "weight": 0}, user, said]},
         {"prompt": "the town", "completion": " the book"},
     ]
-    first, second, third, plain = read_conversations(write(tmp_path / "m.jsonl", *lines), policy, env)
+    found = list(read_conversations(write(tmp_path / "m.jsonl", *lines), policy, env))
+    assert [asked for asked, _ in found] == ["hi", "hi", "hi", "the town"]
+    first, second, third, plain = (steps for _, steps in found)
     assert [len(first), len(second), len(third), len(plain)] == [2, 1, 1, 1]
     assert second == third
     assert second[0].prompt == first[1].prompt  # a turn that is not taught is read
@@ -155,7 +157,7 @@ def test_the_template_writes_the_calls_or_says_that_it_cannot(make_policy, tmp_p
         policy.tokenizer.chat_template = plain.replace(
             "{{ m.content }}", "{{ m.content }}{% for c in m.tool_calls or [] %}<tool_call>{{ c.function | tojson }}{% endfor %}"
         )  # fmt: skip
-        ((step,),) = read_conversations(path, policy, None)
+        ((_, (step,)),) = read_conversations(path, policy, None)
     finally:
         policy.tokenizer.chat_template = plain  # it is shared
     said = policy.decode(step.tokens).removeprefix("<tool_call>")
@@ -212,14 +214,14 @@ def test_lines_end_with_line_breaks_alone(make_policy, tmp_path):
     (tmp_path / "m.jsonl").write_text(f"\ufeff{line}\r\n{line}\n", encoding="utf-8")
     policy = make_policy("bytes")
     found = list(read_conversations(tmp_path / "m.jsonl", policy, None))
-    assert [policy.decode(step.tokens) for steps in found for step in steps] == ["a\x85b"] * 2
+    assert [policy.decode(step.tokens) for _, steps in found for step in steps] == ["a\x85b"] * 2
 
 
 def test_the_end_is_taught_once(make_policy, tmp_path):
     policy = make_policy("bytes")
     lines = [{"prompt": "Where? ", "completion": text} for text in ("there", "there<|im_end|>")]
     found = list(read_conversations(write(tmp_path / "m.jsonl", *lines), policy, None))
-    assert [steps[0].tokens for steps in found] == [[*policy.encode("there"), policy.eos_id]] * 2
+    assert [steps[0].tokens for _, steps in found] == [[*policy.encode("there"), policy.eos_id]] * 2
 
 
 def test_a_developers_message_is_the_instructions(make_policy, env, tmp_path):

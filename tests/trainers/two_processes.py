@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from agent_envs.tools import SearchTool
 from trainers import distributed, grpo, ppo, reinforce, sft
 from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.models.fsdp import ShardedPolicy, gather_state
@@ -142,6 +143,17 @@ FINE_TUNING = sft.Args(
 )  # fmt: skip
 
 
+def break_once() -> None:
+    """The next search breaks: it is one of the cold start, which each process goes through alone."""
+    search = SearchTool.execute_batch
+
+    def fail(self, arguments):
+        SearchTool.execute_batch = search
+        raise ConnectionError("the server is away")
+
+    SearchTool.execute_batch = fail
+
+
 def main(folder: Path) -> None:
     with distributed.join_processes():
         torch.set_num_threads(1)
@@ -149,6 +161,7 @@ def main(folder: Path) -> None:
         found["few"] = learn("grpo", folder / "few", count=3)
         found["one"] = learn("ppo-unmasked", folder / "one", count=1)
         torch.save(found, folder / f"{distributed.rank()}.pt")
+        break_once()
         ppo.main(replace(RUN, out=folder / "run"))
         sft.main(replace(FINE_TUNING, out=folder / "sft-run"))
 

@@ -117,6 +117,8 @@ class CollapseMonitor:
 
         The reward is hacked where, of the last `WINDOW` batches against the first ones, the one rises and the other falls.
         """
+        if not (math.isfinite(returns) and math.isfinite(score)):
+            return []
         first, last = self.state["first_paid"], self.state["last_paid"]
         if len(first) < WINDOW:
             first.append([float(returns), float(score)])

@@ -39,7 +39,7 @@ from trainers.cold_start.muon import Muon
 from trainers.models import tiny
 from trainers.models.loading import default_device, load_policy
 from trainers.models.policy import Policy
-from trainers.runs import checkpoint, outages
+from trainers.runs import checkpoint, lock, outages
 from trainers.runs.lock import check_writable
 from trainers.trajectory import Sequence, collate_sequences
 
@@ -197,20 +197,21 @@ def cold_start(
             return cold_start(same, seed, steps, report, demonstrator, outage_minutes)
     torch.manual_seed(seed)
     folder = _cache_folder(envs, seed, steps, demonstrator, outage_minutes)
-    if checkpoint.is_checkpoint(folder):
-        try:
-            _, extra = checkpoint.load_state(folder, [])
-            print(f"The cold start is that of an earlier run: {folder}", file=sys.stderr)
-            return load_policy(folder), extra["seconds"]
-        except checkpoint.CheckpointDamaged as error:
-            print(f"Warning: {error}: the cold start is made anew", file=sys.stderr)
     check_writable(folder.parent)  # before minutes are spent
-    begin = time.monotonic()
-    policy = make_policy(envs, seed)
-    batches = make_batches(policy, envs, seed, steps, demonstrator, outage_minutes)
-    fit(policy, batches, lambda step: step / steps, report)
-    extra = {"seconds": time.monotonic() - begin}
-    checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=steps, extra=extra)
+    with lock.wait_for(folder, "the same cold start"):
+        if checkpoint.is_checkpoint(folder):
+            try:
+                _, extra = checkpoint.load_state(folder, [])
+                print(f"The cold start is that of an earlier run: {folder}", file=sys.stderr)
+                return load_policy(folder), extra["seconds"]
+            except checkpoint.CheckpointDamaged as error:
+                print(f"Warning: {error}: the cold start is made anew", file=sys.stderr)
+        begin = time.monotonic()
+        policy = make_policy(envs, seed)
+        batches = make_batches(policy, envs, seed, steps, demonstrator, outage_minutes)
+        fit(policy, batches, lambda step: step / steps, report)
+        extra = {"seconds": time.monotonic() - begin}
+        checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=steps, extra=extra)
     return policy, extra["seconds"]
 
 

@@ -28,7 +28,7 @@ from trainers.comparison.recipe import ALGORITHMS, BASELINES, LENGTHENED, WITHOU
 from trainers.demonstrations import FILE
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
-from trainers.runs import checkpoint
+from trainers.runs import checkpoint, lock
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.logger import METRICS_FILE, read_metrics
 from trainers.runs.settings import check_settings
@@ -90,10 +90,11 @@ class Comparison:
     def _save_start(self, seed: int) -> str:
         """A checkpoint of the policy before any training, kept beside the runs."""
         folder = self.out / f"start-{seed}"
-        if not checkpoint.is_checkpoint(folder):
-            policy, seconds = self._start(seed)
-            extra = {"seconds": seconds}
-            checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=0, extra=extra)
+        with lock.wait_for(folder, "the same start"):
+            if not checkpoint.is_checkpoint(folder):
+                policy, seconds = self._start(seed)
+                saved = {"model": policy.model, "tokenizer": policy.tokenizer, "extra": {"seconds": seconds}}
+                checkpoint.save(folder, optimizers=[], step=0, **saved)
         return str(folder)
 
     def forget_start(self) -> None:

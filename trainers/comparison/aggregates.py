@@ -61,14 +61,17 @@ def performance_profile(scores: np.ndarray, levels: np.ndarray) -> np.ndarray:
 
 
 def paired_p_value(differences: Sequence[float]) -> float:
-    """Two-sided, by Student's t, of the mean of paired differences being 0; 1 for a single one, or where all are 0."""
+    """Two-sided, by Student's t, of the mean of paired differences being 0; 1 for a single one, or where all are 0. Where all are
+    equal, which scores of few questions may be, they have no deviation to go by: then by the signs alone, 2 / 2^n."""
     from scipy.stats import t
 
     count = len(differences)
     if count < 2 or not np.any(differences):
         return 1.0
+    if np.ptp(differences) <= 1e-9 * np.max(np.abs(differences)):
+        return 2.0 / 2**count
     error = np.std(differences, ddof=1) / np.sqrt(count)
-    return float(2 * t.sf(abs(np.mean(differences)) / error, count - 1)) if error else 0.0
+    return float(2 * t.sf(abs(np.mean(differences)) / error, count - 1))
 
 
 def correct_for_number(p_values: Mapping[str, float]) -> dict[str, float]:

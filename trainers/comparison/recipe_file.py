@@ -83,11 +83,14 @@ def read(
         content["runs"] = {n: {k: v for k, v in run.items() if k != "updates"} for n, run in content["runs"].items()}
     if recipe.arguments.get("model") != (arguments or {}).get("model", recipe.arguments.get("model")):
         content = {name: value for name, value in content.items() if name != "model_config"}  # another model's
+    base = recipe.arguments
+    if (arguments or {}).get("model", "tiny") != "tiny":  # which has no cold start
+        base = {option: value for option, value in base.items() if not option.startswith("cold_start_")}
     changes = {
         "seeds": list(seeds) or recipe.seeds,
         "questions": recipe.questions if questions is None else questions,
         "env_kwargs": recipe.env_kwargs | dict(env_kwargs or {}),
-        "arguments": recipe.arguments | dict(arguments or {}),
+        "arguments": base | dict(arguments or {}),
     }
     recipe = make(name, content | changes)
     kept = {name: run for name, run in recipe.runs.items() if not runs or name in runs}

@@ -315,6 +315,12 @@ class Checks:
             if not 0 <= getattr(self, name) <= 1:
                 raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
 
+    def check_unused(self, used: object, where: str, *names: str) -> None:
+        """Raise a ValueError where an argument is given that makes no difference, unless it is ``used``."""
+        for field in () if used else fields(self):  # type: ignore[arg-type]  # a dataclass mixes this in
+            if field.name in names and getattr(self, field.name) != field.default:
+                raise ValueError(f"{field.name} makes no difference {where}: leave it out")
+
     def check_choices(self) -> None:
         """Raise a ValueError where an argument is none of the values that its type lists."""
         for field in fields(self):  # type: ignore[arg-type]  # a dataclass mixes this in
@@ -332,6 +338,10 @@ class Checks:
         self.check_positive("lora_alpha")
         if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
             raise ValueError("gradient_checkpointing, dtype and lora_rank are for pretrained models: give a model too")
+        cold_start = ("cold_start_steps", "cold_start_continue_probability", "cold_start_skill")
+        self.check_unused(
+            self.model == "tiny", "to another model than the tiny one, which alone has a cold start", *cold_start
+        )
         if self.model == "tiny" and self.base_model:
             raise ValueError("base_model is for a LoRA adapter: give it as model too")
 
@@ -361,6 +371,8 @@ class TrainArgs(
         self.check_model()
         self.check_choices()
         self._check_sampling()
+        self.check_unused(self.kl_coef, "without kl_coef", "kl")
+        self.check_unused(self.filter == "signal", "without filter 'signal'", "selection_eps")
         if self.vllm_url and self.engine != "vllm":
             raise ValueError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
         if self.kl_target and not self.kl_coef:

@@ -8,6 +8,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
+import torch
 from rich.console import Console
 
 from retrieval_index import durable
@@ -97,6 +98,10 @@ def _check_checkpoint(args) -> None:
     if whole is None:
         raise ValueError(f"no checkpoint in {args.resume} is whole: {'; '.join(reason for _, reason in damaged)}")
     check_resumed(whole, checkpoint.read_extra(whole), args)
+    if (had := checkpoint.step_of(whole)) > (getattr(args, "updates", None) or math.inf):
+        raise ValueError(
+            f"{args.resume} has had {had} updates already: updates must be at least as many, got {args.updates}"
+        )
     for path, reason in damaged:
         aside = durable.set_aside(path, "damaged").name
         print(f"Warning: {reason}. It is set aside as {aside}, and {whole.name} is gone on from.", file=sys.stderr)
@@ -155,7 +160,9 @@ def load_weights(policy: Policy, folder: Path) -> None:
     if lora.has_lora(policy.model):
         lora.load_lora_weights(policy.model, folder)
     else:
+        precision = torch.get_float32_matmul_precision()  # of the run, which loading a model in float32 resets
         policy.model.load_state_dict(load_policy(folder, "cpu").model.state_dict())
+        torch.set_float32_matmul_precision(precision)
 
 
 def write_unfinished_report(run: Path, summary: dict, done: str) -> None:

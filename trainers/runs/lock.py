@@ -6,6 +6,7 @@ import os
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from datetime import datetime
@@ -43,6 +44,29 @@ def hold_folder(folder: Path) -> Iterator[None]:
             (folder / LOCK_FILE).unlink()
             with suppress(OSError):  # somebody else has begun here
                 folder.rmdir()
+        os.close(handle)
+
+
+@contextmanager
+def wait_for(path: Path, what: str) -> Iterator[None]:
+    """Hold the lock of a file beside ``path`` while ``path`` is looked up or made; where another process holds it, wait, and say
+    that it makes ``what`` now. Without effect on a file system without locks."""
+    handle, told = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644), False
+    try:
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                if not told:
+                    print(f"Another process makes {what} now: waiting for it", file=sys.stderr, flush=True)
+                told = True
+                time.sleep(0.2)
+                continue
+            except OSError:
+                pass
+            break
+        yield
+    finally:
         os.close(handle)
 
 

@@ -425,19 +425,20 @@ class Run:
 
 def episode_metrics(trajectories: list[Trajectory], score: str) -> Metrics:
     """What the episodes of a batch were like."""
-    groups = [[t.episode_return for t in trajectories if t.group == g] for g in {t.group for t in trajectories}]
+    valid = [t for t in trajectories if not t.failed] or trajectories  # as those that are learned from
+    groups = [[t.episode_return for t in valid if t.group == g] for g in {t.group for t in valid}]
     sequences = [s for t in trajectories for s in to_sequences(t.steps)]
     metrics = {
         "tokens/action": sum(sum(s.mask) for s in sequences),
         "tokens/all": sum(len(s.ids) for s in sequences),
-        "train/return": np.mean([t.episode_return for t in trajectories]),
-        f"train/{score}": np.mean([t.info[score] for t in trajectories]),
+        "train/return": np.mean([t.episode_return for t in valid]),
+        f"train/{score}": np.mean([t.info[score] for t in valid]),
         "train/turns": np.mean([len(t.steps) for t in trajectories]),
         "train/truncated": np.mean([t.truncated for t in trajectories]),
         "train/failed": np.mean([t.failed for t in trajectories]),
         "train/tool_faults": sum(t.tool_faults for t in trajectories),
     }
-    if len(groups) < len(trajectories):  # a group of one has no deviation
+    if len(groups) < len(valid):  # a group of one has no deviation
         metrics["train/group_std"] = np.mean([np.std(group) for group in groups])
         metrics["train/zero_std_groups"] = np.mean([np.ptp(group) < ZERO_STD for group in groups])
     for name in ("f1", "support_recall", "calls"):

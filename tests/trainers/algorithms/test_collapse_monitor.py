@@ -1,5 +1,6 @@
 import json
 import math
+import random
 
 import pytest
 import torch
@@ -140,3 +141,14 @@ def test_mutual_information_lies_between_a_template_and_log_n():
         assert mutual_information(torch.randn(16, 16) * 30 - 50) <= math.log(16)
     with pytest.raises(ValueError, match=r"\[N, N\]"):
         mutual_information(torch.zeros(3, 4))
+
+
+def test_a_reward_that_is_no_number_is_passed_over():
+    def named(*before):
+        monitor, draw = CollapseMonitor(), random.Random(0)
+        for pair in before:
+            assert monitor.check_reward(*pair) == []
+        batches = [(0.1 + i * 0.05 + draw.random() / 50, 0.9 - i * 0.03 + draw.random() / 50) for i in range(25)]
+        return [symptom.name for pair in batches for symptom in monitor.check_reward(*pair)]
+
+    assert named() == named((math.nan, 0.5), (0.5, math.inf)) != []

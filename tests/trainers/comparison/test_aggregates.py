@@ -45,7 +45,9 @@ def test_profiles_are_shares_above_a_level():
 def test_p_values_are_students_and_corrected_for_their_number():
     """Of .1, .2, .3: t = .2 / (.1 / sqrt 3) = 3.4641 with two degrees of freedom, p = 1 - 3.4641 / sqrt(2 + 12) = .0742."""
     assert paired_p_value([0.1, 0.2, 0.3]) == pytest.approx(1 - 12**0.5 / 14**0.5)
-    assert paired_p_value([0.0, 0.0]) == paired_p_value([0.4]) == 1.0 and paired_p_value([0.2, 0.2]) == 0.0
+    assert paired_p_value([0.0, 0.0]) == paired_p_value([0.4]) == 1.0
+    # Without a deviation the signs are left: all of n the same way, in either direction.
+    assert paired_p_value([0.2, 0.2]) == 0.5 and paired_p_value([0.302 - 0.3, 0.412 - 0.41, 0.522 - 0.52]) == 0.25
     assert correct_for_number({"a": 0.04, "b": 0.01, "c": 0.03}) == pytest.approx({"a": 0.06, "b": 0.03, "c": 0.06})
     assert correct_for_number({"a": 0.9, "b": 0.6}) == {"a": 1.0, "b": 1.0}
 
@@ -65,7 +67,7 @@ def results(count):
 def test_the_table_of_aggregates():
     first, second, third = report._aggregate_table(results(5))[-3:]
     assert first.startswith("| First |") and first.endswith("| – | – |")
-    assert second.endswith("| 0.000 |")  # the difference is the same in all seeds
+    assert second.endswith("| 0.125 |")  # the difference is the same in all five seeds: 2 · 2/2^5, of two comparisons
     assert float(third.split("|")[-2]) > 0.05
     assert report._aggregate_table(results(2)) == [], "of two seeds there is nothing to aggregate"
 

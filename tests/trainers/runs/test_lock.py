@@ -4,6 +4,8 @@ import errno
 import os
 import subprocess
 import sys
+import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -104,3 +106,31 @@ def test_whatever_stands_in_a_lock_file_that_nobody_holds_is_no_hindrance(tmp_pa
     (tmp_path / ".lock").write_bytes(content)
     with hold_folder(tmp_path):
         assert b"process" in (tmp_path / ".lock").read_bytes()
+
+
+def test_what_another_process_makes_is_waited_for(tmp_path):
+    """Two runs of one seed need the same cold start: one of them makes it."""
+    path, made = tmp_path / "cold-start", []
+
+    def make(name):
+        with lock.wait_for(path, "the same cold start"):
+            if not path.exists():
+                made.append(name)
+                time.sleep(0.3)
+                path.mkdir()
+
+    threads = [threading.Thread(target=make, args=(name,)) for name in "ab"]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(made) == 1
+
+
+def test_a_file_system_without_locks_does_without(tmp_path, monkeypatch):
+    def refuse(handle, how):
+        raise OSError(errno.ENOLCK, "No locks available")
+
+    monkeypatch.setattr(lock.fcntl, "flock", refuse)
+    with lock.wait_for(tmp_path / "cold-start", "it"):
+        pass
