@@ -5,6 +5,7 @@ import time
 
 import pytest
 
+import retrieval_index.__main__ as command_line
 from retrieval_index import Corpus
 from retrieval_index.__main__ import _highlight, serve
 
@@ -120,3 +121,18 @@ def test_importing_the_library_is_light():
 def test_the_words_of_a_query_are_marked_as_they_stand():
     marked = _highlight("Beyoncé sold 1,000 records in the town of Łódź, in 2010.", "beyonce 1000 lodz in")
     assert [marked.plain[span.start : span.end] for span in marked.spans] == ["Beyoncé", "1,000", "Łódź"]
+
+
+def test_ctrl_c_says_that_the_build_goes_on(monkeypatch, capsys):
+    def stop(**_):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(command_line.app, "cli", stop)
+    monkeypatch.setattr(sys, "argv", ["retrieval_index", "build", "--corpus", "x"])
+    assert command_line.main() == 130
+    assert capsys.readouterr().err == "Stopped; the same command goes on where it was.\n"
+
+
+def test_limits_of_the_server_are_named_as_they_are_typed(tmp_path):
+    with pytest.raises(ValueError, match=r"--max-waiting \(8192\) must be at least --max-batch \(10000\)"):
+        serve(tmp_path, max_batch=10_000)

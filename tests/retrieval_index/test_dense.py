@@ -293,3 +293,15 @@ def test_an_encoder_that_gives_no_numbers_is_refused(number, factory):
     assert index.search(["0"], 1)[0]
     with pytest.raises(ValueError, match="NaN or infinity for '2'"):
         index.search(["0", "2"], 1)
+
+
+def test_a_disk_that_is_full_is_said_by_the_file(corpus, tmp_path, monkeypatch):
+    """FAISS passes it on as a RuntimeError of C++, which no command would show in one line."""
+    index = DenseIndex.build(corpus)
+
+    def write(*_):
+        raise RuntimeError("Error: 'ret == (size)' failed: write error in x: 3 != 4 (No space left on device)")
+
+    monkeypatch.setattr(faiss, "write_index", write)
+    with pytest.raises(OSError, match=r"vectors\.faiss: No space left on device"):
+        index.write(tmp_path)

@@ -1,3 +1,4 @@
+import json
 import pickle
 
 import numpy as np
@@ -114,3 +115,13 @@ def test_more_shards_than_passages_is_an_error_that_says_so(tmp_path):
     Corpus([Passage("0", "one", "passage")]).write(tmp_path)
     with pytest.raises(ValueError, match="shard"):
         retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "index", shards=2)
+
+
+def test_shards_share_one_encoder(tmp_path, passages):
+    """Else each would hold all of its weights."""
+    (tmp_path / "p.jsonl").write_text(
+        "".join(json.dumps({"id": p.id, "title": p.title, "text": p.text}) + "\n" for p in passages)
+    )
+    retrieval_index.build_folder(tmp_path / "p.jsonl", tmp_path / "index", "dense", shards=3)
+    searcher = retrieval_index.load(tmp_path / "index")
+    assert len({id(shard.encoder) for shard in searcher.shards}) == 1
