@@ -69,14 +69,12 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
             none.
         TypeError: for an argument that the benchmark does not take.
     """
-    if benchmark not in BENCHMARKS:
-        raise ValueError(f"benchmark must be one of {BENCHMARKS}, got {benchmark!r}")
+    known = source_parameters(benchmark)
     if split not in _SPLITS:
         raise ValueError(f"split must be one of {tuple(_SPLITS)}, got {split!r}")
     if holdout < 0 or (holdout == 1 and benchmark != "own"):
         raise ValueError(f"holdout must be 0, or at least 2 for every second question, got {holdout}")
     keep = _read_part(part)
-    known = source_parameters(benchmark)
     if unknown := set(arguments) - set(known):
         # In Python's words, which libraries look for when they try arguments that an environment may not have.
         names = ", ".join(map(repr, sorted(unknown)))
@@ -95,7 +93,13 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
 
 
 def source_parameters(benchmark: str) -> list[str]:
-    """The arguments of its own that a benchmark takes in `load`, beside ``holdout`` and ``part``."""
+    """The arguments of its own that a benchmark takes in `load`, beside ``holdout`` and ``part``.
+
+    Raises:
+        ValueError: there is no such benchmark.
+    """
+    if benchmark not in BENCHMARKS:
+        raise ValueError(f"benchmark must be one of {BENCHMARKS}, got {benchmark!r}")
     loaders: dict[str, Callable] = {"miniwiki": miniwiki, "own": _load_own}
     parameters = inspect.signature(loaders.get(benchmark, _load_real)).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]

@@ -37,7 +37,7 @@ BEFORE_TORCH = [
     ("grpo --env Bamboogle", "Bamboogle has a test split alone"),
     ("grpo --env WebShop", "AgentR1/WebShop-v0 cannot be made: "),
     ("grpo --env mine:Mine/Task-v0 --env-kwargs {\"hop\":1}", "mine:Mine/Task-v0 has no argument 'hop'; it has: "),
-    ("grpo --env-kwargs {\"hop\":2}", "unexpected keyword argument 'hop'; known: ['entities', 'types', 'hops'"),
+    ("grpo --env-kwargs {\"hop\":2}", "unexpected keyword argument 'hop' (did you mean 'hops'?); known: ['entities', 'types'"),
     ("grpo --env-kwargs {\"rewards\":{\"answr\":1}}", "answr"),
     ("grpo --env-kwargs {\"k\":\"two\"}", "AgentR1/MiniWiki-v0 cannot be made: "),
     ("grpo --env-kwargs {\"max_turns\":\"three\"}", "max_turns must be a whole number, got 'three'"),
