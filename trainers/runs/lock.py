@@ -51,22 +51,27 @@ def hold_folder(folder: Path) -> Iterator[None]:
 def wait_for(path: Path, what: str) -> Iterator[None]:
     """Hold the lock of a file beside ``path`` while ``path`` is looked up or made; where another process holds it, wait, and say
     that it makes ``what`` now. Without effect on a file system without locks."""
-    handle, told = os.open(path.with_name(f".{path.name}.lock"), os.O_RDWR | os.O_CREAT, 0o644), False
+    file, told, held = path.with_name(f".{path.name}.lock"), False, False
+    while not held:
+        handle = os.open(file, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held = os.path.samestat(os.fstat(handle), file.stat())
+        except FileNotFoundError:
+            pass  # removed by the process that had it until now
+        except BlockingIOError:
+            if not told:
+                print(f"Another process makes {what} now: waiting for it", file=sys.stderr, flush=True)
+            told = True
+            time.sleep(0.2)
+        except OSError:
+            held = True
+        if not held:
+            os.close(handle)
     try:
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                if not told:
-                    print(f"Another process makes {what} now: waiting for it", file=sys.stderr, flush=True)
-                told = True
-                time.sleep(0.2)
-                continue
-            except OSError:
-                pass
-            break
         yield
     finally:
+        file.unlink(missing_ok=True)
         os.close(handle)
 
 

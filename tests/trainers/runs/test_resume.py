@@ -6,10 +6,12 @@ from pathlib import Path
 
 import pytest
 import stand_in_hub
+import torch
 from huggingface_hub import ModelCard, constants
 
 from trainers import export, grpo, sft
 from trainers.runs import card, checkpoint
+from trainers.runs import folder as run_folder
 from trainers.runs.arguments import OutputArgs
 from trainers.runs.command_line import _read_help, parse
 from trainers.runs.settings import FREE, restore, settings
@@ -216,3 +218,35 @@ def test_a_card_says_which_weights_were_evaluated(tmp_path):
         assert ("Trained with GRPO, after 4 updates" in text) == (name != "checkpoint-4")
         assert "Random agent |" in text
         assert ("| 4 | 0.750 |" in text) == (name != "checkpoint-2")
+
+
+@pytest.fixture
+def saved(make_policy, tmp_path):
+    """A checkpoint of a policy over bytes."""
+    policy = make_policy("bytes")
+    path = tmp_path / "checkpoint-1"
+    return checkpoint.save(path, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=1, extra={})
+
+
+def test_weights_of_another_vocabulary_are_refused(make_policy, saved):
+    """They would be taken for those of other words, where the numbers of tokens are equal."""
+    policy = make_policy("bytes")
+    run_folder.load_weights(policy, saved)
+    swapped = json.loads((saved / "tokenizer.json").read_text())
+    words = swapped["model"]["vocab"]
+    first, second = [word for word in words if len(word) == 1][:2]
+    words[first], words[second] = words[second], words[first]
+    (saved / "tokenizer.json").write_text(json.dumps(swapped))
+    with pytest.raises(ValueError, match=r"has another vocabulary .*begin another run with --model"):
+        run_folder.load_weights(policy, saved)
+
+
+def test_going_on_leaves_the_precision_of_products_alone(make_policy, saved):
+    """Beside layers in bfloat16 a GPU multiplies in TF32; what reads a checkpoint in float32 must not end that."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        run_folder.load_weights(make_policy("bytes"), saved)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
