@@ -159,8 +159,8 @@ def load_weights(policy: Policy, folder: Path) -> None:
     """Let the policy have the weights of a checkpoint of its own run.
 
     Raises:
-        ValueError: they are of another vocabulary. A cold start that is not in the cache any more is made anew, and a later version
-            may make another one.
+        ValueError: they are of another vocabulary. A cold start that is not in the cache any more is made anew, and a later
+            version may make another one.
     """
     if lora.has_lora(policy.model):
         lora.load_lora_weights(policy.model, folder)
@@ -170,8 +170,8 @@ def load_weights(policy: Policy, folder: Path) -> None:
         torch.set_float32_matmul_precision(precision)
         if saved.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
             raise ValueError(
-                f"{folder} has another vocabulary than the cold start that was made now: that of its run is gone. To go on with its "
-                f"weights, begin another run with --model {folder}"
+                f"{folder} has another vocabulary than the cold start that was made now: that of its run is gone. To go on "
+                f"with its weights, begin another run with --model {folder}"
             )
         policy.model.load_state_dict(saved.model.state_dict())
 
