@@ -148,7 +148,17 @@ from agent_envs.plug import Episode
 from agent_envs.tasks.qa import name_kind
 from trainers.comparison.intervals import bootstrap
 from trainers.models.policy import Policy
-from trainers.playing import Row, instances, load_agent, play_naive_rag, play_policy, play_script, source_of, summarize
+from trainers.playing import (
+    Row,
+    can_be_searched_for,
+    instances,
+    load_agent,
+    play_naive_rag,
+    play_policy,
+    play_script,
+    source_of,
+    summarize,
+)
 from trainers.runs import checkpoint, evaluation_folder, html_report, report, stopping
 from trainers.runs.episodes import EpisodeWriter, Origin, Recorder, make_pieces
 from trainers.runs.lock import check_writable, hold_folder
@@ -223,7 +233,7 @@ class _Evaluation:
         args, count = self.args, len(self.questions) * self.args.samples
         policy, longest = load_agent(name, base_model, args.dtype, args.max_new_tokens, args.env, args.env_kwargs)
         engine = make_engine(args.engine, policy, self.task.stop, args.vllm_url, args.vllm_kv_gib)
-        if self.task.questions is not None:
+        if can_be_searched_for(self.task):
             print(f"{name} answers {len(self.questions)} questions from one search each (Naive RAG)", file=sys.stderr)
             recorder = self._recorder(f"Naive RAG ({name})")
             played = play_naive_rag(self.envs, policy, engine, self.questions, longest, recorder)

@@ -157,6 +157,12 @@ def play_script(
     return [episode[-1] | {"tool_faults": sum(int(turn["tool_faults"]) for turn in episode)} for episode in played]
 
 
+def can_be_searched_for(env: ToolEnv) -> bool:
+    """Whether each episode is a question about a corpus, which Naive RAG can answer; of a mixture, whether all tasks are."""
+    tasks = getattr(env, "tasks", None) or {"": env}
+    return all(isinstance(task, QAEnv) for task in tasks.values())
+
+
 def evaluate_naive_rag(
     envs: ToolVectorEnv,
     policy: Policy,

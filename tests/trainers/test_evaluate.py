@@ -1,9 +1,10 @@
 import json
 import math
+from dataclasses import replace
 
 import pytest
 
-from trainers import evaluate, playing
+from trainers import evaluate, grpo, playing
 from trainers.engines.engine import Completion
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.runs.episodes import read_episodes
@@ -230,3 +231,25 @@ def test_naive_rag_scores_what_is_too_long_to_be_read_as_no_answer(make_policy):
     engine.max_length = 10
     row = playing.evaluate_naive_rag(envs, policy, engine, list(range(4)), 4)
     assert (row["episodes"], row["em"]) == (4, 0.0)
+
+
+def test_gsm8k_has_questions_and_nothing_to_search(tmp_path):
+    """Each is played once, and there is no Naive RAG over them."""
+    rows = [{"question": f"What is {i} plus 1?", "answer": f"It is\n#### {i + 1}"} for i in range(6)]
+    for name in ("train", "test"):
+        lines = [json.dumps({**row, "question": row["question"].replace("?", f" ({name})?")}) for row in rows]
+        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
+    kwargs = {"source": "gsm8k", "data": str(tmp_path)}
+    env = make_envs("AgentR1/Calculator-v0", json.dumps(kwargs), "train", 1).envs[0]
+    qa = make_envs("AgentR1/MiniWiki-v0", '{"entities": 60, "questions": 9}', "train", 1).envs[0]
+    assert playing.can_be_searched_for(qa) and not playing.can_be_searched_for(env)
+    small = {"questions_per_update": 2, "group_size": 2, "max_new_tokens": 4, "eval_questions": 2, "final_questions": 6}
+    run = grpo.main(
+        grpo.Args(env="Calculator", env_kwargs=kwargs, cold_start_steps=2, updates=1, out=tmp_path / "run", **small)
+    )
+    assert [row["episodes"] for row in run["rows"]] == [6] * len(run["rows"]) and len(run["rows"]) == 4
+    args = evaluate.Args(
+        env="Calculator", env_kwargs=kwargs, checkpoint=(tmp_path / "run" / "checkpoint-1",), questions=0
+    )
+    rows = evaluate.main(replace(args, out=tmp_path / "table"))
+    assert {row["episodes"] for row in rows} == {6} and not any("RAG" in row["name"] for row in rows)

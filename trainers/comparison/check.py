@@ -14,6 +14,7 @@ from agent_envs.tasks.qa import QAEnv
 from agent_envs.tool_env import ToolEnv
 from trainers.comparison.recipe import MIXTURE, WITHOUT_POLICY, EnvConfig, Recipe
 from trainers.models import gguf
+from trainers.playing import can_be_searched_for
 from trainers.rollout import check_formats
 from trainers.runs.setup import make_envs
 
@@ -42,7 +43,7 @@ class CheckedRecipe:
 
 def has_questions(envs: Sequence[ToolEnv]) -> bool:
     """Whether the environments ask the questions of one task, which Naive RAG could search for."""
-    return len(envs) == 1 and envs[0].questions is not None
+    return len(envs) == 1 and can_be_searched_for(envs[0])
 
 
 def check(recipe: Recipe) -> CheckedRecipe:

@@ -355,7 +355,7 @@ class Run:
         training (greedy, then sampled as in training) and the task's scripted agent."""
         held_out, args, policy = self.held_out, self.args, self.collector.policy
         questions, rows = playing.instances(held_out, args.final_questions), []
-        asks, scripted = held_out.envs[0].questions is not None, held_out.envs[0].SCRIPTS.get("scripted")
+        asks, scripted = playing.can_be_searched_for(held_out.envs[0]), held_out.envs[0].SCRIPTS.get("scripted")
         with Progress((2 + asks + bool(scripted)) * len(questions), "episodes", "baselines") as progress:
 
             def add(play: Callable[[Recorder], dict], agent: str, name: str, tokens: bool = False) -> None:
