@@ -216,9 +216,10 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
     facts = _facts(row["supporting_facts"]) if "supporting_facts" in row else []
     titles = _texts(row.get("supporting_titles", []), "supporting_titles") or [*dict.fromkeys(t for t, _ in facts)]
     golds = [*dict.fromkeys(_answers(row))]
+    id = row.get("id", row.get("_id", hash_id(row["question"])))
     question = question_from_row(
         {
-            "id": row.get("id", row.get("_id", hash_id(row["question"]))),
+            "id": int(id) if isinstance(id, float) and id.is_integer() else id,  # as pandas has a column with a gap
             "question": row["question"],
             "answer": golds[0],
             "aliases": golds[1:],

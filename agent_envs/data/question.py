@@ -93,9 +93,8 @@ def question_from_row(row: object) -> Question:
     """
     if not isinstance(row, Mapping):
         raise ValueError(f"expected an object with id, question and answer, got {type(row).__name__}")
-    id = row.get("id")
-    if (isinstance(id, int) and not isinstance(id, bool)) or (isinstance(id, float) and id.is_integer()):
-        row = {**row, "id": str(int(id))}  # of a column with a gap, pandas makes floats
+    if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
+        row = {**row, "id": str(row["id"])}
     facts = _read_optional(row, "supporting_facts", _each(_fact))
     titles = _read_optional(row, "supporting_titles", _each(_text)) or tuple(
         dict.fromkeys(title for title, _ in facts or ())

@@ -43,7 +43,7 @@ def test_options_reach_the_index(tmp_path, passages):
     assert "5 duplicates" in run("build", "--corpus", source, "--out", out, "--k1", 0.9, "--b", 0.4)
     described = run("info", "--index", out)
     assert "k1 0.9, b 0.4" in described and "200 passages" in described
-    run("build", "--corpus", source, "--out", out, "--backend", "hybrid", "--index", "HNSW16")  # replaces the first
+    run("build", "--corpus", source, "--out", out, "--backend", "hybrid", "--factory", "HNSW16")  # replaces the first
     assert "HNSW16" in run("info", "--index", out)
     assert "intact" in run("verify", "--index", out)
     assert "queries/s" in run("bench", "--index", out, "--queries", 70)

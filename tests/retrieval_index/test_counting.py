@@ -63,7 +63,7 @@ def test_a_worker_that_fails_is_an_error(passages, tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "BLOCK", 50)
     (tmp_path / "passages.jsonl").write_bytes(b"")  # what a worker will find
     (tmp_path / "work").mkdir()
-    with pytest.raises(RuntimeError, match="failed"):
+    with pytest.raises(OSError, match="failed"):
         counting.count_corpus(corpus, Analyzer(), tmp_path / "work", silent)
 
 

@@ -39,7 +39,7 @@ BEFORE_TORCH = [
     ("grpo --env mine:Mine/Task-v0 --env-kwargs {\"hop\":1}", "mine:Mine/Task-v0 has no argument 'hop'; it has: "),
     ("grpo --env-kwargs {\"hop\":2}", "unexpected keyword argument 'hop' (did you mean 'hops'?); known: ['entities', 'types'"),
     ("grpo --env-kwargs {\"rewards\":{\"answr\":1}}", "answr"),
-    ("grpo --env-kwargs {\"k\":\"two\"}", "AgentR1/MiniWiki-v0 cannot be made: "),
+    ("grpo --env-kwargs {\"k\":\"two\"}", "k must be a whole number, got 'two'"),
     ("grpo --env-kwargs {\"max_turns\":\"three\"}", "max_turns must be a whole number, got 'three'"),
     ("grpo --env-kwargs {hops:2}", "env_kwargs is not valid JSON"),
     ("sft --env-kwargs [1]", "env_kwargs must be a JSON object"),
