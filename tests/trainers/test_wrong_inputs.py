@@ -131,12 +131,10 @@ OTHERS = [
 
 
 @pytest.fixture(scope="module")
-def place(tmp_path_factory, tokenizers):
+def place(tmp_path_factory, make_policy):
     """A folder with a model, a run of one update and files that are none of what they are taken for."""
-    from conftest import build_policy
-
     folder = tmp_path_factory.mktemp("place")
-    policy = build_policy(tokenizers, "bytes", 0)
+    policy = make_policy("bytes")
     for name in ("model", "cut"):
         policy.model.save_pretrained(folder / name)
         policy.tokenizer.save_pretrained(folder / name)
