@@ -25,7 +25,7 @@ from retrieval_index.held import SUMS
 from retrieval_index.hybrid import HybridIndex
 from retrieval_index.postings import Statistics
 from retrieval_index.progress import Track, progress_bars, silent
-from retrieval_index.publish import MANIFEST_FILE, is_index, publishing
+from retrieval_index.publish import MANIFEST_FILE, outside_indexes, publishing
 from retrieval_index.readers import count_passages, read_passages
 from retrieval_index.reference import RankBM25Index
 from retrieval_index.search import Index
@@ -286,6 +286,5 @@ def _describe_source(source: str | Path) -> list:
     if path.is_dir():  # the index itself may be built in it
         inside = sorted(file for file in path.rglob("*") if file.is_file())
         visible = [file for file in inside if not any(p.startswith(".") for p in file.relative_to(path).parts)]
-        indexes = {file.parent for file in visible if file.name == MANIFEST_FILE and is_index(file.parent)}
-        files = [file for file in visible if indexes.isdisjoint(file.parents)]
+        files = outside_indexes(visible)
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]

@@ -71,6 +71,12 @@ def is_index(folder: Path) -> bool:
         return False
 
 
+def outside_indexes(files: list[Path]) -> list[Path]:
+    """Those of the files of a corpus that belong to no index, which may have been built among them."""
+    indexes = {file.parent for file in files if file.name == MANIFEST_FILE and is_index(file.parent)}
+    return [file for file in files if indexes.isdisjoint(file.parents)]
+
+
 def _check_replaceable(folder: Path) -> None:
     """Raise a FileExistsError where a folder holds anything that was not written with an index, the folder of a web application
     with a manifest.json of its own, or notes beside an index."""

@@ -18,7 +18,7 @@ from pathlib import Path
 
 from retrieval_index import formats
 from retrieval_index.corpus import Passage, passage_from_row, split_contents, title_from
-from retrieval_index.publish import MANIFEST_FILE, is_index
+from retrieval_index.publish import is_index, outside_indexes
 
 _PROBE_SECONDS = 5.0  # for the hub to answer
 
@@ -214,8 +214,7 @@ def _texts_of(folder: Path) -> list[Path]:
     """The text files of a folder and of those in it, if it has no other files to read passages from."""
     inside = (path for path in folder.rglob("*") if path.is_file())
     visible = [path for path in inside if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
-    indexes = {path.parent for path in visible if path.name == MANIFEST_FILE and is_index(path.parent)}
-    visible = [path for path in visible if indexes.isdisjoint(path.parents)]
+    visible = outside_indexes(visible)
     tables = any(suffix.lower() in _READERS for path in visible for suffix in path.suffixes)
     return [] if tables else sorted(path for path in visible if path.suffix.lower() in _TEXT)
 
