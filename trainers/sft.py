@@ -154,7 +154,7 @@ from trainers import distributed
 from trainers.algorithms.losses import aggregate
 from trainers.algorithms.schedules import learning_rate_factor
 from trainers.cold_start.curriculum import split_by_length
-from trainers.cold_start.start import start_policy
+from trainers.cold_start.start import start_run
 from trainers.demonstrations import (
     FILE,
     Demonstration,
@@ -332,7 +332,7 @@ def train(args: Args, run: Path) -> dict:
     envs = make_envs(args.env, args.env_kwargs, "train", 64)
     choose_scripts(args, envs)  # a mistake is said before the model is loaded, or taught
     with distributed.first_before_others():
-        policy, _ = start_policy(args, envs, args.seed, args.tool_outage_minutes)
+        policy, _ = start_run(args, envs, run)
     distributed.broadcast_weights(policy.model)
     distributed.reseed(args.seed)
     if args.resume:

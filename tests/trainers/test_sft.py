@@ -289,7 +289,7 @@ def test_what_cannot_be_imitated(train, tmp_path, options, said):
 
 @pytest.mark.parametrize("options", [{"script": ("nobody",)}, {"sample": 65}])
 def test_a_mistake_is_said_before_a_model_is_loaded(train, monkeypatch, options):
-    monkeypatch.setattr(sft, "start_policy", lambda *_: pytest.fail("the tiny policy would be taught first"))
+    monkeypatch.setattr(sft, "start_run", lambda *_: pytest.fail("the tiny policy would be taught first"))
     with pytest.raises(ValueError, match=r"has no script|sample must be at most"):
         train(**options)
 

@@ -199,20 +199,34 @@ def cold_start(
     folder = _cache_folder(envs, seed, steps, demonstrator, outage_minutes)
     check_writable(folder.parent)  # before minutes are spent
     with lock.wait_for(folder, "the same cold start"):
-        if checkpoint.is_checkpoint(folder):
-            try:
-                _, extra = checkpoint.load_state(folder, [])
-                print(f"The cold start is that of an earlier run: {folder}", file=sys.stderr)
-                return load_policy(folder), extra["seconds"]
-            except checkpoint.CheckpointDamaged as error:
-                print(f"Warning: {error}: the cold start is made anew", file=sys.stderr)
+        if (kept := read(folder)) is not None:
+            print(f"The cold start is that of an earlier run: {folder}", file=sys.stderr)
+            return kept
         begin = time.monotonic()
         policy = make_policy(envs, seed)
         batches = make_batches(policy, envs, seed, steps, demonstrator, outage_minutes)
         fit(policy, batches, lambda step: step / steps, report)
-        extra = {"seconds": time.monotonic() - begin}
-        checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=steps, extra=extra)
-    return policy, extra["seconds"]
+        seconds = time.monotonic() - begin
+        save(folder, policy, seconds)
+    return policy, seconds
+
+
+def save(folder: Path, policy: Policy, seconds: float) -> None:
+    """Write a policy after its cold start, the seconds that it took, and the random state."""
+    extra = {"seconds": seconds}
+    checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=0, extra=extra)
+
+
+def read(folder: Path) -> tuple[Policy, float] | None:
+    """What `save` wrote, with its random state; None where there is none, or where it is damaged, which is said."""
+    if not checkpoint.is_checkpoint(folder):
+        return None
+    try:
+        _, extra = checkpoint.load_state(folder, [])
+        return load_policy(folder), extra["seconds"]
+    except checkpoint.CheckpointDamaged as error:
+        print(f"Warning: {error}: the cold start is made anew", file=sys.stderr)
+        return None
 
 
 def make_policy(envs: ToolVectorEnv, seed: int) -> Policy:

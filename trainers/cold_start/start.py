@@ -1,8 +1,10 @@
 """The policy that training starts from."""
 
 import math
+from pathlib import Path
 
 from agent_envs.vector import ToolVectorEnv
+from trainers import distributed
 from trainers.cold_start import curriculum
 from trainers.models.hidden_states import recompute_activations
 from trainers.models.loading import load_policy
@@ -11,6 +13,22 @@ from trainers.runs import checkpoint, outages
 from trainers.runs.arguments import ModelArgs
 from trainers.runs.logger import Progress
 from trainers.runs.stopping import TrainingStopped
+
+START = "start"  # the folder in that of a run with its cold start
+
+
+def start_run(args, envs: ToolVectorEnv, run: Path) -> tuple[Policy, float]:
+    """The policy that a run starts from, as `start_policy` gives it.
+
+    The folder of the run keeps a cold start, and a run that is resumed starts from that: the cache may not have it any more,
+    and another version, or another machine, would teach another one.
+    """
+    if args.resume and (kept := curriculum.read(run / START)) is not None:
+        return kept
+    policy, seconds = start_policy(args, envs, args.seed, args.tool_outage_minutes)
+    if args.model == "tiny" and not distributed.rank():
+        curriculum.save(run / START, policy, seconds)
+    return policy, seconds
 
 
 def start_policy(

@@ -159,8 +159,8 @@ def load_weights(policy: Policy, folder: Path) -> None:
     """Let the policy have the weights of a checkpoint of its own run.
 
     Raises:
-        ValueError: they are of another vocabulary. A cold start that is not in the cache any more is made anew, and a later
-            version may make another one.
+        ValueError: they are of another vocabulary: a cold start that neither the run nor the cache has any more is made
+            anew, and a later version may make another one.
     """
     if lora.has_lora(policy.model):
         lora.load_lora_weights(policy.model, folder)

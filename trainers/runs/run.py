@@ -22,7 +22,7 @@ import torch
 from trainers import distributed, playing
 from trainers.algorithms.group_filters import ZERO_STD
 from trainers.algorithms.schedules import learning_rate_factor
-from trainers.cold_start.start import start_policy
+from trainers.cold_start.start import start_run
 from trainers.collector import Collector
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.hidden_states import ForwardTokenMeter
@@ -118,7 +118,7 @@ class Run:
     def _start_policy(self) -> None:
         args = self.args
         with distributed.first_before_others():
-            self._player, self._seconds_cold_start = start_policy(args, self.envs, args.seed, args.tool_outage_minutes)
+            self._player, self._seconds_cold_start = start_run(args, self.envs, self.folder)
         distributed.broadcast_weights(self._player.model)
         distributed.reseed(args.seed)
         self._pieces = make_pieces(self._player.tokenizer)

@@ -1,6 +1,7 @@
 """A run that goes on takes its arguments from its checkpoint; its checkpoints say what they are, here and on the hub."""
 
 import json
+import shutil
 from dataclasses import fields, replace
 from pathlib import Path
 
@@ -10,6 +11,9 @@ import torch
 from huggingface_hub import ModelCard, constants
 
 from trainers import export, grpo, sft
+from trainers.cold_start import curriculum
+from trainers.cold_start.start import START
+from trainers.models.loading import load_policy
 from trainers.runs import card, checkpoint
 from trainers.runs import folder as run_folder
 from trainers.runs.arguments import OutputArgs
@@ -250,3 +254,33 @@ def test_going_on_leaves_the_precision_of_products_alone(make_policy, saved):
         assert torch.get_float32_matmul_precision() == "high"
     finally:
         torch.set_float32_matmul_precision(before)
+
+
+def test_a_run_keeps_its_own_cold_start(tmp_path, monkeypatch, capsys):
+    """The cache may be gone, and another version teaches otherwise: it goes on as if nothing had changed."""
+
+    def train(name, resume=False, **changes):
+        where = {"resume": tmp_path / name} if resume else {"out": tmp_path / name}
+        grpo.main(
+            grpo.Args(
+                env="Bandit", cold_start_steps=2, questions_per_update=2, group_size=2, max_new_tokens=6, eval_questions=2,
+                final_questions=2, kl_coef=0.1, lr=0.01, eval_every=100, **where, **changes,
+            )
+        )  # fmt: skip
+        return load_policy(checkpoint.latest(tmp_path / name), "cpu").model.state_dict()
+
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(curriculum, "POOL", 16)
+    whole = train("whole", updates=2)
+    train("parts", updates=1)
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setattr(curriculum, "make_policy", lambda *_: pytest.fail("a cold start was made anew"))
+    parts = train("parts", resume=True, updates=2)
+    assert all(torch.equal(weight, parts[name]) for name, weight in whole.items())
+
+    damaged = tmp_path / "parts" / START / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    capsys.readouterr()
+    with pytest.raises(pytest.fail.Exception, match="made anew"):
+        train("parts", resume=True, updates=3)
+    assert "the cold start is made anew" in capsys.readouterr().err
