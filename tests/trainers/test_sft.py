@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -223,7 +224,8 @@ def test_time_can_say_when_it_ends(train):
 
 def test_time_left_of_a_resumed_run_is_that_of_its_own_pace(train, tmp_path, monkeypatch):
     """By the seconds and steps since it was resumed, not since it was begun."""
-    began, real, update, count = [], sft.Progress, sft.update, itertools.count()
+    began, real, update, count, ticks = [], sft.Progress, sft.update, itertools.count(), itertools.count()
+    monkeypatch.setattr(sft, "time", SimpleNamespace(monotonic=lambda: 0.1 * next(ticks)))  # however slow the machine is
     monkeypatch.setattr(sft, "Progress", lambda *given: began.append(given[3]) or real(*given))
 
     def stop(*given):
@@ -231,7 +233,7 @@ def test_time_left_of_a_resumed_run_is_that_of_its_own_pace(train, tmp_path, mon
             raise KeyboardInterrupt
         return update(*given)
 
-    for name, options in {"steps": {"updates": 3}, "seconds": {"max_seconds": 1.0, "updates": 0}}.items():
+    for name, options in {"steps": {"updates": 3}, "seconds": {"max_seconds": 3.0, "updates": 0}}.items():
         count = itertools.count()
         monkeypatch.setattr(sft, "update", stop)
         with pytest.raises(KeyboardInterrupt):

@@ -83,9 +83,10 @@ class EpisodeWriter(contextlib.AbstractContextManager):
         resume_from: the updates that a resumed run has had. Lines of later ones, of the closing table (it will be made
             again) and those that a kill cut short are dropped. By default the files begin anew; `math.inf` drops nothing
             that is whole.
+        baselines_again: those of the baselines are dropped as well: they were played again.
     """
 
-    def __init__(self, folder: Path | str, resume_from: float | None = None):
+    def __init__(self, folder: Path | str, resume_from: float | None = None, baselines_again: bool = False):
         self._files: list[Any] = []
         self._are_new = [True, True]
         paths = [Path(folder) / name for name in (EPISODES_FILE, TOKENS_FILE)]
@@ -93,7 +94,7 @@ class EpisodeWriter(contextlib.AbstractContextManager):
             paths[0].parent.mkdir(parents=True, exist_ok=True)
             for path in paths:
                 if resume_from is not None and path.exists():
-                    _keep_until(path, resume_from)
+                    _keep_until(path, resume_from, baselines_again)
             self._are_new = [resume_from is None or not path.exists() or not path.stat().st_size for path in paths]
             self._files = [path.open("wb" if resume_from is None else "ab") for path in paths]
 
@@ -314,16 +315,19 @@ def _with_types(line: str) -> str:
     return to_line(record)
 
 
-def _keep_until(path: Path, step: float) -> None:
+def _keep_until(path: Path, step: float, baselines_again: bool) -> None:
     """Drop the lines that a run resumed after ``step`` updates writes again, and those that are not whole."""
     staging = path.with_name(f".{path.name}.staging")
     with path.open("rb") as lines, staging.open("wb") as kept:
-        kept.writelines(line for line in lines if line.endswith(b"}\n") and _is_kept(line, step))
+        whole = (line for line in lines if line.endswith(b"}\n") and _is_kept(line, step, baselines_again))
+        if baselines_again and (first := next(whole, None)):
+            kept.write(_with_types(first.decode("utf-8")).encode("utf-8", "replace") + b"\n")
+        kept.writelines(whole)
     durable.publish(staging, path)
 
 
-def _is_kept(line: bytes, step: float) -> bool:
+def _is_kept(line: bytes, step: float, baselines_again: bool) -> bool:
     if not (found := _KEY.match(line)):
         return False
-    what, done = found[1], int(found[2])
-    return step == math.inf or (done <= step and not (what == b"table" and done))
+    is_in_table, done = found[1] == b"table", int(found[2])
+    return step == math.inf or (done <= step and not (is_in_table and (done or baselines_again)))

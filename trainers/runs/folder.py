@@ -26,6 +26,7 @@ from trainers.runs.settings import ARGUMENTS_FILE, check_resumed, describe_argum
 from trainers.runs.stopping import TrainingStopped
 
 BEST = "best"  # the folder in that of a run with the weights of its best evaluation
+BASELINES_FILE = "baselines.json"
 
 
 @contextmanager
@@ -144,6 +145,20 @@ def read_best(run: Path) -> float | None:
     except (checkpoint.CheckpointDamaged, OSError, LookupError) as error:
         print(f"Warning: {error}: the next evaluation takes its place", file=sys.stderr)
         return -math.inf
+
+
+def write_baselines(run: Path, asked: dict, rows: list[dict]) -> None:
+    """Keep the rows of the baselines, and what they were asked, for when the run is resumed."""
+    durable.write_text(run / BASELINES_FILE, json.dumps({"asked": asked, "rows": rows}, indent=2))
+
+
+def read_baselines(run: Path, asked: dict) -> list[dict] | None:
+    """The rows of the baselines; None where there are none of what is asked now."""
+    try:
+        kept = json.loads((run / BASELINES_FILE).read_text(encoding="utf-8"))
+        return kept["rows"] if kept["asked"] == asked else None
+    except (OSError, ValueError, LookupError, TypeError):  # no file of ours: they are played again
+        return None
 
 
 def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:

@@ -101,7 +101,7 @@ class Run:
             check_formats(self.envs)
             self._start_policy()
             stack.callback(self.collector.close)
-            self._rows = self._evaluate_baselines()
+            self._rows = self._find_baselines()
             # After the baselines, which need memory for their keys and values: with several processes it is a copy.
             self.policy: Policy = ShardedPolicy(self._player) if distributed.world_size() > 1 else self._player
             self._meter = ForwardTokenMeter(self.policy.model.base_model)
@@ -217,10 +217,10 @@ class Run:
         self._logger = enter(Logger(self._metrics_folder, sinks, asdict(args), resume_from, **names))
         self._progress = enter(Progress(args.updates, "updates", self.algorithm, first))
         if not distributed.rank():  # open to the end of the run: the closing table is recorded as well
-            self._episodes = self._exits.enter_context(EpisodeWriter(self.folder, first or None))
-        if not first:
-            for recorder in self._recorded:
-                self._record(recorder)
+            writer = EpisodeWriter(self.folder, first or None, baselines_again=bool(self._recorded))
+            self._episodes = self._exits.enter_context(writer)
+        for recorder in self._recorded:
+            self._record(recorder)
         self._recorded.clear()
         lines = read_metrics(self._metrics_folder / METRICS_FILE)
         self._tracker, self._played = CollapseTracker(self.score, lines), int(lines[-1]["episodes"]) if lines else 0
@@ -349,6 +349,16 @@ class Run:
         return f"{path} is saved, of {self.args.updates} updates; --resume {self.folder} goes on from there."
 
     # -- before and after ------------------------------------------------------------------------------------------
+
+    def _find_baselines(self) -> list[dict]:
+        """The rows of the baselines: a run that is resumed has them already, unless more questions are asked or others."""
+        digest = playing.data_digest(self.held_out.envs[0])
+        asked = {"questions": self.args.final_questions, "source": self._sources[0], "data": digest}
+        if (rows := distributed.broadcast(folder.read_baselines(self.folder, asked) if self.args.resume else None)) is None:
+            rows = self._evaluate_baselines()
+            if not distributed.rank():
+                folder.write_baselines(self.folder, asked, rows)
+        return rows
 
     def _evaluate_baselines(self) -> list[dict]:
         """What the trained policy is compared with: Naive RAG where there are questions to search for, the policy before

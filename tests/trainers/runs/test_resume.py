@@ -18,6 +18,8 @@ from trainers.runs import card, checkpoint
 from trainers.runs import folder as run_folder
 from trainers.runs.arguments import OutputArgs
 from trainers.runs.command_line import _read_help, parse
+from trainers.runs.episodes import read_episodes
+from trainers.runs.run import Run
 from trainers.runs.settings import FREE, restore, settings
 
 KWARGS = {"entities": 60, "questions": 24, "max_turns": 2}
@@ -256,21 +258,30 @@ def test_going_on_leaves_the_precision_of_products_alone(make_policy, saved):
         torch.set_float32_matmul_precision(before)
 
 
-def test_a_run_keeps_its_own_cold_start(tmp_path, monkeypatch, capsys):
-    """The cache may be gone, and another version teaches otherwise: it goes on as if nothing had changed."""
-
-    def train(name, resume=False, **changes):
-        where = {"resume": tmp_path / name} if resume else {"out": tmp_path / name}
-        grpo.main(
-            grpo.Args(
-                env="Bandit", cold_start_steps=2, questions_per_update=2, group_size=2, max_new_tokens=6, eval_questions=2,
-                final_questions=2, kl_coef=0.1, lr=0.01, eval_every=100, **where, **changes,
-            )
-        )  # fmt: skip
-        return load_policy(checkpoint.latest(tmp_path / name), "cpu").model.state_dict()
-
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Train the tiny policy on Bandit after a cold start of two steps; with ``resume``, go on. Returns its weights."""
     monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
     monkeypatch.setattr(curriculum, "POOL", 16)
+
+    def run(name, resume=False, **changes):
+        where = {"resume": tmp_path / name} if resume else {"out": tmp_path / name}
+        few = {
+            "questions_per_update": 2,
+            "group_size": 2,
+            "max_new_tokens": 6,
+            "eval_questions": 2,
+            "final_questions": 2,
+        }
+        options = {"env": "Bandit", "cold_start_steps": 2, "kl_coef": 0.1, "lr": 0.01, "eval_every": 100, **few}
+        grpo.main(grpo.Args(**{**options, **where, **changes}))
+        return load_policy(checkpoint.latest(tmp_path / name), "cpu").model.state_dict()
+
+    return run
+
+
+def test_a_run_keeps_its_own_cold_start(train, tmp_path, monkeypatch, capsys):
+    """The cache may be gone, and another version teaches otherwise: it goes on as if nothing had changed."""
     whole = train("whole", updates=2)
     train("parts", updates=1)
     shutil.rmtree(tmp_path / "cache")
@@ -284,3 +295,27 @@ def test_a_run_keeps_its_own_cold_start(tmp_path, monkeypatch, capsys):
     with pytest.raises(pytest.fail.Exception, match="made anew"):
         train("parts", resume=True, updates=3)
     assert "the cold start is made anew" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_has_its_baselines(train, tmp_path, monkeypatch):
+    """They are played again only about other questions; then the records are of these, once each."""
+
+    def summarize():
+        rows = json.loads((tmp_path / "run" / "summary.json").read_text())["rows"]
+        records = read_episodes(tmp_path / "run" / "episodes.jsonl")
+        return rows, [record["key"] for record in records if record["table"] and record["agent"] != rows[-1]["name"]]
+
+    train("run", updates=1)
+    rows, keys = summarize()
+    assert len(keys) == len(set(keys)) == 2 * (len(rows) - 1) > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_evaluate_baselines", lambda self: pytest.fail("baselines were played again"))
+        train("run", resume=True, updates=2)
+    assert summarize()[1] == keys
+    assert summarize()[0][:-1] == rows[:-1]
+    train("run", resume=True, updates=3, final_questions=3)
+    again, keys = summarize()
+    assert {row["episodes"] for row in again} == {3}
+    assert len(keys) == len(set(keys)) == 3 * (len(again) - 1)
+    first = next(read_episodes(tmp_path / "run" / "episodes.jsonl"))
+    assert first["advantage"] == first["seconds"] == 0.0  # has a type, which `datasets` takes for all
