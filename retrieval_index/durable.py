@@ -54,7 +54,7 @@ def publish(staging: Path, path: Path) -> None:
 
 def write_text(path: Path, text: str) -> None:
     """Write a file in one step that survives a power loss."""
-    staging = path.with_name(f".{path.name}.staging")
+    staging = path.with_name(f".{path.name}.{os.getpid()}.staging")  # another process may write it too
     staging.write_text(text, encoding="utf-8")
     publish(staging, path)
 

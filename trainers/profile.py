@@ -109,10 +109,11 @@ import numpy as np
 import torch
 from rich.console import Console
 from rich.table import Table
-from transformers import AutoConfig, AutoModelForCausalLM, PreTrainedConfig
+from transformers import AutoModelForCausalLM, PreTrainedConfig
 
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models import gguf
 from trainers.models.hidden_states import ForwardTokenMeter, has_bfloat16_products
 from trainers.models.loading import default_device, load_policy
 from trainers.models.lora import find_base_model, trainable_parameters
@@ -121,12 +122,12 @@ from trainers.models.policy import Policy
 from trainers.runs import checkpoint
 from trainers.trajectory import Batch, Sequence, collate_sequences
 
-# phase: its seconds, the conversations' tokens, those that were processed, and the operations for each weight and token
+# phase: its seconds, the conversations' tokens, and those that were processed
 PHASES = {
-    "prefill": ("time/prefill", "tokens/prefill", "tokens/processed_prefill", 2),
-    "decode": ("time/decode", "tokens/decode", "tokens/processed_decode", 2),
-    "tools": ("time/tools", None, None, 0),
-    "update": ("time/update", "tokens/all", "tokens/processed_update", 6),
+    "prefill": ("time/prefill", "tokens/prefill", "tokens/processed_prefill"),
+    "decode": ("time/decode", "tokens/decode", "tokens/processed_decode"),
+    "tools": ("time/tools", None, None),
+    "update": ("time/update", "tokens/all", "tokens/processed_update"),
 }
 
 
@@ -142,7 +143,7 @@ def mean_phases(lines: SequenceOf[Mapping[str, float]]) -> dict[str, dict[str, f
 
     found = {
         phase: {"seconds": mean(seconds), "tokens": mean(tokens), "processed": mean(processed)}
-        for phase, (seconds, tokens, processed, _) in PHASES.items()
+        for phase, (seconds, tokens, processed) in PHASES.items()
     }
     parts = sum(found[phase]["seconds"] for phase in ("prefill", "decode", "tools"))
     other = max(0.0, mean("time/rollout") - parts)  # tools may have run beside the decoding
@@ -150,9 +151,9 @@ def mean_phases(lines: SequenceOf[Mapping[str, float]]) -> dict[str, dict[str, f
     return found | {"other": {"seconds": other, "tokens": 0.0, "processed": 0.0}}
 
 
-def count_weights(folder: Path) -> tuple[int, int]:
-    """`count_config_weights` of a saved model, or of the base of a saved adapter."""
-    return count_config_weights(AutoConfig.from_pretrained(find_base_model(folder) or folder))
+def count_weights(folder: Path, base_model: str = "") -> tuple[int, int]:
+    """`count_config_weights` of a saved model, or of the base of a saved adapter: ``base_model``, or what it names."""
+    return count_config_weights(gguf.read_config(base_model or find_base_model(folder) or folder))
 
 
 def count_config_weights(config: PreTrainedConfig) -> tuple[int, int]:
@@ -261,8 +262,7 @@ def profile_model(args: Args) -> dict:
     phases, limits = measure_phases(policy, args), measure_limits(policy.device.type, policy.dtype)
     weights, head = count_config_weights(policy.model.config)
     phases["decode"]["bytes"] = phases["decode"]["steps"] * (policy.dtype.itemsize * weights + 4 * head)
-    operations = {"prefill": 2, "decode": 2, "update": 4 if args.lora_rank else 6}
-    add_rates(phases, {name: count * weights for name, count in operations.items()})
+    add_rates(phases, count_operations(weights, args.lora_rank > 0))
     console = Console()
     trained = f"LoRA of rank {args.lora_rank}" if args.lora_rank else "all weights"
     console.print(phase_table(phases, limits, f"{args.model}, {trained}"))
@@ -281,17 +281,24 @@ def profile_run(args: Args) -> dict:
     lines = read_updates(run, args.skip)
     phases, device = mean_phases(lines[args.skip :]), default_device()
     folder = checkpoint.latest(run)
-    (weights, head), limits = count_weights(folder) if folder else (0, 0), measure_limits(device)
-    asked = folder and checkpoint.read_extra(folder).get("dtype")
-    is_rounded = asked == "bfloat16" and has_bfloat16_products(device)
+    settings = checkpoint.read_extra(folder) if folder else {}
+    weights, head = count_weights(folder, settings.get("base_model", "")) if folder else (0, 0)
+    limits = measure_limits(device)
+    is_rounded = settings.get("dtype") == "bfloat16" and has_bfloat16_products(device)
     phases["decode"]["bytes"] = phases["decode"]["steps"] * ((2 if is_rounded else 4) * weights + 4 * head)
-    add_rates(phases, {name: values[3] * weights for name, values in PHASES.items()})
+    has_adapter = folder is not None and find_base_model(folder) is not None
+    add_rates(phases, count_operations(weights, has_adapter))
     console = Console()
     console.print(phase_table(phases, limits, str(run)))
     console.print(f"{len(lines) - args.skip} updates; {describe(weights, limits, 'float32')}")
     result = {"run": str(run), "weights": weights, "limits": limits, "phases": phases}
     print(json.dumps(result))
     return result
+
+
+def count_operations(weights: int, has_adapter: bool) -> dict[str, float]:
+    """Of each phase, for a token that is processed. With an adapter the frozen weights have no gradient."""
+    return {"prefill": 2.0 * weights, "decode": 2.0 * weights, "update": (4.0 if has_adapter else 6.0) * weights}
 
 
 def add_rates(phases: Mapping[str, dict[str, float]], operations: Mapping[str, float]) -> None:

@@ -147,6 +147,7 @@ import random
 import time
 from collections.abc import Iterator
 from dataclasses import asdict
+from typing import Any
 
 import torch
 
@@ -251,6 +252,7 @@ def fit(
         if tested and not first:
             losses[0] = measure_loss(trained, tested, args.max_tokens_per_micro_batch)
             logger.log(0, {EVAL_LOSS: losses[0]})
+        best, best_step = distributed.broadcast(read_best(run, losses))
         for step, episodes in enumerate(itertools.islice(batches(args, taught), first, None), first + 1):
             started = time.monotonic()
             done = distributed.broadcast(started - begin) / total if args.max_seconds else (step - 0.5) / updates
@@ -267,8 +269,9 @@ def fit(
             if tested and (last or step % args.eval_every == 0):
                 losses[step] = metrics[EVAL_LOSS] = measure_loss(trained, tested, args.max_tokens_per_micro_batch)
                 last = last or is_over(losses, args.patience)
-                if not last and losses[step] == min(losses.values()):
-                    save(run / BEST, policy, [], step, args)
+                if not last and losses[step] < best:
+                    best, best_step = losses[step], step
+                    save(run / BEST, policy, [], step, args, best={"update": step, "loss": best})
             logger.log(step, metrics)
             figures = {"train loss": metrics["train/loss"], "tokens_per_s": metrics["tokens/per_second"]}
             figures |= {"held-out loss": losses[step]} if step in losses else {}
@@ -280,25 +283,29 @@ def fit(
                 path = save(run / f"checkpoint-{step}", policy, [optimizer], step, args)
             if signal:
                 stopping.exit_by_signal(signal, f"{path} is saved; --resume {run} goes on from there.")
-    kept, path = keep_best(args, policy, run, losses, step)
+    loss = losses.get(step)  # None where nothing is held out
+    if loss is not None and best_step and best <= loss:
+        loss = best
+        folder.load_weights(policy, run / BEST)
+    else:  # the last weights, also where none was better than those before the first step
+        save(run / BEST, policy, [], step, args, best={"update": step, "loss": loss})
     return {
-        "checkpoint": str(path), "seconds": time.monotonic() - begin, "updates": step,
-        "heldout_loss": losses[kept] if tested else None, "heldout_loss_before": losses.get(0),
+        "checkpoint": str(run / BEST), "seconds": time.monotonic() - begin, "updates": step,
+        "heldout_loss": loss, "heldout_loss_before": losses.get(0),
         "episodes": len(learned), "episodes_held_out": len(held_out),
         "tokens_taught": sum(sum(s.mask) for s in taught),
     }  # fmt: skip
 
 
-def keep_best(args: Args, policy: Policy, run: Path, losses: dict[int, float], step: int) -> tuple[int, Path]:
-    """Leave the policy with the weights of the lowest held-out loss, or with the last ones where nothing was held out, or none
-    was lower than before the first step. Returns after which step that was, and the folder that has them, which no run goes on
-    from: without an optimizer."""
-    lowest = min(losses, key=losses.__getitem__) if losses else step
-    if 0 < lowest < step:
-        folder.load_weights(policy, run / BEST)
-        return lowest, run / BEST
-    save(run / BEST, policy, [], step, args)
-    return step, run / BEST
+def read_best(run: Path, losses: dict[int, float]) -> tuple[float, int]:
+    """The lowest held-out loss, and the step whose weights had it: those in `BEST`, or those before the first step, 0. A run that
+    is resumed may have saved them after the checkpoint from which it goes on."""
+    try:
+        kept = checkpoint.read_extra(run / BEST).get("best") or {}
+    except (FileNotFoundError, checkpoint.CheckpointDamaged):
+        kept = {}
+    start = losses.get(0, math.inf)
+    return (kept["loss"], kept["update"]) if kept and kept["loss"] is not None and kept["loss"] < start else (start, 0)
 
 
 def is_over(losses: dict[int, float], patience: int) -> bool:
@@ -307,11 +314,13 @@ def is_over(losses: dict[int, float], patience: int) -> bool:
     return 0 < patience < len(values) and min(values[-patience:]) > min(values)
 
 
-def save(path: Path, policy: Policy, optimizers: list[torch.optim.Optimizer], step: int, args: Args) -> Path:
-    """Write a checkpoint that every trainer takes as its --model."""
+def save(
+    path: Path, policy: Policy, optimizers: list[torch.optim.Optimizer], step: int, args: Args, **more: Any
+) -> Path:  # fmt: skip
+    """Write a checkpoint that every trainer takes as its --model. ``more`` is kept beside the settings."""
     return checkpoint.save(
         path, model=policy.model, tokenizer=policy.tokenizer, optimizers=optimizers, step=step,
-        extra=settings(args), texts=folder.describe(path, policy, args),
+        extra=settings(args) | more, texts=folder.describe(path, policy, args),
     )  # fmt: skip
 
 

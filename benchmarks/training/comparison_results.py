@@ -21,6 +21,7 @@ from trainers.comparison import report
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results"
 LEFT_OUT = ("questions", "file", "folder")
+PARTS = ("rows", "seeds", "training", "curves", "levels")  # of results, by agent a list with something of each seed
 
 
 @dataclass(kw_only=True)
@@ -37,13 +38,17 @@ class Args:
     """Where results are kept."""
 
 
-def trim(found: Any) -> Any:
-    """JSON without `LEFT_OUT`, its numbers to five digits."""
-    if isinstance(found, Mapping):
-        return {key: trim(value) for key, value in found.items() if key not in LEFT_OUT}
-    if isinstance(found, list):
-        return [trim(value) for value in found]
-    return float(f"{found:.5g}") if isinstance(found, float) else found
+def trim(results: Mapping[str, Any]) -> dict[str, Any]:
+    """Results without `LEFT_OUT`, their numbers to five digits; their recipe as it is."""
+
+    def trimmed(found: Any) -> Any:
+        if isinstance(found, Mapping):
+            return {key: trimmed(value) for key, value in found.items() if key not in LEFT_OUT}
+        if isinstance(found, list):
+            return [trimmed(value) for value in found]
+        return float(f"{found:.5g}") if isinstance(found, float) else found
+
+    return {key: value if key == "recipe" else trimmed(value) for key, value in results.items()}
 
 
 def merge(kept: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
@@ -52,19 +57,19 @@ def merge(kept: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     Raises:
         ValueError: they are of different recipes.
     """
-    ours, theirs = ({**of["recipe"], "seeds": 0, "questions": 0} for of in (kept, found))
+    ours, theirs = ({**of["recipe"], "seeds": 0} for of in (kept, found))
     if ours != theirs:
         differing = sorted(name for name in {*ours, *theirs} if ours.get(name) != theirs.get(name))
         raise ValueError(f"what is kept is of another recipe, in {', '.join(differing)}: move it away first")
-    merged: dict[str, Any] = {**found, "rows": {}, "seeds": {}, "training": {}, "curves": {}}
+    merged: dict[str, Any] = {**found, **{part: {} for part in PARTS}}
     for agent in dict.fromkeys([*found["rows"], *kept["rows"]]):
         taken: dict[Any, tuple[str, int]] = {}
         for name, of in (("kept", kept), ("found", found)):
             taken |= {seed: (name, i) for i, seed in enumerate(of["seeds"].get(agent, []))}
         order = sorted(taken, key=lambda seed: (seed is None, seed))
-        for part in ("rows", "seeds", "training", "curves"):
-            whole = {"kept": kept[part].get(agent), "found": found[part].get(agent)}
-            if all(whole[taken[seed][0]] for seed in order):
+        for part in PARTS:
+            whole = {name: of[part].get(agent, []) for name, of in (("kept", kept), ("found", found))}
+            if all(taken[seed][1] < len(whole[taken[seed][0]]) for seed in order):
                 merged[part][agent] = [whole[name][i] for name, i in map(taken.__getitem__, order)]
     there = {f"{agent}, seed {seed}" for agent, seeds in merged["seeds"].items() for seed in seeds}
     missing = dict.fromkeys([*kept["missing"], *found["missing"]])

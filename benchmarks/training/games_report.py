@@ -139,14 +139,18 @@ def draw(folder: Path, results: Mapping) -> None:
         for number, (game, seeds) in enumerate(games.items(), 1):
             axes = figure.add_subplot(rows, columns, number)
             runs = [read_metrics(folder / f"{game}-{seed['seed']}" / "ppo" / METRICS_FILE) for seed in seeds]
+            summary = json.loads(
+                (folder / f"{game}-{seeds[0]['seed']}" / "ppo" / "summary.json").read_text(encoding="utf-8")
+            )
+            how = "sampled" if summary["evaluation"]["eval_temperature"] else "greedy"
             *others, held_out = results["scripts"][game]
             rates = results["scripts"][game][held_out]
-            imitation = float(np.mean([seed["success"]["More imitation"][held_out]["greedy"] for seed in seeds]))
+            imitation = float(np.mean([seed["success"]["More imitation"][held_out][how] for seed in seeds]))
             levels = {"random": rates["Random agent"], "scripted": rates["Scripted agent"], "more imitation": imitation}
             for level in levels.values():
                 figures.draw_level(axes, level)
             ends = [
-                (_lines(axes, runs, "eval/success", 0), "held out, greedy", figures.LOOKS[0][0]),
+                (_lines(axes, runs, "eval/success", 0), f"held out, {how}", figures.LOOKS[0][0]),
                 (_lines(axes, runs, "train/success", 1), "in training", figures.LOOKS[1][0]),
                 *((level, name, figures.MUTED) for name, level in levels.items()),
             ]

@@ -4,8 +4,10 @@ import json
 
 import pytest
 import torch
+from transformers import LlamaConfig
 
 from trainers import grpo, profile
+from trainers.models import gguf
 from trainers.runs.timing import Timing
 
 
@@ -64,6 +66,21 @@ def test_weights_that_multiply_each_token(make_policy, tmp_path):
         body = sum(p.numel() for name, p in model.named_parameters() if "embed" not in name and "lm_head" not in name)
         head = model.get_output_embeddings().weight.numel()
         assert profile.count_weights(tmp_path / str(tied)) == (body, head)
+
+
+def test_weights_of_an_adapters_base_in_a_gguf_file(tmp_path, monkeypatch):
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "far/away.gguf"}))
+    asked, shape = [], LlamaConfig(hidden_size=16, intermediate_size=32, num_hidden_layers=1, num_attention_heads=2)
+
+    def read(folder, gguf_file=None):
+        asked.append((str(folder), gguf_file))
+        return shape
+
+    monkeypatch.setattr(gguf.AutoConfig, "from_pretrained", read)
+    assert profile.count_weights(tmp_path) == profile.count_config_weights(shape)
+    profile.count_weights(tmp_path, "near/by.gguf")
+    assert asked == [("far", "away.gguf"), ("near", "by.gguf")]
+    assert profile.count_operations(10, False)["update"] == 60 and profile.count_operations(10, True)["update"] == 40
 
 
 def test_what_is_no_run_is_said(run, tmp_path, monkeypatch):

@@ -225,7 +225,9 @@ def test_time_can_say_when_it_ends(train):
 def test_time_left_of_a_resumed_run_is_that_of_its_own_pace(train, tmp_path, monkeypatch):
     """By the seconds and steps since it was resumed, not since it was begun."""
     began, real, update, count, ticks = [], sft.Progress, sft.update, itertools.count(), itertools.count()
-    monkeypatch.setattr(sft, "time", SimpleNamespace(monotonic=lambda: 0.1 * next(ticks)))  # however slow the machine is
+    monkeypatch.setattr(
+        sft, "time", SimpleNamespace(monotonic=lambda: 0.1 * next(ticks))
+    )  # however slow the machine is
     monkeypatch.setattr(sft, "Progress", lambda *given: began.append(given[3]) or real(*given))
 
     def stop(*given):
@@ -242,6 +244,21 @@ def test_time_left_of_a_resumed_run_is_that_of_its_own_pace(train, tmp_path, mon
         train(resume=tmp_path / name, save_every=1, held_out=0.0, **options)
     seconds = read_metrics(tmp_path / "seconds" / "metrics.jsonl")[1]["seconds"]
     assert began == [0.0, 2.0, 0.0, seconds]
+
+
+def test_the_best_weights_have_their_own_loss(train, tmp_path, monkeypatch):
+    """Also where they are of a step after the checkpoint that a resumed run goes on from, and that step comes out otherwise."""
+    losses = iter([3.0, 2.0, 1.0, 1.5, 1.2, 1.4])
+    monkeypatch.setattr(sft, "measure_loss", lambda *_: next(losses))
+    options = {"save_every": 1, "eval_every": 1, "updates": 4, "patience": 0}
+    done = train("run", **options)  # before the first step 3; then 2, 1 (best), 1.5 and 1.2
+    assert done["heldout_loss"] == 1.0
+    best = checkpoint.read_extra(tmp_path / "run" / sft.BEST)["best"]
+    assert best == {"update": 2, "loss": 1.0}
+    assert sft.read_best(tmp_path / "run", {0: 3.0, 1: 2.0}) == (1.0, 2)
+    assert sft.read_best(tmp_path / "run", {0: 0.5}) == (0.5, 0)  # none was better than the start
+    assert sft.read_best(tmp_path / "nowhere", {0: 3.0}) == (3.0, 0)
+    assert sft.read_best(tmp_path / "nowhere", {}) == (float("inf"), 0)
 
 
 def test_several_sources_at_once(train, tmp_path):

@@ -197,7 +197,7 @@ def cold_start(
             return cold_start(same, seed, steps, report, demonstrator, outage_minutes)
     torch.manual_seed(seed)
     folder = _cache_folder(envs, seed, steps, demonstrator, outage_minutes)
-    check_writable(folder.parent)  # before minutes are spent
+    check_writable(folder.parent, "set AGENT_ENVS_CACHE to another folder")  # before minutes are spent
     with lock.wait_for(folder, "the same cold start"):
         if (kept := read(folder)) is not None:
             print(f"The cold start is that of an earlier run: {folder}", file=sys.stderr)

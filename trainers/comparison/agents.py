@@ -2,7 +2,6 @@
 
 import functools
 import gc
-import hashlib
 import json
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import astuple, replace
@@ -19,6 +18,7 @@ from trainers.comparison.columns import (
     Player,
     digest,
     evaluate_columns,
+    fingerprint_weights,
     naive_rag_player,
     policy_player,
     script_player,
@@ -131,7 +131,8 @@ class Comparison:
 
     def budget(self, seed: int) -> float:
         """For how many seconds the baselines train that are trained for as long as a run: as the recipe's ``budget``, or its
-        ``budget_seconds``, or the slowest of those that are there."""
+        ``budget_seconds``, or the slowest of those that were there when one first trained, which is kept: they stay as long
+        where slower runs come later."""
         recipe = self.recipe
         if recipe.budget_seconds:
             return float(recipe.budget_seconds)
@@ -139,10 +140,16 @@ class Comparison:
             if seed not in recipe.seeds_of(recipe.budget):
                 raise NotThere(f"{recipe.title_of(recipe.budget)} has no seed {seed} to take as long as")
             return self.train_run(recipe.budget, seed)["seconds"]
+        kept = self.out / f"budget-{seed}.json"
+        if kept.exists():
+            return json.loads(kept.read_text(encoding="utf-8"))["seconds"]
         done = [name for name in recipe.runs if (self.out / f"{name}-{seed}" / "summary.json").exists()]
         if not done:
             raise NotThere(f"a run of seed {seed} to take as long as")
-        return max(self.train_run(name, seed)["seconds"] for name in done)
+        seconds = max(self.train_run(name, seed)["seconds"] for name in done)
+        if not self.read_only:
+            durable.write_text(kept, json.dumps({"seconds": seconds, "runs": done}))
+        return seconds
 
     # -- baselines that are trained --------------------------------------------------------------------------------
 
@@ -162,15 +169,19 @@ class Comparison:
         if name == "more-sft":
             played = self.out / f"sft-{seed}"
             return lengthened.more_sft(args, played if (played / FILE).exists() else None, seconds, folder)
-        return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, recipe.rounds, folder)
+        if self.read_only:
+            return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, recipe.rounds, folder)
+        with lock.wait_for(folder, "the same rejection sampling"):
+            return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, recipe.rounds, folder)
 
     def _imitate(self, seed: int, seconds: float, folder: Path) -> dict:
         base = self.recipe.base(seed)
         if not imitation.is_done(folder, seconds):
             if self.read_only:
                 raise NotThere(f"{BASELINES['imitation']}, seed {seed}")
-            policy, _ = self._start(seed)
-            imitation.continue_imitation(policy, train_envs(base), base.seed, seconds, folder, base.demonstrator())
+            with lock.wait_for(folder, "the same imitation"):
+                policy, _ = self._start(seed)
+                imitation.continue_imitation(policy, train_envs(base), base.seed, seconds, folder, base.demonstrator())
         return checkpoint.read_extra(folder) | {"checkpoint": str(folder)}
 
     # -- rows of the table -----------------------------------------------------------------------------------------
@@ -265,22 +276,6 @@ def start_identity(args: TrainArgs, seed: int | None) -> str:
         return json.dumps([fingerprint_weights(args.model), args.dtype])
     start = [args.model, args.dtype, args.cold_start_steps, *astuple(args.demonstrator()), args.seed]
     return json.dumps([args.env, json.loads(args.env_kwargs), *start])
-
-
-def fingerprint_weights(model: str) -> str:
-    """What tells the weights of a file or a folder from others, wherever they lie; of a hub id, the id."""
-    path = Path(model)
-    if not path.exists():
-        return model
-    weights = (".safetensors", ".bin", ".gguf")
-    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in weights)
-    found = hashlib.sha256()
-    for file in files:
-        with file.open("rb") as content:  # gigabytes are not read: other weights differ in any part of them
-            found.update(content.read(2**20) + str(size := content.seek(0, 2)).encode())
-            content.seek(max(0, size - 2**20))
-            found.update(content.read())
-    return found.hexdigest()
 
 
 def train_envs(args: TrainArgs) -> ToolVectorEnv:

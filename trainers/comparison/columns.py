@@ -140,8 +140,26 @@ def script_player(name: str) -> Player:
 
 
 def digest(folder: Path) -> str:
-    """A fingerprint of the weights that a checkpoint holds."""
+    """A fingerprint of the weights in a folder: of a checkpoint by its checksums."""
+    if not (folder / checkpoint.CHECKSUMS_FILE).exists():  # none of ours
+        return fingerprint_weights(str(folder))
     return hashlib.sha256((folder / checkpoint.CHECKSUMS_FILE).read_bytes()).hexdigest()
+
+
+def fingerprint_weights(model: str) -> str:
+    """What tells the weights of a file or a folder from others, wherever they lie; of a hub id, the id."""
+    path = Path(model)
+    if not path.exists():
+        return model
+    weights = (".safetensors", ".bin", ".gguf")
+    files = [path] if path.is_file() else sorted(p for p in path.iterdir() if p.suffix in weights)
+    found = hashlib.sha256()
+    for file in files:
+        with file.open("rb") as content:  # gigabytes are not read: other weights differ in any part of them
+            found.update(content.read(2**20) + str(size := content.seek(0, 2)).encode())
+            content.seek(max(0, size - 2**20))
+            found.update(content.read())
+    return found.hexdigest()
 
 
 def _slug(column: str) -> str:

@@ -6,7 +6,6 @@ real episodes are several times shorter.
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 
 import torch
 from rich.console import Console
@@ -210,11 +209,7 @@ def read_model_shape(recipe: Recipe) -> ModelShape:
         model = tiny.make_model(8400)  # words, bytes and tags; the vocabulary is counted at the cold start
     else:
         try:
-            if gguf.is_gguf(name):
-                where, file = Path(name).parent, Path(name).name
-                config = AutoConfig.from_pretrained(where, gguf_file=file)
-            else:
-                config = AutoConfig.from_pretrained(name, local_files_only=bool(recipe.model_config))
+            config = gguf.read_config(name, local_files_only=bool(recipe.model_config))
         except (OSError, ValueError, ImportError) as error:
             if not recipe.model_config:
                 raise ValueError(

@@ -76,6 +76,11 @@ def read(
     """
     name, content = read_source(name_or_path)
     recipe = make(name, content)
+    for agent, own in recipe.own_seeds.items():  # of the file: the command line may ask for others
+        if not set(own) & set(recipe.seeds):
+            raise ValueError(
+                f"the recipe {name!r}: own_seeds of {agent} must be among the seeds, {recipe.seeds}, got {own}"
+            )
     if unknown := set(runs) - set(named := [*recipe.runs, *recipe.baselines]):
         raise ValueError(f"the recipe {name!r} has no runs {sorted(unknown)}; it has {named}")
     if updates is not None:

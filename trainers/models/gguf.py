@@ -5,10 +5,11 @@ import sys
 import tempfile
 import warnings
 from pathlib import Path
+from typing import Any
 
 import torch
 import transformers
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTrainedConfig
 
 from agent_envs.data.hub import cache_folder
 from retrieval_index import durable
@@ -19,6 +20,13 @@ SUFFIX = ".gguf"
 def is_gguf(path_or_id: str | Path) -> bool:
     """Whether a model is given as a GGUF file, by its name."""
     return str(path_or_id).lower().endswith(SUFFIX)
+
+
+def read_config(path_or_id: str | Path, **options: Any) -> PreTrainedConfig:
+    """The configuration of a model, also of one in a GGUF file; its weights are not read. Raises as `AutoConfig` does."""
+    if is_gguf(path_or_id):
+        return AutoConfig.from_pretrained(Path(path_or_id).parent, gguf_file=Path(path_or_id).name, **options)
+    return AutoConfig.from_pretrained(path_or_id, **options)
 
 
 def convert(path: str | Path) -> Path:

@@ -13,6 +13,7 @@ from datetime import datetime
 from pathlib import Path
 
 LOCK_FILE = ".lock"
+ELSEWHERE = "give another --out"
 LEAST_FREE = 2**26  # bytes: checkpoints of the tiny policy, a few times over
 
 
@@ -75,16 +76,16 @@ def wait_for(path: Path, what: str) -> Iterator[None]:
         os.close(handle)
 
 
-def check_writable(folder: Path) -> None:
-    """Make a folder, and raise a ValueError where nothing can be written to it; before hours are spent."""
+def check_writable(folder: Path, advice: str = ELSEWHERE) -> None:
+    """Make a folder, and raise a ValueError, with the ``advice``, where nothing can be written to it; before hours are spent."""
     probe = folder / f".probe-{os.getpid()}"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         probe.write_bytes(b"0" * 4096)
         probe.unlink()
-        _check_room(folder)
+        _check_room(folder, advice)
     except OSError as error:
-        raise _cannot_write(folder, error) from error
+        raise _cannot_write(folder, error, advice) from error
 
 
 def _open(folder: Path) -> int:
@@ -136,9 +137,9 @@ def _write_holder(folder: Path, handle: int) -> None:
         raise _cannot_write(folder, error) from error
 
 
-def _check_room(folder: Path) -> None:
+def _check_room(folder: Path, advice: str = ELSEWHERE) -> None:
     if (free := shutil.disk_usage(folder).free) < LEAST_FREE:
-        raise ValueError(f"{folder} is on a disk with {free / 2**20:.0f} MiB left: make room, or give another --out")
+        raise ValueError(f"{folder} is on a disk with {free / 2**20:.0f} MiB left: make room, or {advice}")
 
 
 def _read_holder(path: Path) -> dict[str, object]:
@@ -157,5 +158,5 @@ def _describe(holder: dict[str, object]) -> str:
         return "another process"
 
 
-def _cannot_write(folder: Path, error: OSError) -> ValueError:
-    return ValueError(f"cannot write to {folder} ({error.strerror}): give another --out")
+def _cannot_write(folder: Path, error: OSError, advice: str = ELSEWHERE) -> ValueError:
+    return ValueError(f"cannot write to {folder} ({error.strerror}): {advice}")

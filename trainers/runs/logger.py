@@ -88,7 +88,8 @@ class Logger(contextlib.AbstractContextManager):
         self._sinks = [_open(sink, opening) for sink in dict.fromkeys(sinks)]
         self.seconds_before = _keep_before(folder / METRICS_FILE, resume_from)
         self._start = time.monotonic() - self.seconds_before
-        self._file = (folder / METRICS_FILE).open("a", encoding="utf-8")
+        self._path = folder / METRICS_FILE
+        self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
         """Record metrics; `step` and the wall seconds since the start are added. NaN and infinity become null."""
@@ -97,6 +98,16 @@ class Logger(contextlib.AbstractContextManager):
         line = {"step": step, "seconds": round(time.monotonic() - self._start, 3), **numbers}
         self._file.write(json.dumps(to_json_types(line), allow_nan=False) + "\n")
         self._file.flush()  # a killed run keeps every line it logged
+        for sink in self._sinks:
+            sink.log(numbers, step)
+
+    def amend(self, step: int, metrics: dict[str, float]) -> None:
+        """Add metrics to the line of a step that was logged before, were it by an earlier part of the run."""
+        numbers = {name: float(value) for name, value in metrics.items()}
+        lines = [line | to_json_types(numbers) if line["step"] == step else line for line in read_metrics(self._path)]
+        self._file.close()
+        durable.write_text(self._path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
+        self._file = self._path.open("a", encoding="utf-8")
         for sink in self._sinks:
             sink.log(numbers, step)
 

@@ -153,7 +153,7 @@ def differences(saved: Mapping[str, object], args: Any) -> dict[str, tuple]:
     defaults = to_json_types({field.name: field.default for field in fields(args)} | {"algorithm": wanted["algorithm"]})
     pairs = {name: (saved.get(name, defaults[name]), value) for name, value in wanted.items()}
     pairs |= {name: (value, None) for name, value in saved.items() if name not in defaults}
-    return {name: pair for name, pair in pairs.items() if _comparable(name, pair[0]) != _comparable(name, pair[1])}
+    return {name: pair for name, pair in pairs.items() if not _is_same(name, *pair)}
 
 
 def check_resumed(where: Path, saved: Mapping[str, object], args: Any) -> None:
@@ -179,11 +179,27 @@ def check_settings(folder: Path, summary: Mapping, args: Any) -> None:
         raise SettingsDiffer(f"{folder} holds a run with other settings ({listed}): give another --out")
 
 
-def _comparable(name: str, value: Any) -> Any:
+_PATHS = ("model", "base_model", "episodes", "messages")
+
+
+def _is_same(name: str, saved: Any, wanted: Any) -> bool:
     """Two spellings of the same JSON, of an environment's id or of a path are no difference."""
-    if name in ("model", "base_model", "episodes", "messages"):
-        paths = [value] if isinstance(value, str) else value or []
-        return [str(Path(path).resolve()) if Path(path).exists() else path for path in paths]
+    if name in _PATHS:
+        had, wants = ([value] if isinstance(value, str) else value or [] for value in (saved, wanted))
+        return len(had) == len(wants) and all(map(_is_same_path, had, wants))
+    return _comparable(name, saved) == _comparable(name, wanted)
+
+
+def _is_same_path(saved: str, wanted: str) -> bool:
+    """What is not there any more may have been moved, with the folder of a whole comparison: then its own name and that of
+    its folder count."""
+    had, wants = Path(saved), Path(wanted)
+    if saved == wanted or not (wants.exists() and had.name):
+        return saved == wanted
+    return had.resolve() == wants.resolve() if had.exists() else had.parts[-2:] == wants.resolve().parts[-2:]
+
+
+def _comparable(name: str, value: Any) -> Any:
     if name == "env" and isinstance(value, str) and "/" not in value:
         from agent_envs.registration import full_id
 

@@ -57,6 +57,7 @@ def test_other_seeds_stay_beside_those_that_are_added(results, tmp_path):
         made["recipe"]["seeds"] = seeds
         for agent in made["seeds"]:
             made["seeds"][agent] = seeds
+            made["levels"][agent] = [score] * len(seeds)
             for part in ("rows", "training", "curves"):
                 made[part][agent] = json.loads(json.dumps([made[part][agent][0]] * len(seeds)))
             for row in made["rows"][agent]:
@@ -67,7 +68,14 @@ def test_other_seeds_stay_beside_those_that_are_added(results, tmp_path):
     assert merged["seeds"] == {"PPO": [0, 1, 2], "GRPO": [0, 1, 2]} and merged["missing"] == ["RLOO, seed 0"]
     assert [row["1 hop"]["score"] for row in merged["rows"]["PPO"]] == [0.1, 0.3, 0.3]
     assert all(len(merged[part]["GRPO"]) == 3 for part in ("training", "curves"))
+    assert merged["levels"]["PPO"] == [0.1, 0.3, 0.3]
     assert "| PPO |" in report.table(merged)
+    other = of([3], 0.1)
+    other["levels"] = {}  # one that has none keeps nobody else's
+    assert not comparison_results.merge(of([0], 0.1), other)["levels"]
+    other["recipe"]["questions"] += 1
+    with pytest.raises(ValueError, match="of another recipe, in questions: move it away first"):
+        comparison_results.merge(of([0], 0.1), other)
     other = of([3], 0.1)
     other["recipe"]["env"] = "AgentR1/Bandit-v0"
     with pytest.raises(ValueError, match="of another recipe, in env: move it away first"):

@@ -10,7 +10,7 @@ import tyro
 
 from trainers import compare, export, grpo, playing, sft
 from trainers.comparison import agents, columns, lengthened
-from trainers.comparison.agents import fingerprint_weights
+from trainers.comparison.columns import fingerprint_weights
 from trainers.comparison.recipe import ALGORITHMS, EnvConfig
 from trainers.runs.logger import read_metrics
 from trainers.runs.settings import SettingsDiffer

@@ -5,6 +5,8 @@ import pytest
 
 from trainers import ppo
 from trainers.comparison import recipe_file
+from trainers.comparison.agents import Comparison
+from trainers.comparison.columns import NotThere
 from trainers.comparison.recipe import ALGORITHMS
 from trainers.runs.settings import differences, settings
 
@@ -330,6 +332,39 @@ def test_runs_after_sft_train_its_adapter_further(small):
     assert whole.run_arguments("a", 2, "out/sft-2/checkpoint-9").lora_rank == 8
 
 
+def test_a_comparison_may_be_moved_with_its_start(small, tmp_path):
+    recipe = recipe_file.read(small(AFTER_SFT))
+    start = tmp_path / "here" / "sft-0" / "best"
+    start.mkdir(parents=True)
+    saved = settings(recipe.run_arguments("a", 0, str(start)))
+    (tmp_path / "here").rename(tmp_path / "there")
+    assert not differences(saved, recipe.run_arguments("a", 0, str(tmp_path / "there" / "sft-0" / "best")))
+    other = tmp_path / "there" / "sft-1" / "best"
+    other.mkdir(parents=True)
+    assert list(differences(saved, recipe.run_arguments("a", 0, str(other)))) == ["model"]
+    start.mkdir(parents=True)  # what is there still is another one
+    moved = recipe.run_arguments("a", 0, str(tmp_path / "there" / "sft-0" / "best"))
+    assert list(differences(saved, moved)) == ["model"]
+
+
+def test_baselines_train_as_long_whatever_runs_come_later(small, tmp_path, monkeypatch):
+    recipe = recipe_file.read(small(AFTER_SFT.replace('budget = "a"', "") + '[runs.b]\nalgorithm = "ppo"\n'))
+    took = {"a": 6.0, "b": 9.0}
+    monkeypatch.setattr(Comparison, "train_run", lambda self, name, seed: {"seconds": took[name]})
+    (looking, making) = (Comparison(recipe, tmp_path / "out", True, read_only) for read_only in (True, False))
+    with pytest.raises(NotThere):
+        making.budget(0)
+
+    def finish(name):
+        (tmp_path / "out" / f"{name}-0").mkdir(parents=True)
+        (tmp_path / "out" / f"{name}-0" / "summary.json").touch()
+
+    finish("a")
+    assert (looking.budget(0), making.budget(0)) == (6.0, 6.0)
+    finish("b")
+    assert (looking.budget(0), making.budget(0)) == (6.0, 6.0)
+
+
 def test_seeds_of_their_own(small):
     recipe = recipe_file.read(small(AFTER_SFT))
     assert {name: recipe.seeds_of(name) for name in ("a", *recipe.baselines)} == {
@@ -352,6 +387,7 @@ def test_seeds_of_their_own(small):
         ('model = "some/model"\ndtype = "bfloat16"\nlora_rank = 8\n', "", r"lora_rank are for pretrained"),
         ("a = [0, 2]", "b = [0, 2]", "own_seeds must be of.*got 'b'"),
         ("a = [0, 2]", "a = [0, 0]", "own_seeds of a must be a list of different"),
+        ("a = [0, 2]", "a = [7]", r"own_seeds of a must be among the seeds, \[0, 1, 2\], got \[7\]"),
         ('pooled = ["As in training"]', 'pooled = ["Elsewhere"]', "pooled must be columns.*got.*Elsewhere"),
         ('budget = "a"', 'budget = "sft"', "budget must be one of"),
         ('budget = "a"', 'budget = "a"\nbudget_seconds = 60', "give budget, or budget_seconds"),

@@ -17,6 +17,7 @@ from trainers.cold_start.start import start_policy
 from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.runs import checkpoint, outages, report
+from trainers.runs.episodes import read_episodes
 from trainers.runs.logger import Logger, read_metrics
 from trainers.runs.run import Run
 from trainers.runs.stopping import TrainingStopped
@@ -115,15 +116,24 @@ def test_after_an_outage_a_run_is_what_it_would_have_been(train, tools, monkeypa
 
 
 def test_an_evaluation_that_failed_is_no_score(train, tools, monkeypatch, tmp_path):
-    """The first validation after the outage is given up; the update before it is kept."""
+    """The first validation after the outage is given up; the update before it is kept. Going on makes up for it."""
+    train("whole", eval_every=1)
     after_first_update(monkeypatch, grpo, lambda metrics: tools.update(broken=True))
     with pytest.raises(TrainingStopped, match=r"checkpoint-1 is saved"):
         train(eval_every=1, tool_outage_minutes=0.0)
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [("eval/em" in line, line["step"]) for line in lines] == [(True, 0), (False, 1)]
-    tools["broken"] = True
     with pytest.raises(TrainingStopped, match="broke in 100%"):
         train("never-begun", tool_outage_minutes=0.0)
+    with pytest.raises(TrainingStopped, match="broke in 100%"):
+        train(resume=True, eval_every=1)
+    tools["broken"] = False
+    train(resume=True, eval_every=1)
+    assert_same(tmp_path / "whole", tmp_path / "run")
+    keys = [
+        [record["key"] for record in read_episodes(tmp_path / name / "episodes.jsonl")] for name in ("whole", "run")
+    ]
+    assert sorted(keys[0]) == sorted(keys[1])
 
 
 def test_a_few_failed_episodes_are_counted_and_named(train, monkeypatch, tmp_path, capsys):

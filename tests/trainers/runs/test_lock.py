@@ -52,6 +52,8 @@ def test_where_nothing_can_be_written(tmp_path, monkeypatch, use):
     (tmp_path / "file").touch()
     with pytest.raises(ValueError, match=r"cannot write to .*Not a directory.*: give another --out"):
         use(tmp_path / "file" / "run")
+    with pytest.raises(ValueError, match=r"cannot write to .*: look elsewhere$"):
+        check_writable(tmp_path / "file" / "run", "look elsewhere")
     monkeypatch.setattr(lock.shutil, "disk_usage", lambda folder: SimpleNamespace(free=3 * 2**20))
     with pytest.raises(ValueError, match="disk with 3 MiB left: make room"):
         use(tmp_path / "full")
