@@ -47,16 +47,19 @@ def main(args: Args) -> dict:
         summaries[seed] = json.loads((run / "summary.json").read_text(encoding="utf-8"))
         check_settings(run, summaries[seed], grpo.Args(**common))
     any_summary = summaries[args.seeds[0]]
-    rows = {row["name"]: row["em"] for row in any_summary["rows"]}
+    score = any_summary["score"]
+    rows = {row["name"]: row[score] for row in any_summary["rows"]}
     report.learning_curve(
         {f"seed {seed}": args.out / f"seed-{seed}" / METRICS_FILE for seed in args.seeds},
         args.picture,
-        {name: rows[name] for name in ("Naive RAG", "Scripted agent")},
+        {name: rows[name] for name in ("Naive RAG", "Scripted agent") if name in rows},
+        key=f"eval/{score}",
         x="episodes",
         title=f"{args.env}: GRPO after a cold start",
         subtitle=any_summary["source"],
     )
-    names = ("em_cold_start", "em_cold_start_sampled", "em_trained", "seconds_cold_start", "seconds_training")
+    names = [f"{score}_{when}" for when in ("cold_start", "cold_start_sampled", "trained")]
+    names += ["seconds_cold_start", "seconds_training"]
     result = {"env": args.env, "source": any_summary["source"], "seeds": list(args.seeds), "picture": str(args.picture)}
     result |= {name: [summaries[seed][name] for seed in args.seeds] for name in names}
     print(json.dumps(result))
