@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 WINDOW = 10  # the first updates, which are the measure of the later ones, and how long a symptom must last
+FEW = 3  # of them, where a policy may collapse before they are over
 EMPTY_FILTERS = 5
 FAILED_VALIDATIONS, SUCCESS = 5, 0.01
 SPIKE, EMA = 5.0, 0.9  # times the moving average of the gradient norm; its memory
@@ -21,15 +22,18 @@ HACKED = 3.0  # standard errors by which returns must have risen, and scores fal
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
-    """Fires where a number was, for `WINDOW` updates in a row, beyond ``bound`` times its mean over the first ones."""
+    """Fires where a number was, for `WINDOW` updates in a row, beyond ``bound`` times its mean over the first ones: `WINDOW` of
+    them or, where it is not ``exact``, as few as `FEW`, those by which it moved most. Else what moves at once is its own measure.
+    """
 
     symptom: str
     bound: float
     stop: bool = False
+    exact: bool = False
 
 
 RULES = {
-    "reward_deviation": (Rule(symptom="reward deviation collapsed", bound=0.1, stop=True),),
+    "reward_deviation": (Rule(symptom="reward deviation collapsed", bound=0.1, stop=True, exact=True),),
     "entropy": (Rule(symptom="entropy collapsed", bound=0.1), Rule(symptom="entropy exploded", bound=3.0)),
     "response_length": (Rule(symptom="responses shrank", bound=0.25), Rule(symptom="responses grew", bound=4.0)),
     "repetition": (Rule(symptom="text repeats itself", bound=2.0),),
@@ -137,20 +141,23 @@ class CollapseMonitor:
         if not math.isfinite(value):
             return [Symptom(name=f"{name.replace('_', ' ')} is not finite", message=f"{name} {value}", stop=True)]
         first = self.state["first"].setdefault(name, [])
-        if len(first) < WINDOW:
-            first.append(float(value))
-            return []
-        mean = sum(first) / WINDOW
         found = []
         for rule in RULES[name]:
+            least = WINDOW if rule.exact else FEW
+            means = [sum(first[:count]) / count for count in range(least, len(first) + 1)]
+            if not means:
+                continue
+            mean = max(means) if rule.bound < 1 else min(means)
             limit = rule.bound * mean
             beyond = value <= limit if rule.bound < 1 else value > limit
             if name in LEAST:  # what never was cannot be lost
                 beyond = beyond and mean > LEAST[name]
             if name == "repetition":
                 beyond = value > max(limit, REPETITION)
-            message = f"{name} {value:.3g}, {WINDOW} updates beyond {rule.bound:g} x its first {WINDOW} ({mean:.3g})"
+            message = f"{name} {value:.3g}, {WINDOW} updates beyond {rule.bound:g} x its first ones ({mean:.3g})"
             found += self._count(rule.symptom, beyond, WINDOW, message, rule.stop)
+        if len(first) < WINDOW:
+            first.append(float(value))
         return found
 
     def _check_gradient(self, norm: float) -> list[Symptom]:

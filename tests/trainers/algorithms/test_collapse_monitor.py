@@ -38,6 +38,30 @@ def test_a_symptom_is_named_after_ten_updates_in_a_row_and_once(name, healthy, i
     assert run(CollapseMonitor(), name, recovering) == [(29, symptom)]
 
 
+@pytest.mark.parametrize(
+    ("name", "values", "symptom"),
+    [
+        # StarPO after too many passes on MiniWiki, docs/comparisons.md
+        (
+            "entropy",
+            [0.11, 0.24, 0.36, 0.61, 1.2, 2.1, 3.0, 4.2, 4.3, 3.6, 3.4, 3.6, 3.3, 3.4, 3.7],
+            "entropy exploded",
+        ),
+        ("entropy", [1.1, 0.9, 1.0, 0.3] + [0.01] * 20, "entropy collapsed"),
+        ("valid_turns", [0.9] * 4 + [0.2] * 20, "turns became invalid"),
+    ],
+)
+def test_what_collapses_at_once_is_no_measure_of_itself(name, values, symptom):
+    ((when, said),) = run(CollapseMonitor(), name, values)
+    assert said == symptom
+    assert when < 16
+
+
+def test_the_rule_of_the_paper_is_against_all_of_the_first_updates():
+    assert run(CollapseMonitor(), "reward_deviation", [0.5] * 3 + [0.0] * 16) == []
+    assert run(CollapseMonitor(), "reward_deviation", [0.5] * 3 + [0.0] * 17) == [(19, "reward deviation collapsed")]
+
+
 def test_only_the_rules_of_the_papers_ask_to_stop():
     monitor = CollapseMonitor()
     for _ in range(10):
