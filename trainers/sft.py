@@ -252,7 +252,8 @@ def fit(
         if tested and not first:
             losses[0] = measure_loss(trained, tested, args.max_tokens_per_micro_batch)
             logger.log(0, {EVAL_LOSS: losses[0]})
-        best, best_step = distributed.broadcast(read_best(run, losses))
+        # Of an earlier run in this folder nothing counts.
+        best, best_step = distributed.broadcast(read_best(run, losses) if first else (losses.get(0, math.inf), 0))
         for step, episodes in enumerate(itertools.islice(batches(args, taught), first, None), first + 1):
             started = time.monotonic()
             done = distributed.broadcast(started - begin) / total if args.max_seconds else (step - 0.5) / updates
