@@ -112,6 +112,19 @@ def test_the_page_has_what_is_kept_of_the_shape_of_rollouts():
         assert " | ".join(cells).replace("|  |", "| |") in page.replace("**", ""), (run, cells)
 
 
+def test_the_page_has_what_is_kept_of_the_echo_trap():
+    kept, page = json.loads((KEPT / "echo-trap.json").read_text()), PAGE.read_text(encoding="utf-8")
+    for agent, rows in kept["rows"].items():
+        own = [sum(c["score"] for c in row.values()) / len(row) for row in rows]
+        seeds = " | ".join(f"{value:.3f}".removeprefix("0") for value in own)
+        assert f"| {agent} | {seeds} | {_cell(own)} |" in page
+    for agent, curves in kept["curves"].items():
+        for seed, curve, training in zip(kept["seeds"][agent], curves, kept["training"][agent], strict=True):
+            points = " | ".join(f"{score:.2f}".removeprefix("0") for _, _, score in curve)
+            first = [f"{symptom['name']}, update {symptom['update']}" for symptom in training["symptoms"][:1]]
+            assert f"| {agent}, seed {seed} | {points} | {(first or ['nothing'])[0]} |" in page
+
+
 def test_one_thing_at_a_time(tmp_path):
     with pytest.raises(ValueError, match="either --add"):
         comparison_results.main(comparison_results.Args())
