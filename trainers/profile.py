@@ -7,14 +7,13 @@
 Of each phase: seconds an update, its share, the conversations' tokens, and the tokens that were *processed*, which means that
 they went through the model: fewer where conversations share their beginnings or have no advantage, more by padding. Then what
 these passes are in floating-point operations of the policy's layers, 2 for each weight and token forward and 6 with the
-gradient, beside what a matrix product reaches on this machine now. Attention, the head, a critic and a reference are not
-among them; passes without a gradient count as if they had one. Each step of decoding reads all weights once, with the head:
-that is its bandwidth, beside that of a large copy; keys and values are not in it.
+gradient (4 with an adapter: frozen weights have none), beside what a matrix product reaches on this machine now. Attention, the
+head, a critic and a reference are not among them; passes without a gradient count as if they had one. Each step of decoding reads
+all weights once, with the head: that is its bandwidth, beside that of a large copy; keys and values are not in it.
 
 With ``--model`` phases are measured now, on ids drawn at random: the prefill of ``--rows`` prompts, 32 tokens decoded behind
 each, and a gradient of as many conversations, in groups of 8 that have their first 300 tokens in common and 50 tokens of the
-policy each. With an adapter the gradient counts as 4 operations for each weight and token: frozen weights have none. Peak
-memory is that of the whole process, loading included.
+policy each. Peak memory is that of the whole process, loading included.
 
 Run it on a run where that was made, with as many threads, and nothing beside it. With ``--one-step-off-policy`` phases overlap.
 """

@@ -98,3 +98,12 @@ def test_an_agent_that_plays_with_another_interface_is_named(env, kwargs, is_oth
     assert bool(said) == (is_other or trained_elsewhere)
     warn_of_other_env_kwargs("an older one", {"env": "AgentR1/HotpotQA-v0"}, env, json.dumps(kwargs))
     assert not capsys.readouterr().err
+
+
+def test_of_which_tasks_an_exported_mixture_was_nobody_knows(capsys):
+    trained = {"env": "AgentR1/Mixture-v0", "env_kwargs": json.dumps({"k": 2})}
+    warn_of_other_env_kwargs("my-agent", trained, "HotpotQA", '{"k": 2}')
+    assert not capsys.readouterr().err
+    trained["env_kwargs"] = json.dumps({"k": 2, "tasks": {"MuSiQue": 1}})
+    warn_of_other_env_kwargs("my-agent", trained, "HotpotQA", '{"k": 2}')
+    assert "was trained on AgentR1/Mixture-v0, AgentR1/MuSiQue-v0; here" in capsys.readouterr().err

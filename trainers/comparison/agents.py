@@ -4,6 +4,7 @@ import functools
 import gc
 import json
 from collections.abc import Callable, Iterable, Mapping
+from contextlib import nullcontext
 from dataclasses import astuple, replace
 from pathlib import Path
 from typing import Any
@@ -169,9 +170,7 @@ class Comparison:
         if name == "more-sft":
             played = self.out / f"sft-{seed}"
             return lengthened.more_sft(args, played if (played / FILE).exists() else None, seconds, folder)
-        if self.read_only:
-            return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, recipe.rounds, folder)
-        with lock.wait_for(folder, "the same rejection sampling"):
+        with nullcontext() if self.read_only else lock.wait_for(folder, "the same rejection sampling"):
             return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, recipe.rounds, folder)
 
     def _imitate(self, seed: int, seconds: float, folder: Path) -> dict:

@@ -233,8 +233,10 @@ class Run:
             self._tracker.record(0, metrics, self._progress)
             self._best = metrics[key]  # weights are kept where they do better than the start
             self._progress.update(0, **self._held_out(metrics))
-        elif distributed.broadcast(first % args.eval_every == 0 and lines[-1].get(key) is None if lines else None):
-            metrics = self._validate(first)  # the evaluation that an outage kept the run from
+            return
+        is_missing = bool(lines) and first % args.eval_every == 0 and lines[-1].get(key) is None
+        if distributed.broadcast(is_missing):  # an outage kept the run from it
+            metrics = self._validate(first)
             self._logger.amend(first, metrics)
             self._tracker.record(first, metrics, self._progress)
             self._keep_best(first, metrics)
@@ -359,9 +361,8 @@ class Run:
         """The rows of the baselines: a run that is resumed has them already, unless more questions are asked or others."""
         digest = playing.data_digest(self.held_out.envs[0])
         asked = {"questions": self.args.final_questions, "source": self._sources[0], "data": digest}
-        if (
-            rows := distributed.broadcast(folder.read_baselines(self.folder, asked) if self.args.resume else None)
-        ) is None:
+        rows = distributed.broadcast(folder.read_baselines(self.folder, asked) if self.args.resume else None)
+        if rows is None:
             rows = self._evaluate_baselines()
             if not distributed.rank():
                 folder.write_baselines(self.folder, asked, rows)

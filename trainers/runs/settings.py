@@ -74,7 +74,8 @@ def warn_of_other_env_kwargs(name: str, saved: Mapping[str, Any], env: str, env_
     if "env_kwargs" not in saved:
         return
     known = _tasks(saved["env"], saved["env_kwargs"])
-    if not known & _tasks(env, env_kwargs):
+    is_unknown = "Mixture" in saved["env"] and len(known) == 1  # an exported agent does not say of which tasks
+    if not is_unknown and not known & _tasks(env, env_kwargs):
         print(f"Warning: {name} was trained on {', '.join(sorted(known))}; here --env is {env}", file=sys.stderr)
     if _kind(saved["env"]) != _kind(env):
         return
