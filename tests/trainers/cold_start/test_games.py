@@ -137,6 +137,7 @@ def test_the_picture_shows_every_game(tmp_path, monkeypatch):
         lines = [{"episodes": 8 * n, "train/success": 0.1 * n, "eval/success": 0.2} for n in range(5)]
         del lines[1]["eval/success"], lines[0]["train/success"]
         (run / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+        (run / "summary.json").write_text(json.dumps({"evaluation": {"eval_temperature": 0.0}}))
     drawn, save = [], figures.save
     monkeypatch.setattr(figures, "save", lambda figure, out: (drawn.extend(figure.axes), save(figure, out))[1])
     games_report.draw(tmp_path, invented(2))
