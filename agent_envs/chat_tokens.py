@@ -11,6 +11,8 @@ from functools import lru_cache
 from typing import Any
 
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
+_TAG = re.compile(r"</?\w+>")  # <think>, </tool_call>: formats are made of these, and some tokenizers call them special
+_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 
 
 class ChatTokens:
@@ -35,7 +37,9 @@ class ChatTokens:
         # Attempts at one question read the same, again and again.
         self._encoded = lru_cache(2**10)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
         self.eos_id = tokenizer.eos_token_id
-        self.pad_id = tokenizer.pad_token_id if tokenizer.pad_token_id is not None else self.eos_id
+        # Padding is masked, so without a token for it any will do.
+        self.pad_id = next(i for i in (tokenizer.pad_token_id, self.eos_id, 0) if i is not None)
+        self._has_system_role = self._accepts_system_messages()
         conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]
         text = self._template([{"role": r, "content": c} for r, c in conversation], add_generation_prompt=True)
         if text.count(_MARK) != 2:
@@ -46,14 +50,36 @@ class ChatTokens:
         self.end_ids = ends & {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         # What a turn should end with.
         self.turn_end_ids = [i for i in self.encode(self._turn_end)[:1] if i in self.end_ids]
-        specials = [re.escape(token.content) for token in tokenizer.added_tokens_decoder.values() if token.special]
-        self._special = re.compile("|".join(sorted(specials, key=len, reverse=True)) or r"(?!)")
+        named = {getattr(tokenizer, name) for name in _NAMED}  # <s> and </s> are no tags
+        self._control = {
+            i: token.content
+            for i, token in tokenizer.added_tokens_decoder.items()
+            if token.special and (token.content in named or not _TAG.fullmatch(token.content))
+        }
+        specials = sorted(map(re.escape, self._control.values()), key=len, reverse=True)
+        self._special = re.compile("|".join(specials) or r"(?!)")
         self._sample = self.encode(text)
 
     def _template(self, messages: list[dict[str, str]], **kwargs) -> str:
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
         assert isinstance(text, str)
         return text
+
+    def _accepts_system_messages(self) -> bool:
+        messages = [{"role": role, "content": _MARK} for role in ("system", "user")]
+        try:
+            self._template(messages, add_generation_prompt=True)
+        except Exception:  # a template raises what it likes at a role that it does not know
+            return False
+        return True
+
+    def fold_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        """The messages as the template can write them: where it refuses the system role, a system message at their beginning
+        stands at that of the user's message behind it."""
+        if self._has_system_role or len(messages) < 2 or [m["role"] for m in messages[:2]] != ["system", "user"]:
+            return messages
+        first, second, *others = messages
+        return [{**second, "content": f"{first['content']}\n\n{second['content']}"}, *others]
 
     def encode(self, text: str) -> list[int]:
         """The ids of a text, without those that a tokenizer adds around it."""
@@ -72,7 +98,7 @@ class ChatTokens:
         messages of a context that the environment has rewritten."""
         messages = [{"role": "user", "content": context}] if isinstance(context, str) else context
         messages = [{"role": "system", "content": instructions}, *messages]
-        return [{**message, "content": self.inert(message["content"])} for message in messages]
+        return self.fold_system([{**message, "content": self.inert(message["content"])} for message in messages])
 
     def observation_ids(self, observation: str, after: list[int]) -> list[int]:
         """The ids between a sampled turn ``after`` and the next one: the turn's end as the template writes it, unless
@@ -84,7 +110,7 @@ class ChatTokens:
 
     def decode(self, ids: list[int]) -> str:
         """The text of ids, without control tokens."""
-        text = self.tokenizer.decode(ids, skip_special_tokens=True)
+        text = self.tokenizer.decode([i for i in ids if i not in self._control], skip_special_tokens=False)
         assert isinstance(text, str)
         return text
 

@@ -224,14 +224,17 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
 def hold_out(
     demonstrations: list[Demonstration], share: float, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Those to learn from, and about a ``share`` of them that are held out, by question; at least one question each."""
-    questions = sorted({one.question for one in demonstrations})
+    """Those to learn from, and about a ``share`` of them that are held out, by question; at least one question each. Where all
+    are of one question, as conversations that begin alike seem to be, one by one."""
+    by_question = [one.question for one in demonstrations]
+    names = by_question if len(set(by_question)) > 1 else [str(number) for number in range(len(demonstrations))]
+    questions = sorted(set(names))
     if not share or len(questions) < 2:
         return demonstrations, []
     count = min(max(1, round(share * len(questions))), len(questions) - 1)
     chosen = {questions[i] for i in np.random.default_rng([seed, 1]).permutation(len(questions))[:count]}
-    held_out = [one for one in demonstrations if one.question in chosen]
-    return [one for one in demonstrations if one.question not in chosen], held_out
+    learned = [one for one, name in zip(demonstrations, names, strict=True) if name not in chosen]
+    return learned, [one for one, name in zip(demonstrations, names, strict=True) if name in chosen]
 
 
 # -- on disk -----------------------------------------------------------------------------------------------------------
@@ -243,7 +246,7 @@ def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration], po
     tokenizer = fingerprint(policy)
     lines = []
     for one in demonstrations:
-        sequences = [{"ids": s.ids, "taught": _spans(s.mask)} for s in one.sequences]
+        sequences = [{"ids": s.ids, "taught": taught_spans(s.mask)} for s in one.sequences]
         line = {"question": one.question, "score": one.score, "return": one.episode_return, "tokenizer": tokenizer}
         lines.append(json.dumps(line | {"sequences": sequences}) + "\n")
     durable.write_text(path, "".join(lines))
@@ -283,7 +286,8 @@ def _fingerprint(tokenizer: Any) -> str:
     return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
 
 
-def _spans(mask: list[bool]) -> list[tuple[int, int]]:
+def taught_spans(mask: list[bool]) -> list[tuple[int, int]]:
+    """Where each run of taught tokens begins and ends."""
     edges = [i for i in range(len(mask) + 1) if (i and mask[i - 1]) != (i < len(mask) and mask[i])]
     return list(zip(edges[::2], edges[1::2], strict=True))
 

@@ -100,6 +100,9 @@ class Args(Checks):
         self.check_positive("timeout", "vllm_kv_gib")
         self.check_choices()
         self.check_unused(self.api, "without api", "concurrency", "requests_per_minute", "timeout")
+        self.check_unused(self.here, "without a model that runs here", "dtype", "engine")
+        in_process = self.engine == "vllm" and not self.vllm_url
+        self.check_unused(in_process, "but to vLLM in this process", "vllm_kv_gib")
         if len({*self.model, *map(str, self.checkpoint)}) < len(self.model) + len(self.checkpoint):
             raise ValueError("each model and each checkpoint can be named once")
         if self.vllm_url and self.engine != "vllm":

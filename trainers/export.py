@@ -64,7 +64,8 @@ from trainers.models.loading import load_policy
 from trainers.runs import card, checkpoint, stopping
 from trainers.runs.settings import select_interface
 
-KEPT = ("algorithm", "env", "dtype", "max_new_tokens")  # of the settings; of env_kwargs the agent's interface
+# Of the settings; of env_kwargs the agent's interface.
+KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn")
 
 
 def main(args: Args) -> Path:

@@ -10,6 +10,7 @@ so which tokens are the assistant's is known, and not searched for.
 """
 
 import json
+import re
 from collections.abc import Container, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -37,8 +38,8 @@ def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Itera
     """
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other line separators
-    except OSError as error:
-        raise ValueError(f"cannot read {path}: {error}") from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise ValueError(f"cannot read {path} as JSON lines in UTF-8: {error}") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -55,31 +56,80 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
     data = json.loads(line)
     if not isinstance(data, dict) or not ("messages" in data or {"prompt", "completion"} <= set(data)):
         raise ValueError('a line holds "messages", or "prompt" and "completion"')
-    if isinstance(data.get("prompt"), str):
-        tokens = policy.encode(data["completion"])
-        tokens += [policy.eos_id] * (tokens[-1:] != [policy.eos_id])  # some files end with it, others do not
-        return data["prompt"], [Step(prompt=policy.encode(data["prompt"]), tokens=tokens, logprobs=[0.0] * len(tokens))]
-    prompt = [{**message, "weight": 0} for message in data.get("prompt", ())]
-    messages = [*prompt, *data["completion"]] if prompt else data["messages"]
+    if "messages" not in data and isinstance(data["prompt"], str):
+        return data["prompt"], [_complete(data["prompt"], data["completion"], policy)]
+    messages = _join(data)
     _check(messages)
-    asked = next((str(message.get("content")) for message in messages if message["role"] == "user"), "")
+    asked = next((message["content"] or "" for message in messages if message["role"] == "user"), "")
     if env is not None and any(message.get("tool_calls") for message in messages):
-        return asked, to_steps(write_calls(messages, env.format, env.system_prompt, env.tools), policy)
+        return asked, play_steps(write_calls(messages, env.format, env.system_prompt, env.tools), policy)
     return asked, to_steps(messages, policy, data.get("tools"))
 
 
+def _complete(prompt: str, completion: Any, policy: Policy) -> Step:
+    """Plain text, behind what the tokenizer begins a text with. Control tokens in it are meant: some files have a template's."""
+    if not isinstance(completion, str):
+        raise ValueError("the prompt is text, so the completion must be text too")
+    if policy.eos_id is None:
+        raise ValueError("the tokenizer has no eos token, which ends a completion in plain text: give messages")
+    read = list(policy.tokenizer(prompt).input_ids)
+    read = read[1:] if read[:2] == [policy.tokenizer.bos_token_id] * 2 else read  # the file has it too
+    if read[-1:] == [policy.eos_id] and policy.encode(prompt)[-1:] != read[-1:]:  # few tokenizers end a text
+        read = read[:-1]
+    tokens = policy.encode(completion)
+    tokens += [policy.eos_id] * (tokens[-1:] != [policy.eos_id])  # some files end with it, others do not
+    return Step(prompt=read, tokens=tokens, logprobs=[0.0] * len(tokens))
+
+
+def _join(data: dict[str, Any]) -> list[Message]:
+    """The messages of a line, with text as content."""
+    parts = (data["messages"],) if "messages" in data else (data["prompt"], data["completion"])
+    if not all(isinstance(part, list) and all(isinstance(message, dict) for message in part) for part in parts):
+        raise ValueError("messages, or prompt and completion, must be lists of objects with role and content")
+    messages = parts[-1] if len(parts) == 1 else [*({**message, "weight": 0} for message in parts[0]), *parts[1]]
+    return [{**message, "content": _to_text(message.get("content"))} for message in messages]
+
+
+def _to_text(content: Any) -> str | None:
+    if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
+        content = "".join(str(part.get("text") or "") for part in content)
+    if content is not None and not isinstance(content, str):
+        raise ValueError("the content of a message must be text: pictures and the like cannot be learned from")
+    return content
+
+
 def _check(messages: list[Message]) -> None:
-    roles = [message["role"] for message in messages]
+    roles = [str(message.get("role")) for message in messages]
     if unknown := sorted(set(roles) - {"system", "developer", "user", "assistant", "tool"}):
         raise ValueError(f"there is no role {unknown[0]!r}")
     if "assistant" not in roles or roles[0] in ("assistant", "tool"):
         raise ValueError("a conversation begins with a system or user message and has one of the assistant")
     for message in messages:
-        if not isinstance(message.get("content") or "", str):
-            raise ValueError("the content of a message must be text: pictures and the like cannot be learned from")
         is_taught = message["role"] == "assistant" and message.get("weight") != 0
-        if is_taught and not (message.get("content") or message.get("tool_calls")):
+        if is_taught and not (message["content"] or message.get("tool_calls")):
             raise ValueError("a message of the assistant has neither content nor tool_calls")
+
+
+def play_steps(messages: list[Message], policy: Policy) -> list[Step]:
+    """The assistant's messages as the steps of an episode that is played: each turn stays in the context as it was written,
+    its thoughts included, whatever the chat template leaves out of earlier turns."""
+    ids: list[int] = []
+    steps: list[Step] = []
+    read: list[Message] = []  # since the last turn
+    for message in messages:
+        if message["role"] != "assistant":
+            read.append({"role": "user" if steps else message["role"], "content": message["content"] or ""})
+            continue
+        if steps:
+            ids = ids + steps[-1].tokens
+            ids = ids + policy.observation_ids("\n\n".join(m["content"] for m in read), steps[-1].tokens)
+        else:
+            ids = policy.encode(_write(policy, [_for_template(m, policy) for m in read], add_generation_prompt=True))
+        tokens = policy.encode(policy.inert(message["content"])) + policy.turn_end_ids
+        steps.append(Step(prompt=ids, tokens=tokens, logprobs=[0.0] * len(tokens)))
+        read = []
+    taught = [message.get("weight") != 0 for message in messages if message["role"] == "assistant"]
+    return [step for step, is_taught in zip(steps, taught, strict=True) if is_taught]
 
 
 def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None = None) -> list[Step]:
@@ -90,12 +140,6 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
         ValueError: the template fails, leaves tool calls out, or does not put a turn behind its generation prompt.
     """
 
-    def write(count: int, **options: Any) -> str:
-        try:
-            return policy.tokenizer.apply_chat_template(written[:count], tools=tools, tokenize=False, **options)  # type: ignore
-        except Exception as error:  # templates are programs, and raise what they like
-            raise ValueError(f"the chat template cannot write this: {error}") from error
-
     written = [_for_template(message, policy) for message in messages]
     steps: list[Step] = []
     ids: list[int] = []
@@ -103,7 +147,8 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
     for place, message in enumerate(messages):
         if message["role"] != "assistant" or message.get("weight") == 0:
             continue
-        before, after = write(place, add_generation_prompt=True), write(place + 1)
+        before = _write(policy, written[:place], tools, add_generation_prompt=True)
+        after = _write(policy, written[: place + 1], tools)
         turn = after.removeprefix(before)
         if len(turn) + len(before) != len(after):
             raise ValueError("the chat template does not put a turn behind its generation prompt")
@@ -119,6 +164,16 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
         steps.append(Step(prompt=ids, tokens=taught, logprobs=[0.0] * len(taught)))
         ids, shown = ids + tokens, after
     return steps
+
+
+def _write(policy: Policy, messages: list[Message], tools: list[dict] | None = None, **options: Any) -> str:
+    try:
+        text = policy.tokenizer.apply_chat_template(
+            policy.fold_system(messages), tools=tools, tokenize=False, **options
+        )  # type: ignore[arg-type]  # fmt: skip
+    except Exception as error:  # templates are programs, and raise what they like
+        raise ValueError(f"the chat template cannot write this: {error}") from error
+    return str(text)
 
 
 def _for_template(message: Message, policy: Policy) -> Message:
@@ -202,6 +257,7 @@ def write_calls(
 
 
 _OPENAI = OpenAI(())
+_THINK = re.compile(r"</?think>(.*?)(?=</?think>|\Z)", re.DOTALL)
 
 
 def _read_turn(message: Message, format: Format) -> Turn:
@@ -212,7 +268,8 @@ def _read_turn(message: Message, format: Format) -> Turn:
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(_arguments(call))}} for call in calls
     ]  # some data sets hold objects where the API has text
-    thought = {"reasoning_content": content} if content.strip() and "reasoning_content" not in message else {}
+    content = _THINK.sub(r"\1", content).strip()  # models that think in their text do so beside calls too
+    thought = {"reasoning_content": content} if content and "reasoning_content" not in message else {}
     return _parse({**message, "content": None, "tool_calls": calls, **thought})
 
 

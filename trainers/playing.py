@@ -290,7 +290,7 @@ def load_agent(
         env, env_kwargs: where it is to play; a warning says where it was trained with other arguments.
         base_model: what an adapter is put on, in place of the model that it names.
         dtype: by default what it was trained in, and float32 for a model that none of our trainers wrote.
-        max_new_tokens: by default what it was trained with, and 512.
+        max_new_tokens: by default what it was trained with, as many as the longest turn that it was taught has, and 512.
 
     Raises:
         ValueError: as `trainers.models.loading.load_policy`; or the checkpoint is damaged.
@@ -299,4 +299,4 @@ def load_agent(
     if env:
         warn_of_other_env_kwargs(str(folder), saved, env, env_kwargs)
     policy = load_policy(folder, dtype=dtype or saved.get("dtype", "float32"), base_model=base_model or None)
-    return policy, max_new_tokens or saved.get("max_new_tokens", 512)
+    return policy, max_new_tokens or max(saved.get("max_new_tokens", 512), saved.get("longest_turn", 0))

@@ -125,13 +125,20 @@ class Args(OutputArgs, HeldOutArgs, FittingArgs, DemonstrationArgs, ModelArgs, E
         self.check_choices()
         if self.updates and self.max_seconds:
             raise ValueError("updates and max_seconds both say how long to train: give one")
+        self.check_unused(not (self.updates or self.max_seconds), "with updates or max_seconds", "epochs")
+        self.check_unused(self.held_out, "where nothing is held out", "patience")
+        plays = self.script or self.sample or not (self.messages or self.episodes)
+        self.check_unused(plays, "where nothing is played", "demonstrations")
+        self.check_unused(plays or self.episodes, "to files of messages", "only_solved", "min_reward")
+        self.check_unused(self.messages, "without messages", "tool_calls")
+        self.check_unused(self.sample, "without sample", "temperature", "max_new_tokens")
 
     def check_inputs(self) -> None:
         inputs.check_run(self.out, self.resume, self.log, self.push_to_hub)
-        for file in self.messages:
+        for file in self.messages if not self.resume else ():  # a run that goes on has what it imitates in its folder
             if not Path(file).is_file():
                 raise ValueError(f"there is no file of messages {file}")
-        for run in self.episodes:
+        for run in self.episodes if not self.resume else ():
             inputs.check_demonstrations(Path(run))
         inputs.check_training(self.model, self.base_model, self.lora_rank)
         inputs.check_environment(self.env, self.env_kwargs, "train")
@@ -163,6 +170,7 @@ from trainers.demonstrations import (
     collect,
     hold_out,
     read_demonstrations,
+    taught_spans,
     write_demonstrations,
 )
 from trainers.grpo import make_optimizer
@@ -230,6 +238,7 @@ def fit(
     """
     learned, held_out = hold_out(demonstrations, args.held_out, args.seed)
     taught, tested = [s for one in learned for s in one.sequences], [s for one in held_out for s in one.sequences]
+    longest = max(end - begin for one in demonstrations for s in one.sequences for begin, end in taught_spans(s.mask))
     updates = args.updates or math.ceil(args.epochs * len(split_by_length(taught, args.tokens_per_update)))
     trained = ShardedPolicy(policy) if distributed.world_size() > 1 else policy
     optimizer = make_optimizer(trained, [{"params": trainable_parameters(trained.model), "lr": args.lr}])
@@ -272,7 +281,7 @@ def fit(
                 last = last or is_over(losses, args.patience)
                 if not last and losses[step] < best:
                     best, best_step = losses[step], step
-                    save(run / BEST, policy, [], step, args, best={"update": step, "loss": best})
+                    save(run / BEST, policy, [], step, args, longest_turn=longest, best={"update": step, "loss": best})
             logger.log(step, metrics)
             figures = {"train loss": metrics["train/loss"], "tokens_per_s": metrics["tokens/per_second"]}
             figures |= {"held-out loss": losses[step]} if step in losses else {}
@@ -289,7 +298,7 @@ def fit(
         loss = best
         folder.load_weights(policy, run / BEST)
     else:  # the last weights, also where none was better than those before the first step
-        save(run / BEST, policy, [], step, args, best={"update": step, "loss": loss})
+        save(run / BEST, policy, [], step, args, longest_turn=longest, best={"update": step, "loss": loss})
     return {
         "checkpoint": str(run / BEST), "seconds": time.monotonic() - begin, "updates": step,
         "heldout_loss": loss, "heldout_loss_before": losses.get(0),

@@ -1,15 +1,18 @@
 """Conversations from files: which tokens are taught, and that they are those an agent would see and write."""
 
+import copy
 import json
 import random
 
 import gymnasium
 import pytest
+from tokenizers.processors import TemplateProcessing
 
 import agent_envs  # noqa: F401
 from agent_envs.formats.openai import NATIVE_CALLS
 from agent_envs.types import ToolCall, ToolResult, Turn
 from trainers.messages import read_conversations, to_steps, write_calls
+from trainers.models.policy import Policy
 from trainers.trajectory import to_sequences
 
 WORDS = ["the", "search", " for", "town", "\n", "<answer>", "é", "木", "  ", "author.", "<|im_end|>", "book was born"]
@@ -190,7 +193,12 @@ def test_a_template_that_drops_earlier_thoughts_gives_a_sequence_for_each_turn(m
         ('{"messages": [{"role": "human", "content": "x"}]}', "no role 'human'"),
         ('{"messages": [{"role": "user", "content": [1]}, {"role": "assistant", "content": "x"}]}', "must be text"),
         ('{"messages": [{"content": "x"}]}', "role"),
-        ('{"messages": 5}', "m.jsonl:2: "),
+        ('{"messages": 5}', "must be lists of objects"),
+        ('{"messages": null}', "must be lists of objects"),
+        ('{"messages": ["x"]}', "must be lists of objects"),
+        ('{"prompt": "x", "completion": [{"role": "assistant", "content": "y"}]}', "completion must be text too"),
+        ('{"prompt": [{"role": "user", "content": "x"}], "completion": "y"}', "must be lists of objects"),
+        ('{"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}', "must be text"),
         ('{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": null}]}', "neither content"),
         (
             '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y", "weight": 0}]}',
@@ -234,6 +242,66 @@ def test_a_developers_message_is_the_instructions(make_policy, env, tmp_path):
     lines = [{"messages": [{"role": role, "content": "Be brief."}, *rest]} for role in ("system", "developer")]
     one, other = read_conversations(write(tmp_path / "m.jsonl", *lines), policy, env)
     assert one == other
+
+
+def test_what_other_files_have_beside_messages(make_policy, tmp_path):
+    """A text column called prompt, and text in parts as the API has it."""
+    said = {"role": "assistant", "content": "there"}
+    parts = [{"type": "text", "text": "Whe"}, {"type": "text", "text": "re?"}]
+    lines = [
+        {"messages": [{"role": "user", "content": "Where?"}, said]},
+        {"prompt": "Where?", "messages": [{"role": "user", "content": "Where?"}, said]},
+        {"messages": [{"role": "user", "content": parts}, said]},
+    ]
+    one, *others = read_conversations(write(tmp_path / "m.jsonl", *lines), make_policy("bytes"), None)
+    assert others == [one, one]
+
+
+def test_plain_text_begins_as_the_tokenizer_begins_a_text(tmp_path, make_policy):
+    policy = make_policy("bytes", seed=3)
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    begin = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    tokenizer._tokenizer.post_processor = TemplateProcessing(
+        single="<|endoftext|> $A <|im_end|>",
+        special_tokens=[("<|endoftext|>", begin), ("<|im_end|>", tokenizer.eos_token_id)],
+    )
+    tokenizer.bos_token = "<|endoftext|>"
+    policy = Policy(policy.model, tokenizer)
+    lines = [{"prompt": text, "completion": "there"} for text in ("Where?", "<|endoftext|>Where?")]
+    found = [steps[0] for _, steps in read_conversations(write(tmp_path / "m.jsonl", *lines), policy, None)]
+    assert [step.prompt for step in found] == [[begin, *policy.encode("Where?")]] * 2
+    assert [step.tokens for step in found] == [[*policy.encode("there"), policy.eos_id]] * 2
+
+
+def test_thoughts_in_the_text_beside_calls(make_policy, env, tmp_path):
+    """As models that think in tags write them. They stay in the context, whatever the template leaves out of earlier turns."""
+    policy = make_policy("bytes", seed=1)
+    call = calls(("a", '{"query": "x"}'))
+    rest = [{"role": "tool", "tool_call_id": "a", "content": "found"}, {"role": "assistant", "content": "there"}]
+    user = {"role": "user", "content": "Where?"}
+    ways = (
+        {"content": "I look."},
+        {"content": "<think>\nI look.\n</think>"},
+        {"content": None, "reasoning_content": "I look."},
+    )
+    path = write(tmp_path / "m.jsonl", *({"messages": [user, call | way, *rest]} for way in ways))
+    plain = policy.tokenizer.chat_template
+    try:
+        policy.tokenizer.chat_template = plain.replace(
+            "{{ m.content }}", "{{ m.content if loop.last else m.content.split('</think>')[-1] }}"
+        )
+        one, *others = (steps for _, steps in read_conversations(path, policy, env))
+    finally:
+        policy.tokenizer.chat_template = plain
+    assert others == [one, one]
+    assert "I look." in policy.decode(one[0].tokens) and "I look." in policy.decode(one[1].prompt)
+    assert len(to_sequences(one)) == 1
+
+
+def test_no_utf8(make_policy, tmp_path):
+    (tmp_path / "m.jsonl").write_bytes('{"messages": "é"}'.encode("latin-1"))
+    with pytest.raises(ValueError, match=r"cannot read .*m.jsonl as JSON lines in UTF-8"):
+        list(read_conversations(tmp_path / "m.jsonl", make_policy("bytes"), None))
 
 
 def test_no_file(make_policy, tmp_path):

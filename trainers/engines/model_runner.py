@@ -3,6 +3,7 @@
 import collections
 import contextlib
 import os
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import psutil
@@ -50,7 +51,7 @@ class ModelRunner:
         self._graphs = CUDAGraphCache() if supports_cuda_graphs(policy.device) and self._runs_as_llama else None
         self._kv_cache, self._weights_changed = KVCache(), True
         self._weights: llama.Weights | None = None
-        self._head: PackedLinear | None = None
+        self._head: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
 
     def reset(self) -> KVCache:
         """Forget everything, as the weights may have changed; returns the KV cache to fill, whose contents are void."""
@@ -113,7 +114,10 @@ class ModelRunner:
         if self._make_weights is not PackedWeights:
             return self._policy.logits(hidden)
         if self._head is None:
-            self._head = PackedLinear([self._policy.model.get_output_embeddings()], torch.float32)
+            try:
+                self._head = PackedLinear([self._policy.model.get_output_embeddings()], torch.float32)
+            except TypeError:  # an adapter has one of its own (modules_to_save)
+                self._head = lambda hidden: (self._policy.logits(hidden),)
         return self._head(hidden)[0]
 
     def _decode_step(self, ids: torch.Tensor, columns: torch.Tensor, width: int) -> torch.Tensor:

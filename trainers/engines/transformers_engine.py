@@ -2,6 +2,7 @@
 
 import collections
 import math
+import warnings
 
 import torch
 
@@ -29,8 +30,12 @@ class TransformersEngine:
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
         self.policy, self._runner, self._is_complete = policy, ModelRunner(policy), StopChecker(policy, stop)
-        window = getattr(policy.model.config.get_text_config(), "sliding_window", None)
-        self.max_length = min(policy.max_length, window or math.inf)  # attention is over all that the KV cache holds
+        # Attention is over all that the KV cache holds, so no conversation may be longer than a layer's window.
+        window = getattr(policy.model.config.get_text_config(), "sliding_window", None) or math.inf
+        self.max_length = min(policy.max_length, window)
+        if window < policy.max_length:
+            told = f"conversations end at {window} tokens, the window of {type(policy.model).__name__}'s attention"
+            warnings.warn(f"{told}: take short passages (k, max_chars), another model, or --engine vllm", stacklevel=2)
         self.reset()
 
     @property

@@ -9,6 +9,7 @@ import contextlib
 import copy
 import itertools
 import os
+import re
 import sys
 import tempfile
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ from trainers.engines.engine import Completion, turn_lengths
 from trainers.engines.mismatch import check_engine
 from trainers.models.policy import Policy
 
+_NOT_LORA = re.compile(r"lora_magnitude_vector|lora_B\.\w+\.bias|modules_to_save")
 BLOCK_SIZE = 32  # tokens that the prefix cache keeps or recomputes together on a CPU, where vLLM would take 128
 
 
@@ -159,7 +161,15 @@ class WeightSync:
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
     """A model's weights by their names in a checkpoint, with LoRA adapters merged into their layers. A tied head comes by
-    its own name too: on a CPU vLLM would otherwise keep the old one (seen in 0.32)."""
+    its own name too: on a CPU vLLM would otherwise keep the old one (seen in 0.32).
+
+    Raises:
+        ValueError: an adapter that is more than that.
+    """
+    if more := next(filter(None, map(_NOT_LORA.search, model.state_dict())), None):
+        raise ValueError(
+            f"vLLM gets merged weights, and an adapter with {more[0]} has others too: take --engine transformers"
+        )
     adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}
     for name, weight in model.state_dict().items():
         if ".lora_" in name:

@@ -13,7 +13,7 @@ from transformers import (
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
-from transformers.utils import logging
+from transformers.utils import cached_file, logging
 
 from trainers.models import gguf, lora
 from trainers.models.finite import check_finite
@@ -85,7 +85,7 @@ def load_policy(
     folder, base_folder = _to_folder(path_or_id), _to_folder(base or path_or_id)
     keep_freed_memory()
     try:
-        tokenizer = _load_tokenizer(folder if _has_tokenizer(folder) else base_folder)
+        tokenizer = _load_tokenizer(folder if base and _has_tokenizer(folder) else base_folder)
         model = AutoModelForCausalLM.from_pretrained(base_folder, dtype=torch.float32)
         _align(model)
         model.name_or_path = str(base or path_or_id)  # what an adapter names as its base: not a folder of the cache
@@ -144,9 +144,10 @@ def _align(model: PreTrainedModel) -> None:
             parameter.data = parameter.data.clone()
 
 
-def _has_tokenizer(folder: str) -> bool:
-    """Whether to look for a tokenizer here: an adapter on its own may have none, and uses that of its base."""
-    return not Path(folder).is_dir() or (Path(folder) / "tokenizer_config.json").is_file()
+def _has_tokenizer(path_or_id: str) -> bool:
+    """Whether an adapter, in a folder or on the hub, has a tokenizer of its own: many do not, and use that of their base."""
+    found = cached_file(path_or_id, "tokenizer_config.json", _raise_exceptions_for_missing_entries=False)
+    return found is not None
 
 
 def _load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:

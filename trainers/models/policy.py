@@ -59,14 +59,17 @@ class Policy(ChatTokens):
 
     @property
     def max_length(self) -> float:
-        """Tokens of the longest conversation that the model can read: its positions, stretched as its configuration says;
-        ``math.inf`` where it sets no limit."""
+        """Tokens of the longest conversation that the model can read turn by turn: its positions, stretched as its
+        configuration says, and not where that depends on the length; ``math.inf`` where it sets no limit."""
         config = self.model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None) or math.inf
         rope = getattr(config, "rope_parameters", None) or {}
-        if rope.get("rope_type") not in ("yarn", "linear", "dynamic"):  # of the others positions are said as they are
-            return positions
-        return max(positions, (rope.get("original_max_position_embeddings") or positions) * rope["factor"])
+        kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings") or positions
+        if kind in ("dynamic", "longrope"):  # past these the angles depend on the length, also those of cached keys
+            return min(positions, original)
+        if kind in ("yarn", "linear"):  # of the others positions are said as they are
+            return max(positions, original * rope["factor"])
+        return positions
 
     @property
     def device(self) -> torch.device:

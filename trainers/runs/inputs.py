@@ -117,6 +117,8 @@ def _check_model_folder(folder: Path, base_model: str) -> None:
             check_model(base_model)
         elif named and is_hub_id(named):
             _check_hub_model(named)
+        elif named and not Path(named).exists():
+            raise ValueError(f"{folder} is an adapter of {named}, which is not here: say where its base model is")
     elif (folder / "config.json").is_file():
         _read_json(folder / "config.json")
     elif steps := step_folders(folder):

@@ -196,7 +196,10 @@ def test_a_window_that_holes_would_eat_into_is_refused(make_policy):
         num_attention_heads=4, num_key_value_heads=4, sliding_window=16, eos_token_id=None, bos_token_id=None,
     )  # fmt: skip
     windowed = Policy(MistralForCausalLM(config), policy.tokenizer)
-    engine = TransformersEngine(windowed, ())
+    with pytest.warns(
+        UserWarning, match="conversations end at 16 tokens, the window of MistralForCausalLM's attention"
+    ):
+        engine = TransformersEngine(windowed, ())
     assert len(generate(engine, {0: [5] * 8}, 8, 0.0)[0].tokens) == 8
     assert len(generate(engine, {0: [6] * 12}, 8, 0.0)[0].tokens) == 4
     with pytest.raises(ValueError, match="1 conversations have up to 17 tokens, and the model reads 16 at most"):

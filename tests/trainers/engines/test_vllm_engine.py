@@ -64,6 +64,15 @@ def test_merged_weights_are_those_of_the_adapted_model(tokenizers):
         torch.testing.assert_close(plain(ids).logits, model(ids).logits, rtol=1e-4, atol=1e-4)
 
 
+@pytest.mark.parametrize("more", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}])
+def test_an_adapter_that_is_more_than_lora_is_not_merged(tokenizers, more):
+    peft = pytest.importorskip("peft")
+    model = build(tokenizers, tied=False).model
+    model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", **more))
+    with pytest.raises(ValueError, match=r"an adapter with (lora_magnitude_vector|modules_to_save) has others too"):
+        next(merged_weights(model))
+
+
 def test_weights_are_loaded_when_they_have_changed(tokenizers):
     model, loads = build(tokenizers).model, []
     sync_weights = WeightSync(model, lambda weights: loads.append(dict(weights)))

@@ -1,15 +1,18 @@
 """LoRA: what is trained, what it starts from, and what can be made of its checkpoints."""
 
 import json
+import shutil
 import sys
 
 import numpy as np
 import pytest
 import torch
 from drive_update import PlayedRun
+from huggingface_hub import constants
 from transformers import AutoModelForCausalLM
 
 from trainers import evaluate, grpo, ppo
+from trainers.engines import packed_weights
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
 from trainers.models.loading import load_policy
@@ -249,3 +252,32 @@ def test_a_peft_that_transformers_refuses_is_named(make_policy, monkeypatch):
 def test_arguments_that_make_no_sense(wrong, said):
     with pytest.raises(ValueError, match=said):
         grpo.Args(**wrong)
+
+
+def test_an_adapter_with_a_head_of_its_own_samples_what_it_trains(make_policy, episodes, monkeypatch):
+    """As others' adapters have it, by modules_to_save; also from packed weights."""
+    monkeypatch.setattr(packed_weights, "MIN_BYTES", 0)
+    policy = make_policy("bpe", seed=1)
+    policy.model.add_adapter(
+        peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", modules_to_save=["lm_head"])
+    )
+    policy = shaken(policy)
+    batch = collate(episodes(policy), policy.pad_id)
+    with torch.no_grad():
+        torch.testing.assert_close(policy.logprobs(batch)[0], batch.logprobs, rtol=1e-4, atol=1e-4)
+
+
+def test_an_adapter_in_the_cache_of_the_hub_takes_its_bases_tokenizer(folder, tmp_path, monkeypatch):
+    """What `trainers.export --push-to-hub` writes has none of its own."""
+    saved = save(shaken(load_policy(folder, "cpu", lora_rank=2)), tmp_path / "saved")
+    snapshot = tmp_path / "hub" / "models--someone--adapter" / "snapshots" / "0"
+    snapshot.mkdir(parents=True)
+    for name in ("adapter_config.json", "adapter_model.safetensors"):
+        shutil.copy(saved / name, snapshot)
+    (snapshot.parents[1] / "refs").mkdir()
+    (snapshot.parents[1] / "refs" / "main").write_text("0")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
+    loaded = load_policy("someone/adapter", "cpu")
+    assert loaded.tokenizer.get_vocab() == load_policy(folder, "cpu").tokenizer.get_vocab()
+    assert torch.equal(logits(loaded.model), logits(load_policy(saved, "cpu").model))

@@ -191,6 +191,8 @@ def test_dropout_is_off(make_policy):
         ({"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 4096}, 16384),
         ({"rope_type": "yarn", "factor": 8.0, "original_max_position_embeddings": 512}, 4096),
         ({"rope_type": "linear", "factor": 2.0}, 8192),
+        ({"rope_type": "dynamic", "factor": 4.0}, 4096),
+        ({"rope_type": "longrope", "original_max_position_embeddings": 1024}, 1024),
         ({"rope_type": "llama3", "factor": 32.0, "original_max_position_embeddings": 2048}, 4096),
         (None, 4096),
     ),
@@ -205,3 +207,33 @@ def test_how_long_a_conversation_may_be(make_policy, rope, length):
 def test_a_model_without_positions_reads_any_length():
     model = SimpleNamespace(config=BloomConfig())
     assert Policy.max_length.fget(SimpleNamespace(model=model)) == float("inf")
+
+
+def test_a_template_without_a_system_role_has_the_instructions_in_the_first_message(make_policy):
+    policy = make_policy("bytes")
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    refuse = "{% if messages[0].role == 'system' %}{{ raise_exception('System role not supported') }}{% endif %}"
+    tokenizer.chat_template = refuse + tokenizer.chat_template
+    prompt = Policy(policy.model, tokenizer).prompt_ids("Do it.", "Where?")
+    assert tokenizer.decode(prompt) == "<|im_start|>user\nDo it.\n\nWhere?<|im_end|>\n<|im_start|>assistant\n"
+
+
+def test_tags_that_a_tokenizer_calls_special_are_read_and_kept(make_policy):
+    policy = make_policy("bytes")
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tags = ["<tool_call>", "</tool_call>", "<|call|>"]
+    tokenizer.add_special_tokens({"bos_token": "<s>", "additional_special_tokens": tags})
+    special = Policy(policy.model, tokenizer)
+    text = "<tool_call>x</tool_call>"
+    assert special.decode(special.encode(f"<s>{text}<|call|><|im_end|>")) == text
+    assert special.inert(text) == text
+    assert special.inert("<s><|call|>") == "<\u2060s><\u2060|call|>"
+
+
+def test_a_tokenizer_may_have_neither_eos_nor_padding(make_policy):
+    policy = make_policy("bytes")
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.eos_token = tokenizer.pad_token = None
+    policy = Policy(policy.model, tokenizer)
+    assert policy.pad_id == 0
+    assert policy.turn_end_ids == policy.encode("<|im_end|>")
