@@ -29,7 +29,7 @@ def main(out: str = "runs/notebook", quick: bool = False) -> None:
     summary = grpo.main(args)
     print({row["name"]: row["em"] for row in summary["rows"]})
 
-    # %% The curve: a line for each update, whose names are in docs/algorithms.md
+    # %% The curve: a line for each update, whose names are in docs/report.md
     lines = read_metrics(args.out / "metrics.jsonl")
     print("held out:", {line["step"]: line["eval/em"] for line in lines if "eval/em" in line})
 
