@@ -168,9 +168,10 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
 
 def _write(policy: Policy, messages: list[Message], tools: list[dict] | None = None, **options: Any) -> str:
     try:
+        given: list[Any] | None = tools  # whose type has functions too
         text = policy.tokenizer.apply_chat_template(
-            policy.fold_system(messages), tools=tools, tokenize=False, **options
-        )  # type: ignore[arg-type]  # fmt: skip
+            policy.fold_system(messages), tools=given, tokenize=False, **options
+        )
     except Exception as error:  # templates are programs, and raise what they like
         raise ValueError(f"the chat template cannot write this: {error}") from error
     return str(text)
