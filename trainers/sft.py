@@ -125,15 +125,9 @@ class Args(OutputArgs, HeldOutArgs, FittingArgs, DemonstrationArgs, ModelArgs, E
         self.check_choices()
         if self.updates and self.max_seconds:
             raise ValueError("updates and max_seconds both say how long to train: give one")
-        self.check_unused(not (self.updates or self.max_seconds), "with updates or max_seconds", "epochs")
-        self.check_unused(self.held_out, "where nothing is held out", "patience")
-        plays = self.script or self.sample or not (self.messages or self.episodes)
-        self.check_unused(plays, "where nothing is played", "demonstrations")
-        self.check_unused(plays or self.episodes, "to files of messages", "only_solved", "min_reward")
-        self.check_unused(self.messages, "without messages", "tool_calls")
-        self.check_unused(self.sample, "without sample", "temperature", "max_new_tokens")
 
     def check_inputs(self) -> None:
+        self._check_idle()
         inputs.check_run(self.out, self.resume, self.log, self.push_to_hub)
         for file in self.messages if not self.resume else ():  # a run that goes on has what it imitates in its folder
             if not Path(file).is_file():
@@ -142,6 +136,16 @@ class Args(OutputArgs, HeldOutArgs, FittingArgs, DemonstrationArgs, ModelArgs, E
             inputs.check_demonstrations(Path(run))
         inputs.check_training(self.model, self.base_model, self.lora_rank)
         inputs.check_environment(self.env, self.env_kwargs, "train")
+
+    def _check_idle(self) -> None:
+        """Raise a ValueError where an option of the command line makes no difference."""
+        self.check_unused(not (self.updates or self.max_seconds), "with updates or max_seconds", "epochs")
+        self.check_unused(self.held_out, "where nothing is held out", "patience")
+        plays = self.script or self.sample or not (self.messages or self.episodes)
+        self.check_unused(plays, "where nothing is played", "demonstrations")
+        self.check_unused(plays or self.episodes, "to files of messages", "only_solved", "min_reward")
+        self.check_unused(self.messages, "without messages", "tool_calls")
+        self.check_unused(self.sample, "without sample", "temperature", "max_new_tokens")
 
 
 if __name__ == "__main__":
