@@ -83,12 +83,20 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
     places: tuple = tuple(map(os.environ.get, PLACES))
     if benchmark != "own":
         asked = (arguments.get("data") or places[0], arguments.get("corpus"), arguments.get("index"))
-        places += (os.getcwd(), *map(stamp, asked))
+        inside = Path(asked[0]).expanduser() / benchmark if asked[0] else None  # where FlashRAG has its files
+        places += (os.getcwd(), *map(stamp, (*asked, inside)), stamp(asked[1], deep=True))
     else:
         places = (*own.stamps(arguments.get("data"), arguments.get("corpus")), stamp(arguments.get("index")))
     task = _load(benchmark, split, places, holdout, keep if split == "train" else None, **frozen)
     if task.warning:
         warnings.warn(task.warning, stacklevel=2)
+    data = arguments.get("data")
+    if benchmark != "own" and data and not holdout and split == "train" and Path(data).expanduser().is_file():
+        warnings.warn(
+            f"{data} is a file, and so has the questions of both splits: what is trained on is evaluated on too. Give a folder "
+            "with a file of each, or holdout=n to keep each n-th question aside",
+            stacklevel=2,
+        )
     return task
 
 
@@ -141,9 +149,11 @@ def _load(benchmark: str, split: str, places: tuple, holdout: int, part: tuple[i
 
 
 def _load_real(benchmark, split, *, data=None, corpus=None, source="auto", index=None) -> QATask:
+    if corpus and index:
+        raise ValueError(f"give corpus= or index=, not both: got {str(corpus)!r} and {str(index)!r}")
     try:
         found = load_benchmark(
-            benchmark, split=split, data=data, corpus=corpus, source=source, questions_only=bool(index) and not corpus
+            benchmark, split=split, data=data, corpus=corpus, source=source, questions_only=bool(index)
         )
     except DataUnavailable as reason:  # with source="auto" alone
         task = miniwiki(split)

@@ -34,6 +34,9 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SPACED = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _STATED = re.compile(r"#### ?(-?[0-9.,]+)")
+_BARE_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#])")  # A+ is a grade
+_DASHES = str.maketrans("‐‑–−", "----")
+_MEANT = re.compile(r"(?<=\d)[./:-](?=\d)|(?<!\w)[-.](?=\.?\d)|(?<=[a-z+])\+|(?<=[a-z])#")
 _NUMBER = re.compile(r"(-?)([0-9]*)(?:\.([0-9]*))?")
 _CLOSED_ANSWERS = frozenset(("yes", "no", "noanswer"))
 
@@ -81,11 +84,21 @@ def normalize_number(text: str) -> str:
     return number if number == "0" else sign + number
 
 
+def normalize_own(text: str) -> str:
+    """Questions of one's own: as `normalize_answer`, but what punctuation means stays: a minus, the points, colons, slashes and
+    dashes of numbers, and the signs behind a letter, as in C++ and C#. Both encodings of é match."""
+    text = unicodedata.normalize("NFC", text.lower()).translate(_DASHES)
+    meant = {match.start() for match in _MEANT.finditer(text)}
+    kept = "".join(c for i, c in enumerate(text) if i in meant or c not in string.punctuation)
+    return " ".join(_BARE_ARTICLES.sub(" ", kept).split())
+
+
 Normalizer = Callable[[str], str]
 _NORMALIZERS: Mapping[str, Normalizer] = {
     "nq": normalize_nq,
     "triviaqa": normalize_triviaqa,
     "gsm8k": normalize_number,
+    "own": normalize_own,
 }
 
 

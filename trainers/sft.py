@@ -127,7 +127,8 @@ class Args(OutputArgs, HeldOutArgs, FittingArgs, DemonstrationArgs, ModelArgs, E
             raise ValueError("updates and max_seconds both say how long to train: give one")
 
     def check_inputs(self) -> None:
-        self._check_idle()
+        if not self.resume:  # which brings the arguments of its run, and those of a comparison's were never typed
+            self._check_idle()
         inputs.check_run(self.out, self.resume, self.log, self.push_to_hub)
         for file in self.messages if not self.resume else ():  # a run that goes on has what it imitates in its folder
             if not Path(file).is_file():

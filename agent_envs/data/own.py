@@ -38,8 +38,9 @@ _TRAIN = ("train", "training")
 _HELD_OUT = ("validation", "valid", "val", "dev", "development", "eval", "test")  # the first of them that there is
 _CORPUS = ("passages", "corpus")  # files and folders beside the questions that are searched, not asked
 _ANSWERS = ("answer", "answers", "golden_answers")
+_TABLES = (".csv", ".tsv")  # whose cells are text, also where they were lists
 _CONTEXTS = ("contexts", "context", "paragraphs", "passages")
-_PASSED_ON = ("supporting_paragraphs", "decomposition", "evidences")  # of a `Question`, as they are
+_ANNOTATIONS = ("decomposition", "evidences")  # of a `Question`; in files of yours the names may mean something else
 
 
 def load_own(
@@ -134,6 +135,9 @@ def _files_of(path: Path) -> tuple[Path, ...]:
     files = [file for file in files if file.name.split(".")[0].lower() not in _CORPUS]
     if not files:
         raise ValueError(f"{path}: there is no file of questions in it ({', '.join(FORMATS)})")
+    words = list(map(_split_in_name, files))
+    held_out = next((word for word in _HELD_OUT if word in words), None)  # of several one is taken, and the others are not read
+    files = [file for file, word in zip(files, words, strict=True) if word in (None, *_TRAIN, held_out)]
     named = [file for file in files if _split_in_name(file)]
     if named and (others := [file.name for file in files if file not in named]):
         read = ", ".join(file.name for file in named)
@@ -174,9 +178,11 @@ def _questions(files: Iterable[Path]) -> Iterator[tuple[str, Question, str | Non
     seen: list[tuple[str, str | None]] = []
 
     def noted() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for where, record in chain.from_iterable(map(numbered_records, files)):
+        for is_table, (where, record) in ((f.suffix.lower() in _TABLES, r) for f in files for r in numbered_records(f)):
             row = {str(key).strip().lower(): value for key, value in record.items() if not _is_absent(value)}
             try:
+                if is_table:
+                    row |= {name: _from_cell(row[name]) for name in _ANSWERS[:1] if name in row}
                 seen.append((where, _split_of(row)))
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
@@ -214,6 +220,7 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
         return parse_musique(row)
     passages = _contexts(row)
     facts = _facts(row["supporting_facts"]) if "supporting_facts" in row else []
+    paragraphs = {name: row[name] for name in ("supporting_paragraphs",) if name in row}
     titles = _texts(row.get("supporting_titles", []), "supporting_titles") or [*dict.fromkeys(t for t, _ in facts)]
     golds = [*dict.fromkeys(_answers(row))]
     id = row.get("id", row.get("_id", hash_id(row["question"])))
@@ -225,16 +232,37 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
             "aliases": golds[1:],
             "type": None if (kind := row.get("type")) is None else _text(kind, "type"),
             "supporting_titles": titles,
-            "supporting_paragraphs": gold_paragraphs(titles, passages),
             "supporting_facts": facts or None,
-            **{name: row[name] for name in _PASSED_ON if name in row},
+            "supporting_paragraphs": gold_paragraphs(titles, passages),
+            **paragraphs,
+            **_annotations(row),
         }
     )
     return question, passages
 
 
+def _annotations(row: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of a `Question` that only the benchmarks have; with a warning, without what is something else."""
+    found: dict[str, Any] = {}
+    for name in _ANNOTATIONS:
+        value = _from_cell(row.get(name))
+        try:
+            if value is not None and name == "evidences":
+                value = pairs(value, "fact", "relation", "entity")
+            question_from_row({"id": "0", "question": "?", "answer": "!", name: value})
+            found |= {name: value} if value else {}
+        except (ValueError, TypeError, LookupError):
+            _say_that_it_is_left_out(name)
+    return found
+
+
+@lru_cache(maxsize=64)  # said once
+def _say_that_it_is_left_out(name: str) -> None:
+    warnings.warn(f"{name!r} is left out: it is not what HotpotQA, 2WikiMultihopQA or MuSiQue have there", stacklevel=2)
+
+
 def _facts(value: object) -> list[tuple]:
-    value = (_written_list(value.strip()) or value) if isinstance(value, str) else value  # in a cell of a table
+    value = _from_cell(value)
     try:
         return [(title, number) for title, number in pairs(value, "title", "sent_id")]
     except (ValueError, TypeError, LookupError):
@@ -244,20 +272,19 @@ def _facts(value: object) -> list[tuple]:
 
 
 def _answers(row: Mapping[str, Any]) -> list[str]:
-    name = next((name for name in _ANSWERS if name in row), None)
-    if name is None:
+    names = [name for name in _ANSWERS if name in row]
+    if not names:
         raise ValueError(f"there is no 'answer' and no 'answers'; the fields that hold anything are {_names(row)}")
-    value = row[name]
-    if isinstance(value, Mapping) and "text" in value:  # SQuAD's, with places in the context
-        value = value["text"]
-    if name == "answer" and isinstance(
-        value, str
-    ):  # a list in a cell of a table, as pandas writes it; "|" may be in an answer
-        value = _written_list(value.strip()) or [value]
-    golds = [value] if not isinstance(value, list | tuple) and name == "answer" else _listed(value, name)
-    golds = [_text(gold, name) for gold in golds] + _texts(row.get("aliases", []), "aliases")
+    golds: list[str] = []
+    for name in names:
+        value = row[name]
+        if isinstance(value, Mapping) and "text" in value:  # SQuAD's, with places in the context
+            value = value["text"]
+        is_one = name == "answer" and not isinstance(value, list | tuple)  # "|" may be in an answer
+        golds += [_text(gold, name) for gold in ([value] if is_one else _listed(value, name))]
     if not any(gold.strip() for gold in golds):
-        raise ValueError(f"{name!r} holds no answer: a question without one can be neither trained on nor scored")
+        raise ValueError(f"{names[0]!r} holds no answer: a question without one can be neither trained on nor scored")
+    golds += [alias for name in ("aliases", "answer_aliases") for alias in _texts(row.get(name, []), name)]
     return [gold for gold in golds if gold.strip()]
 
 
@@ -305,6 +332,11 @@ def _listed(value: object, name: str) -> list:
     return list(value) if isinstance(value, list | tuple) else [value]
 
 
+def _from_cell(value: object) -> object:
+    """The list that a cell of a table holds, or else the value as it is."""
+    return (_written_list(value.strip()) or value) if isinstance(value, str) else value
+
+
 def _written_list(text: str) -> list | None:
     """The list that a cell of a table was written from, in Python or JSON: "['Friday', 'Fridays']"; None for other text.
 
@@ -327,7 +359,9 @@ def _texts(value: object, name: str) -> list[str]:
 
 
 def _text(value: object, name: str) -> str:
-    if isinstance(value, bool) or not isinstance(value, str | int | float):
+    if isinstance(value, bool):
+        raise ValueError(f'{name!r}: expected text or a number, got {value}: write "yes" or "no"')
+    if not isinstance(value, str | int | float):
         raise ValueError(f"{name!r}: expected text or a number, got {value!r:.80}")
     return value if isinstance(value, str) else f"{value:.15g}" if isinstance(value, float) else str(value)
 
@@ -387,8 +421,12 @@ def _without(train: Sequence[Question], held_out: Sequence[Question], name: str)
 
 
 def _key(question: Question) -> str:
-    """A question for comparison: letters and digits alone."""
-    return re.sub(r"\W+", "", unicodedata.normalize("NFKC", question.question).casefold()) or question.question
+    """A question for comparison: without case, white space and the punctuation of sentences. Signs that may mean something
+    stay, those of arithmetic and of C++, and points and commas in numbers."""
+    text = unicodedata.normalize("NFKC", question.question).casefold()
+    text = re.sub(r"(?<!\d)[.,:]|[.,:](?!\d)|(?<=[^\W\d])-(?=[^\W\d])|[`´]", " ", text)
+    text = "".join(" " if unicodedata.category(c)[0] == "P" and c not in "+-*/%#.,:" else c for c in text)
+    return " ".join(text.split()) or question.question
 
 
 @lru_cache(maxsize=64)  # said once

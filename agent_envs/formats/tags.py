@@ -27,7 +27,7 @@ class SearchTags(Format):
         self._tools = {self._tag_of(tool): tool for tool in tools}  # by tag
         self._answers = answers
         tags = [*self._tools, *["answer"] * answers]
-        self._tag = tag_pattern(tags)
+        self._tag = tag_pattern([*tags, "information"])
         self.stop = tuple(f"</{tag}>" for tag in tags)
 
     def _tag_of(self, tool: Tool) -> str:
@@ -49,6 +49,7 @@ class SearchTags(Format):
     @total
     def parse(self, text: str) -> Turn:
         thoughts, blocks = read_blocks(text, self._tag)
+        blocks = [(tag, content) for tag, content in blocks if tag != "information"]  # no result of a tool
         if any(self._is_empty(tag, content) for tag, content in blocks):
             raise Malformed(f"A tag is empty. Write {self._usage()}.")
         answers = [content for tag, content in blocks if tag not in self._tools]

@@ -55,7 +55,6 @@ def search(*queries, thought=None):
         ("<answer><b>bold</b></answer>", Turn(answer="<b>bold</b>")),
         ("<answer>\x00\ud800</answer>", Turn(answer="\x00\ud800")),
         ('<search>{"query": "a"}</search>', search('{"query": "a"}')),
-        ("<information><answer>x</answer></information><search>y</search>", None),
         ("<information>x</information><search>y</search>", search("y")),
     ],
 )
@@ -83,6 +82,8 @@ def test_reads_well_formed_turns(text, turn):
         "<search >a</search >",
         "＜search＞a＜/search＞",
         "<information>x</information>",
+        "<information><answer>x</answer></information><search>y</search>",
+        "<information>[1] X: <search>y</search></information>",
         "<think>a</think>",
         "<think><think>a</think></think><answer>b</answer>",
     ],

@@ -12,7 +12,8 @@ import pytest
 
 import retrieval_index
 from agent_envs.benchmark import load
-from agent_envs.data.own import load_own, parse_row
+from agent_envs.data import own
+from agent_envs.data.own import _key, load_own, parse_row
 from agent_envs.play import play
 from agent_envs.plug import Episode
 from retrieval_index.readers import read_passages
@@ -379,14 +380,70 @@ def test_an_index_that_was_built_again_is_searched_anew(tmp_path, data):
     assert "new text" in seen[1]
 
 
-def test_a_list_in_the_cell_of_an_answer():
+def test_a_list_in_the_cell_of_an_answer(tmp_path):
     """As pandas writes one, or JSON; and an answer that only looks like one."""
-    for cell in ("['Friday', 'Fridays']", '["Friday", "Fridays"]'):
-        (question, _) = parse_row({"question": "When?", "answer": cell})
-        assert question.golds == ("Friday", "Fridays")
-    for cell in ("[sic]", "Friday | Fridays", "[1]"):
-        (question, _) = parse_row({"question": "When?", "answer": cell})
-        assert question.golds == (("1",) if cell == "[1]" else (cell,))
+    cells = ("['Friday', 'Fridays']", '["Friday", "Fridays"]', "[sic]", "Friday | Fridays", "[1]")
+    with (tmp_path / "my.csv").open("w", newline="") as file:
+        csv.writer(file).writerows([("question", "answer"), *((f"When {i}?", cell) for i, cell in enumerate(cells))])
+    passages = write(tmp_path / "passages.jsonl", [{"title": "x", "text": "y"}])
+    found = load_own(tmp_path / "my.csv", split="validation", corpus=passages, holdout=1).questions
+    assert [q.golds for q in found] == [
+        ("Friday", "Fridays"), ("Friday", "Fridays"), ("[sic]",), ("Friday | Fridays",), ("1",)
+    ]  # fmt: skip
+    for text in ("[1, 2, 3]", "[0, 1]", "['Friday']"):  # JSON has lists of its own
+        (question, _) = parse_row({"question": "When?", "answer": text})
+        assert question.golds == (text,)
+
+
+def test_every_answer_counts():
+    """Those of all fields, as data sets have one for reading and several for scoring."""
+    row = {"question": "When?", "answer": "Friday", "answers": ["Friday", "Fridays"], "golden_answers": "Fri | Fr"}
+    question, _ = parse_row({**row, "aliases": ["day 5"], "answer_aliases": ["the fifth"]})
+    assert question.golds == ("Friday", "Fridays", "Fri", "Fr", "day 5", "the fifth")
+    with pytest.raises(ValueError, match='got True: write "yes" or "no"'):
+        parse_row({"question": "Is it?", "answer": True})
+
+
+@pytest.mark.parametrize(
+    ("one", "other", "same"),
+    [
+        ("What is 3 + 4?", "What is 34?", False),
+        ("What is 3 + 4?", "What is 3 - 4?", False),
+        ("What is 1.5?", "What is 15?", False),
+        ("Who designed C#?", "Who designed C++?", False),
+        ("कि", "का", False),
+        ("Who is Bob’s wife?", "who is  Bob's wife", True),
+        ("Which state-of-the-art method?", "Which state of the art method", True),
+        ("“Who”, he said, is it?", "Who he said is it?", True),
+        ("It ended in 1990, when?", "It ended in 1990 when?", True),
+    ],
+)
+def test_which_questions_are_one(one, other, same):
+    keys = [_key(parse_row({"question": text, "answer": "x"})[0]) for text in (one, other)]
+    assert (keys[0] == keys[1]) is same
+
+
+def test_of_several_held_out_files_one_is_read(tmp_path):
+    """The others may have no answers, as the test files of benchmarks."""
+    for word in ("train", "dev"):
+        write(tmp_path / f"{word}.jsonl", [{"question": f"Who {word}?", "answer": "Mira"}])
+    write(tmp_path / "test.jsonl", [{"question": "Who?", "answer": ""}])
+    passages = write(tmp_path / "passages.jsonl", [{"title": "x", "text": "y"}])
+    found = load_own(tmp_path, split="validation", corpus=passages)
+    assert [q.question for q in found.questions] == ["Who dev?"]
+
+
+def test_annotations_of_the_benchmarks_and_other_things_of_their_names():
+    row = {"question": "Who?", "answer": "Mira"}
+    triple = {"fact": "Tarn", "relation": "mayor", "entity": "Mira"}
+    for evidences in ([["Tarn", "mayor", "Mira"]], [triple], {k: [v] for k, v in triple.items()}, json.dumps([triple])):
+        question, _ = parse_row({**row, "evidences": evidences})
+        assert question.evidences == (("Tarn", "mayor", "Mira"),)
+    own._say_that_it_is_left_out.cache_clear()
+    for name, other in (("evidences", ["some sentence"]), ("decomposition", "first, then")):
+        with pytest.warns(UserWarning, match=f"'{name}' is left out: it is not what HotpotQA"):
+            question, _ = parse_row({**row, name: other})
+        assert getattr(question, name) is None
 
 
 def test_fields_of_the_benchmarks_in_a_table():
