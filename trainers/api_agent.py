@@ -278,13 +278,13 @@ class _Pace:
     (429 with Retry-After)."""
 
     def __init__(self, per_minute: float):
-        self._gap, self._next = 60 / per_minute if per_minute else 0.0, 0.0
+        self._gap, self._next, self._paused_until = 60 / per_minute if per_minute else 0.0, 0.0, 0.0
 
     async def wait(self, request: Any) -> None:
-        now = time.monotonic()
-        due = max(now, self._next)
+        due = max(time.monotonic(), self._next)
         self._next = due + self._gap
-        await asyncio.sleep(due - now)
+        while (left := max(due, self._paused_until) - time.monotonic()) > 0:  # a pause may begin meanwhile
+            await asyncio.sleep(left)
 
     async def heed(self, response: Any) -> None:
         if response.status_code == 429:
@@ -293,7 +293,8 @@ class _Pace:
             except ValueError:  # none, or a date, which the client reads
                 return
             if 0 < seconds <= LONGEST_WAIT:
-                self._next = max(self._next, time.monotonic() + seconds)
+                self._paused_until = max(self._paused_until, time.monotonic() + seconds)
+                self._next = max(self._next, self._paused_until)
 
 
 def _run(work: Coroutine) -> None:

@@ -78,6 +78,8 @@ class Args(Checks):
             inputs.check_model(self.start, self.model or "")
             if len(self.seeds) != 1:
                 raise ValueError("start is what one seed starts from: give that one, such as --seeds 0")
+        self.check_unused(not (self.report or self.dry_run), "where nothing is run", "start")
+        self.check_unused(self.dry_run, "without dry_run", "flops_per_second")
         inputs.check_out(self.out or Path("runs"))
 
 
@@ -89,7 +91,7 @@ from trainers.comparison.agents import Comparison
 from trainers.comparison.columns import NotThere
 from trainers.comparison.recipe import Recipe
 from trainers.comparison.report import write
-from trainers.runs import html_report, stopping
+from trainers.runs import html_report, outages, stopping
 from trainers.runs.logger import to_json_types
 from trainers.runs.settings import SettingsDiffer
 
@@ -124,7 +126,7 @@ def read_recipe(args: Args, whole: bool = False) -> Recipe:
 
 def collect(comparison: Comparison, part: Recipe, left_out: Iterable[str]) -> dict:
     """The results of the runs, baselines and seeds of ``part``; what is not there is named under ``missing``."""
-    results: dict = {"recipe": asdict(comparison.recipe), "missing": []}
+    results: dict = {"recipe": asdict(comparison.recipe), "missing": [], "stopped": []}
     results |= {key: {} for key in ("rows", "seeds", "training", "curves", "process", "levels")}
     baselines = [name for name in part.baselines if name not in left_out]
     # What is trained as long as a run comes after it; in the table the baselines come first.
@@ -135,6 +137,10 @@ def collect(comparison: Comparison, part: Recipe, left_out: Iterable[str]) -> di
                 continue
             try:
                 comparison.add(name, seed, results)
+            except outages.ToolsFailed:  # what is dead for one is dead for all
+                raise
+            except stopping.TrainingStopped as stop:  # the others go on
+                results["stopped"].append(f"{part.title_of(name)}, seed {seed}: {stop}")
             except (NotThere, SettingsDiffer) as gap:
                 if isinstance(gap, SettingsDiffer) and not comparison.read_only:
                     raise
@@ -152,6 +158,7 @@ def main(args: Args) -> dict:
     Raises:
         ValueError: the recipe is not one, or cannot run with these arguments.
         FileNotFoundError: data is missing; the message says how to get it.
+        TrainingStopped: a run stopped by itself, after all others; the tables are written before.
         SystemExit: SIGTERM or SIGINT came. What was run and played until then is not run again.
     """
     with stopping.handle_signals():
@@ -165,22 +172,27 @@ def _compare(args: Args) -> dict:
     checked = check.check(whole)
     if checked.missing:
         raise FileNotFoundError("\n".join(checked.missing))
+    stopped: list[str] = []
     out, left_out = args.out or Path("runs") / whole.name, check.unfit_baselines(whole, checked)
     can_search = check.has_questions(checked.held_out)
     if not args.report:
         comparison = Comparison(whole, out, can_search, read_only=False)
         if args.start:
             comparison.start_from(args.start, args.seeds[0])
-        collect(comparison, part, left_out)
-    results = collect(Comparison(whole, out, can_search, read_only=True), whole, left_out)
-    if not results["rows"]:
+        stopped = collect(comparison, part, left_out)["stopped"]
+    results = collect(Comparison(whole, out, can_search, True, check.digest_data(checked)), whole, left_out)
+    del results["stopped"]
+    if not results["rows"] and not stopped:
         raise FileNotFoundError(f"{out} holds no result of this recipe yet; missing: {'; '.join(results['missing'])}")
     results = to_json_types(results | {"left_out": left_out})
-    write(out, results)
-    failures.write(out, results)
+    if results["rows"]:
+        write(out, results)
+        failures.write(out, results)
     trained = [Path(run["folder"]) for runs in results["training"].values() for run in runs if run.get("folder")]
     if trained:
         html_report.write_beside(out, trained)
+    if stopped:
+        raise stopping.TrainingStopped(f"not all came to an end; what did is in {out}. {'; '.join(stopped)}")
     return results
 
 

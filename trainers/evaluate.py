@@ -154,6 +154,7 @@ from trainers.models.policy import Policy
 from trainers.playing import (
     Row,
     can_be_searched_for,
+    data_digest,
     instances,
     load_agent,
     play_naive_rag,
@@ -196,14 +197,14 @@ class _Evaluation:
         self.header = f"{args.env}, {args.split} · source: {self.source}"
         self._scores: dict[str, np.ndarray] = {}  # of each agent, by question: means over the attempts
         self._settings = self._choose_settings() if args.api else {}
-        self._answers = evaluation_folder.take_up(args.out, self._settings)
+        self._answers, self._unanswered = evaluation_folder.take_up(args.out, self._settings)
         # An evaluation that does not come to its end leaves the earlier one of its folder whole: table and episodes.
         self._beside = not args.api and evaluation_folder.has_table(args.out)
         if args.api and not self._answers:  # its answers are kept as they come, where they are looked for again
             evaluation_folder.set_aside(args.out)
         records = evaluation_folder.unfinished(args.out) if self._beside else args.out
         self._writer = EpisodeWriter(records, math.inf if self._answers else None)
-        if args.api:  # what its answers hold for, before the first of them
+        if args.api and not self._answers:  # what its answers hold for, before the first of them
             self.write()
 
     def write(self) -> None:
@@ -258,7 +259,8 @@ class _Evaluation:
         jobs = [(number, sample) for number in self.questions for sample in range(args.samples)]
         records = {(r["instance"], r["sample"]): r for r in self._answers if r["agent"] == model}
         asked = [job for job in jobs if job not in records]
-        known_to_fail = len(asked) if records else 0  # it has answered others
+        failed = {(r["instance"], r["sample"]) for r in self._unanswered if r["agent"] == model}
+        known_to_fail = len(failed.intersection(asked)) if records else 0  # it has answered others
         agent = api_agent.ApiAgent(self._endpoint(), model, self._origin(model, name), known_to_fail)
         episodes = [self._make_episode() for _ in range(min(args.concurrency, len(asked)))]
 
@@ -320,6 +322,7 @@ class _Evaluation:
         return {
             "api": args.api, "env": args.env, "env_kwargs": kwargs, "split": args.split, "source": self.source,
             "format": format, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens,
+            "data": data_digest(self.task),
         }  # fmt: skip
 
     def _make_episode(self) -> Episode:

@@ -74,7 +74,9 @@ def merge(kept: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
     there = {f"{agent}, seed {seed}" for agent, seeds in merged["seeds"].items() for seed in seeds}
     missing = dict.fromkeys([*kept["missing"], *found["missing"]])
     # Of agents without a seed in their name, a table of some seeds says what others lack.
-    merged["missing"] = [what for what in missing if what not in there and not what.endswith("episodes of it")]
+    merged["missing"] = [
+        what for what in missing if what.partition(" (stopped")[0] not in there and not what.endswith("episodes of it")
+    ]
     return merged
 
 

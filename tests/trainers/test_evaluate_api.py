@@ -247,6 +247,42 @@ def test_what_an_api_will_never_answer_stops_no_table(answer_some, golds, tmp_pa
             assert written(tmp_path)[0]["rows"][-1]["failed"] == 0.5
 
 
+def test_a_continuation_that_is_refused_ends_as_one_that_begins(answer_some, tmp_path):
+    """After three episodes, in one line; and the table of before stays."""
+    refuses = [False]
+
+    def say(request):
+        if refuses[0]:
+            raise Trouble(401, {"error": {"message": "no money"}})
+        return answer_some(request)
+
+    with serve(say) as chat:
+        run(tmp_path, chat.url, "good", questions=4)
+        before, refuses[0], heard = written(tmp_path), True, len(chat.heard)
+        with pytest.raises(TrainingStopped, match=r"gives no turn of good: .*no money"):
+            run(tmp_path, chat.url, "good", questions=20, concurrency=1)
+        assert len(chat.heard) - heard == 3
+    assert written(tmp_path) == before
+
+
+def test_answers_to_other_questions_do_not_count(tmp_path):
+    (tmp_path / "passages.jsonl").write_text(json.dumps({"title": "Tarn", "text": "Its mayor is Mira."}) + "\n")
+    say = lambda request: [("answer", '{"text": "Foo"}')]  # noqa: E731
+    options = {
+        "env": "QA",
+        "env_kwargs": json.dumps({"data": str(tmp_path / "my.jsonl"), "holdout": 1}),
+        "questions": 0,
+    }
+    with serve(say) as chat:
+        for gold in ("Foo", "Bar"):
+            rows = [{"question": f"Who is {gold} {i}?", "answer": gold} for i in range(3)]
+            (tmp_path / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+            if gold == "Foo":
+                assert run(tmp_path / "out", chat.url, "m", **options)[-1]["em"] == 1.0
+        with pytest.raises(ValueError, match=r"3 answers of an API to other questions or settings \(data was"):
+            run(tmp_path / "out", chat.url, "m", **options)
+
+
 def test_two_evaluations_of_one_folder(tmp_path):
     with hold_folder(tmp_path / "a"), pytest.raises(FolderInUse):
         evaluate.main(evaluate.Args(env_kwargs=SMALL, questions=2, out=tmp_path / "a"))

@@ -32,7 +32,7 @@ from trainers.models.policy import Policy
 from trainers.runs import checkpoint, lock
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.logger import METRICS_FILE, read_metrics
-from trainers.runs.settings import check_settings
+from trainers.runs.settings import SettingsDiffer, check_settings
 from trainers.runs.setup import make_envs
 
 STARTED_FILE = "start.json"  # in the folder of a fine-tuning that ran elsewhere: where that left its checkpoint
@@ -45,9 +45,13 @@ class Comparison:
         recipe: all of it.
         out: its folder, with one for each run or baseline of each seed.
         read_only: make nothing: what is not there raises `NotThere`.
+        data: what tells whether the data of a column is as it was; see `evaluate_columns`.
     """
 
-    def __init__(self, recipe: Recipe, out: Path, can_search: bool, read_only: bool):
+    def __init__(
+        self, recipe: Recipe, out: Path, can_search: bool, read_only: bool, data: Mapping[str, str] | None = None
+    ):
+        self.data = data
         self.recipe, self.out, self.can_search, self.read_only = recipe, out, can_search, read_only
         self._start = functools.cache(self._load_start)
 
@@ -69,8 +73,10 @@ class Comparison:
         """Take what [sft] left elsewhere for that of this seed.
 
         Raises:
-            ValueError: this seed has another start already.
+            ValueError: this seed has another start already, or the recipe none that is fine-tuned.
         """
+        if not self.recipe.sft:
+            raise ValueError(f"the recipe {self.recipe.name!r} has no [sft], whose result --start takes: leave it out")
         folder, found = self.out / f"sft-{seed}", {"checkpoint": str(start.resolve())}
         if folder.exists() and (not (folder / STARTED_FILE).exists() or self.fine_tuning(seed) != found):
             raise ValueError(f"{folder} is there already: leave out --start, or give another --out")
@@ -94,9 +100,18 @@ class Comparison:
         with lock.wait_for(folder, "the same start"):
             if not checkpoint.is_checkpoint(folder):
                 policy, seconds = self._start(seed)
-                saved = {"model": policy.model, "tokenizer": policy.tokenizer, "extra": {"seconds": seconds}}
-                checkpoint.save(folder, optimizers=[], step=0, **saved)
+                extra = {"seconds": seconds, "start": start_settings(self.recipe.base(seed))}
+                checkpoint.save(
+                    folder, optimizers=[], step=0, model=policy.model, tokenizer=policy.tokenizer, extra=extra
+                )
+            self._check_start(folder, seed)
         return str(folder)
+
+    def _check_start(self, folder: Path, seed: int) -> None:
+        """Raise `SettingsDiffer` where what is kept in ``folder`` came from another cold start than the recipe's."""
+        wanted = start_settings(self.recipe.base(seed))
+        if (kept := checkpoint.read_extra(folder).get("start", wanted)) != wanted:  # an earlier version kept none
+            raise SettingsDiffer(f"{folder} came from another start ({kept}, not {wanted}): give another --out")
 
     def forget_start(self) -> None:
         """Give back the memory of the policy that `_load_start` loaded."""
@@ -180,7 +195,16 @@ class Comparison:
                 raise NotThere(f"{BASELINES['imitation']}, seed {seed}")
             with lock.wait_for(folder, "the same imitation"):
                 policy, _ = self._start(seed)
-                imitation.continue_imitation(policy, train_envs(base), base.seed, seconds, folder, base.demonstrator())
+                imitation.continue_imitation(
+                    policy,
+                    train_envs(base),
+                    base.seed,
+                    seconds,
+                    folder,
+                    base.demonstrator(),
+                    {"start": start_settings(base)},
+                )
+        self._check_start(folder, seed)
         return checkpoint.read_extra(folder) | {"checkpoint": str(folder)}
 
     # -- rows of the table -----------------------------------------------------------------------------------------
@@ -251,7 +275,7 @@ class Comparison:
         columns = columns or {column: (task, self.recipe.questions) for column, task in self.recipe.tasks.items()}
         kept = folder / "evaluations"
         return evaluate_columns(
-            title, columns, args.max_new_tokens, kept, f"{name}:{identity}", None if self.read_only else player
+            title, columns, args.max_new_tokens, kept, f"{name}:{identity}", None if self.read_only else player, self.data
         )  # fmt: skip
 
     def _need(self, folder: Path, what: str) -> None:
@@ -275,6 +299,12 @@ def start_identity(args: TrainArgs, seed: int | None) -> str:
         return json.dumps([fingerprint_weights(args.model), args.dtype])
     start = [args.model, args.dtype, args.cold_start_steps, *astuple(args.demonstrator()), args.seed]
     return json.dumps([args.env, json.loads(args.env_kwargs), *start])
+
+
+def start_settings(args: TrainArgs) -> list:
+    """What decides about the policy before any training, in JSON's types, but for where a model lies."""
+    own = [args.cold_start_steps, *astuple(args.demonstrator()), args.seed] if args.model == "tiny" else []
+    return [args.env, json.loads(args.env_kwargs), args.dtype, *own]
 
 
 def train_envs(args: TrainArgs) -> ToolVectorEnv:

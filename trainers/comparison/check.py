@@ -14,7 +14,7 @@ from agent_envs.tasks.qa import QAEnv
 from agent_envs.tool_env import ToolEnv
 from trainers.comparison.recipe import MIXTURE, WITHOUT_POLICY, EnvConfig, Recipe
 from trainers.models import gguf
-from trainers.playing import can_be_searched_for
+from trainers.playing import can_be_searched_for, data_digest
 from trainers.rollout import check_formats
 from trainers.runs.setup import make_envs
 
@@ -75,6 +75,11 @@ def check(recipe: Recipe) -> CheckedRecipe:
         elif shared := questions & train:
             raise ValueError(f"{len(shared)} questions of {where} are training questions too")
     return checked
+
+
+def digest_data(checked: CheckedRecipe) -> dict[str, str]:
+    """By column, `data_digest` of what it is played on; "" is the learning curves'."""
+    return {name: "".join(map(data_digest, envs)) for name, envs in ({"": checked.held_out} | checked.columns).items()}
 
 
 def unfit_baselines(recipe: Recipe, checked: CheckedRecipe) -> dict[str, str]:

@@ -16,7 +16,7 @@ from trainers import playing
 from trainers.comparison.recipe import EnvConfig
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.policy import Policy
-from trainers.runs import checkpoint, outages
+from trainers.runs import checkpoint, lock, outages
 from trainers.runs.logger import to_json_types
 from trainers.runs.setup import make_envs
 
@@ -33,6 +33,7 @@ class NotThere(Exception):
 
 def evaluate_columns(
     title: str, columns: Columns, max_new_tokens: int, folder: Path, identity: str, player: Callable[[], Player] | None,
+    data: Mapping[str, str] | None = None,
 ) -> dict[str, playing.Row]:  # fmt: skip
     """Evaluate an agent on the columns of the table: by column, one row, with the scores of its ``questions``.
 
@@ -42,6 +43,7 @@ def evaluate_columns(
         columns: what each is played on, and how many questions of it.
         identity: says which agent it is; kept episodes of another are played anew.
         player: called once, where an episode is not there yet. None plays nothing.
+        data: `playing.data_digest` of each column as it is now. Without a player, episodes of other data don't count.
 
     Raises:
         NotThere: episodes are missing, and there is no player.
@@ -52,7 +54,11 @@ def evaluate_columns(
         path = folder / f"{_slug(column)}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.jsonl"
         header, episodes = _read(path)
         if player is not None:
-            header, episodes = _play(task, questions, header, episodes, path, player)
+            path.parent.mkdir(parents=True, exist_ok=True)
+            with lock.wait_for(path, "the same evaluation"):
+                header, episodes = _play(task, questions, *_read(path), path, player)
+        elif data and header.get("data", data.get(column)) != data.get(column):
+            raise NotThere(f"{title}: {column}, of other data than there is now: run it again")
         elif not header or len(episodes) < header["count"]:
             raise NotThere(f"{title}: {column or 'held-out questions'}, {len(episodes)} episodes of it")
         rows[column] = _summarize(title, header, episodes) | {"file": str(path)}
@@ -174,7 +180,6 @@ def _read(path: Path) -> tuple[dict, list[dict]]:
 
 
 def _write(path: Path, header: Mapping, episodes: Iterable[Mapping]) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
     staging = path.with_suffix(f".{os.getpid()}.staging")  # runs on other GPUs may be at it too
     staging.write_text("".join(json.dumps(line) + "\n" for line in (header, *episodes)), encoding="utf-8")
     durable.publish(staging, path)

@@ -5,12 +5,14 @@ measured. They are upper bounds in tokens, as if every turn were as long as it m
 real episodes are several times shorter.
 """
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from rich.console import Console
 from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, PreTrainedModel
 
+from agent_envs.play import sample_instances
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import SearchTool
 from trainers import ppo
@@ -138,7 +140,7 @@ def estimate(recipe: Recipe, name: str, checked: CheckedRecipe, model: ModelShap
     sampled = turns * args.max_new_tokens / longest  # share of its tokens; the others are read many at once
     episodes = args.updates * args.questions_per_update * args.group_size
     looked_at = (1 + args.updates // args.eval_every) * args.eval_questions + 4 * args.final_questions
-    evaluated = looked_at + recipe.questions * len(recipe.tasks)
+    evaluated = looked_at + sum(recipe.questions or _count_all(envs) for envs in checked.columns.values())
     trained = episodes * longest
     flops = passes(args)
     decoding = 2 * model.weights * (trained * (1 + args.refill) + evaluated * longest)
@@ -151,6 +153,11 @@ def estimate(recipe: Recipe, name: str, checked: CheckedRecipe, model: ModelShap
         episodes=episodes, tokens=trained, flops=decoding + flops * model.weights * trained, hours=seconds / 3600,
         states=need.states, rollout=need.cache * longest * conversations, update=need.update,
     )  # fmt: skip
+
+
+def _count_all(envs: Sequence[ToolEnv]) -> int:
+    """How many questions a column has that asks all of them."""
+    return sum(len(sample_instances(env, 0)) for env in envs)
 
 
 def passes(args: TrainArgs) -> int:

@@ -3,8 +3,10 @@
 import copy
 import random
 import time
+from collections.abc import Mapping
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 from agent_envs.vector import ToolVectorEnv
 from trainers.cold_start import DEMONSTRATOR, Demonstrator, curriculum
@@ -26,6 +28,7 @@ def continue_imitation(
     seconds: float,
     folder: Path,
     demonstrator: Demonstrator = DEMONSTRATOR,
+    described: Mapping[str, Any] | None = None,
 ) -> tuple[Policy, dict]:
     """Train ``base``, as its cold start left it, on demonstrations of whole episodes for ``seconds``, over which the learning
     rate falls to zero.
@@ -34,6 +37,7 @@ def continue_imitation(
         envs: training environments.
         folder: where the result is kept, and found by a second call for as many seconds.
         demonstrator: the one that the cold start imitated.
+        described: kept with the result.
 
     Returns:
         The policy; and the seconds ``asked`` for, the ``seconds`` that it took and its ``steps``.
@@ -55,6 +59,6 @@ def continue_imitation(
 
         # At least one step, however short the time.
         curriculum.fit(policy, batches, lambda step: (time.monotonic() - begin) / seconds if step else 0.0, report)
-    spent = {"asked": seconds, "seconds": time.monotonic() - begin, "steps": steps}
+    spent = {**(described or {}), "asked": seconds, "seconds": time.monotonic() - begin, "steps": steps}
     checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=steps, extra=spent)
     return policy, spent

@@ -39,6 +39,7 @@ its seconds must have the seeds of the baseline.
 """
 
 import re
+import warnings
 from collections.abc import Iterable, Mapping
 from dataclasses import fields, replace
 from typing import Any
@@ -91,7 +92,16 @@ def read(
     base = recipe.arguments
     if (arguments or {}).get("model", "tiny") != "tiny":  # which has no cold start
         base = {option: value for option, value in base.items() if not option.startswith("cold_start_")}
+    baselines = recipe.baselines
+    if (arguments or {}).get("model", "tiny") != "tiny" and not recipe.sft and "rejection-sampling" in baselines:
+        warnings.warn(
+            "rejection sampling from a pretrained model needs [sft] in the recipe: it is left out", stacklevel=2
+        )
+        baselines = [name for name in baselines if name != "rejection-sampling"]
     changes = {
+        "baselines": baselines,
+        "reference": [name for name in recipe.reference if name in (*baselines, *recipe.runs)],
+        "own_seeds": {name: own for name, own in recipe.own_seeds.items() if name in (*baselines, *recipe.runs)},
         "seeds": list(seeds) or recipe.seeds,
         "questions": recipe.questions if questions is None else questions,
         "env_kwargs": recipe.env_kwargs | dict(env_kwargs or {}),

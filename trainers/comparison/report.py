@@ -186,13 +186,14 @@ def _aggregate_table(results: Mapping) -> list[str]:
     """Of agents with several seeds, aggregates over seeds and columns, and differences corrected for their number."""
     scores = score_arrays(results)
     references = [name for name in _references(results["recipe"], results["rows"]) if name in scores]
-    if len(scores) < 3:
+    if len(scores) < 2:
         return []
     lines = [
         "",
         "Over all seeds and columns: the interquartile mean (IQM), that of the middle half of the runs; and the probability "
         "that a run does better than one of another agent on the same column; with 95 % bootstrap intervals (Agarwal et al., "
-        "arXiv 2108.13264). p: of the paired differences above, by Student's t, corrected for their number (Holm).",
+        "arXiv 2108.13264). p: of the paired differences above, by Student's t; those to one agent are corrected for their "
+        "number (Holm).",
         "",
     ]
     p_values = {other: _corrected(results, other, list(scores)) for other in references}
@@ -202,7 +203,8 @@ def _aggregate_table(results: Mapping) -> list[str]:
         cells[name] = [_estimate(stratified_interval(interquartile_mean, own))]
         for other in references:
             better = stratified_interval(probability_of_improvement, own, scores[other])
-            cells[name] += ["–", "–"] if name == other else [_estimate(better), f"{p_values[other][name]:.3f}"]
+            p = f"{p_values[other][name]:.3f}" if name in p_values[other] else "–"
+            cells[name] += ["–", "–"] if name == other else [_estimate(better), p]
     return [*lines, *_grid(header, cells)]
 
 
@@ -216,14 +218,11 @@ def score_arrays(results: Mapping) -> dict[str, np.ndarray]:
 
 
 def _corrected(results: Mapping, other: str, names: Sequence[str]) -> dict[str, float]:
-    """By agent, the p-value of its difference to another one, corrected for the number of agents."""
+    """By agent, the p-value of its difference to another one, corrected for the number of agents; of those that share two seeds
+    with it at least."""
     rows, seeds = results["rows"], results["seeds"]
-    found = {
-        name: paired_p_value(_differences(rows[name], rows[other], seeds[name], seeds[other]))
-        for name in names
-        if name != other
-    }
-    return correct_for_number(found)
+    pairs = {name: _differences(rows[name], rows[other], seeds[name], seeds[other]) for name in names if name != other}
+    return correct_for_number({name: paired_p_value(own) for name, own in pairs.items() if len(own) > 1})
 
 
 def _estimate(found: Estimate) -> str:

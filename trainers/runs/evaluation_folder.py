@@ -18,9 +18,9 @@ from trainers.runs.logger import to_json_types
 API_NAME = "api-"  # how the names in the keys of their episodes begin
 
 
-def take_up(folder: Path, settings: Mapping[str, Any]) -> list[dict]:
-    """The episodes that an API has been asked for in this folder and that did not fail. Where there are any, nothing else
-    stays in its file: everything else is played again.
+def take_up(folder: Path, settings: Mapping[str, Any]) -> tuple[list[dict], list[dict]]:
+    """The episodes that an API has been asked for in this folder: those that did not fail, and those that did. Where there are
+    any of the first, nothing else stays in its file: everything else is played again.
 
     Args:
         settings: what decides about these episodes, by the names of the options; empty where no API is asked.
@@ -30,9 +30,10 @@ def take_up(folder: Path, settings: Mapping[str, Any]) -> list[dict]:
     """
     file, tokens = folder / EPISODES_FILE, folder / TOKENS_FILE
     earlier = _read_settings(folder)
-    kept = [r for r in read_episodes(file) if _is_answer(r) and not r["failed"]] if earlier and file.exists() else []
+    answers = [r for r in read_episodes(file) if _is_answer(r)] if earlier and file.exists() else []
+    kept = [r for r in answers if not r["failed"]]
     if kept:
-        for name in sorted({*settings, *earlier}):
+        for name in sorted({*settings, *earlier} - ({"data"} - {*earlier})):  # an earlier version kept none of "data"
             if (before := earlier.get(name)) != (now := settings.get(name)):
                 raise ValueError(
                     f"{folder} holds {len(kept)} answers of an API to other questions or settings ({name} was {before!r}, "
@@ -40,7 +41,7 @@ def take_up(folder: Path, settings: Mapping[str, Any]) -> list[dict]:
                 )
         durable.write_text(file, "".join(f"{to_line(record)}\n" for record in kept))
         tokens.unlink(missing_ok=True)
-    return kept
+    return kept, [r for r in answers if r["failed"]]
 
 
 def write(folder: Path, header: str, result: Mapping[str, Any]) -> None:

@@ -14,6 +14,7 @@ from trainers.comparison.columns import fingerprint_weights
 from trainers.comparison.recipe import ALGORITHMS, EnvConfig
 from trainers.runs.logger import read_metrics
 from trainers.runs.settings import SettingsDiffer
+from trainers.runs.setup import make_envs
 
 RECIPE = """
 title = "A small one"
@@ -170,6 +171,8 @@ def test_a_start_from_elsewhere(ask, tmp_path, monkeypatch):
         compare.main(ask("--runs", "grpo", "--seeds", "0", "--start", str(start)))
     with pytest.raises(ValueError, match="start is what one seed starts from: give that one"):
         ask("--start", str(start)).check_inputs()
+    with pytest.raises(ValueError, match="start makes no difference where nothing is run"):
+        ask("--start", str(start), "--seeds", "0", "--report").check_inputs()
 
 
 def test_a_baseline_with_seconds_of_its_own_waits_for_no_run(ask, tmp_path):
@@ -310,6 +313,11 @@ def test_what_was_played_on_data_that_changed_is_played_anew(tmp_path):
     write("passages.jsonl", [*passages, {"id": "9", "title": "Town 9", "text": "It is new."}])
     assert (score(), len(played)) == (1.0, 9)
     assert score(None) == 1.0 and len(played) == 9  # a report plays nothing
+    data = {"C": playing.data_digest(make_envs(task.env, json.dumps(task.env_kwargs), "validation", 1).envs[0])}
+    look = lambda data: columns.evaluate_columns("A", {"C": (task, 3)}, 4, tmp_path / "kept", "A", None, data)  # noqa: E731
+    assert look(data)["C"]["score"] == 1.0
+    with pytest.raises(columns.NotThere, match="A: C, of other data than there is now: run it again"):
+        look({"C": "other data"})
 
 
 def test_kept_episodes_of_another_agent_do_not_count(ask, tmp_path):

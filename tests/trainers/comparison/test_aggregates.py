@@ -72,6 +72,14 @@ def test_the_table_of_aggregates():
     assert report._aggregate_table(results(2)) == [], "of two seeds there is nothing to aggregate"
 
 
+def test_what_shares_no_seed_has_no_p_value_and_counts_for_none():
+    found = results(3)
+    alone = report._aggregate_table(found | {"rows": {n: found["rows"][n] for n in ("First", "Second")}})[-1]
+    found["seeds"]["Third"] = [7, 8, 9]
+    _, second, third = report._aggregate_table(found)[-3:]
+    assert third.endswith("| – |") and second == alone and second.endswith("| 0.250 |")
+
+
 def test_profiles_are_drawn(tmp_path):
     scores = report.score_arrays(results(4))
     for some in (list(scores)[:2], [*scores, "Fourth"]):

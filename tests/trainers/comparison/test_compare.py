@@ -1,4 +1,5 @@
 import json
+from contextlib import nullcontext
 
 import pytest
 import tyro
@@ -11,8 +12,9 @@ from trainers.comparison.curves import Point, draw, draw_scores, mean_curve, poi
 from trainers.comparison.recipe import BASELINES
 from trainers.comparison.report import PAPER, table
 from trainers.models.loading import load_policy
-from trainers.runs import figures
+from trainers.runs import figures, stopping
 from trainers.runs.logger import read_metrics
+from trainers.runs.settings import SettingsDiffer
 
 NAIVE_RAG, BASE, IMITATION = (BASELINES[name] for name in ("naive-rag", "base", "imitation"))
 SMALL = """
@@ -154,6 +156,28 @@ def test_seconds_of_a_run_are_of_all_its_updates(tmp_path, monkeypatch, ask):
     spent = [line.get("time/rollout", 0) + line.get("time/update", 0) for line in lines]
     assert run["seconds"] == pytest.approx(sum(spent))
     assert run["curve"][-1].seconds < run["seconds"]
+
+
+def test_a_run_that_stops_by_itself_leaves_the_others(tmp_path, monkeypatch, ask, model_folder):
+    def diverge(args):
+        raise stopping.TrainingStopped("the gradient is not finite")
+
+    monkeypatch.setitem(agents.ALGORITHMS, "rloo", (diverge, agents.ALGORITHMS["rloo"][1]))
+    words = ("--arguments", json.dumps({"model": model_folder, "max_new_tokens": 6, "updates": 1}), "--seeds", "3")
+    with pytest.raises(stopping.TrainingStopped, match=r"not all came.*RLOO, seed 3: the gradient is not finite"):
+        compare.main(ask(SMALL, *words, "--runs", "rloo", "starpo-s"))
+    kept = json.loads((tmp_path / "out" / "results.json").read_text())
+    assert list(kept["rows"]) == ["StarPO-S"] and "RLOO, seed 3" in kept["missing"]
+
+
+def test_a_start_of_other_settings_is_no_start(tmp_path, monkeypatch, ask):
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(curriculum, "POOL", 16)
+    text = SMALL.replace("= 30", "= 2")
+    for own, differs in ((text, False), (text.replace("= 2\neval", "= 3\neval"), True)):
+        comparison = agents.Comparison(compare.read_recipe(ask(own)), tmp_path / "out", True, read_only=False)
+        with pytest.raises(SettingsDiffer, match="came from another start") if differs else nullcontext():
+            comparison._save_start(0)
 
 
 def test_seeds_that_are_asked_for(ask):

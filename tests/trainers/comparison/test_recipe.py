@@ -407,4 +407,7 @@ def test_rejection_sampling_of_a_pretrained_model_needs_sft(small):
     with pytest.raises(ValueError, match=r"baselines \['rejection-sampling'\] need \[sft\]"):
         recipe_file.read(small(text))
     pretrained = 'model = "some/model"\ndtype = "bfloat16"\nlora_rank = 8\nlora_alpha = 16\n'
-    assert recipe_file.read(small(text.replace(pretrained, ""))).baselines == ["yes", "naive-rag", "rejection-sampling"]
+    tiny = small(text.replace(pretrained, ""))
+    assert recipe_file.read(tiny).baselines == ["yes", "naive-rag", "rejection-sampling"]
+    with pytest.warns(UserWarning, match=r"needs \[sft\] in the recipe: it is left out"):
+        assert recipe_file.read(tiny, arguments={"model": "some/model"}).baselines == ["yes", "naive-rag"]
