@@ -33,12 +33,16 @@ def take_up(folder: Path, settings: Mapping[str, Any]) -> tuple[list[dict], list
     answers = [r for r in read_episodes(file) if _is_answer(r)] if earlier and file.exists() else []
     kept = [r for r in answers if not r["failed"]]
     if kept:
-        for name in sorted({*settings, *earlier} - ({"data"} - {*earlier})):  # an earlier version kept none of "data"
+        for name in sorted({*settings, *earlier} - {"data"}):
             if (before := earlier.get(name)) != (now := settings.get(name)):
                 raise ValueError(
                     f"{folder} holds {len(kept)} answers of an API to other questions or settings ({name} was {before!r}, "
                     f"and is {now!r}): give another --out, or the settings of then to go on"
                 )
+        if "data" in earlier and earlier["data"] != settings.get("data"):  # an earlier version kept none
+            raise ValueError(
+                f"{folder} holds {len(kept)} answers of an API to other questions: their file was changed since. Give another --out"
+            )
         durable.write_text(file, "".join(f"{to_line(record)}\n" for record in kept))
         tokens.unlink(missing_ok=True)
     return kept, [r for r in answers if r["failed"]]
