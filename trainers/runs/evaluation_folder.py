@@ -41,7 +41,7 @@ def take_up(folder: Path, settings: Mapping[str, Any]) -> tuple[list[dict], list
                 )
         if "data" in earlier and earlier["data"] != settings.get("data"):  # an earlier version kept none
             raise ValueError(
-                f"{folder} holds {len(kept)} answers of an API to other questions: their file was changed since. Give another --out"
+                f"{folder} holds {len(kept)} answers of an API to other questions: their file was changed. Give another --out"
             )
         durable.write_text(file, "".join(f"{to_line(record)}\n" for record in kept))
         tokens.unlink(missing_ok=True)
