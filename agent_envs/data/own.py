@@ -6,8 +6,6 @@ questions are held out, a seed does.
 
 from __future__ import annotations
 
-import ast
-import json
 import math
 import random
 import re
@@ -21,26 +19,19 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from agent_envs.data.catalog import is_flashrag
 from agent_envs.data.corpora import place_of, read_corpus, stamp
 from agent_envs.data.local import find_faults, shorten_path
-from agent_envs.data.official import Parsed, gold_paragraphs, pairs, parse_musique, parse_records
-from agent_envs.data.open_domain import benchmark_named_in, hash_id, parse_flashrag, with_question_of_verl
-from agent_envs.data.question import Question, question_from_row
+from agent_envs.data.official import parse_records
+from agent_envs.data.own_rows import ANSWERS, HELD_OUT, TRAIN, from_cell, is_absent, parse_row, split_of
+from agent_envs.data.question import Question
 from agent_envs.data.records import FORMATS, numbered_records
 from agent_envs.data.sources import Benchmark
 from retrieval_index import Passage
-from retrieval_index.readers import context_passages, make_passage, paragraph_passages, title_from
 
 HOLDOUT = 5  # one question in so many is held out where nothing else says which
 _FEW, _FEW_HELD_OUT = 100, 50  # questions; below, a sentence says what they are good for
-_TRAIN = ("train", "training")
-_HELD_OUT = ("validation", "valid", "val", "dev", "development", "eval", "test")  # the first of them that there is
 _CORPUS = ("passages", "corpus")  # files and folders beside the questions that are searched, not asked
-_ANSWERS = ("answer", "answers", "golden_answers")
 _TABLES = (".csv", ".tsv")  # whose cells are text, also where they were lists
-_CONTEXTS = ("contexts", "context", "paragraphs", "passages")
-_ANNOTATIONS = ("decomposition", "evidences")  # of a `Question`; in files of yours the names may mean something else
 
 
 def load_own(
@@ -137,9 +128,9 @@ def _files_of(path: Path) -> tuple[Path, ...]:
         raise ValueError(f"{path}: there is no file of questions in it ({', '.join(FORMATS)})")
     words = list(map(_split_in_name, files))
     held_out = next(
-        (word for word in _HELD_OUT if word in words), None
+        (word for word in HELD_OUT if word in words), None
     )  # of several one is taken, and the others are not read
-    files = [file for file, word in zip(files, words, strict=True) if word in (None, *_TRAIN, held_out)]
+    files = [file for file, word in zip(files, words, strict=True) if word in (None, *TRAIN, held_out)]
     named = [file for file in files if _split_in_name(file)]
     if named and (others := [file.name for file in files if file not in named]):
         read = ", ".join(file.name for file in named)
@@ -149,7 +140,7 @@ def _files_of(path: Path) -> tuple[Path, ...]:
 
 def _split_in_name(path: Path) -> str | None:
     words = re.split(r"[^a-z]+", path.stem.lower())
-    return next((word for word in words if word in _TRAIN + _HELD_OUT), None)
+    return next((word for word in words if word in TRAIN + HELD_OUT), None)
 
 
 def _corpus_beside(path: Path) -> Path | None:
@@ -181,11 +172,11 @@ def _questions(files: Iterable[Path]) -> Iterator[tuple[str, Question, str | Non
 
     def noted() -> Iterator[tuple[str, Mapping[str, Any]]]:
         for is_table, (where, record) in ((f.suffix.lower() in _TABLES, r) for f in files for r in numbered_records(f)):
-            row = {str(key).strip().lower(): value for key, value in record.items() if not _is_absent(value)}
+            row = {str(key).strip().lower(): value for key, value in record.items() if not is_absent(value)}
             try:
                 if is_table:
-                    row |= {name: _from_cell(row[name]) for name in _ANSWERS[:1] if name in row}
-                seen.append((where, _split_of(row)))
+                    row |= {name: from_cell(row[name]) for name in ANSWERS[:1] if name in row}
+                seen.append((where, split_of(row)))
             except ValueError as error:
                 raise ValueError(f"{where}: {error}") from None
             yield where, row
@@ -199,190 +190,13 @@ def _questions(files: Iterable[Path]) -> Iterator[tuple[str, Question, str | Non
         raise ValueError(f"{next(iter(files))}: there is no question in it")
 
 
-# -- rows ----------------------------------------------------------------------------------------------------------
-
-
-def parse_row(row: Mapping[str, Any]) -> Parsed:
-    """The question of a row with its contexts: a row of docs/own_data.md, of FlashRAG or Search-R1, of HotpotQA,
-    2WikiMultihopQA or MuSiQue. Field names are in lower case, and nothing in it is absent.
-
-    Raises:
-        ValueError: a field is missing or of a wrong type, by its name.
-    """
-    row = with_question_of_verl(row)
-    if "question" not in row:
-        raise ValueError(f"there is no 'question'; the fields are {_names(row)}")
-    if is_flashrag(row) and ({"metadata", "reward_model", "data_source"} & row.keys()):
-        question, passages = parse_flashrag({"id": hash_id(row["question"])} | dict(row))
-        benchmark = benchmark_named_in(row)  # Search-R1's files hold several, each with a question train_0
-        if question and benchmark and "id" in row:
-            question = replace(question, id=f"{benchmark}/{question.id}")
-        return question, passages
-    if "question_decomposition" in row:
-        return parse_musique(row)
-    passages = _contexts(row)
-    facts = _facts(row["supporting_facts"]) if "supporting_facts" in row else []
-    paragraphs = {name: row[name] for name in ("supporting_paragraphs",) if name in row}
-    titles = _texts(row.get("supporting_titles", []), "supporting_titles") or [*dict.fromkeys(t for t, _ in facts)]
-    golds = [*dict.fromkeys(_answers(row))]
-    id = row.get("id", row.get("_id", hash_id(row["question"])))
-    question = question_from_row(
-        {
-            "id": int(id) if isinstance(id, float) and id.is_integer() else id,  # as pandas has a column with a gap
-            "question": row["question"],
-            "answer": golds[0],
-            "aliases": golds[1:],
-            "type": None if (kind := row.get("type")) is None else _text(kind, "type"),
-            "supporting_titles": titles,
-            "supporting_facts": facts or None,
-            "supporting_paragraphs": gold_paragraphs(titles, passages),
-            **paragraphs,
-            **_annotations(row),
-        }
-    )
-    return question, passages
-
-
-def _annotations(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Question` that only the benchmarks have; with a warning, without what is something else."""
-    found: dict[str, Any] = {}
-    for name in _ANNOTATIONS:
-        value = _from_cell(row.get(name))
-        try:
-            if value is not None and name == "evidences":
-                value = pairs(value, "fact", "relation", "entity")
-            question_from_row({"id": "0", "question": "?", "answer": "!", name: value})
-            found |= {name: value} if value else {}
-        except (ValueError, TypeError, LookupError):
-            _say_that_it_is_left_out(name)
-    return found
-
-
-@lru_cache(maxsize=64)  # said once
-def _say_that_it_is_left_out(name: str) -> None:
-    warnings.warn(f"{name!r} is left out: it is not what HotpotQA, 2WikiMultihopQA or MuSiQue have there", stacklevel=2)
-
-
-def _facts(value: object) -> list[tuple]:
-    value = _from_cell(value)
-    try:
-        return [(title, number) for title, number in pairs(value, "title", "sent_id")]
-    except (ValueError, TypeError, LookupError):
-        raise ValueError(
-            f"'supporting_facts': expected pairs of a title and a sentence's number, got {value!r:.80}"
-        ) from None
-
-
-def _answers(row: Mapping[str, Any]) -> list[str]:
-    names = [name for name in _ANSWERS if name in row]
-    if not names:
-        raise ValueError(f"there is no 'answer' and no 'answers'; the fields that hold anything are {_names(row)}")
-    golds: list[str] = []
-    for name in names:
-        value = row[name]
-        if isinstance(value, Mapping) and "text" in value:  # SQuAD's, with places in the context
-            value = value["text"]
-        is_one = name == "answer" and not isinstance(value, list | tuple)  # "|" may be in an answer
-        golds += [_text(gold, name) for gold in ([value] if is_one else _listed(value, name))]
-    if not any(gold.strip() for gold in golds):
-        raise ValueError(f"{names[0]!r} holds no answer: a question without one can be neither trained on nor scored")
-    golds += [alias for name in ("aliases", "answer_aliases") for alias in _texts(row.get(name, []), name)]
-    return [gold for gold in golds if gold.strip()]
-
-
-def _contexts(row: Mapping[str, Any]) -> list[Passage]:
-    """The passages that stand in a row: texts, objects with title and text, or HotpotQA's and MuSiQue's pairs."""
-    name = next((name for name in _CONTEXTS if name in row), None)
-    if name is None:
-        return []
-    value = row[name]
-    if isinstance(value, str) and (listed := _written_list(value.strip())) is not None:  # in a cell of a table
-        value = listed
-    first = value[0] if isinstance(value, list | tuple) and value else value
-    if isinstance(value, str) or isinstance(first, str):
-        texts = [value] if isinstance(value, str) else value
-        return [make_passage(str(row.get("title", "")) or title_from(t), t) for t in (_text(t, name) for t in texts)]
-    if isinstance(first, Mapping) and "text" in first:
-        return [_context(item, name) for item in value]
-    if name == "paragraphs":
-        return paragraph_passages(dict(row))
-    return context_passages({"context": value})
-
-
-def _context(item: object, name: str) -> Passage:
-    if not isinstance(item, Mapping) or "text" not in item:
-        raise ValueError(f"{name!r}: expected objects with title and text, got {item!r:.80}")
-    text = _text(item["text"], name)
-    return make_passage(str(item.get("title") or "") or title_from(text), text)
-
-
-def _split_of(row: Mapping[str, Any]) -> str | None:
-    if "split" not in row:
-        return None
-    word = str(row["split"]).strip().lower()
-    if word not in _TRAIN + _HELD_OUT:
-        raise ValueError(f"'split' must be train, validation (or valid, val, dev) or test, got {row['split']!r:.80}")
-    return word
-
-
-def _listed(value: object, name: str) -> list:
-    """A list; or a text with | between its parts, as a table holds it."""
-    if isinstance(value, str):
-        if (parts := _written_list(value.strip())) is not None:
-            return parts
-        return [part.strip() for part in value.split("|")]
-    return list(value) if isinstance(value, list | tuple) else [value]
-
-
-def _from_cell(value: object) -> object:
-    """The list that a cell of a table holds, or else the value as it is."""
-    return (_written_list(value.strip()) or value) if isinstance(value, str) else value
-
-
-def _written_list(text: str) -> list | None:
-    """The list that a cell of a table was written from, in Python or JSON: "['Friday', 'Fridays']"; None for other text.
-
-    Raises:
-        ValueError: it is an array of numpy, without commas: its parts can't be told from one text.
-    """
-    for read in (json.loads, ast.literal_eval) if text[:1] == "[" and text[-1:] == "]" else ():
-        try:
-            found = read(text)
-        except (ValueError, SyntaxError, MemoryError, RecursionError):
-            continue
-        if read is ast.literal_eval and re.search(r"""['"]\s+['"]""", text):
-            raise ValueError(f"a list without commas, {text!r:.80}: write it as JSON")
-        return list(found)
-    return None
-
-
-def _texts(value: object, name: str) -> list[str]:
-    return [_text(one, name) for one in _listed(value, name) if not _is_absent(one)]
-
-
-def _text(value: object, name: str) -> str:
-    if isinstance(value, bool):
-        raise ValueError(f'{name!r}: expected text or a number, got {value}: write "yes" or "no"')
-    if not isinstance(value, str | int | float):
-        raise ValueError(f"{name!r}: expected text or a number, got {value!r:.80}")
-    return value if isinstance(value, str) else f"{value:.15g}" if isinstance(value, float) else str(value)
-
-
-def _is_absent(value: object) -> bool:
-    return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-def _names(row: Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, row)) or "none"
-
-
 # -- splits --------------------------------------------------------------------------------------------------------
 
 
 def _split(asked: _Asked, name: str, holdout: int, seed: int) -> tuple[dict[str, tuple[Question, ...]], str]:
     """The questions of both splits, and where the line between them comes from, in words."""
-    train = tuple(chain.from_iterable(asked.by_split.get(word, ()) for word in _TRAIN))
-    word = next((word for word in _HELD_OUT if word in asked.by_split), None)
+    train = tuple(chain.from_iterable(asked.by_split.get(word, ()) for word in TRAIN))
+    word = next((word for word in HELD_OUT if word in asked.by_split), None)
     pool = train or asked.by_split.get(None, ())
     if word and not holdout:
         held_out = asked.by_split[word]

@@ -42,6 +42,8 @@ class Args:
     """Where to draw the scores; of the agents of ``--agents`` alone."""
     agents: tuple[str, ...] = ()
     """Which agents the table and the picture show; by default all."""
+    reference: tuple[str, ...] = ()
+    """To which agents the table gives differences; by default those of the recipe."""
     drop: tuple[str, ...] = ()
     """Agents to leave out of the file from now on."""
 
@@ -91,16 +93,16 @@ def merge(kept: Mapping, added: Mapping) -> dict:
     return {**kept, "agents": agents}
 
 
-def untrim(kept: Mapping, agents: tuple[str, ...] = ()) -> dict:
-    """The part of results.json that tables and pictures are made of.
+def untrim(kept: Mapping, agents: tuple[str, ...] = (), reference: tuple[str, ...] = ()) -> dict:
+    """The part of results.json that tables and pictures are made of, with differences to the ``reference``.
 
     Raises:
         ValueError: there is no agent of this name.
     """
-    if unknown := set(agents) - set(kept["agents"]):
+    if unknown := {*agents, *reference} - set(kept["agents"]):
         raise ValueError(f"there are no agents {sorted(unknown)}; there are {list(kept['agents'])}")
     rows: dict[str, list[dict]] = {}
-    for agent in agents or kept["agents"]:
+    for agent in dict.fromkeys((*reference, *agents) if agents else kept["agents"]):
         rows[agent] = []
         for record in kept["agents"][agent]:
             row = {}
@@ -113,8 +115,8 @@ def untrim(kept: Mapping, agents: tuple[str, ...] = ()) -> dict:
     return {
         "rows": rows, "seeds": {agent: [record["seed"] for record in kept["agents"][agent]] for agent in rows},
         "recipe": {
-            "tasks": RECIPE.tasks, "pooled": RECIPE.pooled, "reference": RECIPE.reference,
-            "runs": {name: {"title": run.title} for name, run in RECIPE.runs.items()},
+            "tasks": RECIPE.tasks, "pooled": RECIPE.pooled, "reference": reference or RECIPE.reference,
+            "runs": {name: {"title": run.title} for name, run in RECIPE.runs.items()} | {a: {"title": a} for a in reference},
         },
     }  # fmt: skip
 
@@ -132,7 +134,7 @@ def main(args: Args) -> None:
     kept["agents"] = {agent: records for agent, records in kept["agents"].items() if agent not in args.drop}
     if args.add or args.drop:
         durable.write_text(args.file, dump(kept) + "\n")
-    results = untrim(kept, args.agents)
+    results = untrim(kept, args.agents, args.reference)
     print("\n".join(pooled_tables(results, "EM")))
     if args.picture:
         draw_scores(mean_scores(results), args.picture, "EM", RECIPE.title, "questions and seeds")

@@ -12,8 +12,9 @@ import pytest
 
 import retrieval_index
 from agent_envs.benchmark import load
-from agent_envs.data import own
-from agent_envs.data.own import _key, load_own, parse_row
+from agent_envs.data import own_rows
+from agent_envs.data.own import _key, load_own
+from agent_envs.data.own_rows import parse_row
 from agent_envs.play import play
 from agent_envs.plug import Episode
 from retrieval_index.readers import read_passages
@@ -439,7 +440,7 @@ def test_annotations_of_the_benchmarks_and_other_things_of_their_names():
     for evidences in ([["Tarn", "mayor", "Mira"]], [triple], {k: [v] for k, v in triple.items()}, json.dumps([triple])):
         question, _ = parse_row({**row, "evidences": evidences})
         assert question.evidences == (("Tarn", "mayor", "Mira"),)
-    own._say_that_it_is_left_out.cache_clear()
+    own_rows._say_that_it_is_left_out.cache_clear()
     for name, other in (("evidences", ["some sentence"]), ("decomposition", "first, then")):
         with pytest.warns(UserWarning, match=f"'{name}' is left out: it is not what HotpotQA"):
             question, _ = parse_row({**row, name: other})

@@ -54,6 +54,8 @@ class Comparison:
         self.data = data
         self.recipe, self.out, self.can_search, self.read_only = recipe, out, can_search, read_only
         self._start = functools.cache(self._load_start)
+        if not read_only:
+            out.mkdir(parents=True, exist_ok=True)  # for the locks in it
 
     # -- what everything of a seed starts from ---------------------------------------------------------------------
 

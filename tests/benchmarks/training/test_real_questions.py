@@ -70,3 +70,7 @@ def test_the_kept_table_is_that_of_the_comparison():
     assert "| +0.500 [+0.000, +1.000] |" in line
     with pytest.raises(ValueError, match=r"no agents \['PPO'\]; there are \['GRPO', 'SFT'\]"):
         real_questions.untrim({"agents": real_questions.trim(content)["agents"]}, ("PPO",))
+    found = real_questions.untrim({"agents": real_questions.trim(content)["agents"]}, ("SFT",), ("GRPO",))
+    assert list(found["rows"]) == ["GRPO", "SFT"]
+    (line,) = [line for line in pooled_tables(found, "EM") if line.startswith("| SFT | 0.0")]
+    assert "| -0.500 [-1.000, +0.000] |" in line  # to the one that was asked for
