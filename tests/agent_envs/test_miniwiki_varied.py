@@ -124,7 +124,7 @@ def test_some_articles_hold_the_answer_already_and_some_have_two_names_for_what_
 @pytest.mark.parametrize("type", ["comparison", "yes_no"])
 def test_comparisons_are_right_and_take_two_or_three_articles(world, type):
     rng, answers, lengths = random.Random(4), collections.Counter(), collections.Counter()
-    for _ in range(150):
+    for _ in range(60):
         question = make_question(world, type, rng)
         found = [step["answer"] for _, step in follow(world, question)]
         values = [value for value in found if value not in question.supporting_titles]
@@ -138,7 +138,7 @@ def test_comparisons_are_right_and_take_two_or_three_articles(world, type):
             first, second = re.search(r", (.+) or (.+)\?$", question.question).groups()
             answers["first" if question.answer == first else "second"] += 1
             assert a != b and question.answer == (second if (b > a) == want_later else first)
-    assert min(answers.values()) > 45 and set(lengths) == {2, 3}
+    assert min(answers.values()) > 18 and set(lengths) == {2, 3}
 
 
 def test_a_path_through_unknown_facts_is_none(world):

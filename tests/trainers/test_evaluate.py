@@ -185,8 +185,15 @@ def test_the_engine_is_the_one_that_was_asked_for(make_policy, tmp_path, monkeyp
         "max_new_tokens": 2,
         "out": tmp_path,
     }
-    evaluate.main(evaluate.Args(**options, num_envs=2, engine="vllm", vllm_url=("http://h",), vllm_kv_gib=0.5))
-    assert made == [("vllm", ("http://h",), 0.5)]
+    evaluate.main(evaluate.Args(**options, num_envs=2, engine="vllm", vllm_url=("http://h",)))
+    evaluate.main(evaluate.Args(**options, num_envs=2, engine="vllm", vllm_kv_gib=0.5))
+    assert made == [("vllm", ("http://h",), 2.0), ("vllm", (), 0.5)]
+    for idle, said in (
+        ({"vllm_kv_gib": 0.5}, "vllm_kv_gib makes no difference"),
+        ({"api": "http://h"}, "engine makes no"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            evaluate.Args(**options, engine="vllm", vllm_url=("http://h",), **idle)
 
 
 def test_an_evaluation_that_breaks_off_leaves_the_earlier_one_whole(tmp_path, monkeypatch):
