@@ -8,7 +8,7 @@ import pytest
 from chat_server import Trouble, number_of_turn, serve
 
 from agent_envs import scoring
-from trainers import evaluate, playing
+from trainers import api_agent, evaluate, playing
 from trainers.runs.episodes import read_episodes
 from trainers.runs.lock import FolderInUse, hold_folder
 from trainers.runs.setup import make_envs
@@ -89,7 +89,9 @@ def test_a_checkpoint_stands_beside_it(answer_some, make_policy, tmp_path):
     assert rows[-1]["difference_to"] == folder and rows[-1]["difference"] == 1.0
 
 
-def test_after_a_crash_the_same_command_asks_for_the_rest(answer_some, tmp_path):
+def test_after_a_crash_the_same_command_asks_for_the_rest(answer_some, tmp_path, monkeypatch):
+    monkeypatch.setattr(api_agent, "RETRIES", 2)  # or it is asked again for half a minute
+
     def dies(request):
         if len(chat.heard) > 9:
             chat.alive = False
