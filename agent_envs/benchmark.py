@@ -82,18 +82,19 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
     places: tuple = tuple(map(os.environ.get, PLACES))
     if benchmark != "own":
-        asked = (arguments.get("data") or places[0], arguments.get("corpus"), arguments.get("index"))
-        inside = Path(asked[0]).expanduser() / benchmark if asked[0] else None  # where FlashRAG has its files
-        places += (os.getcwd(), *map(stamp, (*asked, inside)), stamp(asked[1], deep=True))
+        data = arguments.get("data") or places[0]
+        inside = Path(data).expanduser() / benchmark if data else None  # where FlashRAG has its files
+        searched = stamp(arguments.get("corpus"), deep=True), stamp(arguments.get("index"))
+        places += (os.getcwd(), stamp(data), stamp(inside), *searched)
     else:
         places = (*own.stamps(arguments.get("data"), arguments.get("corpus")), stamp(arguments.get("index")))
     task = _load(benchmark, split, places, holdout, keep if split == "train" else None, **frozen)
     if task.warning:
         warnings.warn(task.warning, stacklevel=2)
-    data = arguments.get("data")
-    if benchmark != "own" and data and not holdout and split == "train" and Path(data).expanduser().is_file():
+    given = arguments.get("data")
+    if benchmark != "own" and given and not holdout and split == "train" and Path(given).expanduser().is_file():
         warnings.warn(
-            f"{data} is a file, and so has the questions of both splits: what is trained on is evaluated on too. Give a folder "
+            f"{given} is a file, and so has the questions of both splits: what is trained on is evaluated on too. Give a folder "
             "with a file of each, or holdout=n to keep each n-th question aside",
             stacklevel=2,
         )

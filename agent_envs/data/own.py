@@ -127,9 +127,8 @@ def _files_of(path: Path) -> tuple[Path, ...]:
     if not files:
         raise ValueError(f"{path}: there is no file of questions in it ({', '.join(FORMATS)})")
     words = list(map(_split_in_name, files))
-    held_out = next(
-        (word for word in HELD_OUT if word in words), None
-    )  # of several one is taken, and the others are not read
+    # Of several held-out splits one is taken, and the others, which may have no answers, are not read.
+    held_out = next((word for word in HELD_OUT if word in words), None)
     files = [file for file, word in zip(files, words, strict=True) if word in (None, *TRAIN, held_out)]
     named = [file for file in files if _split_in_name(file)]
     if named and (others := [file.name for file in files if file not in named]):

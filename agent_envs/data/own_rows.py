@@ -46,7 +46,6 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
         return parse_musique(row)
     passages = _contexts(row)
     facts = _facts(row["supporting_facts"]) if "supporting_facts" in row else []
-    paragraphs = {name: row[name] for name in ("supporting_paragraphs",) if name in row}
     titles = _texts(row.get("supporting_titles", []), "supporting_titles") or [*dict.fromkeys(t for t, _ in facts)]
     golds = [*dict.fromkeys(_answers(row))]
     id = row.get("id", row.get("_id", hash_id(row["question"])))
@@ -59,8 +58,7 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
             "type": None if (kind := row.get("type")) is None else _text(kind, "type"),
             "supporting_titles": titles,
             "supporting_facts": facts or None,
-            "supporting_paragraphs": gold_paragraphs(titles, passages),
-            **paragraphs,
+            "supporting_paragraphs": row.get("supporting_paragraphs", gold_paragraphs(titles, passages)),
             **_annotations(row),
         }
     )

@@ -51,8 +51,8 @@ class Comparison:
     def __init__(
         self, recipe: Recipe, out: Path, can_search: bool, read_only: bool, data: Mapping[str, str] | None = None
     ):
-        self.data = data
         self.recipe, self.out, self.can_search, self.read_only = recipe, out, can_search, read_only
+        self.data = data
         self._start = functools.cache(self._load_start)
         if not read_only:
             out.mkdir(parents=True, exist_ok=True)  # for the locks in it
@@ -198,14 +198,8 @@ class Comparison:
             with lock.wait_for(folder, "the same imitation"):
                 policy, _ = self._start(seed)
                 imitation.continue_imitation(
-                    policy,
-                    train_envs(base),
-                    base.seed,
-                    seconds,
-                    folder,
-                    base.demonstrator(),
-                    {"start": start_settings(base)},
-                )
+                    policy, train_envs(base), base.seed, seconds, folder, base.demonstrator(), {"start": start_settings(base)}
+                )  # fmt: skip
         self._check_start(folder, seed)
         return checkpoint.read_extra(folder) | {"checkpoint": str(folder)}
 

@@ -52,15 +52,16 @@ def evaluate_columns(
     for column, (task, questions) in columns.items():
         key = json.dumps([identity, asdict(task), questions, max_new_tokens], sort_keys=True)
         path = folder / f"{_slug(column)}-{hashlib.sha256(key.encode()).hexdigest()[:8]}.jsonl"
-        header, episodes = _read(path)
         if player is not None:
             path.parent.mkdir(parents=True, exist_ok=True)
             with lock.wait_for(path, "the same evaluation"):
                 header, episodes = _play(task, questions, *_read(path), path, player)
-        elif data and header.get("data", data.get(column)) != data.get(column):
-            raise NotThere(f"{title}: {column}, of other data than there is now: run it again")
-        elif not header or len(episodes) < header["count"]:
-            raise NotThere(f"{title}: {column or 'held-out questions'}, {len(episodes)} episodes of it")
+        else:
+            header, episodes = _read(path)
+            if data and header.get("data", data.get(column)) != data.get(column):
+                raise NotThere(f"{title}: {column}, of other data than there is now: run it again")
+            if not header or len(episodes) < header["count"]:
+                raise NotThere(f"{title}: {column or 'held-out questions'}, {len(episodes)} episodes of it")
         rows[column] = _summarize(title, header, episodes) | {"file": str(path)}
     return rows
 

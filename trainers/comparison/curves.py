@@ -110,13 +110,13 @@ def draw_scores(
     columns = list(dict.fromkeys(column for own in scores.values() for column in own))
     rows, wide = (1, len(columns)) if len(columns) <= 5 else figures.grid(len(columns))
     height = 0.7 + rows * (0.6 + 0.25 * len(scores))
-    left = figures.WIDTH - 0.08 * max(map(len, scores))  # inches beside the names of the agents
+    room = figures.WIDTH - 0.08 * max(map(len, scores))  # inches beside the names of the agents
     with figures.style():
         figure = figures.new_figure(height, title, f"{score} at the end, greedily: mean and 95 % interval over {over}")
         panels = list(figure.subplots(rows, wide, sharex=True, sharey=True, squeeze=False).flat)
         for axes, column in zip(panels, columns, strict=False):
             figures.draw_dots(axes, [own.get(column, (np.nan, None)) for own in scores.values()])
-            figures.set_title(axes, column, wide, left)
+            figures.set_title(axes, column, wide, room)
             axes.set_yticks(range(len(scores)), list(scores))
         low, high = panels[0].get_xlim()
         panels[0].set_xlim(min(-0.08, low), high if high < 0.75 else max(1.08, high))  # low scores need the width
