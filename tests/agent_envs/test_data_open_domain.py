@@ -9,6 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from agent_envs import scoring
+from agent_envs.benchmark import load as load_task
 from agent_envs.data import DataUnavailable, Question, load_benchmark, open_domain, records, sources, stand_in_warning
 from agent_envs.data.catalog import CATALOG
 from agent_envs.data.local import NotHere, locate
@@ -173,6 +174,15 @@ def test_flashrag_has_a_folder_a_benchmark(tmp_path, name):
     path.rename(tmp_path / "other" / file)
     with pytest.raises(FileNotFoundError, match=f"{name}/{file}"):
         load(name, tmp_path / "other")
+
+
+def test_a_changed_file_in_flashrags_folder_is_read_again(tmp_path):
+    corpus = write_jsonl(tmp_path / "passages.jsonl", {"id": "1", "title": "x", "text": "y"})
+    for count in (1, 2):
+        rows = [{**FLASHRAG, "id": f"test_{i}"} for i in range(count)]
+        write_jsonl(tmp_path / "fr" / "nq" / "test.jsonl", *rows)
+        found = load_task("nq", split="validation", data=str(tmp_path / "fr"), corpus=str(corpus))
+        assert len(found.questions) == count
 
 
 def test_flashrag_is_no_gsm8k(tmp_path):

@@ -8,6 +8,7 @@ import warnings
 
 import pytest
 
+from agent_envs import benchmark
 from agent_envs.data import Benchmark, DataUnavailable, load_benchmark, stand_in_warning
 from agent_envs.data import sources as data_sources
 from agent_envs.data.corpora import stamp
@@ -223,3 +224,19 @@ def test_questions_that_can_be_read_still_miss_their_passages(tmp_path):
     (tmp_path / "passages.jsonl").unlink()
     with pytest.raises(FileNotFoundError, match=r"passages\.jsonl to search in"):
         load(data=tmp_path)
+
+
+def test_one_file_for_both_splits_is_said(tmp_path):
+    make_folder(tmp_path)
+    file = tmp_path / "hotpotqa.validation.jsonl"
+    with pytest.warns(UserWarning, match="has the questions of both splits: what is trained on is evaluated on too"):
+        benchmark.load("hotpotqa", split="train", data=str(file))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        benchmark.load("hotpotqa", split="validation", data=str(file))
+
+
+def test_a_corpus_or_an_index(tmp_path):
+    make_folder(tmp_path)
+    with pytest.raises(ValueError, match="give corpus= or index=, not both"):
+        benchmark.load("hotpotqa", split="validation", data=str(tmp_path), corpus=str(tmp_path), index="index")

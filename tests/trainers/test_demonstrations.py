@@ -118,6 +118,9 @@ def test_any_text_can_be_held_out():
 
 def test_one_question_alone_is_learned():
     assert hold_out([of_ids("1", [1, 2])], 0.5, 0)[1] == []
+    alike = [of_ids("Hello", [1, n]) for n in range(2, 12)]  # conversations that begin alike are held out one by one
+    learned, held_out = hold_out(alike, 0.3, 0)
+    assert len(held_out) == 3 and sorted(map(id, learned + held_out)) == sorted(map(id, alike))
 
 
 def test_a_file_gives_back_what_was_written(envs, make_policy, tmp_path):

@@ -3,6 +3,7 @@
 import itertools
 import json
 import random
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -12,6 +13,7 @@ from trainers import grpo, sft
 from trainers.cold_start.curriculum import split_by_length
 from trainers.demonstrations import FILE, Demonstration, read_demonstrations
 from trainers.models.loading import load_policy
+from trainers.playing import load_agent
 from trainers.runs import checkpoint
 from trainers.runs.command_line import parse
 from trainers.runs.logger import read_metrics
@@ -334,3 +336,31 @@ def test_the_command_line_takes_several_sources():
 def test_arguments_are_checked(options, said):
     with pytest.raises(ValueError, match=said):
         sft.Args(**options)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"epochs": 3.0, "updates": 5}, "epochs makes no difference with updates or max_seconds"),
+        ({"held_out": 0.0, "patience": 2}, "patience makes no difference where nothing is held out"),
+        ({"messages": ("m",), "demonstrations": 5}, "demonstrations makes no difference where nothing is played"),
+        ({"messages": ("m",), "min_reward": 1.0}, "min_reward makes no difference to files of messages"),
+        ({"tool_calls": "template"}, "tool_calls makes no difference without messages"),
+        ({"keep": 2}, "keep makes no difference without sample"),
+        ({"temperature": 0.5}, "temperature makes no difference without sample"),
+    ],
+)
+def test_options_that_make_no_difference(tmp_path, options, said):
+    with pytest.raises(ValueError, match=said):
+        sft.Args(**options).check_inputs()
+    with pytest.raises(ValueError, match=r"no model folder|there is no"):  # of a run that goes on they were not typed
+        sft.Args(**options, resume=tmp_path, model="/no/such/model").check_inputs()
+
+
+def test_what_was_taught_is_played_with_turns_as_long(train, make_policy):
+    done = train(updates=1, held_out=0.0)
+    extra = checkpoint.read_extra(done["checkpoint"])
+    masks = [s.mask for one in read_demonstrations(Path(done["folder"]), make_policy("bpe")) for s in one.sequences]
+    longest = max(len(run) for mask in masks for run in "".join("x" if t else " " for t in mask).split())
+    assert extra["longest_turn"] == longest
+    assert load_agent(done["checkpoint"])[1] == max(128, longest)

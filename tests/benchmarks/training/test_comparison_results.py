@@ -64,7 +64,9 @@ def test_other_seeds_stay_beside_those_that_are_added(results, tmp_path):
                 row["1 hop"]["score"] = score
         return comparison_results.trim(made)
 
-    merged = comparison_results.merge(of([0, 2], 0.1), of([1, 2], 0.3, ["PPO, seed 0", "RLOO, seed 0"]))
+    merged = comparison_results.merge(
+        of([0, 2], 0.1), of([1, 2], 0.3, ["PPO, seed 0", "GRPO, seed 2 (stopped after 3 updates)", "RLOO, seed 0"])
+    )
     assert merged["seeds"] == {"PPO": [0, 1, 2], "GRPO": [0, 1, 2]} and merged["missing"] == ["RLOO, seed 0"]
     assert [row["1 hop"]["score"] for row in merged["rows"]["PPO"]] == [0.1, 0.3, 0.3]
     assert all(len(merged[part]["GRPO"]) == 3 for part in ("training", "curves"))

@@ -69,3 +69,10 @@ def test_a_name_beside_a_folder_is_a_folder(hub, tmp_path, monkeypatch):
     (tmp_path / "runs").mkdir()
     with pytest.raises(ValueError, match="there is no model folder runs/sft"):
         inputs.check_model("runs/sft")
+
+
+def test_an_adapter_whose_base_is_gone_is_found_out_at_once(tmp_path):
+    pytest.importorskip("peft")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/no/such/model.gguf"}))
+    with pytest.raises(ValueError, match=r"is an adapter of /no/such/model\.gguf, which is not here"):
+        inputs.check_model(str(tmp_path))
