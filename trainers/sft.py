@@ -110,8 +110,8 @@ class HeldOutArgs:
 class Args(OutputArgs, HeldOutArgs, FittingArgs, DemonstrationArgs, ModelArgs, EnvironmentArgs, Checks):
     """Teach a policy by imitation: demonstrations of scripts, of files of messages, or its own best episodes."""
 
-    # Unlike in reinforcement learning: the schedule depends on the first two, and what is learned from on the third.
-    FIXED: ClassVar = {"updates", "eval_every", "keep"}
+    # Unlike in reinforcement learning: the schedule depends on the first three, and what is learned from on the last.
+    FIXED: ClassVar = {"updates", "max_seconds", "eval_every", "keep"}
 
     def __post_init__(self):
         super().__post_init__()

@@ -122,6 +122,18 @@ def test_episodes_played_for_a_refill_are_counted(letters, model_folder, tmp_pat
     assert lines[-1]["filter/batches"] == 3
 
 
+def test_time_can_say_when_a_run_ends(letters, model_folder, tmp_path):
+    """After the update in which it is over; the rest is as at any end. More time may be given later."""
+    out = tmp_path / "run"
+    summary = run(grpo, letters, model_folder, out, updates=3, max_seconds=0.001)
+    assert summary["episodes"] == 6
+    assert (out / "checkpoint-1").is_dir() and (out / "summary.json").is_file()
+    assert run(grpo, letters, model_folder, None, resume=out, updates=3, max_seconds=0.001)["episodes"] == 6
+    assert run(grpo, letters, model_folder, None, resume=out, updates=3, max_seconds=1e6)["episodes"] == 18
+    with pytest.raises(ValueError, match="leave out max_seconds"):
+        grpo.Args(max_seconds=5, schedule="linear")
+
+
 def test_a_run_cannot_be_resumed_to_fewer_updates(letters, model_folder, tmp_path):
     run(grpo, letters, model_folder, tmp_path / "run")
     with pytest.raises(ValueError, match="has had 2 updates"):

@@ -14,7 +14,7 @@ from trainers import sft
 from trainers.cold_start.start import start_policy
 from trainers.demonstrations import draw_questions, sample, select, write_demonstrations
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.runs import checkpoint
+from trainers.runs import checkpoint, lock
 from trainers.runs.logger import read_metrics
 from trainers.runs.settings import check_settings
 from trainers.runs.setup import make_envs
@@ -30,8 +30,11 @@ def fine_tune(args: sft.Args, folder: Path) -> dict:
         SettingsDiffer: the folder holds a run with other settings.
     """
     if not (folder / "summary.json").exists():
-        was_interrupted = checkpoint.latest(folder) is not None
-        sft.main(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with lock.wait_for(folder, "the same fine-tuning"):
+            if not (folder / "summary.json").exists():
+                was_interrupted = checkpoint.latest(folder) is not None
+                sft.main(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
     summary = read_summary(folder)
     check_settings(folder, summary, args)
     return summary | {"checkpoint": str(folder.resolve() / sft.BEST)}  # the folder may have been made from another one

@@ -1,5 +1,6 @@
 """Decoding steps as CUDA graphs: hundreds of small kernels that are launched at once."""
 
+import gc
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,8 +37,9 @@ class GraphCapturer:
     def __call__(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """Capture the kernels of a function; returns what replays them on the same tensors, and the tensor that then
         holds the result."""
-        caching = torch.is_autocast_cache_enabled()
+        caching, collecting = torch.is_autocast_cache_enabled(), gc.isenabled()
         torch.set_autocast_cache_enabled(False)  # or weights that were rounded before would not be rounded again
+        gc.disable()  # what it frees, such as graphs that were dropped, may not be freed during a capture
         try:
             with torch.cuda.device(self._device):
                 graph, current = torch.cuda.CUDAGraph(), torch.cuda.current_stream()
@@ -51,6 +53,8 @@ class GraphCapturer:
                 current.wait_stream(self._stream)
         finally:
             torch.set_autocast_cache_enabled(caching)
+            if collecting:
+                gc.enable()
         return graph.replay, result
 
 

@@ -83,9 +83,13 @@ class KVCache(Cache):
 
     def copy_rows(self, sources: list[int], targets: list[int], width: int) -> None:
         """Copy rows onto others, over their first ``width`` columns."""
+        if not self._buffers:
+            return
+        # On a GPU each use of a list would wait for its own upload.
+        from_rows, to_rows = torch.tensor([sources, targets], device=self._buffers[0][0].device)
         for layer in self._buffers:
             for buffer in layer:
-                buffer[targets, :, :width] = buffer[sources, :, :width]
+                buffer[to_rows, :, :width] = buffer[from_rows, :, :width]
 
     def swap_rows(self, a: list[int], b: list[int], width: int) -> None:
         """Exchange rows ``a`` and ``b``, over their first ``width`` columns."""

@@ -4,13 +4,16 @@ In a small model most of the time of a decoding step is spent in Python. `transf
 run this way only where `matches_reference` finds both to agree.
 """
 
+import logging
 from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
 
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from trainers.engines.kv_cache import KVCache
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
@@ -53,22 +56,26 @@ class CastWeights:
     """Linear layers with their weights in the precision of the matrix products.
 
     Autocast rounds float32 weights again in each pass, which triples the memory traffic. Here there is one rounded copy
-    of each weight, at a fixed address as CUDA graphs need it; call `refresh` when the weights have changed. Layers that
-    are not plain linear ones, such as adapters, are called as they are.
+    of each weight, at a fixed address as CUDA graphs need it; call `refresh` when the weights have changed. Layers of
+    another kind are called as they are.
 
     Args:
         dtype: of the products. Weights that have it already are used themselves.
+        merges: LoRA adapters are merged into copies of their layers' weights, where an adapter by itself takes three products
+            more; otherwise they too are called as they are, which takes no memory.
     """
 
     decode_layers: Callable[..., torch.Tensor] | None = None
 
-    def __init__(self, backbone: "LlamaModel", dtype: torch.dtype):
+    @torch.no_grad()
+    def __init__(self, backbone: "LlamaModel", dtype: torch.dtype, merges: bool = False):
         self._modules = [
             {name: [layer.get_submodule(part) for part in parts] for name, parts in PROJECTIONS.items()}
             for layer in backbone.layers
         ]
         self._cast: dict[torch.nn.Module, tuple[torch.Tensor, torch.Tensor | None]] = {}
         self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._merged: list[torch.nn.Module] = []
         for module in (module for layer in self._modules for part in layer.values() for module in part):
             if type(module) is torch.nn.Linear:
                 weight, bias = module.weight, module.bias
@@ -79,17 +86,25 @@ class CastWeights:
                     self._copies.append((cast_weight, weight))
                 if bias is not None and cast_bias is not None and bias.dtype != dtype:
                     self._copies.append((cast_bias, bias))
+            elif merges and _is_known(module):
+                merged, added = weight_and_bias(module)
+                self._cast[module] = merged.to(dtype, copy=True), None if added is None else added.to(dtype, copy=True)
+                self._merged.append(module)
 
     @torch.no_grad()
     def refresh(self) -> None:
-        """Round the weights of now."""
+        """Merge and round the weights of now."""
         for copy, original in self._copies:
             copy.copy_(original)
+        for module in self._merged:
+            for rounded, new in zip(self._cast[module], weight_and_bias(module), strict=True):
+                if rounded is not None and new is not None:
+                    rounded.copy_(new)
 
     @property
     def nbytes(self) -> int:
         """The size of the copies, in bytes."""
-        return sum(copy.nbytes for copy, _ in self._copies)
+        return sum(copy.nbytes for copy, _ in self._copies) + sum(self._cast[m][0].nbytes for m in self._merged)
 
     def __call__(self, number: int, name: str, x: torch.Tensor) -> Sequence[torch.Tensor]:
         """`Weights.__call__`."""
@@ -97,6 +112,36 @@ class CastWeights:
             linear(x, *self._cast[module]) if module in self._cast else module(x)
             for module in self._modules[number][name]
         ]
+
+
+def weight_and_bias(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weight of a linear layer, with its adapters merged in float32, and the bias.
+
+    Raises:
+        TypeError: a layer of another kind, or another adapter than plain LoRA.
+    """
+    if type(module) is torch.nn.Linear:
+        return module.weight, module.bias
+    adapted = cast(Any, module)
+    base = getattr(module, "base_layer", None)
+    if type(base) is not torch.nn.Linear or not hasattr(module, "get_delta_weight"):
+        raise TypeError(f"{type(module).__name__} is not a linear layer whose weight is known")
+    active = [] if adapted.merged or adapted.disable_adapters else adapted.active_adapters
+    if any(adapted.use_dora.get(name) or adapted.lora_bias.get(name) for name in active):
+        raise TypeError("the adapter is not plain LoRA")
+    weight = base.weight.float()
+    for name in set(active) & set(adapted.lora_A):
+        weight = weight + adapted.get_delta_weight(name)
+    return weight, base.bias
+
+
+def _is_known(module: torch.nn.Module) -> bool:
+    """Whether `weight_and_bias` knows such layers."""
+    try:
+        weight_and_bias(module)
+    except TypeError:
+        return False
+    return True
 
 
 def forward(
@@ -189,7 +234,8 @@ def matches_reference(
         # The last token once more, as it is run in decoding.
         kv_cache.set_positions(slice(0, 1), positions[:, -1:], len(ids))
         last = forward(model, weights, inputs[:, -1:], positions[:, -1:], attention_mask[:, :, -1:], kv_cache)
-    except Exception:  # whatever this version of the library does differently
+    except Exception as error:  # whatever this version of the library does differently
+        logger.info("the layers are run by the library: %s", error)
         return False
     difference = max((found.float() - expected).abs().max(), (last.float() - expected[:, -1:]).abs().max())
     return float(difference) <= tolerance * float(expected.abs().max())

@@ -3,7 +3,9 @@
 import collections
 import contextlib
 import os
+import warnings
 from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 import psutil
@@ -39,15 +41,22 @@ class ModelRunner:
             tolerance = 1e-4 if policy.dtype == torch.float32 else 0.05
             ids = policy.encode(PROBE_TEXT)
             packs = can_pack(policy.model, policy.dtype) and not supports_cuda_graphs(policy.device)
+            merges = supports_cuda_graphs(policy.device) and self._has_room_to_merge()
+            cast: Callable[..., llama.Weights] = partial(llama.CastWeights, merges=merges)
+            makers = [PackedWeights, cast] if packs else [cast]
             # Where packing fails, as with adapters of another kind, the weights are used as they are.
             self._make_weights, self._runs_as_llama = next(
                 (
                     (make, True)
-                    for make in ([PackedWeights] if packs else []) + [llama.CastWeights]
+                    for make in makers
                     if llama.matches_reference(self._backbone, ids, tolerance, policy.dtype, make)
                 ),
-                (llama.CastWeights, False),
+                (cast, False),
             )
+        if supports_cuda_graphs(policy.device) and not self._runs_as_llama:
+            kind = type(policy.model).__name__
+            told = f"{kind} is sampled from in the library's layers, without CUDA graphs: several times as slow"
+            warnings.warn(told, stacklevel=3)
         self._graphs = CUDAGraphCache() if supports_cuda_graphs(policy.device) and self._runs_as_llama else None
         self._kv_cache, self._weights_changed = KVCache(), True
         self._weights: llama.Weights | None = None
@@ -61,6 +70,11 @@ class ModelRunner:
             if self._graphs is not None:
                 self._graphs.clear()
         return self._kv_cache
+
+    def _has_room_to_merge(self) -> bool:
+        """Whether merged copies of all weights are as small as what may stay beside the policy."""
+        size = sum(parameter.numel() for parameter in self._backbone.parameters()) * self._policy.dtype.itemsize
+        return size <= KEPT_FRACTION / 2 * _device_memory(self._policy.device)
 
     def _keeps_buffers(self) -> bool:
         kept = self._kv_cache.nbytes + (self._weights.nbytes if self._weights else 0)

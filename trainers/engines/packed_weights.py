@@ -6,12 +6,12 @@ from packed weights, most of it for packing them again at each step.
 
 from collections.abc import Callable, Iterable, Sequence
 from types import ModuleType
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, cast
 
 import torch
 
 from trainers.engines.kv_cache import KVCache
-from trainers.engines.llama import PROJECTIONS, normalize
+from trainers.engines.llama import PROJECTIONS, normalize, weight_and_bias
 from trainers.models.hidden_states import has_bfloat16_products
 
 if TYPE_CHECKING:
@@ -48,7 +48,7 @@ class PackedLinear:
 
     @torch.no_grad()
     def __init__(self, modules: Iterable[torch.nn.Module], dtype: torch.dtype):
-        weights, biases = zip(*(_weight_and_bias(module) for module in modules), strict=True)
+        weights, biases = zip(*(weight_and_bias(module) for module in modules), strict=True)
         self._sizes, self.dtype, self.in_features = [len(weight) for weight in weights], dtype, weights[0].shape[1]
         self._weight = torch.ops.mkldnn._reorder_linear_weight(torch.cat([weight.to(dtype) for weight in weights]))
         self._bias = None
@@ -152,20 +152,3 @@ def _normalize_heads(attention: "Qwen3Attention", q: torch.Tensor, k: torch.Tens
     for norm, x in ((attention.q_norm, q), (attention.k_norm, k)):
         heads = x.unflatten(-1, (-1, attention.head_dim))
         heads.copy_(normalize(norm, heads))
-
-
-def _weight_and_bias(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weight of a linear layer, with its adapters merged in float32, and the bias."""
-    if type(module) is torch.nn.Linear:
-        return module.weight, module.bias
-    adapted = cast(Any, module)
-    base = getattr(module, "base_layer", None)
-    if type(base) is not torch.nn.Linear or not hasattr(module, "get_delta_weight"):
-        raise TypeError(f"{type(module).__name__} is not a linear layer whose weight is known")
-    active = [] if adapted.merged or adapted.disable_adapters else adapted.active_adapters
-    if any(adapted.use_dora.get(name) or adapted.lora_bias.get(name) for name in active):
-        raise TypeError("the adapter is not plain LoRA")
-    weight = base.weight.float()
-    for name in set(active) & set(adapted.lora_A):
-        weight = weight + adapted.get_delta_weight(name)
-    return weight, base.bias

@@ -1,5 +1,6 @@
 """Which conversations have the same tokens in the KV cache, and in which row they are."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 from trainers.engines.kv_cache import KVCache
@@ -76,10 +77,11 @@ class PrefixCache:
             self.kv_cache.copy_rows([s.index for s in sources], [s.index for s in targets], width)
             self._pending_copies = []
 
-    def copy_prefix(self, source: CachedSequence, target: CachedSequence, ids: list[int]) -> None:
-        """Let an empty sequence begin with ``ids``, with which another one begins."""
-        self.kv_cache.copy_rows([source.index], [target.index], len(ids))
-        target.ids = list(ids)
+    def copy_prefix(self, source: CachedSequence, targets: Sequence[CachedSequence], ids: list[int]) -> None:
+        """Let empty sequences begin with ``ids``, with which another one begins."""
+        self.kv_cache.copy_rows([source.index] * len(targets), [target.index for target in targets], len(ids))
+        for target in targets:
+            target.ids = list(ids)
 
     def move_to_front(self, sequences: list[CachedSequence]) -> None:
         """Exchange rows of the KV cache so that these sequences have the first ones."""

@@ -97,8 +97,7 @@ class TransformersEngine:
         if len(shared) >= MIN_SHARED_PREFIX:
             first, *others = fresh
             self._append({first: shared})
-            for sequence in others:
-                self._cache.copy_prefix(first, sequence, shared)
+            self._cache.copy_prefix(first, others, shared)
         # The longest first, so that those of a pass need little padding.
         waiting = sorted(
             (sequence for sequence in wanted if len(wanted[sequence]) > len(sequence.ids)),

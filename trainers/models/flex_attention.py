@@ -12,6 +12,7 @@ from transformers.integrations.sdpa_attention import sdpa_attention_forward
 from trainers.models.prefix_trees import PrefixTrees
 
 ATTENTION_NAME = "packed_trees"  # as models know it
+LONG = 2**14  # tokens of a row, whose mask of all pairs has 256 MiB
 BLOCK_SIZE = 128  # rows have a multiple of so many tokens: a block of them is skipped or not
 
 
@@ -39,7 +40,7 @@ def pack_trees(trees: PrefixTrees) -> tuple[dict[str, Any], torch.Tensor]:
     def is_ancestor(batch: torch.Tensor, head: torch.Tensor, query: torch.Tensor, key: torch.Tensor) -> torch.Tensor:
         return (key <= query) & (query < subtree_ends[key])
 
-    mask = _block_mask_function(device.type)(is_ancestor, None, None, size, size, device)
+    mask = _block_mask_function(device.type, size > LONG)(is_ancestor, None, None, size, size, device)
     inputs = {"input_ids": ids, "position_ids": positions, "attention_mask": mask}
     return inputs, packed_index[trees.node_index]
 
@@ -52,9 +53,9 @@ def _attention_function(device: str) -> Callable[..., Any]:
 
 
 @cache
-def _block_mask_function(device: str) -> Callable[..., BlockMask]:
-    """Compiled, or a mask of all pairs of tokens would be made on the way."""
-    return create_block_mask if device == "cpu" else torch.compile(create_block_mask, dynamic=True)
+def _block_mask_function(device: str, is_long: bool) -> Callable[..., BlockMask]:
+    """On the way it makes a mask of all pairs of tokens, unless it is compiled, which takes most of a minute."""
+    return torch.compile(create_block_mask, dynamic=True) if is_long and device != "cpu" else create_block_mask
 
 
 def packed_attention(

@@ -15,6 +15,7 @@ from agent_envs.data.hub import cache_folder
 from retrieval_index import durable
 
 SUFFIX = ".gguf"
+_SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
 
 
 def is_gguf(path_or_id: str | Path) -> bool:
@@ -50,13 +51,13 @@ def convert(path: str | Path) -> Path:
     folder = root / hashlib.sha256(identity.encode()).hexdigest()[:16]
     if folder.is_dir():
         return folder
-    architecture = _read_architecture(path)
+    architecture, special_ids = _read_header(path)
     print(f"{path.name} ({architecture}) is converted once, into {folder}", file=sys.stderr)
     try:
         durable.make_folder(root)
         with tempfile.TemporaryDirectory(prefix=f".{folder.name}.", dir=root) as staging:
             target = Path(staging) / "model"
-            _write_folder(path, architecture, target)
+            _write_folder(path, architecture, special_ids, target)
             durable.publish(target, folder)
     except OSError as error:
         if not folder.is_dir():  # else another process was faster, and wrote the same
@@ -65,20 +66,24 @@ def convert(path: str | Path) -> Path:
     return folder
 
 
-def _read_architecture(path: Path) -> str:
+def _read_header(path: Path) -> tuple[str, dict[str, int]]:
+    """The architecture, and the ids of the special tokens by their names in a tokenizer."""
     try:
         import gguf
     except ImportError as error:
         raise ImportError(f"{path.name} needs the package gguf: pip install 'agent-r1-envs[gguf]'") from error
     try:
         with warnings.catch_warnings(action="ignore"):
-            field = gguf.GGUFReader(path).get_field("general.architecture")
+            reader = gguf.GGUFReader(path)
+            architecture = reader.get_field("general.architecture")
+            fields = {name: reader.get_field(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL_TOKENS.items()}
     except Exception as error:  # whatever it makes of bytes that are something else
         raise ValueError(f"{path} is not a GGUF file, or not all of one: {error}") from error
-    return str(field.contents()) if field else "unknown"
+    ids = {name: int(field.contents()) for name, field in fields.items() if field}
+    return str(architecture.contents()) if architecture else "unknown", ids
 
 
-def _write_folder(path: Path, architecture: str, target: Path) -> None:
+def _write_folder(path: Path, architecture: str, special_ids: dict[str, int], target: Path) -> None:
     where = {"pretrained_model_name_or_path": str(path.parent), "gguf_file": path.name}
     try:
         tokenizer = AutoTokenizer.from_pretrained(**where)
@@ -90,6 +95,11 @@ def _write_folder(path: Path, architecture: str, target: Path) -> None:
         ) from error
     if tokenizer.chat_template is None:
         raise ValueError(f"{path.name} has no chat template: use an instruction-tuned model")
+    for (
+        name,
+        id,
+    ) in special_ids.items():  # some versions of transformers take bos for eos
+        setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(id))
     # The weights are numbers like any others now; these entries take them for packed ones.
     del model.hf_quantizer, model.config.quantization_config
     model.save_pretrained(target)

@@ -108,6 +108,9 @@ class OptimisationArgs:
     GROUP: ClassVar = "optimisation"
     updates: int = 50
     """Policy updates."""
+    max_seconds: float = 0.0
+    """End after so many seconds of rollouts and updates, evaluations left out, and at the latest after --updates; 0 sets no
+    limit."""
     lr: float = 5e-4
     """Learning rate of AdamW. The default is for the tiny policy; start at 1e-6 for a pretrained model, and at 1e-5 with
     --lora-rank."""
@@ -206,11 +209,11 @@ class OutputArgs:
     """Folder of the run; by default runs/<algorithm>-<env>-<seed>, with a number after it where that is taken."""
     resume: Path | None = None
     """Folder of an earlier run to go on with, under its own arguments: nothing else need be given. What may be given anew
-    changes no gradient step: --updates, --save-every, --save-every-minutes, --keep, --keep-episodes, --eval-every,
-    --eval-questions, --eval-temperature, --final-questions, --log, --log-project, --log-name, --log-group, --push-to-hub,
-    --stop-on-collapse, --tool-outage-minutes, --max-tokens-per-micro-batch, --gradient-checkpointing, --vllm-url and
-    --vllm-kv-gib; with a --schedule or a --warmup, not --updates; in sft, not --updates, --eval-every and --keep. A run may
-    be given more updates after its end."""
+    changes no gradient step: --updates, --max-seconds, --save-every, --save-every-minutes, --keep, --keep-episodes,
+    --eval-every, --eval-questions, --eval-temperature, --final-questions, --log, --log-project, --log-name, --log-group,
+    --push-to-hub, --stop-on-collapse, --tool-outage-minutes, --max-tokens-per-micro-batch, --gradient-checkpointing,
+    --vllm-url and --vllm-kv-gib; with a --schedule or a --warmup, not --updates; in sft, not --updates, --max-seconds,
+    --eval-every and --keep. A run may be given more updates after its end."""
     save_every: int = 25
     """Updates between checkpoints."""
     save_every_minutes: float = 0.0
@@ -363,9 +366,12 @@ class TrainArgs(
         least |= dict.fromkeys(("eval_every", "eval_questions", "final_questions", "save_every", "keep"), 1)
         group_size = 2 if self.compares_attempts() else 1
         self.check_least(**least, group_size=group_size, seed=0, max_tokens_per_micro_batch=1)
+        if self.max_seconds and (self.schedule != "constant" or self.warmup):
+            raise ValueError("schedule and warmup run over all updates: leave out max_seconds, or the two")
         self._check_loss()
         self.check_least(eval_temperature=0, kl_coef=0, kl_target=0, overlong_buffer=0, selection_eps=0)
         self.check_least(entropy_coef=0, refill=0, save_every_minutes=0, tool_outage_minutes=0, keep_episodes=0)
+        self.check_least(max_seconds=0)
         self.check_share("warmup")
         self.check_positive("lr", "temperature", "max_grad_norm", "vllm_kv_gib")
         self.check_model()

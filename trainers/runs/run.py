@@ -150,6 +150,8 @@ class Run:
         schedule, stopped = stopping.SaveSchedule(args.save_every, args.save_every_minutes), False
         with stopping.deferring():
             for number in range(first, args.updates):
+                if self._has_had_its_time():  # before it was resumed
+                    break
                 step, begin = UpdateStep(number=number), time.monotonic()
                 factor = learning_rate_factor(args.schedule, args.warmup, (number + 0.5) / args.updates)
                 for group, rate in zip(optimizer.param_groups, full_rates, strict=True):
@@ -162,7 +164,7 @@ class Run:
                 stopped = self._finish(step, time.monotonic() - begin)
                 signal = max(distributed.all_gather([stopping.received()]))
                 is_due = distributed.broadcast(schedule.is_due(number + 1))
-                if is_due or stopped or signal or number + 1 == args.updates:
+                if is_due or stopped or signal or number + 1 == args.updates or self._has_had_its_time():
                     self._save(number + 1)
                 if signal:
                     self._exit_by_signal(signal)
@@ -224,6 +226,7 @@ class Run:
         self._recorded.clear()
         lines = read_metrics(self._metrics_folder / METRICS_FILE)
         self._tracker, self._played = CollapseTracker(self.score, lines), int(lines[-1]["episodes"]) if lines else 0
+        self._seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
         key, best = f"eval/{self.score}", folder.read_best(self.folder)
         scores = [line[key] for line in lines if line.get(key) is not None]
         self._best = max(scores, default=-math.inf) if best is None else best
@@ -240,6 +243,10 @@ class Run:
             self._logger.amend(first, metrics)
             self._tracker.record(first, metrics, self._progress)
             self._keep_best(first, metrics)
+
+    def _has_had_its_time(self) -> bool:
+        """Whether rollouts and updates have taken ``max_seconds``, where there is such a limit."""
+        return 0 < self.args.max_seconds <= distributed.broadcast(self._seconds)
 
     def _held_out(self, metrics: Metrics) -> Metrics:
         """The score on held-out questions by its name in the progress; nothing where there was no evaluation."""
@@ -287,6 +294,7 @@ class Run:
     def _finish(self, step: UpdateStep, seconds: float) -> bool:
         """Complete the metrics of an update and record them; returns whether training is to stop."""
         args, metrics, done = self.args, step.metrics, step.number + 1
+        self._seconds += seconds
         metrics["time/update"] = seconds - metrics["time/rollout"]
         metrics |= distributed.all_reduce_sums({"tokens/processed_update": float(self._meter.stop())})
         metrics["tokens/per_second"] = metrics["tokens/all"] / seconds

@@ -20,9 +20,10 @@ ARGUMENTS_FILE = "arguments.json"  # in a checkpoint: all arguments of its run
 # What a resumed run may do otherwise than before: none of these changes a gradient step, but for those among an
 # algorithm's FIXED. The help of --resume lists them.
 FREE = {
-    "updates", "eval_every", "eval_questions", "eval_temperature", "final_questions", "save_every", "save_every_minutes",
-    "keep", "keep_episodes", "out", "resume", "log", "log_project", "log_name", "log_group", "push_to_hub", "stop_on_collapse",
-    "tool_outage_minutes", "max_tokens_per_micro_batch", "gradient_checkpointing", "vllm_url", "vllm_kv_gib",
+    "updates", "max_seconds", "eval_every", "eval_questions", "eval_temperature", "final_questions", "save_every",
+    "save_every_minutes", "keep", "keep_episodes", "out", "resume", "log", "log_project", "log_name", "log_group",
+    "push_to_hub", "stop_on_collapse", "tool_outage_minutes", "max_tokens_per_micro_batch", "gradient_checkpointing",
+    "vllm_url", "vllm_kv_gib",
 }  # fmt: skip
 
 # Arguments of environments that decide what an agent reads and may do, and not which questions it gets or what they pay. It

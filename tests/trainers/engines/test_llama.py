@@ -56,6 +56,25 @@ def test_models_that_are_run_this_way(model, lora):
     assert llama.matches_reference(shaken(model).base_model, IDS, 1e-5)
 
 
+def test_merged_adapters_follow_the_weights():
+    """At the addresses that they had: CUDA graphs read them there."""
+    model = Qwen2ForCausalLM(Qwen2Config(**SIZES))
+    add_lora(model, 2, 4)
+    backbone, x = shaken(model).base_model, torch.randn(3, 32)
+    merged, called = (llama.CastWeights(backbone, torch.float32, merges=merges) for merges in (True, False))
+    before = [weight.data_ptr() for weight, _ in merged._cast.values()]
+    for _ in range(2):
+        with torch.no_grad():
+            for name in ("qkv", "gate_up"):
+                for y, expected in zip(merged(1, name, x), called(1, name, x), strict=True):
+                    torch.testing.assert_close(y, expected, rtol=1e-4, atol=1e-5)
+            for name, parameter in model.named_parameters():
+                parameter.add_(0.1 if "lora_" in name else 0.0)
+        merged.refresh()
+    assert before == [weight.data_ptr() for weight, _ in merged._cast.values()]
+    assert merged.nbytes > called.nbytes == 0
+
+
 def test_any_layout_of_what_attention_returns(monkeypatch):
     """Kernels on GPUs return the transpose of another layout."""
     kernel = llama.scaled_dot_product_attention

@@ -40,6 +40,7 @@ def write_gguf(path, policy, architecture="llama", template=True):
     writer.add_token_list(tokens)
     writer.add_token_types([ggml.TokenType.CONTROL if t in control else ggml.TokenType.NORMAL for t in tokens])
     writer.add_token_merges([" ".join(pair) for pair in bpe["merges"]])
+    writer.add_bos_token_id(tokenizer.convert_tokens_to_ids("<|im_start|>"))
     writer.add_eos_token_id(tokenizer.eos_token_id)
     writer.add_pad_token_id(tokenizer.pad_token_id)
     if template:
@@ -84,6 +85,8 @@ def test_it_is_what_transformers_reads(file, policy, cache):
     assert torch.equal(logits(loaded.model), logits(direct))
     assert loaded.prompt_ids("Do it.", "the search") == policy.prompt_ids("Do it.", "the search")
     assert loaded.end_ids == policy.end_ids
+    named = ("bos_token", "eos_token", "pad_token")
+    assert [getattr(loaded.tokenizer, n) for n in named] == ["<|im_start|>", "<|im_end|>", "<|endoftext|>"]
     # Eight bits are not exact, but near.
     of_embedding = loaded.model.get_input_embeddings().weight - policy.model.get_input_embeddings().weight
     assert 0 < of_embedding.abs().max() < 0.01
@@ -102,7 +105,7 @@ def test_it_is_converted_once_and_again_when_the_file_changes(file, cache, capsy
 
 
 def test_a_conversion_that_fails_leaves_nothing(file, cache, monkeypatch):
-    def fail(path, architecture, target):
+    def fail(path, architecture, special_ids, target):
         target.mkdir()
         (target / "config.json").write_text("{}")
         raise KeyboardInterrupt
@@ -124,10 +127,10 @@ def test_two_processes_at_once(file, cache, monkeypatch):
     """The slower one finds what the faster one has written."""
     write = gguf._write_folder
 
-    def be_slow(path, architecture, target):
+    def be_slow(path, *others):
         monkeypatch.setattr(gguf, "_write_folder", write)
         gguf.convert(path)
-        write(path, architecture, target)
+        write(path, *others)
 
     monkeypatch.setattr(gguf, "_write_folder", be_slow)
     assert (gguf.convert(file) / "config.json").is_file()

@@ -1,0 +1,177 @@
+"""On a GPU: what a CPU computes comes out there too, by other kernels. `pytest -m gpu tests/trainers` runs these."""
+
+import copy
+import json
+import shutil
+
+import pytest
+import torch
+from transformers import LlamaConfig, LlamaForCausalLM
+
+from trainers import grpo, ppo, sft
+from trainers.engines.engine import generate
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models import lora
+from trainers.models.loading import load_policy, set_matmul_precision
+from trainers.models.policy import Policy
+from trainers.rollout import rollout
+from trainers.runs import checkpoint
+from trainers.runs.logger import read_metrics
+from trainers.runs.setup import make_envs
+from trainers.trajectory import collate
+
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]
+SMALL = '{"entities": 60, "questions": 24, "max_turns": 3}'
+
+
+@pytest.fixture
+def make_model(tokenizers):
+    """``make_model(kind)``: of the form of SmolLM2, with three query heads for one of keys and values."""
+
+    def make(kind: str = "bytes") -> LlamaForCausalLM:
+        tokenizer = tokenizers[kind]
+        torch.manual_seed(0)
+        config = LlamaConfig(
+            vocab_size=len(tokenizer), hidden_size=192, intermediate_size=384, num_hidden_layers=3, num_attention_heads=3,
+            num_key_value_heads=1, max_position_embeddings=4096, initializer_range=0.1, tie_word_embeddings=True,
+            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
+        )  # fmt: skip
+        return LlamaForCausalLM(config)
+
+    return make
+
+
+@pytest.fixture
+def make_policy_on(make_model, tokenizers):
+    """``make_policy_on(device, dtype, lora_rank)``: the same weights each time."""
+
+    def make(device: str, dtype: str = "float32", lora_rank: int = 0) -> Policy:
+        model = make_model()
+        if lora_rank:
+            lora.add_lora(model, lora_rank, 32)
+            for name, parameter in model.named_parameters():
+                if "lora_B" in name:  # zero at first, and then the other matrix has no gradient
+                    torch.nn.init.normal_(parameter, std=0.05)
+        model = model.to(device)
+        set_matmul_precision(model, dtype)
+        return Policy(model, tokenizers["bytes"], getattr(torch, dtype))
+
+    return make
+
+
+@pytest.fixture
+def model_folder(make_model, tokenizers, tmp_path):
+    make_model("subwords").save_pretrained(tmp_path / "model")
+    tokenizers["subwords"].save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+def play(policy: Policy, letters: str, temperature: float = 1.0):
+    """Sixteen episodes of three turns, four at each question."""
+    envs = make_envs(letters, SMALL, "train", 16)
+    engine = TransformersEngine(policy, ("</search>",))
+    torch.manual_seed(0)
+    return rollout(
+        envs, policy, engine, seeds=[0, 1, 2, 3], group_size=4, max_new_tokens=24, temperature=temperature
+    ), engine
+
+
+def test_turns_are_those_of_a_cpu(make_policy_on):
+    """Over turns, with rows that leave and come back, and after a change of all weights; steps are replayed as graphs."""
+    policies = [make_policy_on("cuda"), make_policy_on("cpu")]
+    engines = [TransformersEngine(policy, ()) for policy in policies]
+    for _ in range(2):
+        contexts = {key: policies[0].encode("the town " * (5 * key + 1)) for key in range(12)}
+        for keys in (range(12), [0], [7, 1, 11], range(12)):
+            found, expected = (generate(e, {k: contexts[k] for k in keys}, 40, 0.0) for e in engines)
+            for key in keys:
+                assert found[key].tokens == expected[key].tokens
+                assert found[key].logprobs == pytest.approx(expected[key].logprobs, abs=1e-3)
+                contexts[key] = contexts[key] + found[key].tokens + policies[0].observation_ids("seen " * 20, [])
+        assert engines[0].num_cuda_graphs > 2
+        for policy, engine in zip(policies, engines, strict=True):
+            engine.reset()
+            with torch.no_grad():
+                for parameter in policy.model.parameters():
+                    parameter.mul_(1.05)
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_what_was_sampled_is_as_probable_in_the_update(make_policy_on, letters, dtype, lora_rank):
+    policy = make_policy_on("cuda", dtype, lora_rank)
+    played, engine = play(policy, letters)
+    batch = collate(played, policy.pad_id).to("cuda")
+    with torch.no_grad():
+        logprobs, _ = policy.logprobs(batch)
+    difference = (logprobs - batch.logprobs)[batch.mask].abs()
+    assert float(difference.mean()) < (1e-4 if dtype == "float32" else 0.05)
+    assert engine.num_cuda_graphs > 0
+    assert policy.tree_attention == "packed"
+
+
+@pytest.mark.parametrize("lora_rank", [0, 4])
+def test_gradients_are_those_of_a_cpu(make_policy_on, letters, lora_rank):
+    on_gpu, on_cpu = make_policy_on("cuda", lora_rank=lora_rank), make_policy_on("cpu", lora_rank=lora_rank)
+    played, _ = play(on_cpu, letters)
+    found = []
+    for policy in (on_gpu, on_cpu):
+        batch = collate(copy.deepcopy(played), policy.pad_id).to(policy.device)
+        logprobs, entropy = policy.logprobs(batch)
+        weights = torch.arange(logprobs.numel(), device=policy.device).cos().view_as(logprobs)
+        (logprobs * weights).sum().backward()
+        gradients = {n: p.grad.cpu() for n, p in policy.model.named_parameters() if p.grad is not None}
+        found.append((logprobs.detach().cpu(), entropy.detach().cpu(), gradients))
+    for ours, theirs in zip(found[0][:2], found[1][:2], strict=True):
+        torch.testing.assert_close(ours, theirs, rtol=1e-3, atol=1e-3)
+    assert found[0][2].keys() == found[1][2].keys()
+    for name, gradient in found[0][2].items():
+        expected = found[1][2][name]
+        assert float((gradient - expected).norm()) <= 2e-3 * float(expected.norm()), name
+
+
+RUNS = {
+    "grpo": (grpo, {}),
+    "grpo, lora in bfloat16": (grpo, {"lora_rank": 4, "dtype": "bfloat16"}),
+    "grpo, one step off-policy": (grpo, {"one_step_off_policy": True, "importance": "tis"}),
+    "grpo, recomputed, with a reference": (grpo, {"gradient_checkpointing": True, "kl_coef": 0.01}),
+    "grpo without loss mask": (grpo, {"loss_mask": False, "lora_rank": 4}),
+    "ppo": (ppo, {"lora_rank": 4, "dtype": "bfloat16"}),
+    "ppo, shared": (ppo, {"share_layers": True}),
+}
+
+
+@pytest.mark.parametrize("name", RUNS)
+def test_a_run_goes_on_from_its_checkpoint(letters, model_folder, tmp_path, name):
+    """Kernels on a GPU add in no fixed order, so the two halves are only about the whole."""
+    module, options = RUNS[name]
+    whole, halves = tmp_path / "whole", tmp_path / "halves"
+    base = {
+        "env": letters, "env_kwargs": SMALL, "model": model_folder, "updates": 2, "questions_per_update": 2,
+        "group_size": 3, "lr": 1e-3, "max_new_tokens": 12, "eval_every": 2, "eval_questions": 4, "final_questions": 4,
+        "save_every": 1,
+    }  # fmt: skip
+    module.main(module.Args(**base | options, out=whole))
+    shutil.copytree(whole, halves, ignore=shutil.ignore_patterns("checkpoint-2"))
+    module.main(module.Args(**base | options, resume=halves))
+    first, second = (read_metrics(folder / "metrics.jsonl")[1:] for folder in (whole, halves))
+    for ours, theirs in zip(first, second, strict=True):
+        assert ours["policy/grad_norm"] > 0
+        if name != "grpo, one step off-policy":  # a resumed one begins with a batch that is not old
+            assert theirs["train/return"] == pytest.approx(ours["train/return"], rel=0.1)
+    assert abs(first[0].get("policy/sampler_kl", 0.0)) < 0.01
+    trained = load_policy(checkpoint.latest(whole))
+    assert trained.device.type == "cuda"
+
+
+def test_supervised_fine_tuning_learns(letters, model_folder, tmp_path):
+    out = tmp_path / "sft"
+    summary = sft.main(
+        sft.Args(
+            env=letters, env_kwargs=SMALL, model=model_folder, out=out, lora_rank=4, dtype="bfloat16", epochs=3.0, lr=1e-3,
+            tokens_per_update=1500, eval_every=3, save_every=5,
+        )
+    )  # fmt: skip
+    assert summary["heldout_loss"] < summary["heldout_loss_before"]
+    saved = json.loads((out / "summary.json").read_text())
+    assert saved["checkpoint"]
