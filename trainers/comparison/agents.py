@@ -188,7 +188,9 @@ class Comparison:
             played = self.out / f"sft-{seed}"
             return lengthened.more_sft(args, played if (played / FILE).exists() else None, seconds, folder)
         with nullcontext() if self.read_only else lock.wait_for(folder, "the same rejection sampling"):
-            return lengthened.rejection_sampling(args, recipe.base(seed).group_size, seconds, recipe.rounds, folder)
+            base = recipe.base(seed)
+            shape = base.group_size, seconds, recipe.rounds
+            return lengthened.rejection_sampling(args, *shape, folder, base.questions_per_update)
 
     def _imitate(self, seed: int, seconds: float, folder: Path) -> dict:
         base = self.recipe.base(seed)

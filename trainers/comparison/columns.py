@@ -15,6 +15,7 @@ from retrieval_index import durable
 from trainers import playing
 from trainers.comparison.recipe import EnvConfig
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.loading import episodes_at_once
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint, lock, outages
 from trainers.runs.logger import to_json_types
@@ -24,7 +25,6 @@ Columns = Mapping[str, tuple[EnvConfig, int]]  # by name: what is played, and ho
 Player = Callable[[ToolVectorEnv, list[int]], list[dict]]  # plays numbered questions; one record for each
 SCORES = ("em", "f1", "score", "support_recall")  # kept for each question beside the means, where a task has them
 _ALSO_KEPT = ("substring_em", "turns", "calls", "prediction", "golds", "tool_faults")  # of a script's episodes
-_BATCH = 64
 
 
 class NotThere(Exception):
@@ -71,7 +71,8 @@ def _play(
 ) -> tuple[dict, list[dict]]:
     """Play what is missing of a column, in batches, each of which is kept at once, unless tools broke in most of it; and all
     of it where the data were changed since."""
-    envs = make_envs(task.env, json.dumps(task.env_kwargs), "validation", min(questions or _BATCH, _BATCH))
+    size = episodes_at_once()
+    envs = make_envs(task.env, json.dumps(task.env_kwargs), "validation", min(questions or size, size))
     numbers, asked = playing.instances(envs, questions), envs.envs[0].questions
     measure, source = envs.envs[0].PRIMARY_METRIC, playing.source_of(envs)
     data = playing.data_digest(envs.envs[0])

@@ -57,7 +57,9 @@ def more_sft(args: sft.Args, demonstrations: Path | None, seconds: float, folder
     return fine_tune(replace(args, max_seconds=seconds, updates=0, patience=0), folder)
 
 
-def rejection_sampling(args: sft.Args, attempts: int, seconds: float, rounds: int, folder: Path) -> dict:
+def rejection_sampling(
+    args: sft.Args, attempts: int, seconds: float, rounds: int, folder: Path, at_once: int
+) -> dict:
     """Sample answers to training questions, learn from those that are right, and again (expert iteration, Anthony et al. 2017;
     RAFT, Dong et al. 2023): ``rounds`` times within ``seconds``, sampling included. So many more seconds and rounds go on
     with what is in ``folder``.
@@ -68,6 +70,7 @@ def rejection_sampling(args: sft.Args, attempts: int, seconds: float, rounds: in
     Args:
         args: with the model to start from; of each question at most ``args.keep`` right episodes of a round are learned from.
         attempts: at each question.
+        at_once: questions that are played at once.
 
     Returns:
         The summary of the last fine-tuning, with ``seconds`` of everything, and what was ``sampled`` and ``kept``.
@@ -83,7 +86,7 @@ def rejection_sampling(args: sft.Args, attempts: int, seconds: float, rounds: in
         if (round_folder / "summary.json").exists():  # learned from: no more is sampled, whatever the budget is now
             records = _read_batches(sampled_in)
         else:
-            records = _sample(here, attempts, SAMPLING * left, sampled_in)
+            records = _sample(here, attempts, SAMPLING * left, sampled_in, at_once)
         files += [str(sampled_in.resolve() / Path(record["file"]).name) for record in records if record["kept"]]
         sampling = sum(record["seconds"] for record in records)
         sampled += sum(record["sampled"] for record in records)
@@ -106,7 +109,7 @@ def _read_batches(folder: Path) -> list[dict]:
     return read_metrics(folder / _BATCHES) if (folder / _BATCHES).exists() else []
 
 
-def _sample(args: sft.Args, attempts: int, seconds: float, folder: Path) -> list[dict]:
+def _sample(args: sft.Args, attempts: int, seconds: float, folder: Path, at_once: int) -> list[dict]:
     """Sample for ``seconds`` in batches, each kept in a file: one record for each, with those of an earlier call.
 
     Questions come in an order drawn by the seed, none twice before each came once.
@@ -114,9 +117,9 @@ def _sample(args: sft.Args, attempts: int, seconds: float, folder: Path) -> list
     log, records = folder / _BATCHES, _read_batches(folder)
     if sum(record["seconds"] for record in records) >= seconds:
         return records
-    envs = make_envs(args.env, args.env_kwargs, "train", max(64 // attempts, 1) * attempts)
+    envs = make_envs(args.env, args.env_kwargs, "train", at_once * attempts)
     policy, _ = start_policy(args, envs, args.seed)
-    engine, at_once = TransformersEngine(policy, envs.envs[0].stop), envs.num_envs // attempts
+    engine = TransformersEngine(policy, envs.envs[0].stop)
     folder.mkdir(parents=True, exist_ok=True)
     while sum(record["seconds"] for record in records) < seconds:
         begin, done = time.monotonic(), len(records)

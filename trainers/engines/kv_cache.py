@@ -33,13 +33,15 @@ class KVCache(Cache):
         self._pass_rows, self._pass_columns, self._pass_width = rows, columns, width
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for so many rows and columns. Buffers that grow at least double, so that they seldom do."""
+        """Make room for so many rows and columns. Buffers that grow at least double, so that they seldom do; on a GPU, which
+        copies fast and has little memory, they grow by a quarter."""
         if rows <= self._num_rows and width <= self._width:
             return
+        factor = 1.25 if self._buffers and self._buffers[0][0].is_cuda else 2
         if rows > self._num_rows:
-            self._num_rows = max(rows, 2 * self._num_rows)
+            self._num_rows = max(rows, int(factor * self._num_rows))
         if width > self._width:
-            self._width = max(width + 32, 2 * self._width)
+            self._width = max(width + 32, int(factor * self._width))
         self._buffers = [[self._grow(buffer) for buffer in layer] for layer in self._buffers]
         self.version += 1
 

@@ -29,6 +29,11 @@ def default_device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def episodes_at_once() -> int:
+    """How many episodes an evaluation plays at once: on a GPU a step takes about as long for four times as many."""
+    return 256 if default_device() == "cuda" else 64
+
+
 def set_matmul_precision(model: PreTrainedModel, dtype: str) -> None:
     """On a GPU, beside layers in bfloat16, run the float32 products, which are those of the head, in TF32: it has more
     digits than bfloat16 and is several times as fast. Holds for the whole process, until a model is to run in float32.

@@ -26,6 +26,7 @@ from trainers.cold_start.start import start_run
 from trainers.collector import Collector
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.hidden_states import ForwardTokenMeter
+from trainers.models.loading import episodes_at_once
 from trainers.models.policy import Policy
 from trainers.preparation import Metrics
 from trainers.rollout import check_formats
@@ -93,7 +94,7 @@ class Run:
             self.folder = stack.enter_context(folder.claim_folder(args, self.algorithm))
             count = args.questions_per_update // distributed.world_size() * args.group_size
             self.envs = setup.make_envs(args.env, args.env_kwargs, "train", count)
-            self.held_out = setup.make_envs(args.env, args.env_kwargs, "validation", 64)
+            self.held_out = setup.make_envs(args.env, args.env_kwargs, "validation", episodes_at_once())
             self.score = self.held_out.envs[0].PRIMARY_METRIC
             setup.check_splits(self.envs, self.held_out)
             # Now: an environment that has to be asked is reset by it.

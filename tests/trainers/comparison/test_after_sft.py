@@ -207,7 +207,7 @@ def test_what_was_killed_goes_on(ask, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"GRPO, seed 0 \(stopped after 1 updates\)"):
         compare.main(ask("--report"))
     assert not (out / "grpo-0" / "evaluations").exists()
-    monkeypatch.setattr(columns, "_BATCH", 3)
+    monkeypatch.setattr(columns, "episodes_at_once", lambda: 3)
     die_in(columns, "_summarize", 1)  # the first column is there, and no row of it
     die_in(playing, "play_policy", 2)  # the second column is half there
     played, play = [], playing.play_policy
@@ -230,20 +230,20 @@ def test_rejection_sampling_goes_on_between_batches(ask, tmp_path, monkeypatch):
 
     monkeypatch.setattr(lengthened, "sample", killed)
     with pytest.raises(KeyboardInterrupt):
-        lengthened.rejection_sampling(args, 32, 1e6, 2, tmp_path / "r")
+        lengthened.rejection_sampling(args, 32, 1e6, 2, tmp_path / "r", 2)
     done = read_metrics(tmp_path / "r" / "sampled-0" / "batches.jsonl")
     assert [record["sampled"] for record in done] == [64, 64]
     seconds = 2 * sum(record["seconds"] for record in done) * 2
-    summary = lengthened.rejection_sampling(args, 32, seconds, 2, tmp_path / "r")
+    summary = lengthened.rejection_sampling(args, 32, seconds, 2, tmp_path / "r", 2)
     assert summary["sampled"] >= 128
     assert calls[0] != calls[1] and not set(calls[0]) & set(calls[1])  # no question twice before each came once
     assert summary["seconds"] >= 0.9 * seconds
     monkeypatch.setattr(lengthened, "sample", never)  # what has been learned from gets no more episodes
-    assert lengthened.rejection_sampling(args, 32, seconds, 2, tmp_path / "r") == summary
+    assert lengthened.rejection_sampling(args, 32, seconds, 2, tmp_path / "r", 2) == summary
     with pytest.raises(SettingsDiffer, match="max_seconds"):
-        lengthened.rejection_sampling(args, 32, 10 * seconds, 2, tmp_path / "r")
+        lengthened.rejection_sampling(args, 32, 10 * seconds, 2, tmp_path / "r", 2)
     monkeypatch.setattr(lengthened, "sample", real)  # as many rounds again, in as many seconds again, go on
-    longer = lengthened.rejection_sampling(args, 32, 2 * seconds, 4, tmp_path / "r")
+    longer = lengthened.rejection_sampling(args, 32, 2 * seconds, 4, tmp_path / "r", 2)
     assert longer["seconds"] >= 1.8 * seconds and longer["sampled"] >= summary["sampled"]
     assert sorted(folder.name for folder in (tmp_path / "r").glob("round-*")) == [f"round-{i}" for i in range(4)]
 
@@ -251,12 +251,12 @@ def test_rejection_sampling_goes_on_between_batches(ask, tmp_path, monkeypatch):
 def test_nothing_right_leaves_the_start(ask, tmp_path, monkeypatch):
     args = compare.read_recipe(ask()).sft_arguments(0, max_new_tokens=2, only_solved=True)
     monkeypatch.setattr(sft, "main", never)
-    summary = lengthened.rejection_sampling(args, 32, 0.2, 2, tmp_path / "r")
+    summary = lengthened.rejection_sampling(args, 32, 0.2, 2, tmp_path / "r", 2)
     assert (summary["checkpoint"], summary["kept"]) == (args.model, 0)
     assert summary["sampled"] >= 64
     monkeypatch.setattr(lengthened, "sample", never)  # it is there, also for a report
     assert (tmp_path / "r" / "round-1" / "summary.json").exists()
-    assert lengthened.rejection_sampling(args, 32, 0.2, 2, tmp_path / "r") == summary
+    assert lengthened.rejection_sampling(args, 32, 0.2, 2, tmp_path / "r", 2) == summary
 
 
 def test_a_model_is_its_weights_wherever_it_lies(tmp_path):
