@@ -190,7 +190,7 @@ class Comparison:
         with nullcontext() if self.read_only else lock.wait_for(folder, "the same rejection sampling"):
             base = recipe.base(seed)
             shape = base.group_size, seconds, recipe.rounds
-            return lengthened.rejection_sampling(args, *shape, folder, base.questions_per_update)
+            return lengthened.rejection_sampling(args, *shape, folder, base.questions_per_update, recipe.sampling)
 
     def _imitate(self, seed: int, seconds: float, folder: Path) -> dict:
         base = self.recipe.base(seed)

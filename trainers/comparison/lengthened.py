@@ -20,7 +20,6 @@ from trainers.runs.settings import check_settings
 from trainers.runs.setup import make_envs
 
 _BATCHES = "batches.jsonl"
-SAMPLING = 0.5  # the share of each round of rejection sampling that is spent on sampling
 
 
 def fine_tune(args: sft.Args, folder: Path) -> dict:
@@ -58,7 +57,13 @@ def more_sft(args: sft.Args, demonstrations: Path | None, seconds: float, folder
 
 
 def rejection_sampling(
-    args: sft.Args, attempts: int, seconds: float, rounds: int, folder: Path, at_once: int
+    args: sft.Args,
+    attempts: int,
+    seconds: float,
+    rounds: int,
+    folder: Path,
+    at_once: int,
+    sampling: float = 0.5,
 ) -> dict:
     """Sample answers to training questions, learn from those that are right, and again (expert iteration, Anthony et al. 2017;
     RAFT, Dong et al. 2023): ``rounds`` times within ``seconds``, sampling included. So many more seconds and rounds go on
@@ -71,6 +76,7 @@ def rejection_sampling(
         args: with the model to start from; of each question at most ``args.keep`` right episodes of a round are learned from.
         attempts: at each question.
         at_once: questions that are played at once.
+        sampling: the share of each round that goes into sampling.
 
     Returns:
         The summary of the last fine-tuning, with ``seconds`` of everything, and what was ``sampled`` and ``kept``.
@@ -86,7 +92,7 @@ def rejection_sampling(
         if (round_folder / "summary.json").exists():  # learned from: no more is sampled, whatever the budget is now
             records = _read_batches(sampled_in)
         else:
-            records = _sample(here, attempts, SAMPLING * left, sampled_in, at_once)
+            records = _sample(here, attempts, sampling * left, sampled_in, at_once)
         files += [str(sampled_in.resolve() / Path(record["file"]).name) for record in records if record["kept"]]
         sampling = sum(record["seconds"] for record in records)
         sampled += sum(record["sampled"] for record in records)

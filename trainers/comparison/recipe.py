@@ -62,6 +62,9 @@ class RecipeRun:
     arguments: dict[str, Any]
 
 
+ROUNDS = {"rounds": 2, "sampling": 0.5}  # of rejection sampling, where the recipe does not say
+
+
 @dataclass(frozen=True, kw_only=True)
 class Recipe:
     """What is compared. Its fields are the keys of the file; ``name`` is that of the file.
@@ -76,7 +79,8 @@ class Recipe:
         budget_seconds: how long they take, in place of ``budget``, so that they can be run beside it and not after it.
         sft: arguments of `trainers.sft`, for what every run of a seed starts from; its ``env_kwargs`` are put over the
             recipe's for its demonstrations alone.
-        rejection_sampling: likewise for that baseline, put over those of ``sft`` where there are any; and its ``rounds``.
+        rejection_sampling: likewise for that baseline, put over those of ``sft`` where there are any; and its ``rounds``, and
+            ``sampling``, the share of each that goes into sampling.
         model_hint: how to get the model, said where it is not there.
         machine: for the dry run, of the machine that the recipe is for: ``flops_per_second`` of its matrix products, and
             what share of it ``passes`` over many tokens and ``decoding`` reach. By default an H100.
@@ -146,7 +150,7 @@ class Recipe:
         shared = {n: self.arguments[n] for n in names if n in self.arguments}
         try:
             own = {**shared, **self.sft, **(self.rejection_sampling if sampled else {})}
-            own.pop("rounds", None)
+            own = {name: value for name, value in own.items() if name not in ROUNDS}
             demonstrated = own.pop("env_kwargs", {})
             env_kwargs = self.env_kwargs if sampled else {**self.env_kwargs, **demonstrated}
             given = {n: _convert_type(n, v, getattr(preset, n)) for n, v in own.items()}
@@ -159,7 +163,12 @@ class Recipe:
     @property
     def rounds(self) -> int:
         """How often rejection sampling samples and learns."""
-        return int(self.rejection_sampling.get("rounds", 2))
+        return int(self.rejection_sampling.get("rounds", ROUNDS["rounds"]))
+
+    @property
+    def sampling(self) -> float:
+        """The share of each round of rejection sampling that is spent on sampling."""
+        return float(self.rejection_sampling.get("sampling", ROUNDS["sampling"]))
 
     def run_arguments(self, name: str, seed: int, start: str = "") -> TrainArgs:
         """The arguments of one run.

@@ -20,6 +20,7 @@
     [rejection_sampling]                    # likewise in the baseline of that name, over those of [sft]
     lr = 1e-3
     rounds = 3                              # of sampling and learning; 2 by default
+    sampling = 0.8                          # the share of each that goes into sampling; half by default
     [arguments]                             # of every run that has them: any option of its algorithm's command
     updates = 25
     [tasks."4 hops"]                        # a column of the table, and what is other in it than in training
@@ -50,6 +51,7 @@ from trainers.comparison.recipe import (
     ALGORITHMS,
     BASELINES,
     MIXTURE,
+    ROUNDS,
     SET_BY_COMPARISON,
     SHARED,
     EnvConfig,
@@ -157,12 +159,17 @@ def _check_sft(where: str, recipe: Recipe) -> None:
     if needed and not recipe.sft:
         raise ValueError(f"{where}: the baselines {needed} need [sft]")
     options = sorted({f.name for f in fields(sft.Args)} - {*SET_BY_COMPARISON, "model"})
-    for name, known in {"sft": ["env_kwargs", *options], "rejection_sampling": ["rounds", *options]}.items():
+    for name, known in {"sft": ["env_kwargs", *options], "rejection_sampling": [*ROUNDS, *options]}.items():
         _check_keys(f"[{name}] of {where}", getattr(recipe, name), known)
     _check_type(f"[sft] of {where}: env_kwargs", recipe.sft.get("env_kwargs", {}), dict)
     _check_type(f"[rejection_sampling] of {where}: rounds", rounds := recipe.rejection_sampling.get("rounds", 2), int)
     if rounds < 1:
         raise ValueError(f"{where}: rounds of [rejection_sampling] must be at least 1, got {rounds}")
+    _check_type(
+        f"[rejection_sampling] of {where}: sampling", sampling := recipe.rejection_sampling.get("sampling", 0.5), float
+    )
+    if not 0 < sampling < 1:
+        raise ValueError(f"{where}: sampling of [rejection_sampling] must be between 0 and 1, got {sampling}")
     recipe.sft_arguments(0)
     recipe.sft_arguments(0, sampled=True)
     if not recipe.sft:

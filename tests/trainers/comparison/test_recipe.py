@@ -326,6 +326,9 @@ def test_runs_after_sft_train_its_adapter_further(small):
     for wrong, said in {"0": "must be at least 1, got 0", "2.5": "must be a whole number, got 2.5"}.items():
         with pytest.raises(ValueError, match=rf"rejection_sampling.*{said}"):
             recipe_file.read(small(AFTER_SFT + f"[rejection_sampling]\nrounds = {wrong}\n"))
+    assert recipe_file.read(small(AFTER_SFT + "[rejection_sampling]\nsampling = 0.8\n")).sampling == 0.8
+    with pytest.raises(ValueError, match="sampling of .rejection_sampling. must be between 0 and 1"):
+        recipe_file.read(small(AFTER_SFT + "[rejection_sampling]\nsampling = 1.0\n"))
     run = recipe.run_arguments("a", 2, "out/sft-2/checkpoint-9")
     assert (run.model, run.lora_rank, run.dtype) == ("out/sft-2/checkpoint-9", 0, "bfloat16")
     whole = recipe_file.read(small(AFTER_SFT.replace("lora_rank = 4", "lora_rank = 0")))
