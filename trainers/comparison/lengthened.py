@@ -63,7 +63,7 @@ def rejection_sampling(
     rounds: int,
     folder: Path,
     at_once: int,
-    sampling: float = 0.5,
+    share: float = 0.5,
 ) -> dict:
     """Sample answers to training questions, learn from those that are right, and again (expert iteration, Anthony et al. 2017;
     RAFT, Dong et al. 2023): ``rounds`` times within ``seconds``, sampling included. So many more seconds and rounds go on
@@ -76,7 +76,7 @@ def rejection_sampling(
         args: with the model to start from; of each question at most ``args.keep`` right episodes of a round are learned from.
         attempts: at each question.
         at_once: questions that are played at once.
-        sampling: the share of each round that goes into sampling.
+        share: of each round, what goes into sampling.
 
     Returns:
         The summary of the last fine-tuning, with ``seconds`` of everything, and what was ``sampled`` and ``kept``.
@@ -92,7 +92,7 @@ def rejection_sampling(
         if (round_folder / "summary.json").exists():  # learned from: no more is sampled, whatever the budget is now
             records = _read_batches(sampled_in)
         else:
-            records = _sample(here, attempts, sampling * left, sampled_in, at_once)
+            records = _sample(here, attempts, share * left, sampled_in, at_once)
         files += [str(sampled_in.resolve() / Path(record["file"]).name) for record in records if record["kept"]]
         sampling = sum(record["seconds"] for record in records)
         sampled += sum(record["sampled"] for record in records)
