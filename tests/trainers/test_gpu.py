@@ -9,6 +9,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainers import grpo, ppo, sft
+from trainers.engines import model_runner
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models import lora
@@ -94,6 +95,25 @@ def test_turns_are_those_of_a_cpu(make_policy_on):
             with torch.no_grad():
                 for parameter in policy.model.parameters():
                     parameter.mul_(1.05)
+
+
+def test_a_step_that_cannot_be_captured(make_policy_on, monkeypatch):
+    """It is run as it is, with a warning, and random numbers can still be drawn."""
+    policy = make_policy_on("cuda")
+    run = model_runner.ModelRunner._decode_step
+
+    def wait(self, ids, columns, width):
+        hidden = run(self, ids, columns, width)
+        assert hidden.sum().item() == hidden.sum().item()  # no graph can wait for the device
+        return hidden
+
+    monkeypatch.setattr(model_runner.ModelRunner, "_decode_step", wait)
+    engine = TransformersEngine(policy, ())
+    with pytest.warns(UserWarning, match="goes on without CUDA graphs"):
+        done = generate(engine, {key: policy.encode("the town") for key in range(4)}, 30, 1.0)
+    assert all(len(completion.tokens) for completion in done.values())
+    assert engine.num_cuda_graphs == 0
+    assert torch.rand(3, device="cuda").shape == (3,)
 
 
 @pytest.mark.parametrize("lora_rank", [0, 4])

@@ -36,7 +36,8 @@ class GraphCapturer:
 
     def __call__(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
         """Capture the kernels of a function; returns what replays them on the same tensors, and the tensor that then
-        holds the result."""
+        holds the result. Where that fails, as where the allocator frees memory meanwhile
+        (``garbage_collection_threshold``), the capturer is of no use any more."""
         caching, collecting = torch.is_autocast_cache_enabled(), gc.isenabled()
         torch.set_autocast_cache_enabled(False)  # or weights that were rounded before would not be rounded again
         gc.disable()  # what it frees, such as graphs that were dropped, may not be freed during a capture
@@ -49,13 +50,22 @@ class GraphCapturer:
                     try:
                         result = function()
                     finally:
-                        graph.capture_end()
+                        self._end(graph)
                 current.wait_stream(self._stream)
         finally:
             torch.set_autocast_cache_enabled(caching)
             if collecting:
                 gc.enable()
         return graph.replay, result
+
+    def _end(self, graph: torch.cuda.CUDAGraph) -> None:
+        try:
+            graph.capture_end()
+        except Exception:
+            # The device's random numbers are still those of a capture, and nothing could be drawn: go on with a copy of them.
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
+            raise
 
 
 @dataclass(slots=True, frozen=True)

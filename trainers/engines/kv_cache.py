@@ -42,7 +42,9 @@ class KVCache(Cache):
             self._num_rows = max(rows, int(factor * self._num_rows))
         if width > self._width:
             self._width = max(width + 32, int(factor * self._width))
-        self._buffers = [[self._grow(buffer) for buffer in layer] for layer in self._buffers]
+        for layer in self._buffers:
+            for i, buffer in enumerate(layer):
+                layer[i] = self._grow(buffer)  # one by one: twice all of them may not fit
         self.version += 1
 
     def _grow(self, old: torch.Tensor) -> torch.Tensor:
