@@ -109,8 +109,6 @@ def load_policy(
     if dtype == "bfloat16":
         round_frozen(model)
     model = model.to(device)  # type: ignore[arg-type]  # transformers wraps the method without its self
-    if model.device.type == "cuda":
-        torch.backends.cuda.enable_cudnn_sdp(False)  # it plans for each shape anew, and here shapes change all the time
     set_matmul_precision(model, dtype)
     return Policy(model, tokenizer, getattr(torch, dtype))
 
