@@ -288,6 +288,8 @@ def _baselines(command: Baselines, kwargs: dict[str, Any]) -> None:
         raise SystemExit(f"--episodes must be at least 0 (all of them), got {command.episodes}")
     if command.out and not command.out.parent.is_dir():
         raise SystemExit(f"cannot write {command.out}: there is no folder {command.out.parent}")
+    if command.out and (command.out.is_dir() or not os.access(command.out.parent, os.W_OK)):
+        raise SystemExit(f"cannot write {command.out}: give a file in a folder that may be written to")
     import importlib
 
     from rich.progress import track

@@ -36,12 +36,14 @@ class Collected:
         episodes: those to learn from.
         rng: what drew the questions, and goes on to shuffle the minibatches.
         metrics: of how they were played.
+        seconds: that playing took; what failed and was played again does not count, nor do pauses.
     """
 
     played: list[Trajectory]
     episodes: list[Trajectory]
     rng: np.random.Generator
     metrics: dict[str, float]
+    seconds: float
 
 
 def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
@@ -56,7 +58,7 @@ def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Eng
 
 
 def _play_batch_once(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
-    timing, rng = Timing(), np.random.default_rng([args.seed, number])
+    begin, timing, rng = time.monotonic(), Timing(), np.random.default_rng([args.seed, number])
     engine.processed.clear()
     distributed.reseed(args.seed, number)
 
@@ -78,7 +80,8 @@ def _play_batch_once(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engin
     metrics |= statistics | timing.pop_metrics()
     metrics |= {PROCESSED[phase]: float(count) for phase, count in engine.processed.items()}
     metrics |= distributed.all_reduce_sums({n: value for n, value in metrics.items() if n.startswith("tokens/")})
-    return Collected(played=played, episodes=episodes, rng=rng, metrics=metrics)
+    seconds = time.monotonic() - begin
+    return Collected(played=played, episodes=episodes, rng=rng, metrics=metrics, seconds=seconds)
 
 
 class Collector:
@@ -95,24 +98,26 @@ class Collector:
     def __init__(self, args: TrainArgs, policy: Policy):
         self.policy, self._trained, self._args = policy, policy, args
         self._next: Future[Collected] | None = None
+        self._waited = 0.0  # for the next batch, where its weights were wanted before it was
         if args.one_step_off_policy:
             self.policy = copy.copy(policy)
             self.policy.model = copy.deepcopy(policy.model)
         self._pool = ThreadPoolExecutor(1)
 
     def collect(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Collected:
-        """The episodes of update ``number``. Their metric ``time/rollout`` is how long they were waited for, in seconds."""
+        """The episodes of update ``number``. Their metric ``time/rollout`` is how long they were waited for, in seconds, outages
+        left out."""
         begin = time.monotonic()
         if self._next is None:
             self.update_weights()  # a resumed run has got its weights since
             collected = play_batch(self._args, envs, self.policy, engine, number)
         else:
             collected = self._next.result()
-        self._next = None
+        waited, self._next, self._waited = self._waited + time.monotonic() - begin, None, 0.0
+        collected.metrics["time/rollout"] = min(waited, collected.seconds)
         if self._args.one_step_off_policy and number + 1 < self._args.updates:
             self.update_weights()
             self._next = self._pool.submit(play_batch, self._args, envs, self.policy, engine, number + 1)
-        collected.metrics["time/rollout"] = time.monotonic() - begin
         return collected
 
     def close(self) -> None:
@@ -123,7 +128,9 @@ class Collector:
     def update_weights(self) -> None:
         """Wait for what is being played, and let the copy have the newest weights."""
         if self._next:
+            begin = time.monotonic()
             wait([self._next])  # an error in it is raised where its batch is asked for
+            self._waited += time.monotonic() - begin
         if self.policy is not self._trained:
             for ours, theirs in zip(self.policy.model.parameters(), self._trained.model.parameters(), strict=True):
                 ours.copy_(theirs)

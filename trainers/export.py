@@ -26,7 +26,7 @@ from trainers.runs.integrity import CARD_FILE, CURVE_FILE, is_written_here
 class Args(Checks):
     """Write a trained agent for others: weights in bfloat16, nothing that only training needs."""
 
-    checkpoint: Path = Path()
+    checkpoint: Path | None = None
     """A checkpoint of a trainer: a folder of a run named checkpoint-<step> or best."""
     out: Path = Path("exported")
     """The folder to write; it must not exist, or be empty."""
@@ -37,7 +37,7 @@ class Args(Checks):
     is none. The token is taken from HF_TOKEN or from hf auth login."""
 
     def check_inputs(self) -> None:
-        if self.checkpoint == Path():
+        if self.checkpoint is None:
             raise ValueError("give --checkpoint: the folder of a run named checkpoint-<step> or best")
         inputs.check_model(self.checkpoint)
         if not is_written_here(self.checkpoint):
@@ -82,6 +82,7 @@ def main(args: Args) -> Path:
 
 
 def _export(args: Args) -> Path:
+    assert args.checkpoint is not None, "`check_inputs` asks for it"
     saved = checkpoint.read_extra(args.checkpoint)
     policy = load_policy(args.checkpoint, device="cpu")
     model = policy.model

@@ -37,9 +37,9 @@ from trainers.runs.command_line import parse
 class Args(Checks):
     """Write episodes in a format of others."""
 
-    source: Annotated[Path, tyro.conf.Positional] = Path()
+    source: Annotated[Path | None, tyro.conf.Positional] = None
     """The folder of a run or of an evaluation, or its episodes.jsonl."""
-    out: Path = Path()
+    out: Path | None = None
     """The file to write; it must not exist."""
     format: Literal["messages", "completions", "preferences", "parquet"] = "messages"
     """What a line is: a conversation, a turn with all before it, a pair of attempts; or Parquet, a row an episode."""
@@ -52,13 +52,13 @@ class Args(Checks):
     else."""
 
     def check_inputs(self) -> None:
-        if self.source == Path():
+        if self.source is None:
             raise ValueError("give the folder of a run or of an evaluation, or an episodes.jsonl")
         try:
             find_file(self.source)
         except FileNotFoundError as error:
             raise ValueError(str(error)) from None
-        if self.out == Path():
+        if self.out is None:
             raise ValueError("give --out: the file to write")
         if self.out.exists():
             raise ValueError(f"{self.out} exists already: give another --out")
@@ -90,6 +90,7 @@ def main(args: Args) -> Path:
         ValueError: there are no such episodes, they are not as docs/episodes.md has them, or ``out`` exists already.
     """
     args.check_inputs()
+    assert args.source is not None and args.out is not None, "`check_inputs` asks for them"
     file, left_out = find_file(args.source), Counter[str]()
     records = partial(_choose, file, args, left_out)
     staging = args.out.with_name(f".{args.out.name}.staging")

@@ -175,7 +175,7 @@ def update(
     means = UpdateMetrics()
     for rows in shuffle_minibatches(batch, args, rng):
         rows = rows.to(policy.device)
-        normalizer = count_normalizer(batch, rows, args)
+        normalizer = count_normalizer(batch, rows, episodes.valid, args)
         rows = rows[has_gradient[rows]]  # without a gradient a row needs no pass, and still counts above
         batch = add_sequence_ratios(batch, rows, policy, args)  # for GSPO, where a context was rewritten
         optimizer.zero_grad()

@@ -61,6 +61,9 @@ class Args(TrainArgs):
         self.check_positive("critic_lr", "value_clip")
         self.check_share("gamma", "lam", "turn_gamma", "turn_lam")
         self.check_unused(self.bi_level or self.turn_level, "without bi_level or turn_level", "turn_gamma", "turn_lam")
+        self.check_unused(
+            not self.turn_level, "with turn_level, whose discounts are turn_gamma and turn_lam", "gamma", "lam"
+        )
         self.check_least(value_coef=0)
         if self.advantage_mask and not self.loss_mask:
             raise ValueError("without the loss mask there is no advantage mask either: give --no-advantage-mask too")
@@ -177,7 +180,7 @@ def update(
     means = UpdateMetrics()
     for rows in shuffle_minibatches(batch, args, rng):
         rows = rows.to(policy.device)
-        normalizer = count_normalizer(batch, rows, args)
+        normalizer = count_normalizer(batch, rows, episodes.valid, args)
         rows = rows[has_gradient[rows]]  # without a gradient a row needs no pass, and still counts above
         batch = add_sequence_ratios(batch, rows, policy, args)  # for GSPO, where a context was rewritten
         optimizer.zero_grad()

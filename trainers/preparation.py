@@ -194,9 +194,17 @@ def shuffle_minibatches(batch: Batch, args: TrainArgs, rng: np.random.Generator)
             yield torch.tensor([row for unit in part for row in together[unit]])
 
 
-def count_normalizer(batch: Batch, rows: torch.Tensor, args: TrainArgs) -> int:
-    """What the losses of these rows are divided by: their action tokens, or how many sequences they are of."""
-    return int(batch.mask[rows].sum()) if args.mean_over == "tokens" else len(batch.trajectory[rows].unique())
+def count_normalizer(batch: Batch, rows: torch.Tensor, valid: torch.Tensor, args: TrainArgs) -> int:
+    """What the losses of these rows are divided by: their action tokens, or how many sequences they are of. Those of episodes
+    that failed do not count; 1 where there are no others.
+
+    Args:
+        rows: int64 [b].
+        valid: bool [N], of the episodes.
+    """
+    rows = rows[valid[batch.trajectory[rows]]]
+    counted = int(batch.mask[rows].sum()) if args.mean_over == "tokens" else len(batch.trajectory[rows].unique())
+    return max(1, counted)
 
 
 def add_sequence_ratios(batch: Batch, rows: torch.Tensor, policy: Policy, args: TrainArgs) -> Batch:

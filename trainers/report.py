@@ -8,6 +8,7 @@
 The page needs nothing else: neither a server nor a network. Runs and evaluations write theirs when they end.
 """
 
+import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -54,6 +55,8 @@ def main(args: Args) -> Path:
     out = args.out or (first if first.is_dir() else first.parent) / html_report.PAGE_FILE
     if out.is_dir() or not out.absolute().parent.is_dir():
         raise ValueError(f"--out must be a file in a folder that exists, got {out}")
+    if not os.access(out.absolute().parent, os.W_OK):
+        raise ValueError(f"{out.absolute().parent} may not be written to: give --out, a file elsewhere")
     path = html_report.write(args.sources, out, episodes=args.episodes)
     print(f"{printable(str(path))}: {path.stat().st_size / 2**20:.1f} MiB")
     return path

@@ -68,7 +68,7 @@ for _name, (_title, _changes) in _CHANGES.items():
 
 def main(name: str, args: ppo.Args | grpo.Args) -> dict:
     """A whole run of a preset, or of what became of it; returns its summary."""
-    if args.loss == "gspo" and args.clip_low is None and args.clip_high == PRESETS[name][1].clip_high:
+    if args.loss == "gspo" and args.clip_high == PRESETS[name][1].clip_high:
         args = replace(args, clip_high=None)  # the preset's is one of token ratios
     return grpo.main(args, name) if isinstance(args, grpo.Args) else ppo.main(args, name)
 

@@ -425,12 +425,13 @@ class Reference:
         return mean(x - token.old for x, token in zip(new, episode.tokens, strict=True))
 
     def step(self, rows: list[tuple[Row, Played]]) -> None:
-        """One gradient step on some rows, with the episode of each. All of them count in the mean."""
+        """One gradient step on some rows, with the episode of each. All that did not fail count in the mean."""
         o, named = self.o, self.weights()
         for p in named.values():
             p.grad = torch.zeros_like(p)
+        rows = [(row, episode) for row, episode in rows if not episode.failed]
         tokens_of_batch, episodes_of_batch = sum(len(row.tokens) for row, _ in rows), len({id(e) for _, e in rows})
-        for row, episode in ((row, episode) for row, episode in rows if not episode.failed):
+        for row, episode in rows:
             new, entropies = logprobs(self.model, row, o.temperature)
             ratio = self.mean_log_ratio(episode) if o.loss == "gspo" else 0.0
             losses = [loss * t.weight for loss, t in zip(surrogate(o, row, new, ratio), row.tokens, strict=True)]

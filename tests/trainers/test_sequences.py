@@ -127,7 +127,9 @@ def test_the_rows_of_an_episode_are_in_one_gradient_step(played):
         assert sorted(torch.cat(own).tolist()) == list(range(9))
         owners = [set(batch.trajectory[rows].tolist()) for rows in own]
         assert sum(map(len, owners)) == 4 == len(set.union(*owners))
-        assert [count_normalizer(batch, rows, args) for rows in own] == [len(some) for some in owners]
+        assert [count_normalizer(batch, rows, torch.ones(4, dtype=bool), args) for rows in own] == [
+            len(some) for some in owners
+        ]
 
 
 @pytest.mark.parametrize("options", [dict(), dict(loss="gspo")])

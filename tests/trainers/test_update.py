@@ -93,7 +93,8 @@ def ruined(episode):
     episode.failed = True
     for step in episode.steps:
         step.reward = 50.0
-        step.tokens = [(token + 1) % 200 for token in step.tokens]
+        step.tokens = [(token + 1) % 200 for token in step.tokens] * 3
+        step.logprobs = step.logprobs * 3
         step.prompt = step.prompt[:1] * len(step.prompt)
     return episode
 

@@ -67,7 +67,9 @@ def turn_advantage(
         float [N, A].
     """
     own = own_tokens(rewards, mask, valid)
-    returns, played = turn_returns(rewards, turns, mask, gamma, valid)
+    # Summed in double precision: equal returns are equal then, whatever order their rewards came in.
+    returns, played = turn_returns(rewards.double(), turns, mask, gamma, valid)
+    returns = returns.to(rewards.dtype)
     labels = (groups[:, None] * returns.shape[1] + torch.arange(returns.shape[1], device=groups.device))[played]
     compare = leave_one_out if leave_out else partial(group_advantage, scale_by_std=scale_by_std)
     compared = compare(returns[played], labels)
@@ -103,8 +105,11 @@ def gigpo(
         float [N, A]; a turn whose state nobody else was in has A_episode alone.
     """
     own = own_tokens(rewards, mask, valid)
-    of_episodes = group_advantage(episode_returns(rewards, mask, valid), groups, scale_by_std, valid)
-    returns, played = turn_returns(rewards, turns, mask, gamma, valid)
+    exact = rewards.double()  # equal returns are equal then, whatever order their rewards came in
+    whole = episode_returns(exact, mask, valid).to(rewards.dtype)
+    of_episodes = group_advantage(whole, groups, scale_by_std, valid)
+    returns, played = turn_returns(exact, turns, mask, gamma, valid)
+    returns = returns.to(rewards.dtype)
     states = _states(played, groups.tolist(), anchors).to(groups.device)
     compared = group_advantage(returns[played], states, scale_by_std)
     of_steps = turns_to_tokens(torch.zeros_like(returns).masked_scatter(played, compared), turns, own)

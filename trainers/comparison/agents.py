@@ -312,12 +312,14 @@ def train_envs(args: TrainArgs) -> ToolVectorEnv:
 
 def read_curve(lines: Iterable[Mapping], summary: Mapping, greedy: bool = True) -> list[Point]:
     """The held-out evaluations of a run. Where the last update had none, the closing one, which is greedy, counts as its
-    own if the others are ``greedy`` too."""
+    own if the others are ``greedy`` too, and of no more questions."""
     seconds, points = 0.0, []
     for line in lines:
         seconds += line.get("time/rollout", 0.0) + line.get("time/update", 0.0)
         if (score := line.get(f"eval/{summary['score']}")) is not None:
             points.append(Point(int(line["episodes"]), seconds, score))
-    if not points or (greedy and points[-1].episodes < summary["episodes"]):
+    asked = summary.get("evaluation", {})
+    is_like_them = greedy and asked.get("final_questions", 0) >= asked.get("eval_questions", 0)
+    if not points or (is_like_them and points[-1].episodes < summary["episodes"]):
         points.append(Point(summary["episodes"], seconds, summary[f"{summary['score']}_trained"]))
     return points

@@ -423,6 +423,12 @@ class TrainArgs(
             )
         if self.loss == "gspo" and self.normalize == "tokens":
             raise ValueError("loss 'gspo' is a mean over sequences: leave out normalize 'tokens'")
+        differs = self.dtype != "float32" or self.engine == "vllm"
+        if self.loss == "gspo" and self.importance == "none" and differs and self.clip_range[0] < 0.01:
+            raise ValueError(
+                f"loss 'gspo' clips at {self.clip_range[0]:g}, and a sampler in bfloat16 or of another engine is off by more: "
+                "give importance 'tis' too, or a wider clip_low and clip_high"
+            )
         if self.dual_clip and self.loss != "clip":
             raise ValueError(f"dual_clip is for loss 'clip', got loss {self.loss!r}")
         if self.dual_clip and not self.dual_clip > 1:

@@ -71,7 +71,9 @@ def write_cards(run: Path) -> None:
     picture = run / CURVE_FILE
     for folder in (*step_folders(run), run / "best"):
         sums = folder / CHECKSUMS_FILE
-        if not (folder / ARGUMENTS_FILE).is_file() or CARD_FILE in sums.read_text(encoding="utf-8").split():
+        if not (folder / ARGUMENTS_FILE).is_file() or not sums.is_file():
+            continue  # of an earlier version, or damaged
+        if CARD_FILE in sums.read_text(encoding="utf-8").split():
             continue  # of an earlier version
         if picture.is_file():
             (folder / CURVE_FILE).write_bytes(picture.read_bytes())

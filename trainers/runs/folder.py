@@ -237,6 +237,6 @@ def _draw_curve(run: Path, summary: dict) -> None:
     score = summary["score"]
     names = {row["name"]: row[score] for row in summary["rows"] if row["name"] in ("Naive RAG", "Scripted agent")}
     metrics, key = {f"seed {summary['seed']}": run / METRICS_FILE}, f"eval/{score}"
-    if any(key in line for line in read_metrics(run / METRICS_FILE)):
+    if any(line.get(key) is not None for line in read_metrics(run / METRICS_FILE)):
         picture = run / "learning_curve.png"
         report.learning_curve(metrics, picture, names, key=key, title=summary["env"], subtitle=summary["source"])

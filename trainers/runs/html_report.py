@@ -97,13 +97,15 @@ def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") 
     told: Mapping = summary or _read_object(files.get("summary.json") or files.get("evaluation.json"))
     lines = read_metrics(files[METRICS_FILE]) if METRICS_FILE in files else []
     rows = [dict(row) for row in told.get("rows", ())]
+    if not unfinished and told.get("api") and not rows:
+        unfinished = "some of its episodes"
     if not unfinished and lines and not told and path.is_dir():
         unfinished = f"{int(lines[-1].get('step', 0)):,} updates"
     return {
         "folder": str(folder), "env": told.get("env", ""), "source": told.get("source", ""),
         "split": told.get("split", ""), "rows": rows, "score": told.get("score") or _score_of(rows, lines),
         "settings": {**told.get("settings", {}), **told.get("evaluation", {})}, "command": told.get("command", ""),
-        "symptoms": list(told.get("symptoms", ())), "monitored": _is_monitored(told, lines),
+        "symptoms": list(told.get("symptoms", ())), "monitored": "symptoms" in told,  # not known of a run that was killed
         "notes": _notes(told, rows, unfinished), "metrics": _columns(lines),
         "facts": _facts(told, lines), "episodes_file": files.get(EPISODES_FILE),
     }  # fmt: skip
@@ -165,11 +167,10 @@ def _table(part: Mapping) -> dict:
             }  # fmt: skip
         cells = report.cells_of(row, columns)
         lines.append({"name": printable(str(row["name"])), "cells": cells, "interval": drawn, "n": row.get("episodes")})
-    headings = [report.heading(key) for key in columns]
     return {
-        "headings": headings,
+        "headings": report.headings_of(columns, rows),
         "lines": lines,
-        "score": report.HEADINGS.get(score, score),
+        "score": report.heading(score),
         "first": columns[:1] == [score],
         "kinds": {
             "headings": [report.heading(key) for key in kinds],
@@ -220,13 +221,17 @@ def _notes(told: Mapping, rows: Sequence[Mapping], unfinished: str) -> list[str]
     if STAND_IN in source:
         notes.append(f"The questions are those of MiniWiki, a stand-in: a score on it is not a score on {env}.")
     notes += [
-        f"A tool broke in {row['failed']:.1%} of the episodes of {row['name']}." for row in rows if row.get("failed")
+        f"{'A tool broke, or the API gave no answer,' if row.get('problems') else 'A tool broke'} in {row['failed']:.1%} of the "
+        f"episodes of {row['name']}."
+        for row in rows
+        if row.get("failed")
+    ]
+    notes += [
+        f"{row['name']}: {printable(str(problem))} ({times:,} times)."
+        for row in rows
+        for problem, times in (row.get("problems") or {}).items()
     ]
     return notes
-
-
-def _is_monitored(told: Mapping, lines: Sequence[Mapping]) -> bool:
-    return "symptoms" in told or any(name.startswith("monitor/") for line in lines for name in line)
 
 
 def _facts(told: Mapping, lines: Sequence[Mapping]) -> list[tuple[str, str]]:

@@ -20,9 +20,11 @@ from typing import Any
 from agent_envs import scoring
 from retrieval_index.printable import printable
 from trainers.runs.episodes import TOKENS_FILE, read_episodes
+from trainers.runs.logger import to_json_types
 
 _CHUNK = 48  # episodes that are unpacked together when one of them is opened
 _LONGEST = 20_000  # characters of a message that are shown
+_HEADING = 400  # of a question, in the list
 OUTCOMES = ("right", "invalid", "truncated", "failed")  # bits of an episode's ``flags``, from the lowest
 
 
@@ -46,7 +48,7 @@ class Chosen:
 
 def choose(files: Sequence[Path | None], limit: int, newest: int | None = None) -> Chosen:
     """Which episodes of these files are shown: those of the latest evaluations first, and whole questions, so that there is
-    something to put beside each other."""
+    something to put beside each other. Where only the ``newest`` bytes are read, the last ones."""
     by_part: list[list[dict]] = []
     for file in files:
         kept = (
@@ -56,12 +58,14 @@ def choose(files: Sequence[Path | None], limit: int, newest: int | None = None) 
         by_part.append([])
         for record in read_episodes(file, newest) if file else ():
             by_part[-1].append({name: record.get(name) for name in kept} | {"question": _identity(record)})
-    order = []
-    for number, episodes in enumerate(by_part):
+    order: list[tuple] = []
+    for number, episodes in enumerate(by_part if newest is None else ()):
         behind_table = {episode["key"] for row in _behind_table(episodes).values() for episode in row}
         for episode in episodes:
             question = zlib.crc32(repr(episode["question"]).encode("utf-8", "replace"))  # the same choice each time
             order.append((episode["key"] not in behind_table, question, number, episode["key"]))
+    if newest is not None:  # of a run that goes on
+        order = [(-i, n, e["key"]) for n, episodes in enumerate(by_part) for i, e in enumerate(episodes)]
     order.sort()
     keys: list[set[str]] = [set() for _ in files]
     for *_, number, key in order[: limit or None]:
@@ -132,7 +136,7 @@ def pack(chosen: Chosen) -> Iterator[Chunk]:
                 question = questions.setdefault(json.dumps(_identity(record)), len(questions))
                 own = tokens.get(record["key"])
                 try:
-                    entry, body = _entry(record, number, question), json.dumps(_body(record))
+                    entry, body = _entry(record, number, question), json.dumps(to_json_types(_body(record)))
                 except (TypeError, ValueError, AttributeError, LookupError) as error:
                     raise ValueError(f"{file}: {record['key']!r} is no episode as we write them: {error!r}") from None
                 entry |= {"place": place, "has_tokens": own is not None}
@@ -152,7 +156,7 @@ def _entry(record: Mapping, part: int, question: int) -> dict:
     )  # fmt: skip
     kind = {name: value for name, value in (record.get("kind") or {}).items() if value not in (None, "")}
     return clean({
-        "key": record["key"], "part": part, "question": question, "text": str(record.get("question") or "")[:400],
+        "key": record["key"], "part": part, "question": question, "text": _shorten(str(record.get("question") or "")),
         "agent": record.get("agent") or "", "table": bool(record.get("table")), "step": record.get("step"),
         "phase": record.get("phase"),
         "env": record.get("env"), "split": record.get("split"), "instance": record.get("instance"),
@@ -218,8 +222,16 @@ def _rounded(values: Sequence[float | None]) -> list[float | None] | None:
     return [None if value is None else round(value, 3) for value in values] or None
 
 
+def _shorten(text: str) -> str:
+    return text if len(text) <= _HEADING else f"{text[:_HEADING]} …"
+
+
 def _cut(text: str) -> str:
-    return text if len(text) <= _LONGEST else f"{text[:_LONGEST]} … ({len(text) - _LONGEST:,} more characters)"
+    """Without the middle of a very long text: what was said in the end is what counts."""
+    if len(text) <= _LONGEST:
+        return text
+    half = _LONGEST // 2
+    return f"{text[:half]} … ({len(text) - 2 * half:,} more characters) … {text[-half:]}"
 
 
 def clean(value: Any) -> Any:

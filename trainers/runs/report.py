@@ -29,6 +29,7 @@ HEADINGS = {
     "support_recall": "Support recall", "turns": "Turns", "calls": "Calls", "failed": "Failed",
     "prompt_tokens": "Tokens in", "completion_tokens": "Tokens out", "cost": "Cost",
 }  # fmt: skip
+_INTERVAL = "_interval"
 _KINDS = "kinds/"
 _DIGITS = {"turns": 2, "calls": 2, "cost": 4}  # 3 for anything else
 _WRAPPED = ("Agent", "Support recall")  # columns that may take two lines in a narrow terminal
@@ -188,9 +189,17 @@ def _common(curves: Sequence[_Curve]) -> tuple[np.ndarray, np.ndarray]:
 
 
 def columns_of(rows: Sequence[Mapping]) -> list[str]:
-    """The columns for which any row has a value; that of failed episodes where there are any. Those of kinds of questions
-    come last, as "kinds/<kind>"."""
+    """The columns for which any row has a value; that of failed episodes where there are any. A measure that only its task knows
+    comes before those that all may have. Those of kinds of questions come last, as "kinds/<kind>"."""
     columns = [k for k in HEADINGS if any(row.get(k) is not None and (k != "failed" or row[k]) for row in rows)]
+    own = dict.fromkeys(
+        name
+        for row in rows
+        for name in row
+        if name.endswith(_INTERVAL) and name not in HEADINGS and row[name] is not None
+    )
+    at = len(columns[:1])  # behind the name
+    columns[at:at] = [k for name in own for k in (name.removesuffix(_INTERVAL), name)]
     kinds = dict.fromkeys(f"{_KINDS}{kind}" for row in rows for kind in row.get("kinds") or ())
     return columns + list(kinds)
 
@@ -209,6 +218,8 @@ def headings_of(columns: Sequence[str], rows: Sequence[Mapping]) -> list[str]:
 
 def heading(column: str) -> str:
     """What stands above a column: of a kind of questions its name."""
+    if column not in HEADINGS and column.endswith(_INTERVAL):
+        return "95 % interval"
     return HEADINGS.get(column) or column.removeprefix(_KINDS).capitalize()
 
 

@@ -30,13 +30,13 @@ from trainers.models.loading import episodes_at_once
 from trainers.models.policy import Policy
 from trainers.preparation import Metrics
 from trainers.rollout import check_formats
-from trainers.runs import card, folder, html_report, outages, setup, stopping
+from trainers.runs import card, folder, html_report, outages, report, setup, stopping
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.episodes import EpisodeWriter, Origin, Recorder, make_pieces
 from trainers.runs.logger import METRICS_FILE, Logger, Progress, check_sinks, logged_as, read_metrics
 from trainers.runs.monitoring import CollapseTracker, find_not_finite, mutual_information_statistics, update_statistics
 from trainers.runs.outages import ToolsFailed
-from trainers.runs.settings import settings
+from trainers.runs.settings import ASKED, settings
 from trainers.trajectory import Trajectory, to_sequences
 
 BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"  # names of rows
@@ -51,12 +51,14 @@ class UpdateStep:
         rng: what the minibatches are shuffled with. `Run.collect` sets it: a seed and ``number`` give it.
         metrics: of this update.
         kept: episodes that are recorded, once they have been learned from.
+        collecting: seconds that `Run.collect` waited for episodes, outages included.
     """
 
     number: int
     rng: np.random.Generator = field(default_factory=np.random.default_rng)
     metrics: Metrics = field(default_factory=dict)
     kept: list[Trajectory] = field(default_factory=list)
+    collecting: float = 0.0
 
     def log(self, metrics: Metrics) -> None:
         """Add metrics to the line of this update in metrics.jsonl."""
@@ -175,10 +177,12 @@ class Run:
 
     def collect(self, step: UpdateStep) -> list[Trajectory]:
         """The episodes to learn from: rollouts, and with ``args.refill`` more of them (DAPO's dynamic sampling)."""
+        begin = time.monotonic()
         try:
             collected = self.collector.collect(self.envs, self.engine, step.number)
         except ToolsFailed as error:
             self._stop(step.number, error)
+        step.collecting += time.monotonic() - begin
         step.rng = collected.rng
         by_group = sorted(collected.episodes, key=lambda trajectory: trajectory.group)
         step.kept = by_group[: self.args.keep_episodes]
@@ -231,6 +235,8 @@ class Run:
         key, best = f"eval/{self.score}", folder.read_best(self.folder)
         scores = [line[key] for line in lines if line.get(key) is not None]
         self._best = max(scores, default=-math.inf) if best is None else best
+        if first and not distributed.rank():  # of weights that are trained further now
+            (self.folder / report.SUMMARY_FILE).unlink(missing_ok=True)
         if not first:
             metrics = self._validate(0) | {"episodes": 0.0}
             self._logger.log(0, metrics)
@@ -295,8 +301,9 @@ class Run:
     def _finish(self, step: UpdateStep, seconds: float) -> bool:
         """Complete the metrics of an update and record them; returns whether training is to stop."""
         args, metrics, done = self.args, step.metrics, step.number + 1
+        metrics["time/update"] = seconds - step.collecting
+        seconds = metrics["time/rollout"] + metrics["time/update"]
         self._seconds += seconds
-        metrics["time/update"] = seconds - metrics["time/rollout"]
         metrics |= distributed.all_reduce_sums({"tokens/processed_update": float(self._meter.stop())})
         metrics["tokens/per_second"] = metrics["tokens/all"] / seconds
         metrics |= update_statistics(metrics)
@@ -433,7 +440,7 @@ class Run:
         source = dict(zip(("source", "train_source"), self._sources, strict=True))
         return {
             "env": self.args.env, **source, "seed": self.args.seed, "score": self.score, "rows": self._rows,
-            "settings": settings(self.args) | {"updates": self.args.updates}, "command": html_report.typed_command(),
+            "settings": settings(self.args) | {n: getattr(self.args, n) for n in ASKED}, "command": html_report.typed_command(),
             "symptoms": self._tracker.symptoms,
         }  # fmt: skip
 

@@ -26,6 +26,8 @@ FREE = {
     "vllm_url", "vllm_kv_gib",
 }  # fmt: skip
 
+ASKED = "updates", "max_seconds"  # how long: a run that goes on may be given more, and a finished one is of these
+
 # Arguments of environments that decide what an agent reads and may do, and not which questions it gets or what they pay. It
 # plays best with those that it was trained with.
 _INTERFACE = (
@@ -168,10 +170,10 @@ def check_resumed(where: Path, saved: Mapping[str, object], args: Any) -> None:
 def check_settings(folder: Path, summary: Mapping, args: Any) -> None:
     """Raise `SettingsDiffer` where the run that a ``summary`` is of was made with other arguments than ``args``."""
     saved = dict(summary["settings"])
-    updates = saved["updates"] if "updates" in settings(args) else saved.pop("updates")
+    had = {name: saved.get(name, 0.0) for name in ASKED if hasattr(args, name)}  # an earlier version had no max_seconds
+    saved = {name: value for name, value in saved.items() if name not in ASKED or name in settings(args)}
     different = differences(saved, args)
-    if updates != args.updates:
-        different["updates"] = (updates, args.updates)
+    different |= {name: (was, getattr(args, name)) for name, was in had.items() if was != getattr(args, name)}
     evaluation = summary.get("evaluation", {})  # an earlier version did not save it
     for setting in ("eval_every", "eval_questions", "eval_temperature"):
         if setting in evaluation and evaluation[setting] != getattr(args, setting):

@@ -67,7 +67,7 @@ function takeEpisodes(data) {
 
 // -- state: in the address, so that a link leads to an episode -------------------------------------------------------
 
-const EMPTY = { view: "overview", q: "", outcome: "", part: "", agent: "", step: "", kind: "", sort: "", key: "", beside: "", show: "text" };
+const EMPTY = { view: "overview", q: "", outcome: "", part: "", agent: "", step: "", kind: "", sort: "", key: "", of: "", beside: "", show: "text" };
 const state = { ...EMPTY };
 
 function readAddress() {
@@ -156,7 +156,7 @@ async function searchConversations() {
     if (mine !== searches) return; // something else is searched for by now
     for (const episode of own) {
       const body = bodies[episode.at];
-      body.low ??= body.messages.map((message) => message.text).join("\n").toLowerCase();
+      body.low ??= [...body.messages.map((message) => message.text), ...body.turns.map((turn) => turn.last ?? "")].join("\n").toLowerCase();
       if (sought.every((word) => body.low.includes(word))) hits.add(episode);
     }
     if (performance.now() - drawn > 150) {
@@ -279,6 +279,7 @@ const others = (episode) => sameQuestion.get(episode.question).filter((other) =>
 async function open(episode, top = true) {
   opened = episode;
   state.key = episode.key;
+  state.of = parts.length > 1 ? String(episode.part) : ""; // runs of other seeds have episodes with the same keys
   document.body.classList.add("reading");
   writeAddress();
   drawRows();
@@ -403,7 +404,7 @@ function conversation(episode, body, scale, scaleOfSums) {
     } else if (turn) {
       blocks.at(-1).append(...folded(message.text, callNames(turn), body));
       turn = null;
-    } else if (!(message.role === "user" && message.text.slice(0, 400) === episode.text)) {
+    } else if (!(message.role === "user" && message.text === episode.text)) {
       blocks.push(make("div", {}, ...folded(message.text, [message.role === "system" ? "Instructions" : message.role], body)));
     }
   }
@@ -731,7 +732,9 @@ function followAddress() {
   for (const name of ["part", "agent", "step", "kind", "sort"]) if ($(`#by-${name}`)) $(`#by-${name}`).value = state[name];
   if ($("#search")) $("#search").value = state.q;
   show(state.view);
-  const wanted = episodes.find((episode) => episode.key === state.key && (!state.part || episode.part === Number(state.part)));
+  if (state.q && $("#search")) searchConversations();
+  const part = state.of || state.part;
+  const wanted = episodes.find((episode) => episode.key === state.key && (!part || episode.part === Number(part)));
   if (wanted) open(wanted);
   else if (state.view === "episodes" && shown.length && matchMedia("(min-width: 701px)").matches) open(shown[0]);
 }
