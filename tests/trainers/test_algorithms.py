@@ -26,6 +26,7 @@ from trainers.runs.monitoring import (
     update_statistics,
 )
 from trainers.runs.run import episode_metrics
+from trainers.runs.settings import SettingsDiffer, check_settings
 from trainers.trajectory import Step, Trajectory
 
 SMALL = {"entities": 60, "questions": 20, "max_turns": 2}
@@ -132,6 +133,21 @@ def test_time_can_say_when_a_run_ends(letters, model_folder, tmp_path):
     assert run(grpo, letters, model_folder, None, resume=out, updates=3, max_seconds=1e6)["episodes"] == 18
     with pytest.raises(ValueError, match="leave out max_seconds"):
         grpo.Args(max_seconds=5, schedule="linear")
+    saved = json.loads((out / "summary.json").read_text())
+    asked = {"updates": 3, "max_seconds": 1e6, "eval_every": 2, "eval_questions": 4}
+    given = replace(grpo.Args(), **{k: v for k, v in saved["settings"].items() if k in asked} | asked)
+    with pytest.raises(SettingsDiffer, match=r"max_seconds=1000000\.0, not 5\.0"):
+        check_settings(out, saved, replace(given, max_seconds=5.0))
+
+
+def test_a_finished_run_that_goes_on_and_is_killed_is_not_finished(letters, model_folder, tmp_path, monkeypatch):
+    """Neither its page nor the card of its weights has the scores of before."""
+    out = tmp_path / "run"
+    run(grpo, letters, model_folder, out)
+    monkeypatch.setattr(grpo, "update", lambda *_: 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        run(grpo, letters, model_folder, None, resume=out, updates=4)
+    assert not (out / "summary.json").exists() and (out / "checkpoint-2").is_dir()
 
 
 def test_a_run_cannot_be_resumed_to_fewer_updates(letters, model_folder, tmp_path):

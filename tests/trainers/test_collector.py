@@ -117,6 +117,27 @@ def test_layers_that_run_twice_leave_the_sampling_alone(letters, model, tmp_path
     )
 
 
+def test_seconds_are_those_of_playing(letters, model, monkeypatch):
+    """Not those of an outage; and those that somebody else waited for the next batch."""
+    clock = SimpleNamespace(now=0.0)
+
+    def play(args, envs, policy, engine, number):
+        clock.now += 5.0  # an outage
+        clock.now += 2.0
+        return collector.Collected(played=[], episodes=[], rng=None, metrics={}, seconds=2.0)
+
+    monkeypatch.setattr(collector, "play_batch", play)
+    monkeypatch.setattr(collector.time, "monotonic", lambda: clock.now)
+    policy = load_policy(model, "cpu")
+    batches = Collector(arguments(letters, model, updates=3), policy)
+    assert [batches.collect(None, None, number).metrics["time/rollout"] for number in range(3)] == [2.0, 2.0, 2.0]
+    ahead = Collector(arguments(letters, model, updates=3, one_step_off_policy=True), policy)
+    ahead.collect(None, None, 0)
+    ahead._waited = 1.5  # by an evaluation
+    assert ahead.collect(None, None, 1).metrics["time/rollout"] >= 1.5
+    ahead.close()
+
+
 def test_an_evaluation_waits_for_what_is_being_played():
     """Both draw from one generator."""
     seeds = []

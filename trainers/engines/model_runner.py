@@ -166,7 +166,7 @@ def _device_memory(device: torch.device) -> int:
     """A process's share of all of a device's memory, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return min(psutil.virtual_memory().total, *_container_limits()) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
+    return min([psutil.virtual_memory().total, *_container_limits()]) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
 
 
 def _container_limits() -> list[int]:

@@ -94,6 +94,18 @@ def test_no_tokens_at_all(width):
     assert gigpo(rewards, turns, turns >= 0, GROUPS, [[], []]).tolist() == [[0.0] * width] * 2
 
 
+def test_equal_returns_give_exactly_zero_in_any_order():
+    """.1 + .2 + .3 is not .3 + .2 + .1 in single precision."""
+    paid = torch.tensor([[0.1, 0.2, 0.3, 1.0], [0.3, 0.2, 0.1, 1.0], [0.2, 0.3, 0.1, 1.0], [0.3, 0.1, 0.2, 1.0]])
+    turns, mask, groups = (
+        torch.arange(4).expand(4, 4),
+        torch.ones(4, 4, dtype=torch.bool),
+        torch.zeros(4, dtype=torch.long),
+    )
+    assert turn_advantage(paid, turns, mask, groups, 1.0, True)[:, 0].eq(0).all()
+    assert gigpo(paid, turns, mask, groups, [[None] * 4] * 4, 1.0, scale_by_std=True).eq(0).all()
+
+
 def test_equal_rewards_give_exactly_zero():
     rewards = torch.where(G_TURNS == 1, 0.1, 0.0)
     assert not turn_advantage(rewards, G_TURNS, G_TURNS >= 0, G_GROUPS).any()

@@ -541,3 +541,5 @@ def test_a_curve_ends_with_the_run():
     assert agents.read_curve(lines, summary) == [(0, 0.0, 0.1), (16, 4.0, 0.3)]
     assert agents.read_curve(lines[:2], summary | {"episodes": 8}) == [(0, 0.0, 0.1), (8, 1.5, 0.4)]
     assert agents.read_curve(lines[:2], summary, greedy=False) == [(0, 0.0, 0.1)]
+    few = summary | {"evaluation": {"eval_questions": 153, "final_questions": 8}}
+    assert agents.read_curve(lines[:2], few) == [(0, 0.0, 0.1)]

@@ -151,6 +151,58 @@ def test_a_game_has_its_own_measure(tmp_path):
     assert "Agent Success 95 % interval" in page.text and page.blocks["data"]["parts"][0]["score"] == "success"
 
 
+def test_of_attempts_and_what_an_api_refused_it_says_so(run):
+    row = {
+        "name": "M",
+        "em": 0.5,
+        "em_interval": [0.4, 0.6],
+        "samples": 8,
+        "pass_at_k": 0.7,
+        "failed": 0.3,
+        "problems": {"HTTP 400": 24},
+    }
+    page = read(run, summary={**SUMMARY, "rows": [row]})
+    assert "EM avg@8" in page.text and "pass@8" in page.text
+    assert "A tool broke, or the API gave no answer, in 30.0% of the episodes of M." in page.text
+    assert "M: HTTP 400 (24 times)." in page.text
+
+
+def test_an_evaluation_of_an_api_that_was_stopped_says_so(played, tmp_path):
+    folder = records.write(tmp_path / "a", played)
+    (folder / "evaluation.json").write_text(json.dumps({"env": "x", "api": {"url": "http://x"}, "rows": []}))
+    assert "Unfinished, after some of its episodes." in read(folder).text
+
+
+def test_of_a_run_that_was_killed_nothing_is_said_of_its_symptoms(run):
+    (run / "summary.json").unlink()
+    with (run / "metrics.jsonl").open("a") as file:
+        file.write(json.dumps({"step": 9, "seconds": 20.0, "episodes": 80.0, "monitor/entropy": 0.0}) + "\n")
+    page = read(run)
+    assert "Unfinished, after 9 updates." in page.text and "No symptom" not in page.text
+
+
+def test_long_texts_keep_their_end(played, tmp_path):
+    """A question is cut in the list and whole in the episode; of a very long message the middle is left out."""
+    record = json.loads(json.dumps(played[0]))
+    record["question"] = record["messages"][1]["content"] = "w " * 250 + "who was it?"
+    record["messages"][2]["content"] = "thought " * 5000 + "<answer>FORTY-TWO</answer>"
+    page = read(records.write(tmp_path / "a", [record]))
+    (entry,) = page.blocks["data"]["episodes"]
+    messages = page.blocks["chunk-0"][0]["messages"]
+    assert len(entry["text"]) == 402 and entry["text"].endswith(" …")
+    assert messages[1]["text"].endswith("who was it?")
+    assert messages[2]["text"].startswith("thought thought") and messages[2]["text"].endswith(
+        "<answer>FORTY-TWO</answer>"
+    )
+    assert " more characters) " in messages[2]["text"]
+
+
+def test_numbers_that_are_none_open_all_the_same(played, tmp_path):
+    record = json.loads(json.dumps(played[0]))
+    record["turns"][0]["advantage"] = float("nan")
+    assert read(records.write(tmp_path / "a", [record])).blocks["chunk-0"][0]["turns"][0]["advantage"] is None
+
+
 def test_with_a_limit_whole_questions_stay(played, tmp_path):
     early = [{**record, "step": 0, "key": f"early/{record['key']}"} for record in played]
     late = [{**record, "step": 9} for record in played]
@@ -169,6 +221,8 @@ def test_of_an_unfinished_run_the_newest_episodes_are_read(run, played):
     keys = [entry["key"] for entry in page.blocks["data"]["episodes"]]
     assert 0 < len(keys) < len(played) and played[-1]["key"] in keys and played[0]["key"] not in keys
     assert "Unfinished, after 4 of 9 updates." in page.text and "No symptom of collapse." in page.text
+    last = read(run, summary=SUMMARY, unfinished="4 of 9 updates", newest=2 * size, episodes=3)
+    assert {e["key"] for e in last.blocks["data"]["episodes"]} == {record["key"] for record in played[-3:]}
 
 
 def test_a_damaged_line_is_left_out(run, played):

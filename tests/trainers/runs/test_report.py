@@ -118,6 +118,13 @@ def test_the_scores_of_kinds_of_questions_come_last():
     assert lines[2:] == ["| one | 0.500 | 1.50 | 0.750 | 0.250 |", "| older | 0.250 | 1.00 | – | – |"]
 
 
+def test_a_measure_that_only_its_task_knows_has_its_columns():
+    rows = [{"name": "one", "accuracy": 0.5, "accuracy_interval": (0.4, 0.6), "turns": 2}]
+    lines = report.table(rows).splitlines()
+    assert lines[0] == "| Agent | Accuracy | 95 % interval | Turns |"
+    assert lines[2] == "| one | 0.500 | 0.400–0.600 | 2.00 |"
+
+
 def test_the_printed_table_shows_the_same_cells():
     screen = io.StringIO()
     report.print_table(ROWS, Console(file=screen, width=120))
