@@ -150,6 +150,15 @@ def test_a_finished_run_that_goes_on_and_is_killed_is_not_finished(letters, mode
     assert not (out / "summary.json").exists() and (out / "checkpoint-2").is_dir()
 
 
+def test_a_checkpoint_without_checksums_ends_no_run(letters, model_folder, tmp_path, monkeypatch):
+    """It may be an old one that was damaged: the run that goes on from the next one has its report."""
+    out = tmp_path / "run"
+    run(grpo, letters, model_folder, out)
+    (out / "checkpoint-1" / checkpoint.CHECKSUMS_FILE).unlink()
+    assert run(grpo, letters, model_folder, None, resume=out, updates=3, keep=3)["episodes"] == 18
+    assert (out / "checkpoint-3" / "README.md").is_file()
+
+
 def test_a_run_cannot_be_resumed_to_fewer_updates(letters, model_folder, tmp_path):
     run(grpo, letters, model_folder, tmp_path / "run")
     with pytest.raises(ValueError, match="has had 2 updates"):

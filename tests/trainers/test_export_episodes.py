@@ -1,6 +1,7 @@
 """Episodes for others: conversations, pairs and rows that their readers and ours load."""
 
 import json
+from pathlib import Path
 
 import pytest
 from datasets import load_dataset
@@ -161,6 +162,12 @@ def test_mistakes_are_one_line_and_leave_nothing(export, tmp_path):
         main(Args(source=tmp_path, out=tmp_path / "episodes.jsonl"))
     with pytest.raises(ValueError, match="give the folder of a run"):
         main(Args(source=tmp_path / "none", out=tmp_path / "x"))
+
+
+def test_the_folder_that_one_is_in_can_be_named(tmp_path, monkeypatch):
+    (tmp_path / "episodes.jsonl").write_text(to_line(episode(0)) + "\n", encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    assert len(read(main(Args(source=Path("."), out=Path("out.jsonl"))))) == 1
 
 
 def test_a_turn_without_a_word_is_context_and_not_taught(export, make_policy):

@@ -78,7 +78,9 @@ def check_out(folder: Path) -> None:
 
 
 def check_unused(folder: Path) -> None:
-    """That no run lies in a folder."""
+    """That neither a run nor an evaluation lies in a folder."""
+    if (folder / "evaluation.json").exists():
+        raise ValueError(f"{folder} holds an evaluation: give another --out")
     if is_used(folder):
         raise ValueError(f"{folder} holds an earlier run: give another --out, or go on with --resume {folder}")
 

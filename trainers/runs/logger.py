@@ -173,7 +173,11 @@ class Progress:
         self._fields: dict[str, float] = {}
         self._bar = None
         if self.console.is_terminal:
-            columns = TextColumn("{task.description}"), BarColumn(bar_width=10), TextColumn("{task.fields[text]}")
+            columns = (
+                TextColumn("{task.description}", markup=False),
+                BarColumn(bar_width=10),
+                TextColumn("{task.fields[text]}", markup=False),
+            )
             # No refresh thread: it would take its turns from the training loop.
             self._bar = _Bar(*columns, console=self.console, auto_refresh=False)
             # rich's hint says int, and its progress is in floats.

@@ -76,3 +76,9 @@ def test_an_adapter_whose_base_is_gone_is_found_out_at_once(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/no/such/model.gguf"}))
     with pytest.raises(ValueError, match=r"is an adapter of /no/such/model\.gguf, which is not here"):
         inputs.check_model(str(tmp_path))
+
+
+def test_a_run_is_not_written_into_an_evaluation(tmp_path):
+    (tmp_path / "evaluation.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds an evaluation: give another --out"):
+        inputs.check_unused(tmp_path)
