@@ -129,8 +129,12 @@ FAULTS = [
         old="        optimizer.zero_grad()\n", new="",
     ),
     Fault(
-        name="normalizer-without-failed-rows", file=GRPO,
-        old="count_normalizer(batch, rows, args)", new="count_normalizer(batch, rows[has_gradient[rows]], args)",
+        name="normalizer-without-rows-of-no-gradient", file=GRPO,
+        old="count_normalizer(batch, rows, ", new="count_normalizer(batch, rows[has_gradient[rows]], ",
+    ),
+    Fault(
+        name="normalizer-with-failed-rows", file=PREPARATION,
+        old="    rows = rows[valid[batch.trajectory[rows]]]\n", new="",
     ),
     Fault(
         name="normalizer-of-the-whole-batch", file=PREPARATION,
@@ -196,8 +200,8 @@ FAULTS = [
         old="        optimizer.zero_grad()\n", new="",
     ),
     Fault(
-        name="ppo-normalizer-without-failed-rows", file=PPO, within="ppo",
-        old="count_normalizer(batch, rows, args)", new="count_normalizer(batch, rows[has_gradient[rows]], args)",
+        name="ppo-normalizer-with-failed-rows", file=PPO, within="ppo",
+        old="count_normalizer(batch, rows, episodes.valid, ", new="count_normalizer(batch, rows, episodes.valid | True, ",
     ),
     Fault(
         name="ppo-kl-not-passed-on", file=PPO, within="ppo and k3",
