@@ -21,6 +21,7 @@ from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
 from agent_envs.registration import full_id, nearest_names
 from agent_envs.rewards import Metric, Reward
+from agent_envs.spaces import LONGEST
 from agent_envs.tool_env import COMMON, HELD_OUT, ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolResult, Turn, TurnOutcome
@@ -73,7 +74,7 @@ class HostedEnv(ToolEnv):
         _check_actions(self.hosted)
         limit = getattr(getattr(self.hosted, "spec", None), "max_episode_steps", None) or MAX_TURNS
         turns = limit if max_turns is None else max_turns
-        tools = (FunctionTool(self.act),)
+        tools = (FunctionTool(self.act, max_output=LONGEST),)  # observations are shown whole
         common = {"max_calls": 1, **common}
         super().__init__(tools, instructions=instructions, answers=False, format=format, max_turns=turns, **common)
         self._given = instructions
@@ -194,6 +195,12 @@ def check_arguments(id: str, spec: EnvSpec, names: Iterable[str]) -> None:
     accepted = _parameters(spec)
     if accepted is not None and (unknown := sorted(set(names) - accepted)):
         raise ValueError(_no_argument(id, unknown[0], accepted))
+
+
+def lacks_split(spec: EnvSpec) -> bool:
+    """Whether a registered constructor has no argument ``split``, so that `ToolEnv.hold_out` has to give its environment one."""
+    named = _named_parameters(spec)
+    return named is not None and "split" not in named
 
 
 def make_registered(id_or_spec: str | EnvSpec, **kwargs: Any) -> gymnasium.Env:
@@ -317,5 +324,6 @@ def _text(observation: Any, error: type[Exception] = ValueError) -> str:
 
 def _plain_values(info: dict[str, Any]) -> dict[str, Any]:
     """The numbers and texts of an info; the rest need not survive pickling, or a vector of environments."""
+    info = {name: value.item() if isinstance(value, np.generic) else value for name, value in info.items()}
     plain = {name: value for name, value in info.items() if isinstance(value, str | bool | int | float)}
     return {name: value for name, value in plain.items() if name not in _OURS}

@@ -15,6 +15,9 @@ from agent_envs.types import ToolCall, Turn
 _WORDS = "the first town"
 
 
+LONGEST = 1_000_000  # characters of a text
+
+
 class AnyText(Text):
     """Any string of up to ``max_length`` characters.
 
@@ -23,7 +26,7 @@ class AnyText(Text):
     one of ``phrases`` among them, so that a random agent also exercises what well-formed turns do.
     """
 
-    def __init__(self, max_length: int = 1_000_000, phrases: tuple[str, ...] = (), seed: int | None = None):
+    def __init__(self, max_length: int = LONGEST, phrases: tuple[str, ...] = (), seed: int | None = None):
         super().__init__(max_length, min_length=0, charset=string.printable, seed=seed)
         self.phrases = phrases
 

@@ -172,6 +172,8 @@ class Episode:
         if not calls:
             finish = " To finish, call answer with the final answer alone." * self.env.answers
             return self._reject(f"No function was called: call one.{finish}")
+        if not all(isinstance(arguments, Mapping) for _, arguments in calls):
+            return self._reject("The arguments of a function are a JSON object.")
         if not self.env.answers or "answer" not in dict(calls):
             return self.step(_message(calls))
         if len(calls) > 1:

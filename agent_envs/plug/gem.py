@@ -17,6 +17,7 @@ import numpy as np
 from gem.envs.registration import ENV_REGISTRY
 
 from agent_envs.plug.episode import Episode
+from agent_envs.plug.token_episode import check_one_sequence
 from agent_envs.registration import IDS
 
 
@@ -43,6 +44,7 @@ class GemEnv(gem.Env):
         self._id, self._env_kwargs = id, env_kwargs
         self._rng = np.random.default_rng(seed)
         self._episode = Episode(id, **env_kwargs)
+        check_one_sequence(self._episode, "GEM")
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Start an episode; GEM's own way to seed, Python's and NumPy's global generators, is left alone."""

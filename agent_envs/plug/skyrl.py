@@ -14,6 +14,7 @@ import skyrl_gym
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 from agent_envs.plug.episode import Episode, Message, check_tools
+from agent_envs.plug.token_episode import check_one_sequence
 
 
 def register(id: str, **env_kwargs: Any) -> None:
@@ -58,6 +59,7 @@ class AgentR1Env(BaseTextEnv):
             raise ValueError("a row without a seed: train on agent_envs.plug.skyrl.dataset(id, n)")
         split = {"split": row["split"]} if row.get("split") else {}
         self._episode = Episode(env_id, **env_kwargs | dict(env_config or {}) | split)
+        check_one_sequence(self._episode, "SkyRL")
         self._seed, self.max_turns = int(row["seed"]), self._episode.max_turns
         self._question = (env_id, row.get("split"), self._seed)
 
@@ -75,14 +77,11 @@ class AgentR1Env(BaseTextEnv):
         """Take a turn. What comes back is a user message; numbers for logs are in ``metadata``.
 
         Raises:
-            ValueError: the context is rewritten on the way.
             RuntimeError: a tool broke.
         """
         reply = self._episode.step(action)
         check_tools(reply, "SkyRL")
         self.turns += 1
-        if reply.context is not None:
-            raise ValueError("SkyRL trains an episode as one sequence: leave context at 'append'")
         said = [] if reply.done else [{"role": "user", "content": reply.text}]
         return BaseTextEnvStepOutput(
             observations=said, reward=reply.reward, done=reply.done, metadata=dict(reply.metrics)

@@ -22,6 +22,7 @@ import numpy as np
 
 from agent_envs.chat_tokens import ChatTokens, StopChecker
 from agent_envs.plug.episode import Episode, Message, step_all
+from agent_envs.plug.token_episode import check_one_sequence
 
 ENDED = "The episode has ended."
 
@@ -155,8 +156,7 @@ def _check_format(episode: Episode) -> None:
     for format in episode.env.formats:
         if format.special_tokens:
             raise ValueError(f"the format {format.name!r} is made of special tokens; choose another one")
-    if episode.env.context is not None:
-        raise ValueError("TRL trains an episode as one sequence: leave context at 'append'")
+    check_one_sequence(episode, "TRL")
 
 
 def _prepare(trainer: Any, chat: ChatTokens, stop: tuple[str, ...]) -> None:
@@ -206,6 +206,7 @@ def environment_factory(id: str, **env_kwargs: Any) -> type:
         ValueError: a tool whose name cannot be a method's, or a task that native calls cannot follow, see `Episode`.
     """
     example = Episode(id, native=True, **env_kwargs)
+    check_one_sequence(example, "TRL")
     methods = {}
     for tool in example.tools:
         name = tool["function"]["name"]
@@ -263,18 +264,31 @@ class _Environment:
 
     def _settle(self, messages: list[Message]) -> None:
         """Take the turns of a finished conversation that TRL has not passed on; where one of them was not the last, all
-        are played again in their order."""
-        said = [_calls(message) for message in messages if message["role"] == "assistant"]
-        if said[: len(self._played)] != self._played:
+        are played again in their order. TRL goes on no more behind the last turn, be it without a call or too long: so the
+        episode ends there, truncated, and what it was paid for the way is settled as at any end."""
+        said = [self._calls(message) for message in messages if message["role"] == "assistant"]
+        if said[: len(self._played)] != self._played or not self._episode.done:
             self._episode.start(self._seed, attempt=self._number)
             self._played = []
-        for calls in said[len(self._played) :]:
+        rest = said[len(self._played) :]
+        for number, calls in enumerate(rest, 1):
+            if number == len(rest):
+                self._episode.env.fits = lambda observation, context: False
             self._play(calls)
+        self._episode.env.fits = None
+
+    def _calls(self, message: Message) -> list[tuple[str, Any]]:
+        functions = [call["function"] for call in message.get("tool_calls") or [] if "function" in call]
+        calls = [(function["name"], function.get("arguments", {})) for function in functions]
+        return [(name, _leave_out(getattr(type(self), name, None), arguments)) for name, arguments in calls]
 
 
-def _calls(message: Message) -> list[tuple[str, dict[str, Any]]]:
-    functions = [call["function"] for call in message.get("tool_calls") or [] if "function" in call]
-    return [(function["name"], function["arguments"]) for function in functions]
+def _leave_out(method: Callable | None, arguments: Any) -> Any:
+    """The arguments of a call without those that are null because they can be left out."""
+    omitted = getattr(method, "omitted", ())
+    if not omitted or not isinstance(arguments, dict):
+        return arguments
+    return {name: value for name, value in arguments.items() if value is not None or name not in omitted}
 
 
 _TYPES: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict, "null": None}
@@ -289,9 +303,9 @@ def _method(function: dict[str, Any]) -> Callable:
     omitted = {name for name, of in properties.items() if name not in required and not _takes_null(of)}
 
     async def method(self, **arguments):
-        given = {name: value for name, value in arguments.items() if value is not None or name not in omitted}
-        return await self._take(function["name"], given)
+        return await self._take(function["name"], _leave_out(method, arguments))
 
+    method.omitted = omitted  # type: ignore[attr-defined]
     hints = {name: _hint(of) if name in required else _hint(of) | None for name, of in properties.items()}
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     taken = [

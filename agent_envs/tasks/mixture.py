@@ -10,9 +10,10 @@ from typing import Any, ClassVar
 import gymnasium
 
 from agent_envs.formats import Format
-from agent_envs.hosting import make_registered
+from agent_envs.hosting import find_spec, lacks_split, make_registered
 from agent_envs.play import Script
 from agent_envs.renames import check_reset_options
+from agent_envs.tasks.qa import check_question
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.types import ToolResult, Turn
 from agent_envs.vector import vector_entry_point
@@ -70,9 +71,13 @@ class MixtureEnv(ToolEnv):
                 raise ValueError(
                     f"{id}: give a weight above 0, or {{'weight': …, 'kwargs': {{…}}}}, got {asked or weight!r}"
                 )
-            task = make_registered(id, **{**kwargs, **own, "render_mode": render_mode}).unwrapped
+            arguments, spec = {**kwargs, **own, "render_mode": render_mode}, find_spec(id)
+            split = arguments.pop("split", None) if lacks_split(spec) else None
+            task = make_registered(spec, **arguments).unwrapped
             if not isinstance(task, ToolEnv):
                 raise ValueError(f"{id} is no environment of this kind")
+            if split is not None:
+                task.hold_out(split)
             self.weights[id], self.tasks[id] = float(weight), task
         if not self.tasks:
             raise ValueError("a mixture needs at least one task")
@@ -141,8 +146,7 @@ class MixtureEnv(ToolEnv):
         options = dict(options or {})
         id, inner = options.pop("task", None), int(self.np_random.integers(2**31))
         if id is None and self.questions is not None and (number := options.get("question")) is not None:
-            if not 0 <= number < len(self.questions):
-                raise ValueError(f"question must be in 0..{len(self.questions) - 1}, got {number}")
+            check_question(number, len(self.questions))
             id, options["question"] = self._places[number]
         if id is None:
             shares = list(self.weights.values())

@@ -6,6 +6,8 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from agent_envs import scoring
 from agent_envs.benchmark import load, source_parameters
 from agent_envs.data.question import Question, paragraph_key
@@ -142,8 +144,7 @@ class QAEnv(ToolEnv):
         index = options.get("question")
         if index is None:
             index = self.np_random.integers(len(self.questions))
-        if not 0 <= index < len(self.questions):
-            raise ValueError(f"question must be in 0..{len(self.questions) - 1}, got {index}")
+        check_question(index, len(self.questions))
         self.question = self.questions[index]
         self._gold = set(self.question.supporting_paragraphs or map(html.unescape, self.question.supporting_titles))
         self._found: set[str] = set()  # what the agent has been shown of it
@@ -208,6 +209,12 @@ class QAEnv(ToolEnv):
 
     def _covers(self, prediction: str) -> float:
         return scoring.substring_match(prediction, self.question.golds, self.task.normalize)
+
+
+def check_question(number: Any, count: int) -> None:
+    """Raise a ValueError where ``options["question"]`` is no number of one of so many questions."""
+    if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < count:
+        raise ValueError(f"question must be in 0..{count - 1}, got {number!r}")
 
 
 def _check_names(benchmark: str, arguments: Mapping[str, Any]) -> None:

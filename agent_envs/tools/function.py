@@ -108,7 +108,8 @@ class FunctionTool:
 
     def _run(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         if inspect.iscoroutinefunction(self.function):
-            return self._run_in_thread(lambda: self._gather(arguments), None) if arguments else []
+            found = self._run_in_thread(lambda: self._gather(arguments), None) if arguments else []
+            return found if isinstance(found, list) else [found] * len(arguments)
         if self.timeout is None:
             return [self._call(one) for one in arguments]
         return [self._run_in_thread(partial(self._call, one), self.timeout) for one in arguments]
@@ -147,13 +148,17 @@ class FunctionTool:
             return _as_result(found)
         except TimeoutError as error:  # ours, or one that the function raises by itself
             return self._report_timeout() if limit.expired() else self._report_error(error)
-        except (Exception, SystemExit) as error:
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a tool may raise anything, a cancelled task among it
             return self._report_error(error)
 
     def _call(self, arguments: dict[str, Any]) -> ToolResult:
         try:
             return _as_result(self.function(**self._convert(arguments)))
-        except (Exception, SystemExit) as error:  # a tool may raise anything
+        except KeyboardInterrupt:
+            raise
+        except BaseException as error:  # a tool may raise anything
             return self._report_error(error)
 
     def _report_error(self, error: BaseException) -> ToolResult:

@@ -138,11 +138,15 @@ def _attempt(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult] | 
         results = list(tool.execute_batch(arguments))
     except ToolError as error:  # the agent's own mistake
         return [ToolResult(f"{tool.name}: {error}"[:500], ok=False)] if len(arguments) == 1 else error
-    except (Exception, SystemExit) as error:  # a tool may raise anything
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:  # a tool may raise anything
         return error
-    if len(results) == len(arguments) and all(isinstance(r, ToolResult) for r in results):
+    if len(results) == len(arguments) and all(isinstance(r, ToolResult) and isinstance(r.text, str) for r in results):
         return [_cap_output(result, getattr(tool, "max_output", MAX_OUTPUT)) for result in results]
-    return TypeError(f"returned {len(results)} results for {len(arguments)} calls, or not of type ToolResult")
+    return TypeError(
+        f"returned {len(results)} results for {len(arguments)} calls, or not of type ToolResult with a text"
+    )
 
 
 def _fault(tool: Tool, error: BaseException) -> ToolResult:

@@ -41,7 +41,7 @@ class Arena:
         self.env = textarena.make(id)
 
     def reset(self, seed):
-        self.env.reset(num_players=1, seed=seed % 2**31)
+        self.env.reset(num_players=1, seed=seed % (2**31 - 1))  # of another split they are 2**31 higher
         return self.env.get_observation()[1], {}
 
     def step(self, action):

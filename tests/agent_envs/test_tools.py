@@ -356,6 +356,27 @@ def test_a_tool_that_wants_to_end_the_process_does_not():
         assert one(tool).fault and "SystemExit" in one(tool).text
 
 
+def test_whatever_a_tool_raises_is_a_fault_of_it():
+    """A task that was cancelled too, which is no `Exception`; and a result whose text is none."""
+
+    def f():
+        """is cancelled."""
+        raise asyncio.CancelledError("boom")
+
+    async def g():
+        """is cancelled."""
+        raise asyncio.CancelledError("boom")
+
+    def h():
+        """says nothing that is a text."""
+        return ToolResult(None)  # type: ignore[arg-type]
+
+    for tool in (FunctionTool(f), FunctionTool(f, timeout=5), FunctionTool(g), FunctionTool(h)):
+        assert one(tool).fault, tool.function
+    for tool in (FunctionTool(f), FunctionTool(g)):
+        assert "CancelledError" in one(tool).text
+
+
 def test_threads_of_calls_that_hang_are_bounded(monkeypatch):
     from agent_envs.tools import function
 

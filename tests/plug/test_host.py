@@ -12,7 +12,8 @@ from agent_envs import hosting
 from agent_envs.checker import check_agent_env
 from agent_envs.plug import Episode
 from agent_envs.tasks.mixture import MixtureEnv
-from agent_envs.types import ToolCall, Turn
+from agent_envs.tool_env import ToolEnv
+from agent_envs.types import ToolCall, Turn, TurnOutcome
 from trainers import evaluate, grpo
 from trainers.runs.setup import make_envs
 
@@ -130,6 +131,24 @@ def test_success_is_the_score_where_the_environment_tells_it():
     assert env.step("x")[4]["score"] == 1.0
 
 
+class Long:
+    """Says much, and numbers of NumPy beside it."""
+
+    def reset(self, seed=None):
+        return "r" * 30_000, {"n": np.int64(2)}
+
+    def step(self, action):
+        return "s" * 30_000, 0.0, False, False, {"share": np.float32(0.5), "ok": np.bool_(True)}
+
+
+def test_what_it_says_is_whole():
+    env = agent_envs.host(Long, "Go on.")
+    observation, info = env.reset(seed=0)
+    assert len(observation) == 30_000 and info["n"] == 2
+    observation, *_, info = env.step("a")
+    assert len(observation) == 30_000 and info["share"] == 0.5 and info["ok"] is True
+
+
 def test_the_trainer_trains_in_it(tmp_path):
     policy = make_policy("words")
     policy.model.save_pretrained(tmp_path / "start")
@@ -223,6 +242,31 @@ def test_splits_that_are_asked_for_from_outside():
     questions.hold_out("train")
     with pytest.raises(ValueError, match="QAEnv has splits of its own: make it with split='validation'"):
         questions.hold_out("validation")
+
+
+class NoSplit(ToolEnv):
+    """A task of our own whose constructor takes no split."""
+
+    def __init__(self, max_turns: int = 4, format: str = "tags", render_mode: str | None = None):
+        super().__init__((), instructions="Go.", max_turns=max_turns, format=format, render_mode=render_mode)
+
+    def begin(self, options):
+        return f"start {self.np_random.integers(2**31)}", {}
+
+    def evaluate_turn(self, turn, results, done):
+        return TurnOutcome({"em": 0.0})
+
+
+def test_a_mixture_gives_a_split_to_a_task_that_takes_none():
+    gymnasium.register("Test/NoSplit-v0", entry_point=NoSplit)
+    try:
+        said = {
+            split: gymnasium.make("AgentR1/Mixture-v0", tasks={"Test/NoSplit-v0": 1}, split=split).reset(seed=0)[0]
+            for split in ("train", "validation")
+        }
+        assert said["train"] != said["validation"]
+    finally:
+        del gymnasium.registry["Test/NoSplit-v0"]
 
 
 class TakesAnything(Numbers):

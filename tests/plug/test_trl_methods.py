@@ -4,7 +4,10 @@ import asyncio
 
 import pytest
 
-from agent_envs.plug.trl import _method
+from agent_envs.plug.episode import Episode
+from agent_envs.plug.trl import _method, environment_factory, episode_return
+
+MINIWIKI = "AgentR1/MiniWiki-v0"
 
 
 class Recorder:
@@ -31,3 +34,48 @@ def test_null_leaves_an_optional_argument_out_where_it_is_no_value_of_it(schema,
     said = asyncio.run(search(Recorder(), query="x", more=None))
     assert said == ({"query": "x", "more": None} if keeps_null else {"query": "x"})
     assert asyncio.run(search(Recorder(), query=None)) == {"query": None}  # a mistake of the model's, which is told so
+
+
+def call(name, arguments):
+    return {
+        "role": "assistant",
+        "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
+    }
+
+
+@pytest.fixture(scope="module")
+def settle():
+    """``settle(last)``: what an episode earns in which all gold titles are searched, and then TRL's conversation ends so."""
+    env, asked = environment_factory(MINIWIKI)(), Episode(MINIWIKI, native=True)
+
+    def settle(last, answers=None):
+        env.reset(prompt=[{"seed": 3, **message} for message in asked.start(3)], seed=3)
+        messages = []
+        for title in dict.fromkeys(asked.env.question.supporting_titles):
+            said = asyncio.run(env.search(query=title))
+            messages += [call("search", {"query": title}), {"role": "tool", "content": said}]
+        if answers:
+            asyncio.run(env.answer(text=answers))
+        messages = [*messages, last] if last else messages[:-1]
+        (paid,) = episode_return([messages], environments=[env])
+        assert env._episode.done and env._episode.env.fits is None
+        return paid
+
+    return settle
+
+
+def test_no_way_to_end_without_an_answer_earns_more_than_a_wrong_one(settle):
+    """Shaping is settled where TRL ends the episode: at a message without a call, or where the last result is too long."""
+    wrong = settle(call("answer", {"text": "nobody"}), answers="nobody")
+    assert wrong > settle({"role": "assistant", "content": "I think it is nobody."})
+    assert wrong > settle(None)
+
+
+@pytest.mark.parametrize("arguments", ["sun", ["sun"], None])
+def test_arguments_that_are_no_object_are_an_invalid_turn(settle, arguments):
+    assert settle(call("answer", arguments)) < settle(call("answer", {"text": "nobody"}))
+
+
+def test_a_context_that_is_rewritten_is_refused():
+    with pytest.raises(ValueError, match="leave context at 'append'"):
+        environment_factory(MINIWIKI, context="window:1")
