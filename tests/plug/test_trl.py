@@ -154,7 +154,12 @@ def test_episodes_of_the_factory_earn_what_their_turns_earn(tmp_path, monkeypatc
     cases = scripts(episode.env.question.supporting_titles[0], episode.env.question.answer)
     for _, turns in cases:
         episode.start(seed)
-        score = [episode.call(turn).metrics.get("score", 0.0) for turn in turns][-1]
+        *before, last = turns
+        for turn in before:
+            episode.call(turn)
+        if not last:  # TRL ends the episode where no function is called
+            episode.env.fits = lambda observation, context: False
+        score, episode.env.fits = episode.call(last).metrics.get("score", 0.0), None
         expected.append(sum(episode.rewards))
         scores.append(score)
     assert len({round(paid, 6) for paid in expected}) >= 5
