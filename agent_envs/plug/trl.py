@@ -14,6 +14,7 @@ with ``train_dataset=dataset(id, 1000, native=True)`` leaves the loop to TRL, an
 import asyncio
 import inspect
 import keyword
+import os
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any, Literal
@@ -214,7 +215,8 @@ def environment_factory(id: str, **env_kwargs: Any) -> type:
             raise ValueError(f"TRL cannot have a tool {name!r}, which is no name for a public method: rename it")
         methods[name] = _method(tool["function"])
     make = staticmethod(lambda split: Episode(id, native=True, **env_kwargs | ({"split": split} if split else {})))
-    return type("AgentR1Environment", (_Environment,), {**methods, "_make": make, "_count": 0})
+    first = int(os.environ.get("RANK", 0)) << 20  # attempts at a question, spread over processes, differ in chance
+    return type("AgentR1Environment", (_Environment,), {**methods, "_make": make, "_count": first})
 
 
 class _Turn:

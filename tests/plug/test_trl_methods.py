@@ -79,3 +79,12 @@ def test_arguments_that_are_no_object_are_an_invalid_turn(settle, arguments):
 def test_a_context_that_is_rewritten_is_refused():
     with pytest.raises(ValueError, match="leave context at 'append'"):
         environment_factory(MINIWIKI, context="window:1")
+
+
+def test_attempts_in_several_processes_are_told_apart(monkeypatch):
+    numbers = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        make = environment_factory(MINIWIKI)
+        numbers += [make()._number for _ in range(3)]
+    assert len(set(numbers)) == 6 and numbers[:3] == [0, 1, 2]
