@@ -317,8 +317,14 @@ def _as_result(name: str, reply: Any) -> ToolResult:
     if isinstance(reply, BaseException):
         fault = not _is_about_arguments(reply)
         return ToolResult(f"{name} failed: {_describe_error(reply)}"[:500], ok=False, fault=fault)
-    parts = [block.text if block.type == "text" else f"[{block.type}]" for block in reply.content]
-    return ToolResult("\n".join(parts), data=reply.structured_content, ok=not reply.is_error)
+    texts = "\n".join(map(_text_of, reply.content))
+    return ToolResult(texts, data=reply.structured_content, ok=not reply.is_error)
+
+
+def _text_of(block: Any) -> str:
+    """What an agent reads of a part of a result: its text, also that of a resource that comes with it."""
+    text = getattr(block, "text", None) or getattr(getattr(block, "resource", None), "text", None)
+    return text if isinstance(text, str) else "" if block.type == "text" else f"[{block.type}]"
 
 
 def _describe_error(error: BaseException) -> str:

@@ -397,3 +397,18 @@ def test_a_program_that_never_answered_is_gone_when_mount_says_so(monkeypatch, t
         mount(["sh", "-c", mute])
     for pid in map(int, (tmp_path / "pids").read_text().split()):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+
+
+def test_the_text_of_a_resource_is_read():
+    """Servers return files so; a picture has no text."""
+    from mcp import types
+
+    blocks = [
+        types.TextContent(type="text", text="Found:"),
+        types.EmbeddedResource(
+            type="resource", resource=types.TextResourceContents(uri="file:///a.txt", text="the file")
+        ),
+        types.ImageContent(type="image", data="aGk=", mime_type="image/png"),
+        types.TextContent(type="text", text=""),
+    ]
+    assert [mounted._text_of(block) for block in blocks] == ["Found:", "the file", "[image]", ""]
