@@ -100,12 +100,13 @@ def test_the_page_has_what_is_kept_where_right_answers_are_rare():
         assert f"**{_cell(difference, '+')}**" in page
 
 
-def test_the_page_has_what_is_kept_of_the_shape_of_rollouts():
-    kept, page = json.loads((KEPT / "rollout-shaping.json").read_text()), PAGE.read_text(encoding="utf-8")
-    (sampled,) = json.loads((KEPT / "rollout-shaping-sampled.json").read_text()).values()
+@pytest.mark.parametrize("file", ["rollout-shaping", "rollout-shaping-baselines"])
+def test_the_page_has_what_is_kept_of_the_shape_of_rollouts(file):
+    kept, page = json.loads((KEPT / f"{file}.json").read_text()), PAGE.read_text(encoding="utf-8")
+    (sampled,) = json.loads((KEPT / f"{file}-sampled.json").read_text()).values()
     recipe, reference = recipe_file.read("rollout-shaping"), "boards-64"
     column = dict.fromkeys(sampled, "As in training") | {"actions-5": "5 actions, 2 turns"}
-    greedy = {run: [row[column[run]]["score"] for row in kept["rows"][recipe.runs[run].title]] for run in sampled}
+    greedy = {run: [row[column[run]]["score"] for row in kept["rows"][recipe.title_of(run)]] for run in sampled}
     for run in sampled:
         cells = []
         for how in (sampled, greedy):
