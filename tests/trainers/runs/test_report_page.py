@@ -209,3 +209,24 @@ def test_an_address_leads_to_an_episode(open_page):
     page = open_page(address)
     page.wait(f"{READER}.dataset.key === {json.dumps(key)}")
     assert page.run("document.querySelector('#by-agent').value") == "Random"
+
+
+def test_an_address_with_words_looks_into_conversations(open_page):
+    page = open_page("#view=episodes&q=search%3E")
+    page.wait("document.querySelector('#search').dataset.done === 'search>'")
+    assert page.run("shown.length") > 40
+
+
+def test_in_a_page_of_two_runs_an_address_leads_to_the_right_one(browser, folder, tmp_path):
+    """Episodes of two seeds have the same keys."""
+    path = html_report.write([folder, folder], tmp_path / "both.html", episodes=0)
+    browser.resize(1440, 900)
+    browser.open(path, "")
+    browser.wait("document.documentElement.dataset.ready")
+    browser.run("show('episodes'), open(episodes.findLast((episode) => episode.part === 1))")
+    address, key = browser.run("[location.hash, state.key]")
+    assert browser.run(f"episodes.filter((episode) => episode.key === {json.dumps(key)}).length") == 2
+    browser.open(path, address)
+    browser.wait("document.documentElement.dataset.ready")
+    browser.wait(f"opened?.key === {json.dumps(key)}")
+    assert browser.run("opened.part") == 1
