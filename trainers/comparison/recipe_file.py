@@ -162,12 +162,11 @@ def _check_sft(where: str, recipe: Recipe) -> None:
     for name, known in {"sft": ["env_kwargs", *options], "rejection_sampling": [*ROUNDS, *options]}.items():
         _check_keys(f"[{name}] of {where}", getattr(recipe, name), known)
     _check_type(f"[sft] of {where}: env_kwargs", recipe.sft.get("env_kwargs", {}), dict)
-    _check_type(f"[rejection_sampling] of {where}: rounds", rounds := recipe.rejection_sampling.get("rounds", 2), int)
+    rounds, sampling = ({**ROUNDS, **recipe.rejection_sampling}[name] for name in ROUNDS)
+    _check_type(f"[rejection_sampling] of {where}: rounds", rounds, int)
     if rounds < 1:
         raise ValueError(f"{where}: rounds of [rejection_sampling] must be at least 1, got {rounds}")
-    _check_type(
-        f"[rejection_sampling] of {where}: sampling", sampling := recipe.rejection_sampling.get("sampling", 0.5), float
-    )
+    _check_type(f"[rejection_sampling] of {where}: sampling", sampling, float)
     if not 0 < sampling < 1:
         raise ValueError(f"{where}: sampling of [rejection_sampling] must be between 0 and 1, got {sampling}")
     recipe.sft_arguments(0)

@@ -95,10 +95,8 @@ def _write_folder(path: Path, architecture: str, special_ids: dict[str, int], ta
         ) from error
     if tokenizer.chat_template is None:
         raise ValueError(f"{path.name} has no chat template: use an instruction-tuned model")
-    for (
-        name,
-        id,
-    ) in special_ids.items():  # some versions of transformers take bos for eos
+    # Some versions of transformers take bos for eos.
+    for name, id in special_ids.items():
         setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(id))
     # The weights are numbers like any others now; these entries take them for packed ones.
     del model.hf_quantizer, model.config.quantization_config

@@ -35,9 +35,8 @@ class Policy(ChatTokens):
         # Without dropout, or a rollout and its update would see two different policies.
         self.model, self.dtype = model.eval(), dtype
         if self.device.type == "cuda":
-            torch.backends.cuda.enable_cudnn_sdp(
-                False
-            )  # it plans for each shape anew, and here shapes change all the time
+            # cuDNN's attention plans for each shape anew, and here shapes change all the time.
+            torch.backends.cuda.enable_cudnn_sdp(False)
         self._check_head(self._sample)
 
     @cached_property
