@@ -52,8 +52,7 @@ from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.loading import load_policy
 from trainers.models.lora import has_lora, trainable_parameters
 from trainers.models.policy import Policy
-from trainers.runs.monitoring import mutual_information_statistics
-from trainers.runs.run import episode_metrics
+from trainers.runs.monitoring import episode_metrics, mutual_information_statistics
 from trainers.runs.setup import make_envs
 
 

@@ -21,11 +21,11 @@ from trainers.runs import checkpoint
 from trainers.runs.logger import Progress, read_metrics
 from trainers.runs.monitoring import (
     CollapseTracker,
+    episode_metrics,
     mutual_information_statistics,
     rollout_statistics,
     update_statistics,
 )
-from trainers.runs.run import episode_metrics
 from trainers.runs.settings import SettingsDiffer, check_settings
 from trainers.trajectory import Step, Trajectory
 

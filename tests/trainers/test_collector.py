@@ -144,9 +144,9 @@ def test_an_evaluation_waits_for_what_is_being_played():
     collector = SimpleNamespace(update_weights=lambda: seeds.append(torch.initial_seed()))
     recorder = SimpleNamespace(lines=[])
     run = SimpleNamespace(
-        collector=collector, args=grpo.Args(seed=5), score="em", title="", _recorder=lambda *_: recorder, _record=lambda _: None,
+        collector=collector, args=grpo.Args(seed=5), score="em", title="", _recorders=SimpleNamespace(make=lambda *_: recorder),
         evaluate=lambda questions, temperature, recorder: ({"em": torch.initial_seed()}, []),
-        _logger=SimpleNamespace(show_episodes=lambda *_: None),
+        _records=SimpleNamespace(write=lambda _: None, logger=SimpleNamespace(show_episodes=lambda *_: None)),
     )  # fmt: skip
     torch.manual_seed(77)
     assert Run._validate(run, 0) == {"eval/em": 5}

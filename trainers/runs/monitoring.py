@@ -1,7 +1,7 @@
-"""The collapse monitor in a training loop: the statistics that it takes, and the symptoms that it names.
+"""Statistics of a training loop: what its episodes were like, what the collapse monitor takes, and the symptoms that it names.
 
-All its statistics are logged, as ``monitor/…`` or as an evaluation, so that a resumed run reads the state of its monitor
-back from ``metrics.jsonl``.
+All statistics of the monitor are logged, as ``monitor/…`` or as an evaluation, so that a resumed run reads the state of
+its monitor back from ``metrics.jsonl``.
 """
 
 import math
@@ -9,6 +9,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import torch
 
 from agent_envs.vector import ToolVectorEnv
@@ -18,11 +19,38 @@ from trainers.algorithms.collapse_monitor import CollapseMonitor, mutual_informa
 from trainers.models.finite import check_finite
 from trainers.models.micro_batches import compute_logprobs
 from trainers.models.policy import Policy
+from trainers.preparation import Metrics
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.logger import Progress
-from trainers.trajectory import Step, Trajectory, collate
+from trainers.trajectory import Step, Trajectory, collate, to_sequences
 
 _PREFIX = "monitor/"
+
+
+def episode_metrics(trajectories: list[Trajectory], score: str) -> Metrics:
+    """What the episodes of a batch were like."""
+    valid = [t for t in trajectories if not t.failed] or trajectories  # as those that are learned from
+    groups = [[t.episode_return for t in valid if t.group == g] for g in {t.group for t in valid}]
+    sequences = [s for t in trajectories for s in to_sequences(t.steps)]
+    metrics = {
+        "tokens/action": sum(sum(s.mask) for s in sequences),
+        "tokens/all": sum(len(s.ids) for s in sequences),
+        "train/return": np.mean([t.episode_return for t in valid]),
+        f"train/{score}": np.mean([t.info[score] for t in valid]),
+        "train/turns": np.mean([len(t.steps) for t in trajectories]),
+        "train/truncated": np.mean([t.truncated for t in trajectories]),
+        "train/failed": np.mean([t.failed for t in trajectories]),
+        "train/tool_faults": sum(t.tool_faults for t in trajectories),
+    }
+    if len(groups) < len(valid):  # a group of one has no deviation
+        metrics["train/group_std"] = np.mean([np.std(group) for group in groups])
+        metrics["train/zero_std_groups"] = np.mean([np.ptp(group) < filters.ZERO_STD for group in groups])
+    for name in ("f1", "support_recall", "calls"):
+        if all(name in t.info for t in trajectories):
+            metrics[f"train/{name}"] = np.mean([float(t.info[name]) for t in trajectories])
+    for name in dict.fromkeys(name for t in trajectories for name in t.reward_terms):
+        metrics[f"reward/{name}"] = np.mean([t.reward_terms.get(name, 0.0) for t in trajectories])
+    return {name: float(value) for name, value in metrics.items()}
 
 
 def rollout_statistics(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[str, float]:

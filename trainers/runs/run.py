@@ -20,7 +20,6 @@ import numpy as np
 import torch
 
 from trainers import distributed, playing
-from trainers.algorithms.group_filters import ZERO_STD
 from trainers.algorithms.schedules import learning_rate_factor
 from trainers.cold_start.start import start_run
 from trainers.collector import Collector
@@ -30,14 +29,20 @@ from trainers.models.loading import episodes_at_once
 from trainers.models.policy import Policy
 from trainers.preparation import Metrics
 from trainers.rollout import check_formats
-from trainers.runs import card, folder, html_report, outages, report, setup, stopping
+from trainers.runs import card, folder, html_report, outages, setup, stopping
 from trainers.runs.arguments import TrainArgs
-from trainers.runs.episodes import EpisodeWriter, Origin, Recorder, make_pieces
-from trainers.runs.logger import METRICS_FILE, Logger, Progress, check_sinks, logged_as, read_metrics
-from trainers.runs.monitoring import CollapseTracker, find_not_finite, mutual_information_statistics, update_statistics
+from trainers.runs.episodes import Recorder, make_pieces
+from trainers.runs.logger import METRICS_FILE, Progress, check_sinks, read_metrics
+from trainers.runs.monitoring import (
+    episode_metrics,
+    find_not_finite,
+    mutual_information_statistics,
+    update_statistics,
+)
 from trainers.runs.outages import ToolsFailed
+from trainers.runs.records import Recorders, Records
 from trainers.runs.settings import ASKED, settings
-from trainers.trajectory import Trajectory, to_sequences
+from trainers.trajectory import Trajectory
 
 BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"  # names of rows
 
@@ -124,7 +129,8 @@ class Run:
             self._player, self._seconds_cold_start = start_run(args, self.envs, self.folder)
         distributed.broadcast_weights(self._player.model)
         distributed.reseed(args.seed)
-        self._pieces = make_pieces(self._player.tokenizer)
+        pieces = make_pieces(self._player.tokenizer)
+        self._recorders = Recorders(args.env, self.score, self._sources, pieces)
         self.collector = Collector(args, self._player)
         stop = self.envs.envs[0].stop
         self.engine = setup.make_engine(args.engine, self.collector.policy, stop, args.vllm_url, args.vllm_kv_gib)
@@ -148,8 +154,11 @@ class Run:
             raise ValueError(
                 f"{self.folder} has had {first} updates already: updates must be at least as many, got {args.updates}"
             )
-        self._open_records(first)
         self._trained, self._saved = ([optimizer], modules), first
+        records = Records(args, self.algorithm, self.folder, self.score, first, self._recorded)
+        self._records = self._exits.enter_context(records)
+        self._recorded.clear()
+        self._evaluate_first(first)
         schedule, stopped = stopping.SaveSchedule(args.save_every, args.save_every_minutes), False
         with stopping.deferring():
             for number in range(first, args.updates):
@@ -215,100 +224,63 @@ class Run:
 
     # -- between updates -------------------------------------------------------------------------------------------
 
-    def _open_records(self, first: int) -> None:
-        args, self._records = self.args, self._exits.enter_context(ExitStack())
-        enter = self._records.enter_context
-        self._metrics_folder = enter(distributed.choose_metrics_folder(self.folder))
-        sinks = args.log if self._metrics_folder == self.folder else ()
-        resume_from, names = first + 1 if first else 0, logged_as(args)
-        self._logger = enter(Logger(self._metrics_folder, sinks, asdict(args), resume_from, **names))
-        self._progress = enter(Progress(args.updates, "updates", self.algorithm, first))
-        if not distributed.rank():  # open to the end of the run: the closing table is recorded as well
-            writer = EpisodeWriter(self.folder, first or None, baselines_again=bool(self._recorded))
-            self._episodes = self._exits.enter_context(writer)
-        for recorder in self._recorded:
-            self._record(recorder)
-        self._recorded.clear()
-        lines = read_metrics(self._metrics_folder / METRICS_FILE)
-        self._tracker, self._played = CollapseTracker(self.score, lines), int(lines[-1]["episodes"]) if lines else 0
-        self._seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
-        key, best = f"eval/{self.score}", folder.read_best(self.folder)
-        scores = [line[key] for line in lines if line.get(key) is not None]
-        self._best = max(scores, default=-math.inf) if best is None else best
-        if first and not distributed.rank():  # of weights that are trained further now
-            (self.folder / report.SUMMARY_FILE).unlink(missing_ok=True)
+    def _evaluate_first(self, first: int) -> None:
+        """The evaluation before the first update, or the one that an outage kept the run from."""
+        records = self._records
         if not first:
             metrics = self._validate(0) | {"episodes": 0.0}
-            self._logger.log(0, metrics)
-            self._tracker.record(0, metrics, self._progress)
-            self._best = metrics[key]  # weights are kept where they do better than the start
-            self._progress.update(0, **self._held_out(metrics))
-            return
-        is_missing = bool(lines) and first % args.eval_every == 0 and lines[-1].get(key) is None
-        if distributed.broadcast(is_missing):  # an outage kept the run from it
+            records.logger.log(0, metrics)
+            records.tracker.record(0, metrics, records.progress)
+            records.best = metrics[f"eval/{self.score}"]  # weights are kept where they do better than the start
+            records.progress.update(0, **self._held_out(metrics))
+        elif distributed.broadcast(records.is_missing):
             metrics = self._validate(first)
-            self._logger.amend(first, metrics)
-            self._tracker.record(first, metrics, self._progress)
+            records.logger.amend(first, metrics)
+            records.tracker.record(first, metrics, records.progress)
             self._keep_best(first, metrics)
 
     def _has_had_its_time(self) -> bool:
         """Whether rollouts and updates have taken ``max_seconds``, where there is such a limit."""
-        return 0 < self.args.max_seconds <= distributed.broadcast(self._seconds)
+        return 0 < self.args.max_seconds <= distributed.broadcast(self._records.seconds)
 
     def _held_out(self, metrics: Metrics) -> Metrics:
         """The score on held-out questions by its name in the progress; nothing where there was no evaluation."""
         key = f"eval/{self.score}"
         return {f"held-out {self.score}": metrics[key]} if key in metrics else {}
 
-    def _recorder(
-        self, agent: str, name: str, step: int, *, training: bool = False, tokens: bool = False, in_table: bool = False
-    ) -> Recorder:
-        """Takes the records of an agent's episodes; ``name`` is the agent in their keys."""
-        origin = Origin(
-            phase="training" if training else "evaluation", step=step, agent=agent, name=name, in_table=in_table,
-            env=self.args.env, split="train" if training else "validation", source=self._sources[training],
-            score=self.score,
-        )  # fmt: skip
-        return Recorder(origin, self._pieces if tokens else None)
-
-    def _record(self, recorder: Recorder) -> None:
-        """The first of several processes writes what was recorded."""
-        if not distributed.rank():
-            self._episodes.write_recorded(recorder)
-
     def _record_training(self, step: UpdateStep) -> None:
         if not step.kept or distributed.rank():
             return
         agent = f"{self.title.removeprefix('Trained with ')} (training)"
-        recorder = self._recorder(agent, self.algorithm, step.number + 1, training=True, tokens=True)
+        recorder = self._recorders.make(agent, self.algorithm, step.number + 1, training=True, tokens=True)
         for trajectory in step.kept:
             recorder.add_trajectory(trajectory, trajectory.group)
-        self._record(recorder)
+        self._records.write(recorder)
 
     def _validate(self, done: int) -> Metrics:
         self.collector.update_weights()  # its thread, playing one step ahead, draws from the same generator
         # In a random state of its own, so that how often one looks changes nothing.
         with torch.random.fork_rng():
             torch.manual_seed(self.args.seed + distributed.rank())
-            recorder = self._recorder(self.title, "policy", done)
+            recorder = self._recorders.make(self.title, "policy", done)
             temperature = self.args.eval_temperature
             row, _ = self.evaluate(self.args.eval_questions, temperature=temperature, recorder=recorder)
-        self._record(recorder)
-        self._logger.show_episodes(done, (line for line, _ in recorder.lines))
+        self._records.write(recorder)
+        self._records.logger.show_episodes(done, (line for line, _ in recorder.lines))
         names = (self.score, "f1", "support_recall", "turns", "calls", "failed", "tool_faults")
         return {f"eval/{name}": row[name] for name in names if name in row}
 
     def _finish(self, step: UpdateStep, seconds: float) -> bool:
         """Complete the metrics of an update and record them; returns whether training is to stop."""
-        args, metrics, done = self.args, step.metrics, step.number + 1
+        args, records, metrics, done = self.args, self._records, step.metrics, step.number + 1
         metrics["time/update"] = seconds - step.collecting
         seconds = metrics["time/rollout"] + metrics["time/update"]
-        self._seconds += seconds
+        records.seconds += seconds
         metrics |= distributed.all_reduce_sums({"tokens/processed_update": float(self._meter.stop())})
         metrics["tokens/per_second"] = metrics["tokens/all"] / seconds
         metrics |= update_statistics(metrics)
-        self._played += int(metrics["episodes"])
-        metrics["episodes"] = float(self._played)
+        records.played += int(metrics["episodes"])
+        metrics["episodes"] = float(records.played)
         self._record_training(step)
         wrong, failure = find_not_finite(metrics, {"the policy": self._player.model, **self._trained[1]}), None
         if done % args.eval_every == 0 and not wrong:
@@ -316,11 +288,11 @@ class Run:
                 metrics |= self._validate(done)
             except ToolsFailed as error:
                 failure = error
-        self._logger.log(done, metrics)
+        records.logger.log(done, metrics)
         if wrong:
             rest = self._describe_rest()
             raise stopping.TrainingStopped(f"{wrong} after update {done}, which is not saved. {rest}")
-        self._progress.update(
+        records.progress.update(
             done,
             **{f"train {self.score}": metrics[f"train/{self.score}"]} | self._held_out(metrics),
             reward=metrics["train/return"], turns=metrics["train/turns"], tokens_per_s=metrics["tokens/per_second"],
@@ -328,20 +300,19 @@ class Run:
         self._keep_best(done, metrics)
         if failure is not None:
             self._stop(done, failure)
-        return distributed.broadcast(self._tracker.record(done, metrics, self._progress) and args.stop_on_collapse)
+        return distributed.broadcast(records.tracker.record(done, metrics, records.progress) and args.stop_on_collapse)
 
     def _keep_best(self, done: int, metrics: Metrics) -> None:
         """Keep the weights of an evaluation that is the best so far."""
         score = metrics.get(f"eval/{self.score}", -math.inf)
-        if score > self._best:
-            self._best = score
+        if score > self._records.best:
+            self._records.best = score
             folder.save_best(self.folder, self._player, done, score, self.args)
 
     def _save(self, done: int) -> None:
         """Write the checkpoint of the state after ``done`` updates."""
         self.collector.update_weights()  # its thread, playing one step ahead, draws from the same generator
-        if not distributed.rank():
-            self._episodes.sync()
+        self._records.sync()
         optimizers, modules = self._trained
         folder.save(self.folder, self._player, optimizers, modules, done, self.args)
         self._saved = done
@@ -358,7 +329,7 @@ class Run:
 
     def _exit_by_signal(self, signal: int) -> NoReturn:
         """Report what there is, and end the process."""
-        self._records.close()
+        self._records.end_updates()
         if not distributed.rank():
             folder.write_unfinished_report(
                 self.folder, self._describe(), f"{self._saved} of {self.args.updates} updates"
@@ -393,7 +364,7 @@ class Run:
         with Progress((2 + asks + bool(scripted)) * len(questions), "episodes", "baselines") as progress:
 
             def add(play: Callable[[Recorder], dict], agent: str, name: str, tokens: bool = False) -> None:
-                recorder = self._recorder(agent, name, 0, tokens=tokens, in_table=True)
+                recorder = self._recorders.make(agent, name, 0, tokens=tokens, in_table=True)
                 minutes, failed = args.tool_outage_minutes, lambda row: row["failed"]
                 rows.append(outages.play_until_tools_work(partial(play, recorder), failed, minutes))
                 self._recorded.append(recorder)
@@ -415,20 +386,20 @@ class Run:
 
     def _close(self, stopped: bool) -> None:
         """Evaluate the trained policy, and write the summary and the report."""
-        self._records.close()
-        recorder = self._recorder(self.title, "trained", self._saved, tokens=True, in_table=True)
+        self._records.end_updates()
+        recorder = self._recorders.make(self.title, "trained", self._saved, tokens=True, in_table=True)
         try:
             row, transcripts = self.evaluate(self.args.final_questions, self.title, recorder=recorder)
         except ToolsFailed as error:
             self._stop(self._saved, error)
-        self._record(recorder)
+        self._records.write(recorder)
         if not distributed.rank():
             self.summary = self._summarize([*self._rows, row]) | {
                 "algorithm": self.algorithm,
                 "seconds_training": read_metrics(self.folder / METRICS_FILE)[-1]["seconds"],
-                "episodes": self._played,
+                "episodes": self._records.played,
                 "stopped_on_collapse": stopped,
-                "symptoms": self._tracker.symptoms,
+                "symptoms": self._records.tracker.symptoms,
             }
             folder.write_report(self.folder, self.summary, transcripts)
             if self.args.push_to_hub:
@@ -441,7 +412,7 @@ class Run:
         return {
             "env": self.args.env, **source, "seed": self.args.seed, "score": self.score, "rows": self._rows,
             "settings": settings(self.args) | {n: getattr(self.args, n) for n in ASKED}, "command": html_report.typed_command(),
-            "symptoms": self._tracker.symptoms,
+            "symptoms": self._records.tracker.symptoms,
         }  # fmt: skip
 
     def _summarize(self, rows: list[dict]) -> dict:
@@ -455,29 +426,3 @@ class Run:
             "seconds_cold_start": self._seconds_cold_start, "rows": rows, "folder": str(self.folder),
             "evaluation": {n: v for n, v in asdict(args).items() if n.startswith("eval_") or n == "final_questions"},
         }  # fmt: skip
-
-
-def episode_metrics(trajectories: list[Trajectory], score: str) -> Metrics:
-    """What the episodes of a batch were like."""
-    valid = [t for t in trajectories if not t.failed] or trajectories  # as those that are learned from
-    groups = [[t.episode_return for t in valid if t.group == g] for g in {t.group for t in valid}]
-    sequences = [s for t in trajectories for s in to_sequences(t.steps)]
-    metrics = {
-        "tokens/action": sum(sum(s.mask) for s in sequences),
-        "tokens/all": sum(len(s.ids) for s in sequences),
-        "train/return": np.mean([t.episode_return for t in valid]),
-        f"train/{score}": np.mean([t.info[score] for t in valid]),
-        "train/turns": np.mean([len(t.steps) for t in trajectories]),
-        "train/truncated": np.mean([t.truncated for t in trajectories]),
-        "train/failed": np.mean([t.failed for t in trajectories]),
-        "train/tool_faults": sum(t.tool_faults for t in trajectories),
-    }
-    if len(groups) < len(valid):  # a group of one has no deviation
-        metrics["train/group_std"] = np.mean([np.std(group) for group in groups])
-        metrics["train/zero_std_groups"] = np.mean([np.ptp(group) < ZERO_STD for group in groups])
-    for name in ("f1", "support_recall", "calls"):
-        if all(name in t.info for t in trajectories):
-            metrics[f"train/{name}"] = np.mean([float(t.info[name]) for t in trajectories])
-    for name in dict.fromkeys(name for t in trajectories for name in t.reward_terms):
-        metrics[f"reward/{name}"] = np.mean([t.reward_terms.get(name, 0.0) for t in trajectories])
-    return {name: float(value) for name, value in metrics.items()}
