@@ -91,6 +91,7 @@ from trainers.comparison.agents import Comparison
 from trainers.comparison.columns import NotThere
 from trainers.comparison.recipe import Recipe
 from trainers.comparison.report import write
+from trainers.models.denormals import flushing_denormals
 from trainers.runs import html_report, outages, stopping
 from trainers.runs.logger import to_json_types
 from trainers.runs.settings import SettingsDiffer
@@ -161,7 +162,7 @@ def main(args: Args) -> dict:
         TrainingStopped: a run stopped by itself, after all others; the tables are written before.
         SystemExit: SIGTERM or SIGINT came. What was run and played until then is not run again.
     """
-    with stopping.handle_signals():
+    with stopping.handle_signals(), flushing_denormals():  # in the baselines as in the runs
         return _compare(args)
 
 

@@ -43,13 +43,15 @@ def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: ra
     articles."""
     drawn = [[_entity(world, rng) for _ in range(3)] for _ in range(count)]
     results = tool.execute_batch([{"query": world.names[kind][i]} for entities in drawn for kind, i in entities])
-    texts = iter(policy.encode(f"<information>{result.text}</information>") for result in results)
+    texts = iter(result.text for result in results)
     sequences = []
     for entities in drawn:
         parts: list[tuple[list[int], bool]] = []
         for kind, index in entities:
-            parts.append((next(texts), False))
-            told = [relation for relation in BY_KIND[kind] if world.value(relation, index) >= 0]
+            text = next(texts)
+            parts.append((policy.encode(f"<information>{text}</information>"), False))
+            known = [relation for relation in BY_KIND[kind] if world.value(relation, index) >= 0]
+            told = [relation for relation in known if world.text(relation, index) in text]  # articles may be cut
             for relation in rng.sample(told, min(4, len(told))):
                 parts += _asking(world, relation, index, policy, rng)
         sequences.append(_sequence(parts))

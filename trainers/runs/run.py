@@ -23,6 +23,7 @@ from trainers import distributed, playing
 from trainers.algorithms.schedules import learning_rate_factor
 from trainers.cold_start.start import start_run
 from trainers.collector import Collector
+from trainers.models.denormals import flushing_denormals
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.hidden_states import ForwardTokenMeter
 from trainers.models.loading import episodes_at_once
@@ -93,6 +94,7 @@ class Run:
     def __enter__(self) -> Self:
         args = self.args
         with ExitStack() as stack:
+            stack.enter_context(flushing_denormals())
             stack.enter_context(distributed.join_processes())
             setup.check_world_size(args)
             torch.manual_seed(args.seed)
