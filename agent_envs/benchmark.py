@@ -80,25 +80,37 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
         names = ", ".join(map(repr, sorted(unknown)))
         raise TypeError(f"{benchmark} got an unexpected keyword argument {names}; known: {known}")
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
-    places: tuple = tuple(map(os.environ.get, PLACES))
+    places: tuple = ()
     if benchmark != "own":
-        data = arguments.get("data") or places[0]
-        inside = Path(data).expanduser() / benchmark if data else None  # where FlashRAG has its files
         searched = stamp(arguments.get("corpus"), deep=True), stamp(arguments.get("index"))
-        places += (os.getcwd(), stamp(data), stamp(inside), *searched)
+        places += (*stamp_places(benchmark, arguments.get("data")), *searched)
     else:
         places = (*own.stamps(arguments.get("data"), arguments.get("corpus")), stamp(arguments.get("index")))
     task = _load(benchmark, split, places, holdout, keep if split == "train" else None, **frozen)
     if task.warning:
         warnings.warn(task.warning, stacklevel=2)
-    given = arguments.get("data")
-    if benchmark != "own" and given and not holdout and split == "train" and Path(given).expanduser().is_file():
-        warnings.warn(
-            f"{given} is a file, and so has the questions of both splits: what is trained on is evaluated on too. Give a folder "
-            "with a file of each, or holdout=n to keep each n-th question aside",
-            stacklevel=2,
-        )
+    if benchmark != "own" and not holdout and split == "train":
+        warn_of_shared(arguments.get("data"), ", or holdout=n to keep each n-th question aside")
     return task
+
+
+def stamp_places(benchmark: str, data: str | None) -> tuple:
+    """What tells whether a benchmark lies elsewhere now, or was changed there."""
+    place = data or os.environ.get(PLACES[0])
+    path = Path(place).expanduser() if place else None
+    folder = path.parent if path and path.is_file() else path  # where its passages and aliases are
+    inside = folder / benchmark if folder else None  # where FlashRAG has its files
+    return *map(os.environ.get, PLACES), os.getcwd(), stamp(folder), stamp(inside)
+
+
+def warn_of_shared(data: str | None, advice: str = "") -> None:
+    """Warn of a file of questions, which is taken for both splits."""
+    if data and Path(data).expanduser().is_file():
+        warnings.warn(
+            f"{data} is a file, and so has the questions of both splits: what is trained on is evaluated on too. Give a folder "
+            f"with a file of each{advice}",
+            stacklevel=3,
+        )
 
 
 def source_parameters(benchmark: str) -> list[str]:

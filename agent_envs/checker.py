@@ -50,6 +50,8 @@ def check_agent_env(env: gymnasium.Env, steps: int = 200, seed: int = 0) -> None
         steps: of fuzzing, and of each comparison.
         seed: of everything random here.
     """
+    if steps < 1:
+        raise ValueError(f"steps must be at least 1, got {steps}")
     task = env.unwrapped
     if not isinstance(task, ToolEnv):
         raise TypeError(f"check_agent_env checks environments made from ToolEnv, got {type(task).__name__}")

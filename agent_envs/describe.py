@@ -72,6 +72,7 @@ def _fence(text: str) -> str:
 
 
 def _describe_tools(env: ToolEnv) -> str:
+    env = env.active_env  # of a mixture, the task that the seed draws
     lines = [
         f"- `{tool.name}`: {tool.description} Arguments: `{_argument_types(tool.parameters)}`."
         for tool in env.tools.values()

@@ -36,7 +36,10 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _STATED = re.compile(r"#### ?(-?[0-9.,]+)")
 _BARE_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#])")  # A+ is a grade
 _DASHES = str.maketrans("‐‑–−", "----")
-_MEANT = re.compile(r"(?<=\d)[./:-](?=\d)|(?<!\w)[-.](?=\.?\d)|(?<=[a-z+])\+|(?<=[a-z])#")
+_MEANT = re.compile(  # 1.5, 1e-5, -5, C++, C#, 2+3, 3,5 and 1,2,3 but not the comma of 3,500, <5
+    r"(?<=\d)[./:-](?=\d)|(?<=\de)[-+](?=\d)|(?<!\w)[-.](?=\.?\d)|(?<=[a-z+])\+|(?<=[a-z])#|(?<=\w)[+*^](?=\w)"
+    r"|(?<=\d),(?=\d)(?!\d{3}(?!\d))|[<>](?=\d)"
+)
 _NUMBER = re.compile(r"(-?)([0-9]*)(?:\.([0-9]*))?")
 _CLOSED_ANSWERS = frozenset(("yes", "no", "noanswer"))
 
@@ -86,11 +89,12 @@ def normalize_number(text: str) -> str:
 
 def normalize_own(text: str) -> str:
     """Questions of one's own: as `normalize_answer`, but what punctuation means stays: a minus, the points, colons, slashes and
-    dashes of numbers, and the signs behind a letter, as in C++ and C#. Both encodings of é match."""
+    dashes of numbers, signs between them, and those behind a letter, as in C++ and C#. An answer that is an article, as the
+    option A is, is compared like the others. Both encodings of é match."""
     text = unicodedata.normalize("NFC", text.lower()).translate(_DASHES)
     meant = {match.start() for match in _MEANT.finditer(text)}
     kept = "".join(c for i, c in enumerate(text) if i in meant or c not in string.punctuation)
-    return " ".join(_BARE_ARTICLES.sub(" ", kept).split())
+    return " ".join((_BARE_ARTICLES.sub(" ", kept).strip() or kept).split())
 
 
 Normalizer = Callable[[str], str]

@@ -110,10 +110,12 @@ def view(path: Path, episode: str = "", outcome: str = "all", text: str = "", un
 
     Raises:
         OSError: there is no such file.
-        ValueError: it holds no such episode.
+        ValueError: it holds no episode at all, or not the one asked for.
     """
     file = find_file(path)
     entries = read_entries(file, outcome, text)
+    if not entries and outcome == "all" and not text:
+        raise ValueError(f"{file} holds no episode: give the folder of a run, or its episodes.jsonl")
     chosen = None
     if episode:
         chosen = next((entry for entry in entries if episode in (entry.key, str(entry.number))), None)

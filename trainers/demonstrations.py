@@ -10,7 +10,7 @@ import math
 import sys
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
 from typing import Any
@@ -44,13 +44,15 @@ class Demonstration:
             come from.
         sequences: one, or several where the context was rewritten on the way.
         score: the task's primary metric; 1 for what was not played here.
-        episode_return: what the episode was paid.
+        episode_return: what the episode was paid; None for what was not played here.
+        calls: how often it called a tool, where that is known.
     """
 
     question: str
     sequences: list[Sequence]
     score: float = 1.0
-    episode_return: float = 0.0
+    episode_return: float | None = None
+    calls: int | None = field(default=None, compare=False)
 
 
 def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
@@ -92,6 +94,7 @@ def play_script(
                 yield Demonstration(
                     question=turns[0]["observation"], sequences=episode_sequences(turns, policy, stop),
                     score=float(turns[-1][metric]), episode_return=sum(turn["reward"] for turn in turns),
+                    calls=turns[-1]["calls"],
                 )  # fmt: skip
 
 
@@ -124,6 +127,7 @@ def sample(
                 yield Demonstration(
                     question=episode.turns[0]["observation"], sequences=to_sequences(episode.steps),
                     score=float(episode.info[metric]), episode_return=episode.episode_return,
+                    calls=episode.info["calls"],
                 )  # fmt: skip
 
 
@@ -145,11 +149,12 @@ def select(
 
     Args:
         only_solved: drop episodes whose score is below 1.
-        min_reward: if given, drop episodes that were paid less.
+        min_reward: if given, drop episodes that were paid less; what was not played here stays.
         keep: of each question, so many with the highest returns, no two of them alike; 0 keeps all.
     """
     least = -math.inf if min_reward is None else min_reward
-    good = [d for d in demonstrations if (d.score >= 1 or not only_solved) and d.episode_return >= least]
+    solved = [d for d in demonstrations if d.score >= 1 or not only_solved]
+    good = [d for d in solved if d.episode_return is None or d.episode_return >= least]
     if not keep:
         return good
     kept: set[int] = set()
@@ -157,7 +162,7 @@ def select(
     for place, one in enumerate(good):
         places[one.question].setdefault(tuple(tuple(s.ids) for s in one.sequences), place)
     for own in places.values():
-        kept.update(sorted(own.values(), key=lambda place: -good[place].episode_return)[:keep])
+        kept.update(sorted(own.values(), key=lambda place: -(good[place].episode_return or 0.0))[:keep])
     return [one for place, one in enumerate(good) if place in kept]
 
 
@@ -209,15 +214,20 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
                 progress.update(len(played) + len(sampled), solved=sum(one.score >= 1 for one in sampled))
     found = select(played, args.only_solved, args.min_reward)
     found += select(sampled, args.only_solved, args.min_reward, args.keep)
+    dropped = len(played) + len(sampled) - len(found)
     found += told
     longest = min(args.max_length, policy.max_length)
     short = [one for one in found if max(len(s.ids) for s in one.sequences) <= longest]
     if not short:
         raise ValueError("there is nothing to imitate: no episode was solved, paid enough and short enough")
     broken = len(questions) * (len(scripts) + args.sample) + read - len(played) - len(sampled)
-    left_out = f"{len(played) + len(sampled)} episodes were played; {len(found) - len(short)} were too long"
+    left_out = f"{len(played) + len(sampled)} episodes were played"
+    left_out += f"; {dropped} of them were not solved, or paid too little, or were alike" * bool(dropped)
+    left_out += f"; {len(found) - len(short)} were too long"
     left_out += f"; in {broken} more a tool broke" * bool(broken)
     print(f"{len(short)} demonstrations ({left_out})", file=sys.stderr)
+    if envs.envs[0].tools and all(one.calls == 0 for one in short):
+        print("Warning: none of them calls a tool, so to answer from memory is what they teach", file=sys.stderr)
     return short
 
 
@@ -269,9 +279,10 @@ def read_demonstrations(path: Path, policy: Policy) -> list[Demonstration]:
             found.append(Demonstration(
                 question=line["question"], sequences=sequences, score=line["score"], episode_return=line["return"],
             ))  # fmt: skip
+            tokenizer = line["tokenizer"]
         except (ValueError, LookupError, TypeError) as error:
             raise ValueError(f"{path}:{number} is not a demonstration: {error!r}") from error
-        if line["tokenizer"] != fingerprint(policy):
+        if tokenizer != fingerprint(policy):
             raise ValueError(f"{path}:{number} holds the ids of another tokenizer than the model's")
     return found
 

@@ -11,7 +11,7 @@ so which tokens are the assistant's is known, and not searched for.
 
 import json
 import re
-from collections.abc import Container, Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -56,14 +56,16 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
     data = json.loads(line)
     if not isinstance(data, dict) or not ("messages" in data or {"prompt", "completion"} <= set(data)):
         raise ValueError('a line holds "messages", or "prompt" and "completion"')
+    tools = data.get("tools")
+    tools = json.loads(tools) if isinstance(tools, str) else tools  # a column of text, which TRL takes as well
     if "messages" not in data and isinstance(data["prompt"], str):
         return data["prompt"], [_complete(data["prompt"], data["completion"], policy)]
     messages = _join(data)
     _check(messages)
     asked = next((message["content"] or "" for message in messages if message["role"] == "user"), "")
-    if env is not None and any(message.get("tool_calls") for message in messages):
+    if env is not None and (tools or any(message.get("tool_calls") for message in messages)):
         return asked, play_steps(write_calls(messages, env.format, env.system_prompt, env.tools), policy)
-    return asked, to_steps(messages, policy, data.get("tools"))
+    return asked, to_steps(messages, policy, tools)
 
 
 def _complete(prompt: str, completion: Any, policy: Policy) -> Step:
@@ -76,6 +78,8 @@ def _complete(prompt: str, completion: Any, policy: Policy) -> Step:
     read = read[1:] if read[:2] == [policy.tokenizer.bos_token_id] * 2 else read  # the file has it too
     if read[-1:] == [policy.eos_id] and policy.encode(prompt)[-1:] != read[-1:]:  # few tokenizers end a text
         read = read[:-1]
+    if not read:
+        raise ValueError("the prompt is empty: nothing predicts the first token of the completion")
     tokens = policy.encode(completion)
     tokens += [policy.eos_id] * (tokens[-1:] != [policy.eos_id])  # some files end with it, others do not
     return Step(prompt=read, tokens=tokens, logprobs=[0.0] * len(tokens))
@@ -108,6 +112,10 @@ def _check(messages: list[Message]) -> None:
         is_taught = message["role"] == "assistant" and message.get("weight") != 0
         if is_taught and not (message["content"] or message.get("tool_calls")):
             raise ValueError("a message of the assistant has neither content nor tool_calls")
+        for call in message.get("tool_calls") or ():
+            function = call.get("function") if isinstance(call, dict) else None
+            if not isinstance(function, dict) or not isinstance(function.get("name"), str):
+                raise ValueError('a tool call holds a "function" with its "name" and "arguments"')
 
 
 def play_steps(messages: list[Message], policy: Policy) -> list[Step]:
@@ -201,7 +209,7 @@ def _map_text(value: Any, policy: Policy) -> Any:
 
 
 def _arguments(call: dict) -> Any:
-    given = call["function"]["arguments"]
+    given = call["function"].get("arguments") or {}  # some servers write none as "" or null
     return json.loads(given) if isinstance(given, str) else given
 
 
@@ -209,17 +217,20 @@ def _arguments(call: dict) -> Any:
 
 
 def write_calls(
-    messages: list[Message], format: Format, instructions: str, tools: Container[str] = ()
+    messages: list[Message], format: Format, instructions: str, tools: Collection[str] = ()
 ) -> list[Message]:
     """The same conversation without tool calls: turns, and the results that come back, are text in a format.
 
-    What an assistant says beside its calls is the turn's thought. A message without calls is the final answer, but where it
-    reads as a turn of the format already; so is one that calls `answer` alone, as agents that act by calls do, unless that
-    is among the ``tools``. Their instructions to call functions are replaced by ``instructions``, other ones stay.
+    What an assistant says beside its calls, or in a message right before, is the turn's thought. A message without calls is
+    the final answer, but where it reads as a turn of the format already; so is one that calls `answer` alone, as agents that
+    act by calls do, unless that is among the ``tools``. Their instructions to call functions are replaced by
+    ``instructions``, other ones stay.
 
     Raises:
-        ValueError: results that fit no call, or a turn that the format cannot express.
+        ValueError: results that fit no call, calls of other tools than ``tools``, where there are any, turns behind the
+            answer, or a turn that the format cannot express.
     """
+    messages = _merge_turns(messages)
     has_own = messages[0]["role"] in ("system", "developer")
     if has_own and NATIVE_CALLS in (messages[0].get("content") or ""):
         messages, has_own = messages[1:], False
@@ -227,6 +238,7 @@ def write_calls(
     turn = Turn()  # the last one of the assistant, the calls of it that wait for results, and those
     open_calls: list[str] = []
     results: dict[str, str] = {}
+    ended = False  # by an answer that is taught
 
     def answer_calls() -> None:
         if open_calls:
@@ -247,14 +259,41 @@ def write_calls(
         if message["role"] != "assistant":
             written.append(message)
             continue
+        if ended:
+            raise ValueError(
+                "a message of the assistant without calls is the answer that ends an episode, and here more turns follow it: "
+                "with --tool-calls template the conversation stays as it is"
+            )
         turn, results = _read_turn(message, format), {}
+        if unknown := sorted({call.name for call in turn.calls} - {"answer"} - set(tools)) if tools else []:
+            raise ValueError(
+                f"it calls {unknown[0]!r}, which is no tool of the environment: it has {', '.join(sorted(tools))}"
+            )
         match turn.calls:
             case (ToolCall("answer", {"text": str(text)}),) if "answer" not in tools:
                 turn = replace(turn, calls=(), answer=text.strip())
         open_calls += [call.id or f"call_{i}" for i, call in enumerate(turn.calls)]
         turn = replace(turn, calls=tuple(replace(call, id="") for call in turn.calls))  # few formats can write them
+        ended = turn.answer is not None and message.get("weight") != 0
         written.append({**message, "content": format.write(turn), "tool_calls": None})
     return written
+
+
+def _merge_turns(messages: list[Message]) -> list[Message]:
+    """Messages of the assistant that follow one another, as some logs have text and its calls, as the one turn that they are:
+    what comes before the last is its thought."""
+    merged: list[Message] = []
+    for message in messages:
+        before = merged[-1] if merged else {}
+        if not message["role"] == "assistant" == before.get("role") or before.get("tool_calls"):
+            merged.append(message)
+            continue
+        if (before.get("weight") == 0) != (message.get("weight") == 0):
+            raise ValueError("of two messages of the assistant in a row, which are one turn, one has the weight 0")
+        said = "content" if message.get("tool_calls") and "reasoning_content" not in message else "reasoning_content"
+        parts = before.get("reasoning_content"), before.get("content"), message.get(said)
+        merged[-1] = {**message, said: "\n".join(part for part in parts if part)}
+    return merged
 
 
 _OPENAI = OpenAI(())
@@ -265,7 +304,9 @@ def _read_turn(message: Message, format: Format) -> Turn:
     content, calls = message.get("content") or "", message.get("tool_calls")
     if not calls:
         turn = format.parse(content)
-        return turn if not turn.error else _parse({**message, "content": content})
+        if turn.error:
+            return _parse({**message, "content": content})
+        return replace(turn, thought=turn.thought or message.get("reasoning_content"))
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(_arguments(call))}} for call in calls
     ]  # some data sets hold objects where the API has text

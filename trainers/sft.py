@@ -267,7 +267,7 @@ def fit(
             losses[0] = measure_loss(trained, tested, args.max_tokens_per_micro_batch)
             logger.log(0, {EVAL_LOSS: losses[0]})
         # Of an earlier run in this folder nothing counts.
-        best, best_step = distributed.broadcast(read_best(run, losses) if first else (losses.get(0, math.inf), 0))
+        best, best_step = distributed.broadcast(read_best(run) if first else (math.inf, 0))
         for step, episodes in enumerate(itertools.islice(batches(args, taught), first, None), first + 1):
             started = time.monotonic()
             done = distributed.broadcast(started - begin) / total if args.max_seconds else (step - 0.5) / updates
@@ -302,8 +302,11 @@ def fit(
     if loss is not None and best_step and best <= loss:
         loss = best
         folder.load_weights(policy, run / BEST)
-    else:  # the last weights, also where none was better than those before the first step
+    else:
         save(run / BEST, policy, [], step, args, longest_turn=longest, best={"update": step, "loss": loss})
+    if loss is not None and loss >= losses[0] and not distributed.rank():
+        was = f"from {losses[0]:.3f} to {loss:.3f} at best"
+        print(f"Warning: the held-out loss rose, {was}: nothing was learned. Try a lower --lr", file=sys.stderr)
     return {
         "checkpoint": str(run / BEST), "seconds": time.monotonic() - begin, "updates": step,
         "heldout_loss": loss, "heldout_loss_before": losses.get(0),
@@ -312,15 +315,14 @@ def fit(
     }  # fmt: skip
 
 
-def read_best(run: Path, losses: dict[int, float]) -> tuple[float, int]:
-    """The lowest held-out loss, and the step whose weights had it: those in `BEST`, or those before the first step, 0. A run that
-    is resumed may have saved them after the checkpoint from which it goes on."""
+def read_best(run: Path) -> tuple[float, int]:
+    """The lowest held-out loss after the first step, and the step whose weights had it, which `BEST` holds; infinity and 0 where
+    there is none. A run that is resumed may have saved them after the checkpoint from which it goes on."""
     try:
         kept = checkpoint.read_extra(run / BEST).get("best") or {}
     except (FileNotFoundError, checkpoint.CheckpointDamaged):
         kept = {}
-    start = losses.get(0, math.inf)
-    return (kept["loss"], kept["update"]) if kept and kept["loss"] is not None and kept["loss"] < start else (start, 0)
+    return (kept["loss"], kept["update"]) if kept.get("loss") is not None else (math.inf, 0)
 
 
 def is_over(losses: dict[int, float], patience: int) -> bool:

@@ -34,13 +34,14 @@ def _read(corpus: Path | str, stamps: tuple) -> tuple[Passage, ...]:
 
 
 def stamp(place: object, deep: bool = False) -> tuple:
-    """What tells whether a file, or a file of a folder (and of folders in it, if ``deep``), was changed: time and size;
-    nothing of what is not on disk."""
+    """What tells whether a file, or a file of a folder (and of folders in it, if ``deep``), was changed: time and size, and its
+    name there; nothing of what is not on disk."""
     path = Path(str(place or "")).expanduser()
     if not place or not path.exists():
         return ()
     if path.is_dir():
-        return tuple(map(_stamp_file, sorted(path.rglob("*") if deep else path.iterdir())))
+        files = sorted(path.rglob("*") if deep else path.iterdir())
+        return tuple((str(file.relative_to(path)), *_stamp_file(file)) for file in files)
     return _stamp_file(path)
 
 

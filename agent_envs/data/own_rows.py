@@ -14,15 +14,17 @@ from typing import Any
 
 from agent_envs.data.catalog import is_flashrag
 from agent_envs.data.official import Parsed, gold_paragraphs, pairs, parse_musique
-from agent_envs.data.open_domain import benchmark_named_in, hash_id, parse_flashrag, with_question_of_verl
+from agent_envs.data.open_domain import benchmark_named_in, hash_id, metadata_of, parse_flashrag, with_question_of_verl
 from agent_envs.data.question import question_from_row
 from retrieval_index import Passage
 from retrieval_index.readers import context_passages, make_passage, paragraph_passages, title_from
 
 TRAIN = ("train", "training")
+_OF_FLASHRAG = {"supporting_facts", "context", "paragraphs", "question_decomposition"}  # what its metadata may hold
 HELD_OUT = ("validation", "valid", "val", "dev", "development", "eval", "test")  # the first of them that there is
 ANSWERS = ("answer", "answers", "golden_answers")
 _CONTEXTS = ("contexts", "context", "paragraphs", "passages")
+_IDS = ("id", "_id", "question_id", "questionid")
 _ANNOTATIONS = ("decomposition", "evidences")  # of a `Question`; in files of yours the names may mean something else
 
 
@@ -36,7 +38,7 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
     row = with_question_of_verl(row)
     if "question" not in row:
         raise ValueError(f"there is no 'question'; the fields are {_names(row)}")
-    if is_flashrag(row) and ({"metadata", "reward_model", "data_source"} & row.keys()):
+    if _is_of_flashrag(row):
         question, passages = parse_flashrag({"id": hash_id(row["question"])} | dict(row))
         benchmark = benchmark_named_in(row)  # Search-R1's files hold several, each with a question train_0
         if question and benchmark and "id" in row:
@@ -48,7 +50,8 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
     facts = _facts(row["supporting_facts"]) if "supporting_facts" in row else []
     titles = _texts(row.get("supporting_titles", []), "supporting_titles") or [*dict.fromkeys(t for t, _ in facts)]
     golds = [*dict.fromkeys(_answers(row))]
-    id = row.get("id", row.get("_id", hash_id(row["question"])))
+    id = next((row[name] for name in _IDS if name in row), None)
+    id = hash_id(row["question"]) if id is None else id
     question = question_from_row(
         {
             "id": int(id) if isinstance(id, float) and id.is_integer() else id,  # as pandas has a column with a gap
@@ -63,6 +66,15 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
         }
     )
     return question, passages
+
+
+def _is_of_flashrag(row: Mapping[str, Any]) -> bool:
+    """Rows of FlashRAG and Search-R1 keep all but the answers in their metadata. A row of yours may have a field of that name."""
+    if not is_flashrag(row) or not {"metadata", "reward_model", "data_source"} & row.keys():
+        return False
+    known = metadata_of(row).keys() if isinstance(row.get("metadata"), Mapping) else set()
+    own = {*_CONTEXTS, *_ANNOTATIONS, "supporting_titles", "supporting_facts", "aliases", "answer_aliases", "type"}
+    return bool(_OF_FLASHRAG & known) or not (own & row.keys() and set(ANSWERS) & row.keys())
 
 
 def _annotations(row: Mapping[str, Any]) -> dict[str, Any]:

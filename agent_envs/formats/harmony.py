@@ -118,7 +118,7 @@ def _read_call(channel: str, recipient: str, content: str, end: str | None) -> T
     name = _RECIPIENT.fullmatch(recipient)
     if not name or channel != "commentary" or end not in ("call", None):
         raise Malformed(f"Write a call as {_CALL}.")
-    return ToolCall(name[1], read_object(content, "The content of a call"))
+    return ToolCall(name[1], read_object(content.strip() or "{}", "The content of a call"))
 
 
 def _plain(text: str) -> str:

@@ -103,7 +103,7 @@ def _read_call(call: Any, place: int) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) and call.get("type", "function") == "function" else None
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
         raise Malformed('Each of the "tool_calls" must have "type": "function" and a "function" with a "name".')
-    if not isinstance(arguments := function.get("arguments"), str):
+    if not isinstance(arguments := function.get("arguments") or "{}", str):  # some servers write none as "" or null
         raise Malformed('The "arguments" of a function must be a string that holds a JSON object.')
     given = call.get("id") or ""
     return ToolCall(

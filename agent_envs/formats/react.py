@@ -95,7 +95,12 @@ class React(Format):
     def _read_input(self, name: str, text: str) -> dict[str, Any]:
         argument = self._string_argument(name)
         if argument is None:
-            return read_object(text, "The Action Input") if text else {}
+            try:
+                return read_object(text, "The Action Input") if text else {}
+            except Malformed:
+                if name in self._tools:
+                    raise
+                return {}  # that there is no such tool is what the agent has to know
         given = self._as_object(name, text)
         return {argument: text} if given is None else given
 
@@ -106,7 +111,7 @@ class React(Format):
         except Malformed:
             return None
         argument, required = self._string_argument(name), self._tools[name].parameters.get("required")
-        return given if given.keys() == {argument} or not (given or required) else None
+        return given if argument in given or not (given or required) else None
 
     def _string_argument(self, name: str) -> str | None:
         return string_argument(self._tools[name]) if name in self._tools else None

@@ -19,7 +19,7 @@ ENVIRONMENT = {
     "USER": "sandbox",
     "HOME": "/tmp",
     "TMPDIR": "/tmp",
-    "LANG": "C.UTF-8",
+    "LANG": "C",  # the only locale without files, which are not shown; PYTHONUTF8 says what text is
     "MALLOC_ARENA_MAX": "1",  # each further arena takes 64 MB of address space, which is what is limited
     "PYTHONDONTWRITEBYTECODE": "1",
     "PYTHONHASHSEED": "0",  # the same code prints the same sets

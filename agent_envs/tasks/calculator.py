@@ -1,6 +1,5 @@
 """Word problems with a calculator."""
 
-import os
 import random
 import re
 from functools import lru_cache
@@ -129,7 +128,11 @@ class CalculatorEnv(ToolEnv):
         if source == "gsm8k":  # fails here, not at the first reset, if it is not to be had
             if difficulty != "normal":
                 raise ValueError("difficulty is of generated problems; GSM8K has its own")
-            self._problems, self.questions, source = _gsm8k(split, data, _places(data))
+            from agent_envs.benchmark import stamp_places, warn_of_shared
+
+            self._problems, self.questions, source = _gsm8k(split, data, stamp_places("gsm8k", data))
+            if split == "train":
+                warn_of_shared(data)
         self.source, self.drawn = source, source == "generated"
         task = "Solve the problem. The answer is a number alone: exact, without a unit."
         super().__init__((FunctionTool(calculate),), instructions=task, max_turns=max_turns, **common)
@@ -169,14 +172,6 @@ class CalculatorEnv(ToolEnv):
         prediction = turn.answer or ""
         metrics["success"] = float(same_number(prediction, self.problem.answer))
         return TurnOutcome(metrics, {"prediction": prediction, "gold": number_text(self.problem.answer)})
-
-
-def _places(data: str | None) -> tuple:
-    """What tells whether GSM8K lies elsewhere now, or was changed."""
-    from agent_envs.benchmark import PLACES
-    from agent_envs.data.corpora import stamp
-
-    return os.getcwd(), *map(os.environ.get, PLACES), stamp(data)
 
 
 @lru_cache(maxsize=4)

@@ -100,6 +100,7 @@ class FrozenLakeEnv(ToolEnv):
         )
         common = {"format": "ragen", "max_calls": 1, **common}
         super().__init__((FunctionTool(self.move),), instructions=task, answers=False, max_turns=max_turns, **common)
+        self._longest = min(max_actions, actions_per_turn * max_turns)  # way to the goal; wrappers may give more turns
         self._single = [self.format.write(move_turn([action])) for action in frozenlake.ACTIONS]
 
     def move(self, actions: list[Action]) -> ToolResult:
@@ -118,8 +119,7 @@ class FrozenLakeEnv(ToolEnv):
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         noise_seed = take_noise_seed(options)
         instance = int(self.np_random.integers(2**63))
-        longest = min(self.max_actions, self.actions_per_turn * self.max_turns)
-        self.rows = frozenlake.generate(random.Random(instance), self.size, self.frozen, longest, self.split)
+        self.rows = frozenlake.generate(random.Random(instance), self.size, self.frozen, self._longest, self.split)
         self.lake = frozenlake.FrozenLakeEnv(desc=self.rows, is_slippery=self.slippery)
         self.lake.reset(seed=make_noise_rng(instance, noise_seed).randrange(2**31))
         self.budget = Budget(self.actions_per_turn, self.max_actions)

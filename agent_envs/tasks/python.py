@@ -67,12 +67,20 @@ class PythonTool:
         return ToolResult(f"A program may have {MAX_CODE:,} characters at most, not {len(code):,}.", ok=False)
 
     def _report(self, done: sandbox.Completed) -> ToolResult:
-        said = [done.stdout.rstrip("\n"), done.stderr.strip()]
+        ending = [done.stderr.strip()]
         if done.timed_out:
-            said.append(f"[stopped after {self.timeout:g} seconds]")
+            ending.append(f"[stopped after {self.timeout:g} seconds]")
         elif done.returncode:
-            said.append(f"[exit status {done.returncode}]")
+            ending.append(f"[exit status {done.returncode}]")
+        ended = _shorten("\n".join(filter(None, ending)), self.max_output // 2)
+        said = [_shorten(done.stdout.rstrip("\n"), self.max_output - len(ended) - 1), ended]
         return ToolResult("\n".join(filter(None, said)) or "[nothing was printed]", data=done, ok=done.returncode == 0)
+
+
+def _shorten(text: str, longest: int) -> str:
+    """The beginning and the end: a result is printed last, and the last lines of a traceback say what was wrong."""
+    half = (longest - len(_LEFT_OUT)) // 2
+    return text if len(text) <= longest or half <= 0 else text[:half] + _LEFT_OUT + text[-half:]
 
 
 def run(code: str) -> Turn:
@@ -89,6 +97,7 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
     yield Turn(answer=(re.findall(r"-?\d+", found) or ["0"])[-1])
 
 
+_LEFT_OUT = "\n[... the middle is left out ...]\n"
 _DATE = re.compile(r"([\d,]+) days after (\d{4}-\d\d-\d\d)")
 _SEQUENCE = re.compile(
     r"a\(1\) = (\d+) .*a\(2\) = (\d+)\. .* is (\d+) times .* plus (\d+) times .* modulo (\d+)\. .*a\((\d+)\)"

@@ -108,8 +108,11 @@ class FunctionTool:
 
     def _run(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         if inspect.iscoroutinefunction(self.function):
-            found = self._run_in_thread(lambda: self._gather(arguments), None) if arguments else []
-            return found if isinstance(found, list) else [found] * len(arguments)
+            found: list[ToolResult | None] = [None] * len(arguments)
+            # Its own timeout can't stop a function that blocks its event loop, or one that will not be cancelled.
+            limit = None if self.timeout is None else self.timeout + _GRACE
+            late = self._run_in_thread(partial(self._gather, arguments, found), limit) if arguments else None
+            return [late if one is None else one for one in found]
         if self.timeout is None:
             return [self._call(one) for one in arguments]
         return [self._run_in_thread(partial(self._call, one), self.timeout) for one in arguments]
@@ -131,13 +134,17 @@ class FunctionTool:
     def _report_timeout(self) -> ToolResult:
         return ToolResult(f"{self.name} took longer than {self.timeout} s.", LATE, ok=False, fault=True)
 
-    def _gather(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
+    def _gather(self, arguments: list[dict[str, Any]], found: list[ToolResult | None]) -> None:
+        """Put the results in their places, each as soon as it is there."""
         import asyncio
 
-        async def together() -> list[ToolResult]:
-            return await asyncio.gather(*(self._await(one) for one in arguments))
+        async def fill(place: int) -> None:
+            found[place] = await self._await(arguments[place])
 
-        return asyncio.run(together())
+        async def together() -> None:
+            await asyncio.gather(*map(fill, range(len(arguments))))
+
+        asyncio.run(together())
 
     async def _await(self, arguments: dict[str, Any]) -> ToolResult:
         import asyncio
@@ -177,6 +184,7 @@ class FunctionTool:
 
 LATE = "late"  # the data of a result that did not come in time
 MOST_ABANDONED = 64  # threads of calls that hang
+_GRACE = 1.0  # seconds in which an async function that is cancelled may tidy up
 _abandoned: set[Thread] = set()
 
 

@@ -10,6 +10,7 @@ something has to bring it back to its beginning itself.
 from __future__ import annotations
 
 import atexit
+import json
 import logging
 import os
 import re
@@ -47,7 +48,8 @@ def mount(
     Args:
         server: the URL of a server (streamable HTTP), or a command as a list of words.
         only: names of tools to take, in this order; all by default.
-        timeout: seconds for one call.
+        timeout: seconds for the calls of one turn, or of one step of a vector, which are sent together. A server that answers
+            them one after the other needs the time of all.
 
     Raises:
         ImportError: the package ``mcp`` is not installed, or is older than 2.
@@ -308,7 +310,7 @@ def _is_about_arguments(reply: BaseException) -> bool:
     """Whether a server rejects what it was called with: the agent's mistake, as where a result says so."""
     import mcp
 
-    return isinstance(reply, mcp.MCPError) and reply.code in (mcp.types.INVALID_PARAMS, mcp.types.METHOD_NOT_FOUND)
+    return isinstance(reply, mcp.MCPError) and reply.code == mcp.types.INVALID_PARAMS
 
 
 def _as_result(name: str, reply: Any) -> ToolResult:
@@ -317,8 +319,16 @@ def _as_result(name: str, reply: Any) -> ToolResult:
     if isinstance(reply, BaseException):
         fault = not _is_about_arguments(reply)
         return ToolResult(f"{name} failed: {_describe_error(reply)}"[:500], ok=False, fault=fault)
-    texts = "\n".join(map(_text_of, reply.content))
+    texts = "\n".join(map(_text_of, reply.content)) or _write(reply.structured_content)
     return ToolResult(texts, data=reply.structured_content, ok=not reply.is_error)
+
+
+def _write(structured: Any) -> str:
+    """Structured content as text: servers should give both, and need not."""
+    try:
+        return "" if structured is None else json.dumps(structured, ensure_ascii=False)
+    except RecursionError:
+        return "[structured content]"
 
 
 def _text_of(block: Any) -> str:

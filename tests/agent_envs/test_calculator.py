@@ -321,6 +321,13 @@ def test_gsm8k_that_was_changed_is_read_again(gsm8k, tmp_path, monkeypatch):
         first()
     monkeypatch.setenv("AGENT_ENVS_DATA", str(tmp_path))
     assert first().startswith("Whoever")
+    file.write_text(file.read_text().replace("Whoever", "Whatever"))  # in its folder in there
+    assert first().startswith("Whatever")
+
+
+def test_a_file_of_gsm8k_is_in_both_splits_with_a_warning(gsm8k):
+    with pytest.warns(UserWarning, match="has the questions of both splits"):
+        CalculatorEnv(source="gsm8k", data=gsm8k)
 
 
 def test_gsm8k_has_no_difficulty(gsm8k):

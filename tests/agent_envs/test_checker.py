@@ -50,6 +50,11 @@ def test_a_broken_promise_is_named(name, fault):
         check_agent_env(getattr(broken_envs, name)(), steps=STEPS)
 
 
+def test_a_check_of_no_steps_is_none():
+    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
+        check_agent_env(gymnasium.make("AgentR1/Bandit-v0"), steps=0)
+
+
 def test_what_the_maker_took_from_a_set_shows_when_it_is_made_anew():
     fault = "made from its spec in a process with another hash seed"
     with registered(broken_envs.HashOrderOfMaker) as id, pytest.raises(CheckFailed, match=fault):

@@ -365,12 +365,26 @@ WRONG = [
 
 @pytest.mark.parametrize("code", [-32602, -32601, -32603])
 def test_arguments_that_a_server_rejects_void_no_episode(raw, code):
-    """Else an agent could leave a bad episode by calling wrongly."""
+    """Else an agent could leave a bad episode by calling wrongly. That a listed tool is not there is not its mistake."""
     (tool,) = mount(raw({"type": "object"}, "x", "wild"), timeout=2.0)
     said = ANSWER.replace('"result": RESULT', f'"error": {{"code": {code}, "message": "no"}}')
     try:
         result = tool.execute({"a": said})
-        assert (result.ok, result.fault) == (False, code == -32603)
+        assert (result.ok, result.fault) == (
+            False,
+            code != -32602,
+        )  # a tool that is listed and not there is no mistake of the agent's
+    finally:
+        tool.connection.close()
+
+
+def test_structured_content_alone_is_read(raw):
+    (tool,) = mount(raw({"type": "object"}, "x", "wild"), timeout=2.0)
+    try:
+        both = '{"content": [{"type": "text", "text": "seven"}], "structuredContent": {"n": 7}}'
+        for given, read in ((both, "seven"), ('{"content": [], "structuredContent": {"n": 7}}', '{"n": 7}')):
+            result = tool.execute({"a": ANSWER.replace("RESULT", given)})
+            assert (result.text, result.data, result.ok) == (read, {"n": 7}, True)
     finally:
         tool.connection.close()
 

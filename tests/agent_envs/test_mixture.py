@@ -6,6 +6,7 @@ import gymnasium
 import numpy as np
 import pytest
 
+from agent_envs.describe import page
 from agent_envs.play import play, play_many
 from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.vector import ToolVectorEnv
@@ -138,6 +139,15 @@ def test_the_active_environment_is_that_of_the_task():
     for id, task in env.tasks.items():
         env.reset(seed=0, options={"task": id})
         assert env.active_env is task and task.active_env is task
+
+
+def test_what_is_said_of_a_mixture_is_so_of_its_task():
+    env = MixtureEnv({"AgentR1/Sokoban-v0": 1})
+    task = env.active_env
+    for name in ("answers", "instructions", "max_calls", "max_total_calls", "max_tokens", "system_prompt"):
+        assert getattr(env, name) == getattr(task, name)
+    described = page("AgentR1/Mixture-v0", {"tasks": {"AgentR1/Sokoban-v0": 1}})
+    assert "There is no final answer." in described and "1 calls a turn" in described
 
 
 def test_a_mixture_rewrites_the_context_where_a_task_does():

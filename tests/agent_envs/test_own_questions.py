@@ -281,6 +281,38 @@ def test_a_built_index_is_searched_in_place_of_the_corpus(tmp_path, data, corpus
     assert [hit.id for hit in task.searcher.search(["north"], 1)[0]] == ["holm.md#1"]
 
 
+def test_fields_of_other_formats_hide_none_of_a_rows_own(tmp_path):
+    """A row with metadata of the user's, or a data_source, is not one of FlashRAG for that."""
+    own = {
+        "aliases": ["y"],
+        "type": "bridge",
+        "supporting_titles": ["T"],
+        "contexts": [{"title": "T", "text": "x is here."}],
+    }
+    rows = [{"question": f"What is {n}?", "golden_answers": ["x"]} | own for n in range(3)]
+    rows[0]["metadata"], rows[1]["data_source"] = {"src": "web"}, "my-crm"
+    write(tmp_path / "o" / "train.jsonl", rows)
+    for question in load_own(tmp_path / "o", split="train").questions:
+        assert (question.aliases, question.type, question.supporting_titles) == (("y",), "bridge", ("T",))
+
+
+def test_an_id_may_have_its_long_name(tmp_path, corpus):
+    rows = [{"question_id": id, "question": "Which?", "answer": "x"} for id in ("a", "b")]
+    write(tmp_path / "i" / "train.jsonl", rows)
+    assert [q.id for q in load_own(tmp_path / "i", split="train", corpus=corpus).questions] == ["a", "b"]
+
+
+def test_a_file_with_another_name_is_read_again(tmp_path, corpus):
+    """Names say which questions are held out."""
+    for name, n in (("a", range(10)), ("b", range(10, 20))):
+        write(tmp_path / "n" / f"{name}.jsonl", [{"question": f"What is {i}?", "answer": str(i)} for i in n])
+    before = load("own", data=str(tmp_path / "n"), corpus=corpus)
+    for name, then in (("a", "train"), ("b", "validation")):
+        (tmp_path / "n" / f"{name}.jsonl").rename(tmp_path / "n" / f"{then}.jsonl")
+    after = load("own", data=str(tmp_path / "n"), corpus=corpus)
+    assert len(before.questions) != len(after.questions) == 10
+
+
 def test_a_changed_file_is_read_again(data, corpus):
     assert len(both(data)[0].questions) == len(load("own", data=data).questions) == 2
     write_again = [*QUESTIONS, {"question": "Who is the mayor of Dunmore?", "answer": "Eromnud"}]

@@ -82,6 +82,18 @@ def test_the_tool_says_what_happened():
     assert long.ok and len(long.text) < 5000 and "left out" in long.text
 
 
+@needs_sandbox
+def test_what_is_printed_last_is_shown_however_much_there_is():
+    loop = "for i in range(1500): print('step', i)"
+    told = [f"{loop}\nprint('22')", f"{loop}\nraise KeyError('x')", f"{loop}\nwhile True: print('x')"]
+    calls = [({"python": PythonTool(timeout=1.0)}, ToolCall("python", {"code": code})) for code in told]
+    answer, error, endless = (result.text for result in run_calls(calls))
+    assert answer.startswith("step 0\n") and answer.endswith("22")
+    assert "KeyError: 'x'\n[exit status 1]" in error and "step 1" in error
+    assert endless.endswith("[stopped after 1 seconds]")
+    assert max(map(len, (answer, error, endless))) <= PythonTool.max_output
+
+
 def test_tools_that_do_the_same_share_a_lane():
     assert PythonTool().batch_key == PythonTool().batch_key != PythonTool(timeout=1.0).batch_key
     assert PythonTool(backend="unsafe").execute({"code": "print(1)"}).text == "1"

@@ -199,6 +199,19 @@ def test_a_benchmark_that_was_changed_is_read_again(folder):
     file = next(path for path in sorted(Path(folder).glob("hotpotqa.train*")))
     file.write_text(file.read_text().replace(before.questions[0].question, "What is it now?"))
     assert gymnasium.make("AgentR1/HotpotQA-v0", data=folder).unwrapped.questions[0].question == "What is it now?"
+    named = {"data": str(file), "split": "validation"}  # its passages lie beside it
+    count = len(gymnasium.make("AgentR1/HotpotQA-v0", **named).unwrapped.task.searcher.corpus)
+    with (file.parent / "passages.jsonl").open("a") as passages:
+        passages.write('{"id": "new", "title": "New", "text": "This is new."}\n')
+    assert len(gymnasium.make("AgentR1/HotpotQA-v0", **named).unwrapped.task.searcher.corpus) == count + 1
+
+
+def test_the_oracle_searches_the_question_where_no_title_is_known():
+    question = Question(id="1", question="Who?", answer=" Ada ")
+    assert turns_of(scripted.oracle(asks(question), random.Random(0))) == [
+        "<search>Who?</search>",
+        "<answer>Ada</answer>",
+    ]
 
 
 def test_what_is_shown_has_room(envs):

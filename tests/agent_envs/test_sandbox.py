@@ -108,6 +108,10 @@ with concurrent.futures.ThreadPoolExecutor(8) as pool: assert sum(pool.map(abs, 
 async def sleep(): await asyncio.sleep(0.001)
 asyncio.run(sleep())
 assert hashlib.sha256(b"").hexdigest().startswith("e3b0")
+import calendar, locale
+locale.setlocale(locale.LC_ALL, "")
+assert "März" > "Mai" and open("helper.py").encoding == "utf-8"
+calendar.LocaleTextCalendar().formatmonth(2024, 1)
 print(os.getcwd(), sorted(os.listdir()), os.uname().nodename)
 """
     done = sandbox.run(code, backend=isolated)

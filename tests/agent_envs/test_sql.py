@@ -79,7 +79,7 @@ MISTAKES = [
     "SELECT zeroblob(1000000000)", "SELECT printf('%1000000000d', 1)", "SELECT hex(name) FROM pets",
     "SELECT fts3_tokenizer('x')", "SELECT current_timestamp",
     "SELECT CURRENT_DATE", "SELECT date()", "SELECT date('now')", "SELECT date('n' || 'ow')",
-    "SELECT date(x'6e6f77')", "SELECT strftime('%s')",
+    "SELECT date(x'6e6f77')", "SELECT strftime('%s')", "SELECT datetime(CAST(x'6e6f7700' AS TEXT))",
     "SELECT datetime('2024-01-01', 'localtime')", "SELECT julianday('NOW ')", "SELECT 'x' LIKE 'y' ESCAPE 'z'",
     "SELECT name GLOB 'R*' FROM pets",
     "SELECT \ud800", "SELECT '\x00'", "SELECT ?", "SELECT :a", "(" * 3000, "SELECT " + "(" * 500 + "1" + ")" * 500,

@@ -1,6 +1,7 @@
 """Functions as tools, and calls that hurt only themselves."""
 
 import asyncio
+import contextlib
 import threading
 import time
 from typing import ClassVar, Literal
@@ -8,7 +9,7 @@ from typing import ClassVar, Literal
 import pytest
 
 import retrieval_index
-from agent_envs.tools import FunctionTool, SearchTool, ToolError, run_calls
+from agent_envs.tools import FunctionTool, SearchTool, ToolError, function, run_calls
 from agent_envs.tools.function import schema_of
 from agent_envs.types import ToolCall, ToolResult
 from retrieval_index.cache import CachedSearcher
@@ -142,6 +143,31 @@ def test_a_call_that_hangs_hurts_only_itself():
     assert time.perf_counter() - start < 20
     assert [r.text for r in results] == ["back", "f took longer than 0.3 s."] * 2
     assert [r.fault for r in results] == [False, True] * 2
+    never.set()
+
+
+def test_a_timeout_ends_async_functions_that_block_or_refuse_to_end(monkeypatch):
+    monkeypatch.setattr(function, "_GRACE", 0.2)
+    never = threading.Event()
+
+    async def block(wait: bool):
+        """blocks its event loop."""
+        if wait:
+            never.wait(60)
+        return "back"
+
+    async def stay(wait: bool):
+        """will not be cancelled."""
+        while wait and not never.is_set():
+            with contextlib.suppress(asyncio.CancelledError):
+                await asyncio.sleep(0.1)
+        return "back"
+
+    start = time.perf_counter()
+    for f in (block, stay):
+        found = FunctionTool(f, timeout=0.2).execute_batch([{"wait": wait} for wait in (False, True)])
+        assert [(r.text, r.fault) for r in found] == [("back", False), (f"{f.__name__} took longer than 0.2 s.", True)]
+    assert time.perf_counter() - start < 20
     never.set()
 
 

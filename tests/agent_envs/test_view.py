@@ -192,6 +192,14 @@ def start(*arguments, **options):
     return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "TERM": "xterm"}, **options)
 
 
+def test_a_file_without_episodes_is_an_error(tmp_path, file):
+    wrong = tmp_path / "wrong.jsonl"
+    wrong.write_text('garbage\n{"a": 1}\n')
+    with pytest.raises(ValueError, match="holds no episode: give"):
+        view(wrong)
+    view(file, text="of this there is nothing")
+
+
 def test_the_command_says_mistakes_in_one_line(tmp_path):
     run = start(tmp_path / "none", stderr=subprocess.PIPE, text=True)
     assert run.communicate()[1].count("\n") == 1 and run.returncode == 1

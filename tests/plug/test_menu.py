@@ -52,6 +52,12 @@ def test_a_choice_is_its_turn(game, format):
             assert came == list(alone.step(text)[1:]) and came[-1]["valid"] and came[-1]["tool_faults"] == 0
 
 
+def test_a_seed_gives_the_board_that_it_gives_without_a_menu():
+    kwargs = {"actions_per_turn": 1}
+    env, alone = make("FrozenLake", **kwargs), gymnasium.make("AgentR1/FrozenLake-v0", **kwargs)
+    assert [env.reset(seed=s)[1]["board"] for s in range(20)] == [alone.reset(seed=s)[1]["board"] for s in range(20)]
+
+
 def test_the_whole_budget_can_be_used():
     env = make("Sokoban", moves=(6, 10))
     env.reset(seed=0)

@@ -5,6 +5,7 @@ import json
 import pytest
 import torch
 
+from agent_envs.types import Turn
 from trainers import sft
 from trainers.demonstrations import (
     FILE,
@@ -97,6 +98,8 @@ def test_selection_by_hand():
     assert select(everything, keep=1) == [b, e]
     assert select(everything, keep=2) == [a, b, e]  # c is b again
     assert select(everything, only_solved=False, keep=1) == [b, d]
+    told = of_ids("3", [1, 2], None)  # conversations of others, which nobody paid
+    assert select([a, told], min_reward=2.0) == [told]
 
 
 @pytest.mark.parametrize("share", [0.0, 0.01, 0.3, 1.0])
@@ -143,10 +146,28 @@ def test_a_damaged_file(make_policy, tmp_path):
         read_demonstrations(tmp_path, policy)
     write_demonstrations(tmp_path / FILE, [of_ids("1", [1, 2, 3])], policy)
     line = json.loads((tmp_path / FILE).read_text())
-    for broken in ("{", "{}", json.dumps(line | {"sequences": [{"ids": [1, 2], "taught": [[0, 1]]}]})):
+    for broken in (
+        "{",
+        "{}",
+        json.dumps({n: v for n, v in line.items() if n != "tokenizer"}),
+        json.dumps(line | {"sequences": [{"ids": [1, 2], "taught": [[0, 1]]}]}),
+    ):
         (tmp_path / FILE).write_text(broken)
         with pytest.raises(ValueError, match=r"demonstrations\.jsonl:1 is not a demonstration"):
             read_demonstrations(tmp_path, policy)
+
+
+def test_demonstrations_that_call_no_tool_are_said_to(envs, make_policy, monkeypatch, capsys):
+    def recall(env, rng):
+        yield Turn(answer=env.question.answer)
+
+    args = sft.Args(env_kwargs=SMALL, script=("oracle",), max_length=100_000)
+    policy = make_policy("bytes")
+    collect(args, policy, envs)
+    assert "Warning" not in capsys.readouterr().err
+    monkeypatch.setitem(envs.envs[0].SCRIPTS, "oracle", recall)
+    collect(args, policy, envs)
+    assert "none of them calls a tool" in capsys.readouterr().err
 
 
 def test_a_question_of_two_sources_is_held_out_of_both(envs, make_policy, tmp_path):

@@ -9,7 +9,7 @@ import pytest
 from tokenizers.processors import TemplateProcessing
 
 import agent_envs  # noqa: F401
-from agent_envs.formats.openai import NATIVE_CALLS
+from agent_envs.formats.openai import NATIVE_CALLS, OpenAI
 from agent_envs.types import ToolCall, ToolResult, Turn
 from trainers.messages import read_conversations, to_steps, write_calls
 from trainers.models.policy import Policy
@@ -112,6 +112,55 @@ def test_calls_are_written_as_the_environment_reads_them(env):
     assert again[4]["content"] == written[4]["content"]
 
 
+def test_text_and_its_calls_in_two_messages_are_one_turn(env):
+    told = [{"role": "system", "content": "Mine."}, {"role": "user", "content": "Who wrote it?"}]
+    aloud = {"role": "assistant", "content": "I need the author."}
+    found = {"role": "tool", "tool_call_id": "x", "content": "[1] The book: by Ada."}
+    messages = [
+        *told,
+        aloud,
+        calls(("x", '{"query": "the book"}')),
+        found,
+        aloud,
+        {"role": "assistant", "content": "Ada"},
+    ]
+    written = write_calls(messages, env.format, "", env.tools)
+    assert [message["role"] for message in written] == ["system", "user", "assistant", "user", "assistant"]
+    thought = "I need the author."
+    call = ToolCall("search", {"query": "the book"})
+    assert env.format.parse(written[2]["content"]) == Turn(calls=(call,), thought=thought)
+    assert env.format.parse(written[4]["content"]) == Turn(answer="Ada", thought=thought)
+    # What is no turn of an episode is refused: an answer in its middle, a tool that is not there, half a turn to learn.
+    later = [*messages[:5], {"role": "assistant", "content": "Ada?"}, told[1], {"role": "assistant", "content": "Ada"}]
+    other = [*told, calls(("x", "{}"), name="weather"), found]
+    half = [*told, {**aloud, "weight": 0}, *messages[3:]]
+    for broken, said in [
+        (later, "more turns follow"),
+        (other, "'weather', which is no tool"),
+        (half, "has the weight 0"),
+    ]:
+        with pytest.raises(ValueError, match=said):
+            write_calls(broken, env.format, "", env.tools)
+    later[5] = {**later[5], "weight": 0}  # read, and not taught
+    assert len(write_calls(later, env.format, "", env.tools)) == 7
+
+
+def test_conversations_with_tools_are_written_alike_with_calls_or_without(make_policy, env, tmp_path):
+    policy = make_policy("bytes")
+    tools = [{"type": "function", "function": {"name": "search", "parameters": {}}}]
+    asked = {"role": "user", "content": "Who?"}
+    lines = [
+        {"messages": [asked, {"role": "assistant", "content": "Ada"}], "tools": given}
+        for given in (tools, json.dumps(tools))
+    ]
+    for _, (step,) in read_conversations(write(tmp_path / "m.jsonl", *lines), policy, env):
+        said = policy.decode(step.tokens).removesuffix("<|im_end|>")
+        assert env.format.parse(said) == Turn(answer="Ada")
+        assert env.system_prompt[:40] in policy.decode(step.prompt)
+    silent = {"messages": [asked, calls(("x", ""), name="confirm")]}  # no arguments, as some servers write them
+    assert write_calls(silent["messages"], OpenAI(()), "")[-1]["content"]
+
+
 def test_results_of_calls_in_one_turn_come_in_the_order_of_the_calls():
     env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", entities=60, questions=5, format="hermes").unwrapped
     messages = [
@@ -193,6 +242,11 @@ def test_a_template_that_drops_earlier_thoughts_gives_a_sequence_for_each_turn(m
         ('{"messages": [{"role": "human", "content": "x"}]}', "no role 'human'"),
         ('{"messages": [{"role": "user", "content": [1]}, {"role": "assistant", "content": "x"}]}', "must be text"),
         ('{"messages": [{"content": "x"}]}', "role"),
+        (
+            '{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "tool_calls": [{"id": "a"}]}]}',
+            '"function"',
+        ),
+        ('{"prompt": "", "completion": "hello"}', "the prompt is empty"),
         ('{"messages": 5}', "must be lists of objects"),
         ('{"messages": null}', "must be lists of objects"),
         ('{"messages": ["x"]}', "must be lists of objects"),

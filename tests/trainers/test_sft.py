@@ -196,24 +196,23 @@ def test_the_weights_of_the_lowest_held_out_loss_are_kept(make_policy, monkeypat
     assert torch.equal(load_policy(done["checkpoint"], "cpu").model.get_input_embeddings().weight, measured[1])
 
 
-def test_a_run_that_only_got_worse_leaves_its_own_last_weights(make_policy, monkeypatch, tmp_path):
-    """Not those that a run which was killed before its first checkpoint left in the same folder."""
-    policy, args = make_policy("bytes"), sft.Args(updates=2, eval_every=1, held_out=0.2)
+def test_a_run_that_only_got_worse_keeps_the_least_bad_weights(make_policy, monkeypatch, tmp_path, capsys):
+    """Not those that a run which was killed before its first checkpoint left in the same folder; and it says so."""
+    policy, args = make_policy("bytes"), sft.Args(updates=3, eval_every=1, held_out=0.2)
     sft.save(tmp_path / sft.BEST, make_policy("bytes", seed=1), [], 1, args, best={"update": 1, "loss": 0.5})
-    losses = iter([1.0, 2.0, 3.0])
-    monkeypatch.setattr(sft, "measure_loss", lambda *_: next(losses))
+    losses, measured = iter([1.0, 3.0, 2.0, 4.0]), []
+
+    def measure(policy, *_):
+        measured.append(policy.model.get_input_embeddings().weight.detach().clone())
+        return next(losses)
+
+    monkeypatch.setattr(sft, "measure_loss", measure)
     rng = random.Random(4)
     demonstrations = [Demonstration(question=str(i), sequences=[sequence(rng)]) for i in range(6)]
-    last, save = [], sft.save
-
-    def keep(path, policy, *rest, **more):
-        last.append(policy.model.get_input_embeddings().weight.detach().clone())
-        return save(path, policy, *rest, **more)
-
-    monkeypatch.setattr(sft, "save", keep)
     done = sft.fit(args, policy, demonstrations, tmp_path)
-    assert torch.equal(load_policy(done["checkpoint"], "cpu").model.get_input_embeddings().weight, last[-1])
-    assert (done["heldout_loss_before"], done["heldout_loss"]) == (1.0, 3.0)
+    assert torch.equal(load_policy(done["checkpoint"], "cpu").model.get_input_embeddings().weight, measured[2])
+    assert (done["heldout_loss_before"], done["heldout_loss"]) == (1.0, 2.0)
+    assert "the held-out loss rose, from 1.000 to 2.000 at best" in capsys.readouterr().err
 
 
 def test_time_can_say_when_it_ends(train):

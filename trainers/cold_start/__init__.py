@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 STEPS = 2800  # gradient steps
-STEPS_OF_DECISIONS = 1650  # in MiniWiki's varied worlds, of twice as many tokens each
+STEPS_OF_DECISIONS = 1900  # in MiniWiki's varied worlds, of twice as many tokens each
 
 
 @dataclass(frozen=True)

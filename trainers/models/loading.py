@@ -119,11 +119,13 @@ def _find_base(path_or_id: str | Path, base_model: str | Path | None) -> str | N
         named = None if gguf.is_gguf(path_or_id) else lora.find_base_model(path_or_id)
     except (OSError, ValueError) as error:
         raise _explain(path_or_id, error) from error
-    if not named:
+    if named is None:
         if base_model:
             raise ValueError(f"{path_or_id} is not a LoRA adapter, so it has no base model: leave out {base_model}")
         return None
     base = str(base_model or named)
+    if not base:
+        raise ValueError(f"{path_or_id} is an adapter that does not name its base model: say where that is")
     is_path = Path(base).is_absolute() or gguf.is_gguf(base)
     if is_path and not Path(base).exists():
         raise ValueError(f"{path_or_id} is an adapter of {base}, which is not here: say where its base model is")

@@ -72,10 +72,11 @@ def name_base_model(model: PreTrainedModel, name: str) -> None:
 
 
 def find_base_model(path_or_id: str | Path) -> str | None:
-    """The folder or hub id of the model that a saved adapter was trained on; None for a model that is no adapter."""
+    """The folder or hub id of the model that a saved adapter was trained on, "" where it does not name it; None for a model that
+    is no adapter."""
     if find_adapter_config_file(str(path_or_id)) is None:
         return None
-    return _peft().PeftConfig.from_pretrained(str(path_or_id)).base_model_name_or_path
+    return _peft().PeftConfig.from_pretrained(str(path_or_id)).base_model_name_or_path or ""
 
 
 def trainable_parameters(module: torch.nn.Module) -> list[torch.nn.Parameter]:

@@ -43,7 +43,7 @@ class ModelArgs:
     base_model: str = ""
     """Where the base of an adapter in --model is, if not where the adapter says: a folder, a GGUF file or a hub id."""
     cold_start_steps: int | None = None
-    """Gradient steps of imitation for the tiny policy: by default 1,650 in MiniWiki's varied worlds, and 2,800 of half as many
+    """Gradient steps of imitation for the tiny policy: by default 1,900 in MiniWiki's varied worlds, and 2,800 of half as many
     tokens elsewhere."""
     cold_start_continue_probability: float = Demonstrator.continue_probability
     """How often the early-stopping demonstrator that it imitates searches on after an article. The less, the rarer the
@@ -106,7 +106,7 @@ class OptimisationArgs:
     """Gradient steps."""
 
     GROUP: ClassVar = "optimisation"
-    updates: int = 50
+    updates: int = 80
     """Policy updates."""
     max_seconds: float = 0.0
     """End after so many seconds of rollouts and updates, evaluations left out, and at the latest after --updates; 0 sets no

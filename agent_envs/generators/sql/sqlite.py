@@ -148,7 +148,9 @@ class _Guard:
 
     def date(self, name: str, *given: Any) -> Any:
         """SQLite's date functions without the clock and the time zone of the machine."""
-        words = {value.strip().casefold() for value in given if isinstance(value, str)}
+        words = {
+            value.split("\0")[0].strip().casefold() for value in given if isinstance(value, str)
+        }  # as SQLite reads
         missing = len(given) < 1 + (name == "strftime") or bytes in map(type, given)
         if missing or words & {"now", "localtime", "utc", "subsec", "subsecond"}:
             self.rejection = f"{name} needs a date, and there is no current time here."

@@ -185,7 +185,7 @@ def test_the_cold_start_learns_in_a_varied_world(tmp_path, monkeypatch):
 
 def test_the_world_decides_how_long_a_cold_start_takes(envs):
     easy = make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 60, "questions": 10}', "train", 2)
-    assert curriculum.default_steps(envs) == 1650 and curriculum.default_steps(easy) == 2800
+    assert curriculum.default_steps(envs) == 1900 and curriculum.default_steps(easy) == 2800
     assert grpo.Args().cold_start_steps is None
     with pytest.raises(ValueError, match="cold_start_steps must be at least 1, got 0"):
         grpo.Args(cold_start_steps=0).check()

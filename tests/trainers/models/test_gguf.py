@@ -178,6 +178,12 @@ def test_an_adapter_names_the_file_and_can_be_given_another(file, tmp_path):
     assert again.model.peft_config["default"].base_model_name_or_path == str(moved)  # and so it is saved
     with pytest.raises(ValueError, match="is not a LoRA adapter"):
         load_policy(moved, "cpu", base_model=moved)
+    config = json.loads((adapter / "adapter_config.json").read_text())
+    (adapter / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": None}))
+    (adapter / "SHA256SUMS").unlink()  # of the file as it was
+    assert torch.equal(logits(load_policy(adapter, "cpu", base_model=moved).model), expected)
+    with pytest.raises(ValueError, match="does not name its base model"):
+        load_policy(adapter, "cpu")
 
 
 def test_evaluate_takes_a_model_alone_and_as_the_base_of_an_adapter(file, tmp_path):
