@@ -33,7 +33,7 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retrieval_index import store
+from retrieval_index import durable, store
 from retrieval_index.corpus import Corpus, Passage
 from retrieval_index.counting import count_corpus, keys_of
 from retrieval_index.held import HeldArray, read_array
@@ -185,13 +185,12 @@ class BM25Index:
         store.save(self, folder)
 
     def write(self, folder: Path) -> None:
-        """Write what the backend needs beside the corpus. Files that the build left in its work folder are moved."""
+        """Write what the backend needs beside the corpus. Files that the build left in its work folder are linked there."""
         for name, array in zip(FILES, self.files, strict=True):
             path = folder / f"{name}.npy"
             path.unlink(missing_ok=True)  # of a build that was killed
-            if self.in_work and isinstance(array, np.memmap) and array.filename:
-                os.replace(array.filename, path)
-            else:
+            source = array.filename if self.in_work and isinstance(array, np.memmap) else None
+            if source is None or not durable.link(source, path):
                 np.save(path, np.asarray(array), allow_pickle=False)
 
     @classmethod

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import inspect
 import json
 import os
@@ -12,7 +13,7 @@ from dataclasses import fields
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from retrieval_index import durable, store
 from retrieval_index.bm25 import BM25Index, check_constants
@@ -25,8 +26,8 @@ from retrieval_index.held import SUMS
 from retrieval_index.hybrid import HybridIndex
 from retrieval_index.postings import Statistics
 from retrieval_index.progress import Track, progress_bars, silent
-from retrieval_index.publish import MANIFEST_FILE, outside_indexes, publishing
-from retrieval_index.readers import count_passages, read_passages
+from retrieval_index.publish import MANIFEST_FILE, publishing
+from retrieval_index.readers import commit_on_hub, count_passages, files_in, read_passages
 from retrieval_index.reference import RankBM25Index
 from retrieval_index.search import Index
 from retrieval_index.shards import ShardedSearcher
@@ -218,7 +219,19 @@ def _open(folder: Path, manifest: dict, verify: Literal["full", "fast"], options
         corpus.fingerprint = manifest["corpus"]["fingerprint"]
         corpus.duplicates_left_out = manifest["corpus"]["duplicates_left_out"]
         searcher = index.open(folder, corpus, manifest["parameters"], **options)
-    searcher.reopen = partial(load, folder, verify=verify, **options)
+    searcher.reopen = partial(_reopen, folder, _digest_manifest(folder), verify=verify, **options)
+    return searcher
+
+
+def _digest_manifest(folder: Path) -> str:
+    return hashlib.sha256(_manifest_bytes(folder)).hexdigest()
+
+
+def _reopen(folder: Path, digest: str, **options: Any) -> Index:
+    """Load what another process has open."""
+    searcher = load(folder, **options)
+    if _digest_manifest(folder) != digest:
+        raise store.IndexCorrupt(f"{folder} is another index than it was when it was opened: open it anew everywhere")
     return searcher
 
 
@@ -279,12 +292,9 @@ def _build_shards(index, corpus: Corpus, shards: int, staging: Path, work: Path,
 
 def _describe_source(source: str | Path) -> list:
     """Which files, of which size and time: a build goes on only from the same source."""
-    path = Path(source)
+    name = str(source)
+    path = Path(name.removeprefix("hf:").partition(":")[0] if name.startswith("hf:") else name)
     if not path.exists():
-        return [str(source)]
-    files = [path]
-    if path.is_dir():  # the index itself may be built in it
-        inside = sorted(file for file in path.rglob("*") if file.is_file())
-        visible = [file for file in inside if not any(p.startswith(".") for p in file.relative_to(path).parts)]
-        files = outside_indexes(visible)
+        return [name, commit_on_hub(name)] if name.startswith("hf:") else [name]
+    files = sorted(files_in(path)) if path.is_dir() else [path]  # the index itself may be built in it
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]

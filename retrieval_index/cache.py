@@ -9,10 +9,16 @@ from retrieval_index.corpus import Passage
 from retrieval_index.search import Searcher, check_request
 
 
+_PASSAGES = 10  # that are kept for a query, on average
+
+
 class CachedSearcher:
     """A searcher that keeps the results of the queries asked last, and asks another for the rest.
 
     Results are equal to those of the searcher behind it, whose other attributes it passes on. Threads may share it.
+
+    Args:
+        size: queries to keep, and in all ten times as many passages: fewer queries where k is larger.
 
     Attributes:
         hits, misses: queries answered from memory, and not.
@@ -25,6 +31,7 @@ class CachedSearcher:
         self.size = size
         self.hits = self.misses = 0
         self._found: OrderedDict[tuple[str, int], list[Passage]] = OrderedDict()
+        self._passages = 0
         self._lock = threading.Lock()
 
     def __reduce__(self):
@@ -45,7 +52,9 @@ class CachedSearcher:
         if asked := [query for query in dict.fromkeys(queries) if query not in known]:
             known.update(zip(asked, self.searcher.search(asked, k), strict=True))
             with self._lock:
-                self._found.update(((query, k), known[query]) for query in asked)
-                while len(self._found) > self.size:
-                    self._found.popitem(last=False)
+                for query in asked:
+                    self._passages += len(known[query]) - len(self._found.pop((query, k), ()))
+                    self._found[query, k] = known[query]
+                while len(self._found) > self.size or self._passages > _PASSAGES * self.size:
+                    self._passages -= len(self._found.popitem(last=False)[1])
         return [list(known[query]) for query in queries]

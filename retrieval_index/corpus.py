@@ -7,7 +7,7 @@ The stored form is one line of canonical JSON a passage (`passages.jsonl`) and t
 from __future__ import annotations
 
 import hashlib
-import html
+import html.entities
 import json
 import os
 import re
@@ -62,12 +62,17 @@ def read_jsonl(path: str | Path) -> Iterator[Passage]:
                 yield passage
 
 
-_ENTITY = re.compile(r"&(?:\w+|#\d+|#[xX][0-9a-fA-F]+);")
+_ENTITY = re.compile(r"&(?:(\w+);|#\d+;|#[xX][0-9a-fA-F]+;)")
 
 
 def unescape(text: str) -> str:
-    """Text with its HTML entities as characters ("&amp;" as "&"), once; without its semicolon, "&copy" is no entity."""
-    return _ENTITY.sub(lambda entity: html.unescape(entity[0]), text) if "&" in text else text
+    """Text with its HTML entities as characters ("&amp;" as "&"), once; without its semicolon, "&copy" is no entity, nor is it
+    one at the beginning of "&copyright;"."""
+
+    def character(entity: re.Match) -> str:
+        return html.unescape(entity[0]) if not entity[1] or f"{entity[1]};" in html.entities.html5 else entity[0]
+
+    return _ENTITY.sub(character, text) if "&" in text else text
 
 
 def title_from(text: str) -> str:

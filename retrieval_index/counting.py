@@ -83,7 +83,7 @@ def _count_in_processes(corpus: Corpus, analyzer: Analyzer, work: Path, starts: 
     Plain subprocesses and not `multiprocessing`, which would run the caller's main module again in each.
     """
     n_workers = min(len(starts), os.cpu_count() or 1)
-    if n_workers == 1:
+    if n_workers == 1 or corpus.folder is None:  # the others would have no place to read it from
         for start in starts:
             _count_block(corpus, analyzer, start).write(work / f"block-{start}")
             yield start

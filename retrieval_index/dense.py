@@ -118,7 +118,7 @@ class DenseIndex:
             path = folder / VECTORS_FILE
             path.unlink(missing_ok=True)  # of a build that was killed: the very file that is mapped, by another name
             source = self.vectors.filename if self._in_work and isinstance(self.vectors, np.memmap) else None
-            if source is None or not _link(source, path):
+            if source is None or not durable.link(source, path):
                 np.save(path, np.asarray(self.vectors), allow_pickle=False)
 
     @classmethod
@@ -165,15 +165,6 @@ def _encoder_of(folder: Path, parameters: dict, given: Encoder | str | Path | No
                 f"{encoder.parameters.get(name)!r} now. Pass the right one as encoder= (--encoder), or build again."
             )
     return encoder
-
-
-def _link(source: str, target: Path) -> bool:
-    """Give a file a second name. Returns whether it has it: not across file systems, or where the source is gone."""
-    try:
-        os.link(source, target)
-    except OSError:
-        return False
-    return True
 
 
 def _encode(corpus: Corpus, encoder: Encoder, dtype: np.dtype, work: Path | None, track: Track) -> np.ndarray:

@@ -52,6 +52,15 @@ def publish(staging: Path, path: Path) -> None:
         sync(staging.parent)
 
 
+def link(source: str | Path, target: Path) -> bool:
+    """Give a file a second name. Returns whether it has it: not across file systems, or where the source is gone."""
+    try:
+        os.link(source, target)
+    except OSError:
+        return False
+    return True
+
+
 def write_text(path: Path, text: str) -> None:
     """Write a file in one step that survives a power loss."""
     staging = path.with_name(f".{path.name}.{os.getpid()}.staging")  # another process may write it too

@@ -77,6 +77,7 @@ class PretrainedEncoder:
     def _encode(self, texts: list[str], prefix: str) -> np.ndarray:
         if not texts:
             return np.zeros((0, self.dimension), np.float32)
+        texts = [text.encode(errors="replace").decode() for text in texts]  # half a character, which tokenizers refuse
         with self._lock:
             # Sorts by length, so that a batch is padded little. An empty prompt keeps it from a default one.
             vectors = self._model.encode(texts, batch_size=BATCH, prompt=prefix, show_progress_bar=False)

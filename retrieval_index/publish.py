@@ -79,7 +79,9 @@ def outside_indexes(files: list[Path]) -> list[Path]:
 
 def _check_replaceable(folder: Path) -> None:
     """Raise a FileExistsError where a folder holds anything that was not written with an index, the folder of a web application
-    with a manifest.json of its own, or notes beside an index."""
+    with a manifest.json of its own, or notes beside an index; and where none can be put in its place."""
+    if os.path.ismount(folder):  # as a volume of a container is
+        raise FileExistsError(f"{folder} is a mount point, in whose place no folder can be put: choose a folder in it")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
     try:

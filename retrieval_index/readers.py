@@ -7,14 +7,17 @@ Markdown are cut into passages here.
 
 from __future__ import annotations
 
+import os
 import re
 import textwrap
+import warnings
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from functools import partial
 from hashlib import blake2b
 from itertools import chain
 from pathlib import Path
+from typing import NoReturn
 
 from retrieval_index import formats
 from retrieval_index.corpus import Passage, passage_from_row, split_contents, title_from
@@ -60,7 +63,7 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
     if path.suffix.lower() in _TEXT and path.is_file():
         return _text_passages(path, path.name)
     if path.is_dir() and not is_index(path) and (texts := _texts_of(path)):
-        return chain.from_iterable(_text_passages(file, file.relative_to(path).as_posix()) for file in texts)
+        return chain.from_iterable(_text_passages(file, _name_of(file, path)) for file in texts)
     readers = [_file_reader(file) for file in (_files_of(path) if path.is_dir() else [path])]
     return chain.from_iterable(reader() for reader in readers)
 
@@ -123,7 +126,7 @@ def _pairs(record: dict, field: str, first: str, second: str) -> list[tuple]:
 def _passage(row: dict, title: str | None, text: str) -> Passage:
     """A passage with what may be left out filled in: the id with a hash, the title with the first words."""
     title = title_from(text) if title is None else title
-    ids = [id for id in (row.get("id"), row.get("_id")) if id is not None]
+    ids = [id for id in (row.get("id"), row.get("_id")) if id not in (None, "")]  # a blank cell of a table
     return passage_from_row({"id": ids[0], "title": title, "text": text}) if ids else make_passage(title, text)
 
 
@@ -197,7 +200,7 @@ _READERS: dict[str, tuple[Callable[[Path], formats.Rows], str]] = {
 
 def _file_reader(path: Path) -> Callable[[], Iterator[Passage]]:
     """Opens a file when called, so that a folder of a thousand files has one open at a time."""
-    plain = path.with_suffix("") if path.suffix.lower() in (".gz", ".zst") else path
+    plain = _plain(path)
     extension = plain.suffix.lower()
     if extension not in _READERS or (extension == ".parquet" and plain != path):
         known = ".jsonl, .json, .tsv and .csv, each also with .gz or .zst, and .parquet; for text .txt and .md"
@@ -212,11 +215,50 @@ _ROOM = 1000  # characters of a passage that is cut from a text
 
 def _texts_of(folder: Path) -> list[Path]:
     """The text files of a folder and of those in it, if it has no other files to read passages from."""
-    inside = (path for path in folder.rglob("*") if path.is_file())
-    visible = [path for path in inside if not any(part[0] in "._" for part in path.relative_to(folder).parts)]
-    visible = outside_indexes(visible)
-    tables = any(suffix.lower() in _READERS for path in visible for suffix in path.suffixes)
-    return [] if tables else sorted(path for path in visible if path.suffix.lower() in _TEXT)
+    visible = files_in(folder)
+    if any(_plain(path).suffix.lower() in _READERS for path in visible):
+        return []
+    texts = sorted(path for path in visible if path.suffix.lower() in _TEXT)
+    if texts and len(texts) < len(visible):
+        others = sorted({*visible} - {*texts})
+        warnings.warn(
+            f"{folder}: {len(others)} files that are neither .txt nor .md are left out, {others[0].name!r} among them",
+            stacklevel=4,
+        )
+    return texts
+
+
+def files_in(folder: Path) -> list[Path]:
+    """The files of a corpus in a folder, and in folders and links to folders in it, but for those with a leading . or _, and
+    indexes that were built among them.
+
+    Raises:
+        OSError: a folder may not be read.
+    """
+
+    def fail(error: OSError) -> NoReturn:
+        raise error
+
+    found, seen = [], set()
+    for place, folders, names in os.walk(folder, followlinks=True, onerror=fail):
+        status = os.stat(place)
+        if (status.st_dev, status.st_ino) in seen:  # by a link, which may lead back to where it is
+            folders.clear()
+            continue
+        seen.add((status.st_dev, status.st_ino))
+        folders[:] = [name for name in folders if name[0] not in "._"]
+        found += [Path(place, name) for name in names if name[0] not in "._"]
+    return outside_indexes([path for path in found if path.is_file()])
+
+
+def _name_of(file: Path, folder: Path) -> str:
+    """The path in the folder, as text also where the name is none, as in old archives."""
+    return os.fsencode(file.relative_to(folder).as_posix()).decode(errors="replace")
+
+
+def _plain(path: Path) -> Path:
+    """The name without its compression."""
+    return path.with_suffix("") if path.suffix.lower() in (".gz", ".zst") else path
 
 
 def _text_passages(path: Path, name: str) -> Iterator[Passage]:
@@ -253,9 +295,11 @@ def _files_of(folder: Path) -> list[Path]:
     files = sorted(path for path in folder.iterdir() if path.name[0] not in "._" and path.suffix.lower() != ".md")
     files = [path for path in files if not is_index(path)]
     if not files:
-        raise ValueError(f"{folder}: there is no file in it")
+        raise ValueError(f"{folder}: there is no file of passages in it")
     if folders := [path for path in files if path.is_dir()]:
-        raise ValueError(f"{folder}: there are folders in it; name one of them, for example {folders[0]}")
+        raise ValueError(
+            f"{folder}: there are folders in it, and files that are neither .txt nor .md: name one folder, for example {folders[0]}"
+        )
     return files
 
 
@@ -270,12 +314,20 @@ def _open_saved(folder: Path):
         raise ValueError(f"{folder}: {error}") from None
 
 
-def _ask_hub(name: str) -> None:
-    """One request for a data set, which fails within seconds where there is no network; `load_dataset` tries for minutes."""
+def commit_on_hub(source: str) -> str | None:
+    """Which commit a data set on the hub is at; None where the hub does not say."""
+    try:
+        return _ask_hub(source.removeprefix("hf:").partition(":")[0])
+    except Exception:  # of its HTTP library; to read the data set will say it
+        return None
+
+
+def _ask_hub(name: str) -> str | None:
+    """The commit of a data set, by one request, which fails within seconds where there is no network; `load_dataset` tries for
+    minutes. None offline."""
     from huggingface_hub import HfApi, constants
 
-    if not constants.HF_HUB_OFFLINE:
-        HfApi().dataset_info(name, timeout=_PROBE_SECONDS)
+    return None if constants.HF_HUB_OFFLINE else HfApi().dataset_info(name, timeout=_PROBE_SECONDS).sha
 
 
 def _open_hub(source: str):

@@ -15,7 +15,7 @@ from typing import Any
 from retrieval_index.corpus import Corpus
 from retrieval_index.progress import Track
 
-VERSION = 2
+VERSION = 3
 TITLE_WEIGHT = 3
 
 # Lucene's classic English list, which bm25s takes for English too.
@@ -26,6 +26,7 @@ STOP_WORDS = frozenset(
 
 _WORD = re.compile(r"\w+")
 _NOT_ASCII = re.compile(r"[^\x00-\x7f]+")
+_UNSEEN = re.compile("[\u00ad\u200c-\u200f\u202a-\u202e\u2060-\u2064\ufeff]")  # \u200b is where a line may break
 _THOUSANDS = re.compile(r",(?=\d{3}(?!\d))(?<=\d,)(?<!\d{4},)")
 _BASE_LETTER = re.compile(r"LATIN (?:SMALL|CAPITAL) LETTER (?:DOTLESS )?([A-Z]{1,2})(?: WITH .+)?")
 _OTHER_LETTERS = {"œ": "oe", "ð": "d", "þ": "th", "ŋ": "n", "ĸ": "q", "ʻ": "", "ʼ": "", "ʾ": "", "ʿ": ""}
@@ -33,6 +34,8 @@ _OTHER_LETTERS = {"œ": "oe", "ð": "d", "þ": "th", "ŋ": "n", "ĸ": "q", "ʻ":
 
 def tokenize(text: str, version: int = VERSION) -> list[str]:
     """The terms of a text in order, repeats kept. No stemming: names are most of what multi-hop questions search for.
+
+    Version 3: as version 2, and characters that are not seen, such as soft hyphens, do not part a word.
 
     Version 2: Unicode words (`\\w+`) without English stop words, case and accents folded as in `_fold`: "Łódź" is found
     as "lodz"; and "1,000" is the word "1000".
@@ -50,6 +53,7 @@ def _words(text: str, version: int) -> list[str]:
     if version == 1:
         return _WORD.findall((text if text.isascii() else unicodedata.normalize("NFKC", text)).lower())
     if not text.isascii():  # a table is slow: only what is not ASCII goes through it
+        text = _UNSEEN.sub("", text) if version > 2 else text
         text = _NOT_ASCII.sub(lambda part: part[0].translate(_FOLDED), text)
     text = text.lower()
     return _WORD.findall(_THOUSANDS.sub("", text) if "," in text else text)
@@ -70,7 +74,8 @@ class Analyzer:
     """What a lexical index makes of a passage and of a query.
 
     Attributes:
-        title_weight: how often the title counts, as if it stood so many times before the text; 0 leaves it out.
+        title_weight: how often the title counts, as if it stood so many times before the text; 0 leaves it out, and the whole
+            title with it.
         exact_title: the whole title is one more term, and so is the whole query, whatever stands between their words:
             who asks for "Arizona" or "Let It Be" is given what is called so, before what has much to say of it.
         tokenizer: its version.
@@ -110,7 +115,7 @@ class Analyzer:
 
     def _whole(self, title: list[str]) -> list[str]:
         """The term of a whole title: its words, stop words too, in one. No word begins as it does."""
-        return [f"={''.join(title)}"] if self.exact_title and title else []
+        return [f"={''.join(title)}"] if self.exact_title and self.title_weight and title else []
 
 
 def tokenize_corpus(corpus: Corpus, analyzer: Analyzer, track: Track) -> Iterator[list[str]]:

@@ -174,9 +174,10 @@ def search(
     Returns:
         rows int64 [n, k], -1 where the index found nothing more; scores float32 [n, k], there 0.
     """
-    depth = k if vectors is None else min(index.ntotal, shortlist or max(SHORTLIST * k, LEAST_SHORTLIST))
-    scores, rows = index.search(queries, depth)
-    if vectors is not None:
+    if vectors is None:
+        scores, rows = _find_with_ties(index, queries, k)
+    else:
+        scores, rows = index.search(queries, min(index.ntotal, shortlist or max(SHORTLIST * k, LEAST_SHORTLIST)))
         for query in range(len(queries)):  # one at a time: a batch would gather hundreds of megabytes
             scores[query] = vectors[rows[query]].astype(np.float32) @ queries[query]
     scores[rows < 0] = -np.inf
@@ -184,6 +185,17 @@ def search(
     rows, scores = np.take_along_axis(rows, order, axis=1), np.take_along_axis(scores, order, axis=1)
     scores[rows < 0] = 0
     return rows, scores
+
+
+def _find_with_ties(index, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:
+    """At least k rows, and all that are as good as the last of these: of equal scores FAISS drops the lower rows."""
+    depth = k + 1
+    while True:
+        scores, rows = index.search(queries, depth)
+        is_cut = (scores[:, k - 1] == scores[:, -1]) & (rows[:, -1] >= 0)
+        if depth >= index.ntotal or not is_cut.any():
+            return scores, rows
+        depth = min(2 * depth, index.ntotal)
 
 
 def exact(vectors: np.ndarray, queries: np.ndarray, k: int) -> tuple[np.ndarray, np.ndarray]:

@@ -16,6 +16,8 @@ SAME = [
     ("Beyoncé", "Beyonce"),
     ("Łódź", "Lodz"),
     ("Ørsted", "Orsted"),
+    ("ency\u00adclo\u00adpedia", "encyclopedia"),
+    ("\ufeffWord\u200ejoiner", "wordjoiner"),
     ("Weißensee", "Weissensee"),
     ("Đorđe", "Dorde"),
     ("Æthelred", "Aethelred"),
@@ -149,6 +151,11 @@ def test_what_is_written_one_way_is_found_written_the_other(stored, typed):
 
 
 @pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
+def test_titles_that_weigh_nothing_are_left_out():
+    index = retrieval_index.build([Passage("0", "Arizona", "A state in the west"), *FILLERS], title_weight=0)
+    assert index.search(["Arizona", "state west"], 1)[0] == [] and index.search(["state west"], 1)[0][0].id == "0"
+
+
 def test_a_title_weight_is_a_whole_number(passages, wrong):
     with pytest.raises(ValueError, match="title_weight must be a whole number"):
         retrieval_index.build(passages, title_weight=wrong)

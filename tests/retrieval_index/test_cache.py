@@ -42,6 +42,17 @@ def test_the_oldest_is_forgotten(counting):
     assert [query for query, _ in counting.asked] == ["river", "town", "film", "town"]
 
 
+def test_many_passages_are_few_queries(counting):
+    """Memory is in the passages: a client that asks for a hundred each would fill it."""
+    cached = CachedSearcher(counting, size=2)
+    for query in ("river", "town", "film", "river"):
+        (found,) = cached.search([query], 12)
+        assert len(found) == 12
+    assert [query for query, _ in counting.asked] == ["river", "town", "film", "river"]
+    cached.search(["river"], 12)
+    assert len(counting.asked) == 4 and cached._passages == sum(map(len, cached._found.values())) == 12
+
+
 def test_a_caller_who_changes_a_result_changes_no_other(counting):
     cached = CachedSearcher(counting)
     cached.search(["river"], 3)[0].clear()

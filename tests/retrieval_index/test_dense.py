@@ -70,6 +70,17 @@ def test_equal_scores_go_to_the_lower_row():
         assert rows[-1].tolist() == list(range(0, 40, 2))
 
 
+def test_equal_scores_that_k_cuts_go_to_the_lower_row():
+    passages = [Passage(str(i), "", text) for i, text in enumerate(["alpha beta", "beta alpha", "alpha beta", "beta"])]
+    index = retrieval_index.build(passages, "dense", keep_duplicates=True)
+    for query in ("beta", "alpha"):
+        rows = {k: index.top_k([query], k)[0][0].tolist() for k in (1, 2, 3, 4)}
+        assert all(rows[k] == rows[4][:k] for k in rows), rows
+    flat = faiss.IndexFlatIP(2)
+    flat.add(np.float32([[0.5, 0], [0.5, 0], [0.5, 0], [1, 0]]))
+    assert vectors.search(flat, None, np.float32([[1, 0]]), 2)[0].tolist() == [[3, 0]]
+
+
 def test_a_corpus_of_one_passage():
     index = retrieval_index.build([Passage("0", "Toto", "band")], "dense")
     assert [p.id for p in index.search(["toto"], 3)[0]] == ["0"]

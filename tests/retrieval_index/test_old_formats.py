@@ -53,4 +53,4 @@ def test_the_manifest_names_fields_and_tokenizer(passages, tmp_path):
     manifest = json.loads((tmp_path / "index" / "manifest.json").read_text())
     assert manifest["format_version"] == 3
     assert manifest["parameters"]["fields"] == {"title": 2, "exact_title": 1, "text": 1}
-    assert manifest["parameters"]["tokenizer"] == 2
+    assert manifest["parameters"]["tokenizer"] == 3

@@ -135,6 +135,17 @@ def test_a_folder_with_a_manifest_of_its_own_is_left_alone(tmp_path, manifest):
     assert (folder / "src" / "app.js").read_text() == "months of work"
 
 
+def test_a_mount_point_is_refused_before_anything_is_built(tmp_path, monkeypatch):
+    volume = tmp_path / "volume"
+    volume.mkdir()
+    monkeypatch.setattr(os.path, "ismount", lambda path: Path(path) == volume)
+    with pytest.raises(FileExistsError, match="is a mount point"), publishing(volume):
+        pytest.fail("it should not begin")
+    with publishing(volume / "index") as staging:
+        (staging / "x").touch()
+    assert (volume / "index" / "x").exists()
+
+
 def test_what_lies_beside_an_index_is_not_lost(tmp_path):
     folder = tmp_path / "index"
     with publishing(folder) as staging:

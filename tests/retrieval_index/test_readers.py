@@ -3,8 +3,10 @@ import gzip
 import io
 import itertools
 import json
+import os
 import sys
 from hashlib import blake2b
+from types import SimpleNamespace
 
 import pytest
 from huggingface_hub import HfApi
@@ -399,9 +401,39 @@ def test_a_folder_is_read_by_name(tmp_path, passages):
         read_passages(tmp_path)
 
 
+def test_every_text_below_a_folder_is_read_and_what_is_not_is_said(tmp_path, monkeypatch):
+    notes, elsewhere = tmp_path / "notes", tmp_path / "elsewhere"
+    (notes / "sub").mkdir(parents=True)
+    elsewhere.mkdir()
+    (notes / "how to read data.json.md").write_text("with a table's ending in its name")
+    (notes / "sub" / "b.txt").write_text("b")
+    (elsewhere / "c.txt").write_text("c")
+    (notes / "linked").symlink_to(elsewhere)
+    (notes / "sub" / "back").symlink_to(notes)  # a circle
+    (notes / os.fsdecode(b"caf\xe9.txt")).write_text("d")
+    found = [passage.id for passage in read_passages(notes)]
+    assert sorted(found) == ["caf\ufffd.txt#1", "how to read data.json.md#1", "linked/c.txt#1", "sub/b.txt#1"]
+    (notes / "e.html").write_text("e")
+    with pytest.warns(UserWarning, match=r"1 files that are neither .txt nor .md are left out, 'e.html'"):
+        read_passages(notes)
+
+    def refuse(path):
+        raise PermissionError(13, "Permission denied", str(path))
+
+    monkeypatch.setattr(os, "scandir", refuse)
+    with pytest.raises(PermissionError):
+        read_passages(notes)
+
+
+def test_a_blank_cell_is_no_id(tmp_path):
+    (tmp_path / "t.csv").write_text("id,title,text\n,A,first\n,B,second\n")
+    one, other = read_passages(tmp_path / "t.csv")
+    assert one == make_passage("A", "first") and other == make_passage("B", "second")
+
+
 def test_a_source_that_cannot_be_read_is_refused_at_once(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="there is no file in it"):
+    with pytest.raises(ValueError, match="there is no file of passages in it"):
         read_passages(tmp_path / "empty")
     with pytest.raises(FileNotFoundError, match="hf:owner/name"):
         read_passages(tmp_path / "absent.jsonl")
@@ -476,6 +508,7 @@ def test_without_a_network_the_error_says_what_to_do(monkeypatch):
     def ask(self, name, timeout):
         if asked:
             raise ConnectionError("Couldn't reach the Hub")
+        return SimpleNamespace(sha="c0ffee")
 
     monkeypatch.setattr(datasets, "load_dataset", unreachable)
     monkeypatch.setattr(HfApi, "dataset_info", ask)
@@ -505,6 +538,7 @@ def test_passages_are_counted_where_it_is_cheap(tmp_path):
         ("R&amp;B &quot;live&quot; &#39;99 &#xe9;", 'R&B "live" \'99 é'),
         ("AT&T & Co; &copy &unknown; B&sect", "AT&T & Co; &copy &unknown; B&sect"),
         ("&amp;lt;", "&lt;"),
+        ("*p = &current; &notify; &section; &center;", "*p = &current; &notify; &section; &center;"),
     ],
 )
 def test_html_entities_become_characters_once(tmp_path, raw, read):

@@ -51,6 +51,16 @@ def test_searchers_pickle(saved):
     assert same_results(searcher, pickle.loads(pickle.dumps(retrieval_index.load(folder))))
 
 
+def test_an_index_that_was_replaced_is_not_sent_on_as_the_old_one(passages, tmp_path):
+    retrieval_index.build(passages).save(tmp_path / "index")
+    loaded = retrieval_index.load(tmp_path / "index")
+    sent = pickle.dumps(loaded)
+    assert same_results(loaded, pickle.loads(sent))
+    retrieval_index.build(passages[:50]).save(tmp_path / "index")
+    with pytest.raises(retrieval_index.IndexCorrupt, match="is another index than it was"):
+        pickle.loads(sent)
+
+
 @pytest.mark.parametrize("backend", ["bm25", "dense", "hybrid", "shards"])
 def test_a_loaded_index_is_pickled_as_its_folder(passages, tmp_path, backend):
     Corpus(passages).write(tmp_path)
