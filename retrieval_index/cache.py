@@ -8,7 +8,6 @@ from collections import OrderedDict
 from retrieval_index.corpus import Passage
 from retrieval_index.search import Searcher, check_request
 
-
 _PASSAGES = 10  # that are kept for a query, on average
 
 

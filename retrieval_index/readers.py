@@ -61,7 +61,7 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
     if split is not None:
         raise ValueError(f"{path} has no splits: split is for data sets of the hub and of save_to_disk")
     if path.suffix.lower() in _TEXT and path.is_file():
-        return _text_passages(path, path.name)
+        return _text_passages(path, _name_of(path, path.parent))
     if path.is_dir() and not is_index(path) and (texts := _texts_of(path)):
         return chain.from_iterable(_text_passages(file, _name_of(file, path)) for file in texts)
     readers = [_file_reader(file) for file in (_files_of(path) if path.is_dir() else [path])]
@@ -210,6 +210,7 @@ def _file_reader(path: Path) -> Callable[[], Iterator[Passage]]:
 
 
 _TEXT = (".txt", ".md")
+_DOCUMENTS = (".rst", ".html", ".htm", ".org", ".tex", ".text", ".rtf", ".pdf", ".doc", ".docx", ".odt", ".epub")
 _ROOM = 1000  # characters of a passage that is cut from a text
 
 
@@ -219,10 +220,10 @@ def _texts_of(folder: Path) -> list[Path]:
     if any(_plain(path).suffix.lower() in _READERS for path in visible):
         return []
     texts = sorted(path for path in visible if path.suffix.lower() in _TEXT)
-    if texts and len(texts) < len(visible):
-        others = sorted({*visible} - {*texts})
+    others = sorted(path.name for path in visible if path.suffix.lower() in _DOCUMENTS)
+    if texts and others:
         warnings.warn(
-            f"{folder}: {len(others)} files that are neither .txt nor .md are left out, {others[0].name!r} among them",
+            f"{folder}: {len(others)} files that are neither .txt nor .md are left out, {others[0]!r} among them",
             stacklevel=4,
         )
     return texts
@@ -271,7 +272,7 @@ def _text_passages(path: Path, name: str) -> Iterator[Passage]:
         r"^(```|~~~).*?(^\1|\Z)", "", text, flags=re.MULTILINE | re.DOTALL
     )  # a comment in code is no heading
     heading = re.search(r"^# +(.*\S)", prose, re.MULTILINE) if path.suffix.lower() == ".md" else None
-    title, piece, number = heading[1] if heading else path.stem, "", 1
+    title, piece, number = heading[1] if heading else Path(name).stem, "", 1
     for part in _parts_of(text):
         if piece and len(piece) + len(part) >= _ROOM:
             yield passage_from_row({"id": f"{name}#{number}", "title": title, "text": piece})
@@ -298,7 +299,8 @@ def _files_of(folder: Path) -> list[Path]:
         raise ValueError(f"{folder}: there is no file of passages in it")
     if folders := [path for path in files if path.is_dir()]:
         raise ValueError(
-            f"{folder}: there are folders in it, and files that are neither .txt nor .md: name one folder, for example {folders[0]}"
+            f"{folder}: there are folders in it, and files that are neither .txt nor .md: name one of them, for example "
+            f"{folders[0]}"
         )
     return files
 

@@ -82,8 +82,7 @@ def _read_call(text: str) -> ToolCall:
     call = read_object(text, "A <tool_call>")
     if not {"name"} <= call.keys() <= {"name", "arguments"}:
         raise Malformed('A <tool_call> has two keys, "name" and "arguments".')
-    name, arguments = call["name"], call.get("arguments")
-    arguments = {} if arguments is None else arguments  # of a tool that takes none
+    name, arguments = call["name"], call.get("arguments", {})  # a tool may take none
     if not isinstance(name, str) or not isinstance(arguments, dict):
         raise Malformed('In a <tool_call>, "name" is a string and "arguments" a JSON object.')
     return ToolCall(name, arguments)

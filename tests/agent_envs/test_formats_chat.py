@@ -66,7 +66,6 @@ CALL = '<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call>'
         (f"{CALL}\n<tool_response>", search("a")),
         ('<tool_call>{"name": "no such", "arguments": {}}</tool_call>', call("no such", {})),
         ('<tool_call>{"name": "look"}</tool_call>', call("look", {})),
-        ('<tool_call>{"name": "look", "arguments": null}</tool_call>', call("look", {})),
         ('<tool_call>{"name": "search", "arguments": {"query": 5}}</tool_call>', call("search", {"query": 5})),
         ("<answer>Zug</answer>", Turn(answer="Zug")),
     ],

@@ -48,7 +48,7 @@ def test_options_reach_the_index(tmp_path, passages):
     assert "intact" in run("verify", "--index", out)
     assert "queries/s" in run("bench", "--index", out, "--queries", 70)
     run("build", "--corpus", source, "--out", out, "--title-weight", 2, "--no-exact-title")
-    assert "fields {'title': 2, 'exact_title': 0, 'text': 1}, tokenizer 2" in " ".join(
+    assert "fields {'title': 2, 'exact_title': 0, 'text': 1}, tokenizer 3" in " ".join(
         run("info", "--index", out).split()
     )
     run("build", "--corpus", source, "--out", out, "--shards", 3)
