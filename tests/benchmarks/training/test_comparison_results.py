@@ -105,7 +105,9 @@ def test_the_page_has_what_is_kept_of_the_shape_of_rollouts(file):
     kept, page = json.loads((KEPT / f"{file}.json").read_text()), PAGE.read_text(encoding="utf-8")
     (sampled,) = json.loads((KEPT / f"{file}-sampled.json").read_text()).values()
     recipe, reference = recipe_file.read("rollout-shaping"), "boards-64"
-    column = dict.fromkeys(sampled, "As in training") | {"actions-5": "5 actions, 2 turns"}
+    column = dict.fromkeys(sampled, "As in training") | {
+        "actions-5": "5 actions, 2 turns", "actions-2": "2 actions, 5 turns", "actions-1": "1 action, 10 turns",
+    }  # fmt: skip
     greedy = {run: [row[column[run]]["score"] for row in kept["rows"][recipe.title_of(run)]] for run in sampled}
     for run in sampled:
         cells = []
