@@ -25,9 +25,11 @@ from pathlib import Path
 
 import numpy as np
 
+from retrieval_index.memory import usable_memory
+
 BLOCK = 1 << 14  # bytes
 SUMS = ".sums"
-MOST = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") // 4  # bytes that are held of one array
+MOST = usable_memory() // 4  # bytes that are held of one array
 _RUN = 256  # blocks that are read at once
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0  # memory is taken where it is written, and not before
 

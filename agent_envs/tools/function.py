@@ -111,7 +111,9 @@ class FunctionTool:
             found: list[ToolResult | None] = [None] * len(arguments)
             # Its own timeout can't stop a function that blocks its event loop, or one that will not be cancelled.
             limit = None if self.timeout is None else self.timeout + _GRACE
-            late = self._run_in_thread(partial(self._gather, arguments, found), limit) if arguments else None
+            if not arguments:
+                return []
+            late: ToolResult = self._run_in_thread(partial(self._gather, arguments, found), limit)
             return [late if one is None else one for one in found]
         if self.timeout is None:
             return [self._call(one) for one in arguments]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 import retrieval_index
-from retrieval_index import IndexCorrupt, Passage, held
+from retrieval_index import IndexCorrupt, Passage, held, memory
 from retrieval_index.held import BLOCK, HeldArray, read_array, write_sums
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
@@ -207,3 +207,11 @@ def test_what_is_no_array_is_named(tmp_path, content):
     (tmp_path / "a.npy").write_bytes(content)
     with pytest.raises(IndexCorrupt, match=r"a\.npy"):
         HeldArray(tmp_path / "a.npy")
+
+
+def test_a_container_limits_what_is_held(monkeypatch):
+    machine = memory.usable_memory()
+    monkeypatch.setattr(memory, "container_limits", lambda: [1 << 20])
+    assert memory.usable_memory() == 1 << 20 < machine
+    monkeypatch.setattr(memory, "container_limits", lambda: [1 << 62])  # as cgroups of version 1 say none
+    assert memory.usable_memory() >= machine

@@ -1,16 +1,14 @@
 """An engine's passes through the model: by `llama` or by the library, and on a GPU decoding steps as CUDA graphs."""
 
 import collections
-import contextlib
 import os
 import warnings
 from collections.abc import Callable, Sequence
 from functools import partial
-from pathlib import Path
 
-import psutil
 import torch
 
+from retrieval_index.memory import usable_memory
 from trainers.engines import llama
 from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size, supports_cuda_graphs
 from trainers.engines.kv_cache import KVCache
@@ -166,13 +164,4 @@ def _device_memory(device: torch.device) -> int:
     """A process's share of all of a device's memory, in bytes."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    return min([psutil.virtual_memory().total, *_container_limits()]) // int(os.environ.get("LOCAL_WORLD_SIZE", 1))
-
-
-def _container_limits() -> list[int]:
-    """What a container may take, in bytes, where it has a limit (cgroups of version 2 and 1)."""
-    found = []
-    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
-        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
-            found.append(int(Path(path).read_text()))
-    return found
+    return usable_memory() // int(os.environ.get("LOCAL_WORLD_SIZE", 1))

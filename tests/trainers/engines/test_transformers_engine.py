@@ -262,9 +262,9 @@ def test_buffers_that_are_kept_over_a_reset_change_no_turn(make_policy, monkeypa
     monkeypatch.undo()
     generate(engine, prompts, 20, 0.0)
     kept = engine._runner._kv_cache
-    monkeypatch.setattr("trainers.engines.model_runner._container_limits", lambda: [])  # no container at all
+    monkeypatch.setattr("retrieval_index.memory.container_limits", lambda: [])  # no container at all
     engine.reset()
     assert engine._runner._kv_cache is kept
-    monkeypatch.setattr("trainers.engines.model_runner._container_limits", lambda: [2**10])  # less than the host has
+    monkeypatch.setattr("retrieval_index.memory.container_limits", lambda: [2**10])  # less than the host has
     engine.reset()
     assert engine._runner._kv_cache is not kept
