@@ -297,11 +297,9 @@ def test_fields_of_other_formats_hide_none_of_a_rows_own(tmp_path):
 
 
 def test_an_id_may_have_its_long_name(tmp_path, corpus):
-    rows = [
-        {"question_id": id, "question": f"Which {n}?", "answer": "x", "split": "train"} for n, id in enumerate("ab")
-    ]
-    write(tmp_path / "i" / "train.jsonl", rows)
-    assert [q.id for q in load_own(tmp_path / "i", split="train", corpus=corpus).questions] == ["a", "b"]
+    rows = [{"question_id": id, "question": f"Which {n}?", "answer": "x"} for n, id in enumerate("ab")]
+    found = both(write(tmp_path / "i.jsonl", rows), corpus=corpus, holdout=2)
+    assert sorted(question.id for part in found for question in part.questions) == ["a", "b"]
 
 
 def test_a_file_with_another_name_is_read_again(tmp_path, corpus):
