@@ -80,12 +80,9 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
         names = ", ".join(map(repr, sorted(unknown)))
         raise TypeError(f"{benchmark} got an unexpected keyword argument {names}; known: {known}")
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
-    places: tuple = ()
-    if benchmark != "own":
-        searched = stamp(arguments.get("corpus"), deep=True), stamp(arguments.get("index"))
-        places += (*stamp_places(benchmark, arguments.get("data")), *searched)
-    else:
-        places = (*own.stamps(arguments.get("data"), arguments.get("corpus")), stamp(arguments.get("index")))
+    data, corpus = arguments.get("data"), arguments.get("corpus")
+    changes = own.stamps(data, corpus) if benchmark == "own" else stamp_places(benchmark, data, corpus)
+    places = (*changes, stamp(arguments.get("index")))
     task = _load(benchmark, split, places, holdout, keep if split == "train" else None, **frozen)
     if task.warning:
         warnings.warn(task.warning, stacklevel=2)
@@ -94,13 +91,13 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
     return task
 
 
-def stamp_places(benchmark: str, data: str | None) -> tuple:
+def stamp_places(benchmark: str, data: str | None, corpus: str | None = None) -> tuple:
     """What tells whether a benchmark lies elsewhere now, or was changed there."""
     place = data or os.environ.get(PLACES[0])
     path = Path(place).expanduser() if place else None
     folder = path.parent if path and path.is_file() else path  # where its passages and aliases are
     inside = folder / benchmark if folder else None  # where FlashRAG has its files
-    return *map(os.environ.get, PLACES), os.getcwd(), stamp(folder), stamp(inside)
+    return *map(os.environ.get, PLACES), os.getcwd(), stamp(folder), stamp(inside), stamp(corpus, deep=True)
 
 
 def warn_of_shared(data: str | None, advice: str = "") -> None:

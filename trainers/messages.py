@@ -209,7 +209,9 @@ def _map_text(value: Any, policy: Policy) -> Any:
 
 
 def _arguments(call: dict) -> Any:
-    given = call["function"].get("arguments") or {}  # some servers write none as "" or null
+    given = call["function"].get("arguments")
+    if given in (None, ""):  # as some servers write none
+        return {}
     return json.loads(given) if isinstance(given, str) else given
 
 

@@ -304,15 +304,20 @@ def fit(
         folder.load_weights(policy, run / BEST)
     else:
         save(run / BEST, policy, [], step, args, longest_turn=longest, best={"update": step, "loss": loss})
-    if loss is not None and loss >= losses[0] and not distributed.rank():
-        was = f"from {losses[0]:.3f} to {loss:.3f} at best"
-        print(f"Warning: the held-out loss rose, {was}: nothing was learned. Try a lower --lr", file=sys.stderr)
+    warn_if_worse(losses.get(0), loss)
     return {
         "checkpoint": str(run / BEST), "seconds": time.monotonic() - begin, "updates": step,
         "heldout_loss": loss, "heldout_loss_before": losses.get(0),
         "episodes": len(learned), "episodes_held_out": len(held_out),
         "tokens_taught": sum(sum(s.mask) for s in taught),
     }  # fmt: skip
+
+
+def warn_if_worse(before: float | None, loss: float | None) -> None:
+    """Say that the lowest held-out loss, where there is one, is above that before the first step."""
+    if before is not None and loss is not None and loss >= before and not distributed.rank():
+        rose = f"from {before:.3f} to {loss:.3f} at best"
+        print(f"Warning: the held-out loss rose, {rose}: nothing was learned. Try a lower --lr", file=sys.stderr)
 
 
 def read_best(run: Path) -> tuple[float, int]:

@@ -20,12 +20,13 @@ from retrieval_index import Passage
 from retrieval_index.readers import context_passages, make_passage, paragraph_passages, title_from
 
 TRAIN = ("train", "training")
-_OF_FLASHRAG = {"supporting_facts", "context", "paragraphs", "question_decomposition"}  # what its metadata may hold
 HELD_OUT = ("validation", "valid", "val", "dev", "development", "eval", "test")  # the first of them that there is
 ANSWERS = ("answer", "answers", "golden_answers")
 _CONTEXTS = ("contexts", "context", "paragraphs", "passages")
 _IDS = ("id", "_id", "question_id", "questionid")
 _ANNOTATIONS = ("decomposition", "evidences")  # of a `Question`; in files of yours the names may mean something else
+_OWN = {*_CONTEXTS, *_ANNOTATIONS, "supporting_titles", "supporting_facts", "aliases", "answer_aliases", "type"}
+_OF_FLASHRAG = {"supporting_facts", "context", "paragraphs", "question_decomposition"}  # what its metadata may hold
 
 
 def parse_row(row: Mapping[str, Any]) -> Parsed:
@@ -73,8 +74,7 @@ def _is_of_flashrag(row: Mapping[str, Any]) -> bool:
     if not is_flashrag(row) or not {"metadata", "reward_model", "data_source"} & row.keys():
         return False
     known = metadata_of(row).keys() if isinstance(row.get("metadata"), Mapping) else set()
-    own = {*_CONTEXTS, *_ANNOTATIONS, "supporting_titles", "supporting_facts", "aliases", "answer_aliases", "type"}
-    return bool(_OF_FLASHRAG & known) or not (own & row.keys() and set(ANSWERS) & row.keys())
+    return bool(_OF_FLASHRAG & known) or not (_OWN & row.keys() and set(ANSWERS) & row.keys())
 
 
 def _annotations(row: Mapping[str, Any]) -> dict[str, Any]:

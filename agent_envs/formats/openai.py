@@ -103,7 +103,9 @@ def _read_call(call: Any, place: int) -> ToolCall:
     function = call.get("function") if isinstance(call, dict) and call.get("type", "function") == "function" else None
     if not isinstance(function, dict) or not isinstance(name := function.get("name"), str):
         raise Malformed('Each of the "tool_calls" must have "type": "function" and a "function" with a "name".')
-    if not isinstance(arguments := function.get("arguments") or "{}", str):  # some servers write none as "" or null
+    arguments = function.get("arguments")
+    arguments = "{}" if arguments in (None, "") else arguments  # as some servers write none
+    if not isinstance(arguments, str):
         raise Malformed('The "arguments" of a function must be a string that holds a JSON object.')
     given = call.get("id") or ""
     return ToolCall(

@@ -246,6 +246,8 @@ def test_openai_reads(text, turn):
         message(tool_calls=[tool_call(arguments={"query": "a"})]),
         message(tool_calls=[tool_call(arguments="a")]),
         message(tool_calls=[tool_call(arguments="[]")]),
+        message(tool_calls=[tool_call(arguments=[])]),
+        message(tool_calls=[tool_call(arguments={})]),
         message(tool_calls=[tool_call(id="x"), tool_call(id="x")]),
         message(tool_calls=[tool_call(id="call_1"), tool_call()]),
         message(tool_calls=[tool_call(id=["x"])]),

@@ -148,9 +148,8 @@ class _Guard:
 
     def date(self, name: str, *given: Any) -> Any:
         """SQLite's date functions without the clock and the time zone of the machine."""
-        words = {
-            value.split("\0")[0].strip().casefold() for value in given if isinstance(value, str)
-        }  # as SQLite reads
+        texts = (value.split("\0")[0] for value in given if isinstance(value, str))  # SQLite reads no further
+        words = {text.strip().casefold() for text in texts}
         missing = len(given) < 1 + (name == "strftime") or bytes in map(type, given)
         if missing or words & {"now", "localtime", "utc", "subsec", "subsecond"}:
             self.rejection = f"{name} needs a date, and there is no current time here."
