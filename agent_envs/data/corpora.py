@@ -6,7 +6,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from retrieval_index import Passage
-from retrieval_index.readers import read_passages
+from retrieval_index.readers import files_in, read_passages
 
 
 def place_of(corpus: str | Path) -> Path | str:
@@ -40,7 +40,7 @@ def stamp(place: object, deep: bool = False) -> tuple:
     if not place or not path.exists():
         return ()
     if path.is_dir():
-        files = sorted(path.rglob("*") if deep else path.iterdir())
+        files = sorted(files_in(path) if deep else path.iterdir())
         return tuple((str(file.relative_to(path)), *_stamp_file(file)) for file in files)
     return _stamp_file(path)
 

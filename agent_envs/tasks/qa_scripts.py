@@ -44,9 +44,8 @@ def search(query: str, thought: str | None = None) -> Turn:
 def oracle(env: HasQuestion, rng: random.Random) -> Script:
     """Searches for each gold title, or the question where none is known, and gives the gold answer: the ceiling that the index
     and the turn budget set."""
-    for title in dict.fromkeys(
-        env.question.supporting_titles or (env.question.question,)
-    ):  # two paragraphs may share one
+    titles = env.question.supporting_titles or (env.question.question,)
+    for title in dict.fromkeys(titles):  # two gold paragraphs may share one
         yield search(title)
     yield Turn(answer=env.question.answer.strip())
 

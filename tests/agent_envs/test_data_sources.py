@@ -160,6 +160,12 @@ def test_a_corpus_behind_a_link_is_read_again_when_it_changes(tmp_path):
     before, text = stamp(tmp_path / "link.jsonl"), real.read_text()
     real.write_text(text.replace("Zürich", "Chur, in the east"))
     assert stamp(tmp_path / "link.jsonl") != before
+    (data / "linked").symlink_to(tmp_path / "elsewhere")  # a folder, whose texts are read as well
+    for text in ("one", "two words"):
+        before = stamp(data, deep=True)
+        (tmp_path / "elsewhere").mkdir(exist_ok=True)
+        (tmp_path / "elsewhere" / "more.txt").write_text(text)
+        assert stamp(data, deep=True) != before
     (tmp_path / "loose").symlink_to(tmp_path / "nowhere")
     assert stamp(tmp_path / "loose") == () and ("loose", 0, 0) in stamp(tmp_path)
 
