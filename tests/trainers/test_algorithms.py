@@ -26,6 +26,7 @@ from trainers.runs.monitoring import (
     rollout_statistics,
     update_statistics,
 )
+from trainers.runs.run import Run
 from trainers.runs.settings import SettingsDiffer, check_settings
 from trainers.trajectory import Step, Trajectory
 
@@ -131,13 +132,29 @@ def test_time_can_say_when_a_run_ends(letters, model_folder, tmp_path):
     assert (out / "checkpoint-1").is_dir() and (out / "summary.json").is_file()
     assert run(grpo, letters, model_folder, None, resume=out, updates=3, max_seconds=0.001)["episodes"] == 6
     assert run(grpo, letters, model_folder, None, resume=out, updates=3, max_seconds=1e6)["episodes"] == 18
-    with pytest.raises(ValueError, match="leave out max_seconds"):
-        grpo.Args(max_seconds=5, schedule="linear")
     saved = json.loads((out / "summary.json").read_text())
     asked = {"updates": 3, "max_seconds": 1e6, "eval_every": 2, "eval_questions": 4}
     given = replace(grpo.Args(), **{k: v for k, v in saved["settings"].items() if k in asked} | asked)
     with pytest.raises(SettingsDiffer, match=r"max_seconds=1000000\.0, not 5\.0"):
         check_settings(out, saved, replace(given, max_seconds=5.0))
+
+
+def test_the_learning_rate_falls_over_what_ends_first(letters, model_folder, tmp_path, monkeypatch):
+    """Of updates and seconds. An update counts by its middle, time by what was spent before it."""
+    finish = Run._finish
+
+    def take_ten_seconds(self, step, spent):
+        stopped = finish(self, step, spent)
+        self._records.seconds = 10.0 * (step.number + 1)
+        return stopped
+
+    monkeypatch.setattr(Run, "_finish", take_ten_seconds)
+    options = {"schedule": "linear", "lr": 1e-3, "updates": 10, "max_seconds": 40.0}
+    run(grpo, letters, model_folder, tmp_path / "run", **options)
+    rates = [line["policy/lr"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")[1:]]
+    assert rates == pytest.approx([0.95e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+    with pytest.raises(SettingsDiffer, match="max_seconds"):
+        run(grpo, letters, model_folder, None, resume=tmp_path / "run", **options | {"max_seconds": 80.0})
 
 
 def test_a_finished_run_that_goes_on_and_is_killed_is_not_finished(letters, model_folder, tmp_path, monkeypatch):

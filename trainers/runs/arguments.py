@@ -115,9 +115,9 @@ class OptimisationArgs:
     """Learning rate of AdamW. The default is for the tiny policy; start at 1e-6 for a pretrained model, and at 1e-5 with
     --lora-rank."""
     schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How all learning rates fall over --updates, to 0, after the warm-up."""
+    """How all learning rates fall to 0 after the warm-up: over --updates, or over --max-seconds where those end first."""
     warmup: float = 0.0
-    """Share of --updates over which all learning rates rise from 0 to full."""
+    """Share of --updates, or of --max-seconds, over which all learning rates rise from 0 to full."""
     epochs: int = 1
     """Passes over each batch of episodes; with one, and one minibatch, every ratio is 1 and nothing is clipped, unless the
     sampler is another program or one step behind."""
@@ -212,7 +212,7 @@ class OutputArgs:
     changes no gradient step: --updates, --max-seconds, --save-every, --save-every-minutes, --keep, --keep-episodes,
     --eval-every, --eval-questions, --eval-temperature, --final-questions, --log, --log-project, --log-name, --log-group,
     --push-to-hub, --stop-on-collapse, --tool-outage-minutes, --max-tokens-per-micro-batch, --gradient-checkpointing,
-    --vllm-url and --vllm-kv-gib; with a --schedule or a --warmup, not --updates; in sft, not --updates, --max-seconds,
+    --vllm-url and --vllm-kv-gib; with a --schedule or a --warmup, not --updates and --max-seconds; in sft, not these two,
     --eval-every and --keep. A run may be given more updates after its end."""
     save_every: int = 25
     """Updates between checkpoints."""
@@ -366,8 +366,6 @@ class TrainArgs(
         least |= dict.fromkeys(("eval_every", "eval_questions", "final_questions", "save_every", "keep"), 1)
         group_size = 2 if self.compares_attempts() else 1
         self.check_least(**least, group_size=group_size, seed=0, max_tokens_per_micro_batch=1)
-        if self.max_seconds and (self.schedule != "constant" or self.warmup):
-            raise ValueError("schedule and warmup run over all updates: leave out max_seconds, or the two")
         self._check_loss()
         self.check_least(eval_temperature=0, kl_coef=0, kl_target=0, overlong_buffer=0, selection_eps=0)
         self.check_least(entropy_coef=0, refill=0, save_every_minutes=0, tool_outage_minutes=0, keep_episodes=0)

@@ -167,9 +167,10 @@ class Run:
                 if self._has_had_its_time():  # before it was resumed
                     break
                 step, begin = UpdateStep(number=number), time.monotonic()
-                factor = learning_rate_factor(args.schedule, args.warmup, (number + 0.5) / args.updates)
+                factor = learning_rate_factor(args.schedule, args.warmup, self._measure_progress(number))
                 for group, rate in zip(optimizer.param_groups, full_rates, strict=True):
                     group["lr"] = rate * factor
+                step.log({"policy/lr": optimizer.param_groups[0]["lr"]})
                 if isinstance(self.policy, ShardedPolicy):
                     self.policy.read_weights(self._player)
                 yield step  # the algorithm's loop collects and learns here; what follows comes after its update
@@ -244,6 +245,12 @@ class Run:
     def _has_had_its_time(self) -> bool:
         """Whether rollouts and updates have taken ``max_seconds``, where there is such a limit."""
         return 0 < self.args.max_seconds <= distributed.broadcast(self._records.seconds)
+
+    def _measure_progress(self, number: int) -> float:
+        """The share of the run that is behind it in the middle of an update: of its updates or, if more, of its seconds."""
+        limit = self.args.max_seconds
+        spent = distributed.broadcast(self._records.seconds) / limit if limit else 0.0
+        return max((number + 0.5) / self.args.updates, spent)
 
     def _held_out(self, metrics: Metrics) -> Metrics:
         """The score on held-out questions by its name in the progress; nothing where there was no evaluation."""
