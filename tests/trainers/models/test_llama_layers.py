@@ -122,6 +122,13 @@ def test_chosen_where_they_agree(wide, monkeypatch, dtype):
     assert not counts
 
 
+def test_a_frozen_model_whose_inputs_have_gradients_is_compared_by_its_values(wide):
+    """A reference, copied from a policy that recomputes activations: the library has its inputs ask for gradients."""
+    model = make_model("llama", lora=False, dtype=torch.float32).requires_grad_(False)
+    model.enable_input_require_grads()
+    assert choose_tree_attention(model.base_model, IDS, torch.float32) == "rows"
+
+
 @pytest.mark.parametrize("change", ["dropout", "two adapters", "trained base", "activation"])
 def test_other_layers_are_left_to_the_library(wide, monkeypatch, change):
     model = make_model("llama")
