@@ -128,7 +128,8 @@ class StopChecker:
         self._may_stop = {
             i for i, text in enumerate(texts) if "\ufffd" in text or any(last in text for last in last_characters)
         }
-        self._tail = 4 + 2 * max(map(len, stop), default=0)
+        # Tokens of at least a byte each, and those of a character that comes before.
+        self._tail = 4 + max((len(s.encode()) for s in stop), default=0)
 
     def __call__(self, tokens: list[int]) -> bool:
         """Whether the last of a turn's tokens ends it."""

@@ -80,6 +80,8 @@ class Args(Checks):
                 raise ValueError("start is what one seed starts from: give that one, such as --seeds 0")
         self.check_unused(not (self.report or self.dry_run), "where nothing is run", "start")
         self.check_unused(self.dry_run, "without dry_run", "flops_per_second")
+        if self.flops_per_second is not None:
+            self.check_positive("flops_per_second")
         inputs.check_out(self.out or Path("runs"))
 
 

@@ -108,7 +108,11 @@ class Args(Checks):
         if self.vllm_url and self.engine != "vllm":
             raise ValueError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
         if self.engine == "vllm" and not self.vllm_url and len(self.here) > 1:
-            raise ValueError(f"vLLM in this process takes one model, not {len(self.here)}: give servers with vllm_url")
+            raise ValueError(f"vLLM in this process takes one model, not {len(self.here)}: give a server with vllm_url")
+        if len(self.vllm_url) > 1:
+            raise ValueError(
+                f"vllm_url takes one server here, which serves one model after the other, got {self.vllm_url}"
+            )
         if self.api:
             self._check_api()
         elif self.format or self.price_in or self.price_out:

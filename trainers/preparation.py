@@ -73,8 +73,9 @@ def refill_groups(
         kept += filter_groups(batches[-1], args)
     played = [t for batch in batches for t in batch]
     full = sorted({t.group for t in kept})[: args.questions_per_update]
+    kept = [t for t in kept if t.group in full]
     metrics = {"filter/kept": len(kept) / len(played), "filter/batches": float(len(batches))}
-    return played, [t for t in kept if t.group in full] or played, metrics
+    return played, kept or played, metrics
 
 
 def select_episodes(trajectories: list[Trajectory], args: TrainArgs) -> tuple[list[Trajectory], Metrics]:

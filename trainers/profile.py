@@ -67,6 +67,10 @@ class Args(Checks):
         self.check_choices()
         if self.model is not None and self.run is not None:
             raise ValueError("give a run or --model, not both")
+        self.check_least(skip=0)
+        measured = "dtype", "lora_rank", "rows", "tokens", "max_tokens_per_micro_batch"
+        self.check_unused(self.model, "without model", *measured)
+        self.check_unused(self.model is None, "with model", "skip")
         if self.rows < 1 or self.tokens < 2 * NEW_TOKENS or self.lora_rank < 0:
             raise ValueError(f"--rows must be at least 1, --tokens at least {2 * NEW_TOKENS}, --lora-rank at least 0")
 
@@ -97,7 +101,12 @@ def read_updates(run: Path, skip: int) -> list[dict]:
     """The metrics of the updates of a run. Raises a ValueError where ``skip`` of them are all."""
     lines = [line for line in read_metrics(run / METRICS_FILE) if "time/update" in line]
     if len(lines) <= skip:
-        raise ValueError(f"{run} has {len(lines)} updates, of which --skip leaves none")
+        what = (
+            f"has {len(lines)} updates, of which --skip leaves none"
+            if lines
+            else "holds no times of rollouts and updates"
+        )
+        raise ValueError(f"{run} {what}")
     return lines
 
 

@@ -147,6 +147,7 @@ class Args(OutputArgs, HeldOutArgs, FittingArgs, DemonstrationArgs, ModelArgs, E
         self.check_unused(plays or self.episodes, "to files of messages", "only_solved", "min_reward")
         self.check_unused(self.messages, "without messages", "tool_calls")
         self.check_unused(self.sample, "without sample", "keep", "temperature", "max_new_tokens")
+        inputs.check_idle(self)
 
 
 if __name__ == "__main__":

@@ -140,7 +140,7 @@ def test_time_can_say_when_a_run_ends(letters, model_folder, tmp_path):
 
 
 def test_the_learning_rate_falls_over_what_ends_first(letters, model_folder, tmp_path, monkeypatch):
-    """Of updates and seconds. An update counts by its middle, time by what was spent before it."""
+    """Of updates and seconds, to the middle of each update, where it takes as long as those before it."""
     finish = Run._finish
 
     def take_ten_seconds(self, step, spent):
@@ -152,7 +152,7 @@ def test_the_learning_rate_falls_over_what_ends_first(letters, model_folder, tmp
     options = {"schedule": "linear", "lr": 1e-3, "updates": 10, "max_seconds": 40.0}
     run(grpo, letters, model_folder, tmp_path / "run", **options)
     rates = [line["policy/lr"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")[1:]]
-    assert rates == pytest.approx([0.95e-3, 0.75e-3, 0.5e-3, 0.25e-3])
+    assert rates == pytest.approx([0.95e-3, 0.625e-3, 0.375e-3, 0.125e-3])
     with pytest.raises(SettingsDiffer, match="max_seconds"):
         run(grpo, letters, model_folder, None, resume=tmp_path / "run", **options | {"max_seconds": 80.0})
 
@@ -347,6 +347,17 @@ def test_failed_episodes_are_no_part_of_the_returns_of_a_batch():
     metrics = episode_metrics(episodes, "em")
     assert metrics["train/zero_std_groups"] == metrics["train/return"] == metrics["train/em"] == 1.0
     assert metrics["train/group_std"] == 0.0 and metrics["train/failed"] == 0.25
+
+
+def test_terms_of_the_reward_add_up_to_the_return():
+    """Beside an episode that failed, and is part of neither."""
+    step = Step(prompt=[1], tokens=[2], logprobs=[0.0], reward=1.0)
+    episodes = [
+        Trajectory(steps=[step], info={"em": 1.0}, reward_terms={"answer": 0.75, "format": 0.25}),
+        Trajectory(steps=[replace(step, reward=-1.0)], info={"em": 0.0}, reward_terms={"answer": -1.0}, failed=True),
+    ]
+    metrics = episode_metrics(episodes, "em")
+    assert (metrics["reward/answer"], metrics["reward/format"], metrics["train/return"]) == (0.75, 0.25, 1.0)
 
 
 def test_unknown_arguments_are_refused():

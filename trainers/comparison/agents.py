@@ -86,10 +86,12 @@ class Comparison:
         durable.write_text(folder / STARTED_FILE, json.dumps(found))
 
     def _base_model(self, seed: int) -> str:
-        """What an adapter that [sft] left elsewhere is put on, whatever it names: the recipe's model; else ""."""
+        """What an adapter that [sft] left elsewhere is put on, whatever it names: the recipe's model; else the base that the
+        recipe names."""
         started = (self.out / f"sft-{seed}" / STARTED_FILE).exists()
         is_adapter = started and (Path(self.fine_tuning(seed)["checkpoint"]) / "adapter_config.json").is_file()
-        return self.recipe.base(seed).model if is_adapter else ""
+        base = self.recipe.base(seed)
+        return base.model if is_adapter else base.base_model
 
     def _load_start(self, seed: int) -> tuple[Policy, float]:
         """The policy before any training, and the seconds that its cold start took."""

@@ -10,7 +10,7 @@ class KVCache(Cache):
     """The keys and values of each layer, [rows, heads, width, D].
 
     The tokens of a row fill its columns from the first one on. The engine knows how many they are and masks what lies
-    behind them. That part is never infinite: an infinite number would show through the mask. Before each pass through
+    behind them. That part is finite, or it would show through the mask: see `is_finite`. Before each pass through
     the model, `set_positions` says where its tokens go.
 
     Attributes:
@@ -31,6 +31,11 @@ class KVCache(Cache):
             width: how many columns attention reads.
         """
         self._pass_rows, self._pass_columns, self._pass_width = rows, columns, width
+
+    def is_finite(self) -> bool:
+        """Whether the weights that what is stored was made with were finite. By the first token alone: with weights that are
+        not, no token's keys and values are."""
+        return all(bool(buffer[:1, :, :1].isfinite().all()) for layer in self._buffers[-1:] for buffer in layer)
 
     def reserve(self, rows: int, width: int) -> None:
         """Make room for so many rows and columns. Buffers that grow at least double, so that they seldom do; on a GPU, which

@@ -130,8 +130,9 @@ def weight_and_bias(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor
     if any(adapted.use_dora.get(name) or adapted.lora_bias.get(name) for name in active):
         raise TypeError("the adapter is not plain LoRA")
     weight = base.weight.float()
-    for name in set(active) & set(adapted.lora_A):
-        weight = weight + adapted.get_delta_weight(name)
+    with torch.autocast(weight.device.type, enabled=False):
+        for name in set(active) & set(adapted.lora_A):
+            weight = weight + adapted.get_delta_weight(name)
     return weight, base.bias
 
 

@@ -59,11 +59,37 @@ class ModelRunner:
         self._kv_cache, self._weights_changed = KVCache(), True
         self._weights: llama.Weights | None = None
         self._head: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
+        if not self._runs_as_llama:
+            self._check_library(ids, tolerance)
+
+    @torch.no_grad()
+    def _check_library(self, ids: list[int], tolerance: float) -> None:
+        """Raise a ValueError where the library's layers give something else with keys and values in our cache than without:
+        those that keep another state, or see where a token is by the width of the cache."""
+        window = getattr(self._policy.model.config.get_text_config(), "sliding_window", None) or len(ids)
+        ids, device = ids[:window], self._policy.device
+        rows = [ids, ids[: 1 + len(ids) // 2]]
+        try:
+            with self._policy.autocast():
+                passes = [self._backbone(torch.tensor([row], device=device), use_cache=False) for row in rows]
+                self._kv_cache.reserve(len(rows), 0)
+                self.prefill([row[:-1] for row in rows], [0, 1], [0, 0])
+                found = self.decode([row[-1] for row in rows], [len(row) - 1 for row in rows], len(ids))
+            expected = torch.stack([one.last_hidden_state[0, -1] for one in passes]).float()
+            difference = float((found.float() - expected).abs().max() / expected.abs().max())
+            reason = "" if difference <= tolerance else f"they differ by {difference:.2g}"
+        except Exception as error:  # whatever a model may make of such a cache
+            reason = f"{type(error).__name__}: {error}"
+        if reason:
+            kind = type(self._policy.model).__name__
+            raise ValueError(f"{kind} cannot be sampled from with this engine's cache ({reason}): try --engine vllm")
+        self._kv_cache = KVCache()
+        self.processed.clear()
 
     def reset(self) -> KVCache:
         """Forget everything, as the weights may have changed; returns the KV cache to fill, whose contents are void."""
         self._weights_changed, self._head = True, None
-        if not self._keeps_buffers():
+        if not self._keeps_buffers() or not self._kv_cache.is_finite():
             self._kv_cache, self._weights = KVCache(), None
             if self._graphs is not None:
                 self._graphs.clear()

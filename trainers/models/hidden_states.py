@@ -70,7 +70,7 @@ def compute_hidden_states(
         batch's tokens, int64 [B, T], 0 for padding.
     """
     always, token_cost = tree_attention in ("packed", "rows"), token_cost_of(tree_attention)
-    trees = build_trees(batch, always, token_cost) if tree_attention else None
+    trees = None if token_cost is None else build_trees(batch, always, token_cost)
     inputs: dict[str, Any]
     if trees is None:
         # Rows are padded on the right and attention is causal, so no real token attends to padding: no mask is needed.
@@ -90,8 +90,10 @@ def compute_hidden_states(
     return hidden.float().flatten(0, 1), node_index.view_as(batch.ids)
 
 
-def token_cost_of(tree_attention: str) -> int:
-    """The cost of a token in `prefix_trees.group_by_prefix` where trees are run in this way."""
+def token_cost_of(tree_attention: str) -> int | None:
+    """The cost of a token in `prefix_trees.group_by_prefix` where trees are run in this way; None where none are."""
+    if not tree_attention:
+        return None
     return row_attention.TOKEN_COST if tree_attention == "rows" else TOKEN_COST
 
 
@@ -187,7 +189,9 @@ def _find_difference(
         hidden, node_index = compute_hidden_states(backbone, batch, dtype, tree_attention)
         found = [hidden[node_index[real]]]
         weights = [p for p in backbone.parameters() if p.requires_grad][:8]
-        if weights and hidden.requires_grad:  # a frozen copy of a model that recomputes activations has no weights to compare
+        if (
+            weights and hidden.requires_grad
+        ):  # a frozen copy of a model that recomputes activations has no weights to compare
             direction = torch.arange(found[0].numel(), device=device).cos().view_as(found[0])
             found += torch.autograd.grad((found[0] * direction).sum(), weights)
         return [x.detach() for x in found]

@@ -10,13 +10,17 @@ from trainers.models.prefix_trees import TOKEN_COST, group_by_prefix, strip_padd
 from trainers.trajectory import Batch
 
 
-def split_rows(batch: Batch, max_tokens: int, token_cost: int = TOKEN_COST) -> list[torch.Tensor]:
+def split_rows(batch: Batch, max_tokens: int, token_cost: int | None = TOKEN_COST) -> list[torch.Tensor]:
     """The rows of a batch in parts, int64 [b] each; every row is in exactly one part.
 
     Rows that share a prefix stand side by side (`trainers.models.prefix_trees`), the longest first. No part, padding
-    included, has more than ``max_tokens`` tokens; one row alone may exceed it. ``token_cost``: see `group_by_prefix`.
+    included, has more than ``max_tokens`` tokens; one row alone may exceed it. ``token_cost``: see `group_by_prefix`; None
+    for a model that runs each row by itself.
     """
-    trees = sorted(group_by_prefix(strip_padding(batch), max_tokens, token_cost), key=lambda tree: -tree[1])
+    ids = strip_padding(batch)
+    alone = (([(row, 0)], len(own)) for row, own in enumerate(ids))
+    grouped = alone if token_cost is None else group_by_prefix(ids, max_tokens, token_cost)
+    trees = sorted(grouped, key=lambda tree: -tree[1])
     parts: list[list[int]] = []
     widest = count = 0
     for tree, size in trees:
@@ -28,7 +32,9 @@ def split_rows(batch: Batch, max_tokens: int, token_cost: int = TOKEN_COST) -> l
     return [torch.tensor(rows, device=batch.ids.device) for rows in parts]
 
 
-def split_rows_of_rank(batch: Batch, max_tokens: int, token_cost: int = TOKEN_COST) -> list[tuple[torch.Tensor, bool]]:
+def split_rows_of_rank(
+    batch: Batch, max_tokens: int, token_cost: int | None = TOKEN_COST
+) -> list[tuple[torch.Tensor, bool]]:
     """The parts of this process, of a batch that all processes hold; and whether each counts.
 
     All processes pass through a sharded model at once. So where another process has more parts, this one passes a row
@@ -47,7 +53,7 @@ def split_rows_of_rank(batch: Batch, max_tokens: int, token_cost: int = TOKEN_CO
 
 
 def micro_batches(
-    batch: Batch, rows: torch.Tensor, max_tokens: int, token_cost: int = TOKEN_COST
+    batch: Batch, rows: torch.Tensor, max_tokens: int, token_cost: int | None = TOKEN_COST
 ) -> Iterator[tuple[Batch, float]]:
     """Some rows of a batch in parts for a forward and backward pass (gradient accumulation), for a model with this
     ``token_cost``.
@@ -65,7 +71,7 @@ def micro_batches(
 
 @torch.no_grad()
 def map_parts(
-    function: Callable[[Batch], torch.Tensor], batch: Batch, max_tokens: int, token_cost: int = TOKEN_COST
+    function: Callable[[Batch], torch.Tensor], batch: Batch, max_tokens: int, token_cost: int | None = TOKEN_COST
 ) -> torch.Tensor:
     """What ``function`` gives for each row, float [B, T], without a gradient and in parts of at most ``max_tokens``.
     All processes must call it with the same batch."""

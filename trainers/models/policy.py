@@ -2,6 +2,7 @@
 
 import math
 from functools import cached_property
+from typing import cast
 
 import torch
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
@@ -34,6 +35,8 @@ class Policy(ChatTokens):
         super().__init__(tokenizer, eos_ids if isinstance(eos_ids, list) else [eos_ids])
         # Without dropout, or a rollout and its update would see two different policies.
         self.model, self.dtype = model.eval(), dtype
+        if self.pad_id >= cast(torch.Tensor, model.get_input_embeddings().weight).shape[0]:
+            self.pad_id = 0  # a token of the tokenizer's alone; any will do
         if self.device.type == "cuda":
             # cuDNN's attention plans for each shape anew, and here shapes change all the time.
             torch.backends.cuda.enable_cudnn_sdp(False)
@@ -45,8 +48,8 @@ class Policy(ChatTokens):
         return choose_tree_attention(self.model.base_model, self._sample, self.dtype)
 
     @property
-    def token_cost(self) -> int:
-        """What a token costs this model apart from attention, for `micro_batches`."""
+    def token_cost(self) -> int | None:
+        """What a token costs this model apart from attention, for `micro_batches`; None where it runs each row by itself."""
         return token_cost_of(self.tree_attention)
 
     @torch.no_grad()

@@ -5,6 +5,7 @@ torch, so that ``--help`` and mistakes answer at once.
 """
 
 import json
+import math
 from collections.abc import Mapping
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -212,15 +213,12 @@ class OutputArgs:
     changes no gradient step: --updates, --max-seconds, --save-every, --save-every-minutes, --keep, --keep-episodes,
     --eval-every, --eval-questions, --eval-temperature, --final-questions, --log, --log-project, --log-name, --log-group,
     --push-to-hub, --stop-on-collapse, --tool-outage-minutes, --max-tokens-per-micro-batch, --gradient-checkpointing,
-    --vllm-url and --vllm-kv-gib; with a --schedule or a --warmup, not --updates and --max-seconds; in sft, not these two,
-    --eval-every and --keep. A run may be given more updates after its end."""
+    --vllm-url and --vllm-kv-gib; with a --schedule or a --warmup, not --updates and --max-seconds; in sft, not --updates,
+    --max-seconds, --eval-every and --keep. A run may be given more updates after its end."""
     save_every: int = 25
     """Updates between checkpoints."""
     save_every_minutes: float = 0.0
     """Minutes between checkpoints, besides those by updates; 0 saves by updates alone."""
-    keep_episodes: int = 8
-    """Training episodes of each update that episodes.jsonl holds, with their tokens and advantages: whole groups first. 0 keeps
-    none. Those of evaluations are all kept."""
     log: tuple[str, ...] = ()
     """Where else metrics go besides metrics.jsonl, with a table of the first episodes of each evaluation: tensorboard, trackio,
     wandb."""
@@ -243,6 +241,9 @@ class KeepArgs:
     GROUP: ClassVar = "output"
     keep: int = 2
     """Checkpoints that stay, the newest ones. The weights of the best evaluation are kept besides, in "best"."""
+    keep_episodes: int = 8
+    """Training episodes of each update that episodes.jsonl holds, with their tokens and advantages: whole groups first. 0 keeps
+    none. Those of evaluations are all kept."""
 
 
 TOKEN_CLIP = 0.2, 0.28  # ε_low and ε_high of a token's ratio (DAPO's clip-higher)
@@ -293,6 +294,10 @@ class Checks:
         """
         for field in fields(self):
             setattr(self, field.name, convert(field.type, getattr(self, field.name)))
+            if isinstance(value := getattr(self, field.name), float) and math.isinf(value):  # JSON has no such number
+                raise ValueError(
+                    f"{field.name} must be finite, got {value}: where no limit is wanted, 1e9 sets none either"
+                )
             if field.name in ("env_kwargs", "arguments"):
                 read_json_object(field.name, getattr(self, field.name))
         if "/" not in getattr(self, "env", "/"):

@@ -124,7 +124,7 @@ def save_best(run: Path, policy: Policy, step: int, score: float, args) -> None:
     path = run / BEST
     checkpoint.save(
         path, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=step,
-        extra=settings(args) | {"best": {"update": step, "score": score}}, texts=describe(path, policy, args),
+        extra=settings(args) | {"best": {"update": step, "score": score} | _asked(args)}, texts=describe(path, policy, args),
     )  # fmt: skip
 
 
@@ -136,10 +136,21 @@ def describe(checkpoint: Path, policy: Policy, args) -> dict[str, str]:
     return {ARGUMENTS_FILE: arguments, CARD_FILE: text}
 
 
-def read_best(run: Path) -> float | None:
-    """The score of the weights in ``best``; None where there are none, and minus infinity where they are damaged."""
+def _asked(args) -> dict:
+    """What scores depend on besides the weights: those of other evaluations tell nothing of which are better."""
+    return {name: getattr(args, name) for name in ("eval_questions", "eval_temperature")}
+
+
+def read_best(run: Path, args) -> float | None:
+    """The score of the weights in ``best``; None where there are none, and minus infinity where they are damaged, or were
+    chosen by other evaluations than those of ``args``."""
     try:
-        return float(checkpoint.read_extra(run / BEST)["best"]["score"])
+        best = checkpoint.read_extra(run / BEST)["best"]
+        asked = _asked(args)
+        if asked != {name: best.get(name, value) for name, value in asked.items()}:  # an earlier version kept none
+            print(f"{run / BEST} was chosen by other evaluations: the next one takes its place", file=sys.stderr)
+            return -math.inf
+        return float(best["score"])
     except FileNotFoundError:
         return None
     except (checkpoint.CheckpointDamaged, OSError, LookupError) as error:

@@ -8,6 +8,7 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from trainers.runs.arguments import TrainArgs
 from trainers.runs.integrity import is_written_here, step_folders
@@ -21,16 +22,21 @@ _WHAT = "give a folder, a GGUF file or a hub id"
 def check_trainer(args: TrainArgs) -> None:
     """All that the arguments of an algorithm name, and that none of the options makes no difference."""
     if not args.resume:  # which brings the arguments of its run
-        args.check_unused(
-            args.lora_rank, "without lora_rank: an adapter that is trained further keeps its own", "lora_alpha"
-        )
         args.check_unused(args.engine == "vllm" and not args.vllm_url, "but to vLLM in this process", "vllm_kv_gib")
-        args.check_unused(args.log, "without log", "log_project", "log_name", "log_group")
+        check_idle(args)
     check_run(args.out, args.resume, args.log, args.push_to_hub)
     if args.engine == "vllm" and not args.vllm_url:
         check_package("vllm", "engine 'vllm' without vllm_url", "vllm")
     check_training(args.model, args.base_model, args.lora_rank)
     check_environment(args.env, args.env_kwargs, "train", "validation")
+
+
+def check_idle(args: Any) -> None:
+    """Raise a ValueError where an option that every training takes, be it imitation, makes no difference."""
+    args.check_unused(
+        args.lora_rank, "without lora_rank: an adapter that is trained further keeps its own", "lora_alpha"
+    )
+    args.check_unused(args.log, "without log", "log_project", "log_name", "log_group")
 
 
 def check_environment(env: str, env_kwargs: str, *splits: str) -> None:

@@ -168,8 +168,10 @@ class Progress:
 
     def __init__(self, total: float, unit: str = "steps", description: str = "training", initial: float = 0.0):
         self.console = Console(stderr=True)
-        self._total, self._unit, self._description, self._initial = total, unit, description, initial
-        self._completed, self._start, self._printed = initial, time.monotonic(), -math.inf
+        self._total, self._unit, self._description = total, unit, description
+        self._completed, self._share = initial, initial / total if total else 0.0
+        self._initial = self._share
+        self._start, self._printed = time.monotonic(), -math.inf
         self._fields: dict[str, float] = {}
         self._bar = None
         if self.console.is_terminal:
@@ -181,20 +183,23 @@ class Progress:
             # No refresh thread: it would take its turns from the training loop.
             self._bar = _Bar(*columns, console=self.console, auto_refresh=False)
             # rich's hint says int, and its progress is in floats.
-            self._task = self._bar.add_task(description, total=total, completed=initial, text="")  # type: ignore[arg-type]
+            self._task = self._bar.add_task(description, total=1.0, completed=self._share, text="")  # type: ignore[arg-type]
 
-    def update(self, completed: float, **fields: float) -> None:
+    def update(self, completed: float, share: float | None = None, **fields: float) -> None:
         """Show how far the run is, and figures such as "train em", "held-out em", `reward` and `tokens_per_s`.
 
         A figure stays until it is given again, so those of an evaluation need no repeating. Scores come first, those of training
         before the held-out ones.
+
+        Args:
+            share: of the whole that is done, where something else than ``completed`` may end it sooner.
         """
-        self._completed = completed
+        self._completed, self._share = completed, completed / (self._total or 1.0) if share is None else share
         self._fields |= fields
         if self._bar is not None:
             self._bar.start()
             room = self.console.width - len(self._description) - 12  # rich would take it from the bar instead
-            self._bar.update(self._task, completed=completed, text=self._text()[:room], refresh=True)
+            self._bar.update(self._task, completed=self._share, text=self._text()[:room], refresh=True)
         elif time.monotonic() - self._printed >= _PLAIN_INTERVAL:
             self._print_line()
 
@@ -204,7 +209,7 @@ class Progress:
     def __exit__(self, *error) -> None:
         if self._bar is not None:
             self._bar.stop()
-        elif self._completed != self._initial:
+        elif self._share != self._initial:
             self._print_line()
 
     def _print_line(self) -> None:
@@ -218,9 +223,9 @@ class Progress:
         return " · ".join([done, f"{self._left()} left", *figures]).replace("_per_", "/")
 
     def _left(self) -> str:
-        if (done := self._completed - self._initial) <= 0:
+        if (done := self._share - self._initial) <= 0:
             return "--:--"
-        seconds = (self._total - self._completed) * (time.monotonic() - self._start) / done
+        seconds = (1 - self._share) * (time.monotonic() - self._start) / done
         return "{}:{:02}".format(*divmod(max(0, round(seconds)), 60))
 
 

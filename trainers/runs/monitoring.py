@@ -48,8 +48,8 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> Metrics:
     for name in ("f1", "support_recall", "calls"):
         if all(name in t.info for t in trajectories):
             metrics[f"train/{name}"] = np.mean([float(t.info[name]) for t in trajectories])
-    for name in dict.fromkeys(name for t in trajectories for name in t.reward_terms):
-        metrics[f"reward/{name}"] = np.mean([t.reward_terms.get(name, 0.0) for t in trajectories])
+    for name in dict.fromkeys(name for t in valid for name in t.reward_terms):
+        metrics[f"reward/{name}"] = np.mean([t.reward_terms.get(name, 0.0) for t in valid])
     return {name: float(value) for name, value in metrics.items()}
 
 

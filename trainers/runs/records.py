@@ -38,6 +38,12 @@ class Recorders:
         return Recorder(origin, self._pieces if tokens else None)
 
 
+def measure_share(args: TrainArgs, updates: float, seconds: float) -> float:
+    """The share of a run that is done after so many updates and seconds of rollouts and updates: of ``updates`` or, where
+    there is more behind it, of ``max_seconds``."""
+    return max(updates / args.updates, seconds / args.max_seconds if args.max_seconds else 0.0)
+
+
 class Records(AbstractContextManager):
     """The open records of a run: ``metrics.jsonl``, its sinks and the progress until the last update, the episodes until
     the run is over. A run that is resumed reads back what it had recorded.
@@ -65,17 +71,18 @@ class Records(AbstractContextManager):
             metrics_folder = enter(distributed.choose_metrics_folder(path))
             sinks, resume_from = args.log if metrics_folder == path else (), first + 1 if first else 0
             self.logger = enter(Logger(metrics_folder, sinks, asdict(args), resume_from, **logged_as(args)))
-            self.progress = enter(Progress(args.updates, "updates", algorithm, first))
             if not distributed.rank():  # open to the end of the run: the closing table is recorded as well
                 writer = EpisodeWriter(path, first or None, baselines_again=bool(baselines))
                 self._episodes = stack.enter_context(writer)
             for recorder in baselines:
                 self.write(recorder)
             lines = read_metrics(metrics_folder / METRICS_FILE)
+            self.seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
+            begin = measure_share(args, first, self.seconds) * args.updates
+            self.progress = enter(Progress(args.updates, "updates", algorithm, begin))
             self._exits = stack.pop_all()
         self.tracker, self.played = CollapseTracker(score, lines), int(lines[-1]["episodes"]) if lines else 0
-        self.seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in lines)
-        scores, best = [line[key] for line in lines if line.get(key) is not None], folder.read_best(path)
+        scores, best = [line[key] for line in lines if line.get(key) is not None], folder.read_best(path, args)
         self.best = max(scores, default=-math.inf) if best is None else best
         self.is_missing = bool(first and lines) and first % args.eval_every == 0 and lines[-1].get(key) is None
         if first and not distributed.rank():  # of weights that are trained further now

@@ -41,7 +41,7 @@ from trainers.runs.monitoring import (
     update_statistics,
 )
 from trainers.runs.outages import ToolsFailed
-from trainers.runs.records import Recorders, Records
+from trainers.runs.records import Recorders, Records, measure_share
 from trainers.runs.settings import ASKED, settings
 from trainers.trajectory import Trajectory
 
@@ -167,7 +167,7 @@ class Run:
                 if self._has_had_its_time():  # before it was resumed
                     break
                 step, begin = UpdateStep(number=number), time.monotonic()
-                factor = learning_rate_factor(args.schedule, args.warmup, self._measure_progress(number))
+                factor = learning_rate_factor(args.schedule, args.warmup, self._share_done(number))
                 for group, rate in zip(optimizer.param_groups, full_rates, strict=True):
                     group["lr"] = rate * factor
                 step.log({"policy/lr": optimizer.param_groups[0]["lr"]})
@@ -246,11 +246,10 @@ class Run:
         """Whether rollouts and updates have taken ``max_seconds``, where there is such a limit."""
         return 0 < self.args.max_seconds <= distributed.broadcast(self._records.seconds)
 
-    def _measure_progress(self, number: int) -> float:
-        """The share of the run that is behind it in the middle of an update: of its updates or, if more, of its seconds."""
-        limit = self.args.max_seconds
-        spent = distributed.broadcast(self._records.seconds) / limit if limit else 0.0
-        return max((number + 0.5) / self.args.updates, spent)
+    def _share_done(self, number: int) -> float:
+        """The share of the run that is done in the middle of an update, if it takes as long as those before it."""
+        middle, spent = number + 0.5, distributed.broadcast(self._records.seconds)
+        return measure_share(self.args, middle, spent * middle / number if number else 0.0)
 
     def _held_out(self, metrics: Metrics) -> Metrics:
         """The score on held-out questions by its name in the progress; nothing where there was no evaluation."""
@@ -302,7 +301,7 @@ class Run:
             rest = self._describe_rest()
             raise stopping.TrainingStopped(f"{wrong} after update {done}, which is not saved. {rest}")
         records.progress.update(
-            done,
+            done, measure_share(args, done, records.seconds),
             **{f"train {self.score}": metrics[f"train/{self.score}"]} | self._held_out(metrics),
             reward=metrics["train/return"], turns=metrics["train/turns"], tokens_per_s=metrics["tokens/per_second"],
         )  # fmt: skip
@@ -326,7 +325,7 @@ class Run:
         folder.save(self.folder, self._player, optimizers, modules, done, self.args)
         self._saved = done
         if not distributed.rank() and done < self.args.updates:
-            folder.write_unfinished_page(self.folder, self._describe(), f"{done} of {self.args.updates} updates")
+            folder.write_unfinished_page(self.folder, self._describe(), self._describe_share(done))
 
     def _stop(self, done: int, error: Exception) -> NoReturn:
         """End the run, which cannot go on, with a checkpoint of the state after ``done`` updates."""
@@ -340,16 +339,18 @@ class Run:
         """Report what there is, and end the process."""
         self._records.end_updates()
         if not distributed.rank():
-            folder.write_unfinished_report(
-                self.folder, self._describe(), f"{self._saved} of {self.args.updates} updates"
-            )
+            folder.write_unfinished_report(self.folder, self._describe(), self._describe_share(self._saved))
         stopping.exit_by_signal(signal, self._describe_rest())
 
     def _describe_rest(self) -> str:
         if not self._saved:
             return "No update is done yet, so there is no checkpoint."
         path = self.folder / f"checkpoint-{self._saved}"
-        return f"{path} is saved, of {self.args.updates} updates; --resume {self.folder} goes on from there."
+        return f"{path} is saved: {self._describe_share(self._saved)}; --resume {self.folder} goes on from there."
+
+    def _describe_share(self, done: int) -> str:
+        limit, updates = self.args.max_seconds, f"{done} of {self.args.updates} updates"
+        return f"{updates}, {self._records.seconds:.0f} of {limit:g} seconds" if limit else updates
 
     # -- before and after ------------------------------------------------------------------------------------------
 

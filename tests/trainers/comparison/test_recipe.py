@@ -4,7 +4,7 @@ from importlib import resources
 import pytest
 
 from trainers import ppo
-from trainers.comparison import recipe_file
+from trainers.comparison import agents, recipe_file
 from trainers.comparison.agents import Comparison
 from trainers.comparison.columns import NotThere
 from trainers.comparison.recipe import ALGORITHMS
@@ -366,6 +366,22 @@ def test_baselines_train_as_long_whatever_runs_come_later(small, tmp_path, monke
     assert (looking.budget(0), making.budget(0)) == (6.0, 6.0)
     finish("b")
     assert (looking.budget(0), making.budget(0)) == (6.0, 6.0)
+
+
+def test_the_base_that_a_recipe_names_is_that_of_its_runs(small, tmp_path, monkeypatch):
+    recipe = recipe_file.read(
+        small(SMALL.replace("updates = 4", 'updates = 4\nmodel = "adapter"\nbase_model = "base.gguf"'))
+    )
+
+    class Trained(Exception):
+        pass
+
+    def train(args):
+        raise Trained(args.model, args.base_model)
+
+    monkeypatch.setitem(agents.ALGORITHMS, "grpo", (train, agents.ALGORITHMS["grpo"][1]))
+    with pytest.raises(Trained, match=r"adapter.*base\.gguf"):
+        Comparison(recipe, tmp_path / "out", True, False).train_run("a", 0)
 
 
 def test_seeds_of_their_own(small):

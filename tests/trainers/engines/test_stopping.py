@@ -17,6 +17,13 @@ def test_a_turn_ends_with_the_token_that_completes_a_stop_string(make_policy, ki
     assert not before.startswith(text.replace(" ", ""))
 
 
+def test_a_stop_string_of_long_characters(make_policy):
+    """Of four tokens each, where tokens are bytes."""
+    policy, stop = make_policy("bytes"), "‹/" + "🙂" * 6 + ">"
+    ends_turn, ids = StopChecker(policy, (stop,)), policy.encode("so " + stop)
+    assert [n for n in range(1, len(ids) + 1) if ends_turn(ids[:n])] == [len(ids)]
+
+
 def test_ends_of_the_policy_end_turns(make_policy):
     policy = make_policy("bytes")
     for stop in ((), STOP):

@@ -5,7 +5,16 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import MistralConfig, MistralForCausalLM
+from transformers import (
+    BloomConfig,
+    BloomForCausalLM,
+    GPTNeoConfig,
+    GPTNeoForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    RwkvConfig,
+    RwkvForCausalLM,
+)
 
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
@@ -115,7 +124,8 @@ class Speaker(torch.nn.Module):
         torch.nn.init.eye_(self.head.weight)
         self.config, self.device = policy.model.config, torch.device("cpu")
 
-    def base_model(self, ids, attention_mask, position_ids, past_key_values, use_cache):
+    def base_model(self, ids, attention_mask=None, position_ids=None, past_key_values=None, use_cache=True):
+        position_ids = torch.arange(ids.shape[1])[None] if position_ids is None else position_ids
         said = [[self.script.get(p + 1, self.stutter) for p in row] for row in position_ids.tolist()]
         return SimpleNamespace(last_hidden_state=100.0 * torch.nn.functional.one_hot(torch.tensor(said), self.size))
 
@@ -207,6 +217,56 @@ def test_a_window_that_holes_would_eat_into_is_refused(make_policy):
     windowed.model.config.layer_types = ["linear_attention"]
     with pytest.raises(ValueError, match="linear_attention"):
         TransformersEngine(windowed, ())
+
+
+OTHERS = {
+    "another state": (RwkvForCausalLM, RwkvConfig(attention_hidden_size=32, num_hidden_layers=2, intermediate_size=64)),
+    "a window of the cache": (
+        GPTNeoForCausalLM,
+        GPTNeoConfig(num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=8),
+    ),
+    "another mask": (BloomForCausalLM, BloomConfig(n_layer=2, n_head=4)),
+}
+
+
+@pytest.mark.parametrize("name", OTHERS)
+def test_models_that_our_cache_is_not_for_are_refused(make_policy, name):
+    """They would be sampled from wrongly, or fail in the middle of a rollout."""
+    policy, (kind, config) = make_policy("bytes"), copy.deepcopy(OTHERS[name])
+    config.update({"vocab_size": len(policy.tokenizer), "hidden_size": 32, "bos_token_id": None, "eos_token_id": None})
+    torch.manual_seed(0)
+    model = kind(config)
+    for parameter in model.parameters():
+        if parameter.ndim > 1:
+            torch.nn.init.normal_(parameter, std=0.3)
+    with pytest.raises(ValueError, match=f"{kind.__name__} cannot be sampled from with this engine's cache"):
+        TransformersEngine(Policy(model, policy.tokenizer), ())
+
+
+def test_a_pad_token_that_the_model_does_not_know(make_policy):
+    """Added to the tokenizer without a place in the embedding, as [PAD] often is."""
+    policy = make_policy("bytes")
+    tokenizer = copy.deepcopy(policy.tokenizer)
+    tokenizer.add_special_tokens({"pad_token": "[NEW PAD]"})
+    padded = Policy(policy.model, tokenizer)
+    prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
+    found, expected = (generate(TransformersEngine(one, ()), prompts, 9, 0.0) for one in (padded, policy))
+    assert {key: one.tokens for key, one in found.items()} == {key: one.tokens for key, one in expected.items()}
+
+
+def test_weights_that_were_not_finite_leave_nothing_behind(make_policy):
+    policy = make_policy("bytes")
+    prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
+    engine, good = TransformersEngine(policy, ()), copy.deepcopy(policy.model.state_dict())
+    expected = generate(engine, prompts, 9, 0.0)
+    engine.reset()
+    with torch.no_grad():
+        policy.model.get_input_embeddings().weight.fill_(torch.nan)
+    generate(engine, {key: ids * 3 for key, ids in prompts.items()}, 9, 1.0)
+    policy.model.load_state_dict(good)
+    engine.reset()
+    found = generate(engine, prompts, 9, 0.0)
+    assert {key: one.logprobs for key, one in found.items()} == {key: one.logprobs for key, one in expected.items()}
 
 
 def test_padding_does_not_count_in_the_window(make_policy):

@@ -139,6 +139,14 @@ def test_micro_batches_hold_every_row_once_within_the_limit(max_tokens):
     assert torch.equal(found, batch.ids.float())
 
 
+@pytest.mark.parametrize("max_tokens", [1, 7, 14, 22, 1000])
+def test_micro_batches_of_a_model_without_trees_are_padded_rows(max_tokens):
+    batch = collate(episodes(), pad_id=0)
+    parts = [batch[rows] for rows in split_rows(batch, max_tokens, None)]
+    assert all(part.ids.numel() <= max_tokens or len(part.ids) == 1 for part in parts)
+    assert sorted(owner for part in parts for owner in part.trajectory.tolist()) == [0, 1, 2, 3, 3]
+
+
 def test_a_model_that_does_not_heed_the_mask_runs_no_trees(make_policy):
     policy = make_policy("bytes")
     ids, backbone = policy.encode("a b c d e f g h"), policy.model.base_model

@@ -106,7 +106,7 @@ def test_after_an_outage_a_run_is_what_it_would_have_been(train, tools, monkeypa
     assert_same(tmp_path / "whole", tmp_path / "waited")
     with monkeypatch.context() as patch:
         after_first_update(patch, module, lambda metrics: tools.update(broken=True, mended_after=99, pauses=0))
-        with pytest.raises(TrainingStopped, match=r"broke in 100%.*checkpoint-1 is saved, of 3 updates; --resume"):
+        with pytest.raises(TrainingStopped, match=r"broke in 100%.*checkpoint-1 is saved: 1 of 3 updates; --resume"):
             train("stopped", module=module, tool_outage_minutes=0.1)
     assert tools["pauses"] == 3  # 1, 2 and 3 seconds are 0.1 minutes
     assert [line["step"] for line in read_metrics(tmp_path / "stopped" / "metrics.jsonl")] == [0, 1]
@@ -256,7 +256,7 @@ def test_a_signal_ends_a_run_after_the_update_in_hand(train, monkeypatch, tmp_pa
     assert ended.value.code == 128 + number
     said = capfd.readouterr().err
     assert f"Stopped by {signal.Signals(number).name}: " in said and "Traceback" not in said
-    assert "checkpoint-1 is saved, of 3 updates; --resume" in said
+    assert "checkpoint-1 is saved: 1 of 3 updates; --resume" in said
     assert "Unfinished, after 1 of 3 updates." in (tmp_path / "parts" / "evaluation.md").read_text()
     assert "Unfinished, after 1 of 3 updates." in (tmp_path / "parts" / "report.html").read_text()
     assert (tmp_path / "parts" / "learning_curve.png").exists() and not (tmp_path / "parts" / "summary.json").exists()
@@ -340,12 +340,28 @@ def test_fine_tuning_stops_where_a_loss_is_not_finite(model, monkeypatch, tmp_pa
         sft.main(sft.Args(env_kwargs=kwargs, model=str(model), demonstrations=6, updates=3, out=tmp_path / "run"))
 
 
+def test_the_best_weights_are_those_of_one_kind_of_evaluation(train, monkeypatch, tmp_path, capsys):
+    """A score on few questions, or sampled, is no measure for one on others."""
+    scores = iter([0.1, 1.0, 0.2, 0.4])
+    monkeypatch.setattr(Run, "_validate", lambda self, done: {"eval/em": next(scores)})
+    train(eval_every=1, save_every=1, updates=1)
+    run = tmp_path / "run"
+    train(updates=2, resume=run, out=None, eval_every=1)
+    assert checkpoint.read_extra(run / "best")["best"]["score"] == 1.0
+    assert "chosen by other evaluations" not in capsys.readouterr().err
+    train(updates=3, resume=run, out=None, eval_every=1, eval_questions=3)
+    assert checkpoint.read_extra(run / "best")["best"] == {
+        "update": 3, "score": 0.4, "eval_questions": 3, "eval_temperature": 0.0
+    }  # fmt: skip
+    assert "best was chosen by other evaluations" in capsys.readouterr().err
+
+
 def test_the_newest_checkpoints_and_the_best_weights_are_kept(train, monkeypatch, tmp_path, capsys):
     scores = iter([0.1, 0.3, 0.2, 0.3])
     monkeypatch.setattr(Run, "_validate", lambda self, done: {"eval/em": next(scores)})
     train(eval_every=1, save_every=1, keep=1)
     assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == ["best", "checkpoint-3"]
-    assert checkpoint.read_extra(tmp_path / "run" / "best")["best"] == {"update": 1, "score": 0.3}
+    assert checkpoint.read_extra(tmp_path / "run" / "best")["best"]["update"] == 1
     said = capsys.readouterr().err
     assert "checkpoint-1 is removed" in said and "checkpoint-2 is removed" in said
     with pytest.raises(ValueError, match="keep must be at least 1"):

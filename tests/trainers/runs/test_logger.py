@@ -186,6 +186,15 @@ def test_outside_a_terminal_progress_is_a_plain_line_now_and_then(monkeypatch, c
     assert len(lines) == 5
 
 
+def test_the_time_left_is_that_to_the_limit_which_is_nearer(monkeypatch, capsys):
+    clock = [0.0]
+    monkeypatch.setattr(logger_module.time, "monotonic", lambda: clock[0])
+    with Progress(80, "updates", initial=20) as progress:  # a quarter of its seconds had been spent
+        clock[0] = 60.0
+        progress.update(4, share=0.5)
+    assert capsys.readouterr().err.splitlines()[0] == "training 4/80 updates · 2:00 left"
+
+
 def test_figures_stay_until_they_are_given_again(capsys):
     with Progress(600, unit="s") as progress:
         progress.update(0, em=0.25)

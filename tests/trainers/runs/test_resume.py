@@ -86,6 +86,7 @@ def test_the_help_says_what_may_change():
 def test_learning_rates_that_fall_over_the_updates_fix_their_number():
     for changed, is_fixed in (({}, False), ({"schedule": "linear"}, True), ({"warmup": 0.1}, True)):
         assert ("updates" in settings(grpo.Args(**changed))) == is_fixed
+        assert ("max_seconds" in settings(grpo.Args(**changed))) == is_fixed
 
 
 def test_a_run_of_an_earlier_version_tells_its_settings_too(run, args, tmp_path):
