@@ -60,10 +60,10 @@ class ModelRunner:
         self._weights: llama.Weights | None = None
         self._head: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
         if not self._runs_as_llama:
-            self._check_library(ids, tolerance)
+            self._check_library(ids)
 
     @torch.no_grad()
-    def _check_library(self, ids: list[int], tolerance: float) -> None:
+    def _check_library(self, ids: list[int]) -> None:
         """Raise a ValueError where the library's layers give something else with keys and values in our cache than without:
         those that keep another state, or see where a token is by the width of the cache."""
         window = getattr(self._policy.model.config.get_text_config(), "sliding_window", None) or len(ids)
@@ -77,7 +77,11 @@ class ModelRunner:
                 found = self.decode([row[-1] for row in rows], [len(row) - 1 for row in rows], len(ids))
             expected = torch.stack([one.last_hidden_state[0, -1] for one in passes]).float()
             difference = float((found.float() - expected).abs().max() / expected.abs().max())
+            # Experts that change by rounding are no other state.
+            tolerance = 1e-3 if self._policy.dtype == torch.float32 else 0.25
             reason = "" if difference <= tolerance else f"they differ by {difference:.2g}"
+        except torch.cuda.OutOfMemoryError:
+            raise
         except Exception as error:  # whatever a model may make of such a cache
             reason = f"{type(error).__name__}: {error}"
         if reason:
