@@ -23,6 +23,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from unittest import mock
 
+import tyro
+
 _CHANGES = ("rename", "replace", "mkdir", "unlink", "rmdir", "link")
 KEPT = {"nothing": 0.0, "half": 0.5, "all": 1.0}  # how much is left of what was not forced to the disk
 
@@ -265,4 +267,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    tyro.cli(main, description=__doc__)

@@ -64,8 +64,12 @@ def link(source: str | Path, target: Path) -> bool:
 def write_text(path: Path, text: str) -> None:
     """Write a file in one step that survives a power loss."""
     staging = path.with_name(f".{path.name}.{os.getpid()}.staging")  # another process may write it too
-    staging.write_text(text, encoding="utf-8")
-    publish(staging, path)
+    try:
+        staging.write_text(text, encoding="utf-8")
+        publish(staging, path)
+    except BaseException:
+        staging.unlink(missing_ok=True)
+        raise
 
 
 def find_write_failure(error: BaseException) -> str | None:

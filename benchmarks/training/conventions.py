@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
+import tyro
 
 from trainers.algorithms.advantages import group_advantage, to_tokens, whiten
 from trainers.algorithms.gae import bi_level_gae, gae, turn_level_gae
@@ -446,5 +447,9 @@ def table() -> list[str]:
     return ["| what | elsewhere | here | measured |", "|---|---|---|---|", *lines]
 
 
-if __name__ == "__main__":
+def main() -> None:
     print(*table(), "", *(f"- {name}: `{path}`" for name, path in CODES.items()), sep="\n")
+
+
+if __name__ == "__main__":
+    tyro.cli(main, description=__doc__)
