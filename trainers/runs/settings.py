@@ -51,9 +51,8 @@ def algorithm_of(args: Any) -> str:
 def settings(args: Any) -> dict[str, Any]:
     """The arguments that make a run what it is, in the types of JSON, with the name of their algorithm's file."""
     is_scheduled = getattr(args, "schedule", "constant") != "constant" or getattr(args, "warmup", 0.0)
-    free = (
-        FREE - getattr(args, "FIXED", set()) - ({"updates", "max_seconds"} if is_scheduled else set())
-    )  # rates fall over all updates, or seconds
+    lengths = {*ASKED} if is_scheduled else set()  # which rates fall over
+    free = FREE - getattr(args, "FIXED", set()) - lengths
     chosen = {name: value for name, value in asdict(args).items() if name not in free}
     if isinstance(args, TrainArgs):  # what the surrogate has by default is a setting as well
         chosen |= dict(zip(("clip_low", "clip_high"), args.clip_range, strict=True)) | {"normalize": args.mean_over}
