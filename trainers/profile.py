@@ -101,11 +101,8 @@ def read_updates(run: Path, skip: int) -> list[dict]:
     """The metrics of the updates of a run. Raises a ValueError where ``skip`` of them are all."""
     lines = [line for line in read_metrics(run / METRICS_FILE) if "time/update" in line]
     if len(lines) <= skip:
-        what = (
-            f"has {len(lines)} updates, of which --skip leaves none"
-            if lines
-            else "holds no times of rollouts and updates"
-        )
+        none = "holds no times of rollouts and updates"
+        what = f"has {len(lines)} updates, of which --skip leaves none" if lines else none
         raise ValueError(f"{run} {what}")
     return lines
 

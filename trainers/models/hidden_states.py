@@ -189,9 +189,8 @@ def _find_difference(
         hidden, node_index = compute_hidden_states(backbone, batch, dtype, tree_attention)
         found = [hidden[node_index[real]]]
         weights = [p for p in backbone.parameters() if p.requires_grad][:8]
-        if (
-            weights and hidden.requires_grad
-        ):  # a frozen copy of a model that recomputes activations has no weights to compare
+        # A frozen copy of a model that recomputes activations asks for gradients, and has none to compare.
+        if weights and hidden.requires_grad:
             direction = torch.arange(found[0].numel(), device=device).cos().view_as(found[0])
             found += torch.autograd.grad((found[0] * direction).sum(), weights)
         return [x.detach() for x in found]
