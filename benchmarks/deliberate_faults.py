@@ -126,7 +126,7 @@ FAULTS = [
     Fault(name="gradients-not-clipped", file=GRPO, old="args.max_grad_norm)", new="1e9)"),
     Fault(
         name="gradients-not-zeroed", file=GRPO,
-        old="        optimizer.zero_grad()\n", new="",
+        old="optimizer.zero_grad()", new="pass",
     ),
     Fault(
         name="normalizer-without-rows-of-no-gradient", file=GRPO,
@@ -197,7 +197,7 @@ FAULTS = [
     Fault(name="ppo-gradients-not-clipped", file=PPO, within="ppo", old="args.max_grad_norm)", new="1e9)"),
     Fault(
         name="ppo-gradients-not-zeroed", file=PPO, within="ppo",
-        old="        optimizer.zero_grad()\n", new="",
+        old="optimizer.zero_grad()", new="pass",
     ),
     Fault(
         name="ppo-normalizer-with-failed-rows", file=PPO, within="ppo",

@@ -183,7 +183,6 @@ def update(
         normalizer = count_normalizer(batch, rows, episodes.valid, args)
         rows = rows[has_gradient[rows]]  # without a gradient a row needs no pass, and still counts above
         batch = add_sequence_ratios(batch, rows, policy, args)  # for GSPO, where a context was rewritten
-        optimizer.zero_grad()
         for micro_batch, scale in micro_batches(batch, rows, args.max_tokens_per_micro_batch, policy.token_cost):
             loss, values = actor_critic_loss(args, policy, critic, kl_penalty, micro_batch, normalizer)
             (loss * scale).backward()  # the scale is 1 but with several processes
@@ -192,6 +191,7 @@ def update(
         means.add_step(norms[0])
         if all(norm.isfinite() for norm in norms):  # a gradient that is not would destroy the weights
             optimizer.step()
+        optimizer.zero_grad()  # here, so that rollouts have the memory of the gradients
     if kl_penalty is not None:
         kl_penalty.adapt()
     return metrics | prepared | means.compute(optimizer.param_groups[0]["lr"])

@@ -67,6 +67,10 @@ GAMES = {
         env="AgentR1/Sokoban-v0", on={"Sokoban": "validation"}, cold_start_steps=4000, updates=40,
         options={"value_clip": 10.0},  # returns are that large: 10 for a solution
     ),
+    "sokoban-shown-easy": Game(
+        env="AgentR1/Sokoban-v0", on={"Sokoban, shown easy boards": "validation"}, cold_start_steps=4000, updates=120,
+        options={"value_clip": 10.0, "cold_start_env_kwargs": '{"moves": [2, 4]}'},
+    ),
     "frozenlake-firm": Game(
         env="AgentR1/FrozenLake-v0", kwargs={"slippery": False}, on={"FrozenLake, firm ice": "validation"},
         cold_start_steps=500, updates=60,
@@ -89,7 +93,7 @@ class Args:
     """Learn RAGEN's games, and compare with imitation and with scripted agents."""
 
     games: tuple[str, ...] = tuple(GAMES)
-    """Which: bandit, sokoban, frozenlake-firm, frozenlake."""
+    """Which: bandit, sokoban, sokoban-shown-easy, frozenlake-firm, frozenlake."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One cold start, one run and one more imitation for each."""
     updates: int | None = None

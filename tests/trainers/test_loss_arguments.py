@@ -55,6 +55,7 @@ def test_two_ways_to_see_turns_are_refused(arguments):
         (ppo.Args, dict(turn_level=True, lam=0.5), dict(turn_level=False)),
         (grpo.Args, dict(model="some/model", cold_start_steps=7), dict(model="tiny")),
         (grpo.Args, dict(model="some/model", cold_start_skill=0.1), dict(model="tiny")),
+        (grpo.Args, dict(model="some/model", cold_start_env_kwargs='{"k": 2}'), dict(model="tiny")),
         (evaluate.Args, dict(concurrency=3), dict(api="http://127.0.0.1:9/v1", model="small")),
     ],
 )

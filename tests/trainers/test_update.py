@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import gigpo, grpo, reinforce, rloo
+from trainers import gigpo, grpo, ppo, reinforce, rloo
 from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.algorithms.losses import is_clipped, kl_k2, kl_k3
 from trainers.engines.transformers_engine import TransformersEngine
@@ -60,6 +60,19 @@ def step_of(policy, objective):
     """What plain gradient ascent on ``objective`` adds to the weights."""
     gradients = torch.autograd.grad(objective, list(policy.model.parameters()))
     return 0.1 * torch.cat([g.flatten() for g in gradients])
+
+
+def test_gradients_leave_their_memory_to_rollouts(played):
+    policy, episodes = played
+    args, rng = grpo.Args(), np.random.default_rng(0)
+    optimizer = grpo.make_optimizer(policy, [{"params": list(policy.model.parameters()), "lr": args.lr}])
+    grpo.update(args, policy, optimizer, None, grpo.compute_advantages, episodes, rng)
+    critic = ppo.Critic(policy)
+    optimizer = grpo.make_optimizer(
+        policy, [{"params": [*policy.model.parameters(), *critic.parameters()], "lr": args.lr}]
+    )
+    ppo.update(ppo.Args(), policy, critic, optimizer, None, episodes, rng)
+    assert all(p.grad is None for model in (policy.model, critic) for p in model.parameters())
 
 
 def test_rloo_by_turns_compares_with_the_others(played):

@@ -113,9 +113,16 @@ def learn(name: str, folder: Path, count: int = 18) -> dict:
     optimizer = learner.optimizer
     for group in optimizer.param_groups:
         group["eps"] = 0.1  # or AdamW's first step is the gradient's sign, also of one that is only rounding
+    gradients: list[torch.Tensor] = []
+
+    def keep(*_) -> None:
+        found = [p.grad for group in optimizer.param_groups for p in group["params"]]
+        gradients[:] = [torch.zeros(1) if g is None else g.clone() for g in found]
+
+    hook = optimizer.register_step_pre_hook(keep)
     metrics = [learner.update(make_episodes(count), np.random.default_rng(0))]
-    gradients = [p.grad for group in optimizer.param_groups for p in group["params"]]
-    gradients = gather_state([torch.zeros(1) if g is None else g.clone() for g in gradients])
+    hook.remove()
+    gradients = gather_state(gradients)
     if name.startswith("ppo"):
         save(folder, policy, learner)
         distributed.broadcast(None)  # the first one has written it

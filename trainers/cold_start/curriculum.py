@@ -41,6 +41,7 @@ from trainers.models.loading import default_device, load_policy
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint, lock, outages
 from trainers.runs.lock import check_writable
+from trainers.runs.setup import make_envs
 from trainers.trajectory import Sequence, collate_sequences
 
 # (share of the gradient steps, kinds of demonstrations that batches are drawn from)
@@ -166,13 +167,15 @@ def choose_script(envs: ToolVectorEnv, demonstrator: Demonstrator) -> partial[Sc
         ValueError: it differs from the usual one in what makes no difference there.
     """
     script = choose_lessons(envs).demonstrator
-    takes = inspect.signature(script).parameters
-    for name, value in asdict(demonstrator).items():
+    takes = {*inspect.signature(script).parameters, *(() if _has_corpus(envs) else ("env_kwargs",))}
+    given = asdict(demonstrator)
+    for name, value in given.items():
         if name not in takes and value != getattr(DEMONSTRATOR, name):
             raise ValueError(
                 f"cold_start_{name} makes no difference here, where the cold start imitates {script.__name__}: leave it out"
             )
-    return partial(script, **{name: value for name, value in asdict(demonstrator).items() if name in takes})
+    given.pop("env_kwargs")  # where, not how
+    return partial(script, **{name: value for name, value in given.items() if name in takes})
 
 
 def cold_start(
@@ -307,9 +310,10 @@ def episodes(
     in tasks without a corpus, of the noisy expert."""
     script = choose_script(envs, demonstrator)
     if not _has_corpus(envs):
-        asked = envs.envs[0].questions
-        numbers = [rng.getrandbits(31) if asked is None else rng.randrange(len(asked)) for _ in range(POOL)]
-        return demonstrations.scripted_episodes(envs, policy, numbers, script, rng.getrandbits(32), outage_minutes)
+        with demonstration_envs(envs, demonstrator) as stage:
+            asked = stage.envs[0].questions
+            numbers = [rng.getrandbits(31) if asked is None else rng.randrange(len(asked)) for _ in range(POOL)]
+            return demonstrations.scripted_episodes(stage, policy, numbers, script, rng.getrandbits(32), outage_minutes)
     stage = fresh_envs(envs, rng) if cast(QAEnv, envs.envs[0]).task.name == "miniwiki" else envs
     pool = range(len(cast(QAEnv, stage.envs[0]).questions))
     return demonstrations.scripted_episodes(
@@ -336,6 +340,22 @@ def _difficulty(envs: ToolVectorEnv) -> str:
 def _words(policy: Policy) -> list[int]:
     """The ids of whole words, in order: the vocabulary itself comes in another order in every process."""
     return sorted(i for token, i in policy.tokenizer.get_vocab().items() if token.startswith("▁") and len(token) > 2)
+
+
+@contextlib.contextmanager
+def demonstration_envs(envs: ToolVectorEnv, demonstrator: Demonstrator) -> Iterator[ToolVectorEnv]:
+    """Where a noisy expert plays: ``envs``, or such environments with the arguments that ``demonstrator`` has for them.
+
+    Raises:
+        ValueError: the task does not take these arguments.
+    """
+    if not (changes := json.loads(demonstrator.env_kwargs)):
+        yield envs
+        return
+    assert envs.spec is not None
+    own = {name: value for name, value in envs.spec.kwargs.items() if name not in ("split", "num_envs")}
+    with contextlib.closing(make_envs(envs.spec.id, json.dumps(own | changes), "train", NUM_ENVS)) as stage:
+        yield stage
 
 
 def fresh_envs(envs: ToolVectorEnv, rng: random.Random) -> ToolVectorEnv:

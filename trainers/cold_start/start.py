@@ -61,7 +61,10 @@ def start_policy(
             f"the tiny policy is taught by a task's own scripted agents, and {type(task).__name__}.SCRIPTS lacks "
             f"{' and '.join(map(repr, sorted(missing)))}: add them, or give a model, a folder or a hub id"
         )
-    curriculum.choose_script(envs, args.demonstrator())  # what is wrong with it is said before minutes are spent
+    whom = args.demonstrator()
+    curriculum.choose_script(envs, whom)  # what is wrong with it is said before minutes are spent
+    with curriculum.demonstration_envs(envs, whom):
+        pass
     steps = args.cold_start_steps or curriculum.default_steps(envs)
     with Progress(steps, description="cold start") as progress:
 
@@ -70,4 +73,4 @@ def start_policy(
                 raise TrainingStopped(f"the loss of the cold start is {loss} at step {step}: try another --seed")
             progress.update(step, loss=loss)
 
-        return curriculum.cold_start(envs, seed, steps, report, args.demonstrator(), outage_minutes)
+        return curriculum.cold_start(envs, seed, steps, report, whom, outage_minutes)

@@ -297,14 +297,20 @@ def start_identity(args: TrainArgs, seed: int | None) -> str:
     """All that the policy before any training depends on."""
     if seed is None:
         return json.dumps([fingerprint_weights(args.model), args.dtype])
-    start = [args.model, args.dtype, args.cold_start_steps, *astuple(args.demonstrator()), args.seed]
+    start = [args.model, args.dtype, args.cold_start_steps, *_demonstrator(args), args.seed]
     return json.dumps([args.env, json.loads(args.env_kwargs), *start])
 
 
 def start_settings(args: TrainArgs) -> list:
     """What decides about the policy before any training, in JSON's types, but for where a model lies."""
-    own = [args.cold_start_steps, *astuple(args.demonstrator()), args.seed] if args.model == "tiny" else []
+    own = [args.cold_start_steps, *_demonstrator(args), args.seed] if args.model == "tiny" else []
     return [args.env, json.loads(args.env_kwargs), args.dtype, *own]
+
+
+def _demonstrator(args: TrainArgs) -> list:
+    """Where it plays in the task itself, as earlier versions kept it."""
+    *numbers, env_kwargs = astuple(args.demonstrator())
+    return [*numbers, *filter(None, [json.loads(env_kwargs)])]
 
 
 def train_envs(args: TrainArgs) -> ToolVectorEnv:

@@ -59,7 +59,8 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that training takes: ``weights``, ``gradients``, AdamW's ``moments`` and the ``reference`` of a KL penalty stay.
+    """Bytes that training takes: ``weights``, ``gradients``, AdamW's ``moments`` and the ``reference`` of a KL penalty stay;
+    ``gradients`` are there in updates alone.
 
     During an update the weights as they were ``rounded`` to bfloat16 come on top, and ``activations`` and ``logits`` of a
     micro-batch; during a rollout the ``cache``, of keys and values, for each token.

@@ -7,7 +7,7 @@ from functools import partial
 from typing import Any
 
 from trainers import gigpo, grpo, ppo, reinforce, rloo, starpo
-from trainers.runs.arguments import TrainArgs
+from trainers.runs.arguments import ModelArgs, TrainArgs
 from trainers.sft import Args as SFTArgs
 
 MIXTURE = "AgentR1/Mixture-v0"
@@ -30,7 +30,7 @@ ALGORITHMS: dict[str, tuple[Callable[[Any], dict], TrainArgs]] = {
 }
 LENGTHENED = ("imitation", "more-sft", "rejection-sampling")  # trained for as many seconds as a run
 # One start for each seed.
-SHARED = ("model", "dtype", "cold_start_steps", "cold_start_continue_probability", "cold_start_skill")
+SHARED = ("model", "dtype", *sorted(field.name for field in fields(ModelArgs) if field.name.startswith("cold_start_")))
 SFT_SHARED = ("model", "base_model", "dtype", "lora_alpha", "max_new_tokens")  # [arguments] of fine-tuning too
 SAMPLING_SHARED = (*SFT_SHARED, "temperature")  # and of rejection sampling, which samples as the runs do
 SET_BY_COMPARISON = ("env", "env_kwargs", "seed", "out", "resume")  # arguments that a recipe cannot give

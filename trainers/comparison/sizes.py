@@ -25,7 +25,9 @@ QWEN = {
     "3 B": (2048, 11008, 36, 16, 2, True),
     "7 B": (3584, 18944, 28, 28, 4, False),
 }
-BANDWIDTH = 0.5  # assumed share of the peak: a step of decoding reads the weights and all keys and values
+BANDWIDTH = (
+    0.2  # share of the peak, as measured on an H200: a step of decoding reads the weights and all keys and values
+)
 USABLE = 0.92  # of a GPU's memory: the rest goes to the driver, to kernels and to gaps
 FEWEST = 16  # conversations at once, below which a GPU idles
 
@@ -57,12 +59,12 @@ def qwen(size: str) -> ModelShape:
 
 
 def conversations(model: ModelShape, args: TrainArgs, gpu: GPU, tokens: int) -> int:
-    """How many conversations of ``tokens`` each a GPU holds at once beside all that stays, and the rounded weights that
-    sampling reads; 0 where an update does not fit."""
+    """How many conversations of ``tokens`` each a GPU holds at once beside all that stays but the gradients, which are freed
+    after an update, and the rounded weights that sampling reads; 0 where an update does not fit."""
     need, usable = memory(model, args, args.max_tokens_per_micro_batch), gpu.memory * USABLE
     if need.states + need.update > usable:
         return 0
-    return int((usable - need.states - need.rounded) / (need.cache * tokens))
+    return int((usable - need.states + need.gradients - need.rounded) / (need.cache * tokens))
 
 
 def hours(model: ModelShape, args: TrainArgs, gpu: GPU, tokens: int, sampled: int) -> float:

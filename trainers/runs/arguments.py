@@ -53,6 +53,9 @@ class ModelArgs:
     """In tasks without a corpus: the share of episodes in which the noisy expert that it imitates plays as the task's scripted
     agent; in the others it plays at random. The less, the more reinforcement learning has to explore with, where an imitation
     of the scripted agent hardly tries anything else."""
+    cold_start_env_kwargs: str = Demonstrator.env_kwargs
+    """In tasks without a corpus: arguments of the environment that it imitates in, as JSON, in place of those of --env-kwargs.
+    With Sokoban's '{"moves": [2, 4]}' it is shown easy boards alone, and the others are left for reinforcement learning."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the layers run in, when sampling and when training. Weights that are trained, and the logits, stay float32. On a
     processor without products in bfloat16 it is float32 all the same."""
@@ -67,7 +70,7 @@ class ModelArgs:
 
     def demonstrator(self) -> Demonstrator:
         """The one that the cold start imitates."""
-        return Demonstrator(self.cold_start_continue_probability, self.cold_start_skill)
+        return Demonstrator(self.cold_start_continue_probability, self.cold_start_skill, self.cold_start_env_kwargs)
 
 
 @dataclass(kw_only=True)
@@ -298,7 +301,7 @@ class Checks:
                 raise ValueError(
                     f"{field.name} must be finite, got {value}: where no limit is wanted, 1e9 sets none either"
                 )
-            if field.name in ("env_kwargs", "arguments"):
+            if field.name in ("env_kwargs", "cold_start_env_kwargs", "arguments"):
                 read_json_object(field.name, getattr(self, field.name))
         if "/" not in getattr(self, "env", "/"):
             from agent_envs.registration import full_id  # imports Gymnasium, which --help need not wait for
@@ -346,7 +349,7 @@ class Checks:
         self.check_positive("lora_alpha")
         if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
             raise ValueError("gradient_checkpointing, dtype and lora_rank are for pretrained models: give a model too")
-        cold_start = ("cold_start_steps", "cold_start_continue_probability", "cold_start_skill")
+        cold_start = [field.name for field in fields(self) if field.name.startswith("cold_start_")]
         self.check_unused(
             self.model == "tiny", "to another model than the tiny one, which alone has a cold start", *cold_start
         )

@@ -208,6 +208,6 @@ def _comparable(name: str, value: Any) -> Any:
 
         return full_id(value)
     try:
-        return json.loads(value) if name == "env_kwargs" else value
+        return json.loads(value) if name.endswith("env_kwargs") else value
     except ValueError:
         return value

@@ -2,13 +2,14 @@
 
 import json
 import random
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 
+from agent_envs.games import sokoban
 from agent_envs.games.bandit import FAMILIES
 from agent_envs.types import Turn
 from benchmarks.training import games, games_report
@@ -16,6 +17,7 @@ from trainers import ppo
 from trainers.cold_start import Demonstrator, curriculum
 from trainers.cold_start.start import start_policy
 from trainers.comparison import imitation
+from trainers.comparison.agents import start_identity, start_settings
 from trainers.models import tiny
 from trainers.models.policy import Policy
 from trainers.runs import checkpoint, figures
@@ -67,15 +69,54 @@ def test_whom_a_game_imitates(policy, bandit, monkeypatch, skill, least, most):
     assert least <= sum("scripted" in turn for turn in said) <= most
 
 
+def test_a_demonstrator_may_play_easier_instances(monkeypatch):
+    """Those of ``env_kwargs``; what else the task was made with stays, and the policy learns on the task itself."""
+    envs, solved = make_envs("AgentR1/Sokoban-v0", '{"size": 7, "moves": [3, 9]}', "train", 4), []
+    policy = curriculum.make_policy(envs, 0)
+    monkeypatch.setattr(curriculum, "POOL", 40)
+    scripted_episodes = curriculum.demonstrations.scripted_episodes
+
+    def watch(stage, *args):
+        boards = [stage.envs[0].reset(seed=seed)[0] for seed in range(30)]
+        solved.append((type(stage.envs[0]), {len(sokoban.solve(sokoban.read(board))) for board in boards}))
+        solved[-1] += ({sokoban.read(board).size for board in boards}, {env.split for env in stage.envs})
+        return scripted_episodes(stage, *args)
+
+    monkeypatch.setattr(curriculum.demonstrations, "scripted_episodes", watch)
+    easy = ppo.Args(env="Sokoban", cold_start_skill=1.0, cold_start_env_kwargs='{"moves": [1, 2]}').demonstrator()
+    shown = curriculum.episodes(policy, envs, random.Random(0), easy)
+    usual = curriculum.episodes(policy, envs, random.Random(0), Demonstrator(skill=1.0))
+    (kind, moves, sizes, splits), (_, usual_moves, *_) = solved
+    assert (kind, moves, sizes, splits) == (type(envs.envs[0]), {1, 2}, {7}, {"train"})
+    assert usual_moves <= set(range(3, 10)) and len(usual_moves) > 3
+    taught = [sum(sum(sequence.mask) for sequence in sequences) for sequences in (shown, usual)]
+    assert taught[0] < taught[1]  # fewer moves
+    assert envs.envs[0].moves == (3, 9)
+    assert curriculum._cache_folder(envs, 0, 9, easy) != curriculum._cache_folder(envs, 0, 9, Demonstrator(skill=1.0))
+
+
+def test_a_comparison_knows_where_its_start_was_shown_how():
+    """As earlier versions kept it, where that is the task itself."""
+    args = ppo.Args(env="Sokoban", cold_start_steps=9, seed=3)
+    assert start_settings(args) == ["AgentR1/Sokoban-v0", {}, "float32", 9, 0.25, 0.75, 3]
+    easy = replace(args, cold_start_env_kwargs='{"moves": [2, 4]}')
+    assert start_settings(easy) == ["AgentR1/Sokoban-v0", {}, "float32", 9, 0.25, 0.75, {"moves": [2, 4]}, 3]
+    assert start_identity(args, 3) != start_identity(easy, 3)
+
+
 def test_how_well_somebody_else_plays_is_no_argument(bandit):
     reads = make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 60, "questions": 9}', "train", 1)
     curriculum.choose_script(bandit, Demonstrator(skill=0.5)), curriculum.choose_script(reads, Demonstrator(0.5))
     for envs, whom, said in (
         (bandit, Demonstrator(0.5), "cold_start_continue_probability makes no difference here.*noisy_expert"),
         (reads, Demonstrator(skill=0.5), "cold_start_skill makes no difference here.*early_stopping"),
+        (reads, Demonstrator(env_kwargs='{"k": 2}'), "cold_start_env_kwargs makes no difference here.*early_stopping"),
+        (bandit, Demonstrator(env_kwargs='{"moves": [2, 4]}'), "Bandit-v0 cannot be made: .*moves"),
+        (bandit, Demonstrator(env_kwargs='{"split": "validation"}'), "split.*cannot be among"),
+        (bandit, Demonstrator(env_kwargs='{"pay"'), "cold_start_env_kwargs is not valid JSON"),
     ):
         args = {f"cold_start_{name}": value for name, value in asdict(whom).items()}
-        with pytest.raises(ValueError, match=said):
+        with pytest.raises((ValueError, TypeError), match=said):
             start_policy(ppo.Args(**args), envs, 0)
 
 
