@@ -4,6 +4,7 @@ python -m benchmarks.training.games_report docs/results/games.json --out runs/ke
 """
 
 import json
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -112,8 +113,10 @@ def draw_success(scores: Mapping[str, Scores], out_png: Path) -> None:
     """A row for each way to play (``sampled``, ``greedy``), a panel for each game: each agent's mean and its 95 % interval."""
     games = list(next(iter(next(iter(scores.values())).values())))
     agents = [list(own) for own in scores.values()]
+    titles = {game: "\n".join(textwrap.wrap(game, max(10, 78 // len(games)))) for game in games}
     with figures.style():
-        height = 1.1 + 0.42 * len(scores) + 0.27 * sum(map(len, agents))
+        lines = max(title.count("\n") for title in titles.values())
+        height = 0.95 + 0.15 * lines + 0.42 * len(scores) + 0.27 * sum(map(len, agents))
         figure = figures.new_figure(height, "Success", "share of held-out instances: mean and 95 % interval over seeds")
         ratios = {"height_ratios": [len(names) + 0.2 for names in agents]}
         panels = figure.subplots(len(scores), len(games), sharex=True, sharey="row", squeeze=False, gridspec_kw=ratios)
@@ -123,7 +126,7 @@ def draw_success(scores: Mapping[str, Scores], out_png: Path) -> None:
                 axes.set_yticks(range(len(own)), list(own))
             row[0].set_ylabel(how, weight="bold")
         for axes, game in zip(panels[0], games, strict=True):
-            axes.set_title(game.replace(", ", ",\n"), loc="left", weight="bold")
+            axes.set_title(titles[game], loc="left", weight="bold")
         panels[0, 0].set_xlim(-0.08, 1.08)
         figures.save(figure, out_png)
 
