@@ -405,11 +405,12 @@ def _cache_folder(
     without = {"rewards", "num_envs"}  # demonstrations are imitated whatever they are paid
     kwargs = json.dumps({n: v for n, v in envs.spec.kwargs.items() if n not in without}, sort_keys=True, default=str)
     script = choose_lessons(envs).demonstrator
-    few = list(range(min(8, len(envs.envs[0].questions or range(8)))))
-    episodes = demonstrations.play_unbroken(envs, few, script, outage_minutes=outage_minutes)
+    with demonstration_envs(envs, demonstrator) as stage:
+        few = list(range(min(8, len(stage.envs[0].questions or range(8)))))
+        episodes = demonstrations.play_unbroken(stage, few, script, outage_minutes=outage_minutes)
+        data = playing.source_of(stage) + playing.data_digest(stage.envs[0])
     turns = [turn for played in episodes for turn in played]
     played = repr([(turn["observation"], turn["action"]) for turn in turns])
-    data = playing.source_of(envs) + playing.data_digest(envs.envs[0])
     what = f"{code}{envs.spec.id}{kwargs}{data}{played}{POOL}{seed}{steps}{demonstrator}"
     root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
     return Path(root) / "tiny" / hashlib.sha256(what.encode()).hexdigest()[:16]

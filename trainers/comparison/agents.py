@@ -309,8 +309,9 @@ def start_settings(args: TrainArgs) -> list:
 
 def _demonstrator(args: TrainArgs) -> list:
     """Where it plays in the task itself, as earlier versions kept it."""
-    *numbers, env_kwargs = astuple(args.demonstrator())
-    return [*numbers, *filter(None, [json.loads(env_kwargs)])]
+    *how, env_kwargs = astuple(args.demonstrator())
+    where = json.loads(env_kwargs)
+    return [*how, where] if where else how
 
 
 def train_envs(args: TrainArgs) -> ToolVectorEnv:
