@@ -308,7 +308,7 @@ def start_settings(args: TrainArgs) -> list:
 
 
 def _demonstrator(args: TrainArgs) -> list:
-    """Where it plays in the task itself, as earlier versions kept it."""
+    """How it plays, and in what other environment, if any; where it is the task itself, in the form of earlier versions."""
     *how, env_kwargs = astuple(args.demonstrator())
     where = json.loads(env_kwargs)
     return [*how, where] if where else how

@@ -59,8 +59,8 @@ class Estimate:
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that training takes: ``weights``, ``gradients``, AdamW's ``moments`` and the ``reference`` of a KL penalty stay;
-    ``gradients`` are there in updates alone.
+    """Bytes that training takes. ``weights``, AdamW's ``moments`` and the ``reference`` of a KL penalty stay from one update to
+    the next; ``gradients`` are freed after each, and counted among the model states as is usual.
 
     During an update the weights as they were ``rounded`` to bfloat16 come on top, and ``activations`` and ``logits`` of a
     micro-batch; during a rollout the ``cache``, of keys and values, for each token.
@@ -77,7 +77,7 @@ class Memory:
 
     @property
     def states(self) -> int:
-        """What stays."""
+        """Model states: what an update begins with, and its gradients."""
         return self.weights + self.gradients + self.moments + self.reference
 
     @property

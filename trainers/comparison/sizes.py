@@ -25,9 +25,7 @@ QWEN = {
     "3 B": (2048, 11008, 36, 16, 2, True),
     "7 B": (3584, 18944, 28, 28, 4, False),
 }
-BANDWIDTH = (
-    0.2  # share of the peak, as measured on an H200: a step of decoding reads the weights and all keys and values
-)
+BANDWIDTH = 0.2  # of the peak, as measured on an H200: a step of decoding reads the weights and all keys and values
 USABLE = 0.92  # of a GPU's memory: the rest goes to the driver, to kernels and to gaps
 FEWEST = 16  # conversations at once, below which a GPU idles
 
