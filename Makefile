@@ -18,7 +18,7 @@ test: $(VENV)/installed-dev
 
 # Other RL libraries on our environments, those that install in a minute; docs/plug.md has the rest.
 test-plug: $(VENV)/installed-plug
-	$(BIN)/python -m pytest -n auto -m plug tests/plug $(ARGS)
+	$(BIN)/python -m pytest -n auto -m plug tests/integrations $(ARGS)
 
 # All of them, each in a virtual environment of its own: gigabytes. ARGS="--only gem trl" for some.
 plug: $(VENV)/installed

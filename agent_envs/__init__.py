@@ -11,7 +11,7 @@ Importing the package registers the environments; ``gymnasium.make("agent_envs:A
 
 from importlib import metadata
 
-from agent_envs.hosting import host
+from agent_envs.integrations.hosting import host
 from agent_envs.registration import IDS, register_all
 
 try:

@@ -55,7 +55,7 @@ class Play:
 
 @dataclass
 class Check:
-    """Check that an environment keeps the promises of this suite (agent_envs.checker)."""
+    """Check that an environment keeps the promises of this suite (agent_envs.utils.checker)."""
 
     id: Id
     """Registered id; module:AgentR1/Name-v0 imports a module of your own first."""
@@ -142,7 +142,7 @@ def main() -> None:
     if isinstance(command, Baselines):
         _baselines(command, kwargs)
         return
-    from agent_envs.hosting import make, make_registered
+    from agent_envs.integrations.hosting import make, make_registered
 
     id = full_id(command.id)
     if isinstance(command, Play) and command.agent:
@@ -152,7 +152,7 @@ def main() -> None:
         _serve(id, command, kwargs)
         return
     if isinstance(command, Describe):
-        from agent_envs.describe import page
+        from agent_envs.utils.describe import page
 
         with _exit_on_user_error(id):
             text = page(id, kwargs, command.script, command.seed)
@@ -189,7 +189,7 @@ def _parse_kwargs(text: str) -> dict[str, Any]:
 
 
 def _new(name: str) -> None:
-    from agent_envs import skeleton
+    from agent_envs.utils import skeleton
 
     try:
         folder = skeleton.write(name, Path())
@@ -201,7 +201,7 @@ def _new(name: str) -> None:
 
 
 def _view(command: View) -> None:
-    from agent_envs import view
+    from agent_envs.utils import view
 
     try:
         view.view(command.path, command.episode, command.filter, command.grep, command.unfold)
@@ -225,7 +225,7 @@ def _list(ids: tuple[str, ...]) -> None:
 
 
 def _check(env, steps: int) -> None:
-    from agent_envs.checker import CheckFailed, check_agent_env
+    from agent_envs.utils.checker import CheckFailed, check_agent_env
 
     with _exit_on_user_error(env.spec.id):
         try:
@@ -261,7 +261,7 @@ def _watch(id: str, command: Play) -> None:
 
     with _exit_on_user_error(id):
         try:
-            importlib.import_module("trainers.runs.inputs").check_model(command.agent, command.base_model)
+            importlib.import_module("trainers.inputs").check_model(command.agent, command.base_model)
             player = importlib.import_module("trainers.play")  # by name: this package stands without that one
         except ModuleNotFoundError as error:
             raise SystemExit(f"--agent needs what the trainers need: {error}") from error
@@ -275,7 +275,7 @@ def _serve(id: str, command: Serve, kwargs: dict[str, Any]) -> None:
     if not 0 <= command.port < 2**16:
         raise SystemExit(f"port must be 0 (any that is free) to 65535, got {command.port}")
     with _exit_on_user_error(id):
-        from agent_envs.plug.openenv import make_app
+        from agent_envs.integrations.openenv import make_app
 
         app = make_app(id, command.sessions, **kwargs)
     import uvicorn
@@ -296,7 +296,7 @@ def _baselines(command: Baselines, kwargs: dict[str, Any]) -> None:
 
     import agent_envs
 
-    measure = importlib.import_module("agent_envs.baselines")
+    measure = importlib.import_module("agent_envs.utils.baselines")
     rows: list[dict[str, Any]] = []
     for id in map(full_id, command.ids or agent_envs.IDS):
         try:

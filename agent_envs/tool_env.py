@@ -81,7 +81,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         "success"  # the metric of the last turn that says how well the task was done, in [0, 1]
     )
     TAKES_NOISE_SEED: ClassVar[bool] = False  # has the reset option "noise_seed": same instance, other random outcomes
-    SCRIPTS: ClassVar[Mapping[str, Callable]] = {}  # baselines, see agent_envs.play
+    SCRIPTS: ClassVar[Mapping[str, Callable]] = {}  # baselines, see agent_envs.utils.play
 
     questions: "Sequence[Question] | None" = None
     """The fixed list of questions of the split, or None where instances are made from seeds. The trainer takes an environment

@@ -19,7 +19,7 @@ import tyro
 
 ROOT = Path(__file__).resolve().parents[1]
 FOLDERS = "retrieval_index", "agent_envs", "trainers", "tests/trainers"
-UPDATE, ROLLOUT = "tests/trainers/test_reference_update.py", "tests/trainers/test_reference_rollout.py"
+UPDATE, ROLLOUT = "tests/trainers/test_reference_update.py", "tests/trainers/rollouts/test_reference_rollout.py"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,9 +46,9 @@ class Args:
     """Run all of these tests for each fault, and not those alone that are there for it."""
 
 
-GRPO, ROLL = "trainers/grpo.py", "trainers/rollout.py"
-PPO, PREPARATION, LOSSES = "trainers/ppo.py", "trainers/preparation.py", "trainers/algorithms/losses.py"
-COLLECTOR, KL = "trainers/collector.py", "trainers/algorithms/kl_penalty.py"
+GRPO, ROLL = "trainers/grpo.py", "trainers/rollouts/rollout.py"
+PPO, PREPARATION, LOSSES = "trainers/ppo.py", "trainers/rollouts/batching.py", "trainers/algorithms/losses.py"
+COLLECTOR, KL = "trainers/rollouts/collector.py", "trainers/models/kl_reference.py"
 FAULTS = [
     # -- what is played
     Fault(

@@ -38,7 +38,7 @@ class Library:
 
     Attributes:
         package: whose version the table shows.
-        tests: files in tests/plug; ``select`` is pytest's ``-k``.
+        tests: files in tests/integrations; ``select`` is pytest's ``-k``.
         requires: installed in one step with the project, ``extra`` is one of the project's own.
         alone: installed behind these without what it asks for: engines that need a GPU.
     """
@@ -138,7 +138,7 @@ def commands(library: Library, home: Path) -> tuple[list[list[str]], list[str]]:
     make = [[sys.executable, "-m", "venv", str(home)]]
     make += [[python, "-m", "pip", "install", "--progress-bar", "off", *call] for call in library.installs()]
     chosen = ["-k", library.select] if library.select else []
-    files = [f"tests/plug/{file}" for file in library.tests]
+    files = [f"tests/integrations/{file}" for file in library.tests]
     report = f"--junitxml={home.with_suffix('.xml')}"
     return make, [python, "-m", "pytest", "-p", "no:cacheprovider", "-m", "plug", report, *chosen, *files]
 

@@ -201,8 +201,8 @@ def checkpoints(root: Path, scratch: Path) -> int:
     latest is whole, and no older than the last that was reported."""
     import torch
 
-    from trainers.models.tiny import make_model, make_tokenizer
-    from trainers.runs import checkpoint
+    from trainers.checkpoints import checkpoint
+    from trainers.tiny.model import make_model, make_tokenizer
 
     tokenizer = make_tokenizer(["the river town of the comet"])
     model = make_model(len(tokenizer), hidden_size=8, layers=1, heads=1)

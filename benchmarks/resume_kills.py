@@ -67,7 +67,7 @@ def play(kind: str, folder: Path, cache: Path, model: Path) -> None:
 
     import torch
 
-    from trainers.runs import checkpoint
+    from trainers.checkpoints import checkpoint
 
     os.setsid()
     os.environ["AGENT_ENVS_CACHE"] = str(cache)
@@ -84,8 +84,8 @@ def make_pretrained(folder: Path) -> None:
     """A small model with random weights and a chat template, as if it were pretrained."""
     import torch
 
-    from agent_envs.plug import Episode
-    from trainers.models import tiny
+    from agent_envs.integrations import Episode
+    from trainers.tiny import model as tiny
 
     torch.manual_seed(0)
     episode = Episode("AgentR1/MiniWiki-Easy-v0", **json.loads(WORLD["env_kwargs"]))
@@ -99,8 +99,8 @@ def read_end(folder: Path) -> tuple[dict[str, Any], list[dict[str, Any]]]:
     import torch
     from safetensors.torch import load_file
 
-    from trainers.runs import checkpoint
-    from trainers.runs.logger import METRICS_FILE, read_metrics
+    from trainers.checkpoints import checkpoint
+    from trainers.runtime.progress import METRICS_FILE, read_metrics
 
     assert (folder / "summary.json").exists(), "it has not ended"
     last = max(checkpoint.step_folders(folder), key=lambda path: int(path.name.rpartition("-")[2]))
@@ -135,7 +135,7 @@ class Attack:
         self.args, self.root, self.draw = args, root, random.Random(args.seed)
         self.context = multiprocessing.get_context("forkserver")
         self.context.set_forkserver_preload(
-            ["trainers.grpo", "trainers.ppo", "trainers.sft", "trainers.cold_start.start"]
+            ["trainers.grpo", "trainers.ppo", "trainers.sft", "trainers.tiny.cold_start"]
         )
         self.counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
         self.kills = 0

@@ -13,7 +13,7 @@ import sys
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
-from agent_envs.plug import Episode
+from agent_envs.integrations import Episode
 
 
 class StandIn(BaseHTTPRequestHandler):

@@ -10,10 +10,11 @@ import json
 import sys
 from pathlib import Path
 
-from trainers import evaluate, grpo, playing
+from trainers import evaluate, grpo
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.runs.logger import read_metrics
-from trainers.runs.setup import make_envs
+from trainers.evaluation import evaluator
+from trainers.factory import make_envs
+from trainers.runtime.progress import read_metrics
 
 QUICK = dict(
     updates=2, cold_start_steps=3, max_new_tokens=8, questions_per_update=2, group_size=2,
@@ -35,10 +36,10 @@ def main(out: str = "runs/notebook", quick: bool = False) -> None:
 
     # %% A checkpoint plays: one episode, greedily, on question 0 of the held-out ones
     folder = args.out / f"checkpoint-{args.updates}"
-    policy, longest = playing.load_agent(folder)
+    policy, longest = evaluator.load_agent(folder)
     envs = make_envs(args.env, args.env_kwargs, "validation", 1)
     engine = TransformersEngine(policy, envs.envs[0].stop)
-    _, transcripts = playing.evaluate_policy(envs, policy, engine, [0], longest, "trained")
+    _, transcripts = evaluator.evaluate_policy(envs, policy, engine, [0], longest, "trained")
     for turn in transcripts[0]:
         print(turn.get("observation", "")[:80], "->", turn.get("action", turn))
 

@@ -18,7 +18,7 @@ import gymnasium
 
 import agent_envs  # noqa: F401  (registers the environments)
 from trainers import grpo
-from trainers.runs.logger import read_metrics
+from trainers.runtime.progress import read_metrics
 
 SMALL = {"entities": 150, "questions": 100}
 QUICK = dict(

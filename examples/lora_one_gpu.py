@@ -2,7 +2,7 @@
 
     python examples/lora_one_gpu.py                                     # Qwen2.5-7B-Instruct on HotpotQA
     python examples/lora_one_gpu.py --quick                             # a random tiny model, on a CPU, in seconds
-    python -m trainers.comparison.sizes                                 # what fits where, by arithmetic
+    python -m experiments.sizes                                 # what fits where, by arithmetic
 
 It prints how many weights are trained, and what the checkpoint holds: the adapter in peft's format, which transformers and
 vLLM load too. Needs pip install 'agent-r1-envs[lora]'. The large settings have not been run on a GPU here.
@@ -36,7 +36,7 @@ TOY = dict(
 
 def make_toy(folder: Path) -> str:
     """A random model with the shape of the large one's family, as a folder that transformers loads."""
-    from trainers.models import tiny
+    from trainers.tiny import model as tiny
 
     tokenizer = tiny.make_tokenizer(["who was born in the town by the river"])
     tokenizer.save_pretrained(folder)

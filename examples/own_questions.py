@@ -19,7 +19,7 @@ from pathlib import Path
 import gymnasium
 
 import agent_envs  # noqa: F401  (registers the environments)
-from agent_envs.play import play
+from agent_envs.utils.play import play
 from trainers import grpo
 
 TOWN = Path(__file__).parent / "town"

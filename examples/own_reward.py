@@ -18,7 +18,7 @@ from agent_envs.rewards import Reward
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.types import TurnContext
 from trainers import grpo
-from trainers.runs.logger import read_metrics
+from trainers.runtime.progress import read_metrics
 
 SMALL = {"entities": 150, "questions": 100}
 QUICK = dict(

@@ -16,7 +16,7 @@ from pathlib import Path
 import torch
 
 from trainers import grpo
-from trainers.runs.logger import read_metrics
+from trainers.runtime.progress import read_metrics
 
 SMALL = json.dumps({"entities": 150, "questions": 100})
 QUICK = dict(

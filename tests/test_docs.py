@@ -81,7 +81,7 @@ def definitions(file: Path) -> dict[str, ast.AST]:
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("package", ["agent_envs", "agent_envs/plug", "retrieval_index", "trainers"])
+@pytest.mark.parametrize("package", ["agent_envs", "agent_envs/integrations", "retrieval_index", "trainers"])
 def test_the_reference_knows_every_package(package):
     assert any(file.startswith(f"../../{package}") for _, _, file in reference())
 

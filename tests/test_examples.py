@@ -8,7 +8,7 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from trainers.cold_start import curriculum
+from trainers.tiny import curriculum
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SAID = {

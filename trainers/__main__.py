@@ -20,7 +20,6 @@ COMMANDS = (
     "export_episodes",
     "report",
     "profile",
-    "compare",
 )
 
 

@@ -26,10 +26,10 @@ if not __package__:  # run as a file: the packages lie beside its folder
 import tyro
 
 from agent_envs.formats import FORMATS
-from trainers import api_agent
-from trainers.runs import inputs
-from trainers.runs.arguments import Checks
-from trainers.runs.command_line import parse
+from trainers import inputs
+from trainers.cli import parse
+from trainers.config import Checks
+from trainers.evaluation import api_agent
 
 
 @dataclass(kw_only=True)
@@ -151,11 +151,16 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from agent_envs.plug import Episode
+from agent_envs.integrations import Episode
 from agent_envs.tasks.qa import name_kind
-from trainers.comparison.intervals import bootstrap
-from trainers.models.policy import Policy
-from trainers.playing import (
+from trainers.checkpoints import checkpoint
+from trainers.checkpoints.lock import check_writable, hold_folder
+from trainers.episodes.records import EpisodeWriter, Origin, Recorder, make_pieces
+from trainers.episodes.report import page as html_report
+from trainers.episodes.report import tables as report
+from trainers.episodes.report.intervals import bootstrap
+from trainers.evaluation import folder as evaluation_folder
+from trainers.evaluation.evaluator import (
     Row,
     can_be_searched_for,
     data_digest,
@@ -167,11 +172,10 @@ from trainers.playing import (
     source_of,
     summarize,
 )
-from trainers.runs import checkpoint, evaluation_folder, html_report, report, stopping
-from trainers.runs.episodes import EpisodeWriter, Origin, Recorder, make_pieces
-from trainers.runs.lock import check_writable, hold_folder
-from trainers.runs.logger import Progress
-from trainers.runs.setup import make_engine, make_envs
+from trainers.factory import make_engine, make_envs
+from trainers.models.policy import Policy
+from trainers.runtime import signals
+from trainers.runtime.progress import Progress
 from trainers.trajectory import Trajectory
 
 _SCRIPTS = {
@@ -282,7 +286,7 @@ class _Evaluation:
             rest = (
                 f"{done} of {len(jobs)} episodes of {model} are kept in {args.out}; the same command goes on from there"
             )
-            if isinstance(error, stopping.TrainingStopped):
+            if isinstance(error, signals.TrainingStopped):
                 raise type(error)(f"{error}. {rest}") from None
             print(f"\n{rest}", file=sys.stderr)
             raise
@@ -399,7 +403,7 @@ def main(args: Args) -> list[Row]:
         SystemExit: SIGTERM or SIGINT came; no table is written, that of an earlier evaluation stays. The answers of an API
             are kept.
     """
-    with stopping.handle_signals():
+    with signals.handle_signals():
         return _evaluate(args)
 
 
@@ -414,7 +418,7 @@ def _evaluate(args: Args) -> list[Row]:
         if (failed := cast(float, row["failed"])) > args.max_failed:
             advice = f"its scores are not what it can do. More than --max-failed {args.max_failed:g} is an error"
             what = "a tool broke, or the API gave no answer," if "problems" in row else "a tool broke"
-            raise stopping.TrainingStopped(f"{what} in {failed:.1%} of the episodes of {row['name']}: {advice}")
+            raise signals.TrainingStopped(f"{what} in {failed:.1%} of the episodes of {row['name']}: {advice}")
     return rows
 
 

@@ -16,10 +16,10 @@ from pathlib import Path
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
-from trainers.runs import inputs
-from trainers.runs.arguments import Checks
-from trainers.runs.command_line import parse
-from trainers.runs.integrity import CARD_FILE, CURVE_FILE, is_written_here
+from trainers import inputs
+from trainers.cli import parse
+from trainers.config import Checks
+from trainers.runtime.integrity import CARD_FILE, CURVE_FILE, is_written_here
 
 
 @dataclass(kw_only=True)
@@ -59,10 +59,11 @@ import shutil
 
 import torch
 
+from trainers.checkpoints import card, checkpoint
+from trainers.checkpoints.settings import select_interface
 from trainers.models import lora
 from trainers.models.loading import load_policy
-from trainers.runs import card, checkpoint, stopping
-from trainers.runs.settings import select_interface
+from trainers.runtime import signals
 
 # Of the settings; of env_kwargs the agent's interface.
 KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn")
@@ -77,7 +78,7 @@ def main(args: Args) -> Path:
         SystemExit: SIGTERM or SIGINT came; ``out`` is not there then.
     """
     args.check_inputs()
-    with stopping.handle_signals():
+    with signals.handle_signals():
         return _export(args)
 
 

@@ -27,10 +27,10 @@ if __name__ == "__main__" and not __package__:  # run as a file: the packages li
 
 import tyro
 
-from agent_envs.view import find_file
-from trainers.runs import inputs
-from trainers.runs.arguments import Checks
-from trainers.runs.command_line import parse
+from agent_envs.utils.view import find_file
+from trainers import inputs
+from trainers.cli import parse
+from trainers.config import Checks
 
 
 @dataclass(kw_only=True)
@@ -77,7 +77,7 @@ from typing import Any
 
 from retrieval_index import durable
 from retrieval_index.printable import printable
-from trainers.runs.episodes import read_episodes, to_line
+from trainers.episodes.records import read_episodes, to_line
 
 Message = dict[str, Any]
 _ROWS = 1000  # that a row group of Parquet holds

@@ -34,8 +34,8 @@ from pathlib import Path
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
-from trainers.runs.arguments import TrainArgs
-from trainers.runs.command_line import parse
+from trainers.cli import parse
+from trainers.config import TrainArgs
 
 
 @dataclass(kw_only=True)
@@ -71,15 +71,16 @@ import numpy as np
 import torch
 
 from trainers.algorithms.advantages import group_advantage, to_tokens
-from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.algorithms.losses import cispo_loss, clipped_policy_loss, gspo_loss, is_clipped, total_loss
 from trainers.algorithms.turn_advantages import turn_advantage
+from trainers.loop.trainer import Run
 from trainers.models.fsdp import clip_gradients
 from trainers.models.hidden_states import HiddenStates
+from trainers.models.kl_reference import KLPenalty
 from trainers.models.lora import trainable_parameters
 from trainers.models.micro_batches import micro_batches
 from trainers.models.policy import Policy
-from trainers.preparation import (
+from trainers.rollouts.batching import (
     Metrics,
     UpdateMetrics,
     add_sequence_ratios,
@@ -89,7 +90,6 @@ from trainers.preparation import (
     select_episodes,
     shuffle_minibatches,
 )
-from trainers.runs.run import Run
 from trainers.trajectory import Batch, PackedEpisodes, Trajectory, unpack
 
 AnyArgs = TypeVar("AnyArgs", bound=TrainArgs)

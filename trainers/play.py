@@ -11,9 +11,9 @@ from pathlib import Path
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
-from trainers.runs import inputs
-from trainers.runs.arguments import Checks
-from trainers.runs.command_line import parse
+from trainers import inputs
+from trainers.cli import parse
+from trainers.config import Checks
 
 
 @dataclass(kw_only=True)
@@ -64,10 +64,10 @@ from agent_envs.tasks.qa import QAEnv
 from agent_envs.vector import ToolVectorEnv
 from retrieval_index.printable import printable
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.playing import load_agent
-from trainers.rollout import rollout
-from trainers.runs import report
-from trainers.runs.setup import make_envs
+from trainers.episodes.report import tables as report
+from trainers.evaluation.evaluator import load_agent
+from trainers.factory import make_envs
+from trainers.rollouts.rollout import rollout
 
 
 def ask(envs: ToolVectorEnv, text: str) -> None:

@@ -19,8 +19,8 @@ from pathlib import Path
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
-from trainers.runs.arguments import TrainArgs
-from trainers.runs.command_line import parse
+from trainers.cli import parse
+from trainers.config import TrainArgs
 
 
 @dataclass(kw_only=True)
@@ -81,16 +81,17 @@ import torch
 
 from trainers.algorithms.advantages import whiten
 from trainers.algorithms.gae import bi_level_gae, gae, turn_level_gae
-from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.algorithms.losses import aggregate, total_loss, value_loss
 from trainers.grpo import make_optimizer, policy_loss
+from trainers.loop.trainer import Run
 from trainers.models.critic import Critic
 from trainers.models.fsdp import clip_gradients
+from trainers.models.kl_reference import KLPenalty
 from trainers.models.lora import trainable_parameters
 from trainers.models.mask_ablation import remove_mask
 from trainers.models.micro_batches import micro_batches
 from trainers.models.policy import Policy
-from trainers.preparation import (
+from trainers.rollouts.batching import (
     Metrics,
     UpdateMetrics,
     add_sequence_ratios,
@@ -100,7 +101,6 @@ from trainers.preparation import (
     select_episodes,
     shuffle_minibatches,
 )
-from trainers.runs.run import Run
 from trainers.trajectory import Batch, Trajectory, pack, unpack
 
 

@@ -33,10 +33,10 @@ if not __package__:  # run as a file: the packages lie beside its folder
 
 import tyro
 
-from trainers.runs import inputs
-from trainers.runs.arguments import Checks
-from trainers.runs.command_line import parse
-from trainers.runs.logger import METRICS_FILE, read_metrics
+from trainers import inputs
+from trainers.cli import parse
+from trainers.config import Checks
+from trainers.runtime.progress import METRICS_FILE, read_metrics
 
 NEW_TOKENS = 32  # that are decoded with --model
 
@@ -116,6 +116,7 @@ from rich.console import Console
 from rich.table import Table
 from transformers import AutoModelForCausalLM, PreTrainedConfig
 
+from trainers.checkpoints import checkpoint
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models import gguf
@@ -124,7 +125,6 @@ from trainers.models.loading import default_device, load_policy
 from trainers.models.lora import find_base_model, trainable_parameters
 from trainers.models.micro_batches import micro_batches
 from trainers.models.policy import Policy
-from trainers.runs import checkpoint
 from trainers.trajectory import Batch, Sequence, collate_sequences
 
 # phase: its seconds, the conversations' tokens, and those that were processed

@@ -17,8 +17,8 @@ from typing import Literal
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
-from trainers.runs.arguments import TrainArgs
-from trainers.runs.command_line import parse
+from trainers.cli import parse
+from trainers.config import TrainArgs
 
 
 @dataclass(kw_only=True)

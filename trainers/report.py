@@ -19,7 +19,7 @@ if __name__ == "__main__" and not __package__:  # run as a file: the packages li
 
 import tyro
 
-from trainers.runs.command_line import parse
+from trainers.cli import parse
 
 
 @dataclass(kw_only=True)
@@ -38,7 +38,7 @@ if __name__ == "__main__":
     ARGS = parse(Args(), __doc__, "report")
 
 from retrieval_index.printable import printable
-from trainers.runs import html_report
+from trainers.episodes.report import page as html_report
 
 
 def main(args: Args) -> Path:

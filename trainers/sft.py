@@ -31,9 +31,9 @@ if __name__ == "__main__" and not __package__:  # run as a file: the packages li
 
 import tyro
 
-from trainers.runs import inputs
-from trainers.runs.arguments import Checks, EnvironmentArgs, ModelArgs, OutputArgs
-from trainers.runs.command_line import parse
+from trainers import inputs
+from trainers.cli import parse
+from trainers.config import Checks, EnvironmentArgs, ModelArgs, OutputArgs
 
 
 @dataclass(kw_only=True)
@@ -164,12 +164,15 @@ from typing import Any
 
 import torch
 
-from trainers import distributed
 from trainers.algorithms.losses import aggregate
 from trainers.algorithms.schedules import learning_rate_factor
-from trainers.cold_start.curriculum import split_by_length
-from trainers.cold_start.start import start_run
-from trainers.demonstrations import (
+from trainers.checkpoints import card, checkpoint, run_dir
+from trainers.checkpoints.settings import settings
+from trainers.episodes.report import page as html_report
+from trainers.episodes.report import tables as report
+from trainers.factory import make_envs
+from trainers.grpo import make_optimizer
+from trainers.imitation.demonstrations import (
     FILE,
     Demonstration,
     choose_scripts,
@@ -179,16 +182,15 @@ from trainers.demonstrations import (
     taught_spans,
     write_demonstrations,
 )
-from trainers.grpo import make_optimizer
+from trainers.loop.metrics import find_not_finite
 from trainers.models.fsdp import ShardedPolicy, clip_gradients
 from trainers.models.lora import trainable_parameters
 from trainers.models.micro_batches import compute_logprobs, micro_batches
 from trainers.models.policy import Policy
-from trainers.runs import card, checkpoint, folder, html_report, report, stopping
-from trainers.runs.logger import METRICS_FILE, Logger, Progress, check_sinks, logged_as, read_metrics
-from trainers.runs.monitoring import find_not_finite
-from trainers.runs.settings import settings
-from trainers.runs.setup import make_envs
+from trainers.runtime import distributed, signals
+from trainers.runtime.progress import METRICS_FILE, Logger, Progress, check_sinks, logged_as, read_metrics
+from trainers.tiny.cold_start import start_run
+from trainers.tiny.curriculum import split_by_length
 from trainers.trajectory import Sequence, collate_sequences
 
 BEST = "best"  # the folder in that of a run with the weights of the lowest held-out loss, or the last
@@ -250,7 +252,7 @@ def fit(
     optimizer = make_optimizer(trained, [{"params": trainable_parameters(trained.model), "lr": args.lr}])
     if isinstance(trained, ShardedPolicy):
         trained.shard([optimizer], [])
-    first = folder.resume(run, policy, [optimizer], {}) if args.resume else 0
+    first = run_dir.resume(run, policy, [optimizer], {}) if args.resume else 0
     if isinstance(trained, ShardedPolicy):
         trained.read_weights(policy)
     sinks = () if distributed.rank() else args.log
@@ -260,7 +262,7 @@ def fit(
         Logger(metrics_folder, sinks, asdict(args), first + 1 if first else 0, **logged_as(args)) as logger,
         Progress(total, unit, title, logger.seconds_before if args.max_seconds else float(first)) as progress,
     ):
-        schedule = stopping.SaveSchedule(args.save_every, args.save_every_minutes)
+        schedule = signals.SaveSchedule(args.save_every, args.save_every_minutes)
         before = distributed.broadcast(read_metrics(metrics_folder / METRICS_FILE))  # of a run that is resumed
         losses = {line["step"]: line[EVAL_LOSS] for line in before if EVAL_LOSS in line}
         begin = time.monotonic() - (before[-1]["seconds"] if before else 0.0)
@@ -278,7 +280,7 @@ def fit(
                 trained.write_weights(policy)
             if wrong := find_not_finite(metrics, {"the policy": policy.model}):
                 logger.log(step, metrics)
-                raise stopping.TrainingStopped(f"{wrong} after update {step}, which is not saved: try a lower --lr")
+                raise signals.TrainingStopped(f"{wrong} after update {step}, which is not saved: try a lower --lr")
             metrics["tokens/per_second"] = metrics["tokens/all"] / (time.monotonic() - started)
             spent = distributed.broadcast(time.monotonic() - begin)  # all processes stop, or none
             last = spent >= args.max_seconds if args.max_seconds else step >= updates
@@ -294,15 +296,15 @@ def fit(
             progress.update(spent if args.max_seconds else step, **figures)
             if last:
                 break
-            signal = max(distributed.all_gather([stopping.received()]))
+            signal = max(distributed.all_gather([signals.received()]))
             if distributed.broadcast(schedule.is_due(step)) or signal:
                 path = save(run / f"checkpoint-{step}", policy, [optimizer], step, args)
             if signal:
-                stopping.exit_by_signal(signal, f"{path} is saved; --resume {run} goes on from there.")
+                signals.exit_by_signal(signal, f"{path} is saved; --resume {run} goes on from there.")
     loss = losses.get(step)  # None where nothing is held out
     if loss is not None and best_step and best <= loss:
         loss = best
-        folder.load_weights(policy, run / BEST)
+        run_dir.load_weights(policy, run / BEST)
     else:
         save(run / BEST, policy, [], step, args, longest_turn=longest, best={"update": step, "loss": loss})
     warn_if_worse(losses.get(0), loss)
@@ -343,14 +345,14 @@ def save(
     """Write a checkpoint that every trainer takes as its --model. ``more`` is kept beside the settings."""
     return checkpoint.save(
         path, model=policy.model, tokenizer=policy.tokenizer, optimizers=optimizers, step=step,
-        extra=settings(args) | more, texts=folder.describe(path, policy, args),
+        extra=settings(args) | more, texts=run_dir.describe(path, policy, args),
     )  # fmt: skip
 
 
 def main(args: Args) -> dict:
     """Run the command; returns the summary, which the folder of the run holds as summary.json."""
     check_sinks(args.log)
-    with distributed.join_processes(), stopping.handle_signals(), folder.claim_folder(args, "sft") as run:
+    with distributed.join_processes(), signals.handle_signals(), run_dir.claim_folder(args, "sft") as run:
         if args.resume and (run / "summary.json").exists():
             raise ValueError(
                 f"{run} is finished: to train its checkpoint further, give that as model, and another --out"
@@ -374,7 +376,7 @@ def train(args: Args, run: Path) -> dict:
         if not distributed.rank():
             run.mkdir(parents=True, exist_ok=True)
             write_demonstrations(run / FILE, demonstrations, policy)
-    with stopping.deferring():  # a signal ends it after the update in hand, and after the last one when all is written
+    with signals.deferring():  # a signal ends it after the update in hand, and after the last one when all is written
         summary = fit(args, policy, demonstrations, run) | {
             "algorithm": "sft", "env": args.env, "seed": args.seed, "folder": str(run), "settings": settings(args),
             "command": html_report.typed_command(),

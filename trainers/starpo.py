@@ -56,7 +56,7 @@ if __name__ == "__main__":
         sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers import grpo, ppo
-from trainers.runs.command_line import parse
+from trainers.cli import parse
 
 PRESETS: dict[str, tuple[str, ppo.Args | grpo.Args]] = {}
 for _name, (_title, _changes) in _CHANGES.items():

@@ -29,10 +29,10 @@ class Trajectory:
     ``anchors``: for each step, a label of the state it was taken in, where the environment has one. ``failed``: a tool
     broke on the way, so what the episode earned says nothing about the policy; ``tool_faults``: in how many calls.
 
-    For records of episodes (`trainers.runs.episodes`), as text:
+    For records of episodes (`trainers.episodes.records`), as text:
 
     Attributes:
-        instance: the number that was asked for, the ``sample`` of it, and what an `agent_envs.play.Witness` says of it.
+        instance: the number that was asked for, the ``sample`` of it, and what an `agent_envs.utils.play.Witness` says of it.
         messages: what the policy read and wrote. A system message after the first begins a context that was rewritten.
         turns: for each turn its ``message`` (place in ``messages``), ``observation`` (read before it), ``action``,
             ``reward``, ``reward_terms``, ``next_observation`` and what the witness noted.

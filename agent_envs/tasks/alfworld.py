@@ -11,14 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from agent_envs.games.hosted import Replay, choose_instance, menu, normalize_command, read_menu
+from agent_envs.games.replay import Replay, choose_instance, menu, normalize_command, read_menu
 from agent_envs.games.textworld import TextWorldGame, find_games, short_name
 from agent_envs.generators import check_choice
-from agent_envs.play import Script
 from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool, ToolError
 from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.utils.play import Script
 from agent_envs.vector import vector_entry_point
 
 _FOLDERS = {

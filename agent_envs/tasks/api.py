@@ -11,12 +11,12 @@ from agent_envs.generators import check_choice, draw, instance_number
 from agent_envs.generators.shop.conduct import Conduct
 from agent_envs.generators.shop.requests import DIFFICULTIES, make_request
 from agent_envs.generators.shop.service import POLICY, TOOLS, Shop
-from agent_envs.play import Script
 from agent_envs.rewards import AtEnd, Metric, Reward
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.utils.play import Script
 from agent_envs.vector import vector_entry_point
 
 

@@ -7,10 +7,10 @@ from typing import Any
 from agent_envs.games.bandit import draw_arms
 from agent_envs.games.noise_seed import make_noise_rng, take_noise_seed
 from agent_envs.games.split import check_split
-from agent_envs.play import Script
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.utils.play import Script
 from agent_envs.vector import vector_entry_point
 
 
@@ -91,7 +91,7 @@ class BanditEnv(ToolEnv):
         return TurnOutcome(metrics, {"arm": arm}, terminated=over)
 
     def menu(self) -> dict[str, bool]:
-        """The turns that pull an arm, in the order in which the arms are named, see `agent_envs.plug.Menu`."""
+        """The turns that pull an arm, in the order in which the arms are named, see `agent_envs.integrations.Menu`."""
         return {self.format.write(Turn(answer=name)): True for name in self.arms.names}
 
 

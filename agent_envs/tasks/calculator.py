@@ -10,11 +10,11 @@ from agent_envs.games.split import check_split
 from agent_envs.generators import check_choice, draw, instance_number
 from agent_envs.generators.arithmetic import evaluate, number_text, parse_number, same_number
 from agent_envs.generators.stories.word_problems import DIFFICULTIES, Problem, make_problem
-from agent_envs.play import Script
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.utils.play import Script
 from agent_envs.vector import vector_entry_point
 
 _NUMBER = r"\d+(?:\.\d+)?"
@@ -128,7 +128,7 @@ class CalculatorEnv(ToolEnv):
         if source == "gsm8k":  # fails here, not at the first reset, if it is not to be had
             if difficulty != "normal":
                 raise ValueError("difficulty is of generated problems; GSM8K has its own")
-            from agent_envs.benchmark import stamp_places, warn_of_shared
+            from agent_envs.tasks.benchmark import stamp_places, warn_of_shared
 
             self._problems, self.questions, source = _gsm8k(split, data, stamp_places("gsm8k", data))
             if split == "train":

@@ -8,11 +8,11 @@ from agent_envs.games import frozenlake
 from agent_envs.games.actions import Budget, move_turn, read_left, wander
 from agent_envs.games.noise_seed import make_noise_rng, take_noise_seed
 from agent_envs.games.split import check_split, digest
-from agent_envs.play import Script
 from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.utils.play import Script
 from agent_envs.vector import vector_entry_point
 
 Action = Literal["Left", "Down", "Right", "Up"]
@@ -135,7 +135,7 @@ class FrozenLakeEnv(ToolEnv):
         return TurnOutcome(metrics, terminated=cell in "GH", truncated=self.budget.left == 0)
 
     def menu(self) -> dict[str, bool]:
-        """The turns of one action, and whether it can lead to another cell, see `agent_envs.plug.Menu`."""
+        """The turns of one action, and whether it can lead to another cell, see `agent_envs.integrations.Menu`."""
         here = int(self.lake.s)
         leads = (any(to != here for _, to, *_ in self.lake.P[here][action]) for action in range(4))
         return dict(zip(self._single, leads, strict=True))

@@ -9,7 +9,6 @@ from agent_envs.games.split import check_split
 from agent_envs.generators import draw, instance_number
 from agent_envs.generators.mixed.questions import KINDS, MixedQuestion, is_right, make_question
 from agent_envs.generators.mixed.world import SCRIPT, MixedWorld, make_mixed_world
-from agent_envs.play import Script
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tasks.calculator import calculate, compute
 from agent_envs.tasks.qa_scripts import search
@@ -17,6 +16,7 @@ from agent_envs.tasks.sql import ask
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool, SearchTool
 from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.utils.play import Script
 from agent_envs.vector import vector_entry_point
 
 _NAME = r"(?:[A-Z]\w+ )*[A-Z]\w+"

@@ -10,12 +10,12 @@ from typing import Any, ClassVar
 import gymnasium
 
 from agent_envs.formats import Format
-from agent_envs.hosting import find_spec, lacks_split, make_registered
-from agent_envs.play import Script
+from agent_envs.integrations.hosting import find_spec, lacks_split, make_registered
 from agent_envs.renames import check_reset_options
 from agent_envs.tasks.qa import check_question
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.types import ToolResult, Turn
+from agent_envs.utils.play import Script
 from agent_envs.vector import vector_entry_point
 
 _DEFAULT = {"AgentR1/MiniWiki-Easy-v0": 2.0, "AgentR1/Calculator-v0": 1.0, "AgentR1/Sokoban-v0": 1.0}

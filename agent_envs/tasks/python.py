@@ -10,12 +10,12 @@ from agent_envs import sandbox
 from agent_envs.games.split import check_split
 from agent_envs.generators import draw, instance_number
 from agent_envs.generators.puzzles.questions import KINDS, is_right, make_puzzle
-from agent_envs.play import Script
 from agent_envs.sandbox.probe import choose_backend
 from agent_envs.sandbox.runner import MAX_CODE
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.utils.play import Script
 from agent_envs.vector import vector_entry_point
 
 

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from agent_envs import scoring
-from agent_envs.benchmark import load, source_parameters
 from agent_envs.data.question import Question, paragraph_key
 from agent_envs.judge import Judge
 from agent_envs.rewards import (
@@ -29,6 +28,7 @@ from agent_envs.rewards import (
     ThoughtfulFormat,
 )
 from agent_envs.tasks import qa_reader, qa_scripts
+from agent_envs.tasks.benchmark import load, source_parameters
 from agent_envs.tool_env import COMMON, TokenCounter, ToolEnv
 from agent_envs.tools import ReadTool, SearchTool, Tool
 from agent_envs.types import ToolResult, Turn, TurnOutcome
@@ -46,7 +46,7 @@ class QAEnv(ToolEnv):
     answer and is truncated after ``max_turns`` turns.
 
     Args:
-        benchmark: a name of `agent_envs.benchmark.BENCHMARKS`; "own" for questions of your own, given with ``data`` and
+        benchmark: a name of `agent_envs.tasks.benchmark.BENCHMARKS`; "own" for questions of your own, given with ``data`` and
             ``corpus`` or ``index``: see `agent_envs.data.own.load_own`.
         split: ``"train"`` or ``"validation"``.
         k: passages per search.
@@ -57,7 +57,7 @@ class QAEnv(ToolEnv):
         judge: asks a language model whether the answer is right, for the reward term ``judge``: see
             `agent_envs.judge.Judge`. Off by default.
         instructions: the task in a sentence or two, in your words.
-        source_arguments: where the data comes from, and ``holdout``, see `agent_envs.benchmark.load`; for MiniWiki, what
+        source_arguments: where the data comes from, and ``holdout``, see `agent_envs.tasks.benchmark.load`; for MiniWiki, what
             world. The rest are the arguments of `ToolEnv`.
 
     ``info`` at reset names ``source`` (a stand-in can never pass for the real benchmark), ``question_id``, ``type`` and

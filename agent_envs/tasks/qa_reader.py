@@ -12,11 +12,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from typing import Protocol, cast
 
 from agent_envs.data.question import Question
-from agent_envs.play import Script
 from agent_envs.tasks.qa_scripts import search
 from agent_envs.tools import Tool
 from agent_envs.tools.search import SearchTool, read_shown
 from agent_envs.types import Turn
+from agent_envs.utils.play import Script
 from retrieval_index import Passage
 
 _WORD = r"(?:[^\W_a-zß-ÿ]|\d)[\w'’.\-]*"  # begins with a capital or a digit

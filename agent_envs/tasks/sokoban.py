@@ -8,11 +8,11 @@ from agent_envs.games import sokoban
 from agent_envs.games.actions import Budget, move_turn, read_left, wander
 from agent_envs.games.sokoban_levels import generate
 from agent_envs.games.split import check_split, digest
-from agent_envs.play import Script
 from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolResult, Turn, TurnOutcome
+from agent_envs.utils.play import Script
 from agent_envs.vector import vector_entry_point
 
 Action = Literal["Up", "Down", "Left", "Right"]
@@ -138,7 +138,7 @@ class SokobanEnv(ToolEnv):
         return TurnOutcome(metrics, terminated=solved, truncated=self.budget.left == 0)
 
     def menu(self) -> dict[str, bool]:
-        """The turns of one action, and whether it would move anything, see `agent_envs.plug.Menu`."""
+        """The turns of one action, and whether it would move anything, see `agent_envs.integrations.Menu`."""
         return {text: sokoban.move(self.level, action) != self.level for action, text in self._single.items()}
 
     def anchor(self) -> Hashable:

@@ -8,11 +8,11 @@ from agent_envs.games.split import check_split
 from agent_envs.generators import check_choice, draw, instance_number
 from agent_envs.generators.sql.databases import describe, open_database
 from agent_envs.generators.sql.questions import DIFFICULTIES, is_right, make_question, matches
-from agent_envs.play import Script
 from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.utils.play import Script
 from agent_envs.vector import vector_entry_point
 
 

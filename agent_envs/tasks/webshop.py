@@ -7,14 +7,14 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from agent_envs.games.hosted import Replay, choose_instance, menu, normalize_command, read_menu
+from agent_envs.games.replay import Replay, choose_instance, menu, normalize_command, read_menu
 from agent_envs.games.webshop import WebShopGame
 from agent_envs.generators import check_choice
-from agent_envs.play import Script
 from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool, ToolError
 from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.utils.play import Script
 from agent_envs.vector import vector_entry_point
 
 _SPLITS = {"train": (1500, None), "validation": (500, 1500), "test": (0, 500)}

@@ -20,7 +20,7 @@ import gymnasium
 import tyro
 
 import agent_envs
-from agent_envs.fuzz import make_hostile_turn
+from agent_envs.utils.fuzz import make_hostile_turn
 from agent_envs.vector import ToolVectorEnv
 
 WIDTH = 8

@@ -3,7 +3,7 @@
     python -m benchmarks.envs.fuzz --steps 1000000
 
 Every registered environment that can be made here gets an equal share of the steps, in its own format and in two
-others. Each step is checked by `agent_envs.checker.check_step`; every tenth thousand is a turn of a megabyte.
+others. Each step is checked by `agent_envs.utils.checker.check_step`; every tenth thousand is a turn of a megabyte.
 """
 
 import json
@@ -19,9 +19,9 @@ import tyro
 from rich.progress import Progress
 
 import agent_envs
-from agent_envs.checker import check_step
 from agent_envs.formats import FORMATS
-from agent_envs.fuzz import make_hostile_turn
+from agent_envs.utils.checker import check_step
+from agent_envs.utils.fuzz import make_hostile_turn
 
 
 @dataclass

@@ -18,9 +18,9 @@ import tyro
 from rich.progress import track
 
 import agent_envs
-from agent_envs.baselines import run_baselines, table
 from agent_envs.data.catalog import CATALOG
-from agent_envs.describe import page
+from agent_envs.utils.baselines import run_baselines, table
+from agent_envs.utils.describe import page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs" / "tasks"
 ABOUT = {

@@ -17,9 +17,9 @@ import gymnasium
 import numpy as np
 import tyro
 
-from agent_envs.plug import Menu
-from trainers.comparison.intervals import mean_and_half
-from trainers.runs import figures
+from agent_envs.integrations import Menu
+from trainers.episodes.report import figures
+from trainers.episodes.report.intervals import mean_and_half
 
 SETTINGS: dict[str, Any] = {"n_steps": 32, "batch_size": 128, "n_epochs": 6, "learning_rate": 1e-3, "gamma": 0.98}
 SETTINGS |= {"ent_coef": 0.01, "policy_kwargs": {"net_arch": [128, 128]}, "device": "cpu"}

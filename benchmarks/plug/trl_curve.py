@@ -18,15 +18,15 @@ import numpy as np
 import torch
 import tyro
 
-from agent_envs.plug.trl import dataset, episode_return, rollout_func
+from agent_envs.integrations.trl import dataset, episode_return, rollout_func
 from trainers import grpo
-from trainers.cold_start.start import start_policy
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.episodes.report import figures
+from trainers.evaluation.evaluator import evaluate_policy, instances
+from trainers.factory import make_envs
 from trainers.models.policy import Policy
-from trainers.playing import evaluate_policy, instances
-from trainers.runs import figures
-from trainers.runs.logger import METRICS_FILE, read_metrics
-from trainers.runs.setup import make_envs
+from trainers.runtime.progress import METRICS_FILE, read_metrics
+from trainers.tiny.cold_start import start_policy
 
 SIDES = ("this trainer", "TRL")
 

@@ -30,8 +30,8 @@ import numpy as np
 import psutil
 import tyro
 
-from agent_envs.miniwiki.questions import make_question
-from agent_envs.miniwiki.world import World
+from agent_envs.generators.miniwiki.questions import make_question
+from agent_envs.generators.miniwiki.world import World
 from retrieval_index import Passage, load
 from retrieval_index.progress import progress_bars
 

@@ -22,7 +22,7 @@ from pathlib import Path
 import tyro
 
 import retrieval_index
-from agent_envs.miniwiki.world import World
+from agent_envs.generators.miniwiki.world import World
 from retrieval_index import Corpus, IndexCorrupt
 from retrieval_index.progress import progress_bars
 

@@ -17,11 +17,12 @@ from dataclasses import dataclass
 import torch
 import tyro
 
-from agent_envs.miniwiki import World
+from agent_envs.generators.miniwiki import World
 from agent_envs.vector import ToolVectorEnv
-from trainers.cold_start import curriculum, demonstrations
+from trainers.factory import make_envs
+from trainers.imitation import scripted
 from trainers.models.policy import Policy
-from trainers.runs.setup import make_envs
+from trainers.tiny import curriculum
 from trainers.trajectory import Sequence, collate_sequences
 
 HELD_OUT = 64  # sequences of each kind
@@ -48,8 +49,8 @@ def make_held_out(policy: Policy, envs: ToolVectorEnv) -> dict[str, list[Sequenc
     """Lessons of each kind that the cold start does not see."""
     rng, world = random.Random("held out"), World(600, WORLD, difficulty="varied")
     return {
-        "pairs": demonstrations.pairs(HELD_OUT, world, policy, rng),
-        "comparing": demonstrations.comparing(HELD_OUT, world, policy, rng),
+        "pairs": scripted.pairs(HELD_OUT, world, policy, rng),
+        "comparing": scripted.comparing(HELD_OUT, world, policy, rng),
         "guided": curriculum.guided(policy, envs, rng)[:HELD_OUT],
         "episodes": curriculum.episodes(policy, envs, rng)[:HELD_OUT],
     }

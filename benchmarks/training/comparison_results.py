@@ -1,4 +1,4 @@
-"""The comparisons of docs/comparisons.md, kept: their runs take hours, so what `trainers.compare` found is in docs/results, by
+"""The comparisons of docs/comparisons.md, kept: their runs take hours, so what `experiments.compare` found is in docs/results, by
 recipe, and its table and pictures are made from that again.
 
     python -m benchmarks.training.comparison_results --add runs/algorithms    # to docs/results/algorithms.json
@@ -16,8 +16,8 @@ from typing import Any
 
 import tyro
 
+from experiments import report
 from retrieval_index import durable
-from trainers.comparison import report
 
 FOLDER = Path(__file__).parents[2] / "docs" / "results"
 LEFT_OUT = ("questions", "file", "folder")

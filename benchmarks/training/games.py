@@ -22,16 +22,17 @@ import torch
 import tyro
 
 from benchmarks.training import games_report
-from trainers import playing, ppo
-from trainers.cold_start import curriculum
-from trainers.comparison import imitation
+from experiments import imitation
+from trainers import ppo
+from trainers.checkpoints import checkpoint
+from trainers.checkpoints.settings import check_settings
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.evaluation import evaluator
+from trainers.factory import make_envs
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
-from trainers.runs import checkpoint
-from trainers.runs.logger import METRICS_FILE, read_metrics, to_json_types
-from trainers.runs.settings import check_settings
-from trainers.runs.setup import make_envs
+from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
+from trainers.tiny import curriculum
 
 SCRIPTS = {"random": "Random agent", "scripted": "Scripted agent", "oracle": "Oracle"}
 BEFORE, IMITATION, AFTER = "Cold start", "More imitation", "PPO"
@@ -171,7 +172,7 @@ def evaluated(args: Args, name: str, policy: Policy, kept: Path) -> dict[str, di
             engine, numbers = TransformersEngine(policy, envs.envs[0].stop), list(range(_instances(args, name)))
             common = envs, policy, engine, numbers, ppo.Args.max_new_tokens, line
             torch.manual_seed(0)  # of the sampling
-            rows = {"greedy": playing.evaluate_policy(*common), "sampled": playing.evaluate_policy(*common, 1.0)}
+            rows = {"greedy": evaluator.evaluate_policy(*common), "sampled": evaluator.evaluate_policy(*common, 1.0)}
             success[line] = {how: row["success"] for how, (row, _) in rows.items()}
         kept.parent.mkdir(parents=True, exist_ok=True)
         staging = kept.with_suffix(".staging")
@@ -187,7 +188,7 @@ def scripted(args: Args, name: str) -> dict[str, dict[str, float]]:
         envs = make_envs(game.env, json.dumps(game.kwargs), split, 64)
         play, numbers = envs.envs[0].SCRIPTS, list(range(_instances(args, name)))
         found[line] = {
-            title: playing.evaluate_script(envs, numbers, play[script], title)["success"]
+            title: evaluator.evaluate_script(envs, numbers, play[script], title)["success"]
             for script, title in SCRIPTS.items()
         }
     return found

@@ -13,9 +13,9 @@ import numpy as np
 import tyro
 from matplotlib.axes import Axes
 
-from trainers.comparison.intervals import mean_and_half
-from trainers.runs import figures
-from trainers.runs.logger import METRICS_FILE, read_metrics
+from trainers.episodes.report import figures
+from trainers.episodes.report.intervals import mean_and_half
+from trainers.runtime.progress import METRICS_FILE, read_metrics
 
 Scores = Mapping[str, Mapping[str, tuple[float, float | None]]]  # by agent and game the mean, and half of its interval
 

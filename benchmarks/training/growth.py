@@ -22,17 +22,17 @@ import tyro
 from rich.console import Console
 from rich.table import Table
 
-from agent_envs.miniwiki import vocabulary
+from agent_envs.generators.miniwiki import vocabulary
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import Turn, TurnOutcome
 from agent_envs.vector import ToolVectorEnv
 from trainers import grpo
-from trainers.collector import play_batch
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.models import tiny
 from trainers.models.lora import trainable_parameters
 from trainers.models.policy import Policy
+from trainers.rollouts.collector import play_batch
+from trainers.tiny import model as tiny
 
 NEW_TOKENS = 16
 GROWS = {

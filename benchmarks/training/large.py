@@ -32,13 +32,13 @@ from transformers import Qwen2ForCausalLM
 from benchmarks.training.large_setup import Args, Searcher, environments, now, peak_memory, reset_peak, searcher
 from benchmarks.training.large_trl import trl_updates
 from trainers import grpo
-from trainers.collector import play_batch
 from trainers.engines import model_runner
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.hidden_states import ForwardTokenMeter
 from trainers.models.lora import trainable_parameters
 from trainers.models.prefix_trees import group_by_prefix
 from trainers.profile import measure_limits
+from trainers.rollouts.collector import play_batch
 from trainers.trajectory import to_sequences
 
 

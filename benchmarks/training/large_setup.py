@@ -9,12 +9,13 @@ from typing import Literal
 import torch
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from agent_envs.miniwiki import vocabulary
-from trainers.models import lora, tiny
+from agent_envs.generators.miniwiki import vocabulary
+from trainers.factory import make_envs
+from trainers.models import lora
 from trainers.models.hidden_states import recompute_activations, round_frozen
 from trainers.models.loading import default_device, set_matmul_precision
 from trainers.models.policy import Policy
-from trainers.runs.setup import make_envs
+from trainers.tiny import model as tiny
 
 # of Qwen2.5: width, of the feed-forward layers, layers, heads, heads of keys and values, whether embedding and head are one
 SHAPES = {

@@ -13,9 +13,10 @@ from pathlib import Path
 import tyro
 
 from trainers import grpo
-from trainers.runs import checkpoint, report
-from trainers.runs.logger import METRICS_FILE
-from trainers.runs.settings import check_settings
+from trainers.checkpoints import checkpoint
+from trainers.checkpoints.settings import check_settings
+from trainers.episodes.report import tables as report
+from trainers.runtime.progress import METRICS_FILE
 
 
 @dataclass(kw_only=True)

@@ -1,7 +1,7 @@
 """The table of real questions in docs/comparisons.md: its seeds are run on as many days and machines as it takes, and the scores
 of each question are kept in docs/results/real_questions.json. From that file come the table, with its intervals, and the picture.
 
-    python -m benchmarks.training.real_questions --add runs/real            # what `trainers.compare` left there, into the file
+    python -m benchmarks.training.real_questions --add runs/real            # what `experiments.compare` left there, into the file
     python -m benchmarks.training.real_questions --picture docs/real_questions.png
 """
 
@@ -13,10 +13,10 @@ from pathlib import Path
 
 import tyro
 
+from experiments import recipe_file
+from experiments.curves import draw_scores
+from experiments.report import dump, mean_scores, pooled_tables
 from retrieval_index import durable
-from trainers.comparison import recipe_file
-from trainers.comparison.curves import draw_scores
-from trainers.comparison.report import dump, mean_scores, pooled_tables
 
 FILE = Path(__file__).parents[2] / "docs" / "results" / "real_questions.json"
 RECIPE = recipe_file.read("real")

@@ -93,6 +93,6 @@ class Args:
         )  # fmt: skip
 
     def question_seeds(self) -> list[int]:
-        """One per question, in order, of all steps: what `trainers.collector` draws."""
+        """One per question, in order, of all steps: what `trainers.rollouts.collector` draws."""
         drawn = (np.random.default_rng([self.seed, number]) for number in range(self.rounds))
         return [seed for rng in drawn for seed in rng.integers(2**31, size=self.episodes // self.group_size).tolist()]

@@ -47,13 +47,14 @@ from benchmarks.training.trl_args import AGAINST, TRL, Args
 from benchmarks.training.trl_environment import check_search, check_template
 from benchmarks.training.trl_start import first_prompts, start_policy
 from trainers import grpo
-from trainers.collector import Collector
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.factory import make_envs
+from trainers.loop.metrics import mutual_information_statistics
 from trainers.models.loading import load_policy
 from trainers.models.lora import has_lora, trainable_parameters
 from trainers.models.policy import Policy
-from trainers.runs.monitoring import episode_metrics, mutual_information_statistics
-from trainers.runs.setup import make_envs
+from trainers.rollouts.collector import Collector
+from trainers.rollouts.statistics import episode_metrics
 
 
 def our_trainer(args: Args, start: Path, pace: Pace) -> dict:

@@ -24,9 +24,9 @@ from benchmarks.training.race import Pace
 from benchmarks.training.trl_args import Args
 from benchmarks.training.trl_environment import Environment, teach_calls
 from benchmarks.training.trl_turns import cut, cut_turns, end_at_tags
+from trainers.factory import make_envs
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
-from trainers.runs.setup import make_envs
 
 
 @dataclass

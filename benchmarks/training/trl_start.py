@@ -7,11 +7,12 @@ import torch
 
 from agent_envs.tasks import qa_scripts
 from benchmarks.training.trl_args import Args
-from trainers.cold_start import curriculum, demonstrations
+from trainers.factory import make_envs
+from trainers.imitation import scripted
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
-from trainers.runs.logger import Progress
-from trainers.runs.setup import make_envs
+from trainers.runtime.progress import Progress
+from trainers.tiny import curriculum
 
 # Gradient steps: of the cold start, whose demonstrations mostly answer too early, and of some that never do.
 COLD_START, MORE_STEPS = 400, 50
@@ -36,7 +37,7 @@ def _tiny_policy(args: Args) -> Policy:
 
         def play():
             questions = rng.choices(range(len(envs.envs[0].questions)), k=curriculum.POOL)
-            return demonstrations.scripted_episodes(envs, policy, questions, patient, rng.getrandbits(32))
+            return scripted.scripted_episodes(envs, policy, questions, patient, rng.getrandbits(32))
 
         tokens = curriculum.choose_lessons(envs).tokens_per_step
         batches = (("episodes", batch) for batch in curriculum.batch_by_length(play, rng, tokens))

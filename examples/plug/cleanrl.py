@@ -9,7 +9,7 @@ from held_out import Agent, arguments, report
 from torch import nn
 from torch.distributions import Categorical
 
-from agent_envs.plug import Menu
+from agent_envs.integrations import Menu
 
 ENVS, LENGTH, EPOCHS, MINIBATCH, GAMMA, LAMBDA = 16, 64, 6, 256, 0.98, 0.95
 

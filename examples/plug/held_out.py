@@ -9,7 +9,7 @@ import gymnasium
 import numpy as np
 
 import agent_envs  # noqa: F401  (registers the ids)
-from agent_envs.plug import Menu
+from agent_envs.integrations import Menu
 
 Agent = Callable[[np.ndarray, np.ndarray], int]  # (observation, masks) -> a place in the menu
 

@@ -8,7 +8,7 @@ import argparse
 
 import gem
 
-from agent_envs.plug.gem import register
+from agent_envs.integrations.gem import register
 
 register()
 

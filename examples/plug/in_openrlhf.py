@@ -8,7 +8,7 @@ python -m openrlhf.cli.train_ppo_ray --train.agent_func_path examples/plug/in_op
 
 import sys
 
-from agent_envs.plug.openrlhf import dataset, executor
+from agent_envs.integrations.openrlhf import dataset, executor
 
 ENV = "AgentR1/MiniWiki-v0"
 

@@ -8,7 +8,7 @@ import argparse
 
 import skyrl_gym
 
-from agent_envs.plug.skyrl import dataset, register
+from agent_envs.integrations.skyrl import dataset, register
 
 
 def main() -> None:

@@ -10,7 +10,7 @@ import argparse
 from torchrl.envs import GymEnv
 from torchrl.modules.llm.policies import TransformersWrapper
 
-from agent_envs.plug.torchrl import chat_env
+from agent_envs.integrations.torchrl import chat_env
 
 
 def strings(id: str) -> None:

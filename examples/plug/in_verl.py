@@ -11,7 +11,7 @@ python -m verl.trainer.main_ppo algorithm.adv_estimator=grpo \
 import argparse
 from pathlib import Path
 
-from agent_envs.plug.verl import dataset
+from agent_envs.integrations.verl import dataset
 
 
 def main() -> None:

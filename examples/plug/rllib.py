@@ -11,7 +11,7 @@ from ray.rllib.algorithms.ppo import PPOConfig
 from ray.rllib.core.rl_module.default_model_config import DefaultModelConfig
 from ray.tune.registry import register_env
 
-from agent_envs.plug import Menu
+from agent_envs.integrations import Menu
 
 
 def train(id: str, steps: int, seed: int, **env_kwargs) -> Agent:

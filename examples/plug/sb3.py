@@ -10,7 +10,7 @@ from held_out import Agent, arguments, report
 from stable_baselines3 import PPO
 from stable_baselines3.common.vec_env import DummyVecEnv
 
-from agent_envs.plug import Menu
+from agent_envs.integrations import Menu
 
 SETTINGS = {"n_steps": 64, "batch_size": 256, "n_epochs": 6, "learning_rate": 1e-3, "gamma": 0.98, "ent_coef": 0.01}
 

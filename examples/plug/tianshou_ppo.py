@@ -17,7 +17,7 @@ from tianshou.utils.net.common import Net
 from tianshou.utils.net.discrete import DiscreteActor, DiscreteCritic
 from torch.distributions import Categorical
 
-from agent_envs.plug import Menu
+from agent_envs.integrations import Menu
 
 
 def train(id: str, steps: int, seed: int, **env_kwargs) -> Agent:

@@ -11,7 +11,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 from trl import GRPOConfig, GRPOTrainer
 
-from agent_envs.plug.trl import dataset, environment_factory, episode_return, rollout_func
+from agent_envs.integrations.trl import dataset, environment_factory, episode_return, rollout_func
 
 
 def arguments() -> argparse.Namespace:

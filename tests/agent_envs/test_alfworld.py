@@ -10,11 +10,11 @@ import gymnasium
 import numpy as np
 import pytest
 
-from agent_envs.games import hosted
+from agent_envs.games import replay
 from agent_envs.games.textworld import _clean_text, find_games, short_name
-from agent_envs.play import play
 from agent_envs.tasks import alfworld
 from agent_envs.tasks.alfworld import ALFWorldEnv, make_vector
+from agent_envs.utils.play import play
 
 
 def say(*commands):
@@ -99,9 +99,9 @@ def test_interpreter_chatter_is_left_out():
 
 
 def test_menus_are_read_as_they_are_written():
-    text = "a [b] Commands: [no]\n" + hosted.menu("Commands", ["go east", "open it's box ", "a\nb"])
-    assert hosted.read_menu("Commands", f'<information>{text}</information>"]') == ["go east", "open it's box", "a b"]
-    assert hosted.read_menu("Commands", "[x] " + hosted.menu("Commands", [])) == []
+    text = "a [b] Commands: [no]\n" + replay.menu("Commands", ["go east", "open it's box ", "a\nb"])
+    assert replay.read_menu("Commands", f'<information>{text}</information>"]') == ["go east", "open it's box", "a b"]
+    assert replay.read_menu("Commands", "[x] " + replay.menu("Commands", [])) == []
 
 
 class Counter:
@@ -121,7 +121,7 @@ class Counter:
 
 
 def test_a_replay_does_everything_again_in_the_copy():
-    played = hosted.Replay(Counter)
+    played = replay.Replay(Counter)
     played.reset(5)
     played.step("up"), played.step("up")
     made = Counter.made
@@ -132,16 +132,16 @@ def test_a_replay_does_everything_again_in_the_copy():
     assert (copy.game.value, played.game.value) == (8, 7)
     copy.reset(1)
     assert pickle.loads(pickle.dumps(copy)).game.value == 1
-    pickle.loads(pickle.dumps(hosted.Replay(Counter))).reset(3)
+    pickle.loads(pickle.dumps(replay.Replay(Counter))).reset(3)
 
 
 def test_instances_are_chosen_within_bounds():
     rng = np.random.default_rng(0)
-    assert {hosted.choose_instance(rng, {}, range(5, 8)) for _ in range(50)} == {5, 6, 7}
-    assert hosted.choose_instance(rng, {"instance": np.int64(7)}, range(5, 8)) == 7
+    assert {replay.choose_instance(rng, {}, range(5, 8)) for _ in range(50)} == {5, 6, 7}
+    assert replay.choose_instance(rng, {"instance": np.int64(7)}, range(5, 8)) == 7
     for options in ({"instance": 8}, {"instance": 4}, {"instance": True}, {"instance": "5"}, {"game": 5}):
         with pytest.raises(ValueError):
-            hosted.choose_instance(rng, options, range(5, 8))
+            replay.choose_instance(rng, options, range(5, 8))
 
 
 # -- TextWorld's games -------------------------------------------------------------------------------------------------
@@ -167,7 +167,7 @@ def env(games):
 
 
 def test_both_checkers_have_nothing_to_say(games):
-    from agent_envs.checker import check_agent_env
+    from agent_envs.utils.checker import check_agent_env
 
     check_agent_env(ALFWorldEnv(games=games, split="all", max_turns=8, max_calls=2), steps=60)
 
@@ -186,7 +186,7 @@ def test_the_first_observation_sets_the_task_and_lists_commands(env):
     text, info = env.reset(options={"instance": 1})
     assert info["game"] == "game2" and info["instance"] == 1 and info["source"] == "textworld"
     assert "$" not in text and "\n>" not in text and "-=" in text
-    assert "look" in hosted.read_menu("Commands", text)
+    assert "look" in replay.read_menu("Commands", text)
 
 
 def test_only_listed_commands_reach_the_game(env):
@@ -196,7 +196,7 @@ def test_only_listed_commands_reach_the_game(env):
     for command in ("undo", "restart", "quit", "save", "tw-print *", "xyzzy", f"{winning[1]}. undo", "é日\udcff", ">"):
         observation, reward, terminated, truncated, _ = env.step(say(command))
         assert "Nothing happens." in observation and reward == 0.0 and not terminated and not truncated
-        assert hosted.read_menu("Commands", observation) == env.play.game.commands
+        assert replay.read_menu("Commands", observation) == env.play.game.commands
     assert env.play.actions == before
     env.step(say(f"  {winning[1].upper()} "))  # capitals and white space are forgiven
     assert env.play.actions == winning[:2]
@@ -355,7 +355,7 @@ def test_alfworld_is_won_by_its_walkthrough(data):
 
 
 def test_alfworld_passes_both_checkers(data):
-    from agent_envs.checker import check_agent_env
+    from agent_envs.utils.checker import check_agent_env
 
     check_agent_env(ALFWorldEnv(data=data, max_turns=6), steps=8)
 

@@ -9,15 +9,15 @@ import random
 import numpy as np
 import pytest
 
-from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
 from agent_envs.generators.shop.data import TODAY, make_state, order_total
 from agent_envs.generators.shop.requests import DIFFICULTIES, WISHES, make_request
 from agent_envs.generators.shop.service import POLICY, TOOLS, Shop
 from agent_envs.generators.shop.wishes import WISH_KINDS
-from agent_envs.play import play
 from agent_envs.tasks.api import APIEnv, make_vector
 from agent_envs.types import ToolCall, Turn
+from agent_envs.utils.checker import check_agent_env
+from agent_envs.utils.play import play
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
 FORBIDDEN = {

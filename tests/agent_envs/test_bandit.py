@@ -7,10 +7,10 @@ import random
 import numpy as np
 import pytest
 
-from agent_envs.checker import check_agent_env
 from agent_envs.games.bandit import FAMILIES, Arms, draw_arms
-from agent_envs.play import play
 from agent_envs.tasks.bandit import BanditEnv, make_vector
+from agent_envs.utils.checker import check_agent_env
+from agent_envs.utils.play import play
 
 
 def answer(name):

@@ -13,14 +13,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
 from agent_envs.generators import Redraw
 from agent_envs.generators.arithmetic import decimals, evaluate, number_text, parse_number, same_number
 from agent_envs.generators.stories.tale import Tale
 from agent_envs.generators.stories.word_problems import DIFFICULTIES, STEPS, STORIES, Problem, make_problem
-from agent_envs.play import is_drawn, play, play_many, sample_instances
 from agent_envs.tasks.calculator import CalculatorEnv, make_vector
+from agent_envs.utils.checker import check_agent_env
+from agent_envs.utils.play import is_drawn, play, play_many, sample_instances
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 

@@ -8,8 +8,8 @@ import gymnasium
 import pytest
 from broken_envs import Digit, registered
 
-from agent_envs.checker import CheckFailed, check_agent_env, check_step, transcript
-from agent_envs.fuzz import make_hostile_turn
+from agent_envs.utils.checker import CheckFailed, check_agent_env, check_step, transcript
+from agent_envs.utils.fuzz import make_hostile_turn
 
 STEPS = 60
 

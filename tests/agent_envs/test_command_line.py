@@ -11,9 +11,9 @@ import pytest
 from broken_envs import Adds, Digit, registered
 
 import agent_envs
-from agent_envs.describe import page
-from agent_envs.play import play
 from agent_envs.types import ToolCall, Turn
+from agent_envs.utils.describe import page
+from agent_envs.utils.play import play
 
 WORLD = json.dumps({"entities": 150, "questions": 120})
 
@@ -156,7 +156,7 @@ def test_a_script_that_stops_too_early_is_named():
 def test_serve_says_what_it_needs(run, monkeypatch):
     assert "--openenv" in refusal(run, "serve", "MiniWiki")
     assert "port must be" in refusal(run, "serve", "MiniWiki", "--openenv", "--port", "65536")
-    for name in [*(name for name in sys.modules if name.split(".")[0] == "openenv"), "agent_envs.plug.openenv"]:
+    for name in [*(name for name in sys.modules if name.split(".")[0] == "openenv"), "agent_envs.integrations.openenv"]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "openenv", None)  # as if it were not installed
     message = refusal(run, "serve", "MiniWiki", "--openenv", "--kwargs", WORLD)

@@ -12,11 +12,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_envs.checker import check_agent_env
 from agent_envs.games import countdown
 from agent_envs.games.split import split_of
-from agent_envs.play import play
 from agent_envs.tasks.countdown import CountdownEnv, make_vector
+from agent_envs.utils.checker import check_agent_env
+from agent_envs.utils.play import play
 
 
 def make(numbers=(3, 5, 2), target=4, **arguments):

@@ -9,11 +9,11 @@ import pyarrow.parquet
 import pytest
 
 from agent_envs import scoring
-from agent_envs.benchmark import load as load_task
 from agent_envs.data import DataUnavailable, Question, load_benchmark, open_domain, records, sources, stand_in_warning
 from agent_envs.data.catalog import CATALOG
 from agent_envs.data.local import NotHere, locate
 from agent_envs.data.question import paragraph_key
+from agent_envs.tasks.benchmark import load as load_task
 
 ALONE = [name for name, entry in CATALOG.items() if not entry.own_passages]
 TRIVIA_ANSWER = {

@@ -8,11 +8,11 @@ import warnings
 
 import pytest
 
-from agent_envs import benchmark
 from agent_envs.data import Benchmark, DataUnavailable, load_benchmark, stand_in_warning
 from agent_envs.data import sources as data_sources
 from agent_envs.data.corpora import stamp
 from agent_envs.data.local import NotHere
+from agent_envs.tasks import benchmark
 
 
 @pytest.fixture(autouse=True)

@@ -8,12 +8,12 @@ import numpy as np
 import pytest
 from gymnasium.envs.toy_text.frozen_lake import FrozenLakeEnv as Lake
 
-from agent_envs.checker import check_agent_env
 from agent_envs.games import frozenlake
 from agent_envs.games.boards import canonical_form
 from agent_envs.games.split import split_of
-from agent_envs.play import begin, play
 from agent_envs.tasks.frozenlake import FrozenLakeEnv, make_vector
+from agent_envs.utils.checker import check_agent_env
+from agent_envs.utils.play import begin, play
 
 ROWS = ["SFFF", "FHFH", "FFFH", "HFFG"]
 

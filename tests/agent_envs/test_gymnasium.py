@@ -6,7 +6,7 @@ from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TransformObservation, vector
 
 import agent_envs
-from agent_envs.plug import Episode
+from agent_envs.integrations import Episode
 
 ID, TURNS = "AgentR1/MiniWiki-Easy-v0", ["<search>a town</search>", "nothing", "<answer>x</answer>"]
 

@@ -7,12 +7,12 @@ import gymnasium
 import pytest
 from broken_envs import Digit, Echo
 
-from agent_envs.checker import CheckFailed, check_agent_env
-from agent_envs.fuzz import make_hostile_arguments
 from agent_envs.sandbox.runner import MAX_CODE
 from agent_envs.tasks.python import PythonTool
 from agent_envs.tools import FunctionTool, ReadTool, SearchTool, ToolError, run_calls
 from agent_envs.types import ToolCall, ToolResult
+from agent_envs.utils.checker import CheckFailed, check_agent_env
+from agent_envs.utils.fuzz import make_hostile_arguments
 from retrieval_index import Passage, build
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))

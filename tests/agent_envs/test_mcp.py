@@ -15,11 +15,11 @@ import psutil
 import pytest
 from broken_envs import Digit
 
-from agent_envs.checker import check_agent_env
 from agent_envs.tools import mcp as mounted
 from agent_envs.tools import run_calls
 from agent_envs.tools.mcp import mount
 from agent_envs.types import ToolCall, ToolResult
+from agent_envs.utils.checker import check_agent_env
 from agent_envs.vector import ToolVectorEnv
 
 pytest.importorskip("mcp")

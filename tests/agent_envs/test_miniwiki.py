@@ -11,10 +11,10 @@ import time
 import pytest
 
 from agent_envs import scoring
-from agent_envs.miniwiki import DIFFICULTIES, World, make_question, vocabulary
-from agent_envs.miniwiki.names import _POOLS, syllable_words
-from agent_envs.miniwiki.schema import COMPARISONS, KINDS, RELATION, RELATIONS
-from agent_envs.miniwiki.world import value_aliases, value_text
+from agent_envs.generators.miniwiki import DIFFICULTIES, World, make_question, vocabulary
+from agent_envs.generators.miniwiki.names import _POOLS, syllable_words
+from agent_envs.generators.miniwiki.schema import COMPARISONS, KINDS, RELATION, RELATIONS
+from agent_envs.generators.miniwiki.world import value_aliases, value_text
 
 
 def titles(world):
@@ -111,7 +111,7 @@ def test_templates_are_complete():
 
 FINGERPRINT = """
 import hashlib, random
-from agent_envs.miniwiki import TYPES, World, make_question
+from agent_envs.generators.miniwiki import TYPES, World, make_question
 rng = random.Random(1)
 worlds = World(200, 7, "heldout", "hard"), World(300, 7, "heldout", "varied")
 asked = [make_question(worlds[type == "chain"], type, rng, 3) for type in TYPES for _ in range(30)]

@@ -4,9 +4,9 @@ import random
 
 import pytest
 
-from agent_envs.benchmark import load
-from agent_envs.miniwiki import TYPES, World, make_question
-from agent_envs.miniwiki.schema import COMPARISONS
+from agent_envs.generators.miniwiki import TYPES, World, make_question
+from agent_envs.generators.miniwiki.schema import COMPARISONS
+from agent_envs.tasks.benchmark import load
 
 
 def articles_by_title(world):

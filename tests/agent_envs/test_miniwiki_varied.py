@@ -8,10 +8,10 @@ import zlib
 
 import pytest
 
-from agent_envs.benchmark import load
-from agent_envs.miniwiki import World, make_question
-from agent_envs.miniwiki.questions import read_path
-from agent_envs.miniwiki.schema import BY_KIND, RELATIONS
+from agent_envs.generators.miniwiki import World, make_question
+from agent_envs.generators.miniwiki.questions import read_path
+from agent_envs.generators.miniwiki.schema import BY_KIND, RELATIONS
+from agent_envs.tasks.benchmark import load
 
 HOPS = (1, 2, 3)
 

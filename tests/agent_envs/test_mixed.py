@@ -8,14 +8,14 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
 from agent_envs.generators.mixed.asker import MixedQuestion
 from agent_envs.generators.mixed.questions import KINDS, is_right, make_question
 from agent_envs.generators.mixed.world import YEARS, make_mixed_world
-from agent_envs.play import play
 from agent_envs.tasks.mixed import MixedEnv, make_vector
 from agent_envs.types import ToolCall
+from agent_envs.utils.checker import check_agent_env
+from agent_envs.utils.play import play
 
 SMALL = {"entities": 200}
 ORACLE = MixedEnv.SCRIPTS["oracle"]

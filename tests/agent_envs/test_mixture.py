@@ -6,9 +6,9 @@ import gymnasium
 import numpy as np
 import pytest
 
-from agent_envs.describe import page
-from agent_envs.play import play, play_many
 from agent_envs.tasks.mixture import MixtureEnv
+from agent_envs.utils.describe import page
+from agent_envs.utils.play import play, play_many
 from agent_envs.vector import ToolVectorEnv
 
 TASKS = {"AgentR1/Sokoban-v0": 1, "AgentR1/Bandit-v0": {"weight": 3, "kwargs": {"split": "validation"}}}

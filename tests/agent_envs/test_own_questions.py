@@ -11,12 +11,12 @@ import gymnasium
 import pytest
 
 import retrieval_index
-from agent_envs.benchmark import load
 from agent_envs.data import own_rows
 from agent_envs.data.own import _key, load_own
 from agent_envs.data.own_rows import parse_row
-from agent_envs.play import play
-from agent_envs.plug import Episode
+from agent_envs.integrations import Episode
+from agent_envs.tasks.benchmark import load
+from agent_envs.utils.play import play
 from retrieval_index.readers import read_passages
 
 TOWNS = ("Arnheim", "Bellwick", "Corran", "Dunmore", "Eastwold", "Farley", "Gannet", "Holm", "Ickford", "Jarrow")

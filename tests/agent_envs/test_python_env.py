@@ -9,15 +9,15 @@ import numpy as np
 import pytest
 
 from agent_envs import sandbox
-from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
 from agent_envs.generators.puzzles.puzzle import Puzzle
 from agent_envs.generators.puzzles.questions import KINDS, is_right, make_puzzle
-from agent_envs.play import play
 from agent_envs.sandbox import SandboxError
 from agent_envs.tasks.python import PythonEnv, PythonTool, make_vector
 from agent_envs.tools import run_calls
 from agent_envs.types import ToolCall
+from agent_envs.utils.checker import check_agent_env
+from agent_envs.utils.play import play
 
 WORKS = [name for name, state in sandbox.available().items() if state == "ok" and name != "unsafe"]
 needs_sandbox = pytest.mark.skipif(not WORKS, reason=f"no isolation here: {sandbox.available()}")

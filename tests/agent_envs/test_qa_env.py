@@ -12,9 +12,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_envs.play import play
 from agent_envs.tasks import qa_scripts
 from agent_envs.tasks.qa import QAEnv
+from agent_envs.utils.play import play
 
 TERMS = {"answer", "format", "progress", "invalid", "repeat"}
 
@@ -92,7 +92,7 @@ def test_titles_count_where_the_corpus_has_other_paragraphs(musique):
 
 def test_titles_count_where_the_corpus_is_on_a_server(musique, monkeypatch):
     served = musique_env(musique).task.searcher
-    monkeypatch.setattr("agent_envs.benchmark._open", lambda *_: SimpleNamespace(search=served.search))
+    monkeypatch.setattr("agent_envs.tasks.benchmark._open", lambda *_: SimpleNamespace(search=served.search))
     assert recalls(musique_env(musique, index="http://127.0.0.1:1"), "cats", "Nebelmeer") == [1.0, 1.0]
 
 

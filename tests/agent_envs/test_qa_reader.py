@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 
 import agent_envs  # noqa: F401
-from agent_envs.play import play
+from agent_envs.utils.play import play
 
 REAL_DATA = Path(os.environ.get("AGENT_ENVS_TEST_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 

@@ -6,15 +6,15 @@ from types import SimpleNamespace
 import gymnasium
 import pytest
 
-from agent_envs.baselines import run_baselines
 from agent_envs.data.question import Question
 from agent_envs.formats import make_format
-from agent_envs.play import play, play_many, sample_instances
 from agent_envs.tasks import qa_scripts as scripted
 from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tools import SearchTool
-from trainers.playing import evaluate_script
-from trainers.runs.setup import make_envs
+from agent_envs.utils.baselines import run_baselines
+from agent_envs.utils.play import play, play_many, sample_instances
+from trainers.evaluation.evaluator import evaluate_script
+from trainers.factory import make_envs
 
 WRITE = make_format("tags", [SearchTool(None)]).write
 

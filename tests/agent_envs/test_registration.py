@@ -11,7 +11,7 @@ from gymnasium.envs.registration import EnvSpec
 from gymnasium.utils.env_checker import check_env
 
 from agent_envs import IDS
-from agent_envs.checker import check_agent_env
+from agent_envs.utils.checker import check_agent_env
 
 REAL = {f"AgentR1/{name}-v0" for name in "HotpotQA 2WikiMultihopQA MuSiQue Bamboogle NQ TriviaQA PopQA".split()}
 FOREIGN = {"AgentR1/ALFWorld-v0", "AgentR1/WebShop-v0"}  # over packages with games of their own: see their tests

@@ -8,7 +8,7 @@ import sys
 import gymnasium
 import pytest
 
-from agent_envs import skeleton
+from agent_envs.utils import skeleton
 
 
 @pytest.fixture

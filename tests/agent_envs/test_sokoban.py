@@ -9,13 +9,13 @@ import gymnasium
 import numpy as np
 import pytest
 
-from agent_envs.checker import check_agent_env
 from agent_envs.games import sokoban
 from agent_envs.games.boards import canonical_form
 from agent_envs.games.sokoban_levels import generate
 from agent_envs.games.split import split_of
-from agent_envs.play import play
 from agent_envs.tasks.sokoban import SokobanEnv, make_vector
+from agent_envs.utils.checker import check_agent_env
+from agent_envs.utils.play import play
 
 CORRIDOR = "# # # # #\n# P X O #\n# _ _ _ #\n# _ _ _ #\n# # # # #"
 

@@ -8,7 +8,6 @@ from fractions import Fraction
 import numpy as np
 import pytest
 
-from agent_envs.checker import check_agent_env
 from agent_envs.games.split import split_of
 from agent_envs.generators.sql.databases import SCHEMAS, describe, open_database, rows_of
 from agent_envs.generators.sql.query_size import TOO_LARGE, expanded_size
@@ -24,8 +23,9 @@ from agent_envs.generators.sql.questions import (
 )
 from agent_envs.generators.sql.sqlite import Database, QueryError, QueryResult
 from agent_envs.generators.sql.templates import TEMPLATES
-from agent_envs.play import play
 from agent_envs.tasks.sql import SQLEnv, make_vector
+from agent_envs.utils.checker import check_agent_env
+from agent_envs.utils.play import play
 
 # -- the database ------------------------------------------------------------------------------------------------------
 

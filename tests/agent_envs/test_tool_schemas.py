@@ -11,10 +11,10 @@ import pytest
 from broken_envs import Digit, Echo
 
 from agent_envs.formats import FORMATS
-from agent_envs.fuzz import make_hostile_arguments
 from agent_envs.tools import FunctionTool, run_calls
 from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolCall, ToolResult
+from agent_envs.utils.fuzz import make_hostile_arguments
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
 

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from rich.console import Console
 
-from agent_envs.view import Viewer, find_file, read_entries, show_episode, split_keys, view
+from agent_envs.utils.view import Viewer, find_file, read_entries, show_episode, split_keys, view
 
 LONG = "The town lies by a river. " * 40
 ROOT = Path(__file__).resolve().parents[2]

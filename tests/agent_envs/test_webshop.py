@@ -9,10 +9,10 @@ import textwrap
 
 import pytest
 
-from agent_envs.games.hosted import read_menu
-from agent_envs.play import play
+from agent_envs.games.replay import read_menu
 from agent_envs.tasks import webshop
 from agent_envs.tasks.webshop import WebShopEnv, make_vector
+from agent_envs.utils.play import play
 
 DOUBLE = textwrap.dedent('''
     """What WebShop documents: pages as text, two actions, sessions by goal, a score at the purchase; and its habits:
@@ -164,7 +164,7 @@ def test_bad_arguments_are_refused(installed, arguments):
 
 
 def test_both_checkers_have_nothing_to_say(installed):
-    from agent_envs.checker import check_agent_env
+    from agent_envs.utils.checker import check_agent_env
 
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
         check_agent_env(WebShopEnv(max_turns=8, max_calls=3), steps=100)

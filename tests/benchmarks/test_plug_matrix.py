@@ -70,7 +70,9 @@ def test_an_environment_is_made_tested_and_used_again(machine, tmp_path, monkeyp
     made = [command for _, command in machine.ran]
     assert "-m venv" in made[0] and made[1].endswith("-c constraints.txt torch")
     assert (
-        made[2].endswith("-e .[trl] pytest") and made[3].endswith("tests/plug/test_how_to.py") and "-m plug" in made[3]
+        made[2].endswith("-e .[trl] pytest")
+        and made[3].endswith("tests/integrations/test_how_to.py")
+        and "-m plug" in made[3]
     )
     assert json.loads((args.out / "results.json").read_text())[0]["passed"] == 1
     assert "| trl | 1.2.3 | 1 | 0 | 0 |" in (args.out / "table.md").read_text()

@@ -8,9 +8,9 @@ from torch.nn.functional import pad
 
 from trainers.algorithms.advantages import group_advantage
 from trainers.algorithms.losses import aggregate, clipped_policy_loss, gspo_loss, sequence_mean
-from trainers.models import tiny
 from trainers.models.micro_batches import split_rows
 from trainers.models.policy import Policy
+from trainers.tiny import model as tiny
 from trainers.trajectory import Batch, collate
 
 

@@ -8,17 +8,18 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
-from agent_envs.miniwiki import World
+from agent_envs.generators.miniwiki import World
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import Turn, TurnOutcome
 from agent_envs.vector import ToolVectorEnv
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.models import loading, tiny
+from trainers.factory import make_envs
+from trainers.models import loading
 from trainers.models.policy import Policy
-from trainers.rollout import rollout
-from trainers.runs.setup import make_envs
+from trainers.rollouts.rollout import rollout
+from trainers.tiny import model as tiny
 
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

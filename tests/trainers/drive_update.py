@@ -15,12 +15,13 @@ import pytest
 import torch
 from reference import Episode, Turn
 
-from trainers import collector, gigpo, grpo, ppo, reinforce, rloo
+from trainers import gigpo, grpo, ppo, reinforce, rloo
 from trainers.engines.engine import Completion
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.loop.trainer import UpdateStep
 from trainers.models.policy import Policy
-from trainers.rollout import rollout
-from trainers.runs.run import UpdateStep
+from trainers.rollouts import collector
+from trainers.rollouts.rollout import rollout
 from trainers.trajectory import Step, Trajectory
 
 ALGORITHMS = {"grpo": grpo, "rloo": rloo, "reinforce": reinforce, "gigpo": gigpo, "ppo": ppo}

@@ -14,20 +14,16 @@ import pytest
 import torch
 
 from agent_envs.types import ToolCall, Turn
-from trainers import compare, gigpo, grpo, ppo, reinforce, rloo, starpo
-from trainers.algorithms.collapse_monitor import mutual_information
+from experiments import compare
+from trainers import gigpo, grpo, ppo, reinforce, rloo, starpo
+from trainers.checkpoints import checkpoint
+from trainers.checkpoints.settings import SettingsDiffer, check_settings
+from trainers.loop.collapse_monitor import mutual_information
+from trainers.loop.metrics import CollapseTracker, mutual_information_statistics, update_statistics
+from trainers.loop.trainer import Run
 from trainers.models.loading import load_policy
-from trainers.runs import checkpoint
-from trainers.runs.logger import Progress, read_metrics
-from trainers.runs.monitoring import (
-    CollapseTracker,
-    episode_metrics,
-    mutual_information_statistics,
-    rollout_statistics,
-    update_statistics,
-)
-from trainers.runs.run import Run
-from trainers.runs.settings import SettingsDiffer, check_settings
+from trainers.rollouts.statistics import episode_metrics, rollout_statistics
+from trainers.runtime.progress import Progress, read_metrics
 from trainers.trajectory import Step, Trajectory
 
 SMALL = {"entities": 60, "questions": 20, "max_turns": 2}

@@ -45,7 +45,7 @@ def test_a_recipe_on_an_environment_in_the_users_own_folder(tmp_path):
     recipe = 'title = "Mine"\nenv = "my_module:Mine/Task-v0"\n[runs.grpo]\nalgorithm = "grpo"\n'
     (tmp_path / "mine.toml").write_text(recipe)
     done = start(
-        tmp_path, "-m", "trainers.compare", "--recipe", "mine.toml", "--dry-run", PYTHONPATH=str(ROOT)
+        tmp_path, "-m", "experiments.compare", "--recipe", "mine.toml", "--dry-run", PYTHONPATH=str(ROOT)
     )  # fmt: skip
     assert done.returncode == 0, done.stderr
     assert "Ready. Nothing was trained." in done.stdout
@@ -62,4 +62,4 @@ def test_a_file_explains_itself(tmp_path, name):
 def test_the_old_name_of_a_command_says_the_new_one(tmp_path):
     done = start(tmp_path, "-m", "trainers.benchmark", "--recipe", "masks", PYTHONPATH=str(ROOT))
     assert done.returncode == 2
-    assert done.stderr == "this command is now called compare: python -m trainers.compare\n"
+    assert done.stderr == "this command is now called compare: python -m experiments.compare\n"

@@ -4,12 +4,13 @@ from dataclasses import replace
 
 import pytest
 
-from trainers import evaluate, grpo, playing
+from trainers import evaluate, grpo
 from trainers.engines.engine import Completion
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.runs.episodes import read_episodes
-from trainers.runs.setup import make_envs
-from trainers.runs.stopping import TrainingStopped
+from trainers.episodes.records import read_episodes
+from trainers.evaluation import evaluator
+from trainers.factory import make_envs
+from trainers.runtime.signals import TrainingStopped
 
 SMALL = '{"entities": 60, "questions": 30}'
 
@@ -19,7 +20,7 @@ def test_a_row_by_hand():
         {"em": 1.0, "f1": 1.0, "support_recall": 1.0, "turns": 3, "calls": 2, "prediction": "x"},
         {"em": 0.0, "f1": 0.5, "support_recall": 0.5, "turns": 2, "calls": 1, "prediction": "y"},
     ]
-    row = playing.summarize("agent", episodes)
+    row = evaluator.summarize("agent", episodes)
     assert {k: row[k] for k in ("name", "em", "f1", "support_recall", "turns", "calls", "episodes")} == {
         "name": "agent", "em": 0.5, "f1": 0.75, "support_recall": 0.75, "turns": 2.5, "calls": 1.5, "episodes": 2,
     }  # fmt: skip
@@ -33,10 +34,10 @@ def test_every_question_is_played_once_however_many_environments_there_are(make_
     rows, seen = [], []
     for num_envs in (4, 7, 30):
         envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", num_envs)
-        row, transcripts = playing.evaluate_policy(envs, policy, engine, list(range(10)), 4, "policy")
+        row, transcripts = evaluator.evaluate_policy(envs, policy, engine, list(range(10)), 4, "policy")
         rows.append(row)
         seen.append([turns[0]["observation"] for turns in transcripts])
-        assert playing.evaluate_naive_rag(envs, policy, engine, list(range(10)), 4)["episodes"] == 10
+        assert evaluator.evaluate_naive_rag(envs, policy, engine, list(range(10)), 4)["episodes"] == 10
     assert rows[0] == rows[1] == rows[2]
     assert seen[0] == seen[1] == seen[2] == [q.question for q in envs.envs[0].questions[:10]]
 
@@ -67,7 +68,7 @@ def test_naive_rag_searches_the_question_once_and_scores_the_answer(make_policy)
     envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 4)
     question = envs.envs[0].questions[2]
     engine = Parrot(policy, f"{question.answer}</answer> and more")
-    row = playing.evaluate_naive_rag(envs, policy, engine, [2], 50)
+    row = evaluator.evaluate_naive_rag(envs, policy, engine, [2], 50)
     assert (row["em"], row["calls"]) == (1.0, 1.0)
     prompt = policy.tokenizer.decode(engine.prompts[0])
     assert f"<search>{question.question}</search>" in prompt
@@ -81,7 +82,7 @@ def test_naive_rag_searches_in_the_format_of_each_task_of_a_mixture(make_policy)
     easy, world = "AgentR1/MiniWiki-Easy-v0", json.loads(SMALL)
     tasks = {easy: {"kwargs": world}, "AgentR1/MiniWiki-v0": {"kwargs": {**world, "format": "hermes"}}}
     envs = make_envs("AgentR1/Mixture-v0", json.dumps({"tasks": tasks}), "validation", 4)
-    row = playing.evaluate_naive_rag(envs, policy, Parrot(policy, "x</answer>"), list(range(4)), 50)
+    row = evaluator.evaluate_naive_rag(envs, policy, Parrot(policy, "x</answer>"), list(range(4)), 50)
     assert {env.id for env in envs.envs} == set(tasks)
     assert row["calls"] == 1.0 and all(env.history.turns[0].error is None for env in envs.envs)
 
@@ -124,11 +125,11 @@ def test_each_kind_of_question_has_a_score():
         {"em": em, "kind": kind}
         for em, kind in ((1, "2 hops"), (0, "1 hop"), (0, "2 hops"), (1, "1 hop"), (1, "1 hop"))
     ]
-    assert playing.summarize("agent", episodes)["kinds"] == {"1 hop": pytest.approx(2 / 3), "2 hops": 0.5}
-    assert playing.summarize("agent", episodes[::2], samples=3).get("kinds") is None  # one question
-    assert "kinds" not in playing.summarize("agent", [*episodes, {"em": 1}])  # not all have one
+    assert evaluator.summarize("agent", episodes)["kinds"] == {"1 hop": pytest.approx(2 / 3), "2 hops": 0.5}
+    assert evaluator.summarize("agent", episodes[::2], samples=3).get("kinds") is None  # one question
+    assert "kinds" not in evaluator.summarize("agent", [*episodes, {"em": 1}])  # not all have one
     many = [{"em": 1, "kind": str(i)} for i in range(9)]
-    assert "kinds" not in playing.summarize("agent", many)
+    assert "kinds" not in evaluator.summarize("agent", many)
 
 
 def test_the_kinds_of_questions_survive_in_the_records(tmp_path):
@@ -236,7 +237,7 @@ def test_naive_rag_scores_what_is_too_long_to_be_read_as_no_answer(make_policy):
     policy = make_policy("words")
     engine = TransformersEngine(policy, envs.envs[0].stop)
     engine.max_length = 10
-    row = playing.evaluate_naive_rag(envs, policy, engine, list(range(4)), 4)
+    row = evaluator.evaluate_naive_rag(envs, policy, engine, list(range(4)), 4)
     assert (row["episodes"], row["em"]) == (4, 0.0)
 
 
@@ -249,7 +250,7 @@ def test_gsm8k_has_questions_and_nothing_to_search(tmp_path):
     kwargs = {"source": "gsm8k", "data": str(tmp_path)}
     env = make_envs("AgentR1/Calculator-v0", json.dumps(kwargs), "train", 1).envs[0]
     qa = make_envs("AgentR1/MiniWiki-v0", '{"entities": 60, "questions": 9}', "train", 1).envs[0]
-    assert playing.can_be_searched_for(qa) and not playing.can_be_searched_for(env)
+    assert evaluator.can_be_searched_for(qa) and not evaluator.can_be_searched_for(env)
     small = {"questions_per_update": 2, "group_size": 2, "max_new_tokens": 4, "eval_questions": 2, "final_questions": 6}
     run = grpo.main(
         grpo.Args(env="Calculator", env_kwargs=kwargs, cold_start_steps=2, updates=1, out=tmp_path / "run", **small)

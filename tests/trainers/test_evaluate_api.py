@@ -8,11 +8,12 @@ import pytest
 from chat_server import Trouble, number_of_turn, serve
 
 from agent_envs import scoring
-from trainers import api_agent, evaluate, playing
-from trainers.runs.episodes import read_episodes
-from trainers.runs.lock import FolderInUse, hold_folder
-from trainers.runs.setup import make_envs
-from trainers.runs.stopping import TrainingStopped
+from trainers import evaluate
+from trainers.checkpoints.lock import FolderInUse, hold_folder
+from trainers.episodes.records import read_episodes
+from trainers.evaluation import api_agent, evaluator
+from trainers.factory import make_envs
+from trainers.runtime.signals import TrainingStopped
 
 SMALL = '{"entities": 60, "questions": 30}'
 
@@ -223,14 +224,14 @@ def test_arguments_that_are_refused(args, told):
 
 def test_pass_at_k_and_average_at_k_by_hand():
     episodes = [{"em": float(x), "turns": 1} for x in (1, 0, 0, 0, 1, 1, 1, 1, 0, 0, 0, 0)]
-    row = playing.summarize("agent", episodes, samples=4)
+    row = evaluator.summarize("agent", episodes, samples=4)
     assert row["em"] == pytest.approx(5 / 12) and row["samples"] == 4 and row["episodes"] == 12
     assert row["pass"] == {"1": pytest.approx(5 / 12), "2": pytest.approx(0.5), "4": pytest.approx(2 / 3)}
     assert row["pass_at_k"] == row["pass"]["4"]
     # Over questions: three of them, whose means are a quarter, one and zero.
     assert row["em_interval"] == scoring.bootstrap_interval([0.25, 1.0, 0.0])
     assert row["pass_at_k_interval"] == scoring.bootstrap_interval([1.0, 1.0, 0.0])
-    assert "pass" not in playing.summarize("agent", episodes)
+    assert "pass" not in evaluator.summarize("agent", episodes)
 
 
 def test_what_an_api_will_never_answer_stops_no_table(answer_some, golds, tmp_path):

@@ -6,11 +6,12 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from trainers import export, playing
+from trainers import export
+from trainers.checkpoints import checkpoint
+from trainers.checkpoints.settings import warn_of_other_env_kwargs
+from trainers.evaluation import evaluator
 from trainers.models.loading import load_policy
 from trainers.models.lora import trainable_parameters
-from trainers.runs import checkpoint
-from trainers.runs.settings import warn_of_other_env_kwargs
 
 ENV_KWARGS = {"data": "/home/me/data", "k": 2, "max_chars": 500, "holdout": 10, "rewards": {"f1": 0.5}}
 EXTRA = {
@@ -53,7 +54,7 @@ def test_an_adapter_is_small_names_its_public_base_and_plays_as_it_did(base, tmp
     assert not (out / "tokenizer.json").exists()
     assert checkpoint.read_extra(out) == EXPORTED
     assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("*.json"))
-    agent, longest = playing.load_agent(out, str(base))
+    agent, longest = evaluator.load_agent(out, str(base))
     assert (agent.dtype, longest) == (torch.bfloat16, 7)
     for a, b in zip(trainable_parameters(agent.model), trainable_parameters(policy.model), strict=True):
         assert torch.equal(a, b.to(torch.bfloat16).float())
@@ -64,7 +65,7 @@ def test_a_whole_model_keeps_its_tokenizer(base, tmp_path):
     policy = load_policy(base)
     saved = save(policy, tmp_path / "checkpoint-4")
     out = export.main(export.Args(checkpoint=saved, out=tmp_path / "out"))
-    agent, _ = playing.load_agent(out)
+    agent, _ = evaluator.load_agent(out)
     for a, b in zip(agent.model.parameters(), policy.model.parameters(), strict=True):
         torch.testing.assert_close(a.float(), b, rtol=0.01, atol=0)
     with pytest.raises(ValueError, match="no base model"):

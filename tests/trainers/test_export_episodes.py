@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 from datasets import load_dataset
 
+from trainers.episodes.records import Origin, make_record, to_line
 from trainers.export_episodes import Args, main
-from trainers.messages import read_conversations
-from trainers.runs.episodes import Origin, make_record, to_line
+from trainers.imitation.conversations import read_conversations
 from trainers.trajectory import to_sequences
 
 SYSTEM = {"role": "system", "content": "Instructions."}

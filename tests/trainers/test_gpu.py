@@ -9,16 +9,16 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainers import grpo, ppo, sft
+from trainers.checkpoints import checkpoint
 from trainers.engines import model_runner
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.factory import make_envs
 from trainers.models import lora
 from trainers.models.loading import load_policy, set_matmul_precision
 from trainers.models.policy import Policy
-from trainers.rollout import rollout
-from trainers.runs import checkpoint
-from trainers.runs.logger import read_metrics
-from trainers.runs.setup import make_envs
+from trainers.rollouts.rollout import rollout
+from trainers.runtime.progress import read_metrics
 from trainers.trajectory import collate
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a GPU")]

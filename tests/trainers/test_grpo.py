@@ -10,12 +10,12 @@ import torch
 
 from trainers import evaluate, grpo
 from trainers.algorithms.advantages import group_advantage
-from trainers.algorithms.kl_penalty import KLPenalty
+from trainers.checkpoints import checkpoint
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.kl_reference import KLPenalty
 from trainers.models.loading import load_policy
-from trainers.rollout import rollout
-from trainers.runs import checkpoint
-from trainers.runs.logger import read_metrics
+from trainers.rollouts.rollout import rollout
+from trainers.runtime.progress import read_metrics
 from trainers.trajectory import collate
 
 SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'

@@ -12,7 +12,7 @@ from trainers import grpo
 from trainers.algorithms.losses import aggregate, clipped_policy_loss, kl_k3
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.rollout import rollout
+from trainers.rollouts.rollout import rollout
 from trainers.trajectory import Step, Trajectory, collate, to_sequences
 
 NASTY = [

@@ -9,12 +9,12 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from agent_envs import hosting
+from agent_envs.integrations import hosting
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import HELD_OUT, ToolEnv
 from agent_envs.types import TurnOutcome
 from trainers import evaluate, grpo
-from trainers.runs.setup import make_envs
+from trainers.factory import make_envs
 
 ROOT = Path(__file__).resolve().parents[2]
 PAGE = (ROOT / "docs" / "environments.md").read_text(encoding="utf-8").partition("## One of your own")[2]

@@ -8,11 +8,11 @@ import torch
 
 from trainers import ppo
 from trainers.algorithms.gae import bi_level_gae
-from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
+from trainers.models.kl_reference import KLPenalty
 from trainers.models.mask_ablation import remove_mask
-from trainers.rollout import rollout
+from trainers.rollouts.rollout import rollout
 from trainers.trajectory import collate, pack
 
 

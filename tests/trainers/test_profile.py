@@ -8,7 +8,7 @@ from transformers import LlamaConfig
 
 from trainers import grpo, profile
 from trainers.models import gguf
-from trainers.runs.timing import Timing
+from trainers.rollouts.timing import Timing
 
 
 @pytest.fixture(scope="module")

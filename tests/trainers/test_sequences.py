@@ -6,12 +6,13 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import grpo, ppo, preparation
+from trainers import grpo, ppo
 from trainers.algorithms.losses import is_clipped, sequence_log_ratio
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
-from trainers.preparation import count_normalizer, shuffle_minibatches
-from trainers.rollout import rollout
+from trainers.rollouts import batching
+from trainers.rollouts.batching import count_normalizer, shuffle_minibatches
+from trainers.rollouts.rollout import rollout
 from trainers.trajectory import Sequence, collate, collate_sequences, to_sequences
 
 
@@ -77,7 +78,7 @@ def test_an_update_does_not_depend_on_the_rows_of_an_episode(played, monkeypatch
     minibatches = 1 if name == "masked sequences" else 2
     options = SURROGATES[name] | dict(minibatches=minibatches)
     expected, metrics = updated(policy, episodes, **options)
-    monkeypatch.setattr(preparation, "collate", by_turns)
+    monkeypatch.setattr(batching, "collate", by_turns)
     assert len(by_turns(episodes, 0).ids) == 9 > len(episodes)
     got, by_rows = updated(policy, episodes, max_tokens_per_micro_batch=tokens, **options)
     before = torch.cat([p.detach().flatten() for p in policy.model.parameters()])
@@ -92,7 +93,7 @@ def test_an_update_of_ppo_does_not_depend_on_them_either(played, monkeypatch):
     policy, episodes = played
     after = []
     for cut in (collate, by_turns):
-        monkeypatch.setattr(preparation, "collate", cut)
+        monkeypatch.setattr(batching, "collate", cut)
         moved, args = (
             copy.deepcopy(policy),
             ppo.Args(loss="gspo", clip_low=0.1, clip_high=0.1, max_grad_norm=1e9, epochs=2),

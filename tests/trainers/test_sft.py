@@ -10,13 +10,13 @@ import pytest
 import torch
 
 from trainers import grpo, sft
-from trainers.cold_start.curriculum import split_by_length
-from trainers.demonstrations import FILE, Demonstration, read_demonstrations
+from trainers.checkpoints import checkpoint
+from trainers.cli import parse
+from trainers.evaluation.evaluator import load_agent
+from trainers.imitation.demonstrations import FILE, Demonstration, read_demonstrations
 from trainers.models.loading import load_policy
-from trainers.playing import load_agent
-from trainers.runs import checkpoint
-from trainers.runs.command_line import parse
-from trainers.runs.logger import read_metrics
+from trainers.runtime.progress import read_metrics
+from trainers.tiny.curriculum import split_by_length
 from trainers.trajectory import Sequence
 
 SMALL = '{"entities": 60, "questions": 24}'

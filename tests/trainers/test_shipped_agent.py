@@ -14,9 +14,10 @@ import torch
 from safetensors.torch import load_file
 from transformers import LlamaConfig, LlamaForCausalLM
 
+from experiments import recipe_file
 from trainers import evaluate
-from trainers.comparison import recipe_file
-from trainers.runs import checkpoint, integrity
+from trainers.checkpoints import checkpoint
+from trainers.runtime import integrity
 
 ROOT = Path(__file__).parents[2]
 AGENT, START = ROOT / "examples" / "smollm2-hotpotqa", ROOT / "examples" / "smollm2-hotpotqa-sft"

@@ -6,7 +6,7 @@ import pytest
 import tyro
 
 from trainers import grpo, ppo, starpo
-from trainers.runs.logger import read_metrics
+from trainers.runtime.progress import read_metrics
 
 
 def chosen(*words):

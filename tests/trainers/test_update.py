@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from trainers import gigpo, grpo, ppo, reinforce, rloo
-from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.algorithms.losses import is_clipped, kl_k2, kl_k3
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.preparation import add_overlong_penalty, prepare_batch, select_episodes
-from trainers.rollout import rollout
+from trainers.models.kl_reference import KLPenalty
+from trainers.rollouts.batching import add_overlong_penalty, prepare_batch, select_episodes
+from trainers.rollouts.rollout import rollout
 from trainers.trajectory import collate
 
 ALGORITHMS = {

@@ -7,11 +7,11 @@ import pytest
 import torch
 
 from trainers import grpo, ppo, reinforce
-from trainers.algorithms.kl_penalty import KLPenalty
 from trainers.algorithms.losses import kl_k3
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.preparation import prepare_batch
-from trainers.rollout import rollout
+from trainers.models.kl_reference import KLPenalty
+from trainers.rollouts.batching import prepare_batch
+from trainers.rollouts.rollout import rollout
 from trainers.trajectory import PackedEpisodes, collate, pack, unpack
 
 

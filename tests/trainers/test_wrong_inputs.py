@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from trainers import grpo
-from trainers.runs import checkpoint
+from trainers.checkpoints import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"entities": 60, "questions": 20, "max_turns": 2}
@@ -205,7 +205,7 @@ def before_torch(place):
 
 @pytest.fixture(scope="module")
 def after_torch(place):
-    return start(place, AFTER_TORCH, "torch", "trainers.grpo", "trainers.compare", "trainers.sft")
+    return start(place, AFTER_TORCH, "torch", "trainers.grpo", "experiments.compare", "trainers.sft")
 
 
 @pytest.fixture(scope="module")
@@ -240,7 +240,7 @@ def test_environments_and_indexes_say_it_too(others, words, said):
 
 def test_a_fault_of_ours_keeps_its_traceback(place):
     """What was not written for the user is to be looked into."""
-    (place / "faulty.py").write_text("from trainers.runs import inputs\ninputs.check_out = lambda folder: 1 / 0\n")
+    (place / "faulty.py").write_text("from trainers import inputs\ninputs.check_out = lambda folder: 1 / 0\n")
     cases = [("evaluate --out new", "")]
     done = start(place, cases, "faulty")["evaluate --out new"]
     assert done["status"] == 1 and "Traceback" in done["said"] and "ZeroDivisionError" in done["said"]
@@ -257,7 +257,8 @@ def test_a_short_name_is_the_whole_id_everywhere():
 
 
 def test_arguments_in_the_words_of_python():
-    from trainers import compare, evaluate, export, sft
+    from experiments import compare
+    from trainers import evaluate, export, sft
 
     args = grpo.Args(out="runs/x", env_kwargs={"k": 2}, log="tensorboard", vllm_url=[], model=Path("a") / "b")
     assert args == grpo.Args(out=Path("runs/x"), env_kwargs='{"k": 2}', log=("tensorboard",), model="a/b")

@@ -9,14 +9,15 @@ import numpy as np
 import torch
 
 from agent_envs.tools import SearchTool
-from trainers import distributed, grpo, ppo, reinforce, sft
-from trainers.algorithms.kl_penalty import KLPenalty
+from trainers import grpo, ppo, reinforce, sft
+from trainers.checkpoints import checkpoint
 from trainers.models.fsdp import ShardedPolicy, gather_state
 from trainers.models.hidden_states import recompute_activations
+from trainers.models.kl_reference import KLPenalty
 from trainers.models.lora import add_lora, trainable_parameters
 from trainers.models.policy import Policy
-from trainers.models.tiny import make_model, make_tokenizer
-from trainers.runs import checkpoint
+from trainers.runtime import distributed
+from trainers.tiny.model import make_model, make_tokenizer
 from trainers.trajectory import Step, Trajectory, to_sequences
 
 # Several parts in each step, and a gradient that is not clipped.

@@ -15,10 +15,10 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainers.distributed import rank, world_size
 from trainers.models.hidden_states import HiddenStates
 from trainers.models.lora import copy_trainable
 from trainers.models.policy import Policy
+from trainers.runtime.distributed import rank, world_size
 from trainers.trajectory import Batch
 
 

@@ -4,9 +4,9 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from trainers import distributed
 from trainers.models.policy import Policy
 from trainers.models.prefix_trees import TOKEN_COST, group_by_prefix, strip_padding
+from trainers.runtime import distributed
 from trainers.trajectory import Batch
 
 

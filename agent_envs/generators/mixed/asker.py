@@ -7,8 +7,8 @@ from typing import Any
 
 from agent_envs.generators import Redraw
 from agent_envs.generators.arithmetic import evaluate, number_text
+from agent_envs.generators.miniwiki.schema import RELATION
 from agent_envs.generators.mixed.world import YEARS, MixedWorld
-from agent_envs.miniwiki.schema import RELATION
 from agent_envs.types import ToolCall
 
 _POPULATION = RELATION["town", "population"]

@@ -5,10 +5,10 @@ from collections.abc import Callable
 
 from agent_envs.generators import Redraw
 from agent_envs.generators.arithmetic import parse_number, same_number, same_text
+from agent_envs.generators.miniwiki.schema import RELATION, RELATIONS
 from agent_envs.generators.mixed.asker import Asker, MixedQuestion
 from agent_envs.generators.mixed.world import YEARS, MixedWorld
 from agent_envs.generators.stories.word_problems import make_problem
-from agent_envs.miniwiki.schema import RELATION, RELATIONS
 
 _TO_TOWN = tuple(r for r in RELATIONS if r.target == "town")
 _TO_COMPANY = tuple(r for r in RELATIONS if r.target == "company")

@@ -6,8 +6,8 @@ from functools import lru_cache
 import numpy as np
 
 import retrieval_index
+from agent_envs.generators.miniwiki import World
 from agent_envs.generators.sql.sqlite import Database
-from agent_envs.miniwiki import World
 
 YEARS = range(2015, 2020)
 SCRIPT = """

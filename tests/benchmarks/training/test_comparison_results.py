@@ -5,8 +5,8 @@ import json
 import pytest
 
 from benchmarks.training import comparison_results
-from trainers.comparison import recipe_file, report
-from trainers.comparison.intervals import mean_and_half
+from experiments import recipe_file, report
+from trainers.episodes.report.intervals import mean_and_half
 
 KEPT = comparison_results.FOLDER
 PAGE = KEPT.parent / "comparisons.md"

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from benchmarks.training import real_questions
-from trainers.comparison.report import pooled_tables
+from experiments.report import pooled_tables
 
 
 def column(em, f1, ids=("a", "b")):
@@ -62,7 +62,7 @@ def test_other_questions_are_refused(add):
 
 
 def test_the_kept_table_is_that_of_the_comparison():
-    """Differences are paired question by question, as in `trainers.compare`."""
+    """Differences are paired question by question, as in `experiments.compare`."""
     content = results([1.0, 0.0])
     content["rows"]["SFT"], content["seeds"]["SFT"] = results([0.0, 0.0], agent="SFT")["rows"]["SFT"], [0]
     found = real_questions.untrim({"agents": real_questions.trim(content)["agents"]})

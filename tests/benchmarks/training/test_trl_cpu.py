@@ -11,9 +11,9 @@ from benchmarks.training import decode_side, trl_cpu
 from benchmarks.training.trl_args import Args
 from benchmarks.training.trl_environment import CALLS, TEMPLATE, Environment
 from benchmarks.training.trl_side import Tally
-from trainers import collector
-from trainers.models import tiny
 from trainers.models.policy import Policy
+from trainers.rollouts import collector
+from trainers.tiny import model as tiny
 
 ENV = "AgentR1/MiniWiki-Easy-v0"
 FOUND = "<information>[1] Alma Reed: Alma Reed is a painter.</information>"

@@ -6,8 +6,8 @@ from trainers.algorithms.importance import (
     sequence_masked_importance,
     truncated_importance,
 )
-from trainers.algorithms.kl_penalty import adaptive_kl_coef
 from trainers.algorithms.overlong import overlong_penalty
+from trainers.models.kl_reference import adaptive_kl_coef
 
 
 def test_token_corrections_by_hand():

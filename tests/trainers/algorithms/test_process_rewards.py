@@ -4,8 +4,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainers.algorithms.process_rewards import prime_norm
-from trainers.preparation import normalize_process_rewards, select_episodes
 from trainers.reinforce import Args
+from trainers.rollouts.batching import normalize_process_rewards, select_episodes
 from trainers.trajectory import Step, Trajectory
 
 

@@ -14,10 +14,10 @@ from trainers.engines.engine import generate
 from trainers.engines.sampling import truncate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.engines.vllm_engine import VLLMEngine, WeightSync, merged_weights
+from trainers.factory import make_envs
 from trainers.models import lora
 from trainers.models.policy import Policy
-from trainers.rollout import rollout
-from trainers.runs.setup import make_envs
+from trainers.rollouts.rollout import rollout
 
 PROMPTS = {3: "the town", 0: "x", 7: "a much longer prompt about the author of the book", 1: "search"}
 

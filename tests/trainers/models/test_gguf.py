@@ -8,9 +8,9 @@ import torch
 from transformers import AutoModelForCausalLM
 
 from trainers import evaluate
+from trainers.checkpoints import checkpoint
 from trainers.models import gguf
 from trainers.models.loading import load_policy
-from trainers.runs import checkpoint
 
 ggml = pytest.importorskip("gguf", reason="needs the package gguf")
 

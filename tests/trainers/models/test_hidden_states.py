@@ -15,8 +15,8 @@ from trainers.models.hidden_states import ForwardTokenMeter, recompute_activatio
 from trainers.models.lora import add_lora, make_reference, trainable_parameters
 from trainers.models.policy import Policy
 from trainers.models.prefix_trees import build_trees
-from trainers.rollout import rollout
-from trainers.runs.logger import read_metrics
+from trainers.rollouts.rollout import rollout
+from trainers.runtime.progress import read_metrics
 from trainers.trajectory import collate
 
 SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'

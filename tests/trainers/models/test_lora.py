@@ -12,14 +12,14 @@ from huggingface_hub import constants
 from transformers import AutoModelForCausalLM
 
 from trainers import evaluate, grpo, ppo
+from trainers.checkpoints import checkpoint
 from trainers.engines import packed_weights
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
 from trainers.models.loading import load_policy
 from trainers.models.lora import add_lora, load_lora_weights, make_reference, trainable_parameters
-from trainers.rollout import rollout
-from trainers.runs import checkpoint
-from trainers.runs.logger import read_metrics
+from trainers.rollouts.rollout import rollout
+from trainers.runtime.progress import read_metrics
 from trainers.trajectory import collate
 
 peft = pytest.importorskip("peft")

@@ -1,0 +1,310 @@
+"""One conversation with an environment, in the words of chat models: messages, text, tools as JSON schemas.
+
+The contract that adapters stand on:
+
+- **Text is all that the model sees.** `Episode.start` gives the messages before the first turn, `Reply.text` what comes back
+  to a turn. Rewards, metrics and golds are never in them.
+- **It is the environment of** ``gymnasium.make``. The same seed and the same turns give the same texts, rewards and ends.
+- **A seed is a question.** ``start(seed)`` gives every member of a group the same question, in any process. Where chance
+  goes on deciding after the start, as on slippery ice, ``attempt`` gives each member outcomes of its own.
+- **No turn raises.** What cannot be read gets a reply that says what was wrong, and costs what the task says it costs.
+- **Two ways to act.** In text, `Episode.step`: turns are written in the format of the environment, which the system prompt
+  explains, and `Reply.text` goes back as a user message. Or by functions, `Episode.call`, in an episode made with
+  ``native=True``: the library's chat template or API shows `Episode.tools` and reads the calls, and `Reply.results`, bare, go
+  back as tool messages. The final answer is then a function too, ``answer``.
+"""
+
+import asyncio
+import json
+import math
+import sys
+import time
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any, TypeVar
+
+import numpy as np
+
+from agent_envs.formats.json_text import dumps, function_schema, read_object
+from agent_envs.formats.openai import NATIVE_CALLS
+from agent_envs.integrations import hosting
+from agent_envs.tool_env import StepResult, ToolEnv
+from agent_envs.tools import run_calls
+
+Message = dict[str, Any]
+ANSWER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "answer",
+        "description": "Give the final answer, as short as possible, and finish.",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "description": "the final answer"}},
+            "required": ["text"],
+        },
+    },
+}
+T = TypeVar("T")
+OUTAGE_MINUTES = 10.0
+UNREADABLE = "The arguments of a call have to be a JSON object."
+_NO_ACTION = '{"role": "assistant", "content": null}'
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reply:
+    """What comes back to a turn.
+
+    Attributes:
+        text: what the agent reads next, the observation of ``gymnasium.make``; empty after a final answer.
+        reward: of this turn.
+        terminated, truncated: the episode is over.
+        metrics: numbers for logs, never for the agent: those of the task, ``reward/<term>`` for each term of the reward,
+            ``turns``, ``calls``, ``tool_faults``, and ``score``, the measure that the task reports, once it is over.
+        results: bare, without the tags of a format: a text for each call of the turn, in order; or one that says what was
+            wrong with the turn; none after a final answer.
+        context: where the environment rewrites what the agent sees of its past, the messages that take the place of all
+            after the system prompt; None where the conversation only grows.
+    """
+
+    text: str
+    reward: float
+    terminated: bool
+    truncated: bool
+    metrics: dict[str, float] = field(default_factory=dict)
+    results: tuple[str, ...] = ()
+    context: list[Message] | None = None
+
+    @property
+    def done(self) -> bool:
+        """The episode is over."""
+        return self.terminated or self.truncated
+
+
+class Episode:
+    """One conversation at a time with an environment; `start` begins another.
+
+    Args:
+        id: a registered environment, of this suite or any that speaks text (`agent_envs.integrations.hosting.make`).
+        native: the agent acts by function calls, see the top of this module.
+        env_kwargs: of the environment, such as ``split``, ``format``, ``max_turns``, ``rewards``.
+
+    Attributes:
+        env: the environment, for what is not in a `Reply`, such as ``env.question``.
+        rewards: of the turns so far.
+        metrics: of the episode so far: the last of each of `Reply.metrics`, and sums of ``reward/<term>`` and ``tool_faults``.
+        done: no episode is running.
+        info: of the reset; never for the agent.
+
+    Raises:
+        ValueError: with ``native``, for a format, or a task that draws other tools for each episode.
+    """
+
+    def __init__(self, id: str, *, native: bool = False, **env_kwargs: Any):
+        if env_kwargs.get("instructions_in_observation"):
+            raise ValueError(
+                "an Episode has a system message for the instructions: leave out instructions_in_observation"
+            )
+        if native:
+            if "format" in env_kwargs:
+                raise ValueError("native=True leaves the format to the chat template or the API: leave out format")
+            env_kwargs["format"] = "openai"
+        self.env: ToolEnv = hosting.make(id, **env_kwargs)
+        self.native, self.done = native, True
+        self.info: dict[str, Any] = {}
+        self.rewards: list[float] = []
+        self.metrics: dict[str, float] = {}
+        if native and hasattr(self.env, "weights"):  # a mixture
+            raise ValueError(f"{id} has other tools in each episode, which native calls cannot follow; take one task")
+        if native and self.env.answers and "answer" in self.env.tools:
+            raise ValueError("a tool called 'answer' stands in the way of the final answer: rename it")
+
+    @property
+    def tools(self) -> list[dict[str, Any]]:
+        """What the agent may call, as chat APIs and chat templates describe it; with ``native``, ``answer`` as well."""
+        schemas = [function_schema(tool) for tool in self.env.tools.values()]
+        return schemas + [ANSWER] * (self.native and self.env.answers)
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        """Strings that end a turn, for a sampler; it keeps them in the turn."""
+        return self.env.stop
+
+    @property
+    def max_turns(self) -> int:
+        """After so many turns the episode is truncated."""
+        return self.env.max_turns
+
+    def start(
+        self, seed: int | None = None, *, attempt: int | None = None, options: Mapping[str, Any] | None = None
+    ) -> list[Message]:
+        """Begin: the system and the user message.
+
+        Args:
+            seed: of the question.
+            attempt: a number among those at this question; it decides chance after the start, in tasks that have any.
+            options: of the environment's ``reset``, such as ``{"question": 7}``.
+        """
+        given = dict(options or {})
+        if attempt is not None and self.env.TAKES_NOISE_SEED:
+            given["noise_seed"] = attempt
+        observation, info = self.env.reset(seed=seed, options=given)
+        self.rewards, self.metrics, self.done, self.info = [], {}, False, info
+        system = self._native_prompt() if self.native else info["instructions"]
+        return [{"role": "system", "content": system}, {"role": "user", "content": observation}]
+
+    def step(self, text: str) -> Reply:
+        """Take a turn that the agent wrote.
+
+        Raises:
+            gymnasium.error.ResetNeeded: no episode is running.
+        """
+        return self._reply(self.env.step(text))
+
+    def call(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> Reply:
+        """Take a turn of function calls, (name, arguments) each, which run together; a turn without any is invalid.
+
+        Raises:
+            ValueError: the episode was not made with ``native=True``.
+            gymnasium.error.ResetNeeded: no episode is running.
+        """
+        if not self.native:
+            raise ValueError("call() is for an Episode made with native=True; step() takes text")
+        if not calls:
+            finish = " To finish, call answer with the final answer alone." * self.env.answers
+            return self._reject(f"No function was called: call one.{finish}")
+        if not all(isinstance(arguments, Mapping) for _, arguments in calls):
+            return self._reject("The arguments of a function are a JSON object.")
+        if not self.env.answers or "answer" not in dict(calls):
+            return self.step(_message(calls))
+        if len(calls) > 1:
+            return self._reject("A turn either calls tools or gives exactly one answer.")
+        text = calls[0][1].get("text")
+        if not isinstance(text, str) or not text.strip():
+            return self._reject('answer: give the final answer as "text".')
+        return self.step(dumps({"role": "assistant", "content": text}))
+
+    def close(self) -> None:
+        """Close the environment."""
+        self.env.close()
+
+    def _reject(self, why: str) -> Reply:
+        reply = self.step(_NO_ACTION)
+        state = self.env.state_text()
+        return replace(reply, results=(f"{why}\n{state}" if state else why,))
+
+    def _native_prompt(self) -> str:
+        text = f"{self.env.instructions} {NATIVE_CALLS}"
+        return text.strip() + " To finish, call answer with the final answer alone." * self.env.answers
+
+    def _reply(self, stepped: StepResult) -> Reply:
+        observation, reward, terminated, truncated, info = stepped
+        self.rewards.append(reward)
+        self.done = terminated or truncated
+        metrics = {name: float(value) for name, value in info.items() if _is_number(value)}
+        metrics |= {f"reward/{name}": value for name, value in info["reward_terms"].items()}
+        metrics.pop("score", None)  # of a task whose own measure has that name, in every turn
+        if self.done:
+            metrics["score"] = float(info.get(self.env.PRIMARY_METRIC, 0.0))
+        self.metrics = _add_up(self.metrics, metrics)
+        return Reply(
+            text=observation, reward=reward, terminated=terminated, truncated=truncated, metrics=metrics,
+            results=tuple(self.env.feedback), context=info.get("context"),
+        )  # fmt: skip
+
+
+def check_tools(reply: Reply, library: str) -> None:
+    """Raise a RuntimeError where a tool broke in a turn, for libraries that cannot leave an episode out."""
+    if reply.metrics["tool_faults"]:
+        said = "; ".join(reply.results)
+        raise RuntimeError(
+            f"a tool broke, and what the episode earned says nothing about the policy: {said[:200]}. {library} would learn from "
+            "it all the same; go on from the last checkpoint when the tool works"
+        )
+
+
+async def play_until_tools_work(play: Callable[[], Awaitable[T]], episode: Episode) -> T:
+    """What ``play`` returns of an episode in which no tool broke. Until then it is played again, after pauses of 1, 2, 4 to 60
+    seconds, as `trainers` do: what an outage made of an episode says nothing about the policy.
+
+    Raises:
+        RuntimeError: a tool broke each time, for ``OUTAGE_MINUTES``.
+    """
+    pause, end = 1.0, math.inf
+    while True:
+        played = await play()
+        if not episode.metrics.get("tool_faults"):
+            return played
+        end = min(end, time.monotonic() + OUTAGE_MINUTES * 60)
+        if time.monotonic() >= end:
+            raise RuntimeError(
+                f"a tool broke in an episode, however often it was played, for {OUTAGE_MINUTES:g} minutes"
+            )
+        print(f"Warning: a tool broke in an episode: it is played again in {pause:.3g} s", file=sys.stderr, flush=True)
+        await asyncio.sleep(pause)
+        pause = min(2 * pause, 60.0)
+
+
+def take_message(episode: Episode, message: Mapping[str, Any]) -> tuple[Reply, list[Message]]:
+    """Take the turn in an assistant message of a chat API: its calls where the episode is native, else its content.
+
+    Args:
+        message: with ``content``, a string or None, and ``tool_calls`` that have an ``id`` each.
+
+    Returns:
+        The reply, and the messages that answer it: a result for each call, or one from the user.
+    """
+    if not episode.native:
+        reply = episode.step(message.get("content") or "")
+        return reply, [{"role": "user", "content": reply.text}]
+    asked = message.get("tool_calls") or []
+    calls = _read_calls(asked)
+    reply = episode.call(calls) if calls is not None else episode._reject(UNREADABLE)
+    if not asked:
+        return reply, [{"role": "user", "content": text} for text in reply.results]
+    # A turn that was refused as a whole has one result, which is that of each call.
+    results = reply.results if len(reply.results) == len(asked) else reply.results[:1] * len(asked)
+    pairs = zip(asked, results, strict=False)  # a final answer has none
+    return reply, [{"role": "tool", "tool_call_id": call["id"], "content": text} for call, text in pairs]
+
+
+def _read_calls(asked: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]] | None:
+    """(name, arguments) of each call; None where the name or the arguments of one cannot be read."""
+    try:
+        functions = [call["function"] for call in asked]
+        calls = [(f["name"], read_object(f.get("arguments") or "{}", "The arguments")) for f in functions]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return None
+    return calls if all(isinstance(name, str) for name, _ in calls) else None
+
+
+def step_all(episodes: Sequence[Episode], texts: Sequence[str]) -> list[Reply]:
+    """`Episode.step` of many at once; their tool calls run as one batch, as in a vector of environments."""
+    turns = [episode.env.parse(text) for episode, text in zip(episodes, texts, strict=True)]
+    asked = zip(episodes, turns, strict=True)
+    results = iter(run_calls([(episode.env.tools, call) for episode, turn in asked for call in turn.calls]))
+    return [
+        episode._reply(episode.env.resolve(text, turn, [next(results) for _ in turn.calls]))
+        for episode, text, turn in zip(episodes, texts, turns, strict=True)
+    ]
+
+
+def _message(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
+    """The assistant message of these calls, for the format "openai"."""
+    try:
+        made = [
+            {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": dumps(dict(arguments))}}
+            for i, (name, arguments) in enumerate(calls)
+        ]
+        return json.dumps({"role": "assistant", "content": None, "tool_calls": made})
+    except (ValueError, TypeError):  # arguments that are no JSON
+        return _NO_ACTION
+
+
+def _add_up(before: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
+    """Of the turns before and this one: what counts in each turn is summed, of anything else the last is kept."""
+    summed = [name for name in metrics if name == "tool_faults" or name.startswith("reward/")]
+    return {**before, **metrics, **{name: before.get(name, 0.0) + metrics[name] for name in summed}}
+
+
+def _is_number(value: Any) -> bool:
+    return isinstance(value, bool | int | float | np.number)

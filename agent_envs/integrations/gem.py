@@ -1,0 +1,65 @@
+"""GEM's environments. Tested with gem-llm 0.1.0.
+
+    from agent_envs.integrations import gem as plug
+
+    plug.register()
+    env = gem.make("AgentR1/MiniWiki-v0", split="validation")
+    vector = gem.make_vec(["AgentR1/MiniWiki-v0"] * 8, seed=0)
+
+The instructions stand before the first observation, as in GEM's own games.
+"""
+
+from functools import partial
+from typing import Any
+
+import gem
+import numpy as np
+from gem.envs.registration import ENV_REGISTRY
+
+from agent_envs.integrations.episode import Episode
+from agent_envs.integrations.token_episode import check_one_sequence
+from agent_envs.registration import IDS
+
+
+def register(*ids: str, **env_kwargs: Any) -> None:
+    """Make environments known to ``gem.make`` and ``gem.make_vec``.
+
+    Args:
+        ids: all of this suite where none is given.
+        env_kwargs: of the environments; those of ``gem.make`` come on top.
+    """
+    for id in ids or IDS:
+        ENV_REGISTRY.pop(id, None)  # GEM refuses a second time, as in a notebook
+        gem.register(id, partial(GemEnv, id), **env_kwargs)
+
+
+class GemEnv(gem.Env):
+    """An environment of this suite in GEM.
+
+    A reset with a seed asks for its question; the seed of the constructor, which ``gem.make_vec`` gives to each of a
+    vector, decides what resets without one ask for. Infos hold numbers for logs.
+    """
+
+    def __init__(self, id: str, seed: int | None = None, **env_kwargs: Any):
+        self._id, self._env_kwargs = id, env_kwargs
+        self._rng = np.random.default_rng(seed)
+        self._episode = Episode(id, **env_kwargs)
+        check_one_sequence(self._episode, "GEM")
+
+    def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
+        """Start an episode; GEM's own way to seed, Python's and NumPy's global generators, is left alone."""
+        chosen = int(self._rng.integers(2**31)) if seed is None else seed
+        system, user = (message["content"] for message in self._episode.start(chosen))
+        return f"{system}\n\n{user}", {"seed": chosen}
+
+    def step(self, action: str) -> tuple[str, float, bool, bool, dict[str, Any]]:
+        reply = self._episode.step(action)
+        return reply.text, reply.reward, reply.terminated, reply.truncated, dict(reply.metrics)
+
+    def sample_random_action(self) -> str:
+        return self._episode.env.action_space.sample()
+
+    def spawn(self, same_state: bool = False, **env_kwargs: Any) -> "GemEnv":
+        if same_state:
+            raise ValueError("an episode cannot be forked: spawn another and reset both with one seed")
+        return GemEnv(self._id, **self._env_kwargs | env_kwargs)

@@ -1,0 +1,120 @@
+"""An OpenEnv server with an environment of this suite. Tested with openenv 0.10.
+
+    python -m agent_envs serve MiniWiki --openenv --port 8000
+
+A client resets with ``seed``, ``split`` and ``attempt`` and steps with ``{"text": …}``, the agent's turn. What comes back has
+one field, ``text``, as OpenEnv's clients show all fields of an observation to the policy. Reward and end have places of their
+own; metrics, for logs, are in the ``metadata`` beside the observation. Every session has an environment of its own.
+"""
+
+import functools
+import json
+from importlib import metadata
+from typing import Any
+
+from pydantic import Field, model_validator
+
+from agent_envs.integrations.episode import Episode, Reply
+
+try:
+    from openenv.core.env_server import Action, Environment, Observation, State, create_app
+    from openenv.core.env_server.types import EnvironmentMetadata
+except ImportError as error:
+    found = [one for name in ("openenv", "mcp") for one in [*metadata.distributions(name=name)][:1]]
+    here = ", ".join(f"{one.name} {one.version}" for one in found) or "neither"
+    raise ImportError(
+        f"OpenEnv needs openenv 0.10 and mcp<2 (here: {here}): pip install 'agent-r1-envs[openenv]' in a "
+        "virtual environment of its own, without the extra 'mcp', which needs mcp>=2"
+    ) from error
+
+
+class Turn(Action):
+    """What the agent wrote."""
+
+    text: str = Field(description="your whole turn, written as the instructions say")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _keep_json_as_text(cls, data: Any) -> Any:
+        """A turn that is JSON by itself stays a turn: some clients parse what the model wrote before they send it."""
+        if isinstance(data, dict) and "text" in data and not data.keys() - {"text", "metadata"}:
+            text = data["text"]
+            return data if isinstance(text, str) else {**data, "text": json.dumps(text, ensure_ascii=False)}
+        return {"text": json.dumps(data, ensure_ascii=False)}
+
+
+class Seen(Observation):
+    """What the agent reads next."""
+
+    text: str
+    metadata: dict[str, Any] = Field(default_factory=dict, exclude=True)  # sent beside the observation, not in it
+
+
+class AgentR1Environment(Environment):
+    """A session; the arguments are those of `Episode`."""
+
+    SUPPORTS_CONCURRENT_SESSIONS = True
+
+    def __init__(self, id: str, **env_kwargs: Any):
+        super().__init__()
+        self._id, self._kwargs = id, env_kwargs
+        self._episodes: dict[str | None, Episode] = {}  # by split
+        self._state = State()
+
+    def reset(
+        self, seed: int | None = None, episode_id: str | None = None, *, split: str | None = None,
+        attempt: int | None = None, **unknown: Any,
+    ) -> Seen:  # fmt: skip
+        """Begin an episode; its text is the instructions and the question. For ``attempt`` see `Episode.start`."""
+        if unknown:
+            raise ValueError(f"reset takes seed, split, attempt and episode_id, not {', '.join(sorted(unknown))}")
+        if split not in self._episodes:
+            self._episodes[split] = Episode(self._id, **self._kwargs | ({"split": split} if split else {}))
+        self._episode = self._episodes[split]
+        said = [message["content"] for message in self._episode.start(seed, attempt=attempt)]
+        self._state = State(episode_id=episode_id)
+        return Seen(text="\n\n".join(filter(None, said)))
+
+    def step(self, action: Turn, timeout_s: float | None = None, **rest: Any) -> Seen:
+        """Take a turn."""
+        if not self._episodes:
+            raise ValueError(
+                "no episode is running: reset first, in the same session (a WebSocket, as OpenEnv's clients use)"
+            )
+        reply: Reply = self._episode.step(action.text)
+        self._state.step_count += 1
+        notes = {**reply.metrics, "truncated": float(reply.truncated)}
+        return Seen(text=reply.text, reward=float(reply.reward), done=reply.done, metadata=notes)
+
+    @property
+    def state(self) -> State:
+        """The id that the client gave the episode, and how many turns it has had."""
+        return self._state
+
+    def get_metadata(self) -> EnvironmentMetadata:
+        """What the server says of itself."""
+        return EnvironmentMetadata(name=self._id, description=f"{self._id} of agent-r1-envs: text in, text out")
+
+    def close(self) -> None:
+        """Close the environments."""
+        for episode in self._episodes.values():
+            episode.close()
+
+
+def make_app(id: str, sessions: int = 128, **env_kwargs: Any) -> Any:
+    """The FastAPI application of OpenEnv's server.
+
+    Args:
+        id: a registered environment, of this suite or any that speaks text.
+        sessions: so many clients may play at once.
+        env_kwargs: of the environment. A ``split`` here is the one of clients that do not name theirs.
+
+    Raises:
+        ValueError: for a context that is rewritten on the way: the history is the client's.
+    """
+    episode = Episode(id, **env_kwargs)  # fails here, and not at a client's first reset
+    if episode.env.context is not None:
+        raise ValueError("OpenEnv's clients keep the history themselves: leave context at 'append'")
+    episode.close()
+    make = functools.partial(AgentR1Environment, id, **env_kwargs)
+    return create_app(make, Turn, Seen, env_name=id, max_concurrent_envs=sessions)

@@ -1,0 +1,142 @@
+"""OpenRLHF's agents. Tested with OpenRLHF 0.11.
+
+The file that ``--train.agent_func_path`` names, and its data:
+
+    from agent_envs.integrations.openrlhf import executor
+
+    AgentExecutor = executor("AgentR1/MiniWiki-v0")
+"""
+
+import asyncio
+import json
+from collections import Counter
+from copy import deepcopy
+from functools import partial
+from typing import Any
+
+import numpy as np
+from openrlhf.utils.agent import AgentExecutorBase
+
+from agent_envs.integrations.episode import Episode, Reply, play_until_tools_work
+from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
+
+
+def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
+    """``n`` questions as a `datasets.Dataset` with the columns ``input``, the question, and ``label``, its seed and split as
+    JSON: for ``--data.input_key input --data.label_key label``.
+
+    Args:
+        seed: draws the questions' seeds.
+        env_kwargs: the same as for `executor`. ``split`` may differ: each question is played in its own.
+    """
+    from datasets import Dataset
+
+    episode, split = Episode(id, **env_kwargs), env_kwargs.get("split", "")
+    seeds = np.random.default_rng(seed).integers(2**31, size=n).tolist()
+    labels = [json.dumps({"seed": s, "split": split}) for s in seeds]
+    return Dataset.from_dict({"input": [episode.start(s)[-1]["content"] for s in seeds], "label": labels})
+
+
+def executor(id: str, **env_kwargs: Any) -> type[AgentExecutorBase]:
+    """An ``AgentExecutor`` that plays `dataset`'s questions.
+
+    The prompt is written by the tokenizer's chat template, system message and all, and takes the place of OpenRLHF's. Turns
+    are kept as they were sampled, and ``action_ranges`` says where they lie.
+
+    Raises:
+        ValueError: a format made of special tokens, or a context that is rewritten on the way.
+    """
+    check_one_sequence(Episode(id, **env_kwargs), "OpenRLHF")
+    return type(
+        "AgentExecutor", (_Executor,), {"_make": staticmethod(lambda **split: Episode(id, **env_kwargs | split))}
+    )
+
+
+class _Executor(AgentExecutorBase):
+    _make: Any
+
+    def __init__(self):
+        self._idle: dict[str, list[Episode]] = {}
+        self._attempts: Counter = Counter()
+
+    async def execute(self, prompt, label, sampling_params, max_length: int, hf_tokenizer, llm_engine, images=None):
+        """Play an episode.
+
+        Args:
+            prompt: the question.
+            label: of `dataset`.
+            sampling_params: vLLM's; its ``max_tokens`` bounds a turn.
+            max_length: tokens of the whole episode, the prompt's among them.
+            hf_tokenizer: with a chat template.
+            llm_engine: ``await generate(ids, sampling_params, …)`` gives what vLLM gives.
+
+        Returns:
+            What OpenRLHF trains on: ``observation_tokens``, ``action_ranges``, ``rollout_log_probs``, ``reward``, ….
+
+        Raises:
+            ValueError: the dataset is another one, or there is no room for the prompt.
+            RuntimeError: a tool breaks for ten minutes, however often the episode is played.
+        """
+        question = _read(label)
+        pool = self._idle.setdefault(question["split"], [])
+        episode = pool.pop() if pool else self._make(**({"split": question["split"]} if question["split"] else {}))
+        play = TokenEpisode(episode, hf_tokenizer)
+        attempt, self._attempts[label] = self._attempts[label], self._attempts[label] + 1
+        again = partial(self._play, play, question["seed"], attempt, prompt, sampling_params, max_length, llm_engine)
+        reply = await play_until_tools_work(again, episode)
+        pool.append(episode)
+        start = len(play.prompt)
+        return {
+            "prompt": prompt,
+            "label": label,
+            "images": images,
+            "mm_train_inputs": None,
+            "observation_tokens": play.prompt + play.ids,
+            "action_ranges": [(start + first, start + last) for first, last in _ranges(play.mask)],
+            "rollout_log_probs": None if sampling_params.logprobs is None else [0.0] * start + play.logprobs,
+            "truncated": not reply.terminated,
+            "reward": sum(episode.rewards),
+            "scores": episode.metrics.get("score", 0.0),
+            "extra_logs": {name: value for name, value in episode.metrics.items() if name.startswith("reward/")}
+            | {name: episode.metrics[name] for name in ("turns", "tool_faults")},
+        }
+
+    async def _play(
+        self, play: TokenEpisode, seed: int, attempt: int, prompt: str, sampling_params, max_length: int, llm_engine
+    ) -> Reply:
+        """An episode from its start; returns the last reply."""
+        messages = play.start(seed, attempt)
+        if messages[-1]["content"].strip() not in prompt:
+            raise ValueError("the dataset has other questions than the environment: give both the same arguments")
+        room = max_length - len(play.prompt)
+        if room < 1:
+            raise ValueError(
+                f"the prompt has {len(play.prompt)} tokens of the {max_length} of an episode: raise --data.max_len"
+            )
+        asked = deepcopy(sampling_params)
+        asked.stop, asked.include_stop_str_in_output = list(play.episode.stop), True
+        while not play.done:
+            left = room - len(play.ids)
+            asked.max_tokens = min(sampling_params.max_tokens or left, left)
+            answer = await llm_engine.generate(play.prompt + play.ids, deepcopy(asked), multi_modal_data=None)
+            (said,) = answer.outputs[:1]
+            turn, logprobs = list(said.token_ids), None
+            if sampling_params.logprobs is not None:
+                logprobs = [by_id[token].logprob for token, by_id in zip(turn, said.logprobs, strict=True)]
+            # A tool may take its time, and other episodes run in this loop.
+            reply = await asyncio.to_thread(play.take, turn, logprobs, room)
+        return reply
+
+
+def _read(label: str) -> dict[str, Any]:
+    try:
+        question = json.loads(label)
+        return {"seed": int(question["seed"]), "split": str(question["split"])}
+    except (ValueError, TypeError, KeyError):
+        raise ValueError("a label without a seed: train on agent_envs.integrations.openrlhf.dataset(id, n)") from None
+
+
+def _ranges(mask: list[int]) -> list[tuple[int, int]]:
+    """Where the runs of ones begin and end."""
+    edges = np.flatnonzero(np.diff([0, *mask, 0])).tolist()
+    return list(zip(edges[::2], edges[1::2], strict=True))

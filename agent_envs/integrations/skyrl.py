@@ -1,0 +1,95 @@
+"""SkyRL's environments. Tested with skyrl-gym 0.4.
+
+from agent_envs.integrations.skyrl import dataset, register
+
+register("AgentR1/MiniWiki-v0")  # where SkyRL's workers import it
+dataset("AgentR1/MiniWiki-v0", 1000).to_parquet("train.parquet")
+"""
+
+from collections import Counter
+from typing import Any, ClassVar
+
+import numpy as np
+import skyrl_gym
+from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
+
+from agent_envs.integrations.episode import Episode, Message, check_tools
+from agent_envs.integrations.token_episode import check_one_sequence
+
+
+def register(id: str, **env_kwargs: Any) -> None:
+    """Make an environment known to ``skyrl_gym.make``, under its own id, which is the ``env_class`` of the dataset's rows."""
+    skyrl_gym.registry.pop(id, None)  # SkyRL refuses a second time, as in a notebook
+    skyrl_gym.register(id, "agent_envs.integrations.skyrl:AgentR1Env", {"env_id": id, **env_kwargs})
+
+
+def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
+    """``n`` questions as a `datasets.Dataset` with the columns that SkyRL wants, and ``seed`` and ``split``, by which the
+    environment knows the question.
+
+    Args:
+        seed: draws the questions' seeds.
+        env_kwargs: the same as for `register`. ``split`` may differ: each question is played in its own.
+    """
+    from datasets import Dataset
+
+    episode, split = Episode(id, **env_kwargs), env_kwargs.get("split", "")
+    seeds = np.random.default_rng(seed).integers(2**31, size=n).tolist()
+    return Dataset.from_list(
+        [{"data_source": id, "env_class": id, "prompt": episode.start(s), "seed": s, "split": split} for s in seeds]
+    )
+
+
+class AgentR1Env(BaseTextEnv):
+    """An episode of this suite; SkyRL makes one for each trajectory.
+
+    Args:
+        env_config: SkyRL's configuration of this environment class: further arguments of the environment.
+        extras: the columns of the dataset's row.
+        env_id: the environment.
+        env_kwargs: its arguments.
+    """
+
+    _attempts: ClassVar[Counter] = Counter()  # at each question, in this process
+
+    def __init__(self, env_config: Any = None, extras: Any = None, *, env_id: str, **env_kwargs: Any):
+        super().__init__()
+        row = dict(extras or {})
+        if "seed" not in row:
+            raise ValueError("a row without a seed: train on agent_envs.integrations.skyrl.dataset(id, n)")
+        split = {"split": row["split"]} if row.get("split") else {}
+        self._episode = Episode(env_id, **env_kwargs | dict(env_config or {}) | split)
+        check_one_sequence(self._episode, "SkyRL")
+        self._seed, self.max_turns = int(row["seed"]), self._episode.max_turns
+        self._question = (env_id, row.get("split"), self._seed)
+
+    def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
+        """Begin; the prompt holds the question already."""
+        # Attempts at a question differ in chance alone, in tasks that have any.
+        messages = self._episode.start(self._seed, attempt=self._attempts[self._question])
+        self._attempts[self._question] += 1
+        if messages != [{"role": message["role"], "content": message["content"]} for message in prompt]:
+            raise ValueError("the dataset has other questions than the environment: give both the same arguments")
+        self.turns = 0
+        return messages, {}
+
+    def step(self, action: str) -> BaseTextEnvStepOutput:
+        """Take a turn. What comes back is a user message; numbers for logs are in ``metadata``.
+
+        Raises:
+            RuntimeError: a tool broke.
+        """
+        reply = self._episode.step(action)
+        check_tools(reply, "SkyRL")
+        self.turns += 1
+        said = [] if reply.done else [{"role": "user", "content": reply.text}]
+        return BaseTextEnvStepOutput(
+            observations=said, reward=reply.reward, done=reply.done, metadata=dict(reply.metrics)
+        )
+
+    def get_metrics(self) -> dict[str, float]:
+        """`Episode.metrics`; SkyRL averages them over episodes. ``score`` is 0 where the episode has not ended."""
+        return {"score": 0.0, **self._episode.metrics}
+
+    def close(self) -> None:
+        self._episode.close()

@@ -1,0 +1,98 @@
+"""An episode as token ids, for adapters whose library trains on the ids that were sampled."""
+
+from functools import lru_cache
+from typing import Any
+
+from agent_envs.chat_tokens import ChatTokens, StopChecker
+from agent_envs.integrations.episode import Episode, Message, Reply
+
+
+class TokenEpisode:
+    """An `Episode` whose turns are ids. What comes back is encoded behind them, as in `trainers.rollouts.rollout`, id by id.
+
+    Args:
+        episode: what is played.
+        tokenizer: of `transformers`, with a chat template.
+
+    Attributes:
+        prompt: ids before the first turn, or, where the environment rewrites what the agent sees, before the next one.
+        ids: sampled turns and what came back to them, after the prompt.
+        mask: which of ``ids`` were sampled.
+        logprobs: of ``ids``, 0.0 where the environment speaks.
+
+    Raises:
+        ValueError: a format that is made of special tokens.
+    """
+
+    def __init__(self, episode: Episode, tokenizer: Any):
+        for format in episode.env.formats:
+            if format.special_tokens:
+                raise ValueError(f"the format {format.name!r} is made of special tokens; choose another one")
+        self.episode, self.chat = episode, _chat(tokenizer)
+        self._ends_turn = _stop_checker(tokenizer, episode.stop)
+
+    def start(self, seed: int, attempt: int | None = None) -> list[Message]:
+        """Begin an episode, see `Episode.start`."""
+        messages = self.episode.start(seed, attempt=attempt)
+        self._system = messages[0]["content"]
+        self._begin(self.chat.prompt_ids(self._system, messages[1:]))
+        return messages
+
+    def _begin(self, prompt: list[int]) -> None:
+        self.prompt, self.ids, self.mask, self.logprobs = prompt, list[int](), list[int](), list[float]()
+
+    @property
+    def done(self) -> bool:
+        """The episode is over."""
+        return self.episode.done
+
+    def cut(self, sampled: list[int]) -> list[int]:
+        """A turn up to the token that ends it, the model's end of turn or one that completes a closing tag."""
+        return self._ends_turn.cut(sampled)
+
+    def take(self, sampled: list[int], logprobs: list[float] | None = None, room: int | None = None) -> Reply:
+        """Take a turn.
+
+        Args:
+            sampled: its ids; what lies behind the end of the turn is cut off.
+            logprobs: of these.
+            room: how many ids may follow the prompt. Where what comes back would leave none for a turn, the environment truncates
+                the episode, and takes its shaping back.
+        """
+        turn = self.cut(sampled)
+        self._append(turn, True, (logprobs or [0.0] * len(turn))[: len(turn)])
+        if room is not None:
+            left = room - len(self.ids)
+            # A context that is rewritten begins a prompt of its own.
+            self.episode.env.fits = lambda observation, context: (
+                context is not None or len(self.chat.observation_ids(observation, turn)) < left
+            )
+        reply = self.episode.step(self.chat.decode(turn))
+        if reply.done:
+            return reply
+        if reply.context is not None:
+            self._begin(self.chat.prompt_ids(self._system, reply.context))
+            return reply
+        said = self.chat.observation_ids(reply.text, turn)
+        self._append(said, False, [0.0] * len(said))
+        return reply
+
+    def _append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
+        self.ids += ids
+        self.mask += [int(sampled)] * len(ids)
+        self.logprobs += logprobs
+
+
+def check_one_sequence(episode: Episode, library: str) -> None:
+    """Raise a ValueError where the context is rewritten on the way."""
+    if episode.env.context is not None:
+        raise ValueError(f"{library} trains an episode as one sequence: leave context at 'append'")
+
+
+# Once a tokenizer and a process: they read the whole vocabulary.
+_chat = lru_cache(maxsize=8)(ChatTokens)
+
+
+@lru_cache(maxsize=8)
+def _stop_checker(tokenizer: Any, stop: tuple[str, ...]) -> StopChecker:
+    return StopChecker(_chat(tokenizer), stop)

@@ -1,0 +1,137 @@
+"""TorchRL's environments of text. Tested with TorchRL 0.14.
+
+``GymEnv("AgentR1/MiniWiki-v0", instructions_in_observation=True)`` needs no adapter: strings in, strings out. `chat_env` is
+a `ChatEnv`, for its policies over language models:
+
+    env = chat_env("AgentR1/MiniWiki-v0", tokenizer, num_envs=16, group_size=8)
+    policy = TransformersWrapper(model, tokenizer=tokenizer, input_mode="tokens", generate=True, pad_output=False)
+    env.rollout(env.max_turns, policy)
+"""
+
+import secrets
+from typing import Any
+
+import numpy as np
+from tensordict import TensorDict, TensorDictBase, lazy_stack
+from torchrl.data import Categorical, Composite, Unbounded
+from torchrl.envs.llm import ChatEnv
+from torchrl.modules.llm.policies import Masks, Tokens
+
+from agent_envs.integrations.episode import Episode, check_tools
+from agent_envs.integrations.token_episode import TokenEpisode
+
+
+def chat_env(id: str, tokenizer: Any, *, num_envs: int = 1, group_size: int = 1, **env_kwargs: Any) -> "AgentR1ChatEnv":
+    """A `ChatEnv` over ids: its observation is ``("tokens", "prompt")``, what is read before the next turn, system prompt
+    and all, and its action ``("tokens", "full")``, the same with the turn behind it.
+
+    Args:
+        id: a registered environment, with ``env_kwargs``.
+        tokenizer: the policy's, with a chat template.
+        num_envs: the batch size.
+        group_size: so many neighbours get the same questions, as in GRPO.
+
+    Raises:
+        ValueError: ``group_size`` does not divide ``num_envs``, or the format is made of special tokens.
+    """
+    if num_envs < 1 or group_size < 1 or num_envs % group_size:
+        raise ValueError(f"group_size must divide num_envs, got {group_size} and {num_envs}")
+    episodes = [Episode(id, **env_kwargs) for _ in range(num_envs)]
+    return AgentR1ChatEnv([TokenEpisode(episode, tokenizer) for episode in episodes], tokenizer, group_size)
+
+
+class AgentR1ChatEnv(ChatEnv):
+    """See `chat_env`. ``set_seed`` decides all questions; a reset with a ``"seed"`` for each environment, [num_envs] ints,
+    asks for certain ones. An environment that has finished waits for its reset.
+
+    Attributes:
+        metrics: a dict for each environment, for logs.
+        stop: strings that end a turn, for ``model.generation_config.stop_strings``. A turn is cut there in any case.
+        max_turns: after so many turns an episode is truncated.
+    """
+
+    def __init__(self, plays: list[TokenEpisode], tokenizer: Any, group_size: int):
+        super().__init__(input_mode="tokens", tokenizer=tokenizer, batch_size=(len(plays),))
+        self._plays, self._group_size = plays, group_size
+        self._ends = [(False, False)] * len(plays)
+        self._set_seed(None)
+
+    def _make_specs_tokens(self) -> None:
+        super()._make_specs_tokens()
+        masks = Masks.default_spec(shape=self.batch_size, keys=["all_attention_mask"])
+        self.full_observation_spec["masks"] = masks
+        self.full_observation_spec["seed"] = Unbounded(shape=self.batch_size, dtype=_tensor(0).dtype)
+        self.full_state_spec = Composite(shape=self.batch_size)
+        self.reward_spec = Unbounded(shape=(*self.batch_size, 1))
+        shape, dtype = (*self.batch_size, 1), _tensor([False]).dtype
+        ends = {name: Categorical(2, shape=shape, dtype=dtype) for name in ("done", "terminated", "truncated")}
+        self.full_done_spec = Composite(ends, shape=self.batch_size)
+
+    @property
+    def metrics(self) -> list[dict[str, float]]:
+        return [play.episode.metrics for play in self._plays]
+
+    @property
+    def stop(self) -> tuple[str, ...]:
+        return self._plays[0].episode.stop
+
+    @property
+    def max_turns(self) -> int:
+        return self._plays[0].episode.max_turns
+
+    def _set_seed(self, seed: int | None) -> None:
+        self._seed = secrets.randbelow(2**31) if seed is None else seed
+        self._begun, self._seeds = [0] * len(self._plays), [0] * len(self._plays)
+
+    def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
+        mask = None if tensordict is None else tensordict.get("_reset", None)
+        chosen = None if tensordict is None else tensordict.get("seed", None)
+        wanted = range(len(self._plays)) if mask is None else mask.view(-1).nonzero().view(-1).tolist()
+        members: dict[int, int] = {}
+        for i in wanted:
+            seed = self._draw(i) if mask is not None or chosen is None else int(chosen[i])
+            self._begun[i] += 1
+            members[seed] = members.get(seed, -1) + 1
+            attempt = i % self._group_size if self._group_size > 1 else members[seed]
+            self._plays[i].start(seed, attempt)
+            self._seeds[i], self._ends[i] = seed, (False, False)
+        return self._observe()
+
+    def _draw(self, i: int) -> int:
+        """The same for all of a group, whenever each of them gets there."""
+        rng = np.random.default_rng([self._seed, i // self._group_size, self._begun[i]])
+        return int(rng.integers(2**31))
+
+    def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
+        rewards = [0.0] * len(self._plays)
+        for i, (play, full) in enumerate(zip(self._plays, tensordict["tokens"].get("full", as_list=True), strict=True)):
+            if play.done:
+                continue
+            before, full = play.prompt + play.ids, full.tolist()
+            if full[: len(before)] != before:
+                raise ValueError("the turn does not stand behind its prompt: make the policy with pad_output=False")
+            reply = play.take(full[len(before) :])
+            check_tools(reply, "TorchRL")
+            rewards[i], self._ends[i] = reply.reward, (reply.terminated, reply.truncated)
+        return self._observe(rewards)
+
+    def _observe(self, rewards: list[float] | None = None) -> TensorDictBase:
+        rows = []
+        for i, play in enumerate(self._plays):
+            terminated, truncated = self._ends[i]
+            row = {"done": terminated or truncated, "terminated": terminated, "truncated": truncated}
+            made = TensorDict({name: _tensor([value]) for name, value in row.items()})
+            if rewards is not None:
+                made.set("reward", _tensor(np.array([rewards[i]], dtype=np.float32)))
+            prompt = play.prompt + play.ids
+            made.set("tokens", Tokens(prompt=_tensor(prompt)))
+            # A policy would read its next prompt with the mask that it made of the last turn.
+            made.set("masks", Masks(all_attention_mask=_tensor([True] * len(prompt))))
+            made.set("seed", _tensor(self._seeds[i]))
+            rows.append(made)
+        return lazy_stack(rows)
+
+
+def _tensor(values: Any) -> Any:
+    """As torch's, which nothing here imports."""
+    return TensorDict({"values": np.array(values)})["values"]

@@ -1,0 +1,353 @@
+"""TRL's `GRPOTrainer` (and so Unsloth's) in the environments of this suite. Tested with TRL 1.16.
+
+    from agent_envs.integrations.trl import dataset, episode_return, rollout_func
+
+    trainer = GRPOTrainer(
+        model, args=config, processing_class=tokenizer, reward_funcs=episode_return,
+        rollout_func=rollout_func(id, tokenizer), train_dataset=dataset(id, 1000),
+    )
+
+`rollout_func` plays in text, turn by turn, with the ids as they were sampled. ``environment_factory=environment_factory(id)``
+with ``train_dataset=dataset(id, 1000, native=True)`` leaves the loop to TRL, and the calls to the model's own chat template.
+"""
+
+import asyncio
+import inspect
+import keyword
+import os
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+import numpy as np
+
+from agent_envs.chat_tokens import ChatTokens, StopChecker
+from agent_envs.integrations.episode import Episode, Message, step_all
+from agent_envs.integrations.token_episode import check_one_sequence
+
+ENDED = "The episode has ended."
+
+
+def dataset(id: str, n: int, *, seed: int = 0, native: bool = False, **env_kwargs: Any) -> Any:
+    """``n`` questions as a `datasets.Dataset`, for ``train_dataset`` or ``eval_dataset``.
+
+    Its columns are ``prompt``, the messages before the first turn, which also hold the seed of the question, and ``seed``.
+
+    Args:
+        seed: draws the questions' seeds.
+        native: for `environment_factory`; without, for `rollout_func`.
+        env_kwargs: the same as there. ``split`` may differ: each question is played in its own.
+    """
+    from datasets import Dataset
+
+    episode, split = Episode(id, native=native, **env_kwargs), env_kwargs.get("split", "")
+    seeds = np.random.default_rng(seed).integers(2**31, size=n).tolist()
+    noted = [[{**message, "seed": s, "split": split} for message in episode.start(s)] for s in seeds]
+    return Dataset.from_dict({"prompt": noted, "seed": seeds})
+
+
+def episode_return(
+    completions: list, turn_rewards: list | None = None, environments: list | None = None,
+    env_metrics: list | None = None, log_metric: Callable[[str, float], None] | None = None, **columns: Any,
+) -> list[float | None]:  # fmt: skip
+    """The ``reward_funcs`` for both ways: what each episode earned, and None where a tool broke on the way, which TRL
+    leaves out of the group. Their `Episode.metrics` are logged as ``env/…``."""
+    if environments:
+        for environment, messages in zip(environments, completions, strict=True):
+            environment._settle(messages)
+        turn_rewards = [environment._episode.rewards for environment in environments]
+        # A conversation that TRL ends before the environment does has reached nothing.
+        env_metrics = [{"score": 0.0, **environment._episode.metrics} for environment in environments]
+    if turn_rewards is None or env_metrics is None:
+        raise ValueError("episode_return needs rollout_func or environment_factory of agent_envs.integrations.trl")
+    if log_metric is not None:
+        for name in sorted({name for metrics in env_metrics for name in metrics}):
+            values = [metrics[name] for metrics in env_metrics if name in metrics]
+            log_metric(f"env/{name}", float(np.mean(values)))
+    paid = zip(turn_rewards, env_metrics, strict=True)
+    return [None if metrics.get("tool_faults") else float(sum(rewards)) for rewards, metrics in paid]
+
+
+# -- rollout_func ------------------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True, kw_only=True)
+class _Row:
+    """An episode as TRL wants it: ids, and which of those after the prompt were sampled."""
+
+    episode: Episode
+    prompt: list[int]
+    ids: list[int] = field(default_factory=list)
+    mask: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+
+    def append(self, ids: list[int], sampled: bool, logprobs: list[float] | None = None) -> None:
+        self.ids += ids
+        self.mask += [int(sampled)] * len(ids)
+        self.logprobs += logprobs or [0.0] * len(ids)
+
+
+def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, Any], dict[str, Any]]:
+    """A ``rollout_func`` that plays `dataset`'s questions, turns in text.
+
+    A turn is kept as it was sampled, up to the token that ends it (the model's end of turn, or a closing tag of the
+    format), and what the environment says is encoded behind it; ``env_mask`` tells the two apart. It is what
+    `trainers.rollouts.rollout` does, id by id. ``turn_rewards`` is an extra field, for reward functions of your own.
+
+    TRL's ``max_completion_length`` bounds a turn here; an episode is bounded by the environment's ``max_turns`` and
+    ``max_tokens``. Sampling is TRL's own, with `generate` or vLLM.
+
+    Raises:
+        ValueError: a format made of special tokens, or a context that is rewritten on the way, which TRL cannot train.
+    """
+    pools: dict[str, list[Episode]] = {}
+
+    def episode(split: str, place: int) -> Episode:
+        pool = pools.setdefault(split, [])
+        while len(pool) <= place:
+            pool.append(Episode(id, **env_kwargs | ({"split": split} if split else {})))
+        return pool[place]
+
+    _check_format(example := episode(env_kwargs.get("split", ""), 0))
+    chat = ChatTokens(tokenizer)
+    ends_turn: list[StopChecker] = []
+
+    def begin(prompts: list[list[Message]], attempts: int) -> list[_Row]:
+        rows, played = [], dict.fromkeys({prompt[0].get("split") or "" for prompt in prompts}, 0)
+        seen: dict[Any, int] = {}
+        for prompt in prompts:
+            seed, split = prompt[0].get("seed"), prompt[0].get("split") or ""
+            attempt = seen[seed] = seen.get(seed, -1) + 1
+            one = episode(split, played[split])
+            played[split] += 1
+            messages = _start(one, seed, attempts + attempt, prompt, "rollout_func")
+            rows.append(_Row(episode=one, prompt=chat.prompt_ids(messages[0]["content"], messages[1:])))
+        return rows
+
+    def play(prompts: list[list[Message]], trainer: Any) -> dict[str, Any]:
+        if not ends_turn:
+            _prepare(trainer, chat, example.stop)
+            ends_turn.append(StopChecker(chat, example.stop))
+        rows = playing = begin(prompts, trainer.accelerator.process_index * len(prompts))
+        while playing:
+            sampled, logprobs = trainer._generate_single_turn([row.prompt + row.ids for row in playing], None, {}, 1)
+            turns = [ends_turn[0].cut(turn) for turn in sampled]
+            replies = step_all([row.episode for row in playing], [chat.decode(turn) for turn in turns])
+            for i, (row, turn, reply) in enumerate(zip(playing, turns, replies, strict=True)):
+                row.append(turn, True, logprobs and logprobs[i][: len(turn)])
+                if reply.context is not None:
+                    raise ValueError("TRL trains an episode as one sequence: leave context at 'append'")
+                if not reply.done:
+                    row.append(chat.observation_ids(reply.text, turn), False)
+            sampler_tells = logprobs is not None
+            playing = [row for row in playing if not row.episode.done]
+        return {
+            "prompt_ids": [row.prompt for row in rows],
+            "completion_ids": [row.ids for row in rows],
+            "logprobs": [row.logprobs for row in rows] if sampler_tells else None,
+            "env_mask": [row.mask for row in rows],
+            "turn_rewards": [list(row.episode.rewards) for row in rows],
+            "env_metrics": [row.episode.metrics for row in rows],
+        }
+
+    return play
+
+
+def _check_format(episode: Episode) -> None:
+    for format in episode.env.formats:
+        if format.special_tokens:
+            raise ValueError(f"the format {format.name!r} is made of special tokens; choose another one")
+    check_one_sequence(episode, "TRL")
+
+
+def _prepare(trainer: Any, chat: ChatTokens, stop: tuple[str, ...]) -> None:
+    """Let turns end where they should: at any of the model's ends of turn, and at a closing tag that is one token."""
+    if not hasattr(trainer, "_generate_single_turn"):
+        raise ValueError(
+            "this TRL samples in another way: rollout_func is made for TRL 1.16 (pip install 'trl==1.16.*')"
+        )
+    if trainer.mask_truncated_completions:
+        raise ValueError(
+            "mask_truncated_completions looks for an end-of-turn token, which a turn that a closing tag ends does not "
+            "have, and would mask whole episodes: leave it off"
+        )
+    chat.end_ids |= set(trainer.eos_token_ids) & set(chat.tokenizer.all_special_ids)
+    # Not there with vLLM, where `cut` is enough, as it is for tags of several tokens.
+    if hasattr(trainer, "generation_config"):
+        words = chat.tokenizer.get_vocab()
+        tags = {words[string] for string in stop if string in words}
+        trainer.generation_config.eos_token_id = sorted({*trainer.eos_token_ids, *chat.end_ids, *tags})
+
+
+def _start(episode: Episode, seed: int | None, attempt: int, prompt: list[Message], asker: str) -> list[Message]:
+    if seed is None:
+        hint = ", native=True" * episode.native
+        raise ValueError(f"a prompt without a seed: train on agent_envs.integrations.trl.dataset(id, n{hint})")
+    messages = episode.start(seed, attempt=attempt)
+    if messages != [{"role": message["role"], "content": message["content"]} for message in prompt]:
+        raise ValueError(
+            f"the dataset has other questions than the environment: give dataset and {asker} the same arguments"
+        )
+    return messages
+
+
+# -- environment_factory -----------------------------------------------------------------------------------------------
+
+
+def environment_factory(id: str, **env_kwargs: Any) -> type:
+    """An ``environment_factory``: a class with a method for each tool, made from its schema, and ``answer``.
+
+    TRL runs the loop and reads the calls by the model's chat template, which must support tools; it refuses others, such as
+    that of the word-level tokenizer of our tiny policy, for which there is `rollout_func`. The calls of a message are one
+    turn of the environment, and run together. What TRL never shows the environment costs what it costs with us: a call
+    of an unknown tool, a message without a readable call, a call behind ``max_tool_calling_iterations``. `episode_return`
+    sees to it, and has to be the ``reward_funcs``. A turn past the environment's ``max_turns`` does nothing and earns nothing.
+
+    Raises:
+        ValueError: a tool whose name cannot be a method's, or a task that native calls cannot follow, see `Episode`.
+    """
+    example = Episode(id, native=True, **env_kwargs)
+    check_one_sequence(example, "TRL")
+    methods = {}
+    for tool in example.tools:
+        name = tool["function"]["name"]
+        if not name.isidentifier() or keyword.iskeyword(name) or name[0] == "_" or name in ("reset", "get_reward"):
+            raise ValueError(f"TRL cannot have a tool {name!r}, which is no name for a public method: rename it")
+        methods[name] = _method(tool["function"])
+    make = staticmethod(lambda split: Episode(id, native=True, **env_kwargs | ({"split": split} if split else {})))
+    first = int(os.environ.get("RANK", 0)) << 20  # attempts at a question, spread over processes, differ in chance
+    return type("AgentR1Environment", (_Environment,), {**methods, "_make": make, "_count": first})
+
+
+class _Turn:
+    """The calls of one message, and what comes back."""
+
+    def __init__(self):
+        self.calls: list[tuple[str, dict[str, Any]]] = []
+        self.texts: list[str] | None = None
+
+
+class _Environment:
+    """What is public here, but for `reset`, is a tool for TRL."""
+
+    _make: Callable[[str], Episode]
+    _count: int
+
+    def __init__(self):
+        self._episodes: dict[str, Episode] = {}  # by split
+        self._number = type(self)._count
+        type(self)._count += 1
+
+    def reset(self, prompt: list[Message], seed: int | None = None, **row: Any) -> None:
+        """Begin the episode of a row of the dataset; its prompt holds the question already."""
+        split = prompt[0].get("split") or ""
+        if split not in self._episodes:
+            self._episodes[split] = self._make(split)
+        self._episode, self._seed, self._turn = self._episodes[split], seed, _Turn()
+        _start(self._episode, seed, self._number, prompt, "environment_factory")
+        self._played: list[list] = []
+
+    async def _take(self, name: str, arguments: dict[str, Any]) -> str:
+        turn, place = self._turn, len(self._turn.calls)
+        turn.calls.append((name, arguments))
+        await asyncio.sleep(0)  # TRL runs the calls of a message together: the others come in here
+        if turn.texts is None:
+            self._turn, turn.texts = _Turn(), self._play(turn.calls)
+        return turn.texts[place]
+
+    def _play(self, calls: list) -> list[str]:
+        """Take a turn; returns a text for each call."""
+        if self._episode.done:
+            return [ENDED] * len(calls)
+        reply = self._episode.call(calls)
+        self._played.append(calls)
+        results = reply.results or (ENDED,)
+        return list(results) if len(results) == len(calls) else [*results[:1]] * len(calls)
+
+    def _settle(self, messages: list[Message]) -> None:
+        """Take the turns of a finished conversation that TRL has not passed on; where one of them was not the last, all
+        are played again in their order. TRL goes on no more behind the last turn, be it without a call or too long: so the
+        episode ends there, truncated, and what it was paid for the way is settled as at any end."""
+        said = [self._calls(message) for message in messages if message["role"] == "assistant"]
+        if said[: len(self._played)] != self._played or not self._episode.done:
+            self._episode.start(self._seed, attempt=self._number)
+            self._played = []
+        rest = said[len(self._played) :]
+        for number, calls in enumerate(rest, 1):
+            if number == len(rest):
+                self._episode.env.fits = lambda observation, context: False
+            self._play(calls)
+        self._episode.env.fits = None
+
+    def _calls(self, message: Message) -> list[tuple[str, Any]]:
+        functions = [call["function"] for call in message.get("tool_calls") or [] if "function" in call]
+        calls = [(function["name"], function.get("arguments", {})) for function in functions]
+        return [(name, _leave_out(getattr(type(self), name, None), arguments)) for name, arguments in calls]
+
+
+def _leave_out(method: Callable | None, arguments: Any) -> Any:
+    """The arguments of a call without those that are null because they can be left out."""
+    omitted = getattr(method, "omitted", ())
+    if not omitted or not isinstance(arguments, dict):
+        return arguments
+    return {name: value for name, value in arguments.items() if value is not None or name not in omitted}
+
+
+_TYPES: dict[str, Any] = {"string": str, "integer": int, "number": float, "boolean": bool, "object": dict, "null": None}
+
+
+def _method(function: dict[str, Any]) -> Callable:
+    """An async method that TRL can describe: with the signature and the docstring of a function of this schema."""
+    schema = function["parameters"]
+    required, properties = schema.get("required", []), schema.get("properties", {})
+
+    # A template may show an argument that can be left out as one that can be null: then null says that it is left out.
+    omitted = {name for name, of in properties.items() if name not in required and not _takes_null(of)}
+
+    async def method(self, **arguments):
+        return await self._take(function["name"], _leave_out(method, arguments))
+
+    method.omitted = omitted  # type: ignore[attr-defined]
+    hints = {name: _hint(of) if name in required else _hint(of) | None for name, of in properties.items()}
+    own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+    taken = [
+        _parameter(name, hints[name], name in required) for name in sorted(properties, key=lambda n: n not in required)
+    ]
+    lines = [f"    {name}: {' '.join(str(of.get('description') or name).split())}" for name, of in properties.items()]
+    described = " ".join(function["description"].split()) or function["name"]
+    method.__doc__ = "\n".join([described, *(["", "Args:", *lines] if lines else [])])
+    method.__name__ = method.__qualname__ = function["name"]
+    method.__annotations__ = {**hints, "return": str}
+    method.__signature__ = inspect.Signature([own, *taken], return_annotation=str)  # type: ignore[attr-defined]
+    return method
+
+
+def _takes_null(schema: dict[str, Any]) -> bool:
+    kinds = schema.get("type", "null" if "anyOf" not in schema and "enum" not in schema else [])
+    return "null" in kinds or None in schema.get("enum", ()) or any(map(_takes_null, schema.get("anyOf", ())))
+
+
+def _parameter(name: str, hint: Any, required: bool) -> inspect.Parameter:
+    default = inspect.Parameter.empty if required else None
+    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hint, default=default)
+
+
+def _hint(schema: dict[str, Any]) -> Any:
+    """The type of a schema's values, as far as a type says it."""
+    if options := schema.get("enum"):
+        return Literal[tuple(options)]
+    if options := schema.get("anyOf"):
+        return _union(map(_hint, options))
+    kind = schema.get("type")
+    if isinstance(kind, list):
+        return _union(_hint({**schema, "type": one}) for one in kind)
+    if kind == "array":
+        return list[_hint(schema.get("items") or {})]  # type: ignore[misc]
+    return _TYPES.get(kind, Any) if isinstance(kind, str) else Any
+
+
+def _union(hints: Iterable[Any]) -> Any:
+    first, *others = hints
+    for hint in others:
+        first = first | hint if first is not None else hint | first
+    return first

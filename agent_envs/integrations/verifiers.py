@@ -1,0 +1,149 @@
+"""The environments of this suite as a taskset of verifiers. Tested with verifiers 0.4.
+
+    vf-eval agent-r1-envs --env.taskset.env MiniWiki -n 20 -r 4 --no-push -m MODEL \\
+        --client.base-url http://localhost:8000/v1
+
+``agent-r1-envs`` is the taskset's id there: verifiers looks plugins up as top-level modules. A task is a question, by its
+seed; the harness here plays it in this process, each turn a request to the model, so it needs no sandbox. Turns are text, or
+function calls with ``--env.taskset.native``. The reward is the episode's return; the reward of each turn and the metrics of
+the task are metrics.
+"""
+
+import asyncio
+import itertools
+import zlib
+from collections.abc import Iterator
+from typing import Any
+
+import gymnasium
+import verifiers.v1 as vf
+from openai import APIError, AsyncOpenAI
+from pydantic import Field, model_validator
+
+from agent_envs.integrations.episode import Episode, take_message
+from agent_envs.registration import full_id
+
+
+class AgentR1Config(vf.TasksetConfig):
+    """Which environment, under ``--env.taskset.*``."""
+
+    env: str = "AgentR1/MiniWiki-v0"
+    """Registered id, or its middle part; module:Mine/Name-v0 imports a module of your own first."""
+    kwargs: dict[str, Any] = Field(default_factory=dict)
+    """Arguments of the environment as JSON, for example '{"split": "validation", "max_turns": 3}'."""
+    native: bool = False
+    """The model acts by function calls, and gives its final answer by one; else in text, as the system prompt says."""
+
+    @model_validator(mode="after")
+    def _check_id(self) -> "AgentR1Config":
+        try:
+            gymnasium.spec(full_id(self.env))
+        except gymnasium.error.Error as error:
+            raise ValueError(str(error)) from error
+        return self
+
+
+class AgentR1Data(vf.TaskData):
+    """A question of an environment."""
+
+    env: str
+    kwargs: dict[str, Any]
+    native: bool
+    seed: int
+
+    def make_episode(self) -> Episode:
+        return Episode(self.env, native=self.native, **self.kwargs)
+
+
+class AgentR1Task(vf.Task[AgentR1Data]):
+    """What the harness noted, as reward and metrics."""
+
+    @vf.reward
+    async def episode_return(self, trace: vf.Trace) -> float:
+        return sum(_noted(trace)["turn_rewards"])
+
+    @vf.metric
+    async def measures(self, trace: vf.Trace) -> dict[str, float]:
+        noted = _noted(trace)
+        return {f"turn_reward/{i}": paid for i, paid in enumerate(noted["turn_rewards"])} | noted["metrics"]
+
+
+class AgentR1Taskset(vf.Taskset[AgentR1Task, AgentR1Config]):
+    """The questions of an environment, without end: the i-th is that of seed i."""
+
+    INFINITE = True
+
+    def load(self) -> Iterator[AgentR1Task]:
+        config = self.config
+        asked = {"env": full_id(config.env), "kwargs": config.kwargs, "native": config.native}
+        episode = Episode(asked["env"], native=config.native, **config.kwargs)
+        if any(format.special_tokens for format in episode.env.formats):
+            raise ValueError("a chat API takes special tokens out of a text: choose another format")
+        if config.native and episode.env.context is not None:
+            raise ValueError("function calls stay in the conversation: leave context at 'append'")
+        for seed in itertools.count():
+            system, user = (message["content"] for message in episode.start(seed))
+            name = f"{asked['env']}#{seed}"
+            data = AgentR1Data(name=name, system_prompt=system or None, prompt=user, seed=seed, **asked)
+            yield AgentR1Task(data, config.task)
+
+
+class AgentR1EnvConfig(vf.SingleAgentEnvConfig):
+    """The harness runs here, and executes nothing: no sandbox is rented for it."""
+
+    agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())
+
+
+class AgentR1Env(vf.Env[AgentR1EnvConfig]):
+    """One agent, one episode."""
+
+    async def run(self, task: vf.Task, agents: vf.Agents) -> None:
+        await agents.agent.run(task)
+
+
+class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
+    """Lets model and environment take turns."""
+
+    APPENDS_SYSTEM_PROMPT = True
+    EXECUTES_CODE = False
+    NEEDS_CONTAINER = False
+
+    async def launch(
+        self, ctx: vf.ModelContext, trace: vf.Trace, runtime: vf.Runtime, endpoint: str, secret: str,
+        mcp_urls: dict[str, str], data: vf.TaskData,
+    ) -> vf.ProgramResult:  # fmt: skip
+        if not isinstance(data, AgentR1Data):
+            raise ValueError("this harness plays the tasks of agent-r1-envs alone")
+        noted = trace.info
+        noted["turn_rewards"], noted["metrics"] = [], {"score": 0.0}
+        episode = await asyncio.to_thread(data.make_episode)
+        # Chance that goes on after the start is another one in each rollout of a question.
+        await asyncio.to_thread(episode.start, data.seed, attempt=zlib.crc32(trace.id.encode()))
+        messages = [
+            {"role": role, "content": content}
+            for role, content in (("system", data.system_prompt), ("user", data.prompt))
+            if content
+        ]
+        opening = messages[:-1]
+        options = {"tools": episode.tools} if data.native else {}
+        async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
+            while not episode.done:
+                try:
+                    answer = await client.chat.completions.create(model=ctx.model, messages=messages, **options)
+                except APIError as error:  # a limit of the run, or of the model; the trace knows which
+                    return vf.ProgramResult(exit_code=1, stdout="", stderr=str(error))
+                said = answer.choices[0].message
+                reply, back = await asyncio.to_thread(take_message, episode, said.model_dump(exclude_none=True))
+                if reply.metrics["tool_faults"]:
+                    raise vf.ToolsetError("a tool broke, so the episode says nothing about the model")
+                noted["turn_rewards"], noted["metrics"] = list(episode.rewards), {**noted["metrics"], **episode.metrics}
+                messages += [said.model_dump(exclude_none=True), *back]
+                if reply.context is not None:
+                    messages = opening + reply.context
+        return vf.ProgramResult(exit_code=0, stdout="", stderr="")
+
+
+def _noted(trace: vf.Trace) -> dict[str, Any]:
+    if "turn_rewards" not in trace.info:
+        raise ValueError("the rewards are those of the harness agent-r1-envs: leave out --env.agent.harness.id")
+    return trace.info

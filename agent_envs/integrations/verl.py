@@ -1,0 +1,140 @@
+"""verl's agent loops. Tested with verl 0.9.
+
+The file that ``actor_rollout_ref.rollout.agent.agent_loop_config_path`` names says what is played:
+
+    - name: agent_r1
+      _target_: agent_envs.integrations.verl.AgentR1Loop
+      id: AgentR1/MiniWiki-v0
+      env_kwargs: {max_turns: 3}
+
+and `dataset` writes the questions, for ``data.train_files``.
+"""
+
+import asyncio
+import secrets
+from collections import Counter
+from functools import partial
+from typing import Any, ClassVar
+from uuid import uuid4
+
+import numpy as np
+from omegaconf import OmegaConf
+from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
+from verl.utils.profiler import simple_timer
+
+from agent_envs.integrations.episode import Episode, play_until_tools_work
+from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
+
+# Members of a group may be played by several workers, which do not know of each other.
+_FIRST_ATTEMPT = secrets.randbelow(2**31)
+
+
+def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
+    """``n`` questions as a `datasets.Dataset` with the columns that verl wants; write it with ``to_parquet``.
+
+    Args:
+        seed: draws the questions' seeds.
+        env_kwargs: the same as for the loop. ``split`` may differ: each question is played in its own.
+    """
+    from datasets import Dataset
+
+    episode, split = Episode(id, **env_kwargs), env_kwargs.get("split", "")
+    seeds = np.random.default_rng(seed).integers(2**31, size=n).tolist()
+    rows = [
+        {
+            "data_source": id,
+            "agent_name": "agent_r1",
+            "prompt": episode.start(s),
+            "reward_model": {"style": "rule", "ground_truth": ""},  # the environment pays
+            "extra_info": {"index": i, "seed": s, "split": split},
+        }
+        for i, s in enumerate(seeds)
+    ]
+    return Dataset.from_list(rows)
+
+
+class AgentR1Loop(AgentLoopBase):
+    """Plays an episode turn by turn, with the ids as they were sampled.
+
+    Args:
+        args, kwargs: verl's own.
+        id: a registered environment.
+        env_kwargs: its arguments.
+
+    Raises:
+        ValueError: a format made of special tokens, or a context that is rewritten on the way.
+        RuntimeError: a tool breaks for ten minutes, however often the episode is played.
+    """
+
+    _attempts: ClassVar[Counter] = Counter()  # at each question, in this worker
+
+    def __init__(self, *args: Any, id: str, env_kwargs: Any = None, **kwargs: Any):
+        super().__init__(*args, **kwargs)
+        self._id, self._env_kwargs = id, OmegaConf.to_container(OmegaConf.create(env_kwargs or {}))
+
+    async def run(self, sampling_params: dict[str, Any], *, extra_info: Any = None, **row: Any) -> AgentLoopOutput:
+        """Play the question of a row of `dataset`.
+
+        Returns:
+            ``response_ids``, turns and what came back to them; ``response_mask``, which of these were sampled;
+            ``response_logprobs``; ``reward_score``, what the episode earned; ``turn_scores``, turn by turn; and for logs
+            ``score``, the measure that the task reports, as ``acc``.
+        """
+        if not extra_info or "seed" not in extra_info:
+            raise ValueError("a row without a seed: train on agent_envs.integrations.verl.dataset(id, n)")
+        split = {"split": extra_info["split"]} if extra_info.get("split") else {}
+        episode = Episode(self._id, **self._env_kwargs | split)
+        try:
+            question = (self._id, str(row["raw_prompt"]))
+            attempt, self._attempts[question] = self._attempts[question], self._attempts[question] + 1
+            start = int(extra_info["seed"]), _FIRST_ATTEMPT + attempt
+            play = partial(self._play, episode, sampling_params, start, row["raw_prompt"])
+            return await play_until_tools_work(play, episode)
+        finally:
+            episode.close()
+
+    async def _play(
+        self, episode: Episode, sampling_params: dict, start: tuple[int, int], prompt: Any
+    ) -> AgentLoopOutput:
+        check_one_sequence(episode, "verl")
+        play = TokenEpisode(episode, self.tokenizer)
+        messages = play.start(*start)
+        if messages != [{"role": message["role"], "content": message["content"]} for message in prompt]:
+            raise ValueError("the dataset has other questions than the environment: give both the same arguments")
+        if len(play.prompt) > self.rollout_config.prompt_length:
+            raise ValueError(f"a prompt has {len(play.prompt)} tokens: raise data.max_prompt_length")
+        asked = {**sampling_params, **_stop(self.rollout_config, episode.stop)}
+        room, request, told = self.rollout_config.response_length, uuid4().hex, True
+        timing: dict[str, float] = {}
+        extra: dict[str, Any] = {}
+        while not episode.done:
+            with simple_timer("generate_sequences", timing):
+                said = await self.server_manager.generate(
+                    request_id=request, prompt_ids=play.prompt + play.ids, sampling_params=dict(asked)
+                )
+            turn = said.token_ids[: room - len(play.ids)]
+            told = told and said.log_probs is not None
+            extra = {**said.extra_fields, **{k: v for k, v in extra.items() if k == "min_global_steps"}}
+            with simple_timer("tool_calls", timing):  # a tool may take its time, and other episodes run in this loop
+                await asyncio.to_thread(play.take, turn, said.log_probs, room)
+        extra |= {"turn_scores": list(episode.rewards), "tool_rewards": []}
+        extra["reward_extra_info"] = {"acc": episode.metrics.get("score", 0.0), "env_turns": episode.metrics["turns"]}
+        return AgentLoopOutput(
+            prompt_ids=play.prompt,
+            response_ids=play.ids,
+            response_mask=play.mask,
+            response_logprobs=play.logprobs if told else None,
+            reward_score=sum(episode.rewards),
+            num_turns=1 + 2 * len(episode.rewards),
+            metrics=AgentLoopMetrics(**timing),
+            extra_fields=extra,
+        )
+
+
+def _stop(rollout_config: Any, stop: tuple[str, ...]) -> dict[str, Any]:
+    """How an engine is asked to end turns at closing tags, and to keep them; `TokenEpisode` cuts behind them in any case."""
+    if rollout_config.name == "vllm":
+        return {"stop": list(stop), "include_stop_str_in_output": True}
+    if rollout_config.name == "sglang" and not rollout_config.skip_tokenizer_init:
+        return {"stop": list(stop), "no_stop_trim": True}
+    return {}

@@ -1,0 +1,269 @@
+"""A question-answering task: the questions of a benchmark, and a searcher over its corpus."""
+
+import html
+import inspect
+import os
+import random
+import warnings
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from pathlib import Path
+from typing import cast
+
+import retrieval_index
+from agent_envs import scoring
+from agent_envs.data import Benchmark, DataUnavailable, Question, load_benchmark, own, stand_in_warning
+from agent_envs.data.corpora import stamp
+from agent_envs.data.question import paragraph_key
+from agent_envs.generators.miniwiki import World, make_question
+
+STAND_IN = "STAND-IN for"  # begins the source of questions that are not those that were asked for
+BENCHMARKS = ("hotpotqa", "2wikimultihopqa", "musique", "bamboogle", "nq", "triviaqa", "popqa", "miniwiki", "own")
+MINIWIKI_TYPES = ("bridge", "compositional")
+PLACES = ("AGENT_ENVS_DATA", "AGENT_ENVS_CACHE")  # environment variables that say where data lies
+_READ_THROUGH = 1_000_000  # passages of the largest corpus that is read through for the gold paragraphs
+_SPLITS = {"train": "train", "validation": "heldout"}
+
+
+@dataclass(frozen=True, slots=True)
+class QATask:
+    """Questions of a benchmark, a searcher over its corpus, and its metric.
+
+    ``source`` says where the questions come from, in words fit for a report; ``warning``, that it is a stand-in. Where
+    they are ``drawn``, at random, the first of them are a fair sample; those of a file stand in some order.
+    """
+
+    name: str
+    split: str
+    questions: tuple[Question, ...]
+    searcher: retrieval_index.Searcher
+    source: str
+    warning: str = ""
+    drawn: bool = False
+    normalize: Callable[[str], str] = scoring.normalize_answer
+
+    def score(self, prediction: str, golds: Sequence[str]) -> scoring.Scores:
+        """By the metric of the benchmark."""
+        return scoring.answer_scores(prediction, golds, self.normalize)
+
+
+def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = "", **arguments) -> QATask:
+    """Questions and searcher of a benchmark. Loaded once a process: environments with equal arguments share them.
+
+    With ``holdout`` n both splits are of the *training* questions: every n-th is kept aside for ``"validation"``, and
+    ``"train"`` has the others. So curves are drawn and recipes are tuned without a look at the benchmark's own validation
+    questions. ``part`` "1/2" leaves ``"train"`` each second of its questions from the first on, "2/2" the others: to teach by
+    demonstrations of some questions, and by rewards on others. It does not touch ``"validation"``.
+
+    Real benchmarks take ``data``, ``corpus`` and ``source`` (see `agent_envs.data.load_benchmark`), and ``index`` to
+    search in place of an index made in memory: a folder built by ``python -m retrieval_index build``, or the URL of a
+    server. Bamboogle, NQ, TriviaQA and PopQA have no passages of their own and need ``index`` or ``corpus``. With
+    ``source="auto"``, a benchmark that no place has is replaced by MiniWiki, with a warning.
+
+    MiniWiki takes the arguments of `miniwiki`; "own", questions of your own, those of `agent_envs.data.own.load_own`, where
+    ``holdout`` may be 1.
+
+    Raises:
+        ValueError: for an unknown benchmark or split, a ``holdout`` that is neither 0 nor above 1, or a ``part`` that is
+            none.
+        TypeError: for an argument that the benchmark does not take.
+    """
+    known = source_parameters(benchmark)
+    if split not in _SPLITS:
+        raise ValueError(f"split must be one of {tuple(_SPLITS)}, got {split!r}")
+    if holdout < 0 or (holdout == 1 and benchmark != "own"):
+        raise ValueError(f"holdout must be 0, or at least 2 for every second question, got {holdout}")
+    keep = _read_part(part)
+    if unknown := set(arguments) - set(known):
+        # In Python's words, which libraries look for when they try arguments that an environment may not have.
+        names = ", ".join(map(repr, sorted(unknown)))
+        raise TypeError(f"{benchmark} got an unexpected keyword argument {names}; known: {known}")
+    frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
+    data, corpus = arguments.get("data"), arguments.get("corpus")
+    changes = own.stamps(data, corpus) if benchmark == "own" else stamp_places(benchmark, data, corpus)
+    places = (*changes, stamp(arguments.get("index")))
+    task = _load(benchmark, split, places, holdout, keep if split == "train" else None, **frozen)
+    if task.warning:
+        warnings.warn(task.warning, stacklevel=2)
+    if benchmark != "own" and not holdout and split == "train":
+        warn_of_shared(arguments.get("data"), ", or holdout=n to keep each n-th question aside")
+    return task
+
+
+def stamp_places(benchmark: str, data: str | None, corpus: str | None = None) -> tuple:
+    """What tells whether a benchmark lies elsewhere now, or was changed there."""
+    place = data or os.environ.get(PLACES[0])
+    path = Path(place).expanduser() if place else None
+    folder = path.parent if path and path.is_file() else path  # where its passages and aliases are
+    inside = folder / benchmark if folder else None  # where FlashRAG has its files
+    return *map(os.environ.get, PLACES), os.getcwd(), stamp(folder), stamp(inside), stamp(corpus, deep=True)
+
+
+def warn_of_shared(data: str | None, advice: str = "") -> None:
+    """Warn of a file of questions, which is taken for both splits."""
+    if data and Path(data).expanduser().is_file():
+        warnings.warn(
+            f"{data} is a file, and so has the questions of both splits: what is trained on is evaluated on too. Give a folder "
+            f"with a file of each{advice}",
+            stacklevel=3,
+        )
+
+
+def source_parameters(benchmark: str) -> list[str]:
+    """The arguments of its own that a benchmark takes in `load`, beside ``holdout`` and ``part``.
+
+    Raises:
+        ValueError: there is no such benchmark.
+    """
+    if benchmark not in BENCHMARKS:
+        raise ValueError(f"benchmark must be one of {BENCHMARKS}, got {benchmark!r}")
+    loaders: dict[str, Callable] = {"miniwiki": miniwiki, "own": _load_own}
+    parameters = inspect.signature(loaders.get(benchmark, _load_real)).parameters.values()
+    return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
+
+
+def _read_part(part: str) -> tuple[int, int] | None:
+    """Number and count of "number/count"; None for ""."""
+    if not part:
+        return None
+    number, count = (int(n) if n.isdecimal() else 0 for n in str(part).partition("/")[::2])
+    if not 1 <= number <= count:
+        raise ValueError(f'part must be as "1/2", the first of two parts of the training questions, got {part!r}')
+    return number, count
+
+
+@lru_cache(maxsize=16)
+def _load(benchmark: str, split: str, places: tuple, holdout: int, part: tuple[int, int] | None, **arguments) -> QATask:
+    """``places``: part of the key alone, so that a variable set after a warning, or a file that was changed, is heeded."""
+    if part:
+        task, (number, count) = _load(benchmark, split, places, holdout, None, **arguments), part
+        if not (questions := task.questions[number - 1 :: count]):
+            raise ValueError(f"part={number}/{count} leaves no question of the {len(task.questions)} in {task.source}")
+        return replace(task, questions=questions, source=f"{task.source}, part {number} of {count}")
+    if benchmark == "own":
+        return _load_own(split, holdout, **arguments)
+    if holdout:
+        task, aside = _load(benchmark, "train", places, 0, None, **arguments), split == "validation"
+        questions = tuple(q for i, q in enumerate(task.questions) if (i % holdout == 0) == aside)
+        if not questions:
+            raise ValueError(
+                f"holdout={holdout} leaves no {split} question of the {len(task.questions)} in {task.source}: give more "
+                "questions, or a file of each split"
+            )
+        source = f"{task.source}, {'only' if aside else 'without'} each {holdout}th question"
+        return replace(task, split=split, questions=questions, source=source)
+    if benchmark == "miniwiki":
+        return miniwiki(split, **arguments)
+    return _load_real(benchmark, split, **arguments)
+
+
+def _load_real(benchmark, split, *, data=None, corpus=None, source="auto", index=None) -> QATask:
+    if corpus and index:
+        raise ValueError(f"give corpus= or index=, not both: got {str(corpus)!r} and {str(index)!r}")
+    try:
+        found = load_benchmark(
+            benchmark, split=split, data=data, corpus=corpus, source=source, questions_only=bool(index)
+        )
+    except DataUnavailable as reason:  # with source="auto" alone
+        task = miniwiki(split)
+        source = f"{STAND_IN} {benchmark}: {task.source}"
+        return QATask(benchmark, split, task.questions, task.searcher, source, stand_in_warning(reason), drawn=True)
+    return _with_searcher(benchmark, split, found, index)
+
+
+def _load_own(split, holdout, *, data=None, corpus=None, index=None, name="", split_seed=0) -> QATask:
+    found = own.load_own(
+        data, split=split, corpus=corpus, index=index, name=name, holdout=holdout, split_seed=split_seed
+    )  # fmt: skip
+    return _with_searcher("own", split, found, index)
+
+
+def _with_searcher(benchmark: str, split: str, found: Benchmark, index) -> QATask:
+    searcher = _open(str(index), stamp(index)) if index else _build(found.passages)
+    source = f"{found.source}, searched in {index}" if index else found.source
+    if duplicates := getattr(getattr(searcher, "corpus", None), "duplicates_left_out", 0):  # a server has no corpus
+        source += f", {duplicates:,} duplicate passages left out"
+    questions = _with_known_paragraphs(found.questions, searcher)
+    return QATask(benchmark, split, questions, searcher, source, normalize=scoring.normalizer(benchmark))
+
+
+def _with_known_paragraphs(questions: Sequence[Question], searcher: retrieval_index.Searcher) -> tuple[Question, ...]:
+    """The questions, each with its gold paragraphs where all of them are in the corpus, and with titles alone where they
+    are not: another edition of Wikipedia, cut up in another way, has no paragraph of the same text. The corpus of a
+    server cannot be looked at, and one of more than a million passages is not."""
+    if not any(question.supporting_paragraphs for question in questions):
+        return tuple(questions)
+    corpus, known = getattr(searcher, "corpus", ()), set()
+    if len(corpus) <= _READ_THROUGH:
+        titles = {html.unescape(title) for question in questions for title in question.supporting_titles}
+        known = {paragraph_key(passage.text) for passage in corpus if html.unescape(passage.title) in titles}
+    return tuple(
+        question if known.issuperset(question.supporting_paragraphs) else replace(question, supporting_paragraphs=())
+        for question in questions
+    )
+
+
+@lru_cache(maxsize=4)
+def _open(index: str, stamps: tuple) -> retrieval_index.Searcher:
+    """Benchmarks and splits over the same folder, or server, share one searcher, until the folder is built again."""
+    if index.startswith(("http://", "https://")):
+        # Of the protocol it has `search` alone, which is all that an environment uses.
+        return cast(retrieval_index.Searcher, retrieval_index.RemoteSearcher(index))
+    return retrieval_index.load(Path(index).expanduser())
+
+
+@lru_cache(maxsize=4)
+def _build(passages: tuple[retrieval_index.Passage, ...]) -> retrieval_index.Searcher:
+    """Benchmarks and splits over the same passages share one index."""
+    return retrieval_index.build(passages, progress=len(passages) > 20_000)
+
+
+def miniwiki(
+    split: str,
+    *,
+    entities: int = 1000,
+    types: tuple[str, ...] = MINIWIKI_TYPES,
+    hops: int | tuple[int, ...] = 2,
+    difficulty: str = "normal",
+    world_seed: int = 0,
+    questions: int = 5000,
+) -> QATask:
+    """The embedded benchmark: a fictional world and questions about it.
+
+    Args:
+        split: ``"train"``, or ``"validation"`` for a held-out world that shares no entity name with any training world.
+        entities: size of the world, in articles.
+        types: question types, drawn in equal shares.
+        hops: length of the chain in bridge and compositional questions, 2 to 4; several are drawn in equal shares, and
+            when to stop is then a decision.
+        difficulty: see `agent_envs.generators.miniwiki.World`.
+        world_seed: another seed gives another world of the same split.
+        questions: how many different questions to draw.
+
+    Raises:
+        ValueError: for arguments outside these ranges, or more questions than the world has.
+    """
+    if not types or isinstance(types, str):
+        raise ValueError(f"types must be a list of question types, got {types!r}")
+    if questions < 1:
+        raise ValueError(f"questions must be at least 1, got {questions}")
+    lengths = hops if isinstance(hops, tuple) else (hops,)
+    if not lengths:
+        raise ValueError("hops must be a number or a list of numbers, got an empty list")
+    world = World(entities, world_seed, _SPLITS[split], difficulty)
+    rng = random.Random(f"questions:{world_seed}:{split}")
+    asked: dict[str, Question] = {}
+    attempts = last_new = 0
+    while len(asked) < questions:
+        length = lengths[attempts // len(types) % len(lengths)]
+        question = make_question(world, types[attempts % len(types)], rng, length)
+        attempts += 1
+        if asked.setdefault(question.question, question) is question:
+            last_new = attempts
+        elif attempts - last_new > 1000:
+            raise ValueError(
+                f"this world of {entities} entities has no {questions} different questions: make it larger"
+            )
+    source = f"miniwiki:{split}-{world_seed} ({entities} articles, {difficulty}, {' or '.join(map(str, lengths))} hops)"
+    return QATask("miniwiki", split, tuple(asked.values()), world.build_index(), source, drawn=True)

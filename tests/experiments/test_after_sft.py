@@ -1,0 +1,333 @@
+"""A comparison whose runs start from supervised fine-tuning, with the baselines that have as many seconds."""
+
+import json
+import warnings
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import tyro
+
+from experiments import agents, columns, compare, lengthened
+from experiments.columns import fingerprint_weights
+from experiments.recipe import ALGORITHMS, EnvConfig
+from trainers import export, grpo, sft
+from trainers.checkpoints.settings import SettingsDiffer
+from trainers.evaluation import evaluator
+from trainers.factory import make_envs
+from trainers.runtime.progress import read_metrics
+
+RECIPE = """
+title = "A small one"
+seeds = [0, 1]
+questions = 5
+baselines = ["yes", "rule", "naive-rag", "zero-shot", "sft", "more-sft", "rejection-sampling"]
+reference = ["more-sft", "rejection-sampling"]
+pooled = ["As in training", "Another world"]
+budget = "grpo"
+[own_seeds]
+rloo = [0]
+rejection-sampling = [0]
+more-sft = [0]
+[env_kwargs]
+entities = 100
+questions = 20
+max_turns = 2
+holdout = 4
+part = "2/2"
+rewards = { format = 1.0, progress = 0.0 }
+[sft]
+script = "oracle"
+only_solved = false
+demonstrations = 4
+updates = 2
+lora_rank = 2
+lr = 1e-2
+save_every = 1
+env_kwargs = { part = "1/2" }
+[arguments]
+model = "MODEL"
+updates = 2
+questions_per_update = 2
+group_size = 2
+lora_rank = 2
+max_new_tokens = 6
+eval_every = 1
+eval_questions = 2
+save_every = 1
+[tasks."As in training"]
+env_kwargs = { holdout = 0 }
+[tasks."Another world"]
+env_kwargs = { holdout = 0, world_seed = 101 }
+[runs.grpo]
+title = "GRPO"
+algorithm = "grpo"
+[runs.rloo]
+title = "RLOO"
+algorithm = "rloo"
+"""
+
+
+@pytest.fixture
+def ask(make_policy, tmp_path):
+    """``ask(*words)``: the arguments of the command for the small recipe and a random model."""
+    policy = make_policy("subwords", 3)
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    (tmp_path / "small.toml").write_text(RECIPE)
+    common = (
+        "--recipe",
+        str(tmp_path / "small.toml"),
+        "--out",
+        str(tmp_path / "out"),
+        "--model",
+        str(tmp_path / "model"),
+    )
+    return lambda *words: tyro.cli(compare.Args, args=(*common, *words))
+
+
+def never(*_, **__):
+    raise AssertionError("this was run before")
+
+
+def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
+    out = tmp_path / "out"
+    with pytest.raises(FileNotFoundError, match=r"no result of this recipe yet; missing: .*GRPO"):
+        compare.main(ask("--report"))
+    first = compare.main(ask("--runs", "grpo", "yes", "rule", "--seeds", "0"))
+    assert list(first["rows"]) == ['Always "yes"', "Rule-based", "GRPO"]
+    assert {"RLOO, seed 0", "SFT, seed 1", "More SFT, seed 0"} <= set(first["missing"])
+    assert not (out / "rloo-0").exists()
+    assert "- not there yet: RLOO, seed 0\n" in (out / "table.md").read_text()
+
+    results = compare.main(ask())
+    assert results["missing"] == []
+    titles = ['Always "yes"', "Rule-based", "Naive RAG", "Base Tool Call (zero-shot)", "SFT", "More SFT"]
+    assert list(results["rows"]) == [*titles, "Rejection sampling", "GRPO", "RLOO"]
+    assert results["seeds"] == {
+        **{title: [None] for title in titles[:4]}, "SFT": [0, 1], "More SFT": [0], "Rejection sampling": [0], "GRPO": [0, 1],
+        "RLOO": [0],
+    }  # fmt: skip
+    # Everything starts from the fine-tuned adapter, and trains it further.
+    settings = json.loads((out / "grpo-0" / "summary.json").read_text())["settings"]
+    assert settings["model"] == json.loads((out / "sft-0" / "summary.json").read_text())["checkpoint"]
+    assert settings["lora_rank"] == 0
+    # The baselines had the seconds of GRPO, and a policy of their own.
+    grpo = results["training"]["GRPO"][0]["seconds"]
+    for name in ("More SFT", "Rejection sampling"):
+        assert results["training"][name][0]["seconds"] >= 0.9 * grpo
+    rounds = [json.loads((out / "rejection-sampling-0" / f"round-{i}" / "summary.json").read_text()) for i in (0, 1)]
+    assert rounds[1]["settings"]["model"] == rounds[0]["checkpoint"]
+    assert set(rounds[0]["settings"]["episodes"]) <= set(rounds[1]["settings"]["episodes"])
+    # Demonstrated were other questions than those that rewards are given for.
+    part = {"sft-0": "1/2", "grpo-0": "2/2", "rejection-sampling-0/round-0": "2/2", "more-sft-0": "1/2"}
+    for folder, expected in part.items():
+        settings = json.loads((out / folder / "summary.json").read_text())["settings"]
+        assert json.loads(settings["env_kwargs"])["part"] == expected
+    # Scores question by question, so that agents can be paired; held out are training questions that nobody learned from.
+    row = results["rows"]["GRPO"][1]["Another world"]
+    assert row["questions"]["id"] == results["rows"]["Rule-based"][0]["Another world"]["questions"]["id"]
+    assert len(row["questions"]["em"]) == len(row["questions"]["f1"]) == 5
+    episodes = (out / "grpo-1" / "evaluations").glob("another-world-*.jsonl")
+    assert "episode" in json.loads(next(episodes).read_text().splitlines()[1])
+    assert "only each 4th question" in json.loads((out / "grpo-0" / "summary.json").read_text())["source"]
+    assert json.loads((out / "results.json").read_text()) == results
+    text = (out / "table.md").read_text()
+    header = "As in training | Another world | As in training + Another world | Δ to More SFT | Δ to Rejection sampling | Seeds |"
+    assert f"| EM | {header}" in text and f"| F1 | {header}" in text
+    assert (out / "curves.png").stat().st_size > 10_000 and (out / "process.png").stat().st_size > 10_000
+
+    with monkeypatch.context() as patched:  # nothing is run twice
+        patched.setattr(agents, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in ALGORITHMS.items()})
+        patched.setattr(sft, "main", never)
+        patched.setattr(lengthened, "sample", never)
+        patched.setattr(evaluator, "play_policy", never)
+        assert compare.main(ask()) == results
+        monkeypatch.chdir(tmp_path)  # another spelling of the folder is the same folder
+        assert compare.main(replace(ask(), out=Path("out")))["missing"] == []
+    with pytest.raises(ValueError, match=r"sft-0 holds a run with other settings \(.*dtype='float32', not 'bfloat16'"):
+        compare.main(ask("--arguments", '{"dtype": "bfloat16"}'))
+
+
+def test_a_start_from_elsewhere(ask, tmp_path, monkeypatch):
+    """What fine-tuning left, exported, is started from in another folder, and later calls know."""
+    compare.main(ask("--runs", "sft", "--seeds", "0"))
+    start, model, elsewhere = tmp_path / "start", str(tmp_path / "model"), tmp_path / "elsewhere"
+    summary = json.loads((tmp_path / "out" / "sft-0" / "summary.json").read_text())
+    export.main(export.Args(checkpoint=Path(summary["checkpoint"]), out=start, base_model="some/model"))
+    again = ("--out", str(elsewhere), "--runs", "sft", "more-sft", "grpo", "--seeds", "0")
+    with monkeypatch.context() as patched:
+        patched.setattr(lengthened, "fine_tune", never)  # but for more-sft, which comes after a run
+        with pytest.raises(AssertionError, match="was run before"):
+            compare.main(ask(*again, "--start", str(start)))
+    settings = json.loads((elsewhere / "grpo-0" / "summary.json").read_text())["settings"]
+    assert (settings["model"], settings["base_model"], settings["lora_rank"]) == (str(start), model, 0)
+    results = compare.main(ask(*again))
+    assert list(results["rows"]) == ["SFT", "More SFT", "GRPO"]
+    assert results["training"]["SFT"] == [{}]  # one for each seed, so that those of others keep their places
+    taught = json.loads((elsewhere / "more-sft-0" / "summary.json").read_text())["settings"]
+    assert (taught["script"], taught["episodes"], taught["model"]) == (["oracle"], [], str(start))
+    assert "SFT, seed 1" in results["missing"]
+    with pytest.raises(ValueError, match=r"sft-0 is there already: leave out --start, or give another --out"):
+        compare.main(ask("--runs", "grpo", "--seeds", "0", "--start", str(start)))
+    with pytest.raises(ValueError, match="start is what one seed starts from: give that one"):
+        ask("--start", str(start)).check_inputs()
+    with pytest.raises(ValueError, match="start makes no difference where nothing is run"):
+        ask("--start", str(start), "--seeds", "0", "--report").check_inputs()
+
+
+def test_a_baseline_with_seconds_of_its_own_waits_for_no_run(ask, tmp_path):
+    (tmp_path / "small.toml").write_text(RECIPE.replace('budget = "grpo"', "budget_seconds = 1"))
+    results = compare.main(ask("--runs", "more-sft", "--seeds", "0"))
+    assert not (tmp_path / "out" / "grpo-0").exists() and "GRPO, seed 0" in results["missing"]
+    assert 0.9 < results["training"]["More SFT"][0]["seconds"] < 10
+
+
+def test_what_was_killed_goes_on(ask, tmp_path, monkeypatch):
+    """In fine-tuning, in a run, and in the middle of a column."""
+    out, words = tmp_path / "out", ("--runs", "grpo", "--seeds", "0")
+    whole = compare.main(ask(*words, "--out", str(tmp_path / "other")))["rows"]["GRPO"]
+
+    def die_in(module, name, call):
+        real, calls = getattr(module, name), []
+
+        def dying(*given, **options):
+            calls.append(1)
+            if len(calls) == call:
+                raise KeyboardInterrupt
+            return real(*given, **options)
+
+        monkeypatch.setattr(module, name, dying)
+        with pytest.raises(KeyboardInterrupt):
+            compare.main(ask(*words))
+        monkeypatch.setattr(module, name, real)
+
+    die_in(sft, "update", 2)
+    assert [folder.name for folder in (out / "sft-0").glob("checkpoint-*")] == ["checkpoint-1"]
+    die_in(grpo, "update", 2)
+    with pytest.raises(FileNotFoundError, match=r"GRPO, seed 0 \(stopped after 1 updates\)"):
+        compare.main(ask("--report"))
+    assert not (out / "grpo-0" / "evaluations").exists()
+    monkeypatch.setattr(columns, "episodes_at_once", lambda: 3)
+    die_in(columns, "_summarize", 1)  # the first column is there, and no row of it
+    die_in(evaluator, "play_policy", 2)  # the second column is half there
+    played, play = [], evaluator.play_policy
+    monkeypatch.setattr(evaluator, "play_policy", lambda *args: played.append(args[3]) or play(*args))
+    resumed = compare.main(ask(*words))["rows"]["GRPO"]
+    assert played == [[3, 4]]
+    assert [lines["step"] for lines in read_metrics(out / "grpo-0" / "metrics.jsonl")] == [0, 1, 2]
+    assert [row["questions"] for row in resumed[0].values()] == [row["questions"] for row in whole[0].values()]
+
+
+def test_rejection_sampling_goes_on_between_batches(ask, tmp_path, monkeypatch):
+    args = compare.read_recipe(ask()).sft_arguments(0, max_new_tokens=4)
+    real, calls = lengthened.sample, []
+
+    def killed(*given, **options):
+        calls.append(given[3])
+        if len(calls) == 3:
+            raise KeyboardInterrupt
+        return real(*given, **options)
+
+    monkeypatch.setattr(lengthened, "sample", killed)
+    with pytest.raises(KeyboardInterrupt):
+        lengthened.rejection_sampling(args, 32, 1e6, 2, tmp_path / "r", 2)
+    done = read_metrics(tmp_path / "r" / "sampled-0" / "batches.jsonl")
+    assert [record["sampled"] for record in done] == [64, 64]
+    seconds = 2 * sum(record["seconds"] for record in done) * 2
+    summary = lengthened.rejection_sampling(args, 32, seconds, 2, tmp_path / "r", 2)
+    assert summary["sampled"] >= 128
+    assert calls[0] != calls[1] and not set(calls[0]) & set(calls[1])  # no question twice before each came once
+    assert summary["seconds"] >= 0.9 * seconds
+    monkeypatch.setattr(lengthened, "sample", never)  # what has been learned from gets no more episodes
+    assert lengthened.rejection_sampling(args, 32, seconds, 2, tmp_path / "r", 2) == summary
+    with pytest.raises(SettingsDiffer, match="max_seconds"):
+        lengthened.rejection_sampling(args, 32, 10 * seconds, 2, tmp_path / "r", 2)
+    monkeypatch.setattr(lengthened, "sample", real)  # as many rounds again, in as many seconds again, go on
+    longer = lengthened.rejection_sampling(args, 32, 2 * seconds, 4, tmp_path / "r", 2)
+    assert longer["seconds"] >= 1.8 * seconds and longer["sampled"] >= summary["sampled"]
+    assert sorted(folder.name for folder in (tmp_path / "r").glob("round-*")) == [f"round-{i}" for i in range(4)]
+
+
+def test_nothing_right_leaves_the_start(ask, tmp_path, monkeypatch):
+    args = compare.read_recipe(ask()).sft_arguments(0, max_new_tokens=2, only_solved=True)
+    monkeypatch.setattr(sft, "main", never)
+    summary = lengthened.rejection_sampling(args, 32, 0.2, 2, tmp_path / "r", 2)
+    assert (summary["checkpoint"], summary["kept"]) == (args.model, 0)
+    assert summary["sampled"] >= 64
+    monkeypatch.setattr(lengthened, "sample", never)  # it is there, also for a report
+    assert (tmp_path / "r" / "round-1" / "summary.json").exists()
+    assert lengthened.rejection_sampling(args, 32, 0.2, 2, tmp_path / "r", 2) == summary
+
+
+def test_a_model_is_its_weights_wherever_it_lies(tmp_path):
+    one, other, copied = tmp_path / "one.gguf", tmp_path / "other.gguf", tmp_path / "folder"
+    one.write_bytes(bytes(3_000_000) + b"1")
+    other.write_bytes(bytes(3_000_000) + b"2")
+    assert fingerprint_weights(str(one)) != fingerprint_weights(str(other))
+    copied.mkdir()
+    (copied / "any.gguf").write_bytes(one.read_bytes())
+    (copied / "README.md").write_text("of no weight")
+    assert fingerprint_weights(str(copied)) == fingerprint_weights(str(one))
+    assert fingerprint_weights("some/model") == "some/model"
+
+
+def test_a_script_needs_no_policy(ask, tmp_path, monkeypatch):
+    monkeypatch.setattr(agents, "load_policy", never)
+    monkeypatch.setattr(agents, "start_policy", never)
+    results = compare.main(ask("--runs", "yes", "rule"))
+    yes = results["rows"]['Always "yes"'][0]["As in training"]
+    assert (yes["turns"], yes["calls"], yes["em"]) == (1.0, 0.0, 0.0)
+    assert results["curves"] == {} and not (tmp_path / "out" / "curves.png").exists()
+
+
+def test_a_rule_is_scored_by_the_measure_of_the_task(tmp_path):
+    task = EnvConfig(env="AgentR1/Calculator-v0", env_kwargs={})
+    play = lambda: columns.script_player("scripted")  # noqa: E731
+    row = columns.evaluate_columns("Rule", {"C": (task, 3)}, 4, tmp_path, "rule", play)["C"]
+    assert row["measure"] == "success" and len(row["questions"]["success"]) == 3
+
+
+def test_what_was_played_on_data_that_changed_is_played_anew(tmp_path):
+    passages = [{"id": str(i), "title": f"Town {i}", "text": f"Town {i} has {i} gates."} for i in range(4)]
+    rows = [{"id": str(i), "question": f"How many gates has Town {i}?", "answer": str(i)} for i in range(4)]
+
+    def write(name, lines):
+        (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
+
+    write("passages.jsonl", passages), write("validation.jsonl", rows), write("train.jsonl", [rows[0] | {"id": "t"}])
+    task = EnvConfig(env="AgentR1/QA-v0", env_kwargs={"data": str(tmp_path)})
+    played = []
+
+    def play(envs, numbers):
+        played.extend(numbers)
+        return [{"em": 1.0, "f1": 1.0, "turns": 1} for _ in numbers]
+
+    def score(player=lambda: play):
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # that there are few
+            return columns.evaluate_columns("A", {"C": (task, 3)}, 4, tmp_path / "kept", "A", player)["C"]["score"]
+
+    assert (score(), score(), len(played)) == (1.0, 1.0, 3)
+    write("validation.jsonl", [row | {"answer": "none of them"} for row in rows])
+    assert (score(), len(played)) == (1.0, 6)
+    write("passages.jsonl", [*passages, {"id": "9", "title": "Town 9", "text": "It is new."}])
+    assert (score(), len(played)) == (1.0, 9)
+    assert score(None) == 1.0 and len(played) == 9  # a report plays nothing
+    data = {"C": evaluator.data_digest(make_envs(task.env, json.dumps(task.env_kwargs), "validation", 1).envs[0])}
+    look = lambda data: columns.evaluate_columns("A", {"C": (task, 3)}, 4, tmp_path / "kept", "A", None, data)  # noqa: E731
+    assert look(data)["C"]["score"] == 1.0
+    with pytest.raises(columns.NotThere, match="A: C, of other data than there is now: run it again"):
+        look({"C": "other data"})
+
+
+def test_kept_episodes_of_another_agent_do_not_count(ask, tmp_path):
+    task = compare.read_recipe(ask()).tasks["As in training"]
+    play = lambda number: lambda: lambda envs, numbers: [{"em": number, "f1": number, "turns": 1} for _ in numbers]  # noqa: E731
+    score = lambda identity, player: columns.evaluate_columns(  # noqa: E731
+        "A", {"C": (task, 3)}, 4, tmp_path, identity, player
+    )["C"]["score"]
+    assert score("one", play(1.0)) == score("one", play(0.0)) == 1.0
+    assert score("two", play(0.0)) == score("two", None) == 0.0
+    with pytest.raises(columns.NotThere, match="A: C, 0 episodes of it"):
+        score("three", None)

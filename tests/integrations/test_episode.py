@@ -1,0 +1,325 @@
+"""The contract of `agent_envs.integrations.Episode`, which every adapter stands on."""
+
+import asyncio
+import pickle
+import subprocess
+import sys
+import time
+
+import gymnasium
+import pytest
+
+from agent_envs.formats import FORMATS
+from agent_envs.integrations import Episode, step_all
+from agent_envs.integrations import episode as episodes
+from agent_envs.tool_env import ToolEnv
+from agent_envs.types import ToolCall, Turn, TurnOutcome
+
+MINIWIKI, SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 100, "questions": 20, "max_turns": 3}
+
+GAMES = [
+    "AgentR1/Sokoban-v0",
+    "AgentR1/FrozenLake-v0",
+    "AgentR1/Bandit-v0",
+    "AgentR1/Countdown-v0",
+    "AgentR1/Mixture-v0",
+]
+TASKS = [(MINIWIKI, SMALL), *((id, {}) for id in [*GAMES, "AgentR1/Calculator-v0"])]
+
+
+def play_plainly(id: str, seed: int, turns: list[str], **kwargs):
+    """What ``gymnasium.make`` gives to these turns: the first observation, then (observation, reward, ends) of each."""
+    env = gymnasium.make(id, **kwargs).unwrapped
+    said = [env.reset(seed=seed)[0]]
+    for turn in turns:
+        said.append(env.step(turn)[:4])
+        if said[-1][2] or said[-1][3]:
+            break
+    return said
+
+
+def sampled_turns(id, kwargs, seed, count=12):
+    """Turns of which some are well-formed."""
+    space = gymnasium.make(id, **kwargs).action_space
+    space.seed(seed)
+    return [space.sample() for _ in range(count)]
+
+
+def play(episode, seed, turns):
+    messages, said = episode.start(seed), []
+    for turn in turns:
+        said.append(episode.step(turn))
+        if said[-1].done:
+            break
+    return messages, said
+
+
+@pytest.mark.parametrize(("id", "kwargs"), TASKS)
+def test_it_says_and_pays_what_the_environment_does(id, kwargs):
+    episode = Episode(id, **kwargs)
+    for seed in range(4):
+        turns = sampled_turns(id, kwargs, seed)
+        messages, said = play(episode, seed, turns)
+        expected = play_plainly(id, seed, turns, **kwargs)
+        assert [m["role"] for m in messages] == ["system", "user"] and messages[1]["content"] == expected[0]
+        assert [(r.text, r.reward, r.terminated, r.truncated) for r in said] == expected[1:]
+        assert episode.rewards == [r.reward for r in said] and episode.done == said[-1].done
+        paid = sum(value for name, value in episode.metrics.items() if name.startswith("reward/"))
+        assert paid == pytest.approx(sum(episode.rewards)) and episode.metrics["turns"] == len(said)
+        for reply in said:
+            paid = sum(value for name, value in reply.metrics.items() if name.startswith("reward/"))
+            assert paid == pytest.approx(reply.reward) and ("score" in reply.metrics) == reply.done
+
+
+@pytest.mark.parametrize(("id", "kwargs"), TASKS)
+def test_many_at_once_are_what_each_is_alone(id, kwargs):
+    turns = [sampled_turns(id, kwargs, seed, 1)[0] for seed in range(3)]
+    together, alone = ([Episode(id, **kwargs) for _ in turns] for _ in range(2))
+    for seed in range(3):
+        assert together[seed].start(seed) == alone[seed].start(seed)
+    assert step_all(together, turns) == [episode.step(turn) for episode, turn in zip(alone, turns, strict=True)]
+    assert [episode.rewards for episode in together] == [episode.rewards for episode in alone]
+
+
+def test_a_seed_is_a_question_for_all_of_a_group():
+    group = [Episode(MINIWIKI, **SMALL) for _ in range(3)]
+    assert len({str(episode.start(7, attempt=i)) for i, episode in enumerate(group)}) == 1
+    assert len({str(group[0].start(seed)) for seed in range(8)}) > 1
+
+
+def test_attempts_slip_on_the_same_lake_each_in_its_own_way():
+    episode, walk = Episode("AgentR1/FrozenLake-v0"), ["<answer>Down || Down || Right</answer>"]
+    starts, ends = set(), set()
+    for attempt in range(8):
+        starts.add(str(episode.start(3, attempt=attempt)))
+        ends.add(episode.step(walk[0]).text)
+        again = Episode("AgentR1/FrozenLake-v0")
+        again.start(3, attempt=attempt)
+        assert again.step(walk[0]).text in ends
+    assert len(starts) == 1 and len(ends) > 1
+
+
+@pytest.mark.parametrize("native", [False, True])
+def test_no_metric_and_no_gold_is_in_what_the_agent_sees(native):
+    episode = Episode(MINIWIKI, native=native, **SMALL)
+    seen = [m["content"] for m in episode.start(2)]
+    gold = episode.env.question.answer
+    if native:
+        replies = [
+            episode.call([("search", {"query": "no such thing"})]),
+            episode.call([]),
+            episode.call([("nope", {})]),
+        ]
+    else:
+        replies = [episode.step(text) for text in ("<search>no such thing</search>", "hm", "<nope>x</nope>")]
+    seen += [text for reply in replies for text in (reply.text, *reply.results)]
+    names = {name for reply in replies for name in reply.metrics}
+    assert {"support_recall", "em", "reward/answer", "score"} <= names
+    hidden = {"reward_terms", "golds", "support_recall", "score", "tool_faults", *(n for n in names if "/" in n)}
+    assert not [name for name in hidden for text in seen if name in text]
+    assert all(gold not in text for text in seen[:2])
+
+
+def test_tools_are_json_schemas():
+    assert [tool["function"]["name"] for tool in Episode(MINIWIKI, **SMALL).tools] == ["search"]
+    search, answer = Episode(MINIWIKI, native=True, **SMALL).tools
+    assert search["type"] == answer["type"] == "function" and answer["function"]["name"] == "answer"
+    assert search["function"]["parameters"]["required"] == ["query"]
+    assert [t["function"]["name"] for t in Episode("AgentR1/Sokoban-v0", native=True).tools] == ["move"]
+
+
+@pytest.mark.parametrize("format", [name for name in FORMATS if name != "ragen"])
+def test_results_are_bare_in_every_format(format):
+    episode = Episode(MINIWIKI, format=format, **SMALL)
+    episode.start(2)
+    write = episode.env.format.write
+    title = episode.env.question.supporting_titles[0]
+    reply = episode.step(write(Turn(calls=(ToolCall("search", {"query": title}), ToolCall("search", {"query": "x"})))))
+    assert len(reply.results) == 2 and title in reply.results[0] and reply.results[0] != reply.text
+    assert not [
+        tag
+        for tag in ("<information>", "<tool_response>", "Observation:", '"role"', "<|")
+        if tag in "".join(reply.results)
+    ]
+    (wrong,) = episode.step("").results
+    assert wrong and "<information>" not in wrong.split("Write")[0] and "Invalid turn" not in wrong
+    assert episode.step(write(Turn(answer="no idea"))).results == ()
+
+
+def test_calls_earn_what_the_same_turns_earn_in_text():
+    text, native = Episode(MINIWIKI, **SMALL), Episode(MINIWIKI, native=True, **SMALL)
+    asked = [episode.start(4)[1] for episode in (text, native)]
+    assert asked[0] == asked[1]
+    title, answer = text.env.question.supporting_titles[0], text.env.question.answer
+    paid = [text.step(t).reward for t in (f"<search>{title}</search>", f"<answer>{answer}</answer>")]
+    replies = [native.call([("search", {"query": title})]), native.call([("answer", {"text": answer})])]
+    assert [reply.reward for reply in replies] == paid and sum(paid) > 1
+    assert replies[1].terminated and replies[1].metrics["score"] == 1
+
+
+@pytest.mark.parametrize(
+    "calls",
+    [
+        [],
+        [("nope", {"query": "x"})],
+        [("search", {})],
+        [("search", {"query": 3})],
+        [("search", {"query": float("nan")})],
+        [("answer", {})],
+        [("answer", {"text": " "})],
+        [("answer", {"text": 5})],
+        [("answer", {"text": "x"}), ("search", {"query": "x"})],
+    ],
+)
+def test_calls_that_cannot_be_made_cost_what_an_invalid_turn_costs(calls):
+    text = Episode(MINIWIKI, rewards={"invalid": -0.5}, **SMALL)
+    native = Episode(MINIWIKI, native=True, rewards={"invalid": -0.5}, **SMALL)
+    text.start(1), native.start(1)
+    invalid, reply = text.step("hm"), native.call(calls)
+    assert reply.reward == invalid.reward == -0.5 and not reply.done and any(reply.results)
+
+
+def test_metrics_of_the_episode_are_the_last_and_sums_of_rewards_and_faults(monkeypatch):
+    episode = Episode(MINIWIKI, rewards={"invalid": -0.25}, **SMALL)
+    episode.start(2)
+    monkeypatch.setattr(episode.env.tools["search"], "searcher", None)  # every search breaks
+    search = "<search>a town</search>"
+    for turns in ([search, search, "hm"], ["hm", search, "hm"]):
+        episode.start(2)
+        assert episode.metrics == {}
+        replies = [episode.step(turn) for turn in turns]
+        summed = {"tool_faults": float(turns.count(search)), "reward/invalid": -0.25 * turns.count("hm")}
+        last = {name: value for reply in replies for name, value in reply.metrics.items()}
+        assert episode.metrics == last | summed and last["tool_faults"] == 0 and last["turns"] == 3
+
+
+def test_a_native_game_has_no_answer():
+    episode = Episode("AgentR1/Sokoban-v0", native=True)
+    assert "answer" not in episode.start(3)[0]["content"]
+    reply = episode.call([("move", {"actions": ["Up", "Left"]})])
+    assert reply.results[0].startswith("#") and reply.metrics["moves"] == 2
+    assert episode.call([("move", {"actions": ["Jump"]})]).results[0].endswith("Actions left: 8")  # shown again
+
+
+def test_what_native_calls_cannot_follow_is_refused():
+    with pytest.raises(ValueError, match="leave out format"):
+        Episode(MINIWIKI, native=True, format="tags")
+    with pytest.raises(ValueError, match="other tools in each episode"):
+        Episode("AgentR1/Mixture-v0", native=True)
+    with pytest.raises(ValueError, match="made with native=True"):
+        Episode(MINIWIKI, **SMALL).call([])
+
+
+def test_a_step_without_an_episode():
+    episode = Episode(MINIWIKI, **SMALL)
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        episode.step("hm")
+    episode.start(0)
+    assert episode.step("<answer>x</answer>").terminated
+    with pytest.raises(gymnasium.error.ResetNeeded):
+        step_all([episode], ["hm"])
+
+
+def test_a_rewritten_context_is_handed_on():
+    episode = Episode(MINIWIKI, context="window:1", **SMALL)
+    episode.start(0)
+    assert episode.step("one").context is None
+    context = episode.step("two").context
+    assert [m["role"] for m in context] == ["user", "assistant", "user"] and context[1]["content"] == "two"
+
+
+def test_an_episode_goes_on_in_a_copy():
+    episode = Episode(MINIWIKI, **SMALL)
+    episode.start(5)
+    episode.step("hm")
+    copy = pickle.loads(pickle.dumps(episode))
+    assert copy.step("<search>town</search>") == episode.step("<search>town</search>")
+    assert copy.rewards == episode.rewards
+
+
+def test_it_needs_neither_torch_nor_the_other_libraries():
+    code = (
+        "from agent_envs import plug; from agent_envs.integrations import trl; import sys; "
+        "episode = plug.Episode('AgentR1/Sokoban-v0'); episode.start(0); episode.step('hm'); "
+        "print(*{name.split('.')[0] for name in sys.modules})"
+    )
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert not set(run.stdout.split()) & {"torch", "transformers", "datasets", "trl", "trainers"}
+
+
+@pytest.fixture
+def no_waiting(monkeypatch):
+    """Pauses pass at once, and take the minutes that they would."""
+    slept, begun = [], time.monotonic()
+
+    async def sleep(seconds):
+        slept.append(seconds)
+
+    monkeypatch.setattr(episodes.asyncio, "sleep", sleep)
+    monkeypatch.setattr(episodes.time, "monotonic", lambda: begun + sum(slept))
+    return slept
+
+
+def play_through_an_outage(monkeypatch, broken):
+    """An episode of one search and an answer, whose searcher breaks the first ``broken`` times; and how often it was played."""
+    episode, played = Episode(MINIWIKI, **SMALL), []
+    searcher = episode.env.tools["search"].searcher
+
+    async def play():
+        monkeypatch.setattr(episode.env.tools["search"], "searcher", None if len(played) < broken else searcher)
+        episode.start(2)
+        played.append([episode.step(turn) for turn in ("<search>a town</search>", "<answer>x</answer>")])
+        return played[-1]
+
+    return play, episode, played
+
+
+def test_what_an_outage_made_of_an_episode_is_played_again(monkeypatch, no_waiting, capsys):
+    play, episode, played = play_through_an_outage(monkeypatch, 3)
+    last = asyncio.run(episodes.play_until_tools_work(play, episode))
+    assert last is played[3] and not episode.metrics["tool_faults"] and no_waiting == [1, 2, 4]
+    assert capsys.readouterr().err.count("a tool broke in an episode: it is played again") == 3
+
+
+def test_an_outage_without_an_end_is_an_error(monkeypatch, no_waiting):
+    play, episode, played = play_through_an_outage(monkeypatch, 1000)
+    with pytest.raises(RuntimeError, match="for 10 minutes"):
+        asyncio.run(episodes.play_until_tools_work(play, episode))
+    assert 600 <= sum(no_waiting) < 700 and len(played) < 20
+
+
+def test_a_library_that_cannot_leave_an_episode_out_gets_an_error(monkeypatch):
+    episode = Episode(MINIWIKI, **SMALL)
+    episode.start(2)
+    episodes.check_tools(episode.step("hm"), "It")
+    monkeypatch.setattr(episode.env.tools["search"], "searcher", None)
+    with pytest.raises(RuntimeError, match=r"a tool broke, .*It would learn from it"):
+        episodes.check_tools(episode.step("<search>a town</search>"), "It")
+
+
+def test_the_score_comes_when_the_episode_is_over():
+    """Also where a task has a measure called ``score`` in every turn."""
+
+    class Scored(ToolEnv):
+        PRIMARY_METRIC = "score"
+
+        def begin(self, options):
+            return "Well?", {}
+
+        def evaluate_turn(self, turn, results, done):
+            return TurnOutcome({"score": 0.5})
+
+    if "Mine/Scored-v0" not in gymnasium.registry:
+        gymnasium.register("Mine/Scored-v0", entry_point=Scored)
+    episode = Episode("Mine/Scored-v0", max_turns=2)
+    episode.start(0)
+    assert "score" not in episode.step("hm").metrics and "score" not in episode.metrics
+    assert episode.step("hm").metrics["score"] == episode.metrics["score"] == 0.5
+
+
+def test_the_turns_of_a_mixture_are_those_of_its_longest_task():
+    episode = Episode("AgentR1/Mixture-v0", tasks={"AgentR1/Bandit-v0": 1, "AgentR1/Sokoban-v0": 1})
+    longest = {task.max_turns for task in episode.env.tasks.values()}
+    for seed in range(4):
+        episode.start(seed)
+        assert episode.max_turns == max(longest) > min(longest)

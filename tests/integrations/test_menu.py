@@ -1,0 +1,195 @@
+"""`Menu`: what a choice does, what its agent sees, and that Gymnasium takes it."""
+
+import copy
+import pickle
+import warnings
+
+import gymnasium
+import numpy as np
+import pytest
+from gymnasium.utils.env_checker import check_env
+from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+
+from agent_envs.games import frozenlake, sokoban
+from agent_envs.integrations import Menu
+
+GAMES = ("Bandit", "FrozenLake", "Sokoban")
+
+
+def make(game: str, **env_kwargs) -> Menu:
+    return Menu(gymnasium.make(f"AgentR1/{game}-v0", **env_kwargs))
+
+
+def play(env: Menu, seed: int):
+    """An episode of random choices: what each was, in text, and what came of it."""
+    rng = np.random.default_rng(seed)
+    env.reset(seed=seed)
+    over = False
+    while not over:
+        choice = int(rng.integers(env.action_space.n))
+        text = list(env.unwrapped.menu())[choice]
+        result = env.step(choice)
+        over = result[2] or result[3]
+        yield text, result
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_gymnasium_checks_it(game):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        warnings.filterwarnings("ignore", message=".*different from the unwrapped version.*")  # it is a wrapper
+        check_env(make(game), skip_render_check=True)
+
+
+@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("format", ["ragen", "hermes"])
+def test_a_choice_is_its_turn(game, format):
+    env = make(game, format=format)
+    alone = gymnasium.make(f"AgentR1/{game}-v0", format=format, max_turns=env.unwrapped.max_turns)
+    for seed in range(5):
+        alone.reset(seed=seed)
+        for text, (_, *came) in play(env, seed):
+            assert came == list(alone.step(text)[1:]) and came[-1]["valid"] and came[-1]["tool_faults"] == 0
+
+
+def test_a_seed_gives_the_board_that_it_gives_without_a_menu():
+    kwargs = {"actions_per_turn": 1}
+    env, alone = make("FrozenLake", **kwargs), gymnasium.make("AgentR1/FrozenLake-v0", **kwargs)
+    assert [env.reset(seed=s)[1]["board"] for s in range(20)] == [alone.reset(seed=s)[1]["board"] for s in range(20)]
+
+
+def test_the_whole_budget_can_be_used():
+    env = make("Sokoban", moves=(6, 10))
+    env.reset(seed=0)
+    ends = [env.step(0)[2:4] for _ in range(10)]
+    assert ends == [(False, False)] * 9 + [(False, True)]
+    assert make("Sokoban", max_turns=20).unwrapped.max_turns == 20
+
+
+def test_the_board_can_be_read_back():
+    for game, symbols, read in (("FrozenLake", "_OGPX√", frozenlake.read), ("Sokoban", "#_OX√PS", sokoban.read)):
+        env = make(game)
+        size, shown = env.unwrapped.size, [env.reset(seed=1)[0]]
+        shown += [result[0] for _, result in play(env, 1)]
+        for played, observation in enumerate(shown):
+            assert observation.dtype == np.float32 and env.observation_space.contains(observation)
+            cells = observation[:-1].reshape(size, size, len(symbols))
+            assert (cells.sum(axis=-1) == 1).all() and observation[-1] == np.float32(1 - played / 10)
+        board = "\n".join(" ".join(symbols[cell] for cell in row) for row in cells.argmax(axis=-1))
+        assert read(board) == read(env.unwrapped.state_text())
+
+
+def test_text_is_bytes():
+    env = make("Bandit")
+    for seed in range(4):
+        observation, info = env.reset(seed=seed)
+        text = (observation * 255).round().astype(np.uint8).tobytes().rstrip(b"\0").decode()
+        assert text == env.unwrapped.first_observation and all(name in text for name in info["arms"])
+
+
+def test_a_place_is_an_arm():
+    env = make("Bandit")
+    for seed, choice in enumerate((0, 1, 0, 1)):
+        _, info = env.reset(seed=seed)
+        assert env.step(choice)[-1]["arm"] == info["arms"][choice]
+        assert env.action_masks().all()
+
+
+@pytest.mark.parametrize(("game", "how"), [("Sokoban", {}), ("FrozenLake", {"slippery": False}), ("FrozenLake", {})])
+def test_masks_are_the_choices_that_change_anything(game, how):
+    env, seen = make(game, **how), set()
+    for seed in range(6):
+        before, _ = env.reset(seed=seed)
+        for choice, allowed in enumerate(env.action_masks()):
+            attempts = [copy.deepcopy(env) for _ in range(12)]  # ice that slips may lead back for a while
+            for number, attempt in enumerate(attempts if hasattr(env.unwrapped, "lake") else attempts[:1]):
+                if hasattr(env.unwrapped, "lake"):
+                    attempt.unwrapped.lake.np_random = np.random.default_rng(number)
+            changed = any((attempt.step(choice)[0][:-1] != before[:-1]).any() for attempt in attempts)
+            assert changed == allowed
+            seen.add(bool(allowed))
+    assert seen == ({True} if how == {} and game == "FrozenLake" else {True, False})
+
+
+@pytest.mark.parametrize("game", GAMES)
+def test_a_seed_repeats_an_episode_and_no_seed_does_not(game):
+    for seed in range(3):
+        episodes = [[result[1:4] for _, result in play(make(game), seed)] for _ in range(2)]
+        assert episodes[0] == episodes[1]
+    without = {make(game).reset()[0].tobytes() for _ in range(8)}
+    assert len(without) > 1
+
+
+@pytest.mark.parametrize("game", GAMES)
+@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
+def test_vectors_of_gymnasium(game, mode):
+    makers = [lambda: make(game)] * 3
+    vectors = [SyncVectorEnv(makers, autoreset_mode=mode), AsyncVectorEnv(makers, autoreset_mode=mode)]
+    single = make(game)
+    try:
+        shown = [vector.reset(seed=5)[0] for vector in vectors]
+        assert (shown[0][0] == single.reset(seed=5)[0]).all()
+        rng = np.random.default_rng(0)
+        for _ in range(12):
+            masks = [np.stack(vector.call("action_masks")) for vector in vectors]
+            assert masks[0].shape == (3, single.action_space.n) and (masks[0] == masks[1]).all()
+            actions = rng.integers(single.action_space.n, size=3)
+            results = [vector.step(actions)[:4] for vector in vectors]
+            for one, other in zip(*results, strict=True):
+                assert (one == other).all()
+    finally:
+        for vector in vectors:
+            vector.close()
+
+
+def test_make_vec_wraps_it():
+    vector = gymnasium.make_vec("AgentR1/Sokoban-v0", 2, vectorization_mode="sync", wrappers=[Menu], split="validation")
+    observations, _ = vector.reset(seed=3)
+    assert (observations[1] == make("Sokoban", split="validation").reset(seed=4)[0]).all()
+    assert np.stack(vector.call("action_masks")).shape == (2, 4)
+
+
+def test_its_spec_makes_it_again():
+    env = Menu(gymnasium.make("AgentR1/Bandit-v0", split="validation"), max_bytes=99)
+    again = gymnasium.make(pickle.loads(pickle.dumps(env.spec)))
+    assert isinstance(again, Menu) and again.observation_space.shape == (99,) and again.unwrapped.split == "validation"
+
+
+@pytest.mark.parametrize("game", ["MiniWiki", "Countdown"])
+def test_free_text_is_refused(game):
+    small = {"entities": 100, "questions": 20} if game == "MiniWiki" else {}
+    with pytest.raises(ValueError, match=r"has no menu: .*Bandit, FrozenLake and Sokoban .*menu\(\)"):
+        make(game, **small)
+
+
+@pytest.mark.parametrize("action", [-1, 4, "Up", 1.0])
+def test_what_is_not_on_the_menu_is_refused(action):
+    env = make("Sokoban")
+    env.reset(seed=0)
+    with pytest.raises(ValueError, match="0 to 3"):
+        env.step(action)
+
+
+def test_a_text_is_never_cut():
+    with pytest.raises(ValueError, match="max_bytes"):
+        Menu(gymnasium.make("AgentR1/Bandit-v0"), max_bytes=8)
+
+
+class Door(gymnasium.Env):
+    """An environment of someone else, with a menu."""
+
+    def reset(self, *, seed=None, options=None):
+        super().reset(seed=seed)
+        return "There is a door.", {}
+
+    def step(self, action):
+        return "It is open.", float(action == "open it"), True, False, {}
+
+    def menu(self):
+        return {"wait": True, "open it": True, "close it": False}
+
+
+def test_an_environment_of_your_own():
+    env = Menu(Door(), max_bytes=16)
+    assert env.action_space.n == 3 and list(env.action_masks()) == [True, True, False]
+    assert env.step(1)[1] == 1.0

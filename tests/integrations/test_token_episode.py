@@ -1,0 +1,58 @@
+"""`TokenEpisode`, which the adapters for OpenRLHF, verl and TorchRL stand on: its ids are those of our rollout."""
+
+import pytest
+from plug_setup import MINIWIKI, SMALL, make_policy, ours
+
+from agent_envs.integrations import Episode
+from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
+from trainers.trajectory import to_sequences
+
+SEED = 11
+
+
+def test_its_ids_are_those_of_our_rollout():
+    policy = make_policy("words")
+    (episode,) = ours(policy, MINIWIKI, SMALL, [SEED], 1)
+    play = TokenEpisode(Episode(MINIWIKI, **SMALL), policy.tokenizer)
+    play.start(SEED)
+    for step in episode.steps:
+        assert play.prompt + play.ids == step.prompt
+        assert play.take(step.tokens, step.logprobs).reward == step.reward
+    (sequence,) = to_sequences(episode.steps)
+    start = len(episode.steps[0].prompt)
+    assert play.done and play.prompt + play.ids == sequence.ids
+    assert [bool(own) for own in play.mask] == sequence.mask[start:] and play.logprobs == sequence.logprobs[start:]
+    paid = [value for name, value in play.episode.metrics.items() if name.startswith("reward/")]
+    assert play.episode.metrics["turns"] == 3 and sum(paid) == pytest.approx(sum(step.reward for step in episode.steps))
+
+
+def test_without_room_for_another_turn_it_ends():
+    policy = make_policy("bytes")
+    turn = policy.encode("<search>a town</search>")
+    play = TokenEpisode(Episode(MINIWIKI, **SMALL), policy.tokenizer)
+    play.start(SEED)
+    assert play.take(turn, room=len(turn) + 20).truncated
+    assert play.ids == turn and play.mask == [1] * len(turn) and play.logprobs == [0.0] * len(turn)
+    play.start(SEED)
+    reply = play.take(turn + policy.encode(" and more"), [-1.0] * (len(turn) + 9), room=len(turn) + 20_000)
+    assert play.ids[: len(turn)] == turn and play.logprobs[: len(turn)] == [-1.0] * len(turn)
+    assert reply.text.startswith("<information>") and len(play.ids) > len(turn) == sum(play.mask)
+
+
+def test_shaping_is_taken_back_where_there_is_no_room_for_another_turn():
+    policy = make_policy("bytes")
+    play = TokenEpisode(Episode(MINIWIKI, **SMALL), policy.tokenizer)
+    play.start(SEED)
+    turn = policy.encode(f"<search>{play.episode.env.question.supporting_titles[0]}</search>")
+    assert play.take(turn, room=10_000).metrics["reward/progress"] > 0
+    reply = play.take(policy.encode("<search>nothing of that name</search>"), room=len(play.ids) + 60)
+    assert reply.truncated and play.done
+    assert play.episode.metrics["reward/progress"] == pytest.approx(0)
+
+
+def test_what_cannot_be_played_is_refused():
+    policy = make_policy("bytes")
+    with pytest.raises(ValueError, match="special tokens"):
+        TokenEpisode(Episode(MINIWIKI, format="harmony", **SMALL), policy.tokenizer)
+    with pytest.raises(ValueError, match="verl trains an episode as one sequence"):
+        check_one_sequence(Episode(MINIWIKI, context="window:1", **SMALL), "verl")

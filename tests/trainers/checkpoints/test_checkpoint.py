@@ -1,0 +1,238 @@
+import os
+import pickle
+import random
+import signal
+import subprocess
+import sys
+import time
+
+import numpy as np
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, PreTrainedTokenizerFast
+
+from trainers.checkpoints import checkpoint
+from trainers.runtime.integrity import write_checksums
+from trainers.tiny.model import make_model, make_tokenizer
+
+
+@pytest.fixture(scope="module")
+def tokenizer():
+    return make_tokenizer(["the river town of the comet"])
+
+
+def make(tokenizer, seed=0):
+    """A model of two layers with Muon on a matrix and AdamW on the rest."""
+    torch.manual_seed(seed)
+    model = make_model(len(tokenizer), hidden_size=16, layers=2, heads=2)
+    matrices = [p for n, p in model.named_parameters() if n.endswith("up_proj.weight")]
+    rest = [p for n, p in model.named_parameters() if not n.endswith("up_proj.weight")]
+    return model, [torch.optim.Muon(matrices, lr=1e-2), torch.optim.AdamW(rest, lr=1e-2)]
+
+
+def update(model, optimizers):
+    ids = torch.randint(0, 50, (2, 8))
+    model(input_ids=ids, labels=ids).loss.backward()
+    for optimizer in optimizers:
+        optimizer.step()
+        optimizer.zero_grad()
+
+
+def save(folder, tokenizer, step=1, extra=None, updates=0, **options):
+    model, optimizers = make(tokenizer)
+    for _ in range(updates):
+        update(model, optimizers)
+    checkpoint.save(
+        folder, model=model, tokenizer=tokenizer, optimizers=optimizers, step=step, extra=extra or {}, **options
+    )
+    return model, optimizers
+
+
+def test_a_resumed_run_goes_on_bit_for_bit(tmp_path, tokenizer):
+    model, optimizers = save(tmp_path / "c", tokenizer, step=2, extra={"seen": [1, 2], "lr": 0.1}, updates=2)
+    expected_draws = random.random(), np.random.rand(), torch.rand(1)
+    update(model, optimizers)
+
+    resumed = AutoModelForCausalLM.from_pretrained(tmp_path / "c")
+    template, optimizers = make(tokenizer, seed=5)
+    template.load_state_dict(resumed.state_dict())
+    assert checkpoint.load_state(tmp_path / "c", optimizers) == (2, {"seen": [1, 2], "lr": 0.1})
+    assert (random.random(), np.random.rand(), torch.rand(1)) == expected_draws
+    update(template, optimizers)
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), template.parameters(), strict=True))
+
+
+def test_the_folder_is_a_hugging_face_model_with_its_tokenizer(tmp_path, tokenizer):
+    model, _ = save(tmp_path / "c", tokenizer)
+    loaded = AutoModelForCausalLM.from_pretrained(tmp_path / "c")
+    assert all(torch.equal(a, b) for a, b in zip(model.parameters(), loaded.parameters(), strict=True))
+    # Not AutoTokenizer: beside a Qwen2 config it builds Qwen2's own tokenizer and splits text in Qwen2's way.
+    again = PreTrainedTokenizerFast.from_pretrained(tmp_path / "c")
+    text = "<search>the river, Zürich</search>"
+    assert again(text)["input_ids"] == tokenizer(text)["input_ids"]
+    assert again.chat_template == tokenizer.chat_template
+    assert (tmp_path / "c" / "model.safetensors").is_file()
+
+
+def test_latest_goes_by_number_and_old_steps_are_removed(tmp_path, tokenizer):
+    assert checkpoint.latest(tmp_path) is None
+    assert checkpoint.latest(tmp_path / "nowhere") is None
+    (tmp_path / "checkpoint-99").mkdir()  # not written by `save`, so neither counted nor removed
+    (tmp_path / ".checkpoint-3.saving").mkdir()
+    for step in (5, 9, 10, 11):
+        save(tmp_path / f"checkpoint-{step}", tokenizer, step, keep_last=2)
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-11"
+    assert sorted(path.name for path in tmp_path.iterdir()) == [
+        *("checkpoint-10", "checkpoint-11", "checkpoint-9", "checkpoint-99")
+    ]
+
+
+def test_a_checkpoint_is_replaced_by_one_of_the_same_name(tmp_path, tokenizer):
+    for step in (1, 2):
+        save(tmp_path / "c", tokenizer, step)
+    assert checkpoint.load_state(tmp_path / "c", make(tokenizer)[1])[0] == 2
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+
+
+def test_a_folder_of_something_else_is_not_overwritten(tmp_path, tokenizer):
+    (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileExistsError, match="not a checkpoint"):
+        save(tmp_path, tokenizer)
+    assert (tmp_path / "notes.txt").read_text() == "mine"
+
+
+@pytest.mark.parametrize("fails", ["save_pretrained", "write_checksums", "_publish"])
+def test_a_save_that_fails_leaves_the_previous_checkpoint(tmp_path, tokenizer, monkeypatch, fails):
+    save(tmp_path / "c", tokenizer, step=1)
+
+    def fail(*_, **__):
+        raise OSError("disk full")
+
+    monkeypatch.setattr(type(tokenizer) if fails == "save_pretrained" else checkpoint, fails, fail)
+    with pytest.raises(OSError, match="disk full"):
+        save(tmp_path / "c", tokenizer, step=2)
+    assert [path.name for path in tmp_path.iterdir()] == ["c"]
+    assert checkpoint.load_state(tmp_path / "c", make(tokenizer)[1])[0] == 1
+
+
+_HANG = """
+import sys, time, torch
+from trainers.checkpoints import checkpoint
+class Slow:
+    def save_pretrained(self, folder):
+        (folder / "model.safetensors").write_bytes(b"half")
+        print("writing", flush=True)
+        time.sleep(60)
+checkpoint.save(sys.argv[1], model=Slow(), tokenizer=None, optimizers=[], step=2, extra={})
+"""
+
+
+@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a signal that can't be caught")
+def test_a_save_that_is_killed_leaves_the_previous_checkpoint(tmp_path, tokenizer):
+    save(tmp_path / "checkpoint-1", tokenizer, step=1)
+    command = [sys.executable, "-c", _HANG, str(tmp_path / "checkpoint-2")]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout.readline() == "writing\n"
+        process.kill()
+    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-1"
+    assert checkpoint.load_state(tmp_path / "checkpoint-1", make(tokenizer)[1])[0] == 1
+    save(tmp_path / "checkpoint-3", tokenizer, step=3)
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3"]
+
+
+_REPLACE = """
+import sys, torch
+from trainers.checkpoints import checkpoint
+class Small:
+    def save_pretrained(self, folder): (folder / "model.safetensors").write_bytes(b"weights")
+for step in range(100):
+    checkpoint.save(sys.argv[1], model=Small(), tokenizer=Small(), optimizers=[], step=step, extra={})
+"""
+
+
+@pytest.mark.skipif(sys.platform not in ("linux", "darwin"), reason="the folders are swapped in one call there")
+def test_while_a_checkpoint_is_replaced_there_is_always_one(tmp_path):
+    folder = tmp_path / "c"
+    with subprocess.Popen([sys.executable, "-c", _REPLACE, str(folder)]) as process:
+        while not folder.exists() and process.poll() is None:
+            time.sleep(0.001)
+        looks = 0
+        while process.poll() is None:
+            assert checkpoint.is_checkpoint(folder)
+            looks += 1
+    assert process.returncode == 0
+    assert looks > 10
+    assert checkpoint.load_state(folder, [])[0] == 99
+
+
+def test_a_missing_checkpoint_is_named(tmp_path):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist"):
+        checkpoint.load_state(tmp_path / "nowhere", [])
+    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint"):
+        checkpoint.load_state(tmp_path, [])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.pt", "tokenizer.json", "SHA256SUMS"])
+@pytest.mark.parametrize("damage", ["flip", "cut", "empty", "missing"])
+def test_damage_to_any_file_is_found_before_it_is_read(tmp_path, tokenizer, name, damage):
+    save(tmp_path / "c", tokenizer)
+    path = tmp_path / "c" / name
+    content = bytearray(path.read_bytes())
+    content[len(content) // 2] ^= 1
+    if damage == "missing":
+        path.unlink()
+    else:
+        path.write_bytes({"flip": content, "cut": content[: len(content) // 2], "empty": b""}[damage])
+    with pytest.raises(checkpoint.CheckpointDamaged, match="c"):
+        checkpoint.load_state(tmp_path / "c", make(tokenizer)[1])
+
+
+def test_the_state_of_a_stranger_runs_no_code(tmp_path, tokenizer):
+    class Evil:
+        def __reduce__(self):
+            return os.mkdir, (str(tmp_path / "owned"),)
+
+    save(tmp_path / "c", tokenizer)
+    torch.save({"step": 1, "extra": Evil()}, tmp_path / "c" / "trainer_state.pt")
+    (tmp_path / "c" / "SHA256SUMS").unlink()
+    write_checksums(tmp_path / "c")
+    with pytest.raises(pickle.UnpicklingError):
+        checkpoint.load_state(tmp_path / "c", [])
+    assert not (tmp_path / "owned").exists()
+
+
+def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path, tokenizer):
+    model, optimizers = make(tokenizer)
+    common = {"model": model, "tokenizer": tokenizer, "step": 1}
+    with pytest.raises(TypeError, match="JSON serializable"):
+        checkpoint.save(tmp_path / "c", optimizers=optimizers, extra={"x": object()}, **common)
+    optimizers[0].param_groups[0]["schedule"] = os.path.join
+    with pytest.raises(TypeError, match="join"):
+        checkpoint.save(tmp_path / "c", optimizers=optimizers, extra={}, **common)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_other_optimizers_than_those_saved_are_refused(tmp_path, tokenizer):
+    _, optimizers = save(tmp_path / "c", tokenizer, updates=1)
+    with pytest.raises(ValueError, match="2 optimizers, asked for 1"):
+        checkpoint.load_state(tmp_path / "c", optimizers[:1])
+    with pytest.raises(ValueError, match="group"):
+        checkpoint.load_state(tmp_path / "c", optimizers[::-1])
+
+
+@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
+def test_a_file_that_the_checksums_have_lost_is_vouched_for_by_nobody(tmp_path, tokenizer, name):
+    save(tmp_path / "c", tokenizer)
+    sums = tmp_path / "c" / checkpoint.CHECKSUMS_FILE
+    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if not line.endswith(f"  {name}\n")))
+    with pytest.raises(checkpoint.CheckpointDamaged, match="is not in SHA256SUMS"):
+        checkpoint.verify(tmp_path / "c")
+
+
+def test_a_file_that_a_model_would_be_loaded_from_cannot_be_added(tmp_path, tokenizer):
+    save(tmp_path / "c", tokenizer)
+    (tmp_path / "c" / "README.md").write_text("notes")
+    checkpoint.verify(tmp_path / "c")
+    (tmp_path / "c" / "adapter_config.json").write_text("{}")
+    with pytest.raises(checkpoint.CheckpointDamaged, match=r"adapter_config\.json is not in"):
+        checkpoint.verify(tmp_path / "c")

@@ -1,0 +1,210 @@
+import io
+import json
+import math
+import re
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from trainers.episodes.report import figures
+from trainers.episodes.report import tables as report
+
+
+@pytest.fixture
+def runs(tmp_path):
+    """Two runs of different length, with a null and a line of training only, as they occur."""
+    files = {}
+    for seed, last in ((1, 12), (2, 10)):
+        files[f"seed {seed}"] = tmp_path / f"{seed}.jsonl"
+        lines = [{"step": step, "seconds": 10.0 * step, "train/em": step / 20} for step in range(last + 1)]
+        lines += [{"step": step, "seconds": 10.0 * step, "eval/em": step / 15} for step in range(0, last + 1, 2)]
+        lines.append({"step": last, "seconds": 10.0 * last, "eval/em": None})
+        files[f"seed {seed}"].write_text("".join(json.dumps(line) + "\n" for line in lines))
+    return files
+
+
+@pytest.fixture
+def drawn(monkeypatch):
+    """The axes of the figures that are drawn."""
+    kept = []
+    save = figures.save
+    monkeypatch.setattr(figures, "save", lambda figure, out: (kept.extend(figure.axes), save(figure, out))[1])
+    return kept
+
+
+def test_the_curve_is_a_picture_with_a_share_on_its_y_axis(runs, drawn, tmp_path):
+    out = report.learning_curve(runs, tmp_path / "new" / "curve.png", {"Naive RAG": 0.1}, title="T", subtitle="S")
+    assert out.read_bytes().startswith(b"\x89PNG")
+    (axes,) = drawn
+    assert axes.get_ylim() == (0, 1)
+    assert axes.get_xlim() == (0, 100)  # where both are
+    assert axes.get_xlabel() == "Training time (seconds)"
+    texts = [text.get_text() for text in axes.texts]
+    assert "Naive RAG  0.10" in texts
+    assert "held out, mean of 2  0.73" in texts  # the mean of the last scores, 12/15 and 10/15
+
+
+def test_baseline_labels_do_not_overlap_and_stay_inside(runs, drawn, tmp_path):
+    baselines = {"a": 0.99, "b": 0.985, "c": 0.98, "d": 0.01, "e": 0.0, "f $x_1$": 0.0}
+    report.learning_curve({"one": runs["seed 1"]}, tmp_path / "c.png", baselines, x="step")
+    (axes,) = drawn
+    renderer = axes.figure.canvas.get_renderer()
+    boxes = [text.get_window_extent(renderer) for text in axes.texts if text.get_text()]
+    assert len(boxes) == 8
+    assert not any(one.overlaps(other) for i, one in enumerate(boxes) for other in boxes[:i])
+    assert all(box.y0 >= 0 and box.y1 <= axes.figure.bbox.y1 and box.x1 <= axes.figure.bbox.x1 for box in boxes)
+
+
+def test_a_return_beyond_a_share_is_in_the_picture(runs, drawn, tmp_path):
+    report.learning_curve({"one": runs["seed 1"]}, tmp_path / "c.png", {"a": -1.5, "b": 4.0, "c": 3.9}, x="step")
+    (axes,) = drawn
+    assert axes.get_ylim() == (-1.5, 4)
+    places = sorted(text.get_position()[1] for text in axes.texts if text.get_text())
+    assert places[0] == -1.5 and places[-1] <= 4 and np.diff(places).min() > 0.05 * 5.5
+
+
+def test_a_single_evaluation_and_no_baselines_still_make_a_picture(tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text('{"step": 0, "seconds": 0.0, "eval/em": 0.2}\n')
+    assert report.learning_curve({"only": path}, tmp_path / "c.png", {}).is_file()
+
+
+def test_a_run_without_the_metric_is_named(runs, tmp_path):
+    with pytest.raises(ValueError, match=r"'episodes' and 'eval/em'.*seed 1, seed 2"):
+        report.learning_curve(runs, tmp_path / "c.png", {}, x="episodes")
+
+
+def test_the_mean_is_taken_where_all_curves_are():
+    one, other = (np.array([0.0, 10.0]), np.array([0.0, 1.0])), (np.array([2.0, 4.0, 6.0]), np.array([1.0, 1.0, 0.0]))
+    xs, ys = report._common([one, other])
+    assert xs.tolist() == [2.0, 4.0, 6.0]
+    assert np.allclose(ys.mean(0), [0.6, 0.7, 0.3])
+
+
+def test_smoothing_keeps_length_and_constants():
+    xs, ys = report._smooth(np.arange(200.0), np.full(200, 0.3))
+    assert len(xs) == len(ys) == 200
+    assert np.allclose(ys, 0.3)
+
+
+ROWS = [
+    {"name": "Naive | RAG [1]", "em": 0.1234, "em_interval": (0.1, 0.15), "f1": 0.2, "support_recall": None},
+    {
+        "name": "trained",
+        "em": 0.8,
+        "em_interval": [0.77, 0.83],
+        "f1": 0.85,
+        "support_recall": 1.0,
+        "turns": 3,
+        "calls": 2,
+    },
+]
+
+
+def test_the_table_is_markdown_with_dashes_for_what_is_missing():
+    lines = report.table(ROWS).splitlines()
+    assert lines[2] == r"| Naive \| RAG [1] | 0.123 | 0.100–0.150 | 0.200 | – | – | – |"
+    assert lines[3] == "| trained | 0.800 | 0.770–0.830 | 0.850 | 1.000 | 3.00 | 2.00 |"
+    assert all(len(re.findall(r"(?<!\\)\|", line)) == 8 for line in lines)
+
+
+def test_the_scores_of_kinds_of_questions_come_last():
+    rows = [
+        {"name": "one", "em": 0.5, "calls": 1.5, "kinds": {"1 hop": 0.75, "yes or no": 0.25}},
+        {"name": "older", "em": 0.25, "calls": 1.0},
+    ]
+    lines = report.table(rows).splitlines()
+    assert lines[0] == "| Agent | EM | Calls | 1 hop | Yes or no |"
+    assert lines[2:] == ["| one | 0.500 | 1.50 | 0.750 | 0.250 |", "| older | 0.250 | 1.00 | – | – |"]
+
+
+def test_a_measure_that_only_its_task_knows_has_its_columns():
+    rows = [{"name": "one", "accuracy": 0.5, "accuracy_interval": (0.4, 0.6), "turns": 2}]
+    lines = report.table(rows).splitlines()
+    assert lines[0] == "| Agent | Accuracy | 95 % interval | Turns |"
+    assert lines[2] == "| one | 0.500 | 0.400–0.600 | 2.00 |"
+
+
+def test_the_printed_table_shows_the_same_cells():
+    screen = io.StringIO()
+    report.print_table(ROWS, Console(file=screen, width=120))
+    assert "Naive | RAG [1]" in screen.getvalue()
+    assert "0.770–0.830" in screen.getvalue()
+
+
+EVERYTHING = {
+    "name": "Qwen/Qwen2.5-7B-Instruct", "em": 0.5, "em_interval": (0.4, 0.6), "samples": 8, "pass_at_k": 0.75,
+    "pass_at_k_interval": (0.7, 0.8), "difference": -0.125, "difference_interval": (-0.25, 0.05), "f1": 0.625,
+    "support_recall": 0.875, "turns": 2, "calls": 3, "failed": 0.25, "prompt_tokens": 1234567, "completion_tokens": 89,
+    "cost": 1.5,
+}  # fmt: skip
+
+
+def test_a_table_of_an_api_has_headers_of_its_own():
+    header, _, row = report.table([EVERYTHING]).splitlines()
+    assert header.startswith(
+        "| Agent | EM avg@8 | 95 % interval | pass@8 | 95 % interval | Difference | 95 % interval | F1 |"
+    )
+    assert "| 0.750 | 0.700–0.800 | -0.125 | -0.250 to +0.050 |" in row and row.endswith("| 1,234,567 | 89 | 1.5000 |")
+
+
+@pytest.mark.parametrize("width", [60, 80, 100, 200])
+def test_a_wide_table_goes_on_below_and_loses_nothing(width):
+    screen = io.StringIO()
+    report.print_table([EVERYTHING, {"name": "other", "em": 0.1}], Console(file=screen, width=width))
+    lines = screen.getvalue().splitlines()
+    assert all(len(line) <= width for line in lines)
+    for cell in (
+        "0.400–0.600",
+        "0.750",
+        "-0.125",
+        "-0.250 to +0.050",
+        "0.625",
+        "1,234,567",
+        "1.5000",
+        "pass@8",
+        "Tokens out",
+    ):
+        assert screen.getvalue().count(cell) == 1
+    heads = [line for line in lines if "Agent" in line]
+    assert (len(heads) == 1) == (width == 200)
+    assert any("-0.125" in line and "-0.250 to +0.050" in line for line in lines)
+
+
+TURNS = [
+    {
+        "observation": "Question: [bold]who[/bold] wrote [1]? [/]" + "x" * 5000,
+        "action": "<search>:smile: [red]</search>\x1b[31m\ud800",
+        "reward": 0.25,
+        "reward_terms": {"progress": 0.3, "repeated": -0.05, "format": 0.0},
+    },
+    {"observation": "", "action": "<answer>[2]</answer>", "reward": 0.0, "reward_terms": {}},
+]
+
+
+def test_an_episode_shows_every_turn_with_its_reward_in_terms():
+    plain = report.episode_text(TURNS, "A sample [1]").plain
+    assert plain.startswith("A sample [1]\n── Turn 1 ──\nQuestion: [bold]who[/bold] wrote [1]? [/]xxx")
+    assert "more characters)" in plain and len(plain) < 1200
+    assert "reward +0.25 = progress +0.30, repeated -0.05\n" in plain
+    assert "<answer>[2]</answer>\nreward +0.00\n" in plain
+    assert plain.endswith("── Total reward +0.25 in 2 turns ──")
+
+
+def test_no_text_is_taken_for_markup_or_moves_the_cursor():
+    screen = io.StringIO()
+    Console(file=screen, width=100).print(report.episode_text(TURNS))
+    shown = screen.getvalue().encode().decode()  # a lone surrogate would not encode
+    assert r"<search>:smile: [red]</search>\x1b[31m\ud800" in shown
+    assert "\x1b" not in shown
+
+
+def test_the_summary_is_strict_json_and_replaces_the_old_one(tmp_path):
+    report.write_summary(tmp_path / "run", {"em": 0.1})
+    path = report.write_summary(
+        tmp_path / "run", {"em": np.float32(0.5), "loss": math.nan, "env": "AgentR1/MiniWiki-Easy-v0"}
+    )
+    read = json.loads(path.read_text(), parse_constant=pytest.fail)
+    assert read == {"em": 0.5, "loss": None, "env": "AgentR1/MiniWiki-Easy-v0"}
+    assert [file.name for file in path.parent.iterdir()] == ["summary.json"]

@@ -1,0 +1,440 @@
+"""Models behind an API, against a server in this process that speaks OpenAI's format, well and badly."""
+
+import asyncio
+import json
+import threading
+from dataclasses import replace
+
+import gymnasium
+import pytest
+from chat_server import Trouble, calls, number_of_turn, serve
+
+pytest.importorskip("openai", reason="pip install openai", exc_type=ImportError)
+import openai
+
+from agent_envs.integrations.episode import UNREADABLE
+from agent_envs.types import ToolCall, Turn
+from trainers.episodes.records import Origin
+from trainers.evaluation import api_agent
+from trainers.evaluation.api_agent import ApiAgent, Endpoint, EndpointStopped
+
+MINIWIKI, SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 60, "questions": 30, "max_turns": 4}
+ORIGIN = {"phase": "evaluation", "agent": "m", "name": "api-m", "split": "train", "source": "s", "score": "em"}
+
+
+@pytest.fixture(autouse=True)
+def short_pauses(monkeypatch):
+    monkeypatch.setattr(openai._base_client, "INITIAL_RETRY_DELAY", 0.01)
+    monkeypatch.setattr(openai._base_client, "MAX_RETRY_DELAY", 0.02)
+    monkeypatch.setattr(api_agent, "RETRIES", 2)
+
+
+def play(url, jobs, format="native", env=MINIWIKI, at_once=3, kwargs=SMALL, **endpoint):
+    """The records of the jobs, in their order, and the agent."""
+    agent, records = ApiAgent(Endpoint(url=url, **endpoint), "m", Origin(env=env, **ORIGIN)), {}
+
+    def keep(record):
+        records[record["instance"], record["sample"]] = record
+
+    agent.play([api_agent.make_episode(env, format, **kwargs) for _ in range(at_once)], jobs, keep)
+    return [records[job] for job in jobs if job in records], agent
+
+
+def instances(count):
+    return [(number, 0) for number in range(count)]
+
+
+def env_at(number, **kwargs):
+    env = gymnasium.make(MINIWIKI, **SMALL, **kwargs).unwrapped
+    return env, *env.reset(seed=number, options={"question": number})
+
+
+def turns_for(env):
+    """What a model does: it looks for two articles at once, repeats itself, and every second time knows the answer."""
+    first, *rest = env.question.supporting_titles
+    second = (rest or [first])[0]
+    right = len(env.question.question) % 2
+    return [
+        Turn(calls=(ToolCall("search", {"query": first}), ToolCall("search", {"query": "Ünknown “東京”"}))),
+        Turn(calls=(ToolCall("search", {"query": second}),)),
+        Turn(calls=(ToolCall("search", {"query": first}),)) if right else Turn(),
+        Turn(answer=env.question.answer if right else "no idea"),
+    ]
+
+
+def test_function_calls_earn_what_the_same_turns_earn_in_gymnasium():
+    scripts, expected = {}, []
+    for number in range(6):
+        env, question, _ = env_at(number, format="openai")
+        turns, rewards = turns_for(env), []
+        for turn in turns:
+            text = env.format.write(turn) if turn != Turn() else '{"role": "assistant", "content": null}'
+            _, reward, terminated, _, info = env.step(text)
+            rewards.append(reward)
+        assert terminated
+        scripts[question] = [
+            [("answer", json.dumps({"text": turn.answer}))] * (turn.answer is not None)
+            + [(call.name, json.dumps(call.arguments)) for call in turn.calls]
+            for turn in turns
+        ]
+        expected.append((rewards, float(info["em"]), info["support_recall"]))
+    assert {em for _, em, _ in expected} == {0.0, 1.0}
+    with serve(lambda request: scripts[request["messages"][1]["content"]][number_of_turn(request)]) as chat:
+        records, _ = play(chat.url, instances(6))
+    assert chat.busiest <= 3
+    for record, (rewards, em, recall) in zip(records, expected, strict=True):
+        assert [turn["reward"] for turn in record["turns"]] == rewards
+        assert record["score"] == record["metrics"]["em"] == em and record["metrics"]["support_recall"] == recall
+        assert record["return"] == pytest.approx(sum(rewards))
+        assert (record["prompt_tokens"], record["completion_tokens"]) == (40, 12)
+        assert record["terminated"] and not record["failed"] and record["env"] == MINIWIKI
+        assert not {"score", "valid", "tool_faults"} & set(record["metrics"])
+        roles = [message["role"] for message in record["messages"]]
+        assert roles[:6] == ["system", "user", "assistant", "tool", "tool", "assistant"] and roles[-1] == "assistant"
+        assert [call["tool"] for call in record["turns"][0]["calls"]] == ["search", "search"]
+        assert record["turns"][0]["calls"][0]["result"] == record["messages"][3]["content"]
+    tools = {tool["function"]["name"] for tool in chat.heard[0]["tools"]}
+    assert tools == {"search", "answer"} and "stop" not in chat.heard[0]
+    answered = [message for message in chat.heard[-1]["messages"] if message["role"] == "tool"]
+    assert answered and all(message["tool_call_id"] for message in answered)
+
+
+@pytest.mark.parametrize("format", ["tags", "hermes", "react"])
+def test_text_reads_and_earns_what_gymnasium_gives(format):
+    """The server ends turns at the strings that it is given, and leaves them out, as OpenAI does."""
+    scripts, expected = {}, []
+    for number in range(4):
+        env, question, info = env_at(number, format=format)
+        several = 1 if format == "tags" else 2  # whose turns end with the first call
+        asked = [replace(turn, calls=turn.calls[:several]) for turn in turns_for(env)]
+        turns = [env.format.write(turn) if turn != Turn() else "hm" for turn in asked]
+        scripts[question], shown, rewards = turns, [info["instructions"], question], []
+        for turn in turns:
+            observation, reward, terminated, _, _ = env.step(turn)
+            rewards.append(reward)
+            shown += [turn, observation]
+        expected.append((shown[:-1], rewards))
+        assert terminated
+
+    def say(request):
+        turn = scripts[request["messages"][1]["content"]][number_of_turn(request)]
+        ends = [turn.find(stop) for stop in request.get("stop", ()) if stop in turn]
+        return turn[: min(ends)] if ends else turn
+
+    with serve(say) as chat:
+        records, _ = play(chat.url, instances(4), format)
+    for record, (shown, rewards) in zip(records, expected, strict=True):
+        assert [message["content"] for message in record["messages"]] == shown
+        assert [turn["reward"] for turn in record["turns"]] == rewards
+    assert all("tools" not in request for request in chat.heard)
+
+
+def test_a_server_that_goes_on_behind_a_turn_is_cut_where_our_engines_stop():
+    say = "<search>a town</search><information>[1] all mine</information><answer>x</answer>"
+    with serve(lambda request: say if number_of_turn(request) < 2 else "<answer>no idea</answer> and more") as chat:
+        (record,), _ = play(chat.url, instances(1), "tags")
+    assert [turn["action"] for turn in record["turns"]] == ["<search>a town</search>"] * 2 + [
+        "<answer>no idea</answer>"
+    ]
+
+
+@pytest.mark.parametrize(
+    "turn",
+    [
+        [("search", "{broken")],
+        [("search", "[1]")],
+        [("search", "[" * 100_000)],
+        [("nope", "{}"), ("search", '{"query": "a"}')],
+        {"content": None, "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "x"}}]},
+        {"content": "", "tool_calls": []},
+        {"content": [{"type": "text", "text": "just text"}]},
+        {"content": None, "tool_calls": [*calls([("search", '{"query": "a"}')]), *calls([("search", None)])]},
+    ],
+)
+def test_calls_that_cannot_be_read_are_invalid_turns_and_the_api_gets_json_back(turn):
+    script = [turn, [("answer", '{"text": "no idea"}')]]
+    with serve(lambda request: script[number_of_turn(request)]) as chat:
+        (record,), _ = play(chat.url, instances(1), kwargs=SMALL | {"rewards": {"invalid": -0.5}})
+    assert [t["reward_terms"]["invalid"] for t in record["turns"]] == [-0.5, 0.0] and not record["failed"]
+    _, _, said, *answered = chat.heard[-1]["messages"]
+    made = said.get("tool_calls", [])
+    assert all(isinstance(json.loads(call["function"]["arguments"]), dict) for call in made)
+    assert made or said["content"]
+    if made:
+        assert [m["tool_call_id"] for m in answered] == [c["id"] for c in made] and len({c["id"] for c in made}) == len(
+            made
+        )
+    else:
+        assert [m["role"] for m in answered] == ["user"] and "call answer" in answered[0]["content"]
+    if turn == [("search", "{broken")]:
+        assert answered[0]["content"] == UNREADABLE
+        assert "{broken" in made[0]["function"]["arguments"] and "{broken" in record["turns"][0]["action"]
+
+
+def test_a_thought_is_kept_and_not_sent_back_unless_the_api_wants_it():
+    asks, script = {"reasoning": False}, [[("search", '{"query": "a"}')], [("answer", '{"text": "no idea"}')]]
+
+    def say(request):
+        turns = [message for message in request["messages"] if message["role"] == "assistant"]
+        if asks["reasoning"] and not all("reasoning_content" in turn for turn in turns):
+            raise Trouble(400, {"error": {"message": "Missing reasoning_content field in the assistant message"}})
+        called = {"content": None, "tool_calls": calls(script[len(turns)])}
+        return called | {"reasoning_content": "I wonder"}
+
+    with serve(say) as chat:
+        (record,), _ = play(chat.url, instances(1))
+        assert not any("reasoning" in key for request in chat.heard for m in request["messages"] for key in m)
+        asks["reasoning"] = True
+        (again,), _ = play(chat.url, instances(1))
+    assert chat.heard[-1]["messages"][2]["reasoning_content"] == "I wonder"
+    assert json.loads(record["turns"][0]["action"])["reasoning_content"] == "I wonder"
+    assert [turn["reward"] for turn in again["turns"]] == [turn["reward"] for turn in record["turns"]]
+
+
+def test_a_thought_beside_text_is_in_the_record_alone():
+    with serve(lambda request: {"content": "<answer>no idea</answer>", "reasoning": "<answer>x</answer>?"}) as chat:
+        (record,), _ = play(chat.url, instances(1), "tags")
+    assert record["turns"][0]["action"] == "<think>\n<answer>x</answer>?\n</think>\n\n<answer>no idea</answer>"
+    assert len(record["turns"]) == 1 and record["terminated"]
+
+
+def test_parameters_that_an_api_knows_by_other_names():
+    def say(request):
+        for name in ("max_tokens", "stop"):
+            if name in request:
+                told = "Unsupported parameter: '{}'" + " Use 'max_completion_tokens' instead." * (name == "max_tokens")
+                raise Trouble(400, {"error": {"message": told.format(name), "param": name}})
+        return "<answer>no idea</answer>"
+
+    with serve(say) as chat:
+        records, _ = play(chat.url, instances(4), "tags", at_once=1, max_new_tokens=77, temperature=0.3)
+    assert not any(record["failed"] for record in records)
+    assert len(chat.heard) == 4 + 2  # it says so once
+    assert chat.heard[-1]["max_completion_tokens"] == 77 and chat.heard[-1]["temperature"] == 0.3
+
+
+# -- what goes wrong on the way ----------------------------------------------------------------------------------------
+
+
+def answers(request):
+    return [("answer", json.dumps({"text": request["messages"][1]["content"]}))]
+
+
+@pytest.mark.parametrize(
+    "trouble",
+    [
+        Trouble("reset"),
+        Trouble(429, Retry_After="0.05"),
+        Trouble(429),
+        Trouble(503),
+        Trouble(0.6),
+        b"<html>a proxy</html>",
+        b'{"error": {"message": "overloaded"}}',
+        b'{"choices": []}',
+        b'{"choices": [{"message": null}]}',
+        b"[" * 100_000,
+    ],
+)
+def test_what_passes_is_asked_again(trouble):
+    seen, lock = set(), threading.Lock()
+
+    def say(request):
+        with lock:
+            asked = request["messages"][1]["content"]
+            fails = asked not in seen
+            seen.add(asked)
+        if fails and isinstance(trouble, bytes):
+            return trouble
+        if fails:
+            raise trouble
+        return answers(request)
+
+    with serve(say) as chat:
+        records, agent = play(chat.url, instances(3), timeout=0.3)
+    assert len(records) == 3 and not any(record["failed"] for record in records) and not agent.problems
+    assert len(chat.heard) == 6
+
+
+def test_an_episode_that_cannot_be_played_is_failed_and_no_other():
+    def say(request):
+        if request["messages"][1]["content"] == bad and number_of_turn(request):
+            raise Trouble(400, {"error": {"message": "This model's maximum context length is 9 tokens"}})
+        return [("search", '{"query": "a"}')] if not number_of_turn(request) else answers(request)
+
+    bad = env_at(1)[1]
+    with serve(say) as chat:
+        records, agent = play(chat.url, instances(4))
+    assert [record["failed"] for record in records] == [False, True, False, False]
+    assert records[1]["score"] == 0 and len(records[1]["turns"]) == 1 and records[1]["truncated"]
+    assert list(agent.problems) == ["400: This model's maximum context length is 9 tokens"]
+
+
+def test_nobody_there_ends_it_at_once():
+    with serve(answers) as chat:
+        url = chat.url
+    with pytest.raises(EndpointStopped, match=r"does not answer: Connection error") as stopped:
+        play(url, instances(500))
+    assert "\n" not in str(stopped.value)
+
+
+@pytest.mark.parametrize("at_once", [1, 3])
+def test_a_server_that_dies_ends_it_and_what_was_played_is_kept(at_once):
+    kept = []
+
+    def say(request):
+        if len(chat.heard) > 20:
+            chat.alive = False
+            raise Trouble("reset")
+        return answers(request)
+
+    agent = None
+    with serve(say) as chat:
+        agent = ApiAgent(Endpoint(url=chat.url), "m", Origin(env=MINIWIKI, **ORIGIN))
+        episodes = [api_agent.make_episode(MINIWIKI, "native", **SMALL) for _ in range(at_once)]
+        with pytest.raises(EndpointStopped, match="does not answer any more"):
+            agent.play(episodes, ((n % 30, n) for n in range(500)), kept.append)
+    assert 20 - at_once <= len(kept) <= 20 and not any(record["failed"] for record in kept)
+    assert len(chat.heard) < 60
+
+
+@pytest.mark.parametrize(
+    ("status", "told", "advice"),
+    [
+        (401, "Incorrect API key provided: secret-key", "Incorrect API key provided: …"),
+        (404, "The model `m` does not exist", "does the address end in /v1?"),
+        (400, '"auto" tool choice requires --enable-auto-tool-choice', "--format hermes"),
+        (429, "You exceeded your current quota", "quota"),
+    ],
+)
+def test_a_server_that_refuses_everything_ends_it_in_its_words(monkeypatch, status, told, advice):
+    monkeypatch.setenv("MY_KEY", " secret-key\n")
+
+    def say(request):
+        raise Trouble(status, {"error": {"message": told, "code": "insufficient_quota" if status == 429 else None}})
+
+    with serve(say) as chat, pytest.raises(EndpointStopped, match="gives no turn of m:") as stopped:
+        play(chat.url, instances(500), key_variable="MY_KEY")
+    assert len(chat.heard) <= 15 and set(chat.keys) == {"Bearer secret-key"}
+    assert advice in str(stopped.value) and "secret" not in str(stopped.value) and "\n" not in str(stopped.value)
+
+
+def test_a_server_that_is_there_and_never_answers_ends_it():
+    def say(request):
+        raise Trouble(1.0)
+
+    with serve(say) as chat, pytest.raises(EndpointStopped, match="gives no turn of m: Request timed out"):
+        play(chat.url, instances(500), timeout=0.05)
+
+
+def test_requests_are_spaced_and_wait_for_a_server_that_asks_for_it(monkeypatch):
+    now, slept = 100.0, []
+
+    async def sleep(seconds):
+        nonlocal now
+        slept.append(round(seconds, 6))
+        now += seconds
+
+    monkeypatch.setattr(api_agent.time, "monotonic", lambda: now)
+    monkeypatch.setattr(api_agent.asyncio, "sleep", sleep)
+    pace = api_agent._Pace(per_minute=120)
+
+    async def requests(count):
+        for _ in range(count):
+            await pace.wait(None)
+
+    class Answer:
+        def __init__(self, status, **headers):
+            self.status_code, self.headers = status, headers
+
+    asyncio.run(requests(3))
+    assert slept == [0.5, 0.5]
+    asyncio.run(pace.heed(Answer(429, **{"Retry-After": "7"})))
+    asyncio.run(pace.heed(Answer(200, **{"Retry-After": "70"})))
+    asyncio.run(pace.heed(Answer(429, **{"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"})))
+    asyncio.run(requests(2))
+    assert slept[2:] == [7, 0.5]
+
+    async def sleep_while_a_pause_begins(seconds):
+        if not slept:
+            await pace.heed(Answer(429, **{"Retry-After": "9"}))
+        await sleep(seconds)
+
+    slept.clear()
+    monkeypatch.setattr(api_agent.asyncio, "sleep", sleep_while_a_pause_begins)
+    asyncio.run(pace.wait(None))
+    assert slept == [0.5, 8.5]  # those that wait their turn already wait longer
+    free = api_agent._Pace(per_minute=0)
+    slept.clear()
+    asyncio.run(free.wait(None))
+    asyncio.run(free.wait(None))
+    assert slept == []
+
+
+def test_letters_that_no_encoding_takes():
+    script = [[("search", '{"query": "\\ud800 東京"}')], [("answer", '{"text": "\\ud800"}')]]
+    body = {"content": "\ud83d", "reasoning_content": "\ud83d"}
+    with serve(lambda r: body | {"tool_calls": calls(script[number_of_turn(r)])}) as chat:
+        (record,), _ = play(chat.url, instances(1))
+    assert not record["failed"] and "東京" in record["turns"][0]["action"]
+    json.dumps(record, ensure_ascii=False).encode()
+
+
+def test_how_a_task_is_played():
+    assert api_agent.choose_format(MINIWIKI, "", SMALL) == "native"
+    assert api_agent.choose_format(MINIWIKI, "hermes", SMALL) == "hermes"
+    assert api_agent.choose_format(MINIWIKI, "", SMALL | {"format": "react"}) == ""
+    assert api_agent.choose_format(MINIWIKI, "", SMALL | {"context": "window:2"}) == ""
+    assert api_agent.choose_format("AgentR1/Mixture-v0", "", {"tasks": {"AgentR1/Bandit-v0": 1}}) == ""
+    with pytest.raises(ValueError, match="special tokens"):
+        api_agent.make_episode(MINIWIKI, "harmony", **SMALL)
+    assert api_agent.make_episode(MINIWIKI, "", **SMALL, format="react").env.format.name == "react"
+    with pytest.raises(ValueError, match="give --format native"):
+        api_agent.make_episode(MINIWIKI, "", **SMALL, format="openai")
+    with pytest.raises(ValueError, match="choose a --format of text"):
+        api_agent.make_episode(MINIWIKI, "native", context="window:2", **SMALL)
+
+
+def test_a_rewritten_context_is_what_the_api_gets():
+    with serve(lambda request: f"turn {len(chat.heard)}") as chat:
+        (record,), _ = play(chat.url, instances(1), "", kwargs=SMALL | {"context": "window:1"})
+    seen = [[message["content"] for message in request["messages"]] for request in chat.heard]
+    assert [len(messages) for messages in seen] == [2, 4, 4, 4] and seen[3][2] == "turn 3"
+    written = [message["content"] for message in record["messages"]]
+    assert written[:5] == seen[1] + ["turn 2"] and written[5:9] == seen[2]  # it begins anew with the system message
+
+
+def test_attempts_at_one_board_slip_in_their_own_ways():
+    say = [("move", '{"actions": ["Right", "Right", "Down", "Down", "Right"]}')]
+    jobs = [(3, sample) for sample in range(6)]
+    with serve(lambda request: say) as chat:
+        records, _ = play(chat.url, jobs, env="AgentR1/FrozenLake-v0", kwargs={})
+    assert len({record["question"] for record in records}) == 1
+    assert len({json.dumps(record["messages"]) for record in records}) > 1
+    assert [record["sample"] for record in records] == list(range(6))
+
+
+def test_it_runs_beside_a_loop_as_in_a_notebook():
+    async def cell():
+        with serve(answers) as chat:
+            return play(chat.url, instances(2))[0]
+
+    assert len(asyncio.run(cell())) == 2
+
+
+@pytest.mark.parametrize(
+    ("url", "told"),
+    [
+        ("localhost:8000/v1", "such as http://127.0.0.1:8000/v1"),
+        ("http://user:key@host/v1", "environment variable"),
+        ("https://host/v1?key=abc", "environment variable"),
+    ],
+)
+def test_addresses_that_are_refused(url, told):
+    with pytest.raises(ValueError, match=told):
+        api_agent.check(url)
+
+
+def test_without_the_client_one_line_says_what_to_install(monkeypatch):
+    monkeypatch.setattr(api_agent.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(ValueError, match=r"pip install 'agent-r1-envs\[api\]'"):
+        api_agent.check("http://127.0.0.1:1/v1")

@@ -1,0 +1,179 @@
+import json
+import math
+import random
+
+import pytest
+import torch
+
+from trainers.loop.collapse_monitor import CollapseMonitor, mutual_information
+from trainers.rollouts.statistics import repeated_ngrams
+
+
+def named(symptoms):
+    return [symptom.name for symptom in symptoms]
+
+
+def run(monitor, name, values):
+    """At which of ``values`` which symptom was reported."""
+    return [(i, s) for i, value in enumerate(values) for s in named(monitor.update(**{name: value}))]
+
+
+@pytest.mark.parametrize(
+    ("name", "healthy", "ill", "symptom"),
+    [
+        ("reward_deviation", 0.5, 0.04, "reward deviation collapsed"),
+        ("entropy", 2.0, 0.1, "entropy collapsed"),
+        ("entropy", 2.0, 7.0, "entropy exploded"),
+        ("response_length", 100.0, 20.0, "responses shrank"),
+        ("response_length", 100.0, 500.0, "responses grew"),
+        ("repetition", 0.15, 0.4, "text repeats itself"),
+        ("search_rate", 0.8, 0.05, "search was given up"),
+        ("valid_turns", 1.0, 0.4, "turns became invalid"),
+        ("mutual_information", 2.0, 0.1, "template collapse"),
+    ],
+)
+def test_a_symptom_is_named_after_ten_updates_in_a_row_and_once(name, healthy, ill, symptom):
+    assert run(CollapseMonitor(), name, [healthy] * 40) == []
+    assert run(CollapseMonitor(), name, [healthy] * 10 + [ill] * 30) == [(19, symptom)]
+    recovering = [healthy] * 10 + [ill] * 9 + [healthy] + [ill] * 10
+    assert run(CollapseMonitor(), name, recovering) == [(29, symptom)]
+
+
+@pytest.mark.parametrize(
+    ("name", "values", "symptom"),
+    [
+        # StarPO after too many passes on MiniWiki, docs/comparisons.md
+        (
+            "entropy",
+            [0.11, 0.24, 0.36, 0.61, 1.2, 2.1, 3.0, 4.2, 4.3, 3.6, 3.4, 3.6, 3.3, 3.4, 3.7],
+            "entropy exploded",
+        ),
+        ("entropy", [1.1, 0.9, 1.0, 0.3] + [0.01] * 20, "entropy collapsed"),
+        ("valid_turns", [0.9] * 4 + [0.2] * 20, "turns became invalid"),
+    ],
+)
+def test_what_collapses_at_once_is_no_measure_of_itself(name, values, symptom):
+    ((when, said),) = run(CollapseMonitor(), name, values)
+    assert said == symptom
+    assert when < 16
+
+
+def test_the_rule_of_the_paper_is_against_all_of_the_first_updates():
+    assert run(CollapseMonitor(), "reward_deviation", [0.5] * 3 + [0.0] * 16) == []
+    assert run(CollapseMonitor(), "reward_deviation", [0.5] * 3 + [0.0] * 17) == [(19, "reward deviation collapsed")]
+
+
+def test_only_the_rules_of_the_papers_ask_to_stop():
+    monitor = CollapseMonitor()
+    for _ in range(10):
+        monitor.update(reward_deviation=0.5, entropy=2.0)
+    found = [s for _ in range(10) for s in monitor.update(reward_deviation=0.01, entropy=0.01)]
+    assert [(s.name, s.stop) for s in found] == [("reward deviation collapsed", True), ("entropy collapsed", False)]
+    assert "0.01" in found[0].message
+    assert "0.5" in found[0].message
+
+
+def test_a_few_repeated_ngrams_are_ordinary_text():
+    assert run(CollapseMonitor(), "repetition", [0.01] * 10 + [0.15] * 30) == []
+
+
+def test_returns_that_never_differed_are_named_too():
+    assert run(CollapseMonitor(), "reward_deviation", [0.0] * 20) == [(19, "reward deviation collapsed")]
+
+
+def test_five_empty_filters_in_a_row():
+    assert run(CollapseMonitor(), "empty_filter", [True] * 4 + [False] + [True] * 6) == [(9, "no signal left")]
+
+
+def test_gradient_spikes_against_the_moving_average():
+    norms = [1.0] * 5 + [50.0] + [1.0] * 40 + [6.0, 1.0]  # the first ten only make the average
+    assert run(CollapseMonitor(), "gradient_norm", norms) == [(46, "gradient norm spiked")]
+    # average 1, then .9 x 1 + .1 x 6 = 1.5: 7 is under five times that, 8 is not
+    spike = "gradient norm spiked"
+    assert run(CollapseMonitor(), "gradient_norm", [1.0] * 20 + [6.0, 7.0]) == [(20, spike)]
+    assert run(CollapseMonitor(), "gradient_norm", [1.0] * 20 + [6.0, 8.0]) == [(20, spike), (21, spike)]
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_numbers_that_are_not_finite_are_named_and_not_remembered(value):
+    for name in ("gradient_norm", "response_length"):
+        monitor = CollapseMonitor()
+        (symptom,) = monitor.update(**{name: value})
+        assert symptom.name == f"{name.replace('_', ' ')} is not finite"
+        assert symptom.stop
+        assert run(monitor, name, [1.0] * 30) == []
+
+
+def test_five_validations_without_success():
+    monitor = CollapseMonitor()
+    rates = [0.0] * 4 + [0.01] + [0.009] * 6
+    assert [i for i, rate in enumerate(rates) if monitor.validate(rate)] == [9]
+
+
+def test_a_reward_is_hacked_where_returns_rise_and_scores_fall():
+    """By hand: .5 ± .1, then 1.5 ± .1, ten updates each, is many standard errors; the score falls likewise. It is named once."""
+    noise = [0.1, -0.1] * 10
+    returns = [(0.5 if update < 10 else 1.5) + noise[update] for update in range(20)]
+    falling = [(0.4 if update < 10 else 0.1) + noise[update] for update in range(20)]
+    monitor = CollapseMonitor()
+    found = [(update, *monitor.check_reward(*pair)) for update, pair in enumerate(zip(returns, falling, strict=True))]
+    ((update, symptom),) = (named for named in found if len(named) > 1)
+    assert (update, symptom.name, symptom.stop) == (19, "reward hacked", False)
+    assert symptom.message == "the return rose from 0.5 to 1.5, the score fell from 0.4 to 0.1"
+    others = {"steady": [0.4 + n for n in noise], "rising": [0.4 + 0.02 * i for i in range(20)]}
+    for scores in others.values():
+        monitor = CollapseMonitor()
+        assert not any(monitor.check_reward(*pair) for pair in zip(returns, scores, strict=True))
+        monitor = CollapseMonitor()  # returns that fall with the score are no hack
+        assert not any(monitor.check_reward(*pair) for pair in zip(falling, falling, strict=True))
+    resumed = CollapseMonitor(json.loads(json.dumps(monitor.state)))
+    assert resumed.state == monitor.state
+
+
+def test_a_monitor_goes_on_from_its_state():
+    values = [0.5] * 10 + [0.01] * 10
+    monitor = CollapseMonitor()
+    assert run(monitor, "reward_deviation", values[:15]) == []
+    resumed = CollapseMonitor(json.loads(json.dumps(monitor.state)))
+    assert run(resumed, "reward_deviation", values[15:]) == [(4, "reward deviation collapsed")]
+
+
+def test_unknown_statistics_are_rejected():
+    with pytest.raises(TypeError, match="unexpected keyword"):
+        CollapseMonitor().update(reward_std=1.0)
+
+
+def test_repeated_ngrams_by_hand():
+    # 1 2 1 2 1: pairs 12 21 12 21, two of four came before.
+    assert repeated_ngrams([1, 2, 1, 2, 1], 2) == 0.5
+    assert repeated_ngrams([1, 2, 3, 4, 5, 6]) == 0.0
+    assert repeated_ngrams([7] * 103) == 0.99
+    assert repeated_ngrams([1, 2, 3]) == repeated_ngrams([]) == 0.0
+
+
+def test_mutual_information_by_hand():
+    # Reasoning 0: log(.8 / mean(.8, .2)) = log 1.6 = .470004; reasoning 1 fits both prompts equally: 0.
+    logprobs = torch.tensor([[0.8, 0.2], [0.5, 0.5]]).log()
+    assert mutual_information(logprobs) == pytest.approx(0.235002, abs=1e-6)
+
+
+def test_mutual_information_lies_between_a_template_and_log_n():
+    torch.manual_seed(0)
+    template = torch.randn(16, 1).expand(16, 16) * 100
+    assert mutual_information(template) == pytest.approx(0, abs=1e-9)
+    assert mutual_information(torch.eye(16) * 500 - 900) == pytest.approx(math.log(16))
+    for _ in range(20):
+        assert mutual_information(torch.randn(16, 16) * 30 - 50) <= math.log(16)
+    with pytest.raises(ValueError, match=r"\[N, N\]"):
+        mutual_information(torch.zeros(3, 4))
+
+
+def test_a_reward_that_is_no_number_is_passed_over():
+    def named(*before):
+        monitor, draw = CollapseMonitor(), random.Random(0)
+        for pair in before:
+            assert monitor.check_reward(*pair) == []
+        batches = [(0.1 + i * 0.05 + draw.random() / 50, 0.9 - i * 0.03 + draw.random() / 50) for i in range(25)]
+        return [symptom.name for pair in batches for symptom in monitor.check_reward(*pair)]
+
+    assert named() == named((math.nan, 0.5), (0.5, math.inf)) != []

@@ -1,0 +1,322 @@
+"""A run that goes on takes its arguments from its checkpoint; its checkpoints say what they are, here and on the hub."""
+
+import json
+import shutil
+from dataclasses import fields, replace
+from pathlib import Path
+
+import pytest
+import stand_in_hub
+import torch
+from huggingface_hub import ModelCard, constants
+
+from trainers import export, grpo, sft
+from trainers.checkpoints import card, checkpoint
+from trainers.checkpoints import run_dir as run_folder
+from trainers.checkpoints.settings import FREE, restore, settings
+from trainers.cli import _read_help, parse
+from trainers.config import OutputArgs
+from trainers.episodes.records import read_episodes
+from trainers.loop.trainer import Run
+from trainers.models.loading import load_policy
+from trainers.tiny import curriculum
+from trainers.tiny.cold_start import START
+
+KWARGS = {"entities": 60, "questions": 24, "max_turns": 2}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory, make_policy):
+    folder = tmp_path_factory.mktemp("runs")
+    policy = make_policy("subwords")
+    policy.model.save_pretrained(folder / "model")
+    policy.tokenizer.save_pretrained(folder / "model")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def hub():
+    with stand_in_hub.serve() as (hub, address), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(constants, "ENDPOINT", address)
+        patch.setenv("HF_TOKEN", "hf_secret")
+        yield hub
+
+
+@pytest.fixture(scope="module")
+def args(folder):
+    small = {"questions_per_update": 2, "group_size": 2, "max_new_tokens": 6, "eval_questions": 2, "final_questions": 2}
+    return grpo.Args(
+        env="MiniWiki", env_kwargs=KWARGS, model=folder / "model", out=folder / "run", updates=1, lr=0.01, save_every=1,
+        eval_every=1, turn_credit=True, push_to_hub="me/agent", **small,
+    )  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def run(args, hub):
+    grpo.main(args)
+    return args.out
+
+
+def ask(run: Path, *words: str) -> grpo.Args:
+    return parse(grpo.Args(), "", "grpo", ["--resume", str(run), *words])
+
+
+def test_a_run_goes_on_with_nothing_else_given(run, args):
+    assert ask(run) == replace(args, out=None, resume=run)
+    assert parse(grpo.Args(), "", "grpo", [f"--resume={run}", "--updates", "9"]).updates == 9
+    assert restore(grpo.Args(), run) == ask(run)
+
+
+def test_a_setting_that_may_not_change_is_named_with_both_values(run, capsys):
+    with pytest.raises(SystemExit) as stopped:
+        ask(run, "--lr", "0.5", "--no-turn-credit")
+    assert stopped.value.code == 2
+    said = capsys.readouterr().err
+    assert "lr=0.01, not 0.5, turn_credit=True, not False: leave that out" in said and said.count("\n") == 1
+
+
+def test_the_help_says_what_may_change():
+    said = _read_help(OutputArgs)["resume"]
+    free = {f.name for f in fields(grpo.Args)} & FREE - {"out", "resume"}
+    assert [name for name in free if f"--{name.replace('_', '-')}" not in said] == []
+    fixed = said[said.index("in sft") :]
+    assert all(f"--{name.replace('_', '-')}" in fixed for name in sft.Args.FIXED)
+
+
+def test_learning_rates_that_fall_over_the_updates_fix_their_number():
+    for changed, is_fixed in (({}, False), ({"schedule": "linear"}, True), ({"warmup": 0.1}, True)):
+        assert ("updates" in settings(grpo.Args(**changed))) == is_fixed
+        assert ("max_seconds" in settings(grpo.Args(**changed))) == is_fixed
+
+
+def test_a_run_of_an_earlier_version_tells_its_settings_too(run, args, tmp_path):
+    old = tmp_path / "old"
+    whole = checkpoint.latest(run)
+    (old / whole.name).mkdir(parents=True)
+    for file in whole.iterdir():
+        if file.name != "arguments.json":
+            (old / whole.name / file.name).write_bytes(file.read_bytes())
+    sums = (old / whole.name / "SHA256SUMS").read_text().splitlines(keepends=True)
+    (old / whole.name / "SHA256SUMS").write_text("".join(line for line in sums if "arguments.json" not in line))
+    assert ask(old, "--updates", "7").lr == args.lr
+
+
+def test_it_goes_on(run, capsys):
+    summary = grpo.main(ask(run, "--updates", "2", "--push-to-hub", ""))
+    assert " · train em 0.00 · held-out em 0.00 · " in capsys.readouterr().err
+    assert summary["settings"]["updates"] == 2 and (run / "checkpoint-2").is_dir()
+
+
+def test_fine_tuning_goes_on_likewise(folder, capsys):
+    common = {
+        "env_kwargs": {"entities": 60, "questions": 24},
+        "model": folder / "model",
+        "script": ["oracle", "scripted"],
+        "demonstrations": 6,
+    }
+    args = sft.Args(**common, updates=2, save_every=1, out=folder / "sft")
+    sft.main(args)
+    words = ["--resume", str(folder / "sft")]
+    assert parse(sft.Args(), "", "sft", words) == replace(args, out=None, resume=folder / "sft")
+    again = [*words, "--script", "oracle", "--script", "scripted"]  # as it was given the first time
+    assert parse(sft.Args(), "", "sft", again).script == ("oracle", "scripted")
+    for given in (["--updates", "3"], ["--script", "oracle"]):
+        with pytest.raises(SystemExit):
+            parse(sft.Args(), "", "sft", words + given)
+        assert f"{given[0][2:]}=" in capsys.readouterr().err
+    text = (folder / "sft" / "best" / "README.md").read_text()
+    assert "| update | held-out loss |" in text and "--script oracle --script scripted" in text
+
+
+def test_a_checkpoint_says_what_it_is(run, args):
+    path = run / "checkpoint-1"
+    text = (path / "README.md").read_text()
+    data = ModelCard.load(path / "README.md").data
+    assert data.library_name == "transformers" and "grpo" in data.tags and data.base_model is None
+    for part in (
+        "`AgentR1/MiniWiki-v0` with",
+        "| Trained with GRPO",
+        "| update | held-out em |",
+        "--turn-credit",
+    ):
+        assert part in text, part
+    assert str(run.parent) not in text and "![" in text
+    assert (path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
+    checkpoint.verify(path)  # card and picture were written anew, and are no damage
+    (path / "README.md").write_text("mine")
+    checkpoint.verify(path)
+
+
+def test_it_lies_on_the_hub_without_what_only_training_needs(run, hub):
+    assert hub.repositories["agent"]["visibility"] == "private" and hub.tokens == {"Bearer hf_secret"}
+    there = set(hub.files)
+    assert {"README.md", "model.safetensors", "tokenizer.json", "learning_curve.png"} <= there
+    assert not there & {"trainer_state.pt", "SHA256SUMS", "arguments.json"}
+    assert hub.cards and "Trained with GRPO" in hub.cards[-1]
+
+
+def test_a_push_that_fails_loses_nothing_and_tells_no_token(run, hub, capsys):
+    hub.broken = True
+    try:
+        assert not card.push(run / "checkpoint-1", "me/agent")
+    finally:
+        hub.broken = False
+    said = capsys.readouterr().err
+    assert said.startswith("Warning: ") and "To try again: hf upload me/agent" in said
+    assert "hf_secret" not in said and "…" in said
+
+
+def test_an_exported_agent_has_a_card_and_goes_to_the_hub(run, hub, folder, monkeypatch):
+    hub.files.clear()
+    out = export.main(export.Args(checkpoint=run / "checkpoint-1", out=folder / "given", push_to_hub="me/other"))
+    assert (out / "README.md").is_file() and set(hub.files) >= {"README.md", "model.safetensors"}
+    assert not (out / "arguments.json").exists() and str(folder) not in (out / "README.md").read_text()
+
+
+def test_the_metadata_names_only_what_the_hub_knows():
+    known = {
+        "env": "AgentR1/HotpotQA-v0",
+        "env_kwargs": '{"data": "/home/me/data"}',
+        "algorithm": "grpo",
+        "model": "/home/me/x",
+    }
+    adapter = card.write(known, Path("none"), "best", "Qwen/Qwen2.5-0.5B-Instruct")
+    data = ModelCard(adapter).data
+    assert data.base_model == "Qwen/Qwen2.5-0.5B-Instruct" and data.library_name == "peft"
+    assert data.datasets == ["hotpotqa/hotpot_qa"] and data.base_model_relation == "adapter"
+    whole = card.write(known, Path("none"), "checkpoint-5", None)
+    assert ModelCard(whole).data.base_model is None and "/home/me" not in whole
+    tasks = {"tasks": {"AgentR1/MuSiQue-v0": 1, "AgentR1/NQ-v0": 1}, "k": 2}
+    mixed = known | {
+        "env": "AgentR1/Mixture-v0",
+        "env_kwargs": json.dumps({"data": "/home/me/data", "holdout": 9} | tasks),
+    }
+    written = card.write(mixed, Path("none"), "best", None)
+    assert len(ModelCard(written).data.datasets) == 2
+    # What an agent needs to play as in training: neither folders nor which questions it learned from.
+    assert f"trainers.play --agent FOLDER_OR_ID --env AgentR1/Mixture-v0 --env-kwargs '{json.dumps(tasks)}'" in written
+    assert "--env AgentR1/HotpotQA-v0\n```" in adapter
+
+
+def test_a_card_says_which_weights_were_evaluated(tmp_path):
+    lines = [{"step": step, "eval/success": score} for step, score in ((0, 0.25), (2, 0.5), (4, 0.75))]
+    (tmp_path / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
+    for step in (2, 4):
+        (tmp_path / f"checkpoint-{step}").mkdir()
+        (tmp_path / f"checkpoint-{step}" / "weights").touch()
+    rows = [
+        {
+            "name": name,
+            "success": 0.75,
+            "success_interval": (0.5, 1.0),
+            "turns": 1.0,
+            "calls": 0.0,
+            "failed": 0.0,
+            "episodes": 8,
+        }
+        for name in ("Random agent", "Trained with GRPO")
+    ]
+    known = {"algorithm": "grpo", "env": "AgentR1/Bandit-v0", "model": "tiny", "changed": []}
+    texts = {
+        name: card.write(known, tmp_path, name, None, {"rows": rows})
+        for name in ("checkpoint-2", "checkpoint-4", "best")
+    }
+    for name, text in texts.items():
+        assert ("Trained with GRPO, after 4 updates" in text) == (name != "checkpoint-4")
+        assert "Random agent |" in text
+        assert ("| 4 | 0.750 |" in text) == (name != "checkpoint-2")
+
+
+@pytest.fixture
+def saved(make_policy, tmp_path):
+    """A checkpoint of a policy over bytes."""
+    policy = make_policy("bytes")
+    path = tmp_path / "checkpoint-1"
+    return checkpoint.save(path, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=1, extra={})
+
+
+def test_weights_of_another_vocabulary_are_refused(make_policy, saved):
+    """They would be taken for those of other words, where the numbers of tokens are equal."""
+    policy = make_policy("bytes")
+    run_folder.load_weights(policy, saved)
+    swapped = json.loads((saved / "tokenizer.json").read_text())
+    words = swapped["model"]["vocab"]
+    first, second = [word for word in words if len(word) == 1][:2]
+    words[first], words[second] = words[second], words[first]
+    (saved / "tokenizer.json").write_text(json.dumps(swapped))
+    with pytest.raises(ValueError, match=r"has another vocabulary .*begin another run with --model"):
+        run_folder.load_weights(policy, saved)
+
+
+def test_going_on_leaves_the_precision_of_products_alone(make_policy, saved):
+    """Beside layers in bfloat16 a GPU multiplies in TF32; what reads a checkpoint in float32 must not end that."""
+    before = torch.get_float32_matmul_precision()
+    try:
+        torch.set_float32_matmul_precision("high")
+        run_folder.load_weights(make_policy("bytes"), saved)
+        assert torch.get_float32_matmul_precision() == "high"
+    finally:
+        torch.set_float32_matmul_precision(before)
+
+
+@pytest.fixture
+def train(tmp_path, monkeypatch):
+    """Train the tiny policy on Bandit after a cold start of two steps; with ``resume``, go on. Returns its weights."""
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(curriculum, "POOL", 16)
+
+    def run(name, resume=False, **changes):
+        where = {"resume": tmp_path / name} if resume else {"out": tmp_path / name}
+        few = {
+            "questions_per_update": 2,
+            "group_size": 2,
+            "max_new_tokens": 6,
+            "eval_questions": 2,
+            "final_questions": 2,
+        }
+        options = {"env": "Bandit", "cold_start_steps": 2, "kl_coef": 0.1, "lr": 0.01, "eval_every": 100, **few}
+        grpo.main(grpo.Args(**{**options, **where, **changes}))
+        return load_policy(checkpoint.latest(tmp_path / name), "cpu").model.state_dict()
+
+    return run
+
+
+def test_a_run_keeps_its_own_cold_start(train, tmp_path, monkeypatch, capsys):
+    """The cache may be gone, and another version teaches otherwise: it goes on as if nothing had changed."""
+    whole = train("whole", updates=2)
+    train("parts", updates=1)
+    shutil.rmtree(tmp_path / "cache")
+    monkeypatch.setattr(curriculum, "make_policy", lambda *_: pytest.fail("a cold start was made anew"))
+    parts = train("parts", resume=True, updates=2)
+    assert all(torch.equal(weight, parts[name]) for name, weight in whole.items())
+
+    damaged = tmp_path / "parts" / START / "model.safetensors"
+    damaged.write_bytes(damaged.read_bytes()[:-1])
+    capsys.readouterr()
+    with pytest.raises(pytest.fail.Exception, match="made anew"):
+        train("parts", resume=True, updates=3)
+    assert "the cold start is made anew" in capsys.readouterr().err
+
+
+def test_a_run_that_goes_on_has_its_baselines(train, tmp_path, monkeypatch):
+    """They are played again only about other questions; then the records are of these, once each."""
+
+    def summarize():
+        rows = json.loads((tmp_path / "run" / "summary.json").read_text())["rows"]
+        records = read_episodes(tmp_path / "run" / "episodes.jsonl")
+        return rows, [record["key"] for record in records if record["table"] and record["agent"] != rows[-1]["name"]]
+
+    train("run", updates=1)
+    rows, keys = summarize()
+    assert len(keys) == len(set(keys)) == 2 * (len(rows) - 1) > 0
+    with monkeypatch.context() as patch:
+        patch.setattr(Run, "_evaluate_baselines", lambda self: pytest.fail("baselines were played again"))
+        train("run", resume=True, updates=2)
+    assert summarize()[1] == keys
+    assert summarize()[0][:-1] == rows[:-1]
+    train("run", resume=True, updates=3, final_questions=3)
+    again, keys = summarize()
+    assert {row["episodes"] for row in again} == {3}
+    assert len(keys) == len(set(keys)) == 3 * (len(again) - 1)
+    first = next(read_episodes(tmp_path / "run" / "episodes.jsonl"))
+    assert first["advantage"] == first["seconds"] == 0.0  # has a type, which `datasets` takes for all

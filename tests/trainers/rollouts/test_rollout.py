@@ -1,0 +1,209 @@
+import json
+import threading
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from agent_envs.context import make_context
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.factory import make_envs
+from trainers.rollouts.rollout import rollout
+from trainers.rollouts.timing import Timing
+from trainers.trajectory import collate, to_sequences
+
+SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
+
+
+@pytest.fixture
+def playing(make_policy):
+    policy = make_policy("bytes")
+    return policy, TransformersEngine(policy, ("</search>", "</answer>"))
+
+
+def test_episodes_of_different_lengths_end_on_their_own(playing, recite):
+    policy, engine = playing
+    envs = recite([["a"], ["b", "c", "d"], ["e", "f"]])
+    episodes = rollout(envs, policy, engine, seeds=[1, 2, 3], max_new_tokens=5)
+    assert [len(e.steps) for e in episodes] == [1, 3, 2]
+    assert [e.group for e in episodes] == [0, 1, 2]
+    assert all(e.truncated for e in episodes)
+    assert [e.info["turns"] for e in episodes] == [1, 3, 2]
+
+
+def test_rewards_sit_on_the_last_sampled_token_of_each_turn_also_when_truncated(playing, recite):
+    policy, engine = playing
+    paid = [[0.0, 2.0, 3.0], [-1.0, 0.0]]
+    envs = recite([["a", "b", "c"], ["d", "e"]], paid)
+    episodes = rollout(envs, policy, engine, seeds=[0, 0], max_new_tokens=5)
+    assert [e.episode_return for e in episodes] == [5.0, -1.0]
+    assert [e.reward_terms for e in episodes] == [{"paid": 5.0}, {"paid": -1.0}]
+    batch = collate(episodes, policy.pad_id)
+    for row, rewards in enumerate(paid):
+        ends = batch.mask[row] & ~torch.cat([batch.mask[row, 1:], torch.zeros(1, dtype=torch.bool)])
+        assert ends.sum() == len(rewards)  # a turn without reward is a turn all the same
+        assert batch.rewards[row][ends].tolist() == rewards
+        assert batch.rewards[row].sum() == sum(rewards)
+        assert batch.mask[row, batch.lengths[row] - 1]  # no observation follows the last turn
+
+
+def test_each_prompt_is_what_went_before_and_then_the_observation(playing, recite):
+    policy, engine = playing
+    (episode,) = rollout(recite([["one", "two", "three"]]), policy, engine, seeds=[0], max_new_tokens=4)
+    context = policy.prompt_ids("Say something.", "one")
+    for step, observation in zip(episode.steps, ["two", "three", None], strict=True):
+        assert step.prompt == context
+        if observation:
+            context = context + step.tokens + policy.observation_ids(observation, step.tokens)
+    assert len(to_sequences(episode.steps)) == 1
+
+
+def test_other_turns_go_on_while_tools_wait(playing, recite, monkeypatch):
+    """The environments wait for the engine, as a tool would for its server: nothing would ever come of it in turns."""
+    policy, engine = playing
+    envs = recite([["a", "b", "c"], ["d", "e"], ["f", "g", "h"]])
+    expected = rollout(envs, policy, engine, seeds=[0] * 3, max_new_tokens=5, temperature=0)
+    for env in envs.envs:
+        env.tools = {"slow": SimpleNamespace(io_bound=True)}
+    went_on, wait, step = threading.Event(), engine.wait, envs.step
+
+    def noted():
+        went_on.set()
+        return wait()
+
+    def waiting(actions):
+        assert went_on.wait(30)
+        went_on.clear()
+        return step(actions)
+
+    monkeypatch.setattr(engine, "wait", noted)
+    monkeypatch.setattr(envs, "step", waiting)
+    assert engine.wait() == {}  # nothing is open
+    went_on.clear()
+    episodes = rollout(envs, policy, engine, seeds=[0] * 3, max_new_tokens=5, temperature=0)
+    assert [[step.tokens for step in e.steps] for e in episodes] == [
+        [step.tokens for step in e.steps] for e in expected
+    ]
+    assert [e.episode_return for e in episodes] == [e.episode_return for e in expected]
+
+
+def test_groups_play_the_same_question_and_transcripts_are_complete(playing):
+    policy, engine = playing
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 5)
+    transcripts = []
+    episodes = rollout(
+        envs, policy, engine, seeds=[3, 4], group_size=2, max_new_tokens=4, transcripts=transcripts
+    )  # one environment stays idle
+    assert [e.group for e in episodes] == [0, 0, 1, 1]
+    asked = [turns[0]["observation"] for turns in transcripts]
+    assert asked[0] == asked[1] != asked[2] == asked[3]
+    for episode, turns in zip(episodes, transcripts, strict=True):
+        assert [turn["action"] for turn in turns] == [policy.decode(step.tokens) for step in episode.steps]
+        assert sum(turn["reward"] for turn in turns) == pytest.approx(episode.episode_return)
+        assert sum(episode.reward_terms.values()) == pytest.approx(episode.episode_return)
+        assert {"em", "f1", "support_recall", "turns", "calls"} <= set(episode.info)
+
+
+def test_questions_by_number(playing):
+    policy, engine = playing
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 3)
+    transcripts = []
+    rollout(envs, policy, engine, questions=[7, 0], max_new_tokens=3, temperature=0, transcripts=transcripts)
+    pool = envs.envs[0].questions
+    assert [turns[0]["observation"] for turns in transcripts] == [pool[7].question, pool[0].question]
+
+
+def test_the_same_seeds_give_the_same_episodes(playing):
+    policy, engine = playing
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 4)
+    runs = []
+    for _ in range(2):
+        torch.manual_seed(0)
+        runs.append(rollout(envs, policy, engine, seeds=[1, 2], group_size=2, max_new_tokens=4))
+    assert [e.steps for e in runs[0]] == [e.steps for e in runs[1]]
+
+
+@pytest.mark.parametrize("wrong", [{}, {"seeds": [1], "questions": [1]}, {"seeds": [1, 2], "group_size": 2}])
+def test_wrong_arguments(playing, recite, wrong):
+    policy, engine = playing
+    with pytest.raises(ValueError):
+        rollout(recite([["a"], ["b"], ["c"]]), policy, engine, **wrong)
+
+
+def test_what_took_how_long_and_how_many_tokens(playing, recite):
+    policy, engine = playing
+    timing = Timing()
+    episodes = rollout(recite([["a", "b", "c"], ["a"]]), policy, engine, seeds=[0] * 2, max_new_tokens=5, timing=timing)
+    taken = timing.pop_metrics()
+    assert {"time/prefill", "time/decode", "time/tools", "tokens/prefill", "tokens/decode"} == set(taken)
+    assert all(value > 0 for value in taken.values())
+    assert taken["tokens/decode"] == sum(len(step.tokens) for e in episodes for step in e.steps)
+    read = sum(len(e.steps[-1].prompt) - sum(len(step.tokens) for step in e.steps[:-1]) for e in episodes)
+    assert taken["tokens/prefill"] == read
+    assert timing.pop_metrics() == {}
+
+
+@pytest.mark.parametrize(("room", "turns"), ((-1, 2), (0, 3)))
+def test_an_episode_ends_where_the_model_can_read_no_further_turn(playing, recite, room, turns):
+    policy, engine = playing
+    texts = [["one", "two", "three, which is long"], ["four", "five", "six"]]
+    longest, _ = rollout(recite(texts), policy, engine, seeds=[0, 1], max_new_tokens=4, temperature=0.0)
+    engine.max_length = len(longest.steps[2].prompt) + 4 + room
+    episode, shorter = rollout(recite(texts), policy, engine, seeds=[0, 1], max_new_tokens=4, temperature=0.0)
+    assert [len(e.steps) for e in (longest, episode, shorter)] == [3, turns, 3]
+    assert [step.tokens for step in episode.steps] == [step.tokens for step in longest.steps[:turns]]
+    assert episode.truncated
+    assert episode.info["turns"] == turns
+
+
+def test_after_a_rollout_environments_know_no_policy(playing, recite):
+    policy, engine = playing
+    engine.max_length = 10_000
+    envs = recite([["one", "two"]])
+    rollout(envs, policy, engine, seeds=[0], max_new_tokens=4)
+    assert envs.envs[0].fits is None
+
+
+def test_the_next_turn_need_not_be_as_long_as_one_may_be(playing, recite):
+    policy, engine = playing
+    engine.max_length = 400
+    submit = engine.submit
+    engine.submit = lambda prompts, max_new_tokens, *how: submit(prompts, 4, *how)  # a policy that is brief
+    (episode,) = rollout(recite([["one", "two", "three"]]), policy, engine, seeds=[0], max_new_tokens=399)
+    assert len(episode.steps) == 3
+
+
+def test_one_task_of_a_mixture_that_rewrites_leaves_the_others_their_limit(playing):
+    policy, engine = playing
+    tasks = {"AgentR1/Sokoban-v0": 1, "AgentR1/Bandit-v0": {"weight": 1, "kwargs": {"context": "window:1"}}}
+    envs = make_envs("AgentR1/Mixture-v0", json.dumps({"tasks": tasks}), "train", 8)
+    engine.max_length = 1100
+    for episode in rollout(envs, policy, engine, seeds=list(range(8)), max_new_tokens=40):
+        assert max(len(step.prompt + step.tokens) for step in episode.steps) <= 1100
+
+
+@pytest.mark.parametrize("context", ["window:2", "summary:2"])
+def test_a_rewritten_context_that_the_model_cannot_read_ends_its_episode(playing, recite, context):
+    policy, engine = playing
+
+    def play():
+        envs = recite([["x" * 90] * 6, ["y"] * 6])
+        for env in envs.envs:
+            env.context = make_context(context)
+        return rollout(envs, policy, engine, seeds=[0, 1], max_new_tokens=4, temperature=0.0)
+
+    free, _ = play()
+    longest = [len(step.prompt) for step in free.steps]
+    engine.max_length = max(longest) + 3  # no room for a turn of four
+    episode, short = play()
+    assert episode.truncated and len(short.steps) == 6
+    assert len(episode.steps) == longest.index(max(longest)), "it ends before the prompt that is too long"
+    engine.max_length += 1
+    assert len(play()[0].steps) == 6
+
+
+def test_a_task_that_is_too_long_to_be_read_is_an_error(playing, recite):
+    policy, engine = playing
+    engine.max_length = 100
+    with pytest.raises(ValueError, match="and the model reads 100 at most: take fewer or shorter passages"):
+        rollout(recite([["x" * 200]]), policy, engine, seeds=[0], max_new_tokens=4)

@@ -1,0 +1,84 @@
+"""What is found out about models before torch is imported, above all those of the hub."""
+
+import json
+import os
+
+import pytest
+import stand_in_hub
+from huggingface_hub import constants
+
+from trainers import inputs
+
+
+@pytest.fixture
+def hub(monkeypatch, tmp_path):
+    with stand_in_hub.serve() as (hub, address):
+        monkeypatch.setattr(constants, "ENDPOINT", address)
+        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+        yield hub
+
+
+@pytest.fixture
+def cached(tmp_path):
+    """A model in the cache of the hub."""
+    folder = tmp_path / "cache" / "models--me--cached"
+    (folder / "refs").mkdir(parents=True)
+    (folder / "refs" / "main").write_text("1")
+    (folder / "snapshots" / "1").mkdir(parents=True)
+    (folder / "snapshots" / "1" / "config.json").write_text("{}")
+    return "me/cached"
+
+
+def test_what_the_hub_says(hub):
+    inputs.check_model("me/there")
+    with pytest.raises(ValueError, match="there is no model 'me/none', neither a folder here nor on the hub"):
+        inputs.check_model("me/none")
+    with pytest.raises(ValueError, match="me/gated is a gated model: accept its terms at http"):
+        inputs.check_model("me/gated")
+
+
+def test_a_model_in_the_cache_does_without_a_hub_out_of_reach(hub, cached, monkeypatch):
+    inputs.check_model(cached)
+    assert not constants.HF_HUB_OFFLINE  # it could be asked
+    monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
+    monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # put back after the test
+    with pytest.raises(
+        ValueError, match=r"there is no folder 'me/other' here, and http://127.0.0.1:9 cannot be asked for it"
+    ):
+        inputs.check_model("me/other")
+    inputs.check_model(cached)
+    assert constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"  # no file of it is asked for, 24 s each
+    with pytest.raises(
+        ValueError, match=r"'me/other' here nor in the cache .*, and HF_HUB_OFFLINE forbids to ask the hub"
+    ):
+        inputs.check_model("me/other")
+
+
+def test_an_adapter_needs_its_base_from_the_hub(hub, tmp_path):
+    pytest.importorskip("peft")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "me/none"}))
+    with pytest.raises(ValueError, match="there is no model 'me/none'"):
+        inputs.check_model(tmp_path)
+    inputs.check_model(tmp_path, "me/there")  # is put on another one
+
+
+def test_a_name_beside_a_folder_is_a_folder(hub, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").mkdir()
+    with pytest.raises(ValueError, match="there is no model folder runs/sft"):
+        inputs.check_model("runs/sft")
+
+
+def test_an_adapter_whose_base_is_gone_is_found_out_at_once(tmp_path):
+    pytest.importorskip("peft")
+    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/no/such/model.gguf"}))
+    with pytest.raises(ValueError, match=r"is an adapter of /no/such/model\.gguf, which is not here"):
+        inputs.check_model(str(tmp_path))
+
+
+def test_a_run_is_not_written_into_an_evaluation(tmp_path):
+    (tmp_path / "evaluation.json").write_text("{}")
+    with pytest.raises(ValueError, match="holds an evaluation: give another --out"):
+        inputs.check_unused(tmp_path)

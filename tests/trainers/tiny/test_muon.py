@@ -1,0 +1,51 @@
+import pytest
+import torch
+
+from trainers.tiny import muon
+
+
+def make_matrices() -> list[torch.nn.Parameter]:
+    torch.manual_seed(0)
+    return [torch.nn.Parameter(torch.randn(shape)) for shape in ((32, 32), (64, 32), (32, 64), (32, 32))]
+
+
+@pytest.mark.parametrize("has_products", (True, False))
+def test_steps_are_those_of_torch(monkeypatch, has_products):
+    """To the rounding of bfloat16, in which PyTorch's computes: 1 % of what three steps add up to."""
+    monkeypatch.setattr(muon, "has_bfloat16_products", lambda device: has_products)
+    own, reference = make_matrices(), make_matrices()
+    optimizers = [
+        muon.Muon(own, lr=0.1),
+        torch.optim.Muon(reference, lr=0.1, momentum=0.95, weight_decay=0.0, adjust_lr_fn="original"),
+    ]
+    for _ in range(3):
+        gradients = [torch.randn_like(matrix) for matrix in own]
+        for matrices, optimizer in zip((own, reference), optimizers, strict=True):
+            for matrix, gradient in zip(matrices, gradients, strict=True):
+                matrix.grad = gradient.clone()
+            optimizer.step()
+    for begin, ours, theirs in zip(make_matrices(), own, reference, strict=True):
+        moved, difference = (theirs - begin).norm(), (ours - theirs).norm()
+        assert moved > 0.5
+        assert difference < 0.02 * moved
+
+
+def test_singular_values_become_about_one_and_their_vectors_stay():
+    torch.manual_seed(0)
+    u, v = torch.linalg.qr(torch.randn(8, 8))[0], torch.linalg.qr(torch.randn(16, 8))[0]
+    matrix = u @ torch.diag(torch.linspace(0.3, 3.0, 8)) @ v.T
+    for x in (matrix, matrix.T):
+        found = muon.orthogonalize(x[None])[0]
+        assert found.shape == x.shape
+        in_its_basis = u.T @ found @ v if x is matrix else v.T @ found @ u
+        assert in_its_basis.diagonal().min() > 0.6 and in_its_basis.diagonal().max() < 1.3
+        assert (in_its_basis - torch.diag(in_its_basis.diagonal())).abs().max() < 0.03
+    assert muon.orthogonalize(torch.zeros(1, 4, 4)).count_nonzero() == 0
+
+
+def test_one_matrix_does_not_change_the_others():
+    torch.manual_seed(0)
+    matrices = torch.randn(3, 16, 16)
+    together = muon.orthogonalize(matrices * torch.tensor([1.0, 100.0, 0.01])[:, None, None])
+    alone = torch.cat([muon.orthogonalize(matrix[None]) for matrix in matrices])
+    torch.testing.assert_close(together, alone, atol=0.03, rtol=0)

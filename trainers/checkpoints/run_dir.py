@@ -1,0 +1,255 @@
+"""The folder of a training run: where it lies, its checkpoints, and the report that closes it."""
+
+import itertools
+import json
+import math
+import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+
+import torch
+from rich.console import Console
+
+from retrieval_index import durable
+from trainers.checkpoints import card, checkpoint
+from trainers.checkpoints.lock import FolderInUse, hold_folder
+from trainers.checkpoints.settings import ARGUMENTS_FILE, check_resumed, describe_arguments, settings
+from trainers.episodes.records import EPISODES_FILE, TOKENS_FILE
+from trainers.episodes.report import page as html_report
+from trainers.episodes.report import tables as report
+from trainers.inputs import check_unused, is_used
+from trainers.models import lora
+from trainers.models.loading import load_policy
+from trainers.models.policy import Policy
+from trainers.runtime import distributed
+from trainers.runtime.integrity import CARD_FILE
+from trainers.runtime.progress import METRICS_FILE, read_metrics
+from trainers.runtime.signals import TrainingStopped
+
+BEST = "best"  # the folder in that of a run with the weights of its best evaluation
+BASELINES_FILE = "baselines.json"
+
+
+@contextmanager
+def claim_folder(args, algorithm: str) -> Iterator[Path]:
+    """The folder of the run, for as long as it lasts: no other process writes there, and an earlier run is never written over.
+    The first of several processes chooses it.
+
+    Raises:
+        ValueError: ``resume`` has no checkpoint, or one of another experiment; ``out`` holds an earlier run, is in use,
+            or cannot be written to.
+        TrainingStopped: inside, the disk got full or read-only. What was half written has another name than what is whole.
+    """
+    with ExitStack() as stack:
+        folder = None if distributed.rank() else _claim(args, algorithm, stack)
+        chosen = distributed.broadcast(folder)
+        assert chosen is not None
+        try:
+            yield chosen
+        except Exception as error:
+            if reason := durable.find_write_failure(error):
+                raise TrainingStopped(f"{chosen} cannot be written to ({reason}). {_describe_rest(chosen)}") from None
+            raise
+
+
+def _describe_rest(folder: Path) -> str:
+    whole, _ = checkpoint.find_latest(folder)
+    if whole is None:
+        return "There is no checkpoint."
+    return f"{whole} is whole: make room, and --resume {folder} goes on from there."
+
+
+def _claim(args, algorithm: str, stack: ExitStack) -> Path:
+    if args.resume:
+        if args.out:
+            raise ValueError("a resumed run stays in its folder: leave out --out")
+        if not checkpoint.step_folders(args.resume):
+            raise ValueError(f"there is no checkpoint in {args.resume}")
+        stack.enter_context(hold_folder(args.resume))
+        _check_checkpoint(args)
+        return args.resume
+    if args.out:
+        stack.enter_context(hold_folder(args.out))
+        check_unused(args.out)
+        _clear(args.out)
+        return args.out
+    name = Path("runs") / f"{algorithm}-{args.env.split('/')[-1]}-{args.seed}"
+    for number in itertools.count(2):
+        if not is_used(name):
+            try:
+                stack.enter_context(hold_folder(name))
+                _clear(name)
+                return name
+            except FolderInUse:
+                pass  # another run that has just begun
+        name = Path("runs") / f"{algorithm}-{args.env.split('/')[-1]}-{args.seed}-{number}"
+    raise AssertionError("numbers do not end")
+
+
+def _clear(folder: Path) -> None:
+    """Set aside what was left by a run that ended before its first checkpoint."""
+    for path in (folder / name for name in (METRICS_FILE, EPISODES_FILE, TOKENS_FILE, BEST)):
+        if path.exists():
+            print(f"{path} of an earlier run is kept as {durable.set_aside(path, 'earlier').name}", file=sys.stderr)
+
+
+def _check_checkpoint(args) -> None:
+    """Raise a ValueError where there is nothing to go on from, or where that is of another experiment. Damaged checkpoints
+    after the one to go on from are set aside under another name."""
+    whole, damaged = checkpoint.find_latest(args.resume)
+    if whole is None:
+        raise ValueError(f"no checkpoint in {args.resume} is whole: {'; '.join(reason for _, reason in damaged)}")
+    check_resumed(whole, checkpoint.read_extra(whole), args)
+    if (had := checkpoint.step_of(whole)) > (getattr(args, "updates", None) or math.inf):
+        raise ValueError(
+            f"{args.resume} has had {had} updates already: updates must be at least as many, got {args.updates}"
+        )
+    for path, reason in damaged:
+        aside = durable.set_aside(path, "damaged").name
+        print(f"Warning: {reason}. It is set aside as {aside}, and {whole.name} is gone on from.", file=sys.stderr)
+
+
+def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args) -> None:
+    """Write the checkpoint of an update into the folder of the run, after the metrics that lead to it."""
+    if (run / METRICS_FILE).exists():
+        durable.sync(run / METRICS_FILE)
+    path = run / f"checkpoint-{step}"
+    checkpoint.save(
+        path, model=policy.model, tokenizer=policy.tokenizer, optimizers=optimizers, step=step,
+        extra=settings(args), modules=modules, keep_last=args.keep - 1, texts=describe(path, policy, args),
+    )  # fmt: skip
+
+
+def save_best(run: Path, policy: Policy, step: int, score: float, args) -> None:
+    """Write the weights of the best evaluation so far, from which no run goes on, into ``best`` in the folder of the run."""
+    path = run / BEST
+    checkpoint.save(
+        path, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=step,
+        extra=settings(args) | {"best": {"update": step, "score": score} | _asked(args)}, texts=describe(path, policy, args),
+    )  # fmt: skip
+
+
+def describe(checkpoint: Path, policy: Policy, args) -> dict[str, str]:
+    """What a checkpoint holds besides weights and states, by the names of the files: arguments, and a model card."""
+    arguments = describe_arguments(args)
+    base = str(policy.model.name_or_path) if lora.has_lora(policy.model) else None
+    text = card.write(json.loads(arguments), checkpoint.parent, checkpoint.name, base)
+    return {ARGUMENTS_FILE: arguments, CARD_FILE: text}
+
+
+def _asked(args) -> dict:
+    """What scores depend on besides the weights: those of other evaluations tell nothing of which are better."""
+    return {name: getattr(args, name) for name in ("eval_questions", "eval_temperature")}
+
+
+def read_best(run: Path, args) -> float | None:
+    """The score of the weights in ``best``; None where there are none, and minus infinity where they are damaged, or were
+    chosen by other evaluations than those of ``args``."""
+    try:
+        best = checkpoint.read_extra(run / BEST)["best"]
+        asked = _asked(args)
+        if asked != {name: best.get(name, value) for name, value in asked.items()}:  # an earlier version kept none
+            print(f"{run / BEST} was chosen by other evaluations: the next one takes its place", file=sys.stderr)
+            return -math.inf
+        return float(best["score"])
+    except FileNotFoundError:
+        return None
+    except (checkpoint.CheckpointDamaged, OSError, LookupError) as error:
+        print(f"Warning: {error}: the next evaluation takes its place", file=sys.stderr)
+        return -math.inf
+
+
+def write_baselines(run: Path, asked: dict, rows: list[dict]) -> None:
+    """Keep the rows of the baselines, and what they were asked, for when the run is resumed."""
+    durable.write_text(run / BASELINES_FILE, json.dumps({"asked": asked, "rows": rows}, indent=2))
+
+
+def read_baselines(run: Path, asked: dict) -> list[dict] | None:
+    """The rows of the baselines; None where there are none of what is asked now."""
+    try:
+        kept = json.loads((run / BASELINES_FILE).read_text(encoding="utf-8"))
+        return kept["rows"] if kept["asked"] == asked else None
+    except (OSError, ValueError, LookupError, TypeError):  # no file of ours: they are played again
+        return None
+
+
+def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
+    """Load the latest checkpoint into the policy and what is trained with it; returns the updates it has had."""
+    folder = checkpoint.latest(run)
+    assert folder is not None, f"{run} has no checkpoint"  # choose_folder has looked
+    step, _ = checkpoint.load_state(folder, optimizers, modules)
+    load_weights(policy, folder)
+    return step
+
+
+def load_weights(policy: Policy, folder: Path) -> None:
+    """Let the policy have the weights of a checkpoint of its own run.
+
+    Raises:
+        ValueError: they are of another vocabulary: a cold start that neither the run nor the cache has any more is made
+            anew, and a later version may make another one.
+    """
+    if lora.has_lora(policy.model):
+        lora.load_lora_weights(policy.model, folder)
+    else:
+        precision = torch.get_float32_matmul_precision()  # of the run, which loading a model in float32 resets
+        saved = load_policy(folder, "cpu")
+        torch.set_float32_matmul_precision(precision)
+        if saved.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
+            raise ValueError(
+                f"{folder} has another vocabulary than the cold start that was made now: that of its run is gone. To go on "
+                f"with its weights, begin another run with --model {folder}"
+            )
+        policy.model.load_state_dict(saved.model.state_dict())
+
+
+def write_unfinished_report(run: Path, summary: dict, done: str) -> None:
+    """The learning curve so far, and the table of the baselines with a line that says how far the run is.
+
+    Args:
+        summary: as for `write_report`, without what closes a run.
+        done: how far it is, such as "12 of 50 updates".
+    """
+    _draw_curve(run, summary)
+    write_unfinished_page(run, summary, done)
+    header = f"{summary['env']} · source: {summary['source']}\n\nUnfinished, after {done}.\n\n"
+    durable.write_text(run / "evaluation.md", header + report.table(summary["rows"]))
+
+
+def write_unfinished_page(run: Path, summary: dict, done: str) -> None:
+    """report.html of a run that goes on, with its newest episodes; for the arguments see `write_unfinished_report`."""
+    html_report.write_beside(run, summary=summary, unfinished=done, episodes=500, newest=2**25)
+
+
+def write_report(run: Path, summary: dict, transcripts: list[list[dict]]) -> None:
+    """The closing table, the learning curve, a sample episode, and where all of it lies.
+
+    Args:
+        summary: with ``rows``, the rows of the table by `trainers.evaluation.evaluator.summarize`; the first is Naive RAG.
+        transcripts: held-out episodes of the trained policy; a long one that went well is shown.
+    """
+    console = Console()
+    rows = summary["rows"]
+    _draw_curve(run, summary)
+    header = f"{summary['env']} · source: {summary['source']}\n\n"
+    durable.write_text(run / "evaluation.md", header + report.table(rows))
+    report.write_summary(run, summary)
+    card.write_cards(run)
+    html_report.write_beside(run)
+    longest = max(transcripts, key=lambda turns: (turns[-1]["reward"] > 0.5, len(turns)))
+    console.print(report.episode_text(longest, title="A sample episode"))
+    console.print(f"source: {summary['source']}", markup=False)
+    report.print_table(rows, console)
+    files = "report.html, summary.json, learning_curve.png, metrics.jsonl, episodes.jsonl, checkpoints"
+    where = f"Everything is in {run}: {files}."
+    console.print(where, markup=False, highlight=False)
+
+
+def _draw_curve(run: Path, summary: dict) -> None:
+    score = summary["score"]
+    names = {row["name"]: row[score] for row in summary["rows"] if row["name"] in ("Naive RAG", "Scripted agent")}
+    metrics, key = {f"seed {summary['seed']}": run / METRICS_FILE}, f"eval/{score}"
+    if any(line.get(key) is not None for line in read_metrics(run / METRICS_FILE)):
+        picture = run / "learning_curve.png"
+        report.learning_curve(metrics, picture, names, key=key, title=summary["env"], subtitle=summary["source"])

@@ -1,0 +1,213 @@
+"""The settings of a run: what a checkpoint keeps of its arguments, what a run that goes on takes from there, and what it may
+do otherwise. Nothing here imports torch.
+"""
+
+import json
+import sys
+from collections.abc import Mapping
+from dataclasses import asdict, fields, replace
+from pathlib import Path
+from typing import Any, TypeVar
+
+import gymnasium
+
+from trainers.config import RENAMED, TrainArgs
+from trainers.runtime.integrity import latest, step_folders
+from trainers.runtime.progress import to_json_types
+
+ARGUMENTS_FILE = "arguments.json"  # in a checkpoint: all arguments of its run
+
+# What a resumed run may do otherwise than before: none of these changes a gradient step, but for those among an
+# algorithm's FIXED. The help of --resume lists them.
+FREE = {
+    "updates", "max_seconds", "eval_every", "eval_questions", "eval_temperature", "final_questions", "save_every",
+    "save_every_minutes", "keep", "keep_episodes", "out", "resume", "log", "log_project", "log_name", "log_group",
+    "push_to_hub", "stop_on_collapse", "tool_outage_minutes", "max_tokens_per_micro_batch", "gradient_checkpointing",
+    "vllm_url", "vllm_kv_gib",
+}  # fmt: skip
+
+ASKED = "updates", "max_seconds"  # how long: a run that goes on may be given more, and a finished one is of these
+
+# Arguments of environments that decide what an agent reads and may do, and not which questions it gets or what they pay. It
+# plays best with those that it was trained with.
+_INTERFACE = (
+    "k", "max_chars", "passage_tokens", "read", "instructions", "format", "context", "instructions_in_observation", "max_turns",
+    "max_calls", "max_total_calls", "max_tokens",
+)  # fmt: skip
+
+Args = TypeVar("Args")
+
+
+class SettingsDiffer(ValueError):
+    """A folder holds a run that was made with other arguments."""
+
+
+def algorithm_of(args: Any) -> str:
+    """The name of the file that arguments are of, such as "grpo"."""
+    module = sys.modules[type(args).__module__]  # a command's own is called __main__
+    return Path(getattr(module, "__file__", None) or module.__name__).stem
+
+
+def settings(args: Any) -> dict[str, Any]:
+    """The arguments that make a run what it is, in the types of JSON, with the name of their algorithm's file."""
+    is_scheduled = getattr(args, "schedule", "constant") != "constant" or getattr(args, "warmup", 0.0)
+    lengths = {*ASKED} if is_scheduled else set()  # which rates fall over
+    free = FREE - getattr(args, "FIXED", set()) - lengths
+    chosen = {name: value for name, value in asdict(args).items() if name not in free}
+    if isinstance(args, TrainArgs):  # what the surrogate has by default is a setting as well
+        chosen |= dict(zip(("clip_low", "clip_high"), args.clip_range, strict=True)) | {"normalize": args.mean_over}
+    return chosen | {"algorithm": algorithm_of(args)}
+
+
+def select_interface(env_kwargs: str) -> dict[str, Any]:
+    """Of the arguments of an environment, a JSON object, those of an agent's interface. No folder is among them."""
+    given = json.loads(env_kwargs or "{}")
+    return {name: given[name] for name in _INTERFACE if name in given}
+
+
+def warn_of_other_env_kwargs(name: str, saved: Mapping[str, Any], env: str, env_kwargs: str) -> None:
+    """Say in a line where an agent is to play another task than it was trained on, or one with other arguments.
+
+    Args:
+        name: of the agent.
+        saved: the `settings` that its checkpoint keeps, or as much of them as was exported.
+        env: where it is to play. In a task of another kind arguments mean something else.
+    """
+    if "env_kwargs" not in saved:
+        return
+    known = _tasks(saved["env"], saved["env_kwargs"])
+    is_unknown = "Mixture" in saved["env"] and len(known) == 1  # an exported agent does not say of which tasks
+    if not is_unknown and not known & _tasks(env, env_kwargs):
+        print(f"Warning: {name} was trained on {', '.join(sorted(known))}; here --env is {env}", file=sys.stderr)
+    if _kind(saved["env"]) != _kind(env):
+        return
+    trained, here = select_interface(saved["env_kwargs"]), select_interface(env_kwargs)
+    if trained != here:
+        print(
+            f"Warning: {name} was trained with {json.dumps(trained)} among its --env-kwargs, which decide what it reads and may "
+            f"do; here it is {json.dumps(here)}",
+            file=sys.stderr,
+        )
+
+
+def _tasks(env: str, env_kwargs: str) -> set[str]:
+    """The id of an environment; of a mixture also those of its tasks."""
+    from agent_envs.registration import full_id
+
+    tasks = json.loads(env_kwargs or "{}").get("tasks") if "Mixture" in env else None
+    return {full_id(env), *map(full_id, tasks or ())}
+
+
+def _kind(env: str) -> str:
+    """Tasks with one set of arguments: all questions over a corpus, and their mixtures, are one kind."""
+    from agent_envs.registration import full_id
+
+    spec = gymnasium.registry.get(full_id(env))
+    is_about_questions = spec is not None and ("benchmark" in spec.kwargs or "Mixture" in spec.id)
+    return "questions" if is_about_questions else str(spec.id if spec else env)
+
+
+def describe_arguments(args: Any) -> str:
+    """What `ARGUMENTS_FILE` holds: all arguments but the folder of the run, those ``changed`` that are not as by default, and the
+    ``algorithm``, the name of their file."""
+    kept = {name: value for name, value in asdict(args).items() if name not in ("out", "resume")}
+    changed = [field.name for field in fields(args) if kept.get(field.name) not in (None, field.default)]
+    described = kept | {"algorithm": algorithm_of(args), "changed": changed}
+    return json.dumps(to_json_types(described), indent=2) + "\n"
+
+
+def restore(defaults: Args, run: Path) -> Args:
+    """The arguments of a run that is to go on, put over ``defaults``.
+
+    Raises:
+        ValueError: there is no checkpoint, or it is one of another algorithm.
+    """
+    saved = _read_arguments(run)
+    if (algorithm := saved.get("algorithm", algorithm_of(defaults))) != algorithm_of(defaults):
+        raise ValueError(f"{run} is a run of {algorithm}: python -m trainers.{algorithm} --resume {run}")
+    known = {field.name for field in fields(defaults)} - {"out", "resume"}  # type: ignore[arg-type]
+    values = {RENAMED.get(name, name): value for name, value in saved.items()}
+    return replace(defaults, **{n: v for n, v in values.items() if n in known}, resume=run)  # type: ignore[type-var]
+
+
+def _read_arguments(run: Path) -> dict[str, Any]:
+    folders = step_folders(run)
+    if not folders:
+        what = "there is no checkpoint in it" if run.is_dir() else "there is no such folder"
+        raise ValueError(f"{run} is no run to go on with: {what}")
+    for folder in folders:
+        try:
+            return dict(json.loads((folder / ARGUMENTS_FILE).read_text(encoding="utf-8")))
+        except (OSError, ValueError):  # of an earlier version; or damaged, which is said when it is loaded
+            continue
+    from trainers.checkpoints import checkpoint  # imports torch
+
+    whole = latest(run)
+    return checkpoint.read_extra(whole) if whole else {}
+
+
+def differences(saved: Mapping[str, object], args: Any) -> dict[str, tuple]:
+    """By name, (saved, wanted) where the `settings` of a saved run are not those of ``args``.
+
+    What an earlier version did not save yet was as it is by default: else every run that it made would be rejected.
+    """
+    saved = {RENAMED.get(name, name): to_json_types(value) for name, value in saved.items()}
+    wanted = to_json_types(settings(args))
+    defaults = to_json_types({field.name: field.default for field in fields(args)} | {"algorithm": wanted["algorithm"]})
+    pairs = {name: (saved.get(name, defaults[name]), value) for name, value in wanted.items()}
+    pairs |= {name: (value, None) for name, value in saved.items() if name not in defaults}
+    return {name: pair for name, pair in pairs.items() if not _is_same(name, *pair)}
+
+
+def check_resumed(where: Path, saved: Mapping[str, object], args: Any) -> None:
+    """Raise `SettingsDiffer` where a run is to go on from the checkpoint ``where`` with other settings than the ``saved``."""
+    if different := differences(saved, args):
+        listed = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
+        raise SettingsDiffer(f"{where} was trained with {listed}: leave that out; --help says what --resume may change")
+
+
+def check_settings(folder: Path, summary: Mapping, args: Any) -> None:
+    """Raise `SettingsDiffer` where the run that a ``summary`` is of was made with other arguments than ``args``."""
+    saved = dict(summary["settings"])
+    had = {name: saved.get(name, 0.0) for name in ASKED if hasattr(args, name)}  # an earlier version had no max_seconds
+    saved = {name: value for name, value in saved.items() if name not in ASKED or name in settings(args)}
+    different = differences(saved, args)
+    different |= {name: (was, getattr(args, name)) for name, was in had.items() if was != getattr(args, name)}
+    evaluation = summary.get("evaluation", {})  # an earlier version did not save it
+    for setting in ("eval_every", "eval_questions", "eval_temperature"):
+        if setting in evaluation and evaluation[setting] != getattr(args, setting):
+            different[setting] = (evaluation[setting], getattr(args, setting))
+    if different:
+        listed = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
+        raise SettingsDiffer(f"{folder} holds a run with other settings ({listed}): give another --out")
+
+
+_PATHS = ("model", "base_model", "episodes", "messages")
+
+
+def _is_same(name: str, saved: Any, wanted: Any) -> bool:
+    """Two spellings of the same JSON, of an environment's id or of a path are no difference."""
+    if name in _PATHS:
+        had, wants = ([value] if isinstance(value, str) else value or [] for value in (saved, wanted))
+        return len(had) == len(wants) and all(map(_is_same_path, had, wants))
+    return _comparable(name, saved) == _comparable(name, wanted)
+
+
+def _is_same_path(saved: str, wanted: str) -> bool:
+    """What is not there any more may have been moved, with the folder of a whole comparison: then its own name and that of
+    its folder count."""
+    had, wants = Path(saved), Path(wanted)
+    if saved == wanted or not (wants.exists() and had.name):
+        return saved == wanted
+    return had.resolve() == wants.resolve() if had.exists() else had.parts[-2:] == wants.resolve().parts[-2:]
+
+
+def _comparable(name: str, value: Any) -> Any:
+    if name == "env" and isinstance(value, str) and "/" not in value:
+        from agent_envs.registration import full_id
+
+        return full_id(value)
+    try:
+        return json.loads(value) if name.endswith("env_kwargs") else value
+    except ValueError:
+        return value

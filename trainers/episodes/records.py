@@ -1,0 +1,333 @@
+"""What agents did, episode by episode: ``episodes.jsonl`` and, beside it, the tokens, ``episode_tokens.jsonl``.
+
+docs/episodes.md lists the fields. A line is made by `record_trajectory` (of a rollout) or `record_turns` (of an agent without
+tokens), kept by an `EpisodeWriter` and read by `read_episodes`. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import os
+import re
+import sys
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+from retrieval_index import durable
+from trainers.runtime.progress import to_json_types
+
+EPISODES_FILE, TOKENS_FILE = "episodes.jsonl", "episode_tokens.jsonl"
+_KEY = re.compile(rb'\{"key":"([^"/]*)/(\d+)/')  # the beginning of a line: what was played, and after how many updates
+Pieces = Callable[[Sequence[int]], list[str]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Origin:
+    """What the episodes of an agent have in common.
+
+    Attributes:
+        phase: "evaluation" or "training".
+        step: updates done by then, 0 for an agent that no run of ours has trained. In training the number of the update
+            that learned from the episode, from 1, as in metrics.jsonl.
+        agent: the name of its row in the table.
+        name: the agent in keys, without "/".
+        score: the name of the primary metric.
+        in_table: whether it is an episode of the closing table.
+    """
+
+    phase: str
+    agent: str
+    name: str
+    env: str
+    split: str
+    source: str
+    score: str
+    step: int = 0
+    in_table: bool = False
+
+
+@dataclass(slots=True)
+class Recorder:
+    """Takes the records of an agent's episodes while they are played.
+
+    Attributes:
+        pieces: makes the texts of token ids; None where no tokens are kept.
+        lines: of each episode, its record and its tokens (or None) as lines of JSON.
+    """
+
+    origin: Origin
+    pieces: Pieces | None = None
+    lines: list[tuple[str, str | None]] = field(default_factory=list)
+
+    def add(self, record: dict, tokens: dict | None = None) -> None:
+        """Take a record, and its tokens."""
+        self.lines.append((to_line(record), None if tokens is None else to_line(tokens)))
+
+    def add_trajectory(self, trajectory: Any, group: int | None = None) -> None:
+        """Take an episode of a rollout. ``group``: by default the number of its question."""
+        record = record_trajectory(trajectory, self.origin, group)
+        self.add(record, record_tokens(trajectory, record["key"], self.pieces) if self.pieces else None)
+
+
+class EpisodeWriter(contextlib.AbstractContextManager):
+    """Appends episodes to the files of a folder. Where the disk fails it says so once and goes on without them: nothing else
+    of a run depends on them.
+
+    Args:
+        folder: of the run, or of an evaluation.
+        resume_from: the updates that a resumed run has had. Lines of later ones, of the closing table (it will be made
+            again) and those that a kill cut short are dropped. By default the files begin anew; `math.inf` drops nothing
+            that is whole.
+        baselines_again: those of the baselines are dropped as well: they were played again.
+    """
+
+    def __init__(self, folder: Path | str, resume_from: float | None = None, baselines_again: bool = False):
+        self._files: list[Any] = []
+        self._are_new = [True, True]
+        paths = [Path(folder) / name for name in (EPISODES_FILE, TOKENS_FILE)]
+        with self._disk():
+            paths[0].parent.mkdir(parents=True, exist_ok=True)
+            for path in paths:
+                if resume_from is not None and path.exists():
+                    _keep_until(path, resume_from, baselines_again)
+            self._are_new = [resume_from is None or not path.exists() or not path.stat().st_size for path in paths]
+            self._files = [path.open("wb" if resume_from is None else "ab") for path in paths]
+
+    def write(self, records: Iterable[dict | str], tokens: Iterable[dict | str] | None = None) -> None:
+        """Append records, and what `record_tokens` makes; each a dict, or its line already."""
+        if not self._files:
+            return
+        with self._disk():
+            for place, block in enumerate((records, tokens or ())):
+                lines = [each if isinstance(each, str) else to_line(each) for each in block]
+                if lines and self._are_new[place]:
+                    lines[0], self._are_new[place] = _with_types(lines[0]), False
+                self._files[place].write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+                self._files[place].flush()
+
+    def write_recorded(self, recorder: Recorder) -> None:
+        """Append what a recorder took."""
+        tokens = [tokens for _, tokens in recorder.lines if tokens is not None]
+        self.write([record for record, _ in recorder.lines], tokens)
+
+    def sync(self) -> None:
+        """Wait until all of it is on the disk."""
+        with self._disk():
+            for file in self._files:
+                durable.sync(Path(file.name))
+
+    def close(self) -> None:
+        """Close the files."""
+        files, self._files = self._files, []
+        for file in files:
+            with contextlib.suppress(OSError):  # what was written is flushed
+                file.close()
+
+    def __exit__(self, *error) -> None:
+        self.close()
+
+    @contextlib.contextmanager
+    def _disk(self) -> Iterator[None]:
+        try:
+            yield
+        except OSError as error:
+            print(f"Warning: episodes are no longer recorded: {error}", file=sys.stderr, flush=True)
+            self.close()
+
+
+def read_episodes(path: str | Path, newest: int | None = None) -> Iterator[dict]:
+    """The records of a file, or the lines of its tokens, without those that a kill cut short; of a long one, those in its last
+    ``newest`` bytes."""
+    with open(path, "rb") as lines:
+        if newest is not None:
+            lines.seek(max(0, lines.seek(0, os.SEEK_END) - newest))
+        for line in lines:
+            with contextlib.suppress(ValueError, RecursionError):
+                record = json.loads(line)
+                if isinstance(record, dict) and "key" in record:
+                    yield record
+
+
+def record_trajectory(trajectory: Any, origin: Origin, group: int | None = None) -> dict:
+    """The record of a `trainers.trajectory.Trajectory` that a rollout has played.
+
+    Args:
+        group: attempts at one question share it; by default the number of the question.
+    """
+    t, sequences = trajectory, trajectory.sequences
+    sampled = [
+        (turn, float(advantage))
+        for sequence, advantages in zip(sequences if t.advantages else (), t.advantages, strict=True)
+        for turn, own, advantage in zip(sequence.turns, sequence.mask, advantages.tolist(), strict=True)
+        if own
+    ]
+    by_turn: dict[int, list[float]] = {}
+    for turn, advantage in sampled:
+        by_turn.setdefault(turn, []).append(advantage)
+    turns = [turn | {"advantage": _mean(by_turn.get(number, []))} for number, turn in enumerate(t.turns)]
+    completion = sum(sum(sequence.mask) for sequence in sequences)
+    outcome = {
+        "advantage": _mean([advantage for _, advantage in sampled]), "truncated": t.truncated, "failed": t.failed,
+        "tool_faults": t.tool_faults, "completion_tokens": completion,
+        "prompt_tokens": sum(len(sequence.ids) for sequence in sequences) - completion,
+    }  # fmt: skip
+    return make_record(origin, t.instance, t.messages, turns, t.info, group=group, **outcome)
+
+
+def record_turns(turns: Sequence[Mapping[str, Any]], origin: Origin, instance: int) -> dict:
+    """The record of an agent without tokens, from its turns as `agent_envs.utils.play.play_many` gives them."""
+    first, last = turns[0], turns[-1]
+    messages = [{"role": "system", "content": first["instructions"]}]
+    placed = []
+    for turn in turns:
+        messages.append({"role": "user", "content": turn["observation"]})
+        placed.append({**turn, **turn["noted"], "message": len(messages)})
+        messages.append({"role": "assistant", "content": turn["action"]})
+    faults = sum(int(turn["tool_faults"]) for turn in turns)
+    info = {name: value for name, value in last.items() if name != "reward"}
+    return make_record(
+        origin, {**first["instance"], "instance": instance}, messages, placed, info,
+        truncated=not last["terminated"], failed=faults > 0, tool_faults=faults,
+    )  # fmt: skip
+
+
+def make_record(
+    origin: Origin,
+    instance: Mapping[str, Any],
+    messages: list[dict[str, str]],
+    turns: Sequence[Mapping[str, Any]],
+    info: Mapping[str, Any],
+    *,
+    group: int | None = None,
+    advantage: float | None = None,
+    truncated: bool = False,
+    failed: bool = False,
+    tool_faults: int = 0,
+    prompt_tokens: int = 0,
+    completion_tokens: int = 0,
+    seconds: float | None = None,
+) -> dict:
+    """The record of an episode; every record has the same fields in the same order.
+
+    Args:
+        instance: its number as ``instance``, which attempt at it as ``sample``, and `agent_envs.utils.play.Witness.instance`.
+        turns: as in `trainers.trajectory.Trajectory.turns`.
+        info: the environment's last info.
+    """
+    number, sample = int(instance["instance"]), int(instance.get("sample", 0))
+    share = number if group is None else group
+    what = "table" if origin.in_table else origin.phase
+    name = f"{origin.name}-{share}" if origin.phase == "training" else origin.name
+    golds = instance.get("golds") or info.get("golds") or ([info["gold"]] if "gold" in info else [])
+    golds = golds if isinstance(golds, list | tuple) else [golds]
+    metrics = {name: float(value) for name, value in info.items() if _is_number(value) and name != "tool_faults"}
+    return {
+        "key": f"{what}/{origin.step}/{name}/{number}/{sample}",
+        "phase": origin.phase, "step": origin.step, "agent": origin.agent, "table": origin.in_table,
+        "env": origin.env, "split": origin.split, "source": origin.source,
+        "instance": number, "sample": sample, "group": share, "id": instance.get("id"),
+        "question": instance.get("question", ""), "golds": [str(gold) for gold in golds],
+        "kind": dict(instance.get("kind") or {}), "supporting": list(instance.get("supporting") or ()),
+        "messages": messages, "turns": [_turn(turn) for turn in turns],
+        "metrics": metrics, "score_name": origin.score, "score": metrics.get(origin.score, 0.0),
+        "return": float(sum(turn["reward"] for turn in turns)), "advantage": advantage,
+        "terminated": not truncated, "truncated": truncated, "failed": failed, "tool_faults": tool_faults,
+        "prompt_tokens": prompt_tokens, "completion_tokens": completion_tokens, "seconds": seconds,
+    }  # fmt: skip
+
+
+def record_tokens(trajectory: Any, key: str, pieces: Pieces) -> dict:
+    """The line of an episode's tokens: each sequence that the model read, with its action mask, the log-probabilities at
+    sampling time, the advantages of an update (or None) and the text of each token."""
+    sequences = []
+    for number, sequence in enumerate(trajectory.sequences):
+        advantages = trajectory.advantages[number].tolist() if trajectory.advantages else None
+        sequences.append(
+            {
+                "ids": sequence.ids,
+                "mask": [int(own) for own in sequence.mask],
+                "logprobs": [round(value, 4) for value in sequence.logprobs],
+                "advantages": advantages and [round(value, 4) for value in advantages],
+                "pieces": pieces(sequence.ids),
+            }
+        )
+    return {"key": key, "sequences": sequences}
+
+
+def make_pieces(tokenizer: Any) -> Pieces:
+    """A function that gives the text of each token, as it reads behind the token before it: so a tokenizer of words has its
+    spaces."""
+
+    @lru_cache(2**16)
+    def piece(before: int | None, id: int) -> str:
+        alone = tokenizer.decode([id])
+        if before is None:
+            return alone
+        head, both = tokenizer.decode([before]), tokenizer.decode([before, id])
+        return both[len(head) :] if both.startswith(head) and "\ufffd" not in head else alone
+
+    return lambda ids: [piece(before, id) for before, id in zip([None, *ids[:-1]], ids, strict=True)]
+
+
+def to_line(value: dict) -> str:
+    """An object as a line of JSON, without its end; numbers of numpy as Python's, those that are not finite as null."""
+    options: dict[str, Any] = {"ensure_ascii": False, "separators": (",", ":"), "allow_nan": False}
+    try:
+        return json.dumps(value, default=lambda other: other.tolist(), **options)
+    except ValueError:
+        return json.dumps(to_json_types(value), **options)
+
+
+def _turn(turn: Mapping[str, Any]) -> dict:
+    return {
+        "message": turn["message"], "action": turn["action"], "calls": turn["calls"],
+        "observation": turn["next_observation"], "found": turn["found"], "invalid": turn["invalid"],
+        "reward": float(turn["reward"]), "reward_terms": {n: float(v) for n, v in turn["reward_terms"].items()},
+        "advantage": turn.get("advantage"),
+    }  # fmt: skip
+
+
+def _is_number(value: Any) -> bool:
+    value = value.item() if hasattr(value, "item") else value
+    return isinstance(value, int | float) and not isinstance(value, bool)
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    return sum(values) / len(values) if values else None
+
+
+def _with_types(line: str) -> str:
+    """A line with 0 for the numbers that it lacks. Readers such as `datasets` take the types of a file from its beginning,
+    and one that holds nothing but null there has no type."""
+    record = json.loads(line)
+    if "sequences" in record:
+        for sequence in record["sequences"]:
+            sequence["advantages"] = sequence["advantages"] or [0.0] * len(sequence["ids"])
+        return to_line(record)
+    record["seconds"] = record.get("seconds") or 0.0
+    for each in (record, *record.get("turns", ())):
+        each["advantage"] = each.get("advantage") or 0.0
+    return to_line(record)
+
+
+def _keep_until(path: Path, step: float, baselines_again: bool) -> None:
+    """Drop the lines that a run resumed after ``step`` updates writes again, and those that are not whole."""
+    staging = path.with_name(f".{path.name}.staging")
+    with path.open("rb") as lines, staging.open("wb") as kept:
+        whole = (line for line in lines if line.endswith(b"}\n") and _is_kept(line, step, baselines_again))
+        if baselines_again and (first := next(whole, None)):
+            kept.write(_with_types(first.decode("utf-8")).encode("utf-8", "replace") + b"\n")
+        kept.writelines(whole)
+    durable.publish(staging, path)
+
+
+def _is_kept(line: bytes, step: float, baselines_again: bool) -> bool:
+    if not (found := _KEY.match(line)):
+        return False
+    is_in_table, done = found[1] == b"table", int(found[2])
+    return step == math.inf or (done <= step and not (is_in_table and (done or baselines_again)))

@@ -1,0 +1,131 @@
+"""The look of every figure that is drawn here.
+
+A thick line is the mean over seeds, the band around it the 95 % interval over them (Student's t), thin lines are the seeds, and a
+dashed grey line is a level to compare with. Names stand beside what they name; there is no legend to look up. Colours can be told
+apart by the colour-blind (after Okabe and Ito, 2008), and with their dashes in print without colour.
+"""
+
+import textwrap
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import Any
+
+import matplotlib
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.backends.backend_agg import FigureCanvasAgg
+from matplotlib.figure import Figure
+from matplotlib.layout_engine import ConstrainedLayoutEngine
+
+from trainers.episodes.report.intervals import mean_and_half
+
+INK, MUTED, FAINT = "#222222", "#6b6b6b", "#cfcfcf"
+LOOKS: tuple[tuple[str, Any], ...] = (("#0072b2", "-"), ("#d55e00", (0, (5, 1.5))), ("#009e73", (0, (1.2, 1.2))))
+DASHES = (0, (4, 3))  # of a level
+WIDTH = 8.4  # inches: what a page shows without making the letters smaller than its own
+_STYLE: dict[Any, Any] = {
+    "font.size": 10, "axes.titlesize": 10, "text.color": INK, "axes.labelcolor": INK, "xtick.labelcolor": INK,
+    "ytick.labelcolor": INK, "axes.edgecolor": "#b5b5b5", "xtick.color": "#b5b5b5", "ytick.color": "#b5b5b5",
+    "axes.spines.top": False, "axes.spines.right": False, "xtick.major.size": 3, "ytick.major.size": 3,
+    "text.parse_math": False,
+}  # fmt: skip
+
+
+def style() -> AbstractContextManager[None]:
+    """A context in which figures are made and saved."""
+    return matplotlib.rc_context(_STYLE)
+
+
+def new_figure(height: float, title: str = "", subtitle: str = "", width: float = WIDTH) -> Figure:
+    """A figure of so many inches, with room for a heading: a bold line, and a grey one under it."""
+    figure = Figure(figsize=(width, height), dpi=150)
+    top = height - 0.06
+    for text, size, room, weight, color in (
+        (title, 13, 0.3, "bold", INK), (subtitle, 10, 0.24, "normal", MUTED),
+    ):  # fmt: skip
+        if text:
+            figure.text(0.1 / width, top / height, text, size=size, va="top", weight=weight, color=color)
+            top -= room * (1 + text.count("\n"))
+    figure.set_layout_engine(ConstrainedLayoutEngine(rect=(0, 0, 1, top / height), w_pad=0.08))
+    return figure
+
+
+def grid(count: int) -> tuple[int, int]:
+    """Rows and columns for so many panels: three or four in a row, whichever leaves fewer empty places."""
+    columns = min((4, 3), key=lambda wide: (-count % wide, -wide)) if count > 4 else min(count, 2 if count == 4 else 3)
+    return -(-count // columns), columns
+
+
+def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Where the 95 % interval over seeds begins and ends, at each point of [seeds, points]; the mean for a single seed."""
+    halves = np.array([mean_and_half(list(column))[1] or 0.0 for column in values.T])
+    return values.mean(0) - halves, values.mean(0) + halves
+
+
+def draw_curve(axes: Axes, xs: np.ndarray, values: np.ndarray, look: int = 0, seeds: bool = True) -> None:
+    """The mean of [seeds, points] against ``xs`` [points], its interval and, if ``seeds``, each of them. Where all values are
+    shares, the interval stays within 0 and 1."""
+    color, dashes = LOOKS[look % len(LOOKS)]
+    if len(values) > 1:
+        limits = (0, 1) if values.min() >= 0 and values.max() <= 1 else (-np.inf, np.inf)
+        low, high = np.clip(interval(values), *limits)
+        axes.fill_between(xs, low, high, color=color, alpha=0.16, lw=0, zorder=1)
+        for own in values if seeds else ():
+            axes.plot(xs, own, color=color, lw=0.8, alpha=0.45, zorder=3)
+    axes.plot(xs, values.mean(0), color=color, ls=dashes, lw=2.2, zorder=4)
+
+
+def set_title(axes: Axes, title: str, columns: int, width: float = WIDTH) -> None:
+    """The title of a panel, of so many beside each other in ``width`` inches, in as many lines as it takes not to run into the
+    next one's."""
+    text = textwrap.fill(title, max(1, int(9 * width / columns)), break_long_words=False)
+    axes.set_title(text, loc="left", weight="bold")
+
+
+def draw_level(axes: Axes, value: float) -> None:
+    """A level to compare with, over the whole width."""
+    axes.axhline(value, color=MUTED, lw=1, ls=DASHES, zorder=2)
+
+
+def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
+    """Write each (value, name, colour) beside its value at the right edge, moved apart where two would overlap, with a short line
+    from one to other. Call it when the limits of y are set."""
+    low, high = axes.get_ylim()
+    lines = max(name.count("\n") + 1 for _, name, _ in labels)
+    share = 0.19 * lines / (axes.bbox.height / axes.figure.dpi)  # of the panel: a line of text takes .19 inches
+    gap = share * (high - low)
+    gap = min(gap, (high - low) / max(1, len(labels) - 1))
+    places: list[float] = []
+    for value, *_ in sorted(labels):
+        places.append(max(value, places[-1] + gap) if places else max(value, low))
+    for index in reversed(range(len(places))):
+        places[index] = min(places[index], places[index + 1] - gap if index + 1 < len(places) else high)
+    across = axes.get_yaxis_transform()
+    for (value, name, color), place in zip(sorted(labels), places, strict=True):
+        axes.plot(
+            [1, 1.025], [value, place], color=color, lw=0.8, transform=across, clip_on=False, scalex=False, scaley=False
+        )
+        axes.text(1.035, place, name, color=color, va="center", transform=across)
+
+
+def draw_dots(axes: Axes, rows: Sequence[tuple[float, float | None]]) -> None:
+    """A row for each (mean, half of its interval) from the top: a dot, a line over the interval, and the value above it. The
+    interval of a share stays within 0 and 1."""
+    for place, (mean, half) in enumerate(rows):
+        limits = (0, 1) if 0 <= mean <= 1 else (-np.inf, np.inf)
+        ends = np.clip([mean - (half or 0), mean + (half or 0)], *limits)
+        axes.plot(ends, [place, place], color=LOOKS[0][0], lw=2, alpha=0.4, zorder=3)
+        axes.plot(mean, place, "o", color=LOOKS[0][0], ms=5, zorder=4)
+        axes.annotate(f"{mean:.2f}", (mean, place), (0, 4), textcoords="offset points", size=7.5, ha="center")
+    axes.set_ylim(len(rows) - 0.5, -0.7)
+    axes.grid(axis="x", color="#ececec", lw=0.8, zorder=0)
+    axes.tick_params(axis="y", length=0)
+    axes.spines["left"].set_visible(False)
+
+
+def save(figure: Figure, out_png: str | Path) -> Path:
+    """Write the picture, and the folder that it lies in."""
+    Path(out_png).parent.mkdir(parents=True, exist_ok=True)
+    FigureCanvasAgg(figure).print_png(out_png)
+    return Path(out_png)

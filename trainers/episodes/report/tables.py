@@ -1,0 +1,245 @@
+"""What a run reports at its end: a learning curve, a table of evaluations, a sample episode and a summary."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+from rich import box
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from retrieval_index import durable
+from retrieval_index.printable import printable
+from trainers.runtime.progress import read_metrics, to_json_types
+
+SUMMARY_FILE = "summary.json"
+_X_LABELS = {"seconds": "Training time (seconds)", "episodes": "Training episodes", "step": "Training steps"}
+_Y_LABELS = {
+    "em": "Exact match (share of questions)", "f1": "Answer F1 (mean over questions)",
+    "success": "Success (share of episodes)", "score": "Score (mean over episodes)",
+}  # fmt: skip
+HEADINGS = {
+    "name": "Agent", "em": "EM", "em_interval": "95 % interval", "success": "Success", "score": "Score",
+    "success_interval": "95 % interval", "score_interval": "95 % interval", "pass_at_k": "pass@k",
+    "pass_at_k_interval": "95 % interval", "difference": "Difference", "difference_interval": "95 % interval", "f1": "F1",
+    "support_recall": "Support recall", "turns": "Turns", "calls": "Calls", "failed": "Failed",
+    "prompt_tokens": "Tokens in", "completion_tokens": "Tokens out", "cost": "Cost",
+}  # fmt: skip
+_INTERVAL = "_interval"
+_KINDS = "kinds/"
+_DIGITS = {"turns": 2, "calls": 2, "cost": 4}  # 3 for anything else
+_WRAPPED = ("Agent", "Support recall")  # columns that may take two lines in a narrow terminal
+_SHOWN = 600  # characters of an observation: enough to see what the agent saw, short enough to read a whole episode
+_Curve = tuple[np.ndarray, np.ndarray]
+
+
+def learning_curve(
+    metrics_files: Mapping[str, str | Path],
+    out_png: str | Path,
+    baselines: Mapping[str, float],
+    key: str = "eval/em",
+    x: str = "seconds",
+    title: str = "",
+    subtitle: str = "",
+) -> Path:
+    """Draw a held-out metric against training: the mean over runs with its 95 % interval, each run thin, the training metric
+    in grey.
+
+    Args:
+        metrics_files: a label for each run and its `metrics.jsonl`.
+        out_png: the picture to write.
+        baselines: scores to compare with; each is a dashed line, named at its right end.
+        key: the metric, mostly a share from 0 to 1; the training metric is "train/em" for "eval/em".
+        x: "seconds", "episodes" or "step", read from the lines that have `key`; a run without any is a ValueError.
+    """
+    runs = [read_metrics(path) for path in metrics_files.values()]
+    curves = [_curve(lines, x, key) for lines in runs]
+    if empty := [label for label, (xs, _) in zip(metrics_files, curves, strict=True) if not len(xs)]:
+        raise ValueError(f"no line with both {x!r} and {key!r} in the metrics of: {', '.join(empty)}")
+    metric = key.rsplit("/", 1)[-1]
+    training = [_smooth(*curve) for lines in runs if len((curve := _curve(lines, x, f"train/{metric}"))[0])]
+    name = "held out" + f", mean of {len(runs)}" * (len(runs) > 1)
+    final = float(np.mean([ys[-1] for _, ys in curves]))  # as a table would give it, where runs end at different x
+    from trainers.episodes.report import figures  # with matplotlib, a second that most commands need not wait
+
+    labels = [(value, f"{label}  {value:.2f}", figures.MUTED) for label, value in baselines.items()]
+    labels.append((final, f"{name}  {final:.2f}", figures.LOOKS[0][0]))
+    with figures.style():
+        figure = figures.new_figure(4.6, title, subtitle)
+        axes = figure.add_subplot()
+        for value in baselines.values():
+            figures.draw_level(axes, value)
+        if training:
+            xs, values = _common(training)
+            axes.plot(xs, values.mean(0), color="#a8a8a8", lw=1.3, zorder=2)
+            labels.append((float(values[:, -1].mean()), "in training, sampled", figures.MUTED))
+        xs, values = _common(curves)
+        figures.draw_curve(axes, xs, values)
+        shown = [float(y) for line in axes.get_lines() for y in np.asarray(line.get_ydata())]
+        low, high = min(0.0, *shown), max(1.0, *shown)  # a return may leave [0, 1]
+        axes.set(xlabel=_X_LABELS.get(x, x), ylabel=_Y_LABELS.get(metric, metric), yticks=np.linspace(low, high, 6))
+        axes.set(ylim=(low, high), xlim=(0, xs[-1] or 1))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        figures.label_ends(axes, labels)
+        return figures.save(figure, out_png)
+
+
+def table(rows: Sequence[Mapping]) -> str:
+    """Evaluations as a Markdown table: name, em (or success, or score) and its interval (low, high), f1,
+    support_recall, turns and calls, and where there are any the share of failed episodes; with several ``samples`` of each
+    question pass@k; the paired difference to another row; tokens and their cost; and the score of each kind of question. A
+    column for which no row has a value is left out.
+
+    A value that a row lacks, or that is None, is a dash: a baseline that takes no turns has no number of turns.
+    """
+    columns = columns_of(rows)
+    lines = [headings_of(columns, rows), ["---"] + ["---:"] * (len(columns) - 1)]
+    lines += [[cell.replace("|", r"\|").replace("\n", " ") for cell in cells_of(row, columns)] for row in rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def print_table(rows: Sequence[Mapping], console: Console | None = None) -> None:
+    """Print the table of `table` in the terminal. Columns that have no room beside the others come below them, behind the names
+    again."""
+    console, columns = console or Console(), columns_of(rows)
+    headers, cells = headings_of(columns, rows), [[printable(cell) for cell in cells_of(row, columns)] for row in rows]
+    for block in _fit(columns, headers, cells, console.width):
+        grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
+        for i in block:
+            wrapped = headers[i] in _WRAPPED
+            grid.add_column(headers[i], justify="right" if i else "left", overflow="fold", no_wrap=not wrapped)
+        for row in cells:
+            grid.add_row(*(Text(row[i]) for i in block))
+        console.print(grid)
+
+
+def _fit(columns: Sequence[str], headers: Sequence[str], cells: Sequence[Sequence[str]], width: int) -> list[list[int]]:
+    """Columns in blocks that are no wider than ``width``: in each the first column, and an interval behind what it is of."""
+
+    def measure(i: int) -> int:
+        header = max(map(len, headers[i].split())) if headers[i] in _WRAPPED else len(headers[i])
+        return 1 + max([header, *(len(row[i]) for row in cells)])
+
+    name = min(measure(0), width // 3)  # a longer one is folded
+    blocks, left = [[0]], width - name - 2
+    for i in range(1, len(columns)):
+        if columns[i].endswith("_interval"):
+            continue
+        group = [i] + [i + 1] * (columns[i + 1 : i + 2] == [f"{columns[i]}_interval"])
+        needed = sum(map(measure, group))
+        if needed > left and len(blocks[-1]) > 1:
+            blocks, left = [*blocks, [0]], width - name - 2
+        blocks[-1] += group
+        left -= needed
+    return blocks
+
+
+def episode_text(turns: Sequence[Mapping], title: str = "") -> Text:
+    """An episode, turn by turn: what the agent read, what it wrote, and the reward of the turn in its terms.
+
+    Print it with a rich console; its `plain` is the same without colours. Texts come from models and tools, so nothing
+    in them is taken for markup, and control characters and marks that turn its order are shown by number.
+
+    Args:
+        turns: for each turn its "observation" (read before acting), "action", "reward" and "reward_terms".
+    """
+    text = Text(f"{printable(title)}\n" if title else "")
+    for number, turn in enumerate(turns, start=1):
+        text.append(f"── Turn {number} ──\n", style="bold")
+        if turn["observation"]:
+            text.append(f"{_shorten(printable(turn['observation']))}\n", style="dim")
+        text.append(f"{printable(turn['action'])}\n", style="cyan")
+        terms = [f"{name} {value:+.2f}" for name, value in turn["reward_terms"].items() if value]
+        style = "green" if turn["reward"] > 0 else "red" if turn["reward"] < 0 else "dim"
+        text.append(f"reward {turn['reward']:+.2f}{' = ' if terms else ''}{', '.join(terms)}\n", style=style)
+    text.append(f"── Total reward {sum(turn['reward'] for turn in turns):+.2f} in {len(turns)} turns ──", style="bold")
+    return text
+
+
+def write_summary(folder: str | Path, summary: Mapping) -> Path:
+    """Write `folder/summary.json` in one step; numbers that are not finite become null."""
+    path = Path(folder) / SUMMARY_FILE
+    path.parent.mkdir(parents=True, exist_ok=True)
+    durable.write_text(path, json.dumps(to_json_types(dict(summary)), indent=2, allow_nan=False) + "\n")
+    return path
+
+
+def _curve(lines: Sequence[Mapping], x: str, key: str) -> _Curve:
+    points = [(line[x], line[key]) for line in lines if line.get(x) is not None and line.get(key) is not None]
+    xs, ys = np.array(sorted(points), dtype=float).reshape(-1, 2).T
+    return xs, ys
+
+
+def _smooth(xs: np.ndarray, ys: np.ndarray) -> _Curve:
+    """A centred moving mean over a fortieth of the run: batches scatter too much for a line through all of them."""
+    width = max(1, len(ys) // 40)
+    return xs, np.convolve(ys, np.ones(width), "same") / np.convolve(np.ones_like(ys), np.ones(width), "same")
+
+
+def _common(curves: Sequence[_Curve]) -> tuple[np.ndarray, np.ndarray]:
+    """The x where every curve is defined, and their values there, [curves, x]: further on, a curve that ends early would show as
+    a jump of the mean."""
+    low, high = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
+    grid = np.unique(np.concatenate([[low], *(xs[(xs >= low) & (xs <= high)] for xs, _ in curves)]))
+    return grid, np.array([np.interp(grid, xs, ys) for xs, ys in curves])
+
+
+def columns_of(rows: Sequence[Mapping]) -> list[str]:
+    """The columns for which any row has a value; that of failed episodes where there are any. A measure that only its task knows
+    comes before those that all may have. Those of kinds of questions come last, as "kinds/<kind>"."""
+    columns = [k for k in HEADINGS if any(row.get(k) is not None and (k != "failed" or row[k]) for row in rows)]
+    own = dict.fromkeys(
+        name
+        for row in rows
+        for name in row
+        if name.endswith(_INTERVAL) and name not in HEADINGS and row[name] is not None
+    )
+    at = len(columns[:1])  # behind the name
+    columns[at:at] = [k for name in own for k in (name.removesuffix(_INTERVAL), name)]
+    kinds = dict.fromkeys(f"{_KINDS}{kind}" for row in rows for kind in row.get("kinds") or ())
+    return columns + list(kinds)
+
+
+def is_kind(column: str) -> bool:
+    """Whether a column holds the score of one kind of question."""
+    return column.startswith(_KINDS)
+
+
+def headings_of(columns: Sequence[str], rows: Sequence[Mapping]) -> list[str]:
+    """What stands above the columns; with several attempts at each question the score is their average."""
+    samples = max((row.get("samples", 1) for row in rows), default=1)
+    mean = f" avg@{samples}" * (samples > 1)
+    return [heading(key).replace("@k", f"@{samples}") + mean * (key in ("em", "success", "score")) for key in columns]
+
+
+def heading(column: str) -> str:
+    """What stands above a column: of a kind of questions its name."""
+    if column not in HEADINGS and column.endswith(_INTERVAL):
+        return "95 % interval"
+    return HEADINGS.get(column) or column.removeprefix(_KINDS).capitalize()
+
+
+def cells_of(row: Mapping, columns: Sequence[str]) -> list[str]:
+    """A row as text; a dash for what it lacks."""
+    flat = {**row, **{f"{_KINDS}{kind}": score for kind, score in (row.get("kinds") or {}).items()}}
+    return ["–" if flat.get(key) is None else _cell(flat[key], key) for key in columns]
+
+
+def _cell(value, key: str) -> str:
+    if isinstance(value, str):
+        return value
+    if key == "difference":
+        return f"{value:+.3f}"
+    if key == "difference_interval":  # where a dash would be a sign
+        return f"{value[0]:+.3f} to {value[1]:+.3f}"
+    if key.endswith("_tokens"):
+        return f"{value:,}"
+    return f"{value[0]:.3f}–{value[1]:.3f}" if isinstance(value, tuple | list) else f"{value:.{_DIGITS.get(key, 3)}f}"
+
+
+def _shorten(text: str) -> str:
+    return text if len(text) <= _SHOWN else f"{text[:_SHOWN].rstrip()} … ({len(text) - _SHOWN:,} more characters)"

@@ -1,0 +1,302 @@
+"""Play policies, scripted agents and Naive RAG on numbered instances, mostly held-out ones, and summarise what came of it."""
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any, cast
+
+import numpy as np
+
+from agent_envs import scoring
+from agent_envs.tasks.mixture import MixtureEnv
+from agent_envs.tasks.qa import QAEnv, name_kind
+from agent_envs.tasks.qa_scripts import search
+from agent_envs.tool_env import ToolEnv
+from agent_envs.utils.play import Script, Witness, play_many, sample_instances
+from agent_envs.vector import ToolVectorEnv, info_of
+from trainers.checkpoints import checkpoint
+from trainers.checkpoints.settings import warn_of_other_env_kwargs
+from trainers.engines.engine import Completion, Engine, generate
+from trainers.episodes.records import Recorder, make_record, record_turns
+from trainers.models.loading import load_policy
+from trainers.models.policy import Policy
+from trainers.rollouts.rollout import rollout
+from trainers.runtime import distributed
+from trainers.trajectory import Trajectory
+
+Row = dict[str, object]
+_HASHED = 1_000_000  # passages; larger corpora take minutes to read
+
+
+def summarize(name: str, episodes: list[dict], score: str = "em", samples: int = 1) -> Row:
+    """One row of the table from the last info of each episode: means, and the 95 % bootstrap interval of ``score``, the task's
+    primary metric. ``tool_faults`` of an info are those of the whole episode; ``failed`` is the share that has any, or is
+    ``failed`` itself.
+
+    Args:
+        samples: how many attempts at each question follow each other. With several the score is average@k, and ``pass`` has
+            the estimate of pass@k (a score of 1 passes) for 1, 2, 4, … and all of them. Intervals are over questions.
+    """
+    scores = np.array([float(e[score]) for e in episodes]).reshape(-1, samples)
+    faults = [int(e.get("tool_faults", 0)) for e in episodes]
+    failed = [bool(e.get("failed", count)) for e, count in zip(episodes, faults, strict=True)]
+    also = [k for k in ("f1", "substring_em", "support_recall", "turns", "calls") if all(k in e for e in episodes)]
+    return {
+        "name": name,
+        score: float(scores.mean()),
+        f"{score}_interval": scoring.bootstrap_interval(scores.mean(axis=1)),
+        **(_estimate_pass(scores) if samples > 1 else {}),
+        **{k: float(np.mean([float(e[k]) for e in episodes])) for k in also},
+        **_score_kinds(scores.mean(axis=1), [str(e.get("kind") or "") for e in episodes[::samples]]),
+        "episodes": len(episodes),
+        "failed": float(np.mean(failed)),
+        "tool_faults": sum(faults),
+    }
+
+
+def _score_kinds(scores: np.ndarray, kinds: list[str]) -> Row:
+    """The mean score [questions] of each kind of question, where all have one and there are 2 to 8."""
+    names = sorted(set(kinds))
+    if not all(names) or not 2 <= len(names) <= 8:
+        return {}
+    return {"kinds": {name: float(scores[[kind == name for kind in kinds]].mean()) for name in names}}
+
+
+def _estimate_pass(scores: np.ndarray) -> Row:
+    """pass@k of scores [questions, samples]."""
+    samples, solved = scores.shape[1], (scores >= 1).sum(axis=1)
+    sizes = sorted({samples} | {2**i for i in range(samples.bit_length()) if 2**i < samples})
+    by_k = {k: [scoring.pass_at_k(samples, int(count), k) for count in solved] for k in sizes}
+    return {
+        "samples": samples,
+        "pass": {str(k): float(np.mean(values)) for k, values in by_k.items()},
+        "pass_at_k": float(np.mean(by_k[samples])),
+        "pass_at_k_interval": scoring.bootstrap_interval(by_k[samples]),
+    }
+
+
+def evaluate_policy(
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int, name: str,
+    temperature: float = 0.0, recorder: Recorder | None = None,
+) -> tuple[Row, list[list[dict]]]:  # fmt: skip
+    """Play numbered instances, greedily by default. ``recorder``: takes the records of the episodes, here and below.
+
+    Returns:
+        The row of the table, and the turns of every episode.
+    """
+    recorded: dict[str, Any] = {"recorder": recorder} if recorder else {}
+    episodes, transcripts = play_policy(envs, policy, engine, questions, max_new_tokens, temperature, **recorded)
+    return summarize(name, episodes, envs.envs[0].PRIMARY_METRIC), transcripts
+
+
+def play_policy(
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int,
+    temperature: float = 0.0, recorder: Recorder | None = None, samples: int = 1,
+    show: Callable[[list[Trajectory]], None] | None = None,
+) -> tuple[list[dict], list[list[dict]]]:  # fmt: skip
+    """The last info of each episode about numbered instances, with the ``tool_faults`` of all its turns; and the turns of
+    every episode.
+
+    Args:
+        samples: attempts at each instance, one after the other in what is returned.
+        show: gets the episodes of each batch.
+    """
+    episodes: list[dict] = []
+    transcripts: list[list[dict]] = []
+    mine = distributed.shard(questions)
+    _begin(recorder)
+    groups = envs.num_envs // samples
+    for start in range(0, len(mine), groups):
+        batch = mine[start : start + groups]
+        played = rollout(
+            envs, policy, engine, questions=batch, group_size=samples, max_new_tokens=max_new_tokens,
+            temperature=temperature, transcripts=transcripts,
+        )  # fmt: skip
+        episodes += [trajectory.info | {"tool_faults": trajectory.tool_faults} for trajectory in played]
+        if recorder:
+            for trajectory in played:
+                recorder.add_trajectory(trajectory)
+        if show:
+            show(played)
+    _gather(recorder)
+    return distributed.all_gather(episodes), distributed.all_gather(transcripts)
+
+
+def _begin(recorder: Recorder | None) -> None:
+    """What was recorded of an attempt that is made again is dropped."""
+    if recorder:
+        recorder.lines = []
+
+
+def _gather(recorder: Recorder | None) -> None:
+    if recorder:
+        recorder.lines = distributed.all_gather(recorder.lines)
+
+
+def evaluate_script(
+    envs: ToolVectorEnv,
+    questions: list[int],
+    script: Callable[..., Script],
+    name: str,
+    recorder: Recorder | None = None,
+) -> Row:
+    """The row of a scripted agent over numbered instances."""
+    return summarize(name, play_script(envs, questions, script, recorder), envs.envs[0].PRIMARY_METRIC)
+
+
+def play_script(
+    envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], recorder: Recorder | None = None
+) -> list[dict]:
+    """The last turn of each episode of a scripted agent, with the ``tool_faults`` of all its turns."""
+    # By one of several processes, with the random numbers of one; and all of them find that a tool broke, or none.
+    played = distributed.broadcast([] if distributed.rank() else play_many(envs, questions, script))
+    if recorder:
+        recorder.lines = []
+        for turns, question in zip(played, questions, strict=True):
+            recorder.add(record_turns(turns, recorder.origin, question))
+    return [episode[-1] | {"tool_faults": sum(int(turn["tool_faults"]) for turn in episode)} for episode in played]
+
+
+def can_be_searched_for(env: ToolEnv) -> bool:
+    """Whether each episode is a question about a corpus, which Naive RAG can answer; of a mixture, whether all tasks are."""
+    tasks = getattr(env, "tasks", None) or {"": env}
+    return all(isinstance(task, QAEnv) for task in tasks.values())
+
+
+def evaluate_naive_rag(
+    envs: ToolVectorEnv,
+    policy: Policy,
+    engine: Engine,
+    questions: list[int],
+    max_new_tokens: int,
+    name: str = "Naive RAG",
+    recorder: Recorder | None = None,
+) -> Row:
+    """The row of Naive RAG over numbered questions: the question itself is the one search, and the policy must answer from
+    the results, greedily."""
+    episodes = play_naive_rag(envs, policy, engine, questions, max_new_tokens, recorder)
+    return summarize(name, episodes, envs.envs[0].PRIMARY_METRIC)
+
+
+def play_naive_rag(
+    envs: ToolVectorEnv,
+    policy: Policy,
+    engine: Engine,
+    questions: list[int],
+    max_new_tokens: int,
+    recorder: Recorder | None = None,
+) -> list[dict]:
+    """The last info of each episode of Naive RAG."""
+    episodes, mine = [], distributed.shard(questions)
+    _begin(recorder)
+    for start in range(0, len(mine), envs.num_envs):
+        batch = mine[start : start + envs.num_envs]
+        episodes += _naive_rag_batch(envs, policy, engine, batch, max_new_tokens, recorder)
+    _gather(recorder)
+    return distributed.all_gather(episodes)
+
+
+def _naive_rag_batch(
+    envs: ToolVectorEnv,
+    policy: Policy,
+    engine: Engine,
+    questions: list[int],
+    max_new_tokens: int,
+    recorder: Recorder | None = None,
+) -> list[dict]:
+    """The last infos of at most as many episodes as there are environments."""
+    count, total = len(questions), envs.num_envs
+    options = {"question": questions + [0] * (total - count), "reset_mask": np.arange(total) < count}
+    observations, infos = envs.reset(options=options)
+    witnesses = [Witness(envs.envs[i], info_of(infos, i)) for i in range(count)]
+    queries = [envs.envs[i].format.write(search(observations[i])) for i in range(count)] + [""] * (total - count)
+    results, _, _, _, step_infos = envs.step(queries)
+    opening = policy.encode("<answer>")
+    prompts = {}
+    for i in range(count):
+        prompt = policy.prompt_ids(infos["instructions"][i], observations[i]) + policy.encode(queries[i])
+        prompts[i] = prompt + policy.observation_ids(results[i], prompt) + opening
+    engine.reset()
+    fitting = {i: prompt for i, prompt in prompts.items() if len(prompt) < engine.max_length}
+    done = dict.fromkeys(prompts, Completion()) | generate(engine, fitting, max_new_tokens, 0.0)  # else no answer
+    engine.reset()
+    episodes: list[dict[str, Any]] = []
+    for i in range(count):
+        prediction = policy.decode(done[i].tokens).split("</answer>")[0]
+        env = cast(QAEnv, envs.envs[i].active_env)
+        em, f1, *_ = env.task.score(prediction, env.question.golds)
+        recall = float(step_infos["support_recall"][i])
+        scores = {"em": em, envs.envs[i].PRIMARY_METRIC: em}  # a mixture has its own name for it
+        means = {"f1": f1, "support_recall": recall, "turns": 2, "calls": int(step_infos["calls"][i])}
+        kind = name_kind(witnesses[i].instance.get("kind") or {})
+        episodes.append(scores | means | {"tool_faults": int(step_infos["tool_faults"][i]), "kind": kind})
+        if recorder:
+            unpaid = {"reward": 0.0, "reward_terms": {}}
+            searched = {"message": 2, "action": queries[i], "next_observation": results[i], **witnesses[i].note_turn()}
+            answered = {"message": 4, "action": f"<answer>{policy.decode(done[i].tokens)}", "next_observation": ""}
+            said = [
+                ("assistant", queries[i]),
+                ("user", policy.inert(results[i])),
+                ("assistant", str(answered["action"])),
+            ]
+            record = make_record(
+                recorder.origin,
+                {**witnesses[i].instance, "instance": questions[i]},
+                policy.prompt_messages(infos["instructions"][i], observations[i])
+                + [{"role": role, "content": content} for role, content in said],
+                [searched | unpaid, {"calls": [], "found": [], "invalid": False} | answered | unpaid],
+                scores | means,
+                failed=episodes[-1]["tool_faults"] > 0,
+                tool_faults=int(episodes[-1]["tool_faults"]),
+                prompt_tokens=len(prompts[i]),
+                completion_tokens=len(done[i].tokens),
+            )
+            recorder.add(record)
+    return episodes
+
+
+def instances(envs: ToolVectorEnv, count: int) -> list[int]:
+    """Numbers of ``count`` instances, or of all of them for 0: the same for all that is compared; see
+    `agent_envs.utils.play.sample_instances`."""
+    return sample_instances(envs.envs[0], count)
+
+
+def data_digest(env: ToolEnv) -> str:
+    """A fingerprint of the questions of a split with all that is known of them, and of the passages that are searched, where
+    these are here; "" where instances are made from seeds."""
+    if isinstance(env, MixtureEnv):
+        return "".join(map(data_digest, env.tasks.values()))
+    if env.questions is None:
+        return ""
+    found = hashlib.sha256(repr(env.questions).encode())
+    corpus = getattr(env.task.searcher, "corpus", None) if isinstance(env, QAEnv) else None  # a server has none
+    if corpus is not None and len(corpus) <= _HASHED:
+        found.update(corpus.fingerprint.encode())
+    return found.hexdigest()
+
+
+def source_of(envs: ToolVectorEnv) -> str:
+    """Where the instances come from, for reports."""
+    return envs.envs[0].describe_source()
+
+
+def load_agent(
+    folder: str | Path, base_model: str = "", dtype: str | None = None, max_new_tokens: int | None = None, env: str = "",
+    env_kwargs: str = "{}",
+) -> tuple[Policy, int]:  # fmt: skip
+    """A model or a checkpoint, and how many tokens its turns may have.
+
+    Args:
+        env, env_kwargs: where it is to play; a warning says where it was trained with other arguments.
+        base_model: what an adapter is put on, in place of the model that it names.
+        dtype: by default what it was trained in, and float32 for a model that none of our trainers wrote.
+        max_new_tokens: by default what it was trained with, as many as the longest turn that it was taught has, and 512.
+
+    Raises:
+        ValueError: as `trainers.models.loading.load_policy`; or the checkpoint is damaged.
+    """
+    saved = checkpoint.read_extra(folder) if checkpoint.is_written_here(folder) else {}
+    if env:
+        warn_of_other_env_kwargs(str(folder), saved, env, env_kwargs)
+    policy = load_policy(folder, dtype=dtype or saved.get("dtype", "float32"), base_model=base_model or None)
+    return policy, max_new_tokens or max(saved.get("max_new_tokens", 512), saved.get("longest_turn", 0))

@@ -1,0 +1,93 @@
+"""Make the environments and the engine that the command line asks for. Importing this imports no torch."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, cast
+
+import gymnasium
+
+import agent_envs  # noqa: F401  (registers the ids)
+from agent_envs.integrations import hosting
+from agent_envs.vector import ToolVectorEnv
+from trainers.config import TrainArgs, read_json_object
+
+if TYPE_CHECKING:
+    from trainers.engines.engine import Engine
+    from trainers.models.policy import Policy
+
+
+def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
+    """A vector of environments from command-line values; ``kwargs`` is a JSON object. What is no `ToolEnv` is hosted, see
+    `agent_envs.integrations.hosting.make`."""
+    arguments = read_json_object("env_kwargs", kwargs)
+    if taken := {"split", "num_envs"} & set(arguments):
+        raise ValueError(f"{sorted(taken)} cannot be among the environment arguments: the command sets them itself")
+    spec = hosting.find_spec(id)
+    if not hosting.has_vector(spec):  # any environment that speaks text
+        return ToolVectorEnv(lambda: hosting.make(id, split=split, **arguments), num_envs)
+    hosting.check_arguments(id, spec, arguments)
+    advice = "register it without, or with agent_envs.vector.vector_entry_point"
+    try:
+        with hosting.explaining(spec):
+            envs = gymnasium.make_vec(spec, num_envs=num_envs, split=split, **arguments)
+    except TypeError as error:
+        if "unexpected keyword argument 'split'" not in str(error):
+            raise
+        raise ValueError(f"{id} has a vector of its own, which knows no split: {advice}") from error
+    if not isinstance(envs.unwrapped, ToolVectorEnv):
+        raise ValueError(f"{id} has a vector of its own, {type(envs.unwrapped).__name__}: {advice}")
+    return cast(ToolVectorEnv, envs)  # a wrapper passes on what it is asked for
+
+
+def make_engine(
+    name: str, policy: Policy, stop: tuple[str, ...], vllm_url: tuple[str, ...] = (), vllm_kv_gib: float = 2.0
+) -> Engine:
+    """What samples: "transformers", or "vllm" in this process or, where there are addresses, on servers, one for each
+    process.
+
+    Raises:
+        ValueError: there are not as many servers as processes.
+    """
+    if name == "transformers":
+        from trainers.engines.transformers_engine import TransformersEngine
+
+        return TransformersEngine(policy, stop)
+    if not vllm_url:
+        from trainers.engines.vllm_engine import VLLMEngine
+
+        return VLLMEngine(policy, stop, vllm_kv_gib)
+    from trainers.engines.vllm_client import VLLMClient
+    from trainers.runtime import distributed
+
+    if len(vllm_url) != distributed.world_size():
+        raise ValueError(f"vllm_url must name {distributed.world_size()} servers, one for each process, got {vllm_url}")
+    return VLLMClient(policy, stop, vllm_url[distributed.rank()])
+
+
+def check_world_size(args: TrainArgs) -> None:
+    """Raise a ValueError where several processes cannot share the work of these arguments."""
+    from trainers.runtime import distributed
+
+    world_size = distributed.world_size()
+    if args.one_step_off_policy and world_size > 1:
+        raise ValueError(
+            "one_step_off_policy is for one process: several would have to agree in the middle of an update"
+        )
+    if args.questions_per_update % world_size:
+        raise ValueError(
+            f"questions_per_update must be a multiple of the number of processes, {world_size}, as each plays whole "
+            f"groups; got {args.questions_per_update}"
+        )
+    if world_size > 1 and getattr(args, "share_layers", False):
+        raise ValueError("share_layers is for one process: with several the critic needs layers of its own")
+
+
+def check_splits(envs: ToolVectorEnv, held_out: ToolVectorEnv) -> None:
+    """Raise a ValueError where held-out questions are training questions too."""
+    ours, theirs = envs.envs[0].questions, held_out.envs[0].questions
+    if ours is None or theirs is None:
+        return  # made from seeds; the environment keeps its splits apart
+    # Questions of a user's own kind may have no ids.
+    train = {question.id for question in ours if hasattr(question, "id")}
+    if shared := sum(getattr(question, "id", None) in train for question in theirs):
+        raise ValueError(f"{shared} held-out questions are training questions too: give data with a split of each")

@@ -1,0 +1,312 @@
+"""What supervised fine-tuning imitates: episodes as token sequences with an action mask, played by a task's scripts, sampled
+from the policy itself and selected, or read from files.
+
+The same invariant as everywhere: a token is taught if and only if it is the assistant's.
+"""
+
+import hashlib
+import json
+import math
+import sys
+from collections import defaultdict
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import lru_cache, partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from agent_envs.utils.play import ScriptMaker, play_many
+from agent_envs.vector import ToolVectorEnv
+from retrieval_index import durable
+from trainers.engines.engine import Engine
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.imitation.conversations import read_conversations
+from trainers.imitation.scripted import episode_sequences
+from trainers.inputs import DEMONSTRATIONS_FILE
+from trainers.models.policy import Policy
+from trainers.rollouts.rollout import rollout
+from trainers.runtime import distributed, retry
+from trainers.runtime.progress import Progress
+from trainers.trajectory import Sequence, Trajectory, to_sequences
+
+FILE = DEMONSTRATIONS_FILE
+
+
+@dataclass(slots=True, kw_only=True)
+class Demonstration:
+    """An episode to imitate.
+
+    Attributes:
+        question: its text, or whatever the episode began with. Episodes of one question are held out together, wherever they
+            come from.
+        sequences: one, or several where the context was rewritten on the way.
+        score: the task's primary metric; 1 for what was not played here.
+        episode_return: what the episode was paid; None for what was not played here.
+        calls: how often it called a tool, where that is known.
+    """
+
+    question: str
+    sequences: list[Sequence]
+    score: float = 1.0
+    episode_return: float | None = None
+    calls: int | None = field(default=None, compare=False)
+
+
+def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
+    """Numbers of ``count`` instances (`agent_envs.utils.play.begin`), drawn by a seed; none is drawn twice before all were
+    drawn once. 0 stands for each question once.
+
+    Raises:
+        ValueError: ``count`` is 0, and the task makes its instances from seeds.
+    """
+    rng = np.random.default_rng([seed, 0])
+    if (questions := envs.envs[0].questions) is None:
+        if not count:
+            raise ValueError("this task makes its instances from seeds: give --demonstrations, how many to play")
+        spare = 64 + count**2 // 2**31  # for those that are drawn twice
+        drawn = rng.integers(2**31, size=count + spare)  # the first of more are the same: batches go on with each other
+        return list(dict.fromkeys(drawn.tolist()))[:count]
+    total = count or len(questions)
+    rounds = -(-total // len(questions))
+    return [int(i) for _ in range(rounds) for i in rng.permutation(len(questions))][:total]
+
+
+def play_script(
+    envs: ToolVectorEnv, policy: Policy, questions: list[int], script: ScriptMaker, seed: int,
+    outage_minutes: float = retry.MINUTES,
+) -> Iterator[Demonstration]:  # fmt: skip
+    """Let a script play numbered instances, as many at once as there are environments. Episodes in which a tool broke are left
+    out; where most are, they are played again: `trainers.runtime.retry.play_until_tools_work`. Several processes each play a
+    share, and all of them get all episodes."""
+    metric, stop = envs.envs[0].PRIMARY_METRIC, envs.envs[0].stop
+    at_once = envs.num_envs * distributed.world_size()
+    for start in range(0, len(questions), at_once):
+        batch = questions[start : start + at_once]
+        play = partial(_play_together, envs, batch, script, seed + start)
+        played = retry.play_until_tools_work(
+            play, lambda played: sum(map(_has_failed, played)) / len(played), outage_minutes
+        )  # fmt: skip
+        for turns in played:
+            if not _has_failed(turns):
+                yield Demonstration(
+                    question=turns[0]["observation"], sequences=episode_sequences(turns, policy, stop),
+                    score=float(turns[-1][metric]), episode_return=sum(turn["reward"] for turn in turns),
+                    calls=turns[-1]["calls"],
+                )  # fmt: skip
+
+
+def _play_together(
+    envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int
+) -> list[list[dict[str, Any]]]:
+    own = play_many(envs, distributed.shard(questions), script, seed + distributed.rank() * envs.num_envs)
+    return distributed.all_gather(own)
+
+
+def _has_failed(turns: list[dict[str, Any]]) -> bool:
+    return any(turn["tool_faults"] for turn in turns)
+
+
+def sample(
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], *, attempts: int, max_new_tokens: int,
+    temperature: float, outage_minutes: float = retry.MINUTES,
+) -> Iterator[Demonstration]:  # fmt: skip
+    """Let the policy play ``attempts`` at each of these instances. What it sampled is kept id by id; episodes in which a
+    tool broke are left out or played again, and processes share the work, as by `play_script`."""
+    metric, at_once = envs.envs[0].PRIMARY_METRIC, envs.num_envs // attempts * distributed.world_size()
+    for start in range(0, len(questions), at_once):
+        batch = questions[start : start + at_once]
+        play = partial(_sample_together, envs, policy, engine, batch, attempts, max_new_tokens, temperature)
+        played = retry.play_until_tools_work(
+            play, lambda played: sum(t.failed for t in played) / len(played), outage_minutes
+        )  # fmt: skip
+        for episode in played:
+            if not episode.failed:
+                yield Demonstration(
+                    question=episode.turns[0]["observation"], sequences=to_sequences(episode.steps),
+                    score=float(episode.info[metric]), episode_return=episode.episode_return,
+                    calls=episode.info["calls"],
+                )  # fmt: skip
+
+
+def _sample_together(
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], attempts: int, max_new_tokens: int,
+    temperature: float,
+) -> list[Trajectory]:  # fmt: skip
+    own = distributed.shard(questions)  # none, where there are fewer than processes
+    played = rollout(
+        envs, policy, engine, questions=own, group_size=attempts, max_new_tokens=max_new_tokens, temperature=temperature
+    ) if own else []  # fmt: skip
+    return distributed.all_gather(played)
+
+
+def select(
+    demonstrations: Iterable[Demonstration], only_solved: bool = True, min_reward: float | None = None, keep: int = 0
+) -> list[Demonstration]:
+    """Those that are worth imitating, in order.
+
+    Args:
+        only_solved: drop episodes whose score is below 1.
+        min_reward: if given, drop episodes that were paid less; what was not played here stays.
+        keep: of each question, so many with the highest returns, no two of them alike; 0 keeps all.
+    """
+    least = -math.inf if min_reward is None else min_reward
+    solved = [d for d in demonstrations if d.score >= 1 or not only_solved]
+    good = [d for d in solved if d.episode_return is None or d.episode_return >= least]
+    if not keep:
+        return good
+    kept: set[int] = set()
+    places: dict[str, dict[tuple, int]] = defaultdict(dict)  # of each question, the first of those that are alike
+    for place, one in enumerate(good):
+        places[one.question].setdefault(tuple(tuple(s.ids) for s in one.sequences), place)
+    for own in places.values():
+        kept.update(sorted(own.values(), key=lambda place: -(good[place].episode_return or 0.0))[:keep])
+    return [one for place, one in enumerate(good) if place in kept]
+
+
+def choose_scripts(args: Any, envs: ToolVectorEnv) -> tuple[str, ...]:
+    """The scripts that are imitated, of the arguments of `trainers.sft`.
+
+    Raises:
+        ValueError: one of them is not there, or more attempts are asked for than there are environments.
+    """
+    scripts = args.script or ("oracle",) * (not args.messages and not args.sample and not args.episodes)
+    if unknown := sorted(set(scripts) - set(envs.envs[0].SCRIPTS)):
+        raise ValueError(f"{args.env} has no script {unknown[0]!r}; it has {sorted(envs.envs[0].SCRIPTS)}")
+    if args.sample > envs.num_envs:
+        raise ValueError(f"sample must be at most {envs.num_envs}, got {args.sample}")
+    return scripts
+
+
+def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstration]:
+    """All that is to be imitated, by the arguments of `trainers.sft`.
+
+    Raises:
+        ValueError: a script or file is not there, or nothing is left of what was played.
+        ToolsFailed: tools broke in more than half of a batch of episodes, for ``tool_outage_minutes``.
+    """
+    scripts = choose_scripts(args, envs)
+    told: list[Demonstration] = []
+    format_of = envs.envs[0] if args.tool_calls == "environment" else None
+    for path in args.messages:  # first: a wrong line is said before minutes are spent on playing
+        for asked, steps in read_conversations(Path(path), policy, format_of):
+            told.append(Demonstration(question=asked, sequences=to_sequences(steps)))
+    played = [one for path in args.episodes for one in read_demonstrations(Path(path), policy)]
+    sampled: list[Demonstration] = []
+    read = len(played)
+    questions = draw_questions(envs, args.demonstrations, args.seed) if scripts or args.sample else []
+    with Progress(len(questions) * (len(scripts) + args.sample), "episodes", "demonstrations") as progress:
+        minutes = args.tool_outage_minutes
+        for number, name in enumerate(scripts):
+            for one in play_script(envs, policy, questions, envs.envs[0].SCRIPTS[name], args.seed + number, minutes):
+                played.append(one)
+                progress.update(len(played), solved=sum(one.score >= 1 for one in played))
+        if args.sample:
+            engine = TransformersEngine(policy, envs.envs[0].stop)
+            own = sample(
+                envs, policy, engine, questions, attempts=args.sample, max_new_tokens=args.max_new_tokens,
+                temperature=args.temperature, outage_minutes=minutes,
+            )  # fmt: skip
+            for one in own:
+                sampled.append(one)
+                progress.update(len(played) + len(sampled), solved=sum(one.score >= 1 for one in sampled))
+    found = select(played, args.only_solved, args.min_reward)
+    found += select(sampled, args.only_solved, args.min_reward, args.keep)
+    dropped = len(played) + len(sampled) - len(found)
+    found += told
+    longest = min(args.max_length, policy.max_length)
+    short = [one for one in found if max(len(s.ids) for s in one.sequences) <= longest]
+    if not short:
+        raise ValueError("there is nothing to imitate: no episode was solved, paid enough and short enough")
+    broken = len(questions) * (len(scripts) + args.sample) + read - len(played) - len(sampled)
+    left_out = f"{len(played) + len(sampled)} episodes were played"
+    left_out += f"; {dropped} of them were not solved, or paid too little, or were alike" * bool(dropped)
+    left_out += f"; {len(found) - len(short)} were too long"
+    left_out += f"; in {broken} more a tool broke" * bool(broken)
+    print(f"{len(short)} demonstrations ({left_out})", file=sys.stderr)
+    if envs.envs[0].tools and all(one.calls == 0 for one in short):
+        print("Warning: none of them calls a tool, so to answer from memory is what they teach", file=sys.stderr)
+    return short
+
+
+def hold_out(
+    demonstrations: list[Demonstration], share: float, seed: int
+) -> tuple[list[Demonstration], list[Demonstration]]:
+    """Those to learn from, and about a ``share`` of them that are held out, by question; at least one question each. Where all
+    are of one question, as conversations that begin alike seem to be, one by one."""
+    by_question = [one.question for one in demonstrations]
+    names = by_question if len(set(by_question)) > 1 else [str(number) for number in range(len(demonstrations))]
+    questions = sorted(set(names))
+    if not share or len(questions) < 2:
+        return demonstrations, []
+    count = min(max(1, round(share * len(questions))), len(questions) - 1)
+    chosen = {questions[i] for i in np.random.default_rng([seed, 1]).permutation(len(questions))[:count]}
+    learned = [one for one, name in zip(demonstrations, names, strict=True) if name not in chosen]
+    return learned, [one for one, name in zip(demonstrations, names, strict=True) if name in chosen]
+
+
+# -- on disk -----------------------------------------------------------------------------------------------------------
+
+
+def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration], policy: Policy) -> None:
+    """One a line, as JSON: question, score, return, and of each sequence the ids and where taught tokens begin and end. The
+    file is there when it is whole: a checkpoint that comes after it is worth nothing without it."""
+    tokenizer = fingerprint(policy)
+    lines = []
+    for one in demonstrations:
+        sequences = [{"ids": s.ids, "taught": taught_spans(s.mask)} for s in one.sequences]
+        line = {"question": one.question, "score": one.score, "return": one.episode_return, "tokenizer": tokenizer}
+        lines.append(json.dumps(line | {"sequences": sequences}) + "\n")
+    durable.write_text(path, "".join(lines))
+
+
+def read_demonstrations(path: Path, policy: Policy) -> list[Demonstration]:
+    """What `write_demonstrations` wrote; ``path`` is the file, or the folder of the run that holds it.
+
+    Raises:
+        ValueError: there is no such file, a line is damaged, or the ids are those of another tokenizer.
+    """
+    path = path / FILE if path.is_dir() else path
+    if not path.is_file():
+        raise ValueError(f"there are no demonstrations in {path}")
+    found = []
+    for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
+        try:
+            line = json.loads(text)
+            sequences = [_to_sequence(s["ids"], s["taught"]) for s in line["sequences"]]
+            found.append(Demonstration(
+                question=line["question"], sequences=sequences, score=line["score"], episode_return=line["return"],
+            ))  # fmt: skip
+            tokenizer = line["tokenizer"]
+        except (ValueError, LookupError, TypeError) as error:
+            raise ValueError(f"{path}:{number} is not a demonstration: {error!r}") from error
+        if tokenizer != fingerprint(policy):
+            raise ValueError(f"{path}:{number} holds the ids of another tokenizer than the model's")
+    return found
+
+
+def fingerprint(policy: Policy) -> str:
+    """What tells one tokenizer from another: a hash of its vocabulary."""
+    return _fingerprint(policy.tokenizer)
+
+
+@lru_cache(4)
+def _fingerprint(tokenizer: Any) -> str:
+    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
+
+
+def taught_spans(mask: list[bool]) -> list[tuple[int, int]]:
+    """Where each run of taught tokens begins and ends."""
+    edges = [i for i in range(len(mask) + 1) if (i and mask[i - 1]) != (i < len(mask) and mask[i])]
+    return list(zip(edges[::2], edges[1::2], strict=True))
+
+
+def _to_sequence(ids: list[int], taught: list[tuple[int, int]]) -> Sequence:
+    mask = [False] * len(ids)
+    for begin, end in taught:
+        if not 0 < begin < end <= len(ids):
+            raise ValueError(f"tokens {begin} to {end} of {len(ids)} cannot be taught")
+        mask[begin:end] = [True] * (end - begin)
+    zeros = [0.0] * len(ids)
+    return Sequence(ids=ids, mask=mask, logprobs=zeros, rewards=zeros)

@@ -1,0 +1,202 @@
+"""What arguments name (environments, models, folders, packages), looked at before torch is imported: what is wrong with it is
+said within seconds. Each function raises a ValueError in one line that says what to do; the command ends with it.
+"""
+
+import importlib.util
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from trainers.config import TrainArgs
+from trainers.runtime.integrity import is_written_here, step_folders
+
+DEMONSTRATIONS_FILE = "demonstrations.jsonl"  # in the folder of a run of sft: what it imitates
+_HUB_ID = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
+_PROBE_SECONDS = 5.0  # for the hub to answer; its own library tries each file of a model for 24 s
+_WHAT = "give a folder, a GGUF file or a hub id"
+
+
+def check_trainer(args: TrainArgs) -> None:
+    """All that the arguments of an algorithm name, and that none of the options makes no difference."""
+    if not args.resume:  # which brings the arguments of its run
+        args.check_unused(args.engine == "vllm" and not args.vllm_url, "but to vLLM in this process", "vllm_kv_gib")
+        check_idle(args)
+    check_run(args.out, args.resume, args.log, args.push_to_hub)
+    if args.engine == "vllm" and not args.vllm_url:
+        check_package("vllm", "engine 'vllm' without vllm_url", "vllm")
+    check_training(args.model, args.base_model, args.lora_rank)
+    check_environment(args.env, args.env_kwargs, "train", "validation")
+
+
+def check_idle(args: Any) -> None:
+    """Raise a ValueError where an option that every training takes, be it imitation, makes no difference."""
+    args.check_unused(
+        args.lora_rank, "without lora_rank: an adapter that is trained further keeps its own", "lora_alpha"
+    )
+    args.check_unused(args.log, "without log", "log_project", "log_name", "log_group")
+
+
+def check_environment(env: str, env_kwargs: str, *splits: str) -> None:
+    """Make the environment once for each split. What is slow about it, its questions and index, is kept for the command."""
+    from trainers.factory import make_envs  # imports Gymnasium, which --help need not wait for
+
+    for split in splits:
+        make_envs(env, env_kwargs, split, 1).close()
+
+
+def check_model(path_or_id: str | Path, base_model: str = "") -> None:
+    """That there is a model to load: in a folder, a GGUF file or on the hub; ``base_model`` is what an adapter is put on, in
+    place of the model that it names."""
+    path, name = Path(path_or_id), str(path_or_id)
+    if name.lower().endswith(".gguf"):
+        _check_gguf(path)
+    elif path.is_dir():
+        _check_model_folder(path, base_model)
+    elif path.exists():
+        raise ValueError(f"{name} is a file and no GGUF file: {_WHAT}")
+    elif not is_hub_id(name) or (path.parent != Path() and path.parent.is_dir()):  # "runs/x" beside a folder runs
+        raise ValueError(f"there is no model folder {name}: {_WHAT}")
+    else:
+        _check_hub_model(name)
+
+
+def check_demonstrations(path: Path) -> None:
+    """That there are demonstrations in the folder of a run, or a file of them."""
+    if not path.is_file() and not (path / DEMONSTRATIONS_FILE).is_file():
+        raise ValueError(f"{path} is not the folder of a run of sft: there is no {DEMONSTRATIONS_FILE}")
+
+
+def check_package(package: str, what: str, extra: str) -> None:
+    """That a package is installed, without importing it."""
+    if importlib.util.find_spec(package) is None:
+        raise ValueError(f"{what} needs {package}: pip install 'agent-r1-envs[{extra}]'")
+
+
+def check_out(folder: Path) -> None:
+    """That a folder can be made or written to."""
+    there = next(path for path in (folder, *folder.parents, Path("/")) if path.exists())
+    if not there.is_dir() or not os.access(there, os.W_OK):
+        why = "may not be written to" if there.is_dir() else "is a file"
+        raise ValueError(f"cannot write to {folder}: {there} {why}: give another --out")
+
+
+def check_unused(folder: Path) -> None:
+    """That neither a run nor an evaluation lies in a folder."""
+    if (folder / "evaluation.json").exists():
+        raise ValueError(f"{folder} holds an evaluation: give another --out")
+    if is_used(folder):
+        raise ValueError(f"{folder} holds an earlier run: give another --out, or go on with --resume {folder}")
+
+
+def is_used(folder: Path) -> bool:
+    """Whether a run lies in a folder."""
+    return (folder / "summary.json").exists() or bool(step_folders(folder))
+
+
+def check_push(name: str) -> None:
+    """That a repository can be called so, and that there is a token to write to it with."""
+    from huggingface_hub import get_token
+    from huggingface_hub.utils import HFValidationError, validate_repo_id
+
+    try:
+        validate_repo_id(name)
+    except HFValidationError as error:
+        raise ValueError(f"push_to_hub must be NAME or USER/NAME: {error}") from error
+    if not get_token():
+        raise ValueError("push_to_hub needs a token that may write: set HF_TOKEN, or run hf auth login")
+
+
+def is_hub_id(name: str | Path) -> bool:
+    """Whether a name can be that of a repository on the hub, and is none of a file or folder here."""
+    return bool(_HUB_ID.fullmatch(str(name))) and not Path(name).exists()
+
+
+def _check_gguf(path: Path) -> None:
+    check_package("gguf", f"{path.name}, a GGUF file,", "gguf")
+    if not path.is_file():
+        raise ValueError(f"there is no file {path}")
+    with open(path, "rb") as content:
+        if content.read(4) != b"GGUF":
+            raise ValueError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
+
+
+def _check_model_folder(folder: Path, base_model: str) -> None:
+    if (folder / "adapter_config.json").is_file():
+        check_package("peft", f"the LoRA adapter in {folder}", "lora")
+        named = _read_json(folder / "adapter_config.json").get("base_model_name_or_path")
+        if base_model:
+            check_model(base_model)
+        elif named and is_hub_id(named):
+            _check_hub_model(named)
+        elif named and not Path(named).exists():
+            raise ValueError(f"{folder} is an adapter of {named}, which is not here: say where its base model is")
+    elif (folder / "config.json").is_file():
+        _read_json(folder / "config.json")
+    elif steps := step_folders(folder):
+        raise ValueError(f"{folder} is the folder of a run: give one of its checkpoints, such as {steps[0]}")
+    elif not is_written_here(folder):
+        raise ValueError(f"{folder} holds no model (no config.json or adapter_config.json): {_WHAT}")
+
+
+def _read_json(file: Path) -> dict:
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError, TypeError) as error:
+        raise ValueError(f"{file} is damaged: {error}") from error
+
+
+def _check_hub_model(name: str) -> None:
+    """That the hub has a model, or the cache. Where the hub cannot be reached and the cache has it, this process asks no more."""
+    from huggingface_hub import HfApi, constants, try_to_load_from_cache
+    from huggingface_hub.errors import GatedRepoError, RepositoryNotFoundError
+
+    files = ("config.json", "adapter_config.json")
+    cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
+    if constants.HF_HUB_OFFLINE:
+        if not cached:
+            raise ValueError(
+                f"there is no model {name!r} here nor in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids to ask "
+                f"the hub: unset it, or {_WHAT} that is here"
+            )
+        return
+    try:
+        HfApi().model_info(name, timeout=_PROBE_SECONDS)
+    except GatedRepoError as error:
+        advice = f"accept its terms at {constants.ENDPOINT}/{name}, and set HF_TOKEN"
+        raise ValueError(f"{name} is a gated model: {advice}") from error
+    except RepositoryNotFoundError as error:
+        advice = f"{_WHAT}; for a private one, set HF_TOKEN"
+        raise ValueError(f"there is no model {name!r}, neither a folder here nor on the hub: {advice}") from error
+    except Exception as error:  # whatever the HTTP library makes of a hub that does not answer
+        if not cached:
+            reason = f"{type(error).__name__}: {str(error) or 'no answer'}"
+            raise ValueError(
+                f"there is no folder {name!r} here, and {constants.ENDPOINT} cannot be asked for it ({reason}): where there is "
+                f"a network, hf download {name} --local-dir FOLDER gets it, then give that folder"
+            ) from error
+        os.environ["HF_HUB_OFFLINE"] = "1"
+        constants.HF_HUB_OFFLINE = True
+
+
+def check_training(model: str, base_model: str, lora_rank: int) -> None:
+    """That there is the model that is to be trained, and what it takes."""
+    if model == "tiny":
+        return
+    check_model(model, base_model)
+    if lora_rank:
+        check_package("peft", "a LoRA adapter", "lora")
+
+
+def check_run(out: Path | None, resume: Path | None, log: Sequence[str], push_to_hub: str) -> None:
+    """The folder of a run, and where its results go."""
+    from trainers.runtime.progress import check_sinks
+
+    if out and not resume:
+        check_out(out)
+        check_unused(out)
+    check_sinks(log)
+    if push_to_hub:
+        check_push(push_to_hub)

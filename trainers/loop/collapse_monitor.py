@@ -1,0 +1,196 @@
+"""The echo trap: a policy that repeats itself, stops exploring and collapses (RAGEN, Wang et al. 2025).
+
+`CollapseMonitor` takes the statistics of each update and names the symptom when a rule fires. Of the rules, those for the
+in-group deviation, empty filters, gradient norm and success are those of RAGEN and RAGEN-2 (arXiv 2604.06268); that for a reward
+that is hacked is our own; the others are on what the papers plot, by a rule of the same kind.
+"""
+
+import math
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+WINDOW = 10  # the first updates, which are the measure of the later ones, and how long a symptom must last
+FEW = 3  # of them, where a policy may collapse before they are over
+EMPTY_FILTERS = 5
+FAILED_VALIDATIONS, SUCCESS = 5, 0.01
+SPIKE, EMA = 5.0, 0.9  # times the moving average of the gradient norm; its memory
+HACKED = 3.0  # standard errors by which returns must have risen, and scores fallen
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Rule:
+    """Fires where a number was, for `WINDOW` updates in a row, beyond ``bound`` times its mean over the first ones: `WINDOW` of
+    them or, where it is not ``exact``, as few as `FEW`, those by which it moved most. Else what moves at once is its own measure.
+    """
+
+    symptom: str
+    bound: float
+    stop: bool = False
+    exact: bool = False
+
+
+RULES = {
+    "reward_deviation": (Rule(symptom="reward deviation collapsed", bound=0.1, stop=True, exact=True),),
+    "entropy": (Rule(symptom="entropy collapsed", bound=0.1), Rule(symptom="entropy exploded", bound=3.0)),
+    "response_length": (Rule(symptom="responses shrank", bound=0.25), Rule(symptom="responses grew", bound=4.0)),
+    "repetition": (Rule(symptom="text repeats itself", bound=2.0),),
+    "search_rate": (Rule(symptom="search was given up", bound=0.1),),
+    "valid_turns": (Rule(symptom="turns became invalid", bound=0.5),),
+    "mutual_information": (Rule(symptom="template collapse", bound=0.1),),
+}
+LEAST = {"search_rate": 0.0, "valid_turns": 0.0, "mutual_information": 0.1}  # share, share, nats
+REPETITION = 0.2  # below this share repeated n-grams are ordinary text, however few there were at first
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Symptom:
+    """``name``: what is wrong; ``message``: the numbers behind it; ``stop``: by the papers' rules training should end."""
+
+    name: str
+    message: str
+    stop: bool
+
+
+class CollapseMonitor:
+    """Names the symptoms of collapse as they begin; each is reported once, and again if it went away and came back.
+
+    Args:
+        state: the ``state`` of an earlier monitor, to go on with; it is plain data, fit for JSON.
+    """
+
+    def __init__(self, state: dict[str, Any] | None = None):
+        self.state = state or {"first": {}, "lasting": {}, "gradient_norm": None, "updates": 0}
+        self.state.setdefault("first_paid", [])
+        self.state.setdefault("last_paid", [])
+
+    def update(
+        self,
+        *,
+        reward_deviation: float | None = None,
+        gradient_norm: float | None = None,
+        empty_filter: bool | None = None,
+        entropy: float | None = None,
+        response_length: float | None = None,
+        repetition: float | None = None,
+        search_rate: float | None = None,
+        valid_turns: float | None = None,
+        mutual_information: float | None = None,
+    ) -> list[Symptom]:
+        """Take the statistics of one update, whichever there are; one that is left out neither continues nor ends a symptom.
+
+        Args:
+            reward_deviation: mean over groups of the deviation of the raw returns, before any filter.
+            gradient_norm: before clipping; left out where the update was skipped.
+            empty_filter: whether the filter left no group, so that the update was skipped.
+            entropy: mean per action token, in nats.
+            response_length: mean tokens of a turn or of an episode.
+            repetition: mean of `repeated_ngrams` over the sampled text.
+            search_rate: share of turns that use the tool.
+            valid_turns: share of turns that could be parsed.
+            mutual_information: `mutual_information`.
+        """
+        statistics = {
+            "reward_deviation": reward_deviation, "entropy": entropy, "response_length": response_length,
+            "repetition": repetition, "search_rate": search_rate, "valid_turns": valid_turns,
+            "mutual_information": mutual_information,
+        }  # fmt: skip
+        found = [s for name, value in statistics.items() if value is not None for s in self._compare(name, value)]
+        if gradient_norm is not None:
+            found += self._check_gradient(gradient_norm)
+        if empty_filter is not None:
+            message = f"the filter left no group, {EMPTY_FILTERS} times in a row: no group's returns differ"
+            found += self._count("no signal left", empty_filter, EMPTY_FILTERS, message, stop=True)
+        self.state["updates"] += 1
+        return found
+
+    def validate(self, success: float) -> list[Symptom]:
+        """Take the success rate of a validation, 0 to 1."""
+        message = f"success was under {SUCCESS:.0%} at {FAILED_VALIDATIONS} validations in a row"
+        return self._count("no success", success < SUCCESS, FAILED_VALIDATIONS, message, stop=True)
+
+    def check_tools(self, failed: float) -> list[Symptom]:
+        """Take the share of episodes in which a tool broke, 0 to 1."""
+        message = f"a tool broke in {failed:.1%} of the episodes, which are left out"
+        return self._count("tools broke", failed > 0, 1, message, stop=False)
+
+    def check_reward(self, returns: float, score: float) -> list[Symptom]:
+        """Take the mean return of a batch of training episodes and their mean score, the measure that the reward is meant for.
+
+        The reward is hacked where, of the last `WINDOW` batches against the first ones, the one rises and the other falls.
+        """
+        if not (math.isfinite(returns) and math.isfinite(score)):
+            return []
+        first, last = self.state["first_paid"], self.state["last_paid"]
+        if len(first) < WINDOW:
+            first.append([float(returns), float(score)])
+            return []
+        self.state["last_paid"] = last = [*last, [float(returns), float(score)]][-WINDOW:]
+        before, after = torch.tensor(first, dtype=torch.float64), torch.tensor(last, dtype=torch.float64)
+        error = ((before.var(0) + after.var(0)) / WINDOW).sqrt() if len(last) == WINDOW else torch.tensor(math.inf)
+        moved = (after.mean(0) - before.mean(0)) * torch.tensor([1.0, -1.0]) > HACKED * error
+        (paid, right), (now_paid, now_right) = before.mean(0).tolist(), after.mean(0).tolist()
+        message = (
+            f"the return rose from {paid:.3g} to {now_paid:.3g}, the score fell from {right:.3g} to {now_right:.3g}"
+        )
+        return self._count("reward hacked", bool(moved.all()), 1, message, stop=False)
+
+    def _compare(self, name: str, value: float) -> list[Symptom]:
+        if not math.isfinite(value):
+            return [Symptom(name=f"{name.replace('_', ' ')} is not finite", message=f"{name} {value}", stop=True)]
+        first = self.state["first"].setdefault(name, [])
+        found = []
+        for rule in RULES[name]:
+            least = WINDOW if rule.exact else FEW
+            means = [sum(first[:count]) / count for count in range(least, len(first) + 1)]
+            if not means:
+                continue
+            mean = max(means) if rule.bound < 1 else min(means)
+            limit = rule.bound * mean
+            beyond = value <= limit if rule.bound < 1 else value > limit
+            if name in LEAST:  # what never was cannot be lost
+                beyond = beyond and mean > LEAST[name]
+            if name == "repetition":
+                beyond = value > max(limit, REPETITION)
+            message = f"{name} {value:.3g}, {WINDOW} updates beyond {rule.bound:g} x its first ones ({mean:.3g})"
+            found += self._count(rule.symptom, beyond, WINDOW, message, rule.stop)
+        if len(first) < WINDOW:
+            first.append(float(value))
+        return found
+
+    def _check_gradient(self, norm: float) -> list[Symptom]:
+        if not math.isfinite(norm):
+            return [Symptom(name="gradient norm is not finite", message=f"gradient norm {norm}", stop=True)]
+        average, self.state["gradient_norm"] = self.state["gradient_norm"], norm
+        if average is not None:
+            self.state["gradient_norm"] = EMA * average + (1 - EMA) * norm
+        if self.state["updates"] < WINDOW or average is None or norm <= SPIKE * average:
+            return []
+        message = f"gradient norm {norm:.3g}, over {SPIKE:g} x its moving average ({average:.3g})"
+        return [Symptom(name="gradient norm spiked", message=message, stop=False)]
+
+    def _count(self, symptom: str, present: bool, needed: int, message: str, stop: bool) -> list[Symptom]:
+        lasting = self.state["lasting"]
+        lasting[symptom] = lasting.get(symptom, 0) + 1 if present else 0
+        return [Symptom(name=symptom, message=message, stop=stop)] if lasting[symptom] == needed else []
+
+
+def mutual_information(logprobs: torch.Tensor) -> float:
+    """How much a policy's reasoning tells about the prompt that it belongs to, in nats: E_i[l_ii − log mean_j exp l_ij].
+
+    The proxy of RAGEN-2. Near log N each prompt has reasoning of its own; near 0 the same template answers them all,
+    which entropy does not show.
+
+    Args:
+        logprobs: [N, N], l_ij = log p(reasoning i | prompt j), summed over the reasoning's tokens or, where that would
+            always be near log N, their mean.
+
+    Returns:
+        At most log N.
+    """
+    if logprobs.ndim != 2 or logprobs.shape[0] != logprobs.shape[1] or not len(logprobs):
+        raise ValueError(f"expected one log-probability per reasoning and prompt, [N, N]; got {list(logprobs.shape)}")
+    logprobs = logprobs.double()
+    marginal = logprobs.logsumexp(1) - math.log(len(logprobs))
+    return float((logprobs.diagonal() - marginal).mean())

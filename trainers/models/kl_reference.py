@@ -1,0 +1,78 @@
+"""The KL penalty to the policy that training started from: where it goes, and how its coefficient is steered."""
+
+import torch
+
+from trainers.algorithms.losses import aggregate, kl_k1, kl_k2, kl_k3
+from trainers.config import TrainArgs
+from trainers.models.lora import make_reference
+from trainers.models.micro_batches import compute_logprobs
+from trainers.models.policy import Policy
+from trainers.trajectory import Batch
+
+
+def adaptive_kl_coef(coef: float, kl: float, target: float, rate: float = 0.1) -> float:
+    """β ← β (1 + K clip(KL / target − 1, −.2, .2)): the controller of Ziegler et al. (2019, section 2.2).
+
+    Args:
+        kl: mean KL to the reference, measured on this update's batch, in the unit of ``target``.
+        rate: K, at most 2 % a step with the paper's .1.
+    """
+    if not target > 0:
+        raise ValueError(f"the KL target must be above 0, got {target}")
+    return coef * (1 + rate * min(max(kl / target - 1, -0.2), 0.2))
+
+
+class KLPenalty(torch.nn.Module):
+    """β KL(π ‖ π_ref), estimated token by token (Schulman 2020). π_ref is the policy as it is when this is made.
+
+    k1 goes into the reward, where it needs no gradient of its own; k2 and k3 into the loss, where k1's gradient would
+    be zero in expectation. A module, so that a checkpoint keeps β where it is steered.
+
+    Args:
+        policy: whose frozen copy is the reference; its weights are no part of this module.
+    """
+
+    coef: torch.Tensor
+
+    def __init__(self, policy: Policy, args: TrainArgs):
+        super().__init__()
+        self._reference, self._args, self._kl = make_reference(policy), args, 0.0
+        self._measured = False
+        self.register_buffer("coef", torch.tensor(args.kl_coef, dtype=torch.float64))
+
+    def add_reference(self, batch: Batch, valid: torch.Tensor) -> dict[str, float]:
+        """Before the gradient steps on a batch: ``batch.reference_logprobs``; with k1, the penalty into ``batch.rewards``.
+
+        Args:
+            valid: bool [N]; the other trajectories ended in error, and the KL is not measured on them.
+
+        Returns:
+            The KL in nats a token, and the β of this batch.
+        """
+        args = self._args
+        reference = compute_logprobs(self._reference, batch, args.temperature, args.max_tokens_per_micro_batch)
+        batch.reference_logprobs = reference
+        counted = batch.mask & valid[batch.trajectory][:, None]
+        self._measured = bool(counted.any())
+        self._kl = aggregate(kl_k3(batch.logprobs, reference), counted, counted.sum().clamp(min=1)).item()
+        if not self.in_loss:
+            penalty = self.coef.item() * kl_k1(batch.logprobs, reference)
+            batch.rewards = batch.rewards - torch.where(batch.mask, penalty, 0.0)
+        return {"policy/kl": self._kl, "policy/kl_coef": self.coef.item()}
+
+    @property
+    def in_loss(self) -> bool:
+        """Whether the penalty is in the loss, or in the reward (k1)."""
+        return self._args.kl != "k1"
+
+    def loss(self, logprobs: torch.Tensor, part: Batch) -> torch.Tensor:
+        """What is added to the loss of each token, [B, T]; zeros where the penalty is in the reward."""
+        if not self.in_loss:
+            return torch.zeros_like(logprobs)
+        assert part.reference_logprobs is not None
+        return self.coef.item() * {"k2": kl_k2, "k3": kl_k3}[self._args.kl](logprobs, part.reference_logprobs)
+
+    def adapt(self) -> None:
+        """After the gradient steps: β towards its target, by the KL of this batch (Ziegler et al. 2019)."""
+        if self._args.kl_target and self._measured:
+            self.coef.fill_(adaptive_kl_coef(self.coef.item(), self._kl, self._args.kl_target))

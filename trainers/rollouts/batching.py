@@ -1,0 +1,275 @@
+"""What surrounds the loss in the update of every algorithm.
+
+Before it: filters of groups, a penalty for long turns, the tensors of a batch, importance weights for another sampler, and
+the log-probabilities of the reference of a KL penalty. Around it: minibatches and metrics.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+
+import numpy as np
+import torch
+
+from trainers.algorithms import group_filters, importance
+from trainers.algorithms.losses import aggregate, kl_k3, sum_of_sequence
+from trainers.algorithms.overlong import overlong_penalty
+from trainers.algorithms.process_rewards import prime_norm
+from trainers.config import TrainArgs
+from trainers.engines.mismatch import measure_mismatch
+from trainers.models.kl_reference import KLPenalty
+from trainers.models.mask_ablation import remove_mask
+from trainers.models.micro_batches import compute_logprobs
+from trainers.models.policy import Policy
+from trainers.runtime.distributed import all_reduce_sums
+from trainers.trajectory import Batch, PackedEpisodes, Step, Trajectory, collate, pack
+
+Metrics = dict[str, float]
+
+GROUP_FILTERS: dict[str, Callable[..., torch.Tensor]] = {
+    "mixed": group_filters.mixed_groups,
+    "uncertain": group_filters.most_uncertain,
+    "signal": group_filters.most_signal,
+}
+
+
+def filter_groups(trajectories: list[Trajectory], args: TrainArgs) -> list[Trajectory]:
+    """The episodes of the groups that ``args.filter`` keeps.
+
+    Raises:
+        ValueError: an episode's return is not finite; a filter would drop its group silently.
+    """
+    if not all(math.isfinite(t.episode_return) for t in trajectories if not t.failed):
+        raise ValueError("an episode's return is not finite: the environment paid a reward that is NaN or infinite")
+    if args.filter == "none":
+        return trajectories
+    returns = torch.tensor([t.episode_return for t in trajectories])
+    groups = torch.tensor([t.group for t in trajectories])
+    valid = torch.tensor([not t.failed for t in trajectories])
+    options = {"selection_eps": args.selection_eps} if args.filter == "signal" else {}
+    keep = GROUP_FILTERS[args.filter](returns, groups, valid=valid, **options)
+    return [t for t, kept in zip(trajectories, keep.tolist(), strict=True) if kept]
+
+
+def refill_groups(
+    played: list[Trajectory], play: Callable[[], list[Trajectory]], args: TrainArgs
+) -> tuple[list[Trajectory], list[Trajectory], Metrics]:
+    """DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476): play on until ``questions_per_update`` groups hold
+    returns that differ, for ``args.refill`` more batches at most.
+
+    Args:
+        played: the first batch.
+        play: plays another one, of other questions.
+
+    Returns:
+        All episodes that were played; those to learn from, which are all of them where nothing is refilled; metrics.
+    """
+    if not args.refill:
+        return played, played, {}
+    batches, kept = [played], filter_groups(played, args)
+    while len({t.group for t in kept}) < args.questions_per_update and len(batches) <= args.refill:
+        offset = len(batches) * args.questions_per_update
+        batches.append([replace(t, group=t.group + offset) for t in play()])
+        kept += filter_groups(batches[-1], args)
+    played = [t for batch in batches for t in batch]
+    full = sorted({t.group for t in kept})[: args.questions_per_update]
+    kept = [t for t in kept if t.group in full]
+    metrics = {"filter/kept": len(kept) / len(played), "filter/batches": float(len(batches))}
+    return played, kept or played, metrics
+
+
+def select_episodes(trajectories: list[Trajectory], args: TrainArgs) -> tuple[list[Trajectory], Metrics]:
+    """The episodes to learn from, with the penalties that shape their rewards; none where the update is to be skipped.
+
+    Raises:
+        ValueError: an episode's return is not finite.
+    """
+    kept = filter_groups(trajectories, args)
+    counts = args.filter != "none" and not args.refill  # `refill_groups` has counted already, and filtered
+    metrics = {"filter/kept": len(kept) / len(trajectories)} if counts else {}
+    if args.prime_norm and kept:
+        kept = normalize_process_rewards(kept)
+    if args.overlong_buffer:
+        kept = [replace(t, steps=[add_overlong_penalty(step, args) for step in t.steps]) for t in kept]
+    return kept, metrics
+
+
+def normalize_process_rewards(trajectories: list[Trajectory]) -> list[Trajectory]:
+    """The same episodes with the rewards of their turns by `prime_norm`, but for the last turn of each, which is paid the
+    outcome."""
+    longest = max(len(t.steps) for t in trajectories)
+    paid = [[step.reward for step in t.steps[:-1]] for t in trajectories]
+    table = torch.tensor([own + [0.0] * (longest - len(own)) for own in paid], dtype=torch.float64)
+    scaled = prime_norm(table, torch.tensor([not t.failed for t in trajectories])).tolist()
+    return [
+        replace(t, steps=[replace(s, reward=r) for s, r in zip(t.steps[:-1], own, strict=False)] + t.steps[-1:])
+        for t, own in zip(trajectories, scaled, strict=True)
+    ]
+
+
+def add_overlong_penalty(step: Step, args: TrainArgs) -> Step:
+    """DAPO's soft penalty for a long turn, in its reward."""
+    penalty = overlong_penalty(torch.tensor(len(step.tokens)), args.max_new_tokens, args.overlong_buffer)
+    return replace(step, reward=step.reward + penalty.item())
+
+
+def prepare_batch(
+    trajectories: list[Trajectory], policy: Policy, args: TrainArgs, kl: KLPenalty | None = None
+) -> tuple[Batch, PackedEpisodes, Metrics]:
+    """The sequences for the model, the same episodes for the advantage estimators, and metrics."""
+    batch = collate(trajectories, policy.pad_id).to(policy.device)
+    if not args.loss_mask:
+        batch = remove_mask(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
+    batch.sequence_tokens = sum_of_sequence(batch.mask.sum(1), batch.trajectory)
+    batch, metrics = correct_for_sampler(batch, policy, args)
+    valid = torch.tensor([not t.failed for t in trajectories], device=policy.device)
+    if kl is not None:
+        metrics |= kl.add_reference(batch, valid)
+    return batch, pack_episodes(trajectories, batch, returns_from_rewards=kl is not None and args.kl == "k1"), metrics
+
+
+def note_advantages(trajectories: list[Trajectory], batch: Batch) -> None:
+    """Let each of the batch's episodes have its advantages, for the records of episodes. Those that are copies share the
+    list with what they are copies of."""
+    assert batch.advantages is not None
+    for trajectory in trajectories:
+        trajectory.advantages.clear()
+    rows = zip(batch.trajectory.tolist(), batch.lengths.tolist(), batch.advantages, strict=True)
+    for owner, length, advantages in rows:
+        trajectories[owner].advantages.append(advantages[:length])
+
+
+def pack_episodes(trajectories: list[Trajectory], batch: Batch, returns_from_rewards: bool = False) -> PackedEpisodes:
+    """A collated batch as the advantage estimators see it.
+
+    Args:
+        returns_from_rewards: the returns are those of ``batch.rewards``, which a KL penalty has changed.
+    """
+    size, device = len(trajectories), batch.ids.device
+    rewards = pack(batch.rewards, batch, size)
+    returns = torch.tensor([t.episode_return for t in trajectories], dtype=torch.float32, device=device)
+    return PackedEpisodes(
+        returns=rewards.sum(1) if returns_from_rewards else returns,
+        rewards=rewards,
+        mask=pack(batch.mask, batch, size),
+        turns=pack(batch.turns, batch, size, fill=-1),
+        groups=torch.tensor([t.group for t in trajectories], device=device),
+        valid=torch.tensor([not t.failed for t in trajectories], device=device),
+        anchors=[t.anchors for t in trajectories],
+    )
+
+
+def correct_for_sampler(batch: Batch, policy: Policy, args: TrainArgs) -> tuple[Batch, Metrics]:
+    """Importance weights for a sampler whose probabilities are not quite the trainer's. The ratio of the surrogate is then
+    to the trainer's own log-probabilities before the update, and each token's loss is weighted.
+
+    Returns:
+        The batch, and how far sampler and trainer are apart, where the sampler is another program.
+    """
+    if args.importance == "none" and args.engine == "transformers":
+        return batch, {}
+    trainer_logprobs = compute_logprobs(policy, batch, args.temperature, args.max_tokens_per_micro_batch)
+    metrics = measure_mismatch(trainer_logprobs, batch.logprobs, batch.mask)
+    if args.importance == "none":
+        return batch, metrics
+    if args.importance == "sequence":
+        weights = importance.sequence_masked_importance(trainer_logprobs, batch.logprobs, batch.mask, batch.trajectory)
+    else:
+        compute_weights = importance.truncated_importance if args.importance == "tis" else importance.masked_importance
+        weights = compute_weights(trainer_logprobs, batch.logprobs)
+    return replace(
+        batch, logprobs=trainer_logprobs, sampler_logprobs=batch.logprobs, importance_weights=weights
+    ), metrics
+
+
+def shuffle_minibatches(batch: Batch, args: TrainArgs, rng: np.random.Generator) -> Iterator[torch.Tensor]:
+    """``args.epochs`` times all rows of a batch in random order, in ``args.minibatches`` parts, int64 [b] each. For a mean over
+    sequences the rows of an episode stay together."""
+    owners = batch.trajectory.tolist() if args.mean_over == "sequences" else range(len(batch.ids))
+    units: dict[int, list[int]] = {}
+    for row, owner in enumerate(owners):
+        units.setdefault(owner, []).append(row)
+    together = list(units.values())
+    for _ in range(args.epochs):
+        for part in np.array_split(rng.permutation(len(together)), min(args.minibatches, len(together))):
+            yield torch.tensor([row for unit in part for row in together[unit]])
+
+
+def count_normalizer(batch: Batch, rows: torch.Tensor, valid: torch.Tensor, args: TrainArgs) -> int:
+    """What the losses of these rows are divided by: their action tokens, or how many sequences they are of. Those of episodes
+    that failed do not count; 1 where there are no others.
+
+    Args:
+        rows: int64 [b].
+        valid: bool [N], of the episodes.
+    """
+    rows = rows[valid[batch.trajectory[rows]]]
+    counted = int(batch.mask[rows].sum()) if args.mean_over == "tokens" else len(batch.trajectory[rows].unique())
+    return max(1, counted)
+
+
+def add_sequence_ratios(batch: Batch, rows: torch.Tensor, policy: Policy, args: TrainArgs) -> Batch:
+    """The batch with its ``other_log_ratios`` for a gradient step of GSPO on some rows, by the policy as it is now.
+
+    The rows of an episode need not share a micro-batch, so each is told of the others. Costs a forward pass more of the
+    episodes that have several rows, and nothing without any.
+    """
+    if args.loss != "gspo":
+        return batch
+    learns = torch.zeros(int(batch.trajectory.max()) + 1, dtype=torch.bool, device=batch.ids.device)
+    learns[batch.trajectory[rows]] = True
+    has_others = torch.bincount(batch.trajectory)[batch.trajectory] > 1
+    others = torch.zeros_like(batch.logprobs[:, 0])
+    if len(split := (has_others & learns[batch.trajectory]).nonzero()[:, 0]):
+        part = batch[split]
+        logprobs = compute_logprobs(policy, part, args.temperature, args.max_tokens_per_micro_batch)
+        own = torch.where(part.mask, logprobs - part.logprobs, 0.0).sum(1)
+        others[split] = sum_of_sequence(own, part.trajectory) - own
+    return replace(batch, other_log_ratios=others)
+
+
+class UpdateMetrics:
+    """Means over the gradient steps of an update: of loss and gradient norm by step, of the rest by action token. Rows
+    that need no pass through the model, such as those of groups whose returns are all equal, are not among the tokens."""
+
+    def __init__(self):
+        self._sums: Metrics = {"loss": 0.0, "tokens": 0.0}
+        self._norm, self._steps = 0.0, 0
+
+    @staticmethod
+    @torch.no_grad()
+    def of_tokens(batch: Batch, logprobs: torch.Tensor, entropy: torch.Tensor, clipped: torch.Tensor) -> Metrics:
+        """Means over the action tokens of a micro-batch; all tensors are [B, T].
+
+        Args:
+            clipped: where the ratio lies outside of its range.
+        """
+        sampler = batch.logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
+        values = {"entropy": entropy, "clip_fraction": clipped.float(), "sampler_kl": kl_k3(sampler, logprobs)}
+        if batch.importance_weights is not None:
+            values["importance"] = batch.importance_weights
+        tokens = batch.mask.sum().clamp(min=1)
+        return {name: aggregate(value, batch.mask, tokens).item() for name, value in values.items()}
+
+    def add(self, batch: Batch, scale: float, loss: torch.Tensor, means: Metrics) -> None:
+        """Count a micro-batch: its loss, and means over its tokens. Where ``scale`` is 0 it counts for nothing, but names
+        its metrics: processes add up theirs, and one of them may have no other micro-batch."""
+        counts = bool(scale)
+        tokens = int(batch.mask.sum()) * counts
+        sums = {name: value * tokens for name, value in means.items()}
+        sums |= {"loss": loss.item() * counts, "tokens": tokens}
+        for name, value in sums.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+
+    def add_step(self, norm: torch.Tensor) -> None:
+        """Count a gradient step, with the norm of its gradient before clipping."""
+        self._steps += 1
+        self._norm += norm.item()
+
+    def compute(self, lr: float) -> Metrics:
+        """All of it under ``policy/``, over all processes."""
+        sums = all_reduce_sums(self._sums)
+        loss, tokens = sums.pop("loss"), sums.pop("tokens")
+        means = {name: value / max(tokens, 1) for name, value in sums.items()}
+        means |= {"loss": loss / self._steps, "grad_norm": self._norm / self._steps, "lr": lr}
+        return {f"policy/{name}": value for name, value in means.items()}

@@ -1,0 +1,136 @@
+"""The episodes of each update: played when they are needed, or one step ahead of the learner."""
+
+import copy
+import time
+from concurrent.futures import Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from agent_envs.vector import ToolVectorEnv
+from trainers.config import TrainArgs
+from trainers.engines.engine import Engine
+from trainers.models.policy import Policy
+from trainers.rollouts.batching import refill_groups
+from trainers.rollouts.rollout import rollout
+from trainers.rollouts.statistics import rollout_statistics
+from trainers.rollouts.timing import Timing
+from trainers.runtime import distributed
+from trainers.runtime.retry import play_until_tools_work
+from trainers.trajectory import Trajectory
+
+PROCESSED = {  # counts of the engine: names of metrics
+    "prefill": "tokens/processed_prefill",
+    "decode": "tokens/processed_decode",
+    "decode_steps": "train/decode_steps",
+}
+
+
+@dataclass(slots=True, kw_only=True)
+class Collected:
+    """What was played for an update.
+
+    Attributes:
+        played: all episodes.
+        episodes: those to learn from.
+        rng: what drew the questions, and goes on to shuffle the minibatches.
+        metrics: of how they were played.
+        seconds: that playing took; what failed and was played again does not count, nor do pauses.
+    """
+
+    played: list[Trajectory]
+    episodes: list[Trajectory]
+    rng: np.random.Generator
+    metrics: dict[str, float]
+    seconds: float
+
+
+def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
+    """The episodes of update ``number``, with the same questions in every run of a seed. Where a tool broke in more than half
+    of them they are played again, `play_until_tools_work`."""
+
+    def failed(collected: Collected) -> float:
+        return float(np.mean([trajectory.failed for trajectory in collected.played]))
+
+    minutes = args.tool_outage_minutes
+    return play_until_tools_work(lambda: _play_batch_once(args, envs, policy, engine, number), failed, minutes)
+
+
+def _play_batch_once(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
+    begin, timing, rng = time.monotonic(), Timing(), np.random.default_rng([args.seed, number])
+    engine.processed.clear()
+    distributed.reseed(args.seed, number)
+
+    def play_groups() -> list[Trajectory]:
+        seeds = rng.integers(2**31, size=args.questions_per_update).tolist()
+        own = rollout(
+            envs, policy, engine, seeds=distributed.shard(seeds), group_size=args.group_size,
+            max_new_tokens=args.max_new_tokens, temperature=args.temperature, top_p=args.top_p, min_p=args.min_p,
+            timing=timing,
+        )  # fmt: skip
+        played = distributed.all_gather(own)
+        for i, trajectory in enumerate(played):
+            trajectory.group = i // args.group_size  # over all processes
+        return played
+
+    played = play_groups()
+    statistics = rollout_statistics(envs, played)  # before a refill, whose questions are chosen
+    played, episodes, metrics = refill_groups(played, play_groups, args)
+    metrics |= statistics | timing.pop_metrics()
+    metrics |= {PROCESSED[phase]: float(count) for phase, count in engine.processed.items()}
+    metrics |= distributed.all_reduce_sums({n: value for n, value in metrics.items() if n.startswith("tokens/")})
+    seconds = time.monotonic() - begin
+    return Collected(played=played, episodes=episodes, rng=rng, metrics=metrics, seconds=seconds)
+
+
+class Collector:
+    """Plays the episodes of one update after the other.
+
+    With ``args.one_step_off_policy``, while an update learns from one batch, a copy of the policy plays the next with the
+    weights from before that update. So a batch is one update old when it is learned from, never more; the ratio of the
+    surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs.
+
+    Attributes:
+        policy: who plays; the policy itself, or its copy.
+    """
+
+    def __init__(self, args: TrainArgs, policy: Policy):
+        self.policy, self._trained, self._args = policy, policy, args
+        self._next: Future[Collected] | None = None
+        self._waited = 0.0  # for the next batch, where its weights were wanted before it was
+        if args.one_step_off_policy:
+            self.policy = copy.copy(policy)
+            self.policy.model = copy.deepcopy(policy.model)
+        self._pool = ThreadPoolExecutor(1)
+
+    def collect(self, envs: ToolVectorEnv, engine: Engine, number: int) -> Collected:
+        """The episodes of update ``number``. Their metric ``time/rollout`` is how long they were waited for, in seconds, outages
+        left out."""
+        begin = time.monotonic()
+        if self._next is None:
+            self.update_weights()  # a resumed run has got its weights since
+            collected = play_batch(self._args, envs, self.policy, engine, number)
+        else:
+            collected = self._next.result()
+        waited, self._next, self._waited = self._waited + time.monotonic() - begin, None, 0.0
+        collected.metrics["time/rollout"] = min(waited, collected.seconds)
+        if self._args.one_step_off_policy and number + 1 < self._args.updates:
+            self.update_weights()
+            self._next = self._pool.submit(play_batch, self._args, envs, self.policy, engine, number + 1)
+        return collected
+
+    def close(self) -> None:
+        """Wait for what is being played, and end the thread that plays it."""
+        self._pool.shutdown(cancel_futures=True)
+
+    @torch.no_grad()
+    def update_weights(self) -> None:
+        """Wait for what is being played, and let the copy have the newest weights."""
+        if self._next:
+            begin = time.monotonic()
+            wait([self._next])  # an error in it is raised where its batch is asked for
+            self._waited += time.monotonic() - begin
+        if self.policy is not self._trained:
+            for ours, theirs in zip(self.policy.model.parameters(), self._trained.model.parameters(), strict=True):
+                ours.copy_(theirs)

@@ -1,0 +1,68 @@
+"""What the episodes of a batch were like: their metrics, and what the collapse monitor takes of them."""
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+
+from agent_envs.vector import ToolVectorEnv
+from trainers.algorithms import group_filters as filters
+from trainers.runtime import distributed
+from trainers.trajectory import Trajectory, to_sequences
+
+MONITOR = "monitor/"  # prefix of the metrics that the collapse monitor takes
+
+
+def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, float]:
+    """What the episodes of a batch were like."""
+    valid = [t for t in trajectories if not t.failed] or trajectories  # as those that are learned from
+    groups = [[t.episode_return for t in valid if t.group == g] for g in {t.group for t in valid}]
+    sequences = [s for t in trajectories for s in to_sequences(t.steps)]
+    metrics = {
+        "tokens/action": sum(sum(s.mask) for s in sequences),
+        "tokens/all": sum(len(s.ids) for s in sequences),
+        "train/return": np.mean([t.episode_return for t in valid]),
+        f"train/{score}": np.mean([t.info[score] for t in valid]),
+        "train/turns": np.mean([len(t.steps) for t in trajectories]),
+        "train/truncated": np.mean([t.truncated for t in trajectories]),
+        "train/failed": np.mean([t.failed for t in trajectories]),
+        "train/tool_faults": sum(t.tool_faults for t in trajectories),
+    }
+    if len(groups) < len(valid):  # a group of one has no deviation
+        metrics["train/group_std"] = np.mean([np.std(group) for group in groups])
+        metrics["train/zero_std_groups"] = np.mean([np.ptp(group) < filters.ZERO_STD for group in groups])
+    for name in ("f1", "support_recall", "calls"):
+        if all(name in t.info for t in trajectories):
+            metrics[f"train/{name}"] = np.mean([float(t.info[name]) for t in trajectories])
+    for name in dict.fromkeys(name for t in valid for name in t.reward_terms):
+        metrics[f"reward/{name}"] = np.mean([t.reward_terms.get(name, 0.0) for t in valid])
+    return {name: float(value) for name, value in metrics.items()}
+
+
+def rollout_statistics(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[str, float]:
+    """Statistics of a batch of episodes for the monitor, under ``monitor/``; what is not known is left out.
+
+    Args:
+        envs: those that have just played ``episodes``, one each, before any of them is reset.
+    """
+    returns = torch.tensor([t.episode_return for t in episodes])
+    groups, valid = torch.tensor([t.group for t in episodes]), torch.tensor([not t.failed for t in episodes])
+    sampled = [step.tokens for t in episodes for step in t.steps]
+    turns = [(turn.error is None, bool(turn.calls)) for env in envs.envs for turn in env.history.turns]
+    turns = distributed.all_gather(turns)
+    numbers = {
+        "response_length": sum(map(len, sampled)) / len(sampled),
+        "repetition": sum(map(repeated_ngrams, sampled)) / len(sampled),
+        "valid_turns": sum(valid for valid, _ in turns) / len(turns),
+    }
+    if len(groups.unique()) < len(groups):  # a group of one has no deviation
+        numbers["reward_deviation"] = filters.group_deviation(returns, groups, valid)[0].mean().item()
+    if any(env.tools for env in envs.envs):
+        numbers["search_rate"] = sum(calls for _, calls in turns) / len(turns)
+    return {MONITOR + name: value for name, value in numbers.items()}
+
+
+def repeated_ngrams(ids: Sequence[int], n: int = 4) -> float:
+    """The share of a text's n-grams that occurred in it before, 0 to 1; 0 for a text shorter than ``n``."""
+    grams = [tuple(ids[i : i + n]) for i in range(len(ids) - n + 1)]
+    return 1 - len(set(grams)) / len(grams) if grams else 0.0

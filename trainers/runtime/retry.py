@@ -1,0 +1,74 @@
+"""Tools that break: what was played is played again, with growing pauses, until they work or patience ends.
+
+A dead search server does not end an episode, it makes all of its searches fail, and a batch of such episodes says nothing about
+the policy. So what failed for the most part is never learned from and never a score.
+"""
+
+import math
+import sys
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import torch
+
+from trainers.runtime import distributed, signals
+
+T = TypeVar("T")
+MOST_FAILED = 0.5  # the share of failed episodes above which nothing is made of the others
+MINUTES = 10.0
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
+
+
+class ToolsFailed(signals.TrainingStopped):
+    """More than half of the episodes failed, however often they were played."""
+
+
+def play_until_tools_work(
+    play: Callable[[], T], failed: Callable[[T], float], minutes: float, most: float = MOST_FAILED
+) -> T:
+    """What ``play`` returns, as soon as no more than a share ``most`` of its episodes failed. It is called again after pauses
+    of 1, 2, 4 to 60 seconds, with the random numbers of the first time: after an outage a run is what it would have been
+    without.
+
+    Args:
+        failed: the share of failed episodes in what was played; the same in every process.
+        minutes: how long, from the first failure on. Playing counts too: a tool that hangs takes long to fail.
+
+    Raises:
+        ToolsFailed: it took that long, or a signal has asked the process to stop. The random state is as before.
+    """
+    end, pause = math.inf, FIRST_PAUSE
+    while True:
+        state = _random_state()
+        played = play()
+        share = failed(played)
+        if not share > most:
+            return played
+        _set_random_state(state)
+        end = min(end, time.monotonic() + minutes * 60)
+        left = distributed.broadcast(end - time.monotonic())  # all processes go on, or none
+        what = f"a tool broke in {share:.0%} of the episodes"
+        if left <= 0:
+            raise ToolsFailed(f"{what}, for {minutes:g} minutes (--tool-outage-minutes): nothing is learned of it.")
+        pause, wait = min(2 * pause, LONGEST_PAUSE), min(pause, left)
+        print(f"Warning: {what}: they are played again in {wait:.3g} s", file=sys.stderr, flush=True)
+        if _pause(wait):
+            raise ToolsFailed(f"{what}, and a signal asks to stop: nothing is learned of it.")
+
+
+def _pause(seconds: float) -> bool:
+    """Wait; returns whether a signal has come to any process meanwhile."""
+    end = time.monotonic() + seconds
+    while (left := end - time.monotonic()) > 0 and not signals.received():
+        time.sleep(min(left, 0.5))
+    return any(distributed.all_gather([signals.received()]))
+
+
+def _random_state() -> tuple[torch.Tensor, list[torch.Tensor]]:
+    return torch.get_rng_state(), torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []
+
+
+def _set_random_state(state: tuple[torch.Tensor, list[torch.Tensor]]) -> None:
+    torch.set_rng_state(state[0])
+    torch.cuda.set_rng_state_all(state[1])
