@@ -13,13 +13,9 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
-from agent_envs.renames import module_getattr
 from agent_envs.types import TurnContext
-
-if not TYPE_CHECKING:
-    __getattr__ = module_getattr(__name__, {"Fact": "Metric"})
 
 Term = Callable[[TurnContext], float]
 

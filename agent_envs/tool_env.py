@@ -16,7 +16,6 @@ import gymnasium
 
 from agent_envs.context import Messages, Rewriting, make_context
 from agent_envs.formats import Format, make_format
-from agent_envs.renames import check_env_class, check_tool
 from agent_envs.rewards import Reward, make_reward
 from agent_envs.spaces import AnyText, example_turns
 from agent_envs.tools import FunctionTool, Tool, run_calls
@@ -81,15 +80,11 @@ class ToolEnv(gymnasium.Env[str, str]):
         "success"  # the metric of the last turn that says how well the task was done, in [0, 1]
     )
     TAKES_NOISE_SEED: ClassVar[bool] = False  # has the reset option "noise_seed": same instance, other random outcomes
-    SCRIPTS: ClassVar[Mapping[str, Callable]] = {}  # baselines, see agent_envs.utils.play
+    SCRIPTS: ClassVar[Mapping[str, Callable]] = {}  # baselines, see agent_envs.utils.scripts
 
     questions: "Sequence[Question] | None" = None
     """The fixed list of questions of the split, or None where instances are made from seeds. The trainer takes an environment
     that has one for a `QAEnv`: Naive RAG searches for the questions, and their answers are scored by ``task``."""
-
-    def __init_subclass__(cls, **kwargs: Any):
-        super().__init_subclass__(**kwargs)
-        check_env_class(cls)
 
     def __init__(
         self,
@@ -387,7 +382,6 @@ def _encodable(text: str) -> str:
 def _as_tool(tool: Tool | Callable) -> Tool:
     if not hasattr(tool, "execute_batch"):
         return FunctionTool(tool)
-    check_tool(tool)
     taken = cast(Tool, tool)
     try:
         compile_parameters(taken.parameters)

@@ -1,12 +1,7 @@
 """The values that tools, formats and environments exchange."""
 
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
-
-from agent_envs.renames import CONTEXT_ATTRIBUTES, module_getattr
-
-if not TYPE_CHECKING:
-    __getattr__ = module_getattr(__name__, {"Verdict": "TurnOutcome", "Moment": "TurnContext"})
+from typing import Any
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,10 +90,3 @@ class TurnContext:
     previous_turns: list[Turn]
     failed: bool
     repeated: bool
-
-    if not TYPE_CHECKING:
-
-        def __getattr__(self, name: str) -> Any:
-            if name in CONTEXT_ATTRIBUTES:
-                raise AttributeError(f"TurnContext.{name} is now called {CONTEXT_ATTRIBUTES[name]}")
-            raise AttributeError(f"TurnContext has no attribute {name!r}")

@@ -6,19 +6,15 @@ observations in shared memory.
 
 import inspect
 from collections.abc import Callable, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import gymnasium
 import numpy as np
 from gymnasium.vector import AutoresetMode, VectorEnv
 from gymnasium.vector.utils import batch_space
 
-from agent_envs.renames import module_getattr
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import run_calls
-
-if not TYPE_CHECKING:
-    __getattr__ = module_getattr(__name__, {"vectorized": "vector_entry_point"})
 
 
 class ToolVectorEnv(VectorEnv):

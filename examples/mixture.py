@@ -15,7 +15,7 @@ from pathlib import Path
 import gymnasium
 
 import agent_envs  # noqa: F401  (registers the environments)
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 from trainers import grpo
 
 TASKS = {
@@ -32,7 +32,7 @@ QUICK = dict(
 def main(out: str = "runs/mixture", quick: bool = False) -> None:
     env = gymnasium.make("AgentR1/Mixture-v0", tasks=TASKS).unwrapped
     for seed in range(40):
-        play(env, env.SCRIPTS["scripted"], seed)
+        roll_out(env, env.SCRIPTS["scripted"], seed)
     print("scripted:", json.dumps(env.statistics, indent=1))
 
     seen = {}

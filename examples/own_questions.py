@@ -19,7 +19,7 @@ from pathlib import Path
 import gymnasium
 
 import agent_envs  # noqa: F401  (registers the environments)
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 from trainers import grpo
 
 TOWN = Path(__file__).parent / "town"
@@ -38,7 +38,7 @@ QUICK = dict(
 def main(out: str = "runs/own-questions", quick: bool = False) -> None:
     env = gymnasium.make("AgentR1/QA-v0", **QUESTIONS).unwrapped
     print(env.system_prompt, "\n")
-    for turn in play(env, env.SCRIPTS["oracle"], seed=3):
+    for turn in roll_out(env, env.SCRIPTS["oracle"], seed=3):
         print(turn["observation"], "->", turn["action"], f"  reward {turn['reward']:+.2f}")
 
     size = QUICK if quick else {"updates": 20}

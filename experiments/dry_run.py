@@ -14,7 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, PretrainedConfig, Pre
 
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import SearchTool
-from agent_envs.utils.play import sample_instances
+from agent_envs.utils.scripts import sample_instances
 from experiments.check import CheckedRecipe, check, unfit_baselines
 from experiments.recipe import BASELINES, LENGTHENED, Recipe
 from trainers import ppo

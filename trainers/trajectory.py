@@ -32,10 +32,10 @@ class Trajectory:
     For records of episodes (`trainers.episodes.records`), as text:
 
     Attributes:
-        instance: the number that was asked for, the ``sample`` of it, and what an `agent_envs.utils.play.Witness` says of it.
+        instance: the number that was asked for, the ``sample`` of it, and what an `EpisodeRecorder` says of it.
         messages: what the policy read and wrote. A system message after the first begins a context that was rewritten.
         turns: for each turn its ``message`` (place in ``messages``), ``observation`` (read before it), ``action``,
-            ``reward``, ``reward_terms``, ``next_observation`` and what the witness noted.
+            ``reward``, ``reward_terms``, ``next_observation`` and what the recorder noted.
         advantages: of each sequence of `to_sequences`, float32 [its length], once an update has computed them.
     """
 

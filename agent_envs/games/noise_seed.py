@@ -3,8 +3,6 @@
 import random
 from typing import Any
 
-from agent_envs.renames import check_reset_options
-
 
 def take_noise_seed(options: dict[str, Any]) -> int:
     """The reset option ``noise_seed``, 0 where it is not given: which random outcomes the same instance has.
@@ -16,7 +14,6 @@ def take_noise_seed(options: dict[str, Any]) -> int:
     Raises:
         ValueError: another option, or a value that is no whole number.
     """
-    check_reset_options(options)
     if unknown := set(options) - {"noise_seed"}:
         raise ValueError(f"unknown reset options {sorted(unknown)}; known: ['noise_seed']")
     noise_seed = options.get("noise_seed", 0)

@@ -14,7 +14,7 @@ from agent_envs.tasks.answering import ANSWER_REWARD
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
-from agent_envs.utils.play import Script
+from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
 
 _NUMBER = r"\d+(?:\.\d+)?"

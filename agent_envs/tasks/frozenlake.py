@@ -12,7 +12,7 @@ from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolResult, Turn, TurnOutcome
-from agent_envs.utils.play import Script
+from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
 
 Action = Literal["Left", "Down", "Right", "Up"]

@@ -16,7 +16,7 @@ from agent_envs.tasks.sql import ask
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool, SearchTool
 from agent_envs.types import ToolResult, Turn, TurnOutcome
-from agent_envs.utils.play import Script
+from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
 
 _NAME = r"(?:[A-Z]\w+ )*[A-Z]\w+"

@@ -11,11 +11,10 @@ import gymnasium
 
 from agent_envs.formats import Format
 from agent_envs.integrations.hosting import find_spec, lacks_split, make_registered
-from agent_envs.renames import check_reset_options
 from agent_envs.tasks.qa import check_question
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.types import ToolResult, Turn
-from agent_envs.utils.play import Script
+from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
 
 _DEFAULT = {"AgentR1/MiniWiki-Easy-v0": 2.0, "AgentR1/Calculator-v0": 1.0, "AgentR1/Sokoban-v0": 1.0}
@@ -160,7 +159,6 @@ class MixtureEnv(ToolEnv):
         if id not in self.tasks:
             raise ValueError(f"task must be one of {list(self.tasks)}, got {id!r}")
         self.id, self.current, self._paid = id, self.tasks[id], 0.0
-        check_reset_options(options)
         noise_seed = options.pop("noise_seed", None)
         if self.current.TAKES_NOISE_SEED and noise_seed is not None:
             options["noise_seed"] = noise_seed

@@ -16,7 +16,7 @@ from agent_envs.tasks.qa_scripts import search
 from agent_envs.tools import Tool
 from agent_envs.tools.search import SearchTool, read_shown
 from agent_envs.types import Turn
-from agent_envs.utils.play import Script
+from agent_envs.utils.scripts import Script
 from retrieval_index import Passage
 
 _WORD = r"(?:[^\W_a-zß-ÿ]|\d)[\w'’.\-]*"  # begins with a capital or a digit

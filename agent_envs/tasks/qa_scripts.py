@@ -3,17 +3,13 @@
 import random
 import re
 from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from agent_envs.data.question import Question
-from agent_envs.renames import module_getattr
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools.search import read_shown
 from agent_envs.types import ToolCall, Turn
-from agent_envs.utils.play import Script
-
-if not TYPE_CHECKING:
-    __getattr__ = module_getattr(__name__, {"hasty": "early_stopping(continue_probability=)"})
+from agent_envs.utils.scripts import Script
 
 
 class HasQuestion(Protocol):

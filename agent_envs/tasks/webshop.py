@@ -14,7 +14,7 @@ from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool, ToolError
 from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
-from agent_envs.utils.play import Script
+from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
 
 _SPLITS = {"train": (1500, None), "validation": (500, 1500), "test": (0, 500)}

@@ -46,11 +46,6 @@ class FunctionTool:
     max_output: int = 20_000
     batch_key: Hashable = None
 
-    def __new__(cls, *args: Any, **kwargs: Any):
-        if "lane" in kwargs:  # for one release
-            raise TypeError("FunctionTool: lane is now called batch_key")
-        return super().__new__(cls)
-
     def __post_init__(self):
         if not callable(self.function):
             raise ValueError(f"a tool is made from a function, got {self.function!r}")

@@ -8,7 +8,7 @@ import numpy as np
 
 from agent_envs.integrations.hosting import make as make_tool_env
 from agent_envs.scoring import bootstrap_interval
-from agent_envs.utils.play import is_drawn, play, sample_instances
+from agent_envs.utils.scripts import is_drawn, roll_out, sample_instances
 
 
 def run_baselines(
@@ -23,7 +23,7 @@ def run_baselines(
     Args:
         id: a registered environment.
         episodes: how many each script plays, from ``seed`` on. Questions of a file are played once each, those of
-            `agent_envs.utils.play.sample_instances`; 0 plays all.
+            `agent_envs.utils.scripts.sample_instances`; 0 plays all.
         kwargs: arguments of the environment.
         track: shows progress, such as ``tqdm``.
 
@@ -45,7 +45,7 @@ def run_baselines(
         raise ValueError("episodes must be at least 1 where instances are made from seeds")
     rows = []
     for name, script in env.SCRIPTS.items():
-        played = [play(env, script, seed + i, options) for i, options in enumerate(track(numbers))]
+        played = [roll_out(env, script, seed + i, options) for i, options in enumerate(track(numbers))]
         if broken := sum(any(turn["tool_faults"] for turn in episode) for episode in played):
             raise RuntimeError(
                 f"{id}: a tool broke in {broken} of the {len(played)} episodes of the agent {name!r}, whose score would be "

@@ -8,7 +8,7 @@ from typing import Any
 from agent_envs.integrations.hosting import make as make_tool_env
 from agent_envs.tool_env import ToolEnv
 from agent_envs.utils import baselines
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 
 def page(
@@ -26,7 +26,7 @@ def page(
     task, _, arguments = about.partition("\n\nArgs:\n")
     arguments, _, rest = arguments.partition("\n\n")
     observation, info = env.reset(seed=seed)
-    episode = play(env, env.SCRIPTS[script], seed) if env.SCRIPTS else []
+    episode = roll_out(env, env.SCRIPTS[script], seed) if env.SCRIPTS else []
     parts = [
         f"# {id}",
         task,

@@ -89,7 +89,7 @@ import pytest
 from $module import $task
 
 from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 
 @pytest.fixture
@@ -120,7 +120,7 @@ def test_the_tool_tells_the_way(env):
 
 @pytest.mark.parametrize(("script", "least"), [("oracle", 1.0), ("scripted", 1.0), ("random", 0.0)])
 def test_agents_reach_what_they_should(env, script, least):
-    scores = [play(env, $task.SCRIPTS[script], seed)[-1]["success"] for seed in range(50)]
+    scores = [roll_out(env, $task.SCRIPTS[script], seed)[-1]["success"] for seed in range(50)]
     assert sum(scores) / len(scores) >= least
 
 

@@ -14,7 +14,7 @@ from agent_envs.games import replay
 from agent_envs.games.textworld import _clean_text, find_games, short_name
 from agent_envs.tasks import alfworld
 from agent_envs.tasks.alfworld import ALFWorldEnv, make_vector
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 
 def say(*commands):
@@ -175,7 +175,7 @@ def test_both_checkers_have_nothing_to_say(games):
 def test_the_walkthrough_wins_every_game_and_pays_one(games):
     env = ALFWorldEnv(games=games, split="all")
     for instance in range(len(env.files)):
-        episode = play(env, env.SCRIPTS["oracle"], 0, options={"instance": instance})
+        episode = roll_out(env, env.SCRIPTS["oracle"], 0, options={"instance": instance})
         assert [turn["reward"] for turn in episode] == [0.0] * (len(episode) - 1) + [1.0]
         last = episode[-1]
         assert last["terminated"] is True and last["success"] == last["score"] == last["won"] == 1.0
@@ -207,7 +207,7 @@ def test_the_published_penalty_for_commands_that_are_not_listed(games):
     env.reset(seed=0)
     assert env.step(say("fly"))[1] == env.step("no tag")[1] == -0.1
     assert env.step(say("look"))[1] == 0.0
-    assert play(env, env.SCRIPTS["oracle"], 0)[-1]["reward"] == 10.0
+    assert roll_out(env, env.SCRIPTS["oracle"], 0)[-1]["reward"] == 10.0
 
 
 def test_several_commands_in_a_turn(games):
@@ -230,7 +230,7 @@ def test_turns_run_out(games):
 @pytest.mark.parametrize("script", ["random", "scripted", "oracle"])
 def test_scripts_play_in_every_format(games, script, format):
     env = ALFWorldEnv(games=games, split="all", max_turns=12, format=format)
-    episode = play(env, env.SCRIPTS[script], 3)
+    episode = roll_out(env, env.SCRIPTS[script], 3)
     assert all(turn["valid"] for turn in episode) and "Nothing happens" not in episode[-1]["next_observation"]
     assert all("Nothing happens" not in turn["next_observation"] for turn in episode)
 
@@ -261,7 +261,7 @@ def test_exploring_beats_wandering(games):
     env = ALFWorldEnv(games=games, split="all", max_turns=15)
 
     def wins(script):
-        return sum(play(env, env.SCRIPTS[script], seed)[-1]["success"] for seed in range(12))
+        return sum(roll_out(env, env.SCRIPTS[script], seed)[-1]["success"] for seed in range(12))
 
     assert wins("scripted") > wins("random")
 
@@ -350,7 +350,7 @@ def test_alfworld_plays_with_readable_names(data, monkeypatch):
 def test_alfworld_is_won_by_its_walkthrough(data):
     env = ALFWorldEnv(data=data)
     for instance in (0, 1, 1, 0):
-        episode = play(env, env.SCRIPTS["oracle"], 0, options={"instance": instance})
+        episode = roll_out(env, env.SCRIPTS["oracle"], 0, options={"instance": instance})
         assert [turn["reward"] for turn in episode] == [0.0] * 4 + [1.0] and episode[-1]["terminated"]
 
 

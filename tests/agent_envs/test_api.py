@@ -17,7 +17,7 @@ from agent_envs.generators.shop.wishes import WISH_KINDS
 from agent_envs.tasks.api import APIEnv, make_vector
 from agent_envs.types import ToolCall, Turn
 from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
 FORBIDDEN = {
@@ -491,14 +491,14 @@ def test_hostile_calls_cost_and_change_nothing(action):
 def test_the_oracle_serves_everything(split, difficulty):
     env = APIEnv(split=split, difficulty=difficulty)
     for seed in range(40):
-        episode = play(env, APIEnv.SCRIPTS["oracle"], seed)
+        episode = roll_out(env, APIEnv.SCRIPTS["oracle"], seed)
         assert episode[-1]["success"] == 1.0 and episode[-2]["progress"] == 1.0 and episode[-1]["wrong_writes"] == 0.0
         assert sum(step["reward"] for step in episode) == pytest.approx(1.05)
 
 
 def test_scripts_rank():
     means = {
-        name: np.mean([play(APIEnv(difficulty="easy"), script, seed)[-1]["success"] for seed in range(50)])
+        name: np.mean([roll_out(APIEnv(difficulty="easy"), script, seed)[-1]["success"] for seed in range(50)])
         for name, script in APIEnv.SCRIPTS.items()
     }
     assert means["random"] < 0.12 < means["scripted"] < 0.5 < means["oracle"] == 1.0

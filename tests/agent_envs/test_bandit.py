@@ -10,7 +10,7 @@ import pytest
 from agent_envs.games.bandit import FAMILIES, Arms, draw_arms
 from agent_envs.tasks.bandit import BanditEnv, make_vector
 from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 
 def answer(name):
@@ -128,13 +128,13 @@ def test_neither_observation_nor_info_names_the_risky_arm():
 def test_oracle_and_chance():
     means = {}
     for name, script in BanditEnv.SCRIPTS.items():
-        means[name] = np.mean([play(BanditEnv(), script, seed)[-1]["expected"] for seed in range(200)])
+        means[name] = np.mean([roll_out(BanditEnv(), script, seed)[-1]["expected"] for seed in range(200)])
     assert means["oracle"] == 0.25 and all(0.15 < means[name] < 0.2 for name in ("random", "scripted"))
 
 
 @pytest.mark.parametrize("format", ["ragen", "hermes", "react", "openai", "harmony"])
 def test_any_format_will_do(format):
-    assert play(BanditEnv(format=format), BanditEnv.SCRIPTS["oracle"], 1)[-1]["success"] == 1.0
+    assert roll_out(BanditEnv(format=format), BanditEnv.SCRIPTS["oracle"], 1)[-1]["success"] == 1.0
 
 
 def test_pickled_before_the_pull_it_pays_the_same():

@@ -20,7 +20,7 @@ from agent_envs.generators.stories.tale import Tale
 from agent_envs.generators.stories.word_problems import DIFFICULTIES, STEPS, STORIES, Problem, make_problem
 from agent_envs.tasks.calculator import CalculatorEnv, make_vector
 from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.play import is_drawn, play, play_many, sample_instances
+from agent_envs.utils.scripts import is_drawn, roll_out, roll_out_many, sample_instances
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
 
@@ -207,14 +207,14 @@ def test_the_oracle_solves_everything(split):
     for difficulty in DIFFICULTIES:
         env = CalculatorEnv(split=split, difficulty=difficulty)
         for seed in range(200):
-            episode = play(env, CalculatorEnv.SCRIPTS["oracle"], seed)
+            episode = roll_out(env, CalculatorEnv.SCRIPTS["oracle"], seed)
             assert episode[-1]["success"] == 1.0 and episode[-2]["progress"] == 1.0
             assert sum(step["reward"] for step in episode) == pytest.approx(1.05)
 
 
 def test_scripts_rank():
     means = {
-        name: np.mean([play(CalculatorEnv(difficulty="easy"), script, seed)[-1]["success"] for seed in range(150)])
+        name: np.mean([roll_out(CalculatorEnv(difficulty="easy"), script, seed)[-1]["success"] for seed in range(150)])
         for name, script in CalculatorEnv.SCRIPTS.items()
     }
     assert means["random"] < 0.05 < means["scripted"] < 0.6 < means["oracle"] == 1.0
@@ -294,14 +294,14 @@ def test_gsm8k_is_played_and_scored_by_its_number(gsm8k):
     assert env.step("<answer>2,234.00</answer>")[4]["success"] == 1.0
     with pytest.raises(ValueError, match=r"0\.\.2"):
         env.reset(options={"instance": 3})
-    assert all(play(env, CalculatorEnv.SCRIPTS["oracle"], seed)[-1]["success"] for seed in range(5))
+    assert all(roll_out(env, CalculatorEnv.SCRIPTS["oracle"], seed)[-1]["success"] for seed in range(5))
 
 
 def test_every_question_of_gsm8k_is_played_once(gsm8k):
     """At seeds a third of a file would be missed, and as much played twice."""
     envs = gymnasium.make_vec("AgentR1/Calculator-v0", num_envs=2, source="gsm8k", split="validation", data=gsm8k)
     numbers = sample_instances(envs.envs[0], 0)
-    played = play_many(envs, numbers, CalculatorEnv.SCRIPTS["oracle"])
+    played = roll_out_many(envs, numbers, CalculatorEnv.SCRIPTS["oracle"])
     assert sorted(turns[-1]["gold"] for turns in played) == sorted(q.answer for q in envs.envs[0].questions)
     assert len(numbers) == 3 and not is_drawn(envs.envs[0]) and is_drawn(CalculatorEnv())
     with pytest.raises(ValueError, match=r"question must be in 0\.\.2, got 3"):

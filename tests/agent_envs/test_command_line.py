@@ -13,7 +13,7 @@ from broken_envs import Adds, Digit, registered
 import agent_envs
 from agent_envs.types import ToolCall, Turn
 from agent_envs.utils.describe import page
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 WORLD = json.dumps({"entities": 150, "questions": 120})
 
@@ -150,7 +150,7 @@ def test_a_script_that_stops_too_early_is_named():
 
     for script, turns in ((silent, 0), (hasty, 1)):
         with pytest.raises(ValueError, match=f"{script.__name__} stopped after {turns} turns, and the episode goes on"):
-            play(Digit(), script, seed=0)
+            roll_out(Digit(), script, seed=0)
 
 
 def test_serve_says_what_it_needs(run, monkeypatch):

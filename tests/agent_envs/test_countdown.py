@@ -16,7 +16,7 @@ from agent_envs.games import countdown
 from agent_envs.games.split import split_of
 from agent_envs.tasks.countdown import CountdownEnv, make_vector
 from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 
 def make(numbers=(3, 5, 2), target=4, **arguments):
@@ -171,7 +171,9 @@ def test_oracle_is_always_right_and_scripts_rank():
     means = {}
     for name, script in CountdownEnv.SCRIPTS.items():
         said = [
-            play(CountdownEnv(split=split), script, seed)[-1] for split in ("train", "validation") for seed in range(40)
+            roll_out(CountdownEnv(split=split), script, seed)[-1]
+            for split in ("train", "validation")
+            for seed in range(40)
         ]
         means[name] = np.mean([step["correct"] for step in said])
         assert all(step["reward"] in (0.1, 1.0) for step in said) or name == "random"
@@ -180,7 +182,7 @@ def test_oracle_is_always_right_and_scripts_rank():
 
 @pytest.mark.parametrize("format", ["ragen", "hermes", "react", "openai", "harmony"])
 def test_any_format_will_do(format):
-    assert play(CountdownEnv(format=format), CountdownEnv.SCRIPTS["oracle"], 1)[-1]["reward"] == 1.0
+    assert roll_out(CountdownEnv(format=format), CountdownEnv.SCRIPTS["oracle"], 1)[-1]["reward"] == 1.0
 
 
 def test_pickled_in_the_middle_it_goes_on():

@@ -13,7 +13,7 @@ from agent_envs.games.boards import canonical_form
 from agent_envs.games.split import split_of
 from agent_envs.tasks.frozenlake import FrozenLakeEnv, make_vector
 from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.play import begin, play
+from agent_envs.utils.scripts import begin, roll_out
 
 ROWS = ["SFFF", "FHFH", "FFFH", "HFFG"]
 
@@ -190,7 +190,7 @@ def test_bad_options_are_refused(options):
 def test_scripts_rank_as_they_should():
     means = {}
     for name, script in FrozenLakeEnv.SCRIPTS.items():
-        means[name] = np.mean([play(FrozenLakeEnv(), script, seed)[-1]["success"] for seed in range(80)])
+        means[name] = np.mean([roll_out(FrozenLakeEnv(), script, seed)[-1]["success"] for seed in range(80)])
     assert means["random"] < means["scripted"] <= means["oracle"]
 
 
@@ -198,13 +198,13 @@ def test_scripts_rank_as_they_should():
 def test_firm_ice_is_always_crossed(name):
     for split, seed in itertools.product(("train", "validation"), range(15)):
         env = FrozenLakeEnv(split=split, slippery=False)
-        assert play(env, FrozenLakeEnv.SCRIPTS[name], seed)[-1]["success"] == 1.0
+        assert roll_out(env, FrozenLakeEnv.SCRIPTS[name], seed)[-1]["success"] == 1.0
 
 
 @pytest.mark.parametrize("format", ["tags", "hermes", "react", "openai", "harmony"])
 def test_any_format_will_do(format):
     for name in ("scripted", "oracle"):
-        assert all(step["valid"] for step in play(FrozenLakeEnv(format=format), FrozenLakeEnv.SCRIPTS[name], 5))
+        assert all(step["valid"] for step in roll_out(FrozenLakeEnv(format=format), FrozenLakeEnv.SCRIPTS[name], 5))
 
 
 def test_pickled_in_the_middle_it_goes_on():
@@ -238,7 +238,7 @@ def test_a_larger_lake_can_be_played():
     env = FrozenLakeEnv(size=8, max_actions=20)
     _, info = env.reset(seed=1)
     assert info["shortest"] <= 20
-    assert play(env, FrozenLakeEnv.SCRIPTS["scripted"], 1)[-1]["truncated"] in (True, False)
+    assert roll_out(env, FrozenLakeEnv.SCRIPTS["scripted"], 1)[-1]["truncated"] in (True, False)
 
 
 def test_attempts_at_a_numbered_lake_slip_in_their_own_ways():

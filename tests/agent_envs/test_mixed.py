@@ -15,7 +15,7 @@ from agent_envs.generators.mixed.world import YEARS, make_mixed_world
 from agent_envs.tasks.mixed import MixedEnv, make_vector
 from agent_envs.types import ToolCall
 from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 SMALL = {"entities": 200}
 ORACLE = MixedEnv.SCRIPTS["oracle"]
@@ -156,7 +156,7 @@ def test_hostile_calls_cost_and_go_on(action):
 def test_the_oracle_solves_everything(split):
     env, kinds = MixedEnv(split=split), set()
     for seed in range(200):
-        episode = play(env, ORACLE, seed)
+        episode = roll_out(env, ORACLE, seed)
         assert episode[-1]["success"] == 1.0 and episode[-2]["progress"] == 1.0, env.question
         assert sum(step["reward"] for step in episode) == pytest.approx(1.05)
         kinds.add(env.question.kind)
@@ -165,7 +165,7 @@ def test_the_oracle_solves_everything(split):
 
 def test_scripts_rank():
     means = {
-        name: np.mean([play(MixedEnv(), script, seed)[-1]["success"] for seed in range(150)])
+        name: np.mean([roll_out(MixedEnv(), script, seed)[-1]["success"] for seed in range(150)])
         for name, script in MixedEnv.SCRIPTS.items()
     }
     assert means["random"] < 0.05 < means["scripted"] < 0.5 < means["oracle"] == 1.0

@@ -8,7 +8,7 @@ import pytest
 
 from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.utils.describe import page
-from agent_envs.utils.play import play, play_many
+from agent_envs.utils.scripts import roll_out, roll_out_many
 from agent_envs.vector import ToolVectorEnv
 
 TASKS = {"AgentR1/Sokoban-v0": 1, "AgentR1/Bandit-v0": {"weight": 3, "kwargs": {"split": "validation"}}}
@@ -17,7 +17,7 @@ TASKS = {"AgentR1/Sokoban-v0": 1, "AgentR1/Bandit-v0": {"weight": 3, "kwargs": {
 def test_tasks_come_by_weight_and_are_counted():
     env = MixtureEnv(TASKS)
     for seed in range(400):
-        play(env, env.SCRIPTS["oracle"], seed)
+        roll_out(env, env.SCRIPTS["oracle"], seed)
     statistics = env.statistics
     assert sum(task["episodes"] for task in statistics.values()) == 400
     assert statistics["AgentR1/Bandit-v0"]["episodes"] == pytest.approx(300, abs=40)
@@ -47,7 +47,7 @@ def test_stop_strings_are_those_of_all_tasks():
 
 def test_scripts_play_it_in_a_vector():
     envs = ToolVectorEnv(lambda: MixtureEnv({"AgentR1/Sokoban-v0": 1, "AgentR1/MiniWiki-Easy-v0": 1}), 4)
-    episodes = play_many(envs, list(range(20)), MixtureEnv.SCRIPTS["oracle"])
+    episodes = roll_out_many(envs, list(range(20)), MixtureEnv.SCRIPTS["oracle"])
     assert len({episode[-1]["task"] for episode in episodes}) == 2
     assert all(episode[-1]["score"] == 1.0 for episode in episodes)
 

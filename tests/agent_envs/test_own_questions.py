@@ -16,7 +16,7 @@ from agent_envs.data.own import _key, load_own
 from agent_envs.data.own_rows import parse_row
 from agent_envs.integrations import Episode
 from agent_envs.tasks.benchmark import load
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 from retrieval_index.readers import read_passages
 
 TOWNS = ("Arnheim", "Bellwick", "Corran", "Dunmore", "Eastwold", "Farley", "Gannet", "Holm", "Ickford", "Jarrow")
@@ -264,7 +264,7 @@ def test_the_environment_speaks_the_users_words(data, corpus):
     question, info = env.reset(seed=0)
     assert info["source"].startswith("Town guide (local:") and "hotpot" not in info["source"].lower()
     assert info["instructions"].startswith("You guide visitors. ") and "Wikipedia" not in info["instructions"]
-    episode = play(env, env.SCRIPTS["oracle"], seed=0)
+    episode = roll_out(env, env.SCRIPTS["oracle"], seed=0)
     assert episode[-1]["em"] == 1.0 and episode[-1]["support_recall"] == 1.0
     messages = Episode("AgentR1/QA-v0", data=data, instructions="You guide visitors.").start(seed=0)
     assert messages[0]["content"] == info["instructions"] and messages[1]["content"] == question

@@ -17,7 +17,7 @@ from agent_envs.tasks.python import PythonEnv, PythonTool, make_vector
 from agent_envs.tools import run_calls
 from agent_envs.types import ToolCall
 from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 WORKS = [name for name, state in sandbox.available().items() if state == "ok" and name != "unsafe"]
 needs_sandbox = pytest.mark.skipif(not WORKS, reason=f"no isolation here: {sandbox.available()}")
@@ -180,7 +180,7 @@ def test_hostile_programs_harm_nobody(code, monkeypatch):
 def test_the_oracle_solves_everything(split):
     env = PythonEnv(split=split)
     for seed in range(20):
-        episode = play(env, PythonEnv.SCRIPTS["oracle"], seed)
+        episode = roll_out(env, PythonEnv.SCRIPTS["oracle"], seed)
         assert episode[-1]["success"] == 1.0 and episode[0]["progress"] == 1.0
         assert sum(step["reward"] for step in episode) == pytest.approx(1.05)
 
@@ -189,7 +189,7 @@ def test_the_oracle_solves_everything(split):
 def test_scripts_rank():
     env = PythonEnv(kinds=["days_after", "recurrence", "counting"])
     means = {
-        name: np.mean([play(env, script, seed)[-1]["success"] for seed in range(12)])
+        name: np.mean([roll_out(env, script, seed)[-1]["success"] for seed in range(12)])
         for name, script in env.SCRIPTS.items()
     }
     assert means["random"] < 0.2 < means["scripted"] < means["oracle"] == 1.0

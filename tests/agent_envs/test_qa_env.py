@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 
 from agent_envs.tasks import qa_scripts
 from agent_envs.tasks.qa import QAEnv
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 TERMS = {"answer", "format", "progress", "invalid", "repeat"}
 
@@ -98,7 +98,7 @@ def test_titles_count_where_the_corpus_is_on_a_server(musique, monkeypatch):
 
 def test_the_oracle_searches_once_for_two_paragraphs_of_one_title(musique):
     env = musique_env(musique)
-    assert [turn["action"] for turn in play(env, qa_scripts.oracle, 0)] == [
+    assert [turn["action"] for turn in roll_out(env, qa_scripts.oracle, 0)] == [
         "<search>Ada Kern</search>",
         "<answer>Zürich</answer>",
     ]

@@ -10,7 +10,7 @@ import gymnasium
 import pytest
 
 import agent_envs  # noqa: F401
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 REAL_DATA = Path(os.environ.get("AGENT_ENVS_TEST_DATA") or Path(__file__).parents[2].parent / "shared" / "data")
 
@@ -67,33 +67,33 @@ def env(tmp_path):
 
 
 def test_the_next_query_is_the_title_as_it_was_read(env):
-    turns = play(env, env.SCRIPTS["reader"], 0, {"question": 0})
+    turns = roll_out(env, env.SCRIPTS["reader"], 0, {"question": 0})
     assert check_that_a_reader_could(turns) == ["What is the birthplace of the man who made Nebelmeer?", "Ada Kern"]
     assert turns[-1]["em"] == 1.0
 
 
 def test_a_comparison_is_answered_when_both_sides_were_read(env):
     for number in (1, 2):
-        turns = play(env, env.SCRIPTS["reader"], 0, {"question": number})
+        turns = roll_out(env, env.SCRIPTS["reader"], 0, {"question": number})
         assert len(check_that_a_reader_could(turns)) == 2 and turns[-1]["support_recall"] == turns[-1]["em"] == 1.0
 
 
 def test_what_no_reader_could_do_is_not_done(env):
     """No name that was read leads to the second passage, or the answer stands nowhere: the script gives up."""
     for number in (3, 4):
-        assert play(env, env.SCRIPTS["reader"], 0, {"question": number})[-1]["prediction"] == "unknown"
+        assert roll_out(env, env.SCRIPTS["reader"], 0, {"question": number})[-1]["prediction"] == "unknown"
 
 
 @pytest.mark.parametrize("format", ["tags", "hermes", "react", "openai", "harmony"])
 def test_it_reads_what_comes_back_in_any_format(tmp_path, env, format):
     other = gymnasium.make("AgentR1/HotpotQA-v0", data=tmp_path, k=2, format=format).unwrapped
     for script in ("reader", "scripted"):
-        assert play(other, other.SCRIPTS[script], 0, {"question": 0})[-1]["prediction"] not in ("", "unknown")
+        assert roll_out(other, other.SCRIPTS[script], 0, {"question": 0})[-1]["prediction"] not in ("", "unknown")
 
 
 def test_passages_that_are_cut_before_their_text_hold_no_answer(tmp_path, env):
     short = gymnasium.make("AgentR1/HotpotQA-v0", data=tmp_path, k=1, max_chars=8).unwrapped
-    assert play(short, short.SCRIPTS["reader"], 0, {"question": 0})[-1]["prediction"] == "unknown"
+    assert roll_out(short, short.SCRIPTS["reader"], 0, {"question": 0})[-1]["prediction"] == "unknown"
 
 
 @pytest.mark.skipif(not REAL_DATA.is_dir(), reason="no AGENT_ENVS_TEST_DATA, and no ../shared/data")
@@ -102,7 +102,7 @@ def test_on_real_questions(monkeypatch):
     for id in ("AgentR1/HotpotQA-v0", "AgentR1/2WikiMultihopQA-v0"):
         real = gymnasium.make(id, data=REAL_DATA, k=2, max_chars=500).unwrapped
         for number in range(0, 200):
-            turns = play(real, real.SCRIPTS["reader"], 0, {"question": number})
+            turns = roll_out(real, real.SCRIPTS["reader"], 0, {"question": number})
             if turns[-1]["em"]:
                 check_that_a_reader_could(turns)
                 solved += 1

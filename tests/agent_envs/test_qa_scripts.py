@@ -12,7 +12,7 @@ from agent_envs.tasks import qa_scripts as scripted
 from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tools import SearchTool
 from agent_envs.utils.baselines import run_baselines
-from agent_envs.utils.play import play, play_many, sample_instances
+from agent_envs.utils.scripts import roll_out, roll_out_many, sample_instances
 from trainers.evaluation.evaluator import evaluate_script
 from trainers.factory import make_envs
 
@@ -190,7 +190,7 @@ def test_the_rule_stands_for_the_scripted_agent_on_real_questions_alone(folder, 
     assert first(real).answer == "yes"
     envs.reset(seed=0)
     assert first(envs.envs[0]).calls
-    assert play(real, real.SCRIPTS["yes"], 0, {"question": 2})[-1]["em"] == 1.0
+    assert roll_out(real, real.SCRIPTS["yes"], 0, {"question": 2})[-1]["em"] == 1.0
 
 
 def test_a_benchmark_that_was_changed_is_read_again(folder):
@@ -244,13 +244,13 @@ def test_baselines_on_a_file_play_each_question_once(folder):
 
 
 def test_play_records_what_was_seen_and_done(envs):
-    episodes = play_many(envs, [5, 6, 7] * 20, scripted.oracle)  # more than there are environments
+    episodes = roll_out_many(envs, [5, 6, 7] * 20, scripted.oracle)  # more than there are environments
     assert len(episodes) == 60
     for number, turns in zip([5, 6, 7] * 20, episodes, strict=True):
         assert turns[0]["observation"] == envs.envs[0].questions[number].question
         assert [turn["turns"] for turn in turns] == [1, 2, 3]
         assert turns[-1]["em"] == 1.0
-    assert play_many(envs, [5], scripted.early_stopping, seed=4) == play_many(
+    assert roll_out_many(envs, [5], scripted.early_stopping, seed=4) == roll_out_many(
         envs, [5], scripted.early_stopping, seed=4
     )
 

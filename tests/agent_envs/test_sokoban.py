@@ -15,7 +15,7 @@ from agent_envs.games.sokoban_levels import generate
 from agent_envs.games.split import split_of
 from agent_envs.tasks.sokoban import SokobanEnv, make_vector
 from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 CORRIDOR = "# # # # #\n# P X O #\n# _ _ _ #\n# _ _ _ #\n# # # # #"
 
@@ -213,7 +213,7 @@ def test_the_budget_of_actions_truncates():
 def test_oracle_solves_every_level_and_earns_what_the_rules_say():
     for split, seed in itertools.product(("train", "validation"), range(20)):
         env = SokobanEnv(split=split)
-        episode = play(env, SokobanEnv.SCRIPTS["oracle"], seed)
+        episode = roll_out(env, SokobanEnv.SCRIPTS["oracle"], seed)
         shortest = env.reset(seed=seed)[1]["shortest"]
         assert episode[-1]["success"] == 1.0
         assert sum(step["reward"] for step in episode) == pytest.approx(11 - 0.1 * shortest)
@@ -222,7 +222,7 @@ def test_oracle_solves_every_level_and_earns_what_the_rules_say():
 def test_scripts_rank_as_they_should():
     means = {}
     for name, script in SokobanEnv.SCRIPTS.items():
-        means[name] = np.mean([play(SokobanEnv(), script, seed)[-1]["success"] for seed in range(40)])
+        means[name] = np.mean([roll_out(SokobanEnv(), script, seed)[-1]["success"] for seed in range(40)])
     assert means["random"] < means["scripted"] < means["oracle"] == 1.0
 
 
@@ -239,7 +239,7 @@ def test_heuristic_reads_the_text_alone():
 @pytest.mark.parametrize("format", ["tags", "hermes", "react", "openai", "harmony"])
 def test_any_format_will_do(format):
     for name in ("scripted", "oracle"):
-        episode = play(SokobanEnv(format=format), SokobanEnv.SCRIPTS[name], 5)
+        episode = roll_out(SokobanEnv(format=format), SokobanEnv.SCRIPTS[name], 5)
         assert all(step["valid"] for step in episode)
     assert episode[-1]["success"] == 1.0
 

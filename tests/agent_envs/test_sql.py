@@ -25,7 +25,7 @@ from agent_envs.generators.sql.sqlite import Database, QueryError, QueryResult
 from agent_envs.generators.sql.templates import TEMPLATES
 from agent_envs.tasks.sql import SQLEnv, make_vector
 from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 # -- the database ------------------------------------------------------------------------------------------------------
 
@@ -350,14 +350,14 @@ def test_hostile_calls_cost_and_go_on(sql):
 def test_the_oracle_solves_everything(split, difficulty):
     env = SQLEnv(split=split, difficulty=difficulty)
     for seed in range(40):
-        episode = play(env, SQLEnv.SCRIPTS["oracle"], seed)
+        episode = roll_out(env, SQLEnv.SCRIPTS["oracle"], seed)
         assert episode[-1]["success"] == 1.0 and episode[-2]["progress"] == 1.0, env.question
         assert sum(step["reward"] for step in episode) == pytest.approx(1.05)
 
 
 def test_scripts_rank():
     means = {
-        name: np.mean([play(SQLEnv(difficulty="easy"), script, seed)[-1]["success"] for seed in range(60)])
+        name: np.mean([roll_out(SQLEnv(difficulty="easy"), script, seed)[-1]["success"] for seed in range(60)])
         for name, script in SQLEnv.SCRIPTS.items()
     }
     assert means["random"] < 0.1 < means["scripted"] < 0.6 < means["oracle"] == 1.0

@@ -12,7 +12,7 @@ import pytest
 from agent_envs.games.replay import read_menu
 from agent_envs.tasks import webshop
 from agent_envs.tasks.webshop import WebShopEnv, make_vector
-from agent_envs.utils.play import play
+from agent_envs.utils.scripts import roll_out
 
 DOUBLE = textwrap.dedent('''
     """What WebShop documents: pages as text, two actions, sessions by goal, a score at the purchase; and its habits:
@@ -256,7 +256,7 @@ def test_scripts_play_in_every_format(installed, format):
     env = WebShopEnv(max_turns=30, format=format)
     scores = {}
     for name, script in env.SCRIPTS.items():
-        episodes = [play(env, script, seed) for seed in range(6)]
+        episodes = [roll_out(env, script, seed) for seed in range(6)]
         assert all(turn["valid"] and not turn["tool_faults"] for episode in episodes for turn in episode)
         scores[name] = sum(episode[-1]["score"] for episode in episodes) / len(episodes)
     assert scores["oracle"] == 1.0 > max(scores["scripted"], scores["random"]) > 0.0
@@ -266,8 +266,8 @@ def test_the_published_rewards(installed):
     env = WebShopEnv(max_turns=30, rewards="gigpo")
     env.reset(seed=0)
     assert env.step(click("nothing"))[1] == env.step("hello")[1] == -0.1
-    assert play(env, env.SCRIPTS["oracle"], 0)[-1]["reward"] == 10.0
-    assert play(env, env.SCRIPTS["scripted"], 0)[-1]["reward"] == 0.0
+    assert roll_out(env, env.SCRIPTS["oracle"], 0)[-1]["reward"] == 10.0
+    assert roll_out(env, env.SCRIPTS["scripted"], 0)[-1]["reward"] == 0.0
 
 
 def test_an_episode_goes_on_after_pickling(env):

@@ -180,13 +180,13 @@ def record_trajectory(trajectory: Any, origin: Origin, group: int | None = None)
 
 
 def record_turns(turns: Sequence[Mapping[str, Any]], origin: Origin, instance: int) -> dict:
-    """The record of an agent without tokens, from its turns as `agent_envs.utils.play.play_many` gives them."""
+    """The record of an agent without tokens, from its turns as `agent_envs.utils.scripts.roll_out_many` gives them."""
     first, last = turns[0], turns[-1]
     messages = [{"role": "system", "content": first["instructions"]}]
     placed = []
     for turn in turns:
         messages.append({"role": "user", "content": turn["observation"]})
-        placed.append({**turn, **turn["noted"], "message": len(messages)})
+        placed.append({**turn, **turn["recorded"], "message": len(messages)})
         messages.append({"role": "assistant", "content": turn["action"]})
     faults = sum(int(turn["tool_faults"]) for turn in turns)
     info = {name: value for name, value in last.items() if name != "reward"}
@@ -215,7 +215,7 @@ def make_record(
     """The record of an episode; every record has the same fields in the same order.
 
     Args:
-        instance: its number as ``instance``, which attempt at it as ``sample``, and `agent_envs.utils.play.Witness.instance`.
+        instance: its number as ``instance``, which attempt at it as ``sample``, and `EpisodeRecorder.instance`.
         turns: as in `trainers.trajectory.Trajectory.turns`.
         info: the environment's last info.
     """

@@ -23,7 +23,7 @@ from urllib.parse import urlsplit
 
 from agent_envs.formats.json_text import dumps, read_object
 from agent_envs.integrations.episode import Episode, Message, Reply, take_message
-from agent_envs.utils.play import Witness
+from agent_envs.utils.scripts import EpisodeRecorder
 from trainers.episodes.records import Origin, make_record
 from trainers.runtime.signals import TrainingStopped
 
@@ -408,7 +408,7 @@ class _Record:
     """The line of an episode in episodes.jsonl, as it grows."""
 
     def __init__(self, episode: Episode, opening: list[Message]):
-        self._episode, self._witness = episode, Witness(episode.env, episode.info)
+        self._episode, self._recorder = episode, EpisodeRecorder(episode.env, episode.info)
         self._opening, self._messages, self._turns = opening, list(opening), list[dict]()
         self._tokens = {"prompt_tokens": 0, "completion_tokens": 0}
         self._terminated = False
@@ -420,7 +420,7 @@ class _Record:
         terms = {n.removeprefix("reward/"): v for n, v in reply.metrics.items() if n.startswith("reward/")}
         read = "\n\n".join(message["content"] for message in back)
         noted = {"message": len(self._messages), "action": action, "next_observation": "" if reply.terminated else read}
-        self._turns.append({**noted, **self._witness.note_turn(), "reward": reply.reward, "reward_terms": terms})
+        self._turns.append({**noted, **self._recorder.record_turn(), "reward": reply.reward, "reward_terms": terms})
         self._messages.append({"role": "assistant", "content": action})
         if reply.context is not None:  # a system message says that another context begins
             self._messages += [*self._opening[:-1], *reply.context]
@@ -437,7 +437,7 @@ class _Record:
         info = {name: value for name, value in metrics.items() if "/" not in name and name not in others}
         faults = int(metrics.get("tool_faults", 0))
         return make_record(
-            origin, {**self._witness.instance, "instance": number, "sample": sample}, self._messages, self._turns, info,
+            origin, {**self._recorder.instance, "instance": number, "sample": sample}, self._messages, self._turns, info,
             truncated=not self._terminated, failed=bool(self.problem or faults), tool_faults=faults, **self._tokens,
             seconds=round(seconds, 3),
         )  # fmt: skip

@@ -12,7 +12,7 @@ from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tasks.qa import QAEnv, name_kind
 from agent_envs.tasks.qa_scripts import search
 from agent_envs.tool_env import ToolEnv
-from agent_envs.utils.play import Script, Witness, play_many, sample_instances
+from agent_envs.utils.scripts import EpisodeRecorder, Script, roll_out_many, sample_instances
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import warn_of_other_env_kwargs
@@ -149,7 +149,7 @@ def play_script(
 ) -> list[dict]:
     """The last turn of each episode of a scripted agent, with the ``tool_faults`` of all its turns."""
     # By one of several processes, with the random numbers of one; and all of them find that a tool broke, or none.
-    played = distributed.broadcast([] if distributed.rank() else play_many(envs, questions, script))
+    played = distributed.broadcast([] if distributed.rank() else roll_out_many(envs, questions, script))
     if recorder:
         recorder.lines = []
         for turns, question in zip(played, questions, strict=True):
@@ -208,7 +208,7 @@ def _naive_rag_batch(
     count, total = len(questions), envs.num_envs
     options = {"question": questions + [0] * (total - count), "reset_mask": np.arange(total) < count}
     observations, infos = envs.reset(options=options)
-    witnesses = [Witness(envs.envs[i], info_of(infos, i)) for i in range(count)]
+    recorders = [EpisodeRecorder(envs.envs[i], info_of(infos, i)) for i in range(count)]
     queries = [envs.envs[i].format.write(search(observations[i])) for i in range(count)] + [""] * (total - count)
     results, _, _, _, step_infos = envs.step(queries)
     opening = policy.encode("<answer>")
@@ -228,11 +228,16 @@ def _naive_rag_batch(
         recall = float(step_infos["support_recall"][i])
         scores = {"em": em, envs.envs[i].PRIMARY_METRIC: em}  # a mixture has its own name for it
         means = {"f1": f1, "support_recall": recall, "turns": 2, "calls": int(step_infos["calls"][i])}
-        kind = name_kind(witnesses[i].instance.get("kind") or {})
+        kind = name_kind(recorders[i].instance.get("kind") or {})
         episodes.append(scores | means | {"tool_faults": int(step_infos["tool_faults"][i]), "kind": kind})
         if recorder:
             unpaid = {"reward": 0.0, "reward_terms": {}}
-            searched = {"message": 2, "action": queries[i], "next_observation": results[i], **witnesses[i].note_turn()}
+            searched = {
+                "message": 2,
+                "action": queries[i],
+                "next_observation": results[i],
+                **recorders[i].record_turn(),
+            }
             answered = {"message": 4, "action": f"<answer>{policy.decode(done[i].tokens)}", "next_observation": ""}
             said = [
                 ("assistant", queries[i]),
@@ -241,7 +246,7 @@ def _naive_rag_batch(
             ]
             record = make_record(
                 recorder.origin,
-                {**witnesses[i].instance, "instance": questions[i]},
+                {**recorders[i].instance, "instance": questions[i]},
                 policy.prompt_messages(infos["instructions"][i], observations[i])
                 + [{"role": role, "content": content} for role, content in said],
                 [searched | unpaid, {"calls": [], "found": [], "invalid": False} | answered | unpaid],
@@ -257,7 +262,7 @@ def _naive_rag_batch(
 
 def instances(envs: ToolVectorEnv, count: int) -> list[int]:
     """Numbers of ``count`` instances, or of all of them for 0: the same for all that is compared; see
-    `agent_envs.utils.play.sample_instances`."""
+    `agent_envs.utils.scripts.sample_instances`."""
     return sample_instances(envs.envs[0], count)
 
 

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from agent_envs.utils.play import ScriptMaker, play_many
+from agent_envs.utils.scripts import ScriptMaker, roll_out_many
 from agent_envs.vector import ToolVectorEnv
 from retrieval_index import durable
 from trainers.engines.engine import Engine
@@ -55,7 +55,7 @@ class Demonstration:
 
 
 def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
-    """Numbers of ``count`` instances (`agent_envs.utils.play.begin`), drawn by a seed; none is drawn twice before all were
+    """Numbers of ``count`` instances (`agent_envs.utils.scripts.begin`), drawn by a seed; none is drawn twice before all were
     drawn once. 0 stands for each question once.
 
     Raises:
@@ -100,7 +100,7 @@ def play_script(
 def _play_together(
     envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int
 ) -> list[list[dict[str, Any]]]:
-    own = play_many(envs, distributed.shard(questions), script, seed + distributed.rank() * envs.num_envs)
+    own = roll_out_many(envs, distributed.shard(questions), script, seed + distributed.rank() * envs.num_envs)
     return distributed.all_gather(own)
 
 

@@ -17,7 +17,7 @@ from agent_envs.tasks.qa import QAEnv
 from agent_envs.tasks.qa_scripts import compare_next, note_fact, verdict
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import SearchTool
-from agent_envs.utils.play import Script, play_many
+from agent_envs.utils.scripts import Script, roll_out_many
 from agent_envs.vector import ToolVectorEnv
 from trainers.config import Demonstrator
 from trainers.models.policy import Policy
@@ -135,13 +135,13 @@ def play_unbroken(
     envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], seed: int = 0,
     outage_minutes: float = retry.MINUTES,
 ) -> list[list[dict]]:  # fmt: skip
-    """`play_many`, again after pauses as long as a tool breaks in any of the episodes: what comes of them is kept in the
+    """`roll_out_many`, again after pauses as long as a tool breaks in any of the episodes: what comes of them is kept in the
     cache, for runs that have no outage. Raises as `trainers.runtime.retry.play_until_tools_work`."""
 
     def failed(played: list[list[dict]]) -> float:
         return sum(any(turn["tool_faults"] for turn in turns) for turns in played) / max(len(played), 1)
 
-    play = partial(play_many, envs, questions, script, seed)
+    play = partial(roll_out_many, envs, questions, script, seed)
     return retry.play_until_tools_work(play, failed, outage_minutes, most=0.0)
 
 
@@ -181,7 +181,7 @@ def _hide_decisions(sequence: Sequence, steps: Iterable[Mapping], tags: set[int]
 
 
 def episode_sequences(turns: list[dict], policy: Policy, stop: tuple[str, ...]) -> list[Sequence]:
-    """The turns of a script (`agent_envs.utils.play.play_many`) as a rollout would have left them. The token that ends a turn is
+    """The turns of a script (`roll_out_many`) as a rollout would have left them. The token that ends a turn is
     taught where none of the strings ``stop`` does."""
     steps: list[Step] = []
     instructions, rewritten = turns[0]["instructions"], None

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from agent_envs.context import Messages
-from agent_envs.utils.play import Witness, begin
+from agent_envs.utils.scripts import EpisodeRecorder, begin
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.engines.engine import Completion, Engine
 from trainers.models.policy import Policy
@@ -37,7 +37,7 @@ def rollout(
 
     Args:
         seeds: one per group; the ``group_size`` environments of a group get the same seed, so the same question.
-        questions: instead of seeds, numbers of instances (`agent_envs.utils.play.begin`), one per group. May be fewer than
+        questions: instead of seeds, numbers of instances (`agent_envs.utils.scripts.begin`), one per group. May be fewer than
             there are environments.
         max_new_tokens: of one turn.
         top_p, min_p: what is cut off before sampling, `trainers.engines.sampling.truncate`.
@@ -51,11 +51,11 @@ def rollout(
     observations, infos = _reset(envs, seeds, questions, group_size)
     asked = seeds or questions or []
     instructions, count = infos["instructions"], len(asked) * group_size
-    witnesses = [Witness(envs.envs[i], info_of(infos, i)) for i in range(count)]
+    recorders = [EpisodeRecorder(envs.envs[i], info_of(infos, i)) for i in range(count)]
     trajectories = [
         Trajectory(
             group=i // group_size,
-            instance={"instance": asked[i // group_size], "sample": i % group_size, **witnesses[i].instance},
+            instance={"instance": asked[i // group_size], "sample": i % group_size, **recorders[i].instance},
             messages=policy.prompt_messages(instructions[i], observations[i]),
         )
         for i in range(count)
@@ -84,7 +84,7 @@ def rollout(
             trajectory.anchors.append(anchors[i])
             said = {"observation": shown[i], "action": actions[i], "next_observation": observations[i]}
             _add_step(trajectory, contexts[i], completion, float(rewards[i]), infos, i)
-            _add_turn(trajectory, said, float(rewards[i]), infos, i, witnesses[i])
+            _add_turn(trajectory, said, float(rewards[i]), infos, i, recorders[i])
             if terminated[i] or truncated[i]:
                 trajectory.info = {k: v for k, v in info_of(infos, i).items() if not isinstance(v, dict)}
                 trajectory.truncated = bool(truncated[i])
@@ -118,14 +118,19 @@ def _add_step(
 
 
 def _add_turn(
-    trajectory: Trajectory, said: dict[str, Any], reward: float, infos: dict[str, Any], i: int, witness: Witness
+    trajectory: Trajectory,
+    said: dict[str, Any],
+    reward: float,
+    infos: dict[str, Any],
+    i: int,
+    recorder: EpisodeRecorder,
 ) -> None:
     """Add a turn to the record of environment ``i``: what was said, what it earned, and the agent's message."""
     terms = {name: float(value) for name, value in info_of(infos["reward_terms"], i).items()}
     for name, value in terms.items():
         trajectory.reward_terms[name] = trajectory.reward_terms.get(name, 0.0) + value
     earned = {"reward": reward, "reward_terms": terms}
-    trajectory.turns.append({"message": len(trajectory.messages), **said, **earned, **witness.note_turn()})
+    trajectory.turns.append({"message": len(trajectory.messages), **said, **earned, **recorder.record_turn()})
     trajectory.messages.append({"role": "assistant", "content": said["action"] or ""})
 
 

@@ -30,7 +30,7 @@ from agent_envs.generators.miniwiki import World, questions, vocabulary
 from agent_envs.tasks import qa_scripts
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.tools import SearchTool
-from agent_envs.utils.play import Script
+from agent_envs.utils.scripts import Script
 from agent_envs.vector import ToolVectorEnv
 from trainers.algorithms.losses import aggregate
 from trainers.checkpoints import checkpoint, lock

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from agent_envs.tasks.qa import QAEnv
-from agent_envs.utils.play import Witness, play
+from agent_envs.utils.scripts import EpisodeRecorder, roll_out
 from trainers import evaluate, grpo, ppo
 from trainers.episodes import records as episodes
 from trainers.episodes.records import EpisodeWriter, Origin, read_episodes, record_tokens, record_trajectory
@@ -158,11 +158,11 @@ def test_none_are_kept_of_training_if_so_wished(train):
 
 def test_found_evidence_and_results_by_hand():
     env = QAEnv(**json.loads(SMALL) | {"max_turns": 5}, split="validation")
-    turns = play(env, env.SCRIPTS["oracle"], 0, {"question": 1})
+    turns = roll_out(env, env.SCRIPTS["oracle"], 0, {"question": 1})
     observation, info = env.reset(options={"question": 1})
-    witness = Witness(env, info)
+    recorder = EpisodeRecorder(env, info)
     question = env.questions[1]
-    assert witness.instance == {
+    assert recorder.instance == {
         "question": observation, "id": question.id, "golds": list(question.golds),
         "kind": {"type": question.type, "hops": len(question.decomposition)},
         "supporting": list(question.supporting_titles),
@@ -170,15 +170,15 @@ def test_found_evidence_and_results_by_hand():
     found = []
     for turn in turns:
         back, *_, info = env.step(turn["action"])
-        noted = witness.note_turn()
+        noted = recorder.record_turn()
         assert not noted["invalid"] and all(call["result"] in back for call in noted["calls"])
         found += noted["found"]
         assert len(found) / len(question.supporting_titles) == pytest.approx(info["support_recall"])
     assert sorted(found) == sorted(question.supporting_titles)
     env.reset(options={"question": 1})
-    again = Witness(env, info)
+    again = EpisodeRecorder(env, info)
     env.step("nonsense")
-    assert again.note_turn() == {"calls": [], "found": [], "invalid": True}
+    assert again.record_turn() == {"calls": [], "found": [], "invalid": True}
 
 
 def test_lines_are_cut_by_the_step_of_their_key(tmp_path):

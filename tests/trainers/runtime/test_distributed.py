@@ -173,5 +173,5 @@ def test_a_script_is_played_by_the_first_process(monkeypatch):
     """Each by itself, they could differ in whether a tool broke."""
     monkeypatch.setattr(distributed, "rank", lambda: 1)
     monkeypatch.setattr(distributed, "broadcast", lambda played: [[{"tool_faults": 0, "em": 1.0}]])
-    monkeypatch.setattr(evaluator, "play_many", lambda *_: pytest.fail("by the second one too"))
+    monkeypatch.setattr(evaluator, "roll_out_many", lambda *_: pytest.fail("by the second one too"))
     assert evaluator.play_script(None, [3], None) == [{"tool_faults": 0, "em": 1.0}]

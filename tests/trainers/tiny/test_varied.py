@@ -8,7 +8,7 @@ import torch
 
 from agent_envs.generators.miniwiki import World
 from agent_envs.tasks.qa_scripts import careless
-from agent_envs.utils.play import play_many
+from agent_envs.utils.scripts import roll_out_many
 from tests.trainers.tiny.test_curriculum import pieces
 from trainers import grpo
 from trainers.evaluation.evaluator import summarize
@@ -32,7 +32,7 @@ def policy(envs):
 
 
 def play(envs, numbers, *probabilities):
-    return play_many(envs, numbers, lambda env, rng: careless(env, rng, *probabilities))
+    return roll_out_many(envs, numbers, lambda env, rng: careless(env, rng, *probabilities))
 
 
 def scores(envs, continue_probability):

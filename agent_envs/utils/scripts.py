@@ -20,7 +20,9 @@ Script = Generator[Turn, str, None]
 ScriptMaker = Callable[[Any, random.Random], Script]  # the first argument is the environment, of the script's task
 
 
-def play(env: ToolEnv, script: ScriptMaker, seed: int, options: dict[str, Any] | None = None) -> list[dict[str, Any]]:
+def roll_out(
+    env: ToolEnv, script: ScriptMaker, seed: int, options: dict[str, Any] | None = None
+) -> list[dict[str, Any]]:
     """One episode, from ``reset(seed=seed)`` on.
 
     Returns:
@@ -48,8 +50,8 @@ def _next(agent: Script, reply: str | None, turns: int) -> Turn:
         raise ValueError(f"{name} stopped after {turns} turns, and the episode goes on") from None
 
 
-class Witness:
-    """Notes what a record of an episode needs and no observation holds. Nothing of it is ever shown to the agent.
+class EpisodeRecorder:
+    """Records what an episode file needs and no observation holds. Nothing of it is ever shown to the agent.
 
     Args:
         env: just reset.
@@ -75,7 +77,7 @@ class Witness:
         self.instance |= described | {"kind": kind | described.get("kind", {})}
         self._env, self._found = env, env.found_evidence()
 
-    def note_turn(self) -> dict[str, Any]:
+    def record_turn(self) -> dict[str, Any]:
         """After each step: the ``calls`` of the turn with their results, ``found`` (names of what it was the first to show
         of what supports the answer) and whether it was ``invalid``."""
         env, before = self._env, self._found
@@ -132,15 +134,15 @@ def is_drawn(env: ToolEnv) -> bool:
     return all(getattr(getattr(task, "task", task), "drawn", True) for task in tasks.values())
 
 
-def play_many(
+def roll_out_many(
     envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int = 0
 ) -> list[list[dict[str, Any]]]:
     """Let ``script`` play numbered instances (see `begin`), as many at once as there are environments.
 
     Returns:
         For each instance its turns: dicts with ``observation`` (what the agent read), ``instructions`` (the system
-        prompt), ``action``, ``reward``, ``next_observation``, ``noted`` (by a `Witness`) and the entries of the info; the first
-        one also has the witness's ``instance``.
+        prompt), ``action``, ``reward``, ``next_observation``, ``recorded`` (by an `EpisodeRecorder`) and the entries of
+        the info; the first one also has the recorder's ``instance``.
     """
     episodes: list[list[dict[str, Any]]] = []
     for start in range(0, len(questions), envs.num_envs):
@@ -154,7 +156,7 @@ def _play_batch(
     count, total = len(questions), envs.num_envs
     observations, first = begin(envs, questions)
     write = [env.format.write for env in envs.envs]
-    witnesses = [Witness(envs.envs[i], info_of(first, i)) for i in range(count)]
+    recorders = [EpisodeRecorder(envs.envs[i], info_of(first, i)) for i in range(count)]
     scripts = [script(envs.envs[i], random.Random(f"{seed}:{i}")) for i in range(count)]
     actions = [write[i](_next(agent, None, 0)) for i, agent in enumerate(scripts)] + [""] * (total - count)
     episodes: list[list[dict[str, Any]]] = [[] for _ in questions]
@@ -164,9 +166,13 @@ def _play_batch(
         observations, rewards, terminated, truncated, infos = envs.step(actions)
         for i in sorted(running):
             seen = {"observation": before[i], "instructions": first["instructions"][i], "action": actions[i]}
-            came = {"reward": float(rewards[i]), "next_observation": observations[i], "noted": witnesses[i].note_turn()}
+            came = {
+                "reward": float(rewards[i]),
+                "next_observation": observations[i],
+                "recorded": recorders[i].record_turn(),
+            }
             info = info_of(infos, i) | {"terminated": bool(terminated[i])}
-            begun = {} if episodes[i] else {"instance": witnesses[i].instance}
+            begun = {} if episodes[i] else {"instance": recorders[i].instance}
             episodes[i].append({**seen, **came, **info, **begun})
             if terminated[i] or truncated[i]:
                 running.remove(i)
