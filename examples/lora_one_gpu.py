@@ -2,7 +2,6 @@
 
     python examples/lora_one_gpu.py                                     # Qwen2.5-7B-Instruct on HotpotQA
     python examples/lora_one_gpu.py --quick                             # a random tiny model, on a CPU, in seconds
-    python -m experiments.sizes                                 # what fits where, by arithmetic
 
 It prints how many weights are trained, and what the checkpoint holds: the adapter in peft's format, which transformers and
 vLLM load too. Needs pip install 'agent-r1-envs[lora]'. The large settings have not been run on a GPU here.

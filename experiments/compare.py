@@ -6,7 +6,7 @@
     python -m experiments.compare --recipe echo-trap           # StarPO against StarPO-S where a batch is used too often
     python -m experiments.compare --recipe rollout-shaping     # diverse starts, actions a turn, fresh rollouts, on a game
     python -m experiments.compare --recipe real --model FILE.gguf  # a pretrained model learns real questions, on two cores
-    python -m experiments.compare --recipe agent-r1 --dry-run  # the paper's experiment: what it needs, and what it costs
+    python -m experiments.compare --recipe agent-r1            # the paper's experiment, on a node with GPUs
     python -m experiments.compare --recipe mine.toml --seeds 0 --runs base grpo ppo --updates 20  # a part of it
     python -m experiments.compare --recipe mine.toml --report  # the table of what is there already
 
@@ -65,30 +65,23 @@ class Args(Checks):
     """Run nothing: write the table, pictures and results of what the folder holds already."""
     out: Path | None = None
     """Folder of the runs and the results; by default runs/<recipe>."""
-    dry_run: bool = False
-    """Train nothing: check the recipe, say what data is missing and how to get it, and estimate cost and memory."""
-    flops_per_second: float | None = None
-    """With dry_run: FLOP/s of the accelerator at its peak; by default an H100's."""
 
     def check_inputs(self) -> None:
         read_source(self.recipe)
-        if self.model and not self.dry_run:
+        if self.model:
             inputs.check_model(self.model)
         if self.start:
             inputs.check_model(self.start, self.model or "")
             if len(self.seeds) != 1:
                 raise ValueError("start is what one seed starts from: give that one, such as --seeds 0")
-        self.check_unused(not (self.report or self.dry_run), "where nothing is run", "start")
-        self.check_unused(self.dry_run, "without dry_run", "flops_per_second")
-        if self.flops_per_second is not None:
-            self.check_positive("flops_per_second")
+        self.check_unused(not self.report, "where nothing is run", "start")
         inputs.check_out(self.out or Path("runs"))
 
 
 if __name__ == "__main__":
     ARGS = parse(Args(), __doc__, "compare")  # before torch is imported: --help and mistakes answer at once
 
-from experiments import check, dry_run, failures, recipe_file
+from experiments import check, failures, recipe_file
 from experiments.agents import Comparison
 from experiments.columns import NotThere
 from experiments.recipe import Recipe
@@ -157,7 +150,7 @@ def collect(comparison: Comparison, part: Recipe, left_out: Iterable[str]) -> di
 
 
 def main(args: Args) -> dict:
-    """Run the comparison; returns what results.json holds, or with ``dry_run`` what it would take.
+    """Run the comparison; returns what results.json holds.
 
     Raises:
         ValueError: the recipe is not one, or cannot run with these arguments.
@@ -171,8 +164,6 @@ def main(args: Args) -> dict:
 
 def _compare(args: Args) -> dict:
     part, whole = read_recipe(args), read_recipe(args, whole=True)
-    if args.dry_run:
-        return dry_run.report(part, args.flops_per_second)
     checked = check.check(whole)
     if checked.missing:
         raise FileNotFoundError("\n".join(checked.missing))

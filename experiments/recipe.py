@@ -82,8 +82,6 @@ class Recipe:
         rejection_sampling: likewise for that baseline, put over those of ``sft`` where there are any; and its ``rounds``, and
             ``sampling``, the share of each that goes into sampling.
         model_hint: how to get the model, said where it is not there.
-        machine: for the dry run, of the machine that the recipe is for: ``flops_per_second`` of its matrix products, and
-            what share of it ``passes`` over many tokens and ``decoding`` reach. By default an H100.
     """
 
     name: str
@@ -106,8 +104,6 @@ class Recipe:
     sft: dict[str, Any] = field(default_factory=dict)
     rejection_sampling: dict[str, Any] = field(default_factory=dict)
     model_hint: str = ""
-    machine: dict[str, float] = field(default_factory=dict)
-    model_config: dict[str, Any] = field(default_factory=dict)  # for the dry run, where the model's own can't be read
     tasks: dict[str, EnvConfig] = field(default_factory=dict)
     runs: dict[str, RecipeRun] = field(default_factory=dict)
 

@@ -89,8 +89,6 @@ def read(
     if updates is not None:
         arguments = {**(arguments or {}), "updates": updates}
         content["runs"] = {n: {k: v for k, v in run.items() if k != "updates"} for n, run in content["runs"].items()}
-    if recipe.arguments.get("model") != (arguments or {}).get("model", recipe.arguments.get("model")):
-        content = {name: value for name, value in content.items() if name != "model_config"}  # another model's
     base = recipe.arguments
     if (arguments or {}).get("model", "tiny") != "tiny":  # which has no cold start
         base = {option: value for option, value in base.items() if not option.startswith("cold_start_")}
@@ -192,7 +190,6 @@ def _check_names(where: str, recipe: Recipe) -> None:
             raise ValueError(f"{where}: own_seeds must be of {agents}, got {name!r}")
         if not isinstance(own, list) or not own or [*map(type, own)] != [int] * len(set(map(str, own))):
             raise ValueError(f"{where}: own_seeds of {name} must be a list of different whole numbers, got {own!r}")
-    _check_keys(f"machine of {where}", recipe.machine, ["flops_per_second", "passes", "decoding"])
     if not set(recipe.pooled) <= set(recipe.tasks):
         raise ValueError(f"{where}: pooled must be columns, of {list(recipe.tasks)}, got {recipe.pooled}")
     if recipe.questions < 0:

@@ -94,7 +94,6 @@ BEFORE_TORCH = [
     ("profile RUN --skip -1", "skip must be at least 0, got -1"),
     ("profile RUN --rows 9", "rows makes no difference without model"),
     ("profile --model x --skip 2", "skip makes no difference with model"),
-    ("compare --dry-run --flops-per-second -1", "flops_per_second must be above 0"),
     ("profile RUN --skip 9", "RUN has 1 updates, of which --skip leaves none"),
     ("play", "who is to play? Give --agent"),
     ("play --agent model --env miniwiki", "did you mean MiniWiki"),
