@@ -1,0 +1,504 @@
+"""Speed on one GPU with models of Qwen2.5's shapes and random weights, each figure beside its limit in the same run.
+
+    python -m benchmarks.training.gpu --out OUT                       # all parts, at most 8 minutes; writes OUT/gpu.json
+    python -m benchmarks.training.gpu --out OUT --parts limits decode_3b profile_decode_3b
+    python -m benchmarks.training.gpu --shapes tiny                   # on a CPU: shows that every part runs
+
+The file is written after each part. A part that takes too long, fails or runs out of memory says so, and the next one runs.
+
+Limits are a large copy on the device and a large bfloat16 matrix product. A decoding step has to read the weights of
+layers and head once, and the keys and values of all rows. A prefill takes 2 operations per weight of the layers and token,
+an update 6 (4 for frozen weights), and those of attention; recomputing activations adds one forward pass of the layers.
+``generate`` and TRL (if installed) do the same work in the same run. A model with random weights says nothing, so each of
+its turns stands for a search for some words in the real environment.
+"""
+
+import gc
+import json
+import math
+import multiprocessing
+import os
+import statistics
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import cache, partial
+from itertools import groupby, pairwise
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Literal
+
+import numpy as np
+import psutil
+import torch
+import tyro
+from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
+
+from agent_envs.generators.miniwiki import vocabulary
+from benchmarks.training import trl_side
+from trainers import grpo
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.factory import make_envs
+from trainers.models import lora
+from trainers.models.hidden_states import recompute_activations, round_frozen
+from trainers.models.loading import set_matmul_precision
+from trainers.models.policy import Policy
+from trainers.models.prefix_trees import group_by_prefix
+from trainers.rollouts.collector import play_batch
+from trainers.tiny.model import make_tokenizer
+from trainers.trajectory import Step, Trajectory
+
+SHAPES = {  # of Qwen2.5: width, of the feed-forward layers, layers, heads, key-value heads, whether embedding and head are one
+    "tiny": (128, 128, 3, 4, 2, True),
+    "0.5b": (896, 4864, 24, 14, 2, True),
+    "1.5b": (1536, 8960, 28, 12, 2, True),
+    "3b": (2048, 11008, 36, 16, 2, True),
+    "7b": (3584, 18944, 28, 28, 4, False),
+}
+ENV, TURNS, GROUP = "AgentR1/MiniWiki-Easy-v0", 4, 8
+START_SECONDS = 60  # that a process may take before its first part begins
+IS_GPU = torch.cuda.is_available()
+DEVICE, DTYPE = ("cuda", torch.bfloat16) if IS_GPU else ("cpu", torch.float32)
+Result = dict[str, object]
+
+
+class Searcher(Policy):
+    """A policy whose every turn is as long as it may be and stands for a search for some words."""
+
+    def __init__(self, *args):
+        super().__init__(*args)
+        self.end_ids = set()
+        self.words = [word for word in vocabulary() if word.isalpha()]
+
+    def decode(self, ids: list[int]) -> str:
+        return f"<search>{' '.join(self.words[i % len(self.words)] for i in ids[:3])}</search>"
+
+
+def make_model(shape: str) -> Qwen2ForCausalLM:
+    width, inner, layers, heads, shared, tied = SHAPES[shape]
+    torch.manual_seed(0)
+    config = Qwen2Config(
+        vocab_size=len(make_tokenizer(vocabulary())) if shape == "tiny" else 151_936, hidden_size=width,
+        intermediate_size=inner, num_hidden_layers=layers, num_attention_heads=heads, num_key_value_heads=shared,
+        tie_word_embeddings=tied, max_position_embeddings=32768,
+    )  # fmt: skip
+    with torch.device(DEVICE):
+        return Qwen2ForCausalLM(config)
+
+
+@cache
+def make_policy(shape: str, lora_rank: int = 0) -> Searcher:
+    model = make_model(shape)
+    if lora_rank:
+        lora.add_lora(model, lora_rank, 2 * lora_rank)
+    if IS_GPU:
+        round_frozen(model)
+    model = model.to(DEVICE)
+    set_matmul_precision(model, str(DTYPE).removeprefix("torch."))
+    return Searcher(model, make_tokenizer(vocabulary()), DTYPE)
+
+
+@cache
+def make_optimizer(shape: str, lora_rank: int = 0) -> torch.optim.Optimizer:
+    model = make_policy(shape, lora_rank).model
+    return grpo.make_optimizer(
+        make_policy(shape, lora_rank), [{"params": lora.trainable_parameters(model), "lr": 1e-9}]
+    )
+
+
+def count_weights(model: Qwen2ForCausalLM) -> tuple[int, int]:
+    """Weights of the layers and of the head, without adapters."""
+    layers = sum(p.numel() for name, p in model.base_model.layers.named_parameters() if "lora_" not in name)
+    return layers, model.get_output_embeddings().weight.numel()
+
+
+def now() -> float:
+    if IS_GPU:
+        torch.cuda.synchronize()
+    return time.perf_counter()
+
+
+def peak_gib() -> float:
+    """GiB of the GPU since this was last called; 0 on a CPU."""
+    if not IS_GPU:
+        return 0.0
+    peak = torch.cuda.max_memory_allocated() / 2**30
+    torch.cuda.reset_peak_memory_stats()
+    return peak
+
+
+def list_kernels(job: Callable[[], object], count: int = 25) -> list[Result]:
+    """The kernels (on a CPU: operations) that took longest, with calls, milliseconds and share of all kernels' time."""
+    kinds = torch.profiler.ProfilerActivity
+    with torch.profiler.profile(activities=[kinds.CUDA if IS_GPU else kinds.CPU]) as profiler:
+        job()
+        now()
+    name = "self_device_time_total" if IS_GPU else "self_cpu_time_total"
+    found = sorted(profiler.key_averages(), key=lambda event: -getattr(event, name))
+    total = sum(getattr(event, name) for event in found) or 1.0
+    return [
+        {"kernel": e.key[:160], "calls": e.count, "ms": getattr(e, name) / 1e3, "share": getattr(e, name) / total}
+        for e in found[:count]
+    ]
+
+
+def measure_limits() -> Result:
+    """Bytes a second (read and written) of a copy, operations a second of a matrix product: the best of ten."""
+    size, bytes_ = (8192, 2**32) if IS_GPU else (512, 2**24)
+    a, b = (torch.randn(size, size, device=DEVICE, dtype=DTYPE) for _ in range(2))
+    source = torch.ones(bytes_, dtype=torch.uint8, device=DEVICE)
+    target = torch.empty_like(source)
+
+    def best(job: Callable[[], object]) -> float:
+        seconds = []
+        for _ in range(10):
+            begin = now()
+            job()
+            seconds.append(now() - begin)
+        return min(seconds)
+
+    return {
+        "device": torch.cuda.get_device_name() if IS_GPU else "cpu",
+        "gib": torch.cuda.get_device_properties(0).total_memory / 2**30 if IS_GPU else 0.0,
+        "torch": torch.__version__,
+        "copy_bytes_per_second": 2 * bytes_ / best(lambda: target.copy_(source)),
+        "product_flops_per_second": 2 * size**3 / best(lambda: torch.mm(a, b)),
+    }
+
+
+def measure_decoding(
+    shape: str, lora_rank: int, rows: int, context: int, new: int, is_profiled: bool = False
+) -> Result:
+    """Prefill and decoding of prompts that share nothing; the third time counts, when steps are compiled and captured."""
+    policy = make_policy(shape, lora_rank)
+    config, rng = policy.model.config, np.random.default_rng(0)
+    prompts = {key: rng.integers(len(policy.tokenizer), size=context).tolist() for key in range(rows)}
+    engine, prefills, steps, kernels = TransformersEngine(policy, ()), [], [], []
+
+    def decode() -> None:
+        while engine.wait():
+            pass
+
+    for number in range(3):
+        begin = now()
+        engine.submit(prompts, new, 1.0)  # the same prompts again begin from nothing
+        prefills.append(now() - begin)
+        if is_profiled and number == 2:
+            kernels = list_kernels(decode)
+        else:
+            begin = now()
+            decode()
+            steps.append((now() - begin) / new)
+    (layers, head), size = count_weights(policy.model), DTYPE.itemsize
+    per_token = (
+        2 * config.num_hidden_layers * config.num_key_value_heads * (config.hidden_size // config.num_attention_heads)
+    )
+    read = policy.model.get_output_embeddings().weight.element_size() * head
+    read += size * (layers + rows * per_token * (context + new / 2))
+    attended = 2 * config.num_hidden_layers * config.hidden_size * context
+    if is_profiled:
+        return {"steps": new, "rows": rows, "context": context, "kernels": kernels}
+    return {
+        "step_ms": 1e3 * steps[-1], "tokens_per_second": rows / steps[-1], "bytes_per_step": read,
+        "bytes_per_second": read / steps[-1], "cuda_graphs": engine.num_cuda_graphs,
+        "prefill_s": min(prefills), "prefill_flops_per_second": rows * context * (2 * layers + attended) / min(prefills),
+        "tokens_per_second_with_prefill": rows * new / (new * steps[-1] + min(prefills)), "gib": peak_gib(),
+    }  # fmt: skip
+
+
+def make_episodes(vocab_size: int, count: int, turn: int, seed: int) -> list[Trajectory]:
+    """Episodes of four turns: a prompt of 300 tokens that a group shares, and 170 of observation between turns."""
+    rng, episodes = np.random.default_rng(seed), []
+    prompt_length, observation = (300, 170) if turn > 8 else (20, 6)
+    for number in range(count):
+        if number % GROUP == 0:
+            prompt = rng.integers(vocab_size, size=prompt_length).tolist()
+        steps, ids = [], prompt
+        for _ in range(TURNS):
+            tokens = rng.integers(vocab_size, size=turn).tolist()
+            steps.append(Step(prompt=ids, tokens=tokens, logprobs=[-math.log(vocab_size)] * turn))
+            ids = ids + tokens + rng.integers(vocab_size, size=observation).tolist()
+        steps[-1].reward = float(rng.normal())
+        episodes.append(Trajectory(steps=steps, group=number // GROUP))
+    return episodes
+
+
+def measure_update(shape: str, lora_rank: int, count: int, turn: int, is_profiled: bool = False) -> Result:
+    """`grpo.update` with recomputed activations: the first, and the best of two more; or the kernels of a second one."""
+    policy, optimizer = make_policy(shape, lora_rank), make_optimizer(shape, lora_rank)
+    recompute_activations(policy.model)
+    args, seconds, vocab_size = grpo.Args(group_size=GROUP), [], policy.model.config.vocab_size
+    peak_gib()
+    for number in range(1 if is_profiled else 3):
+        episodes = make_episodes(vocab_size, count, turn, number)
+        begin = now()
+        grpo.update(args, policy, optimizer, None, grpo.compute_advantages, episodes, np.random.default_rng(0))
+        seconds.append(now() - begin)
+    if is_profiled:
+        more = make_episodes(vocab_size, count, turn, 3)
+        rng = np.random.default_rng(0)
+        job = partial(grpo.update, args, policy, optimizer, None, grpo.compute_advantages, more, rng)
+        return {"episodes": count, "kernels": list_kernels(job)}
+    (layers, head), config = count_weights(policy.model), policy.model.config
+    sequences = [sequence.ids for episode in episodes for sequence in episode.sequences]
+    run = sum(size for _, size in group_by_prefix(sequences, args.max_tokens_per_micro_batch))
+    attention = 2 * config.num_hidden_layers * config.hidden_size * len(sequences[0]) * run  # of one forward pass
+    of_weights = 4 if lora_rank else 6
+    needed = of_weights * (layers * run + head * count * TURNS * turn) + 3 * attention
+    return {
+        "first_s": seconds[0], "update_s": min(seconds[1:]), "tokens_run": run, "tokens_of_episode": len(sequences[0]),
+        "flops_per_second": needed / min(seconds[1:]),
+        "recomputed_flops_per_second": (needed + 2 * layers * run + attention) / min(seconds[1:]),
+        "tree_attention": policy.tree_attention, "gib": peak_gib(),
+    }  # fmt: skip
+
+
+def env_kwargs() -> str:
+    return json.dumps({"max_turns": TURNS})
+
+
+def measure_steps(shape: str, count: int, turn: int, rounds: int, learns: bool = True) -> Result:
+    """Whole steps: episodes rolled out in the environment, and the update; without it, only whether the rollout fits."""
+    policy = make_policy(shape)
+    optimizer = make_optimizer(shape)
+    args = grpo.Args(questions_per_update=count // GROUP, group_size=GROUP, max_new_tokens=turn)
+    envs, engine = make_envs(ENV, env_kwargs(), "train", count), TransformersEngine(policy, ())
+    before = torch.cuda.memory_allocated() / 2**30 if IS_GPU else 0.0
+    rollouts, updates, length = [], [], 0.0
+    peak_gib()
+    for number in range(rounds):
+        begin = now()
+        batch = play_batch(args, envs, policy, engine, number)
+        middle = now()
+        for episode in batch.episodes:
+            episode.steps[-1].reward += float(batch.rng.normal())
+        if learns:
+            grpo.update(args, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
+        rollouts.append(middle - begin)
+        updates.append(now() - middle)
+        length = statistics.mean(len(e.steps[-1].prompt) + len(e.steps[-1].tokens) for e in batch.episodes)
+    step = statistics.median(a + b for a, b in zip(rollouts[-2:], updates[-2:], strict=True))
+    found = {"rollout_s": rollouts, "update_s": updates, "episodes_per_second": count / step, "gib": peak_gib()}
+    return found | {"tokens_of_episode": length, "gib_before": before, "episodes": count}
+
+
+def measure_trl(shape: str, count: int, turn: int, rounds: int) -> Result:
+    """TRL's `GRPOTrainer` at the work of `measure_steps`: ``rollout_func`` by `generate`, all weights in the layers' dtype."""
+    policy, tally, times = make_policy(shape), trl_side.Tally(GROUP), []
+    policy.model.to(policy.dtype)
+    policy.model.generation_config = GenerationConfig(eos_token_id=[policy.eos_id])
+    policy.tokenizer.eos_token = policy.tokenizer.pad_token  # random weights say it as rarely as any other token
+    rng = np.random.default_rng(0)
+    seeds = rng.integers(2**31, size=rounds * count // GROUP).tolist()
+    work = SimpleNamespace(
+        env=ENV, env_kwargs=env_kwargs(), episodes=count, group_size=GROUP, max_new_tokens=turn, rounds=rounds, lr=1e-9,
+        threads=torch.get_num_threads(), seed=0,
+    )  # fmt: skip
+    rows = [{"prompt": [{"role": "user", "content": str(seed)}]} for seed in seeds]
+    how = {
+        "reward_funcs": lambda earned, **rest: rng.normal(size=len(earned)).tolist(),
+        "rollout_func": trl_side.player(policy, make_envs(ENV, env_kwargs(), "train", count), tally),
+    }
+    peak_gib()
+    said = trl_side.train(work, policy, rows, lambda: times.append(now()), tally, math.gcd(8, count), **how)
+    steps = [after - before for before, after in pairwise(times)]
+    found = {"step_s": steps, "episodes_per_second": count / statistics.median(steps[-2:]), "gib": peak_gib()}
+    return found | {"policy_tokens": said["policy_tokens"], "turns": said["turns"]}
+
+
+def measure_generate(shape: str, rows: int, context: int, new: int, cache_kind: str) -> Result:
+    """`transformers.generate` on the work of `measure_decoding`, prefill included; the second time counts.
+
+    ``cache_kind``: "static", which is compiled, or "" for its default, which grows.
+    """
+    model, seconds = make_model(shape).to(DTYPE).eval(), []
+    ids = torch.randint(model.config.vocab_size, (rows, context), device=DEVICE)
+    for _ in range(2):
+        begin = now()
+        with torch.no_grad():
+            made = model.generate(
+                ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, max_new_tokens=new, min_new_tokens=new,
+                cache_implementation=cache_kind or None, pad_token_id=0,
+            )  # fmt: skip
+        seconds.append(now() - begin)
+    assert made.shape[1] == context + new
+    return {"seconds": seconds, "tokens_per_second_with_prefill": rows * new / seconds[-1], "gib": peak_gib()}
+
+
+def measure_start(shape: str, count: int, turn: int) -> Result:
+    """Seconds from the start of the process until its first update is done, without loading weights."""
+    ready = time.time() - psutil.Process().create_time()
+    found = measure_steps(shape, count, turn, rounds=2)
+    first = found["rollout_s"][0] + found["update_s"][0]
+    done = time.time() - psutil.Process().create_time() - sum(found["rollout_s"][1:] + found["update_s"][1:])
+    return {"imports_s": ready, "first_rollout_s": found["rollout_s"][0], "first_update_s": found["update_s"][0],
+            "other_s": done - ready - first, "seconds": done}  # fmt: skip
+
+
+@dataclass(frozen=True)
+class Part:
+    """What is measured: parts of one ``process`` follow one another in it and share its model.
+
+    ``full`` and ``tiny`` are the arguments of ``function`` on a GPU and for a look at it; it may take ``factor`` times
+    the seconds of a part.
+    """
+
+    process: str
+    function: Callable[..., Result]
+    full: Sequence[object] = ()
+    tiny: Sequence[object] = ()
+    factor: float = 1.0
+
+
+PARTS = {
+    "limits": Part("limits", measure_limits),
+    "decode_3b": Part("3b", measure_decoding, ("3b", 0, 64, 1000, 64), ("tiny", 0, 4, 40, 8)),
+    "profile_decode_3b": Part("3b", measure_decoding, ("3b", 0, 64, 1000, 16, True), ("tiny", 0, 4, 40, 8, True)),
+    "update_3b": Part("3b", measure_update, ("3b", 0, 64, 64), ("tiny", 0, 8, 4), 1.5),
+    "profile_update_3b": Part("3b", measure_update, ("3b", 0, 16, 64, True), ("tiny", 0, 8, 4, True)),
+    "rollout_512_3b": Part("3b", measure_steps, ("3b", 512, 64, 1, False), ("tiny", 16, 4, 1, False), 1.5),
+    "decode_7b_lora": Part("7b", measure_decoding, ("7b", 32, 32, 1000, 64), ("tiny", 2, 4, 40, 8)),
+    "update_7b_lora": Part("7b", measure_update, ("7b", 32, 32, 64), ("tiny", 2, 8, 4), 1.5),
+    "decode_0.5b": Part("0.5b", measure_decoding, ("0.5b", 0, 256, 300, 128), ("tiny", 0, 8, 20, 8)),
+    "generate_0.5b_dynamic": Part("0.5b", measure_generate, ("0.5b", 256, 300, 128, ""), ("tiny", 8, 20, 8, "")),
+    "step_1.5b": Part("1.5b", measure_steps, ("1.5b", 64, 64, 3), ("tiny", 8, 4, 2), 1.5),
+    "trl_1.5b": Part("TRL", measure_trl, ("1.5b", 64, 64, 3), ("tiny", 8, 4, 2), 2),
+    "first_start": Part("start 1", measure_start, ("0.5b", 64, 64), ("tiny", 8, 4)),
+    "second_start": Part("start 2", measure_start, ("0.5b", 64, 64), ("tiny", 8, 4)),
+    "generate_0.5b_static": Part(
+        "static", measure_generate, ("0.5b", 256, 300, 128, "static"), ("tiny", 8, 20, 8, "static"), 2
+    ),
+}
+
+
+@dataclass(kw_only=True)
+class Args:
+    """Measure the trainer on one GPU, each figure beside its limit."""
+
+    shapes: Literal["qwen2.5", "tiny"] = "qwen2.5"
+    """Models; "tiny" is to see on a CPU that all parts run."""
+    out: Path = Path("runs/gpu")
+    """Folder of gpu.json."""
+    parts: tuple[str, ...] = tuple(PARTS)
+    """What to measure, in the order of the list."""
+    part_seconds: float = 45
+    """Longest time of a part; some may take up to twice as long."""
+    total_seconds: float = 480
+    """Longest time of all parts."""
+
+    def __post_init__(self):
+        if unknown := [name for name in self.parts if name not in PARTS]:
+            raise ValueError(f"there is no part {unknown[0]!r}: choose from {', '.join(PARTS)}")
+        if self.shapes != "tiny" and not IS_GPU:
+            raise ValueError("there is no GPU: --shapes tiny shows on a CPU that all parts run")
+
+
+def run_parts(names: list[str], is_tiny: bool, connection) -> None:
+    """Measure these parts, and send what each found."""
+    for name in names:
+        part = PARTS[name]
+        try:
+            found = part.function(*(part.tiny if is_tiny else part.full))
+        except torch.cuda.OutOfMemoryError as error:
+            found = {"error": f"out of memory: {error}"[:300]}
+        except Exception as error:  # the next part may still be measured
+            traceback.print_exc()
+            found = {"error": f"{type(error).__name__}: {error}"[:300]}
+        gc.collect()
+        if IS_GPU:
+            torch.cuda.empty_cache()
+            torch.cuda.reset_peak_memory_stats()
+        connection.send(found)
+
+
+def measure(args: Args, cached: str, save: Callable[[str, Result], None]) -> None:
+    """Run all parts in processes, and hand over what each found as soon as it is there. ``cached``: a folder."""
+    end, context = time.monotonic() + args.total_seconds, multiprocessing.get_context("spawn")
+    is_tiny = args.shapes == "tiny"  # of which one process runs all but the starts
+
+    def process_of(name: str) -> str:
+        return "tiny" if is_tiny and "start" not in name else PARTS[name].process
+
+    for _, group in groupby((name for name in PARTS if name in args.parts), process_of):
+        names = list(group)
+        while names:
+            if end - time.monotonic() < args.part_seconds / 3:
+                save(names.pop(0), {"error": "no time was left"})
+                continue
+            kept = f"{cached}/{'start' if 'start' in names[0] else 'all'}"  # of kernels: the first start finds none
+            os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor", "TRITON_CACHE_DIR": f"{kept}/triton"}
+            ours, theirs = context.Pipe()
+            process = context.Process(target=run_parts, args=(list(names), is_tiny, theirs))
+            process.start()
+            theirs.close()
+            seconds: float = START_SECONDS
+            while names:
+                begin = time.monotonic()
+                seconds = min(seconds + PARTS[names[0]].factor * args.part_seconds, max(1.0, end - begin))
+                try:
+                    found = ours.recv() if ours.poll(seconds) else {"error": f"stopped after {seconds:.0f} s"}
+                except EOFError:
+                    found = {"error": "its process ended"}
+                save(names.pop(0), found | {"part_s": time.monotonic() - begin})
+                if found.get("error", "").startswith(("stopped", "its process")):
+                    break  # what is left gets a new process
+                seconds = 0.0
+            process.kill()
+            process.join()
+
+
+def compare_with_goals(parts: dict[str, Result]) -> list[Result]:
+    """Each goal beside what was reached; None where a part failed."""
+
+    def ratio(name: str, key: str, *others: tuple[str, str]) -> float | None:
+        values = [parts.get(other, {}).get(key_) for other, key_ in others]
+        known = [value for value in values if value]
+        value = parts.get(name, {}).get(key)
+        return value / max(known) if value and known else None  # type: ignore[operator, type-var]
+
+    copy, product = ("limits", "copy_bytes_per_second"), ("limits", "product_flops_per_second")
+    generate = [(f"generate_0.5b_{kind}", "tokens_per_second_with_prefill") for kind in ("dynamic", "static")]
+    second = parts.get("second_start", {}).get("seconds")
+    fits = "episodes_per_second" in parts.get("rollout_512_3b", {})
+    rows = [
+        ("decode 3B, share of the copy", ratio("decode_3b", "bytes_per_second", copy), 0.5),
+        ("decode 7B with LoRA 32, share of the copy", ratio("decode_7b_lora", "bytes_per_second", copy), 0.5),
+        ("decode 0.5B, times generate", ratio("decode_0.5b", "tokens_per_second_with_prefill", *generate), 3.0),
+        ("prefill 3B, share of the product", ratio("decode_3b", "prefill_flops_per_second", product), 0.5),
+        ("update 3B, share of the product", ratio("update_3b", "flops_per_second", product), None),
+        ("the same with recomputation", ratio("update_3b", "recomputed_flops_per_second", product), 0.5),
+        ("update 7B with LoRA, share of the product", ratio("update_7b_lora", "flops_per_second", product), None),
+        ("the same with recomputation", ratio("update_7b_lora", "recomputed_flops_per_second", product), 0.5),
+        ("step 1.5B, times TRL", ratio("step_1.5b", "episodes_per_second", ("trl_1.5b", "episodes_per_second")), 3.0),
+        ("second start to the first update, s (at most)", second, 10.0),
+        ("512 episodes at 3B fit", float(fits), 1.0),
+    ]
+    return [{"what": what, "reached": reached, "goal": goal} for what, reached, goal in rows]
+
+
+def main(args: Args) -> dict:
+    args.out.mkdir(parents=True, exist_ok=True)
+    parts: dict[str, Result] = {}
+    begin = time.monotonic()
+
+    def save(name: str, found: Result) -> None:
+        parts[name] = found
+        result = {"device": parts.get("limits", {}).get("device"), "shapes": args.shapes, "parts": parts}
+        result |= {"goals": compare_with_goals(parts), "seconds": time.monotonic() - begin}
+        whole = args.out / "gpu.json.tmp"
+        whole.write_text(json.dumps(result, indent=1))
+        whole.replace(args.out / "gpu.json")
+        shown = {key: value for key, value in found.items() if key != "kernels"}
+        print(f"{time.monotonic() - begin:5.0f} s  {name}: {json.dumps(shown)}", flush=True)
+
+    with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cached:
+        measure(args, cached, save)
+    for goal in compare_with_goals(parts):
+        print(f"{goal['what']:50} {goal['reached']!s:>8.8}  {goal['goal']}")
+    return parts
+
+
+if __name__ == "__main__":
+    main(tyro.cli(Args, description=__doc__))
