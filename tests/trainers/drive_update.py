@@ -117,7 +117,7 @@ class Scripted:
         self.policy, self.said = policy, [iter(turns) for turns in said]
         self.reset()
 
-    def submit(self, prompts, max_new_tokens, temperature, top_p=1.0, min_p=0.0):
+    def submit(self, prompts, params):
         self.open += prompts
 
     def wait(self):

@@ -53,7 +53,7 @@ class Parrot:
     def reset(self):
         pass
 
-    def submit(self, prompts, max_new_tokens, temperature, top_p=1.0, min_p=0.0):
+    def submit(self, prompts, params):
         self.prompts += prompts.values()
         self.open = prompts
 

@@ -23,6 +23,16 @@ class Completion:
     finish_reason: str = "length"
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SamplingParams:
+    """How turns are sampled: up to ``max_new_tokens``; see `trainers.engines.sampling.sample` for the others."""
+
+    max_new_tokens: int
+    temperature: float = 1.0
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+
 class Engine(Protocol):
     """Keys name conversations.
 
@@ -43,14 +53,7 @@ class Engine(Protocol):
         """See above."""
         ...
 
-    def submit(
-        self,
-        prompts: dict[int, list[int]],
-        max_new_tokens: int,
-        temperature: float,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-    ) -> None:
+    def submit(self, prompts: dict[int, list[int]], params: SamplingParams) -> None:
         """Begin a turn of each of these conversations. It ends where the conversation has ``max_length`` tokens.
 
         A prompt that extends what its conversation has already seen costs only the new ids. ``temperature`` 0 is greedy;
@@ -96,7 +99,8 @@ def generate(
     min_p: float = 0.0,
 ) -> dict[int, Completion]:
     """One turn of each conversation, in the order of ``prompts``."""
-    engine.submit(prompts, max_new_tokens, temperature, top_p, min_p)
+    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
+    engine.submit(prompts, params)
     done: dict[int, Completion] = {}
     while some := engine.wait():
         done |= some

@@ -3,11 +3,12 @@
 import collections
 import math
 import warnings
+from dataclasses import replace
 
 import torch
 
 from agent_envs.chat_tokens import StopChecker
-from trainers.engines.engine import Completion, turn_lengths
+from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.model_runner import ModelRunner
 from trainers.engines.prefix_cache import CachedSequence, PrefixCache
 from trainers.engines.sampling import sample
@@ -48,7 +49,7 @@ class TransformersEngine:
         self._cache = PrefixCache(self._runner.reset())
         self._open: dict[int, tuple[Completion, int]] = {}  # by conversation, with the turn's maximal length
         self._running: list[CachedSequence] = []  # those with open turns
-        self._how = 1.0, 1.0, 0.0  # temperature, top-p and min-p
+        self._params = SamplingParams(max_new_tokens=1)  # of the open turns
         release_freed_memory()
 
     @property
@@ -56,22 +57,14 @@ class TransformersEngine:
         """How many decoding steps are captured as CUDA graphs."""
         return self._runner.num_cuda_graphs
 
-    def submit(
-        self,
-        prompts: dict[int, list[int]],
-        max_new_tokens: int,
-        temperature: float,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-    ) -> None:
+    def submit(self, prompts: dict[int, list[int]], params: SamplingParams) -> None:
         """`Engine.submit`. Turns that are open at the same time are sampled in one way."""
-        how = temperature, top_p, min_p
-        if self._open and how != self._how:
-            raise ValueError(f"turns at temperature, top-p and min-p of {self._how} are open, and these have {how}")
+        if self._open and replace(params, max_new_tokens=self._params.max_new_tokens) != self._params:
+            raise ValueError(f"turns with {self._params} are open, and these have {params}")
         if repeated := sorted(self._open.keys() & prompts):
             raise ValueError(f"conversations {repeated} have an open turn already")
-        lengths = turn_lengths(prompts, max_new_tokens, self.max_length)
-        self._how = how
+        lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length)
+        self._params = params
         matched = self._cache.match(prompts)
         with torch.no_grad(), self.policy.autocast():
             self._prefill({sequence: ids[:-1] for sequence, ids in matched.items()})
@@ -124,16 +117,17 @@ class TransformersEngine:
             cache.move_to_front(running)
             num_rows = len(running)
         # Rows in between without an open turn are run too; what that writes behind their end is overwritten later.
-        rows = cache.sequences[: self._runner.padded_rows(num_rows)]
+        cached = cache.sequences[: self._runner.padded_rows(num_rows)]
         hidden = self._runner.decode(
-            [self.policy.pad_id if sequence.next_id is None else sequence.next_id for sequence in rows],
-            [len(sequence.ids) for sequence in rows],
+            [self.policy.pad_id if sequence.next_id is None else sequence.next_id for sequence in cached],
+            [len(sequence.ids) for sequence in cached],
             max_length=1 + max(len(sequence.ids) for sequence in running),
         )
         logits = self._runner.logits(hidden[torch.tensor([s.index for s in running], device=hidden.device)])
         keys = [key for sequence in running for key in sequence.keys]
         row_of_key = [number for number, sequence in enumerate(running) for _ in sequence.keys]
-        tokens, logprobs = sample(logits, torch.tensor(row_of_key, device=hidden.device), *self._how)
+        rows, params = torch.tensor(row_of_key, device=hidden.device), self._params
+        tokens, logprobs = sample(logits, rows, params.temperature, params.top_p, params.min_p)
         drawn = dict(zip(keys, zip(tokens.tolist(), logprobs.tolist(), strict=True), strict=True))
         self._running = []
         done: dict[int, Completion] = {}

@@ -11,14 +11,13 @@ import tempfile
 from collections.abc import Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
-from typing import Any
 
 import httpx
 import torch
 from safetensors.torch import save_file
 
 from agent_envs.chat_tokens import StopChecker
-from trainers.engines.engine import Completion, turn_lengths
+from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.mismatch import check_engine
 from trainers.engines.vllm_engine import WeightSync
 from trainers.models.policy import Policy
@@ -54,24 +53,16 @@ class VLLMClient:
         self.reset()
         check_engine(self, policy)
 
-    def submit(
-        self,
-        prompts: dict[int, list[int]],
-        max_new_tokens: int,
-        temperature: float,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-    ) -> None:
+    def submit(self, prompts: dict[int, list[int]], params: SamplingParams) -> None:
         """`Engine.submit`."""
         if repeated := sorted(set(self._open.values()) & prompts.keys()):
             raise ValueError(f"conversations {repeated} have an open turn already")
-        lengths = turn_lengths(prompts, max_new_tokens, self.max_length)
+        lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length)
         for key, prompt in prompts.items():
             # By conversation and turn: the order in which turns are complete depends on timing.
             self._turns[key] = self._turns.get(key, -1) + 1
             seed = hash((self._seed, key, self._turns[key])) % 2**31
-            how = {"temperature": temperature, "top_p": top_p, "min_p": min_p, "seed": seed}
-            self._open[self._pool.submit(self._sample_turn, prompt, lengths[key], how)] = key
+            self._open[self._pool.submit(self._sample_turn, prompt, lengths[key], params, seed)] = key
 
     def wait(self) -> dict[int, Completion]:
         """`Engine.wait`."""
@@ -88,14 +79,15 @@ class VLLMClient:
         if not self._post("/reset_prefix_cache")["success"]:
             raise RuntimeError("vLLM did not give up its prefix cache: keys and values would be those of old weights")
 
-    def _sample_turn(self, prompt: list[int], limit: int, how: dict[str, Any]) -> Completion:
+    def _sample_turn(self, prompt: list[int], limit: int, params: SamplingParams, seed: int) -> Completion:
         turn = Completion()
         while turn.finish_reason != "stop" and len(turn.tokens) < limit:
             # That the server looks for stop strings too saves work; what ends a turn is decided here, by its tokens.
-            body = how | {
+            body = {
+                "temperature": params.temperature, "top_p": params.top_p, "min_p": params.min_p,
                 "model": self._model, "prompt": prompt + turn.tokens, "max_tokens": limit - len(turn.tokens),
                 "top_k": 0, "repetition_penalty": 1.0, "presence_penalty": 0.0, "frequency_penalty": 0.0,
-                "seed": how["seed"] + len(turn.tokens),
+                "seed": seed + len(turn.tokens),
                 "stop": list(self._stop), "stop_token_ids": self._end_ids, "ignore_eos": True,
                 "include_stop_str_in_output": True, "skip_special_tokens": False, "logprobs": 0,
                 "return_token_ids": True,

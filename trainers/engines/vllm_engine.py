@@ -19,7 +19,7 @@ import torch
 from transformers import PreTrainedModel
 
 from agent_envs.chat_tokens import StopChecker
-from trainers.engines.engine import Completion, turn_lengths
+from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.mismatch import check_engine
 from trainers.models.policy import Policy
 
@@ -75,26 +75,19 @@ class VLLMEngine:
         )  # fmt: skip
         return self._vllm.LLMEngine.from_engine_args(arguments)
 
-    def submit(
-        self,
-        prompts: dict[int, list[int]],
-        max_new_tokens: int,
-        temperature: float,
-        top_p: float = 1.0,
-        min_p: float = 0.0,
-    ) -> None:
+    def submit(self, prompts: dict[int, list[int]], params: SamplingParams) -> None:
         """`Engine.submit`."""
         if repeated := sorted({key for key, _ in self._open.values()} & prompts.keys()):
             raise ValueError(f"conversations {repeated} have an open turn already")
-        lengths = turn_lengths(prompts, max_new_tokens, self.max_length)
+        lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length)
         for key, prompt in prompts.items():
-            params = self._vllm.SamplingParams(
-                temperature=temperature, top_p=top_p, min_p=min_p, max_tokens=lengths[key], logprobs=0,
+            of_vllm = self._vllm.SamplingParams(
+                temperature=params.temperature, top_p=params.top_p, min_p=params.min_p, max_tokens=lengths[key], logprobs=0,
                 stop_token_ids=self._end_ids, ignore_eos=True, detokenize=False,
                 output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
             )  # fmt: skip
             request = str(next(self._request_numbers))
-            self._engine.add_request(request, self._vllm.inputs.tokens_input(prompt), params)
+            self._engine.add_request(request, self._vllm.inputs.tokens_input(prompt), of_vllm)
             self._open[request] = key, Completion()
 
     def wait(self) -> dict[int, Completion]:

@@ -10,7 +10,7 @@ import numpy as np
 from agent_envs.context import Messages
 from agent_envs.utils.scripts import EpisodeRecorder, begin
 from agent_envs.vector import ToolVectorEnv, info_of
-from trainers.engines.engine import Completion, Engine
+from trainers.engines.engine import Completion, Engine, SamplingParams
 from trainers.models.policy import Policy
 from trainers.rollouts.timing import Timing
 from trainers.trajectory import Step, Trajectory
@@ -61,7 +61,8 @@ def rollout(
         for i in range(count)
     ]
     contexts = {i: policy.prompt_ids(instructions[i], observations[i]) for i in range(count)}  # of unfinished episodes
-    play = _Play(envs, engine, timing or Timing(), max_new_tokens, (temperature, top_p, min_p))
+    params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
+    play = _Play(envs, engine, timing or Timing(), params)
     completions = play.submit(contexts, sum(map(len, contexts.values())))
 
     def has_room(i: int, observation: str, rewritten: Messages | None) -> bool:  # for another turn after this one
@@ -142,11 +143,9 @@ class _Play:
         envs: ToolVectorEnv,
         engine: Engine,
         timing: Timing,
-        max_new_tokens: int,
-        how: tuple[float, float, float],  # temperature, top-p and min-p
+        params: SamplingParams,
     ):
-        self.envs, self.engine, self.timing = envs, engine, timing
-        self.max_new_tokens, self.how = max_new_tokens, how
+        self.envs, self.engine, self.timing, self.params = envs, engine, timing, params
         # While some tools wait for a server or a process, the policy goes on with other turns.
         io_bound = any(getattr(tool, "io_bound", False) for env in envs.envs for tool in env.tools.values())
         self.pool = ThreadPoolExecutor(1) if io_bound else None
@@ -156,7 +155,7 @@ class _Play:
     ) -> dict[int, Completion]:
         """Begin turns; returns ``completions``, where there are some already, or the next that are complete."""
         with self.timing.measure("prefill", num_new_ids):
-            self.engine.submit(prompts, self.max_new_tokens, *self.how)
+            self.engine.submit(prompts, self.params)
         return completions or self._wait()
 
     def step(self, actions: list[str | None]) -> tuple[tuple, dict[int, Completion]]:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from test_vllm_engine import build, disturb, encoded, logprobs_of
 
 from trainers.engines import vllm_client
-from trainers.engines.engine import generate
+from trainers.engines.engine import SamplingParams, generate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.engines.vllm_client import VLLMClient
 from trainers.models.policy import Policy
@@ -146,10 +146,10 @@ def test_turns_stay_within_what_the_server_takes(tokenizers, connect):
     done = generate(engine, {0: policy.encode("x" * 50)}, 30, 1.0)[0]
     assert (len(done.tokens), done.finish_reason) == (10, "length")
     with pytest.raises(ValueError, match="have up to 60 tokens, and the model reads 60 at most"):
-        engine.submit({4: policy.encode("x" * 60)}, 30, 1.0)
-    engine.submit({4: policy.encode("x")}, 30, 1.0)
+        engine.submit({4: policy.encode("x" * 60)}, SamplingParams(max_new_tokens=30, temperature=1.0))
+    engine.submit({4: policy.encode("x")}, SamplingParams(max_new_tokens=30, temperature=1.0))
     with pytest.raises(ValueError, match=r"conversations \[4\] have an open turn"):
-        engine.submit({4: policy.encode("x")}, 30, 1.0)
+        engine.submit({4: policy.encode("x")}, SamplingParams(max_new_tokens=30, temperature=1.0))
     engine.reset()
     assert engine.wait() == {}
 

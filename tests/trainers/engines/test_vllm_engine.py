@@ -10,7 +10,7 @@ from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs.chat_tokens import StopChecker
 from trainers import grpo
-from trainers.engines.engine import generate
+from trainers.engines.engine import SamplingParams, generate
 from trainers.engines.sampling import truncate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.engines.vllm_engine import VLLMEngine, WeightSync, merged_weights
@@ -253,19 +253,19 @@ def test_turns_begin_while_others_are_open(shared, engine):
     policy, _ = shared
     prompts = encoded(policy)
     expected = generate(TransformersEngine(policy, ()), prompts, 12, 0.0)
-    engine.submit({3: prompts[3], 0: prompts[0]}, 12, 0.0)
+    engine.submit({3: prompts[3], 0: prompts[0]}, SamplingParams(max_new_tokens=12, temperature=0.0))
     with pytest.raises(ValueError, match=r"conversations \[3\] have an open turn"):
-        engine.submit({3: prompts[3]}, 12, 0.0)
-    engine.submit({7: prompts[7]}, 3, 0.0)
+        engine.submit({3: prompts[3]}, SamplingParams(max_new_tokens=12, temperature=0.0))
+    engine.submit({7: prompts[7]}, SamplingParams(max_new_tokens=3, temperature=0.0))
     first = engine.wait()
     assert first[7].tokens == expected[7].tokens[:3]
-    engine.submit({}, 12, 0.0)
-    engine.submit({1: prompts[1]}, 12, 0.0)
+    engine.submit({}, SamplingParams(max_new_tokens=12, temperature=0.0))
+    engine.submit({1: prompts[1]}, SamplingParams(max_new_tokens=12, temperature=0.0))
     rest = {}
     while some := engine.wait():
         rest |= some
     assert {key: rest[key].tokens for key in (3, 0, 1)} == {key: expected[key].tokens for key in (3, 0, 1)}
-    engine.submit(prompts, 12, 0.0)
+    engine.submit(prompts, SamplingParams(max_new_tokens=12, temperature=0.0))
     engine.reset()
     assert engine.wait() == {}
     assert generate(engine, prompts, 12, 0.0)[7].tokens == expected[7].tokens

@@ -1,5 +1,6 @@
 import json
 import threading
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -168,7 +169,7 @@ def test_the_next_turn_need_not_be_as_long_as_one_may_be(playing, recite):
     policy, engine = playing
     engine.max_length = 400
     submit = engine.submit
-    engine.submit = lambda prompts, max_new_tokens, *how: submit(prompts, 4, *how)  # a policy that is brief
+    engine.submit = lambda prompts, params: submit(prompts, replace(params, max_new_tokens=4))  # a policy that is brief
     (episode,) = rollout(recite([["one", "two", "three"]]), policy, engine, seeds=[0], max_new_tokens=399)
     assert len(episode.steps) == 3
 
