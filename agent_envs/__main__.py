@@ -106,13 +106,12 @@ class New:
 
 @dataclass
 class View:
-    """See what agents did: the episodes of a run or of an evaluation, as a list and as conversations. In a terminal with keys;
-    elsewhere it prints, so that | less and > FILE work."""
+    """Print what agents did: the episodes of a run or of an evaluation as a list, or one of them as a conversation."""
 
     path: Annotated[Path, tyro.conf.Positional]
     """The folder of a run, or its episodes.jsonl."""
     episode: str = ""
-    """Show this one at once: its number in the file, or its key."""
+    """Print this one: its number in the file, or its key."""
     filter: Literal["all", "right", "wrong", "invalid", "truncated", "failed"] = "all"
     """Only episodes with this outcome: right has the full score, invalid a turn that could not be read, truncated ran out of
     turns, failed had a broken tool."""

@@ -1,16 +1,10 @@
-"""What is visible inside a sandbox, and the command line of each backend that shows that and no more."""
+"""What is visible inside a sandbox."""
 
 import os
-import shutil
 import subprocess
 import sys
 from functools import cache
 
-# In the order that "auto" tries them. Our own comes first: it limits threads, also for root, and the number of files,
-# which the programs have no options for; they work where it may not, since systems grant them namespaces by name.
-# The last, "unsafe", it never takes.
-BACKENDS = ("namespaces", "bubblewrap", "nsjail", "unsafe")
-_PROGRAMS = {"bubblewrap": "bwrap", "nsjail": "nsjail"}
 NOBODY = 65534  # the kernel's own number for a user who owns nothing
 SCRATCH_BYTES = 64 << 20
 DEVICES = ("/dev/null", "/dev/zero", "/dev/random", "/dev/urandom")
@@ -73,60 +67,3 @@ def visible_tree() -> tuple[dict[str, str], list[str]]:
             shown[path] = os.path.realpath(path)
     packages = [f"{folder}/{name}" for folder in shown for name in ("site-packages", "dist-packages")]
     return shown, [path for path in packages if os.path.isdir(path)]
-
-
-def unavailable_reason(backend: str) -> str:
-    """Why the backend cannot even be tried here; empty where it can."""
-    if not sys.platform.startswith("linux"):
-        return f"needs Linux, this is {sys.platform}"
-    program = _PROGRAMS.get(backend)
-    return f"the program {program} is not installed" if program and not shutil.which(program) else ""
-
-
-def _program(backend: str) -> str:
-    path = shutil.which(_PROGRAMS[backend])
-    assert path, f"{backend} is not installed"
-    return path
-
-
-def sandbox_command(backend: str, inner: list[str], report: int) -> list[str]:
-    """The command line that runs `inner` in a sandbox, with the file `report` open; empty where `child` does it."""
-    if backend == "bubblewrap":
-        return [*_bubblewrap(), "--", *inner]
-    if backend == "nsjail":
-        return [*_nsjail(report), "--", *inner]
-    return []
-
-
-def _bubblewrap() -> list[str]:
-    shown, hidden = visible_tree()
-    line = [
-        _program("bubblewrap"),
-        "--unshare-user",
-        "--unshare-all",
-        "--die-with-parent",
-        "--new-session",
-        "--as-pid-1",
-    ]
-    line += ["--hostname", "sandbox", "--uid", str(NOBODY), "--gid", str(NOBODY), "--cap-drop", "ALL"]
-    line += ["--perms", "0700", "--size", str(SCRATCH_BYTES), "--tmpfs", "/tmp"]
-    for path, source in shown.items():
-        line += ["--ro-bind", source, path]
-    for path in hidden:
-        line += ["--size", "4096", "--tmpfs", path, "--remount-ro", path]
-    for path in DEVICES:
-        line += ["--dev-bind", path, path]
-    return [*line, "--remount-ro", "/"]
-
-
-def _nsjail(report: int) -> list[str]:
-    shown, hidden = visible_tree()
-    line = [_program("nsjail"), "--mode", "o", "--really_quiet", "--time_limit", "0", "--disable_rlimits"]
-    line += ["--hostname", "sandbox", "--user", str(NOBODY), "--group", str(NOBODY)]
-    line += ["--disable_proc", "--iface_no_lo", "--nice_level", "0", "--pass_fd", str(report)]
-    line += ["--mount", f"none:/tmp:tmpfs:size={SCRATCH_BYTES}"]
-    for path, source in (*shown.items(), *zip(DEVICES, DEVICES, strict=True)):
-        line += ["--bindmount_ro", f"{source}:{path}"]
-    for path in hidden:
-        line += ["--mount", f"none:{path}:tmpfs:size=4096"]
-    return line

@@ -9,15 +9,7 @@ from importlib.abc import InspectLoader
 from types import CodeType
 
 from agent_envs.sandbox import seccomp
-from agent_envs.sandbox.backends import (
-    DEVICES,
-    ENVIRONMENT,
-    NOBODY,
-    SCRATCH_BYTES,
-    python,
-    sandbox_command,
-    visible_tree,
-)
+from agent_envs.sandbox.backends import DEVICES, ENVIRONMENT, NOBODY, SCRATCH_BYTES, python, visible_tree
 
 _BOOT = """
 import marshal, os
@@ -76,18 +68,16 @@ def encode_payload(
         "RLIMIT_CORE": 0,
         "RLIMIT_MEMLOCK": 0,
     }
+    setup: dict[str, object] = {}
     if isolated:
         limits["RLIMIT_NPROC"] = 64  # threads; outside a namespace it would count all that the user runs
-    setup: dict[str, object] = {}
-    if backend == "namespaces":
         shown, hidden = visible_tree()
         setup = {"calls": seccomp.setup_numbers(), "devices": DEVICES, "readonly": shown, "hidden": hidden}
     monitor = {
         "parent": os.getpid(),
         "report": report,
         "deadline": deadline,
-        "namespaces": backend == "namespaces",
-        "command": sandbox_command(backend, first_command(), report),
+        "namespaces": isolated,
         "uid": NOBODY,
         "scratch": SCRATCH_BYTES,
         **setup,

@@ -6,9 +6,9 @@ from functools import cache
 from pathlib import Path
 
 from agent_envs.sandbox import seccomp
-from agent_envs.sandbox.backends import BACKENDS, unavailable_reason
 from agent_envs.sandbox.process import SandboxError, execute
 
+BACKENDS = ("namespaces", "unsafe")
 _PROBE = """
 import os, socket
 def must_fail(function, *arguments):
@@ -35,34 +35,27 @@ def available() -> dict[str, str]:
 
 
 def choose_backend(backend: str) -> str:
-    """The name of a backend that works, `backend` itself or, for "auto", the first that isolates.
+    """The backend that runs the code: ``backend`` itself, or namespaces for "auto", which is never unsafe.
 
     Raises:
-        SandboxError: there is none.
+        SandboxError: it does not work here.
         ValueError: for an unknown name.
     """
-    if backend == "auto":
-        states = {}
-        for name in BACKENDS[:-1]:
-            if (state := _state(name)) == "ok":
-                return name
-            states[name] = state
-        reasons = "; ".join(f"{name}: {state}" for name, state in states.items())
-        raise SandboxError(
-            f"no sandbox works here ({reasons}). Install bubblewrap on a machine that permits user namespaces, "
-            'or pass backend="unsafe" for code that you trust'
-        )
-    if backend not in BACKENDS:
+    if backend not in ("auto", *BACKENDS):
         raise ValueError(f"backend must be 'auto' or one of {BACKENDS}, got {backend!r}")
-    if (state := _state(backend)) != "ok":
-        raise SandboxError(f"the sandbox backend {backend!r} does not work here: {state}")
-    return backend
+    chosen = "namespaces" if backend == "auto" else backend
+    if (state := _state(chosen)) != "ok":
+        raise SandboxError(
+            f"the sandbox backend {chosen!r} does not work here: {state}. It takes a machine that permits user namespaces; "
+            'backend="unsafe" is for code that you trust'
+        )
+    return chosen
 
 
 @cache
 def _state(backend: str) -> str:
-    if reason := unavailable_reason(backend):
-        return reason
+    if not sys.platform.startswith("linux"):
+        return f"needs Linux, this is {sys.platform}"
     if backend == "unsafe":
         return "ok"
     if not seccomp.is_supported():

@@ -30,7 +30,7 @@ def run(
         timeout: seconds of wall time, the start of the interpreter included.
         memory_mb: MiB of address space.
         max_output: bytes of stdout, and as many of stderr, that are kept.
-        backend: "auto", or a key of `available()`. "unsafe" is limits without isolation, and is never chosen by "auto".
+        backend: "auto" or "namespaces", or "unsafe": limits without isolation, and never chosen by "auto".
 
     Raises:
         ValueError: for an argument out of range.

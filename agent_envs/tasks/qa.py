@@ -203,7 +203,8 @@ class QAEnv(ToolEnv):
             support = scoring.support_scores(self._brought_up, self._gold)
             metrics |= {"support_f1": support.f1, "joint_f1": scoring.joint_scores(scores, support).f1}
         if self.llm_judge:
-            metrics["judged"] = self.llm_judge(self.question.question, golds, prediction)
+            verdict = self.llm_judge(self.question.question, golds, prediction)
+            metrics |= {"judged": verdict or 0.0, "judge_unclear": float(verdict is None)}
         ending = {"prediction": prediction, "golds": list(golds), "kind": name_kind(self._kind())}
         return TurnOutcome(metrics, ending)
 

@@ -1,18 +1,14 @@
 """Episodes in a terminal: ``python -m agent_envs view RUN`` reads the episodes.jsonl of a run or of an evaluation.
 
-In a terminal it is a list with a search and filters, and each episode as a conversation; elsewhere, as before ``| less``, it
-prints. All text is that of models and tools, so all of it goes through `printable`.
+It prints the list, or one episode as a conversation. All text is that of models and tools, so it goes through `printable`.
 """
 
 from __future__ import annotations
 
 import contextlib
 import json
-import os
-import re
-import select
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,32 +16,12 @@ from typing import Any
 from rich.console import Console, Group, RenderableType
 from rich.padding import Padding
 from rich.rule import Rule
-from rich.segment import Segment
 from rich.text import Text
 
 from retrieval_index.printable import printable
 
-try:
-    import termios
-    import tty
-except ImportError:  # Windows: there the episodes are printed
-    termios = tty = None  # type: ignore[assignment]
-
 EPISODES_FILE = "episodes.jsonl"
-OUTCOMES = ("all", "right", "wrong", "invalid", "truncated", "failed")
 FOLDED_LINES, FOLDED_CHARACTERS = 3, 240  # so much is shown of a long result
-_KEYS = {  # what terminals send, as names
-    "\x1b[A": "up", "\x1bOA": "up", "\x1b[B": "down", "\x1bOB": "down", "\x1b[C": "right", "\x1bOC": "right", "\x1b[D": "left",
-    "\x1bOD": "left", "\x1b[5~": "page up", "\x1b[6~": "page down", "\x1b[H": "home", "\x1b[1~": "home", "\x1b[F": "end",
-    "\x1b[4~": "end", "\x1b": "escape", "\r": "enter", "\n": "enter", "\x7f": "delete", "\x08": "delete", "\x03": "stop",
-    "\x04": "stop",
-}  # fmt: skip
-_OTHER_KEY = re.compile(r"\x1b(\[[0-9;]*[A-Za-z~]|O.)")  # which means nothing here
-_LETTERS = {  # the keys that do the same
-    "up": "k", "down": "j", "right": "n", "left": "p", "page up": "b", "page down": " ", "home": "g", "end": "G", "escape": "q",
-}  # fmt: skip
-_LIST_KEYS = "↑↓ choose · Enter opens · / search · f filter · q quit"
-_EPISODE_KEYS = "↑↓ scroll · n p next, previous · f unfold · q back"
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,11 +76,11 @@ def read_episode(file: Path, entry: Entry) -> dict:
 
 
 def view(path: Path, episode: str = "", outcome: str = "all", text: str = "", unfold: bool = False) -> None:
-    """Show the episodes of a file or a folder; returns when the reader has seen them.
+    """Print the list of the episodes of a file or a folder, or one of them.
 
     Args:
         episode: its number in the file, or its key; by default the list.
-        outcome: one of `OUTCOMES`.
+        outcome: "all", "right", "wrong", "invalid", "truncated" or "failed".
         text: what the episodes hold.
         unfold: show long results whole.
 
@@ -123,13 +99,7 @@ def view(path: Path, episode: str = "", outcome: str = "all", text: str = "", un
             raise ValueError(
                 f"{file} has no episode {episode!r} among the {len(entries)} looked at: give its number or key"
             )
-    console = Console(highlight=False, soft_wrap=False)
-    if console.is_terminal and sys.stdin.isatty() and termios is not None:
-        viewer = Viewer(file, entries, outcome, text, unfold)
-        if chosen is not None:
-            viewer.open(entries.index(chosen))
-        _run(viewer, console)
-        return
+    console = Console(highlight=False)
     if chosen is not None:
         console.print(show_episode(read_episode(file, chosen), chosen, unfold))
         return
@@ -238,11 +208,9 @@ def _native(content: str) -> str:
 def _row(entry: Entry) -> Text:
     word, style = _mark(entry)
     turns = f"{entry.turns} turn{'s' * (entry.turns != 1)}"
-    row = Text.assemble(
+    return Text.assemble(
         (f"{entry.number:6} ", "dim"), (f"{word:17}", style), f" {entry.score:5.2f} {turns:>8}  {entry.title}"
     )
-    row.no_wrap, row.overflow = True, "ellipsis"
-    return row
 
 
 def _mark(entry: Entry) -> tuple[str, str]:
@@ -276,159 +244,3 @@ def _clean(value: Any) -> str:
 
 def _number(value: Any) -> str:
     return f"{float(value or 0):+.3g}"
-
-
-# -- a terminal ------------------------------------------------------------------------------------------------------
-
-
-class Viewer:
-    """What a terminal shows, and what keys do to it. It reads and writes no terminal itself.
-
-    Args:
-        file: the episodes.
-        entries: those of them that are listed at first.
-        outcome, text: what they were chosen by.
-        unfold: whether long results are whole.
-    """
-
-    def __init__(
-        self, file: Path, entries: Sequence[Entry], outcome: str = "all", text: str = "", unfold: bool = False
-    ):
-        self.file, self.outcome, self.text, self.unfold = file, outcome, text, unfold
-        self._entries, self._chosen, self._top = list(entries), 0, 0
-        self._is_open, self._height, self._length = False, 24, 0
-        self._typed: str | None = None  # of what is searched for, while it is typed
-
-    def open(self, place: int) -> None:
-        """Show an episode of the list."""
-        self._is_open, self._chosen, self._top = True, place, 0
-
-    def draw(self, console: Console) -> list[list[Segment]]:
-        """The lines of the screen, as many and as wide as those of the console."""
-        options = console.options.update(height=None, no_wrap=None)
-        self._height = max(1, console.height - 2)
-        if self._is_open:
-            entry = self._entries[self._chosen]
-            lines = console.render_lines(show_episode(read_episode(self.file, entry), entry, self.unfold), options)
-            self._length = len(lines)
-            self._top = max(0, min(self._top, self._length - self._height))
-            lines = lines[self._top : self._top + self._height]
-        else:
-            self._length = len(self._entries)
-            self._top = max(0, min(self._top, self._chosen), self._chosen - self._height + 1)
-            rows = [_row(entry) for entry in self._entries[self._top : self._top + self._height]]
-            if rows:
-                rows[self._chosen - self._top].stylize("reverse")
-            lines = [line for row in rows for line in console.render_lines(row, options)]
-        lines += [[Segment(" " * console.width)]] * (self._height - len(lines))
-        return [
-            *console.render_lines(self._title(), options)[:1],
-            *lines,
-            *console.render_lines(self._foot(), options)[:1],
-        ]
-
-    def press(self, key: str) -> bool:
-        """Do what a key says; returns whether there is something to show still."""
-        if key == "stop":
-            return False
-        if self._typed is not None:
-            self._type(key)
-            return True
-        key = _LETTERS.get(key, key)
-        if key == "q" and not self._is_open:
-            return False
-        if self._is_open:
-            self._press_in_episode(key)
-        else:
-            self._press_in_list(key)
-        return True
-
-    def _press_in_episode(self, key: str) -> None:
-        moves = {"j": 1, "k": -1, " ": self._height, "b": -self._height, "g": -self._length, "G": self._length}
-        if key == "q":
-            self._is_open, self._top = False, 0
-        elif key in ("n", "p"):
-            self.open(max(0, min(self._chosen + (1 if key == "n" else -1), len(self._entries) - 1)))
-        elif key in ("f", "enter"):
-            self.unfold = not self.unfold
-        else:
-            self._top = max(0, self._top + moves.get(key, 0))
-
-    def _press_in_list(self, key: str) -> None:
-        count = len(self._entries)
-        moves = {"j": 1, "n": 1, "k": -1, "p": -1, " ": self._height, "b": -self._height, "g": -count, "G": count}
-        if key == "enter" and count:
-            self.open(self._chosen)
-        elif key == "/":
-            self._typed = ""
-        elif key == "f":
-            self._choose(OUTCOMES[(OUTCOMES.index(self.outcome) + 1) % len(OUTCOMES)], self.text)
-        else:
-            self._chosen = max(0, min(self._chosen + moves.get(key, 0), count - 1))
-
-    def _type(self, key: str) -> None:
-        """A key of what is searched for."""
-        assert self._typed is not None
-        if key == "enter":
-            self._choose(self.outcome, self._typed)
-            self._typed = None
-        elif key == "escape":
-            self._typed = None
-        elif key == "delete":
-            self._typed = self._typed[:-1]
-        elif len(key) == 1 and key.isprintable():
-            self._typed += key
-
-    def _choose(self, outcome: str, text: str) -> None:
-        self.outcome, self.text, self._chosen, self._top = outcome, text, 0, 0
-        self._entries = read_entries(self.file, outcome, text)
-
-    def _title(self) -> Text:
-        count = len(self._entries)
-        what = f" {count} episode{'s' * (count != 1)}: {self.outcome}"
-        return _bar(f"{what}{f', with {_clean(self.text)}' if self.text else ''} · {_clean(self.file)}", "bold reverse")
-
-    def _foot(self) -> Text:
-        if self._typed is not None:
-            return _bar(f" search for: {_clean(self._typed)}▏ (Enter searches, of nothing shows all)", "bold")
-        if not self._is_open:
-            return _bar(f" {min(self._chosen + 1, self._length)}/{self._length} · {_LIST_KEYS}", "dim")
-        percent = 100 * min(1.0, (self._top + self._height) / max(1, self._length))
-        return _bar(f" {percent:.0f} % · {_EPISODE_KEYS}", "dim")
-
-
-def _bar(words: str, style: str) -> Text:
-    return Text(words.replace("\n", " "), style, no_wrap=True, overflow="ellipsis")
-
-
-def _run(viewer: Viewer, console: Console) -> None:
-    """Show it in the terminal until it is left; the terminal is then as it was."""
-    source = sys.stdin.fileno()
-    before = termios.tcgetattr(source)
-    try:
-        tty.setcbreak(source)
-        with console.screen(hide_cursor=True):
-            going = True
-            while going:
-                size = console.size
-                console.update_screen_lines(viewer.draw(console))
-                while not select.select([source], [], [], 0.3)[0] and console.size == size:
-                    pass  # a window of another size is drawn again
-                if select.select([source], [], [], 0)[0]:
-                    read = os.read(source, 1024)
-                    going = bool(read) and all(map(viewer.press, split_keys(read.decode("utf-8", "replace"))))
-    except KeyboardInterrupt:
-        pass
-    finally:
-        termios.tcsetattr(source, termios.TCSADRAIN, before)
-
-
-def split_keys(read: str) -> Iterable[str]:
-    """The keys that were read together: characters, and names for the others."""
-    while read:
-        sequence = next((known for known in sorted(_KEYS, key=len, reverse=True) if read.startswith(known)), read[0])
-        if sequence == "\x1b" and (other := _OTHER_KEY.match(read)):  # Delete or F1 is no Escape
-            read = read[other.end() :]
-            continue
-        yield _KEYS.get(sequence, sequence)
-        read = read[len(sequence) :]

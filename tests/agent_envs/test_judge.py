@@ -4,7 +4,6 @@ import json
 import pickle
 import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -18,7 +17,6 @@ class Endpoint(ThreadingHTTPServer):
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
         self.replies, self.asked, self.headers, self.paths = ["yes"], [], [], []
-        self.wait = ""
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
     @property
@@ -37,8 +35,7 @@ class Handler(BaseHTTPRequestHandler):
             reply if isinstance(reply, bytes) else json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
         )
         self.send_response(reply if isinstance(reply, int) else 200)
-        if server.wait:
-            self.send_header("Retry-After", server.wait)
+        self.send_header("Content-Type", "application/json")
         self.end_headers()
         self.wfile.write(said)
 
@@ -59,15 +56,8 @@ def endpoint(monkeypatch):
 
 
 @pytest.fixture
-def pauses(monkeypatch):
-    """The seconds that the judge waited between its tries, none of which pass."""
-    slept = []
-    monkeypatch.setattr("agent_envs.judge.time", SimpleNamespace(sleep=slept.append))
-    return slept
-
-
-@pytest.fixture
-def judge(endpoint, pauses):
+def judge(endpoint, monkeypatch):
+    monkeypatch.setattr("openai._base_client.time.sleep", lambda seconds: None)
     return Judge(endpoint.url + "/", "small", timeout=10.0)
 
 
@@ -83,26 +73,16 @@ def judge(endpoint, pauses):
         ("No – it is another.", 0.0),
         ("<think>Is it yes or no?</think>\n\nno", 0.0),
         ([{"type": "text", "text": "no"}], 0.0),
+        ("Well, yes and no", None),
+        ("<think>I must decide yes or no. The", None),
+        ("Let me check whether it is yes or no.", None),
+        ("No doubt: yes", None),
     ],
 )
 def test_a_reply_begins_with_the_verdict(endpoint, judge, said, verdict):
     endpoint.replies = [said]
-    assert judge("Who?", ["Ann"], "Anne") == verdict and type(judge("Who?", ["Ann"], "Anne")) is float
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        "Well, yes and no",
-        "<think>I must decide yes or no. The",
-        "Let me check whether it is yes or no.",
-        "No doubt: yes",
-    ],
-)
-def test_what_only_mentions_a_verdict_is_none(endpoint, judge, said):
-    endpoint.replies = [said]
-    with pytest.raises(RuntimeError, match="gives no verdict: it said neither yes nor no"):
-        judge("Who?", ["Ann"], "Anne")
+    assert judge("Who?", ["Ann"], "Anne") == verdict and type(judge("Who?", ["Ann"], "Anne")) is type(verdict)
+    assert len(endpoint.asked) == (3 if verdict is None else 1)
 
 
 def test_what_is_asked(endpoint, judge):
@@ -112,57 +92,49 @@ def test_what_is_asked(endpoint, judge):
     assert (request["model"], request["temperature"]) == ("small", 0)
     for part in ("<question>Who {directed} it?</question>", "Ann Lee | A. Lee", "<proposed>Anne</proposed>"):
         assert part in endpoint.prompts[0]
-    assert "authorization" not in endpoint.headers[0]
 
 
-@pytest.mark.parametrize("hiccup", [500, 429, b"no JSON", b'{"choices": []}', b"[]", "perhaps", None])
+@pytest.mark.parametrize("hiccup", [500, 429, "perhaps", None])
 def test_a_failure_is_tried_again(endpoint, judge, hiccup):
     endpoint.replies = [hiccup, hiccup, "yes"]
     assert judge("Who?", ["Ann"], "Anne") == 1.0 and len(endpoint.asked) == 3
 
 
-def test_between_tries_it_waits_longer_and_longer_or_as_long_as_it_is_told(endpoint, judge, pauses, capsys):
-    endpoint.replies = [500, 503, 429, "yes"]
-    assert judge("Who?", ["Ann"], "Anne") == 1.0 and pauses == [1, 2, 4]
-    assert (
-        capsys.readouterr().err.count("gives no verdict: HTTPStatusError") == 3
-    )  # ten minutes of silence look like a hang
-    pauses.clear()
-    endpoint.replies, endpoint.wait = [429, 429, "no"], "7"
-    assert judge("Where?", ["Ann"], "Anne") == 0.0 and pauses == [7, 7]
-
-
 @pytest.mark.parametrize(
-    ("reply", "problem"),
-    [(500, "500"), (404, "404"), ("perhaps", "neither yes nor no: 'perhaps'"), (b"{}", "KeyError"), ([], "neither")],
+    ("reply", "problem", "tries"),
+    [(500, "InternalServerError", 76), (404, "NotFoundError", 1), (b"{}", "TypeError", 1), (b"no JSON", "", 1)],
 )
-def test_without_a_verdict_there_is_no_score(endpoint, judge, pauses, reply, problem):
+def test_an_endpoint_that_does_not_answer_gives_no_score(endpoint, judge, reply, problem, tries):
     endpoint.replies = [reply]
-    with pytest.raises(RuntimeError, match=f"judge at {endpoint.url} gives no verdict: .*{problem}"):
+    with pytest.raises(RuntimeError, match=f"judge at {endpoint.url} does not answer: {problem}"):
         judge("Who?", ["Ann"], "Anne")
-    unclear = problem.startswith("neither")
-    assert len(endpoint.asked) == (1 if reply == 404 else 3 if unclear else 15)  # more tries where they may help
-    if reply == 500:
-        assert 500 < sum(pauses) < 600, "a model server that is started again takes minutes"
+    assert len(endpoint.asked) == tries
     endpoint.replies = ["yes"]
     assert judge("Who?", ["Ann"], "Anne") == 1.0  # a failure is not remembered
 
 
 def test_a_server_that_is_not_there(endpoint):
-    with pytest.raises(RuntimeError, match="gives no verdict: ConnectError"):
+    with pytest.raises(RuntimeError, match="does not answer: APIConnectionError"):
         Judge("http://127.0.0.1:9/v1", "small", retries=0)("Who?", ["Ann"], "Anne")
-    with pytest.raises(RuntimeError, match="gives no verdict: InvalidURL"):
+    with pytest.raises(RuntimeError, match="does not answer: InvalidURL"):
         Judge("http://127.0.0.1:port/v1", "small")("Who?", ["Ann"], "Anne")
     for url in ("127.0.0.1:9/v1", "file:///etc", None):
         with pytest.raises(ValueError, match="url must begin with http:// or https://"):
             Judge(url, "small")
 
 
-def test_equal_questions_are_asked_once(endpoint, judge):
+def test_without_the_openai_package_it_says_what_to_install(monkeypatch):
+    monkeypatch.setattr("agent_envs.judge.find_spec", lambda name: None)
+    with pytest.raises(ImportError, match=r"pip install 'agent-r1-envs\[api\]'"):
+        Judge("http://127.0.0.1:9/v1", "small")
+
+
+def test_equal_questions_are_asked_once_of_each_model(endpoint, judge):
     endpoint.replies = ["yes", "no", "yes"]
     assert [judge("Who?", ["Ann"], who) for who in ("Anne", "Bob", "Anne", "Bob")] == [1.0, 0.0, 1.0, 0.0]
     assert judge("Who else?", ["Ann"], "Anne") == 1.0 and len(endpoint.asked) == 3
     assert pickle.loads(pickle.dumps(judge))("Who?", ["Ann"], "Bob") == 0.0 and len(endpoint.asked) == 3
+    assert Judge(endpoint.url, "large")("Who?", ["Ann"], "Bob") == 1.0 and endpoint.asked[-1]["model"] == "large"
 
 
 def test_nothing_is_not_asked_about(endpoint, judge):
@@ -177,7 +149,7 @@ def test_the_key_comes_from_the_environment(endpoint, monkeypatch):
     assert b"secret" not in pickle.dumps(judge)
     monkeypatch.setenv("JUDGE_KEY", "\n")
     judge("Who?", ["Ann"], "Bob")
-    assert "authorization" not in endpoint.headers[1]
+    assert endpoint.headers[1]["authorization"] == "Bearer none"
 
 
 def test_a_prediction_cannot_leave_its_place(endpoint, judge):
@@ -201,13 +173,18 @@ def test_an_environment_with_a_judge_has_its_term(endpoint, small):
     assert reward == pytest.approx(sum(info["reward_terms"].values()))
     question, golds = env.unwrapped.question.question, env.unwrapped.question.golds
     assert question in endpoint.prompts[0] and all(gold in endpoint.prompts[0] for gold in golds)
-    endpoint.replies = ["no"]
-    weighted = gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small, judge=asked, rewards={"answer": 0.0})
-    weighted.reset(seed=1)
-    assert weighted.step("<answer>not that</answer>")[4]["reward_terms"]["judge"] == 0.0
+    assert info["judge_unclear"] == 0.0
     plain = gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small)
     plain.reset(seed=0)
     assert "judge" not in plain.step("<answer>not this</answer>")[4]["reward_terms"]
+
+
+def test_an_unclear_verdict_is_that_episodes_alone(endpoint, small):
+    endpoint.replies = ["it depends", "it depends", "it depends", "yes"]
+    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small, judge={"url": endpoint.url, "model": "small"})
+    infos = [(env.reset(seed=0), env.step(f"<answer>{name}</answer>"))[1][4] for name in ("one", "two")]
+    assert [(info["judged"], info["judge_unclear"]) for info in infos] == [(0.0, 1.0), (1.0, 0.0)]
+    assert infos[0]["reward_terms"]["judge"] == 0.0
 
 
 def test_a_turn_that_runs_out_without_an_answer_is_not_judged(endpoint, small):

@@ -1,18 +1,13 @@
-"""Episodes in a terminal: what is listed, what an episode shows, what keys do; and plain text elsewhere."""
+"""Episodes as text: what is listed, and what an episode shows."""
 
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 from rich.console import Console
 
-from agent_envs.utils.view import Viewer, find_file, read_entries, show_episode, split_keys, view
+from agent_envs.utils.view import find_file, read_entries, show_episode, view
 
 LONG = "The town lies by a river. " * 40
-ROOT = Path(__file__).resolve().parents[2]
 
 
 def record(number: int, score: float = 1.0, **other) -> dict:
@@ -60,16 +55,6 @@ def text_of(renderable, width=100) -> str:
     with console.capture() as captured:
         console.print(renderable)
     return captured.get()
-
-
-def screen(viewer: Viewer, width=100, height=20) -> list[str]:
-    lines = viewer.draw(Console(width=width, height=height, force_terminal=True))
-    assert len(lines) == height and all(sum(part.cell_length for part in line) <= width for line in lines)
-    return ["".join(part.text for part in line).rstrip() for line in lines]
-
-
-def press(viewer: Viewer, keys: str) -> bool:
-    return all(viewer.press(key) for key in split_keys(keys))
 
 
 @pytest.mark.parametrize(
@@ -124,52 +109,7 @@ def test_a_record_of_another_shape_is_one_line(file):
         show_episode(record(1) | {"turns": ["a"]}, entry)
 
 
-def test_keys_open_scroll_unfold_and_go_to_the_next(file):
-    viewer = Viewer(file, read_entries(file))
-    first = screen(viewer)
-    assert "4 episodes: all" in first[0] and "1/4" in first[-1] and "Question 1?" in first[1]
-    press(viewer, "\x1b[B\r")
-    assert "Episode 2" in screen(viewer)[1]
-    press(viewer, "n")
-    top = screen(viewer)
-    assert "Episode 3" in top[1]
-    press(viewer, "G")
-    assert screen(viewer)[1] != top[1] and "100 %" in screen(viewer)[-1]
-    press(viewer, "gf")
-    assert screen(viewer)[1] == top[1]
-    length = viewer._length
-    press(viewer, "f")
-    screen(viewer)
-    assert viewer._length < length
-    press(viewer, "pp\x1b[D")
-    assert "Episode 1" in screen(viewer)[1]  # there is none before it
-    assert press(viewer, "q") and "4 episodes: all" in screen(viewer)[0]
-    assert not press(viewer, "q")
-
-
-def test_keys_filter_and_search_and_letters_are_letters_while_typing(file):
-    viewer = Viewer(file, read_entries(file))
-    press(viewer, "f")
-    assert "1 episode: right" in screen(viewer)[0]
-    press(viewer, "f/qjX\x7f")
-    assert "search for: qj" in screen(viewer)[-1]
-    press(viewer, "\r")
-    assert "0 episodes" in screen(viewer)[0] and press(viewer, "\rj")
-    press(viewer, "/question 3\r")
-    assert "with question 3" in screen(viewer)[0] and "Question 3?" in screen(viewer)[1]
-    press(viewer, "/zz\x1b")
-    assert "1 episode:" in screen(viewer)[0]
-
-
-def test_a_small_window_shows_what_is_chosen(file):
-    viewer = Viewer(file, read_entries(file))
-    press(viewer, "jj")
-    assert "Question 3?" in "\n".join(screen(viewer, 90, 4))
-    press(viewer, "\r")
-    screen(viewer, 12, 4)
-
-
-def test_where_there_is_no_terminal_it_prints(file, capsys):
+def test_it_prints_the_list_or_an_episode(file, capsys):
     view(file.parent, outcome="wrong")
     lines = capsys.readouterr().out.splitlines()
     assert [line.split()[0] for line in lines] == ["2", "3", "4"]
@@ -187,52 +127,9 @@ def test_a_folder_of_runs_names_them(tmp_path, file):
         find_file(tmp_path / "nothing")
 
 
-def start(*arguments, **options):
-    command = [sys.executable, "-m", "agent_envs", "view", *map(str, arguments)]
-    return subprocess.Popen(command, cwd=ROOT, env={**os.environ, "TERM": "xterm"}, **options)
-
-
 def test_a_file_without_episodes_is_an_error(tmp_path, file):
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('garbage\n{"a": 1}\n')
     with pytest.raises(ValueError, match="holds no episode: give"):
         view(wrong)
     view(file, text="of this there is nothing")
-
-
-def test_the_command_says_mistakes_in_one_line(tmp_path):
-    run = start(tmp_path / "none", stderr=subprocess.PIPE, text=True)
-    assert run.communicate()[1].count("\n") == 1 and run.returncode == 1
-
-
-def test_in_a_terminal_it_takes_keys_and_leaves_the_terminal_as_it_was(file):
-    pty, termios = pytest.importorskip("pty"), pytest.importorskip("termios")
-    ours, theirs = pty.openpty()
-    termios.tcsetwinsize(ours, (24, 100))
-    before = termios.tcgetattr(theirs)
-    run = start(file, stdin=theirs, stdout=theirs, stderr=theirs)
-    shown = b""
-
-    def read_until(words: bytes) -> None:
-        nonlocal shown
-        while words not in shown:
-            shown += os.read(ours, 4096)
-        shown = b""
-
-    try:
-        read_until(b"q quit")
-        os.write(ours, b"\x1b[B\r")
-        read_until(b"Episode 2")
-        os.write(ours, b"qq")
-        assert run.wait(timeout=30) == 0
-        assert termios.tcgetattr(theirs) == before
-    finally:
-        run.kill()
-        os.close(ours)
-        os.close(theirs)
-
-
-@pytest.mark.parametrize("sent", ["\x1b[3~", "\x1bOP", "\x1b[Z", "\x1b[1;5B"])
-def test_keys_that_mean_nothing_are_no_escape(sent):
-    """Delete, F1, Shift and Tab, Control and an arrow."""
-    assert list(split_keys(f"k{sent}j\x1b")) == ["k", "j", "escape"]
