@@ -39,6 +39,7 @@ from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 from agent_envs.generators.miniwiki import vocabulary
 from benchmarks.training import trl_side
 from trainers import grpo
+from trainers.engines.engine import SamplingParams
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
 from trainers.models import lora
@@ -183,7 +184,7 @@ def measure_decoding(
 
     for number in range(3):
         begin = now()
-        engine.submit(prompts, new, 1.0)  # the same prompts again begin from nothing
+        engine.submit(prompts, SamplingParams(new))  # the same prompts again begin from nothing
         prefills.append(now() - begin)
         if is_profiled and number == 2:
             kernels = list_kernels(decode)
