@@ -90,6 +90,7 @@ from trainers.checkpoints.settings import SettingsDiffer
 from trainers.episodes.report import page as html_report
 from trainers.models.denormals import flushing_denormals
 from trainers.runtime import retry, signals
+from trainers.runtime.errors import UserError
 from trainers.runtime.progress import to_json_types
 
 
@@ -163,7 +164,10 @@ def main(args: Args) -> dict:
 
 
 def _compare(args: Args) -> dict:
-    part, whole = read_recipe(args), read_recipe(args, whole=True)
+    try:
+        part, whole = read_recipe(args), read_recipe(args, whole=True)
+    except ValueError as error:
+        raise UserError(str(error)) from error
     checked = check.check(whole)
     if checked.missing:
         raise FileNotFoundError("\n".join(checked.missing))

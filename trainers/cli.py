@@ -5,7 +5,6 @@ Nothing here imports torch, so that ``--help`` and mistakes answer at once.
 
 import ast
 import contextlib
-import dis
 import inspect
 import io
 import itertools
@@ -22,10 +21,10 @@ from typing import Annotated, Any, NoReturn, TypeVar, get_origin
 import tyro
 
 from trainers import config, inputs
+from trainers.runtime.errors import UserError
 from trainers.runtime.signals import TrainingStopped
 
 T = TypeVar("T")
-OUR_PACKAGES = ("__main__", "trainers", "agent_envs", "retrieval_index")
 
 
 def parse(defaults: T, description: str | None, command: str, words: Sequence[str] | None = None) -> T:
@@ -63,8 +62,10 @@ def parse(defaults: T, description: str | None, command: str, words: Sequence[st
             elif hasattr(given, "check_inputs"):
                 given.check_inputs()
         return given
-    except Exception as error:
-        if not _is_refusal(error):
+    except ValueError as error:  # nothing is done yet but to look at what was asked for
+        _fail(program, str(error))
+    except (ImportError, OSError) as error:
+        if not _is_for_user(error):
             raise
         _fail(program, str(error))
 
@@ -116,21 +117,22 @@ def _is_appended(kind: Any) -> bool:
 
 
 def _report_end(program: str, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """Of what ends a command, an interruption, a run that cannot go on, bad input that we refuse and a full disk need no
-    traceback."""
+    """End a command: what its user can do something about is one line, and a fault of this package keeps its traceback."""
+    if _is_for_user(error):
+        _fail(program, str(error))
     if issubclass(kind, KeyboardInterrupt):
         print(f"{program}: stopped", file=sys.stderr)
-    elif (
-        issubclass(kind, TrainingStopped) or _is_refusal(error.with_traceback(traceback)) or _find_write_failure(error)
-    ):
+    elif issubclass(kind, TrainingStopped) or _find_write_failure(error):
         print(f"{program}: {_join_lines(str(error))}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)
 
 
-def _is_refusal(error: BaseException) -> bool:
-    """Whether what an error says was written for the user, who can do something about it."""
-    return isinstance(error, ValueError | TypeError | OSError | ImportError) and _is_raised_by_us(error.__traceback__)
+def _is_for_user(error: BaseException) -> bool:
+    """Whether an error was written for the user. What the system or Python's import raises has a number or a name."""
+    if isinstance(error, OSError):
+        return error.errno is None
+    return isinstance(error, UserError) or (isinstance(error, ImportError) and error.name is None)
 
 
 def _join_lines(text: str) -> str:
@@ -145,18 +147,6 @@ def _find_write_failure(error: BaseException) -> str | None:
     )
 
     return find_write_failure(error)
-
-
-def _is_raised_by_us(traceback: TracebackType | None) -> bool:
-    """Whether a ``raise`` of this project is where the error comes from: what it says was written for the user. What a
-    library or an operation raises, at a line of ours too, is a fault to be looked into."""
-    if traceback is None:
-        return False
-    while traceback.tb_next:
-        traceback = traceback.tb_next
-    package = traceback.tb_frame.f_globals.get("__name__", "").partition(".")[0]
-    instruction = traceback.tb_frame.f_code.co_code[traceback.tb_lasti]
-    return package in OUR_PACKAGES and dis.opname[instruction] == "RAISE_VARARGS"
 
 
 def _fail(program: str, message: str) -> NoReturn:

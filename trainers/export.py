@@ -64,6 +64,7 @@ from trainers.checkpoints.settings import select_interface
 from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.runtime import signals
+from trainers.runtime.errors import UserError
 
 # Of the settings; of env_kwargs the agent's interface.
 KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn")
@@ -89,7 +90,7 @@ def _export(args: Args) -> Path:
     model = policy.model
     has_lora = lora.has_lora(model)
     if args.base_model and not has_lora:
-        raise ValueError(
+        raise UserError(
             f"{args.checkpoint} is not a LoRA adapter, so it has no base model: leave out {args.base_model}"
         )
     for parameter in lora.trainable_parameters(model):

@@ -78,6 +78,7 @@ from typing import Any
 from retrieval_index import durable
 from retrieval_index.printable import printable
 from trainers.episodes.records import read_episodes, to_line
+from trainers.runtime.errors import UserError
 
 Message = dict[str, Any]
 _ROWS = 1000  # that a row group of Parquet holds
@@ -103,7 +104,7 @@ def main(args: Args) -> Path:
             count = _write_lines(write(_readable(records(), file), left_out), staging)
         reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(left_out.items()))
         if not count:
-            raise ValueError(f"{file} has nothing to export{f': of its episodes {reasons}' if reasons else ''}")
+            raise UserError(f"{file} has nothing to export{f': of its episodes {reasons}' if reasons else ''}")
         durable.publish(staging, args.out)
     finally:
         staging.unlink(missing_ok=True)
@@ -134,7 +135,7 @@ def _readable(records: Iterator[dict], file: Path) -> Iterator[tuple[dict, list[
         try:
             yield record, contexts(record)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise ValueError(
+            raise UserError(
                 f"{file}: {record['key']!r} is no episode as docs/episodes.md has them: {error!r}"
             ) from None
 
@@ -282,7 +283,7 @@ def _write_parquet(records: Any, path: Path, left_out: Counter) -> int:
                 count += len(table)
         return count
     except pyarrow.ArrowException as error:
-        raise ValueError(f"a field has values of different types, which Parquet cannot hold: {error}") from error
+        raise UserError(f"a field has values of different types, which Parquet cannot hold: {error}") from error
 
 
 def _without_empty(schema: Any) -> Any:

@@ -10,6 +10,7 @@ import agent_envs  # noqa: F401  (registers the ids)
 from agent_envs.integrations import hosting
 from agent_envs.vector import ToolVectorEnv
 from trainers.config import TrainArgs, read_json_object
+from trainers.runtime.errors import UserError
 
 if TYPE_CHECKING:
     from trainers.engines.engine import Engine
@@ -21,7 +22,7 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
     `agent_envs.integrations.hosting.make`."""
     arguments = read_json_object("env_kwargs", kwargs)
     if taken := {"split", "num_envs"} & set(arguments):
-        raise ValueError(f"{sorted(taken)} cannot be among the environment arguments: the command sets them itself")
+        raise UserError(f"{sorted(taken)} cannot be among the environment arguments: the command sets them itself")
     spec = hosting.find_spec(id)
     if not hosting.has_vector(spec):  # any environment that speaks text
         return ToolVectorEnv(lambda: hosting.make(id, split=split, **arguments), num_envs)
@@ -33,9 +34,9 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
     except TypeError as error:
         if "unexpected keyword argument 'split'" not in str(error):
             raise
-        raise ValueError(f"{id} has a vector of its own, which knows no split: {advice}") from error
+        raise UserError(f"{id} has a vector of its own, which knows no split: {advice}") from error
     if not isinstance(envs.unwrapped, ToolVectorEnv):
-        raise ValueError(f"{id} has a vector of its own, {type(envs.unwrapped).__name__}: {advice}")
+        raise UserError(f"{id} has a vector of its own, {type(envs.unwrapped).__name__}: {advice}")
     return cast(ToolVectorEnv, envs)  # a wrapper passes on what it is asked for
 
 
@@ -60,7 +61,7 @@ def make_engine(
     from trainers.runtime import distributed
 
     if len(vllm_url) != distributed.world_size():
-        raise ValueError(f"vllm_url must name {distributed.world_size()} servers, one for each process, got {vllm_url}")
+        raise UserError(f"vllm_url must name {distributed.world_size()} servers, one for each process, got {vllm_url}")
     return VLLMClient(policy, stop, vllm_url[distributed.rank()])
 
 
@@ -70,16 +71,16 @@ def check_world_size(args: TrainArgs) -> None:
 
     world_size = distributed.world_size()
     if args.one_step_off_policy and world_size > 1:
-        raise ValueError(
+        raise UserError(
             "one_step_off_policy is for one process: several would have to agree in the middle of an update"
         )
     if args.questions_per_update % world_size:
-        raise ValueError(
+        raise UserError(
             f"questions_per_update must be a multiple of the number of processes, {world_size}, as each plays whole "
             f"groups; got {args.questions_per_update}"
         )
     if world_size > 1 and getattr(args, "share_layers", False):
-        raise ValueError("share_layers is for one process: with several the critic needs layers of its own")
+        raise UserError("share_layers is for one process: with several the critic needs layers of its own")
 
 
 def check_splits(envs: ToolVectorEnv, held_out: ToolVectorEnv) -> None:
@@ -90,4 +91,4 @@ def check_splits(envs: ToolVectorEnv, held_out: ToolVectorEnv) -> None:
     # Questions of a user's own kind may have no ids.
     train = {question.id for question in ours if hasattr(question, "id")}
     if shared := sum(getattr(question, "id", None) in train for question in theirs):
-        raise ValueError(f"{shared} held-out questions are training questions too: give data with a split of each")
+        raise UserError(f"{shared} held-out questions are training questions too: give data with a split of each")

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from trainers.config import TrainArgs
+from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import is_written_here, step_folders
 
 DEMONSTRATIONS_FILE = "demonstrations.jsonl"  # in the folder of a run of sft: what it imitates
@@ -44,7 +45,12 @@ def check_environment(env: str, env_kwargs: str, *splits: str) -> None:
     from trainers.factory import make_envs  # imports Gymnasium, which --help need not wait for
 
     for split in splits:
-        make_envs(env, env_kwargs, split, 1).close()
+        try:
+            make_envs(env, env_kwargs, split, 1).close()
+        except TypeError as error:
+            if " cannot be made: " not in str(error):  # a fault of an environment from elsewhere
+                raise
+            raise UserError(str(error)) from error
 
 
 def check_model(path_or_id: str | Path, base_model: str = "") -> None:

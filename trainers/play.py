@@ -68,6 +68,7 @@ from trainers.episodes.report import tables as report
 from trainers.evaluation.evaluator import load_agent
 from trainers.factory import make_envs
 from trainers.rollouts.rollout import rollout
+from trainers.runtime.errors import UserError
 
 
 def ask(envs: ToolVectorEnv, text: str) -> None:
@@ -78,7 +79,7 @@ def ask(envs: ToolVectorEnv, text: str) -> None:
     """
     env = envs.envs[0]
     if not isinstance(env, QAEnv):
-        raise ValueError("a question can be asked of an environment of questions alone, such as AgentR1/HotpotQA-v0")
+        raise UserError("a question can be asked of an environment of questions alone, such as AgentR1/HotpotQA-v0")
     env.questions = (Question(id="typed", question=text, answer=""),)
 
 

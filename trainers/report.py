@@ -39,6 +39,7 @@ if __name__ == "__main__":
 
 from retrieval_index.printable import printable
 from trainers.episodes.report import page as html_report
+from trainers.runtime.errors import UserError
 
 
 def main(args: Args) -> Path:
@@ -48,15 +49,15 @@ def main(args: Args) -> Path:
         ValueError: a source is missing, or holds nothing to show; ``episodes`` is negative; or ``out`` cannot be written.
     """
     if not args.sources:
-        raise ValueError("what is to be shown? Give the folder of a run or an evaluation, or an episodes.jsonl")
+        raise UserError("what is to be shown? Give the folder of a run or an evaluation, or an episodes.jsonl")
     if args.episodes < 0:
-        raise ValueError(f"--episodes must be at least 0 (all), got {args.episodes}")
+        raise UserError(f"--episodes must be at least 0 (all), got {args.episodes}")
     first = args.sources[0]
     out = args.out or (first if first.is_dir() else first.parent) / html_report.PAGE_FILE
     if out.is_dir() or not out.absolute().parent.is_dir():
-        raise ValueError(f"--out must be a file in a folder that exists, got {out}")
+        raise UserError(f"--out must be a file in a folder that exists, got {out}")
     if not os.access(out.absolute().parent, os.W_OK):
-        raise ValueError(f"{out.absolute().parent} may not be written to: give --out, a file elsewhere")
+        raise UserError(f"{out.absolute().parent} may not be written to: give --out, a file elsewhere")
     path = html_report.write(args.sources, out, episodes=args.episodes)
     print(f"{printable(str(path))}: {path.stat().st_size / 2**20:.1f} MiB")
     return path

@@ -188,6 +188,7 @@ from trainers.models.lora import trainable_parameters
 from trainers.models.micro_batches import compute_logprobs, micro_batches
 from trainers.models.policy import Policy
 from trainers.runtime import distributed, signals
+from trainers.runtime.errors import UserError
 from trainers.runtime.progress import METRICS_FILE, Logger, Progress, check_sinks, logged_as, read_metrics
 from trainers.tiny.cold_start import start_run
 from trainers.tiny.curriculum import split_by_length
@@ -354,7 +355,7 @@ def main(args: Args) -> dict:
     check_sinks(args.log)
     with distributed.join_processes(), signals.handle_signals(), run_dir.claim_folder(args, "sft") as run:
         if args.resume and (run / "summary.json").exists():
-            raise ValueError(
+            raise UserError(
                 f"{run} is finished: to train its checkpoint further, give that as model, and another --out"
             )
         return train(args, run)

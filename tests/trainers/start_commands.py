@@ -16,15 +16,16 @@ import tempfile
 def run(words: list[str]) -> int:
     sys.argv = words
     try:
-        runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        try:
+            runpy.run_module(words[0], run_name="__main__", alter_sys=True)
+        except Exception as error:
+            sys.excepthook(type(error), error, error.__traceback__)
+            return 1
     except SystemExit as end:
         if isinstance(end.code, str):  # as Python itself does
             print(end.code, file=sys.stderr)
             return 1
         return end.code or 0
-    except BaseException as error:
-        sys.excepthook(type(error), error, error.__traceback__)
-        return 1
     return 0
 
 

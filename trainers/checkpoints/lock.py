@@ -12,12 +12,14 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from pathlib import Path
 
+from trainers.runtime.errors import UserError
+
 LOCK_FILE = ".lock"
 ELSEWHERE = "give another --out"
 LEAST_FREE = 2**26  # bytes: checkpoints of the tiny policy, a few times over
 
 
-class FolderInUse(ValueError):
+class FolderInUse(UserError):
     """Another process writes into the folder now; the message says which."""
 
 
@@ -109,7 +111,7 @@ def _open(folder: Path) -> int:
             raise FolderInUse(f"{folder} is in use by {holder}: give another --out, or wait for it") from None
         except OSError as error:
             os.close(handle)
-            raise ValueError(
+            raise UserError(
                 f"{folder} is on a file system without locks ({error.strerror}), where two runs could write at once: give "
                 "an --out elsewhere"
             ) from error
@@ -139,7 +141,7 @@ def _write_holder(folder: Path, handle: int) -> None:
 
 def _check_room(folder: Path, advice: str = ELSEWHERE) -> None:
     if (free := shutil.disk_usage(folder).free) < LEAST_FREE:
-        raise ValueError(f"{folder} is on a disk with {free / 2**20:.0f} MiB left: make room, or {advice}")
+        raise UserError(f"{folder} is on a disk with {free / 2**20:.0f} MiB left: make room, or {advice}")
 
 
 def _read_holder(path: Path) -> dict[str, object]:
@@ -158,5 +160,5 @@ def _describe(holder: dict[str, object]) -> str:
         return "another process"
 
 
-def _cannot_write(folder: Path, error: OSError, advice: str = ELSEWHERE) -> ValueError:
-    return ValueError(f"cannot write to {folder} ({error.strerror}): {advice}")
+def _cannot_write(folder: Path, error: OSError, advice: str = ELSEWHERE) -> UserError:
+    return UserError(f"cannot write to {folder} ({error.strerror}): {advice}")

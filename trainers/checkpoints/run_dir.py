@@ -23,6 +23,7 @@ from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runtime import distributed
+from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import CARD_FILE
 from trainers.runtime.progress import METRICS_FILE, read_metrics
 from trainers.runtime.signals import TrainingStopped
@@ -63,9 +64,9 @@ def _describe_rest(folder: Path) -> str:
 def _claim(args, algorithm: str, stack: ExitStack) -> Path:
     if args.resume:
         if args.out:
-            raise ValueError("a resumed run stays in its folder: leave out --out")
+            raise UserError("a resumed run stays in its folder: leave out --out")
         if not checkpoint.step_folders(args.resume):
-            raise ValueError(f"there is no checkpoint in {args.resume}")
+            raise UserError(f"there is no checkpoint in {args.resume}")
         stack.enter_context(hold_folder(args.resume))
         _check_checkpoint(args)
         return args.resume
@@ -99,10 +100,10 @@ def _check_checkpoint(args) -> None:
     after the one to go on from are set aside under another name."""
     whole, damaged = checkpoint.find_latest(args.resume)
     if whole is None:
-        raise ValueError(f"no checkpoint in {args.resume} is whole: {'; '.join(reason for _, reason in damaged)}")
+        raise UserError(f"no checkpoint in {args.resume} is whole: {'; '.join(reason for _, reason in damaged)}")
     check_resumed(whole, checkpoint.read_extra(whole), args)
     if (had := checkpoint.step_of(whole)) > (getattr(args, "updates", None) or math.inf):
-        raise ValueError(
+        raise UserError(
             f"{args.resume} has had {had} updates already: updates must be at least as many, got {args.updates}"
         )
     for path, reason in damaged:
@@ -197,7 +198,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
         saved = load_policy(folder, "cpu")
         torch.set_float32_matmul_precision(precision)
         if saved.tokenizer.get_vocab() != policy.tokenizer.get_vocab():
-            raise ValueError(
+            raise UserError(
                 f"{folder} has another vocabulary than the cold start that was made now: that of its run is gone. To go on "
                 f"with its weights, begin another run with --model {folder}"
             )

@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import gymnasium
 
 from trainers.config import RENAMED, TrainArgs
+from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import latest, step_folders
 from trainers.runtime.progress import to_json_types
 
@@ -38,7 +39,7 @@ _INTERFACE = (
 Args = TypeVar("Args")
 
 
-class SettingsDiffer(ValueError):
+class SettingsDiffer(UserError):
     """A folder holds a run that was made with other arguments."""
 
 
@@ -124,7 +125,7 @@ def restore(defaults: Args, run: Path) -> Args:
     """
     saved = _read_arguments(run)
     if (algorithm := saved.get("algorithm", algorithm_of(defaults))) != algorithm_of(defaults):
-        raise ValueError(f"{run} is a run of {algorithm}: python -m trainers.{algorithm} --resume {run}")
+        raise UserError(f"{run} is a run of {algorithm}: python -m trainers.{algorithm} --resume {run}")
     known = {field.name for field in fields(defaults)} - {"out", "resume"}  # type: ignore[arg-type]
     values = {RENAMED.get(name, name): value for name, value in saved.items()}
     return replace(defaults, **{n: v for n, v in values.items() if n in known}, resume=run)  # type: ignore[type-var]
@@ -134,7 +135,7 @@ def _read_arguments(run: Path) -> dict[str, Any]:
     folders = step_folders(run)
     if not folders:
         what = "there is no checkpoint in it" if run.is_dir() else "there is no such folder"
-        raise ValueError(f"{run} is no run to go on with: {what}")
+        raise UserError(f"{run} is no run to go on with: {what}")
     for folder in folders:
         try:
             return dict(json.loads((folder / ARGUMENTS_FILE).read_text(encoding="utf-8")))

@@ -7,6 +7,8 @@ import collections
 from dataclasses import dataclass, field
 from typing import Protocol
 
+from trainers.runtime.errors import UserError
+
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
@@ -83,7 +85,7 @@ def turn_lengths(prompts: dict[int, list[int]], max_new_tokens: int, max_length:
     """
     if too_long := [key for key, prompt in prompts.items() if len(prompt) >= max_length]:
         longest = max(len(prompts[key]) for key in too_long)
-        raise ValueError(
+        raise UserError(
             f"{len(too_long)} conversations have up to {longest} tokens, and the model reads {max_length:.0f} at most: take "
             f"fewer or shorter passages (k, max_chars), or another model"
         )

@@ -4,6 +4,7 @@ import torch
 
 from trainers.engines.engine import Engine, generate
 from trainers.models.policy import Policy
+from trainers.runtime.errors import UserError
 from trainers.trajectory import Step, Trajectory, collate
 
 TOLERANCE = 0.1  # nats a token, on average; bfloat16 makes 0.01 to 0.05
@@ -49,7 +50,7 @@ def check_engine(engine: Engine, policy: Policy) -> None:
         own, _ = policy.logprobs(batch, temperature)
     found = measure_mismatch(own, batch.logprobs, batch.mask)["mismatch/logprob"]
     if not found <= TOLERANCE:  # NaN is not
-        raise ValueError(
+        raise UserError(
             f"the engine's log-probabilities at temperature {temperature} are {found:.3f} nats a token away from the "
             "policy's own: it must run the same model, and report those of the distribution that it samples from "
             "(vLLM: --logprobs-mode processed_logprobs)"

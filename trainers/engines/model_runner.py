@@ -14,6 +14,7 @@ from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size, supports_c
 from trainers.engines.kv_cache import KVCache
 from trainers.engines.packed_weights import PackedLinear, PackedWeights, can_pack
 from trainers.models.policy import Policy
+from trainers.runtime.errors import UserError
 
 PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
 # Of the device's memory: buffers up to this size stay while the policy is trained, as graphs read them on a GPU, and on a
@@ -32,7 +33,7 @@ class ModelRunner:
         config = policy.model.config.get_text_config()
         kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
         if other := kinds - {"full_attention", "sliding_attention"}:
-            raise ValueError(f"{type(policy.model).__name__} has layers that this engine cannot cache: {sorted(other)}")
+            raise UserError(f"{type(policy.model).__name__} has layers that this engine cannot cache: {sorted(other)}")
         self.processed: collections.Counter[str] = collections.Counter()
         self._policy, self._backbone = policy, policy.model.base_model
         with policy.autocast():
@@ -86,7 +87,7 @@ class ModelRunner:
             reason = f"{type(error).__name__}: {error}"
         if reason:
             kind = type(self._policy.model).__name__
-            raise ValueError(f"{kind} cannot be sampled from with this engine's cache ({reason}): try --engine vllm")
+            raise UserError(f"{kind} cannot be sampled from with this engine's cache ({reason}): try --engine vllm")
         self._kv_cache = KVCache()
         self.processed.clear()
 

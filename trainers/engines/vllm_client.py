@@ -21,6 +21,7 @@ from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.mismatch import check_engine
 from trainers.engines.vllm_engine import WeightSync
 from trainers.models.policy import Policy
+from trainers.runtime.errors import UserError
 
 MAX_CONNECTIONS = 512  # requests that are open at the same time
 TIMEOUT = 1800.0  # seconds for an answer; a turn may be long, and a server busy
@@ -45,7 +46,7 @@ class VLLMClient:
         try:
             (served, *_) = self._answer(self._http.get("/v1/models"))["data"]
         except (httpx.HTTPError, httpx.InvalidURL, RuntimeError, ValueError) as error:
-            raise ValueError(f"no vLLM server answers at {url!r}: {error}") from error
+            raise UserError(f"no vLLM server answers at {url!r}: {error}") from error
         self._model, self.max_length = served["id"], float(served["max_model_len"])
         self._pool = ThreadPoolExecutor(MAX_CONNECTIONS)
         self._open: dict[Future[Completion], int] = {}

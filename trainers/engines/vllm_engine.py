@@ -22,6 +22,7 @@ from agent_envs.chat_tokens import StopChecker
 from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.mismatch import check_engine
 from trainers.models.policy import Policy
+from trainers.runtime.errors import UserError
 
 _NOT_LORA = re.compile(r"lora_magnitude_vector|lora_B\.\w+\.bias|modules_to_save")
 BLOCK_SIZE = 32  # tokens that the prefix cache keeps or recomputes together on a CPU, where vLLM would take 128
@@ -160,7 +161,7 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
         ValueError: an adapter that is more than that.
     """
     if more := next(filter(None, map(_NOT_LORA.search, model.state_dict())), None):
-        raise ValueError(
+        raise UserError(
             f"vLLM gets merged weights, and an adapter with {more[0]} has others too: take --engine transformers"
         )
     adapted = {name: module for name, module in model.named_modules() if hasattr(module, "get_delta_weight")}

@@ -14,6 +14,7 @@ from retrieval_index import durable
 from trainers.episodes.records import EPISODES_FILE, TOKENS_FILE, read_episodes, to_line
 from trainers.episodes.report import page as html_report
 from trainers.episodes.report import tables as report
+from trainers.runtime.errors import UserError
 from trainers.runtime.progress import to_json_types
 
 API_NAME = "api-"  # how the names in the keys of their episodes begin
@@ -36,12 +37,12 @@ def take_up(folder: Path, settings: Mapping[str, Any]) -> tuple[list[dict], list
     if kept:
         for name in sorted({*settings, *earlier} - {"data"}):
             if (before := earlier.get(name)) != (now := settings.get(name)):
-                raise ValueError(
+                raise UserError(
                     f"{folder} holds {len(kept)} answers of an API to other questions or settings ({name} was {before!r}, "
                     f"and is {now!r}): give another --out, or the settings of then to go on"
                 )
         if "data" in earlier and earlier["data"] != settings.get("data"):  # an earlier version kept none
-            raise ValueError(
+            raise UserError(
                 f"{folder} holds {len(kept)} answers of an API to other questions: their file was changed. Give another --out"
             )
         durable.write_text(file, "".join(f"{to_line(record)}\n" for record in kept))

@@ -21,6 +21,7 @@ from agent_envs.formats.openai import NATIVE_CALLS, OpenAI
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, ToolResult, Turn
 from trainers.models.policy import Policy
+from trainers.runtime.errors import UserError
 from trainers.trajectory import Step
 
 Message = dict[str, Any]
@@ -39,7 +40,7 @@ def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Itera
     try:
         lines = path.read_text(encoding="utf-8-sig").split("\n")  # JSON may hold other line separators
     except (OSError, UnicodeDecodeError) as error:
-        raise ValueError(f"cannot read {path} as JSON lines in UTF-8: {error}") from error
+        raise UserError(f"cannot read {path} as JSON lines in UTF-8: {error}") from error
     for number, line in enumerate(lines, 1):
         if not line.strip():
             continue
@@ -49,7 +50,7 @@ def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Itera
                 raise ValueError("nothing of it is to be taught: all of the assistant's messages have the weight 0")
             yield asked, steps
         except (ValueError, LookupError, TypeError, AttributeError) as error:
-            raise ValueError(f"{path}:{number}: {error}") from error
+            raise UserError(f"{path}:{number}: {error}") from error
 
 
 def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, list[Step]]:

@@ -28,6 +28,7 @@ from trainers.inputs import DEMONSTRATIONS_FILE
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout
 from trainers.runtime import distributed, retry
+from trainers.runtime.errors import UserError
 from trainers.runtime.progress import Progress
 from trainers.trajectory import Sequence, Trajectory, to_sequences
 
@@ -64,7 +65,7 @@ def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
     rng = np.random.default_rng([seed, 0])
     if (questions := envs.envs[0].questions) is None:
         if not count:
-            raise ValueError("this task makes its instances from seeds: give --demonstrations, how many to play")
+            raise UserError("this task makes its instances from seeds: give --demonstrations, how many to play")
         spare = 64 + count**2 // 2**31  # for those that are drawn twice
         drawn = rng.integers(2**31, size=count + spare)  # the first of more are the same: batches go on with each other
         return list(dict.fromkeys(drawn.tolist()))[:count]
@@ -173,9 +174,9 @@ def choose_scripts(args: Any, envs: ToolVectorEnv) -> tuple[str, ...]:
     """
     scripts = args.script or ("oracle",) * (not args.messages and not args.sample and not args.episodes)
     if unknown := sorted(set(scripts) - set(envs.envs[0].SCRIPTS)):
-        raise ValueError(f"{args.env} has no script {unknown[0]!r}; it has {sorted(envs.envs[0].SCRIPTS)}")
+        raise UserError(f"{args.env} has no script {unknown[0]!r}; it has {sorted(envs.envs[0].SCRIPTS)}")
     if args.sample > envs.num_envs:
-        raise ValueError(f"sample must be at most {envs.num_envs}, got {args.sample}")
+        raise UserError(f"sample must be at most {envs.num_envs}, got {args.sample}")
     return scripts
 
 
@@ -218,7 +219,7 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
     longest = min(args.max_length, policy.max_length)
     short = [one for one in found if max(len(s.ids) for s in one.sequences) <= longest]
     if not short:
-        raise ValueError("there is nothing to imitate: no episode was solved, paid enough and short enough")
+        raise UserError("there is nothing to imitate: no episode was solved, paid enough and short enough")
     broken = len(questions) * (len(scripts) + args.sample) + read - len(played) - len(sampled)
     left_out = f"{len(played) + len(sampled)} episodes were played"
     left_out += f"; {dropped} of them were not solved, or paid too little, or were alike" * bool(dropped)
@@ -269,7 +270,7 @@ def read_demonstrations(path: Path, policy: Policy) -> list[Demonstration]:
     """
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
-        raise ValueError(f"there are no demonstrations in {path}")
+        raise UserError(f"there are no demonstrations in {path}")
     found = []
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
@@ -280,9 +281,9 @@ def read_demonstrations(path: Path, policy: Policy) -> list[Demonstration]:
             ))  # fmt: skip
             tokenizer = line["tokenizer"]
         except (ValueError, LookupError, TypeError) as error:
-            raise ValueError(f"{path}:{number} is not a demonstration: {error!r}") from error
+            raise UserError(f"{path}:{number} is not a demonstration: {error!r}") from error
         if tokenizer != fingerprint(policy):
-            raise ValueError(f"{path}:{number} holds the ids of another tokenizer than the model's")
+            raise UserError(f"{path}:{number} holds the ids of another tokenizer than the model's")
     return found
 
 

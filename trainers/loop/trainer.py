@@ -39,6 +39,7 @@ from trainers.rollouts.collector import Collector
 from trainers.rollouts.rollout import check_formats
 from trainers.rollouts.statistics import episode_metrics
 from trainers.runtime import distributed, retry, signals
+from trainers.runtime.errors import UserError
 from trainers.runtime.progress import METRICS_FILE, Progress, check_sinks, read_metrics
 from trainers.runtime.retry import ToolsFailed
 from trainers.tiny.cold_start import start_run
@@ -152,7 +153,7 @@ class Run:
         full_rates = [group["lr"] for group in optimizer.param_groups]  # a checkpoint has those of its update
         first = run_dir.resume(self.folder, self._player, [optimizer], modules) if args.resume else 0
         if first > args.updates:
-            raise ValueError(
+            raise UserError(
                 f"{self.folder} has had {first} updates already: updates must be at least as many, got {args.updates}"
             )
         self._trained, self._saved = ([optimizer], modules), first

@@ -5,6 +5,8 @@ from collections.abc import Iterable
 import torch
 from torch.distributed.tensor import DTensor
 
+from trainers.runtime.errors import UserError
+
 
 def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], where: object) -> None:
     """Raise a ValueError that names the first of these tensors that holds NaN or infinity.
@@ -19,7 +21,7 @@ def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], where: object) -> 
     finite = torch.stack([tensor.isfinite().all() for _, tensor in named])
     if not finite.all():
         name = named[int(finite.int().argmin())][0]
-        raise ValueError(f"{where} holds numbers that are NaN or infinite, in {name}")
+        raise UserError(f"{where} holds numbers that are NaN or infinite, in {name}")
 
 
 def _local(tensor: torch.Tensor) -> torch.Tensor:

@@ -13,6 +13,7 @@ from transformers import AutoConfig, AutoModelForCausalLM, AutoTokenizer, PreTra
 
 from agent_envs.data.hub import cache_folder
 from retrieval_index import durable
+from trainers.runtime.errors import UserError
 
 SUFFIX = ".gguf"
 _SPECIAL_TOKENS = {"bos_token": "bos", "eos_token": "eos", "unk_token": "unknown", "pad_token": "padding"}
@@ -44,7 +45,7 @@ def convert(path: str | Path) -> Path:
     """
     path = Path(path).absolute()
     if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+        raise UserError(f"there is no file {path}")
     state = path.stat()
     identity = f"{path}\n{state.st_size}\n{state.st_mtime_ns}\n{transformers.__version__}"
     root = cache_folder() / "gguf"
@@ -62,7 +63,7 @@ def convert(path: str | Path) -> Path:
     except OSError as error:
         if not folder.is_dir():  # else another process was faster, and wrote the same
             advice = "set AGENT_ENVS_CACHE to a folder with room for it"
-            raise ValueError(f"{path.name} cannot be converted into {root}: {error}; {advice}") from error
+            raise UserError(f"{path.name} cannot be converted into {root}: {error}; {advice}") from error
     return folder
 
 
@@ -78,7 +79,7 @@ def _read_header(path: Path) -> tuple[str, dict[str, int]]:
             architecture = reader.get_field("general.architecture")
             fields = {name: reader.get_field(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL_TOKENS.items()}
     except Exception as error:  # whatever it makes of bytes that are something else
-        raise ValueError(f"{path} is not a GGUF file, or not all of one: {error}") from error
+        raise UserError(f"{path} is not a GGUF file, or not all of one: {error}") from error
     ids = {name: int(field.contents()) for name, field in fields.items() if field}
     return str(architecture.contents()) if architecture else "unknown", ids
 
@@ -89,12 +90,12 @@ def _write_folder(path: Path, architecture: str, special_ids: dict[str, int], ta
         tokenizer = AutoTokenizer.from_pretrained(**where)
         model = AutoModelForCausalLM.from_pretrained(**where, dtype=torch.float32)
     except (ValueError, NotImplementedError, LookupError, AttributeError, TypeError) as error:
-        raise ValueError(
+        raise UserError(
             f"{path.name}: transformers {transformers.__version__} cannot read a GGUF of the architecture "
             f"{architecture!r}: {' '.join(str(error).split())[:200]}"
         ) from error
     if tokenizer.chat_template is None:
-        raise ValueError(f"{path.name} has no chat template: use an instruction-tuned model")
+        raise UserError(f"{path.name} has no chat template: use an instruction-tuned model")
     # Some versions of transformers take bos for eos.
     for name, id in special_ids.items():
         setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(id))

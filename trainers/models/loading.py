@@ -20,6 +20,7 @@ from trainers.models.finite import check_finite
 from trainers.models.freed_memory import keep_freed_memory
 from trainers.models.hidden_states import has_bfloat16_products, round_frozen
 from trainers.models.policy import Policy
+from trainers.runtime.errors import UserError
 
 logging.disable_progress_bar()  # they would disturb ours
 
@@ -86,7 +87,7 @@ def load_policy(
     device = device or default_device()
     base = _find_base(path_or_id, base_model)
     if base and lora_rank:
-        raise ValueError(f"{path_or_id} is an adapter of {base} already: leave out lora_rank to train it further")
+        raise UserError(f"{path_or_id} is an adapter of {base} already: leave out lora_rank to train it further")
     folder, base_folder = _to_folder(path_or_id), _to_folder(base or path_or_id)
     keep_freed_memory()
     try:
@@ -121,21 +122,21 @@ def _find_base(path_or_id: str | Path, base_model: str | Path | None) -> str | N
         raise _explain(path_or_id, error) from error
     if named is None:
         if base_model:
-            raise ValueError(f"{path_or_id} is not a LoRA adapter, so it has no base model: leave out {base_model}")
+            raise UserError(f"{path_or_id} is not a LoRA adapter, so it has no base model: leave out {base_model}")
         return None
     base = str(base_model or named)
     if not base:
-        raise ValueError(f"{path_or_id} is an adapter that does not name its base model: say where that is")
+        raise UserError(f"{path_or_id} is an adapter that does not name its base model: say where that is")
     is_path = Path(base).is_absolute() or gguf.is_gguf(base)
     if is_path and not Path(base).exists():
-        raise ValueError(f"{path_or_id} is an adapter of {base}, which is not here: say where its base model is")
+        raise UserError(f"{path_or_id} is an adapter of {base}, which is not here: say where its base model is")
     return base
 
 
-def _explain(path_or_id: str | Path, error: Exception) -> ValueError:
+def _explain(path_or_id: str | Path, error: Exception) -> UserError:
     what = "give a local folder, a GGUF file or a model id"
     fault = " ".join(str(error).split()) or type(error).__name__
-    return ValueError(f"cannot load a model from {str(path_or_id)!r}: {what}. {fault[:300]}")
+    return UserError(f"cannot load a model from {str(path_or_id)!r}: {what}. {fault[:300]}")
 
 
 def _to_folder(path_or_id: str | Path) -> str:

@@ -18,6 +18,7 @@ from transformers.utils import find_adapter_config_file
 from trainers.models.finite import check_finite
 from trainers.models.hidden_states import round_frozen
 from trainers.models.policy import Policy
+from trainers.runtime.errors import UserError
 
 T = TypeVar("T")
 _PREFIX = "base_model.model."  # before every name in a saved adapter
@@ -56,7 +57,7 @@ def load_lora_weights(model: PreTrainedModel, path_or_id: str | Path) -> None:
     loaded = peft.set_peft_model_state_dict(model, {n.removeprefix(_PREFIX): w for n, w in saved.items()})
     own = {name for name, parameter in model.named_parameters() if parameter.requires_grad}
     if wrong := sorted(own & set(loaded.missing_keys)) + sorted(loaded.unexpected_keys):
-        raise ValueError(f"the adapter in {path_or_id} is for other layers than the model's: {wrong[:3]} and so on")
+        raise UserError(f"the adapter in {path_or_id} is for other layers than the model's: {wrong[:3]} and so on")
 
 
 def has_lora(model: PreTrainedModel) -> bool:

@@ -16,6 +16,7 @@ from trainers.models.hidden_states import (
     token_cost_of,
 )
 from trainers.models.logits import compute_logits, token_logprobs
+from trainers.runtime.errors import UserError
 from trainers.trajectory import Batch
 
 
@@ -61,7 +62,7 @@ class Policy(ChatTokens):
             difference = self.model.get_output_embeddings()(self.model.base_model(ids, use_cache=False)[0]) - logits
         caps = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
         if caps or difference.abs().max() > 1e-2 * logits.abs().max():
-            raise ValueError(f"{type(self.model).__name__} transforms its logits, which this policy does not support")
+            raise UserError(f"{type(self.model).__name__} transforms its logits, which this policy does not support")
 
     @property
     def max_length(self) -> float:

@@ -22,6 +22,7 @@ from trainers.models.mask_ablation import remove_mask
 from trainers.models.micro_batches import compute_logprobs
 from trainers.models.policy import Policy
 from trainers.runtime.distributed import all_reduce_sums
+from trainers.runtime.errors import UserError
 from trainers.trajectory import Batch, PackedEpisodes, Step, Trajectory, collate, pack
 
 Metrics = dict[str, float]
@@ -40,7 +41,7 @@ def filter_groups(trajectories: list[Trajectory], args: TrainArgs) -> list[Traje
         ValueError: an episode's return is not finite; a filter would drop its group silently.
     """
     if not all(math.isfinite(t.episode_return) for t in trajectories if not t.failed):
-        raise ValueError("an episode's return is not finite: the environment paid a reward that is NaN or infinite")
+        raise UserError("an episode's return is not finite: the environment paid a reward that is NaN or infinite")
     if args.filter == "none":
         return trajectories
     returns = torch.tensor([t.episode_return for t in trajectories])

@@ -13,6 +13,7 @@ from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.engines.engine import Completion, Engine, SamplingParams
 from trainers.models.policy import Policy
 from trainers.rollouts.timing import Timing
+from trainers.runtime.errors import UserError
 from trainers.trajectory import Step, Trajectory
 
 LEAST_TURN = 32  # tokens that a model must be able to write behind what it has read; its longest turn may be longer
@@ -207,4 +208,4 @@ def check_formats(envs: ToolVectorEnv) -> None:
     """Raise a ValueError where turns are written in tokens that a chat template reserves."""
     for format in (format for env in envs.envs[:1] for format in env.formats):
         if format.special_tokens:
-            raise ValueError(f"the format {format.name!r} needs a chat template of its own; choose another one")
+            raise UserError(f"the format {format.name!r} needs a chat template of its own; choose another one")

@@ -5,6 +5,8 @@ import re
 import sys
 from pathlib import Path
 
+from trainers.runtime.errors import UserError
+
 STATE_FILE = "trainer_state.pt"
 CHECKSUMS_FILE = "SHA256SUMS"  # in the format of sha256sum, which can check it too
 CARD_FILE, CURVE_FILE = "README.md", "learning_curve.png"  # for readers: they may change, and have no checksum
@@ -12,7 +14,7 @@ STEP_FOLDER = re.compile(r"checkpoint-(\d+)")
 _READ = {".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt"}  # of files that a model is loaded from
 
 
-class CheckpointDamaged(ValueError):
+class CheckpointDamaged(UserError):
     """A checkpoint is not what was saved: a file is missing, cut short or changed."""
 
 

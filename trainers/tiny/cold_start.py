@@ -10,6 +10,7 @@ from trainers.models.hidden_states import recompute_activations
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runtime import distributed, retry
+from trainers.runtime.errors import UserError
 from trainers.runtime.progress import Progress
 from trainers.runtime.signals import TrainingStopped
 from trainers.tiny import curriculum
@@ -51,13 +52,13 @@ def start_policy(
             recompute_activations(policy.model)
         return policy, 0.0
     if envs.spec is None:
-        raise ValueError(
+        raise UserError(
             "the tiny policy is taught by the task's own scripted agents, which a hosted environment does not have: give a "
             "model, a folder or a hub id"
         )
     task = envs.envs[0]
     if task.questions is None and (missing := {"random", "scripted"} - set(task.SCRIPTS)):
-        raise ValueError(
+        raise UserError(
             f"the tiny policy is taught by a task's own scripted agents, and {type(task).__name__}.SCRIPTS lacks "
             f"{' and '.join(map(repr, sorted(missing)))}: add them, or give a model, a folder or a hub id"
         )

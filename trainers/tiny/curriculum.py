@@ -42,6 +42,7 @@ from trainers.imitation import scripted
 from trainers.models.loading import default_device, load_policy
 from trainers.models.policy import Policy
 from trainers.runtime import retry
+from trainers.runtime.errors import UserError
 from trainers.tiny import model as tiny
 from trainers.tiny import muon
 from trainers.tiny.muon import Muon
@@ -174,7 +175,7 @@ def choose_script(envs: ToolVectorEnv, demonstrator: Demonstrator) -> partial[Sc
     given = asdict(demonstrator)
     for name, value in given.items():
         if name not in takes and value != getattr(DEMONSTRATOR, name):
-            raise ValueError(
+            raise UserError(
                 f"cold_start_{name} makes no difference here, where the cold start imitates {script.__name__}: leave it out"
             )
     given.pop("env_kwargs")  # where, not how

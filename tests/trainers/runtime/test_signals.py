@@ -59,6 +59,7 @@ def test_outside_of_an_update_a_signal_ends_a_run_at_once_also_in_a_tool():
 
 _COMMAND = """
 from trainers.runtime import signals as stopping
+from trainers.runtime.errors import UserError
 from trainers.config import TrainArgs
 from trainers.cli import parse
 parse(TrainArgs(env_kwargs='{"entities": 60, "questions": 20}'), "", "mine")
@@ -70,8 +71,8 @@ parse(TrainArgs(env_kwargs='{"entities": 60, "questions": 20}'), "", "mine")
     [
         ("KeyboardInterrupt", -signal.SIGINT, "python -m trainers.mine: stopped\n"),
         ("stopping.TrainingStopped('no tools')", 1, "python -m trainers.mine: no tools\n"),
-        ("ValueError('give --model')", 1, "python -m trainers.mine: give --model\n"),
-        ("FileNotFoundError('there is no x.jsonl')", 1, "python -m trainers.mine: there is no x.jsonl\n"),
+        ("UserError('give --model')", 2, "python -m trainers.mine: give --model\n"),
+        ("FileNotFoundError('there is no x.jsonl')", 2, "python -m trainers.mine: there is no x.jsonl\n"),
     ],
 )
 def test_a_command_shows_no_traceback_of_an_end_that_is_no_fault(raised, status, said):
@@ -79,9 +80,11 @@ def test_a_command_shows_no_traceback_of_an_end_that_is_no_fault(raised, status,
     assert (done.returncode, done.stderr) == (status, said)
 
 
-@pytest.mark.parametrize("fault", ["int('x')", "json.loads('x')", "open('/no/such/file')", "raise_key_error()"])
+@pytest.mark.parametrize(
+    "fault", ["raise ValueError('x')", "import nowhere", "open('/no/such/file')", "raise_key_error()"]
+)
 def test_a_fault_keeps_its_traceback(fault):
-    """Also a ValueError, where nobody here wrote its message."""
+    """Also a ValueError that is no `UserError`."""
     done = run_python(f"import json\n{_COMMAND}raise_key_error = lambda: {{}}['x']\n{fault}")
     assert done.returncode == 1
     assert done.stderr.startswith("Traceback (most recent call last):")

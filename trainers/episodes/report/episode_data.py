@@ -20,6 +20,7 @@ from typing import Any
 from agent_envs import scoring
 from retrieval_index.printable import printable
 from trainers.episodes.records import TOKENS_FILE, read_episodes
+from trainers.runtime.errors import UserError
 from trainers.runtime.progress import to_json_types
 
 _CHUNK = 48  # episodes that are unpacked together when one of them is opened
@@ -138,7 +139,7 @@ def pack(chosen: Chosen) -> Iterator[Chunk]:
                 try:
                     entry, body = _entry(record, number, question), json.dumps(to_json_types(_body(record)))
                 except (TypeError, ValueError, AttributeError, LookupError) as error:
-                    raise ValueError(f"{file}: {record['key']!r} is no episode as we write them: {error!r}") from None
+                    raise UserError(f"{file}: {record['key']!r} is no episode as we write them: {error!r}") from None
                 entry |= {"place": place, "has_tokens": own is not None}
                 shown.append((question, number, place, entry, body, own))
     shown.sort(key=lambda item: item[:3])
@@ -197,7 +198,7 @@ def _tokens(path: Path, keys: set[str], newest: int | None) -> dict[str, str]:
             try:
                 runs = [_runs(sequence) for sequence in record.get("sequences") or []]
             except (TypeError, ValueError, AttributeError, LookupError) as error:
-                raise ValueError(f"{path}: {record['key']!r} has no tokens as we write them: {error!r}") from None
+                raise UserError(f"{path}: {record['key']!r} has no tokens as we write them: {error!r}") from None
             found[record["key"]] = json.dumps(clean(runs))
     return found
 

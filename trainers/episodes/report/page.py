@@ -29,6 +29,7 @@ from retrieval_index.printable import printable
 from trainers.episodes.records import EPISODES_FILE
 from trainers.episodes.report import episode_data
 from trainers.episodes.report import tables as report
+from trainers.runtime.errors import UserError
 from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 
 PAGE_FILE = "report.html"
@@ -61,7 +62,7 @@ def write(
     chosen = episode_data.choose([part.pop("episodes_file") for part in parts], episodes, newest)
     for source, part, summaries in zip(sources, parts, chosen.by_part, strict=True):
         if not summaries and not part["metrics"] and not part["rows"]:
-            raise ValueError(f"{source} holds no episode, no metrics and no table: there is nothing to show")
+            raise UserError(f"{source} holds no episode, no metrics and no table: there is nothing to show")
         if not part["rows"] and (rows := episode_data.rows_of(summaries)):
             part |= {"rows": rows, "score": _score_of(rows, ())}
         for name in ("env", "split", "source") if not part["env"] else ():
@@ -89,9 +90,9 @@ def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") 
         files = {known: path}
     files = {name: file for name, file in files.items() if file.is_file()}
     if not path.exists():
-        raise ValueError(f"{path} does not exist: give the folder of a run or an evaluation, or an episodes.jsonl")
+        raise UserError(f"{path} does not exist: give the folder of a run or an evaluation, or an episodes.jsonl")
     if not files and summary is None:
-        raise ValueError(
+        raise UserError(
             f"{path} is no folder of a run or an evaluation: it holds no summary.json, evaluation.json, "
             f"{METRICS_FILE} or {EPISODES_FILE}"
         )
@@ -264,9 +265,9 @@ def _read_object(path: Path | None) -> dict:
     try:
         told = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
-        raise ValueError(f"{path} is damaged: {error}") from None
+        raise UserError(f"{path} is damaged: {error}") from None
     if not isinstance(told, dict):
-        raise ValueError(f"{path} is damaged: it holds no object")
+        raise UserError(f"{path} is damaged: it holds no object")
     return told
 
 

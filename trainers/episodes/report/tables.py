@@ -14,6 +14,7 @@ from rich.text import Text
 
 from retrieval_index import durable
 from retrieval_index.printable import printable
+from trainers.runtime.errors import UserError
 from trainers.runtime.progress import read_metrics, to_json_types
 
 SUMMARY_FILE = "summary.json"
@@ -59,7 +60,7 @@ def learning_curve(
     runs = [read_metrics(path) for path in metrics_files.values()]
     curves = [_curve(lines, x, key) for lines in runs]
     if empty := [label for label, (xs, _) in zip(metrics_files, curves, strict=True) if not len(xs)]:
-        raise ValueError(f"no line with both {x!r} and {key!r} in the metrics of: {', '.join(empty)}")
+        raise UserError(f"no line with both {x!r} and {key!r} in the metrics of: {', '.join(empty)}")
     metric = key.rsplit("/", 1)[-1]
     training = [_smooth(*curve) for lines in runs if len((curve := _curve(lines, x, f"train/{metric}"))[0])]
     name = "held out" + f", mean of {len(runs)}" * (len(runs) > 1)
