@@ -184,7 +184,7 @@ def measure_decoding(
 
     for number in range(3):
         begin = now()
-        engine.submit(prompts, SamplingParams(new))  # the same prompts again begin from nothing
+        engine.submit(prompts, SamplingParams(max_new_tokens=new))  # the same prompts again begin from nothing
         prefills.append(now() - begin)
         if is_profiled and number == 2:
             kernels = list_kernels(decode)
