@@ -58,9 +58,8 @@ from experiments.recipe import (
     RecipeRun,
 )
 from experiments.recipe_source import read_source
-from trainers import sft
+from trainers import inputs, sft
 from trainers.config import RENAMED
-from trainers.runtime.progress import check_sinks
 
 
 def read(
@@ -143,7 +142,7 @@ def make(name: str, content: Mapping[str, Any]) -> Recipe:
     )
     _check_keys(f"the arguments of {where}", recipe.arguments, sorted(known_options))
     for run in runs:
-        check_sinks(recipe.run_arguments(run, 0).log)
+        inputs.check_sinks(recipe.run_arguments(run, 0).log)
     recipe.base(0)
     _check_sft(where, recipe)
     return recipe

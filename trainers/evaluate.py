@@ -154,7 +154,7 @@ import torch
 from agent_envs.integrations import Episode
 from agent_envs.tasks.qa import name_kind
 from trainers.checkpoints import checkpoint
-from trainers.checkpoints.lock import check_writable, hold_folder
+from trainers.checkpoints.lock import hold_folder
 from trainers.episodes.records import EpisodeWriter, Origin, Recorder, make_pieces
 from trainers.episodes.report import page as html_report
 from trainers.episodes.report import tables as report
@@ -409,7 +409,6 @@ def main(args: Args) -> list[Row]:
 
 def _evaluate(args: Args) -> list[Row]:
     with hold_folder(args.out):
-        check_writable(args.out)
         try:
             rows = _play_all(_Evaluation(args))
         finally:

@@ -89,6 +89,15 @@ def check_out(folder: Path) -> None:
         raise ValueError(f"cannot write to {folder}: {there} {why}: give another --out")
 
 
+def check_sinks(names: Sequence[str]) -> None:
+    """That there are such sinks of metrics, and their packages."""
+    if unknown := sorted(set(names) - {"tensorboard", "trackio", "wandb"}):
+        raise ValueError(f"unknown log sinks {unknown}; known are ['tensorboard', 'trackio', 'wandb']")
+    for name in names:
+        if importlib.util.find_spec(name) is None:
+            raise ValueError(f"logging to {name} needs a package: pip install {name}")
+
+
 def check_unused(folder: Path) -> None:
     """That neither a run nor an evaluation lies in a folder."""
     if (folder / "evaluation.json").exists():
@@ -198,8 +207,6 @@ def check_training(model: str, base_model: str, lora_rank: int) -> None:
 
 def check_run(out: Path | None, resume: Path | None, log: Sequence[str], push_to_hub: str) -> None:
     """The folder of a run, and where its results go."""
-    from trainers.runtime.progress import check_sinks
-
     if out and not resume:
         check_out(out)
         check_unused(out)

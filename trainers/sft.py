@@ -182,6 +182,7 @@ from trainers.imitation.demonstrations import (
     taught_spans,
     write_demonstrations,
 )
+from trainers.loop.logger import Logger
 from trainers.loop.metrics import find_not_finite
 from trainers.models.fsdp import ShardedPolicy, clip_gradients
 from trainers.models.lora import trainable_parameters
@@ -189,7 +190,7 @@ from trainers.models.micro_batches import compute_logprobs, micro_batches
 from trainers.models.policy import Policy
 from trainers.runtime import distributed, signals
 from trainers.runtime.errors import UserError
-from trainers.runtime.progress import METRICS_FILE, Logger, Progress, check_sinks, logged_as, read_metrics
+from trainers.runtime.progress import METRICS_FILE, Progress, read_metrics
 from trainers.tiny.cold_start import start_run
 from trainers.tiny.curriculum import split_by_length
 from trainers.trajectory import Sequence, collate_sequences
@@ -260,7 +261,7 @@ def fit(
     total, unit = (args.max_seconds, "s") if args.max_seconds else (float(updates), "updates")
     with (
         distributed.choose_metrics_folder(run) as metrics_folder,
-        Logger(metrics_folder, sinks, asdict(args), first + 1 if first else 0, **logged_as(args)) as logger,
+        Logger(metrics_folder, sinks, asdict(args), first + 1 if first else 0) as logger,
         Progress(total, unit, title, logger.seconds_before if args.max_seconds else float(first)) as progress,
     ):
         schedule = signals.SaveSchedule(args.save_every, args.save_every_minutes)
@@ -352,7 +353,7 @@ def save(
 
 def main(args: Args) -> dict:
     """Run the command; returns the summary, which the folder of the run holds as summary.json."""
-    check_sinks(args.log)
+    inputs.check_sinks(args.log)
     with distributed.join_processes(), signals.handle_signals(), run_dir.claim_folder(args, "sft") as run:
         if args.resume and (run / "summary.json").exists():
             raise UserError(

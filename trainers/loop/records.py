@@ -10,9 +10,10 @@ from trainers.checkpoints import run_dir
 from trainers.config import TrainArgs
 from trainers.episodes.records import EpisodeWriter, Origin, Pieces, Recorder
 from trainers.episodes.report import tables as report
+from trainers.loop.logger import Logger
 from trainers.loop.metrics import CollapseTracker
 from trainers.runtime import distributed
-from trainers.runtime.progress import METRICS_FILE, Logger, Progress, logged_as, read_metrics
+from trainers.runtime.progress import METRICS_FILE, Progress, read_metrics
 
 
 class Recorders:
@@ -71,7 +72,7 @@ class Records(AbstractContextManager):
             enter = self._until_last_update.enter_context
             metrics_folder = enter(distributed.choose_metrics_folder(path))
             sinks, resume_from = args.log if metrics_folder == path else (), first + 1 if first else 0
-            self.logger = enter(Logger(metrics_folder, sinks, asdict(args), resume_from, **logged_as(args)))
+            self.logger = enter(Logger(metrics_folder, sinks, asdict(args), resume_from))
             if not distributed.rank():  # open to the end of the run: the closing table is recorded as well
                 writer = EpisodeWriter(path, first or None, baselines_again=bool(baselines))
                 self._episodes = stack.enter_context(writer)

@@ -27,6 +27,7 @@ from trainers.config import TrainArgs
 from trainers.episodes.records import Recorder, make_pieces
 from trainers.episodes.report import page as html_report
 from trainers.evaluation import evaluator
+from trainers.inputs import check_sinks
 from trainers.loop.metrics import find_not_finite, mutual_information_statistics, update_statistics
 from trainers.loop.records import Recorders, Records, measure_share
 from trainers.models.denormals import flushing_denormals
@@ -40,7 +41,7 @@ from trainers.rollouts.rollout import check_formats
 from trainers.rollouts.statistics import episode_metrics
 from trainers.runtime import distributed, retry, signals
 from trainers.runtime.errors import UserError
-from trainers.runtime.progress import METRICS_FILE, Progress, check_sinks, read_metrics
+from trainers.runtime.progress import METRICS_FILE, Progress, read_metrics
 from trainers.runtime.retry import ToolsFailed
 from trainers.tiny.cold_start import start_run
 from trainers.trajectory import Trajectory

@@ -18,11 +18,12 @@ from trainers.checkpoints import checkpoint
 from trainers.episodes.records import read_episodes
 from trainers.episodes.report import tables as report
 from trainers.evaluation import evaluator
+from trainers.loop.logger import Logger
 from trainers.loop.trainer import Run
 from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.runtime import retry
-from trainers.runtime.progress import Logger, read_metrics
+from trainers.runtime.progress import read_metrics
 from trainers.runtime.signals import TrainingStopped
 from trainers.tiny.cold_start import start_policy
 
