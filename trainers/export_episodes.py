@@ -1,9 +1,8 @@
-"""Hand episodes to others: conversations for SFT, preference pairs, or whole records as Parquet.
+"""Hand episodes to others: conversations for SFT, or preference pairs.
 
     python -m trainers.export_episodes RUN --out good.jsonl                          # {"messages": […]}, of OpenAI and TRL
     python -m trainers.export_episodes RUN --format completions --out good.jsonl     # TRL's {"prompt": […], "completion": […]}
     python -m trainers.export_episodes RUN --format preferences --out pairs.jsonl    # TRL's {"prompt", "chosen", "rejected"}
-    python -m trainers.export_episodes RUN --format parquet --out all.parquet        # the fields of docs/episodes.md
 
 RUN is the folder of a run or of an evaluation, or an episodes.jsonl. A run keeps the training episodes that --keep-episodes says.
 Of evaluations nothing is exported unless --phase says so: who learns from them has no held-out questions left.
@@ -41,8 +40,8 @@ class Args(Checks):
     """The folder of a run or of an evaluation, or its episodes.jsonl."""
     out: Path | None = None
     """The file to write; it must not exist."""
-    format: Literal["messages", "completions", "preferences", "parquet"] = "messages"
-    """What a line is: a conversation, a turn with all before it, a pair of attempts; or Parquet, a row an episode."""
+    format: Literal["messages", "completions", "preferences"] = "messages"
+    """What a line is: a conversation, a turn with all before it, or a pair of attempts."""
     phase: Literal["training", "evaluation", "any"] = "training"
     """Which episodes. Those of evaluations are about held-out questions."""
     agent: str = ""
@@ -72,7 +71,6 @@ import itertools
 import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from functools import partial
 from typing import Any
 
 from retrieval_index import durable
@@ -81,7 +79,7 @@ from trainers.episodes.records import read_episodes, to_line
 from trainers.runtime.errors import UserError
 
 Message = dict[str, Any]
-_ROWS = 1000  # that a row group of Parquet holds
+_Episodes = Iterator[tuple[dict, list[list[Message]]]]  # records, and their conversations
 
 
 def main(args: Args) -> Path:
@@ -93,23 +91,23 @@ def main(args: Args) -> Path:
     args.check_inputs()
     assert args.source is not None and args.out is not None, "`check_inputs` asks for them"
     file, left_out = find_file(args.source), Counter[str]()
-    records = partial(_choose, file, args, left_out)
-    staging = args.out.with_name(f".{args.out.name}.staging")
+    convert, what = {
+        "messages": (conversations, "conversations"), "completions": (completions, "turns"), "preferences": (pairs, "pairs")
+    }[args.format]  # fmt: skip
+    staging, count = args.out.with_name(f".{args.out.name}.staging"), 0
     args.out.parent.mkdir(parents=True, exist_ok=True)
     try:
-        if args.format == "parquet":
-            count = _write_parquet(records, staging, left_out)
-        else:
-            write = {"messages": conversations, "completions": completions, "preferences": pairs}[args.format]
-            count = _write_lines(write(_readable(records(), file), left_out), staging)
+        with staging.open("wb") as lines:
+            for line in convert(_readable(_choose(file, args, left_out), file), left_out):
+                lines.write(f"{to_line(line)}\n".encode("utf-8", "replace"))
+                count += 1
         reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(left_out.items()))
         if not count:
             raise UserError(f"{file} has nothing to export{f': of its episodes {reasons}' if reasons else ''}")
         durable.publish(staging, args.out)
     finally:
         staging.unlink(missing_ok=True)
-    what = {"messages": "conversations", "completions": "turns", "preferences": "pairs", "parquet": "episodes"}
-    print(printable(f"{args.out}: {count} {what[args.format]}{f'; left out: {reasons}' if reasons else ''}"))
+    print(printable(f"{args.out}: {count} {what}{f'; left out: {reasons}' if reasons else ''}"))
     return args.out
 
 
@@ -129,7 +127,7 @@ def _choose(file: Path, args: Args, left_out: Counter) -> Iterator[dict]:
             yield record | {"may_be_chosen": lowest is None or (record.get("score") or 0) >= lowest}
 
 
-def _readable(records: Iterator[dict], file: Path) -> Iterator[tuple[dict, list[list[Message]]]]:
+def _readable(records: Iterator[dict], file: Path) -> _Episodes:
     """Each record, and its contexts."""
     for record in records:
         try:
@@ -165,7 +163,7 @@ def contexts(record: Mapping[str, Any]) -> list[list[Message]]:
     return [part for part in parts if part]
 
 
-def conversations(episodes: Iterator[tuple[dict, list[list[Message]]]], left_out: Counter) -> Iterator[dict]:
+def conversations(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
     """Each conversation once. A turn of no words, such as an end of turn alone, is none to be taught."""
     seen = set()
     for part in itertools.chain.from_iterable(parts for _, parts in episodes):
@@ -180,7 +178,7 @@ def conversations(episodes: Iterator[tuple[dict, list[list[Message]]]], left_out
         yield {"messages": part}
 
 
-def completions(episodes: Iterator[tuple[dict, list[list[Message]]]], left_out: Counter) -> Iterator[dict]:
+def completions(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
     """Each turn of each conversation, behind what the agent had read."""
     for line in conversations(episodes, left_out):
         part = line["messages"]
@@ -190,7 +188,7 @@ def completions(episodes: Iterator[tuple[dict, list[list[Message]]]], left_out: 
                 yield {"prompt": plain[:place], "completion": [plain[place]]}
 
 
-def pairs(episodes: Iterator[tuple[dict, list[list[Message]]]], left_out: Counter) -> Iterator[dict]:
+def pairs(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
     """Of each group the attempt with the highest return, and that with the lowest."""
     groups: dict[tuple, list[tuple[float, bool, list[Message]]]] = {}
     for record, parts in episodes:
@@ -246,61 +244,6 @@ def _answered_call(before: list[Message]) -> Message:
     asked = before[-1 - len(results)] if len(results) < len(before) else {}
     calls = asked.get("tool_calls") or []
     return {"tool_call_id": calls[len(results)]["id"]} if len(results) < len(calls) else {}
-
-
-# -- the files -------------------------------------------------------------------------------------------------------
-
-
-def _write_lines(lines: Iterator[dict], path: Path) -> int:
-    count = 0
-    with path.open("wb") as file:
-        for line in lines:
-            file.write(f"{to_line(line)}\n".encode("utf-8", "replace"))
-            count += 1
-    return count
-
-
-def _write_parquet(records: Any, path: Path, left_out: Counter) -> int:
-    """Twice over the records: their types first, then they."""
-    import pyarrow
-    from pyarrow import parquet
-
-    def tables(schema: Any = None) -> Iterator[Any]:
-        chosen = ({name: value for name, value in record.items() if name != "may_be_chosen"} for record in records())
-        while rows := list(itertools.islice(chosen, _ROWS)):
-            yield pyarrow.Table.from_pylist(rows, schema=schema)
-
-    try:
-        schemas = [table.schema for table in tables()]
-        left_out.clear()  # it is counted again
-        if not schemas:
-            return sum(len(rows) for rows in tables())
-        schema = _without_empty(pyarrow.unify_schemas(schemas, promote_options="permissive"))
-        with parquet.ParquetWriter(path, schema, compression="zstd") as writer:
-            count = 0
-            for table in tables(schema):
-                writer.write_table(table)
-                count += len(table)
-        return count
-    except pyarrow.ArrowException as error:
-        raise UserError(f"a field has values of different types, which Parquet cannot hold: {error}") from error
-
-
-def _without_empty(schema: Any) -> Any:
-    """A schema without objects that are always empty, such as ``kind`` in games: Parquet has none."""
-    import pyarrow
-
-    def clean(kind: Any) -> Any:
-        if pyarrow.types.is_list(kind):
-            inner = clean(kind.value_type)
-            return inner and pyarrow.list_(inner)
-        if pyarrow.types.is_struct(kind):
-            fields = [(field.name, clean(field.type)) for field in kind]
-            return pyarrow.struct([field for field in fields if field[1]]) if any(f[1] for f in fields) else None
-        return kind
-
-    fields = [(field.name, clean(field.type)) for field in schema]
-    return pyarrow.schema([field for field in fields if field[1]])
 
 
 if __name__ == "__main__":

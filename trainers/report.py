@@ -8,7 +8,6 @@
 The page needs nothing else: neither a server nor a network. Runs and evaluations write theirs when they end.
 """
 
-import os
 import sys
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ if __name__ == "__main__" and not __package__:  # run as a file: the packages li
 
 import tyro
 
+from trainers import inputs
 from trainers.cli import parse
 
 
@@ -54,10 +54,9 @@ def main(args: Args) -> Path:
         raise UserError(f"--episodes must be at least 0 (all), got {args.episodes}")
     first = args.sources[0]
     out = args.out or (first if first.is_dir() else first.parent) / html_report.PAGE_FILE
-    if out.is_dir() or not out.absolute().parent.is_dir():
-        raise UserError(f"--out must be a file in a folder that exists, got {out}")
-    if not os.access(out.absolute().parent, os.W_OK):
-        raise UserError(f"{out.absolute().parent} may not be written to: give --out, a file elsewhere")
+    if out.is_dir():
+        raise UserError(f"--out must be a file, got the folder {out}")
+    inputs.check_out(out.parent)
     path = html_report.write(args.sources, out, episodes=args.episodes)
     print(f"{printable(str(path))}: {path.stat().st_size / 2**20:.1f} MiB")
     return path

@@ -1,7 +1,6 @@
 """Episodes for others: conversations, pairs and rows that their readers and ours load."""
 
 import json
-from pathlib import Path
 
 import pytest
 from datasets import load_dataset
@@ -142,32 +141,16 @@ def test_calls_of_an_api_are_calls_again_with_their_results(export):
     assert said[5] == {"role": "assistant", "content": odd}
 
 
-def test_parquet_holds_whole_records_also_where_objects_are_empty(export):
-    records = [episode(number, score=number % 2, phase="evaluation", agent="A") for number in range(1200)]
-    out = export([*records, episode(1, agent="B")], "parquet", phase="any", agent="A")
-    rows = load_dataset("parquet", data_files=str(out), split="train", cache_dir=str(out.parent / "cache"))
-    assert rows.num_rows == 1200 and rows[7]["metrics"] == {"em": 1.0} and rows[7]["messages"] == records[7]["messages"]
-    assert rows.column_names == [name for name in records[0] if name != "kind"]  # which is empty
-
-
 def test_mistakes_are_one_line_and_leave_nothing(export, tmp_path):
     with pytest.raises(ValueError, match=r"nothing to export: of its episodes 1 of another phase \(--phase training\)"):
         export([episode(1, phase="evaluation")])
     with pytest.raises(ValueError, match="'training/3/x-1/1/0' is no episode as docs"):
         export([episode(1) | {"turns": None}])
-    with pytest.raises(ValueError, match="a field has values of different types"):
-        export([episode(1) | {"kind": {"hops": hops}} for hops in (2, "two")], "parquet")
     assert [path.name for path in tmp_path.iterdir()] == ["episodes.jsonl"]
     with pytest.raises(ValueError, match="exists already"):
         main(Args(source=tmp_path, out=tmp_path / "episodes.jsonl"))
     with pytest.raises(ValueError, match="give the folder of a run"):
         main(Args(source=tmp_path / "none", out=tmp_path / "x"))
-
-
-def test_the_folder_that_one_is_in_can_be_named(tmp_path, monkeypatch):
-    (tmp_path / "episodes.jsonl").write_text(to_line(episode(0)) + "\n", encoding="utf-8")
-    monkeypatch.chdir(tmp_path)
-    assert len(read(main(Args(source=Path("."), out=Path("out.jsonl"))))) == 1
 
 
 def test_a_turn_without_a_word_is_context_and_not_taught(export, make_policy):

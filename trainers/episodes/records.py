@@ -75,7 +75,7 @@ class Recorder:
 
 
 class EpisodeWriter(contextlib.AbstractContextManager):
-    """Appends episodes to the files of a folder. Where the disk fails it says so once and goes on without them: nothing else
+    """Appends episodes to the files of a folder. Where the disk fails it says so once and continues without them: nothing else
     of a run depends on them.
 
     Args:
@@ -88,27 +88,22 @@ class EpisodeWriter(contextlib.AbstractContextManager):
 
     def __init__(self, folder: Path | str, resume_from: float | None = None, baselines_again: bool = False):
         self._files: list[Any] = []
-        self._are_new = [True, True]
-        paths = [Path(folder) / name for name in (EPISODES_FILE, TOKENS_FILE)]
         with self._disk():
-            paths[0].parent.mkdir(parents=True, exist_ok=True)
-            for path in paths:
+            Path(folder).mkdir(parents=True, exist_ok=True)
+            for path in (Path(folder) / EPISODES_FILE, Path(folder) / TOKENS_FILE):
                 if resume_from is not None and path.exists():
                     _keep_until(path, resume_from, baselines_again)
-            self._are_new = [resume_from is None or not path.exists() or not path.stat().st_size for path in paths]
-            self._files = [path.open("wb" if resume_from is None else "ab") for path in paths]
+                self._files.append(path.open("wb" if resume_from is None else "ab"))
 
-    def write(self, records: Iterable[dict | str], tokens: Iterable[dict | str] | None = None) -> None:
+    def write(self, records: Iterable[dict | str], tokens: Iterable[dict | str] = ()) -> None:
         """Append records, and what `record_tokens` makes; each a dict, or its line already."""
-        if not self._files:
-            return
         with self._disk():
-            for place, block in enumerate((records, tokens or ())):
+            for file, block in zip(self._files, (records, tokens), strict=False):  # no files once the disk has failed
                 lines = [each if isinstance(each, str) else to_line(each) for each in block]
-                if lines and self._are_new[place]:
-                    lines[0], self._are_new[place] = _with_types(lines[0]), False
-                self._files[place].write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
-                self._files[place].flush()
+                if lines and not file.tell():
+                    lines[0] = _with_types(lines[0])
+                file.write("".join(f"{line}\n" for line in lines).encode("utf-8", "replace"))
+                file.flush()
 
     def write_recorded(self, recorder: Recorder) -> None:
         """Append what a recorder took."""
@@ -260,8 +255,7 @@ def record_tokens(trajectory: Any, key: str, pieces: Pieces) -> dict:
 
 
 def make_pieces(tokenizer: Any) -> Pieces:
-    """A function that gives the text of each token, as it reads behind the token before it: so a tokenizer of words has its
-    spaces."""
+    """A function that gives the text of each token as it reads after the one before: so a tokenizer of words has its spaces."""
 
     @lru_cache(2**16)
     def piece(before: int | None, id: int) -> str:
@@ -302,16 +296,14 @@ def _mean(values: Sequence[float]) -> float | None:
 
 
 def _with_types(line: str) -> str:
-    """A line with 0 for the numbers that it lacks. Readers such as `datasets` take the types of a file from its beginning,
-    and one that holds nothing but null there has no type."""
+    """The first line of a file, with 0 for the numbers that it lacks: readers such as `datasets` take the types from there."""
     record = json.loads(line)
-    if "sequences" in record:
-        for sequence in record["sequences"]:
-            sequence["advantages"] = sequence["advantages"] or [0.0] * len(sequence["ids"])
-        return to_line(record)
-    record["seconds"] = record.get("seconds") or 0.0
-    for each in (record, *record.get("turns", ())):
-        each["advantage"] = each.get("advantage") or 0.0
+    for sequence in record.get("sequences", ()):
+        sequence["advantages"] = sequence["advantages"] or [0.0] * len(sequence["ids"])
+    if "sequences" not in record:
+        record["seconds"] = record.get("seconds") or 0.0
+        for each in (record, *record.get("turns", ())):
+            each["advantage"] = each.get("advantage") or 0.0
     return to_line(record)
 
 
@@ -320,7 +312,7 @@ def _keep_until(path: Path, step: float, baselines_again: bool) -> None:
     staging = path.with_name(f".{path.name}.staging")
     with path.open("rb") as lines, staging.open("wb") as kept:
         whole = (line for line in lines if line.endswith(b"}\n") and _is_kept(line, step, baselines_again))
-        if baselines_again and (first := next(whole, None)):
+        if (first := next(whole, None)) is not None:
             kept.write(_with_types(first.decode("utf-8")).encode("utf-8", "replace") + b"\n")
         kept.writelines(whole)
     durable.publish(staging, path)

@@ -1,7 +1,6 @@
 import os
 import pickle
 import random
-import signal
 import subprocess
 import sys
 import time
@@ -87,13 +86,6 @@ def test_latest_goes_by_number_and_old_steps_are_removed(tmp_path, tokenizer):
     ]
 
 
-def test_a_checkpoint_is_replaced_by_one_of_the_same_name(tmp_path, tokenizer):
-    for step in (1, 2):
-        save(tmp_path / "c", tokenizer, step)
-    assert checkpoint.load_state(tmp_path / "c", make(tokenizer)[1])[0] == 2
-    assert [path.name for path in tmp_path.iterdir()] == ["c"]
-
-
 def test_a_folder_of_something_else_is_not_overwritten(tmp_path, tokenizer):
     (tmp_path / "notes.txt").write_text("mine")
     with pytest.raises(FileExistsError, match="not a checkpoint"):
@@ -113,31 +105,6 @@ def test_a_save_that_fails_leaves_the_previous_checkpoint(tmp_path, tokenizer, m
         save(tmp_path / "c", tokenizer, step=2)
     assert [path.name for path in tmp_path.iterdir()] == ["c"]
     assert checkpoint.load_state(tmp_path / "c", make(tokenizer)[1])[0] == 1
-
-
-_HANG = """
-import sys, time, torch
-from trainers.checkpoints import checkpoint
-class Slow:
-    def save_pretrained(self, folder):
-        (folder / "model.safetensors").write_bytes(b"half")
-        print("writing", flush=True)
-        time.sleep(60)
-checkpoint.save(sys.argv[1], model=Slow(), tokenizer=None, optimizers=[], step=2, extra={})
-"""
-
-
-@pytest.mark.skipif(not hasattr(signal, "SIGKILL"), reason="needs a signal that can't be caught")
-def test_a_save_that_is_killed_leaves_the_previous_checkpoint(tmp_path, tokenizer):
-    save(tmp_path / "checkpoint-1", tokenizer, step=1)
-    command = [sys.executable, "-c", _HANG, str(tmp_path / "checkpoint-2")]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as process:
-        assert process.stdout.readline() == "writing\n"
-        process.kill()
-    assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-1"
-    assert checkpoint.load_state(tmp_path / "checkpoint-1", make(tokenizer)[1])[0] == 1
-    save(tmp_path / "checkpoint-3", tokenizer, step=3)
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-1", "checkpoint-3"]
 
 
 _REPLACE = """
@@ -220,19 +187,10 @@ def test_other_optimizers_than_those_saved_are_refused(tmp_path, tokenizer):
         checkpoint.load_state(tmp_path / "c", optimizers[::-1])
 
 
-@pytest.mark.parametrize("name", ["model.safetensors", "config.json", "tokenizer.json"])
-def test_a_file_that_the_checksums_have_lost_is_vouched_for_by_nobody(tmp_path, tokenizer, name):
-    save(tmp_path / "c", tokenizer)
-    sums = tmp_path / "c" / checkpoint.CHECKSUMS_FILE
-    sums.write_text("".join(line for line in sums.read_text().splitlines(True) if not line.endswith(f"  {name}\n")))
-    with pytest.raises(checkpoint.CheckpointDamaged, match="is not in SHA256SUMS"):
-        checkpoint.verify(tmp_path / "c")
-
-
-def test_a_file_that_a_model_would_be_loaded_from_cannot_be_added(tmp_path, tokenizer):
+def test_a_file_that_a_model_would_be_loaded_from_and_that_the_checksums_lack_is_damage(tmp_path, tokenizer):
     save(tmp_path / "c", tokenizer)
     (tmp_path / "c" / "README.md").write_text("notes")
     checkpoint.verify(tmp_path / "c")
     (tmp_path / "c" / "adapter_config.json").write_text("{}")
-    with pytest.raises(checkpoint.CheckpointDamaged, match=r"adapter_config\.json is not in"):
+    with pytest.raises(checkpoint.CheckpointDamaged, match=r"adapter_config\.json is not in SHA256SUMS"):
         checkpoint.verify(tmp_path / "c")

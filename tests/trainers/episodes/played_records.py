@@ -1,19 +1,13 @@
-"""Episodes as `episodes.jsonl` holds them, made by scripted agents in real environments.
-
-PYTHONPATH=. python tests/trainers/episodes/played_records.py OUT [QUESTIONS]
-
-lets several agents play MiniWiki; with AGENT_ENVS_DATA, three benchmarks.
-"""
+"""Episodes as `episodes.jsonl` holds them, of scripted agents in real environments."""
 
 import json
 import random
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
-import gymnasium
-
-import agent_envs  # noqa: F401 - registers the environments
-from agent_envs.tool_env import ToolEnv
+from agent_envs.utils.scripts import roll_out_many
+from trainers.episodes.records import Origin, record_turns
+from trainers.factory import make_envs
 
 HOSTILE = (
     "</script><script>alert(1)</script><img src=x onerror=alert(2)>"
@@ -32,65 +26,37 @@ SUMMARY = {
 }  # fmt: skip
 
 
-def play(env: ToolEnv, script: str, instance: int, agent: str, step: int | None = None, sample: int = 0) -> dict:
-    """One episode of a scripted agent about question number ``instance``, as a record."""
-    number = {"question": instance} if env.questions is not None else None
-    observation, info = env.reset(seed=instance, options=number)
-    question = getattr(env, "question", None)
-    missing = env.missing_titles() if question else []
-    messages = [{"role": "system", "content": info["instructions"]}, {"role": "user", "content": observation}]
-    player, reply, turns, faults, done = env.SCRIPTS[script](env, random.Random(instance)), None, [], 0, False
-    while not done:
-        turn = next(player) if reply is None else player.send(reply)
-        action = env.format.write(turn)
-        messages.append({"role": "assistant", "content": action})
-        reply, reward, terminated, truncated, info = env.step(action)
-        done, faults = terminated or truncated, faults + info["tool_faults"]
-        before, missing = missing, env.missing_titles() if question else []
-        calls = env.history.turns[-1].calls
-        turns.append({
-            "message": len(messages) - 1, "action": action, "observation": reply, "invalid": not info["valid"],
-            "calls": [
-                {"tool": c.name, "arguments": json.dumps(c.arguments), "result": text, "fault": False}
-                for c, text in zip(calls, env.feedback, strict=False)
-            ],
-            "found": [title for title in before if title not in missing],
-            "reward": reward, "reward_terms": info["reward_terms"], "advantage": None,
-        })  # fmt: skip
-        if not done:
-            messages.append({"role": "tool", "content": reply})
-    score = env.PRIMARY_METRIC
-    return {
-        "key": f"evaluation/{step}/{agent}/{instance}/{sample}", "phase": "evaluation", "step": step, "agent": agent,
-        "env": env.spec.id if env.spec else "AgentR1/Test-v0", "split": "validation",
-        "source": env.task.source if hasattr(env, "task") else "generated", "instance": instance, "sample": sample,
-        "group": instance, "id": question.id if question else None, "question": messages[1]["content"],
-        "golds": list(question.golds) if question else [],
-        "kind": {"type": question.type, "hops": len(question.supporting_titles)} if question else {},
-        "supporting": list(dict.fromkeys(question.supporting_titles)) if question else [],
-        "messages": messages, "turns": turns,
-        "metrics": {k: float(v) for k, v in info.items() if isinstance(v, int | float)},
-        "score_name": score, "score": float(info[score]), "return": sum(t["reward"] for t in turns), "advantage": None,
-        "terminated": terminated, "truncated": truncated, "failed": faults > 0, "tool_faults": faults,
-        "prompt_tokens": 0, "completion_tokens": 0, "seconds": None,
-    }  # fmt: skip
+def roll_out(env: str, agents: Mapping[str, str], count: int) -> list[dict]:
+    """The records of so many instances of an environment: of each the episodes of all ``agents``, scripts by name."""
+    envs = make_envs(env, "{}", "validation", count)
+    task, records = envs.envs[0], []
+    source = task.task.source if hasattr(task, "task") else "generated"
+    for name, script in agents.items():
+        origin = Origin(
+            phase="evaluation",
+            agent=name,
+            name=name,
+            env=env,
+            split="validation",
+            source=source,
+            score=task.PRIMARY_METRIC,
+        )
+        played = roll_out_many(envs, list(range(count)), task.SCRIPTS[script])
+        records.append([record_turns(turns, origin, number) for number, turns in enumerate(played)])
+    envs.close()
+    return [record for about_one in zip(*records, strict=True) for record in about_one]
 
 
 def tokens_of(record: dict) -> dict:
     """Tokens for a record, a word each: log-probabilities and advantages by chance, for actions alone."""
-    rng, sequence = (
-        random.Random(record["key"]),
-        {"ids": [], "mask": [], "logprobs": [], "advantages": [], "pieces": []},
-    )
+    rng, names = random.Random(record["key"]), ("ids", "mask", "logprobs", "advantages", "pieces")
+    sequence: dict[str, list] = {name: [] for name in names}
     for message in record["messages"]:
         own = message["role"] == "assistant"
-        words = [f" {word}" for word in f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n".split(" ")]
-        for word in words:
-            sequence["ids"].append(rng.randrange(50_000))
-            sequence["mask"].append(own)
-            sequence["logprobs"].append(-rng.expovariate(1.5) if own else 0.0)
-            sequence["advantages"].append(rng.gauss(0, 1) if own else 0.0)
-            sequence["pieces"].append(word)
+        for word in f"<|im_start|>{message['role']}\n{message['content']}<|im_end|>\n".split(" "):
+            numbers = (-rng.expovariate(1.5), rng.gauss(0, 1)) if own else (0.0, 0.0)
+            for name, value in zip(names, (rng.randrange(50_000), own, *numbers, f" {word}"), strict=True):
+                sequence[name].append(value)
     return {"key": record["key"], "sequences": [sequence]}
 
 
@@ -103,26 +69,3 @@ def write(folder: Path, records: Iterable[dict], tokens: bool = False) -> Path:
         lines = (json.dumps(tokens_of(record)) + "\n" for record in records)
         (folder / "episode_tokens.jsonl").write_text("".join(lines))
     return folder
-
-
-if __name__ == "__main__":
-    import os
-    import sys
-
-    names = {
-        "oracle": "Oracle (knows the answer)",
-        "scripted": "Scripted agent",
-        "reader": "Reader",
-        "random": "Random",
-    }
-    real = "AGENT_ENVS_DATA" in os.environ
-    tasks = ["HotpotQA", "2WikiMultihopQA", "MuSiQue"] if real else ["MiniWiki"]
-    played: list[dict] = []
-    for task in tasks:
-        for split in ("validation", "train"):
-            made = gymnasium.make(f"AgentR1/{task}-v0", split=split, **({"source": "local"} if real else {})).unwrapped
-            for instance in range(min(len(made.questions), int(sys.argv[2]) if len(sys.argv) > 2 else 100)):
-                rows = [play(made, script, instance, name) for script, name in names.items()]
-                played += [row | {"split": split, "key": f"{task}/{split}/{row['key']}"} for row in rows]
-    write(Path(sys.argv[1]), played, tokens=True)
-    print(len(played), "episodes")

@@ -8,7 +8,6 @@ import subprocess
 import sys
 from html.parser import HTMLParser
 
-import gymnasium
 import played_records as records
 import pytest
 from played_records import HOSTILE, SUMMARY
@@ -48,9 +47,7 @@ class Reader(HTMLParser):
 
 @pytest.fixture(scope="module")
 def played():
-    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", split="validation").unwrapped
-    names = {"oracle": "Oracle", "random": "Random"}
-    return [records.play(env, script, i, name) for i in range(6) for script, name in names.items()]
+    return records.roll_out("AgentR1/MiniWiki-Easy-v0", {"Oracle": "oracle", "Random": "random"}, 6)
 
 
 @pytest.fixture
@@ -76,7 +73,7 @@ def test_a_run_has_its_table_settings_and_warnings(run):
         "Naive RAG 0.100 0.050 – 0.150 0.200", "Trained 0.500 0.400 – 0.600 0.600 0.100", "python -m x --a '<i>'", "lr 0.5",
         '{"data": "<b>"}', "entropy collapsed at update 7 0.1 < 0.2", "eval_every 2", "updates 8", "training episodes 640",
         "a score on it is not a score on AgentR1/HotpotQA-v0", "A tool broke in 10.0% of the episodes of Trained",
-        "Training was stopped because it had collapsed",
+        "Training was stopped because it had collapsed", "training 90 s", "seed 3",
     ):  # fmt: skip
         assert words in page.text, words
     (part,) = page.blocks["data"]["parts"]
@@ -84,13 +81,17 @@ def test_a_run_has_its_table_settings_and_warnings(run):
     assert part["score"] == "em" and part["symptoms"] == [7]
 
 
-def test_the_scores_of_kinds_of_questions_have_a_table_of_their_own(run):
-    summary = json.loads((run / "summary.json").read_text())
-    summary["rows"][-1]["kinds"] = {"1 hop": 0.875, "yes or no": 0.125}
-    (run / "summary.json").write_text(json.dumps(summary))
-    page = read(run)
+def test_a_table_of_attempts_and_kinds_of_questions_and_what_an_api_refused(run):
+    row = {
+        "name": "M", "em": 0.5, "em_interval": [0.4, 0.6], "samples": 8, "pass_at_k": 0.7, "failed": 0.3,
+        "problems": {"HTTP 400": 24}, "kinds": {"1 hop": 0.875, "yes or no": 0.125},
+    }  # fmt: skip
+    page = read(run, summary={**SUMMARY, "rows": [*SUMMARY["rows"], row]})
+    assert "EM avg@8" in page.text and "pass@8" in page.text
+    assert "A tool broke, or the API gave no answer, in 30.0% of the episodes of M." in page.text
+    assert "M: HTTP 400 (24 times)." in page.text
     assert (
-        "EM by kind of question Agent 1 hop Yes or no Trained 0.875 0.125" in page.text
+        "EM by kind of question Agent 1 hop Yes or no M 0.875 0.125" in page.text
     )  # agents without kinds are left out
     assert "by kind of question" not in read(run, summary=SUMMARY).text
 
@@ -102,22 +103,13 @@ def test_each_episode_is_in_the_index_and_whole_in_a_chunk(run, played):
     for record in played:
         entry = index[record["key"]]
         body = blocks[f"chunk-{entry['chunk']}"][entry["at"]]
-        assert [(m["role"], m["text"]) for m in body["messages"]] == [
-            (m["role"], m["content"]) for m in record["messages"]
-        ]
+        texts = [(m["role"], m["text"]) for m in body["messages"]]
+        assert texts == [(m["role"], m["content"]) for m in record["messages"]]
         assert [turn["found"] for turn in body["turns"]] == [turn["found"] for turn in record["turns"]]
         assert [turn["terms"] for turn in body["turns"]] == [turn["reward_terms"] for turn in record["turns"]]
         assert entry["flags"] & 1 == (record["score"] == 1) and entry["turns"] == len(record["turns"])
         assert body["supporting"] == record["supporting"] and entry["golds"] == record["golds"]
     assert len({entry["question"] for entry in index.values()}) == 6  # two agents share each
-
-
-def test_flags_say_how_an_episode_went(played, tmp_path):
-    bad = {"score": 0.0, "truncated": True, "failed": True, "turns": [{**played[0]["turns"][0], "invalid": True}]}
-    folder = records.write(tmp_path / "a", [{**played[0], **bad}])
-    data = read(folder).blocks["data"]
-    flags = data["episodes"][0]["flags"]
-    assert [name for bit, name in enumerate(data["outcomes"]) if flags >> bit & 1] == ["invalid", "truncated", "failed"]
 
 
 def test_tokens_are_runs_of_what_was_read_and_sampled(run, played):
@@ -133,6 +125,25 @@ def test_tokens_are_runs_of_what_was_read_and_sampled(run, played):
     assert sum(run[2] for run in runs if not run[0]) == len(sequence["ids"]) - len(own)
 
 
+def test_what_is_odd_about_an_episode(played, tmp_path):
+    """A question is cut in the list and whole in the episode; of a very long message the middle is left out."""
+    record = json.loads(json.dumps(played[0]))
+    record |= {"score": 0.0, "truncated": True, "failed": True}
+    record["turns"][0] |= {"invalid": True, "advantage": float("nan")}
+    record["question"] = record["messages"][1]["content"] = "w " * 250 + "who was it?"
+    record["messages"][2]["content"] = "thought " * 5000 + "<answer>FORTY-TWO</answer>"
+    blocks = read(records.write(tmp_path / "a", [record])).blocks
+    (entry,), (body,) = blocks["data"]["episodes"], blocks["chunk-0"]
+    outcomes = [name for bit, name in enumerate(blocks["data"]["outcomes"]) if entry["flags"] >> bit & 1]
+    assert outcomes == ["invalid", "truncated", "failed"]
+    assert body["turns"][0]["advantage"] is None
+    assert len(entry["text"]) == 402 and entry["text"].endswith(" …")
+    asked, said = body["messages"][1]["text"], body["messages"][2]["text"]
+    assert asked.endswith("who was it?")
+    assert said.startswith("thought thought") and said.endswith("<answer>FORTY-TWO</answer>")
+    assert " more characters) " in said
+
+
 def test_the_table_of_episodes_alone_is_that_of_the_latest_evaluation(played, tmp_path):
     early = [{**record, "step": 0, "key": f"early/{record['key']}", "score": 0.0} for record in played]
     training = [{**record, "phase": "training", "key": f"t/{record['key']}", "score": 0.0} for record in played]
@@ -145,63 +156,22 @@ def test_the_table_of_episodes_alone_is_that_of_the_latest_evaluation(played, tm
     assert "Oracle 0.500" in read(records.write(tmp_path / "b", [*late, *table])).text  # the closing table comes first
 
 
+def test_intervals_of_episodes_alone_are_over_questions():
+    common = {"phase": "evaluation", "table": True, "step": 0, "agent": "x", "score_name": "em", "metrics": {}}
+    episodes = [
+        common | {"question": [n], "score": float(n < 4), "tool_faults": 0, "failed": n == 0 and not attempt}
+        for n in range(8)
+        for attempt in range(16)
+    ]
+    (row,) = episode_data.make_rows(episodes)
+    assert (row["em"], row["episodes"], row["failed"]) == (0.5, 128, 1 / 128)
+    low, high = row["em_interval"]
+    assert high - low > 0.5  # of 128 questions it would be .17
+
+
 def test_a_game_has_its_own_measure(tmp_path):
-    env = gymnasium.make("AgentR1/FrozenLake-v0").unwrapped
-    played = [records.play(env, "random", seed, "Random") for seed in range(3)]
-    page = read(records.write(tmp_path / "a", played))
+    page = read(records.write(tmp_path / "a", records.roll_out("AgentR1/FrozenLake-v0", {"Random": "random"}, 3)))
     assert "Agent Success 95 % interval" in page.text and page.blocks["data"]["parts"][0]["score"] == "success"
-
-
-def test_of_attempts_and_what_an_api_refused_it_says_so(run):
-    row = {
-        "name": "M",
-        "em": 0.5,
-        "em_interval": [0.4, 0.6],
-        "samples": 8,
-        "pass_at_k": 0.7,
-        "failed": 0.3,
-        "problems": {"HTTP 400": 24},
-    }
-    page = read(run, summary={**SUMMARY, "rows": [row]})
-    assert "EM avg@8" in page.text and "pass@8" in page.text
-    assert "A tool broke, or the API gave no answer, in 30.0% of the episodes of M." in page.text
-    assert "M: HTTP 400 (24 times)." in page.text
-
-
-def test_an_evaluation_of_an_api_that_was_stopped_says_so(played, tmp_path):
-    folder = records.write(tmp_path / "a", played)
-    (folder / "evaluation.json").write_text(json.dumps({"env": "x", "api": {"url": "http://x"}, "rows": []}))
-    assert "Unfinished, after some of its episodes." in read(folder).text
-
-
-def test_of_a_run_that_was_killed_nothing_is_said_of_its_symptoms(run):
-    (run / "summary.json").unlink()
-    with (run / "metrics.jsonl").open("a") as file:
-        file.write(json.dumps({"step": 9, "seconds": 20.0, "episodes": 80.0, "monitor/entropy": 0.0}) + "\n")
-    page = read(run)
-    assert "Unfinished, after 9 updates." in page.text and "No symptom" not in page.text
-
-
-def test_long_texts_keep_their_end(played, tmp_path):
-    """A question is cut in the list and whole in the episode; of a very long message the middle is left out."""
-    record = json.loads(json.dumps(played[0]))
-    record["question"] = record["messages"][1]["content"] = "w " * 250 + "who was it?"
-    record["messages"][2]["content"] = "thought " * 5000 + "<answer>FORTY-TWO</answer>"
-    page = read(records.write(tmp_path / "a", [record]))
-    (entry,) = page.blocks["data"]["episodes"]
-    messages = page.blocks["chunk-0"][0]["messages"]
-    assert len(entry["text"]) == 402 and entry["text"].endswith(" …")
-    assert messages[1]["text"].endswith("who was it?")
-    assert messages[2]["text"].startswith("thought thought") and messages[2]["text"].endswith(
-        "<answer>FORTY-TWO</answer>"
-    )
-    assert " more characters) " in messages[2]["text"]
-
-
-def test_numbers_that_are_none_open_all_the_same(played, tmp_path):
-    record = json.loads(json.dumps(played[0]))
-    record["turns"][0]["advantage"] = float("nan")
-    assert read(records.write(tmp_path / "a", [record])).blocks["chunk-0"][0]["turns"][0]["advantage"] is None
 
 
 def test_with_a_limit_whole_questions_stay(played, tmp_path):
@@ -226,75 +196,56 @@ def test_of_an_unfinished_run_the_newest_episodes_are_read(run, played):
     assert {e["key"] for e in last.blocks["data"]["episodes"]} == {record["key"] for record in played[-3:]}
 
 
-def test_a_damaged_line_is_left_out(run, played):
+def test_what_was_stopped_or_killed_says_so(run, played, tmp_path):
+    (run / "summary.json").unlink()
+    page = read(run)
+    assert "Unfinished, after 8 updates." in page.text and "No symptom" not in page.text
+    folder = records.write(tmp_path / "a", played)
+    (folder / "evaluation.json").write_text(json.dumps({"env": "x", "api": {"url": "http://x"}, "rows": []}))
+    assert "Unfinished, after some of its episodes." in read(folder).text
+
+
+def test_damage_is_left_out_or_named(run, played):
     with (run / "episodes.jsonl").open("a") as file:
         file.write('[1]\n{"no": "key"}\n{"key": "cut')
     assert len(read(run).blocks["data"]["episodes"]) == len(played)
-
-
-def test_tokens_of_another_form_are_named(run, played):
     (run / "episode_tokens.jsonl").write_text(json.dumps({"key": played[0]["key"], "sequences": [{"ids": [1]}]}) + "\n")
     with pytest.raises(ValueError, match="no tokens as we write them"):
         read(run)
 
 
 def test_several_runs_are_told_apart(run, tmp_path, played):
-    other = records.write(tmp_path / "other" / "run", played)
-    data = read([run, other]).blocks["data"]
+    data = read([run, records.write(tmp_path / "other" / "run", played)]).blocks["data"]
     assert [part["name"] for part in data["parts"]] == [f"{tmp_path.name}/run", "other/run"]
     assert sorted({entry["part"] for entry in data["episodes"]}) == [0, 1]
     assert len({entry["question"] for entry in data["episodes"]}) == 6  # the same questions in both
 
 
-def test_hostile_text_neither_ends_nor_runs_anything(run, played):
+def test_hostile_text_neither_ends_nor_runs_anything_and_nothing_is_asked_for(run, played):
     record = json.loads(json.dumps(played[0]))
     for message in record["messages"]:
         message["content"] = HOSTILE
-    record |= {
-        "agent": HOSTILE,
-        "question": HOSTILE,
-        "golds": [HOSTILE],
-        "kind": {HOSTILE: HOSTILE},
-        "supporting": [HOSTILE],
-    }
+    record |= {name: HOSTILE for name in ("agent", "question")}
+    record |= {"golds": [HOSTILE], "kind": {HOSTILE: HOSTILE}, "supporting": [HOSTILE]}
     record["turns"][0]["reward_terms"] = {HOSTILE: 1.0}
     records.write(run, [record], tokens=True)
-    row = {**SUMMARY["rows"][0], "name": HOSTILE}
-    (run / "summary.json").write_text(
-        json.dumps({**SUMMARY, "rows": [row], "source": HOSTILE, "settings": {HOSTILE: HOSTILE}, "command": HOSTILE})
-    )
-    clean, hostile = read(run.parent / "run", episodes=0), (run / "page.html").read_text(encoding="utf-8")
-    assert len(clean.scripts) == 2 and hostile.count("<script>") == 2 and "<img" not in hostile
-    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", hostile)
-    everything = json.dumps(clean.blocks, ensure_ascii=False)
+    told = {"rows": [{**SUMMARY["rows"][0], "name": HOSTILE}], "source": HOSTILE, "settings": {HOSTILE: HOSTILE}}
+    (run / "summary.json").write_text(json.dumps({**SUMMARY, **told, "command": HOSTILE}))
+    page, text = read(run, episodes=0), (run / "page.html").read_text(encoding="utf-8")
+    assert len(page.scripts) == 2 and text.count("<script>") == 2 and "<img" not in text
+    assert not re.search("[\x00-\x08\x0b-\x1f\x7f-\x9f\u202e]", text)
+    everything = json.dumps(page.blocks, ensure_ascii=False)
     assert not re.search("[\x00-\x1f\x7f-\x9f\u202e\ud800]", everything)
-    assert "\\\\x1b[2J" in everything and "{{ 7*7 }}" in everything and "49" not in clean.text
-
-
-def test_the_page_allows_its_own_scripts_and_no_request(run):
-    page = html_report.write([run], run / "page.html").read_text(encoding="utf-8")
-    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', page)[1]
+    assert "\\\\x1b[2J" in everything and "{{ 7*7 }}" in everything and "49" not in page.text
+    policy = re.search(r'Content-Security-Policy" content="([^"]+)"', text)[1]
     assert "default-src 'none'" in policy and policy.count("sha256-") == 2 and "unsafe-inline'; img" in policy
-    assert not re.findall(r"(?:src|href)=\"(?!#|data:,)[^\"]*\"", page)
+    assert not re.findall(r"(?:src|href)=\"(?!#|data:,)[^\"]*\"", text)
 
 
 def test_the_command_line_is_kept_without_secrets(monkeypatch):
-    words = [
-        "/usr/bin/python3",
-        "-m",
-        "trainers.evaluate",
-        "--api-key",
-        "sk-1",
-        "--out",
-        "a b",
-        "--hf_token=abc",
-        "--keep",
-        "3",
-    ]
+    words = ["/usr/bin/python3", "-m", "x", "--api-key", "sk-1", "--out", "a b", "--hf_token=abc", "--keep", "3"]
     monkeypatch.setattr(sys, "orig_argv", words)
-    assert (
-        html_report.typed_command() == "python -m trainers.evaluate --api-key ... --out 'a b' --hf_token=... --keep 3"
-    )
+    assert html_report.typed_command() == "python -m x --api-key ... --out 'a b' --hf_token=... --keep 3"
 
 
 def test_a_page_that_cannot_be_written_ends_no_run(run, capsys):
@@ -319,10 +270,11 @@ def test_the_command_writes_beside_the_first_source(run, capsys):
         (["notes.txt"], "holds no episode"),
         (["other.jsonl"], "'a' is no episode as we write them"),
         (["damaged"], "summary.json is damaged"),
-        (["damaged", "--out", "none/x.html"], "--out must be a file in a folder that exists"),
+        (["damaged", "--out", "damaged"], "--out must be a file, got the folder damaged"),
+        (["damaged", "--out", "notes.txt/x.html"], "cannot write to notes.txt: notes.txt is a file"),
     ],
 )
-def test_a_mistake_is_one_line(words, said, tmp_path, monkeypatch, capsys):
+def test_a_mistake_is_one_line(words, said, tmp_path, monkeypatch):
     (tmp_path / "notes.txt").write_text("hello\n")
     (tmp_path / "other.jsonl").write_text('{"key": "a", "turns": 5}\n')
     (tmp_path / "damaged").mkdir()
@@ -336,17 +288,3 @@ def test_a_mistake_is_one_line(words, said, tmp_path, monkeypatch, capsys):
 def test_nothing_of_it_imports_torch():
     code = "import sys, trainers.report, trainers.episodes.report.page; print('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"
-
-
-def test_intervals_of_episodes_alone_are_over_questions():
-    common = {"phase": "evaluation", "table": True, "step": 0, "agent": "x", "score_name": "em", "metrics": {}}
-    episodes = [
-        common
-        | {"question": [number], "score": float(number < 4), "tool_faults": 0, "failed": number == 0 and not attempt}
-        for number in range(8)
-        for attempt in range(16)
-    ]
-    (row,) = episode_data.rows_of(episodes)
-    assert (row["em"], row["episodes"], row["failed"]) == (0.5, 128, 1 / 128)
-    low, high = row["em_interval"]
-    assert high - low > 0.5  # of 128 questions it would be .17

@@ -2,7 +2,6 @@
 
 import json
 
-import gymnasium
 import played_records as records
 import pytest
 from played_records import HOSTILE, SUMMARY
@@ -14,15 +13,14 @@ pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(find() is None, reason="no Chromium is installed; CHROMIUM may name one"),
 ]
-AGENTS = {"oracle": "Oracle", "random": "Random", "scripted": "Scripted agent"}
+AGENTS = {"Oracle": "oracle", "Random": "random", "Scripted agent": "scripted"}
 READER = "document.querySelector('#reader')"
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     """A run of 120 episodes; one of them is hostile."""
-    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", split="validation").unwrapped
-    played = [records.play(env, script, i, name) for i in range(40) for script, name in AGENTS.items()]
+    played = records.roll_out("AgentR1/MiniWiki-Easy-v0", AGENTS, 40)
     hostile = json.loads(json.dumps(played[0])) | {
         "key": "hostile",
         "agent": "Hostile",

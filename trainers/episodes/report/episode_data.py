@@ -27,63 +27,63 @@ _CHUNK = 48  # episodes that are unpacked together when one of them is opened
 _LONGEST = 20_000  # characters of a message that are shown
 _HEADING = 400  # of a question, in the list
 OUTCOMES = ("right", "invalid", "truncated", "failed")  # bits of an episode's ``flags``, from the lowest
+_SUMMED_UP = (
+    "key", "phase", "step", "agent", "table", "env", "split", "source", "score", "score_name", "metrics", "tool_faults",
+    "failed",
+)  # fmt: skip
+_UNREADABLE = AttributeError, LookupError, TypeError, ValueError  # what a record of others makes of our code
 
 
+@dataclass(frozen=True, slots=True)
 class Chosen:
     """The episodes of a page.
 
     Attributes:
         files: of each part, where its episodes are; None where it has none.
+        by_part: of each part, the fields ``_SUMMED_UP`` of all its episodes.
         keys: of each part, those of its episodes that are in the page.
-        by_part: of each part, ``agent``, ``step``, ``phase``, ``score`` and other numbers of all its episodes.
-        left_out: how many are not in the page.
-        newest: as in `write`.
+        newest: as in `page.write`.
     """
 
-    def __init__(
-        self, files: Sequence[Path | None], by_part: list[list[dict]], keys: list[set[str]], newest: int | None
-    ):
-        self.files, self.by_part, self.keys, self.newest = files, by_part, keys, newest
-        self.left_out = sum(map(len, by_part)) - sum(map(len, keys))
+    files: Sequence[Path | None]
+    by_part: list[list[dict]]
+    keys: list[set[str]]
+    newest: int | None
+
+    @property
+    def left_out(self) -> int:
+        """How many are not in the page."""
+        return sum(map(len, self.by_part)) - sum(map(len, self.keys))
 
 
 def choose(files: Sequence[Path | None], limit: int, newest: int | None = None) -> Chosen:
     """Which episodes of these files are shown: those of the latest evaluations first, and whole questions, so that there is
     something to put beside each other. Where only the ``newest`` bytes are read, the last ones."""
     by_part: list[list[dict]] = []
-    for file in files:
-        kept = (
-            "key", "phase", "step", "agent", "table", "env", "split", "source", "score", "score_name", "metrics", "tool_faults",
-            "failed",
-        )  # fmt: skip
-        by_part.append([])
-        for record in read_episodes(file, newest) if file else ():
-            by_part[-1].append({name: record.get(name) for name in kept} | {"question": _identity(record)})
     order: list[tuple] = []
-    for number, episodes in enumerate(by_part if newest is None else ()):
+    for number, file in enumerate(files):
+        records = read_episodes(file, newest) if file else ()
+        episodes = [{name: r.get(name) for name in _SUMMED_UP} | {"question": _identify(r)} for r in records]
         behind_table = {episode["key"] for row in _behind_table(episodes).values() for episode in row}
-        for episode in episodes:
+        for place, episode in enumerate(episodes):
             question = zlib.crc32(repr(episode["question"]).encode("utf-8", "replace"))  # the same choice each time
-            order.append((episode["key"] not in behind_table, question, number, episode["key"]))
-    if newest is not None:  # of a run that goes on
-        order = [(-i, n, e["key"]) for n, episodes in enumerate(by_part) for i, e in enumerate(episodes)]
-    order.sort()
+            rank = (episode["key"] not in behind_table, question) if newest is None else (-place,)
+            order.append((*rank, number, episode["key"]))
+        by_part.append(episodes)
     keys: list[set[str]] = [set() for _ in files]
-    for *_, number, key in order[: limit or None]:
+    for *_, number, key in sorted(order)[: limit or None]:
         keys[number].add(key)
     return Chosen(files, by_part, keys, newest)
 
 
-def rows_of(episodes: Sequence[Mapping]) -> list[dict]:
+def make_rows(episodes: Sequence[Mapping]) -> list[dict]:
     """The rows of a table by the episodes alone."""
     rows = []
     for agent, played in _behind_table(episodes).items():
         score, by_question = str(played[0]["score_name"]), dict[str, list[float]]()
         for episode in played:
             by_question.setdefault(repr(episode["question"]), []).append(float(episode["score"] or 0))
-        scores = [
-            sum(own) / len(own) for own in by_question.values()
-        ]  # of several attempts the mean: questions are drawn
+        scores = [sum(own) / len(own) for own in by_question.values()]  # means over attempts: questions are drawn
         found: list[Mapping] = [episode["metrics"] or {} for episode in played]
         also = [name for name in ("f1", "support_recall", "turns", "calls") if all(name in own for own in found)]
         rows.append({
@@ -106,7 +106,7 @@ def _behind_table(episodes: Sequence[Mapping]) -> dict[str, list[Mapping]]:
     return {agent: played[max(played)] for agent, played in agents.items()}
 
 
-def _identity(record: Mapping) -> list:
+def _identify(record: Mapping) -> list:
     """The same for all episodes about one question."""
     return [record.get("env"), record.get("split"), record.get("instance"), record.get("question")]
 
@@ -131,56 +131,49 @@ def pack(chosen: Chosen) -> Iterator[Chunk]:
     for number, (file, keys) in enumerate(zip(chosen.files, chosen.keys, strict=True)):
         if not file:
             continue
-        tokens = _tokens(file.with_name(TOKENS_FILE), keys, chosen.newest)
+        tokens = _read_tokens(file.with_name(TOKENS_FILE), keys, chosen.newest)
         for place, record in enumerate(read_episodes(file, chosen.newest)):
             if record["key"] in keys:
-                question = questions.setdefault(json.dumps(_identity(record)), len(questions))
+                question = questions.setdefault(json.dumps(_identify(record)), len(questions))
                 own = tokens.get(record["key"])
                 try:
-                    entry, body = _entry(record, number, question), json.dumps(to_json_types(_body(record)))
-                except (TypeError, ValueError, AttributeError, LookupError) as error:
+                    entry, body = _make_entry(record, number, question), json.dumps(to_json_types(_make_body(record)))
+                except _UNREADABLE as error:
                     raise UserError(f"{file}: {record['key']!r} is no episode as we write them: {error!r}") from None
-                entry |= {"place": place, "has_tokens": own is not None}
-                shown.append((question, number, place, entry, body, own))
+                shown.append((question, number, place, entry | {"place": place, "has_tokens": bool(own)}, body, own))
     shown.sort(key=lambda item: item[:3])
     for start in range(0, len(shown), _CHUNK):
-        _, _, _, entries, bodies, own_tokens = zip(*shown[start : start + _CHUNK], strict=True)
-        yield Chunk(list(entries), compress(f"[{','.join(bodies)}]"), _compress_tokens(own_tokens))
+        _, _, _, entries, bodies, sequences = zip(*shown[start : start + _CHUNK], strict=True)
+        packed = compress(f"[{','.join(own or '[]' for own in sequences)}]") if any(sequences) else ""
+        yield Chunk(list(entries), compress(f"[{','.join(bodies)}]"), packed)
 
 
-def _entry(record: Mapping, part: int, question: int) -> dict:
+def _make_entry(record: Mapping, part: int, question: int) -> dict:
     """An episode in the list."""
-    turns = record.get("turns") or []
-    score = float(record.get("score") or 0)
-    is_so = (
-        score >= 1, any(turn.get("invalid") for turn in turns), bool(record.get("truncated")), bool(record.get("failed"))
-    )  # fmt: skip
-    kind = {name: value for name, value in (record.get("kind") or {}).items() if value not in (None, "")}
+    turns, text = record.get("turns") or [], str(record.get("question") or "")
+    score, kind = float(record.get("score") or 0), record.get("kind") or {}
+    is_so = score >= 1, any(turn.get("invalid") for turn in turns), record.get("truncated"), record.get("failed")
+    also = "key", "step", "phase", "env", "split", "instance", "sample", "id", "score_name", "return"
     return clean({
-        "key": record["key"], "part": part, "question": question, "text": _shorten(str(record.get("question") or "")),
-        "agent": record.get("agent") or "", "table": bool(record.get("table")), "step": record.get("step"),
-        "phase": record.get("phase"),
-        "env": record.get("env"), "split": record.get("split"), "instance": record.get("instance"),
-        "sample": record.get("sample"), "id": record.get("id"), "golds": [str(g) for g in record.get("golds") or []][:20],
-        "kind": {name: str(value) for name, value in kind.items()}, "score": score, "score_name": record.get("score_name"),
-        "return": record.get("return"), "turns": len(turns), "flags": sum(1 << bit for bit, so in enumerate(is_so) if so),
+        **{name: record.get(name) for name in also}, "part": part, "question": question, "score": score,
+        "text": text if len(text) <= _HEADING else f"{text[:_HEADING]} …", "agent": record.get("agent") or "",
+        "table": bool(record.get("table")), "golds": [str(gold) for gold in record.get("golds") or []][:20],
+        "kind": {name: str(value) for name, value in kind.items() if value not in (None, "")},
+        "turns": len(turns), "flags": sum(1 << bit for bit, so in enumerate(is_so) if so),
     })  # fmt: skip
 
 
-def _body(record: Mapping) -> dict:
+def _make_body(record: Mapping) -> dict:
     """What is shown of an opened episode. A turn's text and results stand in the messages and are not held twice."""
-    messages = [
-        {"role": message.get("role"), "text": _cut(str(message.get("content") or ""))}
-        for message in record.get("messages") or []
-    ]
+    said = record.get("messages") or []
+    messages = [{"role": each.get("role"), "text": _cut(str(each.get("content") or ""))} for each in said]
     turns = []
     for turn in record.get("turns") or []:
         calls = [{name: call.get(name) for name in ("tool", "arguments", "fault")} for call in turn.get("calls") or []]
         terms = {name: round(value, 5) for name, value in (turn.get("reward_terms") or {}).items() if value is not None}
         kept = {name: turn.get(name) for name in ("message", "found", "invalid", "advantage")}
-        reward = round(float(turn.get("reward") or 0), 5)
+        reward, where = round(float(turn.get("reward") or 0), 5), turn.get("message")
         turns.append({**kept, "calls": calls, "reward": reward, "terms": terms})
-        where = turn.get("message")
         if where is not None and where + 1 >= len(messages) and turn.get("observation"):
             turns[-1]["last"] = _cut(str(turn["observation"]))  # what came back after the model's last words
     metrics = {k: round(v, 5) for k, v in (record.get("metrics") or {}).items() if isinstance(v, int | float)}
@@ -188,22 +181,19 @@ def _body(record: Mapping) -> dict:
     return clean({name: record.get(name) for name in also} | {"messages": messages, "turns": turns, "metrics": metrics})
 
 
-def _tokens(path: Path, keys: set[str], newest: int | None) -> dict[str, str]:
+def _read_tokens(path: Path, keys: set[str], newest: int | None) -> dict[str, str]:
     """By key, the token sequences of those episodes that have any, as JSON."""
-    if not path.is_file():
-        return {}
     found = {}
-    for record in read_episodes(path, newest):
+    for record in read_episodes(path, newest) if path.is_file() else ():
         if record["key"] in keys:
             try:
-                runs = [_runs(sequence) for sequence in record.get("sequences") or []]
-            except (TypeError, ValueError, AttributeError, LookupError) as error:
+                found[record["key"]] = json.dumps(clean([_make_runs(each) for each in record.get("sequences") or []]))
+            except _UNREADABLE as error:
                 raise UserError(f"{path}: {record['key']!r} has no tokens as we write them: {error!r}") from None
-            found[record["key"]] = json.dumps(clean(runs))
     return found
 
 
-def _runs(sequence: Mapping) -> list[list]:
+def _make_runs(sequence: Mapping) -> list[list]:
     """A sequence as the page shows it: [0, text, number of tokens] of what the policy read, the middle of a long text left
     out, and [1, pieces, ids, log-probabilities, advantages] of what it sampled, None for what is not known."""
     own, pieces = [bool(value) for value in sequence["mask"]], sequence["pieces"]
@@ -211,20 +201,13 @@ def _runs(sequence: Mapping) -> list[list]:
     runs: list[list] = []
     for low, high in pairwise(edges):
         if high > low and own[low]:
-            numbers = (_rounded((sequence.get(name) or [])[low:high]) for name in ("logprobs", "advantages"))
-            runs.append([1, pieces[low:high], sequence["ids"][low:high], *numbers])
+            numbers = ((sequence.get(name) or [])[low:high] for name in ("logprobs", "advantages"))
+            rounded = ([None if x is None else round(x, 3) for x in values] or None for values in numbers)
+            runs.append([1, pieces[low:high], sequence["ids"][low:high], *rounded])
         elif high > low:
             text = "".join(pieces[low:high])
             runs.append([0, text if len(text) < 400 else f"{text[:180]} … {text[-180:]}", high - low])
     return runs
-
-
-def _rounded(values: Sequence[float | None]) -> list[float | None] | None:
-    return [None if value is None else round(value, 3) for value in values] or None
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _HEADING else f"{text[:_HEADING]} …"
 
 
 def _cut(text: str) -> str:
@@ -245,8 +228,5 @@ def clean(value: Any) -> Any:
 
 
 def compress(text: str) -> str:
+    """A text as the page's script unpacks it."""
     return base64.b64encode(gzip.compress(text.encode("utf-8", "replace"), 6, mtime=0)).decode()
-
-
-def _compress_tokens(sequences: Sequence[str | None]) -> str:
-    return compress(f"[{','.join(own or '[]' for own in sequences)}]") if any(sequences) else ""

@@ -13,6 +13,7 @@ from __future__ import annotations
 import base64
 import functools
 import hashlib
+import itertools
 import json
 import re
 import shlex
@@ -55,19 +56,21 @@ def write(
     Raises:
         ValueError: a source holds neither a table nor metrics nor episodes.
     """
-    parts: list[dict] = [read_part(Path(source), summary, unfinished) for source in sources]
-    names = _tell_apart([Path(source) for source in sources])
-    for part, name in zip(parts, names, strict=True):
-        part["name"] = name
+    paths = [Path(source) for source in sources]
+    parts = [
+        read_part(path, summary, unfinished) | {"name": name}
+        for path, name in zip(paths, _tell_apart(paths), strict=True)
+    ]
     chosen = episode_data.choose([part.pop("episodes_file") for part in parts], episodes, newest)
     for source, part, summaries in zip(sources, parts, chosen.by_part, strict=True):
         if not summaries and not part["metrics"] and not part["rows"]:
             raise UserError(f"{source} holds no episode, no metrics and no table: there is nothing to show")
-        if not part["rows"] and (rows := episode_data.rows_of(summaries)):
-            part |= {"rows": rows, "score": _score_of(rows, ())}
+        if not part["rows"] and (rows := episode_data.make_rows(summaries)):
+            part |= {"rows": rows, "score": _find_score(rows, ())}
         for name in ("env", "split", "source") if not part["env"] else ():
             part[name] = ", ".join(dict.fromkeys(str(episode[name]) for episode in summaries if episode[name]))
     page = render(parts, list(episode_data.pack(chosen)), left_out=chosen.left_out)
+    Path(out).parent.mkdir(parents=True, exist_ok=True)
     durable.write_text(Path(out), page)
     return Path(out)
 
@@ -83,18 +86,16 @@ def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") 
     Raises:
         ValueError: nothing of that is there.
     """
-    folder = path.parent if path.is_file() else path
-    files = {name: folder / name for name in ("summary.json", "evaluation.json", METRICS_FILE, EPISODES_FILE)}
-    if path.is_file():
-        known = METRICS_FILE if path.name.startswith("metrics") else EPISODES_FILE
-        files = {known: path}
-    files = {name: file for name, file in files.items() if file.is_file()}
     if not path.exists():
         raise UserError(f"{path} does not exist: give the folder of a run or an evaluation, or an episodes.jsonl")
+    folder, names = path, ("summary.json", "evaluation.json", METRICS_FILE, EPISODES_FILE)
+    if path.is_file():
+        folder, files = path.parent, {METRICS_FILE if path.name.startswith("metrics") else EPISODES_FILE: path}
+    else:
+        files = {name: path / name for name in names if (path / name).is_file()}
     if not files and summary is None:
         raise UserError(
-            f"{path} is no folder of a run or an evaluation: it holds no summary.json, evaluation.json, "
-            f"{METRICS_FILE} or {EPISODES_FILE}"
+            f"{path} is no folder of a run or an evaluation: it holds no {', '.join(names[:-1])} or {names[-1]}"
         )
     told: Mapping = summary or _read_object(files.get("summary.json") or files.get("evaluation.json"))
     lines = read_metrics(files[METRICS_FILE]) if METRICS_FILE in files else []
@@ -105,27 +106,30 @@ def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") 
         unfinished = f"{int(lines[-1].get('step', 0)):,} updates"
     return {
         "folder": str(folder), "env": told.get("env", ""), "source": told.get("source", ""),
-        "split": told.get("split", ""), "rows": rows, "score": told.get("score") or _score_of(rows, lines),
+        "split": told.get("split", ""), "rows": rows, "score": told.get("score") or _find_score(rows, lines),
         "settings": {**told.get("settings", {}), **told.get("evaluation", {})}, "command": told.get("command", ""),
         "symptoms": list(told.get("symptoms", ())), "monitored": "symptoms" in told,  # not known of a run that was killed
-        "notes": _notes(told, rows, unfinished), "metrics": _columns(lines),
-        "facts": _facts(told, lines), "episodes_file": files.get(EPISODES_FILE),
+        "notes": _make_notes(told, rows, unfinished), "metrics": _columns(lines),
+        "facts": _make_facts(told, lines), "episodes_file": files.get(EPISODES_FILE),
     }  # fmt: skip
 
 
 def render(parts: Sequence[Mapping], chunks: Sequence[episode_data.Chunk], left_out: int = 0) -> str:
     """The page as text."""
     entries = [entry | {"chunk": i, "at": at} for i, c in enumerate(chunks) for at, entry in enumerate(c.entries)]
-    curves = [{"name": part["name"], "score": part["score"], "metrics": part["metrics"]} for part in parts]
-    for curve, part in zip(curves, parts, strict=True):
-        curve["symptoms"] = [symptom["update"] for symptom in part["symptoms"]]
+    curves = [
+        {name: part[name] for name in ("name", "score", "metrics")}
+        | {"symptoms": [one["update"] for one in part["symptoms"]]}
+        for part in parts
+    ]
     data = {"parts": curves, "episodes": entries, "outcomes": episode_data.OUTCOMES}
     scripts = [(_PAGE / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.iife.min.js", "report.js")]
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     styles = [(_PAGE / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.min.css", "report.css")]
+    cleaned = [episode_data.clean(to_json_types(dict(part))) for part in parts]
     shown = [
-        episode_data.clean(to_json_types(dict(part))) | {"table": _table(part), "number": i} for i, part in enumerate(parts)
-    ]  # fmt: skip
+        own | {"table": _table(part), "number": i} for i, (own, part) in enumerate(zip(cleaned, parts, strict=True))
+    ]
     return _template().render(
         parts=shown, both=_table(_last_rows(parts)) if len(parts) > 1 else None, title=_title(shown),
         scripts=scripts, styles=styles, hashes=hashes, episodes=len(entries), left_out=left_out,
@@ -157,106 +161,82 @@ def _table(part: Mapping) -> dict:
     columns, kinds = ([key for key in every if report.is_kind(key) == wanted] for wanted in (False, True))
     bounds = [v for row in rows for v in (row.get(score), *(row.get(f"{score}_interval") or ())) if v is not None]
     low, high = min(0.0, *bounds, 0.0), max(1.0, *bounds, 1.0)  # a return may leave [0, 1]
-    lines = []
+    lines, lines_of_kinds = [], []
     for row in rows:
-        interval, value = row.get(f"{score}_interval"), row.get(score)
-        drawn = None
+        interval, value, drawn = row.get(f"{score}_interval"), row.get(score), None
         if interval and value is not None:
             start, end, middle = ((v - low) / (high - low) for v in (*interval, value))
             drawn = {
                 "left": f"{start:.2%}", "width": f"{max(end - start, 0):.2%}", "middle": f"{middle:.2%}",
                 "text": f"{interval[0]:.3f} – {interval[1]:.3f}",
             }  # fmt: skip
-        cells = report.cells_of(row, columns)
-        lines.append({"name": printable(str(row["name"])), "cells": cells, "interval": drawn, "n": row.get("episodes")})
+        name, cells = printable(str(row["name"])), report.cells_of(row, columns)
+        lines.append({"name": name, "cells": cells, "interval": drawn, "n": row.get("episodes")})
+        if row.get("kinds"):
+            lines_of_kinds.append({"name": name, "cells": report.cells_of(row, kinds)})
     return {
-        "headings": report.headings_of(columns, rows),
-        "lines": lines,
-        "score": report.heading(score),
+        "headings": report.headings_of(columns, rows), "lines": lines, "score": report.heading(score),
         "first": columns[:1] == [score],
-        "kinds": {
-            "headings": [report.heading(key) for key in kinds],
-            "lines": [
-                {"name": line["name"], "cells": report.cells_of(row, kinds)}
-                for row, line in zip(rows, lines, strict=True)
-                if row.get("kinds")
-            ],
-        },
-    }
+        "kinds": {"headings": [report.heading(key) for key in kinds], "lines": lines_of_kinds},
+    }  # fmt: skip
 
 
 def _last_rows(parts: Sequence[Mapping]) -> dict:
     """Of several runs, what each of them came to: the last row of its table."""
-    rows = [
-        part["rows"][-1] | {"name": f"{part['name']}: {part['rows'][-1]['name']}"} for part in parts if part["rows"]
-    ]
-    return {"rows": rows, "score": next((part["score"] for part in parts if part["rows"]), "em")}
+    own = [part for part in parts if part["rows"]]
+    rows = [part["rows"][-1] | {"name": f"{part['name']}: {part['rows'][-1]['name']}"} for part in own]
+    return {"rows": rows, "score": own[0]["score"] if own else "em"}
 
 
 def _columns(lines: Sequence[Mapping]) -> dict[str, list[float | None]]:
-    """Metrics by name: a value for each line, None where it has none."""
-    names = dict.fromkeys(name for line in lines for name in line)
-    return {name: [_short(line.get(name)) for line in lines] for name in names}
+    """Metrics by name: a value of six digits for each line, None where it has none."""
+    values = {
+        name: [line.get(name) for line in lines] for name in dict.fromkeys(name for line in lines for name in line)
+    }
+    return {
+        name: [float(f"{v:.6g}") if isinstance(v, int | float) and not isinstance(v, bool) else None for v in column]
+        for name, column in values.items()
+    }
 
 
-def _short(value: Any) -> float | None:
-    return float(f"{value:.6g}") if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
-def _score_of(rows: Sequence[Mapping], lines: Sequence[Mapping]) -> str:
+def _find_score(rows: Sequence[Mapping], lines: Sequence[Mapping]) -> str:
     """The name of the task's measure, where nobody says it."""
-    for row in rows:
-        for name in row:
-            if name.endswith("_interval"):
-                return name.removesuffix("_interval")
-    return next(
-        (name[5:] for line in lines for name in line if name in ("eval/em", "eval/success", "eval/score")), "em"
-    )
+    in_rows = (name.removesuffix("_interval") for row in rows for name in row if name.endswith("_interval"))
+    in_lines = (name[5:] for line in lines for name in line if name in ("eval/em", "eval/success", "eval/score"))
+    return next(itertools.chain(in_rows, in_lines), "em")
 
 
-def _notes(told: Mapping, rows: Sequence[Mapping], unfinished: str) -> list[str]:
+def _make_notes(told: Mapping, rows: Sequence[Mapping], unfinished: str) -> list[str]:
     """What to know before believing a number of this run."""
     notes = [f"Unfinished, after {unfinished}."] if unfinished else []
     if told.get("stopped_on_collapse"):
         notes.append("Training was stopped because it had collapsed.")
-    env, source = str(told.get("env", "")), str(told.get("source", ""))
-    if STAND_IN in source:
-        notes.append(f"The questions are those of MiniWiki, a stand-in: a score on it is not a score on {env}.")
-    notes += [
-        f"{'A tool broke, or the API gave no answer,' if row.get('problems') else 'A tool broke'} in {row['failed']:.1%} of the "
-        f"episodes of {row['name']}."
-        for row in rows
-        if row.get("failed")
-    ]
-    notes += [
-        f"{row['name']}: {printable(str(problem))} ({times:,} times)."
-        for row in rows
-        for problem, times in (row.get("problems") or {}).items()
-    ]
+    if STAND_IN in str(told.get("source", "")):
+        notes.append(
+            f"The questions are those of MiniWiki, a stand-in: a score on it is not a score on {told.get('env', '')}."
+        )
+    for row in rows:
+        if row.get("failed"):
+            what = "A tool broke, or the API gave no answer," if row.get("problems") else "A tool broke"
+            notes.append(f"{what} in {row['failed']:.1%} of the episodes of {row['name']}.")
+    for row in rows:
+        for problem, times in (row.get("problems") or {}).items():
+            notes.append(f"{row['name']}: {printable(str(problem))} ({times:,} times).")
     return notes
 
 
-def _facts(told: Mapping, lines: Sequence[Mapping]) -> list[tuple[str, str]]:
+def _make_facts(told: Mapping, lines: Sequence[Mapping]) -> list[tuple[str, str]]:
     """A few figures of a run for its head."""
-    facts = []
-    if lines:
-        facts.append(("updates", f"{int(lines[-1].get('step') or 0):,}"))
+    facts = [("updates", f"{int(lines[-1].get('step') or 0):,}")] if lines else []
     if isinstance(told.get("episodes"), int):
         facts.append(("training episodes", f"{told['episodes']:,}"))
-    for name, label in (
-        ("seconds_cold_start", "cold start"),
-        ("seconds_training", "training"),
-        ("seconds", "training"),
-    ):
-        if isinstance(told.get(name), int | float) and told[name]:
-            facts.append((label, _duration(float(told[name]))))
+    for name in ("seconds_cold_start", "seconds_training", "seconds"):
+        if isinstance(told.get(name), int | float) and (seconds := float(told[name])):
+            minutes = f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
+            facts.append(
+                ("cold start" if "cold" in name else "training", f"{seconds:.0f} s" if seconds < 100 else minutes)
+            )
     return [*facts, *([("seed", str(told["seed"]))] if "seed" in told else [])]
-
-
-def _duration(seconds: float) -> str:
-    if seconds < 100:
-        return f"{seconds:.0f} s"
-    return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
 def _read_object(path: Path | None) -> dict:
