@@ -60,7 +60,7 @@ import shutil
 import torch
 
 from trainers.checkpoints import card, checkpoint
-from trainers.checkpoints.settings import select_interface
+from trainers.checkpoints.settings import ARGUMENTS_FILE, select_interface
 from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.runtime import signals
@@ -85,10 +85,8 @@ def main(args: Args) -> Path:
 
 def _export(args: Args) -> Path:
     assert args.checkpoint is not None, "`check_inputs` asks for it"
-    saved = checkpoint.read_extra(args.checkpoint)
-    policy = load_policy(args.checkpoint, device="cpu")
-    model = policy.model
-    has_lora = lora.has_lora(model)
+    saved, policy = checkpoint.read_extra(args.checkpoint), load_policy(args.checkpoint, device="cpu")
+    model, has_lora = policy.model, lora.has_lora(policy.model)
     if args.base_model and not has_lora:
         raise UserError(
             f"{args.checkpoint} is not a LoRA adapter, so it has no base model: leave out {args.base_model}"
@@ -100,10 +98,12 @@ def _export(args: Args) -> Path:
     kept = {name: saved[name] for name in KEPT if name in saved}
     if "env_kwargs" in saved:
         kept["env_kwargs"] = json.dumps(select_interface(saved["env_kwargs"]))
+    of_run = (args.checkpoint / ARGUMENTS_FILE).is_file()
+    texts = {CARD_FILE: card.make_card_of(args.checkpoint, base_model=args.base_model)} if of_run else {}
     path = checkpoint.save(
         args.out, model=model, tokenizer=None if has_lora else policy.tokenizer,  # an adapter's is that of its base
         optimizers=[], step=0, extra=kept,
-        texts={CARD_FILE: card.write_for(args.checkpoint, base_model=args.base_model or None)},
+        texts=texts,
     )  # fmt: skip
     if (picture := args.checkpoint / CURVE_FILE).is_file():
         shutil.copyfile(picture, path / CURVE_FILE)

@@ -2,22 +2,42 @@
 
 import json
 import os
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import stand_in_hub
 from huggingface_hub import constants
 
 from trainers import inputs
 
 
+class Hub(BaseHTTPRequestHandler):
+    """Answers questions for models."""
+
+    def log_message(self, *args):
+        pass
+
+    def do_GET(self):
+        name = self.path.removeprefix("/api/models/")
+        status, code = {"me/gated": (403, "GatedRepo"), "me/none": (404, "RepoNotFound")}.get(name, (200, ""))
+        content = json.dumps({"id": name, "siblings": []}).encode()
+        self.send_response(status)
+        self.send_header("X-Error-Code", code)
+        self.send_header("Content-Length", str(len(content)))
+        self.end_headers()
+        self.wfile.write(content)
+
+
 @pytest.fixture
 def hub(monkeypatch, tmp_path):
-    with stand_in_hub.serve() as (hub, address):
-        monkeypatch.setattr(constants, "ENDPOINT", address)
-        monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
-        monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-        monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
-        yield hub
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Hub)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    monkeypatch.setattr(constants, "ENDPOINT", f"http://127.0.0.1:{server.server_port}")
+    monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    yield
+    server.shutdown()
 
 
 @pytest.fixture

@@ -135,7 +135,7 @@ def describe(checkpoint: Path, policy: Policy, args) -> dict[str, str]:
     """What a checkpoint holds besides weights and states, by the names of the files: arguments, and a model card."""
     arguments = describe_arguments(args)
     base = str(policy.model.name_or_path) if lora.has_lora(policy.model) else None
-    text = card.write(json.loads(arguments), checkpoint.parent, checkpoint.name, base)
+    text = card.make_card(json.loads(arguments), checkpoint.parent, checkpoint.name, base)
     return {ARGUMENTS_FILE: arguments, CARD_FILE: text}
 
 

@@ -19,7 +19,7 @@ SIGNALS = (signal.SIGTERM, signal.SIGINT)
 
 
 class TrainingStopped(RuntimeError):
-    """A run cannot go on; the message says why, what is saved and what to do. A command shows it in place of a traceback."""
+    """A run cannot continue; the message says why, what is saved and what to do. A command shows it instead of a traceback."""
 
 
 class _Interrupt(KeyboardInterrupt):
