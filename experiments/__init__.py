@@ -1,1 +1,1 @@
-"""What `experiments.compare` does with a recipe: read and check it, train its runs, evaluate them on its columns, write its report."""
+"""What `experiments.compare` does with a recipe: check it, train its runs, evaluate them, write its report."""

@@ -26,7 +26,7 @@ WITHOUT_POLICY = {"yes": "yes", "rule": "scripted"}  # baselines that are script
 AFTER_SFT = ("zero-shot", "sft", "more-sft")  # what needs [sft]
 ALGORITHMS: dict[str, tuple[Callable[[Any], dict], TrainArgs]] = {
     **{module.__name__.split(".")[-1]: (module.main, module.Args()) for module in (grpo, ppo, reinforce, rloo, gigpo)},
-    **{name: (partial(starpo.main, name), preset) for name, (_, preset) in starpo.PRESETS.items()},
+    **{name: (partial(starpo.main, name), starpo.make_args(name)) for name in starpo.NAMES},
 }
 LENGTHENED = ("imitation", "more-sft", "rejection-sampling")  # trained for as many seconds as a run
 # One start for each seed.

@@ -59,7 +59,6 @@ from experiments.recipe import (
 )
 from experiments.recipe_source import read_source
 from trainers import inputs, sft
-from trainers.config import RENAMED
 
 
 def read(
@@ -142,7 +141,7 @@ def make(name: str, content: Mapping[str, Any]) -> Recipe:
     )
     _check_keys(f"the arguments of {where}", recipe.arguments, sorted(known_options))
     for run in runs:
-        inputs.check_sinks(recipe.run_arguments(run, 0).log)
+        inputs.check_sinks(recipe.run_arguments(run, 0).report_to)
     recipe.base(0)
     _check_sft(where, recipe)
     return recipe
@@ -255,7 +254,5 @@ def _check_type(what: str, value: Any, kind: type) -> None:
 
 
 def _check_keys(where: str, given: Mapping[str, Any], known: list[str]) -> None:
-    if renamed := sorted(set(given) & set(RENAMED)):
-        raise ValueError(f"{where}: {renamed[0]} is now called {RENAMED[renamed[0]]}")
     if unknown := set(given) - set(known):
         raise ValueError(f"{where}: unknown keys {sorted(unknown)}; known: {known}")

@@ -1,24 +1,24 @@
-"""The command line of a trainer: its arguments in groups, with the docstrings of their fields as help.
+"""The command line of a trainer: its options with their docstrings as help, configuration files, and errors in one line.
 
 Nothing here imports torch, so that ``--help`` and mistakes answer at once.
 """
 
-import ast
 import contextlib
-import inspect
 import io
 import itertools
 import os
 import sys
 import textwrap
 from collections.abc import Iterator, Sequence
-from dataclasses import field, fields, make_dataclass, replace
-from functools import cache, partial
+from copy import copy
+from dataclasses import dataclass, fields, replace
+from functools import partial
 from pathlib import Path
 from types import TracebackType
-from typing import Annotated, Any, NoReturn, TypeVar, get_origin
+from typing import Annotated, Any, NoReturn, TypeVar, get_origin, get_type_hints
 
 import tyro
+from docstring_parser import parse_from_object
 
 from trainers import config, inputs
 from trainers.runtime.errors import UserError
@@ -28,41 +28,35 @@ T = TypeVar("T")
 
 
 def parse(defaults: T, description: str | None, command: str, words: Sequence[str] | None = None) -> T:
-    """The arguments on the command line, checked. With --resume, what is not given is as it was in that run. After a mistake the
-    process ends with status 2 and one line.
+    """Read and check the arguments of a command. With --resume, what is not given is as it was in that run; with --config, as in
+    that file. A mistake ends the process with status 2 and one line.
 
     Args:
         defaults: a dataclass; what is not given stays as it is there.
         description: the docstring of the command's module.
-        command: its name, as in "python -m trainers.<command>".
-        words: by default those of the process; then what they name is looked at, too (`trainers.inputs`, or
+        command: its name, as in "python -m trainers.<command>", or its whole module.
+        words: by default those of the process; then what they name is checked as well (`trainers.inputs`, or
             ``check_inputs`` of the dataclass).
     """
-    program, is_command = f"python -m trainers.{command}", words is None
+    program = f"python -m {command if '.' in command else f'trainers.{command}'}"
+    is_command = words is None
     if is_command:
         sys.excepthook = partial(_report_end, program)
     words = sys.argv[1:] if words is None else list(words)
-    for word in words:
-        old = word.partition("=")[0].removeprefix("--").replace("-", "_").removeprefix("no_")
-        if word.startswith("--") and old in config.RENAMED:
-            new = config.RENAMED[old]
-            _fail(program, f"--{old.replace('_', '-')} is now called --{new.replace('_', '-')}")
     try:
-        resumed = _find_resumed(words) if hasattr(defaults, "resume") else None  # before the rest can be understood
-        if resumed:
+        restored = _restore(defaults, words, command)
+        given = _fill_in(restored, program, description, words)
+        if resumed := getattr(given, "resume", None):
             from trainers.checkpoints import settings
 
-            defaults = settings.restore(defaults, resumed)
-        given = _fill_in(defaults, program, description, words)
-        if resumed:
-            settings.check_resumed(resumed, settings.settings(defaults), given)
+            settings.check_resumed(resumed, settings.settings(restored), given)
         if is_command and os.environ.get("RANK", "0") == "0":  # under torchrun, one process speaks for all
             if isinstance(given, config.TrainArgs):
                 inputs.check_trainer(given)
             elif hasattr(given, "check_inputs"):
                 given.check_inputs()
         return given
-    except ValueError as error:  # nothing is done yet but to look at what was asked for
+    except ValueError as error:  # nothing is done yet but to look at what the arguments name
         _fail(program, str(error))
     except (ImportError, OSError) as error:
         if not _is_for_user(error):
@@ -70,33 +64,84 @@ def parse(defaults: T, description: str | None, command: str, words: Sequence[st
         _fail(program, str(error))
 
 
-def _find_resumed(words: Sequence[str]) -> Path | None:
-    """The folder that follows --resume, unless help is asked for."""
-    if {"-h", "--help"} & set(words):
-        return None
+def _restore(defaults: T, words: Sequence[str], command: str) -> T:
+    """``defaults`` with the arguments of the run to resume and those of the configuration, unless help is asked for."""
+    if {"-h", "--help", "--help-all"} & set(words):
+        return defaults
+    if hasattr(defaults, "resume") and (run := _find_value("--resume", words)):
+        from trainers.checkpoints import settings
+
+        defaults = settings.restore(defaults, Path(run))
+    if hasattr(defaults, "config") and (name := _find_value("--config", words)):
+        defaults = copy(defaults)
+        for key, value in config.read_config(name, defaults, command.split()[0]).items():
+            setattr(defaults, key, value)  # unchecked: an option may complete them
+    return defaults
+
+
+def _find_value(option: str, words: Sequence[str]) -> str:
+    """The value that follows an option, before the others can be understood."""
     for word, following in itertools.zip_longest(words, words[1:]):
         name, is_one_word, value = word.partition("=")
-        if name == "--resume" and (value or (following and not is_one_word and not following.startswith("--"))):
-            return Path(value or following)
-    return None
+        if name == option and (value or (following and not is_one_word and not following.startswith("--"))):
+            return value or following
+    return ""
 
 
 def _fill_in(defaults: T, program: str, description: str | None, words: Sequence[str]) -> T:
     """``defaults`` with what the command line gives. An option that is repeated is given anew: it adds nothing to the default."""
-    form = _build_form(defaults)
-    text = (description or "").replace("``", "")
+    in_configs = set(config.select_options(defaults, "config"))
+    for word in words:
+        name = word.partition("=")[0].removeprefix("--").replace("-", "_").removeprefix("no_")
+        if word.startswith("--") and name in in_configs:
+            raise UserError(f"{name} is a key of a configuration file, and no option: --config FILE.toml")
+    shows_all = not {"-h", "--help"} & set(words)  # tyro takes no option that it does not show
+    words = ["--help"] if "--help-all" in words else words
+    form = _build_form(defaults, shows_all)
+    appended = [f.name for f in fields(defaults) if _is_appended(f.type)]  # type: ignore[arg-type]
+    start = form(**{f.name: () if f.name in appended else getattr(defaults, f.name) for f in fields(defaults)})  # type: ignore[arg-type]
     with _in_one_line(program):
-        given: Any = tyro.cli(form, prog=program, description=text, args=words, config=(tyro.conf.OmitArgPrefixes,))
-    groups = [getattr(given, group.name) for group in fields(given)] if hasattr(defaults, "GROUP") else [given]
-    values = {argument.name: getattr(group, argument.name) for group in groups for argument in fields(group)}
-    appended = [argument.name for argument in fields(defaults) if _is_appended(argument.type)]  # type: ignore[arg-type]
-    values = {name: value for name, value in values.items() if name not in appended or value}
-    return replace(defaults, **values)  # type: ignore[type-var]
+        given: Any = tyro.cli(
+            form, default=start, prog=program, description=_describe(defaults, description, shows_all), args=words
+        )
+    values = {f.name: getattr(given, f.name) for f in fields(given)}
+    return replace(defaults, **{n: v for n, v in values.items() if n not in appended or v})  # type: ignore[type-var]
+
+
+def _build_form(defaults: Any, shows_all: bool) -> type:
+    """The dataclass that tyro fills in: the same one, with its help, what the help leaves out, and without its checks."""
+    kind, texts = type(defaults), {}
+    for owner in reversed(kind.__mro__[:-1]):  # the last to declare an argument explains it
+        texts |= {
+            param.arg_name: " ".join((param.description or "").split()) for param in parse_from_object(owner).params
+        }
+    markers = {f.name: [tyro.conf.arg(help=texts.get(f.name, ""))] for f in fields(defaults)}
+    for name in config.select_options(defaults, "config"):
+        markers[name] += [tyro.conf.Suppress, tyro.conf.Fixed]
+    for name in () if shows_all else config.select_options(defaults, "advanced"):
+        markers[name] += [tyro.conf.Suppress]
+    hints = get_type_hints(kind, include_extras=True)
+    marked = {name: Annotated[(hints[name], *marks)] for name, marks in markers.items()}
+    members = {"__annotations__": marked, "__module__": kind.__module__, "__post_init__": lambda self: None}
+    return dataclass(kw_only=True)(type(kind.__name__, (kind,), members))
+
+
+def _describe(defaults: Any, description: str | None, shows_all: bool) -> str:
+    """What the help begins with."""
+    text = (description or "").replace("``", "").strip()
+    in_configs = config.select_options(defaults, "config")
+    if not shows_all:
+        return text + ("\n\n--help-all lists all options." if config.select_options(defaults, "advanced") else "")
+    if in_configs:
+        text += f"\n\nSet by a --config file only: {', '.join(in_configs)}."
+    if hasattr(defaults, "resume"):
+        text += f"\n\nMay change on --resume: {', '.join(sorted(config.mutable_on_resume(defaults)))}."
+    return "\n".join(textwrap.fill(line, 110) if len(line) > 130 else line for line in text.splitlines())
 
 
 @contextlib.contextmanager
 def _in_one_line(program: str) -> Iterator[None]:
-    """What tyro says about a mistake, in one line: it draws a box."""
+    """Print what tyro says about a mistake in one line; by itself it draws a box."""
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
@@ -109,7 +154,7 @@ def _in_one_line(program: str) -> Iterator[None]:
         ]  # a rule between parts is left empty
         parts = [" ".join(part) for empty, part in itertools.groupby(lines, key=lambda line: not line) if not empty]
         told = [part.rstrip(".") for part in parts if not part.startswith("For full helptext")]
-        _fail(program, f"{'; '.join(told)}. --help explains all options")
+        _fail(program, f"{'; '.join(told)}. --help explains the options")
 
 
 def _is_appended(kind: Any) -> bool:
@@ -117,12 +162,16 @@ def _is_appended(kind: Any) -> bool:
 
 
 def _report_end(program: str, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
-    """End a command: what its user can do something about is one line, and a fault of this package keeps its traceback."""
+    """Show in one line what needs no traceback: an interruption, a run that cannot continue, bad input, a full disk."""
+    from retrieval_index.durable import (
+        find_write_failure,  # here: its package takes its time, and most commands end well
+    )
+
     if _is_for_user(error):
         _fail(program, str(error))
     if issubclass(kind, KeyboardInterrupt):
         print(f"{program}: stopped", file=sys.stderr)
-    elif issubclass(kind, TrainingStopped) or _find_write_failure(error):
+    elif issubclass(kind, TrainingStopped) or find_write_failure(error):
         print(f"{program}: {_join_lines(str(error))}", file=sys.stderr)
     else:
         sys.__excepthook__(kind, error, traceback)
@@ -136,54 +185,11 @@ def _is_for_user(error: BaseException) -> bool:
 
 
 def _join_lines(text: str) -> str:
-    """A message in one line; what is listed below one another is then in a row."""
+    """A message in one line; items of a list follow each other."""
     first, *rest = (line.strip().removeprefix("- ") for line in text.strip().splitlines() or [""])
     return " ".join([first, "; ".join(filter(None, rest))]).strip()
-
-
-def _find_write_failure(error: BaseException) -> str | None:
-    from retrieval_index.durable import (
-        find_write_failure,  # here: the package takes its time, and most commands end well
-    )
-
-    return find_write_failure(error)
 
 
 def _fail(program: str, message: str) -> NoReturn:
     print(f"{program}: {_join_lines(message)}", file=sys.stderr)
     raise SystemExit(2)
-
-
-def _build_form(defaults: Any) -> type:
-    """What tyro shows and fills in: a dataclass with the arguments and their help. Those of a trainer are in groups, each a
-    dataclass in a field of its own."""
-    groups: dict[str, list] = {}
-    for argument in fields(defaults):
-        owner = next(c for c in reversed(type(defaults).__mro__) if argument.name in getattr(c, "__annotations__", {}))
-        texts = (_read_help(c).get(argument.name) for c in type(defaults).__mro__ if c is not object)
-        help = tyro.conf.arg(help=next(filter(None, texts), ""))
-        default = () if _is_appended(argument.type) else getattr(defaults, argument.name)
-        entry = (argument.name, Annotated[argument.type, help], field(default=default))
-        groups.setdefault(vars(owner).get("GROUP", "algorithm"), []).append(entry)
-    if not hasattr(defaults, "GROUP"):
-        return make_dataclass("Arguments", groups["algorithm"], kw_only=True)
-    made = {name: make_dataclass(name, entries, kw_only=True) for name, entries in groups.items()}
-    for group in made.values():
-        group.__doc__ = ""  # or tyro shows the signature
-    return make_dataclass("Arguments", [(name, group, field(default_factory=group)) for name, group in made.items()])
-
-
-@cache
-def _read_help(owner: type) -> dict[str, str]:
-    """By name, the docstrings under the fields of a class, each in one line; none where there is no source to read."""
-    found: dict[str, str] = {}
-    try:
-        (definition,) = ast.parse(textwrap.dedent(inspect.getsource(owner))).body
-    except (OSError, TypeError):
-        return found
-    for statement, following in itertools.pairwise(definition.body):  # type: ignore[attr-defined]
-        if not isinstance(statement, ast.AnnAssign) or not isinstance(statement.target, ast.Name):
-            continue
-        if isinstance(following, ast.Expr) and isinstance(following.value, ast.Constant):
-            found[statement.target.id] = " ".join(str(following.value.value).split())
-    return found

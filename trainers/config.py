@@ -1,18 +1,52 @@
-"""What can be set: the arguments that every algorithm takes. Those of one algorithm are in its own file.
+"""What can be set: the arguments of every algorithm. Those of one algorithm are in its own file.
 
-The docstring under an argument is its ``--help``, and the class that it stands in names its ``GROUP`` there. Nothing here imports
-torch, so that ``--help`` and mistakes answer at once.
+The docstring under an argument is its help. `option` says which arguments ``--help`` leaves to ``--help-all``, which only a
+``--config`` file or Python sets, and which a resumed run may change. Nothing here imports torch, so that ``--help`` and mistakes
+answer at once.
 """
 
 import json
 import math
+import tomllib
 from collections.abc import Mapping
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import Annotated, Any, ClassVar, Literal, get_args, get_origin
+from typing import Annotated, Any, Literal, get_args, get_origin
+
+from trainers.runtime.errors import UserError
+
+CONFIGS = Path(__file__).parent / "configs"  # those that are shipped
+TOKEN_CLIP, GSPO_CLIP = (
+    (0.2, 0.28),
+    (3e-4, 4e-4),
+)  # ε_low and ε_high of a ratio of tokens (DAPO) and of sequences (GSPO)
 
 # Gradient steps of the tiny policy's cold start; the second number in MiniWiki's varied worlds, of twice as many tokens each
 STEPS, STEPS_OF_DECISIONS = 2800, 1900
+
+
+def option(default: Any, *, advanced: bool = False, config_only: bool = False, mutable_on_resume: bool = False) -> Any:
+    """Declare an argument of a dataclass.
+
+    Args:
+        advanced: shown by ``--help-all``, not by ``--help``.
+        config_only: set in a ``--config`` file or from Python; no option of the command line.
+        mutable_on_resume: ``--resume`` takes another value than the run had.
+    """
+    kind = "config" if config_only else "advanced" if advanced else "shown"
+    return field(default=default, metadata={"kind": kind, "mutable_on_resume": mutable_on_resume})
+
+
+def select_options(args: Any, kind: str) -> list[str]:
+    """The names of a dataclass's arguments of one kind: "shown", "advanced" or "config"."""
+    return [f.name for f in fields(args) if f.metadata.get("kind", "shown") == kind]
+
+
+def mutable_on_resume(args: Any) -> set[str]:
+    """The names of the arguments that a resumed run may change."""
+    scheduled = getattr(args, "schedule", "constant") != "constant" or getattr(args, "warmup", 0.0)
+    lengths = {"updates", "max_seconds"} if scheduled else set()  # the learning rate depends on them
+    return {f.name for f in fields(args) if f.metadata.get("mutable_on_resume")} - lengths
 
 
 @dataclass(frozen=True)
@@ -32,63 +66,54 @@ class Demonstrator:
 
 DEMONSTRATOR = Demonstrator()
 
-# By their names in the release before this one, which says so on the command line and in recipes, and reads them in
-# checkpoints.
-RENAMED = {"ahead": "one_step_off_policy", "cold_start_patience": "cold_start_continue_probability"}
-
 
 @dataclass(kw_only=True)
 class EnvironmentArgs:
-    """What is played."""
+    """The environment."""
 
-    GROUP: ClassVar = "environment"
     env: str = "AgentR1/MiniWiki-v0"
-    """Registered environment id, of this suite ("MiniWiki" for "AgentR1/MiniWiki-v0") or any whose actions and observations
-    are text; "my_module:Mine/Task-v0" imports my_module first."""
+    """Registered environment id: one of this suite ("MiniWiki" for "AgentR1/MiniWiki-v0"), or any whose actions and
+    observations are text. "my_module:Mine/Task-v0" imports my_module first."""
     env_kwargs: str = "{}"
     """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
-    tool_outage_minutes: float = 10.0
-    """Where tools break in more than half of the episodes of a batch or an evaluation, it is played again after growing
-    pauses, for so many minutes; then the run stops with an error, and a checkpoint."""
+    tool_outage_minutes: float = option(10.0, config_only=True, mutable_on_resume=True)
+    """If tools fail in more than half of the episodes of a batch or an evaluation, it is repeated after growing pauses for this
+    many minutes. Then the run saves a checkpoint and stops with an error."""
 
 
 @dataclass(kw_only=True)
 class ModelArgs:
-    """What is trained."""
+    """The model."""
 
-    GROUP: ClassVar = "model"
     model: str = "tiny"
-    """A causal language model with a chat template: a local folder, a GGUF file or a hub id; or a LoRA adapter of one.
-    "tiny" makes a small one here and teaches it the tools by imitation first."""
-    base_model: str = ""
-    """Where the base of an adapter in --model is, if not where the adapter says: a folder, a GGUF file or a hub id."""
-    cold_start_steps: int | None = None
+    """A causal language model with a chat template: a folder, a GGUF file, a hub id, or a LoRA adapter. "tiny" makes a small
+    policy here and teaches it the tools by imitation first."""
+    base_model: str = option("", advanced=True)
+    """The base of the adapter in --model, if it is not where the adapter says: a folder, a GGUF file or a hub id."""
+    cold_start_steps: int | None = option(None, advanced=True)
     """Gradient steps of imitation for the tiny policy: by default 1,900 in MiniWiki's varied worlds, and 2,800 of half as many
     tokens elsewhere."""
-    cold_start_continue_probability: float = Demonstrator.continue_probability
-    """How often the early-stopping demonstrator that it imitates searches on after an article. The less, the rarer the
-    right answers that reinforcement learning has to start from."""
-    cold_start_skill: float = Demonstrator.skill
-    """In tasks without a corpus: the share of episodes in which the noisy expert that it imitates plays as the task's scripted
-    agent; in the others it plays at random. The less, the more reinforcement learning has to explore with, where an imitation
-    of the scripted agent hardly tries anything else."""
-    cold_start_env_kwargs: str = Demonstrator.env_kwargs
-    """In tasks without a corpus: arguments of the environment that it imitates in, as JSON, in place of those of --env-kwargs.
-    With Sokoban's '{"moves": [2, 4]}' it is shown easy boards alone, and the others are left for reinforcement learning."""
+    cold_start_continue_probability: float = option(Demonstrator.continue_probability, config_only=True)
+    """How often the imitated agent searches on after an article. Lower values make right answers rarer at the start."""
+    cold_start_skill: float = option(Demonstrator.skill, config_only=True)
+    """In tasks without a corpus: the share of episodes in which the imitated agent acts as the task's scripted agent; in the
+    others it acts at random. Lower values leave more exploration to reinforcement learning."""
+    cold_start_env_kwargs: str = option(Demonstrator.env_kwargs, config_only=True)
+    """In tasks without a corpus: arguments of the environment that is imitated in, as JSON, instead of those of --env-kwargs,
+    for example easier boards: '{"moves": [2, 4]}'."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the layers run in, when sampling and when training. Weights that are trained, and the logits, stay float32. On a
-    processor without products in bfloat16 it is float32 all the same."""
+    """What the layers run in. Trained weights and the logits stay float32. Falls back to float32 on CPUs without bfloat16
+    matmul."""
     lora_rank: int = 0
-    """Train a LoRA adapter of this rank on all linear layers, in place of the weights themselves; 0 trains those. For
-    pretrained models, as are dtype and gradient checkpointing."""
-    lora_alpha: int = 32
-    """Scale of the adapter: it is multiplied by alpha / rank, so that one learning rate does for all ranks."""
-    gradient_checkpointing: bool = False
-    """Keep only the input of each layer for the backward pass and run the layer again: less memory for a third more
-    time, and the same gradient."""
+    """Train a LoRA adapter of this rank on all linear layers instead of the weights; 0 trains the weights."""
+    lora_alpha: int = option(32, config_only=True)
+    """Scale of the adapter: it is multiplied by alpha / rank, so that one learning rate serves all ranks."""
+    gradient_checkpointing: bool = option(False, advanced=True, mutable_on_resume=True)
+    """Keep only the input of each layer for the backward pass and run the layer again: less memory for a third more time,
+    and the same gradient."""
 
     def demonstrator(self) -> Demonstrator:
-        """The one that the cold start imitates."""
+        """The agent that the cold start imitates."""
         return Demonstrator(self.cold_start_continue_probability, self.cold_start_skill, self.cold_start_env_kwargs)
 
 
@@ -96,31 +121,29 @@ class ModelArgs:
 class SamplingArgs:
     """How episodes are sampled."""
 
-    GROUP: ClassVar = "sampling"
     questions_per_update: int = 16
     """Questions (groups) in a batch."""
     group_size: int = 8
-    """Episodes per question. 1 will do where attempts are not compared with each other: in PPO, and in REINFORCE++ against
-    the batch, without a filter of groups."""
+    """Episodes per question. 1 is enough if attempts are not compared: in PPO, and in REINFORCE++ against the batch, without
+    a filter of groups."""
     temperature: float = 1.0
     """Sampling temperature of the rollouts."""
-    top_p: float = 1.0
-    """Sample from the most probable tokens alone, as few as hold this share of the probability. What is sampled from is then
-    another distribution than the policy's, so this needs --importance. Evaluations sample from all tokens."""
-    min_p: float = 0.0
-    """Sample from those tokens alone that are at least this share as probable as the most probable one; the same holds."""
+    top_p: float = option(1.0, config_only=True)
+    """Sample from the most probable tokens that together hold this share of the probability. This is another distribution than
+    the policy's, so it needs --importance. Evaluations sample from all tokens."""
+    min_p: float = option(0.0, config_only=True)
+    """Sample from tokens that are at least this share as probable as the most probable one; needs --importance as well."""
     max_new_tokens: int = 64
     """Longest turn, in tokens; a pretrained model that thinks needs several hundred."""
-    one_step_off_policy: bool = False
-    """Play the next batch while this one is learned from, with a copy of the policy as it was before: batches are one
-    update old. Consider --importance tis. Where there are cores and memory to spare, a step takes as long as the slower
-    half. A resumed run begins with a batch that is not old."""
+    one_step_off_policy: bool = option(False, advanced=True)
+    """Collect the next batch while this one is learned from, with a copy of the policy from before the update, so batches are
+    one update old. Consider --importance tis. The first batch after --resume is not old."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What samples. vLLM needs pip install 'agent-r1-envs[vllm]'; a forward pass more in each update measures how far its
-    probabilities are from the trainer's own (mismatch/). Consider --importance tis with it."""
-    vllm_url: tuple[str, ...] = ()
-    """With --engine vllm: addresses of vLLM servers, one for each process, in place of vLLM in this process."""
-    vllm_kv_gib: float = 2.0
+    """What samples. vLLM needs pip install 'agent-r1-envs[vllm]'. Each update then measures how far its probabilities are
+    from the trainer's (mismatch/), which costs one more forward pass. Consider --importance tis."""
+    vllm_url: tuple[str, ...] = option((), advanced=True, mutable_on_resume=True)
+    """With --engine vllm: addresses of vLLM servers, one for each process, instead of vLLM in this process."""
+    vllm_kv_gib: float = option(2.0, config_only=True, mutable_on_resume=True)
     """With --engine vllm in this process: GiB for keys and values."""
 
 
@@ -128,162 +151,134 @@ class SamplingArgs:
 class OptimisationArgs:
     """Gradient steps."""
 
-    GROUP: ClassVar = "optimisation"
-    updates: int = 80
+    updates: int = option(80, mutable_on_resume=True)
     """Policy updates."""
-    max_seconds: float = 0.0
-    """End after so many seconds of rollouts and updates, evaluations left out, and at the latest after --updates; 0 sets no
+    max_seconds: float = option(0.0, advanced=True, mutable_on_resume=True)
+    """End after this many seconds of rollouts and updates, without evaluations, and at the latest after --updates; 0 sets no
     limit."""
     lr: float = 5e-4
     """Learning rate of AdamW. The default is for the tiny policy; start at 1e-6 for a pretrained model, and at 1e-5 with
     --lora-rank."""
-    schedule: Literal["constant", "linear", "cosine"] = "constant"
-    """How all learning rates fall to 0 after the warm-up: over --updates, or over --max-seconds where those end first."""
-    warmup: float = 0.0
+    schedule: Literal["constant", "linear", "cosine"] = option("constant", advanced=True)
+    """How all learning rates fall to 0: over --updates, or over --max-seconds if that ends first."""
+    warmup: float = option(0.0, config_only=True)
     """Share of --updates, or of --max-seconds, over which all learning rates rise from 0 to full."""
     epochs: int = 1
-    """Passes over each batch of episodes; with one, and one minibatch, every ratio is 1 and nothing is clipped, unless the
+    """Passes over each batch of episodes. With one pass and one minibatch every ratio is 1 and nothing is clipped, unless the
     sampler is another program or one step behind."""
     minibatches: int = 1
     """Gradient steps in each pass."""
-    max_grad_norm: float = 1.0
+    max_grad_norm: float = option(1.0, config_only=True)
     """Gradient clipping."""
-    max_tokens_per_micro_batch: int = 8192
-    """Tokens (padding included) in one forward and backward pass. A gradient step on more than that adds up the gradients
-    of its parts (gradient accumulation): memory, not results, depends on it."""
-    stop_on_collapse: bool = False
-    """End the training, with its report, where the monitor names a symptom of collapse that the papers stop at. By
-    default symptoms are only reported."""
+    max_tokens_per_micro_batch: int = option(8192, mutable_on_resume=True)
+    """Tokens (padding included) in one forward and backward pass (gradient accumulation): sets memory, not results."""
+    stop_on_collapse: bool = option(False, advanced=True, mutable_on_resume=True)
+    """End the training, with its report, if the monitor names a symptom of collapse that the papers stop at. By default
+    symptoms are only reported."""
 
 
 @dataclass(kw_only=True)
 class AlgorithmArgs:
     """Objective, episodes that count, and penalties."""
 
-    GROUP: ClassVar = "algorithm"
     loss: Literal["clip", "gspo", "cispo"] = "clip"
     """The surrogate: PPO's clipped ratio, GSPO's ratio of whole sequences, or CISPO's clipped weight."""
-    normalize: Literal["auto", "tokens", "sequences"] = "auto"
+    normalize: Literal["auto", "tokens", "sequences"] = option("auto", config_only=True)
     """Mean over all tokens of the batch (DAPO), or over each sequence's tokens first (GRPO's paper). By default over tokens,
     and over sequences with --loss gspo, which is defined that way."""
-    clip_low: float | None = None
-    """ε_low of the clipped ratio: .2 by default, and .0003 with --loss gspo."""
-    clip_high: float | None = None
-    """ε_high of the clipped ratio; above ε_low it leaves room for unlikely tokens to grow (DAPO). .28 by default, and .0004
+    clip_low: float | None = option(None, advanced=True)
+    """ε_low of the clipped ratio: 0.2 by default, and 0.0003 with --loss gspo."""
+    clip_high: float | None = option(None, advanced=True)
+    """ε_high of the clipped ratio; above ε_low it leaves room for unlikely tokens to grow (DAPO). 0.28 by default, and 0.0004
     with --loss gspo."""
-    dual_clip: float = 0.0
-    """With --loss clip, the most that the ratio counts where the advantage is negative (dual-clip PPO, which has 3); 0 leaves
-    it unbounded. For many steps on one batch."""
+    dual_clip: float = option(0.0, config_only=True)
+    """With --loss clip, the most that the ratio counts if the advantage is negative (dual-clip PPO uses 3); 0 sets no bound."""
     kl_coef: float = 0.0
     """β of the KL penalty to the starting policy."""
-    kl: Literal["k1", "k2", "k3"] = "k3"
+    kl: Literal["k1", "k2", "k3"] = option("k3", advanced=True)
     """Its estimator: k3 in the loss, as in GRPO's paper; k2 in the loss, whose gradient is that of the KL; or k1 in the
     reward of each token, as in PPO and REINFORCE++."""
-    kl_target: float = 0.0
-    """Steer β so that the KL per token stays at this (nats; Ziegler et al. 2019); 0 leaves β fixed."""
-    entropy_coef: float = 0.0
+    kl_target: float = option(0.0, config_only=True)
+    """Adapt β so that the KL per token stays at this (nats; Ziegler et al. 2019); 0 leaves β fixed."""
+    entropy_coef: float = option(0.0, advanced=True)
     """Weight of an entropy bonus in the loss."""
-    importance: Literal["none", "tis", "icepop", "sequence"] = "none"
-    """Correction for a sampler whose probabilities are not quite the trainer's (bfloat16, another engine): weights cut
-    at 2 (TIS), token weights outside .5 to 5 dropped (IcePop), or sequences of a weight above 2 dropped. Costs one
-    more forward pass."""
+    importance: Literal["none", "tis", "icepop", "sequence"] = option("none", advanced=True)
+    """Correction for a sampler whose probabilities differ from the trainer's (bfloat16, another engine): weights cut at 2
+    (TIS), token weights outside 0.5 to 5 dropped (IcePop), or sequences of a weight above 2 dropped. Costs one more forward
+    pass."""
     filter: Literal["none", "mixed", "uncertain", "signal"] = "none"
-    """Groups to learn from: all; those whose returns differ (DAPO); the 25 % with the largest deviation (StarPO-S); or
-    those that hold 90 % of the deviation (RAGEN-2). An update without a group is skipped."""
-    selection_eps: float = 0.01
-    """With --filter signal, how much less than 90 % of the sum of all deviations will do, in the unit of the returns; where
-    there is no more than that in all, no group is kept."""
-    prime_norm: bool = False
-    """Divide process rewards, those of the turns before an episode's last, by the largest that any turn of the batch has
-    still to come of them, so that they never outweigh an outcome of 1 (Agent-R1's first version, after PRIME)."""
-    refill: int = 0
-    """With --filter mixed, how many more batches may be played to replace the groups that it drops: DAPO's dynamic
-    sampling allows 10. With 0 they are only dropped."""
-    overlong_buffer: int = 0
+    """Groups to learn from: all; those whose returns differ (DAPO); the 25% with the largest deviation (StarPO-S); or those
+    that hold 90% of the deviation (RAGEN-2). An update without a group is skipped."""
+    selection_eps: float = option(0.01, config_only=True)
+    """With --filter signal, how far below 90% of the sum of all deviations the kept groups may be, in units of the returns. If
+    the sum is not above it, no group is kept."""
+    prime_norm: bool = option(False, config_only=True)
+    """Divide process rewards, those of the turns before an episode's last, by the largest sum of them that any turn of the
+    batch has ahead, so that they never outweigh an outcome of 1 (Agent-R1's first version, after PRIME)."""
+    dynamic_sampling: int = option(0, advanced=True)
+    """With --filter mixed, how many more batches may be sampled to replace the groups that it drops. DAPO allows 10; 0 only
+    drops them."""
+    overlong_buffer: int = option(0, config_only=True)
     """Tokens before the longest turn over which a penalty grows to -1 (DAPO); 0 turns it off."""
-    loss_mask: bool = True
-    """Turning it off trains on what tools returned as well: the paper's ablation."""
+    loss_mask: bool = option(True, config_only=True)
+    """False trains on tool output as well: the ablation of Agent-R1's paper."""
 
 
 @dataclass(kw_only=True)
 class EvaluationArgs:
     """Held-out questions."""
 
-    GROUP: ClassVar = "evaluation"
-    eval_every: int = 5
+    eval_every: int = option(5, mutable_on_resume=True)
     """Updates between evaluations on held-out questions."""
-    eval_questions: int = 200
+    eval_questions: int = option(200, mutable_on_resume=True)
     """Held-out questions at each evaluation; the last one takes --final-questions."""
-    eval_temperature: float = 0.0
-    """Sampling temperature at these evaluations; 0 is greedy, as the closing table always is. A greedy policy changes its
-    mind all at once: sampled as in training, at 1, the curve shows how it got there."""
-    final_questions: int = 500
+    eval_temperature: float = option(0.0, config_only=True, mutable_on_resume=True)
+    """Sampling temperature at these evaluations; 0 is greedy, as the closing table always is."""
+    final_questions: int = option(500, advanced=True, mutable_on_resume=True)
     """Held-out questions for the closing table."""
+    keep_episodes: int = option(8, config_only=True, mutable_on_resume=True)
+    """Training episodes of each update that episodes.jsonl holds, with their tokens and advantages, in whole groups; 0 keeps
+    none. Those of evaluations are all kept."""
 
 
 @dataclass(kw_only=True)
 class OutputArgs:
-    """The run and what it leaves behind."""
+    """The run and its files."""
 
-    GROUP: ClassVar = "output"
+    config: str = ""
+    """A TOML file of arguments, or the name of one in trainers/configs, such as agent-r1, dapo or gspo. Options of the command
+    line win over it."""
     seed: int = 0
     """Seeds the model, the questions and the sampling."""
-    out: Path | None = None
-    """Folder of the run; by default runs/<algorithm>-<env>-<seed>, with a number after it where that is taken."""
-    resume: Path | None = None
-    """Folder of an earlier run to go on with, under its own arguments: nothing else need be given. What may be given anew
-    changes no gradient step: --updates, --max-seconds, --save-every, --save-every-minutes, --keep, --keep-episodes,
-    --eval-every, --eval-questions, --eval-temperature, --final-questions, --log, --log-project, --log-name, --log-group,
-    --push-to-hub, --stop-on-collapse, --tool-outage-minutes, --max-tokens-per-micro-batch, --gradient-checkpointing,
-    --vllm-url and --vllm-kv-gib; with a --schedule or a --warmup, not --updates and --max-seconds; in sft, not --updates,
-    --max-seconds, --eval-every and --keep. A run may be given more updates after its end."""
-    save_every: int = 25
+    out: Path | None = option(None, mutable_on_resume=True)
+    """Folder of the run; by default runs/<algorithm>-<env>-<seed>, with a number after it if that is taken."""
+    resume: Path | None = option(None, mutable_on_resume=True)
+    """Folder of an earlier run to continue, with its own arguments. --help-all lists those that may be given anew. A finished
+    run may be given more updates."""
+    save_every: int = option(25, advanced=True, mutable_on_resume=True)
     """Updates between checkpoints."""
-    save_every_minutes: float = 0.0
-    """Minutes between checkpoints, besides those by updates; 0 saves by updates alone."""
-    log: tuple[str, ...] = ()
+    save_total_limit: int = option(2, advanced=True, mutable_on_resume=True)
+    """The newest checkpoints that are kept; the weights of the best evaluation are kept besides, in "best"."""
+    report_to: tuple[str, ...] = option((), mutable_on_resume=True)
     """Where else metrics go besides metrics.jsonl, with a table of the first episodes of each evaluation: tensorboard, trackio,
-    wandb."""
-    log_project: str = "agent-r1"
-    """The project of the run in Trackio and W&B."""
-    log_name: str = ""
-    """The name of the run there; by default that of its folder."""
-    log_group: str = ""
-    """The group of runs there that it belongs to, such as the seeds of one experiment."""
-    push_to_hub: str = ""
-    """A model repository of the Hugging Face hub, "NAME" or "USER/NAME", to which the trained weights go with their model
-    card when the run has ended. It is made, private, where there is none. The token is taken from HF_TOKEN or from hf auth
-    login. Where it fails, the run has ended well all the same, and a warning says how to try again."""
-
-
-@dataclass(kw_only=True)
-class KeepArgs:
-    """What stays of the checkpoints."""
-
-    GROUP: ClassVar = "output"
-    keep: int = 2
-    """Checkpoints that stay, the newest ones. The weights of the best evaluation are kept besides, in "best"."""
-    keep_episodes: int = 8
-    """Training episodes of each update that episodes.jsonl holds, with their tokens and advantages: whole groups first. 0 keeps
-    none. Those of evaluations are all kept."""
-
-
-TOKEN_CLIP = 0.2, 0.28  # ε_low and ε_high of a token's ratio (DAPO's clip-higher)
-GSPO_CLIP = 3e-4, 4e-4  # of a sequence's (Zheng et al. 2025)
+    wandb. Project, name and group are read from the environment variables of Trackio and W&B."""
+    push_to_hub: str = option("", advanced=True, mutable_on_resume=True)
+    """A model repository of the Hugging Face hub, "NAME" or "USER/NAME", that the trained weights are uploaded to with their
+    model card when the run has ended. It is created, private, if it does not exist. Needs HF_TOKEN or hf auth login."""
 
 
 def read_json_object(name: str, text: str) -> dict[str, Any]:
     """The object that an argument holds as JSON.
 
     Raises:
-        ValueError: it is not valid, or no object.
+        UserError: it is not valid, or no object.
     """
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
-        raise ValueError(f"{name} is not valid JSON: {error}; got {text!r}") from error
+        raise UserError(f"{name} is not valid JSON: {error}; got {text!r}") from error
     if not isinstance(value, dict):
-        raise ValueError(f"{name} must be a JSON object, such as '{{\"k\": 2}}', got {text!r}")
+        raise UserError(f"{name} must be a JSON object, such as '{{\"k\": 2}}', got {text!r}")
     return value
 
 
@@ -302,6 +297,45 @@ def convert(kind: Any, value: Any) -> Any:
     return str(value) if isinstance(value, Path) and kind is str else value
 
 
+def find_config(name: str) -> Path:
+    """The file of a configuration: a path, or the name of a shipped one.
+
+    Raises:
+        UserError: there is no such file.
+    """
+    shipped = {path.stem: path for path in sorted(CONFIGS.glob("*.toml"))}
+    if name in shipped:
+        return shipped[name]
+    if not Path(name).is_file():
+        raise UserError(f"there is no configuration {name}: give a TOML file or one of {', '.join(shipped)}")
+    return Path(name)
+
+
+def read_config(name: str, args: Any, algorithm: str) -> dict[str, Any]:
+    """The arguments that a configuration sets; a table is an argument in JSON, such as ``[env_kwargs]``.
+
+    Args:
+        name: a path, or the name of a shipped file.
+        args: a dataclass with the arguments that there are.
+        algorithm: the trainer that asks. A file with the key ``algorithm`` is for that one alone.
+
+    Raises:
+        UserError: the file is no TOML, is for another trainer, or has an unknown key.
+    """
+    path = find_config(name)
+    try:
+        values = tomllib.loads(path.read_text(encoding="utf-8"))
+    except (ValueError, OSError) as error:
+        raise UserError(f"{path} cannot be read as TOML: {error}") from error
+    wanted = values.pop("algorithm", algorithm)
+    if wanted != algorithm:
+        raise UserError(f"{name} is a configuration of {wanted}: python -m trainers.{wanted} --config {name}")
+    kinds = {f.name: f.type for f in fields(args) if f.name not in ("config", "resume")}
+    if unknown := sorted(set(values) - set(kinds)):
+        raise UserError(f"{path} has unknown keys: {', '.join(unknown)}; trainers.{algorithm} --help-all lists all")
+    return {key: convert(kinds[key], value) for key, value in values.items()}
+
+
 class Checks:
     """What dataclasses of arguments check their values with. An error names the argument and what it got."""
 
@@ -312,54 +346,53 @@ class Checks:
         """Convert what Python callers write (`convert`), and write an environment of this suite by its whole id.
 
         Raises:
-            ValueError: an argument is not the JSON that it has to be.
+            UserError: an argument is not the JSON that it has to be.
         """
-        for field in fields(self):
-            setattr(self, field.name, convert(field.type, getattr(self, field.name)))
-            if isinstance(value := getattr(self, field.name), float) and math.isinf(value):  # JSON has no such number
-                raise ValueError(
-                    f"{field.name} must be finite, got {value}: where no limit is wanted, 1e9 sets none either"
-                )
-            if field.name in ("env_kwargs", "cold_start_env_kwargs", "arguments"):
-                read_json_object(field.name, getattr(self, field.name))
+        for argument in fields(self):
+            name, value = argument.name, convert(argument.type, getattr(self, argument.name))
+            setattr(self, name, value)
+            if isinstance(value, float) and math.isinf(value):  # JSON has no such number
+                raise UserError(f"{name} must be finite, got {value}: for no limit, give 1e9")
+            if name in ("env_kwargs", "cold_start_env_kwargs", "arguments"):
+                read_json_object(name, value)
         if "/" not in getattr(self, "env", "/"):
             from agent_envs.registration import full_id  # imports Gymnasium, which --help need not wait for
 
             self.env = full_id(self.env)
 
     def check_least(self, **least: float) -> None:
-        """Raise a ValueError where an argument is below its least value."""
+        """Raise a UserError if an argument is below its least value."""
         for name, value in least.items():
             if not getattr(self, name) >= value:  # NaN is not
-                raise ValueError(f"{name} must be at least {value}, got {getattr(self, name)}")
+                raise UserError(f"{name} must be at least {value}, got {getattr(self, name)}")
 
     def check_positive(self, *names: str) -> None:
-        """Raise a ValueError where an argument is not above 0."""
+        """Raise a UserError if an argument is not above 0."""
         for name in names:
             if not getattr(self, name) > 0:
-                raise ValueError(f"{name} must be above 0, got {getattr(self, name)}")
+                raise UserError(f"{name} must be above 0, got {getattr(self, name)}")
 
     def check_share(self, *names: str) -> None:
-        """Raise a ValueError where an argument is not in [0, 1]."""
+        """Raise a UserError if an argument is not in [0, 1]."""
         for name in names:
             if not 0 <= getattr(self, name) <= 1:
-                raise ValueError(f"{name} must be in [0, 1], got {getattr(self, name)}")
+                raise UserError(f"{name} must be in [0, 1], got {getattr(self, name)}")
 
     def check_unused(self, used: object, where: str, *names: str) -> None:
-        """Raise a ValueError where an argument is given that makes no difference, unless it is ``used``."""
-        for field in () if used else fields(self):  # type: ignore[arg-type]  # a dataclass mixes this in
-            if field.name in names and getattr(self, field.name) != field.default:
-                raise ValueError(f"{field.name} makes no difference {where}: leave it out")
+        """Raise a UserError if an argument is given that makes no difference, unless it is ``used``."""
+        for argument in () if used else fields(self):  # type: ignore[arg-type]  # a dataclass mixes this in
+            if argument.name in names and getattr(self, argument.name) != argument.default:
+                raise UserError(f"{argument.name} makes no difference {where}: leave it out")
 
     def check_choices(self) -> None:
-        """Raise a ValueError where an argument is none of the values that its type lists."""
-        for field in fields(self):  # type: ignore[arg-type]  # a dataclass mixes this in
-            value = getattr(self, field.name)
-            if get_origin(field.type) is Literal and value not in get_args(field.type):
-                raise ValueError(f"{field.name} must be one of {get_args(field.type)}, got {value!r}")
+        """Raise a UserError if an argument is none of the values that its type lists."""
+        for argument in fields(self):  # type: ignore[arg-type]  # a dataclass mixes this in
+            value = getattr(self, argument.name)
+            if get_origin(argument.type) is Literal and value not in get_args(argument.type):
+                raise UserError(f"{argument.name} must be one of {get_args(argument.type)}, got {value!r}")
 
     def check_model(self: Any) -> None:
-        """Raise a ValueError where `ModelArgs` contradict each other."""
+        """Raise a UserError if `ModelArgs` contradict each other."""
         self.check_least(lora_rank=0)
         if self.cold_start_steps is not None:
             self.check_least(cold_start_steps=1)
@@ -367,19 +400,19 @@ class Checks:
         self.check_share("cold_start_skill")
         self.check_positive("lora_alpha")
         if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
-            raise ValueError("gradient_checkpointing, dtype and lora_rank are for pretrained models: give a model too")
+            raise UserError("gradient_checkpointing, dtype and lora_rank are for pretrained models: give a model too")
         cold_start = [field.name for field in fields(self) if field.name.startswith("cold_start_")]
         self.check_unused(
             self.model == "tiny", "to another model than the tiny one, which alone has a cold start", *cold_start
         )
         if self.model == "tiny" and self.base_model:
-            raise ValueError("base_model is for a LoRA adapter: give it as model too")
+            raise UserError("base_model is for a LoRA adapter: give it as model too")
 
 
 # Dataclasses collect fields from the last base to the first: this is the order of `--help` from its end.
 @dataclass(kw_only=True)
 class TrainArgs(
-    KeepArgs, OutputArgs, EvaluationArgs, AlgorithmArgs, OptimisationArgs, SamplingArgs, ModelArgs, EnvironmentArgs, Checks
+    OutputArgs, EvaluationArgs, AlgorithmArgs, OptimisationArgs, SamplingArgs, ModelArgs, EnvironmentArgs, Checks
 ):  # fmt: skip
     """What every algorithm takes."""
 
@@ -390,12 +423,12 @@ class TrainArgs(
     def __post_init__(self):
         super().__post_init__()
         least = dict.fromkeys(("updates", "questions_per_update", "max_new_tokens", "epochs", "minibatches"), 1)
-        least |= dict.fromkeys(("eval_every", "eval_questions", "final_questions", "save_every", "keep"), 1)
+        least |= dict.fromkeys(("eval_every", "eval_questions", "final_questions", "save_every", "save_total_limit"), 1)
         group_size = 2 if self.compares_attempts() else 1
         self.check_least(**least, group_size=group_size, seed=0, max_tokens_per_micro_batch=1)
         self._check_loss()
         self.check_least(eval_temperature=0, kl_coef=0, kl_target=0, overlong_buffer=0, selection_eps=0)
-        self.check_least(entropy_coef=0, refill=0, save_every_minutes=0, tool_outage_minutes=0, keep_episodes=0)
+        self.check_least(entropy_coef=0, dynamic_sampling=0, tool_outage_minutes=0, keep_episodes=0)
         self.check_least(max_seconds=0)
         self.check_share("warmup")
         self.check_positive("lr", "temperature", "max_grad_norm", "vllm_kv_gib")
@@ -405,13 +438,13 @@ class TrainArgs(
         self.check_unused(self.kl_coef, "without kl_coef", "kl")
         self.check_unused(self.filter == "signal", "without filter 'signal'", "selection_eps")
         if self.vllm_url and self.engine != "vllm":
-            raise ValueError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
+            raise UserError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
         if self.kl_target and not self.kl_coef:
-            raise ValueError("kl_target steers kl_coef, which must be above 0 to start from")
-        if self.refill and self.filter != "mixed":
-            raise ValueError(f"refill replaces the groups that filter 'mixed' drops, got filter {self.filter!r}")
+            raise UserError("kl_target steers kl_coef, which must be above 0 to start from")
+        if self.dynamic_sampling and self.filter != "mixed":
+            raise UserError(f"dynamic_sampling replaces groups that filter 'mixed' drops, got filter {self.filter!r}")
         if self.overlong_buffer > self.max_new_tokens:
-            raise ValueError(
+            raise UserError(
                 f"overlong_buffer must be at most max_new_tokens ({self.max_new_tokens}), got {self.overlong_buffer}"
             )
 
@@ -428,33 +461,33 @@ class TrainArgs(
         return default if self.normalize == "auto" else self.normalize
 
     def _check_sampling(self) -> None:
-        """Raise a ValueError where tokens are cut off and the loss is not told."""
+        """Raise a UserError if tokens are cut off and the loss is not told."""
         self.check_positive("top_p")
         self.check_share("top_p", "min_p")
         if (self.top_p < 1 or self.min_p) and self.importance == "none":
-            raise ValueError(
+            raise UserError(
                 "top_p and min_p sample from another distribution than the policy: give importance 'tis' too"
             )
         if (self.top_p < 1 or self.min_p) and self.importance == "sequence":
-            raise ValueError(
+            raise UserError(
                 "with top_p or min_p the weight of a whole sequence, a product over its tokens, goes to 0: give importance 'tis'"
             )
 
     def _check_loss(self) -> None:
-        """Raise a ValueError where an argument is none of the surrogate's."""
+        """Raise a UserError if an argument is none of the surrogate's."""
         if not (0 <= self.clip_range[0] <= 1 and self.clip_range[1] >= 0):
-            raise ValueError(
+            raise UserError(
                 f"clip_low must be in [0, 1] and clip_high at least 0, got {self.clip_low} and {self.clip_high}"
             )
         if self.loss == "gspo" and self.normalize == "tokens":
-            raise ValueError("loss 'gspo' is a mean over sequences: leave out normalize 'tokens'")
+            raise UserError("loss 'gspo' is a mean over sequences: leave out normalize 'tokens'")
         differs = self.dtype != "float32" or self.engine == "vllm"
         if self.loss == "gspo" and self.importance == "none" and differs and self.clip_range[0] < 0.01:
-            raise ValueError(
+            raise UserError(
                 f"loss 'gspo' clips at {self.clip_range[0]:g}, and a sampler in bfloat16 or of another engine is off by more: "
                 "give importance 'tis' too, or a wider clip_low and clip_high"
             )
         if self.dual_clip and self.loss != "clip":
-            raise ValueError(f"dual_clip is for loss 'clip', got loss {self.loss!r}")
+            raise UserError(f"dual_clip is for loss 'clip', got loss {self.loss!r}")
         if self.dual_clip and not self.dual_clip > 1:
-            raise ValueError(f"dual_clip must be above 1, or 0 for none, got {self.dual_clip}")
+            raise UserError(f"dual_clip must be above 1, or 0 for none, got {self.dual_clip}")

@@ -20,6 +20,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
+from trainers.runtime.errors import UserError
+
 if not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
@@ -104,28 +106,28 @@ class Args(Checks):
         in_process = self.engine == "vllm" and not self.vllm_url
         self.check_unused(in_process, "but to vLLM in this process", "vllm_kv_gib")
         if len({*self.model, *map(str, self.checkpoint)}) < len(self.model) + len(self.checkpoint):
-            raise ValueError("each model and each checkpoint can be named once")
+            raise UserError("each model and each checkpoint can be named once")
         if self.vllm_url and self.engine != "vllm":
-            raise ValueError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
+            raise UserError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
         if self.engine == "vllm" and not self.vllm_url and len(self.here) > 1:
-            raise ValueError(f"vLLM in this process takes one model, not {len(self.here)}: give a server with vllm_url")
+            raise UserError(f"vLLM in this process takes one model, not {len(self.here)}: give a server with vllm_url")
         if len(self.vllm_url) > 1:
-            raise ValueError(
+            raise UserError(
                 f"vllm_url takes one server here, which serves one model after the other, got {self.vllm_url}"
             )
         if self.api:
             self._check_api()
         elif self.format or self.price_in or self.price_out:
-            raise ValueError("format, price_in and price_out are for api; a model here has its format in env_kwargs")
+            raise UserError("format, price_in and price_out are for api; a model here has its format in env_kwargs")
         elif self.checkpoint and len(self.model) > 1:
-            raise ValueError("with checkpoint, model is what its adapter is put on: one, or none")
+            raise UserError("with checkpoint, model is what its adapter is put on: one, or none")
         if self.samples > 1 and self.temperature == 0 and not self.api:
-            raise ValueError("samples at temperature 0 are all the same: leave out one of the two")
+            raise UserError("samples at temperature 0 are all the same: leave out one of the two")
 
     def check_inputs(self) -> None:
         inputs.check_out(self.out)
         if inputs.is_used(self.out):
-            raise ValueError(f"{self.out} is the folder of a run, whose episodes would be lost: give another --out")
+            raise UserError(f"{self.out} is the folder of a run, whose episodes would be lost: give another --out")
         for model in self.here:
             inputs.check_model(model, "".join(self.model) * bool(self.checkpoint and not self.api))
         inputs.check_environment(self.env, self.env_kwargs, self.split)
@@ -138,11 +140,11 @@ class Args(Checks):
     def _check_api(self):
         api_agent.check(self.api)
         if not self.model:
-            raise ValueError("api asks models by their names on the server: give --model")
+            raise UserError("api asks models by their names on the server: give --model")
         if self.format not in ("", api_agent.NATIVE, *FORMATS):
-            raise ValueError(f"format must be one of {(api_agent.NATIVE, *FORMATS)}, got {self.format!r}")
+            raise UserError(f"format must be one of {(api_agent.NATIVE, *FORMATS)}, got {self.format!r}")
         if len(self.price_in) != len(self.price_out) or len(self.price_in) not in (0, 1, len(self.model)):
-            raise ValueError("give price_in and price_out together: one of each, or one of each for every model")
+            raise UserError("give price_in and price_out together: one of each, or one of each for every model")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.runtime.errors import UserError
+
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
@@ -38,14 +40,14 @@ class Args(Checks):
 
     def check_inputs(self) -> None:
         if self.checkpoint is None:
-            raise ValueError("give --checkpoint: the folder of a run named checkpoint-<step> or best")
+            raise UserError("give --checkpoint: the folder of a run named checkpoint-<step> or best")
         inputs.check_model(self.checkpoint)
         if not is_written_here(self.checkpoint):
             raise FileNotFoundError(
                 f"{self.checkpoint} is not a checkpoint of a trainer: it can be given away as it is"
             )
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
-            raise ValueError(f"{self.out} exists already: give another --out")
+            raise UserError(f"{self.out} exists already: give another --out")
         inputs.check_out(self.out)
         if self.push_to_hub:
             inputs.check_push(self.push_to_hub)
@@ -64,7 +66,6 @@ from trainers.checkpoints.settings import ARGUMENTS_FILE, select_interface
 from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.runtime import signals
-from trainers.runtime.errors import UserError
 
 # Of the settings; of env_kwargs the agent's interface.
 KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn")

@@ -30,6 +30,7 @@ from agent_envs.utils.view import find_file
 from trainers import inputs
 from trainers.cli import parse
 from trainers.config import Checks
+from trainers.runtime.errors import UserError
 
 
 @dataclass(kw_only=True)
@@ -52,15 +53,15 @@ class Args(Checks):
 
     def check_inputs(self) -> None:
         if self.source is None:
-            raise ValueError("give the folder of a run or of an evaluation, or an episodes.jsonl")
+            raise UserError("give the folder of a run or of an evaluation, or an episodes.jsonl")
         try:
             find_file(self.source)
         except FileNotFoundError as error:
-            raise ValueError(str(error)) from None
+            raise UserError(str(error)) from None
         if self.out is None:
-            raise ValueError("give --out: the file to write")
+            raise UserError("give --out: the file to write")
         if self.out.exists():
-            raise ValueError(f"{self.out} exists already: give another --out")
+            raise UserError(f"{self.out} exists already: give another --out")
         inputs.check_out(self.out.parent)
 
 
@@ -76,7 +77,6 @@ from typing import Any
 from retrieval_index import durable
 from retrieval_index.printable import printable
 from trainers.episodes.records import read_episodes, to_line
-from trainers.runtime.errors import UserError
 
 Message = dict[str, Any]
 _Episodes = Iterator[tuple[dict, list[list[Message]]]]  # records, and their conversations

@@ -16,7 +16,7 @@ What a tool returned is context and carries no gradient; that is the invariant o
 - one mean over all tokens, and a wider upper clip, "clip-higher" (DAPO, arXiv 2503.14476);
 - no KL penalty to a reference model unless --kl-coef is set.
 
-Variants by option: DAPO (--filter mixed --refill 10, --overlong-buffer), GSPO (--loss gspo), CISPO (--loss cispo), returns
+Variants by option: DAPO (--config dapo), GSPO (--loss gspo), CISPO (--loss cispo), returns
 from each turn on in place of whole episodes (--turn-credit, as in GTPO), and each turn's own rewards on top of the episode's
 advantage (--process-weight, after MT-GRPO, Zeng et al. 2025, arXiv 2505.11821).
 
@@ -35,20 +35,21 @@ if __name__ == "__main__" and not __package__:  # run as a file: the packages li
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers.cli import parse
-from trainers.config import TrainArgs
+from trainers.config import TrainArgs, option
+from trainers.runtime.errors import UserError
 
 
 @dataclass(kw_only=True)
 class Args(TrainArgs):
     """Train a policy with GRPO in a tool-using environment, and compare it with baselines on held-out questions."""
 
-    scale_by_std: bool = False
+    scale_by_std: bool = option(False, advanced=True)
     """Divide advantages by the standard deviation of their group, as GRPO's paper does."""
-    turn_credit: bool = False
-    """Compare the return from each turn on with those of the same turn in the group, in place of whole episodes."""
-    turn_gamma: float = 1.0
-    """Discount of a turn, with --turn-credit."""
-    process_weight: float = 0.0
+    turn_credit: bool = option(False, advanced=True)
+    """Compare the return from each turn on with those of the same turn in the group, instead of whole episodes."""
+    turn_gamma: float = option(1.0, config_only=True)
+    """Discount of a turn, with turn_credit."""
+    process_weight: float = option(0.0, config_only=True)
     """Weight w of A = A_episode + w A_turn, where A_turn compares a turn's own reward with those of the same turn number in
     the group. Unlike in MT-GRPO, the reward of the last turn has the outcome in it."""
 
@@ -58,7 +59,7 @@ class Args(TrainArgs):
         self.check_unused(self.turn_credit, "without turn_credit", "turn_gamma")
         self.check_least(process_weight=0)
         if self.turn_credit and self.process_weight:
-            raise ValueError("turn_credit compares the returns from each turn on already: leave out process_weight")
+            raise UserError("turn_credit compares the returns from each turn on already: leave out process_weight")
 
 
 if __name__ == "__main__":
@@ -73,7 +74,8 @@ import torch
 from trainers.algorithms.advantages import group_advantage, to_tokens
 from trainers.algorithms.losses import cispo_loss, clipped_policy_loss, gspo_loss, is_clipped, total_loss
 from trainers.algorithms.turn_advantages import turn_advantage
-from trainers.loop.trainer import Run
+from trainers.loop.rl_run import RLRun
+from trainers.loop.setup import open_setup
 from trainers.models.fsdp import clip_gradients
 from trainers.models.hidden_states import HiddenStates
 from trainers.models.kl_reference import KLPenalty
@@ -202,15 +204,18 @@ def train(
         algorithm: its short name, for the folder of the run.
         title: its name in the table of results.
     """
-    with Run(args, algorithm, f"Trained with {title}") as run:  # folder, environments, policy, engine; plays baselines
-        policy = run.policy
+    with open_setup(
+        args, algorithm, f"Trained with {title}"
+    ) as setup:  # folder, environments, policy, engine; baselines
+        policy = setup.policy
         optimizer = make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": args.lr}])
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
-        saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, where it is steered
-        for step in run.steps(optimizer, **saved):  # resumes; evaluates, logs and saves between updates
-            trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them, filtered already
-            step.log(update(args, policy, optimizer, kl_penalty, advantage_fn, trajectories, step.rng))
-    return run.summary
+        saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, if it is adapted
+        with RLRun(setup, optimizer, **saved) as run:  # resumes
+            for step in run.steps():  # evaluates, logs and saves between updates
+                trajectories = run.collect(step)  # rollouts; with dynamic sampling, more of them, filtered already
+                step.log(update(args, policy, optimizer, kl_penalty, advantage_fn, trajectories, step.rng))
+            return run.close()  # the closing table and the report
 
 
 def make_optimizer(policy: Policy, groups: list[dict]) -> torch.optim.AdamW:

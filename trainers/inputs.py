@@ -25,7 +25,7 @@ def check_trainer(args: TrainArgs) -> None:
     if not args.resume:  # which brings the arguments of its run
         args.check_unused(args.engine == "vllm" and not args.vllm_url, "but to vLLM in this process", "vllm_kv_gib")
         check_idle(args)
-    check_run(args.out, args.resume, args.log, args.push_to_hub)
+    check_run(args.out, args.resume, args.report_to, args.push_to_hub)
     if args.engine == "vllm" and not args.vllm_url:
         check_package("vllm", "engine 'vllm' without vllm_url", "vllm")
     check_training(args.model, args.base_model, args.lora_rank)
@@ -37,7 +37,6 @@ def check_idle(args: Any) -> None:
     args.check_unused(
         args.lora_rank, "without lora_rank: an adapter that is trained further keeps its own", "lora_alpha"
     )
-    args.check_unused(args.log, "without log", "log_project", "log_name", "log_group")
 
 
 def check_environment(env: str, env_kwargs: str, *splits: str) -> None:
@@ -62,9 +61,9 @@ def check_model(path_or_id: str | Path, base_model: str = "") -> None:
     elif path.is_dir():
         _check_model_folder(path, base_model)
     elif path.exists():
-        raise ValueError(f"{name} is a file and no GGUF file: {_WHAT}")
+        raise UserError(f"{name} is a file and no GGUF file: {_WHAT}")
     elif not is_hub_id(name) or (path.parent != Path() and path.parent.is_dir()):  # "runs/x" beside a folder runs
-        raise ValueError(f"there is no model folder {name}: {_WHAT}")
+        raise UserError(f"there is no model folder {name}: {_WHAT}")
     else:
         _check_hub_model(name)
 
@@ -72,13 +71,13 @@ def check_model(path_or_id: str | Path, base_model: str = "") -> None:
 def check_demonstrations(path: Path) -> None:
     """That there are demonstrations in the folder of a run, or a file of them."""
     if not path.is_file() and not (path / DEMONSTRATIONS_FILE).is_file():
-        raise ValueError(f"{path} is not the folder of a run of sft: there is no {DEMONSTRATIONS_FILE}")
+        raise UserError(f"{path} is not the folder of a run of sft: there is no {DEMONSTRATIONS_FILE}")
 
 
 def check_package(package: str, what: str, extra: str) -> None:
     """That a package is installed, without importing it."""
     if importlib.util.find_spec(package) is None:
-        raise ValueError(f"{what} needs {package}: pip install 'agent-r1-envs[{extra}]'")
+        raise UserError(f"{what} needs {package}: pip install 'agent-r1-envs[{extra}]'")
 
 
 def check_out(folder: Path) -> None:
@@ -86,7 +85,7 @@ def check_out(folder: Path) -> None:
     there = next(path for path in (folder, *folder.parents, Path("/")) if path.exists())
     if not there.is_dir() or not os.access(there, os.W_OK):
         why = "may not be written to" if there.is_dir() else "is a file"
-        raise ValueError(f"cannot write to {folder}: {there} {why}: give another --out")
+        raise UserError(f"cannot write to {folder}: {there} {why}: give another --out")
 
 
 def check_sinks(names: Sequence[str]) -> None:
@@ -101,9 +100,9 @@ def check_sinks(names: Sequence[str]) -> None:
 def check_unused(folder: Path) -> None:
     """That neither a run nor an evaluation lies in a folder."""
     if (folder / "evaluation.json").exists():
-        raise ValueError(f"{folder} holds an evaluation: give another --out")
+        raise UserError(f"{folder} holds an evaluation: give another --out")
     if is_used(folder):
-        raise ValueError(f"{folder} holds an earlier run: give another --out, or go on with --resume {folder}")
+        raise UserError(f"{folder} holds an earlier run: give another --out, or go on with --resume {folder}")
 
 
 def is_used(folder: Path) -> bool:
@@ -119,9 +118,9 @@ def check_push(name: str) -> None:
     try:
         validate_repo_id(name)
     except HFValidationError as error:
-        raise ValueError(f"push_to_hub must be NAME or USER/NAME: {error}") from error
+        raise UserError(f"push_to_hub must be NAME or USER/NAME: {error}") from error
     if not get_token():
-        raise ValueError("push_to_hub needs a token that may write: set HF_TOKEN, or run hf auth login")
+        raise UserError("push_to_hub needs a token that may write: set HF_TOKEN, or run hf auth login")
 
 
 def is_hub_id(name: str | Path) -> bool:
@@ -132,10 +131,10 @@ def is_hub_id(name: str | Path) -> bool:
 def _check_gguf(path: Path) -> None:
     check_package("gguf", f"{path.name}, a GGUF file,", "gguf")
     if not path.is_file():
-        raise ValueError(f"there is no file {path}")
+        raise UserError(f"there is no file {path}")
     with open(path, "rb") as content:
         if content.read(4) != b"GGUF":
-            raise ValueError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
+            raise UserError(f"{path} is not a GGUF file: it does not begin with the letters GGUF")
 
 
 def _check_model_folder(folder: Path, base_model: str) -> None:
@@ -147,20 +146,20 @@ def _check_model_folder(folder: Path, base_model: str) -> None:
         elif named and is_hub_id(named):
             _check_hub_model(named)
         elif named and not Path(named).exists():
-            raise ValueError(f"{folder} is an adapter of {named}, which is not here: say where its base model is")
+            raise UserError(f"{folder} is an adapter of {named}, which is not here: say where its base model is")
     elif (folder / "config.json").is_file():
         _read_json(folder / "config.json")
     elif steps := step_folders(folder):
-        raise ValueError(f"{folder} is the folder of a run: give one of its checkpoints, such as {steps[0]}")
+        raise UserError(f"{folder} is the folder of a run: give one of its checkpoints, such as {steps[0]}")
     elif not is_written_here(folder):
-        raise ValueError(f"{folder} holds no model (no config.json or adapter_config.json): {_WHAT}")
+        raise UserError(f"{folder} holds no model (no config.json or adapter_config.json): {_WHAT}")
 
 
 def _read_json(file: Path) -> dict:
     try:
         return dict(json.loads(file.read_text(encoding="utf-8")))
     except (OSError, ValueError, TypeError) as error:
-        raise ValueError(f"{file} is damaged: {error}") from error
+        raise UserError(f"{file} is damaged: {error}") from error
 
 
 def _check_hub_model(name: str) -> None:
@@ -172,7 +171,7 @@ def _check_hub_model(name: str) -> None:
     cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
     if constants.HF_HUB_OFFLINE:
         if not cached:
-            raise ValueError(
+            raise UserError(
                 f"there is no model {name!r} here nor in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids to ask "
                 f"the hub: unset it, or {_WHAT} that is here"
             )
@@ -181,14 +180,14 @@ def _check_hub_model(name: str) -> None:
         HfApi().model_info(name, timeout=_PROBE_SECONDS)
     except GatedRepoError as error:
         advice = f"accept its terms at {constants.ENDPOINT}/{name}, and set HF_TOKEN"
-        raise ValueError(f"{name} is a gated model: {advice}") from error
+        raise UserError(f"{name} is a gated model: {advice}") from error
     except RepositoryNotFoundError as error:
         advice = f"{_WHAT}; for a private one, set HF_TOKEN"
-        raise ValueError(f"there is no model {name!r}, neither a folder here nor on the hub: {advice}") from error
+        raise UserError(f"there is no model {name!r}, neither a folder here nor on the hub: {advice}") from error
     except Exception as error:  # whatever the HTTP library makes of a hub that does not answer
         if not cached:
             reason = f"{type(error).__name__}: {str(error) or 'no answer'}"
-            raise ValueError(
+            raise UserError(
                 f"there is no folder {name!r} here, and {constants.ENDPOINT} cannot be asked for it ({reason}): where there is "
                 f"a network, hf download {name} --local-dir FOLDER gets it, then give that folder"
             ) from error

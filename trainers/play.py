@@ -8,6 +8,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+from trainers.runtime.errors import UserError
+
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
@@ -47,7 +49,7 @@ class Args(Checks):
 
     def check_inputs(self) -> None:
         if not self.agent:
-            raise ValueError("who is to play? Give --agent, such as the folder of a checkpoint")
+            raise UserError("who is to play? Give --agent, such as the folder of a checkpoint")
         inputs.check_model(self.agent, self.base_model)
         inputs.check_environment(self.env, self.env_kwargs, self.split)
 
@@ -68,7 +70,6 @@ from trainers.episodes.report import tables as report
 from trainers.evaluation.evaluator import load_agent
 from trainers.factory import make_envs
 from trainers.rollouts.rollout import rollout
-from trainers.runtime.errors import UserError
 
 
 def ask(envs: ToolVectorEnv, text: str) -> None:

@@ -16,11 +16,13 @@ import sys
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from trainers.runtime.errors import UserError
+
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers.cli import parse
-from trainers.config import TrainArgs
+from trainers.config import TrainArgs, option
 
 
 @dataclass(kw_only=True)
@@ -33,24 +35,24 @@ class Args(TrainArgs):
     """λ of GAE; at 1 the advantage is the return less the critic's estimate."""
     bi_level: bool = False
     """Estimate over turns first, then inside them (RAGEN)."""
-    turn_level: bool = False
+    turn_level: bool = option(False, advanced=True)
     """Take a turn as one action: one value, before its first token, and one advantage for all of its tokens (Agent-R1's
     step-level GAE; it whitens over turns, here it is over tokens)."""
-    turn_gamma: float = 0.95
+    turn_gamma: float = option(0.95, advanced=True)
     """Discount from turn to turn, with --bi-level or --turn-level."""
-    turn_lam: float = 1.0
+    turn_lam: float = option(1.0, advanced=True)
     """λ from turn to turn, with --bi-level or --turn-level."""
     critic_lr: float = 1e-3
     """Learning rate of the critic. The default is for the tiny policy; start at 1e-5 for a pretrained model."""
-    value_clip: float = 0.2
+    value_clip: float = option(0.2, config_only=True)
     """How far a value may move from what it was before the value loss ignores it."""
-    value_coef: float = 0.5
+    value_coef: float = option(0.5, config_only=True)
     """Weight of the value loss. It matters where the layers are shared, and to the clipping of the critic's gradient."""
-    share_layers: bool = False
+    share_layers: bool = option(False, advanced=True)
     """The critic reads with the policy's own layers, which run once for both: an update takes six tenths of the time."""
-    whiten_advantages: bool = True
+    whiten_advantages: bool = option(True, config_only=True)
     """Advantages of a batch to mean 0 and deviation 1."""
-    advantage_mask: bool = True
+    advantage_mask: bool = option(True, config_only=True)
     """Turning it off runs GAE over what tools returned as well: the paper's ablation."""
 
     def compares_attempts(self) -> bool:
@@ -66,11 +68,11 @@ class Args(TrainArgs):
         )
         self.check_least(value_coef=0)
         if self.advantage_mask and not self.loss_mask:
-            raise ValueError("without the loss mask there is no advantage mask either: give --no-advantage-mask too")
+            raise UserError("without the loss mask there is no advantage mask either: set advantage_mask = false too")
         if self.bi_level and self.turn_level:
-            raise ValueError("bi_level and turn_level are two ways to see turns: give one of them")
+            raise UserError("bi_level and turn_level are two ways to see turns: give one of them")
         if (self.bi_level or self.turn_level) and not self.advantage_mask:
-            raise ValueError("bi_level and turn_level find turns by the advantage mask: leave out --no-advantage-mask")
+            raise UserError("bi_level and turn_level find turns by the advantage mask: leave advantage_mask on")
 
 
 if __name__ == "__main__":
@@ -83,7 +85,8 @@ from trainers.algorithms.advantages import whiten
 from trainers.algorithms.gae import bi_level_gae, gae, turn_level_gae
 from trainers.algorithms.losses import aggregate, total_loss, value_loss
 from trainers.grpo import make_optimizer, policy_loss
-from trainers.loop.trainer import Run
+from trainers.loop.rl_run import RLRun
+from trainers.loop.setup import open_setup
 from trainers.models.critic import Critic
 from trainers.models.fsdp import clip_gradients
 from trainers.models.kl_reference import KLPenalty
@@ -199,18 +202,21 @@ def update(
 
 def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
     """Train a policy: rollouts and updates in turn. Returns the summary of the run, which its folder holds as summary.json."""
-    with Run(args, algorithm, f"Trained with {title}") as run:  # folder, environments, policy, engine; plays baselines
-        policy = run.policy
+    with open_setup(
+        args, algorithm, f"Trained with {title}"
+    ) as setup:  # folder, environments, policy, engine; baselines
+        policy = setup.policy
         critic = Critic(policy, args.share_layers)
         actor_group = {"params": trainable_parameters(policy.model), "lr": args.lr}
         critic_group = {"params": trainable_parameters(critic), "lr": args.critic_lr}
         optimizer = make_optimizer(policy, [actor_group, critic_group])
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
-        saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, where it is steered
-        for step in run.steps(optimizer, critic=critic, **saved):  # resumes; evaluates, logs and saves between updates
-            trajectories = run.collect(step)  # rollouts; with DAPO's refill, more of them, filtered already
-            step.log(update(args, policy, critic, optimizer, kl_penalty, trajectories, step.rng))
-    return run.summary
+        saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, if it is adapted
+        with RLRun(setup, optimizer, critic=critic, **saved) as run:  # resumes
+            for step in run.steps():  # evaluates, logs and saves between updates
+                trajectories = run.collect(step)  # rollouts; with dynamic sampling, more of them, filtered already
+                step.log(update(args, policy, critic, optimizer, kl_penalty, trajectories, step.rng))
+            return run.close()  # the closing table and the report
 
 
 def main(args: Args, name: str = "ppo") -> dict:

@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from trainers.runtime.errors import UserError
+
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
@@ -41,7 +43,7 @@ class Args(TrainArgs):
         self.check_share("turn_gamma")
         self.check_unused(self.turn_credit, "without turn_credit", "turn_gamma")
         if self.turn_credit and self.baseline != "group":
-            raise ValueError("turn_credit is for baseline 'group': against the batch, returns are from each token on")
+            raise UserError("turn_credit is for baseline 'group': against the batch, returns are from each token on")
 
 
 if __name__ == "__main__":

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
+from trainers.runtime.errors import UserError
+
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
@@ -39,7 +41,6 @@ if __name__ == "__main__":
 
 from retrieval_index.printable import printable
 from trainers.episodes.report import page as html_report
-from trainers.runtime.errors import UserError
 
 
 def main(args: Args) -> Path:

@@ -8,7 +8,7 @@ from experiments.agents import Comparison
 from experiments.columns import NotThere
 from experiments.recipe import ALGORITHMS
 from trainers import ppo
-from trainers.checkpoints.settings import differences, settings
+from trainers.checkpoints.settings import find_differences, settings
 
 SHIPPED = sorted(f.name.removesuffix(".toml") for f in resources.files("experiments").joinpath("recipes").iterdir())
 SMALL = """
@@ -246,27 +246,15 @@ def test_no_such_recipe_or_run(small):
         recipe_file.read(small(), runs=("z",))
 
 
-def test_old_names_say_the_new_ones(small):
-    with pytest.raises(ValueError, match="'ahead' is now called 'one-step-off-policy'"):
-        recipe_file.read("ahead")
-    for key, new in (("ahead = true", "one_step_off_policy"), ("cold_start_patience = 0.1", "continue_probability")):
-        with pytest.raises(ValueError, match=f"is now called .*{new}"):
-            recipe_file.read(small(SMALL.replace("\nlr = 1", f"\n{key}")))
-        with pytest.raises(ValueError, match=f"is now called .*{new}"):
-            recipe_file.read(small(SMALL.replace("updates = 4", key)))
-
-
-def test_settings_of_a_run_that_an_earlier_version_made(small):
-    """It lacks the options that came later, and may have written the same JSON in another way."""
+def test_two_spellings_of_the_same_settings_are_no_difference(small):
     args = recipe_file.read(small()).run_arguments("b", 0)
     saved = settings(args)
-    assert differences(saved, args) == {}
-    older = {name: value for name, value in saved.items() if name not in ("kl", "value_clip", "algorithm")}
-    older["env_kwargs"] = '{"rewards": "search_r1","hops":[2,3], "entities": 300}'
-    assert differences(older, args) == {}
-    assert differences({**older, "clip_low": 0.1, "gone": 1}, args) == {"clip_low": (0.1, 0.2), "gone": (1, None)}
+    assert find_differences(saved, args) == {}
+    assert (
+        find_differences(saved | {"env_kwargs": '{"rewards": "search_r1","hops":[2,3], "entities": 300}'}, args) == {}
+    )
     args.value_clip = 0.3
-    assert differences(older, args) == {"value_clip": (0.2, 0.3)}
+    assert find_differences(saved, args) == {"value_clip": (0.2, 0.3)}
 
 
 def test_settings_of_another_algorithm(small):
@@ -275,8 +263,8 @@ def test_settings_of_another_algorithm(small):
         small(SMALL.replace('algorithm = "ppo"', 'algorithm = "rloo"').replace("critic_lr", "lr"))
     )
     grpo, rloo = recipe.run_arguments("a", 0), recipe.run_arguments("b", 0)
-    assert differences(settings(rloo), grpo)["algorithm"] == ("rloo", "grpo")
-    assert differences(settings(grpo), rloo)["algorithm"] == ("grpo", "rloo")
+    assert find_differences(settings(rloo), grpo)["algorithm"] == ("rloo", "grpo")
+    assert find_differences(settings(grpo), rloo)["algorithm"] == ("grpo", "rloo")
 
 
 AFTER_SFT = """
@@ -339,13 +327,13 @@ def test_a_comparison_may_be_moved_with_its_start(small, tmp_path):
     start.mkdir(parents=True)
     saved = settings(recipe.run_arguments("a", 0, str(start)))
     (tmp_path / "here").rename(tmp_path / "there")
-    assert not differences(saved, recipe.run_arguments("a", 0, str(tmp_path / "there" / "sft-0" / "best")))
+    assert not find_differences(saved, recipe.run_arguments("a", 0, str(tmp_path / "there" / "sft-0" / "best")))
     other = tmp_path / "there" / "sft-1" / "best"
     other.mkdir(parents=True)
-    assert list(differences(saved, recipe.run_arguments("a", 0, str(other)))) == ["model"]
+    assert list(find_differences(saved, recipe.run_arguments("a", 0, str(other)))) == ["model"]
     start.mkdir(parents=True)  # what is there still is another one
     moved = recipe.run_arguments("a", 0, str(tmp_path / "there" / "sft-0" / "best"))
-    assert list(differences(saved, moved)) == ["model"]
+    assert list(find_differences(saved, moved)) == ["model"]
 
 
 def test_baselines_train_as_long_whatever_runs_come_later(small, tmp_path, monkeypatch):

@@ -18,7 +18,7 @@ from reference import Episode, Turn
 from trainers import gigpo, grpo, ppo, reinforce, rloo
 from trainers.engines.engine import Completion
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.loop.trainer import UpdateStep
+from trainers.loop.run import UpdateStep
 from trainers.models.policy import Policy
 from trainers.rollouts import collector
 from trainers.rollouts.rollout import rollout
@@ -44,17 +44,18 @@ def run_update(
     run = PlayedRun(copy.deepcopy(policy), played, critic_head)
     with pytest.MonkeyPatch.context() as patch:
         for module in (grpo, ppo):
-            patch.setattr(module, "Run", lambda *arguments: run)
+            patch.setattr(module, "open_setup", lambda *arguments: run)
+            patch.setattr(module, "RLRun", run.start)
         ALGORITHMS[algorithm].main(ALGORITHMS[algorithm].Args(**options))
     return UpdateResult(run.gradients, {name: p.detach() for name, p in run.named.items()}, run.metrics)
 
 
 class PlayedRun:
-    """Takes the place of a `Run`: episodes that were played before, and a look at what the optimizer gets."""
+    """Takes the place of a run and its setup: episodes that were played before, and a look at what the optimizer gets."""
 
     def __init__(self, policy: Policy, played: list[list[Episode]], critic_head):
         self.policy, self.played, self.critic_head = policy, played, critic_head
-        self.named, self.gradients, self.metrics, self.summary = dict(policy.model.named_parameters()), [], [], {}
+        self.named, self.gradients, self.metrics = dict(policy.model.named_parameters()), [], []
 
     def __enter__(self):
         return self
@@ -62,7 +63,7 @@ class PlayedRun:
     def __exit__(self, *error):
         pass
 
-    def steps(self, optimizer, critic=None, kl=None):
+    def start(self, setup, optimizer, critic=None, kl=None):
         if critic is not None:
             with torch.no_grad():
                 for own, given in zip(critic.head.parameters(), self.critic_head, strict=True):
@@ -76,10 +77,16 @@ class PlayedRun:
             step()
 
         optimizer.step = recorded
+        return self
+
+    def steps(self):
         for number in range(len(self.played)):
             update = UpdateStep(number=number, rng=np.random.default_rng(number))
             yield update
             self.metrics.append(update.metrics)
+
+    def close(self):
+        return {}
 
     def collect(self, step):
         return [to_trajectory(episode) for episode in self.played[step.number]]

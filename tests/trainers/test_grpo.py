@@ -129,7 +129,7 @@ def arguments(letters, model_folder, out, **changes):
 
 def test_a_whole_run(letters, model_folder, tmp_path, capsys):
     out = tmp_path / "run"
-    summary = grpo.main(arguments(letters, model_folder, out, log=("tensorboard",)))
+    summary = grpo.main(arguments(letters, model_folder, out, report_to=("tensorboard",)))
     written = json.loads((out / "summary.json").read_text())
     assert written["env"] == letters
     assert written["source"].startswith("miniwiki:validation")
@@ -195,7 +195,7 @@ def test_more_minibatches_than_episodes(played):
 
 def test_a_misspelt_sink_is_found_before_anything_is_run(letters, tmp_path):
     with pytest.raises(ValueError, match="tensorbord"):
-        grpo.main(arguments(letters, "no/such-model", tmp_path / "run", log=("tensorbord",)))
+        grpo.main(arguments(letters, "no/such-model", tmp_path / "run", report_to=("tensorbord",)))
 
 
 def test_learning_raises_the_return(letters, model_folder, tmp_path):

@@ -3,18 +3,13 @@ import runpy
 import sys
 
 import pytest
-import tyro
 
-from trainers import grpo, ppo, starpo
+from trainers import grpo, starpo
 from trainers.runtime.progress import read_metrics
 
 
-def chosen(*words):
-    return tyro.extras.overridable_config_cli(starpo.PRESETS, args=list(words))
-
-
-def test_the_presets_are_those_of_the_papers():
-    plain, stabilised, ragen2 = (chosen(name) for name in ("starpo", "starpo-s", "ragen-2"))
+def test_the_configurations_are_those_of_the_papers():
+    plain, stabilised, ragen2 = (starpo.make_args(name) for name in ("starpo", "starpo-s", "ragen-2"))
     for args in (plain, stabilised, ragen2):
         assert (args.questions_per_update, args.group_size) == (8, 16)
         assert (args.gamma, args.lam) == (1.0, 1.0)
@@ -26,29 +21,11 @@ def test_the_presets_are_those_of_the_papers():
 
 def test_over_grpo_they_have_grpos_own_estimator():
     for name in ("starpo", "starpo-s", "ragen-2"):
-        over_ppo, over_grpo = chosen(name), chosen(f"{name}-grpo")
+        over_ppo, over_grpo = starpo.make_args(name), starpo.make_args(f"{name}-grpo")
         assert isinstance(over_grpo, grpo.Args)
         assert over_grpo.scale_by_std
         for field in ("questions_per_update", "group_size", "filter", "kl_coef", "clip_low", "clip_high"):
             assert getattr(over_grpo, field) == getattr(over_ppo, field)
-
-
-def test_gspo_has_the_clip_range_of_sequences(monkeypatch):
-    ran = []
-    monkeypatch.setattr(grpo, "main", lambda args, name: ran.append(args.clip_range))
-    for words in ((), ("--loss", "gspo"), ("--loss", "gspo", "--clip-low", "0.1", "--clip-high", "0.3")):
-        starpo.main("starpo-grpo", chosen("starpo-grpo", *words))
-    assert ran == [(0.2, 0.2), (3e-4, 4e-4), (0.1, 0.3)]
-
-
-def test_options_stand_beside_the_preset():
-    args = chosen("starpo-s", "--env", "AgentR1/Bandit-v0", "--updates", "3", "--bi-level", "--filter", "signal")
-    assert (args.env, args.updates, args.bi_level, args.filter) == ("AgentR1/Bandit-v0", 3, True, "signal")
-    assert args.group_size == 16
-    assert starpo.PRESETS["starpo-s"][1].updates == ppo.Args().updates  # the preset is left as it was
-    for wrong in (["starpo-x"], [], ["starpo", "--filter", "best"]):
-        with pytest.raises(SystemExit):
-            chosen(*wrong)
 
 
 @pytest.mark.parametrize("name", ["starpo", "starpo-s", "ragen-2", "starpo-s-grpo"])

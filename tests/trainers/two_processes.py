@@ -96,7 +96,7 @@ class Learner:
         common = self.args, self.policy
         if isinstance(self.args, sft.Args):
             taught = [sequence for episode in episodes for sequence in to_sequences(episode.steps)]
-            before = sft.measure_loss(self.policy, taught, self.args.max_tokens_per_micro_batch)
+            before = sft.HeldOutLoss(self.args, self.policy, taught).evaluate(0)["eval/loss"]
             metrics = sft.update(self.args, self.policy, self.optimizer, taught) | {"before": before}
         elif self.critic:
             metrics = ppo.update(*common, self.critic, self.optimizer, self.kl, episodes, rng)

@@ -33,8 +33,7 @@ from trainers.runtime.progress import METRICS_FILE, read_metrics
 
 _PRIVATE = STATE_FILE, CHECKSUMS_FILE, ARGUMENTS_FILE  # for training on, here
 _HIDDEN = {
-    "out", "resume", "log", "report_to", "push_to_hub", "vllm_url", "keep", "save_total_limit", "save_every",
-    "save_every_minutes",
+    "out", "resume", "config", "report_to", "push_to_hub", "vllm_url", "save_total_limit", "save_every",
 }  # fmt: skip
 
 

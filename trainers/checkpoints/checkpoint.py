@@ -26,6 +26,7 @@ from retrieval_index.publish import exchange
 from trainers.models import fsdp
 from trainers.models.finite import check_finite
 from trainers.runtime import distributed
+from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import (
     CARD_FILE,
     CHECKSUMS_FILE,
@@ -132,12 +133,12 @@ def load_state(
     check_finite(_tensors(state["modules"], "modules"), folder)
     saved = state["optimizers"]
     if len(saved) != len(optimizers):
-        raise ValueError(f"{folder} holds the states of {len(saved)} optimizers, asked for {len(optimizers)}")
+        raise UserError(f"{folder} holds the states of {len(saved)} optimizers, asked for {len(optimizers)}")
     for optimizer, optimizer_state in zip(optimizers, saved, strict=True):
         optimizer.load_state_dict(fsdp.shard_state(optimizer_state, optimizer))
     modules = modules or {}
     if set(modules) != set(state["modules"]):
-        raise ValueError(f"{folder} holds the modules {sorted(state['modules'])}, asked for {sorted(modules)}")
+        raise UserError(f"{folder} holds the modules {sorted(state['modules'])}, asked for {sorted(modules)}")
     for name, module in modules.items():
         trained, frozen = _split(module)
         saved = state["modules"][name]

@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -33,7 +34,7 @@ BASELINES_FILE = "baselines.json"
 
 
 @contextmanager
-def claim_folder(args, algorithm: str) -> Iterator[Path]:
+def create_run_dir(args, algorithm: str) -> Iterator[Path]:
     """The folder of the run, for as long as it lasts: no other process writes there, and an earlier run is never written over.
     The first of several processes chooses it.
 
@@ -58,7 +59,7 @@ def _describe_rest(folder: Path) -> str:
     whole, _ = checkpoint.find_latest(folder)
     if whole is None:
         return "There is no checkpoint."
-    return f"{whole} is whole: make room, and --resume {folder} goes on from there."
+    return f"{whole} is whole: make room, and --resume {folder} continues from there."
 
 
 def _claim(args, algorithm: str, stack: ExitStack) -> Path:
@@ -108,7 +109,7 @@ def _check_checkpoint(args) -> None:
         )
     for path, reason in damaged:
         aside = durable.set_aside(path, "damaged").name
-        print(f"Warning: {reason}. It is set aside as {aside}, and {whole.name} is gone on from.", file=sys.stderr)
+        print(f"Warning: {reason}. It is set aside as {aside}, and {whole.name} is continued from.", file=sys.stderr)
 
 
 def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, args) -> None:
@@ -118,16 +119,18 @@ def save(run: Path, policy: Policy, optimizers: list, modules: dict, step: int, 
     path = run / f"checkpoint-{step}"
     checkpoint.save(
         path, model=policy.model, tokenizer=policy.tokenizer, optimizers=optimizers, step=step,
-        extra=settings(args), modules=modules, keep_last=args.keep - 1, texts=describe(path, policy, args),
+        extra=settings(args), modules=modules, keep_last=args.save_total_limit - 1, texts=describe(path, policy, args),
     )  # fmt: skip
 
 
-def save_best(run: Path, policy: Policy, step: int, score: float, args) -> None:
-    """Write the weights of the best evaluation so far, from which no run goes on, into ``best`` in the folder of the run."""
-    path = run / BEST
+def save_best(
+    run: Path, policy: Policy, step: int, score: float | None, args: Any, extra: dict[str, Any] | None = None
+) -> None:
+    """Write the weights of the best evaluation so far, from which no run continues, into ``best`` in the folder of the run."""
+    path, best = run / BEST, {"update": step, "score": score} | _select_evaluation(args)
     checkpoint.save(
         path, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=step,
-        extra=settings(args) | {"best": {"update": step, "score": score} | _asked(args)}, texts=describe(path, policy, args),
+        extra=settings(args) | (extra or {}) | {"best": best}, texts=describe(path, policy, args),
     )  # fmt: skip
 
 
@@ -139,38 +142,37 @@ def describe(checkpoint: Path, policy: Policy, args) -> dict[str, str]:
     return {ARGUMENTS_FILE: arguments, CARD_FILE: text}
 
 
-def _asked(args) -> dict:
-    """What scores depend on besides the weights: those of other evaluations tell nothing of which are better."""
-    return {name: getattr(args, name) for name in ("eval_questions", "eval_temperature")}
+def _select_evaluation(args: Any) -> dict[str, Any]:
+    """What scores depend on besides the weights: other evaluations do not tell which are better."""
+    return {name: getattr(args, name) for name in ("eval_questions", "eval_temperature") if hasattr(args, name)}
 
 
-def read_best(run: Path, args) -> float | None:
-    """The score of the weights in ``best``; None where there are none, and minus infinity where they are damaged, or were
-    chosen by other evaluations than those of ``args``."""
+def read_best(run: Path, args: Any) -> float | None:
+    """The score of the weights in ``best``; None if there are none, and NaN if they are damaged, or were chosen by other
+    evaluations than those of ``args``."""
     try:
         best = checkpoint.read_extra(run / BEST)["best"]
-        asked = _asked(args)
-        if asked != {name: best.get(name, value) for name, value in asked.items()}:  # an earlier version kept none
+        if any(best[name] != value for name, value in _select_evaluation(args).items()):
             print(f"{run / BEST} was chosen by other evaluations: the next one takes its place", file=sys.stderr)
-            return -math.inf
+            return math.nan
         return float(best["score"])
     except FileNotFoundError:
         return None
-    except (checkpoint.CheckpointDamaged, OSError, LookupError) as error:
+    except (checkpoint.CheckpointDamaged, OSError, LookupError, TypeError) as error:
         print(f"Warning: {error}: the next evaluation takes its place", file=sys.stderr)
-        return -math.inf
+        return math.nan
 
 
-def write_baselines(run: Path, asked: dict, rows: list[dict]) -> None:
-    """Keep the rows of the baselines, and what they were asked, for when the run is resumed."""
-    durable.write_text(run / BASELINES_FILE, json.dumps({"asked": asked, "rows": rows}, indent=2))
+def write_baselines(run: Path, requested: dict, rows: list[dict]) -> None:
+    """Keep the rows of the baselines, and what was requested of them, for when the run is resumed."""
+    durable.write_text(run / BASELINES_FILE, json.dumps({"requested": requested, "rows": rows}, indent=2))
 
 
-def read_baselines(run: Path, asked: dict) -> list[dict] | None:
-    """The rows of the baselines; None where there are none of what is asked now."""
+def read_baselines(run: Path, requested: dict) -> list[dict] | None:
+    """The rows of the baselines; None if there are none of what is requested now."""
     try:
         kept = json.loads((run / BASELINES_FILE).read_text(encoding="utf-8"))
-        return kept["rows"] if kept["asked"] == asked else None
+        return kept["rows"] if kept["requested"] == requested else None
     except (OSError, ValueError, LookupError, TypeError):  # no file of ours: they are played again
         return None
 
@@ -203,6 +205,11 @@ def load_weights(policy: Policy, folder: Path) -> None:
                 f"with its weights, begin another run with --model {folder}"
             )
         policy.model.load_state_dict(saved.model.state_dict())
+
+
+def remove_summary(run: Path) -> None:
+    """Remove what a finished run said of weights that are trained further now."""
+    (run / report.SUMMARY_FILE).unlink(missing_ok=True)
 
 
 def write_unfinished_report(run: Path, summary: dict, done: str) -> None:

@@ -11,21 +11,12 @@ from typing import Any, TypeVar
 
 import gymnasium
 
-from trainers.config import RENAMED, TrainArgs
+from trainers.config import TrainArgs, mutable_on_resume
 from trainers.runtime.errors import UserError
-from trainers.runtime.integrity import latest, step_folders
+from trainers.runtime.integrity import step_folders
 from trainers.runtime.progress import to_json_types
 
 ARGUMENTS_FILE = "arguments.json"  # in a checkpoint: all arguments of its run
-
-# What a resumed run may do otherwise than before: none of these changes a gradient step, but for those among an
-# algorithm's FIXED. The help of --resume lists them.
-FREE = {
-    "updates", "max_seconds", "eval_every", "eval_questions", "eval_temperature", "final_questions", "save_every",
-    "save_every_minutes", "keep", "keep_episodes", "out", "resume", "log", "log_project", "log_name", "log_group",
-    "push_to_hub", "stop_on_collapse", "tool_outage_minutes", "max_tokens_per_micro_batch", "gradient_checkpointing",
-    "vllm_url", "vllm_kv_gib",
-}  # fmt: skip
 
 ASKED = "updates", "max_seconds"  # how long: a run that goes on may be given more, and a finished one is of these
 
@@ -51,10 +42,7 @@ def algorithm_of(args: Any) -> str:
 
 def settings(args: Any) -> dict[str, Any]:
     """The arguments that make a run what it is, in the types of JSON, with the name of their algorithm's file."""
-    is_scheduled = getattr(args, "schedule", "constant") != "constant" or getattr(args, "warmup", 0.0)
-    lengths = {*ASKED} if is_scheduled else set()  # which rates fall over
-    free = FREE - getattr(args, "FIXED", set()) - lengths
-    chosen = {name: value for name, value in asdict(args).items() if name not in free}
+    chosen = {name: value for name, value in asdict(args).items() if name not in mutable_on_resume(args) | {"config"}}
     if isinstance(args, TrainArgs):  # what the surrogate has by default is a setting as well
         chosen |= dict(zip(("clip_low", "clip_high"), args.clip_range, strict=True)) | {"normalize": args.mean_over}
     return chosen | {"algorithm": algorithm_of(args)}
@@ -111,73 +99,62 @@ def _kind(env: str) -> str:
 def describe_arguments(args: Any) -> str:
     """What `ARGUMENTS_FILE` holds: all arguments but the folder of the run, those ``changed`` that are not as by default, and the
     ``algorithm``, the name of their file."""
-    kept = {name: value for name, value in asdict(args).items() if name not in ("out", "resume")}
+    kept = {name: value for name, value in asdict(args).items() if name not in ("out", "resume", "config")}
     changed = [field.name for field in fields(args) if kept.get(field.name) not in (None, field.default)]
     described = kept | {"algorithm": algorithm_of(args), "changed": changed}
     return json.dumps(to_json_types(described), indent=2) + "\n"
 
 
 def restore(defaults: Args, run: Path) -> Args:
-    """The arguments of a run that is to go on, put over ``defaults``.
+    """The arguments of a run that is to continue, put over ``defaults``.
 
     Raises:
-        ValueError: there is no checkpoint, or it is one of another algorithm.
+        UserError: there is no checkpoint, or it is one of another algorithm.
     """
     saved = _read_arguments(run)
-    if (algorithm := saved.get("algorithm", algorithm_of(defaults))) != algorithm_of(defaults):
+    if (algorithm := saved["algorithm"]) != algorithm_of(defaults):
         raise UserError(f"{run} is a run of {algorithm}: python -m trainers.{algorithm} --resume {run}")
-    known = {field.name for field in fields(defaults)} - {"out", "resume"}  # type: ignore[arg-type]
-    values = {RENAMED.get(name, name): value for name, value in saved.items()}
-    return replace(defaults, **{n: v for n, v in values.items() if n in known}, resume=run)  # type: ignore[type-var]
+    known = {field.name for field in fields(defaults)} - {"out", "resume", "config"}  # type: ignore[arg-type]
+    return replace(defaults, **{n: v for n, v in saved.items() if n in known}, resume=run)  # type: ignore[type-var]
 
 
 def _read_arguments(run: Path) -> dict[str, Any]:
     folders = step_folders(run)
     if not folders:
         what = "there is no checkpoint in it" if run.is_dir() else "there is no such folder"
-        raise UserError(f"{run} is no run to go on with: {what}")
+        raise UserError(f"{run} is no run to continue: {what}")
     for folder in folders:
         try:
             return dict(json.loads((folder / ARGUMENTS_FILE).read_text(encoding="utf-8")))
-        except (OSError, ValueError):  # of an earlier version; or damaged, which is said when it is loaded
+        except (OSError, ValueError):  # a damaged one is set aside when it is loaded
             continue
-    from trainers.checkpoints import checkpoint  # imports torch
-
-    whole = latest(run)
-    return checkpoint.read_extra(whole) if whole else {}
+    raise UserError(f"no checkpoint in {run} has its {ARGUMENTS_FILE}")
 
 
-def differences(saved: Mapping[str, object], args: Any) -> dict[str, tuple]:
-    """By name, (saved, wanted) where the `settings` of a saved run are not those of ``args``.
-
-    What an earlier version did not save yet was as it is by default: else every run that it made would be rejected.
-    """
-    saved = {RENAMED.get(name, name): to_json_types(value) for name, value in saved.items()}
-    wanted = to_json_types(settings(args))
-    defaults = to_json_types({field.name: field.default for field in fields(args)} | {"algorithm": wanted["algorithm"]})
-    pairs = {name: (saved.get(name, defaults[name]), value) for name, value in wanted.items()}
-    pairs |= {name: (value, None) for name, value in saved.items() if name not in defaults}
-    return {name: pair for name, pair in pairs.items() if not _is_same(name, *pair)}
+def find_differences(saved: Mapping[str, object], args: Any) -> dict[str, tuple]:
+    """By name, (saved, wanted) where the `settings` of a saved run are not those of ``args``."""
+    had, wanted = dict(saved), to_json_types(settings(args))
+    names = {field.name for field in fields(args)} | {"algorithm"}
+    pairs = {name: (had.get(name), wanted.get(name)) for name in names if name in had or name in wanted}
+    allowed = mutable_on_resume(args) | {"config"}
+    return {name: pair for name, pair in pairs.items() if name not in allowed and not _is_same(name, *pair)}
 
 
 def check_resumed(where: Path, saved: Mapping[str, object], args: Any) -> None:
     """Raise `SettingsDiffer` where a run is to go on from the checkpoint ``where`` with other settings than the ``saved``."""
-    if different := differences(saved, args):
+    if different := find_differences(saved, args):
         listed = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
         raise SettingsDiffer(f"{where} was trained with {listed}: leave that out; --help says what --resume may change")
 
 
 def check_settings(folder: Path, summary: Mapping, args: Any) -> None:
     """Raise `SettingsDiffer` where the run that a ``summary`` is of was made with other arguments than ``args``."""
-    saved = dict(summary["settings"])
-    had = {name: saved.get(name, 0.0) for name in ASKED if hasattr(args, name)}  # an earlier version had no max_seconds
-    saved = {name: value for name, value in saved.items() if name not in ASKED or name in settings(args)}
-    different = differences(saved, args)
-    different |= {name: (was, getattr(args, name)) for name, was in had.items() if was != getattr(args, name)}
-    evaluation = summary.get("evaluation", {})  # an earlier version did not save it
-    for setting in ("eval_every", "eval_questions", "eval_temperature"):
-        if setting in evaluation and evaluation[setting] != getattr(args, setting):
-            different[setting] = (evaluation[setting], getattr(args, setting))
+    saved, evaluation = dict(summary["settings"]), dict(summary.get("evaluation", {}))
+    different = find_differences(saved, args)
+    for name in (*ASKED, "eval_every", "eval_questions", "eval_temperature"):
+        had = saved.get(name, evaluation.get(name))
+        if hasattr(args, name) and had is not None and had != getattr(args, name):
+            different[name] = (had, getattr(args, name))
     if different:
         listed = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
         raise SettingsDiffer(f"{folder} holds a run with other settings ({listed}): give another --out")

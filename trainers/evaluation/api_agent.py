@@ -25,6 +25,7 @@ from agent_envs.formats.json_text import dumps, read_object
 from agent_envs.integrations.episode import Episode, Message, Reply, take_message
 from agent_envs.utils.scripts import EpisodeRecorder
 from trainers.episodes.records import Origin, make_record
+from trainers.runtime.errors import UserError
 from trainers.runtime.signals import TrainingStopped
 
 NATIVE = "native"
@@ -69,11 +70,11 @@ def check(url: str) -> None:
     """Raise a ValueError where the address is none, or where the client is not installed."""
     parts = urlsplit(url)
     if parts.scheme not in ("http", "https") or not parts.hostname:
-        raise ValueError(f"api must be an address such as http://127.0.0.1:8000/v1, got {url!r}")
+        raise UserError(f"api must be an address such as http://127.0.0.1:8000/v1, got {url!r}")
     if parts.username or parts.password or parts.query:
-        raise ValueError("api must be an address without a key in it: put the key into an environment variable")
+        raise UserError("api must be an address without a key in it: put the key into an environment variable")
     if importlib.util.find_spec("openai") is None:
-        raise ValueError("api needs the openai package: pip install 'agent-r1-envs[api]'")
+        raise UserError("api needs the openai package: pip install 'agent-r1-envs[api]'")
 
 
 def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
@@ -88,14 +89,14 @@ def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
     if format == NATIVE:
         episode = Episode(id, native=True, **env_kwargs)
         if episode.env.context is not None:
-            raise ValueError("function calls stay in the conversation: with a context, choose a --format of text")
+            raise UserError("function calls stay in the conversation: with a context, choose a --format of text")
         return episode
     episode = Episode(id, **{**env_kwargs, **({"format": format} if format else {})})
     for form in episode.env.formats:
         if form.special_tokens:
-            raise ValueError(f"a chat API takes special tokens out of a text: choose another format than {form.name!r}")
+            raise UserError(f"a chat API takes special tokens out of a text: choose another format than {form.name!r}")
         if form.name == "openai":
-            raise ValueError("the format 'openai' is that of function calls: leave it out, or give --format native")
+            raise UserError("the format 'openai' is that of function calls: leave it out, or give --format native")
     return episode
 
 
@@ -340,7 +341,7 @@ def _read_turn(body: bytes, episode: Episode) -> tuple[Message, Message]:
         reasoning = _read_text(message.get("reasoning_content") or message.get("reasoning"))
         calls = [_read_call(call, place) for place, call in enumerate(message.get("tool_calls") or [])]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise ValueError(f"the answer is no chat completion: {body[:200].decode('utf-8', 'replace')!r}") from None
+        raise UserError(f"the answer is no chat completion: {body[:200].decode('utf-8', 'replace')!r}") from None
     if len({call["id"] for call in calls}) < len(calls):
         calls = [{**call, "id": f"call_{place}"} for place, call in enumerate(calls)]
     if not episode.native:

@@ -47,7 +47,7 @@ def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Itera
         try:
             asked, steps = _read_line(line, policy, env)
             if not steps:
-                raise ValueError("nothing of it is to be taught: all of the assistant's messages have the weight 0")
+                raise UserError("nothing of it is to be taught: all of the assistant's messages have the weight 0")
             yield asked, steps
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{path}:{number}: {error}") from error
@@ -56,7 +56,7 @@ def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Itera
 def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, list[Step]]:
     data = json.loads(line)
     if not isinstance(data, dict) or not ("messages" in data or {"prompt", "completion"} <= set(data)):
-        raise ValueError('a line holds "messages", or "prompt" and "completion"')
+        raise UserError('a line holds "messages", or "prompt" and "completion"')
     tools = data.get("tools")
     tools = json.loads(tools) if isinstance(tools, str) else tools  # a column of text, which TRL takes as well
     if "messages" not in data and isinstance(data["prompt"], str):
@@ -72,15 +72,15 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
 def _complete(prompt: str, completion: Any, policy: Policy) -> Step:
     """Plain text, behind what the tokenizer begins a text with. Control tokens in it are meant: some files have a template's."""
     if not isinstance(completion, str):
-        raise ValueError("the prompt is text, so the completion must be text too")
+        raise UserError("the prompt is text, so the completion must be text too")
     if policy.eos_id is None:
-        raise ValueError("the tokenizer has no eos token, which ends a completion in plain text: give messages")
+        raise UserError("the tokenizer has no eos token, which ends a completion in plain text: give messages")
     read = list(policy.tokenizer(prompt).input_ids)
     read = read[1:] if read[:2] == [policy.tokenizer.bos_token_id] * 2 else read  # the file has it too
     if read[-1:] == [policy.eos_id] and policy.encode(prompt)[-1:] != read[-1:]:  # few tokenizers end a text
         read = read[:-1]
     if not read:
-        raise ValueError("the prompt is empty: nothing predicts the first token of the completion")
+        raise UserError("the prompt is empty: nothing predicts the first token of the completion")
     tokens = policy.encode(completion)
     tokens += [policy.eos_id] * (tokens[-1:] != [policy.eos_id])  # some files end with it, others do not
     return Step(prompt=read, tokens=tokens, logprobs=[0.0] * len(tokens))
@@ -90,7 +90,7 @@ def _join(data: dict[str, Any]) -> list[Message]:
     """The messages of a line, with text as content."""
     parts = (data["messages"],) if "messages" in data else (data["prompt"], data["completion"])
     if not all(isinstance(part, list) and all(isinstance(message, dict) for message in part) for part in parts):
-        raise ValueError("messages, or prompt and completion, must be lists of objects with role and content")
+        raise UserError("messages, or prompt and completion, must be lists of objects with role and content")
     messages = parts[-1] if len(parts) == 1 else [*({**message, "weight": 0} for message in parts[0]), *parts[1]]
     return [{**message, "content": _to_text(message.get("content"))} for message in messages]
 
@@ -99,24 +99,24 @@ def _to_text(content: Any) -> str | None:
     if isinstance(content, list) and all(isinstance(part, dict) and part.get("type") == "text" for part in content):
         content = "".join(str(part.get("text") or "") for part in content)
     if content is not None and not isinstance(content, str):
-        raise ValueError("the content of a message must be text: pictures and the like cannot be learned from")
+        raise UserError("the content of a message must be text: pictures and the like cannot be learned from")
     return content
 
 
 def _check(messages: list[Message]) -> None:
     roles = [str(message.get("role")) for message in messages]
     if unknown := sorted(set(roles) - {"system", "developer", "user", "assistant", "tool"}):
-        raise ValueError(f"there is no role {unknown[0]!r}")
+        raise UserError(f"there is no role {unknown[0]!r}")
     if "assistant" not in roles or roles[0] in ("assistant", "tool"):
-        raise ValueError("a conversation begins with a system or user message and has one of the assistant")
+        raise UserError("a conversation begins with a system or user message and has one of the assistant")
     for message in messages:
         is_taught = message["role"] == "assistant" and message.get("weight") != 0
         if is_taught and not (message["content"] or message.get("tool_calls")):
-            raise ValueError("a message of the assistant has neither content nor tool_calls")
+            raise UserError("a message of the assistant has neither content nor tool_calls")
         for call in message.get("tool_calls") or ():
             function = call.get("function") if isinstance(call, dict) else None
             if not isinstance(function, dict) or not isinstance(function.get("name"), str):
-                raise ValueError('a tool call holds a "function" with its "name" and "arguments"')
+                raise UserError('a tool call holds a "function" with its "name" and "arguments"')
 
 
 def play_steps(messages: list[Message], policy: Policy) -> list[Step]:
@@ -160,10 +160,10 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
         after = _write(policy, written[: place + 1], tools)
         turn = after.removeprefix(before)
         if len(turn) + len(before) != len(after):
-            raise ValueError("the chat template does not put a turn behind its generation prompt")
+            raise UserError("the chat template does not put a turn behind its generation prompt")
         for call in message.get("tool_calls") or ():
             if call["function"]["name"] not in turn:
-                raise ValueError("the chat template leaves tool calls out: have them written as the environment does")
+                raise UserError("the chat template leaves tool calls out: have them written as the environment does")
         if not before.startswith(shown):
             ids, shown = [], ""
         ids = ids + policy.encode(before[len(shown) :])
@@ -182,7 +182,7 @@ def _write(policy: Policy, messages: list[Message], tools: list[dict] | None = N
             policy.fold_system(messages), tools=given, tokenize=False, **options
         )
     except Exception as error:  # templates are programs, and raise what they like
-        raise ValueError(f"the chat template cannot write this: {error}") from error
+        raise UserError(f"the chat template cannot write this: {error}") from error
     return str(text)
 
 
@@ -246,7 +246,7 @@ def write_calls(
     def answer_calls() -> None:
         if open_calls:
             if missing := [id for id in open_calls if id not in results]:
-                raise ValueError(f"the tool call {missing[0]!r} has no result")
+                raise UserError(f"the tool call {missing[0]!r} has no result")
             given = [ToolResult(results[id]) for id in open_calls]
             written.append({"role": "user", "content": format.render(turn, given)})
             open_calls.clear()
@@ -255,7 +255,7 @@ def write_calls(
         if message["role"] == "tool":
             id = message.get("tool_call_id") or next((id for id in open_calls if id not in results), "")
             if id not in open_calls:
-                raise ValueError(f"a result of {id!r}, which the turn before did not call")
+                raise UserError(f"a result of {id!r}, which the turn before did not call")
             results[id] = message.get("content") or ""
             continue
         answer_calls()
@@ -263,13 +263,13 @@ def write_calls(
             written.append(message)
             continue
         if ended:
-            raise ValueError(
+            raise UserError(
                 "a message of the assistant without calls is the answer that ends an episode, and here more turns follow it: "
                 "with --tool-calls template the conversation stays as it is"
             )
         turn, results = _read_turn(message, format), {}
         if unknown := sorted({call.name for call in turn.calls} - {"answer"} - set(tools)) if tools else []:
-            raise ValueError(
+            raise UserError(
                 f"it calls {unknown[0]!r}, which is no tool of the environment: it has {', '.join(sorted(tools))}"
             )
         match turn.calls:
@@ -292,7 +292,7 @@ def _merge_turns(messages: list[Message]) -> list[Message]:
             merged.append(message)
             continue
         if (before.get("weight") == 0) != (message.get("weight") == 0):
-            raise ValueError("of two messages of the assistant in a row, which are one turn, one has the weight 0")
+            raise UserError("of two messages of the assistant in a row, which are one turn, one has the weight 0")
         said = "content" if message.get("tool_calls") and "reasoning_content" not in message else "reasoning_content"
         parts = before.get("reasoning_content"), before.get("content"), message.get(said)
         merged[-1] = {**message, said: "\n".join(part for part in parts if part)}
@@ -321,5 +321,5 @@ def _read_turn(message: Message, format: Format) -> Turn:
 def _parse(message: Message) -> Turn:
     turn = _OPENAI.parse(json.dumps(message))
     if turn.error:
-        raise ValueError(turn.error)
+        raise UserError(turn.error)
     return turn

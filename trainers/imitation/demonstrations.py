@@ -307,7 +307,7 @@ def _to_sequence(ids: list[int], taught: list[tuple[int, int]]) -> Sequence:
     mask = [False] * len(ids)
     for begin, end in taught:
         if not 0 < begin < end <= len(ids):
-            raise ValueError(f"tokens {begin} to {end} of {len(ids)} cannot be taught")
+            raise UserError(f"tokens {begin} to {end} of {len(ids)} cannot be taught")
         mask[begin:end] = [True] * (end - begin)
     zeros = [0.0] * len(ids)
     return Sequence(ids=ids, mask=mask, logprobs=zeros, rewards=zeros)

@@ -7,6 +7,7 @@ from trainers.config import TrainArgs
 from trainers.models.lora import make_reference
 from trainers.models.micro_batches import compute_logprobs
 from trainers.models.policy import Policy
+from trainers.runtime.errors import UserError
 from trainers.trajectory import Batch
 
 
@@ -18,7 +19,7 @@ def adaptive_kl_coef(coef: float, kl: float, target: float, rate: float = 0.1) -
         rate: K, at most 2 % a step with the paper's .1.
     """
     if not target > 0:
-        raise ValueError(f"the KL target must be above 0, got {target}")
+        raise UserError(f"the KL target must be above 0, got {target}")
     return coef * (1 + rate * min(max(kl / target - 1, -0.2), 0.2))
 
 

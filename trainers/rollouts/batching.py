@@ -56,7 +56,7 @@ def refill_groups(
     played: list[Trajectory], play: Callable[[], list[Trajectory]], args: TrainArgs
 ) -> tuple[list[Trajectory], list[Trajectory], Metrics]:
     """DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476): play on until ``questions_per_update`` groups hold
-    returns that differ, for ``args.refill`` more batches at most.
+    returns that differ, for ``args.dynamic_sampling`` more batches at most.
 
     Args:
         played: the first batch.
@@ -65,10 +65,10 @@ def refill_groups(
     Returns:
         All episodes that were played; those to learn from, which are all of them where nothing is refilled; metrics.
     """
-    if not args.refill:
+    if not args.dynamic_sampling:
         return played, played, {}
     batches, kept = [played], filter_groups(played, args)
-    while len({t.group for t in kept}) < args.questions_per_update and len(batches) <= args.refill:
+    while len({t.group for t in kept}) < args.questions_per_update and len(batches) <= args.dynamic_sampling:
         offset = len(batches) * args.questions_per_update
         batches.append([replace(t, group=t.group + offset) for t in play()])
         kept += filter_groups(batches[-1], args)
@@ -86,7 +86,7 @@ def select_episodes(trajectories: list[Trajectory], args: TrainArgs) -> tuple[li
         ValueError: an episode's return is not finite.
     """
     kept = filter_groups(trajectories, args)
-    counts = args.filter != "none" and not args.refill  # `refill_groups` has counted already, and filtered
+    counts = args.filter != "none" and not args.dynamic_sampling  # `refill_groups` has counted already, and filtered
     metrics = {"filter/kept": len(kept) / len(trajectories)} if counts else {}
     if args.prime_norm and kept:
         kept = normalize_process_rewards(kept)

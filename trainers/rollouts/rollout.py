@@ -188,12 +188,12 @@ class _Play:
 def _reset(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | None, group_size: int):
     """Start an episode in each environment of each group; returns what the vector's ``reset`` does."""
     if (seeds is None) == (questions is None):
-        raise ValueError("give either seeds or questions")
+        raise UserError("give either seeds or questions")
     check_formats(envs)
     asked = seeds or questions or []
     groups = len(asked)
     if groups * group_size > envs.num_envs:
-        raise ValueError(f"{groups} groups of {group_size} do not fit in {envs.num_envs} environments")
+        raise UserError(f"{groups} groups of {group_size} do not fit in {envs.num_envs} environments")
     count = groups * group_size
     repeated = [value for value in asked for _ in range(group_size)]
     if seeds is None:

@@ -8,7 +8,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -61,12 +60,12 @@ def handle_signals() -> Iterator[None]:
 @contextmanager
 def deferring() -> Iterator[None]:
     """Inside, a first signal is only noted, for `received`; who loops here looks at it after each update."""
-    _state.deferring = True
+    before, _state.deferring = _state.deferring, True
     try:
         yield
     finally:
-        _state.deferring = False
-    if _state.received:  # it came after the last look
+        _state.deferring = before
+    if _state.received and not before:  # it came after the last look
         raise _Interrupt
 
 
@@ -87,23 +86,3 @@ def _on_signal(number: int, frame: FrameType | None) -> None:
     name = signal.Signals(number).name
     # Not by print: the signal may have come in the middle of one.
     os.write(2, f"\n{name}: the update in hand is finished and saved first; a second signal stops at once\n".encode())
-
-
-class SaveSchedule:
-    """When checkpoints are due: every so many updates, and every so many minutes.
-
-    Args:
-        every: updates between checkpoints.
-        minutes: between checkpoints; 0 for none by the clock.
-    """
-
-    def __init__(self, every: int, minutes: float):
-        self._every, self._seconds, self._last = every, minutes * 60, time.monotonic()
-
-    def is_due(self, done: int) -> bool:
-        """Whether the state after ``done`` updates is to be saved; if so, the clock starts again."""
-        late = self._seconds > 0 and time.monotonic() - self._last >= self._seconds
-        if late or done % self._every == 0:
-            self._last = time.monotonic()
-            return True
-        return False

@@ -18,8 +18,9 @@ from trainers.checkpoints import checkpoint
 from trainers.episodes.records import read_episodes
 from trainers.episodes.report import tables as report
 from trainers.evaluation import evaluator
+from trainers.loop import setup
 from trainers.loop.logger import Logger
-from trainers.loop.trainer import Run
+from trainers.loop.rl_run import RLRun
 from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.runtime import retry
@@ -279,7 +280,7 @@ def test_a_signal_ends_fine_tuning_after_the_update_in_hand(model, monkeypatch, 
         after_first_update(patch, sft, lambda metrics: os.kill(os.getpid(), signal.SIGTERM))
         with pytest.raises(SystemExit) as ended:
             run(out=tmp_path / "parts")
-    assert ended.value.code == 143 and "checkpoint-1 is saved; --resume" in capfd.readouterr().err
+    assert ended.value.code == 143 and "checkpoint-1 is saved: 1 of 3 updates; --resume" in capfd.readouterr().err
     again = load_policy(run(resume=tmp_path / "parts")["checkpoint"], "cpu").model.state_dict()
     assert all(torch.equal(value, again[name]) for name, value in whole.items())
 
@@ -328,8 +329,13 @@ def test_training_stops_where_a_number_is_not_finite(train, monkeypatch, tmp_pat
         else:
             spoil(policies[-1])
 
-    policies, start = [], Run._start_policy
-    monkeypatch.setattr(Run, "_start_policy", lambda self: (start(self), policies.append(self._player)))
+    policies, start = [], setup.start_policy
+
+    def start_policy(*given):
+        policies.append(start(*given)[0])
+        return policies[-1], 0.0
+
+    monkeypatch.setattr(setup, "start_policy", start_policy)
     after_first_update(monkeypatch, grpo, spoil_update)
     with pytest.raises(
         TrainingStopped, match=r"(policy/loss is nan|in model\.embed.*) after update 1, which is not saved"
@@ -348,7 +354,7 @@ def test_fine_tuning_stops_where_a_loss_is_not_finite(model, monkeypatch, tmp_pa
 def test_the_best_weights_are_those_of_one_kind_of_evaluation(train, monkeypatch, tmp_path, capsys):
     """A score on few questions, or sampled, is no measure for one on others."""
     scores = iter([0.1, 1.0, 0.2, 0.4])
-    monkeypatch.setattr(Run, "_validate", lambda self, done: {"eval/em": next(scores)})
+    monkeypatch.setattr(RLRun, "evaluate", lambda self, done: {"eval/em": next(scores)})
     train(eval_every=1, save_every=1, updates=1)
     run = tmp_path / "run"
     train(updates=2, resume=run, out=None, eval_every=1)
@@ -363,14 +369,14 @@ def test_the_best_weights_are_those_of_one_kind_of_evaluation(train, monkeypatch
 
 def test_the_newest_checkpoints_and_the_best_weights_are_kept(train, monkeypatch, tmp_path, capsys):
     scores = iter([0.1, 0.3, 0.2, 0.3])
-    monkeypatch.setattr(Run, "_validate", lambda self, done: {"eval/em": next(scores)})
-    train(eval_every=1, save_every=1, keep=1)
+    monkeypatch.setattr(RLRun, "evaluate", lambda self, done: {"eval/em": next(scores)})
+    train(eval_every=1, save_every=1, save_total_limit=1)
     assert sorted(path.name for path in (tmp_path / "run").iterdir() if path.is_dir()) == ["best", "checkpoint-3"]
     assert checkpoint.read_extra(tmp_path / "run" / "best")["best"]["update"] == 1
     said = capsys.readouterr().err
     assert "checkpoint-1 is removed" in said and "checkpoint-2 is removed" in said
-    with pytest.raises(ValueError, match="keep must be at least 1"):
-        grpo.Args(keep=0)
+    with pytest.raises(ValueError, match="save_total_limit must be at least 1"):
+        grpo.Args(save_total_limit=0)
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "SHA256SUMS"])
@@ -392,7 +398,7 @@ def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(train, tmp_path,
     capsys.readouterr()
     train(resume=True, eval_every=3)
     said = capsys.readouterr().err
-    assert "It is set aside as checkpoint-3.damaged, and checkpoint-2 is gone on from" in said
+    assert "It is set aside as checkpoint-3.damaged, and checkpoint-2 is continued from" in said
     assert "the last 1 updates are after the checkpoint" in said
     assert (run / "checkpoint-3.damaged").is_dir()
     assert all(torch.equal(value, weights(run)[name]) for name, value in expected.items())

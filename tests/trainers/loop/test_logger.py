@@ -135,7 +135,7 @@ def test_an_evaluation_of_a_run_shows_its_episodes(tmp_path, hosted, letters, ma
         grpo.Args(
             env=letters, env_kwargs='{"entities": 60, "questions": 20, "max_turns": 2}', model=str(tmp_path / "model"),
             updates=1, questions_per_update=2, group_size=2, max_new_tokens=6, eval_questions=3, eval_every=1,
-            final_questions=2, log=("wandb",), out=tmp_path / "run",
+            final_questions=2, report_to=("wandb",), out=tmp_path / "run",
         )
     )  # fmt: skip
     shown = [(step, metrics["eval/episodes"].rows) for step, metrics in hosted[1].logged if "eval/episodes" in metrics]

@@ -2,7 +2,7 @@
 
 import json
 import shutil
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -14,11 +14,10 @@ from huggingface_hub.utils import filter_repo_objects
 from trainers import export, grpo, sft
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints import run_dir as run_folder
-from trainers.checkpoints.settings import FREE, restore, settings
-from trainers.cli import _read_help, parse
-from trainers.config import OutputArgs
+from trainers.checkpoints.settings import restore, settings
+from trainers.cli import parse
 from trainers.episodes.records import read_episodes
-from trainers.loop.trainer import Run
+from trainers.loop.setup import Setup
 from trainers.models.loading import load_policy
 from trainers.tiny import curriculum
 from trainers.tiny.cold_start import START
@@ -84,30 +83,10 @@ def test_a_setting_that_may_not_change_is_named_with_both_values(run, capsys):
     assert "lr=0.01, not 0.5, turn_credit=True, not False: leave that out" in said and said.count("\n") == 1
 
 
-def test_the_help_says_what_may_change():
-    said = _read_help(OutputArgs)["resume"]
-    free = {f.name for f in fields(grpo.Args)} & FREE - {"out", "resume"}
-    assert [name for name in free if f"--{name.replace('_', '-')}" not in said] == []
-    fixed = said[said.index("in sft") :]
-    assert all(f"--{name.replace('_', '-')}" in fixed for name in sft.Args.FIXED)
-
-
 def test_learning_rates_that_fall_over_the_updates_fix_their_number():
     for changed, is_fixed in (({}, False), ({"schedule": "linear"}, True), ({"warmup": 0.1}, True)):
         assert ("updates" in settings(grpo.Args(**changed))) == is_fixed
         assert ("max_seconds" in settings(grpo.Args(**changed))) == is_fixed
-
-
-def test_a_run_of_an_earlier_version_tells_its_settings_too(run, args, tmp_path):
-    old = tmp_path / "old"
-    whole = checkpoint.latest(run)
-    (old / whole.name).mkdir(parents=True)
-    for file in whole.iterdir():
-        if file.name != "arguments.json":
-            (old / whole.name / file.name).write_bytes(file.read_bytes())
-    sums = (old / whole.name / "SHA256SUMS").read_text().splitlines(keepends=True)
-    (old / whole.name / "SHA256SUMS").write_text("".join(line for line in sums if "arguments.json" not in line))
-    assert ask(old, "--updates", "7").lr == args.lr
 
 
 def test_it_goes_on(run, capsys):
@@ -247,7 +226,7 @@ def test_a_run_that_goes_on_has_its_baselines(train, tmp_path, monkeypatch):
     rows, keys = summarize()
     assert len(keys) == len(set(keys)) == 2 * (len(rows) - 1) > 0
     with monkeypatch.context() as patch:
-        patch.setattr(Run, "_evaluate_baselines", lambda self: pytest.fail("baselines were played again"))
+        patch.setattr(Setup, "_evaluate_baselines", lambda self: pytest.fail("baselines were evaluated again"))
         train("run", resume=True, updates=2)
     assert summarize()[1] == keys
     assert summarize()[0][:-1] == rows[:-1]

@@ -159,7 +159,8 @@ def test_ppo_gives_the_optimizer_both_adapters_and_nothing_else(folder, monkeypa
     run = PlayedRun(load_policy(folder, "cpu", lora_rank=2), [], Critic(load_policy(folder, "cpu")).head.parameters())
     groups, make = [], ppo.make_optimizer
     monkeypatch.setattr(ppo, "make_optimizer", lambda policy, given: groups.extend(given) or make(policy, given))
-    monkeypatch.setattr(ppo, "Run", lambda *arguments: run)
+    monkeypatch.setattr(ppo, "open_setup", lambda *arguments: run)
+    monkeypatch.setattr(ppo, "RLRun", run.start)
     ppo.main(ppo.Args(lr=0.05, critic_lr=0.07))
     assert [group["lr"] for group in groups] == [0.05, 0.07]
     of_policy, of_critic = ({p.data_ptr() for p in group["params"]} for group in groups)

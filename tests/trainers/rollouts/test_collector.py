@@ -7,7 +7,7 @@ import torch
 
 from trainers import factory, grpo
 from trainers.factory import make_engine, make_envs
-from trainers.loop.trainer import Run
+from trainers.loop.rl_run import RLRun
 from trainers.models.loading import load_policy
 from trainers.rollouts import collector
 from trainers.rollouts.collector import Collector
@@ -144,11 +144,14 @@ def test_an_evaluation_waits_for_what_is_being_played():
     seeds = []
     collector = SimpleNamespace(update_weights=lambda: seeds.append(torch.initial_seed()))
     recorder = SimpleNamespace(lines=[])
-    run = SimpleNamespace(
-        collector=collector, args=grpo.Args(seed=5), score="em", title="", _recorders=SimpleNamespace(make=lambda *_: recorder),
+    setup = SimpleNamespace(
+        collector=collector, score="em", title="", make_recorder=lambda *_: recorder,
         evaluate=lambda questions, temperature, recorder: ({"em": torch.initial_seed()}, []),
-        _records=SimpleNamespace(write=lambda _: None, logger=SimpleNamespace(show_episodes=lambda *_: None)),
+    )  # fmt: skip
+    run = SimpleNamespace(
+        setup=setup, args=grpo.Args(seed=5), episodes_so_far=7, _record=lambda _: None,
+        run=SimpleNamespace(logger=SimpleNamespace(show_episodes=lambda *_: None)),
     )  # fmt: skip
     torch.manual_seed(77)
-    assert Run._validate(run, 0) == {"eval/em": 5}
+    assert RLRun.evaluate(run, 0) == {"eval/em": 5, "episodes": 7}
     assert seeds == [77] and torch.initial_seed() == 77

@@ -5,7 +5,8 @@ import threading
 import pytest
 
 from trainers import grpo
-from trainers.loop.trainer import Run
+from trainers.loop.rl_run import RLRun
+from trainers.loop.setup import open_setup
 
 
 @pytest.fixture
@@ -20,30 +21,27 @@ def args(letters, make_policy, tmp_path):
     )  # fmt: skip
 
 
-def optimizer_of(run):
-    return grpo.make_optimizer(run.policy, [{"params": list(run.policy.model.parameters()), "lr": 1e-3}])
-
-
-def test_a_loop_that_is_left_early_is_an_error(args):
-    with pytest.raises(RuntimeError, match="was left before its end"), Run(args, "mine", "Mine") as run:
-        for step in run.steps(optimizer_of(run)):
-            run.collect(step)
-            break
-    assert not (args.out / "summary.json").exists()
+def make_optimizer(setup):
+    return grpo.make_optimizer(setup.policy, [{"params": list(setup.policy.model.parameters()), "lr": 1e-3}])
 
 
 def test_an_error_in_the_loop_leaves_no_thread_behind(args):
     before = threading.active_count()
-    with pytest.raises(ZeroDivisionError), Run(args, "mine", "Mine") as run:
-        for step in run.steps(optimizer_of(run)):
-            run.collect(step)  # the next batch is being played now
+    with (
+        pytest.raises(ZeroDivisionError),
+        open_setup(args, "mine", "Mine") as setup,
+        RLRun(setup, make_optimizer(setup)) as run,
+    ):
+        for step in run.steps():
+            run.collect(step)  # the next batch is being collected now
             raise ZeroDivisionError
     assert threading.active_count() == before
 
 
 def test_a_loop_of_ones_own(args):
-    with Run(args, "mine", "Mine") as run:
-        for step in run.steps(optimizer_of(run)):
+    with open_setup(args, "mine", "Mine") as setup, RLRun(setup, make_optimizer(setup)) as run:
+        for step in run.steps():
             step.log({"mine/episodes": float(len(run.collect(step)))})
-    assert run.summary["algorithm"] == "mine" and run.summary["rows"][-1]["name"] == "Mine"
+        summary = run.close()
+    assert summary["algorithm"] == "mine" and summary["rows"][-1]["name"] == "Mine"
     assert (args.out / "checkpoint-3").is_dir() and '"mine/episodes": 4.0' in (args.out / "metrics.jsonl").read_text()

@@ -1,0 +1,174 @@
+"""A run of reinforcement learning: episodes to learn from, held-out evaluations, the collapse monitor and the closing report."""
+
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack
+from dataclasses import asdict
+from typing import Any, Self
+
+import torch
+
+from trainers.checkpoints import card, run_dir
+from trainers.checkpoints.settings import ASKED, settings
+from trainers.episodes.records import EpisodeWriter, Recorder
+from trainers.episodes.report import page as html_report
+from trainers.loop.metrics import CollapseTracker, mutual_information_statistics, update_statistics
+from trainers.loop.run import Metrics, Run, UpdateStep
+from trainers.loop.setup import BEFORE, BEFORE_SAMPLED, Setup
+from trainers.models.hidden_states import ForwardTokenMeter
+from trainers.rollouts.statistics import episode_metrics
+from trainers.runtime import distributed
+from trainers.runtime.progress import METRICS_FILE, Progress, read_metrics
+from trainers.runtime.retry import ToolsFailed
+from trainers.trajectory import Trajectory
+
+
+class RLRun:
+    """The updates of a run of reinforcement learning. It is the `Evaluation` of its `Run`.
+
+    Args:
+        setup: environments, policy and engine.
+        optimizer: of the setup's policy and ``modules``.
+        modules: what is trained or adapted beside the policy, such as a critic, by name; a checkpoint holds it.
+    """
+
+    sign, at_end = 1, False
+
+    def __init__(self, setup: Setup, optimizer: torch.optim.Optimizer, **modules: torch.nn.Module):
+        self.setup, self.args, self.policy = setup, setup.args, setup.policy
+        self.key, self.episodes_so_far = f"eval/{setup.score}", 0
+        self.tracker, self._meter = CollapseTracker(setup.score), ForwardTokenMeter(setup.policy.model.base_model)
+        self.run = Run(
+            setup.args, setup.algorithm, setup.folder, setup.player, optimizer, self, updates=setup.args.updates,
+            learner=setup.policy, modules=modules,
+        )  # fmt: skip
+        with ExitStack() as stack:
+            stack.enter_context(self.run)
+            if not distributed.rank():  # open to the end: the closing table is recorded as well
+                writer = EpisodeWriter(setup.folder, self.run.first or None, baselines_again=bool(setup.recorded))
+                self._episodes = stack.enter_context(writer)
+            for recorder in setup.recorded:
+                self._record(recorder)
+            self._exits = stack.pop_all()
+        if self.run.first and not distributed.rank():  # of weights that are trained further now
+            run_dir.remove_summary(setup.folder)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._exits.__exit__(*error)
+
+    def steps(self) -> Iterator[UpdateStep]:
+        """Yield the updates of the run; the algorithm collects and learns between them."""
+        for step in self.run.steps():
+            yield step
+            self._complete(step)
+
+    def collect(self, step: UpdateStep) -> list[Trajectory]:
+        """Collect the episodes to learn from: rollouts, and with ``args.dynamic_sampling`` more of them (DAPO)."""
+        begin = time.monotonic()
+        try:
+            collected = self.setup.collector.collect(self.setup.envs, self.setup.engine, step.number)
+        except ToolsFailed as error:
+            self.run.stop(step.number, error)
+        step.waited = time.monotonic() - begin - collected.metrics["time/rollout"]
+        step.rng = collected.rng
+        by_group = sorted(collected.episodes, key=lambda trajectory: trajectory.group)
+        step.recorded = by_group[: self.args.keep_episodes]
+        step.log(collected.metrics | episode_metrics(collected.played, self.setup.score))
+        self.episodes_so_far += len(collected.played)
+        step.log({"episodes": float(self.episodes_so_far)})
+        _ = self.policy.tree_attention  # found out at its first use, by passes that are not to be counted
+        self._meter.start()
+        step.log(mutual_information_statistics(self.policy, collected.episodes, self.args))
+        return collected.episodes
+
+    def _complete(self, step: UpdateStep) -> None:
+        """Add what an update has shown, and record its episodes with their advantages."""
+        step.log(distributed.all_reduce_sums({"tokens/processed_update": float(self._meter.stop())}))
+        step.log(update_statistics(step.metrics))
+        metrics, score = step.metrics, self.setup.score
+        step.figures = {f"train {score}": metrics[f"train/{score}"]}
+        step.figures |= {"reward": metrics["train/return"], "turns": metrics["train/turns"]}
+        if step.recorded and not distributed.rank():
+            agent, number = f"{self.setup.title.removeprefix('Trained with ')} (training)", step.number + 1
+            recorder = self.setup.make_recorder(agent, self.setup.algorithm, number, training=True, tokens=True)
+            for trajectory in step.recorded:
+                recorder.add_trajectory(trajectory, trajectory.group)
+            self._record(recorder)
+
+    def _record(self, recorder: Recorder) -> None:
+        """The first of several processes writes the episodes that were recorded."""
+        if not distributed.rank():
+            self._episodes.write_recorded(recorder)
+
+    # -- as the evaluation of the run ------------------------------------------------------------------------------
+
+    def evaluate(self, done: int) -> Metrics:
+        """Metrics of held-out questions."""
+        self.setup.collector.update_weights()  # its thread, one step ahead, draws from the same generator
+        # In a random state of its own, so that how often one evaluates changes nothing.
+        with torch.random.fork_rng():
+            torch.manual_seed(self.args.seed + distributed.rank())
+            recorder = self.setup.make_recorder(self.setup.title, "policy", done)
+            temperature = self.args.eval_temperature
+            row, _ = self.setup.evaluate(self.args.eval_questions, temperature=temperature, recorder=recorder)
+        self._record(recorder)
+        self.run.logger.show_episodes(done, (line for line, _ in recorder.lines))
+        names = (self.setup.score, "f1", "support_recall", "turns", "calls", "failed", "tool_faults")
+        return {f"eval/{name}": row[name] for name in names if name in row} | {"episodes": float(self.episodes_so_far)}
+
+    def observe(self, done: int, metrics: Mapping[str, float | None], progress: Progress | None) -> bool:
+        """Pass the metrics of an update to the collapse monitor; returns whether the run is to stop."""
+        self.episodes_so_far = int(metrics.get("episodes") or self.episodes_so_far)
+        return self.tracker.record(done, metrics, progress) and self.args.stop_on_collapse
+
+    def prepare_save(self) -> None:
+        """Wait for the collector, and have the episodes on the disk."""
+        self.setup.collector.update_weights()  # its thread, one step ahead, draws from the same generator
+        if not distributed.rank():
+            self._episodes.sync()
+
+    def describe(self) -> dict[str, Any]:
+        """What a report of an unfinished run says as well."""
+        args, setup = self.args, self.setup
+        source = dict(zip(("source", "train_source"), setup.sources, strict=True))
+        return {
+            "env": args.env, **source, "seed": args.seed, "score": setup.score, "rows": setup.rows,
+            "settings": settings(args) | {n: getattr(args, n) for n in ASKED}, "command": html_report.typed_command(),
+            "symptoms": self.tracker.symptoms,
+        }  # fmt: skip
+
+    # -- the end ---------------------------------------------------------------------------------------------------
+
+    def close(self) -> dict[str, Any]:
+        """Evaluate the trained policy, and write the summary and the report; returns the summary."""
+        setup, saved, summary = self.setup, self.run.saved, {}
+        self.run.close()
+        recorder = setup.make_recorder(setup.title, "trained", saved, tokens=True, in_table=True)
+        try:
+            row, transcripts = setup.evaluate(self.args.final_questions, setup.title, recorder=recorder)
+        except ToolsFailed as error:
+            self.run.stop(saved, error)
+        self._record(recorder)
+        if not distributed.rank():
+            summary = self._summarize([*setup.rows, row])
+            run_dir.write_report(setup.folder, summary, transcripts)
+            if self.args.push_to_hub:
+                card.push(setup.folder / f"checkpoint-{saved}", self.args.push_to_hub)
+        return distributed.broadcast(summary)
+
+    def _summarize(self, rows: list[dict]) -> dict[str, Any]:
+        """The summary of the finished run. ``rows``: of the table; the last one is the trained policy's."""
+        args, score = self.args, self.setup.score
+        reached = {row["name"]: row[score] for row in rows}
+        return self.describe() | {
+            f"{score}_cold_start": reached[BEFORE], f"{score}_cold_start_sampled": reached[BEFORE_SAMPLED],
+            f"{score}_trained": rows[-1][score],
+            **({"em_naive_rag": reached["Naive RAG"]} if "Naive RAG" in reached else {}),
+            "seconds_cold_start": self.setup.seconds_cold_start, "rows": rows, "folder": str(self.setup.folder),
+            "evaluation": {n: v for n, v in asdict(args).items() if n.startswith("eval_") or n == "final_questions"},
+            "algorithm": self.setup.algorithm, "seconds_training": read_metrics(self.setup.folder / METRICS_FILE)[-1]["seconds"],
+            "episodes": self.episodes_so_far, "stopped_on_collapse": self.run.stopped,
+        }  # fmt: skip

@@ -1,0 +1,330 @@
+"""A training run, of reinforcement learning and of SFT alike: its folder, learning rates, metrics, checkpoints, and how it ends.
+
+with open_run_dir(args, "sft") as folder:       # several processes, signals, the seed; the folder, which no other run may use
+    policy, optimizer, evaluation = ...
+    with Run(args, "sft", folder, policy, optimizer, evaluation, updates=100) as run:   # resumes
+        for step in run.steps():                # between updates: evaluates, logs, saves, ends by signal
+            step.log(update(...))
+
+Who writes what: `Run` writes metrics.jsonl (by `Logger`), checkpoint-N and best; `loop.rl_run` writes episodes.jsonl,
+baselines.json and the closing report, and trainers/sft.py its demonstrations and summary.
+"""
+
+import itertools
+import math
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, NoReturn, Protocol, Self
+
+import numpy as np
+import torch
+
+from trainers.algorithms.schedules import learning_rate_factor
+from trainers.checkpoints import run_dir
+from trainers.inputs import check_sinks
+from trainers.loop.logger import Logger
+from trainers.loop.metrics import find_not_finite
+from trainers.models.denormals import flushing_denormals
+from trainers.models.fsdp import ShardedPolicy
+from trainers.models.policy import Policy
+from trainers.runtime import distributed, signals
+from trainers.runtime.errors import UserError
+from trainers.runtime.progress import METRICS_FILE, Progress, read_metrics
+from trainers.runtime.retry import ToolsFailed
+from trainers.trajectory import Trajectory
+
+Metrics = dict[str, float]
+
+
+@dataclass(slots=True, kw_only=True)
+class UpdateStep:
+    """An update of a run.
+
+    Attributes:
+        number: from 0.
+        rng: what the minibatches are shuffled with; a seed and ``number`` give it.
+        metrics: of this update.
+        figures: what the progress shows of it.
+        recorded: episodes that are recorded once they have been learned from.
+        waited: seconds that do not count as the update's: tool failures, and batches that were collected again.
+    """
+
+    number: int
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)
+    metrics: Metrics = field(default_factory=dict)
+    figures: Metrics = field(default_factory=dict)
+    recorded: list[Trajectory] = field(default_factory=list)
+    waited: float = 0.0
+
+    def log(self, metrics: Metrics) -> None:
+        """Add metrics to the line of this update in metrics.jsonl."""
+        self.metrics |= metrics
+
+
+class Evaluation(Protocol):
+    """How a run is judged between its updates.
+
+    Attributes:
+        key: the metric that the best weights are chosen by.
+        sign: 1 if more of it is better, -1 if less is.
+        at_end: whether the last update is evaluated too, and saved only as what comes of it.
+    """
+
+    key: str
+    sign: int
+    at_end: bool
+
+    def evaluate(self, done: int) -> Metrics:
+        """Metrics of held-out data after so many updates; none if there is no such data."""
+
+    def observe(self, done: int, metrics: Mapping[str, float | None], progress: Progress | None) -> bool:
+        """Take the metrics of an update, and say whether the run is to end. A resumed run has its earlier lines observed
+        first, without a ``progress`` to warn on."""
+
+    def prepare_save(self) -> None:
+        """Bring to rest what a checkpoint depends on."""
+
+    def describe(self) -> dict[str, Any] | None:
+        """Return what the report of an unfinished run says; None if there is none."""
+
+
+@contextmanager
+def open_run_dir(args: Any, algorithm: str) -> Iterator[Path]:
+    """Join the processes, seed them, handle signals, and yield the folder of the run."""
+    with flushing_denormals(), distributed.join_processes():
+        torch.manual_seed(args.seed)
+        check_sinks(args.report_to)
+        with signals.handle_signals(), run_dir.create_run_dir(args, algorithm) as folder:
+            yield folder
+
+
+def measure_share(args: Any, updates: float, most: float, seconds: float) -> float:
+    """The share of a run that is done: of its updates or, if there is more behind it, of ``max_seconds``."""
+    return max(updates / most, seconds / args.max_seconds if args.max_seconds else 0.0)
+
+
+class Run:
+    """The updates of a run, from its latest checkpoint on if it resumes.
+
+    Args:
+        algorithm: its name in the progress.
+        policy: what is saved, and samples.
+        optimizer: of ``learner`` and ``modules``.
+        learner: what is trained, if it is a sharded copy of the policy.
+        modules: what is trained or adapted beside the policy, such as a critic, by name; a checkpoint holds it.
+        updates: how many there are at most.
+        extra: what is kept with the best weights.
+
+    Attributes:
+        done: updates so far.
+        first: updates that it had before it was resumed.
+        saved: updates that the newest checkpoint has had.
+        seconds: of all updates, rollouts included, evaluations not.
+        lines: the metrics of the run so far.
+        best: the best evaluation so far.
+        stopped: whether the evaluation has ended it.
+    """
+
+    def __init__(
+        self, args: Any, algorithm: str, folder: Path, policy: Policy, optimizer: torch.optim.Optimizer,
+        evaluation: Evaluation, *, updates: float, learner: Policy | None = None,
+        modules: dict[str, Any] | None = None, extra: dict[str, Any] | None = None,
+    ):  # fmt: skip
+        self.args, self.folder, self.policy, self.optimizer, self.evaluation = (
+            args,
+            folder,
+            policy,
+            optimizer,
+            evaluation,
+        )
+        self.learner, self.modules, self.extra = learner or policy, modules or {}, extra or {}
+        self.updates, self.stopped = updates, False
+        if isinstance(self.learner, ShardedPolicy):
+            self.learner.shard([optimizer], self.modules.values())
+        self.full_rates = [group["lr"] for group in optimizer.param_groups]  # a checkpoint has those of its update
+        self.first = self.saved = self.done = (
+            run_dir.resume(folder, policy, [optimizer], self.modules) if args.resume else 0
+        )
+        if self.first > updates:
+            raise UserError(f"{folder} has had {self.first} updates: updates must be at least as many, got {updates}")
+        if isinstance(self.learner, ShardedPolicy):
+            self.learner.read_weights(policy)
+        with ExitStack() as stack:
+            metrics_folder = stack.enter_context(distributed.choose_metrics_folder(folder))
+            sinks, begin = () if distributed.rank() else args.report_to, self.first + 1 if self.first else 0
+            self.logger = stack.enter_context(Logger(metrics_folder, sinks, asdict(args), begin))
+            self.lines: list[dict] = distributed.broadcast(read_metrics(metrics_folder / METRICS_FILE))
+            self.seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in self.lines)
+            by_time = math.isinf(updates)
+            total, unit, at = (
+                (args.max_seconds, "s", self.seconds) if by_time else (updates, "updates", self._share() * updates)
+            )
+            self.progress = stack.enter_context(Progress(total, unit, algorithm, at))
+            self._exits = stack.pop_all()
+        for line in self.lines:
+            evaluation.observe(int(line["step"]), line, None)
+        self.best: float = distributed.broadcast(self._read_best())
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *error) -> None:
+        self._exits.__exit__(*error)
+
+    def close(self) -> None:
+        """Close the metrics and the progress; evaluations and reports may follow."""
+        self._exits.close()
+
+    # -- the loop --------------------------------------------------------------------------------------------------
+
+    def steps(self) -> Iterator[UpdateStep]:
+        """Yield the updates; the algorithm collects and learns between them."""
+        self._evaluate_first()
+        with signals.deferring():
+            for number in itertools.count(self.first):
+                if number >= self.updates or self._is_out_of_time():  # before it was resumed
+                    break
+                step, begin = UpdateStep(number=number), time.monotonic()
+                self._set_rates(step)
+                yield step  # the algorithm's loop collects and learns here; what follows comes after its update
+                if isinstance(self.learner, ShardedPolicy):
+                    self.learner.write_weights(self.policy)
+                seconds = time.monotonic() - begin - step.waited
+                self.done = number + 1
+                self.stopped = self._finish(step, seconds)
+                ends = self.stopped or self.done >= self.updates or self._is_out_of_time()
+                signal = max(distributed.all_gather([signals.received()]))
+                is_due = not self.evaluation.at_end if ends else self.done % self.args.save_every == 0
+                if is_due or signal:
+                    self.save(self.done)
+                if signal:
+                    self._exit_by_signal(signal)
+                if ends:
+                    break
+
+    def _set_rates(self, step: UpdateStep) -> None:
+        """Set the learning rates to those of the middle of the update, if it takes as long as those before it."""
+        middle, spent = step.number + 0.5, distributed.broadcast(self.seconds)
+        share = measure_share(self.args, middle, self.updates, spent * middle / step.number if step.number else 0.0)
+        factor = learning_rate_factor(self.args.schedule, self.args.warmup, share)
+        for group, rate in zip(self.optimizer.param_groups, self.full_rates, strict=True):
+            group["lr"] = rate * factor
+        step.log({"policy/lr": self.optimizer.param_groups[0]["lr"]})
+
+    def _finish(self, step: UpdateStep, seconds: float) -> bool:
+        """Complete the metrics of an update, evaluate and record it; returns whether training is to stop."""
+        metrics, done, failure = step.metrics, step.number + 1, None
+        self.seconds += seconds
+        metrics["time/update"] = seconds - metrics.get("time/rollout", 0.0)
+        metrics["tokens/per_second"] = metrics["tokens/all"] / seconds
+        wrong = find_not_finite(metrics, {"the policy": self.policy.model, **self.modules})
+        ends = self.evaluation.at_end and (done >= self.updates or self._is_out_of_time())
+        if not wrong and (ends or done % self.args.eval_every == 0):
+            try:
+                metrics |= self.evaluation.evaluate(done)
+            except ToolsFailed as error:
+                failure = error
+        self.logger.log(done, metrics)
+        if wrong:
+            rest = self.describe_rest()
+            raise signals.TrainingStopped(f"{wrong} after update {done}, which is not saved: try a lower --lr. {rest}")
+        figures = step.figures | self._held_out(metrics) | {"tokens_per_s": metrics["tokens/per_second"]}
+        at = self.seconds if math.isinf(self.updates) else done
+        self.progress.update(at, measure_share(self.args, done, self.updates, self.seconds), **figures)
+        self._keep_best(done, metrics)
+        if failure is not None:
+            self.stop(done, failure)
+        return distributed.broadcast(self.evaluation.observe(done, metrics, self.progress))
+
+    def _evaluate_first(self) -> None:
+        """Evaluate before the first update, or make up for the evaluation that a tool failure kept the run from."""
+        key, first = self.evaluation.key, self.first
+        if not first:
+            if not (metrics := self.evaluation.evaluate(0)):
+                return
+            self.logger.log(0, metrics)
+            if not self.evaluation.at_end:
+                self.best = metrics[key]  # weights are kept if they do better than the start
+            self.progress.update(0, **self._held_out(metrics))
+        elif self.lines and first % self.args.eval_every == 0 and self.lines[-1].get(key) is None:
+            if not (metrics := self.evaluation.evaluate(first)):
+                return
+            self.logger.amend(first, metrics)
+            self._keep_best(first, metrics)
+        else:
+            return
+        self.evaluation.observe(first, metrics, self.progress)
+
+    def _held_out(self, metrics: Metrics) -> Metrics:
+        """The evaluation by its name in the progress; nothing if there was none."""
+        key = self.evaluation.key
+        return {f"held-out {key.removeprefix('eval/')}": metrics[key]} if key in metrics else {}
+
+    def _share(self) -> float:
+        """The share of the run that is done."""
+        return measure_share(self.args, self.first, self.updates, self.seconds)
+
+    def _is_out_of_time(self) -> bool:
+        """Whether updates have taken ``max_seconds``, if there is such a limit."""
+        return 0 < self.args.max_seconds <= distributed.broadcast(self.seconds)
+
+    # -- checkpoints -----------------------------------------------------------------------------------------------
+
+    def _read_best(self) -> float:
+        kept = run_dir.read_best(self.folder, self.args) if self.first else None
+        key, worst = self.evaluation.key, -self.evaluation.sign * math.inf
+        first = int(self.evaluation.at_end)  # the start counts only if weights that do no better need not be kept
+        scores = [line[key] for line in self.lines if line["step"] >= first and line.get(key) is not None]
+        if kept is None:
+            return max(scores, key=lambda score: self.evaluation.sign * score, default=worst)
+        return worst if math.isnan(kept) else kept
+
+    def _keep_best(self, done: int, metrics: Metrics) -> None:
+        """Keep the weights of an evaluation that is the best so far."""
+        score = metrics.get(self.evaluation.key)
+        if score is not None and self.evaluation.sign * (score - self.best) > 0:
+            self.best = score
+            self.save_best(done, score)
+
+    def save_best(self, done: int, score: float | None) -> None:
+        """Write the weights after ``done`` updates as those that come of the run so far."""
+        run_dir.save_best(self.folder, self.policy, done, score, self.args, self.extra)
+
+    def save(self, done: int) -> None:
+        """Write the checkpoint of the state after ``done`` updates."""
+        self.evaluation.prepare_save()
+        run_dir.save(self.folder, self.policy, [self.optimizer], self.modules, done, self.args)
+        self.saved = done
+        if not distributed.rank() and done < self.updates and (summary := self.evaluation.describe()):
+            run_dir.write_unfinished_page(self.folder, summary, self.describe_share(done))
+
+    def stop(self, done: int, error: Exception) -> NoReturn:
+        """End the run, which cannot continue, with a checkpoint of the state after ``done`` updates."""
+        if done and self.saved < done:
+            self.save(done)
+        if signal := max(distributed.all_gather([signals.received()])):
+            self._exit_by_signal(signal)
+        raise signals.TrainingStopped(f"{error} {self.describe_rest()}") from None
+
+    def _exit_by_signal(self, signal: int) -> NoReturn:
+        """Report what there is, and end the process."""
+        self.close()
+        if not distributed.rank() and (summary := self.evaluation.describe()):
+            run_dir.write_unfinished_report(self.folder, summary, self.describe_share(self.saved))
+        signals.exit_by_signal(signal, self.describe_rest())
+
+    def describe_rest(self) -> str:
+        """Say what is saved, and how to continue from there."""
+        if not self.saved:
+            return "No update is done yet, so there is no checkpoint."
+        path = self.folder / f"checkpoint-{self.saved}"
+        return f"{path} is saved: {self.describe_share(self.saved)}; --resume {self.folder} continues from there."
+
+    def describe_share(self, done: int) -> str:
+        """Say how far the run is."""
+        limit = self.args.max_seconds
+        parts = [] if math.isinf(self.updates) else [f"{done} of {self.updates:.0f} updates"]
+        return ", ".join(parts + ([f"{self.seconds:.0f} of {limit:g} seconds"] if limit else []))

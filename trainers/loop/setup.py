@@ -1,0 +1,163 @@
+"""What a run of reinforcement learning starts with: environments, policy, engine, evaluations, and the rows of its baselines."""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
+from typing import Any, cast
+
+from agent_envs.vector import ToolVectorEnv
+from trainers import factory
+from trainers.checkpoints import run_dir
+from trainers.config import TrainArgs
+from trainers.episodes.records import Origin, Recorder, make_pieces
+from trainers.evaluation import evaluator
+from trainers.loop.run import open_run_dir
+from trainers.models.fsdp import ShardedPolicy
+from trainers.models.loading import episodes_at_once
+from trainers.models.policy import Policy
+from trainers.rollouts.collector import Collector
+from trainers.rollouts.rollout import check_formats
+from trainers.runtime import distributed, retry
+from trainers.runtime.progress import Progress
+from trainers.tiny.cold_start import start_run
+
+BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"  # names of rows
+
+
+class Setup:
+    """Environments, policy and engine of a run, in its folder. Started by torchrun, it is one run of all processes, each of
+    which samples its share of the questions.
+
+    Attributes:
+        envs, held_out: where it trains, and where it is evaluated.
+        score: the primary metric of the task.
+        sources: of the held-out and of the training questions.
+        player: the policy that samples; ``one_step_off_policy`` samples with a copy of it, `Collector.policy`.
+        policy: what learns: the player or, with several processes, a sharded copy of it.
+        rows: the rows of the baselines.
+        recorded: the episodes of the baselines, if they have been evaluated now.
+    """
+
+    def __init__(self, args: TrainArgs, algorithm: str, title: str, folder: Path):
+        self.args, self.algorithm, self.title, self.folder = args, algorithm, title, folder
+        factory.check_world_size(args)
+        count = args.questions_per_update // distributed.world_size() * args.group_size
+        self.envs = factory.make_envs(args.env, args.env_kwargs, "train", count)
+        self.held_out = factory.make_envs(args.env, args.env_kwargs, "validation", episodes_at_once())
+        self.score: str = self.held_out.envs[0].PRIMARY_METRIC
+        factory.check_splits(self.envs, self.held_out)
+        # Now: an environment that has to be asked is reset by it.
+        self.sources = evaluator.source_of(self.held_out), evaluator.source_of(self.envs)
+        check_formats(self.envs)
+        self.player, self.seconds_cold_start = start_policy(args, self.envs, folder)
+        self.pieces = make_pieces(self.player.tokenizer)
+        self.collector = Collector(args, self.player)
+        stop = self.envs.envs[0].stop
+        self.engine = factory.make_engine(args.engine, self.collector.policy, stop, args.vllm_url, args.vllm_kv_gib)
+        self.recorded: list[Recorder] = []
+        self.rows = self._find_baselines()
+        # After the baselines, which need memory for their keys and values: with several processes it is a copy.
+        self.policy: Policy = ShardedPolicy(self.player) if distributed.world_size() > 1 else self.player
+
+    def make_recorder(
+        self, agent: str, name: str, step: int, *, training: bool = False, tokens: bool = False, in_table: bool = False
+    ) -> Recorder:
+        """Make what takes the records of an agent's episodes. ``name`` is the agent in the keys of its records."""
+        origin = Origin(
+            phase="training" if training else "evaluation", step=step, agent=agent, name=name, in_table=in_table,
+            env=self.args.env, split="train" if training else "validation", source=self.sources[training],
+            score=self.score,
+        )  # fmt: skip
+        return Recorder(origin, self.pieces if tokens else None)
+
+    def evaluate(
+        self, questions: int, name: str = "", temperature: float = 0.0, recorder: Recorder | None = None
+    ) -> tuple[dict, list[list[dict]]]:
+        """Evaluate the newest weights on so many held-out questions; returns the row of a table, and the episodes.
+
+        Args:
+            recorder: takes the records of the episodes.
+
+        Raises:
+            ToolsFailed: tools failed in more than half of the episodes, for ``tool_outage_minutes``.
+        """
+        self.collector.update_weights()
+        run = partial(
+            evaluator.evaluate_policy, self.held_out, self.collector.policy, self.engine,
+            evaluator.instances(self.held_out, questions), self.args.max_new_tokens, name, temperature=temperature,
+            recorder=recorder,
+        )  # fmt: skip
+        minutes = self.args.tool_outage_minutes
+        return retry.play_until_tools_work(run, lambda result: cast(float, result[0]["failed"]), minutes)
+
+    def _find_baselines(self) -> list[dict]:
+        """The rows of the baselines: a resumed run has them already, unless more or other questions are requested."""
+        digest = evaluator.data_digest(self.held_out.envs[0])
+        requested = {"questions": self.args.final_questions, "source": self.sources[0], "data": digest}
+        rows = distributed.broadcast(run_dir.read_baselines(self.folder, requested) if self.args.resume else None)
+        if rows is None:
+            rows = self._evaluate_baselines()
+            if not distributed.rank():
+                run_dir.write_baselines(self.folder, requested, rows)
+        return rows
+
+    def _evaluate_baselines(self) -> list[dict]:
+        """What the trained policy is compared with: Naive RAG if there are questions to search for, the policy before
+        training (greedy, then sampled as in training) and the task's scripted agent."""
+        held_out, args, rows = self.held_out, self.args, []
+        questions, count = evaluator.instances(held_out, args.final_questions), args.final_questions
+        searches, scripted = evaluator.can_be_searched_for(held_out.envs[0]), held_out.envs[0].SCRIPTS.get("scripted")
+        with Progress((2 + searches + bool(scripted)) * len(questions), "episodes", "baselines") as progress:
+
+            def add(run: Callable[[Recorder], dict], agent: str, name: str, tokens: bool = False) -> None:
+                recorder = self.make_recorder(agent, name, 0, tokens=tokens, in_table=True)
+                minutes, failed = args.tool_outage_minutes, lambda row: row["failed"]
+                rows.append(retry.play_until_tools_work(partial(run, recorder), failed, minutes))
+                self.recorded.append(recorder)
+                progress.update(len(rows) * len(questions))
+
+            progress.update(0)  # with a large model they take minutes
+            if searches:
+                rag = partial(
+                    evaluator.evaluate_naive_rag,
+                    held_out,
+                    self.collector.policy,
+                    self.engine,
+                    questions,
+                    args.max_new_tokens,
+                )
+                add(lambda recorder: rag("Naive RAG", recorder), "Naive RAG", "naive-rag")
+            add(lambda recorder: self.evaluate(count, BEFORE, 0.0, recorder)[0], BEFORE, "before", True)
+            sampled = partial(self.evaluate, count, BEFORE_SAMPLED, args.temperature)
+            add(lambda recorder: sampled(recorder)[0], BEFORE_SAMPLED, "before-sampled", True)
+            if scripted:
+                script = partial(evaluator.evaluate_script, held_out, questions, scripted, "Scripted agent")
+                add(script, "Scripted agent", "scripted")
+                self.recorded.insert(0, self.recorded.pop())  # it fills every field, see `episodes._with_types`
+        return rows
+
+
+@contextmanager
+def open_setup(args: TrainArgs, algorithm: str, title: str) -> Iterator[Setup]:
+    """Yield the setup of a run, in a folder of its own.
+
+    Args:
+        algorithm: its short name, for the folder of the run.
+        title: what the trained policy is called in the table.
+    """
+    with open_run_dir(args, algorithm) as folder:
+        setup = Setup(args, algorithm, title, folder)
+        try:
+            yield setup
+        finally:
+            setup.collector.close()
+
+
+def start_policy(args: Any, envs: ToolVectorEnv, folder: Path) -> tuple[Policy, float]:
+    """The policy that training starts from, the same in all processes, and the seconds of its cold start."""
+    with distributed.first_before_others():
+        policy, seconds = start_run(args, envs, folder)
+    distributed.broadcast_weights(policy.model)
+    distributed.reseed(args.seed)
+    return policy, seconds
