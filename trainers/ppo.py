@@ -91,8 +91,7 @@ from trainers.models.critic import Critic
 from trainers.models.fsdp import clip_gradients
 from trainers.models.kl_reference import KLPenalty
 from trainers.models.lora import trainable_parameters
-from trainers.models.mask_ablation import remove_mask
-from trainers.models.micro_batches import micro_batches
+from trainers.models.micro_batches import micro_batches, remove_mask
 from trainers.models.policy import Policy
 from trainers.rollouts.batching import (
     Metrics,

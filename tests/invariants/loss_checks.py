@@ -5,16 +5,9 @@ last two: the sampled tokens and the sequences of the *whole* batch, of which th
 part's share of the loss, so that shares add up.
 """
 
-import os
-import sys
-import tempfile
 from collections.abc import Callable
-from itertools import product
-from pathlib import Path
 
 import torch
-from torch import distributed
-from torch.multiprocessing import spawn
 
 Loss = Callable[..., torch.Tensor]
 TOLERANCE = 1e-6
@@ -104,51 +97,3 @@ def check_on_policy_is_reinforce(loss: Loss, data: Data, weights: Callable[[torc
     _, gradient = data.run(loss, mask)
     expected = -data.advantages * weights(mask)[mask]
     torch.testing.assert_close(gradient, expected, rtol=0, atol=TOLERANCE, msg="on-policy it is not REINFORCE")
-
-
-def check_model_pass_changes_nothing(
-    gradient: Callable[..., tuple[torch.Tensor, torch.Tensor]], pad_ids: tuple[int, ...], limits: tuple[int, ...]
-) -> None:
-    """Invariants 3 and 5, through a real model: neither the padding's width nor its id (the eos id may be among
-    ``pad_ids``), nor the number of rows or tokens in a micro-batch (``limits``) moves loss or gradient.
-
-    Args:
-        gradient: called as ``gradient(pad_id=, extra=, limit=)``, ``extra`` columns of padding more than the batch
-            needs; returns the loss and the flat gradient of one and the same batch.
-    """
-    expected = gradient(pad_id=pad_ids[0], extra=0, limit=limits[0])
-    for case in product(pad_ids, (0, 7), limits):
-        got = gradient(**dict(zip(("pad_id", "extra", "limit"), case, strict=True)))
-        for a, b in zip(got, expected, strict=True):
-            atol = TOLERANCE * max(1.0, float(b.abs().max()))
-            torch.testing.assert_close(a, b, rtol=0, atol=atol, msg=f"pad id, padding, limit {case} moved the loss")
-
-
-def check_ranks_change_nothing(
-    gradient: Callable[[int, int], tuple[torch.Tensor, torch.Tensor]], ranks: int = 2, atol: float = TOLERANCE
-) -> None:
-    """Invariant 3: several ranks give the loss and gradient that one gives.
-
-    Args:
-        gradient: called as ``gradient(rank, ranks)`` in processes of one gloo group, where it must load its share of
-            the batch and communicate as the trainer does; returns the summed loss and gradient. A function of a module,
-            so that it can be pickled. With one rank it is called in this process, without a group.
-    """
-    with tempfile.TemporaryDirectory() as folder:
-        spawn(_rank, (ranks, folder, gradient), nprocs=ranks)
-        found = [torch.load(Path(folder) / f"{rank}.pt") for rank in range(ranks)]
-    expected = gradient(0, 1)
-    for rank, got in enumerate(found):
-        for a, b in zip(got, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=atol, msg=f"rank {rank} of {ranks} got another result")
-
-
-def _rank(rank: int, ranks: int, folder: str, gradient: Callable) -> None:
-    torch.set_num_threads(1)
-    if sys.platform == "linux":  # or gloo looks the host's name up, which may have no address
-        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
-    distributed.init_process_group("gloo", Path(folder, "store").as_uri(), rank=rank, world_size=ranks)
-    try:
-        torch.save(gradient(rank, ranks), Path(folder) / f"{rank}.pt")
-    finally:
-        distributed.destroy_process_group()

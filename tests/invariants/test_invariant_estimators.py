@@ -1,7 +1,6 @@
 """Our advantage estimators, run through the invariant suite."""
 
 import estimator_checks as checks
-import identity_checks as identities
 import pytest
 import torch
 from hypothesis import given, settings
@@ -136,13 +135,13 @@ def test_equal_rewards_give_zero(name, reward):
 @given(case=checks.episodes())
 @settings(max_examples=25, deadline=None)
 def test_leave_one_out_is_the_scaled_group_baseline(case):
-    identities.check_leave_one_out(fixed("RLOO"), fixed("Dr. GRPO"), case)
+    checks.check_leave_one_out(fixed("RLOO"), fixed("Dr. GRPO"), case)
 
 
 @given(case=checks.episodes(), gamma=GAMMAS)
 @settings(max_examples=25, deadline=None)
 def test_lambda_one_is_monte_carlo(case, gamma):
-    identities.check_monte_carlo(fixed("GAE", gamma, 1.0), gamma, case)
+    checks.check_monte_carlo(fixed("GAE", gamma, 1.0), gamma, case)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +151,7 @@ def test_lambda_one_is_monte_carlo(case, gamma):
 @settings(max_examples=30, deadline=None)
 def test_one_turn_is_the_trajectory(turns, trajectory, case, gamma, lam):
     estimate = ESTIMATORS.get(turns, apart)
-    identities.check_one_turn(lambda **a: estimate(**a, gamma=gamma, lam=lam), fixed(trajectory, gamma, lam), case)
+    checks.check_one_turn(lambda **a: estimate(**a, gamma=gamma, lam=lam), fixed(trajectory, gamma, lam), case)
 
 
 @every_estimator

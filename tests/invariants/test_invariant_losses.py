@@ -4,7 +4,6 @@ import math
 
 import loss_checks as checks
 import pytest
-import ranks
 import torch
 
 from trainers.algorithms.losses import (
@@ -90,7 +89,3 @@ def test_without_a_clip_cispo_and_ppo_have_one_gradient():
     data = checks.Data()
     gradients = [data.run(unclipped(make), data.layout())[1] for make in (cispo_loss, clipped_policy_loss)]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)
-
-
-def test_two_ranks_are_one():
-    checks.check_ranks_change_nothing(ranks.gradient)

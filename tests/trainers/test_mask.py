@@ -10,10 +10,9 @@ from torch.func import functional_call
 
 from trainers import grpo
 from trainers.algorithms.losses import aggregate, clipped_policy_loss, kl_k3
-from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.rollouts.rollout import rollout
-from trainers.trajectory import Step, Trajectory, collate, to_sequences
+from trainers.trajectory import collate
 
 NASTY = [
     "", " ", "\n\n", "<|end|>", "<|im_end|>", "<|im_start|>assistant\n", "<|endoftext|><|pad|>", "<answer>x</answer>",
@@ -75,31 +74,6 @@ def test_masked_ids_are_those_sampled_and_their_logprobs_can_be_recomputed(
         assert batch.ids[row, : batch.lengths[row]].tolist() == expected
         assert not batch.mask[row, batch.lengths[row] :].any()
     assert_recomputed(policy, batch, temperature)
-
-
-@given(data=st.data())
-@settings(max_examples=20, deadline=None)
-def test_contexts_that_are_rewritten_between_turns(make_policy, data):
-    """A summarised or cut history starts another sequence; the kept cache must not remember the old one."""
-    policy = make_policy("bytes")
-    engine = TransformersEngine(policy, ())
-    ids = st.lists(st.integers(0, 250), min_size=1, max_size=9)
-    episodes = [Trajectory() for _ in range(3)]
-    sampled: list[list[int]] = [[] for _ in episodes]
-    contexts = {i: data.draw(ids) for i in range(3)}
-    for _ in range(4):
-        for i, done in generate(engine, contexts, data.draw(st.integers(1, 4)), 1.0).items():
-            episodes[i].steps.append(Step(prompt=contexts[i], tokens=done.tokens, logprobs=done.logprobs))
-            sampled[i] += done.tokens
-            grown = contexts[i] + done.tokens + data.draw(ids)
-            keep = data.draw(st.sampled_from(["all", "all", "end", "nothing"]))
-            contexts[i] = {"all": grown, "end": grown[-6:], "nothing": data.draw(ids)}[keep]
-    batch = collate(episodes, policy.pad_id)
-    for i, episode in enumerate(episodes):
-        rows = batch.trajectory == i
-        assert int(rows.sum()) == len(to_sequences(episode.steps))
-        assert batch.ids[rows][batch.mask[rows]].tolist() == sampled[i]
-    assert_recomputed(policy, batch, 1.0)
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from trainers.algorithms.gae import bi_level_gae
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
 from trainers.models.kl_reference import KLPenalty
-from trainers.models.mask_ablation import remove_mask
+from trainers.models.micro_batches import remove_mask
 from trainers.rollouts.rollout import rollout
 from trainers.trajectory import collate, pack
 

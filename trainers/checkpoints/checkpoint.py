@@ -24,7 +24,7 @@ import torch
 from retrieval_index import durable
 from retrieval_index.publish import exchange
 from trainers.models import fsdp
-from trainers.models.finite import check_finite
+from trainers.models.policy import check_finite
 from trainers.runtime import distributed
 from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import (

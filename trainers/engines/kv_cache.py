@@ -81,15 +81,6 @@ class KVCache(Cache):
             buffer[self._pass_rows, :, : self._pass_width] = read
         return read
 
-    @property
-    def is_decoding(self) -> bool:
-        """Whether the next pass is a single token of each of the first rows, and there are buffers for it."""
-        return isinstance(self._pass_rows, slice) and bool(self._buffers)
-
-    def buffers(self, layer: int) -> list[torch.Tensor]:
-        """All keys and all values of a layer, [rows, heads, columns, D]."""
-        return self._buffers[layer]
-
     def copy_rows(self, sources: list[int], targets: list[int], width: int) -> None:
         """Copy rows onto others, over their first ``width`` columns."""
         if not self._buffers:

@@ -5,13 +5,14 @@ run this way only where `matches_reference` finds both to agree.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from collections.abc import Iterable
+from typing import TYPE_CHECKING, cast
 
 import torch
 from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, silu
 
 from trainers.engines.kv_cache import KVCache
+from trainers.models.lora import is_plain_lora, merged_weight
 
 logger = logging.getLogger(__name__)
 
@@ -29,125 +30,63 @@ PROJECTIONS = {
 }
 
 
-class Weights(Protocol):
-    """The linear layers of a model, as `forward` calls them.
-
-    Attributes:
-        decode_layers: `PackedWeights.decode_layers`, for passes of one token a row, where it can be used.
-    """
-
-    decode_layers: Callable[..., torch.Tensor] | None
-
-    def refresh(self) -> None:
-        """Take the weights of now."""
-        ...
-
-    @property
-    def nbytes(self) -> int:
-        """The size of what is held beside the model, in bytes."""
-        ...
-
-    def __call__(self, number: int, name: str, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """The outputs of some linear layers, which have the same input: ``PROJECTIONS[name]`` of this layer."""
-        ...
-
-
 class CastWeights:
-    """Linear layers with their weights in the precision of the matrix products.
+    """Linear layers with their weights in the precision of the matrix products, and with LoRA adapters merged into them.
 
-    Autocast rounds float32 weights again in each pass, which triples the memory traffic. Here there is one rounded copy
-    of each weight, at a fixed address as CUDA graphs need it; call `refresh` when the weights have changed. Layers of
-    another kind are called as they are.
+    Autocast rounds float32 weights again in each pass, which triples the memory traffic, and an adapter takes three more
+    products. Here there is one copy of each weight, at a fixed address as CUDA graphs need it; call `refresh` when the
+    weights have changed. Layers of another kind are called as they are.
 
     Args:
-        dtype: of the products. Weights that have it already are used themselves.
-        merges: LoRA adapters are merged into copies of their layers' weights, where an adapter by itself takes three products
-            more; otherwise they too are called as they are, which takes no memory.
+        dtype: of the products. Plain weights that have it already are used themselves.
+        merges: whether adapters are merged; otherwise they too are called as they are, which takes no memory.
     """
 
-    decode_layers: Callable[..., torch.Tensor] | None = None
-
     @torch.no_grad()
-    def __init__(self, backbone: "LlamaModel", dtype: torch.dtype, merges: bool = False):
+    def __init__(self, backbone: "LlamaModel", dtype: torch.dtype, merges: bool):
         self._modules = [
             {name: [layer.get_submodule(part) for part in parts] for name, parts in PROJECTIONS.items()}
             for layer in backbone.layers
         ]
-        self._cast: dict[torch.nn.Module, tuple[torch.Tensor, torch.Tensor | None]] = {}
-        self._copies: list[tuple[torch.Tensor, torch.Tensor]] = []
-        self._merged: list[torch.nn.Module] = []
+        self._weights: dict[torch.nn.Module, tuple[torch.Tensor, torch.Tensor | None]] = {}
+        self._copied: list[torch.nn.Module] = []
         for module in (module for layer in self._modules for part in layer.values() for module in part):
-            if type(module) is torch.nn.Linear:
-                weight, bias = module.weight, module.bias
-                cast_weight = weight.detach().to(dtype)
-                cast_bias = None if bias is None else bias.detach().to(dtype)
-                self._cast[module] = cast_weight, cast_bias
-                if weight.dtype != dtype:
-                    self._copies.append((cast_weight, weight))
-                if bias is not None and cast_bias is not None and bias.dtype != dtype:
-                    self._copies.append((cast_bias, bias))
-            elif merges and _is_known(module):
-                merged, added = weight_and_bias(module)
-                self._cast[module] = merged.to(dtype, copy=True), None if added is None else added.to(dtype, copy=True)
-                self._merged.append(module)
+            is_plain = type(module) is torch.nn.Linear
+            if not is_plain and not (merges and is_plain_lora(module)):
+                continue
+            weight, bias = merged_weight(module)
+            copies = not is_plain or weight.dtype != dtype
+            self._weights[module] = (
+                weight.detach().to(dtype, copy=copies),
+                None if bias is None else bias.detach().to(dtype, copy=copies),
+            )
+            if copies:
+                self._copied.append(module)
 
     @torch.no_grad()
     def refresh(self) -> None:
         """Merge and round the weights of now."""
-        for copy, original in self._copies:
-            copy.copy_(original)
-        for module in self._merged:
-            for rounded, new in zip(self._cast[module], weight_and_bias(module), strict=True):
-                if rounded is not None and new is not None:
-                    rounded.copy_(new)
+        for module in self._copied:
+            for copy, new in zip(self._weights[module], merged_weight(module), strict=True):
+                if copy is not None and new is not None:
+                    copy.copy_(new)
 
     @property
     def nbytes(self) -> int:
         """The size of the copies, in bytes."""
-        return sum(copy.nbytes for copy, _ in self._copies) + sum(self._cast[m][0].nbytes for m in self._merged)
+        return sum(self._weights[module][0].nbytes for module in self._copied)
 
-    def __call__(self, number: int, name: str, x: torch.Tensor) -> Sequence[torch.Tensor]:
-        """`Weights.__call__`."""
+    def __call__(self, number: int, name: str, x: torch.Tensor) -> list[torch.Tensor]:
+        """The outputs of some linear layers, which have the same input: ``PROJECTIONS[name]`` of this layer."""
         return [
-            linear(x, *self._cast[module]) if module in self._cast else module(x)
+            linear(x, *self._weights[module]) if module in self._weights else module(x)
             for module in self._modules[number][name]
         ]
 
 
-def weight_and_bias(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weight of a linear layer, with its adapters merged in float32, and the bias.
-
-    Raises:
-        TypeError: a layer of another kind, or another adapter than plain LoRA.
-    """
-    if type(module) is torch.nn.Linear:
-        return module.weight, module.bias
-    adapted = cast(Any, module)
-    base = getattr(module, "base_layer", None)
-    if type(base) is not torch.nn.Linear or not hasattr(module, "get_delta_weight"):
-        raise TypeError(f"{type(module).__name__} is not a linear layer whose weight is known")
-    active = [] if adapted.merged or adapted.disable_adapters else adapted.active_adapters
-    if any(adapted.use_dora.get(name) or adapted.lora_bias.get(name) for name in active):
-        raise TypeError("the adapter is not plain LoRA")
-    weight = base.weight.float()
-    with torch.autocast(weight.device.type, enabled=False):
-        for name in set(active) & set(adapted.lora_A):
-            weight = weight + adapted.get_delta_weight(name)
-    return weight, base.bias
-
-
-def _is_known(module: torch.nn.Module) -> bool:
-    """Whether `weight_and_bias` knows such layers."""
-    try:
-        weight_and_bias(module)
-    except TypeError:
-        return False
-    return True
-
-
 def forward(
     backbone: "LlamaModel",
-    weights: Weights,
+    weights: CastWeights,
     ids: torch.Tensor,
     positions: torch.Tensor,
     attention_mask: torch.Tensor,
@@ -161,11 +100,6 @@ def forward(
     """
     x = backbone.embed_tokens(ids)
     cos, sin = backbone.rotary_emb(x, positions)
-    if weights.decode_layers and kv_cache.is_decoding:
-        lengths = attention_mask[:, 0, 0].sum(-1)
-        return normalize(backbone.norm, weights.decode_layers(x[:, 0], cos[:, 0], sin[:, 0], lengths, kv_cache))[
-            :, None
-        ]
     cos, sin = cos[:, None], sin[:, None]
     half = cos.shape[-1] // 2
     sin = torch.cat([-sin[..., :half], sin[..., half:]], -1)
@@ -201,7 +135,7 @@ def forward(
 
 def normalize(module: "LlamaRMSNorm | Qwen3RMSNorm", x: torch.Tensor) -> torch.Tensor:
     """A module's RMSNorm of x [..., H]."""
-    return rms_norm(x, x.shape[-1:], module.weight, module.variance_epsilon)
+    return rms_norm(x.to(module.weight.dtype), x.shape[-1:], module.weight, module.variance_epsilon)
 
 
 @torch.no_grad()
@@ -210,14 +144,14 @@ def matches_reference(
     ids: list[int],
     tolerance: float = 1e-4,
     dtype: torch.dtype = torch.float32,
-    make_weights: Callable[["LlamaModel", torch.dtype], Weights] = CastWeights,
+    merges: bool = False,
 ) -> bool:
     """Whether `forward` can run this model: its hidden states on some ids are compared with the model's own.
 
     Args:
         tolerance: the largest difference, relative to the largest number.
         dtype: of the products; where it is not float32, call this under autocast to it.
-        make_weights: how the linear layers are run.
+        merges: as `CastWeights` has it.
     """
     if getattr(getattr(backbone, "config", None), "model_type", None) not in MODEL_TYPES:
         return False  # in bfloat16 a small difference, as in the rotary embedding, looks like rounding
@@ -230,7 +164,7 @@ def matches_reference(
     attention_mask = positions[:, None, None, :] <= positions[:, None, :, None]
     expected = model(inputs, use_cache=False).last_hidden_state.float()
     try:
-        weights = make_weights(model, dtype)
+        weights = CastWeights(model, dtype, merges)
         found = forward(model, weights, inputs, positions, attention_mask, kv_cache)
         # The last token once more, as it is run in decoding.
         kv_cache.set_positions(slice(0, 1), positions[:, -1:], len(ids))

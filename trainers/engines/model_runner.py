@@ -3,8 +3,6 @@
 import collections
 import os
 import warnings
-from collections.abc import Callable, Sequence
-from functools import partial
 
 import torch
 
@@ -12,7 +10,6 @@ from retrieval_index.memory import usable_memory
 from trainers.engines import llama
 from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size, supports_cuda_graphs
 from trainers.engines.kv_cache import KVCache
-from trainers.engines.packed_weights import PackedLinear, PackedWeights, can_pack
 from trainers.models.policy import Policy
 from trainers.runtime.errors import UserError
 
@@ -39,27 +36,15 @@ class ModelRunner:
         with policy.autocast():
             tolerance = 1e-4 if policy.dtype == torch.float32 else 0.05
             ids = policy.encode(PROBE_TEXT)
-            packs = can_pack(policy.model, policy.dtype) and not supports_cuda_graphs(policy.device)
-            merges = supports_cuda_graphs(policy.device) and self._has_room_to_merge()
-            cast: Callable[..., llama.Weights] = partial(llama.CastWeights, merges=merges)
-            makers = [PackedWeights, cast] if packs else [cast]
-            # Where packing fails, as with adapters of another kind, the weights are used as they are.
-            self._make_weights, self._runs_as_llama = next(
-                (
-                    (make, True)
-                    for make in makers
-                    if llama.matches_reference(self._backbone, ids, tolerance, policy.dtype, make)
-                ),
-                (cast, False),
-            )
+            self._merges = self._has_room_to_merge()
+            self._runs_as_llama = llama.matches_reference(self._backbone, ids, tolerance, policy.dtype, self._merges)
         if supports_cuda_graphs(policy.device) and not self._runs_as_llama:
             kind = type(policy.model).__name__
             told = f"{kind} is sampled from in the library's layers, without CUDA graphs: several times as slow"
             warnings.warn(told, stacklevel=3)
         self._graphs = CUDAGraphCache() if supports_cuda_graphs(policy.device) and self._runs_as_llama else None
         self._kv_cache, self._weights_changed = KVCache(), True
-        self._weights: llama.Weights | None = None
-        self._head: Callable[[torch.Tensor], Sequence[torch.Tensor]] | None = None
+        self._weights: llama.CastWeights | None = None
         if not self._runs_as_llama:
             self._check_library(ids)
 
@@ -93,7 +78,7 @@ class ModelRunner:
 
     def reset(self) -> KVCache:
         """Forget everything, as the weights may have changed; returns the KV cache to fill, whose contents are void."""
-        self._weights_changed, self._head = True, None
+        self._weights_changed = True
         if not self._keeps_buffers() or not self._kv_cache.is_finite():
             self._kv_cache, self._weights = KVCache(), None
             if self._graphs is not None:
@@ -152,17 +137,6 @@ class ModelRunner:
             return self._graphs(self._decode_step, inputs, columns, width, self._kv_cache.version)[:count, -1]
         return self._run(inputs, columns, slice(0, len(ids)), width, max_length)[:count, -1]
 
-    def logits(self, hidden: torch.Tensor) -> torch.Tensor:
-        """`Policy.logits`."""
-        if self._make_weights is not PackedWeights:
-            return self._policy.logits(hidden)
-        if self._head is None:
-            try:
-                self._head = PackedLinear([self._policy.model.get_output_embeddings()], torch.float32)
-            except TypeError:  # an adapter has one of its own (modules_to_save)
-                self._head = lambda hidden: (self._policy.logits(hidden),)
-        return self._head(hidden)[0]
-
     def _decode_step(self, ids: torch.Tensor, columns: torch.Tensor, width: int) -> torch.Tensor:
         return self._run(ids, columns, slice(0, len(ids)), width, width)
 
@@ -184,7 +158,7 @@ class ModelRunner:
                 past_key_values=self._kv_cache, use_cache=True,
             ).last_hidden_state  # fmt: skip
         if self._weights is None:
-            self._weights = self._make_weights(self._backbone, self._policy.dtype)
+            self._weights = llama.CastWeights(self._backbone, self._policy.dtype, self._merges)
         elif self._weights_changed:
             self._weights.refresh()
         self._weights_changed = False

@@ -12,7 +12,7 @@ from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.model_runner import ModelRunner
 from trainers.engines.prefix_cache import CachedSequence, PrefixCache
 from trainers.engines.sampling import sample
-from trainers.models.freed_memory import release_freed_memory
+from trainers.models.cpu import release_freed_memory
 from trainers.models.policy import Policy
 
 MAX_PREFILL_TOKENS = 8192  # in one pass, padding included
@@ -123,7 +123,7 @@ class TransformersEngine:
             [len(sequence.ids) for sequence in cached],
             max_length=1 + max(len(sequence.ids) for sequence in running),
         )
-        logits = self._runner.logits(hidden[torch.tensor([s.index for s in running], device=hidden.device)])
+        logits = self.policy.logits(hidden[torch.tensor([s.index for s in running], device=hidden.device)])
         keys = [key for sequence in running for key in sequence.keys]
         row_of_key = [number for number, sequence in enumerate(running) for _ in sequence.keys]
         rows, params = torch.tensor(row_of_key, device=hidden.device), self._params

@@ -21,6 +21,7 @@ from transformers import PreTrainedModel
 from agent_envs.chat_tokens import StopChecker
 from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.mismatch import check_engine
+from trainers.models import lora
 from trainers.models.policy import Policy
 from trainers.runtime.errors import UserError
 
@@ -171,7 +172,7 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
         name = name.replace(".base_layer.", ".")
         layer, _, kind = name.rpartition(".")
         if layer in adapted and kind == "weight":
-            weight = weight + sum(adapted[layer].get_delta_weight(a) for a in adapted[layer].active_adapters)
+            weight = lora.merged_weight(adapted[layer])[0]
         yield name, weight
 
 

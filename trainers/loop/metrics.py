@@ -13,9 +13,8 @@ import torch
 
 from trainers.config import TrainArgs
 from trainers.loop.collapse_monitor import CollapseMonitor, mutual_information
-from trainers.models.finite import check_finite
 from trainers.models.micro_batches import compute_logprobs
-from trainers.models.policy import Policy
+from trainers.models.policy import Policy, check_finite
 from trainers.rollouts.statistics import MONITOR
 from trainers.runtime.progress import Progress
 from trainers.trajectory import Step, Trajectory, collate

@@ -11,7 +11,7 @@ from torch.utils.hooks import RemovableHandle
 from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
-from trainers.models import flex_attention, llama_layers, row_attention
+from trainers.models import flex_attention, row_attention
 from trainers.models.prefix_trees import TOKEN_COST, build_trees
 from trainers.trajectory import Batch, Sequence, collate_sequences
 
@@ -145,14 +145,11 @@ def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torc
             return "packed"
         config._attn_implementation = usual
         warnings.warn(f"sequences are not packed for FlexAttention: {reason}", stacklevel=2)
-    if device.type == "cpu" and usual in ("sdpa", row_attention.ATTENTION_NAME) and _is_wide(config):
-        if llama_layers.can_replace(backbone):
-            llama_layers.replace(backbone)
-            if (reason := _why_not_rows(backbone, ids, dtype)) is None:
-                return "rows"
-            llama_layers.restore(backbone)
-            warnings.warn(f"updates are slower, in the library's layers: with ours {reason}", stacklevel=2)
-        if (reason := _why_not_rows(backbone, ids, dtype)) is None:
+    is_wide = config.hidden_size >= row_attention.MIN_WIDTH
+    if device.type == "cpu" and usual in ("sdpa", row_attention.ATTENTION_NAME) and is_wide:
+        with torch.enable_grad():
+            reason = _find_difference(backbone, [ids], device, dtype, "rows")
+        if reason is None:
             return "rows"
         config._attn_implementation = usual
         warnings.warn(f"updates are slower, in padded rows: over nodes {reason}", stacklevel=2)
@@ -160,17 +157,8 @@ def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torc
         return "masked" if _find_difference(backbone, [ids], device, dtype, "masked") is None else ""
 
 
-def _why_not_rows(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> str | None:
-    with torch.enable_grad():
-        return _find_difference(backbone, [ids], torch.device("cpu"), dtype, "rows")
-
-
 def _text_config(backbone: torch.nn.Module) -> PreTrainedConfig:
     return cast(PreTrainedModel, backbone).config.get_text_config()
-
-
-def _is_wide(config: PreTrainedConfig) -> bool:
-    return config.hidden_size >= row_attention.MIN_WIDTH
 
 
 def _find_difference(

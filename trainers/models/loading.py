@@ -16,10 +16,9 @@ from transformers import (
 from transformers.utils import cached_file, logging
 
 from trainers.models import gguf, lora
-from trainers.models.finite import check_finite
-from trainers.models.freed_memory import keep_freed_memory
+from trainers.models.cpu import keep_freed_memory
 from trainers.models.hidden_states import has_bfloat16_products, round_frozen
-from trainers.models.policy import Policy
+from trainers.models.policy import Policy, check_finite
 from trainers.runtime.errors import UserError
 
 logging.disable_progress_bar()  # they would disturb ours

@@ -15,9 +15,8 @@ from transformers import PreTrainedModel
 from transformers.integrations.peft import MIN_PEFT_VERSION
 from transformers.utils import find_adapter_config_file
 
-from trainers.models.finite import check_finite
 from trainers.models.hidden_states import round_frozen
-from trainers.models.policy import Policy
+from trainers.models.policy import Policy, check_finite
 from trainers.runtime.errors import UserError
 
 T = TypeVar("T")
@@ -98,6 +97,37 @@ def make_reference(policy: Policy) -> Policy:
     if policy.dtype == torch.bfloat16:
         round_frozen(reference.model)
     return reference
+
+
+def merged_weight(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """The weight of a linear layer, its active adapters added in float32 unless peft has merged them already; and its bias.
+
+    Raises:
+        TypeError: a layer of another kind, or another adapter than plain LoRA.
+    """
+    if type(module) is torch.nn.Linear:
+        return module.weight, module.bias
+    adapted = cast(Any, module)
+    base = getattr(module, "base_layer", None)
+    if type(base) is not torch.nn.Linear or not hasattr(module, "get_delta_weight"):
+        raise TypeError(f"{type(module).__name__} is not a linear layer whose weight is known")
+    active = [] if adapted.merged or adapted.disable_adapters else adapted.active_adapters
+    if any(adapted.use_dora.get(name) or adapted.lora_bias.get(name) for name in active):
+        raise TypeError("the adapter is not plain LoRA")
+    weight = base.weight.float()
+    with torch.autocast(weight.device.type, enabled=False):
+        for name in set(active) & set(adapted.lora_A):
+            weight = weight + adapted.get_delta_weight(name)
+    return weight, base.bias
+
+
+def is_plain_lora(module: torch.nn.Module) -> bool:
+    """Whether `merged_weight` knows a layer."""
+    try:
+        merged_weight(module)
+    except TypeError:
+        return False
+    return True
 
 
 def _inject(model: PreTrainedModel, config: Any) -> None:

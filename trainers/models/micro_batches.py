@@ -1,6 +1,7 @@
-"""A batch in parts that fit into memory, each for one pass through a model."""
+"""A batch in parts that fit into memory, each for one pass through a model, and what is computed of it in such parts."""
 
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import torch
 
@@ -87,3 +88,18 @@ def map_parts(
 def compute_logprobs(policy: Policy, batch: Batch, temperature: float, max_tokens: int) -> torch.Tensor:
     """The policy's log-probabilities of the action tokens, float32 [B, T], without a gradient."""
     return map_parts(lambda part: policy.logprobs(part, temperature)[0], batch, max_tokens, policy.token_cost)
+
+
+def remove_mask(batch: Batch, policy: Policy, temperature: float, max_tokens: int) -> Batch:
+    """The batch without an action mask, for the paper's ablation (Agent-R1, table 3).
+
+    From the first sampled token on, observations count as sampled. An observation belongs to the turn before it, and its
+    log-probabilities are the policy's own.
+    """
+    columns = torch.arange(batch.mask.shape[1], device=batch.mask.device)
+    first = torch.where(batch.mask, columns, batch.mask.shape[1]).min(1).values
+    mask = (columns >= first[:, None]) & (columns < batch.lengths[:, None])
+    turns = torch.where(mask, batch.turns.cummax(1).values, -1)
+    wide = replace(batch, mask=mask, turns=turns)
+    logprobs = compute_logprobs(policy, wide, temperature, max_tokens)
+    return replace(wide, logprobs=torch.where(batch.mask, batch.logprobs, logprobs))

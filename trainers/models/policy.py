@@ -1,10 +1,12 @@
 """A causal language model and its tokenizer."""
 
 import math
+from collections.abc import Iterable
 from functools import cached_property
 from typing import cast
 
 import torch
+from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_envs.chat_tokens import ChatTokens
@@ -120,13 +122,31 @@ class Policy(ChatTokens):
         hidden, node_index = self.hidden_states(batch) if states is None else states
         target_mask = batch.mask[:, 1:]
         nodes, which = node_index[:, :-1][target_mask].unique(return_inverse=True)
-        of_tokens, of_nodes = token_logprobs(
-            self.model.get_output_embeddings(), hidden[nodes], which, batch.ids[:, 1:][target_mask],
-            temperature=temperature, entropy_gradient=entropy_gradient, dtype=self.dtype,
-        )  # fmt: skip
+        head, targets = self.model.get_output_embeddings(), batch.ids[:, 1:][target_mask]
+        of_tokens, of_nodes = token_logprobs(head, hidden[nodes], which, targets, temperature, entropy_gradient)
         return _scatter(of_tokens, batch.mask), _scatter(of_nodes[which], batch.mask)
 
 
 def _scatter(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Put one value for each set position of ``mask`` in its place, zeros elsewhere."""
     return torch.zeros(mask.shape, dtype=values.dtype, device=values.device).masked_scatter(mask, values)
+
+
+def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], where: object) -> None:
+    """Raise a ValueError that names the first of these tensors that holds NaN or infinity.
+
+    Args:
+        tensors: with their names; those of integers are finite. Of one that is sharded, this process's part is looked at.
+        where: what they belong to, for the message.
+    """
+    named = [(name, _local(tensor)) for name, tensor in tensors if tensor.is_floating_point()]
+    if not named:
+        return
+    finite = torch.stack([tensor.isfinite().all() for _, tensor in named])
+    if not finite.all():
+        name = named[int(finite.int().argmin())][0]
+        raise UserError(f"{where} holds numbers that are NaN or infinite, in {name}")
+
+
+def _local(tensor: torch.Tensor) -> torch.Tensor:
+    return (tensor.to_local() if isinstance(tensor, DTensor) else tensor).detach()

@@ -18,8 +18,7 @@ from trainers.algorithms.process_rewards import prime_norm
 from trainers.config import TrainArgs
 from trainers.engines.mismatch import measure_mismatch
 from trainers.models.kl_reference import KLPenalty
-from trainers.models.mask_ablation import remove_mask
-from trainers.models.micro_batches import compute_logprobs
+from trainers.models.micro_batches import compute_logprobs, remove_mask
 from trainers.models.policy import Policy
 from trainers.runtime.distributed import all_reduce_sums
 from trainers.runtime.errors import UserError

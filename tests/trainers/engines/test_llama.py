@@ -1,18 +1,13 @@
 """Layers run one after another are the model's own."""
 
-import pytest
 import torch
 from transformers import (
     GemmaConfig,
     GemmaForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
     Qwen2Config,
     Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
 )
 
 from trainers.engines import llama
@@ -36,24 +31,6 @@ def shaken(model):
         for parameter in model.parameters():
             parameter.add_(torch.randn_like(parameter) * 0.2)
     return model.eval()
-
-
-@pytest.mark.parametrize(
-    "model",
-    [
-        lambda: Qwen2ForCausalLM(Qwen2Config(**SIZES)),
-        lambda: Qwen3ForCausalLM(Qwen3Config(**SIZES)),
-        lambda: LlamaForCausalLM(LlamaConfig(**SIZES, attention_bias=True, mlp_bias=True)),
-        lambda: LlamaForCausalLM(LlamaConfig(**SIZES, rope_parameters=LLAMA3)),
-        lambda: MistralForCausalLM(MistralConfig(**SIZES, sliding_window=None)),
-    ],
-)  # fmt: skip
-@pytest.mark.parametrize("lora", [False, True])
-def test_models_that_are_run_this_way(model, lora):
-    model = model()
-    if lora:
-        add_lora(model, 2, 4)
-    assert llama.matches_reference(shaken(model).base_model, IDS, 1e-5)
 
 
 def test_merged_adapters_follow_the_weights():

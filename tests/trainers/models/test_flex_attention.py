@@ -9,7 +9,7 @@ from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models import flex_attention, hidden_states
 from trainers.models.critic import Critic
-from trainers.models.hidden_states import choose_tree_attention, compute_hidden_states
+from trainers.models.hidden_states import compute_hidden_states
 from trainers.models.prefix_trees import build_trees
 from trainers.trajectory import Sequence, collate_sequences
 
@@ -149,9 +149,3 @@ def test_elsewhere_the_model_is_as_it_was(policy, make_policy):
         engine._runner._runs_as_llama = False
         done.append([c.tokens for c in generate(engine, prompts, 8, 0.0).values()])
     assert done[0] == done[1]
-
-
-def test_on_a_cpu_trees_are_masked(make_policy):
-    policy = make_policy("bytes")
-    assert choose_tree_attention(policy.model.base_model, [3, 1, 4, 1, 5, 9], torch.float32) == "masked"
-    assert policy.model.config._attn_implementation == "sdpa"

@@ -4,11 +4,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import MistralConfig, MistralForCausalLM
 
-from trainers.algorithms.losses import aggregate
-from trainers.models.critic import Critic
-from trainers.models.hidden_states import choose_tree_attention
 from trainers.models.micro_batches import map_parts, split_rows
 from trainers.models.prefix_trees import build_trees, group_by_prefix
 from trainers.trajectory import Sequence, Step, Trajectory, collate, collate_sequences
@@ -64,36 +60,6 @@ def test_trees_hold_each_row_and_each_shared_token_once(rows, seed):
     assert len(used) == sum(map(len, per_tree.values()))
 
 
-@pytest.mark.parametrize("family", ["qwen2", "llama"])
-@given(rows=families, data=st.data())
-@settings(max_examples=25, deadline=None)
-def test_values_and_gradients_are_those_of_single_rows(make_policy, family, rows, data):
-    policy = make_policy("bytes", 1, family=family)
-    assert policy.tree_attention == "masked"
-    critic = Critic(policy)
-    torch.nn.init.normal_(critic.head.weight)
-    batch = batch_of(rows)
-    if not batch.mask.any():
-        return
-    weights = torch.randn(batch.ids.shape, generator=torch.Generator().manual_seed(data.draw(st.integers(0, 9))))
-
-    def run():
-        logprobs, uncertainty = policy.logprobs(batch, 0.7, entropy_gradient=True)
-        values = critic(batch)
-        loss = aggregate((logprobs + 0.3 * uncertainty + 0.1 * values) * weights, batch.mask, 3)
-        parameters = [*policy.model.parameters(), *critic.parameters()]
-        return [logprobs, uncertainty, values, *torch.autograd.grad(loss, parameters)]
-
-    together = run()
-    policy.tree_attention = critic.tree_attention = ""
-    try:
-        alone = run()
-    finally:
-        policy.tree_attention = "masked"
-    for a, b in zip(together, alone, strict=True):
-        torch.testing.assert_close(a, b, rtol=1e-5, atol=1e-5 * max(1.0, b.abs().max().item()))
-
-
 def test_the_prompt_of_attempts_at_a_question_is_run_once(make_policy, monkeypatch):
     policy = make_policy("bytes")
     assert policy.tree_attention  # tried now, and not in the pass that is counted
@@ -137,42 +103,3 @@ def test_micro_batches_hold_every_row_once_within_the_limit(max_tokens):
     assert sorted(owner for part in parts for owner in part.trajectory.tolist()) == [0, 1, 2, 3, 3]
     found = map_parts(lambda part: part.ids * 1.0, batch, max_tokens)
     assert torch.equal(found, batch.ids.float())
-
-
-@pytest.mark.parametrize("max_tokens", [1, 7, 14, 22, 1000])
-def test_micro_batches_of_a_model_without_trees_are_padded_rows(max_tokens):
-    batch = collate(episodes(), pad_id=0)
-    parts = [batch[rows] for rows in split_rows(batch, max_tokens, None)]
-    assert all(part.ids.numel() <= max_tokens or len(part.ids) == 1 for part in parts)
-    assert sorted(owner for part in parts for owner in part.trajectory.tolist()) == [0, 1, 2, 3, 3]
-
-
-def test_a_model_that_does_not_heed_the_mask_runs_no_trees(make_policy):
-    policy = make_policy("bytes")
-    ids, backbone = policy.encode("a b c d e f g h"), policy.model.base_model
-
-    class Deaf(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.inner = backbone
-
-        def forward(self, input_ids, attention_mask=None, position_ids=None, use_cache=False):
-            return self.inner(input_ids, use_cache=False)
-
-    Deaf.config = backbone.config
-    assert {choose_tree_attention(backbone, ids, dtype) for dtype in (torch.float32, torch.bfloat16)} == {"masked"}
-    assert not choose_tree_attention(Deaf(), ids, torch.float32)
-
-
-def test_a_wider_model_would_share_more():
-    rows = [[1] * 100 + [n] * 300 for n in range(3)]
-    assert [len(tree) for tree, _ in group_by_prefix(rows)] == [1, 1, 1]
-    assert [len(tree) for tree, _ in group_by_prefix(rows, token_cost=10_000)] == [3]
-
-
-def test_models_with_windows_run_no_trees():
-    config = MistralConfig(
-        vocab_size=50, hidden_size=32, intermediate_size=48, num_hidden_layers=2, num_attention_heads=4,
-        num_key_value_heads=2, head_dim=8, sliding_window=16,
-    )  # fmt: skip
-    assert not choose_tree_attention(MistralForCausalLM(config).eval().base_model, [3, 1, 4, 1, 5, 9], torch.float32)
