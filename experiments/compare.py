@@ -88,7 +88,7 @@ from experiments.recipe import Recipe
 from experiments.report import write
 from trainers.checkpoints.settings import SettingsDiffer
 from trainers.episodes.report import page as html_report
-from trainers.models.cpu import flushing_denormals
+from trainers.models.denormals import flushing_denormals
 from trainers.runtime import retry, signals
 from trainers.runtime.errors import UserError
 from trainers.runtime.progress import to_json_types

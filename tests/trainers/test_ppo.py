@@ -287,3 +287,26 @@ def test_the_papers_ablations(played):
 def test_arguments_that_make_no_sense(wrong, said):
     with pytest.raises(ValueError, match=said):
         ppo.Args(**wrong)
+
+
+def test_policy_and_critic_have_learning_rates_of_their_own(letters, make_policy, tmp_path, monkeypatch):
+    """In every update of a run, whatever the schedule makes of them."""
+    policy, rates, make = make_policy("subwords", 3), [], ppo.make_optimizer
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+
+    def watched(*arguments):
+        optimizer = make(*arguments)
+        optimizer.register_step_pre_hook(lambda o, *_: rates.append([group["lr"] for group in o.param_groups]))
+        return optimizer
+
+    monkeypatch.setattr(ppo, "make_optimizer", watched)
+    ppo.main(
+        ppo.Args(
+            env=letters, env_kwargs='{"entities": 60, "questions": 20, "max_turns": 1}', model=str(tmp_path / "model"),
+            updates=2, questions_per_update=2, group_size=2, max_new_tokens=4, eval_questions=1, final_questions=1,
+            lr=0.02, critic_lr=0.08, schedule="linear", out=tmp_path / "run",
+        )
+    )  # fmt: skip
+    assert len(rates) == 2 and rates[0] == [0.02, 0.08]
+    assert all(critic == pytest.approx(4 * own) and own > 0 for own, critic in rates)

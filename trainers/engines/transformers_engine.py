@@ -12,7 +12,6 @@ from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.model_runner import ModelRunner
 from trainers.engines.prefix_cache import CachedSequence, PrefixCache
 from trainers.engines.sampling import sample
-from trainers.models.cpu import release_freed_memory
 from trainers.models.policy import Policy
 
 MAX_PREFILL_TOKENS = 8192  # in one pass, padding included
@@ -50,7 +49,6 @@ class TransformersEngine:
         self._open: dict[int, tuple[Completion, int]] = {}  # by conversation, with the turn's maximal length
         self._running: list[CachedSequence] = []  # those with open turns
         self._params = SamplingParams(max_new_tokens=1)  # of the open turns
-        release_freed_memory()
 
     @property
     def num_cuda_graphs(self) -> int:

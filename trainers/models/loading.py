@@ -16,7 +16,6 @@ from transformers import (
 from transformers.utils import cached_file, logging
 
 from trainers.models import gguf, lora
-from trainers.models.cpu import keep_freed_memory
 from trainers.models.hidden_states import has_bfloat16_products, round_frozen
 from trainers.models.policy import Policy, check_finite
 from trainers.runtime.errors import UserError
@@ -88,7 +87,6 @@ def load_policy(
     if base and lora_rank:
         raise UserError(f"{path_or_id} is an adapter of {base} already: leave out lora_rank to train it further")
     folder, base_folder = _to_folder(path_or_id), _to_folder(base or path_or_id)
-    keep_freed_memory()
     try:
         tokenizer = _load_tokenizer(folder if base and _has_tokenizer(folder) else base_folder)
         model = AutoModelForCausalLM.from_pretrained(base_folder, dtype=torch.float32)

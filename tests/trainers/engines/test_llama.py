@@ -52,15 +52,6 @@ def test_merged_adapters_follow_the_weights():
     assert merged.nbytes > called.nbytes == 0
 
 
-def test_adapters_are_merged_in_float32_wherever_that_is_done():
-    model = Qwen2ForCausalLM(Qwen2Config(**SIZES))
-    add_lora(model, 2, 4)
-    layer = shaken(model).base_model.layers[0].mlp.up_proj
-    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
-        inside = llama.weight_and_bias(layer)[0]
-    assert torch.equal(inside, llama.weight_and_bias(layer)[0])
-
-
 def test_any_layout_of_what_attention_returns(monkeypatch):
     """Kernels on GPUs return the transpose of another layout."""
     kernel = llama.scaled_dot_product_attention

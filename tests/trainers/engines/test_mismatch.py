@@ -27,15 +27,6 @@ def test_without_tokens_nothing_differs():
     assert measure_mismatch(zeros, zeros, ~zeros.bool()) == nothing
 
 
-def test_kl_is_that_of_the_sampler_to_the_trainer():
-    torch.manual_seed(0)
-    sampler, trainer = torch.randn(2, 8).log_softmax(-1)
-    exact = (sampler.exp() * (sampler - trainer)).sum()
-    tokens = torch.multinomial(sampler.exp(), 200_000, replacement=True)
-    found = measure_mismatch(trainer[tokens], sampler[tokens], torch.ones(len(tokens), dtype=torch.bool))
-    assert found["mismatch/kl"] == pytest.approx(exact.item(), rel=0.02)
-
-
 def reporting(policy, change) -> SimpleNamespace:
     """An engine whose log-probabilities are changed."""
     inner = TransformersEngine(policy, ())

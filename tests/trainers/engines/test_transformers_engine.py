@@ -54,16 +54,6 @@ def logprobs_of(policy, prompt, tokens, temperature=1.0):
     return logp[len(prompt) - 1 : -1].gather(1, torch.tensor(tokens)[:, None]).squeeze(1).tolist()
 
 
-def test_logprobs_are_those_of_the_distribution_sampled_from(make_policy):
-    policy = make_policy("bytes")
-    for temperature, used in ((0.6, 0.6), (1.0, 1.0), (0.0, 1.0)):  # greedy reports the untempered distribution
-        prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
-        done = generate(TransformersEngine(policy, STOP), prompts, 12, temperature)
-        for key, prompt in prompts.items():
-            expected = logprobs_of(policy, prompt, done[key].tokens, used)
-            assert done[key].logprobs == pytest.approx(expected, abs=1e-4)
-
-
 @given(data=st.data())
 @settings(max_examples=15, deadline=None)
 def test_a_kept_cache_equals_a_fresh_prefill(make_policy, data):
@@ -88,18 +78,6 @@ def test_a_kept_cache_equals_a_fresh_prefill(make_policy, data):
             expected = logprobs_of(policy, prompts[key], greedy[key].tokens)
             assert greedy[key].logprobs == pytest.approx(expected, abs=1e-4)
             contexts[key] = prompts[key] + done[key].tokens
-
-
-def test_greedy_turns_on_a_kept_cache_are_those_of_generate(make_policy):
-    policy = make_policy("bytes", 2)
-    engine = TransformersEngine(policy, ())
-    contexts = {key: policy.encode(text) for key, text in PROMPTS.items()}
-    for turn in range(3):
-        done = generate(engine, contexts, 9, 0.0)
-        for key in contexts:
-            assert done[key].tokens == by_transformers(policy, contexts[key], 9)
-            observation = policy.encode("seen " * (key + turn))
-            contexts[key] = contexts[key] + done[key].tokens + policy.observation_ids("", []) + observation
 
 
 @pytest.mark.parametrize("new_tokens", [1, 5])
@@ -138,20 +116,6 @@ def speaker(policy: Policy, text: str | list[int], start: int) -> Policy:
     stub = copy.copy(policy)
     stub.model = Speaker(policy, {start + n: i for n, i in enumerate(ids)}, policy.encode("x")[0])
     return stub
-
-
-@pytest.mark.parametrize("kind", ["bytes", "bpe", "words"])
-@pytest.mark.parametrize("text", ["<search>the town</search>", "<think>so ☃</think><answer>the</answer>"])
-def test_stop_strings_of_any_number_of_tokens_end_a_turn(make_policy, kind, text):
-    policy = make_policy(kind)
-    stub = speaker(policy, text + " more text", start=2)
-    done = generate(TransformersEngine(stub, STOP), {0: policy.encode("xx")[:2]}, 60, 1.0)[0]
-    assert done.finish_reason == "stop"
-    said = policy.decode(done.tokens).replace(" ", "")
-    assert said.startswith(text.replace(" ", ""))
-    assert len(said) <= len(text.replace(" ", "")) + 1  # the last token may hold a character more
-    assert len(done.tokens) == len(done.logprobs)
-    assert max(map(abs, done.logprobs)) < 1e-4
 
 
 def test_a_stop_string_in_the_prompt_or_astride_it_does_not_end_a_turn(make_policy):

@@ -1,6 +1,7 @@
 """What is sampled, what is learned from, and what a plain model computes agree, for every kind of model and way to run it."""
 
 import copy
+from functools import partial
 
 import pytest
 import torch
@@ -41,30 +42,31 @@ every_model = pytest.mark.parametrize("name", CONFIGS)
 with_lora = pytest.mark.parametrize("lora", [False, True])
 
 
+def build(tokenizers, name: str, lora: bool = False, dtype: torch.dtype = torch.float32, width: int = 32) -> Policy:
+    """A policy with weights that all matter, norms and biases too."""
+    torch.manual_seed(0)
+    make_config, options = CONFIGS[name]
+    config = make_config(
+        vocab_size=len(tokenizers["bytes"]), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
+        num_attention_heads=4, num_key_value_heads=2, head_dim=width // 4, max_position_embeddings=4096,
+        eos_token_id=tokenizers["bytes"].eos_token_id, bos_token_id=None, **options,
+    )  # fmt: skip
+    model = AutoModelForCausalLM.from_config(config)
+    if lora:
+        pytest.importorskip("peft")
+        add_lora(model, 2, 4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * (0.15 if width == 32 else 0.03)
+    if dtype == torch.bfloat16:
+        round_frozen(model)
+    return Policy(model, tokenizers["bytes"], dtype)
+
+
 @pytest.fixture(scope="module")
 def make(tokenizers):
-    """``make(name, lora, dtype)``: with weights that all matter, norms and biases too."""
-
-    def make(name: str, lora: bool = False, dtype: torch.dtype = torch.float32, width: int = 32) -> Policy:
-        torch.manual_seed(0)
-        make_config, options = CONFIGS[name]
-        config = make_config(
-            vocab_size=len(tokenizers["bytes"]), hidden_size=width, intermediate_size=2 * width, num_hidden_layers=2,
-            num_attention_heads=4, num_key_value_heads=2, head_dim=width // 4, max_position_embeddings=4096,
-            eos_token_id=tokenizers["bytes"].eos_token_id, bos_token_id=None, **options,
-        )  # fmt: skip
-        model = AutoModelForCausalLM.from_config(config)
-        if lora:
-            pytest.importorskip("peft")
-            add_lora(model, 2, 4)
-        with torch.no_grad():
-            for parameter in model.parameters():
-                parameter += torch.randn_like(parameter) * (0.15 if width == 32 else 0.03)
-        if dtype == torch.bfloat16:
-            round_frozen(model)
-        return Policy(model, tokenizers["bytes"], dtype)
-
-    return make
+    """``make(name, …)``: `build`."""
+    return partial(build, tokenizers)
 
 
 def play(policy: Policy, draw, temperature: float) -> list[Trajectory]:

@@ -7,7 +7,6 @@ import pytest
 import torch
 from transformers import AutoModelForCausalLM
 
-from trainers import evaluate
 from trainers.checkpoints import checkpoint
 from trainers.models import gguf
 from trainers.models.loading import load_policy
@@ -123,20 +122,6 @@ def test_a_cache_that_cannot_be_written_to_is_named(file, tmp_path, monkeypatch)
         gguf.convert(file)
 
 
-def test_two_processes_at_once(file, cache, monkeypatch):
-    """The slower one finds what the faster one has written."""
-    write = gguf._write_folder
-
-    def be_slow(path, *others):
-        monkeypatch.setattr(gguf, "_write_folder", write)
-        gguf.convert(path)
-        write(path, *others)
-
-    monkeypatch.setattr(gguf, "_write_folder", be_slow)
-    assert (gguf.convert(file) / "config.json").is_file()
-    assert len(list(cache.iterdir())) == 1
-
-
 def test_what_cannot_be_read_is_refused_in_one_line(policy, tmp_path, monkeypatch):
     (tmp_path / "text.gguf").write_text("no model")
     write_gguf(tmp_path / "other.gguf", policy, architecture="rwkv6")
@@ -184,15 +169,3 @@ def test_an_adapter_names_the_file_and_can_be_given_another(file, tmp_path):
     assert torch.equal(logits(load_policy(adapter, "cpu", base_model=moved).model), expected)
     with pytest.raises(ValueError, match="does not name its base model"):
         load_policy(adapter, "cpu")
-
-
-def test_evaluate_takes_a_model_alone_and_as_the_base_of_an_adapter(file, tmp_path):
-    policy = load_policy(file, "cpu", lora_rank=2)
-    checkpoint.save(tmp_path / "a", model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=1, extra={})
-    moved = shutil.move(file, tmp_path / "moved.gguf")
-    options = {"env_kwargs": '{"entities": 60, "questions": 30}', "questions": 2, "max_new_tokens": 3, "num_envs": 2}
-    alone = evaluate.main(evaluate.Args(model=str(moved), out=tmp_path / "one", **options))
-    assert [row["name"] for row in alone][-2:] == [f"Naive RAG ({moved})", str(moved)]
-    both = evaluate.main(evaluate.Args(model=str(moved), checkpoint=(tmp_path / "a",), out=tmp_path / "two", **options))
-    assert [row["name"] for row in both][-2:] == [f"Naive RAG ({tmp_path / 'a'})", str(tmp_path / "a")]
-    assert len(both) == len(alone)

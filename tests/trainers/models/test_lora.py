@@ -4,7 +4,6 @@ import json
 import shutil
 import sys
 
-import numpy as np
 import pytest
 import torch
 from drive_update import PlayedRun
@@ -91,7 +90,7 @@ def test_a_saved_adapter_loads_here_in_transformers_and_in_peft(folder, tmp_path
     assert config["target_modules"] == sorted(config["target_modules"])
 
 
-def test_weights_go_into_the_adapter_that_is_there(folder, tmp_path):
+def test_weights_go_into_the_adapter_that_is_there_if_they_fit(folder, make_policy, tmp_path):
     policy = shaken(load_policy(folder, "cpu", lora_rank=2))
     saved, expected = save(policy, tmp_path / "c"), logits(policy.model)
     parameters = trainable_parameters(policy.model)
@@ -100,10 +99,6 @@ def test_weights_go_into_the_adapter_that_is_there(folder, tmp_path):
     load_lora_weights(policy.model, saved)
     assert torch.equal(logits(policy.model), expected)
     assert all(a is b for a, b in zip(trainable_parameters(policy.model), parameters, strict=True))
-
-
-def test_the_adapter_of_other_layers_is_refused(folder, make_policy, tmp_path):
-    saved = save(shaken(load_policy(folder, "cpu", lora_rank=2)), tmp_path / "c")
     other = make_policy("subwords", 3)
     other.model.add_adapter(peft.LoraConfig(r=2, target_modules=["q_proj"]))
     with pytest.raises(ValueError, match="other layers"):
@@ -125,26 +120,15 @@ def test_the_reference_stays_where_training_started(folder, episodes, rank):
     assert len(shared) == len(frozen)  # the base is there once
 
 
-def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(folder, episodes):
+def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(folder):
     policy = load_policy(folder, "cpu", lora_rank=2)
     critic = Critic(policy)
-    frozen = [p for p in policy.model.parameters() if not p.requires_grad]
-    storage = {p.data_ptr() for p in frozen}
-    assert all(p.data_ptr() in storage for p in critic.parameters() if not p.requires_grad)
+    storage = {p.data_ptr() for p in policy.model.parameters() if not p.requires_grad}
     of_policy, of_critic = trainable_parameters(policy.model), trainable_parameters(critic)
-    args = ppo.Args(lr=0.05, critic_lr=0.05)
-    groups = [{"params": of_policy, "lr": args.lr}, {"params": of_critic, "lr": args.critic_lr}]
-    optimizer = grpo.make_optimizer(policy, groups)
+    assert all(p.data_ptr() in storage for p in critic.parameters() if not p.requires_grad)
     assert len(of_critic) == len(of_policy) + 2  # and the head
     assert not {p.data_ptr() for p in of_critic} & ({p.data_ptr() for p in of_policy} | storage)
-    before = [[p.clone() for p in group] for group in (frozen, of_policy, of_critic)]
-    for number in range(3):  # the head starts at zero, and so does half of the adapter: no gradient comes through them
-        ppo.update(args, policy, critic, optimizer, None, episodes(policy), np.random.default_rng(number))
-    changed = [[not torch.equal(a, b) for a, b in zip(*pair, strict=True)] for pair in zip(
-        before, (frozen, of_policy, of_critic), strict=True)]  # fmt: skip
-    assert not any(changed[0])
-    assert all(changed[1])
-    assert all(changed[2])
+    assert len(trainable_parameters(Critic(policy, shared=True))) == 2
 
 
 def test_ppo_gives_the_optimizer_both_adapters_and_nothing_else(folder, monkeypatch):
@@ -158,11 +142,6 @@ def test_ppo_gives_the_optimizer_both_adapters_and_nothing_else(folder, monkeypa
     of_policy, of_critic = ({p.data_ptr() for p in group["params"]} for group in groups)
     assert of_policy == {p.data_ptr() for p in trainable_parameters(run.policy.model)}
     assert len(of_critic) == len(of_policy) + 2 and not of_critic & of_policy
-
-
-def test_shared_layers_are_those_of_the_policy_with_its_adapter(folder):
-    policy = load_policy(folder, "cpu", lora_rank=2)
-    assert len(trainable_parameters(Critic(policy, shared=True))) == 2
 
 
 def test_a_frozen_weight_of_a_critic_is_not_saved_and_a_missing_one_is_missed(folder, tmp_path):
@@ -186,15 +165,13 @@ def arguments(algorithm, letters, model, out, **changes):
     return algorithm.Args(**{**base, **changes})
 
 
-@pytest.mark.parametrize(("algorithm", "precision"), [(ppo, "float32"), (grpo, "bfloat16")])
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(
-    letters, folder, tmp_path, algorithm, precision, bfloat16_products
-):
+def test_a_resumed_run_is_the_run_that_was_not_interrupted(letters, folder, tmp_path, bfloat16_products):
+    """And is evaluated as it was trained."""
     whole, halves, base = tmp_path / "whole", tmp_path / "halves", (folder / "model.safetensors").read_bytes()
-    options = {"dtype": precision, "gradient_checkpointing": True}
-    summary = algorithm.main(arguments(algorithm, letters, folder, whole, **options))
-    algorithm.main(arguments(algorithm, letters, folder, halves, updates=1, **options))
-    algorithm.main(arguments(algorithm, letters, folder, None, resume=halves, **options))
+    options = {"dtype": "bfloat16", "gradient_checkpointing": True}
+    summary = ppo.main(arguments(ppo, letters, folder, whole, **options))
+    ppo.main(arguments(ppo, letters, folder, halves, updates=1, **options))
+    ppo.main(arguments(ppo, letters, folder, None, resume=halves, **options))
     for name in ("adapter_model.safetensors", "adapter_config.json"):
         assert (whole / "checkpoint-2" / name).read_bytes() == (halves / "checkpoint-2" / name).read_bytes()
     assert (folder / "model.safetensors").read_bytes() == base
@@ -228,23 +205,6 @@ def test_a_missing_peft_is_named(make_policy, monkeypatch):
     monkeypatch.setitem(sys.modules, "peft", None)
     with pytest.raises(ImportError, match=r"pip install 'agent-r1-envs\[lora\]'"):
         add_lora(make_policy("bytes").model, 2, 32)
-
-
-def test_a_peft_that_transformers_refuses_is_named(make_policy, monkeypatch):
-    """As transformers 5.24 refused every peft there was on the day that it was released."""
-    monkeypatch.setattr("trainers.models.lora.MIN_PEFT_VERSION", "99.0")
-    with pytest.raises(ImportError, match=r"needs peft 99.0 or later, and .* is installed: pip install"):
-        add_lora(make_policy("bytes").model, 2, 32)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [({"lora_rank": 8}, "pretrained"), ({"dtype": "bfloat16"}, "pretrained"), ({"lora_rank": -1}, "lora_rank"),
-     ({"gradient_checkpointing": True}, "pretrained"), ({"lora_alpha": 0}, "lora_alpha"), ({"dtype": "half"}, "dtype")],
-)  # fmt: skip
-def test_arguments_that_make_no_sense(wrong, said):
-    with pytest.raises(ValueError, match=said):
-        grpo.Args(**wrong)
 
 
 def test_an_adapter_with_a_head_of_its_own_samples_what_it_trains(make_policy, episodes, monkeypatch):

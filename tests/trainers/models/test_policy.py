@@ -35,18 +35,6 @@ def test_control_tokens_in_what_the_environment_says_stay_text(make_policy):
     assert sum(i in controls for i in prompt) == sum(i in controls for i in policy.prompt_ids("Be brief.", "Oslo"))
 
 
-def test_the_glue_of_the_word_level_template(make_policy):
-    policy = make_policy("words")
-    ids = policy.prompt_ids("left out", "the town")
-    turn = policy.encode("<search>the book</search>")
-    ids = ids + turn + policy.observation_ids("the author", turn)
-    shown = policy.tokenizer.decode(ids).replace(" ", "")
-    assert (
-        shown
-        == "<|user|>thetown<|end|><|assistant|><search>thebook</search><|end|><|user|>theauthor<|end|><|assistant|>"
-    )
-
-
 def test_a_turn_end_is_known_where_it_is_not_the_eos_token(make_policy):
     policy = make_policy("bytes")
     tokenizer = copy.deepcopy(policy.tokenizer)
