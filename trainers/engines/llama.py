@@ -1,10 +1,9 @@
 """The layers of a Llama-like model one after another, without the overhead of a library.
 
-In a small model most of the time of a decoding step is spent in Python. `transformers` stays the reference: a model is
-run this way only where `matches_reference` finds both to agree.
+In a small model most of the time of a decoding step is spent in Python. `transformers` stays the reference: `ModelRunner` runs
+a model this way only where it finds both to agree.
 """
 
-import logging
 from collections.abc import Iterable
 from typing import TYPE_CHECKING, cast
 
@@ -13,8 +12,6 @@ from torch.nn.functional import linear, rms_norm, scaled_dot_product_attention, 
 
 from trainers.engines.kv_cache import KVCache
 from trainers.models.lora import is_plain_lora, merged_weight
-
-logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
@@ -136,41 +133,3 @@ def forward(
 def normalize(module: "LlamaRMSNorm | Qwen3RMSNorm", x: torch.Tensor) -> torch.Tensor:
     """A module's RMSNorm of x [..., H]."""
     return rms_norm(x.to(module.weight.dtype), x.shape[-1:], module.weight, module.variance_epsilon)
-
-
-@torch.no_grad()
-def matches_reference(
-    backbone: torch.nn.Module,
-    ids: list[int],
-    tolerance: float = 1e-4,
-    dtype: torch.dtype = torch.float32,
-    merges: bool = False,
-) -> bool:
-    """Whether `forward` can run this model: its hidden states on some ids are compared with the model's own.
-
-    Args:
-        tolerance: the largest difference, relative to the largest number.
-        dtype: of the products; where it is not float32, call this under autocast to it.
-        merges: as `CastWeights` has it.
-    """
-    if getattr(getattr(backbone, "config", None), "model_type", None) not in MODEL_TYPES:
-        return False  # in bfloat16 a small difference, as in the rotary embedding, looks like rounding
-    model = cast("LlamaModel", backbone)
-    inputs = torch.tensor([ids], device=model.embed_tokens.weight.device)
-    positions = torch.arange(len(ids), device=inputs.device)[None]
-    kv_cache = KVCache()
-    kv_cache.reserve(1, len(ids))
-    kv_cache.set_positions(positions[0, :1], positions, len(ids))
-    attention_mask = positions[:, None, None, :] <= positions[:, None, :, None]
-    expected = model(inputs, use_cache=False).last_hidden_state.float()
-    try:
-        weights = CastWeights(model, dtype, merges)
-        found = forward(model, weights, inputs, positions, attention_mask, kv_cache)
-        # The last token once more, as it is run in decoding.
-        kv_cache.set_positions(slice(0, 1), positions[:, -1:], len(ids))
-        last = forward(model, weights, inputs[:, -1:], positions[:, -1:], attention_mask[:, :, -1:], kv_cache)
-    except Exception as error:  # whatever this version of the library does differently
-        logger.info("the layers are run by the library: %s", error)
-        return False
-    difference = max((found.float() - expected).abs().max(), (last.float() - expected[:, -1:]).abs().max())
-    return float(difference) <= tolerance * float(expected.abs().max())

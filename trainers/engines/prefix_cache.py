@@ -1,4 +1,7 @@
-"""Which conversations have the same tokens in the KV cache, and in which row they are."""
+"""Which conversations have the same tokens in the KV cache, and in which row they are.
+
+Of the tokens of 64 episodes at 8 questions a fifth goes through the model (docs/speed.md).
+"""
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field

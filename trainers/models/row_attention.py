@@ -1,7 +1,8 @@
 """Prefix trees on a CPU: every node goes through the layers once, and attention is that of each row with itself.
 
 In a model that is wide enough nearly all of the work is in the matrix products, which see the nodes of the trees side by
-side, without padding. In attention the tokens of a row that no earlier row has are queries, and all of the row are keys.
+side, without padding. In attention the tokens of a row that no earlier row has are queries, and all of the row are keys. An
+update of SmolLM2-135M takes a third less processor time than with trees under a mask (docs/speed.md).
 """
 
 from dataclasses import dataclass

@@ -12,7 +12,6 @@ from transformers import AutoModelForCausalLM
 
 from trainers import evaluate, grpo, ppo
 from trainers.checkpoints import checkpoint
-from trainers.engines import packed_weights
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
 from trainers.models.loading import load_policy
@@ -207,9 +206,8 @@ def test_a_missing_peft_is_named(make_policy, monkeypatch):
         add_lora(make_policy("bytes").model, 2, 32)
 
 
-def test_an_adapter_with_a_head_of_its_own_samples_what_it_trains(make_policy, episodes, monkeypatch):
-    """As others' adapters have it, by modules_to_save; also from packed weights."""
-    monkeypatch.setattr(packed_weights, "MIN_BYTES", 0)
+def test_an_adapter_with_a_head_of_its_own_samples_what_it_trains(make_policy, episodes):
+    """As others' adapters have it, by modules_to_save."""
     policy = make_policy("bpe", seed=1)
     policy.model.add_adapter(
         peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", modules_to_save=["lm_head"])
