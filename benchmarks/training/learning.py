@@ -15,7 +15,7 @@ import tyro
 from trainers import grpo
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import check_settings
-from trainers.episodes.report import tables as report
+from trainers.episodes.report import figures
 from trainers.runtime.progress import METRICS_FILE
 
 
@@ -50,7 +50,7 @@ def main(args: Args) -> dict:
     any_summary = summaries[args.seeds[0]]
     score = any_summary["score"]
     rows = {row["name"]: row[score] for row in any_summary["rows"]}
-    report.learning_curve(
+    figures.draw_learning_curve(
         {f"seed {seed}": args.out / f"seed-{seed}" / METRICS_FILE for seed in args.seeds},
         args.picture,
         {name: rows[name] for name in ("Naive RAG", "Scripted agent") if name in rows},

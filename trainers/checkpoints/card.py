@@ -25,7 +25,6 @@ from trainers.runtime.integrity import (
     CURVE_FILE,
     STATE_FILE,
     STEP_FOLDER,
-    is_checkpoint,
     step_folders,
     step_of,
 )
@@ -80,7 +79,9 @@ def make_card_of(folder: Path, base_model: str = "") -> str:
 
 def write_cards(run: Path) -> None:
     """Write the cards of all checkpoints of a run that has ended anew, with its table and its curve."""
-    for folder in filter(is_checkpoint, (*step_folders(run), run / "best")):
+    for folder in (*step_folders(run), run / "best"):
+        if not _read(folder / ARGUMENTS_FILE):  # none, or damaged
+            continue
         if (picture := run / CURVE_FILE).is_file():
             (folder / CURVE_FILE).write_bytes(picture.read_bytes())
         durable.write_text(folder / CARD_FILE, make_card_of(folder))
@@ -173,7 +174,10 @@ def _write_command(arguments: Mapping[str, Any]) -> str:
 
 
 def _read(file: Path) -> dict[str, Any]:
-    return json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    try:
+        return dict(json.loads(file.read_text(encoding="utf-8")))
+    except (OSError, ValueError):
+        return {}
 
 
 def _without_folders(value: Any) -> Any:

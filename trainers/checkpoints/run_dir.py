@@ -260,4 +260,6 @@ def _draw_curve(run: Path, summary: dict) -> None:
     metrics, key = {f"seed {summary['seed']}": run / METRICS_FILE}, f"eval/{score}"
     if any(line.get(key) is not None for line in read_metrics(run / METRICS_FILE)):
         picture = run / "learning_curve.png"
-        report.learning_curve(metrics, picture, names, key=key, title=summary["env"], subtitle=summary["source"])
+        from trainers.episodes.report import figures  # with matplotlib, a second that most commands need not wait
+
+        figures.draw_learning_curve(metrics, picture, names, key=key, title=summary["env"], subtitle=summary["source"])

@@ -155,30 +155,25 @@ def record_trajectory(trajectory: Any, origin: Origin, group: int | None = None)
         group: attempts at one question share it; by default the number of the question.
     """
     t, sequences = trajectory, trajectory.sequences
-    sampled = [
-        (turn, float(advantage))
-        for sequence, advantages in zip(sequences if t.advantages else (), t.advantages, strict=True)
-        for turn, own, advantage in zip(sequence.turns, sequence.mask, advantages.tolist(), strict=True)
-        if own
-    ]
-    by_turn: dict[int, list[float]] = {}
-    for turn, advantage in sampled:
-        by_turn.setdefault(turn, []).append(advantage)
-    turns = [turn | {"advantage": _mean(by_turn.get(number, []))} for number, turn in enumerate(t.turns)]
+    by_turn: dict[int, list[float]] = {}  # advantages of its own tokens
+    for sequence, advantages in zip(sequences if t.advantages else (), t.advantages, strict=True):
+        for turn, own, advantage in zip(sequence.turns, sequence.mask, advantages.tolist(), strict=True):
+            if own:
+                by_turn.setdefault(turn, []).append(advantage)
     completion = sum(sum(sequence.mask) for sequence in sequences)
-    outcome = {
-        "advantage": _mean([advantage for _, advantage in sampled]), "truncated": t.truncated, "failed": t.failed,
-        "tool_faults": t.tool_faults, "completion_tokens": completion,
-        "prompt_tokens": sum(len(sequence.ids) for sequence in sequences) - completion,
-    }  # fmt: skip
-    return make_record(origin, t.instance, t.messages, turns, t.info, group=group, **outcome)
+    return make_record(
+        origin, t.instance, t.messages,
+        [turn | {"advantage": _mean(by_turn.get(number, []))} for number, turn in enumerate(t.turns)], t.info,
+        group=group, advantage=_mean([each for own in by_turn.values() for each in own]), truncated=t.truncated,
+        failed=t.failed, tool_faults=t.tool_faults, completion_tokens=completion,
+        prompt_tokens=sum(len(sequence.ids) for sequence in sequences) - completion,
+    )  # fmt: skip
 
 
 def record_turns(turns: Sequence[Mapping[str, Any]], origin: Origin, instance: int) -> dict:
     """The record of an agent without tokens, from its turns as `agent_envs.utils.scripts.roll_out_many` gives them."""
-    first, last = turns[0], turns[-1]
+    first, last, placed = turns[0], turns[-1], []
     messages = [{"role": "system", "content": first["instructions"]}]
-    placed = []
     for turn in turns:
         messages.append({"role": "user", "content": turn["observation"]})
         placed.append({**turn, **turn["recorded"], "message": len(messages)})
@@ -192,21 +187,11 @@ def record_turns(turns: Sequence[Mapping[str, Any]], origin: Origin, instance: i
 
 
 def make_record(
-    origin: Origin,
-    instance: Mapping[str, Any],
-    messages: list[dict[str, str]],
-    turns: Sequence[Mapping[str, Any]],
-    info: Mapping[str, Any],
-    *,
-    group: int | None = None,
-    advantage: float | None = None,
-    truncated: bool = False,
-    failed: bool = False,
-    tool_faults: int = 0,
-    prompt_tokens: int = 0,
-    completion_tokens: int = 0,
+    origin: Origin, instance: Mapping[str, Any], messages: list[dict[str, str]], turns: Sequence[Mapping[str, Any]],
+    info: Mapping[str, Any], *, group: int | None = None, advantage: float | None = None, truncated: bool = False,
+    failed: bool = False, tool_faults: int = 0, prompt_tokens: int = 0, completion_tokens: int = 0,
     seconds: float | None = None,
-) -> dict:
+) -> dict:  # fmt: skip
     """The record of an episode; every record has the same fields in the same order.
 
     Args:
@@ -216,8 +201,8 @@ def make_record(
     """
     number, sample = int(instance["instance"]), int(instance.get("sample", 0))
     share = number if group is None else group
-    what = "table" if origin.in_table else origin.phase
-    name = f"{origin.name}-{share}" if origin.phase == "training" else origin.name
+    what, name = "table" if origin.in_table else origin.phase, origin.name
+    name += f"-{share}" if origin.phase == "training" else ""
     golds = instance.get("golds") or info.get("golds") or ([info["gold"]] if "gold" in info else [])
     golds = golds if isinstance(golds, list | tuple) else [golds]
     metrics = {name: float(value) for name, value in info.items() if _is_number(value) and name != "tool_faults"}
@@ -242,15 +227,11 @@ def record_tokens(trajectory: Any, key: str, pieces: Pieces) -> dict:
     sequences = []
     for number, sequence in enumerate(trajectory.sequences):
         advantages = trajectory.advantages[number].tolist() if trajectory.advantages else None
-        sequences.append(
-            {
-                "ids": sequence.ids,
-                "mask": [int(own) for own in sequence.mask],
-                "logprobs": [round(value, 4) for value in sequence.logprobs],
-                "advantages": advantages and [round(value, 4) for value in advantages],
-                "pieces": pieces(sequence.ids),
-            }
-        )
+        sequences.append({
+            "ids": sequence.ids, "mask": [int(own) for own in sequence.mask],
+            "logprobs": [round(value, 4) for value in sequence.logprobs],
+            "advantages": advantages and [round(value, 4) for value in advantages], "pieces": pieces(sequence.ids),
+        })  # fmt: skip
     return {"key": key, "sequences": sequences}
 
 

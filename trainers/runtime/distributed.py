@@ -1,11 +1,9 @@
 """Several processes as one trainer, as torchrun starts them: who this one is, and how they come to agree.
 
-Every process goes through the same program. It plays its own episodes, and from then on all of them hold the same batch:
-estimators, filters and statistics need not know that there are others. Only passes through a model are shared out
-(`trainers.models.micro_batches`, `trainers.models.fsdp`).
-
-With one process everything here gives back what it is given. With several, each function but `rank`, `world_size` and
-`shard` must be called by all of them, in the same order.
+Every process goes through the same program. It rolls out its own episodes, and from then on all of them hold the same batch:
+only passes through a model are shared out (`trainers.models.micro_batches`, `trainers.models.fsdp`). With one process
+everything here returns what it is given. With several, all of them must call each function in the same order, except `rank`,
+`world_size` and `shard`.
 """
 
 import contextlib
@@ -38,11 +36,8 @@ def world_size() -> int:
 
 @contextlib.contextmanager
 def join_processes() -> Iterator[None]:
-    """Joins the processes that torchrun started, where it did, each with a GPU of its own where there are any. Inside, only
-    the first one prints.
-
-    After an error a process ends without a word to the others, which torchrun ends then.
-    """
+    """Join the processes that torchrun started, if it did, each with a GPU of its own if there are any. Inside, only the first
+    one prints. After an error a process ends by itself, and torchrun ends the others."""
     started = distributed.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1
     if distributed.is_initialized() or not started:
         yield
@@ -63,8 +58,8 @@ def join_processes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_before_others() -> Iterator[None]:
-    """The first process goes through this alone, then the others: they find what it left in a cache. Inside, each is as if there
-    were no other: nothing waits for all of them."""
+    """Let the first process go through this alone, then the others, which find what it left in a cache. Inside, each acts as if
+    there were no other."""
     global _alone
     if rank():
         distributed.barrier()
@@ -79,7 +74,7 @@ def first_before_others() -> Iterator[None]:
 
 @contextlib.contextmanager
 def choose_metrics_folder(run: Path) -> Iterator[Path]:
-    """Where this process writes its metrics: the folder of the run, or one that nobody reads."""
+    """Yield where this process writes its metrics: the folder of the run, or one that nobody reads."""
     if not rank():
         yield run
         return
@@ -88,13 +83,13 @@ def choose_metrics_folder(run: Path) -> Iterator[Path]:
 
 
 def shard(items: list[T]) -> list[T]:
-    """This process's slice; the slices are of the same length, or differ by one."""
+    """Select this process's slice; the slices are of the same length, or differ by one."""
     number = 0 if _alone else rank()
     return items[number * len(items) // world_size() : (number + 1) * len(items) // world_size()]
 
 
 def all_gather(items: list[T]) -> list[T]:
-    """The lists of all processes, one after the other: `shard` undone."""
+    """Join the lists of all processes, one after the other: `shard` undone."""
     if world_size() == 1:
         return items
     lists: list[list[T]] = [[] for _ in range(world_size())]
@@ -103,7 +98,7 @@ def all_gather(items: list[T]) -> list[T]:
 
 
 def broadcast(value: T) -> T:
-    """What the first process says."""
+    """Return what the first process gives."""
     if world_size() == 1:
         return value
     values = [value]
@@ -112,27 +107,26 @@ def broadcast(value: T) -> T:
 
 
 def all_reduce_sums(sums: dict[str, float]) -> dict[str, float]:
-    """The sums over all processes. A name that a process lacks counts as 0 there."""
+    """Sum over all processes. A name that a process lacks counts as 0 there."""
     everyone = all_gather([sums])
     return {name: sum(each.get(name, 0.0) for each in everyone) for name in dict.fromkeys(itertools.chain(*everyone))}
 
 
 def all_reduce_sum(values: torch.Tensor) -> torch.Tensor:
-    """The same for a tensor, in place."""
+    """Sum a tensor over all processes, in place."""
     if world_size() > 1:
         distributed.all_reduce(values)
     return values
 
 
 def broadcast_weights(model: torch.nn.Module) -> None:
-    """Everyone's weights become those of the first process: made from one seed on different machines, they may differ."""
+    """Give all processes the weights of the first: made from one seed on different machines, they may differ."""
     if world_size() > 1:
         for parameter in model.parameters():
             distributed.broadcast(parameter.data, 0)
 
 
 def reseed(*seed: int) -> None:
-    """Random numbers of its own for each process, or all of them would sample with the same noise. A single process goes on
-    with those that it has."""
+    """Give each of several processes random numbers of its own, or all of them would sample with the same noise."""
     if world_size() > 1:
         torch.manual_seed(int(np.random.SeedSequence([*seed, rank()]).generate_state(1, np.uint64)[0] >> 1))

@@ -1,7 +1,7 @@
-"""Tools that break: what was played is played again, with growing pauses, until they work or patience ends.
+"""Tool failures: roll out again, with growing pauses, until the tools work or patience ends.
 
-A dead search server does not end an episode, it makes all of its searches fail, and a batch of such episodes says nothing about
-the policy. So what failed for the most part is never learned from and never a score.
+A dead search server does not end an episode, it makes all of its searches fail. A batch that failed for the most part says
+nothing about the policy: it is neither learned from nor scored.
 """
 
 import math
@@ -15,7 +15,7 @@ import torch
 from trainers.runtime import distributed, signals
 
 T = TypeVar("T")
-MOST_FAILED = 0.5  # the share of failed episodes above which nothing is made of the others
+MOST_FAILED = 0.5  # the share of failed episodes above which the others are not used
 MINUTES = 10.0
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
 

@@ -36,7 +36,7 @@ def drawn(monkeypatch):
 
 
 def test_the_curve_is_a_picture_with_a_share_on_its_y_axis(runs, drawn, tmp_path):
-    out = report.learning_curve(runs, tmp_path / "new" / "curve.png", {"Naive RAG": 0.1}, title="T", subtitle="S")
+    out = figures.draw_learning_curve(runs, tmp_path / "new" / "curve.png", {"Naive RAG": 0.1}, title="T", subtitle="S")
     assert out.read_bytes().startswith(b"\x89PNG")
     (axes,) = drawn
     assert axes.get_ylim() == (0, 1)
@@ -46,12 +46,12 @@ def test_the_curve_is_a_picture_with_a_share_on_its_y_axis(runs, drawn, tmp_path
     assert "Naive RAG  0.10" in texts
     assert "held out, mean of 2  0.73" in texts  # the mean of the last scores, 12/15 and 10/15
     with pytest.raises(ValueError, match=r"'episodes' and 'eval/em'.*seed 1, seed 2"):
-        report.learning_curve(runs, tmp_path / "c.png", {}, x="episodes")
+        figures.draw_learning_curve(runs, tmp_path / "c.png", {}, x="episodes")
 
 
 def test_baseline_labels_do_not_overlap_and_stay_inside(runs, drawn, tmp_path):
     baselines = {"a": 0.99, "b": 0.985, "c": 0.98, "d": 0.01, "e": 0.0, "f $x_1$": 0.0}
-    report.learning_curve({"one": runs["seed 1"]}, tmp_path / "c.png", baselines, x="step")
+    figures.draw_learning_curve({"one": runs["seed 1"]}, tmp_path / "c.png", baselines, x="step")
     (axes,) = drawn
     renderer = axes.figure.canvas.get_renderer()
     boxes = [text.get_window_extent(renderer) for text in axes.texts if text.get_text()]
@@ -61,7 +61,7 @@ def test_baseline_labels_do_not_overlap_and_stay_inside(runs, drawn, tmp_path):
 
 
 def test_a_return_beyond_a_share_is_in_the_picture(runs, drawn, tmp_path):
-    report.learning_curve({"one": runs["seed 1"]}, tmp_path / "c.png", {"a": -1.5, "b": 4.0, "c": 3.9}, x="step")
+    figures.draw_learning_curve({"one": runs["seed 1"]}, tmp_path / "c.png", {"a": -1.5, "b": 4.0, "c": 3.9}, x="step")
     (axes,) = drawn
     assert axes.get_ylim() == (-1.5, 4)
     places = sorted(text.get_position()[1] for text in axes.texts if text.get_text())
@@ -71,12 +71,12 @@ def test_a_return_beyond_a_share_is_in_the_picture(runs, drawn, tmp_path):
 def test_a_single_evaluation_and_no_baselines_still_make_a_picture(tmp_path):
     path = tmp_path / "m.jsonl"
     path.write_text('{"step": 0, "seconds": 0.0, "eval/em": 0.2}\n')
-    assert report.learning_curve({"only": path}, tmp_path / "c.png", {}).is_file()
+    assert figures.draw_learning_curve({"only": path}, tmp_path / "c.png", {}).is_file()
 
 
 def test_the_mean_is_taken_where_all_curves_are():
     one, other = (np.array([0.0, 10.0]), np.array([0.0, 1.0])), (np.array([2.0, 4.0, 6.0]), np.array([1.0, 1.0, 0.0]))
-    xs, ys = report._common([one, other])
+    xs, ys = figures._common([one, other])
     assert xs.tolist() == [2.0, 4.0, 6.0]
     assert np.allclose(ys.mean(0), [0.6, 0.7, 0.3])
 

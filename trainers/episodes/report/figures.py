@@ -6,7 +6,7 @@ apart by the colour-blind (after Okabe and Ito, 2008), and with their dashes in 
 """
 
 import textwrap
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import Any
@@ -19,9 +19,18 @@ from matplotlib.figure import Figure
 from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 from trainers.episodes.report.intervals import mean_and_half
+from trainers.runtime.errors import UserError
+from trainers.runtime.progress import read_metrics
+
+Curve = tuple[np.ndarray, np.ndarray]
 
 INK, MUTED, FAINT = "#222222", "#6b6b6b", "#cfcfcf"
 LOOKS: tuple[tuple[str, Any], ...] = (("#0072b2", "-"), ("#d55e00", (0, (5, 1.5))), ("#009e73", (0, (1.2, 1.2))))
+_X_LABELS = {"seconds": "Training time (seconds)", "episodes": "Training episodes", "step": "Training steps"}
+_Y_LABELS = {
+    "em": "Exact match (share of questions)", "f1": "Answer F1 (mean over questions)",
+    "success": "Success (share of episodes)", "score": "Score (mean over episodes)",
+}  # fmt: skip
 DASHES = (0, (4, 3))  # of a level
 WIDTH = 8.4  # inches: what a page shows without making the letters smaller than its own
 _STYLE: dict[Any, Any] = {
@@ -57,19 +66,14 @@ def grid(count: int) -> tuple[int, int]:
     return -(-count // columns), columns
 
 
-def interval(values: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Where the 95 % interval over seeds begins and ends, at each point of [seeds, points]; the mean for a single seed."""
-    halves = np.array([mean_and_half(list(column))[1] or 0.0 for column in values.T])
-    return values.mean(0) - halves, values.mean(0) + halves
-
-
 def draw_curve(axes: Axes, xs: np.ndarray, values: np.ndarray, look: int = 0, seeds: bool = True) -> None:
     """The mean of [seeds, points] against ``xs`` [points], its interval and, if ``seeds``, each of them. Where all values are
     shares, the interval stays within 0 and 1."""
     color, dashes = LOOKS[look % len(LOOKS)]
     if len(values) > 1:
         limits = (0, 1) if values.min() >= 0 and values.max() <= 1 else (-np.inf, np.inf)
-        low, high = np.clip(interval(values), *limits)
+        halves = np.array([mean_and_half(list(column))[1] or 0.0 for column in values.T])
+        low, high = np.clip([values.mean(0) - halves, values.mean(0) + halves], *limits)
         axes.fill_between(xs, low, high, color=color, alpha=0.16, lw=0, zorder=1)
         for own in values if seeds else ():
             axes.plot(xs, own, color=color, lw=0.8, alpha=0.45, zorder=3)
@@ -129,3 +133,70 @@ def save(figure: Figure, out_png: str | Path) -> Path:
     Path(out_png).parent.mkdir(parents=True, exist_ok=True)
     FigureCanvasAgg(figure).print_png(out_png)
     return Path(out_png)
+
+
+# -- the learning curve of a run ---------------------------------------------------------------------------------------
+
+
+def draw_learning_curve(
+    metrics_files: Mapping[str, str | Path], out_png: str | Path, baselines: Mapping[str, float], key: str = "eval/em",
+    x: str = "seconds", title: str = "", subtitle: str = "",
+) -> Path:  # fmt: skip
+    """Draw a held-out metric against training: the mean over runs with its 95 % interval, each run thin, the training metric
+    in grey.
+
+    Args:
+        metrics_files: a label for each run and its `metrics.jsonl`.
+        out_png: the picture to write.
+        baselines: scores to compare with; each is a dashed line, named at its right end.
+        key: the metric, mostly a share from 0 to 1; the training metric is "train/em" for "eval/em".
+        x: "seconds", "episodes" or "step", read from the lines that have `key`; a run without any is a ValueError.
+    """
+    runs = [read_metrics(path) for path in metrics_files.values()]
+    curves = [_curve(lines, x, key) for lines in runs]
+    if empty := [label for label, (xs, _) in zip(metrics_files, curves, strict=True) if not len(xs)]:
+        raise UserError(f"no line with both {x!r} and {key!r} in the metrics of: {', '.join(empty)}")
+    metric = key.rsplit("/", 1)[-1]
+    training = [_smooth(*curve) for lines in runs if len((curve := _curve(lines, x, f"train/{metric}"))[0])]
+    name = "held out" + f", mean of {len(runs)}" * (len(runs) > 1)
+    final = float(np.mean([ys[-1] for _, ys in curves]))  # as a table would give it, where runs end at different x
+    labels = [(value, f"{label}  {value:.2f}", MUTED) for label, value in baselines.items()]
+    labels.append((final, f"{name}  {final:.2f}", LOOKS[0][0]))
+    with style():
+        figure = new_figure(4.6, title, subtitle)
+        axes = figure.add_subplot()
+        for value in baselines.values():
+            draw_level(axes, value)
+        if training:
+            xs, values = _common(training)
+            axes.plot(xs, values.mean(0), color="#a8a8a8", lw=1.3, zorder=2)
+            labels.append((float(values[:, -1].mean()), "in training, sampled", MUTED))
+        xs, values = _common(curves)
+        draw_curve(axes, xs, values)
+        shown = [float(y) for line in axes.get_lines() for y in np.asarray(line.get_ydata())]
+        low, high = min(0.0, *shown), max(1.0, *shown)  # a return may leave [0, 1]
+        axes.set(xlabel=_X_LABELS.get(x, x), ylabel=_Y_LABELS.get(metric, metric), yticks=np.linspace(low, high, 6))
+        axes.set(ylim=(low, high), xlim=(0, xs[-1] or 1))
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+        label_ends(axes, labels)
+        return save(figure, out_png)
+
+
+def _curve(lines: Sequence[Mapping], x: str, key: str) -> Curve:
+    points = [(line[x], line[key]) for line in lines if line.get(x) is not None and line.get(key) is not None]
+    xs, ys = np.array(sorted(points), dtype=float).reshape(-1, 2).T
+    return xs, ys
+
+
+def _smooth(xs: np.ndarray, ys: np.ndarray) -> Curve:
+    """A centred moving mean over a fortieth of the run: batches scatter too much for a line through all of them."""
+    width = max(1, len(ys) // 40)
+    return xs, np.convolve(ys, np.ones(width), "same") / np.convolve(np.ones_like(ys), np.ones(width), "same")
+
+
+def _common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
+    """The x where every curve is defined, and their values there, [curves, x]: further on, a curve that ends early would show as
+    a jump of the mean."""
+    low, high = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
+    shared = np.unique(np.concatenate([[low], *(xs[(xs >= low) & (xs <= high)] for xs, _ in curves)]))
+    return shared, np.array([np.interp(shared, xs, ys) for xs, ys in curves])

@@ -1,4 +1,4 @@
-"""What a run reports at its end: a learning curve, a table of evaluations, a sample episode and a summary."""
+"""The table of evaluations, as Markdown and in the terminal, and summary.json."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-import numpy as np
 from rich import box
 from rich.console import Console
 from rich.table import Table
@@ -14,15 +13,9 @@ from rich.text import Text
 
 from retrieval_index import durable
 from retrieval_index.printable import printable
-from trainers.runtime.errors import UserError
-from trainers.runtime.progress import read_metrics, to_json_types
+from trainers.runtime.progress import to_json_types
 
 SUMMARY_FILE = "summary.json"
-_X_LABELS = {"seconds": "Training time (seconds)", "episodes": "Training episodes", "step": "Training steps"}
-_Y_LABELS = {
-    "em": "Exact match (share of questions)", "f1": "Answer F1 (mean over questions)",
-    "success": "Success (share of episodes)", "score": "Score (mean over episodes)",
-}  # fmt: skip
 HEADINGS = {
     "name": "Agent", "em": "EM", "em_interval": "95 % interval", "success": "Success", "score": "Score",
     "success_interval": "95 % interval", "score_interval": "95 % interval", "pass_at_k": "pass@k",
@@ -35,58 +28,6 @@ _KINDS = "kinds/"
 _DIGITS = {"turns": 2, "calls": 2, "cost": 4}  # 3 for anything else
 _WRAPPED = ("Agent", "Support recall")  # columns that may take two lines in a narrow terminal
 _SHOWN = 600  # characters of an observation: enough to see what the agent saw, short enough to read a whole episode
-_Curve = tuple[np.ndarray, np.ndarray]
-
-
-def learning_curve(
-    metrics_files: Mapping[str, str | Path],
-    out_png: str | Path,
-    baselines: Mapping[str, float],
-    key: str = "eval/em",
-    x: str = "seconds",
-    title: str = "",
-    subtitle: str = "",
-) -> Path:
-    """Draw a held-out metric against training: the mean over runs with its 95 % interval, each run thin, the training metric
-    in grey.
-
-    Args:
-        metrics_files: a label for each run and its `metrics.jsonl`.
-        out_png: the picture to write.
-        baselines: scores to compare with; each is a dashed line, named at its right end.
-        key: the metric, mostly a share from 0 to 1; the training metric is "train/em" for "eval/em".
-        x: "seconds", "episodes" or "step", read from the lines that have `key`; a run without any is a ValueError.
-    """
-    runs = [read_metrics(path) for path in metrics_files.values()]
-    curves = [_curve(lines, x, key) for lines in runs]
-    if empty := [label for label, (xs, _) in zip(metrics_files, curves, strict=True) if not len(xs)]:
-        raise UserError(f"no line with both {x!r} and {key!r} in the metrics of: {', '.join(empty)}")
-    metric = key.rsplit("/", 1)[-1]
-    training = [_smooth(*curve) for lines in runs if len((curve := _curve(lines, x, f"train/{metric}"))[0])]
-    name = "held out" + f", mean of {len(runs)}" * (len(runs) > 1)
-    final = float(np.mean([ys[-1] for _, ys in curves]))  # as a table would give it, where runs end at different x
-    from trainers.episodes.report import figures  # with matplotlib, a second that most commands need not wait
-
-    labels = [(value, f"{label}  {value:.2f}", figures.MUTED) for label, value in baselines.items()]
-    labels.append((final, f"{name}  {final:.2f}", figures.LOOKS[0][0]))
-    with figures.style():
-        figure = figures.new_figure(4.6, title, subtitle)
-        axes = figure.add_subplot()
-        for value in baselines.values():
-            figures.draw_level(axes, value)
-        if training:
-            xs, values = _common(training)
-            axes.plot(xs, values.mean(0), color="#a8a8a8", lw=1.3, zorder=2)
-            labels.append((float(values[:, -1].mean()), "in training, sampled", figures.MUTED))
-        xs, values = _common(curves)
-        figures.draw_curve(axes, xs, values)
-        shown = [float(y) for line in axes.get_lines() for y in np.asarray(line.get_ydata())]
-        low, high = min(0.0, *shown), max(1.0, *shown)  # a return may leave [0, 1]
-        axes.set(xlabel=_X_LABELS.get(x, x), ylabel=_Y_LABELS.get(metric, metric), yticks=np.linspace(low, high, 6))
-        axes.set(ylim=(low, high), xlim=(0, xs[-1] or 1))
-        axes.xaxis.set_major_formatter("{x:,.0f}")
-        figures.label_ends(axes, labels)
-        return figures.save(figure, out_png)
 
 
 def table(rows: Sequence[Mapping]) -> str:
@@ -169,40 +110,15 @@ def write_summary(folder: str | Path, summary: Mapping) -> Path:
     return path
 
 
-def _curve(lines: Sequence[Mapping], x: str, key: str) -> _Curve:
-    points = [(line[x], line[key]) for line in lines if line.get(x) is not None and line.get(key) is not None]
-    xs, ys = np.array(sorted(points), dtype=float).reshape(-1, 2).T
-    return xs, ys
-
-
-def _smooth(xs: np.ndarray, ys: np.ndarray) -> _Curve:
-    """A centred moving mean over a fortieth of the run: batches scatter too much for a line through all of them."""
-    width = max(1, len(ys) // 40)
-    return xs, np.convolve(ys, np.ones(width), "same") / np.convolve(np.ones_like(ys), np.ones(width), "same")
-
-
-def _common(curves: Sequence[_Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """The x where every curve is defined, and their values there, [curves, x]: further on, a curve that ends early would show as
-    a jump of the mean."""
-    low, high = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
-    grid = np.unique(np.concatenate([[low], *(xs[(xs >= low) & (xs <= high)] for xs, _ in curves)]))
-    return grid, np.array([np.interp(grid, xs, ys) for xs, ys in curves])
-
-
 def columns_of(rows: Sequence[Mapping]) -> list[str]:
     """The columns for which any row has a value; that of failed episodes where there are any. A measure that only its task knows
     comes before those that all may have. Those of kinds of questions come last, as "kinds/<kind>"."""
-    columns = [k for k in HEADINGS if any(row.get(k) is not None and (k != "failed" or row[k]) for row in rows)]
-    own = dict.fromkeys(
-        name
-        for row in rows
-        for name in row
-        if name.endswith(_INTERVAL) and name not in HEADINGS and row[name] is not None
-    )
-    at = len(columns[:1])  # behind the name
-    columns[at:at] = [k for name in own for k in (name.removesuffix(_INTERVAL), name)]
+    common = [k for k in HEADINGS if any(row.get(k) is not None and (k != "failed" or row[k]) for row in rows)]
+    given = dict.fromkeys(key for row in rows for key in row if row[key] is not None)
+    intervals = [key for key in given if key.endswith(_INTERVAL) and key not in HEADINGS]
+    own = [key for interval in intervals for key in (interval.removesuffix(_INTERVAL), interval)]
     kinds = dict.fromkeys(f"{_KINDS}{kind}" for row in rows for kind in row.get("kinds") or ())
-    return columns + list(kinds)
+    return [*common[:1], *own, *common[1:], *kinds]  # the name comes first
 
 
 def is_kind(column: str) -> bool:
