@@ -22,7 +22,7 @@ FOLDERS = "retrieval_index", "agent_envs", "trainers", "tests/trainers"
 UPDATE, ROLLOUT = "tests/trainers/test_reference_update.py", "tests/trainers/rollouts/test_reference_rollout.py"
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Fault:
     """``old`` must stand in ``file`` exactly once. ``within``: a pytest ``-k`` expression for tests that are there for it,
     so that the others need not be waited for."""
@@ -51,286 +51,149 @@ PPO, PREPARATION, LOSSES = "trainers/ppo.py", "trainers/rollouts/batching.py", "
 COLLECTOR, KL = "trainers/rollouts/collector.py", "trainers/models/kl_reference.py"
 FAULTS = [
     # -- what is played
-    Fault(
-        name="groups-mixed-in-rollout", file=ROLL, within="group",
-        old="            group=i // group_size,", new="            group=i % (count // group_size),",
-    ),
-    Fault(
-        name="questions-mixed-in-rollout", file=ROLL, within="group",
-        old="[value for value in asked for _ in range(group_size)]", new="asked * group_size",
-    ),
-    Fault(
-        name="groups-mixed-in-batch", file=COLLECTOR, within="batch_of",
-        old="trajectory.group = i // args.group_size", new="trajectory.group = i % args.questions_per_update",
-    ),
-    Fault(
-        name="rollout-at-temperature-1", file=COLLECTOR, within="batch_of",
-        old="temperature=args.temperature", new="temperature=1.0",
-    ),
-    Fault(
-        name="turns-of-any-length", file=COLLECTOR, within="batch_of",
-        old="max_new_tokens=args.max_new_tokens", new="max_new_tokens=2 * args.max_new_tokens",
-    ),
-    Fault(
-        name="one-question-in-all-updates", file=COLLECTOR, within="batch_of",
-        old="default_rng([args.seed, number])", new="default_rng([args.seed, 0])",
-    ),
-    Fault(
-        name="end-token-doubled", file="agent_envs/chat_tokens.py", within="ends_once",
-        old="            return ids[1:]\n", new="            return ids\n",
-    ),
-    Fault(
-        name="end-token-lost", file="agent_envs/chat_tokens.py", within="ends_once",
-        old="if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:", new="if after:",
-    ),
-    Fault(
-        name="failed-forgotten", file=ROLL, within="stays_failed",
-        old="trajectory.failed |= ", new="trajectory.failed = ",
-    ),
-    Fault(
-        name="anchor-after-the-step", file=ROLL, within="anchors",
-        old="trajectory.anchors.append(anchors[i])", new="trajectory.anchors.append(envs.envs[i].anchor())",
-    ),
-    Fault(
-        name="anchor-constant", file=ROLL, within="anchors",
-        old="{i: envs.envs[i].anchor() for i in completions}", new="{i: () for i in completions}",
-    ),
-    Fault(
-        name="rewritten-context-ignored", file=ROLL, within="rewrote",
-        old='elif "context" in infos and infos["_context"][i]:', new="elif False:",
-    ),
-    Fault(
-        name="one-noise-seed-for-a-group", file=ROLL, within="chances",
-        old="[i % group_size for i in range(envs.num_envs)]", new="[0 for i in range(envs.num_envs)]",
-    ),
+    Fault("groups-mixed-in-rollout", ROLL,
+        "            group=i // group_size,", "            group=i % (count // group_size),", "group"),
+    Fault("questions-mixed-in-rollout", ROLL,
+        "[value for value in asked for _ in range(group_size)]", "asked * group_size", "group"),
+    Fault("groups-mixed-in-batch", COLLECTOR,
+        "trajectory.group = i // args.group_size", "trajectory.group = i % args.questions_per_update", "batch_of"),
+    Fault("rollout-at-temperature-1", COLLECTOR, "temperature=args.temperature", "temperature=1.0", "batch_of"),
+    Fault("turns-of-any-length", COLLECTOR,
+        "max_new_tokens=args.max_new_tokens", "max_new_tokens=2 * args.max_new_tokens", "batch_of"),
+    Fault("one-question-in-all-updates", COLLECTOR,
+        "default_rng([args.seed, number])", "default_rng([args.seed, 0])", "batch_of"),
+    Fault("end-token-doubled", "agent_envs/chat_tokens.py",
+        "            return ids[1:]\n", "            return ids\n", "ends_once"),
+    Fault("end-token-lost", "agent_envs/chat_tokens.py",
+        "if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:", "if after:", "ends_once"),
+    Fault("failed-forgotten", ROLL, "trajectory.failed |= ", "trajectory.failed = ", "stays_failed"),
+    Fault("anchor-after-the-step", ROLL,
+        "trajectory.anchors.append(anchors[i])", "trajectory.anchors.append(envs.envs[i].anchor())", "anchors"),
+    Fault("anchor-constant", ROLL,
+        "{i: envs.envs[i].anchor() for i in completions}", "{i: () for i in completions}", "anchors"),
+    Fault("rewritten-context-ignored", ROLL,
+        'elif "context" in infos and infos["_context"][i]:', "elif False:", "rewrote"),
+    Fault("one-noise-seed-for-a-group", ROLL,
+        "[i % group_size for i in range(envs.num_envs)]", "[0 for i in range(envs.num_envs)]", "chances"),
     # -- how it is learned from
-    Fault(
-        name="loss-at-temperature-1", file=GRPO,
-        old="policy.logprobs(batch, args.temperature, args.entropy_coef", new="policy.logprobs(batch, 1.0, args.entropy_coef",
-    ),
-    Fault(
-        name="importance-at-temperature-1", file=PREPARATION, within="tis",
-        old="compute_logprobs(policy, batch, args.temperature,", new="compute_logprobs(policy, batch, 1.0,",
-    ),
-    Fault(
-        name="reference-at-temperature-1", file=KL, within="k3",
-        old="compute_logprobs(self._reference, batch, args.temperature,", new="compute_logprobs(self._reference, batch, 1.0,",
-    ),
-    Fault(
-        name="no-shuffling", file=PREPARATION, old="rng.permutation(len(together))", new="np.arange(len(together))",
-    ),
-    Fault(name="epochs-ignored", file=PREPARATION, old="range(args.epochs)", new="range(1)"),
-    Fault(name="minibatches-ignored", file=PREPARATION, old="min(args.minibatches, len(together))", new="1"),
-    Fault(name="beta2-of-.999", file=GRPO, old="betas=(0.9, 0.95)", new="betas=(0.9, 0.999)"),
-    Fault(name="weight-decay-of-.1", file=GRPO, old="weight_decay=0.0", new="weight_decay=0.1"),
-    Fault(name="gradients-not-clipped", file=GRPO, old="args.max_grad_norm)", new="1e9)"),
-    Fault(
-        name="gradients-not-zeroed", file=GRPO,
-        old="optimizer.zero_grad()", new="pass",
-    ),
-    Fault(
-        name="normalizer-without-rows-of-no-gradient", file=GRPO,
-        old="count_normalizer(batch, rows, ", new="count_normalizer(batch, rows[has_gradient[rows]], ",
-    ),
-    Fault(
-        name="normalizer-with-failed-rows", file=PREPARATION,
-        old="    rows = rows[valid[batch.trajectory[rows]]]\n", new="",
-    ),
-    Fault(
-        name="normalizer-of-the-whole-batch", file=PREPARATION,
-        old="int(batch.mask[rows].sum())", new="int(batch.mask.sum())",
-    ),
-    Fault(
-        name="mean-over-sequences-ignored", file=LOSSES, within="paper",
-        old='if mean_over == "tokens":', new="if True:",
-    ),
-    Fault(
-        name="episodes-torn-apart", file=PREPARATION, within="gspo or paper",
-        old='batch.trajectory.tolist() if args.mean_over == "sequences"', new="range(len(batch.ids)) if False",
-    ),
-    Fault(
-        name="sequences-are-rows", file=PREPARATION, within="gspo or paper",
-        old="sum_of_sequence(batch.mask.sum(1), batch.trajectory)", new="batch.mask.sum(1)",
-    ),
-    Fault(
-        name="ratios-are-of-rows", file=PREPARATION, within="gspo",
-        old="sum_of_sequence(own, part.trajectory) - own", new="0.0",
-    ),
-    Fault(
-        name="ppo-ratios-are-of-rows", file=PPO, within="ppo and gspo",
-        old="        batch = add_sequence_ratios(batch, rows, policy, args)", new="        batch = batch",
-    ),
-    Fault(
-        name="sequence-weights-are-of-rows", file=PREPARATION, within="masked",
-        old="batch.mask, batch.trajectory)\n    else", new="batch.mask)\n    else",
-    ),
-    Fault(
-        name="failed-episodes-count", file=PREPARATION,
-        old="valid=torch.tensor([not t.failed for t in trajectories]", new="valid=torch.tensor([True for t in trajectories]",
-    ),
-    Fault(
-        name="failed-episodes-have-entropy", file=GRPO, within="entropy",
-        old="has_gradient = episodes.valid[batch.trajectory]", new="has_gradient = batch.mask.any(1)",
-    ),
-    Fault(
-        name="clip-high-ignored", file=GRPO, within="higher or plain_loop",
-        old="return clipped_policy_loss(logprobs, old_logprobs, advantages, *args.clip_range, args.dual_clip)",
-        new="return clipped_policy_loss(logprobs, old_logprobs, advantages, *args.clip_range[:1] * 2, args.dual_clip)",
-    ),
-    Fault(
-        name="entropy-punished", file=GRPO, within="entropy",
-        old="loss - args.entropy_coef * entropy", new="loss + args.entropy_coef * entropy",
-    ),
-    Fault(
-        name="importance-weights-ignored", file=GRPO, within="tis",
-        old="loss = loss * batch.importance_weights", new="pass",
-    ),
-    Fault(
-        name="kl-to-the-current-policy", file=KL, within="k3",
-        old="self._args, self._kl = make_reference(policy), args", new="self._args, self._kl = policy, args",
-    ),
-    Fault(
-        name="kl-made-anew-in-each-update", file=GRPO, within="k3",
-        old="            trajectories = run.collect(step)",
-        new="            kl_penalty = kl_penalty and KLPenalty(policy, args)\n            trajectories = run.collect(step)",
-    ),
-    Fault(name="ppo-gradients-not-clipped", file=PPO, within="ppo", old="args.max_grad_norm)", new="1e9)"),
-    Fault(
-        name="ppo-gradients-not-zeroed", file=PPO, within="ppo",
-        old="optimizer.zero_grad()", new="pass",
-    ),
-    Fault(
-        name="ppo-normalizer-with-failed-rows", file=PPO, within="ppo",
-        old="count_normalizer(batch, rows, episodes.valid, ", new="count_normalizer(batch, rows, episodes.valid | True, ",
-    ),
-    Fault(
-        name="ppo-kl-not-passed-on", file=PPO, within="ppo and k3",
-        old="policy_loss(args, policy, kl_penalty, batch, normalizer, states)",
-        new="policy_loss(args, policy, None, batch, normalizer, states)",
-    ),
-    Fault(
-        name="unfiltered", file=GRPO, within="mixed",
-        old="    trajectories, metrics = select_episodes(trajectories, args)", new="    metrics = {}",
-    ),
-    Fault(
-        name="kl-not-steered", file=GRPO, within="target",
-        old="        kl_penalty.adapt()\n", new="        pass\n",
-    ),
-    Fault(
-        name="k1-not-in-the-return", file=PREPARATION, within="k1",
-        old="rewards.sum(1) if returns_from_rewards else returns", new="returns",
-    ),
-    Fault(
-        name="k2-for-k3", file=KL, within="k3",
-        old='{"k2": kl_k2, "k3": kl_k3}', new='{"k2": kl_k2, "k3": kl_k2}',
-    ),
-    Fault(
-        name="reward-on-the-first-token", file="trainers/trajectory.py", within="plain_loop and reinforce",
-        old="[0.0] * (n + m - 1) + [step.reward]", new="[0.0] * n + [step.reward] + [0.0] * (m - 1)",
-    ),
-    Fault(
-        name="rewritten-context-goes-on", file="trainers/trajectory.py",
-        old="if last is None or step.prompt[: len(last.ids)] != last.ids:", new="if last is None:",
-    ),
+    Fault("loss-at-temperature-1", GRPO,
+        "policy.logprobs(batch, args.temperature, args.entropy_coef", "policy.logprobs(batch, 1.0, args.entropy_coef"),
+    Fault("importance-at-temperature-1", PREPARATION,
+        "compute_logprobs(policy, batch, args.temperature,", "compute_logprobs(policy, batch, 1.0,", "tis"),
+    Fault("reference-at-temperature-1", KL,
+        "compute_logprobs(self._reference, batch, args.temperature,",
+        "compute_logprobs(self._reference, batch, 1.0,", "k3"),
+    Fault("no-shuffling", PREPARATION, "rng.permutation(len(together))", "np.arange(len(together))"),
+    Fault("epochs-ignored", PREPARATION, "range(args.epochs)", "range(1)"),
+    Fault("minibatches-ignored", PREPARATION, "min(args.minibatches, len(together))", "1"),
+    Fault("beta2-of-.999", GRPO, "betas=(0.9, 0.95)", "betas=(0.9, 0.999)"),
+    Fault("weight-decay-of-.1", GRPO, "weight_decay=0.0", "weight_decay=0.1"),
+    Fault("gradients-not-clipped", GRPO, "args.max_grad_norm)", "1e9)"),
+    Fault("gradients-not-zeroed", GRPO, "optimizer.zero_grad()", "pass"),
+    Fault("normalizer-without-rows-of-no-gradient", GRPO,
+        "count_normalizer(batch, rows, ", "count_normalizer(batch, rows[has_gradient[rows]], "),
+    Fault("normalizer-with-failed-rows", PREPARATION, "    rows = rows[valid[batch.trajectory[rows]]]\n", ""),
+    Fault("normalizer-of-the-whole-batch", PREPARATION, "int(batch.mask[rows].sum())", "int(batch.mask.sum())"),
+    Fault("mean-over-sequences-ignored", LOSSES, 'if mean_over == "tokens":', "if True:", "paper"),
+    Fault("episodes-torn-apart", PREPARATION,
+        'batch.trajectory.tolist() if args.mean_over == "sequences"',
+        "range(len(batch.ids)) if False", "gspo or paper"),
+    Fault("sequences-are-rows", PREPARATION,
+        "sum_of_sequence(batch.mask.sum(1), batch.trajectory)", "batch.mask.sum(1)", "gspo or paper"),
+    Fault("ratios-are-of-rows", PREPARATION, "sum_of_sequence(own, part.trajectory) - own", "0.0", "gspo"),
+    Fault("ppo-ratios-are-of-rows", PPO,
+        "        batch = add_sequence_ratios(batch, rows, policy, args)", "        batch = batch", "ppo and gspo"),
+    Fault("sequence-weights-are-of-rows", PREPARATION,
+        "batch.mask, batch.trajectory)\n    else", "batch.mask)\n    else", "masked"),
+    Fault("failed-episodes-count", PREPARATION,
+        "valid=torch.tensor([not t.failed for t in trajectories]", "valid=torch.tensor([True for t in trajectories]"),
+    Fault("failed-episodes-have-entropy", GRPO,
+        "has_gradient = episodes.valid[batch.trajectory]", "has_gradient = batch.mask.any(1)", "entropy"),
+    Fault("clip-high-ignored", GRPO,
+        "return clipped_policy_loss(logprobs, old_logprobs, advantages, *args.clip_range, args.dual_clip)",
+        "return clipped_policy_loss(logprobs, old_logprobs, advantages, *args.clip_range[:1] * 2, args.dual_clip)",
+        "higher or plain_loop"),
+    Fault("entropy-punished", GRPO,
+        "loss - args.entropy_coef * entropy", "loss + args.entropy_coef * entropy", "entropy"),
+    Fault("importance-weights-ignored", GRPO, "loss = loss * batch.importance_weights", "pass", "tis"),
+    Fault("kl-to-the-current-policy", KL,
+        "self._args, self._kl = make_reference(policy), args", "self._args, self._kl = policy, args", "k3"),
+    Fault("kl-made-anew-in-each-update", GRPO,
+        "            trajectories = run.collect(step)",
+        "            kl_penalty = kl_penalty and KLPenalty(policy, args)\n            trajectories = run.collect(step)", "k3"),
+    Fault("ppo-gradients-not-clipped", PPO, "args.max_grad_norm)", "1e9)", "ppo"),
+    Fault("ppo-gradients-not-zeroed", PPO, "optimizer.zero_grad()", "pass", "ppo"),
+    Fault("ppo-normalizer-with-failed-rows", PPO,
+        "count_normalizer(batch, rows, episodes.valid, ",
+        "count_normalizer(batch, rows, episodes.valid | True, ", "ppo"),
+    Fault("ppo-kl-not-passed-on", PPO,
+        "policy_loss(args, policy, kl_penalty, batch, normalizer, states)",
+        "policy_loss(args, policy, None, batch, normalizer, states)", "ppo and k3"),
+    Fault("unfiltered", GRPO,
+        "    trajectories, metrics = select_episodes(trajectories, args)", "    metrics = {}", "mixed"),
+    Fault("kl-not-steered", GRPO, "        kl_penalty.adapt()\n", "        pass\n", "target"),
+    Fault("k1-not-in-the-return", PREPARATION, "rewards.sum(1) if returns_from_rewards else returns", "returns", "k1"),
+    Fault("k2-for-k3", KL, '{"k2": kl_k2, "k3": kl_k3}', '{"k2": kl_k2, "k3": kl_k2}', "k3"),
+    Fault("reward-on-the-first-token", "trainers/trajectory.py",
+        "[0.0] * (n + m - 1) + [step.reward]",
+        "[0.0] * n + [step.reward] + [0.0] * (m - 1)", "plain_loop and reinforce"),
+    Fault("rewritten-context-goes-on", "trainers/trajectory.py",
+        "if last is None or step.prompt[: len(last.ids)] != last.ids:", "if last is None:"),
     # -- of single algorithms
-    Fault(
-        name="turn-gamma-ignored", file=GRPO, within="turn",
-        old="e.groups, args.turn_gamma, args.scale_by_std", new="e.groups, 1.0, args.scale_by_std",
-    ),
-    Fault(
-        name="process-weight-ignored", file=GRPO, within="process",
-        old="whole + args.process_weight * own", new="whole + own",
-    ),
-    Fault(
-        name="scale-by-std-ignored", file=GRPO, within="paper",
-        old="group_advantage(e.returns, e.groups, args.scale_by_std, e.valid)",
-        new="group_advantage(e.returns, e.groups, False, e.valid)",
-    ),
-    Fault(
-        name="grpo-counts-failed", file=GRPO,
-        old="group_advantage(e.returns, e.groups, args.scale_by_std, e.valid)",
-        new="group_advantage(e.returns, e.groups, args.scale_by_std)",
-    ),
-    Fault(
-        name="rloo-counts-failed", file="trainers/rloo.py", within="rloo",
-        old="leave_one_out(e.returns, e.groups, e.valid)", new="leave_one_out(e.returns, e.groups)",
-    ),
-    Fault(
-        name="rloo-by-turns-counts-itself", file="trainers/rloo.py", within="rloo",
-        old="valid=e.valid, leave_out=True", new="valid=e.valid, scale_by_std=False",
-    ),
-    Fault(
-        name="step-gamma-ignored", file="trainers/gigpo.py", within="gigpo",
-        old="args.step_gamma, args.step_weight", new="0.95, args.step_weight",
-    ),
-    Fault(
-        name="step-weight-ignored", file="trainers/gigpo.py", within="gigpo",
-        old="args.step_gamma, args.step_weight", new="args.step_gamma, 1.0",
-    ),
-    Fault(
-        name="reinforce-by-turns-whitens-failed", file="trainers/reinforce.py", within="reinforce",
-        old="whiten(compared, e.mask & e.valid[:, None])", new="whiten(compared, e.mask)",
-    ),
-    Fault(
-        name="reinforce-counts-failed", file="trainers/reinforce.py", within="reinforce",
-        old="reinforce_plus_plus(e.rewards, e.mask, valid=e.valid)", new="reinforce_plus_plus(e.rewards, e.mask)",
-    ),
-    Fault(
-        name="ppo-whitens-failed", file=PPO, within="ppo",
-        old="whiten(advantages, mask & valid[:, None])", new="whiten(advantages, mask)",
-    ),
-    Fault(
-        name="ppo-learns-from-failed", file=PPO, within="ppo",
-        old="has_gradient = episodes.valid[batch.trajectory]", new="has_gradient = batch.mask.any(1)",
-    ),
-    Fault(
-        name="value-clip-around-the-current-value", file=PPO, within="ppo and clip",
-        old="value_loss(values, batch.values, batch", new="value_loss(values, values.detach(), batch",
-    ),
-    Fault(
-        name="value-clip-ignored", file=PPO, within="ppo and clip",
-        old="batch.value_targets, args.value_clip)", new="batch.value_targets, 1e9)",
-    ),
-    Fault(
-        name="value-coef-ignored", file=PPO, within="ppo and shared",
-        old="loss + args.value_coef * of_values", new="loss + 0.5 * of_values",
-    ),
-    Fault(name="critic-lr-not-used", file=PPO, within="ppo", old='"lr": args.critic_lr', new='"lr": args.lr'),
-    Fault(
-        name="shared-layers-learn-no-values", file=PPO, within="ppo and shared",
-        old="values = critic(batch, states)", new="values = critic(batch, states and (states[0].detach(), states[1]))",
-    ),
-    Fault(
-        name="layers-shared-always", file=PPO, within="ppo",
-        old="Critic(policy, args.share_layers)", new="Critic(policy, True)",
-    ),
-    Fault(
-        name="lambda-ignored", file=PPO, within="ppo and discounted",
-        old="gae(rewards, packed, mask, args.gamma, args.lam, valid)",
-        new="gae(rewards, packed, mask, args.gamma, 1.0, valid)",
-    ),
-    Fault(
-        name="turn-lambda-ignored", file=PPO, within="ppo and level",
-        old="args.lam, args.turn_gamma, args.turn_lam, valid", new="args.lam, args.turn_gamma, 1.0, valid",
-    ),
-    Fault(
-        name="turn-level-ignored", file=PPO, within="ppo and level",
-        old="    elif args.turn_level:\n        advantages", new="    elif False:\n        advantages",
-    ),
-    Fault(
-        name="bi-level-ignored", file=PPO, within="ppo and level",
-        old="    if args.bi_level:\n        advantages", new="    if False:\n        advantages",
-    ),
+    Fault("turn-gamma-ignored", GRPO,
+        "e.groups, args.turn_gamma, args.scale_by_std", "e.groups, 1.0, args.scale_by_std", "turn"),
+    Fault("process-weight-ignored", GRPO, "whole + args.process_weight * own", "whole + own", "process"),
+    Fault("scale-by-std-ignored", GRPO,
+        "group_advantage(e.returns, e.groups, args.scale_by_std, e.valid)",
+        "group_advantage(e.returns, e.groups, False, e.valid)", "paper"),
+    Fault("grpo-counts-failed", GRPO,
+        "group_advantage(e.returns, e.groups, args.scale_by_std, e.valid)",
+        "group_advantage(e.returns, e.groups, args.scale_by_std)"),
+    Fault("rloo-counts-failed", "trainers/rloo.py",
+        "leave_one_out(e.returns, e.groups, e.valid)", "leave_one_out(e.returns, e.groups)", "rloo"),
+    Fault("rloo-by-turns-counts-itself", "trainers/rloo.py",
+        "valid=e.valid, leave_out=True", "valid=e.valid, scale_by_std=False", "rloo"),
+    Fault("step-gamma-ignored", "trainers/gigpo.py",
+        "args.step_gamma, args.step_weight", "0.95, args.step_weight", "gigpo"),
+    Fault("step-weight-ignored", "trainers/gigpo.py",
+        "args.step_gamma, args.step_weight", "args.step_gamma, 1.0", "gigpo"),
+    Fault("reinforce-by-turns-whitens-failed", "trainers/reinforce.py",
+        "whiten(compared, e.mask & e.valid[:, None])", "whiten(compared, e.mask)", "reinforce"),
+    Fault("reinforce-counts-failed", "trainers/reinforce.py",
+        "reinforce_plus_plus(e.rewards, e.mask, valid=e.valid)", "reinforce_plus_plus(e.rewards, e.mask)", "reinforce"),
+    Fault("ppo-whitens-failed", PPO, "whiten(advantages, mask & valid[:, None])", "whiten(advantages, mask)", "ppo"),
+    Fault("ppo-learns-from-failed", PPO,
+        "has_gradient = episodes.valid[batch.trajectory]", "has_gradient = batch.mask.any(1)", "ppo"),
+    Fault("value-clip-around-the-current-value", PPO,
+        "value_loss(values, batch.values, batch", "value_loss(values, values.detach(), batch", "ppo and clip"),
+    Fault("value-clip-ignored", PPO,
+        "batch.value_targets, args.value_clip)", "batch.value_targets, 1e9)", "ppo and clip"),
+    Fault("value-coef-ignored", PPO, "loss + args.value_coef * of_values", "loss + 0.5 * of_values", "ppo and shared"),
+    Fault("critic-lr-not-used", PPO, '"lr": args.critic_lr', '"lr": args.lr', "ppo"),
+    Fault("shared-layers-learn-no-values", PPO,
+        "values = critic(batch, states)",
+        "values = critic(batch, states and (states[0].detach(), states[1]))", "ppo and shared"),
+    Fault("layers-shared-always", PPO, "Critic(policy, args.share_layers)", "Critic(policy, True)", "ppo"),
+    Fault("lambda-ignored", PPO,
+        "gae(rewards, packed, mask, args.gamma, args.lam, valid)",
+        "gae(rewards, packed, mask, args.gamma, 1.0, valid)", "ppo and discounted"),
+    Fault("turn-lambda-ignored", PPO,
+        "args.lam, args.turn_gamma, args.turn_lam, valid", "args.lam, args.turn_gamma, 1.0, valid", "ppo and level"),
+    Fault("turn-level-ignored", PPO,
+        "    elif args.turn_level:\n        advantages", "    elif False:\n        advantages", "ppo and level"),
+    Fault("bi-level-ignored", PPO,
+        "    if args.bi_level:\n        advantages", "    if False:\n        advantages", "ppo and level"),
 ]  # fmt: skip
 
 
-def put_in(fault: Fault, tree: Path) -> None:
-    """Raises a ValueError where the text of the fault is not found exactly once."""
+def put_in(fault: Fault, tree: Path, dry: bool = False) -> None:
+    """Change the file, or only look. Raises a ValueError where the text of the fault is not found exactly once."""
     path = tree / fault.file
     text = path.read_text()
     if (count := text.count(fault.old)) != 1:
         raise ValueError(f"{fault.name}: its text stands in {fault.file} {count} times: {fault.old!r}")
-    path.write_text(text.replace(fault.old, fault.new))
+    if not dry:
+        path.write_text(text.replace(fault.old, fault.new))
 
 
 def copy_tree(to: Path) -> None:
@@ -400,6 +263,8 @@ def main(args: Args) -> int:
     chosen = [fault for fault in FAULTS if not args.only or fault.name in args.only]
     if unknown := set(args.only) - {fault.name for fault in FAULTS}:
         raise ValueError(f"there are no faults {sorted(unknown)}")
+    for fault in chosen:
+        put_in(fault, ROOT, dry=True)  # before minutes are spent
     import faiss  # noqa: F401  (imported here once, and not by every child)
     import numba  # noqa: F401
     import pytest  # noqa: F401

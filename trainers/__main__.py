@@ -19,7 +19,6 @@ COMMANDS = (
     "export",
     "export_episodes",
     "report",
-    "profile",
 )
 
 

@@ -27,7 +27,6 @@ from dataclasses import dataclass
 from functools import cache, partial
 from itertools import groupby, pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Literal
 
 import numpy as np
@@ -58,23 +57,12 @@ SHAPES = {  # of Qwen2.5: width, of the feed-forward layers, layers, heads, key-
     "3b": (2048, 11008, 36, 16, 2, True),
     "7b": (3584, 18944, 28, 28, 4, False),
 }
-ENV, TURNS, GROUP = "AgentR1/MiniWiki-Easy-v0", 4, 8
+TURNS, GROUP = 4, 8
+ENV, ENV_KWARGS = "AgentR1/MiniWiki-Easy-v0", json.dumps({"max_turns": TURNS})
 START_SECONDS = 60  # that a process may take before its first part begins
 IS_GPU = torch.cuda.is_available()
 DEVICE, DTYPE = ("cuda", torch.bfloat16) if IS_GPU else ("cpu", torch.float32)
 Result = dict[str, object]
-
-
-class Searcher(Policy):
-    """A policy whose every turn is as long as it may be and stands for a search for some words."""
-
-    def __init__(self, *args):
-        super().__init__(*args)
-        self.end_ids = set()
-        self.words = [word for word in vocabulary() if word.isalpha()]
-
-    def decode(self, ids: list[int]) -> str:
-        return f"<search>{' '.join(self.words[i % len(self.words)] for i in ids[:3])}</search>"
 
 
 def make_model(shape: str) -> Qwen2ForCausalLM:
@@ -90,15 +78,30 @@ def make_model(shape: str) -> Qwen2ForCausalLM:
 
 
 @cache
-def make_policy(shape: str, lora_rank: int = 0) -> Searcher:
-    model = make_model(shape)
+def make_policy(shape: str, lora_rank: int = 0) -> Policy:
+    """A policy whose every turn is as long as it may be and is read as a search for some words, drawn by its tokens."""
+    model, tokenizer = make_model(shape), make_tokenizer(vocabulary())
+    words = [word for word in vocabulary() if word.isalpha()]
     if lora_rank:
         lora.add_lora(model, lora_rank, 2 * lora_rank)
     if IS_GPU:
         round_frozen(model)
     model = model.to(DEVICE)
     set_matmul_precision(model, str(DTYPE).removeprefix("torch."))
-    return Searcher(model, make_tokenizer(vocabulary()), DTYPE)
+    policy = Policy(model, tokenizer, DTYPE)
+    plain = tokenizer.decode
+
+    def decode(token_ids, **how) -> str:
+        is_turn = how == {"skip_special_tokens": False}  # as `ChatTokens.decode` asks
+        return (
+            f"<search>{' '.join(words[i % len(words)] for i in token_ids[:3])}</search>"
+            if is_turn
+            else plain(token_ids, **how)
+        )
+
+    tokenizer.decode = decode
+    policy.end_ids = set()
+    return policy
 
 
 @cache
@@ -256,16 +259,12 @@ def measure_update(shape: str, lora_rank: int, count: int, turn: int, is_profile
     }  # fmt: skip
 
 
-def env_kwargs() -> str:
-    return json.dumps({"max_turns": TURNS})
-
-
 def measure_steps(shape: str, count: int, turn: int, rounds: int, learns: bool = True) -> Result:
     """Whole steps: episodes rolled out in the environment, and the update; without it, only whether the rollout fits."""
     policy = make_policy(shape)
     optimizer = make_optimizer(shape)
     args = grpo.Args(questions_per_update=count // GROUP, group_size=GROUP, max_new_tokens=turn)
-    envs, engine = make_envs(ENV, env_kwargs(), "train", count), TransformersEngine(policy, ())
+    envs, engine = make_envs(ENV, ENV_KWARGS, "train", count), TransformersEngine(policy, ())
     before = torch.cuda.memory_allocated() / 2**30 if IS_GPU else 0.0
     rollouts, updates, length = [], [], 0.0
     peak_gib()
@@ -287,26 +286,25 @@ def measure_steps(shape: str, count: int, turn: int, rounds: int, learns: bool =
 
 def measure_trl(shape: str, count: int, turn: int, rounds: int) -> Result:
     """TRL's `GRPOTrainer` at the work of `measure_steps`: ``rollout_func`` by `generate`, all weights in the layers' dtype."""
-    policy, tally, times = make_policy(shape), trl_side.Tally(GROUP), []
+    policy, times, rng = make_policy(shape), [], np.random.default_rng(0)
     policy.model.to(policy.dtype)
     policy.model.generation_config = GenerationConfig(eos_token_id=[policy.eos_id])
     policy.tokenizer.eos_token = policy.tokenizer.pad_token  # random weights say it as rarely as any other token
-    rng = np.random.default_rng(0)
-    seeds = rng.integers(2**31, size=rounds * count // GROUP).tolist()
-    work = SimpleNamespace(
-        env=ENV, env_kwargs=env_kwargs(), episodes=count, group_size=GROUP, max_new_tokens=turn, rounds=rounds, lr=1e-9,
-        threads=torch.get_num_threads(), seed=0,
+    work = trl_side.Work(
+        env=ENV, env_kwargs=ENV_KWARGS, seeds=rng.integers(2**31, size=rounds * count // GROUP).tolist(), episodes=count,
+        group_size=GROUP, max_new_tokens=turn, at_once=math.gcd(8, count), lr=1e-9,
     )  # fmt: skip
-    rows = [{"prompt": [{"role": "user", "content": str(seed)}]} for seed in seeds]
-    how = {
-        "reward_funcs": lambda earned, **rest: rng.normal(size=len(earned)).tolist(),
-        "rollout_func": trl_side.player(policy, make_envs(ENV, env_kwargs(), "train", count), tally),
-    }
     peak_gib()
-    said = trl_side.train(work, policy, rows, lambda: times.append(now()), tally, math.gcd(8, count), **how)
+    said = trl_side.train(
+        policy,
+        work,
+        lambda: times.append(now()),
+        lambda completions, **rest: rng.normal(size=len(completions)).tolist(),
+    )
     steps = [after - before for before, after in pairwise(times)]
-    found = {"step_s": steps, "episodes_per_second": count / statistics.median(steps[-2:]), "gib": peak_gib()}
-    return found | {"policy_tokens": said["policy_tokens"], "turns": said["turns"]}
+    return said | {
+        "step_s": steps, "episodes_per_second": count / statistics.median(steps[-2:]), "gib": peak_gib(),
+    }  # fmt: skip
 
 
 def measure_generate(shape: str, rows: int, context: int, new: int, cache_kind: str) -> Result:

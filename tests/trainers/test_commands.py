@@ -50,9 +50,8 @@ def test_a_recipe_on_an_environment_in_the_users_own_folder(tmp_path):
     assert "runs/mine holds no result of this recipe yet" in done.stderr, done.stderr
 
 
-@pytest.mark.parametrize("file", ["experiments/compare.py", "trainers/profile.py"])
+@pytest.mark.parametrize("file", ["experiments/compare.py"])
 def test_a_file_explains_itself(tmp_path, file):
-    """The standard library has a ``profile`` of its own, which libraries import."""
     done = start(tmp_path, ROOT / file, "--help")
     assert done.returncode == 0, done.stderr
     assert "usage" in done.stdout

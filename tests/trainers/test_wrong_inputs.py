@@ -89,12 +89,6 @@ BEFORE_TORCH = [
     ("compare --recipe bad.toml", "bad.toml is not valid TOML"),
     ("compare --arguments {", "arguments is not valid JSON"),
     ("compare --recipe real --model /no/where", "there is no model folder /no/where"),
-    ("profile nowhere", "nowhere holds no metrics.jsonl"),
-    ("profile nowhere --model x", "give a run or --model, not both"),
-    ("profile RUN --skip -1", "skip must be at least 0, got -1"),
-    ("profile RUN --rows 9", "rows makes no difference without model"),
-    ("profile --model x --skip 2", "skip makes no difference with model"),
-    ("profile RUN --skip 9", "RUN has 1 updates, of which --skip leaves none"),
     ("play", "who is to play? Give --agent"),
     ("play --agent model --env miniwiki", "did you mean MiniWiki"),
 ]  # fmt: skip

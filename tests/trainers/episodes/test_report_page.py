@@ -4,9 +4,9 @@ import json
 
 import played_records as records
 import pytest
+from browser import Browser, find
 from played_records import HOSTILE, SUMMARY
 
-from benchmarks.browser import Browser, find
 from trainers.episodes.report import page as html_report
 
 pytestmark = [
