@@ -79,7 +79,7 @@ class Args(Checks):
 
 
 if __name__ == "__main__":
-    ARGS = parse(Args(), __doc__, "compare")  # before torch is imported: --help and mistakes answer at once
+    ARGS = parse(Args(), __doc__, "experiments.compare")  # before torch is imported: --help and mistakes answer at once
 
 from experiments import check, failures, recipe_file
 from experiments.agents import Comparison

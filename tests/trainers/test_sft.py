@@ -1,10 +1,8 @@
 """Supervised fine-tuning: its gradient, its schedule, and whole runs that stop, resume and serve as a start."""
 
-import itertools
 import json
 import random
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -94,7 +92,9 @@ def test_the_held_out_loss_is_a_mean_over_tokens(make_policy):
     rows = [sequence(rng) for _ in range(7)]
     total, count = plain_loss(policy, rows)
     for most in (20, 64, 8192):
-        assert sft.measure_loss(policy, rows, most) == pytest.approx(float(total.detach() / count), rel=1e-5)
+        evaluation = sft.HeldOutLoss(sft.Args(max_tokens_per_micro_batch=most), policy, rows)
+        assert evaluation.evaluate(0) == pytest.approx({"eval/loss": float(total.detach() / count)}, rel=1e-5)
+    assert sft.HeldOutLoss(sft.Args(), policy, []).evaluate(0) == {}
 
 
 @pytest.mark.parametrize("tokens", [1, 40, 100, 10_000])
@@ -121,11 +121,38 @@ def test_every_pass_has_every_episode_once_in_another_order():
     assert passes[0] != passes[1]
 
 
-def test_when_it_is_over():
-    assert not sft.is_over({0: 3.0, 1: 2.0, 2: 2.5}, 2)
-    assert sft.is_over({0: 3.0, 1: 2.0, 2: 2.5, 3: 2.1}, 2)
-    assert not sft.is_over({0: 3.0, 1: 2.0, 2: 2.5, 3: 2.0}, 2)
-    assert not sft.is_over({0: 3.0, 1: 4.0, 2: 5.0}, 0)
+@pytest.mark.parametrize(
+    ("patience", "losses", "stops"),
+    [
+        (2, [3.0, 2.0, 2.5], False),
+        (2, [3.0, 2.0, 2.5, 2.1], True),
+        (2, [3.0, 2.0, 2.5, 2.0], False),
+        (0, [3.0, 4.0, 5.0], False),
+    ],
+)
+def test_it_stops_after_losses_without_a_new_lowest(patience, losses, stops):
+    evaluation = sft.HeldOutLoss(sft.Args(patience=patience), None, [])
+    stopped = [evaluation.observe(step, {"eval/loss": loss}, None) for step, loss in enumerate(losses)]
+    assert stopped == [False] * (len(losses) - 1) + [stops]
+    assert not evaluation.observe(99, {"train/loss": 9.0}, None)  # nothing was measured
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Have losses given by hand; returns the embeddings that each was measured with."""
+    weights = []
+
+    def give(*losses):
+        rest = iter(losses)
+
+        def evaluate(self, done):
+            weights.append(self.policy.model.get_input_embeddings().weight.detach().clone())
+            return {"eval/loss": next(rest)}
+
+        monkeypatch.setattr(sft.HeldOutLoss, "evaluate", evaluate)
+        return weights
+
+    return give
 
 
 def test_a_run_learns_and_its_checkpoint_is_a_start_for_the_others(train, tmp_path):
@@ -177,40 +204,29 @@ def test_a_run_that_was_stopped_goes_on_to_the_same_weights(train, tmp_path, mon
         train(resume=tmp_path / "parts", **options)
 
 
-def test_the_weights_of_the_lowest_held_out_loss_are_kept(make_policy, monkeypatch, tmp_path):
-    rng, policy = random.Random(4), make_policy("bytes")
-    demonstrations = [Demonstration(question=str(i), sequences=[sequence(rng)]) for i in range(6)]
-    losses = iter([5.0, 4.0, 4.5, 4.6, 9.9])
-    measured = []
+def make_demonstrations():
+    rng = random.Random(4)
+    return [Demonstration(question=str(i), sequences=[sequence(rng)]) for i in range(6)]
 
-    def measure(policy, *_):
-        measured.append(policy.model.get_input_embeddings().weight.detach().clone())
-        return next(losses)
 
-    monkeypatch.setattr(sft, "measure_loss", measure)
+def read_embeddings(folder):
+    return load_policy(folder, "cpu").model.get_input_embeddings().weight
+
+
+def test_the_weights_of_the_lowest_held_out_loss_are_kept(make_policy, measured, tmp_path):
+    weights = measured(5.0, 4.0, 4.5, 4.6, 9.9)
     args = sft.Args(updates=50, eval_every=2, patience=2, held_out=0.2)
-    done = sft.fit(args, policy, demonstrations, tmp_path)
+    done = sft.fit(args, make_policy("bytes"), make_demonstrations(), tmp_path)
     assert (done["updates"], done["heldout_loss"]) == (6, 4.0)
     assert done["checkpoint"] == str(tmp_path / "best")
-    assert torch.equal(policy.model.get_input_embeddings().weight, measured[1])
-    assert torch.equal(load_policy(done["checkpoint"], "cpu").model.get_input_embeddings().weight, measured[1])
+    assert torch.equal(read_embeddings(done["checkpoint"]), weights[1])
 
 
-def test_a_run_that_only_got_worse_keeps_the_least_bad_weights(make_policy, monkeypatch, tmp_path, capsys):
-    """Not those that a run which was killed before its first checkpoint left in the same folder; and it says so."""
-    policy, args = make_policy("bytes"), sft.Args(updates=3, eval_every=1, held_out=0.2)
-    sft.save(tmp_path / sft.BEST, make_policy("bytes", seed=1), [], 1, args, best={"update": 1, "loss": 0.5})
-    losses, measured = iter([1.0, 3.0, 2.0, 4.0]), []
-
-    def measure(policy, *_):
-        measured.append(policy.model.get_input_embeddings().weight.detach().clone())
-        return next(losses)
-
-    monkeypatch.setattr(sft, "measure_loss", measure)
-    rng = random.Random(4)
-    demonstrations = [Demonstration(question=str(i), sequences=[sequence(rng)]) for i in range(6)]
-    done = sft.fit(args, policy, demonstrations, tmp_path)
-    assert torch.equal(load_policy(done["checkpoint"], "cpu").model.get_input_embeddings().weight, measured[2])
+def test_a_run_that_only_got_worse_keeps_the_least_bad_weights(make_policy, measured, tmp_path, capsys):
+    weights = measured(1.0, 3.0, 2.0, 4.0)
+    args = sft.Args(updates=3, eval_every=1, held_out=0.2)
+    done = sft.fit(args, make_policy("bytes"), make_demonstrations(), tmp_path)
+    assert torch.equal(read_embeddings(done["checkpoint"]), weights[2])
     assert (done["heldout_loss_before"], done["heldout_loss"]) == (1.0, 2.0)
     assert "the held-out loss rose, from 1.000 to 2.000 at best" in capsys.readouterr().err
 
@@ -223,41 +239,11 @@ def test_time_can_say_when_it_ends(train):
     assert lines[-1]["policy/lr"] < max(line["policy/lr"] for line in lines)
 
 
-def test_time_left_of_a_resumed_run_is_that_of_its_own_pace(train, tmp_path, monkeypatch):
-    """By the seconds and steps since it was resumed, not since it was begun."""
-    began, real, update, count, ticks = [], sft.Progress, sft.update, itertools.count(), itertools.count()
-    monkeypatch.setattr(
-        sft, "time", SimpleNamespace(monotonic=lambda: 0.1 * next(ticks))
-    )  # however slow the machine is
-    monkeypatch.setattr(sft, "Progress", lambda *given: began.append(given[3]) or real(*given))
-
-    def stop(*given):
-        if next(count) == 2:
-            raise KeyboardInterrupt
-        return update(*given)
-
-    for name, options in {"steps": {"updates": 3}, "seconds": {"max_seconds": 3.0, "updates": 0}}.items():
-        count = itertools.count()
-        monkeypatch.setattr(sft, "update", stop)
-        with pytest.raises(KeyboardInterrupt):
-            train(name, save_every=1, held_out=0.0, **options)
-        monkeypatch.setattr(sft, "update", update)
-        train(resume=tmp_path / name, save_every=1, held_out=0.0, **options)
-    seconds = read_metrics(tmp_path / "seconds" / "metrics.jsonl")[1]["seconds"]
-    assert began == [0.0, 2.0, 0.0, seconds]
-
-
-def test_the_best_weights_have_their_own_loss(train, tmp_path, monkeypatch):
-    """Also where they are of a step after the checkpoint that a resumed run goes on from, and that step comes out otherwise."""
-    losses = iter([3.0, 2.0, 1.0, 1.5, 1.2, 1.4])
-    monkeypatch.setattr(sft, "measure_loss", lambda *_: next(losses))
-    options = {"save_every": 1, "eval_every": 1, "updates": 4, "patience": 0}
-    done = train("run", **options)  # before the first step 3; then 2, 1 (best), 1.5 and 1.2
+def test_the_best_weights_have_their_own_loss(train, tmp_path, measured):
+    measured(3.0, 2.0, 1.0, 1.5, 1.2)
+    done = train("run", save_every=1, eval_every=1, updates=4, patience=0)
     assert done["heldout_loss"] == 1.0
-    best = checkpoint.read_extra(tmp_path / "run" / sft.BEST)["best"]
-    assert best == {"update": 2, "loss": 1.0}
-    assert sft.read_best(tmp_path / "run") == (1.0, 2)
-    assert sft.read_best(tmp_path / "nowhere") == (float("inf"), 0)
+    assert checkpoint.read_extra(tmp_path / "run" / "best")["best"] == {"update": 2, "score": 1.0}
 
 
 def test_several_sources_at_once(train, tmp_path):
@@ -307,7 +293,7 @@ def test_what_cannot_be_imitated(train, tmp_path, options, said):
 
 @pytest.mark.parametrize("options", [{"script": ("nobody",)}, {"sample": 65}])
 def test_a_mistake_is_said_before_a_model_is_loaded(train, monkeypatch, options):
-    monkeypatch.setattr(sft, "start_run", lambda *_: pytest.fail("the tiny policy would be taught first"))
+    monkeypatch.setattr(sft, "start_policy", lambda *_: pytest.fail("the tiny policy would be taught first"))
     with pytest.raises(ValueError, match=r"has no script|sample must be at most"):
         train(**options)
 
@@ -340,7 +326,7 @@ def test_arguments_are_checked(options, said):
     [
         ({"epochs": 3.0, "updates": 5}, "epochs makes no difference with updates or max_seconds"),
         ({"held_out": 0.0, "patience": 2}, "patience makes no difference where nothing is held out"),
-        ({"messages": ("m",), "demonstrations": 5}, "demonstrations makes no difference where nothing is played"),
+        ({"messages": ("m",), "demonstrations": 5}, "demonstrations makes no difference without script or sample"),
         ({"messages": ("m",), "min_reward": 1.0}, "min_reward makes no difference to files of messages"),
         ({"tool_calls": "template"}, "tool_calls makes no difference without messages"),
         ({"keep": 2}, "keep makes no difference without sample"),

@@ -133,8 +133,8 @@ def _read_arguments(run: Path) -> dict[str, Any]:
 
 def find_differences(saved: Mapping[str, object], args: Any) -> dict[str, tuple]:
     """By name, (saved, wanted) where the `settings` of a saved run are not those of ``args``."""
-    had, wanted = dict(saved), to_json_types(settings(args))
-    names = {field.name for field in fields(args)} | {"algorithm"}
+    had, wanted = to_json_types(dict(saved)), to_json_types(settings(args))
+    names = [*(field.name for field in fields(args)), "algorithm"]
     pairs = {name: (had.get(name), wanted.get(name)) for name in names if name in had or name in wanted}
     allowed = mutable_on_resume(args) | {"config"}
     return {name: pair for name, pair in pairs.items() if name not in allowed and not _is_same(name, *pair)}
@@ -144,7 +144,7 @@ def check_resumed(where: Path, saved: Mapping[str, object], args: Any) -> None:
     """Raise `SettingsDiffer` where a run is to go on from the checkpoint ``where`` with other settings than the ``saved``."""
     if different := find_differences(saved, args):
         listed = ", ".join(f"{name}={was!r}, not {value!r}" for name, (was, value) in different.items())
-        raise SettingsDiffer(f"{where} was trained with {listed}: leave that out; --help says what --resume may change")
+        raise SettingsDiffer(f"{where} was trained with {listed}: leave that out; --help-all says what --resume may change")
 
 
 def check_settings(folder: Path, summary: Mapping, args: Any) -> None:
