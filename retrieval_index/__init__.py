@@ -19,7 +19,7 @@ from retrieval_index.bm25 import BM25Index
 from retrieval_index.build import build, build_folder, load
 from retrieval_index.cache import CachedSearcher
 from retrieval_index.client import RemoteSearcher, SearchFailed
-from retrieval_index.corpus import Corpus, Passage, read_jsonl
+from retrieval_index.corpus import Corpus, Passage
 from retrieval_index.dense import DenseIndex
 from retrieval_index.encoder import Encoder, SvdEncoder
 from retrieval_index.hybrid import HybridIndex
@@ -54,6 +54,5 @@ __all__ = [
     "build",
     "build_folder",
     "load",
-    "read_jsonl",
     "read_passages",
 ]

@@ -119,10 +119,8 @@ def search(
     """
     searcher = load(index, verify=verify, encoder=encoder)
     passages = searcher.search([query], k)[0]
-    if not passages and store.read_manifest(index)["backend"] in ("bm25", "rank-bm25"):
-        console.print("No passage shares a word with the query (stop words do not count).")
-    elif not passages:
-        console.print("The index knows none of the words of the query.")
+    if not passages:
+        console.print("Nothing found: the index knows no word of the query (stop words do not count).")
     for rank, passage in enumerate(passages, start=1):
         heading = Text.assemble(
             (f"{rank}. ", "bold"),
@@ -186,10 +184,6 @@ def serve(
         from retrieval_index.server import serve as run
     except ModuleNotFoundError as error:
         raise ValueError(f"the server needs {error.name}: pip install 'agent-r1-envs[server]'") from None
-    if max_waiting < max_batch:
-        raise ValueError(
-            f"--max-waiting ({max_waiting}) must be at least --max-batch ({max_batch}): one request's worth"
-        )
     if cache < 0:
         raise ValueError(f"cache must be at least 0, got {cache}")
     if not 0 <= port < 2**16:

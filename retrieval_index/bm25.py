@@ -33,14 +33,14 @@ from typing import Any, Literal
 
 import numpy as np
 
-from retrieval_index import durable, store
-from retrieval_index.corpus import Corpus, Passage
+from retrieval_index import durable
+from retrieval_index.corpus import Corpus
 from retrieval_index.counting import count_corpus, keys_of
-from retrieval_index.held import HeldArray, read_array
 from retrieval_index.postings import Statistics, merge
 from retrieval_index.progress import Track, silent
-from retrieval_index.search import Reopen, check_request, passages_of, reduce_index
-from retrieval_index.tokenizer import TITLE_WEIGHT, VERSION, Analyzer
+from retrieval_index.search import Index, check_request
+from retrieval_index.tokenizer import TITLE_WEIGHT, Analyzer
+from retrieval_index.verified_array import VerifiedArray, read_array
 
 FILES = ("term_keys", "posting_scores", "posting_rows", "term_starts", "term_maxima")
 OKAPI_EPSILON = 0.25
@@ -53,7 +53,7 @@ def check_constants(k1: float = 1.5, b: float = 0.75) -> None:
         raise ValueError(f"k1 must be at least 0 and b from 0 to 1, got k1 = {k1} and b = {b}")
 
 
-class BM25Index:
+class BM25Index(Index):
     """BM25 over scores computed at build time. Make one with `build`, or open one with `retrieval_index.load`.
 
     Attributes:
@@ -63,21 +63,18 @@ class BM25Index:
     """
 
     backend = "bm25"
-    reopen: Reopen | None = None  # set by `load`
-    __reduce__ = reduce_index
-    in_work = False  # whether its files are those of a build, and may be moved
 
     def __init__(
-        self, corpus: Corpus, keys: np.ndarray, postings: tuple[np.ndarray | HeldArray, ...], parameters: dict
+        self, corpus: Corpus, keys: np.ndarray, postings: tuple[np.ndarray | VerifiedArray, ...], parameters: dict
     ):
         self.corpus = corpus
         self.keys = np.asarray(keys)
         self.files = (keys, *postings)
         # numba compiles anew for writable and for read-only arrays: as read-only views, built and loaded indexes
         # share one compilation.
-        self.postings = tuple(array if isinstance(array, HeldArray) else _freeze(array) for array in postings)
+        self.postings = tuple(array if isinstance(array, VerifiedArray) else _freeze(array) for array in postings)
         # Which terms have their postings in memory, and the arrays that have them.
-        self._held = np.zeros(len(self.postings[3]), np.bool_), tuple(map(_plain, self.postings))
+        self._read = np.zeros(len(self.postings[3]), np.bool_), tuple(map(_plain, self.postings))
         self._lock = threading.Lock()
         self.parameters = parameters
         self.analyzer = Analyzer.of(parameters)
@@ -91,7 +88,6 @@ class BM25Index:
         b: float = 0.75,
         title_weight: int = TITLE_WEIGHT,
         exact_title: bool = True,
-        tokenizer: int = VERSION,
         variant: Literal["lucene", "okapi"] = "lucene",
         statistics: Statistics | None = None,
         work: Path | None = None,
@@ -106,7 +102,6 @@ class BM25Index:
             title_weight: how often a word of the title counts, and adds to the length, as if it stood so many times in
                 the text; 0 leaves titles out.
             exact_title: a query that is the title of a passage finds it first, see `Analyzer`.
-            tokenizer: its version, see `tokenize`.
             variant: of the formula, see above.
             statistics: of the whole corpus, where this one is a shard of it.
             work: a folder on the disk of the destination, for this corpus alone. Everything large is kept there, and a
@@ -119,7 +114,7 @@ class BM25Index:
         if variant not in ("lucene", "okapi"):
             raise ValueError(f"variant must be 'lucene' or 'okapi', got {variant!r}")
         check_constants(k1, b)
-        analyzer = Analyzer(title_weight, exact_title, tokenizer)
+        analyzer = Analyzer(title_weight, exact_title)
         gain = {"lucene": 1.0, "okapi": k1 + 1}[variant]
 
         def saturate(frequencies: np.ndarray, relative_length: np.ndarray) -> np.ndarray:
@@ -128,13 +123,7 @@ class BM25Index:
         idf = {"lucene": _lucene_idf, "okapi": _okapi_idf}[variant]
         blocks = count_corpus(corpus, analyzer, work, track)
         keys, *postings = merge(blocks, statistics or Statistics.of(blocks), idf, saturate, work, track)
-        built = cls(corpus, keys, tuple(postings), {"k1": k1, "b": b, "variant": variant, **analyzer.parameters})
-        built.in_work = work is not None
-        return built
-
-    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """See `Searcher.search`."""
-        return passages_of(self.corpus, *self.top_k(queries, k))
+        return cls(corpus, keys, tuple(postings), {"k1": k1, "b": b, "variant": variant, **analyzer.parameters})
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Searcher.top_k`."""
@@ -162,47 +151,37 @@ class BM25Index:
 
     def _postings_of(self, terms: np.ndarray) -> tuple[Any, ...]:
         """The postings as plain arrays, of which those of these terms are there."""
-        held, arrays = self._held
-        return arrays if all(held[terms].tolist()) else self._hold(terms)
-
-    def _hold(self, terms: np.ndarray) -> tuple[Any, ...]:
+        read, arrays = self._read
+        if all(read[terms].tolist()):
+            return arrays
         starts = self.postings[2]
-        low, high = starts[terms], starts[terms + 1]
         with self._lock:
-            held, arrays = self._held
+            read, arrays = self._read
             for part in self.postings:
-                if isinstance(part, HeldArray):
-                    part.holding(low, high)
+                if isinstance(part, VerifiedArray):
+                    part.read_rows(starts[terms], starts[terms + 1])
             now = tuple(map(_plain, self.postings))
-            if any(new is not old for new, old in zip(now, arrays, strict=True)):  # what was held has been forgotten
-                held = np.zeros(len(held), np.bool_)
-            held[terms] = True
-            self._held = held, now
+            if any(new is not old for new, old in zip(now, arrays, strict=True)):  # what was read has been forgotten
+                read = np.zeros(len(read), np.bool_)
+            read[terms] = True
+            self._read = read, now
             return now
 
-    def save(self, folder: str | Path) -> None:
-        """See `Searcher.save`."""
-        store.save(self, folder)
-
     def write(self, folder: Path) -> None:
-        """Write what the backend needs beside the corpus. Files that the build left in its work folder are linked there."""
+        """Write what the backend needs beside the corpus."""
         for name, array in zip(FILES, self.files, strict=True):
-            path = folder / f"{name}.npy"
-            path.unlink(missing_ok=True)  # of a build that was killed
-            source = array.filename if self.in_work and isinstance(array, np.memmap) else None
-            if source is None or not durable.link(source, path):
-                np.save(path, np.asarray(array), allow_pickle=False)
+            durable.save_array(array, folder / f"{name}.npy")
 
     @classmethod
     def open(cls, folder: Path, corpus: Corpus, parameters: dict) -> BM25Index:
-        """Read what `write` wrote: the terms at once, and postings when they are needed, see `held`."""
+        """Read what `write` wrote: the terms at once, and postings when they are needed, see `verified_array`."""
         keys, scores, rows, starts, maxima = (folder / f"{name}.npy" for name in FILES)
-        postings = HeldArray(scores), HeldArray(rows), read_array(starts), read_array(maxima)
+        postings = VerifiedArray(scores), VerifiedArray(rows), read_array(starts), read_array(maxima)
         return cls(corpus, read_array(keys), postings, parameters)
 
 
-def _plain(array: np.ndarray | HeldArray) -> np.ndarray:
-    return array.array if isinstance(array, HeldArray) else array
+def _plain(array: np.ndarray | VerifiedArray) -> np.ndarray:
+    return array.array if isinstance(array, VerifiedArray) else array
 
 
 def _freeze(array: np.ndarray) -> np.ndarray:

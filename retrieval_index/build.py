@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import inspect
 import json
 import os
@@ -22,16 +21,16 @@ from retrieval_index.counting import count_corpus
 from retrieval_index.dense import DenseIndex
 from retrieval_index.duplicates import Deduplicated
 from retrieval_index.encoder import Encoder, encoder_for, resolve_encoder
-from retrieval_index.held import SUMS
 from retrieval_index.hybrid import HybridIndex
 from retrieval_index.postings import Statistics
 from retrieval_index.progress import Track, progress_bars, silent
 from retrieval_index.publish import MANIFEST_FILE, publishing
-from retrieval_index.readers import commit_on_hub, count_passages, files_in, read_passages
+from retrieval_index.readers import files_in, read_passages
 from retrieval_index.reference import RankBM25Index
 from retrieval_index.search import Index
 from retrieval_index.shards import ShardedSearcher
 from retrieval_index.tokenizer import Analyzer
+from retrieval_index.verified_array import SUMS
 
 Backend = Literal["bm25", "rank-bm25", "dense", "hybrid"]
 _INDEXES = {index.backend: index for index in (BM25Index, RankBM25Index, DenseIndex, HybridIndex)}
@@ -55,8 +54,8 @@ def build(
         backend: "bm25" (the default), "rank-bm25" (the slow reference), "dense" (vectors in FAISS) or "hybrid" (BM25
             and dense, fused).
         progress: draw progress bars on standard error.
-        **options: of the backend: `k1`, `b`, `variant`, `title_weight`, `exact_title` and `tokenizer` of `BM25Index.build`,
-            of which "rank-bm25" and "hybrid" take the last three; `encoder` and `factory` of `DenseIndex.build`, which
+        **options: of the backend: `k1`, `b`, `variant`, `title_weight` and `exact_title` of `BM25Index.build`, of
+            which "rank-bm25" and "hybrid" take the last two; `encoder` and `factory` of `DenseIndex.build`, which
             "hybrid" takes too.
 
     Raises:
@@ -164,7 +163,7 @@ def load(
     encoder: Encoder | str | Path | None = None,
 ) -> Index:
     """Open an index folder after checking its files against their checksums. Postings and vectors are read as searches
-    need them, and verified then, see `held`.
+    need them, and verified then, see `verified_array`.
 
     Args:
         folder: what `build_folder` or `Searcher.save` wrote.
@@ -178,59 +177,47 @@ def load(
     """
     options = {} if encoder is None else {"encoder": encoder}
     for _ in range(3):
-        before = _manifest_bytes(folder)
+        manifest = store.read_manifest(folder)
         try:
             searcher = _open(Path(folder).resolve(), store.verify(folder, verify), verify, options)
         except (store.IndexCorrupt, OSError):
-            if _manifest_bytes(folder) == before:
+            if store.read_manifest(folder) == manifest:
                 raise
         else:
-            if _manifest_bytes(folder) == before:
+            if store.read_manifest(folder) == manifest:
                 return searcher
     raise store.IndexCorrupt(f"{folder}: it was replaced again and again while it was opened")
-
-
-def _manifest_bytes(folder: str | Path) -> bytes:
-    """Tell one index from another that is published in its place while it is being opened."""
-    path = Path(folder) / MANIFEST_FILE
-    return path.read_bytes() if path.is_file() else b""
 
 
 def _open(folder: Path, manifest: dict, verify: Literal["full", "fast"], options: dict) -> Index:
     searcher: Index
     if manifest["backend"] == ShardedSearcher.backend:
-        parts = [folder / f"shard-{number}" for number in range(manifest["parameters"]["shards"])]
-        first, *others = parts
-        shards = [_open(first, store.read_manifest(first), verify, options)]
-        if isinstance(dense := shards[0], DenseIndex) and dense.parameters["encoder"] != "tfidf-svd":
-            options = options | {"encoder": dense.encoder}  # a model is loaded once
-        shards += [_open(part, store.read_manifest(part), verify, options) for part in others]
-        for shard in shards:
-            if isinstance(shard, DenseIndex) and isinstance(dense, DenseIndex):
-                shard.encoder = dense.encoder
+        shards: list[Index] = []
+        for number in range(manifest["parameters"]["shards"]):
+            part = folder / f"shard-{number}"
+            shards.append(_open(part, store.read_manifest(part), verify, options))
+            if isinstance(shards[0], DenseIndex) and shards[0].parameters["encoder"] != "tfidf-svd":
+                options = options | {"encoder": shards[0].encoder}  # a model is loaded once
+        if isinstance(shards[0], DenseIndex):
+            for shard in shards:
+                shard.encoder = shards[0].encoder
         searcher = ShardedSearcher(shards)
-        searcher.corpus.fingerprint = manifest["corpus"]["fingerprint"]  # else it would read the passages for it
-        searcher.corpus.duplicates_left_out = manifest["corpus"]["duplicates_left_out"]
     else:
         if options and manifest["backend"] not in ("dense", "hybrid"):
             raise ValueError(f"{folder} is a {manifest['backend']} index, which has no encoder")
-        index = _index_class(manifest["backend"], {})
-        corpus = Corpus.open(folder)
-        corpus.fingerprint = manifest["corpus"]["fingerprint"]
-        corpus.duplicates_left_out = manifest["corpus"]["duplicates_left_out"]
-        searcher = index.open(folder, corpus, manifest["parameters"], **options)
-    searcher.reopen = partial(_reopen, folder, _digest_manifest(folder), verify=verify, **options)
+        searcher = _index_class(manifest["backend"], {}).open(
+            folder, Corpus.open(folder), manifest["parameters"], **options
+        )
+    searcher.corpus.fingerprint = manifest["corpus"]["fingerprint"]  # else it would read the passages for it
+    searcher.corpus.duplicates_left_out = manifest["corpus"]["duplicates_left_out"]
+    searcher.reopen = partial(_reopen, folder, manifest["checksum"], verify=verify, **options)
     return searcher
 
 
-def _digest_manifest(folder: Path) -> str:
-    return hashlib.sha256(_manifest_bytes(folder)).hexdigest()
-
-
-def _reopen(folder: Path, digest: str, **options: Any) -> Index:
+def _reopen(folder: Path, checksum: str, **options: Any) -> Index:
     """Load what another process has open."""
     searcher = load(folder, **options)
-    if _digest_manifest(folder) != digest:
+    if store.read_manifest(folder)["checksum"] != checksum:
         raise store.IndexCorrupt(f"{folder} is another index than it was when it was opened: open it anew everywhere")
     return searcher
 
@@ -256,7 +243,7 @@ def _store(source: str | Path, split: str | None, keep_duplicates: bool, folder:
     done = folder / _STORED_FILE
     if done.exists():
         return json.loads(done.read_text(encoding="utf-8"))
-    passages = track(read_passages(source, split=split), "Storing passages", count_passages(source))
+    passages = track(read_passages(source, split=split), "Storing passages", None)
     deduplicated = None if keep_duplicates else Deduplicated(passages)
     write_passages(passages if deduplicated is None else deduplicated, folder)
     duplicates = 0 if deduplicated is None else deduplicated.duplicates
@@ -292,9 +279,8 @@ def _build_shards(index, corpus: Corpus, shards: int, staging: Path, work: Path,
 
 def _describe_source(source: str | Path) -> list:
     """Which files, of which size and time: a build goes on only from the same source."""
-    name = str(source)
-    path = Path(name.removeprefix("hf:").partition(":")[0] if name.startswith("hf:") else name)
+    path = Path(str(source).removeprefix("hf:").partition(":")[0])
     if not path.exists():
-        return [name, commit_on_hub(name)] if name.startswith("hf:") else [name]
+        return [str(source)]
     files = sorted(files_in(path)) if path.is_dir() else [path]  # the index itself may be built in it
     return [[str(file.resolve()), file.stat().st_size, file.stat().st_mtime_ns] for file in files]

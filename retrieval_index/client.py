@@ -6,6 +6,7 @@ import json
 import os
 import random
 import time
+from functools import partial
 from typing import TYPE_CHECKING
 
 from retrieval_index.corpus import Passage
@@ -18,8 +19,6 @@ if TYPE_CHECKING:
 BATCH = 64  # queries in a request
 BACKOFF = 0.25  # seconds before the first retry; doubled for each further one
 LONGEST_PAUSE = 30.0  # seconds
-LONGEST_ANSWER = 60.0  # seconds that a whole answer may take to arrive, of which each part is in time
-LARGEST_ANSWER = 1 << 28  # bytes
 REFUSALS = (400, 413, 414, 422)  # what is asked for is at fault; what else is no answer, others may yet get one
 
 
@@ -27,16 +26,15 @@ class SearchFailed(ConnectionError):
     """The server did not give an answer, or not one that can be understood."""
 
 
-def check_url(url: str) -> None:
-    """Raise a ValueError where no server can be at ``url``."""
+def _check_url(url: str) -> None:
     import httpx
 
     try:
         parsed = httpx.URL(url)
     except httpx.InvalidURL as error:
         raise ValueError(f"{url!r} is no address of a server: {error}") from None
-    if not parsed.host or parsed.query or parsed.fragment:
-        raise ValueError(f"{url!r} is no address of a server: it is written http://HOST:PORT")
+    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
+        raise ValueError(f"{url!r} is no address of a server: a url is written http://HOST:PORT")
 
 
 class RemoteSearcher:
@@ -46,7 +44,7 @@ class RemoteSearcher:
 
     Args:
         url: of the server, such as "http://127.0.0.1:8000"; with or without "/retrieve" at its end.
-        timeout: seconds to connect, and again for each part of an answer to arrive; all of it in a minute.
+        timeout: seconds to connect, and again for each part of an answer to arrive.
         retries: further attempts after a failed connection, a timeout, or an answer that neither is a result nor refuses
             the request (a busy server, one in trouble, a proxy that finds nobody behind it), with growing pauses between
             them: about 2 s in all for three, or as long as the server asks for.
@@ -55,9 +53,7 @@ class RemoteSearcher:
     io_bound = True  # most of the time, for the server: others may go on meanwhile
 
     def __init__(self, url: str, *, timeout: float = 10.0, retries: int = 3):
-        if not url.startswith(("http://", "https://")):
-            raise ValueError(f"url must start with http:// or https://, got {url!r}")
-        check_url(url)
+        _check_url(url)
         if timeout <= 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout}")
         if retries < 0:
@@ -68,7 +64,7 @@ class RemoteSearcher:
         self._process = 0  # the one that the connections belong to
 
     def __reduce__(self):
-        return _remote_searcher, (self.url, self.timeout, self.retries)
+        return partial(RemoteSearcher, timeout=self.timeout, retries=self.retries), (self.url,)
 
     def __repr__(self) -> str:
         return f"RemoteSearcher({self.url!r})"
@@ -110,34 +106,19 @@ class RemoteSearcher:
         for attempt in range(1 + self.retries):
             pause = min(BACKOFF * 2**attempt, LONGEST_PAUSE) * random.uniform(0.5, 1)
             try:
-                status, answer, headers = self._receive(content)
+                response = self._client().post(self.url, content=content, headers={"Content-Type": "application/json"})
             except httpx.RequestError as error:
                 cause, failure = f"{type(error).__name__}: {error}", error
             else:
-                if status == 200:
-                    return answer
-                cause, failure = f"status {status}: {_detail(answer)}", None
-                if status in REFUSALS:
+                if response.status_code == 200:
+                    return response.content
+                cause, failure = f"status {response.status_code}: {_detail(response.content)}", None
+                if response.status_code in REFUSALS:
                     raise ValueError(f"{self.url} rejected the request with {cause}")
-                pause += _retry_after(headers)
+                pause += _retry_after(response.headers)
             if attempt < self.retries:
                 time.sleep(pause)
         raise SearchFailed(f"{self.url} failed {1 + self.retries} times, at last with {cause}") from failure
-
-    def _receive(self, content: bytes) -> tuple[int, bytes, httpx.Headers]:
-        """Status, body and headers of one answer. Raises httpx.RequestError, also where it is too large, or drips."""
-        import httpx
-
-        answer, end = bytearray(), time.monotonic() + LONGEST_ANSWER
-        headers = {"Content-Type": "application/json"}
-        with self._client().stream("POST", self.url, content=content, headers=headers) as response:
-            for part in response.iter_bytes():
-                answer += part
-                if time.monotonic() > end:
-                    raise httpx.ReadTimeout(f"the answer took longer than {LONGEST_ANSWER:g} s")
-                if len(answer) > LARGEST_ANSWER:
-                    raise httpx.ReadError(f"the answer has more than {LARGEST_ANSWER:,} bytes")
-        return response.status_code, bytes(answer), response.headers
 
     def _client(self) -> httpx.Client:
         import httpx
@@ -147,10 +128,6 @@ class RemoteSearcher:
             self._connections = httpx.Client(timeout=self.timeout, limits=limits)
             self._process = os.getpid()
         return self._connections
-
-
-def _remote_searcher(url: str, timeout: float, retries: int) -> RemoteSearcher:
-    return RemoteSearcher(url, timeout=timeout, retries=retries)
 
 
 def _detail(answer: bytes) -> str:

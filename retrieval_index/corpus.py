@@ -23,7 +23,7 @@ from zlib import crc32
 
 import numpy as np
 
-from retrieval_index import held
+from retrieval_index.verified_array import IndexCorrupt, read_array, read_sums, save_sums
 
 PASSAGES_FILE = "passages.jsonl"
 OFFSETS_FILE = "offsets.npy"
@@ -42,24 +42,6 @@ class Passage:
     title: str
     text: str
     score: float | None = field(default=None, compare=False)
-
-
-def read_jsonl(path: str | Path) -> Iterator[Passage]:
-    """Stream passages from a JSONL file: one object a line with `id`, `title` and `text`; other fields are ignored.
-
-    Blank lines are skipped; an `id` that is a number becomes a string.
-
-    Raises:
-        ValueError: for a row that is not such an object, naming file and line.
-    """
-    with open(path, "rb") as lines:
-        for number, line in enumerate(lines, start=1):
-            if line.strip():
-                try:
-                    passage = passage_from_row(json.loads(line.decode("utf-8-sig")))
-                except (ValueError, RecursionError) as error:
-                    raise ValueError(f"{path}:{number}: {error}") from None
-                yield passage
 
 
 _ENTITY = re.compile(r"&(?:(\w+);|#\d+;|#[xX][0-9a-fA-F]+;)")
@@ -159,13 +141,7 @@ class Corpus(Sequence[Passage]):
 
     def write(self, folder: str | Path) -> None:
         """Store the corpus in an existing folder as `passages.jsonl` and `offsets.npy`."""
-        if isinstance(self._rows, _StoredPassages):
-            # From the open file and not by path, where another index may have been published since.
-            with open(Path(folder) / PASSAGES_FILE, "wb") as copy:
-                copy.writelines(self._rows.chunks(0, len(self)))
-            np.save(Path(folder) / OFFSETS_FILE, self._rows.offsets, allow_pickle=False)
-        else:
-            write_passages(self, folder)
+        write_passages(self, folder)
 
     def with_score(self, row: int, score: float) -> Passage:
         """The passage of a row as a search result."""
@@ -209,10 +185,6 @@ class Corpus(Sequence[Passage]):
     def __iter__(self) -> Iterator[Passage]:
         return self.passages(0, len(self))
 
-    def __repr__(self) -> str:
-        where = f" at {self._rows.folder}" if isinstance(self._rows, _StoredPassages) else " in memory"
-        return f"Corpus({len(self):,} passages{where})"
-
 
 def write_passages(passages: Iterable[Passage], folder: str | Path) -> None:
     """Stream passages into the stored form; only the offsets (8 bytes a passage) are held in memory."""
@@ -228,7 +200,7 @@ def write_line_sums(folder: Path) -> None:
     if (folder / PASSAGES_FILE).is_file():
         with open(folder / PASSAGES_FILE, "rb") as lines:
             sums = array("L", map(crc32, lines))  # canonical JSON holds no other line feed
-        held.save_sums(folder / PASSAGES_FILE, np.array(sums, dtype="<u4"))
+        save_sums(folder / PASSAGES_FILE, np.array(sums, dtype="<u4"))
 
 
 class _StoredPassages:
@@ -239,11 +211,11 @@ class _StoredPassages:
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).resolve()
-        self.offsets = held.read_array(self.folder / OFFSETS_FILE)
-        sums = held.read_sums(self.folder / PASSAGES_FILE, "<u4")
+        self.offsets = read_array(self.folder / OFFSETS_FILE)
+        sums = read_sums(self.folder / PASSAGES_FILE, "<u4")
         self._sums = None if sums is None else sums.data
         if sums is not None and len(sums) != len(self):
-            raise held.IndexCorrupt(f"{self.folder}: {len(sums):,} checksums for {len(self):,} passages")
+            raise IndexCorrupt(f"{self.folder}: {len(sums):,} checksums for {len(self):,} passages")
         self._starts = self.offsets.data  # a memoryview, whose single elements are read much faster than an array's
         self.file = open(self.folder / PASSAGES_FILE, "rb", buffering=0)  # noqa: SIM115 - closed with the corpus
 
@@ -278,8 +250,8 @@ class _StoredPassages:
             for line in chunk.split(b"\n")[:-1]:  # canonical JSON holds no other line feed
                 yield _decode_passage(line)
 
-    def _changed(self, row: int) -> held.IndexCorrupt:
-        return held.IndexCorrupt(
+    def _changed(self, row: int) -> IndexCorrupt:
+        return IndexCorrupt(
             f"{self.folder / PASSAGES_FILE}: passage {row} is not what was written: the file was changed after it was "
             "opened. Copy the index again, or build it again."
         )
@@ -287,7 +259,7 @@ class _StoredPassages:
     def _read(self, start: int, stop: int) -> bytes:
         content = os.pread(self.file.fileno(), stop - start, start)
         if len(content) != stop - start:
-            raise held.IndexCorrupt(f"{self.folder / PASSAGES_FILE}: it has lost its end after it was opened")
+            raise IndexCorrupt(f"{self.folder / PASSAGES_FILE}: it has lost its end after it was opened")
         return content
 
 

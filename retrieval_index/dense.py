@@ -9,20 +9,20 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval_index import durable, store, vectors
-from retrieval_index.corpus import Corpus, Passage
+from retrieval_index import durable, vectors
+from retrieval_index.corpus import Corpus
 from retrieval_index.encoder import Encoder, SvdEncoder, encoder_for
-from retrieval_index.held import HeldArray
 from retrieval_index.progress import Track, silent
-from retrieval_index.search import Reopen, check_request, passages_of, reduce_index
+from retrieval_index.search import Index, check_request
 from retrieval_index.tokenizer import passage_text
+from retrieval_index.verified_array import VerifiedArray
 
 INDEX_FILE = "vectors.faiss"
 VECTORS_FILE = "vectors.npy"  # to score a shortlist with
 ENCODE_BATCH = 1024
 
 
-class DenseIndex:
+class DenseIndex(Index):
     """Maximum inner product search over encoded passages. Scores are cosines, from -1 to 1.
 
     Every passage matches to some degree, so `search` gives `k` passages even for a poor query; only a query that the
@@ -35,12 +35,9 @@ class DenseIndex:
     """
 
     backend = "dense"
-    reopen: Reopen | None = None  # set by `load`
-    __reduce__ = reduce_index
-    _in_work = False  # whether `vectors` are a file in the work folder of the build, which only ever holds these
 
     def __init__(
-        self, corpus: Corpus, encoder: Encoder, index, vectors: np.ndarray | HeldArray | None, parameters: dict
+        self, corpus: Corpus, encoder: Encoder, index, vectors: np.ndarray | VerifiedArray | None, parameters: dict
     ):
         self.corpus = corpus
         self.encoder = encoder
@@ -80,13 +77,7 @@ class DenseIndex:
         vectors.fill(index, encoded, track)
         settings = vectors.tune(index, encoded, track)
         parameters = {**encoder.parameters, "factory": factory, "search": settings}
-        built = cls(corpus, encoder, index, None if lossless else encoded, parameters)
-        built._in_work = work is not None
-        return built
-
-    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """See `Searcher.search`."""
-        return passages_of(self.corpus, *self.top_k(queries, k))
+        return cls(corpus, encoder, index, None if lossless else encoded, parameters)
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Searcher.top_k`."""
@@ -99,12 +90,8 @@ class DenseIndex:
         rows[unknown], scores[unknown] = -1, 0
         return rows, scores
 
-    def save(self, folder: str | Path) -> None:
-        """See `Searcher.save`."""
-        store.save(self, folder)
-
     def write(self, folder: Path) -> None:
-        """Write what the backend needs beside the corpus. Vectors in the work folder of the build are linked there."""
+        """Write what the backend needs beside the corpus."""
         import faiss
 
         self.encoder.write(folder)
@@ -115,24 +102,20 @@ class DenseIndex:
                 raise OSError(f"{folder / INDEX_FILE}: {reason}") from error
             raise
         if self.vectors is not None:
-            path = folder / VECTORS_FILE
-            path.unlink(missing_ok=True)  # of a build that was killed: the very file that is mapped, by another name
-            source = self.vectors.filename if self._in_work and isinstance(self.vectors, np.memmap) else None
-            if source is None or not durable.link(source, path):
-                np.save(path, np.asarray(self.vectors), allow_pickle=False)
+            durable.save_array(self.vectors, folder / VECTORS_FILE)
 
     @classmethod
     def open(
         cls, folder: Path, corpus: Corpus, parameters: dict, encoder: Encoder | str | Path | None = None
     ) -> DenseIndex:
-        """Read what `write` wrote: the FAISS index at once, and other vectors when they are needed, see `held`.
+        """Read what `write` wrote: the FAISS index at once, and other vectors when they are needed, see `verified_array`.
 
         Raises:
             ValueError: `encoder`, or the model where it was at the time of the build, is not the one built with.
         """
         index = vectors.read(folder / INDEX_FILE, parameters["search"])
         path = folder / VECTORS_FILE
-        rescore = HeldArray(path) if path.is_file() else None
+        rescore = VerifiedArray(path) if path.is_file() else None
         return cls(corpus, _encoder_of(folder, parameters, encoder), index, rescore, parameters)
 
 
@@ -141,27 +124,25 @@ def _encoder_of(folder: Path, parameters: dict, given: Encoder | str | Path | No
     if parameters["encoder"] == "tfidf-svd":
         if given not in (None, "svd"):
             raise ValueError(f"{folder} was built with an encoder of its own, which it holds: give no other")
-        return SvdEncoder.open(folder, parameters)
+        return SvdEncoder.open(folder)
     if given is None and parameters["encoder"] != "sentence-transformers":
         raise ValueError(f"{folder} was built with the encoder {parameters['encoder']!r}: pass it as encoder=")
-    if given is None or isinstance(given, str | Path):
+    encoder = given if given is not None else parameters["model"]
+    if isinstance(encoder, str | Path):
         from retrieval_index.pretrained import PretrainedEncoder
 
         prefixes = {name: parameters[name] for name in ("query_prefix", "passage_prefix")}
         try:
-            encoder: Encoder = PretrainedEncoder(given or parameters["model"], **prefixes)
+            encoder = PretrainedEncoder(encoder, **prefixes)
         except ValueError as error:
             raise ValueError(
                 f"the model that {folder} was built with: {error}. Pass encoder= (--encoder PATH)"
             ) from None
-    else:
-        encoder = given
-    where = {"model", "factory", "search"}  # a model may have moved
-    wanted = {name: value for name, value in parameters.items() if name not in where}
-    for name, value in wanted.items():
-        if encoder.parameters.get(name) != value:
+    for name in parameters:
+        where = ("model", "factory", "search")  # a model may have moved
+        if name not in where and encoder.parameters.get(name) != parameters[name]:
             raise ValueError(
-                f"{folder} was built with another encoder: its {name} was {value!r}, and is "
+                f"{folder} was built with another encoder: its {name} was {parameters[name]!r}, and is "
                 f"{encoder.parameters.get(name)!r} now. Pass the right one as encoder= (--encoder), or build again."
             )
     return encoder

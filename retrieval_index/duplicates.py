@@ -54,18 +54,22 @@ class _DigestSet:
         """Whether the text is new."""
         low, high = struct.unpack("QQ", blake2b(text.encode(), digest_size=16).digest())
         low = low or 1  # 0 marks an empty place
-        lows, highs = self._lows, self._highs
-        mask = len(lows) - 1
-        at = low & mask
-        while found := lows[at]:
-            if found == low and highs[at] == high:
-                return False
-            at = (at + 1) & mask
-        lows[at], highs[at] = low, high
+        at = self._find(low, high)
+        if self._lows[at]:
+            return False
+        self._lows[at], self._highs[at] = low, high
         self._free -= 1
         if not self._free:
             self._grow()
         return True
+
+    def _find(self, low: int, high: int) -> int:
+        """The place of a digest, or the empty one where it belongs."""
+        lows, highs, mask = self._lows, self._highs, len(self._lows) - 1
+        at = low & mask
+        while lows[at] and (lows[at] != low or highs[at] != high):
+            at = (at + 1) & mask
+        return at
 
     def _allocate(self, places: int) -> None:
         """Empty arrays, to be filled to two thirds; the number of places is a power of 2."""
@@ -75,11 +79,8 @@ class _DigestSet:
     def _grow(self) -> None:
         old = zip(self._lows, self._highs, strict=True)
         self._allocate(2 * len(self._lows))
-        lows, highs, mask = self._lows, self._highs, len(self._lows) - 1
         for low, high in old:
             if low:
-                at = low & mask
-                while lows[at]:
-                    at = (at + 1) & mask
-                lows[at], highs[at] = low, high
+                at = self._find(low, high)
+                self._lows[at], self._highs[at] = low, high
                 self._free -= 1

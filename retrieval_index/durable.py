@@ -11,6 +11,8 @@ import itertools
 import os
 from pathlib import Path
 
+import numpy as np
+
 _CANNOT_WRITE = (errno.ENOSPC, errno.EDQUOT, errno.EROFS, errno.EIO, errno.ESTALE)
 
 
@@ -52,13 +54,13 @@ def publish(staging: Path, path: Path) -> None:
         sync(staging.parent)
 
 
-def link(source: str | Path, target: Path) -> bool:
-    """Give a file a second name. Returns whether it has it: not across file systems, or where the source is gone."""
+def save_array(array, path: Path) -> None:
+    """Write an .npy file. One that is mapped, as those in the work folder of a build, gets a second name if it can."""
+    path.unlink(missing_ok=True)  # of a build that was killed: it may be the very file that is mapped
     try:
-        os.link(source, target)
-    except OSError:
-        return False
-    return True
+        os.link(array.filename, path)
+    except (AttributeError, TypeError, OSError):  # in memory, in another file system, or gone
+        np.save(path, np.asarray(array), allow_pickle=False)
 
 
 def write_text(path: Path, text: str) -> None:

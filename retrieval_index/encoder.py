@@ -11,9 +11,9 @@ from typing import Protocol
 import numpy as np
 
 from retrieval_index.corpus import Corpus
-from retrieval_index.held import read_array, read_bytes
 from retrieval_index.progress import Track, silent
-from retrieval_index.tokenizer import VERSION, passage_text, tokenize
+from retrieval_index.tokenizer import passage_text, tokenize
+from retrieval_index.verified_array import read_array, read_bytes
 
 TERMS_FILE = "encoder_terms.json"
 IDF_FILE = "encoder_idf.npy"
@@ -59,24 +59,22 @@ class SvdEncoder:
     rival of trained encoders.
 
     Attributes:
-        terms: term -> column.
+        terms: those of the columns, in order.
         idf: float32 [n terms].
         components: float32 [n terms, dimension].
-        tokenizer: version of the one that the terms come from.
     """
 
-    def __init__(self, terms: dict[str, int], idf: np.ndarray, components: np.ndarray, tokenizer: int = VERSION):
-        self.terms, self.idf, self.components, self.tokenizer = terms, idf, components, tokenizer
+    def __init__(self, terms: list[str], idf: np.ndarray, components: np.ndarray):
+        self.terms, self.idf, self.components = terms, idf, components
         self.dimension = components.shape[1]
 
     @cached_property
     def parameters(self) -> dict:
         """See `Encoder`. The fingerprint reads all of the components."""
-        digest = hashlib.sha256(json.dumps(list(self.terms)).encode())
+        digest = hashlib.sha256(json.dumps(self.terms).encode())
         for array in (self.idf, self.components):
             digest.update(np.ascontiguousarray(array).data)
-        own = {"encoder": "tfidf-svd", "dimension": self.dimension, "tokenizer": self.tokenizer}
-        return {**own, "fingerprint": digest.hexdigest()}
+        return {"encoder": "tfidf-svd", "dimension": self.dimension, "fingerprint": digest.hexdigest()}
 
     @classmethod
     def fit(
@@ -84,32 +82,32 @@ class SvdEncoder:
     ) -> SvdEncoder:
         """Learn from the corpus itself, deterministically.
 
-        `dimension` is cut to what the corpus can fill; of more than `max_terms` terms those in most texts are kept,
-        because a term of one text has no company to learn from. Raises ValueError where there is no word to learn.
+        `dimension` is cut to what the corpus can fill; of more than `max_terms` terms the most frequent are kept.
+        Raises ValueError where there is no word to learn.
         """
         from sklearn.utils.extmath import randomized_svd
 
-        frequencies: dict[str, int] = {}
-        for text in track(texts, "Counting words", len(texts)):
-            for term in dict.fromkeys(tokenize(text)):
-                frequencies[term] = frequencies.get(term, 0) + 1
-        if not frequencies:
+        vectorizer = _vectorizer(max_features=max_terms)
+        try:
+            weights = vectorizer.fit_transform(track(texts, "Weighing words", len(texts)))
+        except ValueError:  # an empty vocabulary
             raise ValueError(
                 f"nothing to index: none of the {len(texts)} passages holds a word that is not a stop word"
-            )
-        kept = sorted(frequencies, key=frequencies.__getitem__, reverse=True)[:max_terms]  # of equals the first seen
-        counts = np.array([frequencies[term] for term in kept])
-        idf = (1 + np.log((1 + len(texts)) / (1 + counts))).astype(np.float32)
-        terms = {term: column for column, term in enumerate(kept)}
-        weights = _tf_idf(track(texts, "Weighing words", len(texts)), terms, idf, VERSION)
-        dimension = min(dimension, *weights.shape)
+            ) from None
         for _ in track([None], "Factorising", 1):
-            _, _, components = randomized_svd(weights, dimension, n_iter=5, random_state=0)
-        return cls(terms, idf, np.ascontiguousarray(components.T, dtype=np.float32))
+            _, _, components = randomized_svd(weights, min(dimension, *weights.shape), n_iter=5, random_state=0)
+        terms = vectorizer.get_feature_names_out().tolist()
+        return cls(terms, vectorizer.idf_, np.ascontiguousarray(components.T, dtype=np.float32))
+
+    @cached_property
+    def _fitted(self):
+        vectorizer = _vectorizer(vocabulary=self.terms)
+        vectorizer.idf_ = self.idf
+        return vectorizer
 
     def encode(self, texts: list[str]) -> np.ndarray:
         """See `Encoder.encode`. Texts without a known word have the zero vector."""
-        vectors = np.asarray(_tf_idf(texts, self.terms, self.idf, self.tokenizer) @ self.components, dtype=np.float32)
+        vectors = np.asarray(self._fitted.transform(texts) @ self.components, dtype=np.float32)
         norms = np.linalg.norm(vectors, axis=1, keepdims=True)
         return vectors / np.where(norms > 0, norms, 1)
 
@@ -117,16 +115,15 @@ class SvdEncoder:
 
     def write(self, folder: Path) -> None:
         """See `Encoder.write`."""
-        (folder / TERMS_FILE).write_text(json.dumps(list(self.terms), ensure_ascii=False), encoding="utf-8")
+        (folder / TERMS_FILE).write_text(json.dumps(self.terms, ensure_ascii=False), encoding="utf-8")
         np.save(folder / IDF_FILE, self.idf, allow_pickle=False)
         np.save(folder / COMPONENTS_FILE, self.components, allow_pickle=False)
 
     @classmethod
-    def open(cls, folder: Path, parameters: dict) -> SvdEncoder:
-        """Read what `write` wrote; `parameters` are those of the manifest."""
-        terms = json.loads(read_bytes(folder / TERMS_FILE))
+    def open(cls, folder: Path) -> SvdEncoder:
+        """Read what `write` wrote."""
         idf, components = read_array(folder / IDF_FILE), read_array(folder / COMPONENTS_FILE)
-        return cls({term: column for column, term in enumerate(terms)}, idf, components, parameters.get("tokenizer", 1))
+        return cls(json.loads(read_bytes(folder / TERMS_FILE)), idf, components)
 
 
 def encoder_for(corpus: Corpus, encoder: Encoder | str | Path | None, track: Track = silent) -> Encoder:
@@ -150,20 +147,7 @@ def resolve_encoder(encoder: Encoder | str | Path) -> Encoder:
     return encoder
 
 
-def _tf_idf(texts, terms: dict[str, int], idf: np.ndarray, tokenizer: int):
-    """Normalised TF-IDF rows as a scipy CSR matrix, float32 [n texts, n terms]."""
-    from scipy.sparse import csr_matrix
+def _vectorizer(**options):
+    from sklearn.feature_extraction.text import TfidfVectorizer
 
-    columns, weights, starts = [], [], [0]
-    for text in texts:
-        counts: dict[int, int] = {}
-        for word in tokenize(text, tokenizer):
-            if (column := terms.get(word)) is not None:
-                counts[column] = counts.get(column, 0) + 1
-        row = np.fromiter(counts, np.int32, len(counts))
-        weight = (1 + np.log(np.fromiter(counts.values(), np.float32, len(counts)))) * idf[row]
-        columns.append(row)
-        weights.append(weight / (np.linalg.norm(weight) or 1))
-        starts.append(starts[-1] + len(row))
-    flat = [np.concatenate(parts) if parts else np.zeros(0, np.float32) for parts in (weights, columns)]
-    return csr_matrix((flat[0], flat[1].astype(np.int32), starts), shape=(len(starts) - 1, len(terms)))
+    return TfidfVectorizer(analyzer=tokenize, sublinear_tf=True, dtype=np.float32, **options)

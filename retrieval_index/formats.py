@@ -7,21 +7,21 @@ Text files may be compressed with gzip or Zstandard. Whatever is broken or cut o
 from __future__ import annotations
 
 import csv
-import gzip
 import io
 import json
 import re
-import zlib
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any, BinaryIO, TextIO
+from typing import BinaryIO, TextIO
 
 Rows = Iterator[tuple[int, object]]
 _CHUNK = 1 << 16
 _LONGEST = 1 << 24  # bytes of a line, characters of a record: one broken quote must not read in the whole file
 _BATCH = 1024  # rows
 _DECODE = json.JSONDecoder().raw_decode
+_COMPRESSIONS = {".gz": "gzip", ".zst": "zstd"}
 
 
 def jsonl_rows(path: Path) -> Rows:
@@ -36,23 +36,8 @@ def jsonl_rows(path: Path) -> Rows:
                 yield number, row
 
 
-def count_lines(path: Path) -> int:
-    """Line feeds of a file, counted at the speed of the disk."""
-    with open(path, "rb", buffering=0) as file:
-        return sum(chunk.count(b"\n") for chunk in iter(lambda: file.read(1 << 22), b""))
-
-
-def tsv_rows(path: Path) -> Rows:
+def table_rows(path: Path, delimiter: str) -> Rows:
     """Rows as dicts by the header, with CSV's quotes, as in DPR's `psgs_w100.tsv`; numbered by their last line."""
-    return _table_rows(path, "\t")
-
-
-def csv_rows(path: Path) -> Rows:
-    """Rows as dicts by the header, numbered by their last line."""
-    return _table_rows(path, ",")
-
-
-def _table_rows(path: Path, delimiter: str) -> Rows:
     csv.field_size_limit(max(_LONGEST, csv.field_size_limit()))  # of the process; 131,072 characters by default
     with _open_decompressed(path) as file:
         lines = (line.decode("utf-8" if n else "utf-8-sig") for n, line in enumerate(_lines(file, path)))
@@ -123,6 +108,9 @@ def decode_next(file: TextIO, buffer: str, at: int) -> tuple[object, str, int]:
             buffer, at = buffer[at:] + more, 0
 
 
+tsv_rows, csv_rows = partial(table_rows, delimiter="\t"), partial(table_rows, delimiter=",")
+
+
 def json_rows(path: Path) -> Rows:
     """The records of `iter_records`, numbered."""
     return enumerate(iter_records(path), start=1)
@@ -158,15 +146,19 @@ def dataset_rows(dataset, columns_of: Callable[[list[str]], Iterable[str]], sour
 @contextmanager
 def _open_decompressed(path: Path) -> Iterator[BinaryIO]:
     """The bytes of a file, decompressed where its name says so; ValueError where the compressed data is broken."""
-    openers: dict[str, Callable[[Path, str], Any]] = {".gz": gzip.open, ".zst": _open_zstd}
-    opener = openers.get(path.suffix.lower(), open)
-    if opener is not open and not path.stat().st_size:
-        raise ValueError(f"{path}: the file is empty, which no compressed file is")
-    with opener(path, "rb") as file:
-        try:
+    if path.suffix.lower() not in _COMPRESSIONS:
+        with open(path, "rb") as file:
             yield file
-        except (EOFError, zlib.error, gzip.BadGzipFile) as error:
-            raise ValueError(f"{path}: damaged or cut off: {error}") from None
+        return
+    import pyarrow as pa
+
+    if not path.stat().st_size:
+        raise ValueError(f"{path}: the file is empty, which no compressed file is")
+    try:
+        with pa.input_stream(path, compression=_COMPRESSIONS[path.suffix.lower()]) as stream:
+            yield io.BufferedReader(stream, _CHUNK)
+    except OSError as error:
+        raise ValueError(f"{path}: damaged or cut off: {error}") from None
 
 
 def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
@@ -174,47 +166,3 @@ def _lines(file: BinaryIO, path: Path) -> Iterator[bytes]:
         if len(line) == _LONGEST and line[-1:] != b"\n":
             raise ValueError(f"{path}: a line is longer than {_LONGEST:,} bytes; a JSON array belongs in a .json file")
         yield line
-
-
-def _open_zstd(path: Path, mode: str) -> BinaryIO:
-    try:
-        import zstandard
-    except ImportError:
-        raise ValueError(f"{path}: to read .zst files, pip install zstandard") from None
-    return io.BufferedReader(_Chunks(_zstd_chunks(path, mode, zstandard)), _CHUNK)
-
-
-def _zstd_chunks(path: Path, mode: str, zstandard) -> Iterator[bytes]:
-    """Decompressed frame by frame, because the library's own reader takes a file that breaks off for one that ends."""
-    with open(path, mode) as file:
-        frame = zstandard.ZstdDecompressor().decompressobj()
-        while chunk := file.read(_CHUNK):
-            while chunk:
-                if frame.eof:
-                    frame = zstandard.ZstdDecompressor().decompressobj()
-                try:
-                    yield frame.decompress(chunk)
-                except zstandard.ZstdError as error:
-                    raise EOFError(error) from None
-                chunk = frame.unused_data
-        if not frame.eof:
-            raise EOFError("the last frame has no end")
-
-
-class _Chunks(io.RawIOBase):
-    """An iterator of bytes as a file."""
-
-    def __init__(self, chunks: Iterator[bytes]):
-        self._chunks, self._rest = chunks, memoryview(b"")
-
-    def readable(self) -> bool:
-        return True
-
-    def readinto(self, target) -> int:
-        while not self._rest:
-            if (chunk := next(self._chunks, None)) is None:
-                return 0
-            self._rest = memoryview(chunk)
-        size = min(len(target), len(self._rest))
-        target[:size], self._rest = self._rest[:size], self._rest[size:]
-        return size

@@ -7,21 +7,20 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval_index import store
 from retrieval_index.bm25 import BM25Index
-from retrieval_index.corpus import Corpus, Passage
+from retrieval_index.corpus import Corpus
 from retrieval_index.dense import DenseIndex
 from retrieval_index.encoder import Encoder
 from retrieval_index.progress import Track, silent
 from retrieval_index.reference import RankBM25Index
-from retrieval_index.search import Index, Reopen, check_request, passages_of, reduce_index
-from retrieval_index.tokenizer import TITLE_WEIGHT, VERSION
+from retrieval_index.search import Index, check_request
+from retrieval_index.tokenizer import TITLE_WEIGHT
 
 RANK_CONSTANT = 60  # of the paper
 DEPTH = 100  # of each ranking, at least
 
 
-class HybridIndex:
+class HybridIndex(Index):
     """Ranks by the sum over its parts of 1 / (60 + rank), the first rank being 1.
 
     Scores of the parts are not compared, only ranks, so any indexes go together. `build` makes BM25 and dense; the
@@ -29,8 +28,6 @@ class HybridIndex:
     """
 
     backend = "hybrid"
-    reopen: Reopen | None = None  # set by `load`
-    __reduce__ = reduce_index
 
     def __init__(self, parts: Sequence[Index]):
         if len(parts) < 2:
@@ -50,7 +47,6 @@ class HybridIndex:
         factory: str = "Flat",
         title_weight: int = TITLE_WEIGHT,
         exact_title: bool = True,
-        tokenizer: int = VERSION,
         work: Path | None = None,
         track: Track = silent,
     ) -> HybridIndex:
@@ -59,17 +55,11 @@ class HybridIndex:
         Args:
             corpus: the passages.
             encoder, factory: see `DenseIndex.build`.
-            title_weight, exact_title, tokenizer: see `BM25Index.build`.
+            title_weight, exact_title: see `BM25Index.build`.
             work, track: see both.
         """
-        lexical = BM25Index.build(
-            corpus, title_weight=title_weight, exact_title=exact_title, tokenizer=tokenizer, work=work, track=track
-        )
+        lexical = BM25Index.build(corpus, title_weight=title_weight, exact_title=exact_title, work=work, track=track)
         return cls([lexical, DenseIndex.build(corpus, encoder=encoder, factory=factory, work=work, track=track)])
-
-    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """See `Searcher.search`."""
-        return passages_of(self.corpus, *self.top_k(queries, k))
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Searcher.top_k`. At most as many rows match as the parts found, of each at least 100."""
@@ -80,10 +70,6 @@ class HybridIndex:
             found, fused = fuse([ranking[query] for ranking in rankings])
             rows[query, : len(found)], scores[query, : len(found)] = found[:k], fused[:k]
         return rows, scores
-
-    def save(self, folder: str | Path) -> None:
-        """See `Searcher.save`."""
-        store.save(self, folder)
 
     def write(self, folder: Path) -> None:
         """Write what the parts need beside the corpus."""

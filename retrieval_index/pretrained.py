@@ -9,7 +9,7 @@ import hashlib
 import importlib.util
 import json
 import threading
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +43,8 @@ class PretrainedEncoder:
         self._lock = threading.Lock()  # tokenizers are not made for several threads
 
     def __reduce__(self):
-        return _load_with_prefixes, (self.name, self.query_prefix, self.passage_prefix)
+        prefixes = {"query_prefix": self.query_prefix, "passage_prefix": self.passage_prefix}
+        return partial(PretrainedEncoder, **prefixes), (self.name,)
 
     @cached_property
     def dimension(self) -> int:
@@ -116,10 +117,6 @@ def fingerprint(folder: Path) -> str:
 
 def _weights(folder: Path) -> list[Path]:
     return list(folder.glob("*.safetensors")) or list(folder.glob("*.bin"))
-
-
-def _load_with_prefixes(name: str, query_prefix: str, passage_prefix: str) -> PretrainedEncoder:
-    return PretrainedEncoder(name, query_prefix=query_prefix, passage_prefix=passage_prefix)
 
 
 def _folder_of(model: str) -> Path:

@@ -1,15 +1,13 @@
 """Writing a folder so that it appears at its destination complete, by one rename, or not at all, and stays after a power loss.
 
 The work goes on in a hidden folder beside the destination. One that a killed process left there is taken up again by
-a build of the same request, and thrown away by any other. An advisory lock on it, which the system gives back
-however a process ends, keeps two builds apart.
+a build of the same request, and thrown away by any other. A lock keeps two builds apart.
 """
 
 from __future__ import annotations
 
 import ctypes
 import errno
-import fcntl
 import json
 import os
 import shutil
@@ -17,6 +15,8 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+
+from filelock import FileLock, Timeout
 
 from retrieval_index.durable import make_folder, sync, sync_tree, write_text
 
@@ -38,29 +38,35 @@ def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path
     _check_replaceable(folder)
     make_folder(folder.parent)
     staging = folder.with_name(f".{folder.name}.building")
-    with _hold_lock(staging):
+    lock = FileLock(folder.with_name(f".{folder.name}.lock"))
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        raise FileExistsError(f"another process is building {folder} now: wait for it") from None
+    try:
+        staging.mkdir(exist_ok=True)
         if request is None or _read_request(staging) != request:
             _clear(staging)
         if request is not None:
             write_text(staging / REQUEST_FILE, json.dumps(request))
-        try:
-            yield staging
-            sync_tree(staging)
-            _check_replaceable(folder)  # again: hours may have passed
-            if folder.exists() and any(folder.iterdir()):
-                with _hold_lock(folder):  # so that nobody builds in the old index while it is removed
-                    exchange(staging, folder)  # what lies in staging now is the old index
-                    sync(folder.parent)  # or a power loss could find the old name and no old index
-                    _remove(staging)
-            else:
-                os.rename(staging, folder)
-                sync(folder.parent)
-        except BaseException as error:
-            if request is None or isinstance(error, ValueError):  # the latter: the request itself was wrong
-                _remove(staging)
-            raise
-        # From here on another process may have a staging folder of that name.
+        yield staging
+        sync_tree(staging)
+        _check_replaceable(folder)  # again: hours may have passed
+        if folder.exists() and any(folder.iterdir()):
+            exchange(staging, folder)  # what lies in staging now is the old index
+            sync(folder.parent)  # or a power loss could find the old name and no old index
+            _remove(staging)
+        else:
+            os.rename(staging, folder)
+            sync(folder.parent)
         (folder / REQUEST_FILE).unlink(missing_ok=True)
+    except BaseException as error:
+        if request is None or isinstance(error, ValueError):  # the latter: the request itself was wrong
+            _remove(staging)
+        raise
+    finally:
+        Path(lock.lock_file).unlink(missing_ok=True)
+        lock.release()
 
 
 def is_index(folder: Path) -> bool:
@@ -78,47 +84,24 @@ def outside_indexes(files: list[Path]) -> list[Path]:
 
 
 def _check_replaceable(folder: Path) -> None:
-    """Raise a FileExistsError where a folder holds anything that was not written with an index, the folder of a web application
-    with a manifest.json of its own, or notes beside an index; and where none can be put in its place."""
+    """Raise a FileExistsError where a folder holds anything that was not written with an index, such as notes beside it, or
+    where none can be put in its place."""
     if os.path.ismount(folder):  # as a volume of a container is
         raise FileExistsError(f"{folder} is a mount point, in whose place no folder can be put: choose a folder in it")
     if not folder.exists() or (folder.is_dir() and not any(folder.iterdir())):
         return
-    try:
-        manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
-        named = {*manifest["files"], MANIFEST_FILE, REQUEST_FILE} if "format_version" in manifest else None
-    except (OSError, ValueError, LookupError, TypeError):
-        named = None
-    if named is None:
+    if not is_index(folder):
         raise FileExistsError(
             f"{folder} exists and is not an index: it will not be overwritten. Choose another folder."
         )
+    manifest = json.loads((folder / MANIFEST_FILE).read_text(encoding="utf-8"))
+    named = {*manifest.get("files", ()), MANIFEST_FILE, REQUEST_FILE}
     found = (path for path in folder.rglob("*") if not path.is_dir() and not path.name.startswith("."))
     if others := sorted({path.relative_to(folder).as_posix() for path in found} - named):
         raise FileExistsError(
             f"{folder} is an index and holds more, {others[0]!r} among it, which would be lost: move that away, or choose "
             f"another folder."
         )
-
-
-@contextmanager
-def _hold_lock(staging: Path) -> Iterator[None]:
-    """Make the folder if need be, and hold its lock."""
-    while True:
-        staging.mkdir(exist_ok=True)
-        try:
-            handle = os.open(staging, os.O_RDONLY)
-        except FileNotFoundError:
-            continue  # published by another process in between
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            if staging.is_dir() and os.path.samestat(os.fstat(handle), staging.stat()):
-                yield
-                return
-        except BlockingIOError:
-            raise FileExistsError(f"another process is building here now ({staging} is locked). Wait for it.") from None
-        finally:
-            os.close(handle)
 
 
 def exchange(new: Path, old: Path) -> None:

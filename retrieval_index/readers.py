@@ -33,8 +33,8 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
         source: one of
             - a file: `.jsonl`, `.json` (an array, or objects in a row), `.tsv` or `.csv`, each also with `.gz` or `.zst`,
               or `.parquet`;
-            - a folder of such files, read in the order of their names (`.md` files and names with a leading `.` or `_`
-              are passed over);
+            - a folder of such files, and folders in it, read in the order of their names (`.md` files and names with a
+              leading `.` or `_` are passed over);
             - a file of text, `.txt` or `.md`, or a folder, and folders in it, of such files and none of those above. A
               text is cut into passages of up to 1,000 characters at paragraphs and sentences; their title is the first
               heading of a Markdown file, else the file's name, and their id the path and a number, "notes/oslo.md#2";
@@ -62,24 +62,9 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
         raise ValueError(f"{path} has no splits: split is for data sets of the hub and of save_to_disk")
     if path.suffix.lower() in _TEXT and path.is_file():
         return _text_passages(path, _name_of(path, path.parent))
-    if path.is_dir() and not is_index(path) and (texts := _texts_of(path)):
-        return chain.from_iterable(_text_passages(file, _name_of(file, path)) for file in texts)
-    readers = [_file_reader(file) for file in (_files_of(path) if path.is_dir() else [path])]
-    return chain.from_iterable(reader() for reader in readers)
-
-
-def count_passages(source: str | Path) -> int | None:
-    """How many passages there are, duplicates too, where that is cheap to tell: in plain JSONL of one passage a line."""
-    path = Path(source)
-    if path.suffix.lower() != ".jsonl" or not path.is_file():
-        return None
-    try:
-        _, row = next(formats.jsonl_rows(path))
-        if not isinstance(row, dict) or _field_of(row) not in ("text", "contents"):
-            return None
-    except (StopIteration, ValueError):
-        return None  # reading will say what is wrong
-    return formats.count_lines(path)
+    if path.is_file():
+        return _file_reader(path)()
+    return chain.from_iterable(reader() for reader in _folder_readers(path))
 
 
 def make_passage(title: str, text: str) -> Passage:
@@ -214,19 +199,22 @@ _DOCUMENTS = (".rst", ".html", ".htm", ".org", ".tex", ".text", ".rtf", ".pdf", 
 _ROOM = 1000  # characters of a passage that is cut from a text
 
 
-def _texts_of(folder: Path) -> list[Path]:
-    """The text files of a folder and of those in it, if it has no other files to read passages from."""
-    visible = files_in(folder)
-    if any(_plain(path).suffix.lower() in _READERS for path in visible):
-        return []
-    texts = sorted(path for path in visible if path.suffix.lower() in _TEXT)
-    others = sorted(path.name for path in visible if path.suffix.lower() in _DOCUMENTS)
-    if texts and others:
+def _folder_readers(folder: Path) -> list[Callable[[], Iterator[Passage]]]:
+    """Readers of the files of passages below a folder, or of its texts where there are no such files."""
+    if is_index(folder):
+        raise ValueError(f"{folder} is an index, not a corpus: search it as it is, with index=")
+    files = sorted(files_in(folder))
+    if any(_plain(path).suffix.lower() in _READERS for path in files):
+        return [_file_reader(path) for path in files if path.suffix.lower() != ".md"]
+    texts = [path for path in files if path.suffix.lower() in _TEXT]
+    if not texts:
+        raise ValueError(f"{folder}: there is no file of passages in it")
+    if others := [path.name for path in files if path.suffix.lower() in _DOCUMENTS]:
         warnings.warn(
             f"{folder}: {len(others)} files that are neither .txt nor .md are left out, {others[0]!r} among them",
-            stacklevel=4,
+            stacklevel=3,
         )
-    return texts
+    return [partial(_text_passages, path, _name_of(path, folder)) for path in texts]
 
 
 def files_in(folder: Path) -> list[Path]:
@@ -290,21 +278,6 @@ def _parts_of(text: str) -> Iterator[str]:
             yield from [sentence] if len(sentence) <= _ROOM else textwrap.wrap(sentence, _ROOM)
 
 
-def _files_of(folder: Path) -> list[Path]:
-    if is_index(folder):
-        raise ValueError(f"{folder} is an index, not a corpus: search it as it is, with index=")
-    files = sorted(path for path in folder.iterdir() if path.name[0] not in "._" and path.suffix.lower() != ".md")
-    files = [path for path in files if not is_index(path)]
-    if not files:
-        raise ValueError(f"{folder}: there is no file of passages in it")
-    if folders := [path for path in files if path.is_dir()]:
-        raise ValueError(
-            f"{folder}: there are folders in it, and files that are neither .txt nor .md: name one of them, for example "
-            f"{folders[0]}"
-        )
-    return files
-
-
 def _open_saved(folder: Path):
     """What `save_to_disk` wrote, memory-mapped: a `datasets.Dataset`, or a dict of them by split."""
     import pyarrow as pa
@@ -316,31 +289,17 @@ def _open_saved(folder: Path):
         raise ValueError(f"{folder}: {error}") from None
 
 
-def commit_on_hub(source: str) -> str | None:
-    """Which commit a data set on the hub is at; None where the hub does not say."""
-    try:
-        return _ask_hub(source.removeprefix("hf:").partition(":")[0])
-    except Exception:  # of its HTTP library; to read the data set will say it
-        return None
-
-
-def _ask_hub(name: str) -> str | None:
-    """The commit of a data set, by one request, which fails within seconds where there is no network; `load_dataset` tries for
-    minutes. None offline."""
-    from huggingface_hub import HfApi, constants
-
-    return None if constants.HF_HUB_OFFLINE else HfApi().dataset_info(name, timeout=_PROBE_SECONDS).sha
-
-
 def _open_hub(source: str):
     """The splits of a data set on the hub, as a dict of `datasets.IterableDataset`; nothing is downloaded in full."""
     name, _, config = source.removeprefix("hf:").partition(":")
     if not name:
         raise ValueError(f"{source!r} names no data set; one on the hub is written hf:owner/name")
     try:
-        if not Path(name).exists():
-            _ask_hub(name)
         from datasets import load_dataset
+        from huggingface_hub import HfApi, constants
+
+        if not Path(name).exists() and not constants.HF_HUB_OFFLINE:
+            HfApi().dataset_info(name, timeout=_PROBE_SECONDS)  # without a network `load_dataset` tries for minutes
 
         return load_dataset(name, config or None, streaming=True)
     except Exception as error:  # whatever the HTTP library makes of a hub that does not answer

@@ -6,21 +6,20 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval_index import store
-from retrieval_index.corpus import Corpus, Passage
+from retrieval_index.corpus import Corpus
 from retrieval_index.progress import Track, silent
-from retrieval_index.search import Reopen, check_request, passages_of
-from retrieval_index.tokenizer import TITLE_WEIGHT, VERSION, Analyzer, tokenize_corpus
+from retrieval_index.search import Index, check_request
+from retrieval_index.tokenizer import TITLE_WEIGHT, Analyzer, tokenize_corpus
 
 
-class RankBM25Index:
+class RankBM25Index(Index):
     """rank_bm25's `BM25Okapi` behind the same protocol: slow, the reference for `BM25Index.build(variant="okapi")`.
 
     It has no stored form: opening a saved one reads the corpus and builds again.
     """
 
     backend = "rank-bm25"
-    reopen: Reopen | None = None  # set by `load`; not for pickling, where to send it is faster than to build it again
+    __reduce__ = object.__reduce__  # to send it is faster than to build it again
 
     def __init__(self, corpus: Corpus, analyzer: Analyzer, track: Track = silent):
         from rank_bm25 import BM25Okapi
@@ -37,20 +36,15 @@ class RankBM25Index:
         *,
         title_weight: int = TITLE_WEIGHT,
         exact_title: bool = True,
-        tokenizer: int = VERSION,
         work: Path | None = None,
         track: Track = silent,
     ) -> RankBM25Index:
-        """Index title and text of every passage, `title_weight`, `exact_title` and `tokenizer` as in `BM25Index.build`.
+        """Index title and text of every passage, `title_weight` and `exact_title` as in `BM25Index.build`.
 
         Raises:
             ValueError: there is no word to index.
         """
-        return cls(corpus, Analyzer(title_weight, exact_title, tokenizer), track)
-
-    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
-        """See `Searcher.search`."""
-        return passages_of(self.corpus, *self.top_k(queries, k))
+        return cls(corpus, Analyzer(title_weight, exact_title), track)
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Searcher.top_k`."""
@@ -64,10 +58,6 @@ class RankBM25Index:
             rows[number, : len(best)] = best
             scores[number, : len(best)] = totals[best]
         return rows, scores
-
-    def save(self, folder: str | Path) -> None:
-        """See `Searcher.save`."""
-        store.save(self, folder)
 
     def write(self, folder: Path) -> None:
         """Nothing: the corpus beside it is all there is to keep."""

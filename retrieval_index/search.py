@@ -10,6 +10,7 @@ from typing import Protocol, runtime_checkable
 
 import numpy as np
 
+from retrieval_index import store
 from retrieval_index.corpus import Corpus, Passage
 
 
@@ -50,34 +51,43 @@ class Searcher(Protocol):
         ...
 
 
-Reopen = Callable[[], "Index"]
-"""Opens an index once more from the folder that it was loaded from, as it was opened there."""
+class Index:
+    """The base of every backend: a searcher that a folder holds.
 
-
-class Index(Searcher, Protocol):
-    """A searcher that a folder holds: what `build`, `load` and `store` know of every backend."""
+    Attributes:
+        backend: name in the manifest.
+        corpus: the passages.
+        parameters: JSON-able; what the manifest says of it beside the name, and what opening it takes.
+        reopen: opens a loaded index once more from its folder, as it was opened there; None for any other.
+    """
 
     backend: str
-    """Name in the manifest."""
+    corpus: Corpus
     parameters: dict
-    """JSON-able: what the manifest says of it beside the name, and what opening it takes."""
-    reopen: Reopen | None
-    """None for an index that was not loaded."""
+    reopen: Callable[[], Index] | None = None
+
+    def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
+        """See `Searcher.top_k`."""
+        raise NotImplementedError
 
     def write(self, folder: Path) -> None:
         """Write what the backend needs beside the corpus."""
-        ...
+        raise NotImplementedError
 
+    def search(self, queries: list[str], k: int) -> list[list[Passage]]:
+        """See `Searcher.search`."""
+        return passages_of(self.corpus, *self.top_k(queries, k))
 
-def reduce_index(index: Index) -> tuple:
-    """Pickle an index: the `__reduce__` of its class.
+    def save(self, folder: str | Path) -> None:
+        """See `Searcher.save`."""
+        store.save(self, folder)
 
-    A loaded one is reopened from its folder, so worker processes read the same files. Any other is made again from the
-    arguments of its constructor, which it keeps in attributes of the same names.
-    """
-    if index.reopen is not None:
-        return index.reopen, ()
-    return type(index), tuple(getattr(index, name) for name in inspect.signature(type(index)).parameters)
+    def __reduce__(self) -> tuple:
+        """A loaded index is reopened from its folder, so worker processes read the same files. Any other is made again
+        from the arguments of its constructor, which it keeps in attributes of the same names."""
+        if self.reopen is not None:
+            return self.reopen, ()
+        return type(self), tuple(getattr(self, name) for name in inspect.signature(type(self)).parameters)
 
 
 def check_request(queries: list[str], k: int) -> int:

@@ -4,9 +4,10 @@
     GET /health      what is served: passages, backend, fingerprint of the corpus, limits
     GET /metrics     counters for Prometheus
 
-Errors are {"detail": "what was wrong"}: 408 for a request that does not arrive in time, 413 and 422 for one beyond the
+Errors are {"detail": "what was wrong"}: 408 for a body that does not arrive in time, 413 and 422 for one beyond the
 limits or not understood, 429 with Retry-After where too many wait already, 500 where the search itself failed. There
-is no authentication: on an address other than the default 127.0.0.1, whoever reaches the port can search.
+is no authentication: on an address other than the default 127.0.0.1, whoever reaches the port can search. In front of
+a public server belongs a proxy.
 
 Needs the extra `[server]` (FastAPI, uvicorn, prometheus-client), so import it late.
 """
@@ -33,14 +34,25 @@ from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
 from retrieval_index.batching import BATCH, Batcher, ClientGone, QueueFull, SearcherFailed
-from retrieval_index.connections import guarded_protocol, most_connections
 from retrieval_index.corpus import Passage
 from retrieval_index.search import Searcher
 from retrieval_index.wire import PATH, Limits, entry_of
 
 DEFAULT_TOPK = 3  # Search-R1's
-KEEP_ALIVE = 75  # seconds; longer than clients keep idle connections, so that none is closed under a request
+ARRIVAL = 10.0  # seconds that the body of a request may take
+# Of uvicorn. Idle connections are kept for longer than clients keep them, so that none is closed under a request.
+CONNECTION_LIMITS: dict[str, Any] = {
+    "http": "h11",
+    "ws": "none",
+    "limit_concurrency": 512,
+    "h11_max_incomplete_event_size": 1 << 14,
+    "timeout_keep_alive": 75,
+    "timeout_graceful_shutdown": 60,
+    "access_log": False,
+}
 CLIENT_GONE = 499  # what nginx logs for it; nobody receives it
+
+_CLOSE = {"Connection": "close"}
 
 logger = logging.getLogger(__name__)
 
@@ -67,26 +79,14 @@ def serve(searcher: Searcher, *, host: str = "127.0.0.1", port: int = 8000, limi
         SystemExit: the address cannot be listened on; uvicorn has logged why.
     """
     searcher.search(["warm up"], k=1)  # numba compiles at the first search
-    uvicorn.run(create_app(searcher, limits), host=host, port=port, **connection_options())
-
-
-def connection_options() -> dict[str, Any]:
-    """Options for uvicorn: connections that ask for nothing shut nobody out, see `connections`."""
-    most = most_connections()
-    return {
-        "http": guarded_protocol(most),
-        "backlog": most // 2,  # as many are accepted at once, before the first of them is looked at
-        "timeout_keep_alive": KEEP_ALIVE,
-        "access_log": False,
-        "ws": "none",
-    }
+    uvicorn.run(create_app(searcher, limits), host=host, port=port, **CONNECTION_LIMITS)
 
 
 def create_app(searcher: Searcher, limits: Limits | None = None) -> FastAPI:
     """The ASGI application that `serve` runs. It reads the whole corpus once, for its fingerprint."""
     limits = limits or Limits()
     metrics = _Metrics()
-    batcher = Batcher(searcher, limits.waiting, 4 * limits.passages, metrics.batches.observe)
+    batcher = Batcher(searcher, limits.waiting, metrics.batches.observe)
     metrics.waiting.set_function(lambda: batcher.waiting)
     health_body = _health(searcher, limits)
 
@@ -98,7 +98,7 @@ def create_app(searcher: Searcher, limits: Limits | None = None) -> FastAPI:
     app = FastAPI(title="retrieval_index", lifespan=lifespan)
 
     # Body and answer by hand: FastAPI's own way reads bodies of any size, and is several times slower.
-    @app.post(PATH, openapi_extra=_body_schema())
+    @app.post(PATH)
     async def retrieve(request: Request) -> Response:
         started = time.perf_counter()
         status = 500
@@ -127,9 +127,7 @@ def create_app(searcher: Searcher, limits: Limits | None = None) -> FastAPI:
 async def _retrieve(request: Request, batcher: Batcher, limits: Limits, metrics: "_Metrics") -> Response:
     try:
         query = _parse(await _read(request, limits.body_bytes), limits)
-        found = await batcher.search(
-            query.queries, query.topk or min(DEFAULT_TOPK, limits.topk), request.is_disconnected
-        )
+        found = await batcher.search(query.queries, _topk(query, limits), request.is_disconnected)
     except QueueFull as error:
         raise HTTPException(429, f"{error}: try again later", {"Retry-After": "1"}) from None
     except SearcherFailed as error:
@@ -138,27 +136,24 @@ async def _retrieve(request: Request, batcher: Batcher, limits: Limits, metrics:
     except (ClientDisconnect, ClientGone):
         return Response(status_code=CLIENT_GONE)
     metrics.queries.inc(len(query.queries))
-    return Response(await _encode(found, query.return_scores), media_type="application/json")
+    return Response(_encode(found, query.return_scores), media_type="application/json")
 
 
-async def _encode(found: list[list[Passage]], with_scores: bool) -> bytes:
-    """The answer as JSON. Other requests have their turn in the middle of a long one."""
-    parts = []
-    for start in range(0, len(found), BATCH):
-        if start:
-            await asyncio.sleep(0)
-        lists = [[entry_of(passage, with_scores) for passage in some] for some in found[start : start + BATCH]]
-        parts.append(to_json(lists)[1:-1])
-    return b'{"result":[' + b",".join(parts) + b"]}"
+def _encode(found: list[list[Passage]], with_scores: bool) -> bytes:
+    return to_json({"result": [[entry_of(passage, with_scores) for passage in ranking] for ranking in found]})
 
 
 async def _read(request: Request, limit: int) -> bytes:
     """The body, of which no more than the limit is ever held, whatever Content-Length says."""
     body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > limit:
-            raise HTTPException(413, f"the request is larger than {limit:,} bytes: split it", {"Connection": "close"})
+    try:
+        async with asyncio.timeout(ARRIVAL):
+            async for chunk in request.stream():
+                body += chunk
+                if len(body) > limit:
+                    raise HTTPException(413, f"the request has more than {limit:,} bytes: split it", _CLOSE)
+    except TimeoutError:
+        raise HTTPException(408, f"the request did not arrive within {ARRIVAL:g} s", _CLOSE) from None
     return bytes(body)
 
 
@@ -169,7 +164,7 @@ def _parse(body: bytes, limits: Limits) -> Query:
         wrong = [f"{'.'.join(map(str, e['loc'])) or 'body'}: {e['msg']}" for e in error.errors(include_input=False)]
         raise HTTPException(422, f"{'; '.join(wrong[:3])} (fields: {', '.join(Query.model_fields)})") from None
     longest = max(map(len, query.queries), default=0)
-    asked = len(query.queries) * (query.topk or min(DEFAULT_TOPK, limits.topk))
+    asked = len(query.queries) * _topk(query, limits)
     if len(query.queries) > limits.queries:
         raise HTTPException(422, f"queries: {len(query.queries)} in one request, {limits.queries} at most: split them")
     if longest > limits.query_chars:
@@ -179,6 +174,10 @@ def _parse(body: bytes, limits: Limits) -> Query:
     if asked > limits.passages:
         raise HTTPException(422, f"queries times topk: {asked} passages, {limits.passages} at most: split the request")
     return query
+
+
+def _topk(query: Query, limits: Limits) -> int:
+    return min(DEFAULT_TOPK, limits.topk) if query.topk is None else query.topk
 
 
 def _health(searcher: Searcher, limits: Limits) -> bytes:
@@ -191,10 +190,6 @@ def _health(searcher: Searcher, limits: Limits) -> bytes:
         "limits": limits,
     }
     return to_json(served)
-
-
-def _body_schema() -> dict:
-    return {"requestBody": {"required": True, "content": {"application/json": {"schema": Query.model_json_schema()}}}}
 
 
 class _Metrics:
@@ -210,4 +205,4 @@ class _Metrics:
         self.batches = Histogram(
             "retrieval_batch_queries", "Queries searched together", buckets=sizes, registry=registry
         )
-        self.waiting = Gauge("retrieval_waiting_queries", "Queries that wait for a search", registry=registry)
+        self.waiting = Gauge("retrieval_waiting_queries", "Queries that wait for their answers", registry=registry)

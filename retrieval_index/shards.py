@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import os
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from functools import cached_property
@@ -14,12 +12,12 @@ from typing import TypeVar
 import numpy as np
 
 from retrieval_index.corpus import Corpus, Passage
-from retrieval_index.search import Reopen, Searcher, check_request, reduce_index
+from retrieval_index.search import Index, Searcher, check_request
 
 T = TypeVar("T")
 
 
-class ShardedSearcher:
+class ShardedSearcher(Index):
     """Asks every shard and keeps the best by score, equal ones in the order of the shards.
 
     That is the ranking of one index over all passages if scores mean the same everywhere: for BM25, if the shards were
@@ -31,8 +29,6 @@ class ShardedSearcher:
     """
 
     backend = "shards"
-    reopen: Reopen | None = None  # set by `load`
-    __reduce__ = reduce_index
 
     def __init__(self, shards: Sequence[Searcher]):
         if not shards:
@@ -43,12 +39,9 @@ class ShardedSearcher:
             )
         self.shards = list(shards)
         self.parameters = {"shards": len(self.shards)}
-        self._pool: ThreadPoolExecutor | None = None
-        self._process = 0  # the one that the threads belong to
-        self._lock = threading.Lock()
 
     @cached_property
-    def corpus(self) -> Corpus:
+    def corpus(self) -> Corpus:  # type: ignore[override]
         """The passages of all shards, one shard after the other."""
         return Corpus.join([shard.corpus for shard in self.shards])
 
@@ -76,12 +69,6 @@ class ShardedSearcher:
         """Unsupported: shards are built as such. Raises NotImplementedError."""
         raise NotImplementedError("shards are written by retrieval_index.build_folder(..., shards=n)")
 
-    write = save
-
     def _ask(self, request: Callable[[Searcher], T]) -> list[T]:
-        if self._pool is None or self._process != os.getpid():
-            with self._lock:
-                if self._pool is None or self._process != os.getpid():  # first use, or a fork: it has no threads
-                    self._pool = ThreadPoolExecutor(len(self.shards), thread_name_prefix="shard")
-                    self._process = os.getpid()
-        return list(self._pool.map(request, self.shards))
+        with ThreadPoolExecutor(len(self.shards)) as pool:
+            return list(pool.map(request, self.shards))

@@ -12,21 +12,18 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from retrieval_index import held
 from retrieval_index.corpus import write_line_sums
 from retrieval_index.durable import publish, sync_tree
-from retrieval_index.held import IndexCorrupt
 from retrieval_index.publish import MANIFEST_FILE, REQUEST_FILE, publishing
-from retrieval_index.search import Index
+from retrieval_index.verified_array import IndexCorrupt, write_sums
 
-FORMAT_VERSION = 3
-READABLE = (2, 3)  # 2 had the first tokenizer and fields of equal weight, and said nothing of either
+FORMAT_VERSION = 4
 SMALL = 1 << 26  # bytes; a file up to this size is read whole also when verified "fast"
 _SAMPLES, _SAMPLE = 64, 1 << 14
 
 
-def save(index: Index, folder: str | Path) -> None:
-    """Write an index and its corpus to `folder`, replacing an index already there in one step.
+def save(index, folder: str | Path) -> None:
+    """Write a `search.Index` and its corpus to `folder`, replacing an index already there in one step.
 
     Raises:
         FileExistsError: `folder` exists and is not an index; it is left alone.
@@ -47,15 +44,10 @@ def seal(folder: Path, backend: str, parameters: dict, corpus: dict) -> None:
     """Write the manifest: what the index is, and the checksum of every file in the folder and below it; before it, the
     checksums of the blocks of the files that searches read."""
     with ThreadPoolExecutor() as pool:
-        list(
-            pool.map(held.write_sums, [path for kind in ("*.npy", "*.faiss", "*.json") for path in _own(folder, kind)])
-        )
-    write_line_sums(folder)
-    own = {folder / REQUEST_FILE, folder / MANIFEST_FILE}  # the latter from a build that was killed after its end
-    paths = sorted(
-        path for path in folder.rglob("*") if path.is_file() and path not in own and not path.name.startswith(".")
-    )
-    with ThreadPoolExecutor() as pool:
+        blockwise = [path for path in _files(folder) if path.suffix in (".npy", ".faiss", ".json")]
+        list(pool.map(write_sums, [path for path in blockwise if path.parent == folder]))  # shards have theirs
+        write_line_sums(folder)
+        paths = _files(folder)
         described = list(pool.map(_describe, paths))
     manifest = {
         "format_version": FORMAT_VERSION,
@@ -70,8 +62,10 @@ def seal(folder: Path, backend: str, parameters: dict, corpus: dict) -> None:
     publish(half, folder / MANIFEST_FILE)  # so that a folder with a manifest is complete
 
 
-def _own(folder: Path, kind: str) -> list[Path]:
-    return [path for path in sorted(folder.glob(kind)) if path.name not in (REQUEST_FILE, MANIFEST_FILE)]
+def _files(folder: Path) -> list[Path]:
+    """The files of an index; its own manifest may be there from a build that was killed after its end."""
+    own = {folder / REQUEST_FILE, folder / MANIFEST_FILE}
+    return sorted(p for p in folder.rglob("*") if p.is_file() and p not in own and not p.name.startswith("."))
 
 
 def read_manifest(folder: str | Path) -> dict:
@@ -98,9 +92,8 @@ def read_manifest(folder: str | Path) -> dict:
         raise _corrupt(path, "it is not a manifest") from None
     if not intact:
         raise _corrupt(path, "its checksum does not match its content")
-    if version not in READABLE:
-        known = " and ".join(map(str, READABLE))
-        raise IndexCorrupt(f"{path}: format version {version}, this code reads {known}. Build the index again.")
+    if version != FORMAT_VERSION:
+        raise IndexCorrupt(f"{path}: format version {version}, this code reads {FORMAT_VERSION}: build the index again")
     return manifest
 
 

@@ -1,7 +1,7 @@
 """From text to terms: what every lexical index here does with passages and with queries alike.
 
-An index is searched with the terms that it was built of, so its manifest names the version of the tokenizer and the
-weights of the fields (`Analyzer.parameters`), and old versions stay here for as long as such indexes load.
+An index is searched with the terms that it was built of: the weights of the fields are in its manifest
+(`Analyzer.parameters`), and whoever changes `tokenize` raises `store.FORMAT_VERSION`.
 """
 
 from __future__ import annotations
@@ -15,7 +15,6 @@ from typing import Any
 from retrieval_index.corpus import Corpus
 from retrieval_index.progress import Track
 
-VERSION = 3
 TITLE_WEIGHT = 3
 
 # Lucene's classic English list, which bm25s takes for English too.
@@ -32,29 +31,22 @@ _BASE_LETTER = re.compile(r"LATIN (?:SMALL|CAPITAL) LETTER (?:DOTLESS )?([A-Z]{1
 _OTHER_LETTERS = {"œ": "oe", "ð": "d", "þ": "th", "ŋ": "n", "ĸ": "q", "ʻ": "", "ʼ": "", "ʾ": "", "ʿ": ""}
 
 
-def tokenize(text: str, version: int = VERSION) -> list[str]:
+def tokenize(text: str) -> list[str]:
     """The terms of a text in order, repeats kept. No stemming: names are most of what multi-hop questions search for.
 
-    Version 3: as version 2, and characters that are not seen, such as soft hyphens, do not part a word.
-
-    Version 2: Unicode words (`\\w+`) without English stop words, case and accents folded as in `_fold`: "Łódź" is found
-    as "lodz"; and "1,000" is the word "1000".
-
-    Version 1 (indexes of format 2): words in lower case and Unicode form NFKC, accents kept.
+    Terms are Unicode words (`\\w+`) without English stop words, case and accents folded as in `_fold`: "Łódź" is found
+    as "lodz"; "1,000" is the word "1000"; characters that are not seen, such as soft hyphens, do not part a word.
     """
-    return _drop_stop_words(_words(text, version))
+    return _drop_stop_words(_words(text))
 
 
 def _drop_stop_words(words: list[str]) -> list[str]:
     return [word for word in words if word not in STOP_WORDS]
 
 
-def _words(text: str, version: int) -> list[str]:
-    if version == 1:
-        return _WORD.findall((text if text.isascii() else unicodedata.normalize("NFKC", text)).lower())
+def _words(text: str) -> list[str]:
     if not text.isascii():  # a table is slow: only what is not ASCII goes through it
-        text = _UNSEEN.sub("", text) if version > 2 else text
-        text = _NOT_ASCII.sub(lambda part: part[0].translate(_FOLDED), text)
+        text = _NOT_ASCII.sub(lambda part: part[0].translate(_FOLDED), _UNSEEN.sub("", text))
     text = text.lower()
     return _WORD.findall(_THOUSANDS.sub("", text) if "," in text else text)
 
@@ -74,44 +66,38 @@ class Analyzer:
     """What a lexical index makes of a passage and of a query.
 
     Attributes:
-        title_weight: how often the title counts, as if it stood so many times before the text; 0 leaves it out, and the whole
-            title with it.
+        title_weight: how often the title counts, as if it stood so often before the text; 0 leaves it out, and the
+            whole title with it.
         exact_title: the whole title is one more term, and so is the whole query, whatever stands between their words:
             who asks for "Arizona" or "Let It Be" is given what is called so, before what has much to say of it.
-        tokenizer: its version.
     """
 
     title_weight: int = TITLE_WEIGHT
     exact_title: bool = True
-    tokenizer: int = VERSION
 
     def __post_init__(self):
         if isinstance(self.title_weight, bool) or not isinstance(self.title_weight, int) or self.title_weight < 0:
             raise ValueError(f"title_weight must be a whole number, at least 0, got {self.title_weight!r}")
-        if self.tokenizer not in range(1, VERSION + 1):
-            raise ValueError(f"tokenizer version {self.tokenizer!r} is unknown, this code has 1 to {VERSION}")
 
     @property
     def parameters(self) -> dict:
         """What the manifest says of it."""
-        fields = {"title": self.title_weight, "exact_title": int(self.exact_title), "text": 1}
-        return {"fields": fields, "tokenizer": self.tokenizer}
+        return {"title_weight": self.title_weight, "exact_title": self.exact_title}
 
     @classmethod
     def of(cls, parameters: Mapping[str, Any]) -> Analyzer:
-        """That of a manifest; indexes of format 2 say nothing of it and have the first."""
-        fields = parameters.get("fields", {"title": 1, "exact_title": 0})
-        return cls(fields["title"], bool(fields["exact_title"]), parameters.get("tokenizer", 1))
+        """That of a manifest."""
+        return cls(parameters["title_weight"], parameters["exact_title"])
 
     def query_terms(self, query: str) -> list[str]:
         """The terms of a query."""
-        words = _words(query, self.tokenizer)
+        words = _words(query)
         return _drop_stop_words(words) + self._whole(words)
 
     def passage_terms(self, title: str, text: str) -> list[str]:
         """The terms of a passage, those of the title as often as it counts."""
-        words = _words(title, self.tokenizer)
-        return _drop_stop_words(words) * self.title_weight + tokenize(text, self.tokenizer) + self._whole(words)
+        words = _words(title)
+        return _drop_stop_words(words) * self.title_weight + tokenize(text) + self._whole(words)
 
     def _whole(self, title: list[str]) -> list[str]:
         """The term of a whole title: its words, stop words too, in one. No word begins as it does."""

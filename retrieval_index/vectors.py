@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval_index.held import HeldArray, sealed_copy
 from retrieval_index.progress import Track, silent
+from retrieval_index.verified_array import VerifiedArray, open_reader
 
 EXAMPLES = "Flat, HNSW32, IVF,SQ8, IVF,PQ48, RR,IVF,RaBitQ, IVF,RaBitQ4, or with the number of lists, IVF1024,PQ48"
 BLOCK = 32_768  # rows held as float32 at a time
@@ -128,8 +128,7 @@ def read(path: Path, settings: dict):
     """Open a FAISS index in memory, with the settings of its search. Raises `IndexCorrupt`."""
     import faiss
 
-    with sealed_copy(path) as copy:
-        index = faiss.read_index(copy, faiss.IO_FLAG_MMAP_IFC) if copy else faiss.read_index(str(path))
+    index = faiss.read_index(faiss.PyCallbackIOReader(open_reader(path), 1 << 20))
     apply(index, settings)
     return index
 
@@ -163,7 +162,7 @@ def is_lossless(index) -> bool:
 
 
 def search(
-    index, vectors: np.ndarray | HeldArray | None, queries: np.ndarray, k: int, shortlist: int | None = None
+    index, vectors: np.ndarray | VerifiedArray | None, queries: np.ndarray, k: int, shortlist: int | None = None
 ) -> tuple[np.ndarray, np.ndarray]:
     """The best `k` of the index for each query (float32 [n, dimension]), best first, equal scores by lower row.
 

@@ -27,7 +27,7 @@ class Limits:
     queries: int = 4096
     """Queries in one request."""
     passages: int = 131_072
-    """Passages that one request may ask for, `queries` times `topk`: some 100 MB. Four times as many may wait."""
+    """Passages that one request may ask for, `queries` times `topk`: some 100 MB."""
     query_chars: int = 10_000
     """Characters in one query."""
     body_bytes: int = 8_000_000

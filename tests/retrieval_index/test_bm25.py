@@ -60,17 +60,6 @@ def test_the_okapi_variant_equals_rank_bm25(passages):
     np.testing.assert_allclose(_dense(ours, queries), _dense(reference, queries), atol=1e-4)
 
 
-def test_lucene_differs_from_okapi_by_the_factor_and_the_idf_alone(passages):
-    corpus = Corpus(passages)
-    lucene, okapi = BM25Index.build(corpus), BM25Index.build(corpus, variant="okapi")
-    n, term = len(corpus), "17"
-    df = sum(term in tokenize(f"{p.title} {p.text}") for p in corpus)
-    odds = (n - df + 0.5) / (df + 0.5)
-    assert odds > 1
-    ratio = 2.5 * math.log(odds) / math.log(1 + odds)
-    np.testing.assert_allclose(_dense(okapi, [term]), ratio * _dense(lucene, [term]), rtol=1e-5)
-
-
 def test_scores_equal_those_of_bm25s_retrieval(passages):
     import bm25s
 
@@ -83,23 +72,21 @@ def test_scores_equal_those_of_bm25s_retrieval(passages):
     np.testing.assert_allclose(ours, theirs, rtol=1e-6)
 
 
-@pytest.mark.parametrize(
-    "options", [{}, {"title_weight": 2}, {"exact_title": False}, {"title_weight": 0, "tokenizer": 1}]
-)
+@pytest.mark.parametrize("options", [{}, {"title_weight": 2}, {"exact_title": False}, {"title_weight": 0}])
 def test_with_any_fields_the_scores_equal_those_of_rank_bm25(passages, options):
     """On terms that the test itself puts together."""
     from rank_bm25 import BM25Okapi
 
-    weight, version = options.get("title_weight", 3), options.get("tokenizer", 3)
+    weight = options.get("title_weight", 3)
 
     def terms(title, text):
         exact = [whole(title)] if options.get("exact_title", True) and weight and title else []
-        return weight * tokenize(title, version) + tokenize(text, version) + exact
+        return weight * tokenize(title) + tokenize(text) + exact
 
     accented = [Passage(p.id, p.title.replace("o", "ø"), p.text.replace("a", "á")) for p in passages]
     okapi = BM25Okapi([terms(p.title, p.text) for p in accented])
     queries = [*QUERIES, accented[3].title, "nøvel cásále"]
-    asked = [tokenize(query, version) + terms(query, "")[weight * len(tokenize(query, version)) :] for query in queries]
+    asked = [tokenize(query) + terms(query, "")[weight * len(tokenize(query)) :] for query in queries]
     theirs = np.maximum([okapi.get_scores(words) for words in asked], 0)
     for index in (
         retrieval_index.build(accented, variant="okapi", **options),
@@ -109,15 +96,8 @@ def test_with_any_fields_the_scores_equal_those_of_rank_bm25(passages, options):
         assert _dense(index, queries).any(axis=1)[-2] == bool(weight)  # a title
 
 
-@pytest.mark.parametrize("backend", BACKENDS)
-def test_a_title_weighs_what_it_is_told(backend):
-    passages = [Passage("0", "Oz", "Toto dog Toto"), Passage("1", "Toto band", "They are of Los Angeles"), *FILLERS]
-    best = {w: retrieval_index.build(passages, backend, title_weight=w).search(["the toto"], 1) for w in (0, 1, 3)}
-    assert [found[0][0].id for found in best.values()] == ["0", "0", "1"]
-
-
 def test_the_words_of_a_hybrid_take_the_fields_too(passages):
-    options = {"title_weight": 2, "exact_title": False, "tokenizer": 1}
+    options = {"title_weight": 2, "exact_title": False}
     hybrid, alone = retrieval_index.build(passages, "hybrid", **options), retrieval_index.build(passages, **options)
     assert hybrid.parts[0].parameters == alone.parameters
     np.testing.assert_array_equal(_dense(hybrid.parts[0], QUERIES), _dense(alone, QUERIES))
@@ -143,22 +123,7 @@ def test_a_passage_is_found_by_its_own_title_before_those_that_say_more_of_it(ba
 
 @pytest.mark.parametrize(("stored", "typed"), SAME)
 def test_what_is_written_one_way_is_found_written_the_other(stored, typed):
-    """Also within a text, where no title helps; and the other way round."""
-    for a, b in ((stored, typed), (typed, stored)):
-        index = retrieval_index.build([Passage("0", "x", f"town {a} river"), Passage("1", a, "y"), *FILLERS])
-        assert {passage.id for passage in index.search([f"town {b}"], 2)[0]} == {"0", "1"}
-        assert index.search([b], 1)[0][0].id == "1"
-
-
-def test_titles_that_weigh_nothing_are_left_out():
-    index = retrieval_index.build([Passage("0", "Arizona", "A state in the west"), *FILLERS], title_weight=0)
-    assert index.search(["Arizona", "state west"], 1)[0] == [] and index.search(["state west"], 1)[0][0].id == "0"
-
-
-@pytest.mark.parametrize("wrong", [-1, 1.5, True, "3"])
-def test_a_title_weight_is_a_whole_number(passages, wrong):
-    with pytest.raises(ValueError, match="title_weight must be a whole number"):
-        retrieval_index.build(passages, title_weight=wrong)
+    assert tokenize(stored) == tokenize(typed) != []
 
 
 @pytest.mark.parametrize("backend", BACKENDS)
@@ -221,13 +186,8 @@ def test_unknown_arguments_are_rejected(passages):
         retrieval_index.build(passages, "tantivy")
     with pytest.raises(ValueError, match="variant"):
         BM25Index.build(Corpus(passages), variant="bm25+")
-    with pytest.raises(
-        ValueError, match="no option shards; it has b, exact_title, k1, title_weight, tokenizer, variant"
-    ):
+    with pytest.raises(ValueError, match="no option shards; it has b, exact_title, k1, title_weight, variant"):
         retrieval_index.build(passages, shards=2)
-    for wrong in ({"k1": -1}, {"b": 1.5}):
-        with pytest.raises(ValueError, match="k1 must be"):
-            retrieval_index.build(passages, **wrong)
 
 
 def test_words_of_any_script():
@@ -240,8 +200,7 @@ def test_words_of_any_script():
     ]
     assert tokenize("Cafe\u0301") == tokenize("Café") == ["cafe"]  # a combining accent is no word break
     assert tokenize("2,000 of 12,34 or 1234,567 in 1,2,3") == ["2000", "12", "34", "1234", "567", "1", "2", "3"]
-    assert tokenize("the İstanbul", version=1) == ["i", "stanbul"]
-    assert tokenize("Café 1,000", version=1) == ["café", "1", "000"]
+    assert tokenize("किताब தமிழ்") == ["कतब", "தமழ"]  # marks of all categories (Mn, Mc) go, and part no word
     index = retrieval_index.build([Passage("0", "Zürich", "größte Stadt"), Passage("1", "東京", "首都")])
     assert [ranking[0].id for ranking in index.search(["zürich", "東京", "GRÖẞTE"], 1)] == ["0", "1", "0"]
 
@@ -269,7 +228,10 @@ def _dense(index, queries) -> np.ndarray:
     return table
 
 
-@pytest.mark.parametrize("wrong", [{"k1": math.inf}, {"k1": math.nan}, {"b": 2.0}, {"title_weight": -1}])
+WRONG_CONSTANTS = [{"k1": math.inf}, {"k1": math.nan}, {"k1": -1}, {"b": 2.0}]
+
+
+@pytest.mark.parametrize("wrong", [*WRONG_CONSTANTS, *({"title_weight": wrong} for wrong in (-1, 1.5, True, "3"))])
 def test_constants_out_of_range_are_said_before_anything_is_stored(tmp_path, wrong, monkeypatch):
     (tmp_path / "p.jsonl").write_text('{"id": "1", "title": "a", "text": "b"}\n')
     build_module = importlib.import_module("retrieval_index.build")  # the name is also a function's

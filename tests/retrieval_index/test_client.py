@@ -1,5 +1,4 @@
 import json
-import math
 import os
 import pickle
 import subprocess
@@ -109,10 +108,6 @@ def test_many_queries_are_several_requests():
     assert [len(body["queries"]) for _, body in requests] == [64, 64, 22]
 
 
-def test_no_queries_are_no_request():
-    assert RemoteSearcher("http://127.0.0.1:9").search([], 3) == []
-
-
 @pytest.mark.parametrize(
     "failure",
     [None, (500, "oops", {}), (503, '{"detail": "down"}', {}), (429, "", {})]
@@ -141,17 +136,6 @@ def test_it_gives_up(pauses):
     assert str(failed.value) == f"{url}/retrieve failed 3 times, at last with status 500: no disk"
     assert (len(requests), len(pauses)) == (3, 2)
     with pytest.raises(ConnectionError, match="failed 1 times, at last with ConnectError"):
-        RemoteSearcher(url, retries=0).search(["band"], 1)
-
-
-def test_an_answer_that_drips_or_never_ends_is_given_up(pauses, monkeypatch):
-    """Each part of it is in time."""
-    with monkeypatch.context() as impatient, scripted(result([TOTO])) as (url, _):
-        impatient.setattr(client, "LONGEST_ANSWER", -1.0)
-        with pytest.raises(SearchFailed, match="ReadTimeout: the answer took longer than"):
-            RemoteSearcher(url, retries=0).search(["band"], 1)
-    monkeypatch.setattr(client, "LARGEST_ANSWER", 100)
-    with scripted((200, " " * 101, {})) as (url, _), pytest.raises(SearchFailed, match="more than 100 bytes"):
         RemoteSearcher(url, retries=0).search(["band"], 1)
 
 
@@ -190,6 +174,9 @@ def test_a_refusal_is_not_tried_again(status, pauses):
         '{"result": [[{"document": {"id": "7"}, "score": 1}]]}',
         '{"result": [[{"document": {"contents": "a"}, "score": "high"}]]}',
         '{"result": [[{"document": {"contents": "a"}, "score": 1' + "0" * 400 + "}]]}",
+        '{"result": [[{}]]}',
+        '{"result": {"": 1}}',
+        '{"result": [[{"document": {"contents": "x"}, "score": NaN}]]}',
         "[" * 100_000,
     ],
 )
@@ -206,6 +193,7 @@ def test_arguments_are_checked_as_in_process():
         searcher.search([1], 3)
     with pytest.raises(ValueError, match="at least 1"):
         searcher.search(["band"], 0)
+    assert searcher.search([], 3) == []  # without a request
     for wrong in ({"url": "localhost:8000"}, {"timeout": 0}, {"retries": -1}):
         with pytest.raises(ValueError, match=next(iter(wrong))):
             RemoteSearcher(**{"url": "http://localhost", **wrong})
@@ -236,24 +224,6 @@ assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
     with scripted(*[result([TOTO])] * 3) as (url, requests):
         subprocess.run([sys.executable, "-c", code, url], check=True)
     assert sorted(body["queries"][0] for _, body in requests) == ["child", "parent", "parent"]
-
-
-def test_importing_is_light():
-    heavy = "httpx httpx2 fastapi uvicorn starlette pydantic prometheus_client"
-    code = f"import sys, retrieval_index.client; print([m for m in '{heavy}'.split() if m in sys.modules])"
-    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == "[]"
-
-
-@pytest.mark.parametrize(
-    "result", [[{}], [""], {"": 1}, "x", [[{"document": {"id": "1", "contents": "x"}, "score": math.nan}]]]
-)
-def test_an_answer_of_another_shape_is_no_empty_result(result, pauses):
-    with (
-        scripted((200, json.dumps({"result": result}), {})) as (url, _),
-        pytest.raises(SearchFailed, match="malformed"),
-    ):
-        RemoteSearcher(url, retries=0).search(["band"], 1)
 
 
 def test_of_too_many_passages_the_first_are_taken():

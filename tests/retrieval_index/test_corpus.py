@@ -1,10 +1,9 @@
 import hashlib
-import json
 import pickle
 
 import pytest
 
-from retrieval_index import Corpus, Passage, read_jsonl
+from retrieval_index import Corpus, Passage
 
 ODD = [
     Passage("1", "Beyoncé", 'Line one\nline two\u2028still the same passage "quoted" \\ back'),
@@ -64,32 +63,3 @@ def test_a_stored_corpus_outlives_its_files(tmp_path, passages):
     (tmp_path / "copy").mkdir()
     disk.write(tmp_path / "copy")  # what was opened, not what may lie at the path by now
     assert list(Corpus.open(tmp_path / "copy")) == passages
-
-
-def test_read_jsonl_ignores_other_fields_and_blank_lines(tmp_path):
-    path = tmp_path / "p.jsonl"
-    path.write_text(
-        '\ufeff{"id": 7, "title": "é", "text": "x", "source": "hotpotqa"}\n\n{"id": "b", "title": "", "text": ""}'
-    )
-    assert list(read_jsonl(path)) == [Passage("7", "é", "x"), Passage("b", "", "")]
-
-
-@pytest.mark.parametrize(
-    ("line", "complaint"),
-    [
-        ("{", "property name"),
-        ("[1]", "list"),
-        ('{"id": 1, "title": "t"}', "no 'text'"),
-        ('{"id": null, "title": "t", "text": "x"}', "'id' must be"),
-        ('{"id": 1, "title": "t", "text": ["x"]}', "'text' must be a string, got list"),
-        ('{"id": 1, "title": "t", "text": "\\ud800"}', "surrogates"),
-        (b'{"id": 1, "title": "t", "text": "\xff"}', "utf-8"),
-    ],
-)
-def test_a_bad_row_is_named_by_file_and_line(tmp_path, line, complaint):
-    path = tmp_path / "p.jsonl"
-    good = json.dumps({"id": 1, "title": "t", "text": "x"}).encode()
-    path.write_bytes(good + b"\n" + (line if isinstance(line, bytes) else line.encode()) + b"\n")
-    with pytest.raises(ValueError, match=complaint) as error:
-        list(read_jsonl(path))
-    assert f"{path}:2" in str(error.value)

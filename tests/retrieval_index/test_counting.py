@@ -56,17 +56,6 @@ def test_worker_processes_count_what_one_process_counts(passages, tmp_path, monk
     assert rows == sum(len(block.lengths) for block in opened[3]) == len(passages)
 
 
-def test_a_corpus_in_memory_is_counted_here_and_saved_as_often_as_one_likes(passages, tmp_path, monkeypatch):
-    monkeypatch.setattr(counting, "BLOCK", 40)
-    monkeypatch.setattr("os.cpu_count", lambda: 3)
-    (tmp_path / "work").mkdir()
-    index = BM25Index.build(Corpus(passages), work=tmp_path / "work")
-    assert same_index(index, BM25Index.build(Corpus(passages)))
-    for name in ("once", "again"):
-        index.save(tmp_path / name)
-        assert same_index(index, retrieval_index.load(tmp_path / name))
-
-
 def test_a_worker_that_fails_is_an_error(passages, tmp_path, monkeypatch):
     Corpus(passages).write(tmp_path)
     corpus = Corpus.open(tmp_path)

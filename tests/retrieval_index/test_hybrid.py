@@ -13,12 +13,6 @@ def test_fusion_by_hand():
     np.testing.assert_allclose(scores, [1 / 62 + 1 / 61, 1 / 61 + 1 / 63, 1 / 63])
 
 
-def test_equal_ranks_go_to_the_lower_row():
-    rows, scores = fuse([np.array([9, 4]), np.array([4, 9])])
-    assert rows.tolist() == [4, 9]
-    assert scores[0] == scores[1]
-
-
 def test_one_ranking_fused_with_itself_is_that_ranking(passages):
     index = retrieval_index.build(passages)
     queries = [p.text for p in passages[:20]]

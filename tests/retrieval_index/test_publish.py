@@ -1,4 +1,3 @@
-import fcntl
 import os
 import threading
 from pathlib import Path
@@ -10,16 +9,7 @@ from retrieval_index.publish import MANIFEST_FILE, publishing
 
 def fill(folder, content="content"):
     (folder / "file").write_text(content)
-    (folder / MANIFEST_FILE).write_text('{"format_version": 3, "files": {"file": {}}}')
-
-
-def test_it_appears_when_complete(tmp_path):
-    folder = tmp_path / "deep" / "index"
-    with publishing(folder) as staging:
-        fill(staging)
-        assert not folder.exists()
-    assert (folder / "file").read_text() == "content"
-    assert os.listdir(tmp_path / "deep") == ["index"]
+    (folder / MANIFEST_FILE).write_text('{"format_version": 4, "files": {"file": {}}}')
 
 
 def test_a_request_finds_what_it_left(tmp_path):
@@ -72,46 +62,6 @@ def test_two_builds_of_one_folder_are_kept_apart(tmp_path):
         assert (staging / "file").exists()
     assert "another process is building" in errors[0]
     assert (folder / "file").read_text() == "content"
-
-
-def test_a_new_build_after_one_that_published_takes_a_new_lock(tmp_path, monkeypatch):
-    """The folder that was waited for may have been published before the lock was had."""
-    folder = tmp_path / "index"
-    staging, lock, moved = folder.with_name(".index.building"), fcntl.flock, []
-
-    def late(handle, operation):
-        if not moved:
-            moved.append(staging.rename(tmp_path / "published"))
-        return lock(handle, operation)
-
-    monkeypatch.setattr(fcntl, "flock", late)
-    with publishing(folder) as given:
-        assert given == staging
-        fill(given)
-    assert (folder / "file").exists()
-    assert list((tmp_path / "published").iterdir()) == []
-
-
-@pytest.mark.parametrize("replaces", [False, True])
-def test_a_build_that_begins_right_after_another_keeps_its_folder(tmp_path, monkeypatch, replaces):
-    """What is removed at the end is the builder's own, never the staging folder of the next."""
-    folder = tmp_path / "index"
-    if replaces:
-        with publishing(folder) as staging:
-            fill(staging)
-    next_staging = folder.with_name(".index.building")
-
-    real = Path.unlink
-
-    def late(path, **options):
-        if path.name == "request.json" and path.parent == folder:
-            next_staging.mkdir()
-        return real(path, **options)
-
-    monkeypatch.setattr(Path, "unlink", late)
-    with publishing(folder, {"source": 1}) as staging:
-        fill(staging)
-    assert next_staging.is_dir()
 
 
 def test_behind_a_link_is_what_is_replaced(tmp_path):

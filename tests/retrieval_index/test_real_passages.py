@@ -10,7 +10,7 @@ BENCHMARKS = ("hotpotqa", "2wikimultihopqa", "musique")
 
 def test_recall_of_bm25_with_the_raw_question(real_data):
     """What one search finds of the gold titles in 54 k real passages: the gap to 1 is what multi-step search is for."""
-    searcher = retrieval_index.build(retrieval_index.read_jsonl(real_data / "passages.jsonl"))
+    searcher = retrieval_index.build(retrieval_index.read_passages(real_data / "passages.jsonl"))
     recall = {}
     for benchmark in BENCHMARKS:
         files = [path.read_text(encoding="utf-8") for path in real_data.glob(f"{benchmark}.*.jsonl")]

@@ -2,14 +2,13 @@
 
 import importlib
 import os
-import shutil
 import subprocess
 import sys
 
 import pytest
 
 import retrieval_index
-from retrieval_index import Corpus, ShardedSearcher, counting, postings, publish, store
+from retrieval_index import Corpus, counting, postings, store
 
 build = importlib.import_module("retrieval_index.build")  # whose name in the package is that of its function
 QUERIES = ["river town", "film castle", "comet"]
@@ -34,15 +33,6 @@ def stop_after(monkeypatch, module, name: str, calls: int):
         return result
 
     monkeypatch.setattr(module, name, counted)
-
-
-def test_saving_a_loaded_index_leaves_the_original(source, tmp_path):
-    for backend in ("bm25", "dense", "hybrid"):
-        options = {} if backend == "bm25" else {"factory": "SQ8"}
-        retrieval_index.build_folder(source, tmp_path / "one", backend, **options)
-        retrieval_index.load(tmp_path / "one").save(tmp_path / "two")
-        one, two = retrieval_index.load(tmp_path / "one"), retrieval_index.load(tmp_path / "two")
-        assert one.search(QUERIES, 5) == two.search(QUERIES, 5)
 
 
 @pytest.mark.parametrize("stopped_after", [0, 1, 2])
@@ -70,27 +60,6 @@ def test_a_build_that_could_not_be_published_is_published_by_the_next(source, tm
     monkeypatch.setattr(build, "_store", None)  # there is nothing left to do
     retrieval_index.build_folder(source, tmp_path / "index", "rank-bm25")
     assert retrieval_index.load(tmp_path / "index").search(QUERIES, 3)
-
-
-def test_nobody_builds_in_the_old_index_while_it_is_removed(tmp_path, monkeypatch):
-    folder, tried = tmp_path / "index", []
-    real = publish._remove
-
-    def remove(path):
-        if path.name == ".index.building" and (path / "old").exists():
-            with pytest.raises(FileExistsError, match="another process"), publish.publishing(folder):
-                tried.append("got in")
-            tried.append("kept out")
-        real(path)
-
-    for name in ("old", "new"):
-        with publish.publishing(folder) as staging:
-            (staging / name).write_text("")
-            (staging / publish.MANIFEST_FILE).write_text(f'{{"format_version": 3, "files": {{"{name}": {{}}}}}}')
-            monkeypatch.setattr(publish, "_remove", remove)
-    assert tried == ["kept out"]
-    assert sorted(os.listdir(folder)) == [publish.MANIFEST_FILE, "new"]
-    assert os.listdir(tmp_path) == ["index"]
 
 
 def test_a_block_left_half_by_a_process_of_the_same_number(tmp_path):
@@ -142,11 +111,3 @@ def test_a_mistyped_corpus_leaves_nothing(tmp_path):
     with pytest.raises(FileNotFoundError, match="no file or folder"):
         retrieval_index.build_folder(tmp_path / "none.jsonl", tmp_path / "deep" / "index")
     assert os.listdir(tmp_path) == []
-
-
-def test_a_searcher_sent_elsewhere_is_verified_as_it_was_here(passages, tmp_path):
-    retrieval_index.build(passages).save(tmp_path / "index")
-    searcher = retrieval_index.load(tmp_path / "index", verify="fast")
-    assert searcher.reopen.keywords == {"verify": "fast"}
-    assert ShardedSearcher([searcher]).search(QUERIES, 3) == searcher.search(QUERIES, 3)
-    shutil.rmtree(tmp_path / "index")

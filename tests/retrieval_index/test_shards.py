@@ -44,6 +44,22 @@ def test_without_shared_statistics_the_scores_would_differ(passages):
     assert not np.allclose(ShardedSearcher(halves).top_k(QUERIES, 5)[1], one.top_k(QUERIES, 5)[1])
 
 
+def test_rows_that_are_none_come_after_every_score():
+    """A dense index may give scores below the 0 of a row that is none."""
+
+    class Shard:
+        corpus = Corpus([Passage("0", "a", "b")] * 2)
+
+        def __init__(self, rows, scores):
+            self.found = np.array([rows]), np.array([scores], np.float32)
+
+        def top_k(self, queries, k):
+            return self.found
+
+    rows, scores = ShardedSearcher([Shard([1, -1], [-0.5, 0]), Shard([0, -1], [-0.25, 0])]).top_k(["x"], 4)
+    assert rows.tolist() == [[2, 1, -1, -1]] and scores.tolist() == [[-0.25, -0.5, 0, 0]]
+
+
 def test_a_shard_is_an_index_of_its_own(source, tmp_path):
     retrieval_index.build_folder(source, tmp_path / "many", shards=2)
     whole = retrieval_index.load(tmp_path / "many")
@@ -51,16 +67,6 @@ def test_a_shard_is_an_index_of_its_own(source, tmp_path):
     part = retrieval_index.load(tmp_path / "elsewhere")
     assert part.search(QUERIES, 3) == whole.shards[1].search(QUERIES, 3)
     with pytest.raises(IndexCorrupt, match="shard-1"):
-        retrieval_index.load(tmp_path / "many")
-
-
-def test_a_damaged_shard_is_an_error(source, tmp_path):
-    retrieval_index.build_folder(source, tmp_path / "many", shards=2)
-    path = tmp_path / "many" / "shard-0" / "posting_rows.npy"
-    content = bytearray(path.read_bytes())
-    content[-1] ^= 1
-    path.write_bytes(content)
-    with pytest.raises(IndexCorrupt, match=r"posting_rows\.npy"):
         retrieval_index.load(tmp_path / "many")
 
 
@@ -109,12 +115,6 @@ def test_a_shard_may_have_no_word(tmp_path):
     Corpus([Passage("1", "", "🦊"), Passage("2", "", "the")]).write(tmp_path)
     with pytest.raises(ValueError, match="none of the 2 passages holds a word"):
         retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "none", shards=2)
-
-
-def test_more_shards_than_passages_is_an_error_that_says_so(tmp_path):
-    Corpus([Passage("0", "one", "passage")]).write(tmp_path)
-    with pytest.raises(ValueError, match="shard"):
-        retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "index", shards=2)
 
 
 def test_shards_share_one_encoder(tmp_path, passages):

@@ -247,7 +247,7 @@ class World:
         "varied" world, where titles stand in other articles, has those defaults."""
         if self.difficulty == "varied":
             return retrieval_index.build(self.passages())
-        return retrieval_index.build(self.passages(), title_weight=1, exact_title=False, tokenizer=1)
+        return retrieval_index.build(self.passages(), title_weight=1, exact_title=False)
 
 
 def value_text(target: str, value: int) -> str:

@@ -1,26 +1,23 @@
-"""Files of an index, held so that nobody else's write reaches a search.
+"""Files of an index, read so that nobody else's write reaches a search.
 
 What is read of a file is copied into memory of the process's own and compared with a checksum that was taken when the
 index was built: small files as a whole when they are opened, large arrays block by block when a search first needs
-them. What was copied is never read again. So a file that is overwritten or cut off under a running server is an
-`IndexCorrupt` for the searches that would have read the damage, and never another answer; a memory map would give
-other answers, and a signal that ends the process where the file has lost a page.
+them. So a file that is overwritten or cut off under a running server is an `IndexCorrupt` for the searches that would
+have read the damage; a memory map would give other answers, or end the process where the file has lost a page.
 
-The checksums of ``name`` lie beside it in ``name.sums``: 64 bits of SHA-256 for each block, or CRC-32 for each
-line of the passages. An index of earlier versions has none: its blocks count as they are when they are first read.
+The checksums of ``name`` lie beside it in ``name.sums``: 64 bits of SHA-256 for each block, or CRC-32 for each line of
+the passages. They are written last: a build under way reads its own files without.
 """
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import io
 import mmap
 import os
 import sys
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +26,7 @@ from retrieval_index.memory import usable_memory
 
 BLOCK = 1 << 14  # bytes
 SUMS = ".sums"
-MOST = usable_memory() // 4  # bytes that are held of one array
+MOST = usable_memory() // 4  # bytes that are kept of one array
 _RUN = 256  # blocks that are read at once
 _NORESERVE = 0x4000 if sys.platform == "linux" else 0  # memory is taken where it is written, and not before
 
@@ -62,11 +59,20 @@ def read_sums(path: Path, dtype: str = "<u8") -> np.ndarray | None:
 
 def read_bytes(path: Path) -> bytes:
     """The content of a file, every block as it was written. Raises `IndexCorrupt`."""
-    with open(path, "rb", buffering=0) as file:
-        size, sums = os.fstat(file.fileno()).st_size, read_sums(path)
-        blocks = -(-size // BLOCK)
-        runs = [(at, min(at + _RUN, blocks)) for at in range(0, blocks, _RUN)]
-        return b"".join(_read(file.fileno(), path, sums, first, last, size) for first, last in runs)
+    return b"".join(_pieces(path))
+
+
+def open_reader(path: Path) -> Callable[[int], bytes]:
+    """A function that reads on in a file, at most so many bytes at a time, every block as it was written."""
+    pieces, rest = _pieces(path), b""
+
+    def read(size: int) -> bytes:
+        nonlocal rest
+        rest = rest or next(pieces, b"")
+        piece, rest = rest[:size], rest[size:]
+        return piece
+
+    return read
 
 
 def read_array(path: Path) -> np.ndarray:
@@ -76,32 +82,20 @@ def read_array(path: Path) -> np.ndarray:
     return array
 
 
-@contextmanager
-def sealed_copy(path: Path) -> Iterator[str | None]:
-    """The path of a copy in memory that nobody can write to, for readers that map a file themselves; mapped, it outlives
-    the block. None where the system has no such memory. Raises `IndexCorrupt`."""
-    if not hasattr(os, "memfd_create"):
-        yield None
-        return
-    handle = os.memfd_create(path.name, os.MFD_CLOEXEC | os.MFD_ALLOW_SEALING)
-    try:
-        with open(path, "rb", buffering=0) as file, open(handle, "wb", closefd=False) as copy:
-            size, sums = os.fstat(file.fileno()).st_size, read_sums(path)
-            blocks = -(-size // BLOCK)
-            for at in range(0, blocks, _RUN):
-                copy.write(_read(file.fileno(), path, sums, at, min(at + _RUN, blocks), size))
-        fcntl.fcntl(handle, fcntl.F_ADD_SEALS, fcntl.F_SEAL_WRITE | fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW)
-        yield f"/proc/self/fd/{handle}"
-    finally:
-        os.close(handle)
+def _pieces(path: Path) -> Iterator[bytes]:
+    with open(path, "rb", buffering=0) as file:
+        size, sums = os.fstat(file.fileno()).st_size, read_sums(path)
+        blocks = -(-size // BLOCK)
+        for first in range(0, blocks, _RUN):
+            yield _read(file.fileno(), path, sums, first, min(first + _RUN, blocks), size)
 
 
-class HeldArray:
-    """The array of an .npy file, of which the blocks that are needed are held. Threads may share it.
+class VerifiedArray:
+    """The array of an .npy file, of which blocks are read when they are needed. Threads may share it.
 
     Attributes:
         shape, dtype: of the array.
-        array: it, zero where a block is not held yet; another one when what was held has been forgotten.
+        array: it, zero where a block is not read yet; another one when what was read has been forgotten.
     """
 
     def __init__(self, path: Path):
@@ -123,15 +117,15 @@ class HeldArray:
         return self.shape[0]
 
     def __array__(self, dtype=None, copy=None) -> np.ndarray:
-        whole = self.holding(np.array([0]), np.array([len(self)]))
+        whole = self.read_rows(np.array([0]), np.array([len(self)]))
         return whole if dtype is None else whole.astype(dtype)
 
     def __getitem__(self, rows: np.ndarray) -> np.ndarray:
         rows = np.asarray(rows) % len(self)
-        return self.holding(rows, rows + 1)[rows]
+        return self.read_rows(rows, rows + 1)[rows]
 
-    def holding(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """The array, of which the rows from ``low[i]`` to ``high[i]``, int64 [n], are there, and others may be zero.
+    def read_rows(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
+        """Return the array, with the rows from ``low[i]`` to ``high[i]``, int64 [n]; others may be zero.
 
         Raises:
             IndexCorrupt: a block of them is not what was written, or is not there any more.
@@ -139,18 +133,18 @@ class HeldArray:
         first = (self._start + low * self._row) // BLOCK
         counts = -(-(self._start + high * self._row) // BLOCK) - first
         blocks = np.arange(counts.sum()) + np.repeat(first - counts.cumsum() + counts, counts)
-        array, present = self._held
+        array, present = self._state
         if not present[blocks].all():
             with self._lock:
                 if self._bytes > MOST:
                     self._forget()  # searches that still use the old memory keep it
-                array, present = self._held
+                array, present = self._state
                 self._fetch(present, np.unique(blocks[~present[blocks]]))
         return array
 
     @property
     def array(self) -> np.ndarray:
-        return self._held[0]
+        return self._state[0]
 
     def _forget(self) -> None:
         """Begin anew with no block present."""
@@ -158,7 +152,7 @@ class HeldArray:
         self._memory, self._bytes = mmap.mmap(-1, self._size, flags=flags), 0
         array: np.ndarray = np.frombuffer(self._memory, self.dtype, offset=self._start).reshape(self.shape)
         array.setflags(write=False)
-        self._held = array, np.zeros(self._blocks, np.bool_)
+        self._state = array, np.zeros(self._blocks, np.bool_)
 
     def _fetch(self, present: np.ndarray, blocks: np.ndarray) -> None:
         """Copy these blocks, int64 [n], ascending, which are not present yet."""
