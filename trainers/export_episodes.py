@@ -68,6 +68,7 @@ class Args(Checks):
 if __name__ == "__main__":
     ARGS = parse(Args(), __doc__, "export_episodes")
 
+import contextlib
 import itertools
 import json
 from collections import Counter
@@ -92,7 +93,8 @@ def main(args: Args) -> Path:
     assert args.source is not None and args.out is not None, "`check_inputs` asks for them"
     file, left_out = find_file(args.source), Counter[str]()
     convert, what = {
-        "messages": (conversations, "conversations"), "completions": (completions, "turns"), "preferences": (pairs, "pairs")
+        "messages": (make_conversations, "conversations"), "completions": (make_completions, "turns"),
+        "preferences": (make_pairs, "pairs"),
     }[args.format]  # fmt: skip
     staging, count = args.out.with_name(f".{args.out.name}.staging"), 0
     args.out.parent.mkdir(parents=True, exist_ok=True)
@@ -131,7 +133,7 @@ def _readable(records: Iterator[dict], file: Path) -> _Episodes:
     """Each record, and its contexts."""
     for record in records:
         try:
-            yield record, contexts(record)
+            yield record, split_contexts(record)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise UserError(
                 f"{file}: {record['key']!r} is no episode as docs/episodes.md has them: {error!r}"
@@ -141,7 +143,7 @@ def _readable(records: Iterator[dict], file: Path) -> _Episodes:
 # -- the formats -----------------------------------------------------------------------------------------------------
 
 
-def contexts(record: Mapping[str, Any]) -> list[list[Message]]:
+def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
     """The conversations of an episode, one unless its context was rewritten, each up to the last turn in it. Messages of the
     assistant that are no turn of the agent have a ``weight`` of 0; calls of an API are ``tool_calls`` again."""
     own = {turn["message"] for turn in record["turns"]}
@@ -163,7 +165,7 @@ def contexts(record: Mapping[str, Any]) -> list[list[Message]]:
     return [part for part in parts if part]
 
 
-def conversations(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
+def make_conversations(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
     """Each conversation once. A turn of no words, such as an end of turn alone, is none to be taught."""
     seen = set()
     for part in itertools.chain.from_iterable(parts for _, parts in episodes):
@@ -178,9 +180,9 @@ def conversations(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
         yield {"messages": part}
 
 
-def completions(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
+def make_completions(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
     """Each turn of each conversation, behind what the agent had read."""
-    for line in conversations(episodes, left_out):
+    for line in make_conversations(episodes, left_out):
         part = line["messages"]
         plain = [{name: value for name, value in message.items() if name != "weight"} for message in part]
         for place, message in enumerate(part):
@@ -188,7 +190,7 @@ def completions(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
                 yield {"prompt": plain[:place], "completion": [plain[place]]}
 
 
-def pairs(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
+def make_pairs(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
     """Of each group the attempt with the highest return, and that with the lowest."""
     groups: dict[tuple, list[tuple[float, bool, list[Message]]]] = {}
     for record, parts in episodes:
@@ -219,23 +221,15 @@ def _is_own(message: Message) -> bool:
 
 def _with_calls(content: str) -> Message | None:
     """A message of an API that was kept as JSON, for its calls. What a model wrote may look like one and be none."""
-    try:
-        message = json.loads(content) if content.startswith("{") else None
-    except (ValueError, RecursionError):
-        return None
-    if not isinstance(message, dict) or message.get("role") != "assistant":
-        return None
-    calls = message.get("tool_calls")
-    if not calls or not isinstance(calls, list) or not all(map(_is_call, calls)):
-        return None
-    words = message.get("content") or ""
-    return {"role": "assistant", "content": words, "tool_calls": calls} if isinstance(words, str) else None
-
-
-def _is_call(call: Any) -> bool:
-    function = call.get("function") if isinstance(call, dict) else None
-    texts = [call.get("id"), function.get("name"), function.get("arguments")] if isinstance(function, dict) else [None]
-    return all(isinstance(text, str) for text in texts)
+    with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
+        message = json.loads(content)
+        calls, words = message["tool_calls"], message.get("content") or ""
+        texts = [
+            text for call in calls for text in (call["id"], call["function"]["name"], call["function"]["arguments"])
+        ]
+        if message["role"] == "assistant" and texts and all(isinstance(text, str) for text in (words, *texts)):
+            return {"role": "assistant", "content": words, "tool_calls": calls}
+    return None
 
 
 def _answered_call(before: list[Message]) -> Message:

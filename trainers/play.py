@@ -63,10 +63,11 @@ from rich.console import Console
 
 from agent_envs.data.question import Question
 from agent_envs.tasks.qa import QAEnv
+from agent_envs.utils.view import show_conversation
 from agent_envs.vector import ToolVectorEnv
 from retrieval_index.printable import printable
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.episodes.report import tables as report
+from trainers.episodes.records import Origin, record_trajectory
 from trainers.evaluation.evaluator import load_agent
 from trainers.factory import make_envs
 from trainers.rollouts.rollout import rollout
@@ -94,21 +95,25 @@ def main(args: Args) -> list[dict]:
     if args.question:
         ask(envs, args.question)
     engine = TransformersEngine(policy, envs.envs[0].stop)
-    transcripts: list[list[dict]] = []
     seed = secrets.randbelow(2**31) if args.seed is None else args.seed
     (episode,) = rollout(
         envs, policy, engine, seeds=None if args.question else [seed], questions=[0] if args.question else None,
-        max_new_tokens=longest, temperature=args.temperature, transcripts=transcripts,
+        max_new_tokens=longest, temperature=args.temperature,
     )  # fmt: skip
     console = Console()
-    console.print(report.episode_text(transcripts[0], title=f"{args.agent} in {args.env}"))
+    origin = Origin(
+        phase="evaluation", agent=args.agent, name="agent", env=args.env, split=args.split, source="",
+        score=envs.envs[0].PRIMARY_METRIC,
+    )  # fmt: skip
+    console.print(printable(f"{args.agent} in {args.env}"), markup=False, highlight=False)
+    console.print(show_conversation(record_trajectory(episode, origin)))
     known = {name: value for name, value in episode.info.items() if name != "instructions"}
     if args.question:
         known = {name: known[name] for name in ("prediction", "turns", "calls")}
     console.print(
         printable("\n".join(f"{name}: {value}" for name, value in known.items())), markup=False, highlight=False
     )
-    return transcripts[0]
+    return episode.turns
 
 
 if __name__ == "__main__":

@@ -115,7 +115,7 @@ def view(path: Path, episode: str = "", outcome: str = "all", text: str = "", un
 def show_episode(record: Mapping[str, Any], entry: Entry, unfold: bool = False) -> RenderableType:
     """An episode as a conversation: what was read and written, and under each turn its reward, its calls and the evidence."""
     try:
-        return Group(*_header(record, entry), *_conversation(record, unfold))
+        return Group(*_header(record, entry), show_conversation(record, unfold))
     except (AttributeError, LookupError, TypeError, ValueError) as error:
         raise ValueError(f"{entry.key!r} is no episode as docs/episodes.md has them: {error!r}") from error
 
@@ -143,7 +143,12 @@ def _header(record: Mapping[str, Any], entry: Entry) -> Iterator[RenderableType]
         yield Text.assemble(("evidence ", "dim"), _clean(" · ".join(words)))
 
 
-def _conversation(record: Mapping[str, Any], unfold: bool) -> Iterator[RenderableType]:
+def show_conversation(record: Mapping[str, Any], unfold: bool = False) -> Group:
+    """What an agent read and wrote, with what each of its turns was paid."""
+    return Group(*_list_messages(record, unfold))
+
+
+def _list_messages(record: Mapping[str, Any], unfold: bool) -> Iterator[RenderableType]:
     messages = list(record.get("messages") or ())
     turns: dict[Any, tuple[int, Mapping[str, Any]]] = {
         turn.get("message"): (number, turn) for number, turn in enumerate(record.get("turns") or (), 1)

@@ -23,7 +23,7 @@ def test_an_episode_is_shown(agent, capsys):
     turns = play.main(args)
     shown = capsys.readouterr().out
     assert turns[0]["observation"] in " ".join(shown.split())
-    assert f"in {len(turns)} turns" in shown
+    assert f"Turn {len(turns)}\n" in shown and shown.count("reward ") == len(turns)
     assert "golds: " in shown
     assert [turn["action"] for turn in play.main(args)] == [turn["action"] for turn in turns]
 

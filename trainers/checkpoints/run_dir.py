@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from rich.console import Console
 
+from agent_envs.utils.view import show_conversation
 from retrieval_index import durable
 from trainers.checkpoints import card, checkpoint
 from trainers.checkpoints.lock import FolderInUse, hold_folder
@@ -230,12 +231,12 @@ def write_unfinished_page(run: Path, summary: dict, done: str) -> None:
     html_report.write_beside(run, summary=summary, unfinished=done, episodes=500, newest=2**25)
 
 
-def write_report(run: Path, summary: dict, transcripts: list[list[dict]]) -> None:
+def write_report(run: Path, summary: dict, records: list[dict]) -> None:
     """The closing table, the learning curve, a sample episode, and where all of it lies.
 
     Args:
         summary: with ``rows``, the rows of the table by `trainers.evaluation.evaluator.summarize`; the first is Naive RAG.
-        transcripts: held-out episodes of the trained policy; a long one that went well is shown.
+        records: held-out episodes of the trained policy; a long one that went well is shown.
     """
     console = Console()
     rows = summary["rows"]
@@ -245,8 +246,8 @@ def write_report(run: Path, summary: dict, transcripts: list[list[dict]]) -> Non
     report.write_summary(run, summary)
     card.write_cards(run)
     html_report.write_beside(run)
-    longest = max(transcripts, key=lambda turns: (turns[-1]["reward"] > 0.5, len(turns)))
-    console.print(report.episode_text(longest, title="A sample episode"))
+    longest = max(records, key=lambda record: (record["turns"][-1]["reward"] > 0.5, len(record["turns"])))
+    console.print("A sample episode", show_conversation(longest), sep="\n")
     console.print(f"source: {summary['source']}", markup=False)
     report.print_table(rows, console)
     files = "report.html, summary.json, learning_curve.png, metrics.jsonl, episodes.jsonl, checkpoints"

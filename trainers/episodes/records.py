@@ -213,7 +213,7 @@ def make_record(
         "instance": number, "sample": sample, "group": share, "id": instance.get("id"),
         "question": instance.get("question", ""), "golds": [str(gold) for gold in golds],
         "kind": dict(instance.get("kind") or {}), "supporting": list(instance.get("supporting") or ()),
-        "messages": messages, "turns": [_turn(turn) for turn in turns],
+        "messages": messages, "turns": [_make_turn(turn) for turn in turns],
         "metrics": metrics, "score_name": origin.score, "score": metrics.get(origin.score, 0.0),
         "return": float(sum(turn["reward"] for turn in turns)), "advantage": advantage,
         "terminated": not truncated, "truncated": truncated, "failed": failed, "tool_faults": tool_faults,
@@ -258,7 +258,7 @@ def to_line(value: dict) -> str:
         return json.dumps(to_json_types(value), **options)
 
 
-def _turn(turn: Mapping[str, Any]) -> dict:
+def _make_turn(turn: Mapping[str, Any]) -> dict:
     return {
         "message": turn["message"], "action": turn["action"], "calls": turn["calls"],
         "observation": turn["next_observation"], "found": turn["found"], "invalid": turn["invalid"],

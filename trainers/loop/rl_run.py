@@ -1,5 +1,6 @@
 """A run of reinforcement learning: episodes to learn from, held-out evaluations, the collapse monitor and the closing report."""
 
+import json
 import time
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
@@ -148,13 +149,14 @@ class RLRun:
         self.run.close()
         recorder = setup.make_recorder(setup.title, "trained", saved, tokens=True, in_table=True)
         try:
-            row, transcripts = setup.evaluate(self.args.final_questions, setup.title, recorder=recorder)
+            row, _ = setup.evaluate(self.args.final_questions, setup.title, recorder=recorder)
         except ToolsFailed as error:
             self.run.stop(saved, error)
         self._record(recorder)
         if not distributed.rank():
             summary = self._summarize([*setup.rows, row])
-            run_dir.write_report(setup.folder, summary, transcripts)
+            records = [json.loads(record) for record, _ in recorder.lines]
+            run_dir.write_report(setup.folder, summary, records)
             if self.args.push_to_hub:
                 card.push(setup.folder / f"checkpoint-{saved}", self.args.push_to_hub)
         return distributed.broadcast(summary)

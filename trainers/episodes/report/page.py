@@ -157,7 +157,7 @@ def _table(part: Mapping) -> dict:
     """The table of a part: headings, and rows with cells; the interval is drawn on a scale that fits all rows. ``kinds`` is a
     second one, of the score by kind of question."""
     rows, score = part["rows"], part["score"]
-    every = [key for key in report.columns_of(rows) if key not in ("name", f"{score}_interval")]
+    every = [key for key in report.list_columns(rows) if key not in ("name", f"{score}_interval")]
     columns, kinds = ([key for key in every if report.is_kind(key) == wanted] for wanted in (False, True))
     bounds = [v for row in rows for v in (row.get(score), *(row.get(f"{score}_interval") or ())) if v is not None]
     low, high = min(0.0, *bounds, 0.0), max(1.0, *bounds, 1.0)  # a return may leave [0, 1]
@@ -170,14 +170,14 @@ def _table(part: Mapping) -> dict:
                 "left": f"{start:.2%}", "width": f"{max(end - start, 0):.2%}", "middle": f"{middle:.2%}",
                 "text": f"{interval[0]:.3f} – {interval[1]:.3f}",
             }  # fmt: skip
-        name, cells = printable(str(row["name"])), report.cells_of(row, columns)
+        name, cells = printable(str(row["name"])), report.make_cells(row, columns)
         lines.append({"name": name, "cells": cells, "interval": drawn, "n": row.get("episodes")})
         if row.get("kinds"):
-            lines_of_kinds.append({"name": name, "cells": report.cells_of(row, kinds)})
+            lines_of_kinds.append({"name": name, "cells": report.make_cells(row, kinds)})
     return {
-        "headings": report.headings_of(columns, rows), "lines": lines, "score": report.heading(score),
+        "headings": report.make_headings(columns, rows), "lines": lines, "score": report.make_heading(score),
         "first": columns[:1] == [score],
-        "kinds": {"headings": [report.heading(key) for key in kinds], "lines": lines_of_kinds},
+        "kinds": {"headings": [report.make_heading(key) for key in kinds], "lines": lines_of_kinds},
     }  # fmt: skip
 
 

@@ -27,7 +27,6 @@ _INTERVAL = "_interval"
 _KINDS = "kinds/"
 _DIGITS = {"turns": 2, "calls": 2, "cost": 4}  # 3 for anything else
 _WRAPPED = ("Agent", "Support recall")  # columns that may take two lines in a narrow terminal
-_SHOWN = 600  # characters of an observation: enough to see what the agent saw, short enough to read a whole episode
 
 
 def table(rows: Sequence[Mapping]) -> str:
@@ -38,17 +37,20 @@ def table(rows: Sequence[Mapping]) -> str:
 
     A value that a row lacks, or that is None, is a dash: a baseline that takes no turns has no number of turns.
     """
-    columns = columns_of(rows)
-    lines = [headings_of(columns, rows), ["---"] + ["---:"] * (len(columns) - 1)]
-    lines += [[cell.replace("|", r"\|").replace("\n", " ") for cell in cells_of(row, columns)] for row in rows]
+    columns = list_columns(rows)
+    lines = [make_headings(columns, rows), ["---"] + ["---:"] * (len(columns) - 1)]
+    lines += [[cell.replace("|", r"\|").replace("\n", " ") for cell in make_cells(row, columns)] for row in rows]
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
 def print_table(rows: Sequence[Mapping], console: Console | None = None) -> None:
     """Print the table of `table` in the terminal. Columns that have no room beside the others come below them, behind the names
     again."""
-    console, columns = console or Console(), columns_of(rows)
-    headers, cells = headings_of(columns, rows), [[printable(cell) for cell in cells_of(row, columns)] for row in rows]
+    console, columns = console or Console(), list_columns(rows)
+    headers, cells = (
+        make_headings(columns, rows),
+        [[printable(cell) for cell in make_cells(row, columns)] for row in rows],
+    )
     for block in _fit(columns, headers, cells, console.width):
         grid = Table(box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
         for i in block:
@@ -80,28 +82,6 @@ def _fit(columns: Sequence[str], headers: Sequence[str], cells: Sequence[Sequenc
     return blocks
 
 
-def episode_text(turns: Sequence[Mapping], title: str = "") -> Text:
-    """An episode, turn by turn: what the agent read, what it wrote, and the reward of the turn in its terms.
-
-    Print it with a rich console; its `plain` is the same without colours. Texts come from models and tools, so nothing
-    in them is taken for markup, and control characters and marks that turn its order are shown by number.
-
-    Args:
-        turns: for each turn its "observation" (read before acting), "action", "reward" and "reward_terms".
-    """
-    text = Text(f"{printable(title)}\n" if title else "")
-    for number, turn in enumerate(turns, start=1):
-        text.append(f"── Turn {number} ──\n", style="bold")
-        if turn["observation"]:
-            text.append(f"{_shorten(printable(turn['observation']))}\n", style="dim")
-        text.append(f"{printable(turn['action'])}\n", style="cyan")
-        terms = [f"{name} {value:+.2f}" for name, value in turn["reward_terms"].items() if value]
-        style = "green" if turn["reward"] > 0 else "red" if turn["reward"] < 0 else "dim"
-        text.append(f"reward {turn['reward']:+.2f}{' = ' if terms else ''}{', '.join(terms)}\n", style=style)
-    text.append(f"── Total reward {sum(turn['reward'] for turn in turns):+.2f} in {len(turns)} turns ──", style="bold")
-    return text
-
-
 def write_summary(folder: str | Path, summary: Mapping) -> Path:
     """Write `folder/summary.json` in one step; numbers that are not finite become null."""
     path = Path(folder) / SUMMARY_FILE
@@ -110,7 +90,7 @@ def write_summary(folder: str | Path, summary: Mapping) -> Path:
     return path
 
 
-def columns_of(rows: Sequence[Mapping]) -> list[str]:
+def list_columns(rows: Sequence[Mapping]) -> list[str]:
     """The columns for which any row has a value; that of failed episodes where there are any. A measure that only its task knows
     comes before those that all may have. Those of kinds of questions come last, as "kinds/<kind>"."""
     common = [k for k in HEADINGS if any(row.get(k) is not None and (k != "failed" or row[k]) for row in rows)]
@@ -126,21 +106,23 @@ def is_kind(column: str) -> bool:
     return column.startswith(_KINDS)
 
 
-def headings_of(columns: Sequence[str], rows: Sequence[Mapping]) -> list[str]:
+def make_headings(columns: Sequence[str], rows: Sequence[Mapping]) -> list[str]:
     """What stands above the columns; with several attempts at each question the score is their average."""
     samples = max((row.get("samples", 1) for row in rows), default=1)
     mean = f" avg@{samples}" * (samples > 1)
-    return [heading(key).replace("@k", f"@{samples}") + mean * (key in ("em", "success", "score")) for key in columns]
+    return [
+        make_heading(key).replace("@k", f"@{samples}") + mean * (key in ("em", "success", "score")) for key in columns
+    ]
 
 
-def heading(column: str) -> str:
+def make_heading(column: str) -> str:
     """What stands above a column: of a kind of questions its name."""
     if column not in HEADINGS and column.endswith(_INTERVAL):
         return "95 % interval"
     return HEADINGS.get(column) or column.removeprefix(_KINDS).capitalize()
 
 
-def cells_of(row: Mapping, columns: Sequence[str]) -> list[str]:
+def make_cells(row: Mapping, columns: Sequence[str]) -> list[str]:
     """A row as text; a dash for what it lacks."""
     flat = {**row, **{f"{_KINDS}{kind}": score for kind, score in (row.get("kinds") or {}).items()}}
     return ["–" if flat.get(key) is None else _cell(flat[key], key) for key in columns]
@@ -156,7 +138,3 @@ def _cell(value, key: str) -> str:
     if key.endswith("_tokens"):
         return f"{value:,}"
     return f"{value[0]:.3f}–{value[1]:.3f}" if isinstance(value, tuple | list) else f"{value:.{_DIGITS.get(key, 3)}f}"
-
-
-def _shorten(text: str) -> str:
-    return text if len(text) <= _SHOWN else f"{text[:_SHOWN].rstrip()} … ({len(text) - _SHOWN:,} more characters)"
