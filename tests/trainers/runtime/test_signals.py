@@ -103,15 +103,3 @@ def test_handlers_are_put_back():
         assert [signal.getsignal(number) for number in signals.SIGNALS] != before
     assert [signal.getsignal(number) for number in signals.SIGNALS] == before
     assert signals.received() == 0
-
-
-def test_when_a_checkpoint_is_due(monkeypatch):
-    now = [0.0]
-    monkeypatch.setattr(signals.time, "monotonic", lambda: now[0])
-    by_updates, by_both = signals.SaveSchedule(4, 0.0), signals.SaveSchedule(4, 2.0)
-    seen = []
-    for done in range(1, 9):
-        now[0] += 50.0
-        seen.append((by_updates.is_due(done), by_both.is_due(done)))
-    assert [done for done, (due, _) in enumerate(seen, 1) if due] == [4, 8]
-    assert [done for done, (_, due) in enumerate(seen, 1) if due] == [3, 4, 7, 8]
