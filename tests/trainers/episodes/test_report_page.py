@@ -4,14 +4,14 @@ import json
 
 import played_records as records
 import pytest
-from browser import Browser, find
+from browser import PROGRAM, Browser
 from played_records import HOSTILE, SUMMARY
 
 from trainers.episodes.report import page as html_report
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(find() is None, reason="no Chromium is installed; CHROMIUM may name one"),
+    pytest.mark.skipif(PROGRAM is None, reason="no Chromium is installed; CHROMIUM may name one"),
 ]
 AGENTS = {"Oracle": "oracle", "Random": "random", "Scripted agent": "scripted"}
 READER = "document.querySelector('#reader')"
@@ -21,30 +21,27 @@ READER = "document.querySelector('#reader')"
 def folder(tmp_path_factory):
     """A run of 120 episodes; one of them is hostile."""
     played = records.roll_out("AgentR1/MiniWiki-Easy-v0", AGENTS, 40)
-    hostile = json.loads(json.dumps(played[0])) | {
-        "key": "hostile",
-        "agent": "Hostile",
-        "question": HOSTILE,
-        "instance": 99,
-    }
+    own = {"key": "hostile", "agent": "Hostile", "question": HOSTILE, "instance": 99}
+    hostile = json.loads(json.dumps(played[0])) | own
     for message in hostile["messages"]:
         message["content"] = HOSTILE
     hostile["turns"][0]["calls"][0] |= {"tool": HOSTILE, "arguments": HOSTILE}
     hostile |= {"truncated": True, "supporting": [HOSTILE], "golds": [HOSTILE], "kind": {HOSTILE: HOSTILE}}
     folder = records.write(tmp_path_factory.mktemp("page") / "run", [*played, hostile], tokens=True)
     (folder / "summary.json").write_text(json.dumps(SUMMARY | {"source": HOSTILE}))
-    lines = [
+    lines = (
         {"step": i, "seconds": 2.0 * i, "episodes": 8.0 * i, "train/em": i / 10, "eval/em": i / 9} for i in range(9)
-    ]
+    )
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     html_report.write_beside(folder)
     return folder
 
 
 @pytest.fixture(scope="module")
-def browser():
-    with Browser() as browser:
-        yield browser
+def browser(tmp_path_factory):
+    browser = Browser(tmp_path_factory.mktemp("profile"))
+    yield browser
+    browser.close()
 
 
 @pytest.fixture
@@ -52,20 +49,13 @@ def open_page(browser, folder):
     """Opens the page; afterwards nothing was complained of and nothing was asked for."""
 
     def open_at(fragment="", width=1440):
-        browser.resize(width, 900)
+        browser.resize(width)
         browser.open(folder / "report.html", fragment)
         browser.run("localStorage.clear()")
-        browser.wait("document.documentElement.dataset.ready")
         return browser
 
     yield open_at
     assert browser.errors == [] and browser.requests == []
-
-
-def test_a_term_that_adds_up_to_nothing_has_no_bar(open_page):
-    """Potential-based terms do, up to rounding."""
-    page = open_page()
-    assert page.run("bars({ progress: 0.1 + 0.1 + 0.1 - 0.3, answer: 1 }, [1]).textContent").startswith("answer")
 
 
 def test_it_opens_with_table_and_curves(open_page):
@@ -75,6 +65,8 @@ def test_it_opens_with_table_and_curves(open_page):
     assert page.run("document.querySelector('#episodes').hidden")
     page.run("document.querySelector('#more').open = true")
     page.wait("document.querySelectorAll('#more canvas').length == 2")
+    # Potential-based terms add up to nothing, up to rounding: they have no bar.
+    assert page.run("bars({ progress: 0.1 + 0.1 + 0.1 - 0.3, answer: 1 }, [1]).textContent").startswith("answer")
 
 
 def test_a_drag_zooms_and_a_double_click_shows_all_again(open_page):
@@ -207,10 +199,7 @@ def test_an_address_leads_to_an_episode(open_page):
     page = open_page(address)
     page.wait(f"{READER}.dataset.key === {json.dumps(key)}")
     assert page.run("document.querySelector('#by-agent').value") == "Random"
-
-
-def test_an_address_with_words_looks_into_conversations(open_page):
-    page = open_page("#view=episodes&q=search%3E")
+    page = open_page("#view=episodes&q=search%3E")  # words are looked for in conversations
     page.wait("document.querySelector('#search').dataset.done === 'search>'")
     assert page.run("shown.length") > 40
 
@@ -218,13 +207,11 @@ def test_an_address_with_words_looks_into_conversations(open_page):
 def test_in_a_page_of_two_runs_an_address_leads_to_the_right_one(browser, folder, tmp_path):
     """Episodes of two seeds have the same keys."""
     path = html_report.write([folder, folder], tmp_path / "both.html", episodes=0)
-    browser.resize(1440, 900)
-    browser.open(path, "")
-    browser.wait("document.documentElement.dataset.ready")
+    browser.resize(1440)
+    browser.open(path)
     browser.run("show('episodes'), open(episodes.findLast((episode) => episode.part === 1))")
     address, key = browser.run("[location.hash, state.key]")
     assert browser.run(f"episodes.filter((episode) => episode.key === {json.dumps(key)}).length") == 2
     browser.open(path, address)
-    browser.wait("document.documentElement.dataset.ready")
     browser.wait(f"opened?.key === {json.dumps(key)}")
     assert browser.run("opened.part") == 1
