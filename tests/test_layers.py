@@ -1,5 +1,5 @@
-"""Imports go one way: trainers -> agent_envs -> retrieval_index, and in no circle within a package; and the lower two do
-without torch."""
+"""Imports go one way: experiments -> trainers -> agent_envs -> retrieval_index, in no circle within a package, and from folder
+to folder one way; and the lower two do without torch."""
 
 import ast
 import subprocess
@@ -10,8 +10,9 @@ import pytest
 
 ROOT = Path(__file__).parent.parent
 FORBIDDEN = {
-    "retrieval_index": {"agent_envs", "trainers", "torch", "transformers", "gymnasium"},
-    "agent_envs": {"trainers", "torch", "transformers"},
+    "retrieval_index": {"agent_envs", "trainers", "experiments", "torch", "transformers", "gymnasium"},
+    "agent_envs": {"trainers", "experiments", "torch", "transformers"},
+    "trainers": {"experiments", "benchmarks", "tests"},
 }
 HEAVY = {"torch", "transformers", "datasets", "faiss", "sklearn", "numba", "bm25s", "matplotlib"}
 
@@ -50,18 +51,46 @@ def modules_imported_by(path: Path, modules: set[str]) -> set[str]:
     return found & modules
 
 
-@pytest.mark.parametrize("package", ["retrieval_index", "agent_envs", "trainers", "benchmarks"])
-def test_no_import_circle(package):
-    """Imports inside functions count too: they are how a circle hides."""
+def find_imports(package: str) -> dict[str, set[str]]:
+    """By module, the modules of the same package that it imports. Imports inside functions count too."""
     paths = {}
     for path in sorted((ROOT / package).rglob("*.py")):
         parts = path.relative_to(ROOT).with_suffix("").parts
         paths[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path
-    imports = {name: modules_imported_by(path, paths.keys() - {name}) for name, path in paths.items()}
-    assert imports
+    return {name: modules_imported_by(path, paths.keys() - {name}) for name, path in paths.items()}
+
+
+def find_circles(imports: dict[str, set[str]]) -> dict[str, set[str]]:
+    """What is in a circle of a graph, or leads to one."""
     while free := {name for name, needed in imports.items() if not needed}:
         imports = {name: needed - free for name, needed in imports.items() if name not in free}
-    assert not imports, f"in a circle, or on the way to one: {imports}"
+    return imports
+
+
+PACKAGES = ["retrieval_index", "agent_envs", "trainers", "experiments", "benchmarks"]
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_no_import_circle(package):
+    imports = find_imports(package)
+    assert imports
+    assert not find_circles(imports)
+
+
+@pytest.mark.parametrize("package", PACKAGES)
+def test_folders_depend_on_folders_one_way(package):
+    """Each folder of a package, and each file at its top, stands for itself. What a package's own name brings is not
+    counted, nor are its commands' ``__main__``."""
+
+    def room(module: str) -> str:
+        return module.split(".")[1]
+
+    rooms: dict[str, set[str]] = {}
+    for module, needed in find_imports(package).items():
+        if module.count(".") and room(module) != "__main__":
+            others = {room(other) for other in needed if other.count(".")}
+            rooms.setdefault(room(module), set()).update(others - {room(module)})
+    assert not find_circles(rooms)
 
 
 def loaded_by(code: str) -> set[str]:
