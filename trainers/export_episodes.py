@@ -4,7 +4,7 @@
     python -m trainers.export_episodes RUN --format completions --out good.jsonl     # TRL's {"prompt": […], "completion": […]}
     python -m trainers.export_episodes RUN --format preferences --out pairs.jsonl    # TRL's {"prompt", "chosen", "rejected"}
 
-RUN is the folder of a run or of an evaluation, or an episodes.jsonl. A run keeps the training episodes that --keep-episodes says.
+RUN is the folder of a run or of an evaluation, or an episodes.jsonl. A run keeps the training episodes that keep_episodes says.
 Of evaluations nothing is exported unless --phase says so: who learns from them has no held-out questions left.
 
 - messages: a conversation a line, each once. Messages of the assistant that the agent did not write itself have "weight": 0.

@@ -9,16 +9,16 @@ token of the better episodes. Each gradient step minimises, with r = π(token) /
 summed over the action tokens: those that the policy sampled. π_old is what a token was sampled with; with --importance it is
 the trainer's own policy before the update, and w corrects for the sampler (else w = 1). Penalty and bonus are off by default.
 What a tool returned is context and carries no gradient; that is the invariant of everything below (only the ablation
---no-loss-mask breaks it). Where this departs from the paper:
+loss_mask = false breaks it). Where this departs from the paper:
 
 - no division by the group's standard deviation, and no per-sequence length normalisation, both of which bias the
-  gradient (Dr. GRPO, arXiv 2503.20783); --scale-by-std and --normalize sequences bring them back;
+  gradient (Dr. GRPO, arXiv 2503.20783); --scale-by-std and normalize = "sequences" bring them back;
 - one mean over all tokens, and a wider upper clip, "clip-higher" (DAPO, arXiv 2503.14476);
 - no KL penalty to a reference model unless --kl-coef is set.
 
 Variants by option: DAPO (--config dapo), GSPO (--loss gspo), CISPO (--loss cispo), returns
 from each turn on in place of whole episodes (--turn-credit, as in GTPO), and each turn's own rewards on top of the episode's
-advantage (--process-weight, after MT-GRPO, Zeng et al. 2025, arXiv 2505.11821).
+advantage (process_weight, after MT-GRPO, Zeng et al. 2025, arXiv 2505.11821).
 
 In shapes, [N, A] are N episodes with the most action tokens of one, [B, T] are the B rows that the model reads, padded to
 the longest. A row is an episode, or a part of one whose context was rewritten on the way.

@@ -50,7 +50,7 @@ def play_until_tools_work(
         left = distributed.broadcast(end - time.monotonic())  # all processes go on, or none
         what = f"a tool broke in {share:.0%} of the episodes"
         if left <= 0:
-            raise ToolsFailed(f"{what}, for {minutes:g} minutes (--tool-outage-minutes): nothing is learned of it.")
+            raise ToolsFailed(f"{what}, for {minutes:g} minutes (tool_outage_minutes): nothing is learned of it.")
         pause, wait = min(2 * pause, LONGEST_PAUSE), min(pause, left)
         print(f"Warning: {what}: they are played again in {wait:.3g} s", file=sys.stderr, flush=True)
         if _pause(wait):

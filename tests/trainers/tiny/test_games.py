@@ -57,7 +57,7 @@ def test_episodes_of_a_game_teach_turns_that_can_be_read(policy, bandit, monkeyp
 
 @pytest.mark.parametrize(("skill", "least", "most"), [(0.0, 0, 0), (0.25, 10, 40), (1.0, 100, 100)])
 def test_whom_a_game_imitates(policy, bandit, monkeypatch, skill, least, most):
-    """`--cold-start-skill` is the share of episodes that the scripted agent plays."""
+    """`cold_start_skill` is the share of episodes that the scripted agent plays."""
 
     def say(name, env, rng):
         yield Turn(answer=name)
