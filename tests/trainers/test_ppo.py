@@ -205,17 +205,6 @@ def test_a_failed_episode_teaches_neither(played):
         assert not change.any()
 
 
-def test_an_update_without_a_group_is_skipped(played):
-    policy, episodes = played
-    for episode in episodes:
-        for step in episode.steps:
-            step.reward = 0.0
-    of_policy, of_critic, metrics = updated(policy, lively(policy), episodes, filter="signal")
-    assert not of_policy.any()
-    assert not of_critic.any()
-    assert metrics["filter/kept"] == 0
-
-
 def test_credit_runs_through_rewritten_contexts(rewritten):
     """With a critic that says nothing, a token's advantage is all that its episode still earns, over its rows."""
     policy, episodes = rewritten
@@ -276,17 +265,6 @@ def test_the_papers_ablations(played):
         delta = wide.rewards[row, t].item() + 0.95 * following - values[row, t].item()
         advantage, following = delta + 0.95 * 0.9 * advantage, values[row, t].item()
         assert wide.advantages[row, t].item() == pytest.approx(advantage, abs=1e-4)
-
-
-@pytest.mark.parametrize(
-    ("wrong", "said"),
-    [({"gamma": 1.5}, "gamma"), ({"turn_lam": -0.1}, "turn_lam"), ({"critic_lr": 0.0}, "critic_lr"),
-     ({"value_clip": 0.0}, "value_clip"), ({"value_coef": -1.0}, "value_coef"), ({"loss_mask": False}, "advantage-mask"),
-     ({"bi_level": True, "advantage_mask": False}, "bi_level")],
-)  # fmt: skip
-def test_arguments_that_make_no_sense(wrong, said):
-    with pytest.raises(ValueError, match=said):
-        ppo.Args(**wrong)
 
 
 def test_policy_and_critic_have_learning_rates_of_their_own(letters, make_policy, tmp_path, monkeypatch):

@@ -305,41 +305,6 @@ def test_the_command_line_takes_several_sources():
     assert parse(sft.Args(), sft.__doc__, "sft", []) == sft.Args()
 
 
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"updates": 2, "max_seconds": 3.0}, "give one"),
-        ({"warmup": 1.5}, r"warmup must be in \[0, 1\]"),
-        ({"schedule": "square"}, "schedule must be one of"),
-        ({"epochs": 0}, "epochs must be above 0"),
-        ({"base_model": "x"}, "base_model is for a LoRA adapter"),
-        ({"lora_rank": 4}, "give a model too"),
-    ],
-)
-def test_arguments_are_checked(options, said):
-    with pytest.raises(ValueError, match=said):
-        sft.Args(**options)
-
-
-@pytest.mark.parametrize(
-    ("options", "said"),
-    [
-        ({"epochs": 3.0, "updates": 5}, "epochs makes no difference with updates or max_seconds"),
-        ({"held_out": 0.0, "patience": 2}, "patience makes no difference where nothing is held out"),
-        ({"messages": ("m",), "demonstrations": 5}, "demonstrations makes no difference without script or sample"),
-        ({"messages": ("m",), "min_reward": 1.0}, "min_reward makes no difference to files of messages"),
-        ({"tool_calls": "template"}, "tool_calls makes no difference without messages"),
-        ({"keep": 2}, "keep makes no difference without sample"),
-        ({"temperature": 0.5}, "temperature makes no difference without sample"),
-    ],
-)
-def test_options_that_make_no_difference(tmp_path, options, said):
-    with pytest.raises(ValueError, match=said):
-        sft.Args(**options).check_inputs()
-    with pytest.raises(ValueError, match=r"no model folder|there is no"):  # of a run that goes on they were not typed
-        sft.Args(**options, resume=tmp_path, model="/no/such/model").check_inputs()
-
-
 def test_what_was_taught_is_played_with_turns_as_long(train, make_policy):
     done = train(updates=1, held_out=0.0)
     extra = checkpoint.read_extra(done["checkpoint"])

@@ -299,13 +299,3 @@ def test_without_the_loss_mask_every_token_behind_the_first_turn_trains(played):
         objective = objective + advantages[row] * sum(logp[t - 1, ids[0, t]] for t in range(first, length))
         tokens += length - first
     torch.testing.assert_close(after - flat(policy), step_of(policy, objective / tokens), rtol=1e-3, atol=1e-5)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [{"loss": "ppo"}, {"kl": "k4"}, {"filter": "best"}, {"normalize": "words"}, {"epochs": 0}, {"clip_low": -0.1},
-     {"kl_coef": -1.0}, {"overlong_buffer": 65}],
-)  # fmt: skip
-def test_arguments_that_make_no_sense(wrong):
-    with pytest.raises(ValueError, match=next(iter(wrong))):
-        grpo.Args(**wrong)

@@ -65,10 +65,3 @@ def test_a_return_that_is_not_finite_is_not_refilled_away():
 def test_by_default_nothing_is_played_again():
     first = batch(FLAT, MIXED)
     assert refill_groups(first, play(), grpo.Args(**DAPO)) == (first, first, {})
-
-
-def test_it_needs_a_filter_that_drops_zero_std_groups():
-    with pytest.raises(ValueError, match="dynamic_sampling"):
-        grpo.Args(dynamic_sampling=3, filter="uncertain")
-    with pytest.raises(ValueError, match="dynamic_sampling"):
-        grpo.Args(dynamic_sampling=-1, filter="mixed")

@@ -1,0 +1,128 @@
+"""Arguments: what the surrogates have by default, what makes no sense, and what makes no difference."""
+
+import dataclasses
+
+import pytest
+
+from trainers import evaluate, gigpo, grpo, ppo, reinforce, rloo, sft
+from trainers.runtime.errors import UserError
+
+
+def test_each_surrogate_has_its_own_range_and_mean():
+    assert (grpo.Args().clip_range, grpo.Args().mean_over) == ((0.2, 0.28), "tokens")
+    gspo = grpo.Args(loss="gspo")
+    assert (gspo.clip_range, gspo.mean_over) == ((3e-4, 4e-4), "sequences")
+    assert grpo.Args(loss="gspo", clip_high=1e-3).clip_range == (3e-4, 1e-3)
+    assert dataclasses.replace(grpo.Args(), loss="gspo").clip_range == gspo.clip_range
+    assert grpo.Args(normalize="sequences").mean_over == "sequences"
+
+
+WRONG = [  # what is given, and a word of what is said
+    (grpo, dict(updates=0), "updates must be at least 1"),
+    (grpo, dict(epochs=0), "epochs"),
+    (grpo, dict(minibatches=0), "minibatches"),
+    (grpo, dict(temperature=0.0), "temperature must be above 0"),
+    (grpo, dict(lr=-1.0), "lr must be above 0"),
+    (grpo, dict(kl_coef=-1.0), "kl_coef"),
+    (grpo, dict(kl_target=0.1), "kl_target steers kl_coef"),
+    (grpo, dict(kl_target=-1.0, kl_coef=1.0), "kl_target"),
+    (grpo, dict(entropy_coef=-1.0), "entropy_coef"),
+    (grpo, dict(overlong_buffer=65), "overlong_buffer must be at most max_new_tokens"),
+    (grpo, dict(loss="ppo"), "loss must be one of"),
+    (grpo, dict(kl="k4"), "kl must be one of"),
+    (grpo, dict(filter="best"), "filter must be one of"),
+    (grpo, dict(normalize="words"), "normalize must be one of"),
+    (grpo, dict(importance="vtrace"), "importance must be one of"),
+    (grpo, dict(schedule="poly"), "schedule must be one of"),
+    (grpo, dict(warmup=2.0), "warmup must be in"),
+    (grpo, dict(clip_low=1.5), "clip_low must be in"),
+    (grpo, dict(clip_low=-0.1), "clip_low must be in"),
+    (grpo, dict(dual_clip=0.5), "dual_clip must be above 1"),
+    (grpo, dict(loss="cispo", dual_clip=3.0), "dual_clip is for loss 'clip'"),
+    (grpo, dict(loss="gspo", normalize="tokens"), "mean over sequences"),
+    (grpo, dict(loss="gspo", engine="vllm"), "give importance 'tis' too"),
+    (grpo, dict(loss="gspo", model="some/model", dtype="bfloat16"), "give importance 'tis' too"),
+    (grpo, dict(dynamic_sampling=3, filter="uncertain"), "dynamic_sampling replaces groups that filter 'mixed' drops"),
+    (grpo, dict(dynamic_sampling=-1, filter="mixed"), "dynamic_sampling must be at least 0"),
+    (grpo, dict(group_size=1), "group_size must be at least 2, got 1"),
+    (rloo, dict(group_size=1), "group_size must be at least 2, got 1"),
+    (gigpo, dict(group_size=1), "group_size must be at least 2, got 1"),
+    (reinforce, dict(group_size=1, baseline="group"), "group_size must be at least 2, got 1"),
+    (reinforce, dict(group_size=1, filter="signal"), "group_size must be at least 2, got 1"),
+    (ppo, dict(group_size=1, filter="mixed"), "group_size must be at least 2, got 1"),
+    (reinforce, dict(baseline="critic"), "baseline"),
+    (gigpo, dict(step_gamma=1.1), "step_gamma"),
+    (gigpo, dict(step_weight=-1.0), "step_weight"),
+    (ppo, dict(lam=2.0), "lam"),
+    (ppo, dict(gamma=1.5), "gamma"),
+    (ppo, dict(turn_lam=-0.1), "turn_lam"),
+    (ppo, dict(critic_lr=0.0), "critic_lr"),
+    (ppo, dict(value_clip=0.0), "value_clip"),
+    (ppo, dict(value_coef=-1.0), "value_coef"),
+    (ppo, dict(loss_mask=False), "set advantage_mask = false too"),
+    (ppo, dict(bi_level=True, advantage_mask=False), "bi_level"),
+    (ppo, dict(turn_level=True, advantage_mask=False), "turn_level"),
+    (ppo, dict(bi_level=True, turn_level=True), "turn_level"),
+    (sft, dict(updates=2, max_seconds=3.0), "give one"),
+    (sft, dict(warmup=1.5), "warmup must be in"),
+    (sft, dict(schedule="square"), "schedule must be one of"),
+    (sft, dict(epochs=0), "epochs must be above 0"),
+    (sft, dict(base_model="x"), "base_model is for a LoRA adapter"),
+    (sft, dict(lora_rank=4), "give a model too"),
+]
+
+
+@pytest.mark.parametrize(("module", "arguments", "message"), WRONG)
+def test_arguments_that_make_no_sense(module, arguments, message):
+    with pytest.raises(UserError, match=message):
+        module.Args(**arguments)
+
+
+@pytest.mark.parametrize("module", [grpo, rloo, reinforce, gigpo, ppo, sft])
+def test_unknown_arguments_are_refused(module):
+    with pytest.raises(TypeError, match="learning_rte"):
+        module.Args(learning_rte=1)
+
+
+@pytest.mark.parametrize(
+    ("make", "unused", "used"),
+    [
+        (grpo.Args, dict(kl="k1"), dict(kl_coef=0.1)),
+        (grpo.Args, dict(selection_eps=0.1), dict(filter="signal")),
+        (grpo.Args, dict(turn_gamma=0.5), dict(turn_credit=True)),
+        (rloo.Args, dict(turn_gamma=0.5), dict(turn_credit=True)),
+        (reinforce.Args, dict(turn_gamma=0.5), dict(turn_credit=True, baseline="group")),
+        (ppo.Args, dict(turn_gamma=0.5), dict(turn_level=True)),
+        (ppo.Args, dict(turn_lam=0.5), dict(bi_level=True)),
+        (ppo.Args, dict(turn_level=True, lam=0.5), dict(turn_level=False)),
+        (grpo.Args, dict(model="some/model", cold_start_steps=7), dict(model="tiny")),
+        (grpo.Args, dict(model="some/model", cold_start_skill=0.1), dict(model="tiny")),
+        (grpo.Args, dict(model="some/model", cold_start_env_kwargs='{"k": 2}'), dict(model="tiny")),
+        (evaluate.Args, dict(concurrency=3), dict(api="http://127.0.0.1:9/v1", model="small")),
+    ],
+)
+def test_what_makes_no_difference_is_refused(make, unused, used):
+    """Who asks for the k1 estimator without a coefficient believes that there is a penalty."""
+    *_, name = unused
+    with pytest.raises(ValueError, match=f"{name} makes no difference"):
+        make(**unused)
+    make(**unused | used)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"epochs": 3.0, "updates": 5}, "epochs makes no difference with updates or max_seconds"),
+        ({"held_out": 0.0, "patience": 2}, "patience makes no difference where nothing is held out"),
+        ({"messages": ("m",), "demonstrations": 5}, "demonstrations makes no difference without script or sample"),
+        ({"messages": ("m",), "min_reward": 1.0}, "min_reward makes no difference to files of messages"),
+        ({"tool_calls": "template"}, "tool_calls makes no difference without messages"),
+        ({"keep": 2}, "keep makes no difference without sample"),
+        ({"temperature": 0.5}, "temperature makes no difference without sample"),
+    ],
+)
+def test_options_of_sft_that_make_no_difference(tmp_path, options, said):
+    with pytest.raises(UserError, match=said):
+        sft.Args(**options).check_inputs()
+    with pytest.raises(UserError, match=r"no model folder|there is no"):  # those of a resumed run were not typed
+        sft.Args(**options, resume=tmp_path, model="/no/such/model").check_inputs()
