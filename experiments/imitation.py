@@ -4,7 +4,6 @@ import copy
 import random
 import time
 from collections.abc import Mapping
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +14,7 @@ from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runtime.progress import Progress
 from trainers.tiny import curriculum
+from trainers.tiny.cold_start import fit
 
 
 def is_done(folder: Path, seconds: float) -> bool:
@@ -46,10 +46,10 @@ def continue_imitation(
     if is_done(folder, seconds):
         return load_policy(folder), checkpoint.read_extra(folder)
     policy, rng = copy.deepcopy(base), random.Random(f"more imitation:{seed}")
+    teacher = curriculum.Teacher(policy, envs, rng, demonstrator)
     # The cold start's last stage, with other draws.
-    pools = partial(curriculum.episodes, policy, envs, rng, demonstrator)
-    tokens, steps = curriculum.choose_lessons(envs).tokens_per_step, 0
-    batches = (("episodes", batch) for batch in curriculum.batch_by_length(pools, rng, tokens))
+    tokens, steps = curriculum.choose_curriculum(envs).tokens_per_step, 0
+    batches = (("episodes", batch) for batch in curriculum.batch_by_length(teacher.episodes, rng, tokens))
     begin = time.monotonic()
     with Progress(seconds, "s", "more imitation") as progress:
 
@@ -59,7 +59,7 @@ def continue_imitation(
             progress.update(min(seconds, time.monotonic() - begin), loss=loss)
 
         # At least one step, however short the time.
-        curriculum.fit(policy, batches, lambda step: (time.monotonic() - begin) / seconds if step else 0.0, report)
+        fit(policy, batches, lambda step: (time.monotonic() - begin) / seconds if step else 0.0, report)
     spent = {**(described or {}), "asked": seconds, "seconds": time.monotonic() - begin, "steps": steps}
     checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=steps, extra=spent)
     return policy, spent

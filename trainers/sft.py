@@ -166,6 +166,7 @@ from trainers.imitation.demonstrations import (
     collect,
     hold_out,
     read_demonstrations,
+    split_by_length,
     taught_spans,
     write_demonstrations,
 )
@@ -177,7 +178,6 @@ from trainers.models.micro_batches import compute_logprobs, micro_batches
 from trainers.models.policy import Policy
 from trainers.runtime import distributed, signals
 from trainers.runtime.progress import Progress
-from trainers.tiny.curriculum import split_by_length
 from trainers.trajectory import Sequence, collate_sequences
 
 

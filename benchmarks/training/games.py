@@ -32,7 +32,7 @@ from trainers.factory import make_envs
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
-from trainers.tiny import curriculum
+from trainers.tiny.cold_start import run_cold_start
 
 SCRIPTS = {"random": "Random agent", "scripted": "Scripted agent", "oracle": "Oracle"}
 BEFORE, IMITATION, AFTER = "Cold start", "More imitation", "PPO"
@@ -156,7 +156,7 @@ def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, di
     after, summary = trained(wanted, run / "ppo")
     envs = make_envs(wanted.env, wanted.env_kwargs, "train", wanted.questions_per_update * wanted.group_size)
     whom = wanted.demonstrator()
-    before, seconds = curriculum.cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None, whom)
+    before, seconds = run_cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None, whom)
     more, spent = imitation.continue_imitation(before, envs, seed, summary["seconds"], run / "imitation", whom)
     yield BEFORE, before, {"seconds": seconds, "steps": wanted.cold_start_steps}
     yield IMITATION, more, spent

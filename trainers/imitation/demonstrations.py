@@ -1,5 +1,5 @@
-"""What supervised fine-tuning imitates: episodes as token sequences with an action mask, played by a task's scripts, sampled
-from the policy itself and selected, or read from files.
+"""What supervised fine-tuning imitates: episodes as token sequences with an action mask, of a task's scripts, sampled from the
+policy itself and selected, or read from files.
 
 The same invariant as everywhere: a token is taught if and only if it is the assistant's.
 """
@@ -9,11 +9,11 @@ import json
 import math
 import sys
 from collections import defaultdict
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from functools import lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -23,15 +23,15 @@ from retrieval_index import durable
 from trainers.engines.engine import Engine
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.imitation.conversations import read_conversations
-from trainers.imitation.scripted import episode_sequences
 from trainers.inputs import DEMONSTRATIONS_FILE
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout
 from trainers.runtime import distributed, retry
 from trainers.runtime.errors import UserError
 from trainers.runtime.progress import Progress
-from trainers.trajectory import Sequence, Trajectory, to_sequences
+from trainers.trajectory import Sequence, Step, to_sequences
 
+T = TypeVar("T")
 FILE = DEMONSTRATIONS_FILE
 
 
@@ -43,8 +43,8 @@ class Demonstration:
         question: its text, or whatever the episode began with. Episodes of one question are held out together, wherever they
             come from.
         sequences: one, or several where the context was rewritten on the way.
-        score: the task's primary metric; 1 for what was not played here.
-        episode_return: what the episode was paid; None for what was not played here.
+        score: the task's primary metric; 1 for conversations.
+        episode_return: what the episode was paid; None for conversations.
         calls: how often it called a tool, where that is known.
     """
 
@@ -74,22 +74,19 @@ def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
     return [int(i) for _ in range(rounds) for i in rng.permutation(len(questions))][:total]
 
 
-def play_script(
+def run_script(
     envs: ToolVectorEnv, policy: Policy, questions: list[int], script: ScriptMaker, seed: int,
     outage_minutes: float = retry.MINUTES,
 ) -> Iterator[Demonstration]:  # fmt: skip
-    """Let a script play numbered instances, as many at once as there are environments. Episodes in which a tool broke are left
-    out; where most are, they are played again: `trainers.runtime.retry.play_until_tools_work`. Several processes each play a
-    share, and all of them get all episodes."""
+    """Demonstrations of a script on numbered instances, as many at once as there are environments. Episodes with a tool failure
+    are left out; where most have one, they are rolled out again: `trainers.runtime.retry.play_until_tools_work`. Several
+    processes each take a share, and all of them get all episodes."""
     metric, stop = envs.envs[0].PRIMARY_METRIC, envs.envs[0].stop
     at_once = envs.num_envs * distributed.world_size()
     for start in range(0, len(questions), at_once):
-        batch = questions[start : start + at_once]
-        play = partial(_play_together, envs, batch, script, seed + start)
-        played = retry.play_until_tools_work(
-            play, lambda played: sum(map(_has_failed, played)) / len(played), outage_minutes
-        )  # fmt: skip
-        for turns in played:
+        own = distributed.shard(questions[start : start + at_once])
+        run = partial(roll_out_many, envs, own, script, seed + start + distributed.rank() * envs.num_envs)
+        for turns in _run_together(run, share_failed, outage_minutes):
             if not _has_failed(turns):
                 yield Demonstration(
                     question=turns[0]["observation"], sequences=episode_sequences(turns, policy, stop),
@@ -98,31 +95,18 @@ def play_script(
                 )  # fmt: skip
 
 
-def _play_together(
-    envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int
-) -> list[list[dict[str, Any]]]:
-    own = roll_out_many(envs, distributed.shard(questions), script, seed + distributed.rank() * envs.num_envs)
-    return distributed.all_gather(own)
-
-
-def _has_failed(turns: list[dict[str, Any]]) -> bool:
-    return any(turn["tool_faults"] for turn in turns)
-
-
 def sample(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], *, attempts: int, max_new_tokens: int,
     temperature: float, outage_minutes: float = retry.MINUTES,
 ) -> Iterator[Demonstration]:  # fmt: skip
-    """Let the policy play ``attempts`` at each of these instances. What it sampled is kept id by id; episodes in which a
-    tool broke are left out or played again, and processes share the work, as by `play_script`."""
+    """Demonstrations of the policy: ``attempts`` at each of these instances. What it sampled is kept id by id; episodes with a
+    tool failure are left out or rolled out again, and processes share the work, as by `run_script`."""
     metric, at_once = envs.envs[0].PRIMARY_METRIC, envs.num_envs // attempts * distributed.world_size()
+    options = {"group_size": attempts, "max_new_tokens": max_new_tokens, "temperature": temperature}
     for start in range(0, len(questions), at_once):
-        batch = questions[start : start + at_once]
-        play = partial(_sample_together, envs, policy, engine, batch, attempts, max_new_tokens, temperature)
-        played = retry.play_until_tools_work(
-            play, lambda played: sum(t.failed for t in played) / len(played), outage_minutes
-        )  # fmt: skip
-        for episode in played:
+        own = distributed.shard(questions[start : start + at_once])  # none, where there are fewer than processes
+        run = partial(rollout, envs, policy, engine, questions=own, **options) if own else list
+        for episode in _run_together(run, lambda all: sum(t.failed for t in all) / len(all), outage_minutes):
             if not episode.failed:
                 yield Demonstration(
                     question=episode.turns[0]["observation"], sequences=to_sequences(episode.steps),
@@ -131,15 +115,45 @@ def sample(
                 )  # fmt: skip
 
 
-def _sample_together(
-    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], attempts: int, max_new_tokens: int,
-    temperature: float,
-) -> list[Trajectory]:  # fmt: skip
-    own = distributed.shard(questions)  # none, where there are fewer than processes
-    played = rollout(
-        envs, policy, engine, questions=own, group_size=attempts, max_new_tokens=max_new_tokens, temperature=temperature
-    ) if own else []  # fmt: skip
-    return distributed.all_gather(played)
+def _run_together(run: Callable[[], list[T]], failed: Callable[[list[T]], float], outage_minutes: float) -> list[T]:
+    return retry.play_until_tools_work(lambda: distributed.all_gather(run()), failed, outage_minutes)
+
+
+def _has_failed(turns: list[dict[str, Any]]) -> bool:
+    return any(turn["tool_faults"] for turn in turns)
+
+
+def share_failed(episodes: list[list[dict[str, Any]]]) -> float:
+    """The share of scripted episodes with a tool failure."""
+    return sum(map(_has_failed, episodes)) / max(len(episodes), 1)
+
+
+def episode_sequences(turns: list[dict], policy: Policy, stop: tuple[str, ...]) -> list[Sequence]:
+    """The turns of a script (`roll_out_many`) as a rollout would have left them. The token that ends a turn is
+    taught where none of the strings ``stop`` does."""
+    steps: list[Step] = []
+    instructions, rewritten = turns[0]["instructions"], None
+    context = policy.prompt_ids(instructions, turns[0]["observation"])
+    for turn in turns:
+        if rewritten is not None:  # the agent sees what the environment left of the conversation
+            context = policy.prompt_ids(instructions, rewritten)
+        elif steps:
+            context = context + steps[-1].tokens + policy.observation_ids(turn["observation"], steps[-1].tokens)
+        tokens = policy.encode(turn["action"]) + policy.turn_end_ids * (not turn["action"].endswith(stop))
+        steps.append(Step(prompt=context, tokens=tokens, logprobs=[0.0] * len(tokens)))
+        rewritten = turn.get("context")
+    return to_sequences(steps)
+
+
+def split_by_length(sequences: list[Sequence], tokens: int) -> list[list[Sequence]]:
+    """Sequences in batches of about the same length, the shortest first. None has more than so many tokens, padding
+    included; one sequence alone may exceed them."""
+    batches: list[list[Sequence]] = [[]]
+    for sequence in sorted(sequences, key=lambda s: len(s.ids)):
+        if batches[-1] and (len(batches[-1]) + 1) * len(sequence.ids) > tokens:
+            batches.append([])
+        batches[-1].append(sequence)
+    return batches
 
 
 def select(
@@ -149,7 +163,7 @@ def select(
 
     Args:
         only_solved: drop episodes whose score is below 1.
-        min_reward: if given, drop episodes that were paid less; what was not played here stays.
+        min_reward: if given, drop episodes that were paid less; conversations stay.
         keep: of each question, so many with the highest returns, no two of them alike; 0 keeps all.
     """
     least = -math.inf if min_reward is None else min_reward
@@ -184,47 +198,45 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
     """All that is to be imitated, by the arguments of `trainers.sft`.
 
     Raises:
-        ValueError: a script or file is not there, or nothing is left of what was played.
-        ToolsFailed: tools broke in more than half of a batch of episodes, for ``tool_outage_minutes``.
+        ValueError: a script or file is not there, or nothing is left of what was rolled out.
+        ToolsFailed: tools failed in more than half of a batch of episodes, for ``tool_outage_minutes``.
     """
-    scripts = choose_scripts(args, envs)
+    scripts, minutes = choose_scripts(args, envs), args.tool_outage_minutes
     told: list[Demonstration] = []
     format_of = envs.envs[0] if args.tool_calls == "environment" else None
-    for path in args.messages:  # first: a wrong line is said before minutes are spent on playing
-        for asked, steps in read_conversations(Path(path), policy, format_of):
-            told.append(Demonstration(question=asked, sequences=to_sequences(steps)))
-    played = [one for path in args.episodes for one in read_demonstrations(Path(path), policy)]
-    sampled: list[Demonstration] = []
-    read = len(played)
+    for path in args.messages:  # first: a wrong line is said before minutes are spent on rollouts
+        for question, steps in read_conversations(Path(path), policy, format_of):
+            told.append(Demonstration(question=question, sequences=to_sequences(steps)))
+    given = [one for path in args.episodes for one in read_demonstrations(Path(path), policy)]
     questions = draw_questions(envs, args.demonstrations, args.seed) if scripts or args.sample else []
-    with Progress(len(questions) * (len(scripts) + args.sample), "episodes", "demonstrations") as progress:
-        minutes = args.tool_outage_minutes
+    wanted, made, sampled = len(questions) * (len(scripts) + args.sample), list(given), list[Demonstration]()
+    with Progress(wanted, "episodes", "demonstrations") as progress:
+
+        def add(to: list[Demonstration], some: Iterable[Demonstration]) -> None:
+            for one in some:
+                to.append(one)
+                progress.update(len(made) + len(sampled), solved=sum(one.score >= 1 for one in to))
+
         for number, name in enumerate(scripts):
-            for one in play_script(envs, policy, questions, envs.envs[0].SCRIPTS[name], args.seed + number, minutes):
-                played.append(one)
-                progress.update(len(played), solved=sum(one.score >= 1 for one in played))
+            add(made, run_script(envs, policy, questions, envs.envs[0].SCRIPTS[name], args.seed + number, minutes))
         if args.sample:
             engine = TransformersEngine(policy, envs.envs[0].stop)
-            own = sample(
+            add(sampled, sample(
                 envs, policy, engine, questions, attempts=args.sample, max_new_tokens=args.max_new_tokens,
                 temperature=args.temperature, outage_minutes=minutes,
-            )  # fmt: skip
-            for one in own:
-                sampled.append(one)
-                progress.update(len(played) + len(sampled), solved=sum(one.score >= 1 for one in sampled))
-    found = select(played, args.only_solved, args.min_reward)
-    found += select(sampled, args.only_solved, args.min_reward, args.keep)
-    dropped = len(played) + len(sampled) - len(found)
-    found += told
+            ))  # fmt: skip
+    kept = select(made, args.only_solved, args.min_reward)
+    kept += select(sampled, args.only_solved, args.min_reward, args.keep)
     longest = min(args.max_length, policy.max_length)
-    short = [one for one in found if max(len(s.ids) for s in one.sequences) <= longest]
+    short = [one for one in kept + told if max(len(s.ids) for s in one.sequences) <= longest]
     if not short:
         raise UserError("there is nothing to imitate: no episode was solved, paid enough and short enough")
-    broken = len(questions) * (len(scripts) + args.sample) + read - len(played) - len(sampled)
-    left_out = f"{len(played) + len(sampled)} episodes were played"
+    total = len(made) + len(sampled)
+    dropped, failed = total - len(kept), wanted + len(given) - total
+    left_out = f"{total} episodes"
     left_out += f"; {dropped} of them were not solved, or paid too little, or were alike" * bool(dropped)
-    left_out += f"; {len(found) - len(short)} were too long"
-    left_out += f"; in {broken} more a tool broke" * bool(broken)
+    left_out += f"; {len(kept) + len(told) - len(short)} were too long"
+    left_out += f"; {failed} more had a tool failure" * bool(failed)
     print(f"{len(short)} demonstrations ({left_out})", file=sys.stderr)
     if envs.envs[0].tools and all(one.calls == 0 for one in short):
         print("Warning: none of them calls a tool, so to answer from memory is what they teach", file=sys.stderr)

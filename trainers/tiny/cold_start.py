@@ -1,47 +1,70 @@
-"""The policy that training starts from."""
+"""The policy that training starts from: a given model, or the tiny one, made from nothing and taught by imitation."""
 
+import contextlib
+import hashlib
+import itertools
+import json
 import math
+import os
+import random
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict
 from pathlib import Path
+from typing import cast
 
+import torch
+
+from agent_envs.generators.miniwiki import World, questions, vocabulary
+from agent_envs.tasks.qa import QAEnv
 from agent_envs.vector import ToolVectorEnv
+from trainers.algorithms.losses import aggregate
 from trainers.checkpoints import checkpoint
-from trainers.config import ModelArgs
+from trainers.checkpoints.lock import check_writable, wait_for
+from trainers.config import DEMONSTRATOR, Demonstrator, ModelArgs
+from trainers.evaluation.evaluator import data_digest
 from trainers.models.hidden_states import recompute_activations
-from trainers.models.loading import load_policy
+from trainers.models.loading import default_device, load_policy
 from trainers.models.policy import Policy
 from trainers.runtime import distributed, retry
 from trainers.runtime.errors import UserError
 from trainers.runtime.progress import Progress
 from trainers.runtime.signals import TrainingStopped
-from trainers.tiny import curriculum
+from trainers.tiny import curriculum, lessons
+from trainers.tiny import model as tiny
+from trainers.tiny.curriculum import Teacher
+from trainers.tiny.muon import Muon
+from trainers.trajectory import Sequence, collate_sequences
 
 START = "start"  # the folder in that of a run with its cold start
+VERSION = 1  # of cold starts in the cache: add 1 whenever lessons, model or optimizer change
+Report = Callable[[int, str, float], None]  # called as report(step, lesson, loss) after each gradient step
 
 
 def start_run(args, envs: ToolVectorEnv, run: Path) -> tuple[Policy, float]:
     """The policy that a run starts from, as `start_policy` gives it.
 
     The folder of the run keeps a cold start, and a run that is resumed starts from that: the cache may not have it any more,
-    and another version, or another machine, would teach another one.
+    and another machine would teach another one.
     """
-    if args.resume and (kept := curriculum.read(run / START)) is not None:
+    if args.resume and (kept := read(run / START)) is not None:
         return kept
     policy, seconds = start_policy(args, envs, args.seed, args.tool_outage_minutes)
     if args.model == "tiny" and not distributed.rank():
-        curriculum.save(run / START, policy, seconds)
+        save(run / START, policy, seconds)
     return policy, seconds
 
 
 def start_policy(
     args: ModelArgs, envs: ToolVectorEnv, seed: int, outage_minutes: float = retry.MINUTES
 ) -> tuple[Policy, float]:
-    """The policy that training starts from: a given model, or the tiny one after its cold start; and the seconds that its
-    cold start took.
+    """The policy that training starts from, and the seconds that its cold start took.
 
     Raises:
         ValueError: as `trainers.models.loading.load_policy`; the model is a checkpoint of ours, and damaged; or the tiny
-            policy has nobody to learn from there, or an argument says how well somebody else plays.
-        TrainingStopped: the loss of the cold start is not finite, or a tool that its demonstrators need breaks for
+            policy has nobody to learn from there, or an argument says how well somebody else acts.
+        TrainingStopped: the loss of the cold start is not finite, or a tool that its demonstrators need fails for
             ``outage_minutes``.
     """
     if args.model != "tiny":
@@ -51,6 +74,21 @@ def start_policy(
         if args.gradient_checkpointing:
             recompute_activations(policy.model)
         return policy, 0.0
+    demonstrator = args.demonstrator()
+    _check_demonstrator(envs, demonstrator)
+    steps = args.cold_start_steps or curriculum.choose_curriculum(envs).steps
+    with Progress(steps, description="cold start") as progress:
+
+        def report(step: int, lesson: str, loss: float) -> None:
+            if not math.isfinite(loss):
+                raise TrainingStopped(f"the loss of the cold start is {loss} at step {step}: try another --seed")
+            progress.update(step, loss=loss)
+
+        return run_cold_start(envs, seed, steps, report, demonstrator, outage_minutes)
+
+
+def _check_demonstrator(envs: ToolVectorEnv, demonstrator: Demonstrator) -> None:
+    """Raise what is wrong with whom the tiny policy is to imitate, before minutes are spent."""
     if envs.spec is None:
         raise UserError(
             "the tiny policy is taught by the task's own scripted agents, which a hosted environment does not have: give a "
@@ -62,16 +100,148 @@ def start_policy(
             f"the tiny policy is taught by a task's own scripted agents, and {type(task).__name__}.SCRIPTS lacks "
             f"{' and '.join(map(repr, sorted(missing)))}: add them, or give a model, a folder or a hub id"
         )
-    whom = args.demonstrator()
-    curriculum.choose_script(envs, whom)  # what is wrong with it is said before minutes are spent
-    with curriculum.demonstration_envs(envs, whom):
+    curriculum.choose_script(envs, demonstrator)
+    with curriculum.open_demonstration_envs(envs, demonstrator):
         pass
-    steps = args.cold_start_steps or curriculum.default_steps(envs)
-    with Progress(steps, description="cold start") as progress:
 
-        def report(step: int, kind: str, loss: float) -> None:
-            if not math.isfinite(loss):
-                raise TrainingStopped(f"the loss of the cold start is {loss} at step {step}: try another --seed")
-            progress.update(step, loss=loss)
 
-        return curriculum.cold_start(envs, seed, steps, report, whom, outage_minutes)
+def run_cold_start(
+    envs: ToolVectorEnv, seed: int, steps: int, report: Report, demonstrator: Demonstrator = DEMONSTRATOR,
+    outage_minutes: float = retry.MINUTES,
+) -> tuple[Policy, float]:  # fmt: skip
+    """Make the tiny policy and teach it the tools; a second call with the same arguments loads it from the cache.
+
+    Args:
+        envs: training environments, where the demonstrations are made.
+        demonstrator: how well it acts.
+        outage_minutes: how long demonstrations are rolled out again where a tool fails in one.
+
+    Returns:
+        The policy, and the seconds that teaching it took, also where that was in an earlier run. The random state is
+        the same in both cases.
+    """
+    if envs.num_envs != curriculum.NUM_ENVS:  # which decides who meets what: batches of any shape have the same start
+        with contextlib.closing(curriculum.remake(envs, num_envs=curriculum.NUM_ENVS)) as same:
+            return run_cold_start(same, seed, steps, report, demonstrator, outage_minutes)
+    torch.manual_seed(seed)
+
+    def teach() -> tuple[Policy, float]:
+        begin = time.monotonic()
+        policy = make_policy(envs, seed)
+        teacher = Teacher(policy, envs, random.Random(f"lessons:{seed}"), demonstrator, outage_minutes)
+        fit(policy, curriculum.make_batches(teacher, steps), lambda step: step / steps, report)
+        return policy, time.monotonic() - begin
+
+    if (folder := _find_cache_folder(envs, seed, steps, demonstrator)) is None:
+        return teach()
+    check_writable(folder.parent, "set AGENT_ENVS_CACHE to another folder")
+    with wait_for(folder, "the same cold start"):
+        if (kept := read(folder)) is not None:
+            print(f"The cold start is that of an earlier run: {folder}", file=sys.stderr)
+            return kept
+        policy, seconds = teach()
+        save(folder, policy, seconds)
+        return policy, seconds
+
+
+def _find_cache_folder(envs: ToolVectorEnv, seed: int, steps: int, demonstrator: Demonstrator) -> Path | None:
+    """Where a cold start with these arguments is kept; None for a task from outside of this suite, whose code may change."""
+    task = envs.envs[0]
+    tasks = getattr(task, "tasks", None) or {"": task}
+    if envs.spec is None or not all(type(one).__module__.startswith("agent_envs.") for one in tasks.values()):
+        return None
+    without = {"rewards", "num_envs"}  # demonstrations are imitated whatever they are paid
+    kwargs = {name: value for name, value in envs.spec.kwargs.items() if name not in without}
+    decisive = [envs.spec.id, kwargs, data_digest(task), curriculum.POOL, seed, steps, asdict(demonstrator)]
+    name = hashlib.sha256(json.dumps(decisive, sort_keys=True, default=str).encode()).hexdigest()[:16]
+    root = os.environ.get("AGENT_ENVS_CACHE") or Path.home() / ".cache" / "agent_envs"
+    return Path(root) / "tiny" / f"{VERSION}-{name}"
+
+
+def save(folder: Path, policy: Policy, seconds: float) -> None:
+    """Write a policy after its cold start, the seconds that it took, and the random state."""
+    extra = {"seconds": seconds}
+    checkpoint.save(folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=0, extra=extra)
+
+
+def read(folder: Path) -> tuple[Policy, float] | None:
+    """What `save` wrote, with its random state; None where there is none, or where it is damaged, which is said."""
+    if not checkpoint.is_checkpoint(folder):
+        return None
+    try:
+        _, extra = checkpoint.load_state(folder, [])
+        return load_policy(folder), extra["seconds"]
+    except checkpoint.CheckpointDamaged as error:
+        print(f"Warning: {error}: the cold start is made anew", file=sys.stderr)
+        return None
+
+
+def make_policy(envs: ToolVectorEnv, seed: int) -> Policy:
+    """The tiny policy before its cold start: random weights, of torch's own random state, and a vocabulary of the task."""
+    wanted, world = curriculum.choose_curriculum(envs), World(3000, seed, difficulty=curriculum.difficulty_of(envs))
+    tokenizer = tiny.make_tokenizer(list_texts(world, envs))
+    numbers = tiny.number_tokens(tokenizer) if wanted.orders_numbers else None
+    model = tiny.make_model(len(tokenizer), numbers=numbers, **wanted.size)
+    model = model.to(default_device())  # type: ignore[arg-type]  # transformers wraps the method without its self
+    return Policy(model, tokenizer)
+
+
+def list_texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
+    """What the vocabulary is counted on: numbers, and every MiniWiki word and the environment's own passages and
+    questions; or, without a corpus, what is read and written in episodes of both splits: a word that only the held-out
+    one uses has a token then, as in any pretrained tokenizer, and no meaning."""
+    numbers = [str(n) for n in (*range(1000), *range(1850, 2020))] + [f"1,{n}00" for n in range(10)]
+    if not curriculum.has_corpus(envs):
+        yield " ".join(numbers)
+        for split in ("train", "validation"):
+            other = curriculum.remake(envs, split=split, num_envs=envs.num_envs)
+            few = list(range(500 if (own := other.envs[0].questions) is None else min(500, len(own))))
+            episodes = lessons.run_unbroken(other, few, lessons.noisy_expert, seed=1)
+            yield from (f"{turn['observation']} {turn['action']}" for turns in episodes for turn in turns)
+        return
+    is_varied = world.difficulty == "varied"
+    yield " ".join(vocabulary() + numbers + ["then same / earlier later"] * is_varied)
+    yield from (f"{p.title} {p.text}" for p in world.passages())
+    rng = random.Random(0)
+    types = ("chain", "comparison", "yes_no") if is_varied else [type for type in questions.TYPES if type != "chain"]
+    yield from (questions.make_question(world, type, rng).question for type in types for _ in range(500))
+    task = cast(QAEnv, envs.envs[0]).task
+    if task.name != "miniwiki" and hasattr(task.searcher, "corpus"):  # a server keeps its passages
+        yield from (f"{p.title} {p.text}" for p in itertools.islice(task.searcher.corpus, 100_000))
+    yield from (q.question for q in task.questions)
+
+
+def fit(
+    policy: Policy, batches: Iterator[tuple[str, list[Sequence]]], share_done: Callable[[int], float], report: Report
+) -> None:
+    """Gradient steps of token-level cross-entropy on the taught tokens, the learning rate falling to zero: Muon (Jordan et al.
+    2024) for the matrices, AdamW for embeddings, norms and biases.
+
+    Args:
+        batches: lesson and sequences of each batch, as many as there are steps.
+        share_done: of the training, in [0, 1], after so many steps; at 1 it ends.
+    """
+    model = policy.model.train()
+    named = [(p.ndim == 2 and "embed" not in name, p) for name, p in model.named_parameters() if p.requires_grad]
+    optimizers: list[torch.optim.Optimizer] = [
+        Muon([p for is_matrix, p in named if is_matrix], lr=0.01),
+        torch.optim.AdamW([p for is_matrix, p in named if not is_matrix], lr=8e-3, betas=(0.9, 0.98), weight_decay=0.0),
+    ]
+    base = [optimizer.param_groups[0]["lr"] for optimizer in optimizers]
+    for step in itertools.count():
+        if (done := share_done(step)) >= 1:
+            break
+        factor = min(1.0, (step + 1) / 30, max(0.02, 2 * (1 - done)))
+        for optimizer, lr in zip(optimizers, base, strict=True):
+            optimizer.param_groups[0]["lr"] = lr * factor
+        lesson, sequences = next(batches)
+        batch = collate_sequences(sequences, list(range(len(sequences))), policy.pad_id).to(policy.device)
+        logprobs, _ = policy.logprobs(batch)
+        loss = aggregate(-logprobs, batch.mask, batch.mask.sum())
+        loss.backward()
+        torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        report(step + 1, lesson, loss.item())
+    model.eval()

@@ -1,0 +1,172 @@
+"""Lessons of the tiny policy's cold start: demonstrations as token sequences with an action mask.
+
+From the general to the particular: `repetition` (copying), `browsing` (finding facts in search results), `pairs` and
+`comparing` (comparing what was found), `guided_episodes` (episodes without their decisions) and `scripted_episodes` (whole
+episodes). Only the masked tokens are imitated.
+"""
+
+import random
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from functools import partial
+from typing import Any, cast
+
+from agent_envs.generators.miniwiki import World, make_question
+from agent_envs.generators.miniwiki.schema import BY_KIND, IN_TIME, KINDS, RELATION, SAME, Relation
+from agent_envs.tasks.qa import QAEnv
+from agent_envs.tasks.qa_scripts import compare_next, note_fact, verdict
+from agent_envs.tool_env import ToolEnv
+from agent_envs.tools import SearchTool
+from agent_envs.utils.scripts import Script, ScriptMaker, roll_out_many
+from agent_envs.vector import ToolVectorEnv
+from trainers.config import Demonstrator
+from trainers.imitation.demonstrations import episode_sequences, share_failed
+from trainers.models.policy import Policy
+from trainers.runtime import retry
+from trainers.trajectory import Sequence
+
+Parts = list[tuple[list[int], bool]]  # ids, and whether they are taught
+
+
+def _sequence(parts: Parts) -> Sequence:
+    ids = [i for part, _ in parts for i in part]
+    mask = [taught for part, taught in parts for _ in part]
+    return Sequence(ids=ids, mask=mask, logprobs=[0.0] * len(ids), rewards=[0.0] * len(ids))
+
+
+def repetition(count: int, words: list[int], rng: random.Random, longest: int = 30) -> list[Sequence]:
+    """A random string of words, then the same string again, which is taught. Brings induction heads."""
+    strings = [rng.choices(words, k=rng.randint(5, longest)) for _ in range(count)]
+    return [_sequence([(string, False), (string, True)]) for string in strings]
+
+
+def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: random.Random) -> list[Sequence]:
+    """Results of three searches in a row, each followed by questions about the article that was meant. Taught are the thought
+    that names the fact, and the copy of what the article says."""
+
+    def draw_entity() -> tuple[str, int]:
+        kind = rng.choice(tuple(KINDS))
+        return kind, rng.randrange(len(world.names[kind]))
+
+    drawn = [[draw_entity() for _ in range(3)] for _ in range(count)]
+    results = tool.execute_batch([{"query": world.names[kind][i]} for entities in drawn for kind, i in entities])
+    texts = iter(result.text for result in results)
+    sequences = []
+    for entities in drawn:
+        parts: Parts = []
+        for kind, index in entities:
+            text = next(texts)
+            parts.append((policy.encode(f"<information>{text}</information>"), False))
+            known = [relation for relation in BY_KIND[kind] if world.value(relation, index) >= 0]
+            told = [relation for relation in known if world.text(relation, index) in text]  # articles may be cut
+            for relation in rng.sample(told, min(4, len(told))):
+                parts += _ask_fact(world, relation, index, policy, rng)
+        sequences.append(_sequence(parts))
+    return sequences
+
+
+def _ask_fact(world: World, relation: Relation, index: int, policy: Policy, rng: random.Random) -> Parts:
+    """A question about one fact, the thought that names the fact (taught), and what the article says of it (taught)."""
+    title = world.names[relation.subject][index]
+    wordings = [*relation.asks, f"What is the {relation.noun} of {{x}}?", relation.that or relation.asks[0]]
+    question = policy.observation_ids(rng.choice(wordings).format(x=title), [])
+    thought = policy.encode(f"<think>{relation.noun} of {title}</think>")
+    name = rng.choice(("search", "answer"))
+    tag, *copied = policy.encode(f"<{name}>{world.text(relation, index)}</{name}>")
+    return [(question, False), (thought, True), ([tag], False), (copied, True)]  # the tag is a coin flip: not taught
+
+
+def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest: int = 50) -> list[Sequence]:
+    """Two years, names or nouns and how they compare, many in a row; how they compare is taught."""
+    values = {key: [v for v in world.facts[key] if v >= 0] for key in sorted({c[:2] for c in (*IN_TIME, *SAME)})}
+    names, nouns = {relation[:2] for relation in SAME}, [relation.noun for relation in RELATION.values()]
+    sequences = []
+    for _ in range(count):
+        parts: Parts = []
+        for _ in range(rng.randint(10, longest)):
+            key = rng.choice([*values, None])
+            if key:
+                first, second = (world.object_text(RELATION[key], value) for value in rng.choices(values[key], k=2))
+            else:
+                first, second = rng.choices(nouns, k=2)
+            if (not key or key in names) and rng.random() < 0.5:
+                second = first
+            # What it is, and where a question asks for one of the two, whether it is that one.
+            compared = verdict(first, second, rng.choice(("", "earlier", "later")))
+            for number, part in enumerate(re.split(r"(?<=:)( [a-z ]+?)(?= /|$)", compared)):
+                parts.append((policy.encode(part), number % 2 == 1))
+        sequences.append(_sequence(parts))
+    return sequences
+
+
+def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> list[Sequence]:
+    """Questions that compare two things, with the turns of an agent that reads about the one and then about the other, without
+    what it read. Taught are its searches and its answer, what the question asks for, and how the two compare."""
+    sequences = []
+    for _ in range(count):
+        question = make_question(world, rng.choice(("comparison", "yes_no")), rng)
+        parts: Parts = [(policy.prompt_ids("", question.question), False)]
+        decomposition = question.decomposition or ()
+        steps = [step for step in decomposition if "reference" not in step]
+        found = [step["answer"] for step in steps]
+        titles = [b["title"] for a, b in zip([{}, *decomposition], decomposition, strict=False) if "reference" not in a]
+        for number, (step, title) in enumerate(zip(steps, titles, strict=True)):
+            tag, *name = policy.encode(f"<search>{title}</search>")
+            parts += [([tag], False), (name, True), (policy.observation_ids("", [tag, *name]), False)]
+            known = f"<think>{note_fact(step, step['answer'])}"
+            compared = (
+                verdict(found[0], found[1], question.question) if number else compare_next(question.question, titles[1])
+            )
+            thought, before = policy.encode(f"{known}{compared}</think>"), len(policy.encode(known))
+            parts += [(thought[:before], False), (thought[before:], True)]
+        tag, *answer = policy.encode(f"<answer>{question.answer}</answer>")
+        parts += [([tag], False), (answer, True)]
+        sequences.append(_sequence(parts))
+    return sequences
+
+
+def noisy_expert(env: ToolEnv, rng: random.Random, skill: float = Demonstrator.skill) -> Script:
+    """The task's scripted agent in a share ``skill`` of its episodes, its random agent in the others: imitating it teaches the
+    moves and how to read what they lead to, and leaves room to learn which of them are good."""
+    yield from env.SCRIPTS["scripted" if rng.random() < skill else "random"](env, rng)
+
+
+def run_unbroken(
+    envs: ToolVectorEnv, numbers: list[int], script: ScriptMaker, seed: int = 0, outage_minutes: float = retry.MINUTES
+) -> list[list[dict[str, Any]]]:
+    """The turns of a script on numbered instances, again after pauses as long as a tool fails in any of the episodes: what
+    comes of them is kept for runs that have no outage. Raises as `trainers.runtime.retry.play_until_tools_work`."""
+    run = partial(roll_out_many, envs, numbers, script, seed)
+    return retry.play_until_tools_work(run, share_failed, outage_minutes, most=0.0)
+
+
+def scripted_episodes(
+    envs: ToolVectorEnv, policy: Policy, numbers: list[int], script: ScriptMaker, seed: int,
+    outage_minutes: float = retry.MINUTES,
+) -> list[Sequence]:  # fmt: skip
+    """Whole episodes of a script on numbered instances; the tokens of its turns are taught."""
+    episodes = run_unbroken(envs, numbers, script, seed, outage_minutes)
+    return [sequence for turns in episodes for sequence in episode_sequences(turns, policy, envs.envs[0].stop)]
+
+
+def guided_episodes(
+    envs: ToolVectorEnv, policy: Policy, numbers: list[int], script: ScriptMaker, seed: int = 0,
+    outage_minutes: float = retry.MINUTES,
+) -> list[Sequence]:  # fmt: skip
+    """Whole episodes of a script that makes no mistake, without what there is to decide: the tag, search or answer, is not
+    taught, nor is the turn after an article that has two names for what was looked up."""
+    tags = {int(policy.tokenizer.convert_tokens_to_ids(tag)) for tag in ("<search>", "<answer>")}  # type: ignore[arg-type]
+    sequences = []
+    for number, turns in zip(numbers, run_unbroken(envs, numbers, script, seed, outage_minutes), strict=True):
+        steps = cast(QAEnv, envs.envs[0]).questions[number].decomposition or ()
+        for sequence in episode_sequences(turns, policy, envs.envs[0].stop):  # several where the context is rewritten
+            sequences.append(replace(sequence, mask=_hide_decisions(sequence, steps, tags)))
+    return sequences
+
+
+def _hide_decisions(sequence: Sequence, steps: Iterable[Mapping], tags: set[int]) -> list[bool]:
+    """The mask of (a part of) an episode of one turn for each step and one before, less what is a decision."""
+    rivals = [False, *("rival" in step for step in steps)]
+    tokens = zip(sequence.ids, sequence.mask, sequence.turns, strict=True)
+    return [taught and token not in tags and not rivals[turn] for token, taught, turn in tokens]
