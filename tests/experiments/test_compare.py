@@ -112,7 +112,7 @@ def test_two_runs_from_one_cold_start(tmp_path, monkeypatch, ask):
             agents, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in agents.ALGORITHMS.items()}
         )
         patched.setattr(evaluator, "play_policy", never)
-        patched.setattr(agents.imitation.curriculum, "fit", never)
+        patched.setattr(agents.imitation, "fit", never)
         assert compare.main(ask(SMALL)) == results
     (out / "rloo-1" / "summary.json").unlink()
     assert compare.main(ask(SMALL))["rows"]["RLOO"] == results["rows"]["RLOO"]

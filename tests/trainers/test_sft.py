@@ -11,10 +11,9 @@ from trainers import grpo, sft
 from trainers.checkpoints import checkpoint
 from trainers.cli import parse
 from trainers.evaluation.evaluator import load_agent
-from trainers.imitation.demonstrations import FILE, Demonstration, read_demonstrations
+from trainers.imitation.demonstrations import FILE, Demonstration, read_demonstrations, split_by_length
 from trainers.models.loading import load_policy
 from trainers.runtime.progress import read_metrics
-from trainers.tiny.curriculum import split_by_length
 from trainers.trajectory import Sequence
 
 SMALL = '{"entities": 60, "questions": 24}'

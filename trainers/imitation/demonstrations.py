@@ -102,7 +102,7 @@ def sample(
     """Demonstrations of the policy: ``attempts`` at each of these instances. What it sampled is kept id by id; episodes with a
     tool failure are left out or rolled out again, and processes share the work, as by `run_script`."""
     metric, at_once = envs.envs[0].PRIMARY_METRIC, envs.num_envs // attempts * distributed.world_size()
-    options = {"group_size": attempts, "max_new_tokens": max_new_tokens, "temperature": temperature}
+    options: Any = {"group_size": attempts, "max_new_tokens": max_new_tokens, "temperature": temperature}
     for start in range(0, len(questions), at_once):
         own = distributed.shard(questions[start : start + at_once])  # none, where there are fewer than processes
         run = partial(rollout, envs, policy, engine, questions=own, **options) if own else list

@@ -15,8 +15,8 @@ from trainers.imitation.demonstrations import (
     collect,
     draw_questions,
     hold_out,
-    play_script,
     read_demonstrations,
+    run_script,
     sample,
     select,
     write_demonstrations,
@@ -54,7 +54,7 @@ def test_questions_are_drawn_over_the_whole_split_and_none_twice_too_early(envs)
 
 def test_a_script_is_recorded_as_it_played(envs, make_policy):
     policy = make_policy("bpe")
-    found = list(play_script(envs, policy, [3, 1, 2, 0, 5], envs.envs[0].SCRIPTS["oracle"], 0))
+    found = list(run_script(envs, policy, [3, 1, 2, 0, 5], envs.envs[0].SCRIPTS["oracle"], 0))
     asked = [envs.envs[0].questions[number] for number in (3, 1, 2, 0, 5)]
     assert [one.question for one in found] == [question.question for question in asked]
     for one, question in zip(found, asked, strict=True):
@@ -69,7 +69,7 @@ def test_a_script_is_recorded_as_it_played(envs, make_policy):
 def test_the_end_of_a_turn_is_taught_where_no_string_ends_it(make_policy):
     policy = make_policy("bpe")
     envs = make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 60, "questions": 5, "format": "hermes"}', "train", 2)
-    (one,) = play_script(envs, policy, [0], envs.envs[0].SCRIPTS["oracle"], 0)
+    (one,) = run_script(envs, policy, [0], envs.envs[0].SCRIPTS["oracle"], 0)
     (sequence,) = one.sequences
     last = [i for i, own in enumerate(sequence.mask) if own and not [*sequence.mask, False][i + 1]]
     ends = [sequence.ids[place] in policy.end_ids for place in last]
@@ -128,7 +128,7 @@ def test_one_question_alone_is_learned():
 
 def test_a_file_gives_back_what_was_written(envs, make_policy, tmp_path):
     policy = make_policy("bpe")
-    found = list(play_script(envs, policy, [0, 1], envs.envs[0].SCRIPTS["oracle"], 0))
+    found = list(run_script(envs, policy, [0, 1], envs.envs[0].SCRIPTS["oracle"], 0))
     write_demonstrations(tmp_path / FILE, found, policy)
     again = read_demonstrations(tmp_path, policy)
     assert [(one.question, one.score, one.episode_return) for one in again] == [

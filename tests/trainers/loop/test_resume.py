@@ -19,7 +19,7 @@ from trainers.cli import parse
 from trainers.episodes.records import read_episodes
 from trainers.loop.setup import Setup
 from trainers.models.loading import load_policy
-from trainers.tiny import curriculum
+from trainers.tiny import cold_start, curriculum
 from trainers.tiny.cold_start import START
 
 KWARGS = {"entities": 60, "questions": 24, "max_turns": 2}
@@ -202,7 +202,7 @@ def test_a_run_keeps_its_own_cold_start(train, tmp_path, monkeypatch, capsys):
     whole = train("whole", updates=2)
     train("parts", updates=1)
     shutil.rmtree(tmp_path / "cache")
-    monkeypatch.setattr(curriculum, "make_policy", lambda *_: pytest.fail("a cold start was made anew"))
+    monkeypatch.setattr(cold_start, "make_policy", lambda *_: pytest.fail("a cold start was made anew"))
     parts = train("parts", resume=True, updates=2)
     assert all(torch.equal(weight, parts[name]) for name, weight in whole.items())
 
