@@ -46,7 +46,7 @@ from trainers.models.lora import has_lora, trainable_parameters
 from trainers.models.policy import Policy
 from trainers.rollouts.collector import play_batch
 from trainers.runtime.progress import Progress
-from trainers.tiny import curriculum
+from trainers.tiny.cold_start import run_cold_start
 
 COLD_START = 400  # gradient steps
 
@@ -249,7 +249,7 @@ def start_policy(args: Args) -> Policy:
         return load_policy(args.model, "cpu", args.dtype, args.lora_rank, args.lora_alpha)
     envs, patient = make_envs(args.env, args.env_kwargs, "train", 64), Demonstrator(continue_probability=1.0)
     with Progress(COLD_START, description="cold start") as progress:
-        return curriculum.cold_start(
+        return run_cold_start(
             envs, args.seed, COLD_START, lambda step, _, loss: progress.update(step, loss=loss), patient
         )[0]
 
