@@ -7,19 +7,15 @@ Examples:
     python -m retrieval_index search --index my-index "Who founded the band Toto?" -k 5
     python -m retrieval_index verify --index my-index
     python -m retrieval_index serve --index my-index --port 8000
-    python -m retrieval_index bench --index my-index
 """
 
 from __future__ import annotations
 
-import random
-import resource
 import sys
 import time
 from pathlib import Path
 from typing import Annotated, Literal
 
-import numpy as np
 import tyro
 from rich.console import Console
 from rich.markup import escape
@@ -30,7 +26,6 @@ from retrieval_index import store
 from retrieval_index.build import Backend, build_folder, load
 from retrieval_index.cache import CachedSearcher
 from retrieval_index.printable import printable
-from retrieval_index.tokenizer import tokenize, words_of
 from retrieval_index.wire import Limits
 
 console = Console()
@@ -75,24 +70,13 @@ def build(
         keep_duplicates: Keep passages whose title and text came before.
     """
     started = time.perf_counter()
-    given = {
-        "encoder": encoder,
-        "factory": factory,
-        "k1": k1,
-        "b": b,
-        "title_weight": title_weight,
-        "exact_title": None if exact_title else False,
-    }
+    given = {"encoder": encoder, "factory": factory, "k1": k1, "b": b, "title_weight": title_weight}
     options = {name: value for name, value in given.items() if value is not None}
+    options |= {} if exact_title else {"exact_title": False}
     build_folder(
         corpus, out, backend, split=split, keep_duplicates=keep_duplicates, shards=shards, progress=True, **options
     )
-    own, workers = (resource.getrusage(who).ru_maxrss for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN))
-    unit = 1 if sys.platform == "darwin" else 1024
-    seconds = time.perf_counter() - started
-    console.print(
-        f"Built in {seconds:.1f} s. Most memory held by one process: {max(own, workers) * unit / 1e9:.1f} GB."
-    )
+    console.print(f"Built in {time.perf_counter() - started:.1f} s.")
     _describe(out, store.read_manifest(out))
     console.print(
         f'Try it: python -m retrieval_index search --index {escape(str(out))} "your question" -k 5', soft_wrap=True
@@ -128,7 +112,9 @@ def search(
             (f"  score {passage.score:.3f}, id {printable(passage.id)}", "dim"),
         )
         console.print(heading)
-        console.print(_highlight(printable(passage.text), query), "\n", sep="")
+        text = Text(printable(passage.text))
+        text.highlight_words(query.split(), "bold", case_sensitive=False)
+        console.print(text, "\n", sep="")
 
 
 @app.command
@@ -184,59 +170,11 @@ def serve(
         from retrieval_index.server import serve as run
     except ModuleNotFoundError as error:
         raise ValueError(f"the server needs {error.name}: pip install 'agent-r1-envs[server]'") from None
-    if cache < 0:
-        raise ValueError(f"cache must be at least 0, got {cache}")
     if not 0 <= port < 2**16:
         raise ValueError(f"port must be 0 (any that is free) to 65535, got {port}")
     limits = Limits(queries=max_batch, topk=max_topk, waiting=max_waiting)
     searcher = load(index, verify=verify, encoder=encoder)
     run(CachedSearcher(searcher, cache) if cache else searcher, host=host, port=port, limits=limits)
-
-
-@app.command
-def bench(
-    index: Path,
-    k: Annotated[int, tyro.conf.arg(aliases=["-k"])] = 10,
-    queries: int = 500,
-    seed: int = 0,
-    encoder: str | None = None,
-) -> None:
-    """Measure an index on this machine: the time to open it, and to search it one query at a time and in batches.
-
-    Args:
-        index: Folder that `build` wrote.
-        k: How many passages a search returns.
-        queries: How many queries: the title of a passage and eight words of its text, drawn at random.
-        seed: Of the draw.
-        encoder: Where the model of a dense index is now, if it has moved since the build.
-    """
-    if queries < 1:
-        raise ValueError(f"queries must be at least 1, got {queries}")
-    started = time.perf_counter()
-    searcher = load(index, verify="fast", encoder=encoder)
-    opened, draw = time.perf_counter() - started, random.Random(seed)
-    asked = [_query_of(searcher.corpus[draw.randrange(len(searcher.corpus))], draw) for _ in range(queries)]
-    searcher.search(asked[:1], k)  # compiled code is loaded at the first search
-    table = Table(
-        "queries at once", "median, ms", "95 %, ms", "queries/s", title=escape(f"{index}: {searcher.backend}")
-    )
-    for size in (1, 64):
-        batches = [asked[start : start + size] for start in range(0, len(asked), size)]
-        seconds = []
-        for batch in batches:
-            before = time.perf_counter()
-            searcher.search(batch, k)
-            seconds.append(time.perf_counter() - before)
-        median, late = np.percentile(seconds, (50, 95)) * 1e3
-        table.add_row(str(size), f"{median:.3f}", f"{late:.3f}", f"{len(asked) / sum(seconds):,.0f}")
-    console.print(table)
-    console.print(f"{len(searcher.corpus):,} passages, opened in {opened:.2f} s (verify fast).")
-
-
-def _query_of(passage, draw: random.Random) -> str:
-    words = passage.text.split()
-    first = draw.randrange(max(len(words) - 8, 1))
-    return " ".join([passage.title, *words[first : first + 8]])
 
 
 def _describe(index: Path, manifest: dict) -> None:
@@ -252,16 +190,6 @@ def _describe(index: Path, manifest: dict) -> None:
     )
     parameters = ", ".join(f"{name} {value}" for name, value in manifest["parameters"].items())
     console.print(f"parameters: {escape(parameters)}")
-
-
-def _highlight(text: str, query: str) -> Text:
-    """The passage with the words of the query in bold."""
-    result = Text(text)
-    wanted = set(tokenize(query))
-    for word in words_of(text):
-        if not wanted.isdisjoint(tokenize(word[0])):
-            result.stylize("bold", *word.span())
-    return result
 
 
 def main() -> int:

@@ -60,24 +60,18 @@ class Batcher:
     Args:
         searcher: what to search.
         waiting: queries that may wait for their answers.
-        observe: told the number of queries of every search.
     """
 
-    def __init__(self, searcher: Searcher, waiting: int, observe: Callable[[int], None] = lambda queries: None):
-        self.searcher, self.limit, self.observe = searcher, waiting, observe
+    def __init__(self, searcher: Searcher, waiting: int):
+        self.searcher, self.limit = searcher, waiting
         self.waiting = 0  # queries
         self._parts: list[_Part] = []
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="search")
         self._runner: asyncio.Task | None = None
 
     async def search(self, queries: list[str], k: int, is_gone: Callable[[], Awaitable[bool]]) -> list[list[Passage]]:
-        """Search as `Searcher.search` does, for arguments that are known to be valid.
-
-        Raises:
-            QueueFull: at once.
-            SearcherFailed: the search raised, also when made for these queries alone.
-            ClientGone: `is_gone()` was true when the turn of a part came.
-        """
+        """Search as `Searcher.search` does, for arguments that are known to be valid. Raises `QueueFull` at once,
+        `SearcherFailed`, or `ClientGone` where `is_gone()` was true when the turn of a part came."""
         if self.waiting + len(queries) > self.limit:
             raise QueueFull(f"{self.waiting} queries wait already, {self.limit} at most")
         self.waiting += len(queries)
@@ -141,7 +135,6 @@ class Batcher:
 
     def _search(self, queries: list[str], k: int) -> list[list[Passage]]:
         try:
-            self.observe(len(queries))
             found = self.searcher.search(queries, k)
             if len(found) != len(queries):
                 raise ValueError(f"it gave {len(found)} results for {len(queries)} queries")

@@ -2,23 +2,14 @@
 
 With tf the count of a term in a passage, |d| the words of the passage, N the passages and df those that hold the term:
 
-"lucene", the default of bm25s and here:
-
     score(q, d) = Σ_{t in q} idf(t) · tf / (tf + k1 (1 - b + b |d| / avg|d|))
     idf(t)      = ln(1 + (N - df + 0.5) / (df + 0.5))        always above 0
 
-"okapi", as rank_bm25's BM25Okapi (see `reference.py`):
-
-    score(q, d) = Σ_{t in q} idf(t) · tf (k1 + 1) / (tf + k1 (1 - b + b |d| / avg|d|))
-    idf(t)      = ln((N - df + 0.5) / (df + 0.5));           where this is negative, for a term in more than half of
-                  the passages, 0.25 times the mean idf of all terms instead ("epsilon", a device of rank_bm25's own)
-
-So the scores differ by the factor k1 + 1, which moves no rank, and by the idf, which differs little but for common
-terms; there Lucene's needs no repair. A word that a query repeats counts each time, in both.
+This is Lucene's variant, the default of bm25s. rank_bm25's (see `reference.py`) is larger by the factor k1 + 1, which
+moves no rank, and has another idf for common terms. A word that a query repeats counts each time.
 
 The stored form is that of bm25s (Lù 2024, arXiv 2407.03618): the score of every term in every passage, computed at
-build time. The build and the search are our own, because bm25s holds the whole corpus in memory as Python lists and
-has no statistics beyond one index; the scores are the same, which the tests compare.
+build time. bm25s itself holds the whole corpus in memory as Python lists and has no statistics beyond one index.
 """
 
 from __future__ import annotations
@@ -29,7 +20,7 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 
@@ -43,7 +34,6 @@ from retrieval_index.tokenizer import TITLE_WEIGHT, Analyzer
 from retrieval_index.verified_array import VerifiedArray, read_array
 
 FILES = ("term_keys", "posting_scores", "posting_rows", "term_starts", "term_maxima")
-OKAPI_EPSILON = 0.25
 THREADED = 16  # queries that are worth a thread of their own
 
 
@@ -54,7 +44,7 @@ def check_constants(k1: float = 1.5, b: float = 0.75) -> None:
 
 
 class BM25Index(Index):
-    """BM25 over scores computed at build time. Make one with `build`, or open one with `retrieval_index.load`.
+    """BM25 over scores computed at build time.
 
     Attributes:
         keys: S16 [n terms], ascending, see `counting.keys_of`.
@@ -88,7 +78,6 @@ class BM25Index(Index):
         b: float = 0.75,
         title_weight: int = TITLE_WEIGHT,
         exact_title: bool = True,
-        variant: Literal["lucene", "okapi"] = "lucene",
         statistics: Statistics | None = None,
         work: Path | None = None,
         track: Track = silent,
@@ -99,31 +88,19 @@ class BM25Index(Index):
             corpus: the passages.
             k1: how much further repetitions of a word count.
             b: how much the length of a passage counts, from 0 to 1.
-            title_weight: how often a word of the title counts, and adds to the length, as if it stood so many times in
-                the text; 0 leaves titles out.
-            exact_title: a query that is the title of a passage finds it first, see `Analyzer`.
-            variant: of the formula, see above.
+            title_weight, exact_title: see `Analyzer`.
             statistics: of the whole corpus, where this one is a shard of it.
-            work: a folder on the disk of the destination, for this corpus alone. Everything large is kept there, and a
-                build that was killed goes on from it.
+            work: a folder for everything large of this corpus alone; a build that was killed goes on from it.
             track: reports progress.
 
         Raises:
             ValueError: there is no word to index, or an argument is out of range.
         """
-        if variant not in ("lucene", "okapi"):
-            raise ValueError(f"variant must be 'lucene' or 'okapi', got {variant!r}")
         check_constants(k1, b)
         analyzer = Analyzer(title_weight, exact_title)
-        gain = {"lucene": 1.0, "okapi": k1 + 1}[variant]
-
-        def saturate(frequencies: np.ndarray, relative_length: np.ndarray) -> np.ndarray:
-            return gain * frequencies / (frequencies + k1 * (1 - b + b * relative_length))
-
-        idf = {"lucene": _lucene_idf, "okapi": _okapi_idf}[variant]
         blocks = count_corpus(corpus, analyzer, work, track)
-        keys, *postings = merge(blocks, statistics or Statistics.of(blocks), idf, saturate, work, track)
-        return cls(corpus, keys, tuple(postings), {"k1": k1, "b": b, "variant": variant, **analyzer.parameters})
+        keys, *postings = merge(blocks, statistics or Statistics.of(blocks), k1, b, work, track)
+        return cls(corpus, keys, tuple(postings), {"k1": k1, "b": b, **analyzer.parameters})
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:
         """See `Searcher.top_k`."""
@@ -188,19 +165,3 @@ def _freeze(array: np.ndarray) -> np.ndarray:
     view = np.asarray(array).view()
     view.setflags(write=False)
     return view
-
-
-def _lucene_idf(statistics: Statistics) -> np.ndarray:
-    """Inverse document frequency, float64 [n terms]."""
-    return np.log1p(_odds(statistics))
-
-
-def _okapi_idf(statistics: Statistics) -> np.ndarray:
-    """The same as rank_bm25's BM25Okapi has it."""
-    idf = np.log(_odds(statistics))
-    idf[idf < 0] = OKAPI_EPSILON * idf.mean()
-    return idf
-
-
-def _odds(statistics: Statistics) -> np.ndarray:
-    return (statistics.passages - statistics.document_frequencies + 0.5) / (statistics.document_frequencies + 0.5)

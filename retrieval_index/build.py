@@ -51,10 +51,9 @@ def build(
         passages: rows of results count in this order. A `Corpus` is indexed as it is.
         keep_duplicates: passages of equal title and text are otherwise taken once, and `corpus.duplicates_left_out`
             of the index says how many were left out.
-        backend: "bm25" (the default), "rank-bm25" (the slow reference), "dense" (vectors in FAISS) or "hybrid" (BM25
-            and dense, fused).
+        backend: "bm25", "rank-bm25" (slow), "dense" (vectors in FAISS) or "hybrid" (BM25 and dense, fused).
         progress: draw progress bars on standard error.
-        **options: of the backend: `k1`, `b`, `variant`, `title_weight` and `exact_title` of `BM25Index.build`, of
+        **options: of the backend: `k1`, `b`, `title_weight` and `exact_title` of `BM25Index.build`, of
             which "rank-bm25" and "hybrid" take the last two; `encoder` and `factory` of `DenseIndex.build`, which
             "hybrid" takes too.
 
@@ -63,20 +62,12 @@ def build(
             have one id (unless `keep_duplicates`).
     """
     index = _index_class(backend, options)
-    corpus = _corpus_of(passages, keep_duplicates)
+    unique = Deduplicated(passages, keep_duplicates)
+    corpus = passages if isinstance(passages, Corpus) else Corpus(unique)
+    if corpus is not passages:
+        corpus.duplicates_left_out = unique.duplicates
     with progress_bars() if progress else nullcontext(silent) as track:
         return index.build(corpus, track=track, **options)
-
-
-def _corpus_of(passages: Iterable[Passage] | Corpus, keep_duplicates: bool) -> Corpus:
-    if isinstance(passages, Corpus):
-        return passages
-    if keep_duplicates:
-        return Corpus(passages)
-    deduplicated = Deduplicated(passages)
-    corpus = Corpus(deduplicated)
-    corpus.duplicates_left_out = deduplicated.duplicates
-    return corpus
 
 
 def build_folder(
@@ -138,6 +129,7 @@ def build_folder(
         home = staging if shards == 1 else work
         duplicates = _store(source, split, keep_duplicates, home, track)
         corpus = Corpus.open(home)
+        corpus.duplicates_left_out = duplicates
         if shards == 1:
             built = index.build(corpus, work=work, track=track, **options)
             built.write(staging)
@@ -145,15 +137,10 @@ def build_folder(
         else:
             _build_shards(index, corpus, shards, staging, work, track, options)
             stored_as, parameters = ShardedSearcher.backend, {"backend": backend, "shards": shards}
-        described = {
-            "passages": len(corpus),
-            "duplicates_left_out": duplicates,
-            "fingerprint": corpus.fingerprint,
-        }
         os.replace(work, spent)  # out of sight first: half of it must not be gone on with
         shutil.rmtree(spent)
         (staging / _STORED_FILE).unlink(missing_ok=True)
-        store.seal(staging, stored_as, parameters, described)
+        store.seal(staging, stored_as, parameters, corpus)
 
 
 def load(
@@ -243,13 +230,11 @@ def _store(source: str | Path, split: str | None, keep_duplicates: bool, folder:
     done = folder / _STORED_FILE
     if done.exists():
         return json.loads(done.read_text(encoding="utf-8"))
-    passages = track(read_passages(source, split=split), "Storing passages", None)
-    deduplicated = None if keep_duplicates else Deduplicated(passages)
-    write_passages(passages if deduplicated is None else deduplicated, folder)
-    duplicates = 0 if deduplicated is None else deduplicated.duplicates
+    unique = Deduplicated(track(read_passages(source, split=split), "Storing passages", None), keep_duplicates)
+    write_passages(unique, folder)
     durable.sync_tree(folder)  # what is done must be there before it is said to be
-    durable.write_text(done, json.dumps(duplicates))
-    return duplicates
+    durable.write_text(done, json.dumps(unique.duplicates))
+    return unique.duplicates
 
 
 def _build_shards(index, corpus: Corpus, shards: int, staging: Path, work: Path, track: Track, options: dict) -> None:
@@ -273,8 +258,7 @@ def _build_shards(index, corpus: Corpus, shards: int, staging: Path, work: Path,
     for folder, own_work, part in zip(folders, works, parts, strict=True):
         built = index.build(part, work=own_work, track=track, **options)
         built.write(folder)
-        described = {"passages": len(part), "duplicates_left_out": 0, "fingerprint": part.fingerprint}
-        store.seal(folder, index.backend, built.parameters, described)
+        store.seal(folder, index.backend, built.parameters, part)
 
 
 def _describe_source(source: str | Path) -> list:

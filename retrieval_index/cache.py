@@ -14,7 +14,7 @@ _PASSAGES = 10  # that are kept for a query, on average
 class CachedSearcher:
     """A searcher that keeps the results of the queries asked last, and asks another for the rest.
 
-    Results are equal to those of the searcher behind it, whose other attributes it passes on. Threads may share it.
+    It passes on the searcher's other attributes. Threads may share it.
 
     Args:
         size: queries to keep, and in all ten times as many passages: fewer queries where k is larger.

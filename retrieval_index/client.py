@@ -26,17 +26,6 @@ class SearchFailed(ConnectionError):
     """The server did not give an answer, or not one that can be understood."""
 
 
-def _check_url(url: str) -> None:
-    import httpx
-
-    try:
-        parsed = httpx.URL(url)
-    except httpx.InvalidURL as error:
-        raise ValueError(f"{url!r} is no address of a server: {error}") from None
-    if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
-        raise ValueError(f"{url!r} is no address of a server: a url is written http://HOST:PORT")
-
-
 class RemoteSearcher:
     """`Searcher.search` over HTTP. The rest of the protocol (`corpus`, `top_k`, `save`) stays with the server.
 
@@ -46,14 +35,20 @@ class RemoteSearcher:
         url: of the server, such as "http://127.0.0.1:8000"; with or without "/retrieve" at its end.
         timeout: seconds to connect, and again for each part of an answer to arrive.
         retries: further attempts after a failed connection, a timeout, or an answer that neither is a result nor refuses
-            the request (a busy server, one in trouble, a proxy that finds nobody behind it), with growing pauses between
-            them: about 2 s in all for three, or as long as the server asks for.
+            the request, with growing pauses: about 2 s in all for three, or as long as the server asks for.
     """
 
     io_bound = True  # most of the time, for the server: others may go on meanwhile
 
     def __init__(self, url: str, *, timeout: float = 10.0, retries: int = 3):
-        _check_url(url)
+        import httpx
+
+        try:
+            parsed = httpx.URL(url)
+        except httpx.InvalidURL as error:
+            raise ValueError(f"{url!r} is no address of a server: {error}") from None
+        if parsed.scheme not in ("http", "https") or not parsed.host or parsed.query or parsed.fragment:
+            raise ValueError(f"{url!r} is no address of a server: a url is written http://HOST:PORT")
         if timeout <= 0:
             raise ValueError(f"timeout must be above 0 seconds, got {timeout}")
         if retries < 0:
@@ -66,14 +61,10 @@ class RemoteSearcher:
     def __reduce__(self):
         return partial(RemoteSearcher, timeout=self.timeout, retries=self.retries), (self.url,)
 
-    def __repr__(self) -> str:
-        return f"RemoteSearcher({self.url!r})"
-
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
         """See `Searcher.search`.
 
         Raises:
-            TypeError: as there.
             ValueError: `k` is less than 1, or the server rejected the request: its message says why.
             SearchFailed: all attempts failed, or the answer was malformed. Never an empty result instead.
         """

@@ -1,7 +1,7 @@
 """Passages and the store that holds them: a list in memory, or two files on disk.
 
 The stored form is one line of canonical JSON a passage (`passages.jsonl`) and the byte offset of each line
-(`offsets.npy`), so that any passage is one read away and a corpus larger than memory stays on disk.
+(`offsets.npy`): any passage is one read away.
 """
 
 from __future__ import annotations
@@ -18,7 +18,6 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import accumulate
 from pathlib import Path
-from typing import overload
 from zlib import crc32
 
 import numpy as np
@@ -65,8 +64,8 @@ def title_from(text: str) -> str:
 def split_contents(contents: str, title: str | None = None) -> tuple[str, str]:
     """Title and text of `contents` as FlashRAG and Search-R1 have them: the title is the first line, mostly in double quotes.
 
-    Search-R1 strips all quotes at both ends, which damages titles such as '"Heroes" (album)'; here one pair goes. Where
-    there is only one line, it is text. Where the ``title`` is known, what goes is a beginning that equals it.
+    One pair of quotes goes, which keeps '"Heroes" (album)' whole. Where there is only one line, it is text. Where the
+    ``title`` is known, what goes is a beginning that equals it.
     """
     if title is not None:
         heads = (head for head in (f'"{title}"\n', f"{title}\n") if contents.startswith(head))
@@ -79,13 +78,8 @@ def split_contents(contents: str, title: str | None = None) -> tuple[str, str]:
 
 
 def passage_from_row(row: object) -> Passage:
-    """The passage of a JSON value; an `id` that is a number becomes a string, other fields are ignored.
-
-    HTML entities in title and text become the characters that they stand for.
-
-    Raises:
-        ValueError: it is no object with `id`, `title` and `text`, or one of these is of a wrong type or no Unicode text.
-    """
+    """The passage of a JSON value, a ValueError where it is none. An `id` that is a number becomes a string, HTML entities
+    in title and text become characters, other fields are ignored."""
     if not isinstance(row, dict):
         raise ValueError(f"expected an object with id, title and text, got {type(row).__name__}")
     missing = [name for name in ("id", "title", "text") if name not in row]
@@ -117,12 +111,9 @@ class Corpus(Sequence[Passage]):
 
     `Corpus(passages)` holds them in memory; `Corpus.open(folder)` reads them from disk when asked for. Both pickle,
     the second by its path.
-
-    Attributes:
-        duplicates_left_out: passages of a title and text that had come before, which whoever made the corpus dropped.
     """
 
-    duplicates_left_out = 0
+    duplicates_left_out = 0  # passages of a title and text that had come before
 
     def __init__(self, passages: Iterable[Passage] | _StoredPassages | _JoinedPassages):
         self._rows: list[Passage] | _StoredPassages | _JoinedPassages = (
@@ -173,10 +164,6 @@ class Corpus(Sequence[Passage]):
     def __len__(self) -> int:
         return len(self._rows)
 
-    @overload
-    def __getitem__(self, row: int) -> Passage: ...
-    @overload
-    def __getitem__(self, row: slice) -> list[Passage]: ...
     def __getitem__(self, row):
         if isinstance(row, slice):
             return [self._rows[number] for number in range(len(self))[row]]
@@ -204,10 +191,7 @@ def write_line_sums(folder: Path) -> None:
 
 
 class _StoredPassages:
-    """The rows of a stored corpus. Reads name their place (pread): no file position for threads and forks to fight over.
-
-    Not a memory map, whose pages would count as memory of the process once touched.
-    """
+    """The rows of a stored corpus. Reads name their place (pread): no file position for threads and forks to fight over."""
 
     def __init__(self, folder: str | Path):
         self.folder = Path(folder).resolve()

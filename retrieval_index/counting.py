@@ -2,9 +2,8 @@
 
 Blocks know nothing of each other, so several processes count them, and those on disk survive a build that is killed.
 
-A term is known by its key, 16 bytes of its BLAKE2b hash. Keys have one length, sort, and can be memory-mapped and
-bisected, so that opening an index of ten million terms costs nothing; the odds that any two of them share a key are
-1 in 10²⁴.
+A term is known by its key, 16 bytes of its BLAKE2b hash: keys can be memory-mapped and bisected, so that opening an
+index of ten million terms costs nothing. The odds that any two of them share one are 1 in 10²⁴.
 """
 
 from __future__ import annotations
@@ -18,6 +17,7 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from hashlib import blake2b
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -78,30 +78,22 @@ def _count_block(corpus: Corpus, analyzer: Analyzer, start: int) -> Block:
 
 
 def _count_in_processes(corpus: Corpus, analyzer: Analyzer, work: Path, starts: list[int]) -> Iterable[int]:
-    """Count blocks in processes of their own, and yield the start of each as it is done.
-
-    Plain subprocesses and not `multiprocessing`, which would run the caller's main module again in each.
-    """
+    """Count blocks in processes of their own (`multiprocessing` would run the caller's main module again in each), and
+    yield the start of each as it is done."""
     n_workers = min(len(starts), os.cpu_count() or 1)
     if n_workers == 1 or corpus.folder is None:  # the others would have no place to read it from
         for start in starts:
             _count_block(corpus, analyzer, start).write(work / f"block-{start}")
             yield start
         return
-    read, write = os.pipe()
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # find this package as this process did
     command = [sys.executable, "-c", _WORKER, str(corpus.folder), str(work), json.dumps(analyzer.parameters)]
-    workers = [
-        subprocess.Popen(
-            [*command, *map(str, starts[number::n_workers])], stdin=subprocess.PIPE, stdout=write, env=environment
-        )
-        for number in range(n_workers)
-    ]
-    os.close(write)
+    pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
+    shares = [[*map(str, starts[number::n_workers])] for number in range(n_workers)]
+    workers = [subprocess.Popen([*command, *share], **pipes) for share in shares]
     try:
-        with open(read, encoding="ascii") as done:  # ends when the last worker has closed its end
-            for line in done:
-                yield int(line)
+        for worker in workers:
+            yield from map(int, worker.stdout)
         if any([worker.wait() for worker in workers]):
             raise ChildProcessError("a process that counted words has failed; its message is above")
     finally:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+from collections.abc import Iterable
 from pathlib import Path
 
 import numpy as np
@@ -25,9 +26,8 @@ ENCODE_BATCH = 1024
 class DenseIndex(Index):
     """Maximum inner product search over encoded passages. Scores are cosines, from -1 to 1.
 
-    Every passage matches to some degree, so `search` gives `k` passages even for a poor query; only a query that the
-    encoder knows nothing of (a zero vector) has an empty list. FAISS sums in another order for small batches than for
-    large ones: the same query may score differently in the seventh digit.
+    Every passage matches to some degree; only a query that the encoder knows nothing of (a zero vector) has an empty
+    list. FAISS sums in another order for small batches than for large ones: scores may differ in the seventh digit.
 
     Attributes:
         index: a faiss.Index with one vector a passage.
@@ -61,8 +61,7 @@ class DenseIndex(Index):
             corpus: the passages.
             encoder: an encoder, or its name: "svd" (the default), "minilm", or see `PretrainedEncoder`.
             factory: the kind of index, a FAISS factory string; "Flat" is exact, see `vectors.py` for others.
-            work: a folder where vectors are kept as they are made, so that a build that was killed goes on. Delete it when
-                the index is saved; vectors of other corpora and encoders may lie there side by side until then.
+            work: a folder where vectors are kept as they are made, so that a build that was killed goes on.
             track: reports progress.
 
         Raises:
@@ -108,11 +107,7 @@ class DenseIndex(Index):
     def open(
         cls, folder: Path, corpus: Corpus, parameters: dict, encoder: Encoder | str | Path | None = None
     ) -> DenseIndex:
-        """Read what `write` wrote: the FAISS index at once, and other vectors when they are needed, see `verified_array`.
-
-        Raises:
-            ValueError: `encoder`, or the model where it was at the time of the build, is not the one built with.
-        """
+        """Read what `write` wrote: the FAISS index at once, and other vectors when they are needed, see `verified_array`."""
         index = vectors.read(folder / INDEX_FILE, parameters["search"])
         path = folder / VECTORS_FILE
         rescore = VerifiedArray(path) if path.is_file() else None
@@ -149,11 +144,8 @@ def _encoder_of(folder: Path, parameters: dict, given: Encoder | str | Path | No
 
 
 def _encode(corpus: Corpus, encoder: Encoder, dtype: np.dtype, work: Path | None, track: Track) -> np.ndarray:
-    """All passages as vectors, [n passages, dimension]; in `work` they go to a file that a later call goes on with.
-
-    The file is named after what the vectors are of, so that it never holds others; a second one tells how many rows
-    are safe on disk.
-    """
+    """All passages as vectors, [n passages, dimension]; in `work` they go to a file that a later call goes on with,
+    named after what they are of. A second file tells how many rows are safe on disk."""
     shape = (len(corpus), encoder.dimension)
     if work is None:
         encoded = np.empty(shape, dtype)
@@ -181,8 +173,7 @@ def _encode(corpus: Corpus, encoder: Encoder, dtype: np.dtype, work: Path | None
     return encoded
 
 
-def _starts(done: int, n: int, track: Track):
-    """The first rows of the batches that are left."""
+def _starts(done: int, n: int, track: Track) -> Iterable[int]:
     starts = range(done, n, ENCODE_BATCH)
     return track(starts, "Encoding passages", len(starts)) if starts else ()
 

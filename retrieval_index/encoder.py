@@ -54,9 +54,8 @@ class Encoder(Protocol):
 class SvdEncoder:
     """Latent semantic analysis (Deerwester et al. 1990): TF-IDF, projected on its leading right singular vectors.
 
-    A term weighs (1 + ln tf) · idf with idf = 1 + ln((1 + N) / (1 + df)); the term vector is normalised, projected,
-    and normalised again. It finds passages by topic more than by name: a weak dense baseline that always works, not a
-    rival of trained encoders.
+    The term vector is normalised, projected, and normalised again. It finds passages by topic more than by name: a weak
+    dense baseline that needs no download.
 
     Attributes:
         terms: those of the columns, in order.
@@ -80,11 +79,8 @@ class SvdEncoder:
     def fit(
         cls, texts: list[str], *, dimension: int = 512, max_terms: int = 50_000, track: Track = silent
     ) -> SvdEncoder:
-        """Learn from the corpus itself, deterministically.
-
-        `dimension` is cut to what the corpus can fill; of more than `max_terms` terms the most frequent are kept.
-        Raises ValueError where there is no word to learn.
-        """
+        """Learn from the corpus itself, deterministically; of more than `max_terms` terms the most frequent are kept.
+        Raises ValueError where there is no word to learn."""
         from sklearn.utils.extmath import randomized_svd
 
         vectorizer = _vectorizer(max_features=max_terms)
@@ -127,15 +123,14 @@ class SvdEncoder:
 
 
 def encoder_for(corpus: Corpus, encoder: Encoder | str | Path | None, track: Track = silent) -> Encoder:
-    """An encoder by name: "svd" or None for one fitted to (at most 200,000 passages of) the corpus, else see
-    `PretrainedEncoder`; an encoder is returned as it is."""
-    if encoder is None or encoder == "svd":
-        rows = np.arange(len(corpus))
-        if len(corpus) > FITTED_ON:
-            rows = np.sort(np.random.default_rng(0).choice(len(corpus), FITTED_ON, replace=False))
-        passages = map(corpus.__getitem__, rows.tolist())
-        return SvdEncoder.fit([passage_text(p.title, p.text) for p in passages], track=track)
-    return resolve_encoder(encoder)
+    """An encoder as `resolve_encoder` has it; "svd" or None is one fitted to at most 200,000 passages of the corpus."""
+    if encoder not in (None, "svd"):
+        return resolve_encoder(encoder)
+    rows = np.arange(len(corpus))
+    if len(corpus) > FITTED_ON:
+        rows = np.sort(np.random.default_rng(0).choice(len(corpus), FITTED_ON, replace=False))
+    passages = map(corpus.__getitem__, rows.tolist())
+    return SvdEncoder.fit([passage_text(p.title, p.text) for p in passages], track=track)
 
 
 def resolve_encoder(encoder: Encoder | str | Path) -> Encoder:

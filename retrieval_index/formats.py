@@ -57,11 +57,8 @@ def table_rows(path: Path, delimiter: str) -> Rows:
 
 
 def iter_records(path: str | Path) -> Iterator[dict]:
-    """Stream the objects of a JSON array, or of objects in a row; the largest official file takes 3 GB as one list.
-
-    Raises:
-        ValueError: the file breaks off or holds anything else, saying how many objects were read before.
-    """
+    """Stream the objects of a JSON array, or of objects in a row; the largest official file takes 3 GB as one list. A
+    ValueError says how many objects came before what is wrong."""
     count, buffer, at = 0, "", 0
     inside = None  # of an array; None where no bracket has come, False after the closing one
     skip = re.compile(r"[ \t\r\n,]*").match

@@ -23,8 +23,7 @@ DEPTH = 100  # of each ranking, at least
 class HybridIndex(Index):
     """Ranks by the sum over its parts of 1 / (60 + rank), the first rank being 1.
 
-    Scores of the parts are not compared, only ranks, so any indexes go together. `build` makes BM25 and dense; the
-    constructor takes any, of different kinds if they are to be saved.
+    Any indexes go together, of different kinds if they are to be saved.
     """
 
     backend = "hybrid"
@@ -50,14 +49,7 @@ class HybridIndex(Index):
         work: Path | None = None,
         track: Track = silent,
     ) -> HybridIndex:
-        """BM25 and dense.
-
-        Args:
-            corpus: the passages.
-            encoder, factory: see `DenseIndex.build`.
-            title_weight, exact_title: see `BM25Index.build`.
-            work, track: see both.
-        """
+        """Build BM25 and dense, see `BM25Index.build` and `DenseIndex.build`."""
         lexical = BM25Index.build(corpus, title_weight=title_weight, exact_title=exact_title, work=work, track=track)
         return cls([lexical, DenseIndex.build(corpus, encoder=encoder, factory=factory, work=work, track=track)])
 
@@ -89,11 +81,8 @@ class HybridIndex(Index):
 
 
 def fuse(rankings: list[np.ndarray]) -> tuple[np.ndarray, np.ndarray]:
-    """Fuse rankings of one query: rows int64, best first, -1 where a ranking has ended.
-
-    Returns:
-        All rows found, best first and equal ones in ascending order, and their fused scores, float64.
-    """
+    """Fuse rankings of one query (rows int64, best first, -1 where a ranking has ended) into all rows found, best first
+    and equal ones in ascending order, and their scores, float64."""
     rows = np.concatenate(rankings)
     gains = np.concatenate([1 / (RANK_CONSTANT + 1 + np.arange(len(ranking))) for ranking in rankings])
     found, places = np.unique(rows[rows >= 0], return_inverse=True)

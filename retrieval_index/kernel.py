@@ -1,10 +1,8 @@
 """The inner loop of BM25 search, compiled by numba. Import it late: it costs a fraction of a second.
 
-It reads the eager index of Lù 2024 (arXiv 2407.03618: the score of every term in every passage, computed at build
-time) and ranks exactly, without looking at every passage: MaxScore (Turtle & Flood 1995, "Query evaluation:
-strategies and optimizations"). Terms whose best scores together cannot lift a passage into the top k are not walked
-but looked up, and only for passages that another term brought in; so a rare name costs as many steps as it has
-passages, whatever the common words beside it. Passages are taken in windows that fit the cache.
+It ranks exactly without looking at every passage: MaxScore (Turtle & Flood 1995, "Query evaluation: strategies and
+optimizations"). Terms whose best scores together cannot lift a passage into the top k are only looked up, for passages
+that another term brought in. Passages are taken in windows that fit the cache.
 
 The score of a passage is summed in the order of the query's words, in float32, whatever was pruned: a shard and a
 whole index, a batch and a single query agree to the last bit.
@@ -89,8 +87,7 @@ def _distinct(tokens, term_maxima, terms, counts, bounds, slot):
 
 
 def _first_threshold(counts, bounds, at, ends, k, term_scores):
-    """A score that at least k passages reach, from single rare terms; 0 where none has k postings. Valid where no
-    contribution is negative."""
+    """A score that at least k passages reach, from single rare terms; 0 where none has k postings."""
     threshold = np.float32(0)
     best = np.empty(k, np.float32)
     for i in range(len(at) - 1, -1, -1):  # the rarest first: then the others can mostly be left out
@@ -121,15 +118,13 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
     bound_sums = np.empty(n_terms, np.float32)  # what the first i + 1 terms can give together
     begin, at, ends = np.empty(n_terms, np.int64), np.empty(n_terms, np.int64), np.empty(n_terms, np.int64)
     for i in range(n_terms):
-        bound_sums[i] = max(bounds[i], np.float32(0)) + (bound_sums[i - 1] if i else np.float32(0))
+        bound_sums[i] = bounds[i] + (bound_sums[i - 1] if i else np.float32(0))
         at[i], ends[i] = term_starts[terms[i]], term_starts[terms[i] + 1]
         begin[i] = at[i]  # the term's postings in the window are those from `begin` to `at`
     given = np.empty(n_terms, np.float32)
 
     slack = np.float32(1 - max(SLACK, ROUNDING * n_tokens))
-    # Where contributions can be negative they cancel, and no relative slack covers their rounding: nothing is pruned.
-    prunes = bounds[0] >= 0
-    threshold = _first_threshold(counts, bounds, at, ends, k, term_scores) * slack if prunes else np.float32(-np.inf)
+    threshold = _first_threshold(counts, bounds, at, ends, k, term_scores) * slack
     # Terms from number `essential` on are walked; those before it, MaxScore's non-essential ones, are looked up.
     found, essential = 0, 0
     while True:
@@ -187,7 +182,7 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
                 score += given[slot[token]]
             if score > 0:
                 found = _insert(best_rows, best_scores, found, row, score)
-                if found == k and prunes:
+                if found == k:
                     threshold = max(threshold, best_scores[k - 1] * slack)
         sums[:] = 0
         seen[:] = False
@@ -200,7 +195,7 @@ def _top_k(queries, starts, k, term_scores, term_rows, term_starts, term_maxima)
         queries: int64 [n tokens], the term ids of all queries, one after another.
         starts: int64 [n queries + 1], where each query begins in `queries`.
         k: how many to keep.
-        term_scores, term_rows: float32 and int32 [n postings], grouped by term, rows ascending.
+        term_scores, term_rows: float32, none below 0, and int32 [n postings], grouped by term, rows ascending.
         term_starts: int64 [n terms + 1], where the postings of each term begin.
         term_maxima: float32 [n terms], the highest score of each term.
 

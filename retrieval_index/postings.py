@@ -1,9 +1,7 @@
 """Blocks of counted words, merged into one scored index in bounded memory.
 
-A block holds the term frequencies of a range of passages, its terms sorted by key (see `counting.py`). The merge knows
-the statistics of the whole corpus and walks the terms in slices: one slice of all blocks in memory at a time. So an
-index made of many blocks is, bit for bit, the one made of a single block; and shards scored with the statistics of all
-shards give, bit for bit, the scores of one index.
+The merge walks the terms in slices, one slice of all blocks in memory at a time. An index made of many blocks is, bit
+for bit, the one made of a single block; shards scored with the statistics of all give the scores of one index.
 """
 
 from __future__ import annotations
@@ -101,8 +99,8 @@ class Statistics:
 def merge(
     blocks: list[Callable[[], Block]],
     statistics: Statistics,
-    weigh: Callable[[Statistics], np.ndarray],
-    saturate: Callable[[np.ndarray, np.ndarray], np.ndarray],
+    k1: float,
+    b: float,
     folder: Path | None,
     track: Track,
 ) -> tuple[np.ndarray, ...]:
@@ -111,8 +109,7 @@ def merge(
     Args:
         blocks: functions that open each block, in the order of the passages.
         statistics: of the whole corpus, of which the blocks may be a shard.
-        weigh: gives the idf of all terms of the statistics, float64 [n terms].
-        saturate: (frequencies int32 [n], length of the passage over the average, float64 [n]) -> float64 [n].
+        k1, b: of the formula, see `bm25`.
         folder: where to stream the postings to, or None for memory.
 
     Returns:
@@ -124,9 +121,10 @@ def merge(
         raise ValueError(
             f"nothing to index: none of the {statistics.passages} passages holds a word that is not a stop word"
         )
-    idf = weigh(statistics)[np.searchsorted(statistics.keys, own.keys)]
+    frequencies = statistics.document_frequencies[np.searchsorted(statistics.keys, own.keys)]
+    idf = np.log1p((statistics.passages - frequencies + 0.5) / (frequencies + 0.5))
     lengths = [np.array(open_block().lengths) for open_block in blocks]
-    relative = np.concatenate(lengths) * (statistics.passages / statistics.words)
+    norms = k1 * (1 - b + b * (np.concatenate(lengths) * (statistics.passages / statistics.words)))
     first_rows = np.concatenate(([0], np.cumsum([len(part) for part in lengths])))[:-1]
     terms_of = [np.searchsorted(own.keys, np.asarray(open_block().keys)).astype(np.int32) for open_block in blocks]
     starts = np.concatenate(([0], np.cumsum(own.document_frequencies)))
@@ -136,8 +134,8 @@ def merge(
     cuts = _cuts(starts)
     for low, high in track(list(pairwise(cuts)), "Scoring postings", len(cuts) - 1):
         rows, frequencies = _read_slice(blocks, terms_of, first_rows, starts[low : high + 1], low)
-        scores = np.repeat(idf[low:high], own.document_frequencies[low:high]) * saturate(frequencies, relative[rows])
-        scores = scores.astype(np.float32)
+        scores = np.repeat(idf[low:high], own.document_frequencies[low:high])
+        scores = (scores * (frequencies / (frequencies + norms[rows]))).astype(np.float32)
         maxima[low:high] = np.maximum.reduceat(scores, starts[low:high] - starts[low])
         for sink, part in zip(sinks, (scores, rows), strict=True):
             sink.append(part)

@@ -2,20 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
-from typing import Protocol, TypeVar
+from typing import Any
 
-T = TypeVar("T")
-
-
-class Track(Protocol):
-    """Yields the items unchanged while it reports how far they are; `total` is None where it is unknown."""
-
-    def __call__(self, items: Iterable[T], description: str, total: int | None) -> Iterable[T]: ...
+# Yields the items unchanged while it reports how far they are: (items, description, total or None where it is unknown).
+Track = Callable[[Iterable[Any], str, int | None], Iterable[Any]]
 
 
-def silent(items: Iterable[T], description: str, total: int | None) -> Iterable[T]:
+def silent(items: Iterable[Any], description: str, total: int | None) -> Iterable[Any]:
     """A `Track` that reports nothing."""
     return items
 
@@ -24,21 +19,8 @@ def silent(items: Iterable[T], description: str, total: int | None) -> Iterable[
 def progress_bars() -> Iterator[Track]:
     """A `Track` that draws one rich bar for each loop on standard error, with the time left."""
     from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
+    from rich.progress import MofNCompleteColumn, Progress
 
-    columns = (
-        TextColumn("{task.description:<22}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
+    columns = (*Progress.get_default_columns(), MofNCompleteColumn())
     with Progress(*columns, console=Console(stderr=True)) as bars:
         yield lambda items, description, total: bars.track(items, total=total, description=description)

@@ -1,7 +1,7 @@
 """Writing a folder so that it appears at its destination complete, by one rename, or not at all, and stays after a power loss.
 
-The work goes on in a hidden folder beside the destination. One that a killed process left there is taken up again by
-a build of the same request, and thrown away by any other. A lock keeps two builds apart.
+The work goes on in a hidden folder beside the destination; one that a killed process left there is taken up again by
+a build of the same request, and thrown away by any other.
 """
 
 from __future__ import annotations
@@ -28,8 +28,8 @@ REQUEST_FILE = "request.json"
 def publishing(folder: str | Path, request: dict | None = None) -> Iterator[Path]:
     """Yield a staging folder that becomes `folder` on leaving the block.
 
-    If the block is interrupted, the folder is removed; or kept, where there is a `request` (JSON-able) to know it by:
-    then the next call with an equal request is given it as it was left. Without a `request` it is always empty.
+    If the block is interrupted, the folder is removed; or kept, where there is a `request` (JSON-able): the next call
+    with an equal request is given it as it was left.
 
     Raises:
         FileExistsError: `folder` exists and is not an index, or holds more than one; or another process is writing to it now.

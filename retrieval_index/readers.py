@@ -62,9 +62,8 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
         raise ValueError(f"{path} has no splits: split is for data sets of the hub and of save_to_disk")
     if path.suffix.lower() in _TEXT and path.is_file():
         return _text_passages(path, _name_of(path, path.parent))
-    if path.is_file():
-        return _file_reader(path)()
-    return chain.from_iterable(reader() for reader in _folder_readers(path))
+    readers = _folder_readers(path) if path.is_dir() else [_file_reader(path)]
+    return chain.from_iterable(reader() for reader in readers)
 
 
 def make_passage(title: str, text: str) -> Passage:
@@ -218,12 +217,8 @@ def _folder_readers(folder: Path) -> list[Callable[[], Iterator[Passage]]]:
 
 
 def files_in(folder: Path) -> list[Path]:
-    """The files of a corpus in a folder, and in folders and links to folders in it, but for those with a leading . or _, and
-    indexes that were built among them.
-
-    Raises:
-        OSError: a folder may not be read.
-    """
+    """The files of a corpus in a folder, and in folders and links to folders in it, without those with a leading . or _,
+    and indexes that were built among them."""
 
     def fail(error: OSError) -> NoReturn:
         raise error

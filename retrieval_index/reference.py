@@ -9,11 +9,11 @@ import numpy as np
 from retrieval_index.corpus import Corpus
 from retrieval_index.progress import Track, silent
 from retrieval_index.search import Index, check_request
-from retrieval_index.tokenizer import TITLE_WEIGHT, Analyzer, tokenize_corpus
+from retrieval_index.tokenizer import TITLE_WEIGHT, Analyzer
 
 
 class RankBM25Index(Index):
-    """rank_bm25's `BM25Okapi` behind the same protocol: slow, the reference for `BM25Index.build(variant="okapi")`.
+    """rank_bm25's `BM25Okapi` behind the same protocol: slow, to compare with.
 
     It has no stored form: opening a saved one reads the corpus and builds again.
     """
@@ -26,7 +26,12 @@ class RankBM25Index(Index):
 
         self.corpus = corpus
         self.analyzer = analyzer
-        self.okapi = BM25Okapi(list(tokenize_corpus(corpus, analyzer, track)), k1=1.5, b=0.75, epsilon=0.25)
+        terms = [analyzer.passage_terms(p.title, p.text) for p in track(corpus, "Reading words", len(corpus))]
+        if not any(terms):
+            raise ValueError(
+                f"nothing to index: none of the {len(corpus)} passages holds a word that is not a stop word"
+            )
+        self.okapi = BM25Okapi(terms, k1=1.5, b=0.75, epsilon=0.25)
         self.parameters = {"k1": 1.5, "b": 0.75, "epsilon": 0.25, **analyzer.parameters}
 
     @classmethod
@@ -39,11 +44,7 @@ class RankBM25Index(Index):
         work: Path | None = None,
         track: Track = silent,
     ) -> RankBM25Index:
-        """Index title and text of every passage, `title_weight` and `exact_title` as in `BM25Index.build`.
-
-        Raises:
-            ValueError: there is no word to index.
-        """
+        """Index title and text of every passage, see `BM25Index.build`."""
         return cls(corpus, Analyzer(title_weight, exact_title), track)
 
     def top_k(self, queries: list[str], k: int) -> tuple[np.ndarray, np.ndarray]:

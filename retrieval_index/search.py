@@ -26,9 +26,8 @@ class Searcher(Protocol):
     def search(self, queries: list[str], k: int) -> list[list[Passage]]:
         """The best passages of each query, best first, each with its `score` (higher is better).
 
-        A list is shorter than `k` where fewer passages match. Under BM25 only a passage that shares a word with the
-        query, or has it as its title, matches: an empty query, and one of unknown words or stop words alone, has an
-        empty list. Equal scores are ordered by row number, lower first.
+        A list is shorter than `k` where fewer passages match; under BM25 only one that shares a word with the query, or
+        has it as its title. Equal scores are ordered by row number, lower first.
 
         Raises:
             TypeError: `queries` is one string instead of a list, or holds something else than strings; `k` is not an

@@ -33,7 +33,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from pydantic_core import to_json
 from starlette.requests import ClientDisconnect
 
-from retrieval_index.batching import BATCH, Batcher, ClientGone, QueueFull, SearcherFailed
+from retrieval_index.batching import Batcher, ClientGone, QueueFull, SearcherFailed
 from retrieval_index.corpus import Passage
 from retrieval_index.search import Searcher
 from retrieval_index.wire import PATH, Limits, entry_of
@@ -86,7 +86,7 @@ def create_app(searcher: Searcher, limits: Limits | None = None) -> FastAPI:
     """The ASGI application that `serve` runs. It reads the whole corpus once, for its fingerprint."""
     limits = limits or Limits()
     metrics = _Metrics()
-    batcher = Batcher(searcher, limits.waiting, metrics.batches.observe)
+    batcher = Batcher(searcher, limits.waiting)
     metrics.waiting.set_function(lambda: batcher.waiting)
     health_body = _health(searcher, limits)
 
@@ -201,8 +201,4 @@ class _Metrics:
         self.requests = Counter("retrieval_requests", "Search requests by status", ["status"], registry=registry)
         self.queries = Counter("retrieval_queries", "Queries answered", registry=registry)
         self.seconds = Histogram("retrieval_request_seconds", "Time to answer a search request", registry=registry)
-        sizes = [2**power for power in range(BATCH.bit_length())]
-        self.batches = Histogram(
-            "retrieval_batch_queries", "Queries searched together", buckets=sizes, registry=registry
-        )
         self.waiting = Gauge("retrieval_waiting_queries", "Queries that wait for their answers", registry=registry)

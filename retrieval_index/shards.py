@@ -20,10 +20,8 @@ T = TypeVar("T")
 class ShardedSearcher(Index):
     """Asks every shard and keeps the best by score, equal ones in the order of the shards.
 
-    That is the ranking of one index over all passages if scores mean the same everywhere: for BM25, if the shards were
-    built with the statistics of the whole (`build_folder(..., shards=n)` does so); for dense, if they share the
-    encoder and search exactly or re-rank. The ranks of a hybrid index do not compare between shards, so make a hybrid
-    of sharded searchers, not shards of hybrids.
+    That is the ranking of one index over all passages if scores mean the same everywhere: BM25 shards with the statistics
+    of the whole (`build_folder(..., shards=n)`), or dense ones that share the encoder and search exactly or re-rank.
 
     Shards may be `RemoteSearcher`s: then `search` works, and `corpus` and `top_k` do not.
     """

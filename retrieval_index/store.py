@@ -1,7 +1,6 @@
 """An index on disk is a folder with a manifest that names every file, its size and its SHA-256.
 
-It is verified before any reader parses a byte, because the readers of native formats trust their input. Nothing is
-ever unpickled.
+It is verified before any reader parses a byte. Nothing is ever unpickled.
 """
 
 from __future__ import annotations
@@ -12,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Literal
 
-from retrieval_index.corpus import write_line_sums
+from retrieval_index.corpus import Corpus, write_line_sums
 from retrieval_index.durable import publish, sync_tree
 from retrieval_index.publish import MANIFEST_FILE, REQUEST_FILE, publishing
 from retrieval_index.verified_array import IndexCorrupt, write_sums
@@ -23,24 +22,14 @@ _SAMPLES, _SAMPLE = 64, 1 << 14
 
 
 def save(index, folder: str | Path) -> None:
-    """Write a `search.Index` and its corpus to `folder`, replacing an index already there in one step.
-
-    Raises:
-        FileExistsError: `folder` exists and is not an index; it is left alone.
-    """
+    """Write a `search.Index` and its corpus to `folder`, replacing an index already there in one step."""
     with publishing(folder) as staging:
         index.corpus.write(staging)
         index.write(staging)
-        corpus = index.corpus
-        described = {
-            "passages": len(corpus),
-            "duplicates_left_out": corpus.duplicates_left_out,
-            "fingerprint": corpus.fingerprint,
-        }
-        seal(staging, index.backend, index.parameters, described)
+        seal(staging, index.backend, index.parameters, index.corpus)
 
 
-def seal(folder: Path, backend: str, parameters: dict, corpus: dict) -> None:
+def seal(folder: Path, backend: str, parameters: dict, corpus: Corpus) -> None:
     """Write the manifest: what the index is, and the checksum of every file in the folder and below it; before it, the
     checksums of the blocks of the files that searches read."""
     with ThreadPoolExecutor() as pool:
@@ -53,7 +42,11 @@ def seal(folder: Path, backend: str, parameters: dict, corpus: dict) -> None:
         "format_version": FORMAT_VERSION,
         "backend": backend,
         "parameters": parameters,
-        "corpus": corpus,
+        "corpus": {
+            "passages": len(corpus),
+            "duplicates_left_out": corpus.duplicates_left_out,
+            "fingerprint": corpus.fingerprint,
+        },
         "files": {path.relative_to(folder).as_posix(): file for path, file in zip(paths, described, strict=True)},
     }
     sync_tree(folder)

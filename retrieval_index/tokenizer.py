@@ -8,12 +8,9 @@ from __future__ import annotations
 
 import re
 import unicodedata
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
-
-from retrieval_index.corpus import Corpus
-from retrieval_index.progress import Track
 
 TITLE_WEIGHT = 3
 
@@ -51,11 +48,6 @@ def _words(text: str) -> list[str]:
     return _WORD.findall(_THOUSANDS.sub("", text) if "," in text else text)
 
 
-def words_of(text: str) -> Iterator[re.Match]:
-    """The words of a text where they stand, each of which `tokenize` makes one term of, as a rule."""
-    return re.finditer(r"\d{1,3}(?:,\d{3})+\b|[\w\u0300-\u036f]+", text)
-
-
 def passage_text(title: str, text: str) -> str:
     """What an encoder reads of a passage."""
     return f"{title} {text}"
@@ -66,10 +58,9 @@ class Analyzer:
     """What a lexical index makes of a passage and of a query.
 
     Attributes:
-        title_weight: how often the title counts, as if it stood so often before the text; 0 leaves it out, and the
-            whole title with it.
-        exact_title: the whole title is one more term, and so is the whole query, whatever stands between their words:
-            who asks for "Arizona" or "Let It Be" is given what is called so, before what has much to say of it.
+        title_weight: how often the title counts, as if it stood so often before the text; 0 leaves it out entirely.
+        exact_title: the whole title is one more term, and so is the whole query: who asks for "Let It Be" is given what
+            is called so, before what has much to say of it.
     """
 
     title_weight: int = TITLE_WEIGHT
@@ -102,17 +93,6 @@ class Analyzer:
     def _whole(self, title: list[str]) -> list[str]:
         """The term of a whole title: its words, stop words too, in one. No word begins as it does."""
         return [f"={''.join(title)}"] if self.exact_title and self.title_weight and title else []
-
-
-def tokenize_corpus(corpus: Corpus, analyzer: Analyzer, track: Track) -> Iterator[list[str]]:
-    """The terms of each passage. Raises ValueError after the last where none had any, and for an empty corpus."""
-    any_term = False
-    for passage in track(corpus, "Reading words", len(corpus)):
-        terms = analyzer.passage_terms(passage.title, passage.text)
-        any_term = any_term or bool(terms)
-        yield terms
-    if not any_term:
-        raise ValueError(f"nothing to index: none of the {len(corpus)} passages holds a word that is not a stop word")
 
 
 def _fold(character: str) -> str:

@@ -1,9 +1,9 @@
 """Files of an index, read so that nobody else's write reaches a search.
 
-What is read of a file is copied into memory of the process's own and compared with a checksum that was taken when the
-index was built: small files as a whole when they are opened, large arrays block by block when a search first needs
-them. So a file that is overwritten or cut off under a running server is an `IndexCorrupt` for the searches that would
-have read the damage; a memory map would give other answers, or end the process where the file has lost a page.
+What is read of a file is copied into memory of the process's own and compared with a checksum of the build: small files
+as a whole, large arrays block by block when a search first needs them. A file that is overwritten or cut off under a
+running server is an `IndexCorrupt` for the searches that would have read the damage, where a memory map would give
+other answers, or end the process.
 
 The checksums of ``name`` lie beside it in ``name.sums``: 64 bits of SHA-256 for each block, or CRC-32 for each line of
 the passages. They are written last: a build under way reads its own files without.
@@ -105,12 +105,13 @@ class VerifiedArray:
         self._blocks = -(-self._size // BLOCK)
         self._sums = read_sums(path)
         self._lock = threading.Lock()
-        head = _read(self._file.fileno(), path, self._sums, 0, 1, self._size)
-        self.shape, self.dtype, self._start = _read_header(path, head)
-        count = int(np.prod(self.shape))
-        if self._start + count * self.dtype.itemsize != self._size:
-            raise IndexCorrupt(f"{path}: it does not hold the {count:,} values that its header says")
-        self._row = count // max(1, self.shape[0]) * self.dtype.itemsize  # bytes
+        _read(self._file.fileno(), path, self._sums, 0, 1, self._size)
+        try:
+            mapped = np.load(path, mmap_mode="r", allow_pickle=False)  # reads the header, and no more
+        except (ValueError, EOFError) as error:
+            raise IndexCorrupt(f"{path}: it is no array: {error}") from None
+        self.shape, self.dtype, self._start = mapped.shape, mapped.dtype, mapped.offset
+        self._row = mapped.nbytes // max(1, len(mapped))  # bytes
         self._forget()
 
     def __len__(self) -> int:
@@ -125,11 +126,8 @@ class VerifiedArray:
         return self.read_rows(rows, rows + 1)[rows]
 
     def read_rows(self, low: np.ndarray, high: np.ndarray) -> np.ndarray:
-        """Return the array, with the rows from ``low[i]`` to ``high[i]``, int64 [n]; others may be zero.
-
-        Raises:
-            IndexCorrupt: a block of them is not what was written, or is not there any more.
-        """
+        """Return the array, with the rows from ``low[i]`` to ``high[i]``, int64 [n]; others may be zero. Raises
+        `IndexCorrupt` where a block of them is not what was written."""
         first = (self._start + low * self._row) // BLOCK
         counts = -(-(self._start + high * self._row) // BLOCK) - first
         blocks = np.arange(counts.sum()) + np.repeat(first - counts.cumsum() + counts, counts)
@@ -183,17 +181,3 @@ def _read(handle: int, path: Path, sums: np.ndarray | None, first: int, last: in
 
 def _changed(path: Path, what: str) -> IndexCorrupt:
     return IndexCorrupt(f"{path}: {what}: it was changed after it was opened. Copy the index again, or build it again.")
-
-
-def _read_header(path: Path, head: bytes) -> tuple[tuple[int, ...], np.dtype, int]:
-    """Shape, type and the place of the first value, of an .npy file."""
-    file = io.BytesIO(head)
-    try:
-        version = np.lib.format.read_magic(file)
-        read = np.lib.format.read_array_header_1_0 if version == (1, 0) else np.lib.format.read_array_header_2_0
-        shape, fortran, dtype = read(file)
-    except ValueError as error:
-        raise IndexCorrupt(f"{path}: it is no array: {error}") from None
-    if fortran or dtype.hasobject:
-        raise IndexCorrupt(f"{path}: it is not an array that this code writes")
-    return shape, dtype, file.tell()

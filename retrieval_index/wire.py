@@ -4,8 +4,8 @@
     200              {"result": [[{"document": {"id": "1", "contents": "\\"Toto\\"\\nToto is a rock band ..."},
                                    "score": 9.5}, ...]]}
 
-`result` has one list a query, best first. Without `return_scores` its entries are the documents themselves. Beside
-the fields above, our server sends the `title`, from which the client recovers titles that contain newlines too.
+`result` has one list a query, best first. Without `return_scores` its entries are the documents themselves. Our server
+also sends the `title`, since one may contain a newline.
 """
 
 from __future__ import annotations
@@ -51,14 +51,8 @@ def entry_of(passage: Passage, with_score: bool) -> dict:
 
 
 def passage_of(entry: object) -> Passage:
-    """The inverse of `entry_of(passage, with_score=True)`, which also reads what other servers of the format send.
-
-    Their documents may lack the title (then it is the first line of the contents, see `split_contents`), carry the text on
-    its own, and lack the id (then it is empty).
-
-    Raises:
-        ValueError: the entry is not of the format.
-    """
+    """The passage of an entry with a score, a ValueError where it is none. Documents of other servers may lack the title
+    (then it is the first line of the contents, see `split_contents`), carry the text on its own, and lack the id."""
     match entry:
         case {"document": {"contents": str(contents)} as document, "score": int() | float() as score}:
             known = document.get("title")

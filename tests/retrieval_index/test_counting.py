@@ -18,14 +18,13 @@ def same_index(one: BM25Index, other: BM25Index) -> bool:
     return all(np.array_equal(a, b) for a, b in zip(one.files, other.files, strict=True))
 
 
-@pytest.mark.parametrize("variant", ["lucene", "okapi"])
 @pytest.mark.parametrize("size", [1, 7, 199, 200])
-def test_blocks_and_slices_change_nothing(passages, monkeypatch, variant, size):
+def test_blocks_and_slices_change_nothing(passages, monkeypatch, size):
     corpus = Corpus(passages)
-    whole = BM25Index.build(corpus, variant=variant)
+    whole = BM25Index.build(corpus)
     monkeypatch.setattr(counting, "BLOCK", size)
     monkeypatch.setattr(postings, "SLICE", 50)
-    assert same_index(whole, BM25Index.build(corpus, variant=variant))
+    assert same_index(whole, BM25Index.build(corpus))
 
 
 def test_a_block_by_hand():

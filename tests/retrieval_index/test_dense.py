@@ -140,22 +140,6 @@ def test_the_search_is_as_wide_as_measured(planted, numbered):
     assert DenseIndex.build(numbered, encoder=planted).parameters["search"] == {}
 
 
-def test_codes_are_of_the_difference_to_the_mean():
-    """Vectors that spread widely are far from a centroid scaled to norm 1, which makes their codes coarse."""
-    points = np.random.default_rng(0).standard_normal((3000, 64)).astype(np.float32)
-    points /= np.linalg.norm(points, axis=1, keepdims=True)
-    _, nearest = vectors.exact(points.astype(np.float16), points[:100], 11)
-    found = {}
-    for unit_centroids in (False, True):
-        index = vectors.make("RR,IVF8,RaBitQ", 64, len(points))
-        if unit_centroids:
-            faiss.try_extract_index_ivf(index).cp.spherical = True
-        vectors.fill(index, points)
-        vectors.apply(index, {"nprobe": 8})
-        found[unit_centroids] = vectors.recall(*vectors.search(index, points, points[:100], 11, shortlist=50), nearest)
-    assert found[False] > found[True] + 0.1
-
-
 def test_a_probe_of_few_lists_gives_fewer_and_never_a_wrong_row(planted, numbered):
     index = DenseIndex.build(numbered, encoder=planted, factory="IVF64,SQ8")
     index.index.nprobe = 1

@@ -1,7 +1,6 @@
 import json
 import pickle
 import shutil
-from concurrent.futures import ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -55,13 +54,6 @@ def test_vectors_do_not_depend_on_the_batch(encoder):
     np.testing.assert_allclose(together, alone, atol=1e-5)
     np.testing.assert_allclose(np.linalg.norm(together, axis=1), 1, atol=1e-6)
     assert encoder.encode([]).shape == (0, 384)
-
-
-def test_threads_may_share_it(encoder):
-    texts = [f"{p.text} {number}" for p in PASSAGES for number in range(8)]
-    with ThreadPoolExecutor(4) as pool:
-        vectors = np.concatenate(list(pool.map(lambda text: encoder.encode_queries([text]), texts)))
-    np.testing.assert_allclose(vectors, encoder.encode(texts), atol=1e-5)
 
 
 def test_prefixes_are_put_before_the_texts(encoder):
@@ -126,16 +118,6 @@ def test_an_index_opens_with_its_own_model_only(searcher, copy, tmp_path):
         retrieval_index.load(tmp_path / "index", encoder=copy)
     with pytest.raises(ValueError, match="built with another encoder: its query_prefix"):
         retrieval_index.load(tmp_path / "index", encoder=PretrainedEncoder("minilm", query_prefix="query: "))
-
-
-def test_a_model_that_is_gone_is_asked_for(copy, tmp_path):
-    retrieval_index.build(PASSAGES, "dense", encoder=copy).save(tmp_path / "index")
-    copy.rename(tmp_path / "elsewhere")
-    with pytest.raises(ValueError, match="--encoder"):
-        retrieval_index.load(tmp_path / "index")
-    assert (
-        retrieval_index.load(tmp_path / "index", encoder=tmp_path / "elsewhere").search(["hound"], 1)[0][0].id == "dog"
-    )
 
 
 def test_what_is_no_model_is_said_to_be_none(tmp_path):

@@ -2,13 +2,11 @@
 
 import importlib
 import os
-import subprocess
-import sys
 
 import pytest
 
 import retrieval_index
-from retrieval_index import Corpus, counting, postings, store
+from retrieval_index import Corpus, store
 
 build = importlib.import_module("retrieval_index.build")  # whose name in the package is that of its function
 QUERIES = ["river town", "film castle", "comet"]
@@ -62,13 +60,6 @@ def test_a_build_that_could_not_be_published_is_published_by_the_next(source, tm
     assert retrieval_index.load(tmp_path / "index").search(QUERIES, 3)
 
 
-def test_a_block_left_half_by_a_process_of_the_same_number(tmp_path):
-    block = counting.count_terms([["castle"]])
-    (tmp_path / f".block-0.{os.getpid()}").mkdir()
-    block.write(tmp_path / "block-0")
-    assert postings.Block.open(tmp_path / "block-0").keys.tolist() == block.keys.tolist()
-
-
 def test_an_index_replaced_while_it_is_opened_is_opened_anew(passages, tmp_path, monkeypatch):
     old, new = retrieval_index.build(passages), retrieval_index.build(passages[50:])
     for moment in ("_open", "verify"):
@@ -86,25 +77,6 @@ def test_an_index_replaced_while_it_is_opened_is_opened_anew(passages, tmp_path,
             found = retrieval_index.load(tmp_path / "index")
         assert found.corpus.fingerprint == new.corpus.fingerprint
         assert found.search(QUERIES, 5) == new.search(QUERIES, 5)
-
-
-FORKED = """
-import os, sys, retrieval_index
-parts = [retrieval_index.load(folder) for folder in sys.argv[1:]]
-searcher = retrieval_index.ShardedSearcher(parts)
-found = searcher.search(["castle"], 3)
-child = os.fork()
-if child == 0:
-    os._exit(0 if searcher.search(["castle"], 3) == found else 1)
-sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
-"""
-
-
-def test_shards_are_searched_in_a_forked_process_too(passages, tmp_path):
-    for number in range(2):
-        retrieval_index.build(passages[100 * number : 100 * number + 100]).save(tmp_path / str(number))
-    command = [sys.executable, "-c", FORKED, str(tmp_path / "0"), str(tmp_path / "1")]
-    assert subprocess.run(command, timeout=60, check=False).returncode == 0
 
 
 def test_a_mistyped_corpus_leaves_nothing(tmp_path):

@@ -37,13 +37,6 @@ def test_shards_give_what_one_index_gives(source, passages, tmp_path, backend, s
     assert (pickle.loads(pickle.dumps(many)).top_k(QUERIES, 5)[0] == many.top_k(QUERIES, 5)[0]).all()
 
 
-def test_without_shared_statistics_the_scores_would_differ(passages):
-    """So the test above can fail."""
-    halves = [retrieval_index.build(half) for half in (passages[:100], passages[100:])]
-    one = retrieval_index.build(passages)
-    assert not np.allclose(ShardedSearcher(halves).top_k(QUERIES, 5)[1], one.top_k(QUERIES, 5)[1])
-
-
 def test_rows_that_are_none_come_after_every_score():
     """A dense index may give scores below the 0 of a row that is none."""
 

@@ -242,9 +242,8 @@ class World:
                 yield Passage(f"{kind}-{index}", title, " ".join(self.article(kind, index).sentences))
 
     def build_index(self) -> Searcher:
-        """BM25 over the articles. Title and text count alike and the tokenizer is the first, as when the published
-        results of MiniWiki were made: a seed gives the same results, to the bit, under later defaults of the index. A
-        "varied" world, where titles stand in other articles, has those defaults."""
+        """Build BM25 over the articles. Title and text count alike, except in a "varied" world, where titles stand in
+        other articles."""
         if self.difficulty == "varied":
             return retrieval_index.build(self.passages())
         return retrieval_index.build(self.passages(), title_weight=1, exact_title=False)
