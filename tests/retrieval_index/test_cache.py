@@ -1,5 +1,4 @@
 import pickle
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
@@ -84,12 +83,3 @@ def test_the_rest_is_the_searchers_own(passages):
         cached.search("river", 1)
     with pytest.raises(ValueError, match="size"):
         CachedSearcher(index, size=0)
-
-
-def test_threads_may_share_it(counting, passages):
-    cached = CachedSearcher(counting, size=20)
-    queries = [p.title for p in passages[:60]]
-    expected = {query: counting.searcher.search([query], 3)[0] for query in queries}
-    with ThreadPoolExecutor(8) as pool:
-        found = pool.map(lambda query: (query, cached.search([query], 3)[0]), queries * 20)
-        assert all(expected[query] == result for query, result in found)

@@ -1,11 +1,7 @@
 import json
 import os
 import pickle
-import subprocess
-import sys
-import threading
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -13,7 +9,7 @@ from retrieval_index import Passage, client
 from retrieval_index.client import RemoteSearcher, SearchFailed
 from retrieval_index.wire import entry_of, passage_of
 
-pytest.importorskip("httpx")
+httpx = pytest.importorskip("httpx")
 
 TOTO = {"document": {"id": "7", "contents": '"Toto"\nToto is a band.'}, "score": 1.5}
 
@@ -27,33 +23,16 @@ def scripted(*answers):
     """A server that gives these answers (status, body, headers) in turn; None hangs up. Yields its URL and requests."""
     queue, requests = list(answers), []
 
-    class Handler(BaseHTTPRequestHandler):
-        protocol_version = "HTTP/1.1"
+    def handle(request):
+        requests.append((request.url.path, json.loads(request.content)))
+        if (answer := queue.pop(0)) is None:
+            raise httpx.RemoteProtocolError("Server disconnected without sending a response.")
+        status, body, headers = answer
+        return httpx.Response(status, content=body, headers=headers)
 
-        def do_POST(self):
-            requests.append((self.path, json.loads(self.rfile.read(int(self.headers["Content-Length"])))))
-            answer = queue.pop(0)
-            if answer is None:
-                self.close_connection = True
-                return
-            status, body, headers = answer
-            self.send_response(status)
-            for name, value in {**headers, "Content-Length": len(body.encode())}.items():
-                self.send_header(name, str(value))
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *arguments):
-            pass
-
-    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
-    server.daemon_threads = True
-    threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
-    try:
-        yield f"http://127.0.0.1:{server.server_port}", requests
-    finally:
-        server.shutdown()
-        server.server_close()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(RemoteSearcher, "_client", lambda self: httpx.Client(transport=httpx.MockTransport(handle)))
+        yield "http://server:8000", requests
 
 
 @pytest.fixture
@@ -77,8 +56,6 @@ def test_a_server_of_search_r1(suffix):
     ("document", "passage"),
     [
         ({"id": 7, "contents": '"Toto"\na\nb'}, Passage("7", "Toto", "a\nb")),
-        ({"id": "7", "contents": "Toto\na"}, Passage("7", "Toto", "a")),
-        ({"id": "7", "contents": '"'}, Passage("7", '"', '"')),
         ({"contents": '"Toto"\na', "title": "Toto", "text": "a"}, Passage("", "Toto", "a")),
         ({"id": "7", "contents": "x\ny", "title": "Toto"}, Passage("7", "Toto", "x\ny")),
         ({"id": "7", "contents": '"Toto"\na', "title": None}, Passage("7", "Toto", "a")),
@@ -136,7 +113,7 @@ def test_it_gives_up(pauses):
     assert str(failed.value) == f"{url}/retrieve failed 3 times, at last with status 500: no disk"
     assert (len(requests), len(pauses)) == (3, 2)
     with pytest.raises(ConnectionError, match="failed 1 times, at last with ConnectError"):
-        RemoteSearcher(url, retries=0).search(["band"], 1)
+        RemoteSearcher("http://127.0.0.1:9", retries=0).search(["band"], 1)
 
 
 def test_it_times_out(pauses):
@@ -211,22 +188,11 @@ def test_it_pickles():
         assert copy.search(["band"], 1)[0][0].title == "Toto"
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork on this system")
-def test_a_fork_opens_connections_of_its_own(tmp_path):
-    code = """
-import os, sys
-from retrieval_index.client import RemoteSearcher
-searcher = RemoteSearcher(sys.argv[1])
-searcher.search(["parent"], 1)
-child = os.fork()
-title = searcher.search(["child" if child == 0 else "parent"], 1)[0][0].title
-if child == 0:
-    os._exit(0 if title == "Toto" else 1)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-"""
-    with scripted(*[result([TOTO])] * 3) as (url, requests):
-        subprocess.run([sys.executable, "-c", code, url], check=True)
-    assert sorted(body["queries"][0] for _, body in requests) == ["child", "parent", "parent"]
+def test_a_fork_opens_connections_of_its_own(monkeypatch):
+    searcher = RemoteSearcher("http://127.0.0.1:9")
+    assert searcher._client() is (parents := searcher._client())
+    monkeypatch.setattr(os, "getpid", lambda: -1)
+    assert searcher._client() is not parents
 
 
 def test_of_too_many_passages_the_first_are_taken():

@@ -45,10 +45,6 @@ def test_a_row_outside_is_an_index_error(tmp_path, row):
             corpus[row]
 
 
-def test_an_empty_corpus_can_be_stored(tmp_path):
-    assert list(stored([], tmp_path)) == []
-
-
 def test_a_stored_corpus_pickles_by_its_path(tmp_path, passages):
     disk = stored(passages, tmp_path)
     pickled = pickle.dumps(disk)

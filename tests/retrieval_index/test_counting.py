@@ -27,18 +27,6 @@ def test_blocks_and_slices_change_nothing(passages, monkeypatch, size):
     assert same_index(whole, BM25Index.build(corpus))
 
 
-def test_a_block_by_hand():
-    block = counting.count_terms([["toto", "band", "toto"], [], ["band"]])
-    toto, band = counting.keys_of(["toto"])[0], counting.keys_of(["band"])[0]
-    assert block.lengths.tolist() == [3, 0, 1]
-    assert block.keys.tolist() == sorted([toto, band])
-    found = {
-        key: list(zip(block.rows[a:b].tolist(), block.frequencies[a:b].tolist(), strict=True))
-        for key, a, b in zip(block.keys, block.starts, block.starts[1:], strict=False)
-    }
-    assert found == {toto: [(0, 2)], band: [(0, 1), (2, 1)]}
-
-
 def test_worker_processes_count_what_one_process_counts(passages, tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "BLOCK", 40)
     Corpus(passages).write(tmp_path)

@@ -18,12 +18,6 @@ def test_duplicates_are_left_out_and_counted():
         assert (unique.read, unique.duplicates) == (7, 3)
 
 
-def test_one_id_for_two_passages_is_an_error():
-    unique = Deduplicated([Passage("7", "a", "b"), Passage("7", "Toto", "b")])
-    with pytest.raises(ValueError, match="passage 2, 'Toto': its id '7' was that of another"):
-        list(unique)
-
-
 def test_an_index_in_memory_drops_duplicates_and_says_how_many(tmp_path):
     first = [Passage("1", "a", "b"), Passage("2", "a", "c")]
     index = retrieval_index.build([*first, Passage("9", "a", "b")])

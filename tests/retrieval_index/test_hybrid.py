@@ -13,13 +13,6 @@ def test_fusion_by_hand():
     np.testing.assert_allclose(scores, [1 / 62 + 1 / 61, 1 / 61 + 1 / 63, 1 / 63])
 
 
-def test_one_ranking_fused_with_itself_is_that_ranking(passages):
-    index = retrieval_index.build(passages)
-    queries = [p.text for p in passages[:20]]
-    alone = index.top_k(queries, 10)[0]
-    assert (HybridIndex([index, index]).top_k(queries, 10)[0] == alone).all()
-
-
 def test_a_hybrid_finds_what_either_part_finds_first(passages):
     hybrid = retrieval_index.build(passages, "hybrid")
     assert [part.backend for part in hybrid.parts] == ["bm25", "dense"]
@@ -29,16 +22,11 @@ def test_a_hybrid_finds_what_either_part_finds_first(passages):
         assert scores == sorted(scores, reverse=True) and scores[0] <= 2 / 61 + 1e-6
 
 
-def test_saved_and_loaded(passages, tmp_path):
-    hybrid = retrieval_index.build(passages, "hybrid")
-    hybrid.save(tmp_path / "index")
-    loaded = retrieval_index.load(tmp_path / "index")
-    assert isinstance(loaded, HybridIndex)
-    queries = [p.title for p in passages[:20]]
-    assert loaded.search(queries, 5) == hybrid.search(queries, 5)
+def test_parts_of_other_kinds_are_saved_too(passages, tmp_path):
     corpus = Corpus(passages)
-    HybridIndex([retrieval_index.build(corpus), RankBM25Index.build(corpus)]).save(tmp_path / "other")
-    assert retrieval_index.load(tmp_path / "other").search(queries[:2], 5)
+    hybrid = HybridIndex([retrieval_index.build(corpus), RankBM25Index.build(corpus)])
+    hybrid.save(tmp_path / "other")
+    assert retrieval_index.load(tmp_path / "other").search(["castle"], 5) == hybrid.search(["castle"], 5)
 
 
 def test_wrong_parts_are_rejected(passages, tmp_path):

@@ -97,15 +97,6 @@ def test_the_fingerprint_is_of_what_is_loaded(encoder, copy):
         (copy / name).write_bytes(content)
 
 
-def test_a_plain_encoder_has_its_tokens_averaged(encoder, copy):
-    """As Contriever comes: without the files of sentence-transformers."""
-    for name in ("modules.json", "sentence_bert_config.json", "config_sentence_transformers.json"):
-        (copy / name).unlink()
-    shutil.rmtree(copy / "1_Pooling")
-    texts = [p.text for p in PASSAGES]
-    np.testing.assert_allclose(PretrainedEncoder(copy).encode(texts), encoder.encode(texts), atol=1e-5)
-
-
 def test_an_index_opens_with_its_own_model_only(searcher, copy, tmp_path):
     searcher.save(tmp_path / "index")
     opened = retrieval_index.load(tmp_path / "index")

@@ -12,38 +12,6 @@ def fill(folder, content="content"):
     (folder / MANIFEST_FILE).write_text('{"format_version": 4, "files": {"file": {}}}')
 
 
-def test_a_request_finds_what_it_left(tmp_path):
-    folder = tmp_path / "index"
-    with pytest.raises(KeyboardInterrupt), publishing(folder, {"source": 1}) as staging:
-        (staging / "half").write_text("done")
-        raise KeyboardInterrupt
-    with publishing(folder, {"source": 1}) as staging:
-        assert (staging / "half").read_text() == "done"
-        fill(staging)
-    assert sorted(os.listdir(folder)) == ["file", "half", MANIFEST_FILE]
-
-
-@pytest.mark.parametrize("request_now", [{"source": 2}, None])
-def test_another_request_begins_anew(tmp_path, request_now):
-    folder = tmp_path / "index"
-    with pytest.raises(KeyboardInterrupt), publishing(folder, {"source": 1}) as staging:
-        (staging / "sub").mkdir()
-        (staging / "sub" / "half").write_text("done")
-        raise KeyboardInterrupt
-    with publishing(folder, request_now) as staging:
-        assert not (staging / "sub").exists()
-        fill(staging)
-    assert sorted(os.listdir(folder)) == ["file", MANIFEST_FILE]
-    assert os.listdir(tmp_path) == ["index"]
-
-
-def test_a_request_that_was_wrong_leaves_nothing(tmp_path):
-    with pytest.raises(ValueError, match="bad row"), publishing(tmp_path / "index", {"source": 1}) as staging:
-        (staging / "half").write_text("done")
-        raise ValueError("bad row")
-    assert os.listdir(tmp_path) == []
-
-
 def test_two_builds_of_one_folder_are_kept_apart(tmp_path):
     folder, errors = tmp_path / "index", []
 

@@ -4,7 +4,6 @@ import io
 import json
 import os
 from hashlib import blake2b
-from types import SimpleNamespace
 
 import datasets
 import pyarrow as pa
@@ -70,13 +69,6 @@ FILES = {
 def test_text_files(tmp_path, passages, name):
     (tmp_path / name).write_bytes(FILES[name](passages + ODD))
     assert list(read_passages(tmp_path / name)) == passages + ODD
-
-
-@pytest.mark.parametrize("rows", [rows_of, flashrag_rows])
-def test_parquet_reads_the_columns_it_needs(tmp_path, passages, rows):
-    path = tmp_path / "p.parquet"
-    write_parquet(path, [{"embedding": [0.5], **row, "url": None} for row in rows(passages + ODD)])
-    assert list(read_passages(str(path))) == passages + ODD
 
 
 def test_a_byte_order_mark_and_blank_lines_are_no_data(tmp_path):
@@ -156,15 +148,11 @@ def test_questions_as_the_hub_has_them(tmp_path, record):
     "record",
     [
         {"context": "a paragraph of SQuAD"},
-        {"context": [["title"]]},
         {"context": [["title", "no list"]]},
         {"context": [["title", [7]]]},
-        {"context": {"title": ["one"], "sentences": []}},
         {"context": {"title": "ab", "sentences": "cd"}},
         {"paragraphs": None},
-        {"paragraphs": [{"title": "t"}]},
         {"paragraphs": [{"title": None, "paragraph_text": "x"}]},
-        {"paragraphs": ["ab"]},
     ],
 )
 def test_a_record_without_paragraphs_is_named(tmp_path, record):
@@ -181,26 +169,6 @@ def test_every_cut_of_an_array_is_noticed(tmp_path):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=r"cut\.json: after [0-2] records: "):
             list(formats.iter_records(path))
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('[{"a": 1}, 7]', "after 1 records: record 2 is not an object: '7]'"),
-        ('[{"a": 1}, [{"a": 1}]]', "record 2 is not an object"),
-        ('[{"a": 1}] {"a": 1}', "after 1 records: record 2"),
-        ("not json", "after 0 records: record 1 is not an object: 'not json'"),
-        ('{"a": "' + "x" * 200_000 + '"}', "after 0 records: Unterminated string"),
-        ('{"a":' * 100_000, "after 0 records: "),
-        (b'[{"a": "\xff"}]', "utf-8"),
-    ],
-)
-def test_a_broken_array_is_named(tmp_path, monkeypatch, text, message):
-    monkeypatch.setattr(formats, "_LONGEST", 500)
-    path = tmp_path / "broken.json"
-    path.write_bytes(text if isinstance(text, bytes) else text.encode())
-    with pytest.raises(ValueError, match=rf"broken\.json: .*{message}"):
-        list(formats.iter_records(path))
 
 
 GOOD = b'{"id": 1, "title": "t", "text": "x"}\n'
@@ -225,6 +193,11 @@ FLASH = b'{"id": 1, "contents": "t\\nx"}\n'
         ("p.jsonl", b'{"_id": 1, "body": "x"}', ":1: the fields are '_id', 'body'; needed are id, title, text; or id"),
         ("p.jsonl", b"{}", ":1: the fields are none"),
         ("p.json", b"[" + GOOD + b', {"id": 1}]', ": record 2: the row has no 'text'"),
+        ("p.json", b"[" + GOOD + b", 7]", ": after 1 records: record 2 is not an object: '7]'"),
+        ("p.json", b"[" + GOOD + b"] " + GOOD, ": after 1 records: record 2"),
+        ("p.json", b"not json", ": after 0 records: record 1 is not an object: 'not json'"),
+        ("p.json", b'{"a":' * 100_000, ": after 0 records: "),
+        ("p.json", b'[{"a": "\xff"}]', ": .*utf-8"),
         ("p.tsv", b"id\ttext\ttitle\n1\tx\tt\n2\tx\n", ":3: 2 columns under a header of 3"),
         ("p.tsv", b'id\ttext\ttitle\n1\t"x"y\tt\n', ":2: .* expected after"),
         ("p.tsv", b'id\ttext\ttitle\n1\tx\t"t\n', ":2: unexpected end of data"),
@@ -240,8 +213,11 @@ def test_a_bad_row_is_named(tmp_path, name, data, message):
         assert str(error.value).startswith(str(path))
 
 
-def test_a_line_without_an_end_is_not_read_into_memory(tmp_path, monkeypatch):
+def test_what_has_no_end_is_not_read_into_memory(tmp_path, monkeypatch):
     monkeypatch.setattr(formats, "_LONGEST", len(GOOD))
+    (tmp_path / "p.json").write_bytes(b'{"a": "' + b"x" * 200_000 + b'"}')
+    with pytest.raises(ValueError, match=r"p\.json: after 0 records: Unterminated string"):
+        list(read_passages(tmp_path / "p.json"))
     (tmp_path / "p.jsonl").write_bytes(GOOD * 2 + b"[" + GOOD)
     with pytest.raises(ValueError, match=r"p\.jsonl: a line is longer .* \.json file"):
         list(read_passages(tmp_path / "p.jsonl"))
@@ -256,19 +232,12 @@ def test_every_cut_of_a_compressed_file_is_noticed(tmp_path, passages, suffix):
         path.write_bytes(whole[:length])
         with pytest.raises(ValueError, match=r"p\.jsonl.*(damaged or cut off|is empty)"):
             list(read_passages(path))
-    path.write_bytes(whole + b"rubbish")
-    with pytest.raises(ValueError, match="damaged or cut off"):
-        list(read_passages(path))
-    path.write_bytes(data)
-    with pytest.raises(ValueError, match="damaged or cut off"):
-        list(read_passages(path))
-
-
-@pytest.mark.parametrize("compress", [gzip.compress, zstd])
-def test_compressed_parts_put_together_are_all_read(tmp_path, passages, compress):
-    path = tmp_path / ("p.jsonl.gz" if compress is gzip.compress else "p.jsonl.zst")
-    path.write_bytes(b"".join(compress(jsonl([row])) for row in rows_of(passages)))
-    assert list(read_passages(path)) == passages
+    for wrong in (whole + b"rubbish", data):
+        path.write_bytes(wrong)
+        with pytest.raises(ValueError, match="damaged or cut off"):
+            list(read_passages(path))
+    path.write_bytes(whole * 2)  # parts put together are all read
+    assert list(read_passages(path)) == passages * 2
 
 
 def test_each_row_may_lack_its_id_and_its_title(tmp_path):
@@ -290,8 +259,10 @@ def test_each_row_may_lack_its_id_and_its_title(tmp_path):
     assert list(read_passages(tmp_path / "f.jsonl")) == [make_passage("t", "x"), Passage("2", "x", "x")]
 
 
-def test_parquet_errors_name_file_and_row_or_columns(tmp_path, passages):
+def test_parquet_is_read_by_columns_and_errors_name_file_and_row(tmp_path, passages):
     path = tmp_path / "p.parquet"
+    write_parquet(path, [{"embedding": [0.5], **row, "url": None} for row in flashrag_rows(passages + ODD)])
+    assert list(read_passages(str(path))) == passages + ODD
     write_parquet(path, [{"title": "t", "body": "x", "docid": 1}])
     with pytest.raises(ValueError, match=r"p\.parquet: the fields are 'title', 'body', 'docid'; needed are id, title"):
         list(read_passages(path))
@@ -368,16 +339,9 @@ def test_a_saved_data_set(tmp_path, passages):
         with pytest.raises(ValueError, match="it must be one of: train, test"):
             read_passages(tmp_path / "double", split=split)
 
-    one.rename_column("text", "body").save_to_disk(tmp_path / "bad")
-    with pytest.raises(ValueError, match="bad: the fields are 'id', 'title', 'body'"):
-        list(read_passages(tmp_path / "bad"))
-
     (shard,) = (tmp_path / "single" / "wiki").glob("*.arrow")
     shard.write_bytes(shard.read_bytes()[:-9])
     with pytest.raises(ValueError, match="single: "):
-        read_passages(tmp_path / "single")
-    shard.unlink()
-    with pytest.raises(ValueError, match=r"single: .*No such file"):
         read_passages(tmp_path / "single")
 
 
@@ -388,37 +352,21 @@ def test_a_data_set_as_the_hub_serves_it(tmp_path, passages):
     assert list(read_passages(f"hf:{tmp_path}")) == passages
     with pytest.raises(ValueError, match="'test', it must be one of: train"):
         read_passages(f"hf:{tmp_path}", split="test")
-    with pytest.raises(ValueError, match="BuilderConfig 'en' not found"):
-        read_passages(f"hf:{tmp_path}:en")
     (tmp_path / "train-2.jsonl").write_bytes(jsonl(rows[120:]) + jsonl([{"id": "bad", "title": "t"}]))
     with pytest.raises(ValueError, match=r"hf:.*: row 201: 'text' must be a string, got NoneType"):
-        list(read_passages(f"hf:{tmp_path}"))
-    (tmp_path / "train-2.jsonl").write_bytes(b"{broken")
-    with pytest.raises(ValueError, match="hf:"):
         list(read_passages(f"hf:{tmp_path}"))
 
 
 def test_without_a_network_the_error_says_what_to_do(monkeypatch):
+    """At once: `load_dataset` would try for minutes."""
 
-    asked = []
-
-    def unreachable(name, config, streaming):
-        asked.append((name, config, streaming))
+    def unreachable(self, name, timeout):
         raise ConnectionError("Couldn't reach the Hub")
 
-    def ask(self, name, timeout):
-        if asked:
-            raise ConnectionError("Couldn't reach the Hub")
-        return SimpleNamespace(sha="c0ffee")
-
-    monkeypatch.setattr(datasets, "load_dataset", unreachable)
-    monkeypatch.setattr(HfApi, "dataset_info", ask)
-    for _ in range(
-        2
-    ):  # the second time one request fails, and `load_dataset`, which would try for minutes, is not called
-        with pytest.raises(ValueError, match=r"Couldn't reach.*hf download owner/name --repo-type dataset"):
-            read_passages("hf:owner/name:en")
-    assert asked == [("owner/name", "en", True)]
+    monkeypatch.setattr(HfApi, "dataset_info", unreachable)
+    monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("too late"))
+    with pytest.raises(ValueError, match=r"Couldn't reach.*hf download owner/name --repo-type dataset"):
+        read_passages("hf:owner/name:en")
 
 
 @pytest.mark.parametrize(
@@ -430,12 +378,9 @@ def test_without_a_network_the_error_says_what_to_do(monkeypatch):
         ("*p = &current; &notify; &section; &center;", "*p = &current; &notify; &section; &center;"),
     ],
 )
-def test_html_entities_become_characters_once(tmp_path, raw, read):
-    (tmp_path / "ours.jsonl").write_bytes(jsonl([{"id": 1, "title": raw, "text": f"x {raw}"}]))
-    (tmp_path / "hotpotqa.jsonl").write_bytes(jsonl([{"context": [[raw, [f"x {raw}"]]]}]))
-    for file in tmp_path.iterdir():
-        (passage,) = read_passages(file)
-        assert (passage.title, passage.text) == (read, f"x {read}")
+def test_html_entities_become_characters_once(raw, read):
+    passage = make_passage(raw, f"x {raw}")
+    assert (passage.title, passage.text) == (read, f"x {read}")
 
 
 def test_an_index_in_the_folder_of_its_corpus_is_no_part_of_it(tmp_path, passages):

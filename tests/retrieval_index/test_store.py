@@ -11,7 +11,7 @@ from retrieval_index import Corpus, IndexCorrupt, Passage, store
 QUERIES = ["river town", "film castle", "comet", "nothing-of-this"]
 
 
-@pytest.fixture(scope="module", params=["bm25", "rank-bm25", "dense"])
+@pytest.fixture(scope="module", params=["bm25", "rank-bm25", "dense", "hybrid"])
 def saved(request, passages, tmp_path_factory):
     """A searcher and the folder that it was saved to."""
     folder = tmp_path_factory.mktemp("saved") / "index"
@@ -78,7 +78,7 @@ def test_full_verification_reads_every_byte_of_a_large_file(tmp_path, monkeypatc
     """Fast verification looks at samples of it."""
     monkeypatch.setattr(store, "SMALL", 1 << 20)
     folder, last = tmp_path / "index", (4 << 20) - store._SAMPLE
-    retrieval_index.build([Passage("0", "long", "word " * (4 << 20))], "rank-bm25").save(folder)
+    retrieval_index.build([Passage("0", "long", "." * (4 << 20))], "rank-bm25").save(folder)
     with open(folder / "passages.jsonl", "r+b") as file:
         file.seek((store._SAMPLE + last // (store._SAMPLES - 1)) // 2)  # between the first sample and the second
         file.write(b"W")

@@ -2,13 +2,13 @@
 
 import os
 import random
-import threading
+import shutil
 
 import numpy as np
 import pytest
 
 import retrieval_index
-from retrieval_index import IndexCorrupt, Passage, memory, verified_array
+from retrieval_index import IndexCorrupt, Passage, verified_array
 from retrieval_index.verified_array import BLOCK, VerifiedArray, read_array, write_sums
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
@@ -37,13 +37,6 @@ def indexes(tmp_path_factory):
     return made
 
 
-def copy_of(folder, place):
-    place.mkdir()
-    for path in folder.iterdir():
-        (place / path.name).write_bytes(path.read_bytes())
-    return place
-
-
 def answers(searcher):
     """Of each query: its passages and scores, or None where the search said that the index is damaged."""
     found = []
@@ -57,18 +50,14 @@ def answers(searcher):
 
 def damage(path, how, rng):
     """In place, as another process would: the same file, other bytes."""
-    size = path.stat().st_size
+    content = bytearray(path.read_bytes())
     if how == "truncate":
-        with open(path, "r+b") as file:
-            file.truncate(rng.randrange(size))
-        return
+        del content[rng.randrange(len(content)) :]
+    for _ in range({"flip": 1, "overwrite": 50, "truncate": 0}[how]):
+        content[rng.randrange(len(content))] ^= 1 << rng.randrange(8)
     with open(path, "r+b") as file:
-        for _ in range(1 if how == "flip" else 50):
-            at = rng.randrange(size)
-            file.seek(at)
-            byte = file.read(1)
-            file.seek(at)
-            file.write(bytes([byte[0] ^ (1 << rng.randrange(8))]))
+        file.truncate(len(content))
+        file.write(content)
 
 
 @pytest.mark.parametrize("how", ["flip", "overwrite", "truncate"])
@@ -78,7 +67,7 @@ def test_a_file_changed_under_an_open_index_gives_no_other_answer(indexes, tmp_p
     names = sorted(path.name for path in folder.iterdir() if path.suffix in (".npy", ".jsonl", ".faiss", ".json"))
     refused = 0
     for number, name in enumerate(names):
-        place = copy_of(folder, tmp_path / name)
+        place = shutil.copytree(folder, tmp_path / name)
         searcher = retrieval_index.load(place)
         damage(place / name, how, random.Random(f"{kind} {how} {number} {SEED}"))
         found = answers(searcher)
@@ -89,25 +78,12 @@ def test_a_file_changed_under_an_open_index_gives_no_other_answer(indexes, tmp_p
 
 def test_what_was_read_once_is_not_read_again(indexes, tmp_path):
     folder, right = indexes["bm25"]
-    place = copy_of(folder, tmp_path / "index")
+    place = shutil.copytree(folder, tmp_path / "index")
     searcher = retrieval_index.load(place)
     assert answers(searcher) == right
     for name in ("posting_scores.npy", "posting_rows.npy", "term_keys.npy", "term_starts.npy", "offsets.npy"):
         (place / name).write_bytes(b"")
     assert answers(searcher) == right
-
-
-def test_the_server_answers_500_and_goes_on(indexes, tmp_path):
-    testclient = pytest.importorskip("fastapi.testclient")
-    from retrieval_index.server import create_app
-
-    place = copy_of(indexes["bm25"][0], tmp_path / "index")
-    with testclient.TestClient(create_app(retrieval_index.load(place))) as client:
-        with open(place / "posting_rows.npy", "r+b") as file:
-            file.truncate(200)
-        answer = client.post("/retrieve", json={"queries": [QUERIES[0]]})
-        assert answer.status_code == 500 and "posting_rows.npy" in answer.json()["detail"]
-        assert client.get("/health").status_code == 200
 
 
 # -- one array ---------------------------------------------------------------------------------------------------------
@@ -162,33 +138,8 @@ def test_more_than_may_be_held_is_forgotten_and_read_again(stored, monkeypatch):
     np.testing.assert_array_equal(early[:500], array[:500])
 
 
-def test_threads_share_an_array(stored):
-    path, array = stored
-    lazy, wrong = VerifiedArray(path), []
-
-    def read(seed):
-        for row in np.random.default_rng(seed).permutation(10_000)[:200]:
-            if not np.array_equal(lazy[np.array([row])], array[[row]]):
-                wrong.append(row)
-
-    threads = [threading.Thread(target=read, args=(seed,)) for seed in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join()
-    assert not wrong
-
-
 @pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"nonsense" * 100])
 def test_what_is_no_array_is_named(tmp_path, content):
     (tmp_path / "a.npy").write_bytes(content)
     with pytest.raises(IndexCorrupt, match=r"a\.npy"):
         VerifiedArray(tmp_path / "a.npy")
-
-
-def test_a_container_limits_what_is_held(monkeypatch):
-    machine = memory.usable_memory()
-    monkeypatch.setattr(memory, "container_limits", lambda: [1 << 20])
-    assert memory.usable_memory() == 1 << 20 < machine
-    monkeypatch.setattr(memory, "container_limits", lambda: [1 << 62])  # as cgroups of version 1 say none
-    assert memory.usable_memory() >= machine
