@@ -82,7 +82,7 @@ def _play(
         episodes = []
     while len(episodes) < len(numbers):
         batch = numbers[len(episodes) : len(episodes) + envs.num_envs]
-        played = retry.play_until_tools_work(partial(player(), envs, batch), _failed_share, retry.MINUTES)
+        played = retry.retry_on_tool_failure(partial(player(), envs, batch), _failed_share, retry.MINUTES)
         ids = [asked[i].id if asked is not None else i for i in batch]
         episodes = episodes + [to_json_types({"id": id} | own) for id, own in zip(ids, played, strict=True)]
         _write(path, header, episodes)

@@ -20,8 +20,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-from trainers.runtime.errors import UserError
-
 if not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
@@ -32,6 +30,7 @@ from trainers import inputs
 from trainers.cli import parse
 from trainers.config import Checks
 from trainers.evaluation import api_agent
+from trainers.runtime.errors import UserError
 
 
 @dataclass(kw_only=True)
@@ -88,7 +87,7 @@ class Args(Checks):
     num_envs: int = 64
     """Episodes at once of models here."""
     max_failed: float = 0.05
-    """The share of failed episodes, those in which a tool broke or --api gave no answer, above which the command ends with
+    """The share of failed episodes, those in which a tool failed or --api gave no answer, above which the command ends with
     status 1. They count as they came out, mostly as wrong; the table says how many there are."""
     out: Path = Path("runs/evaluation")
     """Folder for the results."""
@@ -418,7 +417,7 @@ def _evaluate(args: Args) -> list[Row]:
     for row in rows:
         if (failed := cast(float, row["failed"])) > args.max_failed:
             advice = f"its scores are not what it can do. More than --max-failed {args.max_failed:g} is an error"
-            what = "a tool broke, or the API gave no answer," if "problems" in row else "a tool broke"
+            what = "a tool failed, or the API gave no answer," if "problems" in row else "a tool failed"
             raise signals.TrainingStopped(f"{what} in {failed:.1%} of the episodes of {row['name']}: {advice}")
     return rows
 

@@ -13,14 +13,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.runtime.errors import UserError
-
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers import inputs
 from trainers.cli import parse
 from trainers.config import Checks
+from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import CARD_FILE, CURVE_FILE, is_written_here
 
 
@@ -101,11 +100,8 @@ def _export(args: Args) -> Path:
         kept["env_kwargs"] = json.dumps(select_interface(saved["env_kwargs"]))
     of_run = (args.checkpoint / ARGUMENTS_FILE).is_file()
     texts = {CARD_FILE: card.make_card_of(args.checkpoint, base_model=args.base_model)} if of_run else {}
-    path = checkpoint.save(
-        args.out, model=model, tokenizer=None if has_lora else policy.tokenizer,  # an adapter's is that of its base
-        optimizers=[], step=0, extra=kept,
-        texts=texts,
-    )  # fmt: skip
+    tokenizer = None if has_lora else policy.tokenizer  # an adapter's is that of its base
+    path = checkpoint.save(args.out, model=model, tokenizer=tokenizer, optimizers=[], step=0, extra=kept, texts=texts)
     if (picture := args.checkpoint / CURVE_FILE).is_file():
         shutil.copyfile(picture, path / CURVE_FILE)
     task = f" --env {saved['env']}" if "env" in saved else ""

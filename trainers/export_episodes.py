@@ -13,7 +13,7 @@ Of evaluations nothing is exported unless --phase says so: who learns from them 
 - preferences: of each group of attempts at one question, the best against the worst by return, where they differ.
 
 Where the context was rewritten (context="window:2"), each context is a conversation of its own, with the turns written in it;
-such episodes make no pairs. Pairs leave out episodes in which a tool broke.
+such episodes make no pairs. Pairs leave out episodes in which a tool failed.
 """
 
 import sys
@@ -195,7 +195,7 @@ def make_pairs(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
     groups: dict[tuple, list[tuple[float, bool, list[Message]]]] = {}
     for record, parts in episodes:
         if record.get("failed"):
-            left_out["in which a tool broke"] += 1
+            left_out["in which a tool failed"] += 1
         elif len(parts) != 1:
             left_out["whose context was rewritten"] += 1
         else:

@@ -8,14 +8,13 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-from trainers.runtime.errors import UserError
-
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers import inputs
 from trainers.cli import parse
 from trainers.config import Checks
+from trainers.runtime.errors import UserError
 
 
 @dataclass(kw_only=True)

@@ -13,8 +13,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
-from trainers.runtime.errors import UserError
-
 if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
@@ -22,6 +20,7 @@ import tyro
 
 from trainers import inputs
 from trainers.cli import parse
+from trainers.runtime.errors import UserError
 
 
 @dataclass(kw_only=True)

@@ -1,4 +1,15 @@
-"""The folder of a training run: where it lies, its checkpoints, and the report that closes it."""
+"""The folder of a training run: where it lies, its checkpoints, and the report that closes it.
+
+| file | written by | when |
+|---|---|---|
+| .lock | `checkpoints.lock` | as long as a process holds the folder |
+| metrics.jsonl | `loop.logger`, a line an update | after each update |
+| episodes.jsonl, episode_tokens.jsonl | `episodes.records` | baselines, evaluations, kept training episodes, closing table |
+| checkpoint-N, best | `checkpoints.checkpoint` | arguments.json (`settings`) and README.md (`card`) are in each |
+| baselines.json, evaluation.md, learning_curve.png, summary.json | here | at the begin; at the end or after a signal |
+| report.html | `episodes.report.page` | with each checkpoint, and at the end |
+| start; demonstrations.jsonl | `tiny.cold_start`; `imitation.demonstrations`, of sft | at the begin |
+"""
 
 import itertools
 import json

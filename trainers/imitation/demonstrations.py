@@ -79,7 +79,7 @@ def run_script(
     outage_minutes: float = retry.MINUTES,
 ) -> Iterator[Demonstration]:  # fmt: skip
     """Demonstrations of a script on numbered instances, as many at once as there are environments. Episodes with a tool failure
-    are left out; where most have one, they are rolled out again: `trainers.runtime.retry.play_until_tools_work`. Several
+    are left out; where most have one, they are rolled out again: `trainers.runtime.retry.retry_on_tool_failure`. Several
     processes each take a share, and all of them get all episodes."""
     metric, stop = envs.envs[0].PRIMARY_METRIC, envs.envs[0].stop
     at_once = envs.num_envs * distributed.world_size()
@@ -116,7 +116,7 @@ def sample(
 
 
 def _run_together(run: Callable[[], list[T]], failed: Callable[[list[T]], float], outage_minutes: float) -> list[T]:
-    return retry.play_until_tools_work(lambda: distributed.all_gather(run()), failed, outage_minutes)
+    return retry.retry_on_tool_failure(lambda: distributed.all_gather(run()), failed, outage_minutes)
 
 
 def _has_failed(turns: list[dict[str, Any]]) -> bool:

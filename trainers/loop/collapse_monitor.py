@@ -111,8 +111,8 @@ class CollapseMonitor:
         return self._count("no success", success < SUCCESS, FAILED_VALIDATIONS, message, stop=True)
 
     def check_tools(self, failed: float) -> list[Symptom]:
-        """Take the share of episodes in which a tool broke, 0 to 1."""
-        message = f"a tool broke in {failed:.1%} of the episodes, which are left out"
+        """Take the share of episodes in which a tool failed, 0 to 1."""
+        message = f"a tool failed in {failed:.1%} of the episodes, which are left out"
         return self._count("tools broke", failed > 0, 1, message, stop=False)
 
     def check_reward(self, returns: float, score: float) -> list[Symptom]:

@@ -6,8 +6,7 @@ with open_run_dir(args, "sft") as folder:       # several processes, signals, th
         for step in run.steps():                # between updates: evaluates, logs, saves, ends by signal
             step.log(update(...))
 
-Who writes what: `Run` writes metrics.jsonl (by `Logger`), checkpoint-N and best; `loop.rl_run` writes episodes.jsonl,
-baselines.json and the closing report, and trainers/sft.py its demonstrations and summary.
+`trainers.checkpoints.run_dir` says who writes what into the folder.
 """
 
 import itertools

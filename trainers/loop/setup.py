@@ -89,7 +89,7 @@ class Setup:
             recorder=recorder,
         )  # fmt: skip
         minutes = self.args.tool_outage_minutes
-        return retry.play_until_tools_work(run, lambda result: cast(float, result[0]["failed"]), minutes)
+        return retry.retry_on_tool_failure(run, lambda result: cast(float, result[0]["failed"]), minutes)
 
     def _find_baselines(self) -> list[dict]:
         """The rows of the baselines: a resumed run has them already, unless more or other questions are requested."""
@@ -113,7 +113,7 @@ class Setup:
             def add(run: Callable[[Recorder], dict], agent: str, name: str, tokens: bool = False) -> None:
                 recorder = self.make_recorder(agent, name, 0, tokens=tokens, in_table=True)
                 minutes, failed = args.tool_outage_minutes, lambda row: row["failed"]
-                rows.append(retry.play_until_tools_work(partial(run, recorder), failed, minutes))
+                rows.append(retry.retry_on_tool_failure(partial(run, recorder), failed, minutes))
                 self.recorded.append(recorder)
                 progress.update(len(rows) * len(questions))
 

@@ -17,7 +17,7 @@ from trainers.rollouts.rollout import rollout
 from trainers.rollouts.statistics import rollout_statistics
 from trainers.rollouts.timing import Timing
 from trainers.runtime import distributed
-from trainers.runtime.retry import play_until_tools_work
+from trainers.runtime.retry import retry_on_tool_failure
 from trainers.trajectory import Trajectory
 
 PROCESSED = {  # counts of the engine: names of metrics
@@ -48,13 +48,13 @@ class Collected:
 
 def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
     """The episodes of update ``number``, with the same questions in every run of a seed. Where a tool broke in more than half
-    of them they are played again, `play_until_tools_work`."""
+    of them they are played again, `retry_on_tool_failure`."""
 
     def failed(collected: Collected) -> float:
         return float(np.mean([trajectory.failed for trajectory in collected.played]))
 
     minutes = args.tool_outage_minutes
-    return play_until_tools_work(lambda: _play_batch_once(args, envs, policy, engine, number), failed, minutes)
+    return retry_on_tool_failure(lambda: _play_batch_once(args, envs, policy, engine, number), failed, minutes)
 
 
 def _play_batch_once(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:

@@ -21,19 +21,19 @@ FIRST_PAUSE, LONGEST_PAUSE = 1.0, 60.0  # seconds
 
 
 class ToolsFailed(signals.TrainingStopped):
-    """More than half of the episodes failed, however often they were played."""
+    """More than half of the episodes failed, however often they were rolled out."""
 
 
-def play_until_tools_work(
-    play: Callable[[], T], failed: Callable[[T], float], minutes: float, most: float = MOST_FAILED
+def retry_on_tool_failure(
+    roll_out: Callable[[], T], failed: Callable[[T], float], minutes: float, most: float = MOST_FAILED
 ) -> T:
-    """What ``play`` returns, as soon as no more than a share ``most`` of its episodes failed. It is called again after pauses
-    of 1, 2, 4 to 60 seconds, with the random numbers of the first time: after an outage a run is what it would have been
-    without.
+    """Return what ``roll_out`` gives as soon as no more than a share ``most`` of its episodes failed. It is called again after
+    pauses of 1, 2, 4 to 60 seconds, with the random numbers of the first time: after an outage a run is what it would have
+    been without.
 
     Args:
-        failed: the share of failed episodes in what was played; the same in every process.
-        minutes: how long, from the first failure on. Playing counts too: a tool that hangs takes long to fail.
+        failed: the share of failed episodes in what was rolled out; the same in every process.
+        minutes: how long, from the first failure on. Rollouts count too: a tool that hangs takes long to fail.
 
     Raises:
         ToolsFailed: it took that long, or a signal has asked the process to stop. The random state is as before.
@@ -41,14 +41,14 @@ def play_until_tools_work(
     end, pause = math.inf, FIRST_PAUSE
     while True:
         state = _random_state()
-        played = play()
-        share = failed(played)
+        result = roll_out()
+        share = failed(result)
         if not share > most:
-            return played
+            return result
         _set_random_state(state)
         end = min(end, time.monotonic() + minutes * 60)
-        left = distributed.broadcast(end - time.monotonic())  # all processes go on, or none
-        what = f"a tool broke in {share:.0%} of the episodes"
+        left = distributed.broadcast(end - time.monotonic())  # all processes continue, or none
+        what = f"a tool failed in {share:.0%} of the episodes"
         if left <= 0:
             raise ToolsFailed(f"{what}, for {minutes:g} minutes (tool_outage_minutes): nothing is learned of it.")
         pause, wait = min(2 * pause, LONGEST_PAUSE), min(pause, left)

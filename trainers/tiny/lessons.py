@@ -136,9 +136,9 @@ def run_unbroken(
     envs: ToolVectorEnv, numbers: list[int], script: ScriptMaker, seed: int = 0, outage_minutes: float = retry.MINUTES
 ) -> list[list[dict[str, Any]]]:
     """The turns of a script on numbered instances, again after pauses as long as a tool fails in any of the episodes: what
-    comes of them is kept for runs that have no outage. Raises as `trainers.runtime.retry.play_until_tools_work`."""
+    comes of them is kept for runs that have no outage. Raises as `trainers.runtime.retry.retry_on_tool_failure`."""
     run = partial(roll_out_many, envs, numbers, script, seed)
-    return retry.play_until_tools_work(run, share_failed, outage_minutes, most=0.0)
+    return retry.retry_on_tool_failure(run, share_failed, outage_minutes, most=0.0)
 
 
 def scripted_episodes(

@@ -86,8 +86,12 @@ def test_latest_goes_by_number_and_old_steps_are_removed(tmp_path, tokenizer):
     ]
 
 
-def test_a_folder_of_something_else_is_not_overwritten(tmp_path, tokenizer):
+def test_a_folder_of_something_else_is_neither_loaded_nor_overwritten(tmp_path, tokenizer):
+    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist"):
+        checkpoint.load_state(tmp_path / "nowhere", [])
     (tmp_path / "notes.txt").write_text("mine")
+    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint"):
+        checkpoint.load_state(tmp_path, [])
     with pytest.raises(FileExistsError, match="not a checkpoint"):
         save(tmp_path, tokenizer)
     assert (tmp_path / "notes.txt").read_text() == "mine"
@@ -130,13 +134,6 @@ def test_while_a_checkpoint_is_replaced_there_is_always_one(tmp_path):
     assert process.returncode == 0
     assert looks > 10
     assert checkpoint.load_state(folder, [])[0] == 99
-
-
-def test_a_missing_checkpoint_is_named(tmp_path):
-    with pytest.raises(FileNotFoundError, match=r"nowhere does not exist"):
-        checkpoint.load_state(tmp_path / "nowhere", [])
-    with pytest.raises(FileNotFoundError, match=r"is not a checkpoint"):
-        checkpoint.load_state(tmp_path, [])
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "trainer_state.pt", "tokenizer.json", "SHA256SUMS"])

@@ -72,7 +72,7 @@ def test_a_run_has_its_table_settings_and_warnings(run):
     for words in (
         "Naive RAG 0.100 0.050 – 0.150 0.200", "Trained 0.500 0.400 – 0.600 0.600 0.100", "python -m x --a '<i>'", "lr 0.5",
         '{"data": "<b>"}', "entropy collapsed at update 7 0.1 < 0.2", "eval_every 2", "updates 8", "training episodes 640",
-        "a score on it is not a score on AgentR1/HotpotQA-v0", "A tool broke in 10.0% of the episodes of Trained",
+        "a score on it is not a score on AgentR1/HotpotQA-v0", "A tool failed in 10.0% of the episodes of Trained",
         "Training was stopped because it had collapsed", "training 90 s", "seed 3",
     ):  # fmt: skip
         assert words in page.text, words
@@ -88,7 +88,7 @@ def test_a_table_of_attempts_and_kinds_of_questions_and_what_an_api_refused(run)
     }  # fmt: skip
     page = read(run, summary={**SUMMARY, "rows": [*SUMMARY["rows"], row]})
     assert "EM avg@8" in page.text and "pass@8" in page.text
-    assert "A tool broke, or the API gave no answer, in 30.0% of the episodes of M." in page.text
+    assert "A tool failed, or the API gave no answer, in 30.0% of the episodes of M." in page.text
     assert "M: HTTP 400 (24 times)." in page.text
     assert (
         "EM by kind of question Agent 1 hop Yes or no M 0.875 0.125" in page.text

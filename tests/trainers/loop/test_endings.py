@@ -108,11 +108,11 @@ def test_after_an_outage_a_run_is_what_it_would_have_been(train, tools, monkeypa
     with monkeypatch.context() as patch:
         after_first_update(patch, module, lambda metrics: tools.update(broken=True, mended_after=2))
         train("waited", module=module)
-    assert "a tool broke in 100% of the episodes: they are played again in 1 s" in capsys.readouterr().err
+    assert "a tool failed in 100% of the episodes: they are played again in 1 s" in capsys.readouterr().err
     assert_same(tmp_path / "whole", tmp_path / "waited")
     with monkeypatch.context() as patch:
         after_first_update(patch, module, lambda metrics: tools.update(broken=True, mended_after=99, pauses=0))
-        with pytest.raises(TrainingStopped, match=r"broke in 100%.*checkpoint-1 is saved: 1 of 3 updates; --resume"):
+        with pytest.raises(TrainingStopped, match=r"failed in 100%.*checkpoint-1 is saved: 1 of 3 updates; --resume"):
             train("stopped", module=module, tool_outage_minutes=0.1)
     assert tools["pauses"] == 3  # 1, 2 and 3 seconds are 0.1 minutes
     assert [line["step"] for line in read_metrics(tmp_path / "stopped" / "metrics.jsonl")] == [0, 1]
@@ -129,9 +129,9 @@ def test_an_evaluation_that_failed_is_no_score(train, tools, monkeypatch, tmp_pa
         train(eval_every=1, tool_outage_minutes=0.0)
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [("eval/em" in line, line["step"]) for line in lines] == [(True, 0), (False, 1)]
-    with pytest.raises(TrainingStopped, match="broke in 100%"):
+    with pytest.raises(TrainingStopped, match="failed in 100%"):
         train("never-begun", tool_outage_minutes=0.0)
-    with pytest.raises(TrainingStopped, match="broke in 100%"):
+    with pytest.raises(TrainingStopped, match="failed in 100%"):
         train(resume=True, eval_every=1)
     tools["broken"] = False
     train(resume=True, eval_every=1)
@@ -169,7 +169,7 @@ def test_the_command_evaluate_fails_where_too_many_episodes_did(monkeypatch, tmp
 
     monkeypatch.setattr(ToolEnv, "resolve", break_some)
     args = evaluate.Args(env="AgentR1/Bandit-v0", questions=20, num_envs=4, out=tmp_path / "out")
-    with pytest.raises(TrainingStopped, match=r"a tool broke in \d+\.\d% of the episodes of"):
+    with pytest.raises(TrainingStopped, match=r"a tool failed in \d+\.\d% of the episodes of"):
         evaluate.main(args)
     written = json.loads((tmp_path / "out" / "evaluation.json").read_text())
     assert all(row["tool_faults"] > 0 for row in written["rows"])

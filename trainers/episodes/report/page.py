@@ -217,7 +217,7 @@ def _make_notes(told: Mapping, rows: Sequence[Mapping], unfinished: str) -> list
         )
     for row in rows:
         if row.get("failed"):
-            what = "A tool broke, or the API gave no answer," if row.get("problems") else "A tool broke"
+            what = "A tool failed, or the API gave no answer," if row.get("problems") else "A tool failed"
             notes.append(f"{what} in {row['failed']:.1%} of the episodes of {row['name']}.")
     for row in rows:
         for problem, times in (row.get("problems") or {}).items():
