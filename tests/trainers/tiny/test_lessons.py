@@ -260,5 +260,5 @@ def test_an_outage_is_waited_for_and_not_imitated(policy, easy, monkeypatch):
     assert lessons.scripted_episodes(easy, policy, [3, 9, 11], oracle, seed=0) == undisturbed
     assert pauses == [1.0]
     pauses.clear()
-    with pytest.raises(retry.ToolsFailed, match="broke in 33% of the episodes"):
+    with pytest.raises(retry.ToolsFailed, match="failed in 33% of the episodes"):
         lessons.scripted_episodes(easy, policy, [3, 9, 11], oracle, seed=0, outage_minutes=0.0)
