@@ -31,14 +31,8 @@ from rich.progress import Progress
 TIMED = ("seconds", "time/", "tokens/per_second")  # metrics that no two runs have in common
 WORLD = {"env_kwargs": '{"entities": 60, "questions": 20, "max_turns": 3}'}
 TINY = {"model": "tiny", "cold_start_steps": 30}
-SHORT = {
-    "updates": 6,
-    "questions_per_update": 2,
-    "group_size": 4,
-    "eval_every": 2,
-    "eval_questions": 4,
-    "final_questions": 4,
-}
+SHORT = {"updates": 6, "questions_per_update": 2, "group_size": 4}
+SHORT |= {"eval_every": 2, "eval_questions": 4, "final_questions": 4}
 DEMONSTRATIONS = {"script": ("oracle",), "demonstrations": 12}
 KINDS: dict[str, tuple[str, dict[str, Any]]] = {
     "GRPO, MiniWiki": ("grpo", WORLD | TINY | SHORT | {"save_every": 1}),
@@ -57,8 +51,6 @@ class Args:
     """Kills in all, shared among the kinds of runs."""
     seed: int = 0
     """Of the moments; another seed is another attack."""
-    out: Path | None = None
-    """A folder to keep what differed in; by default nothing is kept."""
 
 
 def play(kind: str, folder: Path, cache: Path, model: Path) -> None:
@@ -123,9 +115,7 @@ def is_same(one: Any, other: Any) -> bool:
         return one.dtype == other.dtype and torch.equal(one, other)
     if isinstance(one, dict):
         return one.keys() == other.keys() and all(is_same(one[name], other[name]) for name in one)
-    if isinstance(one, list | tuple):
-        return len(one) == len(other) and all(map(is_same, one, other))
-    return one == other
+    return len(one) == len(other) and all(map(is_same, one, other)) if isinstance(one, list | tuple) else one == other
 
 
 class Attack:
@@ -134,9 +124,7 @@ class Attack:
     def __init__(self, args: Args, root: Path):
         self.args, self.root, self.draw = args, root, random.Random(args.seed)
         self.context = multiprocessing.get_context("forkserver")
-        self.context.set_forkserver_preload(
-            ["trainers.grpo", "trainers.ppo", "trainers.sft", "trainers.tiny.cold_start"]
-        )
+        self.context.set_forkserver_preload(["trainers.grpo", "trainers.ppo", "trainers.sft"])
         self.counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
         self.kills = 0
 
@@ -161,7 +149,7 @@ class Attack:
                 self.seconds[kind][is_cached] = time.monotonic() - begun
                 end = read_end(folder)
                 if is_cached and not is_same(self.ends[kind], end):
-                    self.report(kind, folder, "the cache changes it, without any kill")
+                    self.report(kind, "the cache changes it, without any kill")
                 self.ends.setdefault(kind, end)
 
     def run(self, number: int) -> None:
@@ -182,18 +170,16 @@ class Attack:
             counts["kills"] += 1
             counts["kills before the first checkpoint"] += not list(folder.glob("checkpoint-*"))
         if process.exitcode != 0:
-            self.report(kind, folder, f"it ended with status {process.exitcode}")
+            self.report(kind, f"run {number} ended with status {process.exitcode}")
         elif not is_same(read_end(folder), self.ends[kind]):
-            self.report(kind, folder, "it differs")
+            self.report(kind, f"run {number} differs")
         else:
             counts["bit-equal"] += 1
         shutil.rmtree(folder.parent, ignore_errors=True)
 
-    def report(self, kind: str, folder: Path, problem: str) -> None:
+    def report(self, kind: str, problem: str) -> None:
         self.counts[kind]["different"] += 1
-        print(f"{kind}, run {folder.parent.name}: {problem}", file=sys.stderr)
-        if self.args.out:
-            shutil.copytree(folder.parent, self.args.out / folder.parent.name, dirs_exist_ok=True)
+        print(f"{kind}: {problem}", file=sys.stderr)
 
 
 def main(args: Args) -> dict:

@@ -8,7 +8,7 @@ reinforcement learning, and more imitation: the cold start continued for as many
 for rollouts and updates. Each is evaluated on the same held-out instances, greedily and sampled as in
 training. Beside them: the scripted agents.
 
-Writes table.md, curves.png and results.json, also of other games that its folder holds. What is there already is not run
+Writes table.md, success.png and results.json, also of other games that its folder holds. What is there already is not run
 again.
 """
 

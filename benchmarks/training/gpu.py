@@ -92,12 +92,9 @@ def make_policy(shape: str, lora_rank: int = 0) -> Policy:
     plain = tokenizer.decode
 
     def decode(token_ids, **how) -> str:
-        is_turn = how == {"skip_special_tokens": False}  # as `ChatTokens.decode` asks
-        return (
-            f"<search>{' '.join(words[i % len(words)] for i in token_ids[:3])}</search>"
-            if is_turn
-            else plain(token_ids, **how)
-        )
+        if how != {"skip_special_tokens": False}:  # which is how `ChatTokens.decode` asks for a turn
+            return plain(token_ids, **how)
+        return f"<search>{' '.join(words[i % len(words)] for i in token_ids[:3])}</search>"
 
     tokenizer.decode = decode
     policy.end_ids = set()
@@ -106,10 +103,8 @@ def make_policy(shape: str, lora_rank: int = 0) -> Policy:
 
 @cache
 def make_optimizer(shape: str, lora_rank: int = 0) -> torch.optim.Optimizer:
-    model = make_policy(shape, lora_rank).model
-    return grpo.make_optimizer(
-        make_policy(shape, lora_rank), [{"params": lora.trainable_parameters(model), "lr": 1e-9}]
-    )
+    policy = make_policy(shape, lora_rank)
+    return grpo.make_optimizer(policy, [{"params": lora.trainable_parameters(policy.model), "lr": 1e-9}])
 
 
 def count_weights(model: Qwen2ForCausalLM) -> tuple[int, int]:
@@ -122,6 +117,13 @@ def now() -> float:
     if IS_GPU:
         torch.cuda.synchronize()
     return time.perf_counter()
+
+
+def time_it(job: Callable[[], object]) -> float:
+    """Seconds that a job takes."""
+    begin = now()
+    job()
+    return now() - begin
 
 
 def peak_gib() -> float:
@@ -150,65 +152,49 @@ def list_kernels(job: Callable[[], object], count: int = 25) -> list[Result]:
 
 def measure_limits() -> Result:
     """Bytes a second (read and written) of a copy, operations a second of a matrix product: the best of ten."""
-    size, bytes_ = (8192, 2**32) if IS_GPU else (512, 2**24)
+    size, num_bytes = (8192, 2**32) if IS_GPU else (512, 2**24)
     a, b = (torch.randn(size, size, device=DEVICE, dtype=DTYPE) for _ in range(2))
-    source = torch.ones(bytes_, dtype=torch.uint8, device=DEVICE)
-    target = torch.empty_like(source)
-
-    def best(job: Callable[[], object]) -> float:
-        seconds = []
-        for _ in range(10):
-            begin = now()
-            job()
-            seconds.append(now() - begin)
-        return min(seconds)
-
+    source, target = (torch.ones(num_bytes, dtype=torch.uint8, device=DEVICE) for _ in range(2))
+    copies = min(time_it(lambda: target.copy_(source)) for _ in range(10))
+    products = min(time_it(lambda: torch.mm(a, b)) for _ in range(10))
     return {
-        "device": torch.cuda.get_device_name() if IS_GPU else "cpu",
-        "gib": torch.cuda.get_device_properties(0).total_memory / 2**30 if IS_GPU else 0.0,
-        "torch": torch.__version__,
-        "copy_bytes_per_second": 2 * bytes_ / best(lambda: target.copy_(source)),
-        "product_flops_per_second": 2 * size**3 / best(lambda: torch.mm(a, b)),
-    }
+        "device": torch.cuda.get_device_name() if IS_GPU else "cpu", "torch": torch.__version__,
+        "copy_bytes_per_second": 2 * num_bytes / copies, "product_flops_per_second": 2 * size**3 / products,
+    }  # fmt: skip
 
 
-def measure_decoding(
-    shape: str, lora_rank: int, rows: int, context: int, new: int, is_profiled: bool = False
-) -> Result:
-    """Prefill and decoding of prompts that share nothing; the third time counts, when steps are compiled and captured."""
+def measure_decoding(shape: str, lora_rank: int, rows: int, context: int, new: int, is_profiled=False) -> Result:
+    """Prefill, the best of three, and decoding the third time, when steps are compiled and captured; nothing is shared."""
     policy = make_policy(shape, lora_rank)
     config, rng = policy.model.config, np.random.default_rng(0)
     prompts = {key: rng.integers(len(policy.tokenizer), size=context).tolist() for key in range(rows)}
-    engine, prefills, steps, kernels = TransformersEngine(policy, ()), [], [], []
+    engine, prefills = TransformersEngine(policy, ()), []
+
+    def prefill() -> None:
+        engine.submit(prompts, SamplingParams(max_new_tokens=new))
 
     def decode() -> None:
         while engine.wait():
             pass
 
-    for number in range(3):
-        begin = now()
-        engine.submit(prompts, SamplingParams(max_new_tokens=new))  # the same prompts again begin from nothing
-        prefills.append(now() - begin)
-        if is_profiled and number == 2:
-            kernels = list_kernels(decode)
-        else:
-            begin = now()
-            decode()
-            steps.append((now() - begin) / new)
-    (layers, head), size = count_weights(policy.model), DTYPE.itemsize
-    per_token = (
-        2 * config.num_hidden_layers * config.num_key_value_heads * (config.hidden_size // config.num_attention_heads)
-    )
-    read = policy.model.get_output_embeddings().weight.element_size() * head
-    read += size * (layers + rows * per_token * (context + new / 2))
-    attended = 2 * config.num_hidden_layers * config.hidden_size * context
+    for _ in range(3):
+        engine.reset()
+        prefills.append(time_it(prefill))
+    for _ in range(2):
+        decode()
+        prefill()  # the same prompts again begin from nothing
     if is_profiled:
-        return {"steps": new, "rows": rows, "context": context, "kernels": kernels}
+        return {"steps": new, "rows": rows, "context": context, "kernels": list_kernels(decode)}
+    step, prefill_s = time_it(decode) / new, min(prefills)
+    layers, head = count_weights(policy.model)
+    head_size = config.hidden_size // config.num_attention_heads
+    cached = 2 * config.num_hidden_layers * config.num_key_value_heads * head_size * rows * (context + new / 2)
+    read = policy.model.get_output_embeddings().weight.element_size() * head + DTYPE.itemsize * (layers + cached)
+    operations = rows * context * 2 * (layers + config.num_hidden_layers * config.hidden_size * context)
     return {
-        "step_ms": 1e3 * steps[-1], "tokens_per_second": rows / steps[-1], "bytes_per_step": read,
-        "bytes_per_second": read / steps[-1], "cuda_graphs": engine.num_cuda_graphs,
-        "prefill_s": min(prefills), "prefill_flops_per_second": rows * context * (2 * layers + attended) / min(prefills),
-        "tokens_per_second_with_prefill": rows * new / (new * steps[-1] + min(prefills)), "gib": peak_gib(),
+        "step_ms": 1e3 * step, "tokens_per_second": rows / step, "bytes_per_step": read, "bytes_per_second": read / step,
+        "prefill_s": prefill_s, "prefill_flops_per_second": operations / prefill_s, "cuda_graphs": engine.num_cuda_graphs,
+        "tokens_per_second_with_prefill": rows * new / (new * step + prefill_s), "gib": peak_gib(),
     }  # fmt: skip
 
 
@@ -229,59 +215,52 @@ def make_episodes(vocab_size: int, count: int, turn: int, seed: int) -> list[Tra
     return episodes
 
 
-def measure_update(shape: str, lora_rank: int, count: int, turn: int, is_profiled: bool = False) -> Result:
+def measure_update(shape: str, lora_rank: int, count: int, turn: int, is_profiled=False) -> Result:
     """`grpo.update` with recomputed activations: the first, and the best of two more; or the kernels of a second one."""
     policy, optimizer = make_policy(shape, lora_rank), make_optimizer(shape, lora_rank)
     recompute_activations(policy.model)
-    args, seconds, vocab_size = grpo.Args(group_size=GROUP), [], policy.model.config.vocab_size
+    args, config, seconds = grpo.Args(group_size=GROUP), policy.model.config, []
     peak_gib()
-    for number in range(1 if is_profiled else 3):
-        episodes = make_episodes(vocab_size, count, turn, number)
-        begin = now()
-        grpo.update(args, policy, optimizer, None, grpo.compute_advantages, episodes, np.random.default_rng(0))
-        seconds.append(now() - begin)
-    if is_profiled:
-        more = make_episodes(vocab_size, count, turn, 3)
-        rng = np.random.default_rng(0)
-        job = partial(grpo.update, args, policy, optimizer, None, grpo.compute_advantages, more, rng)
-        return {"episodes": count, "kernels": list_kernels(job)}
-    (layers, head), config = count_weights(policy.model), policy.model.config
+    for number in range(3):
+        episodes, rng = make_episodes(config.vocab_size, count, turn, number), np.random.default_rng(0)
+        job = partial(grpo.update, args, policy, optimizer, None, grpo.compute_advantages, episodes, rng)
+        if is_profiled and number:
+            return {"episodes": count, "kernels": list_kernels(job)}
+        seconds.append(time_it(job))
+    layers, head = count_weights(policy.model)
     sequences = [sequence.ids for episode in episodes for sequence in episode.sequences]
     run = sum(size for _, size in group_by_prefix(sequences, args.max_tokens_per_micro_batch))
     attention = 2 * config.num_hidden_layers * config.hidden_size * len(sequences[0]) * run  # of one forward pass
-    of_weights = 4 if lora_rank else 6
-    needed = of_weights * (layers * run + head * count * TURNS * turn) + 3 * attention
+    needed = (4 if lora_rank else 6) * (layers * run + head * count * TURNS * turn) + 3 * attention
+    best = min(seconds[1:])
     return {
-        "first_s": seconds[0], "update_s": min(seconds[1:]), "tokens_run": run, "tokens_of_episode": len(sequences[0]),
-        "flops_per_second": needed / min(seconds[1:]),
-        "recomputed_flops_per_second": (needed + 2 * layers * run + attention) / min(seconds[1:]),
+        "first_s": seconds[0], "update_s": best, "tokens_run": run, "tokens_of_episode": len(sequences[0]),
+        "flops_per_second": needed / best, "recomputed_flops_per_second": (needed + 2 * layers * run + attention) / best,
         "tree_attention": policy.tree_attention, "gib": peak_gib(),
     }  # fmt: skip
 
 
 def measure_steps(shape: str, count: int, turn: int, rounds: int, learns: bool = True) -> Result:
     """Whole steps: episodes rolled out in the environment, and the update; without it, only whether the rollout fits."""
-    policy = make_policy(shape)
-    optimizer = make_optimizer(shape)
+    policy, optimizer = make_policy(shape), make_optimizer(shape)
     args = grpo.Args(questions_per_update=count // GROUP, group_size=GROUP, max_new_tokens=turn)
     envs, engine = make_envs(ENV, ENV_KWARGS, "train", count), TransformersEngine(policy, ())
-    before = torch.cuda.memory_allocated() / 2**30 if IS_GPU else 0.0
-    rollouts, updates, length = [], [], 0.0
+    rollouts, updates = [], []
     peak_gib()
     for number in range(rounds):
         begin = now()
         batch = play_batch(args, envs, policy, engine, number)
-        middle = now()
+        rollouts.append(now() - begin)
         for episode in batch.episodes:
             episode.steps[-1].reward += float(batch.rng.normal())
-        if learns:
-            grpo.update(args, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
-        rollouts.append(middle - begin)
-        updates.append(now() - middle)
-        length = statistics.mean(len(e.steps[-1].prompt) + len(e.steps[-1].tokens) for e in batch.episodes)
+        job = partial(grpo.update, args, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
+        updates.append(time_it(job) if learns else 0.0)
     step = statistics.median(a + b for a, b in zip(rollouts[-2:], updates[-2:], strict=True))
-    found = {"rollout_s": rollouts, "update_s": updates, "episodes_per_second": count / step, "gib": peak_gib()}
-    return found | {"tokens_of_episode": length, "gib_before": before, "episodes": count}
+    length = statistics.mean(len(e.steps[-1].prompt) + len(e.steps[-1].tokens) for e in batch.episodes)
+    return {
+        "episodes": count, "rollout_s": rollouts, "update_s": updates, "episodes_per_second": count / step,
+        "tokens_of_episode": length, "gib": peak_gib(),
+    }  # fmt: skip
 
 
 def measure_trl(shape: str, count: int, turn: int, rounds: int) -> Result:
@@ -296,44 +275,31 @@ def measure_trl(shape: str, count: int, turn: int, rounds: int) -> Result:
     )  # fmt: skip
     peak_gib()
     said = trl_side.train(
-        policy,
-        work,
-        lambda: times.append(now()),
-        lambda completions, **rest: rng.normal(size=len(completions)).tolist(),
+        policy, work, lambda: times.append(now()), lambda completions, **_: rng.normal(size=count).tolist()
     )
     steps = [after - before for before, after in pairwise(times)]
-    return said | {
-        "step_s": steps, "episodes_per_second": count / statistics.median(steps[-2:]), "gib": peak_gib(),
-    }  # fmt: skip
+    return said | {"step_s": steps, "episodes_per_second": count / statistics.median(steps[-2:]), "gib": peak_gib()}
 
 
-def measure_generate(shape: str, rows: int, context: int, new: int, cache_kind: str) -> Result:
+def measure_generate(shape: str, rows: int, context: int, new: int, cache_kind: str | None) -> Result:
     """`transformers.generate` on the work of `measure_decoding`, prefill included; the second time counts.
 
-    ``cache_kind``: "static", which is compiled, or "" for its default, which grows.
+    ``cache_kind``: "static", which is compiled, or None for the one that grows.
     """
-    model, seconds = make_model(shape).to(DTYPE).eval(), []
-    ids = torch.randint(model.config.vocab_size, (rows, context), device=DEVICE)
-    for _ in range(2):
-        begin = now()
-        with torch.no_grad():
-            made = model.generate(
-                ids, attention_mask=torch.ones_like(ids), do_sample=True, top_k=0, max_new_tokens=new, min_new_tokens=new,
-                cache_implementation=cache_kind or None, pad_token_id=0,
-            )  # fmt: skip
-        seconds.append(now() - begin)
-    assert made.shape[1] == context + new
+    model, ids = make_model(shape).to(DTYPE).eval(), torch.randint(1000, (rows, context), device=DEVICE)
+    how = {"do_sample": True, "top_k": 0, "max_new_tokens": new, "min_new_tokens": new, "pad_token_id": 0}
+    how |= {"attention_mask": torch.ones_like(ids), "cache_implementation": cache_kind}
+    with torch.no_grad():
+        seconds = [time_it(lambda: model.generate(ids, **how)) for _ in range(2)]
     return {"seconds": seconds, "tokens_per_second_with_prefill": rows * new / seconds[-1], "gib": peak_gib()}
 
 
 def measure_start(shape: str, count: int, turn: int) -> Result:
     """Seconds from the start of the process until its first update is done, without loading weights."""
     ready = time.time() - psutil.Process().create_time()
-    found = measure_steps(shape, count, turn, rounds=2)
-    first = found["rollout_s"][0] + found["update_s"][0]
-    done = time.time() - psutil.Process().create_time() - sum(found["rollout_s"][1:] + found["update_s"][1:])
-    return {"imports_s": ready, "first_rollout_s": found["rollout_s"][0], "first_update_s": found["update_s"][0],
-            "other_s": done - ready - first, "seconds": done}  # fmt: skip
+    found = measure_steps(shape, count, turn, rounds=1)
+    seconds = time.time() - psutil.Process().create_time()
+    return {"imports_s": ready, "rollout_s": found["rollout_s"], "update_s": found["update_s"], "seconds": seconds}
 
 
 @dataclass(frozen=True)
@@ -361,13 +327,13 @@ PARTS = {
     "decode_7b_lora": Part("7b", measure_decoding, ("7b", 32, 32, 1000, 64), ("tiny", 2, 4, 40, 8)),
     "update_7b_lora": Part("7b", measure_update, ("7b", 32, 32, 64), ("tiny", 2, 8, 4), 1.5),
     "decode_0.5b": Part("0.5b", measure_decoding, ("0.5b", 0, 256, 300, 128), ("tiny", 0, 8, 20, 8)),
-    "generate_0.5b_dynamic": Part("0.5b", measure_generate, ("0.5b", 256, 300, 128, ""), ("tiny", 8, 20, 8, "")),
+    "generate_0.5b_dynamic": Part("0.5b", measure_generate, ("0.5b", 256, 300, 128, None), ("tiny", 8, 20, 8, None)),
     "step_1.5b": Part("1.5b", measure_steps, ("1.5b", 64, 64, 3), ("tiny", 8, 4, 2), 1.5),
     "trl_1.5b": Part("TRL", measure_trl, ("1.5b", 64, 64, 3), ("tiny", 8, 4, 2), 2),
     "first_start": Part("start 1", measure_start, ("0.5b", 64, 64), ("tiny", 8, 4)),
     "second_start": Part("start 2", measure_start, ("0.5b", 64, 64), ("tiny", 8, 4)),
     "generate_0.5b_static": Part(
-        "static", measure_generate, ("0.5b", 256, 300, 128, "static"), ("tiny", 8, 20, 8, "static"), 2
+        "x", measure_generate, ("0.5b", 256, 300, 128, "static"), ("tiny", 8, 20, 8, "static"), 2
     ),
 }
 
@@ -451,28 +417,31 @@ def measure(args: Args, cached: str, save: Callable[[str, Result], None]) -> Non
 def compare_with_goals(parts: dict[str, Result]) -> list[Result]:
     """Each goal beside what was reached; None where a part failed."""
 
-    def ratio(name: str, key: str, *others: tuple[str, str]) -> float | None:
-        values = [parts.get(other, {}).get(key_) for other, key_ in others]
-        known = [value for value in values if value]
-        value = parts.get(name, {}).get(key)
-        return value / max(known) if value and known else None  # type: ignore[operator, type-var]
+    def get(name: str, key: str) -> float | None:
+        return parts.get(name, {}).get(key)  # type: ignore[return-value]
 
-    copy, product = ("limits", "copy_bytes_per_second"), ("limits", "product_flops_per_second")
-    generate = [(f"generate_0.5b_{kind}", "tokens_per_second_with_prefill") for kind in ("dynamic", "static")]
-    second = parts.get("second_start", {}).get("seconds")
-    fits = "episodes_per_second" in parts.get("rollout_512_3b", {})
+    def ratio(value: float | None, *others: float | None) -> float | None:
+        known = [other for other in others if other]
+        return value / max(known) if value and known else None
+
+    copy, product = get("limits", "copy_bytes_per_second"), get("limits", "product_flops_per_second")
+    ours, *theirs = (
+        get(name, "tokens_per_second_with_prefill")
+        for name in ("decode_0.5b", "generate_0.5b_dynamic", "generate_0.5b_static")
+    )
+    step, trl = get("step_1.5b", "episodes_per_second"), get("trl_1.5b", "episodes_per_second")
     rows = [
-        ("decode 3B, share of the copy", ratio("decode_3b", "bytes_per_second", copy), 0.5),
-        ("decode 7B with LoRA 32, share of the copy", ratio("decode_7b_lora", "bytes_per_second", copy), 0.5),
-        ("decode 0.5B, times generate", ratio("decode_0.5b", "tokens_per_second_with_prefill", *generate), 3.0),
-        ("prefill 3B, share of the product", ratio("decode_3b", "prefill_flops_per_second", product), 0.5),
-        ("update 3B, share of the product", ratio("update_3b", "flops_per_second", product), None),
-        ("the same with recomputation", ratio("update_3b", "recomputed_flops_per_second", product), 0.5),
-        ("update 7B with LoRA, share of the product", ratio("update_7b_lora", "flops_per_second", product), None),
-        ("the same with recomputation", ratio("update_7b_lora", "recomputed_flops_per_second", product), 0.5),
-        ("step 1.5B, times TRL", ratio("step_1.5b", "episodes_per_second", ("trl_1.5b", "episodes_per_second")), 3.0),
-        ("second start to the first update, s (at most)", second, 10.0),
-        ("512 episodes at 3B fit", float(fits), 1.0),
+        ("decode 3B, share of the copy", ratio(get("decode_3b", "bytes_per_second"), copy), 0.5),
+        ("decode 7B with LoRA 32, share of the copy", ratio(get("decode_7b_lora", "bytes_per_second"), copy), 0.5),
+        ("decode 0.5B, times generate", ratio(ours, *theirs), 3.0),
+        ("prefill 3B, share of the product", ratio(get("decode_3b", "prefill_flops_per_second"), product), 0.5),
+        ("update 3B, share of the product", ratio(get("update_3b", "flops_per_second"), product), None),
+        ("… with recomputation", ratio(get("update_3b", "recomputed_flops_per_second"), product), 0.5),
+        ("update 7B with LoRA, share of the product", ratio(get("update_7b_lora", "flops_per_second"), product), None),
+        ("… with recomputation", ratio(get("update_7b_lora", "recomputed_flops_per_second"), product), 0.5),
+        ("step 1.5B, times TRL", ratio(step, trl), 3.0),
+        ("second start to the first update, s (at most)", get("second_start", "seconds"), 10.0),
+        ("512 episodes at 3B fit", float(get("rollout_512_3b", "episodes") is not None), 1.0),
     ]
     return [{"what": what, "reached": reached, "goal": goal} for what, reached, goal in rows]
 

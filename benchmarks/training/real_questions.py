@@ -20,12 +20,7 @@ from retrieval_index import durable
 
 FILE = Path(__file__).parents[2] / "docs" / "results" / "real_questions.json"
 RECIPE = recipe_file.read("real")
-TRAINED = {RECIPE.title_of(name) for name in (*RECIPE.runs, "sft", "more-sft", "rejection-sampling")}
 MEANS = ("support_recall", "turns", "calls", "invalid")
-ABOUT = (
-    "Exact match and F1 of each question, in the order of the benchmark's file, and means over the column; training after the "
-    "start, in seconds"
-)
 
 
 @dataclass(kw_only=True)
@@ -34,18 +29,12 @@ class Args:
 
     add: Path | None = None
     """Folder of a comparison, whose agents and seeds are added to the file; those that it has already are replaced."""
-    suffix: str = ""
-    """What comes behind the names of the agents that are added, where they are of another recipe than those in the file."""
     file: Path = FILE
     """Where the scores are kept."""
     picture: Path | None = None
-    """Where to draw the scores; of the agents of ``--agents`` alone."""
-    agents: tuple[str, ...] = ()
-    """Which agents the table and the picture show; by default all."""
+    """Where to draw the scores."""
     reference: tuple[str, ...] = ()
     """To which agents the table gives differences; by default those of the recipe."""
-    drop: tuple[str, ...] = ()
-    """Agents to leave out of the file from now on."""
 
 
 def trim(results: Mapping) -> dict:
@@ -93,18 +82,18 @@ def merge(kept: Mapping, added: Mapping) -> dict:
     return {**kept, "agents": agents}
 
 
-def untrim(kept: Mapping, agents: tuple[str, ...] = (), reference: tuple[str, ...] = ()) -> dict:
+def untrim(kept: Mapping, reference: tuple[str, ...] = ()) -> dict:
     """The part of results.json that tables and pictures are made of, with differences to the ``reference``.
 
     Raises:
         ValueError: there is no agent of this name.
     """
-    if unknown := {*agents, *reference} - set(kept["agents"]):
+    if unknown := set(reference) - set(kept["agents"]):
         raise ValueError(f"there are no agents {sorted(unknown)}; there are {list(kept['agents'])}")
     rows: dict[str, list[dict]] = {}
-    for agent in dict.fromkeys((*reference, *agents) if agents else kept["agents"]):
+    for agent, records in kept["agents"].items():
         rows[agent] = []
-        for record in kept["agents"][agent]:
+        for record in records:
             row = {}
             for name, column in record["columns"].items():
                 em = [float(digit) for digit in column["em"]]
@@ -122,19 +111,11 @@ def untrim(kept: Mapping, agents: tuple[str, ...] = (), reference: tuple[str, ..
 
 
 def main(args: Args) -> None:
-    kept = json.loads(args.file.read_text(encoding="utf-8")) if args.file.exists() else None
+    kept = json.loads(args.file.read_text(encoding="utf-8"))
     if args.add:
-        added = trim(json.loads((args.add / "results.json").read_text(encoding="utf-8")))
-        added["agents"] = {
-            agent + args.suffix * (agent in TRAINED): records for agent, records in added["agents"].items()
-        }
-        kept = merge(kept, added) if kept else {"about": ABOUT, **added}
-    if kept is None:
-        raise ValueError(f"there is no file {args.file}: give --add, a comparison's folder")
-    kept["agents"] = {agent: records for agent, records in kept["agents"].items() if agent not in args.drop}
-    if args.add or args.drop:
+        kept = merge(kept, trim(json.loads((args.add / "results.json").read_text(encoding="utf-8"))))
         durable.write_text(args.file, dump(kept) + "\n")
-    results = untrim(kept, args.agents, args.reference)
+    results = untrim(kept, args.reference)
     print("\n".join(pooled_tables(results, "EM")))
     if args.picture:
         draw_scores(mean_scores(results), args.picture, "EM", RECIPE.title, "questions and seeds")
