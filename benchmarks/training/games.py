@@ -2,31 +2,34 @@
 
     python -m benchmarks.training.games                                 # 3 seeds of every game
     python -m benchmarks.training.games --games bandit --seeds 0
+    python -m benchmarks.training.games --games --out FOLDER            # table and picture of FOLDER/results.json
 
-For each seed of a game, one cold start, which imitates an agent that plays at random in a share of its episodes; from it,
+For each seed of a game, one cold start, which imitates an agent that acts at random in a share of its episodes; from it,
 reinforcement learning, and more imitation: the cold start continued for as many seconds as reinforcement learning took
-for rollouts and updates. Each is evaluated on the same held-out instances, greedily and sampled as in
-training. Beside them: the scripted agents.
+for rollouts and updates. Each is evaluated on the same held-out instances, greedily and sampled as in training. Beside
+them: the scripted agents.
 
-Writes table.md, success.png and results.json, also of other games that its folder holds. What is there already is not run
-again.
+Writes table.md, success.png and results.json, also of other seeds and games that its folder holds. Runs that are complete
+are not run again.
 """
 
 import itertools
 import json
-from collections.abc import Iterator
+import textwrap
+from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 
 import torch
 import tyro
 
-from benchmarks.training import games_report
 from experiments import imitation
 from trainers import ppo
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import check_settings
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.episodes.report import figures
+from trainers.episodes.report.intervals import mean_and_half
 from trainers.evaluation import evaluator
 from trainers.factory import make_envs
 from trainers.models.loading import load_policy
@@ -35,7 +38,8 @@ from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 from trainers.tiny.cold_start import run_cold_start
 
 SCRIPTS = {"random": "Random agent", "scripted": "Scripted agent", "oracle": "Oracle"}
-BEFORE, IMITATION, AFTER = "Cold start", "More imitation", "PPO"
+BEFORE, IMITATION, AFTER = LEARNERS = "Cold start", "More imitation", "PPO"
+Scores = Mapping[str, Mapping[str, tuple[float, float | None]]]  # by agent and line the mean, and half of its interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -44,8 +48,7 @@ class Game:
 
     ``on``: the splits to evaluate on, by the name of a line of the table; ``groups`` of ``group_size`` episodes in a
     batch, of which four gradient steps are taken. A gradient from few boards learns what happens to be right on those.
-    ``instances``: held-out ones for the table.
-    ``options``: further arguments of `trainers.ppo`.
+    ``instances``: held-out ones for the table. ``options``: further arguments of `trainers.ppo`.
     """
 
     env: str
@@ -97,47 +100,25 @@ class Args:
     """Which: bandit, sokoban, sokoban-shown-easy, frozenlake-firm, frozenlake."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One cold start, one run and one more imitation for each."""
-    updates: int | None = None
-    """Policy updates of each run; by default the game's own number."""
-    cold_start_steps: int | None = None
-    """Gradient steps of imitation before them; by default the game's own number."""
-    instances: int | None = None
-    """Held-out instances for the table; by default the game's own number."""
-    curve_instances: int = 200
-    """Held-out instances for each point of the learning curves."""
     out: Path = Path("runs/games")
     """Folder of the runs and the results."""
 
     def __post_init__(self):
         if unknown := set(self.games) - set(GAMES):
             raise ValueError(f"unknown games {sorted(unknown)}; known are {list(GAMES)}")
-        if not self.games or not self.seeds:
-            raise ValueError("give at least one game and one seed")
 
 
-def arguments(args: Args, game: Game, seed: int) -> ppo.Args:
+def arguments(game: Game, seed: int) -> ppo.Args:
     """Those of one run: PPO's own, but for what the game sets."""
-    lengths = _lengths(args, game)
-    usual = {
-        "eval_every": max(1, lengths["updates"] // 10), "eval_questions": args.curve_instances,
-        "final_questions": args.curve_instances,
-    }  # fmt: skip
-    return replace(
-        ppo.Args(), env=game.env, env_kwargs=json.dumps(game.kwargs), seed=seed, minibatches=4, **lengths,
-        questions_per_update=game.groups, group_size=game.group_size, **usual | game.options,
-    )  # fmt: skip
+    evaluation = {"eval_every": max(1, game.updates // 10), "eval_questions": 200, "final_questions": 200}
+    return ppo.Args(**{
+        "env": game.env, "env_kwargs": json.dumps(game.kwargs), "seed": seed, "minibatches": 4, "updates": game.updates,
+        "cold_start_steps": game.cold_start_steps, "questions_per_update": game.groups, "group_size": game.group_size,
+        **evaluation, **game.options,
+    })  # fmt: skip
 
 
-def _lengths(args: Args, game: Game) -> dict[str, int]:
-    steps = args.cold_start_steps or game.cold_start_steps
-    return {"updates": args.updates or game.updates, "cold_start_steps": steps}
-
-
-def _instances(args: Args, name: str) -> int:
-    return args.instances or GAMES[name].instances
-
-
-def trained(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
+def train(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
     """The policy of one run, and its summary with the ``seconds`` that rollouts and updates took."""
     if not (run / "summary.json").exists():
         started = checkpoint.latest(run) is not None
@@ -151,9 +132,9 @@ def trained(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
 
 def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, dict]]:
     """What is compared in one seed of a game: its name, the policy, and what training it took."""
-    wanted = arguments(args, GAMES[name], seed)
+    wanted = arguments(GAMES[name], seed)
     run = args.out / f"{name}-{seed}"
-    after, summary = trained(wanted, run / "ppo")
+    after, summary = train(wanted, run / "ppo")
     envs = make_envs(wanted.env, wanted.env_kwargs, "train", wanted.questions_per_update * wanted.group_size)
     whom = wanted.demonstrator()
     before, seconds = run_cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None, whom)
@@ -163,60 +144,121 @@ def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, di
     yield AFTER, after, {key: summary[key] for key in ("seconds", "episodes", "symptoms")}
 
 
-def evaluated(args: Args, name: str, policy: Policy, kept: Path) -> dict[str, dict[str, float]]:
-    """Success by line of the table, ``greedy`` and ``sampled``; kept in a file."""
-    if not kept.exists():
-        game, success = GAMES[name], {}
-        for line, split in game.on.items():
-            envs = make_envs(game.env, json.dumps(game.kwargs), split, 64)
-            engine, numbers = TransformersEngine(policy, envs.envs[0].stop), list(range(_instances(args, name)))
-            common = envs, policy, engine, numbers, ppo.Args.max_new_tokens, line
-            torch.manual_seed(0)  # of the sampling
-            rows = {"greedy": evaluator.evaluate_policy(*common), "sampled": evaluator.evaluate_policy(*common, 1.0)}
-            success[line] = {how: row["success"] for how, (row, _) in rows.items()}
-        kept.parent.mkdir(parents=True, exist_ok=True)
-        staging = kept.with_suffix(".staging")
-        staging.write_text(json.dumps(success) + "\n", encoding="utf-8")
-        staging.replace(kept)
-    return json.loads(kept.read_text(encoding="utf-8"))
-
-
-def scripted(args: Args, name: str) -> dict[str, dict[str, float]]:
-    """Success of the task's scripted agents on the same instances, by line of the table."""
-    found, game = {}, GAMES[name]
+def evaluate(game: Game, policy: Policy) -> dict[str, dict[str, float]]:
+    """Success by line of the table, ``greedy`` and ``sampled``."""
+    success = {}
     for line, split in game.on.items():
         envs = make_envs(game.env, json.dumps(game.kwargs), split, 64)
-        play, numbers = envs.envs[0].SCRIPTS, list(range(_instances(args, name)))
-        found[line] = {
-            title: evaluator.evaluate_script(envs, numbers, play[script], title)["success"]
-            for script, title in SCRIPTS.items()
-        }
+        engine = TransformersEngine(policy, envs.envs[0].stop)
+        common = envs, policy, engine, list(range(game.instances)), ppo.Args.max_new_tokens, line
+        torch.manual_seed(0)  # of the sampling
+        rows = {"greedy": evaluator.evaluate_policy(*common), "sampled": evaluator.evaluate_policy(*common, 1.0)}
+        success[line] = {how: row["success"] for how, (row, _) in rows.items()}
+    return success
+
+
+def evaluate_scripts(game: Game) -> dict[str, dict[str, float]]:
+    """Success of the task's scripted agents on the same instances, by line of the table."""
+    found = {}
+    for line, split in game.on.items():
+        envs = make_envs(game.env, json.dumps(game.kwargs), split, 64)
+        scripts, numbers = envs.envs[0].SCRIPTS, list(range(game.instances))
+        rows = {title: evaluator.evaluate_script(envs, numbers, scripts[s], title) for s, title in SCRIPTS.items()}
+        found[line] = {title: row["success"] for title, row in rows.items()}
     return found
 
 
-def read_others(args: Args) -> dict[str, dict]:
-    """What the folder's results.json says of games that are not asked for now."""
-    file, parts = args.out / "results.json", ("games", "scripts", "seeds")
-    found = json.loads(file.read_text(encoding="utf-8")) if file.exists() else {}
-    return {part: {n: of for n, of in found.get(part, {}).items() if n not in args.games} for part in parts}
+def success(results: Mapping, how: str) -> Scores:
+    """Of the policies, greedily or sampled, and beside the sampled ones of the random agent."""
+    found = {name: {line: mean_and_half([s["success"][name][line][how] for s in seeds]) for line, seeds in _lines(results)}
+             for name in LEARNERS}  # fmt: skip
+    if how == "greedy":
+        return found
+    rates = {line: rate for game in results["seeds"] for line, rate in results["scripts"][game].items()}
+    return {"Random": {line: (rate["Random agent"], None) for line, rate in rates.items()}, **found}
+
+
+def _lines(results: Mapping) -> list[tuple[str, list[dict]]]:
+    """Each line of the table with the seeds of its game."""
+    return [(line, seeds) for game, seeds in results["seeds"].items() for line in results["scripts"][game]]
+
+
+def table(results: Mapping) -> str:
+    """Success greedily and sampled, what reinforcement learning gained, and what it took."""
+    rates = {line: rate for game in results["seeds"] for line, rate in results["scripts"][game].items()}
+    instances = ", ".join(f"{game}: {results['games'][game]['instances']:,}" for game in results["seeds"])
+    lines = [
+        "# RAGEN's games: success", "", f"Held-out instances: {instances}.", "",
+        "Mean over seeds ± half of the 95 % interval (Student's t; of a gain, over the differences within a seed).",
+    ]  # fmt: skip
+    gains = {f"Gain over {name.lower()}": name for name in (BEFORE, IMITATION)}
+    for how in ("greedy", "sampled"):
+        header = ["Game", *SCRIPTS.values(), *LEARNERS, *gains]
+        lines += ["", f"Policies {how}:", "", _row(header), _row(["---", *["---:"] * (len(header) - 1)])]
+        for line, seeds in _lines(results):
+            found = [{name: of[line][how] for name, of in seed["success"].items()} for seed in seeds]
+            cells = [f"{rates[line][name]:.3f}" for name in SCRIPTS.values()]
+            cells += [_cell([f[name] for f in found]) for name in LEARNERS]
+            lines.append(
+                _row([line, *cells, *(_cell([f[AFTER] - f[than] for f in found], "+") for than in gains.values())])
+            )
+    lines += ["", "Seconds of training:", "", _row(["Game", *LEARNERS]), _row(["---", *["---:"] * len(LEARNERS)])]
+    for game, seeds in results["seeds"].items():
+        lines.append(_row([game, *(_cell([s["training"][n]["seconds"] for s in seeds], digits=0) for n in LEARNERS)]))
+    return "\n".join(lines) + "\n"
+
+
+def _cell(values: list[float], sign: str = "", digits: int = 3) -> str:
+    mean, half = mean_and_half(values)
+    return f"{mean:{sign}.{digits}f}" + (f" ± {half:.{digits}f}" if half is not None else "")
+
+
+def _row(cells: list[str]) -> str:
+    return f"| {' | '.join(cells)} |"
+
+
+def draw_success(scores: Mapping[str, Scores], out_png: Path) -> None:
+    """A row for ``sampled`` and for ``greedy``, a panel for each game: each agent's mean and its 95 % interval."""
+    games = list(next(iter(next(iter(scores.values())).values())))
+    agents = [list(own) for own in scores.values()]
+    titles = {game: "\n".join(textwrap.wrap(game, max(10, 78 // len(games)))) for game in games}
+    with figures.style():
+        lines = max(title.count("\n") for title in titles.values())
+        height = 0.95 + 0.15 * lines + 0.42 * len(scores) + 0.27 * sum(map(len, agents))
+        figure = figures.new_figure(height, "Success", "share of held-out instances: mean and 95 % interval over seeds")
+        ratios = {"height_ratios": [len(names) + 0.2 for names in agents]}
+        panels = figure.subplots(len(scores), len(games), sharex=True, sharey="row", squeeze=False, gridspec_kw=ratios)
+        for row, (how, own) in zip(panels, scores.items(), strict=True):
+            for axes, game in zip(row, games, strict=True):
+                figures.draw_dots(axes, [found[game] for found in own.values()])
+                axes.set_yticks(range(len(own)), list(own))
+            row[0].set_ylabel(how, weight="bold")
+        for axes, game in zip(panels[0], games, strict=True):
+            axes.set_title(titles[game], loc="left", weight="bold")
+        panels[0, 0].set_xlim(-0.08, 1.08)
+        figures.save(figure, out_png)
 
 
 def main(args: Args) -> dict:
-    others = read_others(args)
-    played = {n: replace(GAMES[n], instances=_instances(args, n), **_lengths(args, GAMES[n])) for n in args.games}
-    results: dict = {"settings": {"curve_instances": args.curve_instances}}
-    results["games"] = others["games"] | {name: asdict(game) for name, game in played.items()}
-    results["scripts"] = others["scripts"] | {name: scripted(args, name) for name in played}
-    seeds: dict[str, list[dict]] = others["seeds"]
+    file = args.out / "results.json"
+    results = (
+        json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"games": {}, "scripts": {}, "seeds": {}}
+    )
+    args.out.mkdir(parents=True, exist_ok=True)
+    for name in args.games:
+        results["games"][name] = asdict(GAMES[name])
+        results["scripts"][name] = evaluate_scripts(GAMES[name])
     for seed, name in itertools.product(args.seeds, args.games):
-        one = {"seed": seed, "success": {}, "training": {}}
+        one: dict = {"seed": seed, "success": {}, "training": {}}
         for title, policy, told in policies(args, name, seed):
-            file = args.out / f"{name}-{seed}" / f"{title.lower().replace(' ', '-')}-{_instances(args, name)}.json"
-            one["success"][title] = evaluated(args, name, policy, file)
+            one["success"][title] = evaluate(GAMES[name], policy)
             one["training"][title] = told
-        seeds.setdefault(name, []).append(one)
-        results = to_json_types(results | {"seeds": seeds})
-        games_report.write(args.out, results)  # what there is so far: the experiment is long
+        others = [other for other in results["seeds"].get(name, []) if other["seed"] != seed]
+        results["seeds"][name] = sorted([*others, to_json_types(one)], key=lambda one: one["seed"])
+        file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")  # so far: the experiment is long
+    (args.out / "table.md").write_text(table(results), encoding="utf-8")
+    draw_success({how: success(results, how) for how in ("sampled", "greedy")}, args.out / "success.png")
+    print(table(results))
     return results
 
 
