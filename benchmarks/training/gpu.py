@@ -120,19 +120,14 @@ def now() -> float:
 
 
 def time_it(job: Callable[[], object]) -> float:
-    """Seconds that a job takes."""
     begin = now()
     job()
     return now() - begin
 
 
 def peak_gib() -> float:
-    """GiB of the GPU since this was last called; 0 on a CPU."""
-    if not IS_GPU:
-        return 0.0
-    peak = torch.cuda.max_memory_allocated() / 2**30
-    torch.cuda.reset_peak_memory_stats()
-    return peak
+    """GiB of the GPU since the part began; 0 on a CPU."""
+    return torch.cuda.max_memory_allocated() / 2**30 if IS_GPU else 0.0
 
 
 def list_kernels(job: Callable[[], object], count: int = 25) -> list[Result]:
@@ -220,7 +215,6 @@ def measure_update(shape: str, lora_rank: int, count: int, turn: int, is_profile
     policy, optimizer = make_policy(shape, lora_rank), make_optimizer(shape, lora_rank)
     recompute_activations(policy.model)
     args, config, seconds = grpo.Args(group_size=GROUP), policy.model.config, []
-    peak_gib()
     for number in range(3):
         episodes, rng = make_episodes(config.vocab_size, count, turn, number), np.random.default_rng(0)
         job = partial(grpo.update, args, policy, optimizer, None, grpo.compute_advantages, episodes, rng)
@@ -246,7 +240,6 @@ def measure_steps(shape: str, count: int, turn: int, rounds: int, learns: bool =
     args = grpo.Args(questions_per_update=count // GROUP, group_size=GROUP, max_new_tokens=turn)
     envs, engine = make_envs(ENV, ENV_KWARGS, "train", count), TransformersEngine(policy, ())
     rollouts, updates = [], []
-    peak_gib()
     for number in range(rounds):
         begin = now()
         batch = play_batch(args, envs, policy, engine, number)
@@ -273,9 +266,8 @@ def measure_trl(shape: str, count: int, turn: int, rounds: int) -> Result:
         env=ENV, env_kwargs=ENV_KWARGS, seeds=rng.integers(2**31, size=rounds * count // GROUP).tolist(), episodes=count,
         group_size=GROUP, max_new_tokens=turn, at_once=math.gcd(8, count), lr=1e-9,
     )  # fmt: skip
-    peak_gib()
     said = trl_side.train(
-        policy, work, lambda: times.append(now()), lambda completions, **_: rng.normal(size=count).tolist()
+        policy, work, lambda: times.append(now()), lambda completions, **_: rng.normal(size=len(completions)).tolist()
     )
     steps = [after - before for before, after in pairwise(times)]
     return said | {"step_s": steps, "episodes_per_second": count / statistics.median(steps[-2:]), "gib": peak_gib()}
@@ -430,7 +422,7 @@ def compare_with_goals(parts: dict[str, Result]) -> list[Result]:
         for name in ("decode_0.5b", "generate_0.5b_dynamic", "generate_0.5b_static")
     )
     step, trl = get("step_1.5b", "episodes_per_second"), get("trl_1.5b", "episodes_per_second")
-    rows = [
+    return [{"what": what, "reached": reached, "goal": goal} for what, reached, goal in (
         ("decode 3B, share of the copy", ratio(get("decode_3b", "bytes_per_second"), copy), 0.5),
         ("decode 7B with LoRA 32, share of the copy", ratio(get("decode_7b_lora", "bytes_per_second"), copy), 0.5),
         ("decode 0.5B, times generate", ratio(ours, *theirs), 3.0),
@@ -442,8 +434,7 @@ def compare_with_goals(parts: dict[str, Result]) -> list[Result]:
         ("step 1.5B, times TRL", ratio(step, trl), 3.0),
         ("second start to the first update, s (at most)", get("second_start", "seconds"), 10.0),
         ("512 episodes at 3B fit", float(get("rollout_512_3b", "episodes") is not None), 1.0),
-    ]
-    return [{"what": what, "reached": reached, "goal": goal} for what, reached, goal in rows]
+    )]  # fmt: skip
 
 
 def main(args: Args) -> dict:

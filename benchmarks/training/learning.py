@@ -25,10 +25,6 @@ class Args:
 
     seeds: tuple[int, ...] = (0, 1, 2)
     """One run for each."""
-    env: str = "AgentR1/MiniWiki-v0"
-    """Registered environment id."""
-    env_kwargs: str = "{}"
-    """Arguments of the environment as JSON."""
     updates: int = grpo.Args.updates
     """Policy updates of each run."""
     out: Path = Path("runs/learning")
@@ -41,7 +37,7 @@ def main(args: Args) -> dict:
     summaries = {}
     for seed in args.seeds:
         run = args.out / f"seed-{seed}"
-        common = {"env": args.env, "env_kwargs": args.env_kwargs, "seed": seed, "updates": args.updates}
+        common = {"seed": seed, "updates": args.updates}
         if not (run / "summary.json").exists():
             started = checkpoint.latest(run) is not None
             grpo.main(grpo.Args(**common, resume=run) if started else grpo.Args(**common, out=run))
@@ -56,13 +52,12 @@ def main(args: Args) -> dict:
         {name: rows[name] for name in ("Naive RAG", "Scripted agent") if name in rows},
         key=f"eval/{score}",
         x="episodes",
-        title=f"{args.env}: GRPO after a cold start",
+        title=f"{grpo.Args.env}: GRPO after a cold start",
         subtitle=any_summary["source"],
     )
     names = [f"{score}_{when}" for when in ("cold_start", "cold_start_sampled", "trained")]
     names += ["seconds_cold_start", "seconds_training"]
-    result = {"env": args.env, "source": any_summary["source"], "seeds": list(args.seeds), "picture": str(args.picture)}
-    result |= {name: [summaries[seed][name] for seed in args.seeds] for name in names}
+    result = {"seeds": list(args.seeds)} | {name: [summaries[seed][name] for seed in args.seeds] for name in names}
     print(json.dumps(result))
     return result
 

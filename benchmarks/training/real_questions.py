@@ -29,8 +29,6 @@ class Args:
 
     add: Path | None = None
     """Folder of a comparison, whose agents and seeds are added to the file; those that it has already are replaced."""
-    file: Path = FILE
-    """Where the scores are kept."""
     picture: Path | None = None
     """Where to draw the scores."""
     reference: tuple[str, ...] = ()
@@ -72,7 +70,7 @@ def merge(kept: Mapping, added: Mapping) -> dict:
         ValueError: the two are of other questions.
     """
     if kept["questions"] != added["questions"]:
-        raise ValueError("these are the scores of other questions than those in the file: give another --file")
+        raise ValueError("these are the scores of other questions than those in the file")
     titles = [RECIPE.title_of(name) for name in (*RECIPE.baselines, *RECIPE.runs)]
     names = dict.fromkeys([*kept["agents"], *added["agents"]])
     agents = {}
@@ -111,10 +109,10 @@ def untrim(kept: Mapping, reference: tuple[str, ...] = ()) -> dict:
 
 
 def main(args: Args) -> None:
-    kept = json.loads(args.file.read_text(encoding="utf-8"))
+    kept = json.loads(FILE.read_text(encoding="utf-8"))
     if args.add:
         kept = merge(kept, trim(json.loads((args.add / "results.json").read_text(encoding="utf-8"))))
-        durable.write_text(args.file, dump(kept) + "\n")
+        durable.write_text(FILE, dump(kept) + "\n")
     results = untrim(kept, args.reference)
     print("\n".join(pooled_tables(results, "EM")))
     if args.picture:
