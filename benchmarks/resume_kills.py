@@ -2,12 +2,11 @@
 
     python -m benchmarks.resume_kills --kills 200
 
-Each run is started, killed with SIGKILL at a random moment, and gone on with, by --resume where it has a checkpoint and by
-the same command where it has none yet, until it is through; most are killed several times. Then its weights, the state of
-its optimizer and its metrics are compared bit by bit with those of a run that nobody touched. Half of the runs begin with an
-empty cache, so that some are killed in the imitation before the training. Everything is on one thread, where sums have one
-order. The processes are forks of one that has imported the trainers, to save the time of that. Ends with a table and one
-line of JSON; the status is 1 where a run differed, or could not go on.
+Each run is started, killed with SIGKILL at a random moment, and resumed, by --resume where it has a checkpoint and by the same
+command where it has none yet, until it is through; most are killed several times, some in the imitation before the training.
+Then its weights, the state of its optimizer and its metrics are compared bit by bit with those of a run that was left alone.
+Everything is on one thread, where sums have one order. The processes are forks of one that has imported the trainers, to save
+the time of that. Ends with a table and one line of JSON; the status is 1 where a run differed, or could not be resumed.
 """
 
 import json
@@ -53,8 +52,8 @@ class Args:
     """Of the moments; another seed is another attack."""
 
 
-def play(kind: str, folder: Path, cache: Path, model: Path) -> None:
-    """In a process of its own: begin the run in ``folder``, or go on with it."""
+def run(kind: str, folder: Path, model: Path) -> None:
+    """In a process of its own: begin the run in ``folder``, or resume it."""
     import importlib
 
     import torch
@@ -62,7 +61,7 @@ def play(kind: str, folder: Path, cache: Path, model: Path) -> None:
     from trainers.checkpoints import checkpoint
 
     os.setsid()
-    os.environ["AGENT_ENVS_CACHE"] = str(cache)
+    os.environ["AGENT_ENVS_CACHE"] = str(folder.parent / "cache")
     torch.set_num_threads(1)
     module, options = KINDS[kind]
     trainer = importlib.import_module(f"trainers.{module}")
@@ -127,41 +126,29 @@ class Attack:
         self.context.set_forkserver_preload(["trainers.grpo", "trainers.ppo", "trainers.sft"])
         self.counts: dict[str, Counter[str]] = {kind: Counter() for kind in KINDS}
         self.kills = 0
+        make = self.context.Process(target=make_pretrained, args=(root / "model",))
+        make.start()
+        make.join()
+        self.seconds, self.ends = {}, {}  # of the runs that are left alone
+        for kind in KINDS:
+            begun = time.monotonic()
+            self.start(kind, root / kind / "run").join()
+            self.seconds[kind] = time.monotonic() - begun
+            self.ends[kind] = read_end(root / kind / "run")
 
-    def start(self, kind: str, folder: Path, cache: Path) -> Any:
-        process = self.context.Process(target=play, args=(kind, folder, cache, self.root / "model"))
+    def start(self, kind: str, folder: Path) -> Any:
+        process = self.context.Process(target=run, args=(kind, folder, self.root / "model"))
         process.start()
         return process
 
-    def prepare(self) -> None:
-        """The runs that are left alone; how long they take, and a cache that is full."""
-        make = self.context.Process(target=make_pretrained, args=(self.root / "model",))
-        make.start()
-        make.join()
-        self.seconds: dict[str, dict[bool, float]] = {}
-        self.ends = {}
-        for kind in KINDS:
-            self.seconds[kind] = {}
-            for is_cached in (False, True):  # the second run finds the cold start in the cache
-                folder, begun = self.root / f"{kind}-{is_cached}" / "run", time.monotonic()
-                process = self.start(kind, folder, self.root / "cache")
-                process.join()
-                self.seconds[kind][is_cached] = time.monotonic() - begun
-                end = read_end(folder)
-                if is_cached and not is_same(self.ends[kind], end):
-                    self.report(kind, "the cache changes it, without any kill")
-                self.ends.setdefault(kind, end)
-
-    def run(self, number: int) -> None:
+    def attack(self, number: int) -> None:
         """Begin the run of this number, kill it until it is through, and compare."""
-        kind, is_cached = list(KINDS)[number % len(KINDS)], self.draw.random() < 0.5
-        folder = self.root / f"{number}" / "run"
-        cache = self.root / "cache" if is_cached else folder.parent / "cache"
-        longest, counts = self.seconds[kind][is_cached] * 1.1, self.counts[kind]
+        kind, folder = list(KINDS)[number % len(KINDS)], self.root / f"{number}" / "run"
+        counts = self.counts[kind]
         counts["runs"] += 1
         while True:
-            process = self.start(kind, folder, cache)
-            process.join(self.draw.uniform(0, longest) if self.kills < self.args.kills else None)
+            process = self.start(kind, folder)
+            process.join(self.draw.uniform(0, 1.1 * self.seconds[kind]) if self.kills < self.args.kills else None)
             if not process.is_alive():
                 break
             process.kill()
@@ -169,17 +156,12 @@ class Attack:
             self.kills += 1
             counts["kills"] += 1
             counts["kills before the first checkpoint"] += not list(folder.glob("checkpoint-*"))
-        if process.exitcode != 0:
-            self.report(kind, f"run {number} ended with status {process.exitcode}")
-        elif not is_same(read_end(folder), self.ends[kind]):
-            self.report(kind, f"run {number} differs")
-        else:
+        if process.exitcode == 0 and is_same(read_end(folder), self.ends[kind]):
             counts["bit-equal"] += 1
+        else:
+            counts["different"] += 1
+            print(f"{kind}, run {number}: it differs, or ended with status {process.exitcode}", file=sys.stderr)
         shutil.rmtree(folder.parent, ignore_errors=True)
-
-    def report(self, kind: str, problem: str) -> None:
-        self.counts[kind]["different"] += 1
-        print(f"{kind}: {problem}", file=sys.stderr)
 
 
 def main(args: Args) -> dict:
@@ -187,10 +169,9 @@ def main(args: Args) -> dict:
     os.environ["OMP_NUM_THREADS"] = "1"  # before the server of forks imports torch
     with tempfile.TemporaryDirectory() as root, Progress(console=Console(stderr=True)) as bars:
         attack = Attack(args, Path(root))
-        attack.prepare()
         number, bar = 0, bars.add_task("kills", total=args.kills)
         while attack.kills < args.kills or number % len(KINDS):
-            attack.run(number)
+            attack.attack(number)
             number += 1
             bars.update(bar, completed=attack.kills)
     for kind, counts in attack.counts.items():

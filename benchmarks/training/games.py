@@ -19,6 +19,7 @@ import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
+from typing import Literal
 
 import torch
 import tyro
@@ -96,16 +97,14 @@ GAMES = {
 class Args:
     """Learn RAGEN's games, and compare with imitation and with scripted agents."""
 
-    games: tuple[str, ...] = tuple(GAMES)
-    """Which: bandit, sokoban, sokoban-shown-easy, frozenlake-firm, frozenlake."""
+    games: tuple[Literal["bandit", "sokoban", "sokoban-shown-easy", "frozenlake-firm", "frozenlake"], ...] = tuple(
+        GAMES
+    )
+    """Which to learn."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One cold start, one run and one more imitation for each."""
     out: Path = Path("runs/games")
     """Folder of the runs and the results."""
-
-    def __post_init__(self):
-        if unknown := set(self.games) - set(GAMES):
-            raise ValueError(f"unknown games {sorted(unknown)}; known are {list(GAMES)}")
 
 
 def arguments(game: Game, seed: int) -> ppo.Args:

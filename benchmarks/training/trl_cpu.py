@@ -56,12 +56,8 @@ class Args:
     """A causal language model with a chat template, or a LoRA adapter of one. "tiny" is made here."""
     lora_rank: int = 0
     """Rank of a new LoRA adapter to train; 0 trains the weights, or the adapter that the model is."""
-    lora_alpha: int = 32
-    """Scale of the new adapter, which is multiplied by alpha / rank."""
     dtype: Literal["float32", "bfloat16"] = "float32"
     """What the layers run in, on every side."""
-    at_once: int = 0
-    """Episodes in a pass of TRL's updates; by default all with the tiny policy, 4 (6 GiB at 135 M) with another."""
     env: str = "AgentR1/MiniWiki-Easy-v0"
     """Registered environment id."""
     env_kwargs: str = "{}"
@@ -86,18 +82,15 @@ class Args:
     def __post_init__(self):
         if self.episodes % self.group_size:
             raise ValueError(f"episodes must be a multiple of group_size, {self.group_size}, got {self.episodes}")
-        self.at_once = self.at_once or (self.episodes if self.model == "tiny" else math.gcd(4, self.episodes))
-        if self.episodes % self.at_once:
-            raise ValueError(f"at_once must divide episodes, {self.episodes}, got {self.at_once}")
 
     @property
     def rounds(self) -> int:
         return self.warm_up + self.steps
 
-    def question_seeds(self) -> list[int]:
-        """One per question, in order, of all steps: what `trainers.rollouts.collector` draws."""
-        drawn = (np.random.default_rng([self.seed, number]) for number in range(self.rounds))
-        return [seed for rng in drawn for seed in rng.integers(2**31, size=self.episodes // self.group_size).tolist()]
+    @property
+    def questions(self) -> int:
+        """In a step."""
+        return self.episodes // self.group_size
 
 
 class Pace:
@@ -156,7 +149,7 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
     """What `trainers.grpo` does between two evaluations."""
     policy = load(args, start)
     settings = grpo.Args(
-        seed=args.seed, lr=args.lr, questions_per_update=args.episodes // args.group_size, group_size=args.group_size,
+        seed=args.seed, lr=args.lr, questions_per_update=args.questions, group_size=args.group_size,
         max_new_tokens=args.max_new_tokens,
     )  # fmt: skip
     envs = make_envs(args.env, args.env_kwargs, "train", args.episodes)
@@ -179,9 +172,12 @@ def their_trainer(args: Args, start: Path, pace: Pace) -> dict:
     for parameter in policy.model.parameters():
         if not parameter.requires_grad:  # a head in float32 would be rounded once a token
             parameter.data = parameter.data.to(policy.dtype)
+    at_once = args.episodes if args.model == "tiny" else math.gcd(4, args.episodes)  # 6 GiB at 135 M
+    drawn = (np.random.default_rng([args.seed, number]) for number in range(args.rounds))  # as in our collector
+    seeds = [seed for rng in drawn for seed in rng.integers(2**31, size=args.questions).tolist()]
     work = trl_side.Work(
-        env=args.env, env_kwargs=args.env_kwargs, seeds=args.question_seeds(), episodes=args.episodes,
-        group_size=args.group_size, max_new_tokens=args.max_new_tokens, at_once=args.at_once, lr=args.lr,
+        env=args.env, env_kwargs=args.env_kwargs, seeds=seeds, episodes=args.episodes,
+        group_size=args.group_size, max_new_tokens=args.max_new_tokens, at_once=at_once, lr=args.lr,
     )  # fmt: skip
     return trl_side.train(policy, work, pace)
 
@@ -190,7 +186,7 @@ def start_policy(args: Args) -> Policy:
     """The given model, or the tiny policy after a cold start in which it learns to search twice before it answers."""
     if args.model != "tiny":
         torch.manual_seed(args.seed)  # draws the first matrices of a new adapter
-        return load_policy(args.model, "cpu", args.dtype, args.lora_rank, args.lora_alpha)
+        return load_policy(args.model, "cpu", args.dtype, args.lora_rank)
     envs, patient = make_envs(args.env, args.env_kwargs, "train", 64), Demonstrator(continue_probability=1.0)
     with Progress(COLD_START, description="cold start") as progress:
         return run_cold_start(
