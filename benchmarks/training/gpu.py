@@ -25,7 +25,7 @@ import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache, partial
-from itertools import groupby, pairwise
+from itertools import pairwise, takewhile
 from pathlib import Path
 from typing import Literal
 
@@ -373,32 +373,28 @@ def measure(args: Args, cached: str, save: Callable[[str, Result], None]) -> Non
     def process_of(name: str) -> str:
         return "tiny" if is_tiny and "start" not in name else PARTS[name].process
 
-    for _, group in groupby((name for name in PARTS if name in args.parts), process_of):
-        names = list(group)
-        while names:
-            if end - time.monotonic() < args.part_seconds / 3:
-                save(names.pop(0), {"error": "no time was left"})
-                continue
-            kept = f"{cached}/{'start' if 'start' in names[0] else 'all'}"  # of kernels: the first start finds none
-            os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor", "TRITON_CACHE_DIR": f"{kept}/triton"}
-            ours, theirs = context.Pipe()
-            process = context.Process(target=run_parts, args=(list(names), is_tiny, theirs))
-            process.start()
-            theirs.close()
-            seconds: float = START_SECONDS
-            while names:
-                begin = time.monotonic()
-                seconds = min(seconds + PARTS[names[0]].factor * args.part_seconds, max(1.0, end - begin))
-                try:
-                    found = ours.recv() if ours.poll(seconds) else {"error": f"stopped after {seconds:.0f} s"}
-                except EOFError:
-                    found = {"error": "its process ended"}
-                save(names.pop(0), found | {"part_s": time.monotonic() - begin})
-                if found.get("error", "").startswith(("stopped", "its process")):
-                    break  # what is left gets a new process
-                seconds = 0.0
-            process.kill()
-            process.join()
+    names = [name for name in PARTS if name in args.parts]
+    while names:
+        group = list(takewhile(lambda name: process_of(name) == process_of(names[0]), names))
+        kept = f"{cached}/{'start' if 'start' in names[0] else 'all'}"  # of kernels: the first start finds none
+        os.environ |= {"TORCHINDUCTOR_CACHE_DIR": f"{kept}/inductor", "TRITON_CACHE_DIR": f"{kept}/triton"}
+        ours, theirs = context.Pipe()
+        process = context.Process(target=run_parts, args=(group, is_tiny, theirs))
+        process.start()
+        theirs.close()
+        seconds, is_alive = float(START_SECONDS), True
+        while is_alive and names and names[0] in group:
+            begin = time.monotonic()
+            seconds = max(0.0, min(seconds + PARTS[names[0]].factor * args.part_seconds, end - begin))
+            try:
+                is_alive = ours.poll(seconds)
+                found = ours.recv() if is_alive else {"error": f"stopped after {seconds:.0f} s"}
+            except EOFError:
+                is_alive, found = False, {"error": "its process ended"}
+            save(names.pop(0), found | {"part_s": time.monotonic() - begin})
+            seconds = 0.0
+        process.kill()  # what is left of a group gets a new process
+        process.join()
 
 
 def compare_with_goals(parts: dict[str, Result]) -> list[Result]:

@@ -159,11 +159,11 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
     for number in range(args.rounds):
         batch = play_batch(settings, envs, policy, engine, number)
         grpo.update(settings, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
-        pace()
         steps, returns = [e.steps for e in batch.played], np.array([e.episode_return for e in batch.played])
         line = {"policy_tokens": sum(len(step.tokens) for turns in steps for step in turns) / len(steps)}
         line |= {"return": float(returns.mean()), "turns": statistics.mean(map(len, steps))}
         lines.append(line | {"zero_std_groups": float((np.ptp(returns.reshape(-1, args.group_size), 1) < 1e-6).mean())})
+        pace()
     return {name: statistics.mean(line[name] for line in lines) for name in lines[0]}
 
 
