@@ -276,19 +276,8 @@ def test_buffers_that_are_kept_over_a_reset_change_no_turn(make_policy, monkeypa
     with torch.no_grad():
         for parameter in policy.model.parameters():
             parameter.mul_(1.1)
-    found, expected = generate(engine, prompts, 20, 0.0), generate(TransformersEngine(policy, ()), prompts, 20, 0.0)
+    assert generate(engine, prompts, 20, 0.0) == generate(TransformersEngine(policy, ()), prompts, 20, 0.0)
     assert engine._runner._kv_cache is kept
-    assert {key: one.tokens for key, one in found.items()} == {key: one.tokens for key, one in expected.items()}
-    assert {key: one.logprobs for key, one in found.items()} == {key: one.logprobs for key, one in expected.items()}
     monkeypatch.setattr("trainers.engines.model_runner.KEPT_FRACTION", 0)
-    engine.reset()
-    assert engine._runner._kv_cache is not kept
-    monkeypatch.undo()
-    generate(engine, prompts, 20, 0.0)
-    kept = engine._runner._kv_cache
-    monkeypatch.setattr("retrieval_index.memory.container_limits", lambda: [])  # no container at all
-    engine.reset()
-    assert engine._runner._kv_cache is kept
-    monkeypatch.setattr("retrieval_index.memory.container_limits", lambda: [2**10])  # less than the host has
     engine.reset()
     assert engine._runner._kv_cache is not kept

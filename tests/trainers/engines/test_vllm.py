@@ -429,16 +429,3 @@ def test_turns_begin_while_others_are_open(start):
     engine.submit(prompts, params)
     engine.reset()
     assert engine.wait() == {}
-
-
-@pytest.mark.vllm
-def test_adapters_are_played_with_too(in_process, monkeypatch):
-    pytest.importorskip("peft")
-    policy, engine = in_process
-    adapted = copy.deepcopy(policy)
-    lora.add_lora(adapted.model, 4, 32)
-    disturb(adapted.model)
-    monkeypatch.setattr(engine._sync_weights, "_model", adapted.model)
-    engine.reset()
-    expected = generate(TransformersEngine(adapted, ()), encoded(policy), 24, 0.0)
-    assert ends(generate(engine, encoded(policy), 24, 0.0)) == ends(expected)
