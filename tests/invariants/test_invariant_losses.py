@@ -51,15 +51,11 @@ every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 
 @every_loss
-def test_layouts_and_micro_batches_change_nothing(loss):
+def test_layouts_and_micro_batches_and_empty_rows_change_nothing(loss):
+    checks.check_empty_rows_change_nothing(loss)
     for seed in range(5):
         checks.check_layout_changes_nothing(loss, checks.Data(seed=seed))
         checks.check_micro_batches_change_nothing(loss, checks.Data(seed=seed))
-
-
-@every_loss
-def test_empty_rows_change_nothing(loss):
-    checks.check_empty_rows_change_nothing(loss)
 
 
 def test_on_policy_every_loss_is_reinforce():

@@ -1,4 +1,7 @@
-"""Decoding steps as CUDA graphs: hundreds of small kernels that are launched at once."""
+"""Decoding steps as CUDA graphs: hundreds of small kernels that are launched at once.
+
+With them a step of a 3 B model takes 8.3 ms on an H200 (docs/speed.md).
+"""
 
 import gc
 import warnings

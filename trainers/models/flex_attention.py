@@ -1,4 +1,7 @@
-"""Prefix trees packed into one row for FlexAttention (Dong et al. 2024, arXiv 2412.05496), which skips masked blocks."""
+"""Prefix trees packed into one row for FlexAttention (Dong et al. 2024, arXiv 2412.05496), which skips masked blocks.
+
+An update of SmolLM2-135M from 64 episodes takes about a second on an H200 (docs/speed.md).
+"""
 
 from collections.abc import Callable
 from functools import cache
