@@ -110,7 +110,7 @@ def _fill_in(defaults: T, program: str, description: str | None, words: Sequence
 
 def _build_form(defaults: Any, shows_all: bool) -> type:
     """The dataclass that tyro fills in: the same one, with its help, what the help leaves out, and without its checks."""
-    kind, texts = type(defaults), {}
+    kind, texts = type(defaults), dict[str, str]()
     for owner in reversed(kind.__mro__[:-1]):  # the last to declare an argument explains it
         texts |= {
             param.arg_name: " ".join((param.description or "").split()) for param in parse_from_object(owner).params
