@@ -46,7 +46,7 @@ from trainers.models.hidden_states import recompute_activations, round_frozen
 from trainers.models.loading import set_matmul_precision
 from trainers.models.policy import Policy
 from trainers.models.prefix_trees import group_by_prefix
-from trainers.rollouts.collector import play_batch
+from trainers.rollouts.collector import collect_batch
 from trainers.tiny.model import make_tokenizer
 from trainers.trajectory import Step, Trajectory
 
@@ -243,7 +243,7 @@ def measure_steps(shape: str, count: int, turn: int, rounds: int, learns: bool =
     rollouts, updates = [], []
     for number in range(rounds):
         begin = now()
-        batch = play_batch(args, envs, policy, engine, number)
+        batch = collect_batch(args, envs, policy, engine, number)
         rollouts.append(now() - begin)
         for episode in batch.episodes:
             episode.steps[-1].reward += float(batch.rng.normal())

@@ -41,7 +41,7 @@ from trainers.factory import make_envs
 from trainers.models.loading import load_policy
 from trainers.models.lora import trainable_parameters
 from trainers.models.policy import Policy
-from trainers.rollouts.collector import play_batch
+from trainers.rollouts.collector import collect_batch
 from trainers.runtime.progress import Progress
 from trainers.tiny.cold_start import run_cold_start
 
@@ -157,9 +157,9 @@ def our_trainer(args: Args, start: Path, pace: Pace) -> dict:
     optimizer = grpo.make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": settings.lr}])
     pace()
     for number in range(args.rounds):
-        batch = play_batch(settings, envs, policy, engine, number)
+        batch = collect_batch(settings, envs, policy, engine, number)
         grpo.update(settings, policy, optimizer, None, grpo.compute_advantages, batch.episodes, batch.rng)
-        steps, returns = [e.steps for e in batch.played], np.array([e.episode_return for e in batch.played])
+        steps, returns = [e.steps for e in batch.sampled], np.array([e.episode_return for e in batch.sampled])
         line = {"policy_tokens": sum(len(step.tokens) for turns in steps for step in turns) / len(steps)}
         line |= {"return": float(returns.mean()), "turns": statistics.mean(map(len, steps))}
         lines.append(line | {"zero_std_groups": float((np.ptp(returns.reshape(-1, args.group_size), 1) < 1e-6).mean())})

@@ -2,7 +2,7 @@
 has them, options by the names of the command line.
 
 `run_update` promises the whole update of an algorithm, optimizer and all, with nothing replaced; `play_episodes` the
-rollout; `play_batch` the batch of episodes that a run plays for an update.
+rollout; `collect_batch` the batch of episodes that a run plays for an update.
 """
 
 import copy
@@ -99,10 +99,10 @@ def play_episodes(envs, policy: Policy, said: list[list[str]] | None = None, **o
     return [to_episode(t) for t in rollout(envs, policy, engine, **options)]
 
 
-def play_batch(options: dict[str, Any], envs, policy: Policy, number: int) -> list[Episode]:
+def collect_batch(options: dict[str, Any], envs, policy: Policy, number: int) -> list[Episode]:
     """The episodes of update ``number``."""
     engine = TransformersEngine(policy, envs.envs[0].stop)
-    return [to_episode(t) for t in collector.play_batch(grpo.Args(**options), envs, policy, engine, number).episodes]
+    return [to_episode(t) for t in collector.collect_batch(grpo.Args(**options), envs, policy, engine, number).episodes]
 
 
 def to_trajectory(e: Episode) -> Trajectory:

@@ -77,8 +77,8 @@ class RLRun:
         step.rng = collected.rng
         by_group = sorted(collected.episodes, key=lambda trajectory: trajectory.group)
         step.recorded = by_group[: self.args.keep_episodes]
-        step.log(collected.metrics | episode_metrics(collected.played, self.setup.score))
-        self.episodes_so_far += len(collected.played)
+        step.log(collected.metrics | episode_metrics(collected.sampled, self.setup.score))
+        self.episodes_so_far += len(collected.sampled)
         step.log({"episodes": float(self.episodes_so_far)})
         _ = self.policy.tree_attention  # found out at its first use, by passes that are not to be counted
         self._meter.start()

@@ -52,30 +52,30 @@ def filter_groups(trajectories: list[Trajectory], args: TrainArgs) -> list[Traje
 
 
 def refill_groups(
-    played: list[Trajectory], play: Callable[[], list[Trajectory]], args: TrainArgs
+    sampled: list[Trajectory], sample: Callable[[], list[Trajectory]], args: TrainArgs
 ) -> tuple[list[Trajectory], list[Trajectory], Metrics]:
-    """DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476): play on until ``questions_per_update`` groups hold
+    """DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476): sample until ``questions_per_update`` groups hold
     returns that differ, for ``args.dynamic_sampling`` more batches at most.
 
     Args:
-        played: the first batch.
-        play: plays another one, of other questions.
+        sampled: the first batch.
+        sample: samples another one, of other questions.
 
     Returns:
-        All episodes that were played; those to learn from, which are all of them where nothing is refilled; metrics.
+        All episodes; those to learn from, which are all of them where nothing is refilled; metrics.
     """
     if not args.dynamic_sampling:
-        return played, played, {}
-    batches, kept = [played], filter_groups(played, args)
+        return sampled, sampled, {}
+    batches, kept = [sampled], filter_groups(sampled, args)
     while len({t.group for t in kept}) < args.questions_per_update and len(batches) <= args.dynamic_sampling:
         offset = len(batches) * args.questions_per_update
-        batches.append([replace(t, group=t.group + offset) for t in play()])
+        batches.append([replace(t, group=t.group + offset) for t in sample()])
         kept += filter_groups(batches[-1], args)
-    played = [t for batch in batches for t in batch]
+    sampled = [t for batch in batches for t in batch]
     full = sorted({t.group for t in kept})[: args.questions_per_update]
     kept = [t for t in kept if t.group in full]
-    metrics = {"filter/kept": len(kept) / len(played), "filter/batches": float(len(batches))}
-    return played, kept or played, metrics
+    metrics = {"filter/kept": len(kept) / len(sampled), "filter/batches": float(len(batches))}
+    return sampled, kept or sampled, metrics
 
 
 def select_episodes(trajectories: list[Trajectory], args: TrainArgs) -> tuple[list[Trajectory], Metrics]:

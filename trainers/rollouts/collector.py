@@ -1,4 +1,4 @@
-"""The episodes of each update: played when they are needed, or one step ahead of the learner."""
+"""The episodes of each update: collected when they are needed, or one step ahead of the learner."""
 
 import copy
 import time
@@ -29,70 +29,70 @@ PROCESSED = {  # counts of the engine: names of metrics
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """What was played for an update.
+    """What was sampled for an update.
 
     Attributes:
-        played: all episodes.
+        sampled: all episodes.
         episodes: those to learn from.
         rng: what drew the questions, and goes on to shuffle the minibatches.
-        metrics: of how they were played.
-        seconds: that playing took; what failed and was played again does not count, nor do pauses.
+        metrics: of the rollout.
+        seconds: that the rollout took, without attempts that failed and pauses.
     """
 
-    played: list[Trajectory]
+    sampled: list[Trajectory]
     episodes: list[Trajectory]
     rng: np.random.Generator
     metrics: dict[str, float]
     seconds: float
 
 
-def play_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
-    """The episodes of update ``number``, with the same questions in every run of a seed. Where a tool broke in more than half
-    of them they are played again, `retry_on_tool_failure`."""
+def collect_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
+    """The episodes of update ``number``, with the same questions in every run of a seed. If tools failed in more than half
+    of them they are sampled again, `retry_on_tool_failure`."""
 
     def failed(collected: Collected) -> float:
-        return float(np.mean([trajectory.failed for trajectory in collected.played]))
+        return float(np.mean([trajectory.failed for trajectory in collected.sampled]))
 
     minutes = args.tool_outage_minutes
-    return retry_on_tool_failure(lambda: _play_batch_once(args, envs, policy, engine, number), failed, minutes)
+    return retry_on_tool_failure(lambda: _collect_once(args, envs, policy, engine, number), failed, minutes)
 
 
-def _play_batch_once(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
+def _collect_once(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
     begin, timing, rng = time.monotonic(), Timing(), np.random.default_rng([args.seed, number])
     engine.processed.clear()
     distributed.reseed(args.seed, number)
 
-    def play_groups() -> list[Trajectory]:
+    def sample_groups() -> list[Trajectory]:
         seeds = rng.integers(2**31, size=args.questions_per_update).tolist()
         own = rollout(
             envs, policy, engine, seeds=distributed.shard(seeds), group_size=args.group_size,
             max_new_tokens=args.max_new_tokens, temperature=args.temperature, top_p=args.top_p, min_p=args.min_p,
             timing=timing,
         )  # fmt: skip
-        played = distributed.all_gather(own)
-        for i, trajectory in enumerate(played):
+        sampled = distributed.all_gather(own)
+        for i, trajectory in enumerate(sampled):
             trajectory.group = i // args.group_size  # over all processes
-        return played
+        return sampled
 
-    played = play_groups()
-    statistics = rollout_statistics(envs, played)  # before a refill, whose questions are chosen
-    played, episodes, metrics = refill_groups(played, play_groups, args)
+    sampled = sample_groups()
+    statistics = rollout_statistics(envs, sampled)  # before a refill, whose questions are chosen
+    sampled, episodes, metrics = refill_groups(sampled, sample_groups, args)
     metrics |= statistics | timing.pop_metrics()
     metrics |= {PROCESSED[phase]: float(count) for phase, count in engine.processed.items()}
     metrics |= distributed.all_reduce_sums({n: value for n, value in metrics.items() if n.startswith("tokens/")})
     seconds = time.monotonic() - begin
-    return Collected(played=played, episodes=episodes, rng=rng, metrics=metrics, seconds=seconds)
+    return Collected(sampled=sampled, episodes=episodes, rng=rng, metrics=metrics, seconds=seconds)
 
 
 class Collector:
-    """Plays the episodes of one update after the other.
+    """Collects the episodes of one update after the other.
 
-    With ``args.one_step_off_policy``, while an update learns from one batch, a copy of the policy plays the next with the
+    With ``args.one_step_off_policy``, while an update learns from one batch, a copy of the policy samples the next with the
     weights from before that update. So a batch is one update old when it is learned from, never more; the ratio of the
     surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs.
 
     Attributes:
-        policy: who plays; the policy itself, or its copy.
+        policy: what samples: the policy itself, or its copy.
     """
 
     def __init__(self, args: TrainArgs, policy: Policy):
@@ -110,23 +110,23 @@ class Collector:
         begin = time.monotonic()
         if self._next is None:
             self.update_weights()  # a resumed run has got its weights since
-            collected = play_batch(self._args, envs, self.policy, engine, number)
+            collected = collect_batch(self._args, envs, self.policy, engine, number)
         else:
             collected = self._next.result()
         waited, self._next, self._waited = self._waited + time.monotonic() - begin, None, 0.0
         collected.metrics["time/rollout"] = min(waited, collected.seconds)
         if self._args.one_step_off_policy and number + 1 < self._args.updates:
             self.update_weights()
-            self._next = self._pool.submit(play_batch, self._args, envs, self.policy, engine, number + 1)
+            self._next = self._pool.submit(collect_batch, self._args, envs, self.policy, engine, number + 1)
         return collected
 
     def close(self) -> None:
-        """Wait for what is being played, and end the thread that plays it."""
+        """Wait for the batch under way, and end the thread that collects it."""
         self._pool.shutdown(cancel_futures=True)
 
     @torch.no_grad()
     def update_weights(self) -> None:
-        """Wait for what is being played, and let the copy have the newest weights."""
+        """Wait for the batch under way, and let the copy have the newest weights."""
         if self._next:
             begin = time.monotonic()
             wait([self._next])  # an error in it is raised where its batch is asked for

@@ -1,6 +1,7 @@
 """Many episodes at once: the policy takes turns with a vector of environments."""
 
 import math
+from collections.abc import Hashable
 from concurrent.futures import ThreadPoolExecutor, wait
 from functools import partial
 from typing import Any
@@ -34,7 +35,7 @@ def rollout(
     transcripts: list[list[dict]] | None = None,
     timing: Timing | None = None,
 ) -> list[Trajectory]:
-    """Play one episode in each environment to its end, which is at the latest where the model can't read another turn.
+    """Roll out one episode in each environment to its end, which is at the latest where the model cannot read another turn.
 
     Args:
         seeds: one per group; the ``group_size`` environments of a group get the same seed, so the same question.
@@ -46,98 +47,121 @@ def rollout(
         timing: if given, gets what ``prefill`` (of new ids), ``decode`` and ``tools`` took.
 
     Returns:
-        One trajectory per environment played, in order.
+        One trajectory per environment, in order.
     """
     engine.reset()
     observations, infos = _reset(envs, seeds, questions, group_size)
-    asked = seeds or questions or []
-    instructions, count = infos["instructions"], len(asked) * group_size
-    recorders = [EpisodeRecorder(envs.envs[i], info_of(infos, i)) for i in range(count)]
-    trajectories = [
-        Trajectory(
-            group=i // group_size,
-            instance={"instance": asked[i // group_size], "sample": i % group_size, **recorders[i].instance},
-            messages=policy.prompt_messages(instructions[i], observations[i]),
-        )
-        for i in range(count)
-    ]
-    contexts = {i: policy.prompt_ids(instructions[i], observations[i]) for i in range(count)}  # of unfinished episodes
+    requested = seeds or questions or []
+    episodes: list[_Episode] = []
+    for i in range(len(requested) * group_size):
+        recorder = EpisodeRecorder(envs.envs[i], info_of(infos, i))
+        instance = {"instance": requested[i // group_size], "sample": i % group_size, **recorder.instance}
+        trajectory = Trajectory(group=i // group_size, instance=instance)
+        episodes.append(_Episode(i, policy, infos["instructions"][i], observations[i], trajectory, recorder))
+        if engine.max_length < math.inf:
+            envs.envs[i].fits = partial(episodes[i].has_room, min(max_new_tokens, LEAST_TURN), engine.max_length)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
-    play = _Play(envs, engine, timing or Timing(), params)
-    completions = play.submit(contexts, sum(map(len, contexts.values())))
-
-    def has_room(i: int, observation: str, rewritten: Messages | None) -> bool:  # for another turn after this one
-        if rewritten is None:
-            sampled = completions[i].tokens
-            length = len(contexts[i]) + len(sampled) + len(policy.observation_ids(observation, sampled))
-        else:
-            length = len(policy.prompt_ids(instructions[i], rewritten))
-        return length + min(max_new_tokens, LEAST_TURN) <= engine.max_length
-
-    for i in contexts if engine.max_length < math.inf else ():
-        envs.envs[i].fits = partial(has_room, i)
-    while contexts:
-        actions = [policy.decode(completions[i].tokens) if i in completions else None for i in range(len(envs.envs))]
-        shown, anchors = observations, {i: envs.envs[i].anchor() for i in completions}
-        (observations, rewards, terminated, truncated, infos), next_completions = play.step(actions)
-        num_new_ids = 0
+    turns = _Turns(envs, engine, timing or Timing(), params)
+    completions = turns.submit(episodes, sum(len(episode.context) for episode in episodes))
+    while completions:
+        actions: list[str | None] = [None] * envs.num_envs
         for i, completion in completions.items():
-            trajectory = trajectories[i]
-            trajectory.anchors.append(anchors[i])
-            said = {"observation": shown[i], "action": actions[i], "next_observation": observations[i]}
-            _add_step(trajectory, contexts[i], completion, float(rewards[i]), infos, i)
-            _add_turn(trajectory, said, float(rewards[i]), infos, i, recorders[i])
-            if terminated[i] or truncated[i]:
-                trajectory.info = {k: v for k, v in info_of(infos, i).items() if not isinstance(v, dict)}
-                trajectory.truncated = bool(truncated[i])
-                del contexts[i]
-            elif "context" in infos and infos["_context"][i]:  # rewritten: the next step starts a sequence of its own
-                contexts[i] = policy.prompt_ids(instructions[i], infos["context"][i])
-                trajectory.messages += policy.prompt_messages(instructions[i], infos["context"][i])
-                num_new_ids += len(contexts[i])
-            else:  # what was sampled stays as it is, and the observation is encoded behind it
-                observation_ids = policy.observation_ids(observations[i], completion.tokens)
-                contexts[i] = contexts[i] + completion.tokens + observation_ids
-                num_new_ids += len(observation_ids)
-                trajectory.messages.append({"role": "user", "content": policy.inert(observations[i])})
-        unfinished = {i: contexts[i] for i in completions if i in contexts}
-        completions = play.submit(unfinished, num_new_ids, next_completions)
-    for env in envs.envs[:count]:
+            actions[i] = episodes[i].act(completion, envs.envs[i].anchor())
+        (observations, rewards, terminated, truncated, infos), next_completions = turns.step(actions)
+        num_new_ids = 0
+        for i in completions:
+            ended = bool(terminated[i]), bool(truncated[i])
+            num_new_ids += episodes[i].observe(actions[i], observations[i], float(rewards[i]), *ended, infos)
+        unfinished = [episodes[i] for i in completions if not episodes[i].ended]
+        completions = turns.submit(unfinished, num_new_ids, next_completions)
+    for env in envs.envs[: len(episodes)]:
         env.fits = None  # which knows the policy and the engine
-    engine.reset()  # keys and values that take much memory need not lie in it while what was played is learned from
+    engine.reset()  # the memory of keys and values is wanted while the episodes are learned from
     if transcripts is not None:
-        transcripts += [trajectory.turns for trajectory in trajectories]
-    return trajectories
+        transcripts += [episode.trajectory.turns for episode in episodes]
+    return [episode.trajectory for episode in episodes]
 
 
-def _add_step(
-    trajectory: Trajectory, prompt: list[int], completion: Completion, reward: float, infos: dict[str, Any], i: int
-) -> None:
-    """Add a turn to what is learned from of environment ``i``."""
-    trajectory.steps.append(Step(prompt=prompt, tokens=completion.tokens, logprobs=completion.logprobs, reward=reward))
-    trajectory.failed |= bool(infos["tool_faults"][i])
-    trajectory.tool_faults += int(infos["tool_faults"][i])
+class _Episode:
+    """An episode under way in environment ``number``.
+
+    Attributes:
+        context: the ids that its next turn is sampled after.
+        observation: what the environment said last.
+        sampled: the ids of the turn that is being answered.
+    """
+
+    def __init__(
+        self, number: int, policy: Policy, instructions: str, observation: str, trajectory: Trajectory,
+        recorder: EpisodeRecorder,
+    ):  # fmt: skip
+        self.number, self.policy, self.instructions, self.observation = number, policy, instructions, observation
+        self.trajectory, self.recorder, self.ended = trajectory, recorder, False
+        self.sampled: list[int] = []
+        self.context = policy.prompt_ids(instructions, observation)
+        trajectory.messages = policy.prompt_messages(instructions, observation)
+
+    def act(self, completion: Completion, anchor: Hashable) -> str:
+        """Take a sampled turn; returns its text. What it earns is added by `observe`."""
+        self.sampled = completion.tokens
+        step = Step(prompt=self.context, tokens=completion.tokens, logprobs=completion.logprobs)
+        self.trajectory.steps.append(step)
+        self.trajectory.anchors.append(anchor)
+        return self.policy.decode(completion.tokens)
+
+    def has_room(self, turn: int, max_length: float, observation: str, rewritten: Messages | None) -> bool:
+        """Whether the model can read what comes after this turn, and write another ``turn``."""
+        if rewritten is None:
+            new = self.policy.observation_ids(observation, self.sampled)
+            length = len(self.context) + len(self.sampled) + len(new)
+        else:
+            length = len(self.policy.prompt_ids(self.instructions, rewritten))
+        return length + turn <= max_length
+
+    def observe(
+        self,
+        action: str | None,
+        observation: str,
+        reward: float,
+        terminated: bool,
+        truncated: bool,
+        infos: dict[str, Any],
+    ) -> int:
+        """Take what the environment made of the turn; returns how many ids the next one is sampled after that are new."""
+        i, trajectory = self.number, self.trajectory
+        trajectory.steps[-1].reward = reward
+        trajectory.failed |= bool(infos["tool_faults"][i])
+        trajectory.tool_faults += int(infos["tool_faults"][i])
+        self._record_turn(action, observation, reward, infos)
+        self.observation = observation
+        if terminated or truncated:
+            self.ended, trajectory.truncated = True, truncated
+            trajectory.info = {k: v for k, v in info_of(infos, i).items() if not isinstance(v, dict)}
+            return 0
+        if "context" in infos and infos["_context"][i]:  # rewritten: the next step starts a sequence of its own
+            self.context = self.policy.prompt_ids(self.instructions, infos["context"][i])
+            trajectory.messages += self.policy.prompt_messages(self.instructions, infos["context"][i])
+            return len(self.context)
+        # What was sampled stays as it is, and the observation is encoded after it.
+        observation_ids = self.policy.observation_ids(observation, self.sampled)
+        self.context = self.context + self.sampled + observation_ids
+        trajectory.messages.append({"role": "user", "content": self.policy.inert(observation)})
+        return len(observation_ids)
+
+    def _record_turn(self, action: str | None, observation: str, reward: float, infos: dict[str, Any]) -> None:
+        """Add the turn to the record of the episode, and the agent's message to its conversation."""
+        trajectory = self.trajectory
+        terms = {name: float(value) for name, value in info_of(infos["reward_terms"], self.number).items()}
+        for name, value in terms.items():
+            trajectory.reward_terms[name] = trajectory.reward_terms.get(name, 0.0) + value
+        texts = {"observation": self.observation, "action": action, "next_observation": observation}
+        earned = {"reward": reward, "reward_terms": terms}
+        trajectory.turns.append({"message": len(trajectory.messages), **texts, **earned, **self.recorder.record_turn()})
+        trajectory.messages.append({"role": "assistant", "content": action or ""})
 
 
-def _add_turn(
-    trajectory: Trajectory,
-    said: dict[str, Any],
-    reward: float,
-    infos: dict[str, Any],
-    i: int,
-    recorder: EpisodeRecorder,
-) -> None:
-    """Add a turn to the record of environment ``i``: what was said, what it earned, and the agent's message."""
-    terms = {name: float(value) for name, value in info_of(infos["reward_terms"], i).items()}
-    for name, value in terms.items():
-        trajectory.reward_terms[name] = trajectory.reward_terms.get(name, 0.0) + value
-    earned = {"reward": reward, "reward_terms": terms}
-    trajectory.turns.append({"message": len(trajectory.messages), **said, **earned, **recorder.record_turn()})
-    trajectory.messages.append({"role": "assistant", "content": said["action"] or ""})
-
-
-class _Play:
-    """An engine and environments at work, in turn, or at the same time where tools wait for something."""
+class _Turns:
+    """An engine and environments at work, in turn, or at the same time if tools wait for something."""
 
     def __init__(
         self,
@@ -152,11 +176,12 @@ class _Play:
         self.pool = ThreadPoolExecutor(1) if io_bound else None
 
     def submit(
-        self, prompts: dict[int, list[int]], num_new_ids: int, completions: dict[int, Completion] | None = None
+        self, episodes: list[_Episode], num_new_ids: int, completions: dict[int, Completion] | None = None
     ) -> dict[int, Completion]:
-        """Begin turns; returns ``completions``, where there are some already, or the next that are complete."""
+        """Begin the next turn of episodes; returns ``completions``, if there are some already, or the next that are complete,
+        by the numbers of their environments; none if no turn is open."""
         with self.timing.measure("prefill", num_new_ids):
-            self.engine.submit(prompts, self.params)
+            self.engine.submit({episode.number: episode.context for episode in episodes}, self.params)
         return completions or self._wait()
 
     def step(self, actions: list[str | None]) -> tuple[tuple, dict[int, Completion]]:
@@ -190,12 +215,12 @@ def _reset(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | 
     if (seeds is None) == (questions is None):
         raise UserError("give either seeds or questions")
     check_formats(envs)
-    asked = seeds or questions or []
-    groups = len(asked)
+    requested = seeds or questions or []
+    groups = len(requested)
     if groups * group_size > envs.num_envs:
         raise UserError(f"{groups} groups of {group_size} do not fit in {envs.num_envs} environments")
     count = groups * group_size
-    repeated = [value for value in asked for _ in range(group_size)]
+    repeated = [value for value in requested for _ in range(group_size)]
     if seeds is None:
         return begin(envs, repeated, [i % group_size for i in range(count)])
     options: dict[str, Any] = {"reset_mask": np.arange(envs.num_envs) < count}

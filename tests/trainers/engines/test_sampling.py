@@ -3,7 +3,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from drive_update import play_batch
+from drive_update import collect_batch
 
 from trainers import grpo
 from trainers.engines.sampling import sample, truncate
@@ -165,7 +165,7 @@ def test_a_run_plays_its_batches_so(make_policy, recite):
     policy, envs = make_policy("bytes"), recite([["a"]] * 4)
     options = dict(questions_per_update=2, group_size=2, max_new_tokens=5, importance="tis")
     for how, is_sure in ((dict(top_p=1e-6), True), (dict(min_p=1.0), True), (dict(), False)):
-        played = play_batch(options | how, envs, policy, 0)
+        played = collect_batch(options | how, envs, policy, 0)
         logprobs = [x for episode in played for turn in episode.turns for x in turn.logprobs]
         assert (max(map(abs, logprobs)) < 1e-6) == is_sure
 

@@ -125,9 +125,9 @@ def test_seconds_are_those_of_playing(letters, model, monkeypatch):
     def play(args, envs, policy, engine, number):
         clock.now += 5.0  # an outage
         clock.now += 2.0
-        return collector.Collected(played=[], episodes=[], rng=None, metrics={}, seconds=2.0)
+        return collector.Collected(sampled=[], episodes=[], rng=None, metrics={}, seconds=2.0)
 
-    monkeypatch.setattr(collector, "play_batch", play)
+    monkeypatch.setattr(collector, "collect_batch", play)
     monkeypatch.setattr(collector.time, "monotonic", lambda: clock.now)
     policy = load_policy(model, "cpu")
     batches = Collector(arguments(letters, model, updates=3), policy)

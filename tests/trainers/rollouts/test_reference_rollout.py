@@ -6,7 +6,7 @@ import copy
 import numpy as np
 import pytest
 import torch
-from drive_update import play_batch, play_episodes, run_update
+from drive_update import collect_batch, play_episodes, run_update
 from reference import Reference, logprobs, strip_padding
 
 from agent_envs.types import ToolCall, Turn
@@ -96,7 +96,7 @@ def test_the_batch_of_an_update(policy, number):
     """Its questions are drawn by the run's seed and the update's number; it is played at the temperature of the run."""
     options = dict(questions_per_update=3, group_size=2, temperature=TEMPERATURE, max_new_tokens=5, seed=7)
     envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 6)
-    episodes = play_batch(options, envs, policy, number)
+    episodes = collect_batch(options, envs, policy, number)
     drawn = np.random.default_rng([7, number]).integers(2**31, size=3).tolist()
     expected = [first_prompt(policy, seed) for seed in drawn for _ in range(2)]
     assert [episode.group for episode in episodes] == [0, 0, 1, 1, 2, 2]
