@@ -44,7 +44,7 @@ def evaluate_columns(
         columns: what each is played on, and how many questions of it.
         identity: says which agent it is; kept episodes of another are played anew.
         player: called once, where an episode is not there yet. None plays nothing.
-        data: `playing.data_digest` of each column as it is now. Without a player, episodes of other data don't count.
+        data: `evaluator.data_digest` of each column as it is now. Without a player, episodes of other data don't count.
 
     Raises:
         NotThere: episodes are missing, and there is no player.
@@ -116,7 +116,7 @@ def policy_player(policy: Policy, max_new_tokens: int) -> Player:
 
     def play(envs: ToolVectorEnv, numbers: list[int]) -> list[dict]:
         engine = engine_of(envs.envs[0].stop)
-        infos, transcripts = evaluator.play_policy(envs, policy, engine, numbers, max_new_tokens)
+        infos, transcripts = evaluator.run_policy(envs, policy, engine, numbers, max_new_tokens)
         invalid = [sum(t.error is not None for t in env.history.turns) for env in envs.envs[: len(numbers)]]
         turns = [[{n: t[n] for n in ("observation", "action", "reward")} for t in own] for own in transcripts]
         return [i | {"invalid": bad, "episode": own} for i, bad, own in zip(infos, invalid, turns, strict=True)]
@@ -129,7 +129,7 @@ def naive_rag_player(policy: Policy, max_new_tokens: int) -> Player:
     engine_of = functools.cache(lambda stop: TransformersEngine(policy, stop))
 
     def play(envs: ToolVectorEnv, numbers: list[int]) -> list[dict]:
-        return evaluator.play_naive_rag(envs, policy, engine_of(envs.envs[0].stop), numbers, max_new_tokens)
+        return evaluator.run_naive_rag(envs, policy, engine_of(envs.envs[0].stop), numbers, max_new_tokens)
 
     return play
 
@@ -140,7 +140,7 @@ def script_player(name: str) -> Player:
     def play(envs: ToolVectorEnv, numbers: list[int]) -> list[dict]:
         script = envs.envs[0].SCRIPTS[name]
         kept = dict.fromkeys((*SCORES, envs.envs[0].PRIMARY_METRIC, *_ALSO_KEPT))
-        return [{n: own[n] for n in kept if n in own} for own in evaluator.play_script(envs, numbers, script)]
+        return [{n: own[n] for n in kept if n in own} for own in evaluator.run_script(envs, numbers, script)]
 
     return play
 

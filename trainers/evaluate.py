@@ -9,13 +9,13 @@ F1, support recall, turns and calls, and of an API the tokens. Scripted agents s
 retrieval, one answer) of each model here. All episodes lie in episodes.jsonl.
 
 A model behind an API calls the environment's tools as functions; with --format it writes text as models here do. Its answers
-are kept as they come: after a crash or Ctrl-C the same command goes on. The key is read from OPENAI_API_KEY.
+are kept as they come: after a crash or Ctrl-C the same command continues. The key is read from OPENAI_API_KEY.
 """
 
+import contextlib
 import json
-import math
+import shutil
 import sys
-import time
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
@@ -152,34 +152,23 @@ if __name__ == "__main__":
 import numpy as np
 import torch
 
-from agent_envs.integrations import Episode
 from agent_envs.tasks.qa import name_kind
+from retrieval_index import durable
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.lock import hold_folder
-from trainers.episodes.records import EpisodeWriter, Origin, Recorder, make_pieces
+from trainers.episodes.records import EPISODES_FILE, TOKENS_FILE, EpisodeWriter, Origin, Recorder, make_pieces
 from trainers.episodes.report import page as html_report
 from trainers.episodes.report import tables as report
 from trainers.episodes.report.intervals import bootstrap
-from trainers.evaluation import folder as evaluation_folder
-from trainers.evaluation.evaluator import (
-    Row,
-    can_be_searched_for,
-    data_digest,
-    instances,
-    load_agent,
-    play_naive_rag,
-    play_policy,
-    play_script,
-    source_of,
-    summarize,
-)
+from trainers.evaluation import evaluator
+from trainers.evaluation.answers import Answers
+from trainers.evaluation.evaluator import Row, load_agent
 from trainers.factory import make_engine, make_envs
 from trainers.models.policy import Policy
 from trainers.runtime import signals
-from trainers.runtime.progress import Progress
-from trainers.trajectory import Trajectory
+from trainers.runtime.progress import Progress, to_json_types
 
-_SCRIPTS = {
+SCRIPTS = {
     "oracle": "Oracle (knows the answer)",
     "scripted": "Scripted agent",
     "yes": 'Always "yes"',
@@ -187,46 +176,38 @@ _SCRIPTS = {
 }
 
 
-def _updates_of(folder: Path) -> int:
-    """The updates that a checkpoint of a run has had; 0 for any other model."""
-    if folder.name == "best" and checkpoint.is_written_here(folder):
-        return checkpoint.read_extra(folder).get("best", {}).get("update", 0)
-    number = folder.name.removeprefix("checkpoint-")
-    return int(number) if number != folder.name and number.isdecimal() else 0
-
-
 class _Evaluation:
-    """Agents on the same questions, one after the other: the rows of a table, and what it is made of."""
+    """Agents on the same questions, one after the other: the rows of a table, and the episodes behind it."""
 
     def __init__(self, args: Args):
         self.args, self.rows = args, list[Row]()
         self.envs = make_envs(args.env, args.env_kwargs, args.split, max(args.num_envs, args.samples))
-        self.task, self.source = self.envs.envs[0], source_of(self.envs)
-        self.score, self.questions = self.task.PRIMARY_METRIC, instances(self.envs, args.questions)
+        self.task, self.source = self.envs.envs[0], evaluator.source_of(self.envs)
+        self.score, self.questions = self.task.PRIMARY_METRIC, evaluator.instances(self.envs, args.questions)
         self.header = f"{args.env}, {args.split} · source: {self.source}"
         self._scores: dict[str, np.ndarray] = {}  # of each agent, by question: means over the attempts
         self._settings = self._choose_settings() if args.api else {}
-        self._answers, self._unanswered = evaluation_folder.take_up(args.out, self._settings)
-        # An evaluation that does not come to its end leaves the earlier one of its folder whole: table and episodes.
-        self._beside = not args.api and evaluation_folder.has_table(args.out)
-        if args.api and not self._answers:  # its answers are kept as they come, where they are looked for again
-            evaluation_folder.set_aside(args.out)
-        records = evaluation_folder.unfinished(args.out) if self._beside else args.out
-        self._writer = EpisodeWriter(records, math.inf if self._answers else None)
-        if args.api and not self._answers:  # what its answers hold for, before the first of them
-            self.write()
+        self._unfinished = args.out / ".unfinished"  # an evaluation that breaks off leaves an earlier one whole
+        self._writer = EpisodeWriter(self._unfinished)
 
-    def write(self) -> None:
-        """Write the table as far as it is."""
-        shared = {"env": self.args.env, "source": self.source, "split": self.args.split, "api": self._settings}
-        shared["command"] = html_report.typed_command()
-        evaluation_folder.write(self.args.out, self.header, {**shared, "rows": self.rows})
+    def publish(self) -> None:
+        """Let table and episodes take the place of those of an earlier evaluation in the folder."""
+        args = self.args
+        self._writer.close()
+        for name in (EPISODES_FILE, TOKENS_FILE):
+            if (self._unfinished / name).exists():  # not where the disk was full
+                durable.publish(self._unfinished / name, args.out / name)
+        result = {"env": args.env, "source": self.source, "split": args.split, "api": self._settings}
+        result |= {"command": html_report.typed_command(), "rows": self.rows}
+        durable.write_text(args.out / "evaluation.md", f"{self.header}\n\n{report.table(self.rows)}")
+        text = json.dumps(to_json_types(result), indent=2, ensure_ascii=False)
+        durable.write_text(args.out / "evaluation.json", f"{text}\n")
+        html_report.write_beside(args.out)
 
     def close(self) -> None:
-        """Close the records, which take the place of those of an earlier evaluation."""
+        """Remove what was not published."""
         self._writer.close()
-        if self._beside:
-            evaluation_folder.publish_records(self.args.out)
+        shutil.rmtree(self._unfinished, ignore_errors=True)
 
     def compare(self, first: str) -> None:
         """Add to each row what its score is above that of the agent ``first``, question by question."""
@@ -235,58 +216,65 @@ class _Evaluation:
                 mean, *interval = bootstrap((self._scores[name] - self._scores[first])[None])
                 row |= {"difference": mean, "difference_interval": tuple(interval), "difference_to": first}
 
-    def play_script(self, script: str, name: str) -> None:
-        """A scripted agent; it plays each question once."""
-        recorder = self._recorder(name)
-        self._add(name, play_script(self.envs, self.questions, self.task.SCRIPTS[script], recorder), 1)
+    def evaluate_script(self, script: str, name: str) -> None:
+        """A scripted agent, once on each question."""
+        recorder = self._make_recorder(name)
+        self._add(name, evaluator.run_script(self.envs, self.questions, self.task.SCRIPTS[script], recorder), 1)
         self._writer.write_recorded(recorder)
 
-    def play_here(self, name: str, base_model: str) -> None:
+    def evaluate_model(self, name: str, base_model: str) -> None:
         """A model or checkpoint in this process, after Naive RAG with it where there are questions to search for."""
-        args, count = self.args, len(self.questions) * self.args.samples
+        args = self.args
         policy, longest = load_agent(name, base_model, args.dtype, args.max_new_tokens, args.env, args.env_kwargs)
         engine = make_engine(args.engine, policy, self.task.stop, args.vllm_url, args.vllm_kv_gib)
-        if can_be_searched_for(self.task):
+        if evaluator.can_be_searched_for(self.task):
             print(f"{name} answers {len(self.questions)} questions from one search each (Naive RAG)", file=sys.stderr)
-            recorder = self._recorder(f"Naive RAG ({name})")
-            played = play_naive_rag(self.envs, policy, engine, self.questions, longest, recorder)
-            self._add(recorder.origin.agent, played, 1)
+            recorder = self._make_recorder(f"Naive RAG ({name})")
+            infos = evaluator.run_naive_rag(self.envs, policy, engine, self.questions, longest, recorder)
+            self._add(recorder.origin.agent, infos, 1)
             self._writer.write_recorded(recorder)
         torch.manual_seed(0)  # whatever was sampled for others
-        recorder = self._recorder(name, policy, _updates_of(Path(name)))
-        with _Meter(name, count) as meter:
-            played, _ = play_policy(
-                self.envs, policy, engine, self.questions, longest, self._temperature(), recorder, args.samples,
-                lambda some: meter.add(len(some), *map(sum, zip(*map(_count_tokens, some), strict=True))),
-            )  # fmt: skip
-        self._add(name, played, args.samples)
+        temperature = float(args.samples > 1) if args.temperature is None else args.temperature
+        recorder, done = self._make_recorder(name, policy), 0
+        with Progress(len(self.questions) * args.samples, "episodes", name) as progress:
+
+            def show(episodes: list) -> None:
+                nonlocal done
+                done += len(episodes)
+                progress.update(done)
+
+            infos, _ = evaluator.run_policy(
+                self.envs, policy, engine, self.questions, longest, temperature, recorder, args.samples, show
+            )
+        self._add(name, infos, args.samples)
         self._writer.write_recorded(recorder)
 
-    def play_api(self, model: str) -> None:
+    def evaluate_api(self, model: str, answers: Answers) -> None:
         """A model behind the API. What it has answered before is not asked again."""
-        args, name = self.args, f"{evaluation_folder.API_NAME}{model.replace('/', '-')}"
+        args = self.args
         jobs = [(number, sample) for number in self.questions for sample in range(args.samples)]
-        records = {(r["instance"], r["sample"]): r for r in self._answers if r["agent"] == model}
-        asked = [job for job in jobs if job not in records]
-        failed = {(r["instance"], r["sample"]) for r in self._unanswered if r["agent"] == model}
-        known_to_fail = len(failed.intersection(asked)) if records else 0  # it has answered others
-        agent = api_agent.ApiAgent(self._endpoint(), model, self._origin(model, name), known_to_fail)
-        episodes = [self._make_episode() for _ in range(min(args.concurrency, len(asked)))]
+        before = {job: answers.records[model, *job] for job in jobs if (model, *job) in answers.records}
+        failed = [job for job, record in before.items() if record["failed"]]
+        requested = [job for job in jobs if job not in before or job in failed]
+        known_to_fail = len(failed) if len(before) > len(failed) else 0  # it has answered others
+        agent = api_agent.ApiAgent(
+            self._make_endpoint(), model, self._make_origin(model, f"api-{model.replace('/', '-')}"), known_to_fail
+        )
+        episodes = [self._make_episode() for _ in range(min(args.concurrency, len(requested)))]
+        done = len(jobs) - len(requested)
 
         def keep(record: dict) -> None:
-            self._writer.write([record])
-            records[record["instance"], record["sample"]] = record
-            meter.add(1, record["prompt_tokens"], record["completion_tokens"])
+            nonlocal done
+            answers.add(record)
+            done += not record["failed"]
+            progress.update(done)
 
         try:
-            with _Meter(model, len(jobs), len(jobs) - len(asked)) as meter:
-                if asked:
-                    agent.play(episodes, asked, keep)
+            with Progress(len(jobs), "episodes", model, done) as progress:
+                if requested:
+                    agent.run(episodes, requested, keep)
         except BaseException as error:
-            done = sum(job in records and not records[job]["failed"] for job in jobs)
-            rest = (
-                f"{done} of {len(jobs)} episodes of {model} are kept in {args.out}; the same command goes on from there"
-            )
+            rest = f"{done} of {len(jobs)} episodes of {model} are kept in {args.out}; the same command continues from there"
             if isinstance(error, signals.TrainingStopped):
                 raise type(error)(f"{error}. {rest}") from None
             print(f"\n{rest}", file=sys.stderr)
@@ -295,31 +283,34 @@ class _Evaluation:
             for episode in episodes:
                 episode.close()
         for problem, times in agent.problems.most_common():
-            print(f"Warning: {times} episodes of {model} could not be played: {problem}", file=sys.stderr)
-        self._add(model, _infos_of([records[job] for job in jobs], self.score), args.samples)
-        used = {name: sum(records[job][name] for job in jobs) for name in ("prompt_tokens", "completion_tokens")}
+            print(f"Warning: {times} episodes of {model} could not be finished: {problem}", file=sys.stderr)
+        records = [answers.records[model, *job] for job in jobs]
+        self._writer.write(records)
+        self._add(model, _infos_of(records, self.score), args.samples)
+        used = {name: sum(record[name] for record in records) for name in ("prompt_tokens", "completion_tokens")}
         if any(used.values()):  # not every server counts them
-            self.rows[-1] |= used | self._cost(model, **used)
+            self.rows[-1] |= used | self._compute_cost(model, **used)
         self.rows[-1]["problems"] = dict(agent.problems)
 
     # -- inside ----------------------------------------------------------------------------------------------------
 
-    def _add(self, name: str, episodes: list[dict], samples: int) -> None:
-        self.rows.append(summarize(name, episodes, self.score, samples))
-        self._scores[name] = np.array([float(e[self.score]) for e in episodes]).reshape(-1, samples).mean(axis=1)
+    def open_answers(self) -> Answers:
+        """What the API has answered before under these settings."""
+        return Answers(self.args.out, self._settings)
 
-    def _origin(self, agent: str, name: str, step: int = 0) -> Origin:
+    def _add(self, name: str, infos: list[dict], samples: int) -> None:
+        self.rows.append(evaluator.summarize(name, infos, self.score, samples))
+        self._scores[name] = np.array([float(info[self.score]) for info in infos]).reshape(-1, samples).mean(axis=1)
+
+    def _make_origin(self, agent: str, name: str, step: int = 0) -> Origin:
         return Origin(
             phase="evaluation", agent=agent, name=name, env=self.args.env, split=self.args.split, source=self.source,
             score=self.score, step=step, in_table=True,
         )  # fmt: skip
 
-    def _recorder(self, agent: str, policy: Policy | None = None, step: int = 0) -> Recorder:
-        origin = self._origin(agent, str(len(self.rows)), step)
+    def _make_recorder(self, agent: str, policy: Policy | None = None) -> Recorder:
+        origin = self._make_origin(agent, str(len(self.rows)), _updates_of(Path(agent)) if policy else 0)
         return Recorder(origin, make_pieces(policy.tokenizer) if policy else None)
-
-    def _temperature(self) -> float:
-        return self.args.temperature if self.args.temperature is not None else float(self.args.samples > 1)
 
     def _choose_settings(self) -> dict[str, object]:
         """What decides about the episodes of an API; the format is chosen here, and the header says which it is."""
@@ -331,23 +322,23 @@ class _Evaluation:
         return {
             "api": args.api, "env": args.env, "env_kwargs": kwargs, "split": args.split, "source": self.source,
             "format": format, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens,
-            "data": data_digest(self.task),
+            "data": evaluator.data_digest(self.task),
         }  # fmt: skip
 
-    def _make_episode(self) -> Episode:
+    def _make_episode(self) -> api_agent.Episode:
         settings = cast(dict, self._settings)
         return api_agent.make_episode(
             self.args.env, settings["format"], **settings["env_kwargs"], split=self.args.split
         )  # fmt: skip
 
-    def _endpoint(self) -> api_agent.Endpoint:
+    def _make_endpoint(self) -> api_agent.Endpoint:
         args = self.args
         return api_agent.Endpoint(
             url=args.api, key_variable=args.api_key_env, temperature=args.temperature, timeout=args.timeout,
             max_new_tokens=args.max_new_tokens, requests_per_minute=args.requests_per_minute,
         )  # fmt: skip
 
-    def _cost(self, model: str, prompt_tokens: int, completion_tokens: int) -> Row:
+    def _compute_cost(self, model: str, prompt_tokens: int, completion_tokens: int) -> Row:
         if not self.args.price_in:
             return {}
         place = self.args.model.index(model) % len(self.args.price_in)
@@ -355,44 +346,24 @@ class _Evaluation:
         return {"cost": (prompt_tokens * prices[0] + completion_tokens * prices[1]) / 1e6}
 
 
-class _Meter(Progress):
-    """Progress in episodes, with their rate and tokens."""
-
-    def __init__(self, name: str, total: int, done: int = 0):
-        super().__init__(total, "episodes", name, done)
-        self._begun, self._first, self._tokens_in, self._tokens_out = time.monotonic(), done, 0, 0
-
-    def add(self, episodes: int, tokens_in: int, tokens_out: int) -> None:
-        """Count what was played."""
-        self._tokens_in, self._tokens_out = self._tokens_in + tokens_in, self._tokens_out + tokens_out
-        completed, seconds = self._completed + episodes, time.monotonic() - self._begun
-        self.update(
-            completed, episodes_per_min=60 * (completed - self._first) / seconds, tokens_in=self._tokens_in,
-            tokens_out=self._tokens_out,
-        )  # fmt: skip
-
-
-def _count_tokens(trajectory: Trajectory) -> tuple[int, int]:
-    """Of an episode, those that were read and those that were written."""
-    return sum(len(step.prompt) for step in trajectory.steps), sum(len(step.tokens) for step in trajectory.steps)
+def _updates_of(folder: Path) -> int:
+    """The updates that a checkpoint of a run has had; 0 for any other model."""
+    if folder.name == "best" and checkpoint.is_written_here(folder):
+        return checkpoint.read_extra(folder).get("best", {}).get("update", 0)
+    number = folder.name.removeprefix("checkpoint-")
+    return int(number) if number != folder.name and number.isdecimal() else 0
 
 
 def _infos_of(records: list[dict], score: str) -> list[dict]:
-    """Records as `summarize` wants them. An episode that could not be played to its end lacks metrics, and has 0 for them."""
-    played = [set(record["metrics"]) for record in records if not record["failed"]]
-    common = set.intersection(*played) if played else set()
-    others = {name: 0.0 for name in sorted(common)}
-    return [
-        others
-        | r["metrics"]
-        | {
-            score: r["score"],
-            "failed": r["failed"],
-            "tool_faults": r["tool_faults"],
-            "kind": name_kind(r.get("kind") or {}),
-        }
-        for r in records
-    ]
+    """Records as `summarize` wants them. An episode that could not be finished lacks metrics, and has 0 for them."""
+    finished = [set(record["metrics"]) for record in records if not record["failed"]]
+    others = dict.fromkeys(sorted(set.intersection(*finished)) if finished else (), 0.0)
+    infos = []
+    for record in records:
+        info = {"failed": record["failed"], "tool_faults": record["tool_faults"]}
+        info |= {score: record["score"], "kind": name_kind(record.get("kind") or {})}
+        infos.append(others | record["metrics"] | info)
+    return infos
 
 
 def main(args: Args) -> list[Row]:
@@ -404,44 +375,39 @@ def main(args: Args) -> list[Row]:
         SystemExit: SIGTERM or SIGINT came; no table is written, that of an earlier evaluation stays. The answers of an API
             are kept.
     """
-    with signals.handle_signals():
-        return _evaluate(args)
-
-
-def _evaluate(args: Args) -> list[Row]:
-    with hold_folder(args.out):
+    with signals.handle_signals(), hold_folder(args.out):
+        evaluation = _Evaluation(args)
         try:
-            rows = _play_all(_Evaluation(args))
+            _evaluate_all(evaluation)
         finally:
-            evaluation_folder.clear_unfinished(args.out)
-    for row in rows:
+            evaluation.close()
+    for row in evaluation.rows:
         if (failed := cast(float, row["failed"])) > args.max_failed:
             advice = f"its scores are not what it can do. More than --max-failed {args.max_failed:g} is an error"
             what = "a tool failed, or the API gave no answer," if "problems" in row else "a tool failed"
             raise signals.TrainingStopped(f"{what} in {failed:.1%} of the episodes of {row['name']}: {advice}")
-    return rows
+    return evaluation.rows
 
 
-def _play_all(evaluation: _Evaluation) -> list[Row]:
+def _evaluate_all(evaluation: _Evaluation) -> None:
     args = evaluation.args
-    asked = args.model if args.api else ()
+    remote = args.model if args.api else ()
+    answers = evaluation.open_answers() if args.api else None  # first: other settings are refused at once
     base_model = "".join(args.model) if args.checkpoint and not args.api else ""
-    for script, name in _SCRIPTS.items():
+    for script, name in SCRIPTS.items():
         if script in evaluation.task.SCRIPTS:
-            evaluation.play_script(script, name)
+            evaluation.evaluate_script(script, name)
     for name in args.here:
-        evaluation.play_here(name, base_model)
-    for model in asked:
-        evaluation.play_api(model)
-        evaluation.write()
-    if agents := (*args.here, *asked):
+        evaluation.evaluate_model(name, base_model)
+    if answers:
+        with contextlib.closing(answers):
+            for model in remote:
+                evaluation.evaluate_api(model, answers)
+    if agents := (*args.here, *remote):
         evaluation.compare(agents[0])
     print(evaluation.header.replace(f"{args.env}, {args.split} · ", ""))
     report.print_table(evaluation.rows)  # first: a disk may be full by now
-    evaluation.close()
-    evaluation.write()
-    html_report.write_beside(args.out)
-    return evaluation.rows
+    evaluation.publish()
 
 
 if __name__ == "__main__":

@@ -141,7 +141,7 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
         patched.setattr(agents, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in ALGORITHMS.items()})
         patched.setattr(sft, "main", never)
         patched.setattr(lengthened, "sample", never)
-        patched.setattr(evaluator, "play_policy", never)
+        patched.setattr(evaluator, "run_policy", never)
         assert compare.main(ask()) == results
         monkeypatch.chdir(tmp_path)  # another spelling of the folder is the same folder
         assert compare.main(replace(ask(), out=Path("out")))["missing"] == []
@@ -210,9 +210,9 @@ def test_what_was_killed_goes_on(ask, tmp_path, monkeypatch):
     assert not (out / "grpo-0" / "evaluations").exists()
     monkeypatch.setattr(columns, "episodes_at_once", lambda: 3)
     die_in(columns, "_summarize", 1)  # the first column is there, and no row of it
-    die_in(evaluator, "play_policy", 2)  # the second column is half there
-    played, play = [], evaluator.play_policy
-    monkeypatch.setattr(evaluator, "play_policy", lambda *args: played.append(args[3]) or play(*args))
+    die_in(evaluator, "run_policy", 2)  # the second column is half there
+    played, play = [], evaluator.run_policy
+    monkeypatch.setattr(evaluator, "run_policy", lambda *args: played.append(args[3]) or play(*args))
     resumed = compare.main(ask(*words))["rows"]["GRPO"]
     assert played == [[3, 4]]
     assert [lines["step"] for lines in read_metrics(out / "grpo-0" / "metrics.jsonl")] == [0, 1, 2]

@@ -111,7 +111,7 @@ def test_two_runs_from_one_cold_start(tmp_path, monkeypatch, ask):
         patched.setattr(
             agents, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in agents.ALGORITHMS.items()}
         )
-        patched.setattr(evaluator, "play_policy", never)
+        patched.setattr(evaluator, "run_policy", never)
         patched.setattr(agents.imitation, "fit", never)
         assert compare.main(ask(SMALL)) == results
     (out / "rloo-1" / "summary.json").unlink()
@@ -231,8 +231,8 @@ def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
     loaded, load = [], agents.load_policy
     monkeypatch.setattr(agents, "load_policy", lambda folder, **kw: loaded.append(folder) or load(folder, **kw))
     played = []
-    whole = evaluator.play_policy
-    monkeypatch.setattr(evaluator, "play_policy", lambda *args: played.append(args[3]) or whole(*args))
+    whole = evaluator.run_policy
+    monkeypatch.setattr(evaluator, "run_policy", lambda *args: played.append(args[3]) or whole(*args))
     wider = compare.main(ask(more, *words))
     assert played == [[0, 1, 2, 3]] * 2 * 3  # two columns, of the start and two runs
     assert len(loaded) == len(set(loaded)) == 2

@@ -1,10 +1,9 @@
 import json
 import math
-from dataclasses import replace
 
 import pytest
 
-from trainers import evaluate, grpo
+from trainers import evaluate
 from trainers.engines.engine import Completion
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.episodes.records import read_episodes
@@ -21,11 +20,12 @@ def test_a_row_by_hand():
         {"em": 0.0, "f1": 0.5, "support_recall": 0.5, "turns": 2, "calls": 1, "prediction": "y"},
     ]
     row = evaluator.summarize("agent", episodes)
-    assert {k: row[k] for k in ("name", "em", "f1", "support_recall", "turns", "calls", "episodes")} == {
-        "name": "agent", "em": 0.5, "f1": 0.75, "support_recall": 0.75, "turns": 2.5, "calls": 1.5, "episodes": 2,
-    }  # fmt: skip
-    low, high = row["em_interval"]
+    low, high = row.pop("em_interval")
     assert 0 <= low <= 0.5 <= high <= 1
+    assert row == {
+        "name": "agent", "em": 0.5, "f1": 0.75, "support_recall": 0.75, "turns": 2.5, "calls": 1.5, "episodes": 2,
+        "failed": 0.0, "tool_faults": 0,
+    }  # fmt: skip
 
 
 def test_every_question_is_played_once_however_many_environments_there_are(make_policy):
@@ -139,36 +139,6 @@ def test_the_kinds_of_questions_survive_in_the_records(tmp_path):
     assert "| 3 hops | Comparison | Yes or no |" in (tmp_path / "evaluation.md").read_text()
 
 
-def test_questions_are_drawn_from_the_whole_file(tmp_path):
-    """MuSiQue's development set begins with 1,179 questions of two hops."""
-    hops = [2] * 60 + [3] * 20 + [4] * 20
-    questions = [
-        {
-            "id": f"q{i}",
-            "question": f"What is {i}?",
-            "answer": "x",
-            "supporting_titles": [f"T{j}" for j in range(count)],
-        }
-        for i, count in enumerate(hops)
-    ]
-    passages = [{"id": str(j), "title": f"T{j}", "text": f"Of {j}."} for j in range(4)]
-    for name, rows in (("musique.train", questions), ("musique.validation", questions), ("passages", passages)):
-        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    kwargs = json.dumps({"data": str(tmp_path)})
-    args = {"env": "AgentR1/MuSiQue-v0", "env_kwargs": kwargs, "num_envs": 8}
-    seen = {}
-    for count in (20, 40):
-        out = tmp_path / str(count)
-        evaluate.main(evaluate.Args(**args, questions=count, out=out))
-        by_agent = {}
-        for record in read_episodes(out / "episodes.jsonl"):
-            by_agent.setdefault(record["agent"], []).append((record["id"], record["kind"]["hops"]))
-        seen[count], *others = by_agent.values()
-        assert len(seen[count]) == count and all(other == seen[count] for other in others) and others
-        assert {hops for _, hops in seen[count]} == {2, 3, 4}
-    assert set(seen[20]) < set(seen[40])
-
-
 def test_the_engine_is_the_one_that_was_asked_for(make_policy, tmp_path, monkeypatch):
     policy, made = make_policy("subwords"), []
     policy.model.save_pretrained(tmp_path / "model")
@@ -216,14 +186,14 @@ def test_an_evaluation_that_breaks_off_leaves_the_earlier_one_whole(tmp_path, mo
     assert not (tmp_path / ".unfinished").exists()
 
 
-def test_an_api_that_does_not_answer_costs_no_earlier_evaluation(tmp_path, capsys):
+def test_an_api_that_does_not_answer_costs_no_earlier_evaluation(tmp_path):
+    pytest.importorskip("openai", reason="pip install openai", exc_type=ImportError)
     args = {"env": "Bandit", "out": tmp_path, "questions": 4}
     evaluate.main(evaluate.Args(**args))
-    earlier = (tmp_path / "episodes.jsonl").read_bytes()
+    earlier = {path.name: path.read_bytes() for path in tmp_path.glob("e*")}
     with pytest.raises(TrainingStopped, match="does not answer"):
         evaluate.main(evaluate.Args(**args, api="http://127.0.0.1:9/v1", model=("x",)))
-    assert (tmp_path / "episodes.jsonl.earlier").read_bytes() == earlier
-    assert "evaluation.md of an earlier evaluation is kept as evaluation.md.earlier" in capsys.readouterr().err
+    assert {name: (tmp_path / name).read_bytes() for name in earlier} == earlier
 
 
 def test_a_runs_folder_is_no_place_for_an_evaluation(tmp_path):
@@ -242,22 +212,13 @@ def test_naive_rag_scores_what_is_too_long_to_be_read_as_no_answer(make_policy):
 
 
 def test_gsm8k_has_questions_and_nothing_to_search(tmp_path):
-    """Each is played once, and there is no Naive RAG over them."""
-    rows = [{"question": f"What is {i} plus 1?", "answer": f"It is\n#### {i + 1}"} for i in range(6)]
+    """Each is asked once, and there is no Naive RAG over them."""
     for name in ("train", "test"):
-        lines = [json.dumps({**row, "question": row["question"].replace("?", f" ({name})?")}) for row in rows]
-        (tmp_path / f"{name}.jsonl").write_text("\n".join(lines) + "\n")
-    kwargs = {"source": "gsm8k", "data": str(tmp_path)}
-    env = make_envs("AgentR1/Calculator-v0", json.dumps(kwargs), "train", 1).envs[0]
-    qa = make_envs("AgentR1/MiniWiki-v0", '{"entities": 60, "questions": 9}', "train", 1).envs[0]
+        rows = [{"question": f"What is {i} plus 1 ({name})?", "answer": f"It is\n#### {i + 1}"} for i in range(6)]
+        (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    kwargs = json.dumps({"source": "gsm8k", "data": str(tmp_path)})
+    env = make_envs("AgentR1/Calculator-v0", kwargs, "train", 1).envs[0]
+    qa = make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 1).envs[0]
     assert evaluator.can_be_searched_for(qa) and not evaluator.can_be_searched_for(env)
-    small = {"questions_per_update": 2, "group_size": 2, "max_new_tokens": 4, "eval_questions": 2, "final_questions": 6}
-    run = grpo.main(
-        grpo.Args(env="Calculator", env_kwargs=kwargs, cold_start_steps=2, updates=1, out=tmp_path / "run", **small)
-    )
-    assert [row["episodes"] for row in run["rows"]] == [6] * len(run["rows"]) and len(run["rows"]) == 4
-    args = evaluate.Args(
-        env="Calculator", env_kwargs=kwargs, checkpoint=(tmp_path / "run" / "checkpoint-1",), questions=0
-    )
-    rows = evaluate.main(replace(args, out=tmp_path / "table"))
-    assert {row["episodes"] for row in rows} == {6} and not any("RAG" in row["name"] for row in rows)
+    rows = evaluate.main(evaluate.Args(env="Calculator", env_kwargs=kwargs, questions=0, out=tmp_path / "table"))
+    assert rows and {row["episodes"] for row in rows} == {6}

@@ -1,25 +1,26 @@
-"""A model behind an OpenAI-compatible endpoint as an agent: it plays episodes, many at once, and leaves a record of each.
+"""A model behind an OpenAI-compatible endpoint as an agent: it acts in episodes, many at once, and leaves a record of each.
 
 The model is given the tools of the environment as functions and calls them, or it writes its turns as text in one of our
 formats. What the endpoint answers is a turn of the environment that ``gymnasium.make`` gives: same rewards, same ends.
 
-What goes wrong on the way is never the model's mistake. The client asks again with growing pauses; where a server wants to be
-left alone for a while, all requests wait. An episode that cannot be played is a failed one. An endpoint that answers nobody
-any more, or refuses everybody, ends the evaluation in one line.
+What goes wrong on the way is never the model's mistake. The openai client asks again with growing pauses, as long as a server
+wishes. An episode that cannot be finished has failed. An endpoint that is gone, or refuses everybody, ends the evaluation in
+one line.
 """
 
-import asyncio
 import importlib.util
 import json
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from threading import Thread
+from queue import SimpleQueue
+from threading import Lock, Thread
 from typing import Any
 from urllib.parse import urlsplit
+
+import httpx
 
 from agent_envs.formats.json_text import dumps, read_object
 from agent_envs.integrations.episode import Episode, Message, Reply, take_message
@@ -30,10 +31,9 @@ from trainers.runtime.signals import TrainingStopped
 
 NATIVE = "native"
 RETRIES = 6  # of a request, by the client: half a second is doubled up to eight, 24 s in all
-ROUNDS = 3  # of such requests, where the endpoint is there
-MOST_REFUSED = 3  # episodes in a row that could not be played, while no request at all was answered
+TRIES = 3  # of an answer that holds no turn
+MOST_REFUSED = 3  # episodes in a row that could not be finished, while no request at all was answered
 CONNECT_SECONDS, PROBE_SECONDS = 5.0, 15.0
-LONGEST_WAIT = 120.0  # seconds; a server that asks for more is not waited for
 
 Job = tuple[int, int]  # the number of an instance, and which attempt at it
 
@@ -58,12 +58,12 @@ class Endpoint:
     timeout: float = 600.0
 
 
-class Unplayable(Exception):
-    """An episode cannot go on; the message says why."""
+class EpisodeFailed(Exception):
+    """An episode cannot continue; the message says why."""
 
 
 class EndpointStopped(TrainingStopped):
-    """The endpoint is not there, or refuses all that is asked."""
+    """The endpoint is not there, or refuses everything."""
 
 
 def check(url: str) -> None:
@@ -78,7 +78,7 @@ def check(url: str) -> None:
 
 
 def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
-    """An episode that a model behind an API can play.
+    """An episode in which a model behind an API can act.
 
     Args:
         format: "native" for function calls, or a format of text.
@@ -101,8 +101,7 @@ def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
 
 
 def choose_format(id: str, format: str, env_kwargs: Mapping[str, Any]) -> str:
-    """Function calls where nothing else is asked for and the task can be played by them; "" is the format that the
-    environment has of itself."""
+    """Function calls where nothing else is wanted and the task allows them; "" is the environment's own format."""
     if format or "format" in env_kwargs or env_kwargs.get("context", "append") != "append":
         return format
     try:
@@ -120,7 +119,7 @@ class ApiAgent:
         known_to_fail: how many episodes may fail again, as they have before, without a doubt about the endpoint.
 
     Attributes:
-        problems: why episodes could not be played, and how many of them.
+        problems: why episodes could not be finished, and how many of them.
     """
 
     def __init__(self, endpoint: Endpoint, model: str, origin: Origin, known_to_fail: int = 0):
@@ -129,91 +128,100 @@ class ApiAgent:
         self._key = os.environ.get(endpoint.key_variable, "").strip()  # a newline in a header shows it in an error
         self._quirks: set[str] = set()  # of `_QUIRKS`, as they come up
         self._refused = -known_to_fail  # episodes in a row, without a request that was answered
+        self._lock, self._next_request = Lock(), 0.0
 
-    def play(self, episodes: Sequence[Episode], jobs: Iterable[Job], keep: Callable[[dict], None]) -> None:
-        """Play the jobs, as many at once as there are episodes; ``keep`` gets the record of each as soon as it is over.
+    def run(self, episodes: Sequence[Episode], jobs: Iterable[Job], keep: Callable[[dict], None]) -> None:
+        """Run the jobs, as many at once as there are episodes; ``keep`` gets the record of each as soon as it is over.
 
         Raises:
-            EndpointStopped: it answers nobody, or refuses everybody.
+            EndpointStopped: it is gone, or refuses everybody.
         """
-        _run(self._play_all(episodes, iter(jobs), keep))
-
-    async def _play_all(self, episodes: Sequence[Episode], jobs: Iterator[Job], keep: Callable[[dict], None]) -> None:
         import openai
 
-        async def work(episode: Episode) -> None:
-            for number, sample in jobs:  # shared by all
-                keep(await self._play(episode, number, sample))
+        rest, results, running = iter(list(jobs)), SimpleQueue[dict | BaseException | None](), len(episodes)
 
-        asyncio.get_running_loop().set_default_executor(ThreadPoolExecutor(len(episodes)))
-        pace = _Pace(self.endpoint.requests_per_minute)
-        http = openai.DefaultAsyncHttpxClient(event_hooks={"request": [pace.wait], "response": [pace.heed]})
+        def work(episode: Episode) -> None:
+            try:
+                for number, sample in rest:  # shared by all threads
+                    results.put(self._run_episode(episode, number, sample))
+                results.put(None)
+            except BaseException as error:
+                results.put(error)
+
         base = self.endpoint.url.rstrip("/").removesuffix("/chat/completions")
         seconds = openai.Timeout(self.endpoint.timeout, connect=CONNECT_SECONDS)
-        async with openai.AsyncOpenAI(
-            base_url=base, api_key=self._key or "none", timeout=seconds, max_retries=RETRIES, http_client=http
-        ) as self._client:
-            if problem := await self._find_outage():
-                raise EndpointStopped(f"{base} does not answer: {problem}")
-            try:
-                async with asyncio.TaskGroup() as group:
-                    for episode in episodes:
-                        group.create_task(work(episode))
-            except BaseExceptionGroup as several:
-                raise several.exceptions[0] from None
+        with openai.OpenAI(
+            base_url=base, api_key=self._key or "none", timeout=seconds, max_retries=RETRIES,
+            http_client=openai.DefaultHttpxClient(limits=httpx.Limits(max_connections=None)),
+        ) as self._client:  # fmt: skip
+            self._check_alive("does not answer")
+            for episode in episodes:
+                Thread(target=work, args=(episode,), daemon=True).start()  # one that hangs holds up no exit
+            while running:
+                result = results.get()
+                if isinstance(result, BaseException):
+                    raise result
+                if result is None:
+                    running -= 1
+                else:
+                    keep(result)
 
-    async def _play(self, episode: Episode, number: int, sample: int) -> dict:
+    def _run_episode(self, episode: Episode, number: int, sample: int) -> dict:
         begun = time.monotonic()
-        opening = await asyncio.to_thread(_start, episode, number, sample)
-        record, messages = _Record(episode, opening), opening
+        options = {"question": number} if episode.env.questions is not None else None
+        system, user = episode.start(number, attempt=sample, options=options)
+        opening = messages = [system, user] if system["content"] else [user]
+        record = _Record(episode, opening)
         try:
             while not episode.done:
-                said, usage = await self._ask(messages, episode)
-                reply, back = await asyncio.to_thread(take_message, episode, said)
-                record.add(said, usage, reply, back)
-                messages = [*messages, said, *back] if reply.context is None else [*opening[:-1], *reply.context]
-        except Unplayable as problem:
+                response, usage = self._request_turn(messages, episode)
+                reply, back = take_message(episode, response)
+                record.add(response, usage, reply, back)
+                messages = [*messages, response, *back] if reply.context is None else [*opening[:-1], *reply.context]
+        except EpisodeFailed as problem:
             record.problem = str(problem)
-            self.problems[record.problem] += 1
+            with self._lock:
+                self.problems[record.problem] += 1
         return record.finish(self.origin, number, sample, time.monotonic() - begun)
 
-    async def _ask(self, messages: list[Message], episode: Episode) -> tuple[Message, Message]:
+    def _request_turn(self, messages: list[Message], episode: Episode) -> tuple[Message, Message]:
         """The next turn of the model, and its usage.
 
         Raises:
-            Unplayable: the API refuses the conversation, or gives no turn.
-            EndpointStopped: it answers nobody, or refuses everybody.
+            EpisodeFailed: the API refuses the conversation, or gives no turn.
+            EndpointStopped: it is gone, or refuses everybody.
         """
         import openai
 
         problem: Exception
-        for _ in range(ROUNDS):
+        for _ in range(TRIES):
             try:
-                turn = await self._request(messages, episode)
+                turn = self._request(messages, episode)
                 self._refused = 0
                 return turn
-            except openai.APIStatusError as error:
+            except openai.APIError as error:
+                if isinstance(error, openai.APIConnectionError | openai.InternalServerError):
+                    self._check_alive("does not answer any more", openai.InternalServerError)
                 problem = error
-                again = error.status_code >= 500 or error.status_code in (408, 409, 429)
-                if not again or error.code == "insufficient_quota":
-                    break
-            except (openai.APIError, ValueError) as error:  # no connection, no answer in time, no turn in the answer
+                break
+            except ValueError as error:  # no turn in the answer
                 problem = error
-            if outage := await self._find_outage(openai.InternalServerError):
-                raise EndpointStopped(f"{self.endpoint.url} does not answer any more: {outage}")
-        told, self._refused = self._explain(problem, episode.native), self._refused + 1
-        if self._refused >= MOST_REFUSED:
-            raise EndpointStopped(f"{self.endpoint.url} gives no turn of {self.model}: {told}")
-        raise Unplayable(told)
+        text = self._explain(problem, episode.native)
+        with self._lock:
+            self._refused += 1
+            if self._refused >= MOST_REFUSED:
+                raise EndpointStopped(f"{self.endpoint.url} gives no turn of {self.model}: {text}")
+        raise EpisodeFailed(text)
 
-    async def _request(self, messages: list[Message], episode: Episode) -> tuple[Message, Message]:
+    def _request(self, messages: list[Message], episode: Episode) -> tuple[Message, Message]:
         """One request. Where the API names another parameter that it wants, that is what it gets from then on."""
         import openai
 
         while True:
             quirks = frozenset(self._quirks)
+            self._wait_for_pace()
             try:
-                raw = await self._client.chat.completions.with_raw_response.create(
+                raw = self._client.chat.completions.with_raw_response.create(
                     model=self.model, messages=[_to_send(message, quirks) for message in messages],
                     **self._options(episode, quirks),
                 )  # fmt: skip
@@ -223,6 +231,14 @@ class ApiAgent:
                 if wanted is None or wanted in quirks:
                     raise
                 self._quirks.add(wanted)
+
+    def _wait_for_pace(self) -> None:
+        """Space requests evenly where there is a limit of them in a minute."""
+        if self.endpoint.requests_per_minute:
+            with self._lock:
+                due = max(time.monotonic(), self._next_request)
+                self._next_request = due + 60 / self.endpoint.requests_per_minute
+            time.sleep(max(0.0, due - time.monotonic()))
 
     def _options(self, episode: Episode, quirks: frozenset[str]) -> dict[str, Any]:
         options: dict[str, Any] = {"tools": episode.tools} if episode.native else {}
@@ -235,24 +251,22 @@ class ApiAgent:
             options[name] = self.endpoint.max_new_tokens
         return options
 
-    async def _find_outage(self, *outages: type[Exception]) -> str:
-        """Why the endpoint cannot be spoken to at all: no connection, or one of ``outages``. "" where it answers anything else,
-        or has too much to do for it."""
+    def _check_alive(self, what: str, *outages: type[Exception]) -> None:
+        """Raise `EndpointStopped` where there is no connection to the endpoint, or one of ``outages``; not where it answers
+        anything else, or has too much to do for it."""
         import openai
 
         try:
-            await self._client.with_options(max_retries=2, timeout=PROBE_SECONDS).models.list()
+            self._client.with_options(max_retries=2, timeout=PROBE_SECONDS).models.list()
         except (openai.APIConnectionError, *outages) as error:
-            is_busy = isinstance(error, openai.APITimeoutError) and "Connect" not in type(error.__cause__).__name__
-            return "" if is_busy else self._explain(error)
-        except Exception:  # not every server has a list of models
-            pass
-        return ""
+            if not isinstance(error, openai.APITimeoutError) or isinstance(error.__cause__, httpx.ConnectTimeout):
+                raise EndpointStopped(f"{self.endpoint.url} {what}: {self._explain(error)}") from error
+        except (openai.APIError, ValueError):
+            pass  # not every server has a list of models
 
     def _explain(self, error: Exception, native: bool = False) -> str:
         """In one line, and without the key, which some servers repeat."""
-        status = getattr(error, "status_code", None)
-        body = getattr(error, "body", None)
+        status, body = getattr(error, "status_code", None), getattr(error, "body", None)
         told = body.get("message") if isinstance(body, dict) else None
         text = str(told or error) + (f" ({error.__cause__})" if error.__cause__ and not told else "")
         if self._key:
@@ -274,56 +288,7 @@ _MOST_STOPS = 4  # strings that OpenAI takes; a turn is cut at all of them here 
 _LONGEST_ERROR = 300  # characters
 
 
-class _Pace:
-    """Spaces requests, the client's own repetitions among them: so many a minute, and none while the server asks for a pause
-    (429 with Retry-After)."""
-
-    def __init__(self, per_minute: float):
-        self._gap, self._next, self._paused_until = 60 / per_minute if per_minute else 0.0, 0.0, 0.0
-
-    async def wait(self, request: Any) -> None:
-        due = max(time.monotonic(), self._next)
-        self._next = due + self._gap
-        while (left := max(due, self._paused_until) - time.monotonic()) > 0:  # a pause may begin meanwhile
-            await asyncio.sleep(left)
-
-    async def heed(self, response: Any) -> None:
-        if response.status_code == 429:
-            try:
-                seconds = float(response.headers.get("Retry-After", ""))
-            except ValueError:  # none, or a date, which the client reads
-                return
-            if 0 < seconds <= LONGEST_WAIT:
-                self._paused_until = max(self._paused_until, time.monotonic() + seconds)
-                self._next = max(self._next, self._paused_until)
-
-
-def _run(work: Coroutine) -> None:
-    try:
-        asyncio.get_running_loop()
-    except RuntimeError:
-        asyncio.run(work)
-        return
-    loop = asyncio.new_event_loop()  # in a notebook, whose own loop runs this very code
-    Thread(target=loop.run_forever, daemon=True).start()
-    played = asyncio.run_coroutine_threadsafe(work, loop)
-    try:
-        played.result()
-    except BaseException:
-        played.cancel()
-        raise
-    finally:
-        loop.call_soon_threadsafe(loop.stop)
-
-
-def _start(episode: Episode, number: int, sample: int) -> list[Message]:
-    """The messages before the first turn."""
-    options = {"question": number} if episode.env.questions is not None else None
-    system, user = episode.start(number, attempt=sample, options=options)
-    return [system, user] if system["content"] else [user]
-
-
-# -- what the API says -------------------------------------------------------------------------------------------------
+# -- what the API sends -------------------------------------------------------------------------------------------------
 
 
 def _read_turn(body: bytes, episode: Episode) -> tuple[Message, Message]:
@@ -341,14 +306,14 @@ def _read_turn(body: bytes, episode: Episode) -> tuple[Message, Message]:
         reasoning = _read_text(message.get("reasoning_content") or message.get("reasoning"))
         calls = [_read_call(call, place) for place, call in enumerate(message.get("tool_calls") or [])]
     except (ValueError, LookupError, TypeError, AttributeError, RecursionError):
-        raise UserError(f"the answer is no chat completion: {body[:200].decode('utf-8', 'replace')!r}") from None
+        raise ValueError(f"the answer is no chat completion: {body[:200].decode('utf-8', 'replace')!r}") from None
     if len({call["id"] for call in calls}) < len(calls):
         calls = [{**call, "id": f"call_{place}"} for place, call in enumerate(calls)]
     if not episode.native:
         content, calls = _end_turn(content, episode), []
     usage = answer.get("usage")
-    said = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": calls}
-    return said, usage if isinstance(usage, dict) else {}
+    response = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": calls}
+    return response, usage if isinstance(usage, dict) else {}
 
 
 def _read_text(content: Any) -> str:
@@ -415,13 +380,13 @@ class _Record:
         self._terminated = False
         self.problem = ""
 
-    def add(self, said: Message, usage: Message, reply: Reply, back: list[Message]) -> None:
+    def add(self, response: Message, usage: Message, reply: Reply, back: list[Message]) -> None:
         """A turn, and what came back to it."""
-        action = _write_turn(said, self._episode.native)
+        action = _write_turn(response, self._episode.native)
         terms = {n.removeprefix("reward/"): v for n, v in reply.metrics.items() if n.startswith("reward/")}
-        read = "\n\n".join(message["content"] for message in back)
-        noted = {"message": len(self._messages), "action": action, "next_observation": "" if reply.terminated else read}
-        self._turns.append({**noted, **self._recorder.record_turn(), "reward": reply.reward, "reward_terms": terms})
+        observation = "" if reply.terminated else "\n\n".join(message["content"] for message in back)
+        turn = {"message": len(self._messages), "action": action, "next_observation": observation}
+        self._turns.append(turn | self._recorder.record_turn() | {"reward": reply.reward, "reward_terms": terms})
         self._messages.append({"role": "assistant", "content": action})
         if reply.context is not None:  # a system message says that another context begins
             self._messages += [*self._opening[:-1], *reply.context]
@@ -432,7 +397,7 @@ class _Record:
         self._terminated = reply.terminated
 
     def finish(self, origin: Origin, number: int, sample: int, seconds: float) -> dict:
-        """The record. An episode that ended in a problem is failed, and so is one in which a tool broke."""
+        """The record. An episode that ended in a problem is failed, and so is one with a tool failure."""
         metrics = self._episode.metrics
         others = {"valid", "tool_faults", "score"} - {origin.score}
         info = {name: value for name, value in metrics.items() if "/" not in name and name not in others}
@@ -444,10 +409,10 @@ class _Record:
         )  # fmt: skip
 
 
-def _write_turn(said: Message, native: bool) -> str:
+def _write_turn(response: Message, native: bool) -> str:
     """A turn in one text: of function calls the message as JSON, as the format "openai" has it; a thought that came beside a
     turn in text stands before it."""
     if native:
-        return dumps({name: value for name, value in said.items() if value})
-    thought = said["reasoning_content"]
-    return f"<think>\n{thought}\n</think>\n\n{said['content']}" if thought else said["content"]
+        return dumps({name: value for name, value in response.items() if value})
+    thought = response["reasoning_content"]
+    return f"<think>\n{thought}\n</think>\n\n{response['content']}" if thought else response["content"]

@@ -1,4 +1,4 @@
-"""Play policies, scripted agents and Naive RAG on numbered instances, mostly held-out ones, and summarise what came of it."""
+"""Run policies, scripted agents and Naive RAG on numbered instances, mostly held-out ones, and summarise their episodes."""
 
 import hashlib
 from collections.abc import Callable
@@ -12,7 +12,7 @@ from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tasks.qa import QAEnv, name_kind
 from agent_envs.tasks.qa_scripts import search
 from agent_envs.tool_env import ToolEnv
-from agent_envs.utils.scripts import EpisodeRecorder, Script, roll_out_many, sample_instances
+from agent_envs.utils.scripts import EpisodeRecorder, ScriptMaker, begin, roll_out_many, sample_instances
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import warn_of_other_env_kwargs
@@ -76,85 +76,66 @@ def _estimate_pass(scores: np.ndarray) -> Row:
 
 
 def evaluate_policy(
-    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int, name: str,
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int, name: str,
     temperature: float = 0.0, recorder: Recorder | None = None,
 ) -> tuple[Row, list[list[dict]]]:  # fmt: skip
-    """Play numbered instances, greedily by default. ``recorder``: takes the records of the episodes, here and below.
-
-    Returns:
-        The row of the table, and the turns of every episode.
-    """
-    recorded: dict[str, Any] = {"recorder": recorder} if recorder else {}
-    episodes, transcripts = play_policy(envs, policy, engine, questions, max_new_tokens, temperature, **recorded)
-    return summarize(name, episodes, envs.envs[0].PRIMARY_METRIC), transcripts
+    """The row of a policy over numbered instances, greedy by default, and the turns of every episode. ``recorder``: takes the
+    records of the episodes, here and below."""
+    infos, transcripts = run_policy(envs, policy, engine, instance_ids, max_new_tokens, temperature, recorder)
+    return summarize(name, infos, envs.envs[0].PRIMARY_METRIC), transcripts
 
 
-def play_policy(
-    envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], max_new_tokens: int,
+def run_policy(
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int,
     temperature: float = 0.0, recorder: Recorder | None = None, samples: int = 1,
     show: Callable[[list[Trajectory]], None] | None = None,
 ) -> tuple[list[dict], list[list[dict]]]:  # fmt: skip
-    """The last info of each episode about numbered instances, with the ``tool_faults`` of all its turns; and the turns of
-    every episode.
+    """The last info of each episode of a policy on numbered instances, with the ``tool_faults`` of all its turns; and the turns
+    of every episode.
 
     Args:
         samples: attempts at each instance, one after the other in what is returned.
         show: gets the episodes of each batch.
     """
-    episodes: list[dict] = []
+    infos: list[dict] = []
     transcripts: list[list[dict]] = []
-    mine = distributed.shard(questions)
-    _begin(recorder)
-    groups = envs.num_envs // samples
-    for start in range(0, len(mine), groups):
-        batch = mine[start : start + groups]
-        played = rollout(
-            envs, policy, engine, questions=batch, group_size=samples, max_new_tokens=max_new_tokens,
-            temperature=temperature, transcripts=transcripts,
-        )  # fmt: skip
-        episodes += [trajectory.info | {"tool_faults": trajectory.tool_faults} for trajectory in played]
-        if recorder:
-            for trajectory in played:
-                recorder.add_trajectory(trajectory)
-        if show:
-            show(played)
-    _gather(recorder)
-    return distributed.all_gather(episodes), distributed.all_gather(transcripts)
-
-
-def _begin(recorder: Recorder | None) -> None:
-    """What was recorded of an attempt that is made again is dropped."""
+    own, groups = distributed.shard(instance_ids), envs.num_envs // samples
     if recorder:
-        recorder.lines = []
-
-
-def _gather(recorder: Recorder | None) -> None:
+        recorder.lines = []  # of an attempt that is made again
+    for start in range(0, len(own), groups):
+        episodes = rollout(
+            envs, policy, engine, questions=own[start : start + groups], group_size=samples,
+            max_new_tokens=max_new_tokens, temperature=temperature, transcripts=transcripts,
+        )  # fmt: skip
+        infos += [episode.info | {"tool_faults": episode.tool_faults} for episode in episodes]
+        if recorder:
+            for episode in episodes:
+                recorder.add_trajectory(episode)
+        if show:
+            show(episodes)
     if recorder:
         recorder.lines = distributed.all_gather(recorder.lines)
+    return distributed.all_gather(infos), distributed.all_gather(transcripts)
 
 
 def evaluate_script(
-    envs: ToolVectorEnv,
-    questions: list[int],
-    script: Callable[..., Script],
-    name: str,
-    recorder: Recorder | None = None,
+    envs: ToolVectorEnv, instance_ids: list[int], script: ScriptMaker, name: str, recorder: Recorder | None = None
 ) -> Row:
     """The row of a scripted agent over numbered instances."""
-    return summarize(name, play_script(envs, questions, script, recorder), envs.envs[0].PRIMARY_METRIC)
+    return summarize(name, run_script(envs, instance_ids, script, recorder), envs.envs[0].PRIMARY_METRIC)
 
 
-def play_script(
-    envs: ToolVectorEnv, questions: list[int], script: Callable[..., Script], recorder: Recorder | None = None
+def run_script(
+    envs: ToolVectorEnv, instance_ids: list[int], script: ScriptMaker, recorder: Recorder | None = None
 ) -> list[dict]:
     """The last turn of each episode of a scripted agent, with the ``tool_faults`` of all its turns."""
-    # By one of several processes, with the random numbers of one; and all of them find that a tool broke, or none.
-    played = distributed.broadcast([] if distributed.rank() else roll_out_many(envs, questions, script))
+    # By one of several processes, with the random numbers of one; and all of them see a tool failure, or none.
+    episodes = distributed.broadcast([] if distributed.rank() else roll_out_many(envs, instance_ids, script))
     if recorder:
         recorder.lines = []
-        for turns, question in zip(played, questions, strict=True):
-            recorder.add(record_turns(turns, recorder.origin, question))
-    return [episode[-1] | {"tool_faults": sum(int(turn["tool_faults"]) for turn in episode)} for episode in played]
+        for turns, number in zip(episodes, instance_ids, strict=True):
+            recorder.add(record_turns(turns, recorder.origin, number))
+    return [turns[-1] | {"tool_faults": sum(int(turn["tool_faults"]) for turn in turns)} for turns in episodes]
 
 
 def can_be_searched_for(env: ToolEnv) -> bool:
@@ -164,99 +145,74 @@ def can_be_searched_for(env: ToolEnv) -> bool:
 
 
 def evaluate_naive_rag(
-    envs: ToolVectorEnv,
-    policy: Policy,
-    engine: Engine,
-    questions: list[int],
-    max_new_tokens: int,
-    name: str = "Naive RAG",
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int,
+    name: str = "Naive RAG", recorder: Recorder | None = None,
+) -> Row:  # fmt: skip
+    """The row of Naive RAG over numbered questions."""
+    infos = run_naive_rag(envs, policy, engine, instance_ids, max_new_tokens, recorder)
+    return summarize(name, infos, envs.envs[0].PRIMARY_METRIC)
+
+
+def run_naive_rag(
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int,
     recorder: Recorder | None = None,
-) -> Row:
-    """The row of Naive RAG over numbered questions: the question itself is the one search, and the policy must answer from
-    the results, greedily."""
-    episodes = play_naive_rag(envs, policy, engine, questions, max_new_tokens, recorder)
-    return summarize(name, episodes, envs.envs[0].PRIMARY_METRIC)
+) -> list[dict]:  # fmt: skip
+    """The last info of each episode of Naive RAG: the question itself is the one search, and the policy answers from the
+    results, greedily."""
+    infos, own = [], distributed.shard(instance_ids)
+    if recorder:
+        recorder.lines = []
+    for start in range(0, len(own), envs.num_envs):
+        batch = own[start : start + envs.num_envs]
+        infos += _run_naive_rag_batch(envs, policy, engine, batch, max_new_tokens, recorder)
+    if recorder:
+        recorder.lines = distributed.all_gather(recorder.lines)
+    return distributed.all_gather(infos)
 
 
-def play_naive_rag(
-    envs: ToolVectorEnv,
-    policy: Policy,
-    engine: Engine,
-    questions: list[int],
-    max_new_tokens: int,
-    recorder: Recorder | None = None,
-) -> list[dict]:
-    """The last info of each episode of Naive RAG."""
-    episodes, mine = [], distributed.shard(questions)
-    _begin(recorder)
-    for start in range(0, len(mine), envs.num_envs):
-        batch = mine[start : start + envs.num_envs]
-        episodes += _naive_rag_batch(envs, policy, engine, batch, max_new_tokens, recorder)
-    _gather(recorder)
-    return distributed.all_gather(episodes)
-
-
-def _naive_rag_batch(
-    envs: ToolVectorEnv,
-    policy: Policy,
-    engine: Engine,
-    questions: list[int],
-    max_new_tokens: int,
-    recorder: Recorder | None = None,
-) -> list[dict]:
+def _run_naive_rag_batch(
+    envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int,
+    recorder: Recorder | None,
+) -> list[dict]:  # fmt: skip
     """The last infos of at most as many episodes as there are environments."""
-    count, total = len(questions), envs.num_envs
-    options = {"question": questions + [0] * (total - count), "reset_mask": np.arange(total) < count}
-    observations, infos = envs.reset(options=options)
-    recorders = [EpisodeRecorder(envs.envs[i], info_of(infos, i)) for i in range(count)]
-    queries = [envs.envs[i].format.write(search(observations[i])) for i in range(count)] + [""] * (total - count)
-    results, _, _, _, step_infos = envs.step(queries)
-    opening = policy.encode("<answer>")
+    count = len(instance_ids)
+    observations, infos = begin(envs, instance_ids)
+    records = [EpisodeRecorder(envs.envs[i], info_of(infos, i)) for i in range(count)]
+    queries = [envs.envs[i].format.write(search(observations[i])) for i in range(count)]
+    results, _, _, _, step_infos = envs.step(queries + [""] * (envs.num_envs - count))
     prompts = {}
     for i in range(count):
         prompt = policy.prompt_ids(infos["instructions"][i], observations[i]) + policy.encode(queries[i])
-        prompts[i] = prompt + policy.observation_ids(results[i], prompt) + opening
+        prompts[i] = prompt + policy.observation_ids(results[i], prompt) + policy.encode("<answer>")
     engine.reset()
     fitting = {i: prompt for i, prompt in prompts.items() if len(prompt) < engine.max_length}
     done = dict.fromkeys(prompts, Completion()) | generate(engine, fitting, max_new_tokens, 0.0)  # else no answer
     engine.reset()
     episodes: list[dict[str, Any]] = []
     for i in range(count):
-        prediction = policy.decode(done[i].tokens).split("</answer>")[0]
-        env = cast(QAEnv, envs.envs[i].active_env)
-        em, f1, *_ = env.task.score(prediction, env.question.golds)
-        recall = float(step_infos["support_recall"][i])
-        scores = {"em": em, envs.envs[i].PRIMARY_METRIC: em}  # a mixture has its own name for it
-        means = {"f1": f1, "support_recall": recall, "turns": 2, "calls": int(step_infos["calls"][i])}
-        kind = name_kind(recorders[i].instance.get("kind") or {})
-        episodes.append(scores | means | {"tool_faults": int(step_infos["tool_faults"][i]), "kind": kind})
+        response, env = policy.decode(done[i].tokens), cast(QAEnv, envs.envs[i].active_env)
+        em, f1, *_ = env.task.score(response.split("</answer>")[0], env.question.golds)
+        info = {
+            "em": em, envs.envs[i].PRIMARY_METRIC: em,  # a mixture has its own name for it
+            "f1": f1, "support_recall": float(step_infos["support_recall"][i]), "turns": 2,
+            "calls": int(step_infos["calls"][i]),
+        }  # fmt: skip
+        faults, kind = int(step_infos["tool_faults"][i]), name_kind(records[i].instance.get("kind") or {})
+        episodes.append({**info, "tool_faults": faults, "kind": kind})
         if recorder:
+            opening = policy.prompt_messages(infos["instructions"][i], observations[i])
+            answer = f"<answer>{response}"
+            rest = ("assistant", queries[i]), ("user", policy.inert(results[i])), ("assistant", answer)
             unpaid = {"reward": 0.0, "reward_terms": {}}
-            searched = {
-                "message": 2,
-                "action": queries[i],
-                "next_observation": results[i],
-                **recorders[i].record_turn(),
-            }
-            answered = {"message": 4, "action": f"<answer>{policy.decode(done[i].tokens)}", "next_observation": ""}
-            said = [
-                ("assistant", queries[i]),
-                ("user", policy.inert(results[i])),
-                ("assistant", str(answered["action"])),
-            ]
-            record = make_record(
-                recorder.origin,
-                {**recorders[i].instance, "instance": questions[i]},
-                policy.prompt_messages(infos["instructions"][i], observations[i])
-                + [{"role": role, "content": content} for role, content in said],
-                [searched | unpaid, {"calls": [], "found": [], "invalid": False} | answered | unpaid],
-                scores | means,
-                failed=episodes[-1]["tool_faults"] > 0,
-                tool_faults=int(episodes[-1]["tool_faults"]),
-                prompt_tokens=len(prompts[i]),
-                completion_tokens=len(done[i].tokens),
-            )
-            recorder.add(record)
+            turns = [
+                {"message": 2, "action": queries[i], "next_observation": results[i], **records[i].record_turn(), **unpaid},
+                {"message": 4, "action": answer, "next_observation": "", "calls": [], "found": [], "invalid": False, **unpaid},
+            ]  # fmt: skip
+            recorder.add(make_record(
+                recorder.origin, {**records[i].instance, "instance": instance_ids[i]},
+                opening + [{"role": role, "content": content} for role, content in rest], turns, info, failed=faults > 0,
+                tool_faults=faults, prompt_tokens=len(prompts[i]), completion_tokens=len(done[i].tokens),
+            ))  # fmt: skip
     return episodes
 
 

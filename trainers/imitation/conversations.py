@@ -45,10 +45,10 @@ def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Itera
         if not line.strip():
             continue
         try:
-            asked, steps = _read_line(line, policy, env)
+            question, steps = _read_line(line, policy, env)
             if not steps:
                 raise UserError("nothing of it is to be taught: all of the assistant's messages have the weight 0")
-            yield asked, steps
+            yield question, steps
         except (ValueError, LookupError, TypeError, AttributeError) as error:
             raise UserError(f"{path}:{number}: {error}") from error
 
@@ -63,14 +63,14 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
         return data["prompt"], [_complete(data["prompt"], data["completion"], policy)]
     messages = _join(data)
     _check(messages)
-    asked = next((message["content"] or "" for message in messages if message["role"] == "user"), "")
+    question = next((message["content"] or "" for message in messages if message["role"] == "user"), "")
     if env is not None and (tools or any(message.get("tool_calls") for message in messages)):
-        return asked, play_steps(write_calls(messages, env.format, env.system_prompt, env.tools), policy)
-    return asked, to_steps(messages, policy, tools)
+        return question, to_episode_steps(write_calls(messages, env.format, env.system_prompt, env.tools), policy)
+    return question, to_steps(messages, policy, tools)
 
 
 def _complete(prompt: str, completion: Any, policy: Policy) -> Step:
-    """Plain text, behind what the tokenizer begins a text with. Control tokens in it are meant: some files have a template's."""
+    """Plain text, after what the tokenizer begins a text with. Control tokens in it are meant: some files have a template's."""
     if not isinstance(completion, str):
         raise UserError("the prompt is text, so the completion must be text too")
     if policy.eos_id is None:
@@ -119,9 +119,9 @@ def _check(messages: list[Message]) -> None:
                 raise UserError('a tool call holds a "function" with its "name" and "arguments"')
 
 
-def play_steps(messages: list[Message], policy: Policy) -> list[Step]:
-    """The assistant's messages as the steps of an episode that is played: each turn stays in the context as it was written,
-    its thoughts included, whatever the chat template leaves out of earlier turns."""
+def to_episode_steps(messages: list[Message], policy: Policy) -> list[Step]:
+    """The assistant's messages as steps of a rollout: each turn stays in the context as it was written, its thoughts included,
+    whatever the chat template leaves out of earlier turns."""
     ids: list[int] = []
     steps: list[Step] = []
     read: list[Message] = []  # since the last turn
@@ -152,7 +152,7 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
     written = [_for_template(message, policy) for message in messages]
     steps: list[Step] = []
     ids: list[int] = []
-    shown = ""  # what ids stand for
+    written_out = ""  # what ids stand for
     for place, message in enumerate(messages):
         if message["role"] != "assistant" or message.get("weight") == 0:
             continue
@@ -164,14 +164,14 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
         for call in message.get("tool_calls") or ():
             if call["function"]["name"] not in turn:
                 raise UserError("the chat template leaves tool calls out: have them written as the environment does")
-        if not before.startswith(shown):
-            ids, shown = [], ""
-        ids = ids + policy.encode(before[len(shown) :])
+        if not before.startswith(written_out):
+            ids, written_out = [], ""
+        ids = ids + policy.encode(before[len(written_out) :])
         tokens = policy.encode(turn)
         ends = [i for i, token in enumerate(tokens, 1) if token in policy.end_ids]
         taught = tokens[: ends[-1]] if ends else tokens  # a template may go on behind the end, with a line break
         steps.append(Step(prompt=ids, tokens=taught, logprobs=[0.0] * len(taught)))
-        ids, shown = ids + tokens, after
+        ids, written_out = ids + tokens, after
     return steps
 
 
@@ -293,9 +293,9 @@ def _merge_turns(messages: list[Message]) -> list[Message]:
             continue
         if (before.get("weight") == 0) != (message.get("weight") == 0):
             raise UserError("of two messages of the assistant in a row, which are one turn, one has the weight 0")
-        said = "content" if message.get("tool_calls") and "reasoning_content" not in message else "reasoning_content"
-        parts = before.get("reasoning_content"), before.get("content"), message.get(said)
-        merged[-1] = {**message, said: "\n".join(part for part in parts if part)}
+        field = "content" if message.get("tool_calls") and "reasoning_content" not in message else "reasoning_content"
+        parts = before.get("reasoning_content"), before.get("content"), message.get(field)
+        merged[-1] = {**message, field: "\n".join(part for part in parts if part)}
     return merged
 
 

@@ -1,6 +1,5 @@
 """Models behind an API, against a server in this process that speaks OpenAI's format, well and badly."""
 
-import asyncio
 import json
 import threading
 from dataclasses import replace
@@ -36,7 +35,7 @@ def play(url, jobs, format="native", env=MINIWIKI, at_once=3, kwargs=SMALL, **en
     def keep(record):
         records[record["instance"], record["sample"]] = record
 
-    agent.play([api_agent.make_episode(env, format, **kwargs) for _ in range(at_once)], jobs, keep)
+    agent.run([api_agent.make_episode(env, format, **kwargs) for _ in range(at_once)], jobs, keep)
     return [records[job] for job in jobs if job in records], agent
 
 
@@ -292,7 +291,7 @@ def test_a_server_that_dies_ends_it_and_what_was_played_is_kept(at_once):
         agent = ApiAgent(Endpoint(url=chat.url), "m", Origin(env=MINIWIKI, **ORIGIN))
         episodes = [api_agent.make_episode(MINIWIKI, "native", **SMALL) for _ in range(at_once)]
         with pytest.raises(EndpointStopped, match="does not answer any more"):
-            agent.play(episodes, ((n % 30, n) for n in range(500)), kept.append)
+            agent.run(episodes, ((n % 30, n) for n in range(500)), kept.append)
     assert 20 - at_once <= len(kept) <= 20 and not any(record["failed"] for record in kept)
     assert len(chat.heard) < 60
 
@@ -326,48 +325,17 @@ def test_a_server_that_is_there_and_never_answers_ends_it():
         play(chat.url, instances(500), timeout=0.05)
 
 
-def test_requests_are_spaced_and_wait_for_a_server_that_asks_for_it(monkeypatch):
+def test_requests_are_spaced(monkeypatch):
     now, slept = 100.0, []
-
-    async def sleep(seconds):
-        nonlocal now
-        slept.append(round(seconds, 6))
-        now += seconds
-
     monkeypatch.setattr(api_agent.time, "monotonic", lambda: now)
-    monkeypatch.setattr(api_agent.asyncio, "sleep", sleep)
-    pace = api_agent._Pace(per_minute=120)
-
-    async def requests(count):
-        for _ in range(count):
-            await pace.wait(None)
-
-    class Answer:
-        def __init__(self, status, **headers):
-            self.status_code, self.headers = status, headers
-
-    asyncio.run(requests(3))
-    assert slept == [0.5, 0.5]
-    asyncio.run(pace.heed(Answer(429, **{"Retry-After": "7"})))
-    asyncio.run(pace.heed(Answer(200, **{"Retry-After": "70"})))
-    asyncio.run(pace.heed(Answer(429, **{"Retry-After": "Wed, 21 Oct 2026 07:28:00 GMT"})))
-    asyncio.run(requests(2))
-    assert slept[2:] == [7, 0.5]
-
-    async def sleep_while_a_pause_begins(seconds):
-        if not slept:
-            await pace.heed(Answer(429, **{"Retry-After": "9"}))
-        await sleep(seconds)
-
-    slept.clear()
-    monkeypatch.setattr(api_agent.asyncio, "sleep", sleep_while_a_pause_begins)
-    asyncio.run(pace.wait(None))
-    assert slept == [0.5, 8.5]  # those that wait their turn already wait longer
-    free = api_agent._Pace(per_minute=0)
-    slept.clear()
-    asyncio.run(free.wait(None))
-    asyncio.run(free.wait(None))
-    assert slept == []
+    monkeypatch.setattr(api_agent.time, "sleep", slept.append)
+    for per_minute in (120, 0):
+        agent = ApiAgent(
+            Endpoint(url="http://h/v1", requests_per_minute=per_minute), "m", Origin(env=MINIWIKI, **ORIGIN)
+        )
+        for _ in range(3):
+            agent._wait_for_pace()
+    assert slept == [0.0, 0.5, 1.0]
 
 
 def test_letters_that_no_encoding_takes():
@@ -411,14 +379,6 @@ def test_attempts_at_one_board_slip_in_their_own_ways():
     assert len({record["question"] for record in records}) == 1
     assert len({json.dumps(record["messages"]) for record in records}) > 1
     assert [record["sample"] for record in records] == list(range(6))
-
-
-def test_it_runs_beside_a_loop_as_in_a_notebook():
-    async def cell():
-        with serve(answers) as chat:
-            return play(chat.url, instances(2))[0]
-
-    assert len(asyncio.run(cell())) == 2
 
 
 @pytest.mark.parametrize(

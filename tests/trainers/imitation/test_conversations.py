@@ -279,36 +279,30 @@ def test_lines_end_with_line_breaks_alone(make_policy, tmp_path):
     assert [policy.decode(step.tokens) for _, steps in found for step in steps] == ["a\x85b"] * 2
 
 
-def test_the_end_is_taught_once(make_policy, tmp_path):
+CALLED = [
+    {"role": "user", "content": "Where?"}, calls(("a", '{"query": "x"}')),
+    {"role": "tool", "tool_call_id": "a", "content": "found"}, {"role": "assistant", "content": "there"},
+]  # fmt: skip
+ASKED, THERE = CALLED[0], CALLED[-1]
+PARTS = [{"type": "text", "text": "Whe"}, {"type": "text", "text": "re?"}]
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{"prompt": "Where? ", "completion": text} for text in ("there", "there<|im_end|>")],  # the end is taught once
+        [{"messages": [{"role": role, "content": "Be brief."}, *CALLED]} for role in ("system", "developer")],
+        [{"messages": [ASKED, THERE]}, {"prompt": "Where?", "messages": [ASKED, THERE]}],  # a text column called prompt
+        [
+            {"messages": [ASKED, THERE]},
+            {"messages": [ASKED | {"content": PARTS}, THERE]},
+        ],  # text in parts, as an API has it
+    ],
+)
+def test_lines_that_mean_the_same(make_policy, env, tmp_path, lines):
     policy = make_policy("bytes")
-    lines = [{"prompt": "Where? ", "completion": text} for text in ("there", "there<|im_end|>")]
-    found = list(read_conversations(write(tmp_path / "m.jsonl", *lines), policy, None))
-    assert [steps[0].tokens for _, steps in found] == [[*policy.encode("there"), policy.eos_id]] * 2
-
-
-def test_a_developers_message_is_the_instructions(make_policy, env, tmp_path):
-    """Templates that do not know the role would leave it out, or write it as nothing that the model has seen."""
-    policy = make_policy("bytes")
-    rest = [
-        {"role": "user", "content": "Where?"}, calls(("a", '{"query": "x"}')),
-        {"role": "tool", "tool_call_id": "a", "content": "found"}, {"role": "assistant", "content": "there"},
-    ]  # fmt: skip
-    lines = [{"messages": [{"role": role, "content": "Be brief."}, *rest]} for role in ("system", "developer")]
-    one, other = read_conversations(write(tmp_path / "m.jsonl", *lines), policy, env)
-    assert one == other
-
-
-def test_what_other_files_have_beside_messages(make_policy, tmp_path):
-    """A text column called prompt, and text in parts as the API has it."""
-    said = {"role": "assistant", "content": "there"}
-    parts = [{"type": "text", "text": "Whe"}, {"type": "text", "text": "re?"}]
-    lines = [
-        {"messages": [{"role": "user", "content": "Where?"}, said]},
-        {"prompt": "Where?", "messages": [{"role": "user", "content": "Where?"}, said]},
-        {"messages": [{"role": "user", "content": parts}, said]},
-    ]
-    one, *others = read_conversations(write(tmp_path / "m.jsonl", *lines), make_policy("bytes"), None)
-    assert others == [one, one]
+    (_, one), (_, other) = read_conversations(write(tmp_path / "m.jsonl", *lines), policy, env)
+    assert one == other and one[-1].tokens[-1] in policy.end_ids
 
 
 def test_plain_text_begins_as_the_tokenizer_begins_a_text(tmp_path, make_policy):
@@ -352,12 +346,8 @@ def test_thoughts_in_the_text_beside_calls(make_policy, env, tmp_path):
     assert len(to_sequences(one)) == 1
 
 
-def test_no_utf8(make_policy, tmp_path):
+def test_a_file_that_cannot_be_read(make_policy, tmp_path):
     (tmp_path / "m.jsonl").write_bytes('{"messages": "é"}'.encode("latin-1"))
-    with pytest.raises(ValueError, match=r"cannot read .*m.jsonl as JSON lines in UTF-8"):
-        list(read_conversations(tmp_path / "m.jsonl", make_policy("bytes"), None))
-
-
-def test_no_file(make_policy, tmp_path):
-    with pytest.raises(ValueError, match=r"cannot read .*none.jsonl"):
-        list(read_conversations(tmp_path / "none.jsonl", make_policy("bytes"), None))
+    for name, said in (("m.jsonl", "as JSON lines in UTF-8"), ("none.jsonl", "")):
+        with pytest.raises(ValueError, match=rf"cannot read .*{name} {said}"):
+            list(read_conversations(tmp_path / name, make_policy("bytes"), None))

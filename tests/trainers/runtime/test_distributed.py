@@ -174,4 +174,4 @@ def test_a_script_is_played_by_the_first_process(monkeypatch):
     monkeypatch.setattr(distributed, "rank", lambda: 1)
     monkeypatch.setattr(distributed, "broadcast", lambda played: [[{"tool_faults": 0, "em": 1.0}]])
     monkeypatch.setattr(evaluator, "roll_out_many", lambda *_: pytest.fail("by the second one too"))
-    assert evaluator.play_script(None, [3], None) == [{"tool_faults": 0, "em": 1.0}]
+    assert evaluator.run_script(None, [3], None) == [{"tool_faults": 0, "em": 1.0}]
