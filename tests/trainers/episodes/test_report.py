@@ -74,6 +74,13 @@ def test_a_single_evaluation_and_no_baselines_still_make_a_picture(tmp_path):
     assert figures.draw_learning_curve({"only": path}, tmp_path / "c.png", {}).is_file()
 
 
+def test_the_label_of_a_curve_has_its_last_score_not_its_best(drawn, tmp_path):
+    path = tmp_path / "m.jsonl"
+    path.write_text("".join(f'{{"step": {step}, "eval/em": {em}}}\n' for step, em in enumerate((0.2, 0.6, 0.3))))
+    figures.draw_learning_curve({"only": path}, tmp_path / "c.png", {}, x="step")
+    assert [text.get_text() for text in drawn[0].texts] == ["held out  0.30"]
+
+
 def test_the_mean_is_taken_where_all_curves_are():
     one, other = (np.array([0.0, 10.0]), np.array([0.0, 1.0])), (np.array([2.0, 4.0, 6.0]), np.array([1.0, 1.0, 0.0]))
     xs, ys = figures._common([one, other])
