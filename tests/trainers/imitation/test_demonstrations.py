@@ -113,15 +113,11 @@ def test_questions_are_held_out_whole(share):
     assert hold_out(everything, share, 0) == (learned, held_out)
 
 
-def test_any_text_can_be_held_out():
-    """A text of any length, and one that ends in a null character, which arrays of texts lose."""
-    everything = [of_ids(f"{i}\0", [1, i]) for i in range(10)]
-    assert len(hold_out(everything, 0.3, 0)[1]) == 3
-
-
-def test_one_question_alone_is_learned():
+def test_what_is_held_out_of_unusual_questions():
+    """A text that ends in a null character, which arrays of texts lose; one question; conversations that begin alike."""
+    assert len(hold_out([of_ids(f"{i}\0", [1, i]) for i in range(10)], 0.3, 0)[1]) == 3
     assert hold_out([of_ids("1", [1, 2])], 0.5, 0)[1] == []
-    alike = [of_ids("Hello", [1, n]) for n in range(2, 12)]  # conversations that begin alike are held out one by one
+    alike = [of_ids("Hello", [1, n]) for n in range(2, 12)]
     learned, held_out = hold_out(alike, 0.3, 0)
     assert len(held_out) == 3 and sorted(map(id, learned + held_out)) == sorted(map(id, alike))
 
