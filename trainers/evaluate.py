@@ -197,7 +197,7 @@ class _Evaluation:
         for name in (EPISODES_FILE, TOKENS_FILE):
             if (self._unfinished / name).exists():  # not where the disk was full
                 durable.publish(self._unfinished / name, args.out / name)
-        result = {"env": args.env, "source": self.source, "split": args.split, "api": self._settings}
+        result: Row = {"env": args.env, "source": self.source, "split": args.split, "api": self._settings}
         result |= {"command": html_report.typed_command(), "rows": self.rows}
         durable.write_text(args.out / "evaluation.md", f"{self.header}\n\n{report.table(self.rows)}")
         text = json.dumps(to_json_types(result), indent=2, ensure_ascii=False)
