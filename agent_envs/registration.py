@@ -81,6 +81,6 @@ def nearest_names(name: str) -> list[str]:
     """What may have been meant by an id that is not registered, the nearest first: those of this suite by their short names."""
     short = {f"AgentR1/{own}-v0": own for own in _TASKS}
     known = {short.get(id, id).lower(): short.get(id, id) for id in gymnasium.registry if "/" in id}
-    asked = re.sub(r"-v\d*$", "", name.removeprefix("AgentR1/")).lower()
-    begun = [name for name in known if asked and name.startswith(asked)]
-    return [known[near] for near in dict.fromkeys(begun + difflib.get_close_matches(asked, known, cutoff=0.6))][:3]
+    wanted = re.sub(r"-v\d*$", "", name.removeprefix("AgentR1/")).lower()
+    begun = [name for name in known if wanted and name.startswith(wanted)]
+    return [known[near] for near in dict.fromkeys(begun + difflib.get_close_matches(wanted, known, cutoff=0.6))][:3]

@@ -201,20 +201,6 @@ class Minus:
         return f"({_name(self.term)} − {self.constant:g})"
 
 
-@dataclass(frozen=True)
-class Discounted:
-    """A term that is worth less the later it comes: times γ^(turn − 1)."""
-
-    term: Term
-    gamma: float
-
-    def __call__(self, context: TurnContext) -> float:
-        return self.gamma ** (context.number - 1) * self.term(context)
-
-    def __str__(self):
-        return f"{self.gamma:g}^(turn − 1) · {_name(self.term)}"
-
-
 class Reward(Mapping[str, tuple[float, Term]]):
     """A weighted sum of named terms, ``Reward(answer=(1.0, AtEnd(Metric("em"))), invalid=(-0.1, Invalid()))``.
 
@@ -258,12 +244,12 @@ class Reward(Mapping[str, tuple[float, Term]]):
 
 
 def make_reward(
-    asked: str | Mapping[str, Any] | Reward | None, default: Reward, presets: Mapping[str, Reward] | None = None
+    requested: str | Mapping[str, Any] | Reward | None, default: Reward, presets: Mapping[str, Reward] | None = None
 ) -> Reward:
     """The reward that an environment was asked for.
 
     Args:
-        asked: None for the default; the name of a preset; a `Reward`; or a mapping put over the default: a weight, or
+        requested: None for the default; the name of a preset; a `Reward`; or a mapping put over the default: a weight, or
             a (weight, term) pair, by name. In a mapping ``"preset"`` names what to start from (terms of the default
             may then be added by giving them a weight) and ``"gamma"`` sets the discount of the terms that have one.
 
@@ -271,14 +257,14 @@ def make_reward(
         ValueError: for an unknown preset or term, listing the known ones, or a weight that is no number.
     """
     presets = {"default": default, **(presets or {})}
-    if asked is None or isinstance(asked, Reward):
-        return default if asked is None else asked
-    asked = {"preset": asked} if isinstance(asked, str) else dict(asked)
-    name, gamma = asked.pop("preset", "default"), asked.pop("gamma", None)
+    if requested is None or isinstance(requested, Reward):
+        return default if requested is None else requested
+    requested = {"preset": requested} if isinstance(requested, str) else dict(requested)
+    name, gamma = requested.pop("preset", "default"), requested.pop("gamma", None)
     if name not in presets:
         raise ValueError(f"unknown reward preset {name!r}; known: {sorted(presets)}")
     terms = dict(presets[name])
-    for term, value in asked.items():
+    for term, value in requested.items():
         if isinstance(value, tuple | list) and len(value) == 2:
             terms[term] = tuple(value)
         elif known := terms.get(term) or default.get(term):
@@ -305,7 +291,7 @@ def _check_number(name: str, value: Any) -> None:
 
 
 def _with_gamma(term: Term, gamma: float) -> Term:
-    if isinstance(term, Shaping | Discounted):
+    if isinstance(term, Shaping):
         return replace(term, gamma=gamma)
     if isinstance(term, type) or not is_dataclass(term):
         return term

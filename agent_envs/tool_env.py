@@ -284,8 +284,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._metrics = outcome.metrics
         self.history.turns.append(turn)
         self.history.calls.extend(turn.calls)
-        said = zip(turn.calls, results, strict=True)
-        self._learned.update((call.name, result.text) for call, result in said if result.ok)
+        pairs = zip(turn.calls, results, strict=True)
+        self._learned.update((call.name, result.text) for call, result in pairs if result.ok)
         self._running = not context.done
         self._transcript += [action, observation]
         info = {**outcome.metrics, **outcome.info, "reward_terms": terms, "valid": turn.error is None, "turns": number}
@@ -365,9 +365,9 @@ def _offset_seeds(split: str) -> int:
     return HELD_OUT if split == "validation" else 0
 
 
-def _digest(said: tuple[str, str]) -> bytes:
+def _digest(learned: tuple[str, str]) -> bytes:
     """A short label of what a tool said, the same in every process."""
-    return hashlib.blake2b(repr(said).encode(), digest_size=8).digest()
+    return hashlib.blake2b(repr(learned).encode(), digest_size=8).digest()
 
 
 def _encodable(text: str) -> str:

@@ -48,21 +48,23 @@ class Library:
         return [["-c", "constraints.txt", *call] for call in calls if call != ["--no-deps"]]
 
 
-MENU, HOST, HOW_TO = "test_menu_libraries.py", "test_host_libraries.py", "test_how_to.py"
+CONTRACT, MENU, HOST, HOW_TO = "test_contract.py", "test_menu_libraries.py", "test_host_libraries.py", "test_how_to.py"
 LIBRARIES = [
     Library(name="trl", package="trl", tests=("test_trl.py", HOW_TO), select="trl", extra="trl"),
     Library(name="torchrl", package="torchrl", tests=("test_torchrl.py",), requires=("torchrl==0.14.*",)),
     Library(
-        name="gem", package="gem-llm", tests=("test_gem.py", HOST), select="test_gem or Guess",
+        name="gem", package="gem-llm", tests=(CONTRACT, "test_gem.py", HOST), select="gem or Guess",
         requires=("gem-llm==0.1.0",),
     ),
-    Library(name="skyrl", package="skyrl-gym", tests=("test_skyrl.py",), requires=("skyrl-gym==0.4.0",)),
     Library(
-        name="openrlhf", package="openrlhf", tests=("test_openrlhf.py",), requires=("ray", "aiohttp", "pylatexenc"),
-        alone=("openrlhf==0.11.0",),
+        name="skyrl", package="skyrl-gym", tests=(CONTRACT, "test_skyrl.py"), select="skyrl", requires=("skyrl-gym==0.4.0",),
     ),
     Library(
-        name="verl", package="verl", tests=("test_verl.py",), alone=("verl==0.9.0",),
+        name="openrlhf", package="openrlhf", tests=(CONTRACT, "test_openrlhf.py"), select="openrlhf",
+        requires=("ray", "aiohttp", "pylatexenc"), alone=("openrlhf==0.11.0",),
+    ),
+    Library(
+        name="verl", package="verl", tests=(CONTRACT, "test_verl.py"), select="verl", alone=("verl==0.9.0",),
         requires=("hydra-core", "tensordict==0.10.*", "ray", "codetiming", "torchdata", "cachetools", "fastapi", "uvicorn"),
     ),
     Library(
@@ -70,10 +72,9 @@ LIBRARIES = [
         requires=("reasoning-gym==0.1.25",),
     ),
     Library(name="textarena", package="textarena", tests=(HOST,), select="Arena", requires=("textarena==0.7.4",)),
-    Library(name="openenv", package="openenv", tests=("test_openenv.py",), extra="openenv"),
+    Library(name="openenv", package="openenv", tests=(CONTRACT, "test_openenv.py"), select="openenv", extra="openenv"),
     Library(
         name="verifiers", package="verifiers", tests=("test_verifiers.py",), extra="verifiers",
-        requires=("openenv==0.4.1", "fastmcp>=4"),  # of OpenEnv what can be imported beside its pin of mcp
     ),
     Library(
         name="sb3", package="stable-baselines3", tests=(MENU, HOW_TO), select="sb3 or maskable", extra="sb3",

@@ -104,8 +104,12 @@ def check_tools(tools: Sequence[Tool], answers: bool, reserved: Iterable[str] = 
         raise ValueError(f"two tools have the same name: {names}")
 
 
-def make_turn(thoughts: list[str], calls: list[ToolCall], answers: list[str], usage: str) -> Turn:
+def make_turn(
+    thoughts: list[str], calls: list[ToolCall], answers: list[str], usage: str, may_answer: bool = True
+) -> Turn:
     """The turn that was read, if it is one. ``usage`` is what the agent may write."""
+    if answers and not may_answer:
+        raise Malformed(f"There is no final answer here. Write {usage}.")
     if not calls and not answers:
         raise Malformed(f"There is no action. Write {usage}.")
     if answers and (calls or len(answers) > 1):

@@ -73,9 +73,7 @@ class Harmony(Format):
                 thoughts.append(content)
             elif channel == "final":
                 answers.append(content)
-        if answers and not self._answers:
-            raise Malformed(f"There is no final answer here. Write {self._usage}.")
-        return make_turn(thoughts, calls, answers, self._usage)
+        return make_turn(thoughts, calls, answers, self._usage, self._answers)
 
     @exact
     def write(self, turn: Turn) -> str:

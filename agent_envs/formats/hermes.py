@@ -56,9 +56,7 @@ class Hermes(Format):
             raise Malformed("Only tools write <tool_response>: end the turn after the last call.")
         calls = [_read_call(content) for name, content in blocks if name == "tool_call"]
         answers = [content for name, content in blocks if name == "answer"]
-        if answers and not self._answers:
-            raise Malformed(f"There is no final answer here. Write {self._usage}.")
-        return make_turn(thoughts, calls, answers, self._usage)
+        return make_turn(thoughts, calls, answers, self._usage, self._answers)
 
     @exact
     def write(self, turn: Turn) -> str:

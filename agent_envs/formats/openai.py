@@ -64,9 +64,7 @@ class OpenAI(Format):
         thoughts += [*map(str.strip, reasoning), *within]
         calls = _read_calls(message.get("tool_calls") or [])
         answers = [content.strip()] if content.strip() and not calls else []
-        if answers and not self._answers:
-            raise Malformed(f"There is no final answer here. Write {self._usage}.")
-        return make_turn(thoughts, calls, answers, self._usage)
+        return make_turn(thoughts, calls, answers, self._usage, self._answers)
 
     @exact
     def write(self, turn: Turn) -> str:

@@ -74,10 +74,8 @@ class React(Format):
         contents = {label: [c for name, c in sections if name == label] for label in ("Thought", "Final Answer")}
         if any(label == "Observation" for label, _ in sections):
             raise Malformed("Only tools write 'Observation:': end the turn after the last Action Input.")
-        if contents["Final Answer"] and not self._answers:
-            raise Malformed(f"There is no final answer here. Write {self._usage}.")
         thoughts += [head] * bool(head) + contents["Thought"]
-        return make_turn(thoughts, self._read_calls(sections), contents["Final Answer"], self._usage)
+        return make_turn(thoughts, self._read_calls(sections), contents["Final Answer"], self._usage, self._answers)
 
     def _read_calls(self, sections: list[tuple[str, str]]) -> list[ToolCall]:
         calls = []

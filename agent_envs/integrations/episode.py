@@ -19,7 +19,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
@@ -212,34 +212,50 @@ class Episode:
         )  # fmt: skip
 
 
-def check_tools(reply: Reply, library: str) -> None:
+def draw_questions(id: str, n: int, seed: int, **options: Any) -> Iterator[tuple[int, str, list[Message]]]:
+    """``n`` questions for a dataset, each as its seed, its split ("" where none is given) and its messages.
+
+    Args:
+        seed: draws the questions' seeds.
+        options: of `Episode`.
+    """
+    episode, split = Episode(id, **options), options.get("split", "")
+    for chosen in np.random.default_rng(seed).integers(2**31, size=n).tolist():
+        yield chosen, split, episode.start(chosen)
+
+
+def check_question(messages: Sequence[Message], prompt: Sequence[Mapping[str, Any]]) -> None:
+    """Raise a ValueError where a row of a dataset has other messages than the environment gives to its seed."""
+    if list(messages) != [{"role": message["role"], "content": message["content"]} for message in prompt]:
+        raise ValueError("the dataset has other questions than the environment: give both the same arguments")
+
+
+def raise_on_tool_failure(reply: Reply, library: str) -> None:
     """Raise a RuntimeError where a tool broke in a turn, for libraries that cannot leave an episode out."""
     if reply.metrics["tool_faults"]:
-        said = "; ".join(reply.results)
+        results = "; ".join(reply.results)[:200]
         raise RuntimeError(
-            f"a tool broke, and what the episode earned says nothing about the policy: {said[:200]}. {library} would learn from "
-            "it all the same; go on from the last checkpoint when the tool works"
+            f"a tool broke, and what the episode earned says nothing about the policy: {results}. {library} would learn from it "
+            "all the same; continue from the last checkpoint when the tool works"
         )
 
 
-async def play_until_tools_work(play: Callable[[], Awaitable[T]], episode: Episode) -> T:
-    """What ``play`` returns of an episode in which no tool broke. Until then it is played again, after pauses of 1, 2, 4 to 60
-    seconds, as `trainers` do: what an outage made of an episode says nothing about the policy.
+async def retry_on_tool_failure(run: Callable[[], Awaitable[T]], episode: Episode) -> T:
+    """What ``run`` returns of an episode in which no tool broke. Until then the episode is run again, after pauses of 1, 2, 4
+    to 60 seconds, as `trainers` do: what an outage made of an episode says nothing about the policy.
 
     Raises:
         RuntimeError: a tool broke each time, for ``OUTAGE_MINUTES``.
     """
     pause, end = 1.0, math.inf
     while True:
-        played = await play()
+        result = await run()
         if not episode.metrics.get("tool_faults"):
-            return played
+            return result
         end = min(end, time.monotonic() + OUTAGE_MINUTES * 60)
         if time.monotonic() >= end:
-            raise RuntimeError(
-                f"a tool broke in an episode, however often it was played, for {OUTAGE_MINUTES:g} minutes"
-            )
-        print(f"Warning: a tool broke in an episode: it is played again in {pause:.3g} s", file=sys.stderr, flush=True)
+            raise RuntimeError(f"a tool broke in an episode, however often it was run, for {OUTAGE_MINUTES:g} minutes")
+        print(f"Warning: a tool broke in an episode: it is run again in {pause:.3g} s", file=sys.stderr, flush=True)
         await asyncio.sleep(pause)
         pause = min(2 * pause, 60.0)
 
@@ -256,21 +272,21 @@ def take_message(episode: Episode, message: Mapping[str, Any]) -> tuple[Reply, l
     if not episode.native:
         reply = episode.step(message.get("content") or "")
         return reply, [{"role": "user", "content": reply.text}]
-    asked = message.get("tool_calls") or []
-    calls = _read_calls(asked)
+    requested = message.get("tool_calls") or []
+    calls = _read_calls(requested)
     reply = episode.call(calls) if calls is not None else episode._reject(UNREADABLE)
-    if not asked:
+    if not requested:
         return reply, [{"role": "user", "content": text} for text in reply.results]
     # A turn that was refused as a whole has one result, which is that of each call.
-    results = reply.results if len(reply.results) == len(asked) else reply.results[:1] * len(asked)
-    pairs = zip(asked, results, strict=False)  # a final answer has none
+    results = reply.results if len(reply.results) == len(requested) else reply.results[:1] * len(requested)
+    pairs = zip(requested, results, strict=False)  # a final answer has none
     return reply, [{"role": "tool", "tool_call_id": call["id"], "content": text} for call, text in pairs]
 
 
-def _read_calls(asked: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]] | None:
+def _read_calls(requested: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]] | None:
     """(name, arguments) of each call; None where the name or the arguments of one cannot be read."""
     try:
-        functions = [call["function"] for call in asked]
+        functions = [call["function"] for call in requested]
         calls = [(f["name"], read_object(f.get("arguments") or "{}", "The arguments")) for f in functions]
     except (ValueError, LookupError, TypeError, AttributeError):
         return None
@@ -280,8 +296,8 @@ def _read_calls(asked: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str,
 def step_all(episodes: Sequence[Episode], texts: Sequence[str]) -> list[Reply]:
     """`Episode.step` of many at once; their tool calls run as one batch, as in a vector of environments."""
     turns = [episode.env.parse(text) for episode, text in zip(episodes, texts, strict=True)]
-    asked = zip(episodes, turns, strict=True)
-    results = iter(run_calls([(episode.env.tools, call) for episode, turn in asked for call in turn.calls]))
+    pairs = zip(episodes, turns, strict=True)
+    results = iter(run_calls([(episode.env.tools, call) for episode, turn in pairs for call in turn.calls]))
     return [
         episode._reply(episode.env.resolve(text, turn, [next(results) for _ in turn.calls]))
         for episode, text, turn in zip(episodes, texts, turns, strict=True)

@@ -92,10 +92,6 @@ class HostedEnv(ToolEnv):
         self._observed = _text(observation, TypeError)  # a ValueError would be the agent's mistake
         return ToolResult(self._observed, data=(float(reward), info))
 
-    @property
-    def system_prompt(self) -> str:
-        return f"{self.instructions} {self.format.instructions()}".strip()
-
     def hold_out(self, split: str) -> None:
         if split not in ("train", "validation"):
             raise ValueError(f"split must be 'train' or 'validation', got {split!r}")
@@ -113,8 +109,8 @@ class HostedEnv(ToolEnv):
             seed += HELD_OUT
         observation, info = self.hosted.reset(seed=seed, **({"options": options} if options else {}))
         self._ended, self._return, self._success = (False, False), 0.0, None
-        said = info["instructions"] if isinstance(info.get("instructions"), str) else ""
-        self.instructions = self._given or said
+        message = info["instructions"] if isinstance(info.get("instructions"), str) else ""
+        self.instructions = self._given or message
         self._observed = _text(observation)
         return self._observed, {"source": "generated", **_plain_values(info)}
 
@@ -256,13 +252,13 @@ def explaining(spec: EnvSpec) -> Iterator[None]:
         is_written_for_users = isinstance(error, OSError) and error.errno is None
         if not is_ours or is_written_for_users or isinstance(error, UnknownEnvironment):
             raise
-        said = str(error).partition(" was raised from the environment creator")[0]
+        message = str(error).partition(" was raised from the environment creator")[0]
         if type(error) is ValueError:
-            raise ValueError(said) from error
-        said = f"no {said}" if isinstance(error, KeyError) else said
-        hint = ": is an argument of a wrong type?" * (isinstance(error, TypeError) and "argument" not in said)
+            raise ValueError(message) from error
+        message = f"no {message}" if isinstance(error, KeyError) else message
+        hint = ": is an argument of a wrong type?" * (isinstance(error, TypeError) and "argument" not in message)
         kind = next((kind for kind in (TypeError, ImportError) if isinstance(error, kind)), ValueError)
-        raise kind(f"{spec.id} cannot be made: {said}{hint}") from error
+        raise kind(f"{spec.id} cannot be made: {message}{hint}") from error
 
 
 def _no_argument(id: str, name: str, accepted: set[str]) -> str:
@@ -292,7 +288,7 @@ def _parameters(spec: EnvSpec) -> set[str] | None:
 def _named_parameters(spec: EnvSpec) -> set[str] | None:
     """The names that an entry point takes for itself; None where what it is given may go on to a `ToolEnv`."""
     made = _entry_point(spec)
-    if isinstance(made, type) and not issubclass(made, ToolEnv):  # whatever else it takes is not said
+    if isinstance(made, type) and not issubclass(made, ToolEnv):  # what else it takes is unknown
         parameters = inspect.signature(made).parameters.values()
         return {p.name for p in parameters if p.kind is not inspect.Parameter.VAR_KEYWORD}
     return _parameters(spec)

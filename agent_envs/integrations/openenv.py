@@ -71,9 +71,9 @@ class AgentR1Environment(Environment):
         if split not in self._episodes:
             self._episodes[split] = Episode(self._id, **self._kwargs | ({"split": split} if split else {}))
         self._episode = self._episodes[split]
-        said = [message["content"] for message in self._episode.start(seed, attempt=attempt)]
+        texts = [message["content"] for message in self._episode.start(seed, attempt=attempt)]
         self._state = State(episode_id=episode_id)
-        return Seen(text="\n\n".join(filter(None, said)))
+        return Seen(text="\n\n".join(filter(None, texts)))
 
     def step(self, action: Turn, timeout_s: float | None = None, **rest: Any) -> Seen:
         """Take a turn."""

@@ -17,7 +17,7 @@ from typing import Any
 import numpy as np
 from openrlhf.utils.agent import AgentExecutorBase
 
-from agent_envs.integrations.episode import Episode, Reply, play_until_tools_work
+from agent_envs.integrations.episode import Episode, Reply, draw_questions, retry_on_tool_failure
 from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
 
 
@@ -27,18 +27,19 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
     Args:
         seed: draws the questions' seeds.
-        env_kwargs: the same as for `executor`. ``split`` may differ: each question is played in its own.
+        env_kwargs: the same as for `executor`. ``split`` may differ: each question is run in its own.
     """
     from datasets import Dataset
 
-    episode, split = Episode(id, **env_kwargs), env_kwargs.get("split", "")
-    seeds = np.random.default_rng(seed).integers(2**31, size=n).tolist()
-    labels = [json.dumps({"seed": s, "split": split}) for s in seeds]
-    return Dataset.from_dict({"input": [episode.start(s)[-1]["content"] for s in seeds], "label": labels})
+    rows = [
+        {"input": messages[-1]["content"], "label": json.dumps({"seed": s, "split": split})}
+        for s, split, messages in draw_questions(id, n, seed, **env_kwargs)
+    ]
+    return Dataset.from_list(rows)
 
 
 def executor(id: str, **env_kwargs: Any) -> type[AgentExecutorBase]:
-    """An ``AgentExecutor`` that plays `dataset`'s questions.
+    """An ``AgentExecutor`` that runs `dataset`'s questions.
 
     The prompt is written by the tokenizer's chat template, system message and all, and takes the place of OpenRLHF's. Turns
     are kept as they were sampled, and ``action_ranges`` says where they lie.
@@ -60,7 +61,7 @@ class _Executor(AgentExecutorBase):
         self._attempts: Counter = Counter()
 
     async def execute(self, prompt, label, sampling_params, max_length: int, hf_tokenizer, llm_engine, images=None):
-        """Play an episode.
+        """Run an episode.
 
         Args:
             prompt: the question.
@@ -75,25 +76,25 @@ class _Executor(AgentExecutorBase):
 
         Raises:
             ValueError: the dataset is another one, or there is no room for the prompt.
-            RuntimeError: a tool breaks for ten minutes, however often the episode is played.
+            RuntimeError: a tool breaks for ten minutes, however often the episode is run.
         """
         question = _read(label)
         pool = self._idle.setdefault(question["split"], [])
         episode = pool.pop() if pool else self._make(**({"split": question["split"]} if question["split"] else {}))
-        play = TokenEpisode(episode, hf_tokenizer)
+        tokens = TokenEpisode(episode, hf_tokenizer)
         attempt, self._attempts[label] = self._attempts[label], self._attempts[label] + 1
-        again = partial(self._play, play, question["seed"], attempt, prompt, sampling_params, max_length, llm_engine)
-        reply = await play_until_tools_work(again, episode)
+        again = partial(self._run, tokens, question["seed"], attempt, prompt, sampling_params, max_length, llm_engine)
+        reply = await retry_on_tool_failure(again, episode)
         pool.append(episode)
-        start = len(play.prompt)
+        start = len(tokens.prompt)
         return {
             "prompt": prompt,
             "label": label,
             "images": images,
             "mm_train_inputs": None,
-            "observation_tokens": play.prompt + play.ids,
-            "action_ranges": [(start + first, start + last) for first, last in _ranges(play.mask)],
-            "rollout_log_probs": None if sampling_params.logprobs is None else [0.0] * start + play.logprobs,
+            "observation_tokens": tokens.prompt + tokens.ids,
+            "action_ranges": [(start + first, start + last) for first, last in _ranges(tokens.mask)],
+            "rollout_log_probs": None if sampling_params.logprobs is None else [0.0] * start + tokens.logprobs,
             "truncated": not reply.terminated,
             "reward": sum(episode.rewards),
             "scores": episode.metrics.get("score", 0.0),
@@ -101,30 +102,30 @@ class _Executor(AgentExecutorBase):
             | {name: episode.metrics[name] for name in ("turns", "tool_faults")},
         }
 
-    async def _play(
-        self, play: TokenEpisode, seed: int, attempt: int, prompt: str, sampling_params, max_length: int, llm_engine
+    async def _run(
+        self, tokens: TokenEpisode, seed: int, attempt: int, prompt: str, sampling_params, max_length: int, llm_engine
     ) -> Reply:
         """An episode from its start; returns the last reply."""
-        messages = play.start(seed, attempt)
+        messages = tokens.start(seed, attempt)
         if messages[-1]["content"].strip() not in prompt:
             raise ValueError("the dataset has other questions than the environment: give both the same arguments")
-        room = max_length - len(play.prompt)
+        room = max_length - len(tokens.prompt)
         if room < 1:
             raise ValueError(
-                f"the prompt has {len(play.prompt)} tokens of the {max_length} of an episode: raise --data.max_len"
+                f"the prompt has {len(tokens.prompt)} tokens of the {max_length} of an episode: raise --data.max_len"
             )
-        asked = deepcopy(sampling_params)
-        asked.stop, asked.include_stop_str_in_output = list(play.episode.stop), True
-        while not play.done:
-            left = room - len(play.ids)
-            asked.max_tokens = min(sampling_params.max_tokens or left, left)
-            answer = await llm_engine.generate(play.prompt + play.ids, deepcopy(asked), multi_modal_data=None)
-            (said,) = answer.outputs[:1]
-            turn, logprobs = list(said.token_ids), None
+        options = deepcopy(sampling_params)
+        options.stop, options.include_stop_str_in_output = list(tokens.episode.stop), True
+        while not tokens.done:
+            left = room - len(tokens.ids)
+            options.max_tokens = min(sampling_params.max_tokens or left, left)
+            answer = await llm_engine.generate(tokens.prompt + tokens.ids, deepcopy(options), multi_modal_data=None)
+            (output,) = answer.outputs[:1]
+            turn, logprobs = list(output.token_ids), None
             if sampling_params.logprobs is not None:
-                logprobs = [by_id[token].logprob for token, by_id in zip(turn, said.logprobs, strict=True)]
+                logprobs = [by_id[token].logprob for token, by_id in zip(turn, output.logprobs, strict=True)]
             # A tool may take its time, and other episodes run in this loop.
-            reply = await asyncio.to_thread(play.take, turn, logprobs, room)
+            reply = await asyncio.to_thread(tokens.take, turn, logprobs, room)
         return reply
 
 

@@ -9,11 +9,16 @@ dataset("AgentR1/MiniWiki-v0", 1000).to_parquet("train.parquet")
 from collections import Counter
 from typing import Any, ClassVar
 
-import numpy as np
 import skyrl_gym
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from agent_envs.integrations.episode import Episode, Message, check_tools
+from agent_envs.integrations.episode import (
+    Episode,
+    Message,
+    check_question,
+    draw_questions,
+    raise_on_tool_failure,
+)
 from agent_envs.integrations.token_episode import check_one_sequence
 
 
@@ -29,15 +34,15 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
     Args:
         seed: draws the questions' seeds.
-        env_kwargs: the same as for `register`. ``split`` may differ: each question is played in its own.
+        env_kwargs: the same as for `register`. ``split`` may differ: each question is run in its own.
     """
     from datasets import Dataset
 
-    episode, split = Episode(id, **env_kwargs), env_kwargs.get("split", "")
-    seeds = np.random.default_rng(seed).integers(2**31, size=n).tolist()
-    return Dataset.from_list(
-        [{"data_source": id, "env_class": id, "prompt": episode.start(s), "seed": s, "split": split} for s in seeds]
-    )
+    rows = [
+        {"data_source": id, "env_class": id, "prompt": messages, "seed": s, "split": split}
+        for s, split, messages in draw_questions(id, n, seed, **env_kwargs)
+    ]
+    return Dataset.from_list(rows)
 
 
 class AgentR1Env(BaseTextEnv):
@@ -68,8 +73,7 @@ class AgentR1Env(BaseTextEnv):
         # Attempts at a question differ in chance alone, in tasks that have any.
         messages = self._episode.start(self._seed, attempt=self._attempts[self._question])
         self._attempts[self._question] += 1
-        if messages != [{"role": message["role"], "content": message["content"]} for message in prompt]:
-            raise ValueError("the dataset has other questions than the environment: give both the same arguments")
+        check_question(messages, prompt)
         self.turns = 0
         return messages, {}
 
@@ -80,11 +84,11 @@ class AgentR1Env(BaseTextEnv):
             RuntimeError: a tool broke.
         """
         reply = self._episode.step(action)
-        check_tools(reply, "SkyRL")
+        raise_on_tool_failure(reply, "SkyRL")
         self.turns += 1
-        said = [] if reply.done else [{"role": "user", "content": reply.text}]
+        observations = [] if reply.done else [{"role": "user", "content": reply.text}]
         return BaseTextEnvStepOutput(
-            observations=said, reward=reply.reward, done=reply.done, metadata=dict(reply.metrics)
+            observations=observations, reward=reply.reward, done=reply.done, metadata=dict(reply.metrics)
         )
 
     def get_metrics(self) -> dict[str, float]:

@@ -11,8 +11,9 @@ class TokenEpisode:
     """An `Episode` whose turns are ids. What comes back is encoded behind them, as in `trainers.rollouts.rollout`, id by id.
 
     Args:
-        episode: what is played.
+        episode: what is run.
         tokenizer: of `transformers`, with a chat template.
+        eos_ids: what the model may end a turn with beside the tokenizer's own eos.
 
     Attributes:
         prompt: ids before the first turn, or, where the environment rewrites what the agent sees, before the next one.
@@ -24,12 +25,10 @@ class TokenEpisode:
         ValueError: a format that is made of special tokens.
     """
 
-    def __init__(self, episode: Episode, tokenizer: Any):
-        for format in episode.env.formats:
-            if format.special_tokens:
-                raise ValueError(f"the format {format.name!r} is made of special tokens; choose another one")
-        self.episode, self.chat = episode, _chat(tokenizer)
-        self._ends_turn = _stop_checker(tokenizer, episode.stop)
+    def __init__(self, episode: Episode, tokenizer: Any, eos_ids: tuple[int, ...] = ()):
+        check_format(episode)
+        self.episode, self.chat = episode, _chat(tokenizer, eos_ids)
+        self._ends_turn = _stop_checker(tokenizer, eos_ids, episode.stop)
 
     def start(self, seed: int, attempt: int | None = None) -> list[Message]:
         """Begin an episode, see `Episode.start`."""
@@ -59,28 +58,44 @@ class TokenEpisode:
             room: how many ids may follow the prompt. Where what comes back would leave none for a turn, the environment truncates
                 the episode, and takes its shaping back.
         """
-        turn = self.cut(sampled)
-        self._append(turn, True, (logprobs or [0.0] * len(turn))[: len(turn)])
+        text = self.append_turn(sampled, logprobs)
         if room is not None:
-            left = room - len(self.ids)
+            left, turn = room - len(self.ids), self._turn
             # A context that is rewritten begins a prompt of its own.
             self.episode.env.fits = lambda observation, context: (
                 context is not None or len(self.chat.observation_ids(observation, turn)) < left
             )
-        reply = self.episode.step(self.chat.decode(turn))
+        reply = self.episode.step(text)
+        self.append_reply(reply)
+        return reply
+
+    def append_turn(self, sampled: list[int], logprobs: list[float] | None = None) -> str:
+        """First half of `take`, for many turns that are taken at once: the text of the turn."""
+        self._turn = self.cut(sampled)
+        self._append(self._turn, True, (logprobs or [0.0] * len(sampled))[: len(self._turn)])
+        return self.chat.decode(self._turn)
+
+    def append_reply(self, reply: Reply) -> None:
+        """Second half of `take`: what came back to the turn."""
         if reply.done:
-            return reply
+            return
         if reply.context is not None:
             self._begin(self.chat.prompt_ids(self._system, reply.context))
-            return reply
-        said = self.chat.observation_ids(reply.text, turn)
-        self._append(said, False, [0.0] * len(said))
-        return reply
+            return
+        response = self.chat.observation_ids(reply.text, self._turn)
+        self._append(response, False, [0.0] * len(response))
 
     def _append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
         self.ids += ids
         self.mask += [int(sampled)] * len(ids)
         self.logprobs += logprobs
+
+
+def check_format(episode: Episode) -> None:
+    """Raise a ValueError for a format that is made of special tokens."""
+    for format in episode.env.formats:
+        if format.special_tokens:
+            raise ValueError(f"the format {format.name!r} is made of special tokens; choose another one")
 
 
 def check_one_sequence(episode: Episode, library: str) -> None:
@@ -94,5 +109,5 @@ _chat = lru_cache(maxsize=8)(ChatTokens)
 
 
 @lru_cache(maxsize=8)
-def _stop_checker(tokenizer: Any, stop: tuple[str, ...]) -> StopChecker:
-    return StopChecker(_chat(tokenizer), stop)
+def _stop_checker(tokenizer: Any, eos_ids: tuple[int, ...], stop: tuple[str, ...]) -> StopChecker:
+    return StopChecker(_chat(tokenizer, eos_ids), stop)

@@ -17,7 +17,7 @@ from torchrl.data import Categorical, Composite, Unbounded
 from torchrl.envs.llm import ChatEnv
 from torchrl.modules.llm.policies import Masks, Tokens
 
-from agent_envs.integrations.episode import Episode, check_tools
+from agent_envs.integrations.episode import Episode, raise_on_tool_failure
 from agent_envs.integrations.token_episode import TokenEpisode
 
 
@@ -50,10 +50,10 @@ class AgentR1ChatEnv(ChatEnv):
         max_turns: after so many turns an episode is truncated.
     """
 
-    def __init__(self, plays: list[TokenEpisode], tokenizer: Any, group_size: int):
-        super().__init__(input_mode="tokens", tokenizer=tokenizer, batch_size=(len(plays),))
-        self._plays, self._group_size = plays, group_size
-        self._ends = [(False, False)] * len(plays)
+    def __init__(self, token_episodes: list[TokenEpisode], tokenizer: Any, group_size: int):
+        super().__init__(input_mode="tokens", tokenizer=tokenizer, batch_size=(len(token_episodes),))
+        self._token_episodes, self._group_size = token_episodes, group_size
+        self._ends = [(False, False)] * len(token_episodes)
         self._set_seed(None)
 
     def _make_specs_tokens(self) -> None:
@@ -69,31 +69,31 @@ class AgentR1ChatEnv(ChatEnv):
 
     @property
     def metrics(self) -> list[dict[str, float]]:
-        return [play.episode.metrics for play in self._plays]
+        return [one.episode.metrics for one in self._token_episodes]
 
     @property
     def stop(self) -> tuple[str, ...]:
-        return self._plays[0].episode.stop
+        return self._token_episodes[0].episode.stop
 
     @property
     def max_turns(self) -> int:
-        return self._plays[0].episode.max_turns
+        return self._token_episodes[0].episode.max_turns
 
     def _set_seed(self, seed: int | None) -> None:
         self._seed = secrets.randbelow(2**31) if seed is None else seed
-        self._begun, self._seeds = [0] * len(self._plays), [0] * len(self._plays)
+        self._begun, self._seeds = [0] * len(self._token_episodes), [0] * len(self._token_episodes)
 
     def _reset(self, tensordict: TensorDictBase | None = None, **kwargs: Any) -> TensorDictBase:
         mask = None if tensordict is None else tensordict.get("_reset", None)
         chosen = None if tensordict is None else tensordict.get("seed", None)
-        wanted = range(len(self._plays)) if mask is None else mask.view(-1).nonzero().view(-1).tolist()
+        wanted = range(len(self._token_episodes)) if mask is None else mask.view(-1).nonzero().view(-1).tolist()
         members: dict[int, int] = {}
         for i in wanted:
             seed = self._draw(i) if mask is not None or chosen is None else int(chosen[i])
             self._begun[i] += 1
             members[seed] = members.get(seed, -1) + 1
             attempt = i % self._group_size if self._group_size > 1 else members[seed]
-            self._plays[i].start(seed, attempt)
+            self._token_episodes[i].start(seed, attempt)
             self._seeds[i], self._ends[i] = seed, (False, False)
         return self._observe()
 
@@ -103,27 +103,29 @@ class AgentR1ChatEnv(ChatEnv):
         return int(rng.integers(2**31))
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
-        rewards = [0.0] * len(self._plays)
-        for i, (play, full) in enumerate(zip(self._plays, tensordict["tokens"].get("full", as_list=True), strict=True)):
-            if play.done:
+        rewards = [0.0] * len(self._token_episodes)
+        for i, (one, full) in enumerate(
+            zip(self._token_episodes, tensordict["tokens"].get("full", as_list=True), strict=True)
+        ):
+            if one.done:
                 continue
-            before, full = play.prompt + play.ids, full.tolist()
+            before, full = one.prompt + one.ids, full.tolist()
             if full[: len(before)] != before:
                 raise ValueError("the turn does not stand behind its prompt: make the policy with pad_output=False")
-            reply = play.take(full[len(before) :])
-            check_tools(reply, "TorchRL")
+            reply = one.take(full[len(before) :])
+            raise_on_tool_failure(reply, "TorchRL")
             rewards[i], self._ends[i] = reply.reward, (reply.terminated, reply.truncated)
         return self._observe(rewards)
 
     def _observe(self, rewards: list[float] | None = None) -> TensorDictBase:
         rows = []
-        for i, play in enumerate(self._plays):
+        for i, one in enumerate(self._token_episodes):
             terminated, truncated = self._ends[i]
             row = {"done": terminated or truncated, "terminated": terminated, "truncated": truncated}
             made = TensorDict({name: _tensor([value]) for name, value in row.items()})
             if rewards is not None:
                 made.set("reward", _tensor(np.array([rewards[i]], dtype=np.float32)))
-            prompt = play.prompt + play.ids
+            prompt = one.prompt + one.ids
             made.set("tokens", Tokens(prompt=_tensor(prompt)))
             # A policy would read its next prompt with the mask that it made of the last turn.
             made.set("masks", Masks(all_attention_mask=_tensor([True] * len(prompt))))

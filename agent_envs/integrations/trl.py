@@ -7,7 +7,7 @@
         rollout_func=rollout_func(id, tokenizer), train_dataset=dataset(id, 1000),
     )
 
-`rollout_func` plays in text, turn by turn, with the ids as they were sampled. ``environment_factory=environment_factory(id)``
+`rollout_func` runs in text, turn by turn, with the ids as they were sampled. ``environment_factory=environment_factory(id)``
 with ``train_dataset=dataset(id, 1000, native=True)`` leaves the loop to TRL, and the calls to the model's own chat template.
 """
 
@@ -15,15 +15,14 @@ import asyncio
 import inspect
 import keyword
 import os
+from collections import Counter
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
 
-from agent_envs.chat_tokens import ChatTokens, StopChecker
-from agent_envs.integrations.episode import Episode, Message, step_all
-from agent_envs.integrations.token_episode import check_one_sequence
+from agent_envs.integrations.episode import Episode, Message, check_question, draw_questions, step_all
+from agent_envs.integrations.token_episode import TokenEpisode, check_format, check_one_sequence
 
 ENDED = "The episode has ended."
 
@@ -36,14 +35,15 @@ def dataset(id: str, n: int, *, seed: int = 0, native: bool = False, **env_kwarg
     Args:
         seed: draws the questions' seeds.
         native: for `environment_factory`; without, for `rollout_func`.
-        env_kwargs: the same as there. ``split`` may differ: each question is played in its own.
+        env_kwargs: the same as there. ``split`` may differ: each question is run in its own.
     """
     from datasets import Dataset
 
-    episode, split = Episode(id, native=native, **env_kwargs), env_kwargs.get("split", "")
-    seeds = np.random.default_rng(seed).integers(2**31, size=n).tolist()
-    noted = [[{**message, "seed": s, "split": split} for message in episode.start(s)] for s in seeds]
-    return Dataset.from_dict({"prompt": noted, "seed": seeds})
+    rows = [
+        {"prompt": [{**message, "seed": s, "split": split} for message in messages], "seed": s}
+        for s, split, messages in draw_questions(id, n, seed, native=native, **env_kwargs)
+    ]
+    return Dataset.from_list(rows)
 
 
 def episode_return(
@@ -71,24 +71,8 @@ def episode_return(
 # -- rollout_func ------------------------------------------------------------------------------------------------------
 
 
-@dataclass(slots=True, kw_only=True)
-class _Row:
-    """An episode as TRL wants it: ids, and which of those after the prompt were sampled."""
-
-    episode: Episode
-    prompt: list[int]
-    ids: list[int] = field(default_factory=list)
-    mask: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
-
-    def append(self, ids: list[int], sampled: bool, logprobs: list[float] | None = None) -> None:
-        self.ids += ids
-        self.mask += [int(sampled)] * len(ids)
-        self.logprobs += logprobs or [0.0] * len(ids)
-
-
 def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, Any], dict[str, Any]]:
-    """A ``rollout_func`` that plays `dataset`'s questions, turns in text.
+    """A ``rollout_func`` that runs `dataset`'s questions, turns in text.
 
     A turn is kept as it was sampled, up to the token that ends it (the model's end of turn, or a closing tag of the
     format), and what the environment says is encoded behind it; ``env_mask`` tells the two apart. It is what
@@ -102,66 +86,54 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
     """
     pools: dict[str, list[Episode]] = {}
 
-    def episode(split: str, place: int) -> Episode:
+    def take_episode(split: str, place: int) -> Episode:
         pool = pools.setdefault(split, [])
         while len(pool) <= place:
             pool.append(Episode(id, **env_kwargs | ({"split": split} if split else {})))
         return pool[place]
 
-    _check_format(example := episode(env_kwargs.get("split", ""), 0))
-    chat = ChatTokens(tokenizer)
-    ends_turn: list[StopChecker] = []
+    example = take_episode(env_kwargs.get("split", ""), 0)
+    check_format(example)
+    check_one_sequence(example, "TRL")
 
-    def begin(prompts: list[list[Message]], attempts: int) -> list[_Row]:
-        rows, played = [], dict.fromkeys({prompt[0].get("split") or "" for prompt in prompts}, 0)
-        seen: dict[Any, int] = {}
+    def begin(prompts: list[list[Message]], attempts: int, eos_ids: tuple[int, ...]) -> list[TokenEpisode]:
+        rows: list[TokenEpisode] = []
+        used: Counter = Counter()  # episodes by split
+        begun: Counter = Counter()  # attempts by seed
         for prompt in prompts:
             seed, split = prompt[0].get("seed"), prompt[0].get("split") or ""
-            attempt = seen[seed] = seen.get(seed, -1) + 1
-            one = episode(split, played[split])
-            played[split] += 1
-            messages = _start(one, seed, attempts + attempt, prompt, "rollout_func")
-            rows.append(_Row(episode=one, prompt=chat.prompt_ids(messages[0]["content"], messages[1:])))
+            row = TokenEpisode(take_episode(split, used[split]), tokenizer, eos_ids)
+            check_question(row.start(_check_seed(seed), attempts + begun[seed]), prompt)
+            used[split], begun[seed] = used[split] + 1, begun[seed] + 1
+            rows.append(row)
         return rows
 
-    def play(prompts: list[list[Message]], trainer: Any) -> dict[str, Any]:
-        if not ends_turn:
-            _prepare(trainer, chat, example.stop)
-            ends_turn.append(StopChecker(chat, example.stop))
-        rows = playing = begin(prompts, trainer.accelerator.process_index * len(prompts))
-        while playing:
-            sampled, logprobs = trainer._generate_single_turn([row.prompt + row.ids for row in playing], None, {}, 1)
-            turns = [ends_turn[0].cut(turn) for turn in sampled]
-            replies = step_all([row.episode for row in playing], [chat.decode(turn) for turn in turns])
-            for i, (row, turn, reply) in enumerate(zip(playing, turns, replies, strict=True)):
-                row.append(turn, True, logprobs and logprobs[i][: len(turn)])
-                if reply.context is not None:
-                    raise ValueError("TRL trains an episode as one sequence: leave context at 'append'")
-                if not reply.done:
-                    row.append(chat.observation_ids(reply.text, turn), False)
-            sampler_tells = logprobs is not None
-            playing = [row for row in playing if not row.episode.done]
+    def roll_out(prompts: list[list[Message]], trainer: Any) -> dict[str, Any]:
+        _check_trainer(trainer)
+        eos_ids = tuple(trainer.eos_token_ids)
+        rows = running = begin(prompts, trainer.accelerator.process_index * len(prompts), eos_ids)
+        _stop_at_tags(trainer, rows[0])
+        while running:
+            sampled, logprobs = trainer._generate_single_turn([row.prompt + row.ids for row in running], None, {}, 1)
+            given = logprobs or [None] * len(running)
+            texts = [row.append_turn(*turn) for row, *turn in zip(running, sampled, given, strict=True)]
+            replies = step_all([row.episode for row in running], texts)
+            for row, reply in zip(running, replies, strict=True):
+                row.append_reply(reply)
+            running = [row for row in running if not row.done]
         return {
             "prompt_ids": [row.prompt for row in rows],
             "completion_ids": [row.ids for row in rows],
-            "logprobs": [row.logprobs for row in rows] if sampler_tells else None,
+            "logprobs": [row.logprobs for row in rows] if logprobs is not None else None,
             "env_mask": [row.mask for row in rows],
             "turn_rewards": [list(row.episode.rewards) for row in rows],
             "env_metrics": [row.episode.metrics for row in rows],
         }
 
-    return play
+    return roll_out
 
 
-def _check_format(episode: Episode) -> None:
-    for format in episode.env.formats:
-        if format.special_tokens:
-            raise ValueError(f"the format {format.name!r} is made of special tokens; choose another one")
-    check_one_sequence(episode, "TRL")
-
-
-def _prepare(trainer: Any, chat: ChatTokens, stop: tuple[str, ...]) -> None:
-    """Let turns end where they should: at any of the model's ends of turn, and at a closing tag that is one token."""
+def _check_trainer(trainer: Any) -> None:
     if not hasattr(trainer, "_generate_single_turn"):
         raise ValueError(
             "this TRL samples in another way: rollout_func is made for TRL 1.16 (pip install 'trl==1.16.*')"
@@ -171,24 +143,23 @@ def _prepare(trainer: Any, chat: ChatTokens, stop: tuple[str, ...]) -> None:
             "mask_truncated_completions looks for an end-of-turn token, which a turn that a closing tag ends does not "
             "have, and would mask whole episodes: leave it off"
         )
-    chat.end_ids |= set(trainer.eos_token_ids) & set(chat.tokenizer.all_special_ids)
-    # Not there with vLLM, where `cut` is enough, as it is for tags of several tokens.
-    if hasattr(trainer, "generation_config"):
-        words = chat.tokenizer.get_vocab()
-        tags = {words[string] for string in stop if string in words}
-        trainer.generation_config.eos_token_id = sorted({*trainer.eos_token_ids, *chat.end_ids, *tags})
 
 
-def _start(episode: Episode, seed: int | None, attempt: int, prompt: list[Message], asker: str) -> list[Message]:
+def _stop_at_tags(trainer: Any, row: TokenEpisode) -> None:
+    """Let generation end at any of the model's ends of turn, and at a closing tag that is one token."""
+    if hasattr(
+        trainer, "generation_config"
+    ):  # not with vLLM, where `cut` is enough, as it is for tags of several tokens
+        words = row.chat.tokenizer.get_vocab()
+        tags = {words[string] for string in row.episode.stop if string in words}
+        trainer.generation_config.eos_token_id = sorted({*trainer.eos_token_ids, *row.chat.end_ids, *tags})
+
+
+def _check_seed(seed: int | None, native: bool = False) -> int:
     if seed is None:
-        hint = ", native=True" * episode.native
+        hint = ", native=True" * native
         raise ValueError(f"a prompt without a seed: train on agent_envs.integrations.trl.dataset(id, n{hint})")
-    messages = episode.start(seed, attempt=attempt)
-    if messages != [{"role": message["role"], "content": message["content"]} for message in prompt]:
-        raise ValueError(
-            f"the dataset has other questions than the environment: give dataset and {asker} the same arguments"
-        )
-    return messages
+    return seed
 
 
 # -- environment_factory -----------------------------------------------------------------------------------------------
@@ -244,39 +215,39 @@ class _Environment:
         if split not in self._episodes:
             self._episodes[split] = self._make(split)
         self._episode, self._seed, self._turn = self._episodes[split], seed, _Turn()
-        _start(self._episode, seed, self._number, prompt, "environment_factory")
-        self._played: list[list] = []
+        check_question(self._episode.start(_check_seed(seed, native=True), attempt=self._number), prompt)
+        self._taken: list[list] = []
 
     async def _take(self, name: str, arguments: dict[str, Any]) -> str:
         turn, place = self._turn, len(self._turn.calls)
         turn.calls.append((name, arguments))
         await asyncio.sleep(0)  # TRL runs the calls of a message together: the others come in here
         if turn.texts is None:
-            self._turn, turn.texts = _Turn(), self._play(turn.calls)
+            self._turn, turn.texts = _Turn(), self._run_turn(turn.calls)
         return turn.texts[place]
 
-    def _play(self, calls: list) -> list[str]:
+    def _run_turn(self, calls: list) -> list[str]:
         """Take a turn; returns a text for each call."""
         if self._episode.done:
             return [ENDED] * len(calls)
         reply = self._episode.call(calls)
-        self._played.append(calls)
+        self._taken.append(calls)
         results = reply.results or (ENDED,)
         return list(results) if len(results) == len(calls) else [*results[:1]] * len(calls)
 
     def _settle(self, messages: list[Message]) -> None:
         """Take the turns of a finished conversation that TRL has not passed on; where one of them was not the last, all
-        are played again in their order. TRL goes on no more behind the last turn, be it without a call or too long: so the
+        are taken again in their order. TRL goes on no more behind the last turn, be it without a call or too long: so the
         episode ends there, truncated, and what it was paid for the way is settled as at any end."""
-        said = [self._calls(message) for message in messages if message["role"] == "assistant"]
-        if said[: len(self._played)] != self._played or not self._episode.done:
+        turns = [self._calls(message) for message in messages if message["role"] == "assistant"]
+        if turns[: len(self._taken)] != self._taken or not self._episode.done:
             self._episode.start(self._seed, attempt=self._number)
-            self._played = []
-        rest = said[len(self._played) :]
+            self._taken = []
+        rest = turns[len(self._taken) :]
         for number, calls in enumerate(rest, 1):
             if number == len(rest):
                 self._episode.env.fits = lambda observation, context: False
-            self._play(calls)
+            self._run_turn(calls)
         self._episode.env.fits = None
 
     def _calls(self, message: Message) -> list[tuple[str, Any]]:

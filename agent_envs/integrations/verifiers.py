@@ -56,16 +56,16 @@ class AgentR1Data(vf.TaskData):
 
 
 class AgentR1Task(vf.Task[AgentR1Data]):
-    """What the harness noted, as reward and metrics."""
+    """What the harness recorded, as reward and metrics."""
 
     @vf.reward
     async def episode_return(self, trace: vf.Trace) -> float:
-        return sum(_noted(trace)["turn_rewards"])
+        return sum(_recorded(trace)["turn_rewards"])
 
     @vf.metric
     async def measures(self, trace: vf.Trace) -> dict[str, float]:
-        noted = _noted(trace)
-        return {f"turn_reward/{i}": paid for i, paid in enumerate(noted["turn_rewards"])} | noted["metrics"]
+        recorded = _recorded(trace)
+        return {f"turn_reward/{i}": paid for i, paid in enumerate(recorded["turn_rewards"])} | recorded["metrics"]
 
 
 class AgentR1Taskset(vf.Taskset[AgentR1Task, AgentR1Config]):
@@ -75,16 +75,16 @@ class AgentR1Taskset(vf.Taskset[AgentR1Task, AgentR1Config]):
 
     def load(self) -> Iterator[AgentR1Task]:
         config = self.config
-        asked = {"env": full_id(config.env), "kwargs": config.kwargs, "native": config.native}
-        episode = Episode(asked["env"], native=config.native, **config.kwargs)
+        chosen = {"env": full_id(config.env), "kwargs": config.kwargs, "native": config.native}
+        episode = Episode(chosen["env"], native=config.native, **config.kwargs)
         if any(format.special_tokens for format in episode.env.formats):
             raise ValueError("a chat API takes special tokens out of a text: choose another format")
         if config.native and episode.env.context is not None:
             raise ValueError("function calls stay in the conversation: leave context at 'append'")
         for seed in itertools.count():
             system, user = (message["content"] for message in episode.start(seed))
-            name = f"{asked['env']}#{seed}"
-            data = AgentR1Data(name=name, system_prompt=system or None, prompt=user, seed=seed, **asked)
+            name = f"{chosen['env']}#{seed}"
+            data = AgentR1Data(name=name, system_prompt=system or None, prompt=user, seed=seed, **chosen)
             yield AgentR1Task(data, config.task)
 
 
@@ -114,8 +114,8 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
     ) -> vf.ProgramResult:  # fmt: skip
         if not isinstance(data, AgentR1Data):
             raise ValueError("this harness plays the tasks of agent-r1-envs alone")
-        noted = trace.info
-        noted["turn_rewards"], noted["metrics"] = [], {"score": 0.0}
+        recorded = trace.info
+        recorded["turn_rewards"], recorded["metrics"] = [], {"score": 0.0}
         episode = await asyncio.to_thread(data.make_episode)
         # Chance that goes on after the start is another one in each rollout of a question.
         await asyncio.to_thread(episode.start, data.seed, attempt=zlib.crc32(trace.id.encode()))
@@ -132,18 +132,21 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
                     answer = await client.chat.completions.create(model=ctx.model, messages=messages, **options)
                 except APIError as error:  # a limit of the run, or of the model; the trace knows which
                     return vf.ProgramResult(exit_code=1, stdout="", stderr=str(error))
-                said = answer.choices[0].message
-                reply, back = await asyncio.to_thread(take_message, episode, said.model_dump(exclude_none=True))
+                message = answer.choices[0].message
+                reply, back = await asyncio.to_thread(take_message, episode, message.model_dump(exclude_none=True))
                 if reply.metrics["tool_faults"]:
                     raise vf.ToolsetError("a tool broke, so the episode says nothing about the model")
-                noted["turn_rewards"], noted["metrics"] = list(episode.rewards), {**noted["metrics"], **episode.metrics}
-                messages += [said.model_dump(exclude_none=True), *back]
+                recorded["turn_rewards"], recorded["metrics"] = (
+                    list(episode.rewards),
+                    {**recorded["metrics"], **episode.metrics},
+                )
+                messages += [message.model_dump(exclude_none=True), *back]
                 if reply.context is not None:
                     messages = opening + reply.context
         return vf.ProgramResult(exit_code=0, stdout="", stderr="")
 
 
-def _noted(trace: vf.Trace) -> dict[str, Any]:
+def _recorded(trace: vf.Trace) -> dict[str, Any]:
     if "turn_rewards" not in trace.info:
         raise ValueError("the rewards are those of the harness agent-r1-envs: leave out --env.agent.harness.id")
     return trace.info

@@ -17,12 +17,11 @@ from functools import partial
 from typing import Any, ClassVar
 from uuid import uuid4
 
-import numpy as np
 from omegaconf import OmegaConf
 from verl.experimental.agent_loop.agent_loop import AgentLoopBase, AgentLoopMetrics, AgentLoopOutput
 from verl.utils.profiler import simple_timer
 
-from agent_envs.integrations.episode import Episode, play_until_tools_work
+from agent_envs.integrations.episode import Episode, check_question, draw_questions, retry_on_tool_failure
 from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
 
 # Members of a group may be played by several workers, which do not know of each other.
@@ -34,27 +33,25 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
     Args:
         seed: draws the questions' seeds.
-        env_kwargs: the same as for the loop. ``split`` may differ: each question is played in its own.
+        env_kwargs: the same as for the loop. ``split`` may differ: each question is run in its own.
     """
     from datasets import Dataset
 
-    episode, split = Episode(id, **env_kwargs), env_kwargs.get("split", "")
-    seeds = np.random.default_rng(seed).integers(2**31, size=n).tolist()
     rows = [
         {
             "data_source": id,
             "agent_name": "agent_r1",
-            "prompt": episode.start(s),
+            "prompt": messages,
             "reward_model": {"style": "rule", "ground_truth": ""},  # the environment pays
             "extra_info": {"index": i, "seed": s, "split": split},
         }
-        for i, s in enumerate(seeds)
+        for i, (s, split, messages) in enumerate(draw_questions(id, n, seed, **env_kwargs))
     ]
     return Dataset.from_list(rows)
 
 
 class AgentR1Loop(AgentLoopBase):
-    """Plays an episode turn by turn, with the ids as they were sampled.
+    """Runs an episode turn by turn, with the ids as they were sampled.
 
     Args:
         args, kwargs: verl's own.
@@ -63,7 +60,7 @@ class AgentR1Loop(AgentLoopBase):
 
     Raises:
         ValueError: a format made of special tokens, or a context that is rewritten on the way.
-        RuntimeError: a tool breaks for ten minutes, however often the episode is played.
+        RuntimeError: a tool breaks for ten minutes, however often the episode is run.
     """
 
     _attempts: ClassVar[Counter] = Counter()  # at each question, in this worker
@@ -73,7 +70,7 @@ class AgentR1Loop(AgentLoopBase):
         self._id, self._env_kwargs = id, OmegaConf.to_container(OmegaConf.create(env_kwargs or {}))
 
     async def run(self, sampling_params: dict[str, Any], *, extra_info: Any = None, **row: Any) -> AgentLoopOutput:
-        """Play the question of a row of `dataset`.
+        """Run the question of a row of `dataset`.
 
         Returns:
             ``response_ids``, turns and what came back to them; ``response_mask``, which of these were sampled;
@@ -88,42 +85,41 @@ class AgentR1Loop(AgentLoopBase):
             question = (self._id, str(row["raw_prompt"]))
             attempt, self._attempts[question] = self._attempts[question], self._attempts[question] + 1
             start = int(extra_info["seed"]), _FIRST_ATTEMPT + attempt
-            play = partial(self._play, episode, sampling_params, start, row["raw_prompt"])
-            return await play_until_tools_work(play, episode)
+            run = partial(self._run, episode, sampling_params, start, row["raw_prompt"])
+            return await retry_on_tool_failure(run, episode)
         finally:
             episode.close()
 
-    async def _play(
+    async def _run(
         self, episode: Episode, sampling_params: dict, start: tuple[int, int], prompt: Any
     ) -> AgentLoopOutput:
         check_one_sequence(episode, "verl")
-        play = TokenEpisode(episode, self.tokenizer)
-        messages = play.start(*start)
-        if messages != [{"role": message["role"], "content": message["content"]} for message in prompt]:
-            raise ValueError("the dataset has other questions than the environment: give both the same arguments")
-        if len(play.prompt) > self.rollout_config.prompt_length:
-            raise ValueError(f"a prompt has {len(play.prompt)} tokens: raise data.max_prompt_length")
-        asked = {**sampling_params, **_stop(self.rollout_config, episode.stop)}
+        tokens = TokenEpisode(episode, self.tokenizer)
+        messages = tokens.start(*start)
+        check_question(messages, prompt)
+        if len(tokens.prompt) > self.rollout_config.prompt_length:
+            raise ValueError(f"a prompt has {len(tokens.prompt)} tokens: raise data.max_prompt_length")
+        options = {**sampling_params, **_stop(self.rollout_config, episode.stop)}
         room, request, told = self.rollout_config.response_length, uuid4().hex, True
         timing: dict[str, float] = {}
         extra: dict[str, Any] = {}
         while not episode.done:
             with simple_timer("generate_sequences", timing):
-                said = await self.server_manager.generate(
-                    request_id=request, prompt_ids=play.prompt + play.ids, sampling_params=dict(asked)
+                answer = await self.server_manager.generate(
+                    request_id=request, prompt_ids=tokens.prompt + tokens.ids, sampling_params=dict(options)
                 )
-            turn = said.token_ids[: room - len(play.ids)]
-            told = told and said.log_probs is not None
-            extra = {**said.extra_fields, **{k: v for k, v in extra.items() if k == "min_global_steps"}}
+            turn = answer.token_ids[: room - len(tokens.ids)]
+            told = told and answer.log_probs is not None
+            extra = {**answer.extra_fields, **{k: v for k, v in extra.items() if k == "min_global_steps"}}
             with simple_timer("tool_calls", timing):  # a tool may take its time, and other episodes run in this loop
-                await asyncio.to_thread(play.take, turn, said.log_probs, room)
+                await asyncio.to_thread(tokens.take, turn, answer.log_probs, room)
         extra |= {"turn_scores": list(episode.rewards), "tool_rewards": []}
         extra["reward_extra_info"] = {"acc": episode.metrics.get("score", 0.0), "env_turns": episode.metrics["turns"]}
         return AgentLoopOutput(
-            prompt_ids=play.prompt,
-            response_ids=play.ids,
-            response_mask=play.mask,
-            response_logprobs=play.logprobs if told else None,
+            prompt_ids=tokens.prompt,
+            response_ids=tokens.ids,
+            response_mask=tokens.mask,
+            response_logprobs=tokens.logprobs if told else None,
             reward_score=sum(episode.rewards),
             num_turns=1 + 2 * len(episode.rewards),
             metrics=AgentLoopMetrics(**timing),

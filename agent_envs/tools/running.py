@@ -71,8 +71,8 @@ def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
         tool = tools.get(call.name)
         if tool is None:
             results[i] = ToolResult(f"There is no tool {call.name!r}; there are: {', '.join(tools)}.", ok=False)
-        elif refused := _refuse(tool, call):
-            results[i] = refused
+        elif rejection := _reject(tool, call):
+            results[i] = rejection
         else:
             key = getattr(tool, "batch_key", None)
             queues.setdefault(id(tool) if key is None else key, []).append(i)
@@ -89,7 +89,7 @@ def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
     return [results[i] for i in range(len(requests))]
 
 
-def _refuse(tool: Tool, call: ToolCall) -> ToolResult | None:
+def _reject(tool: Tool, call: ToolCall) -> ToolResult | None:
     """The result of a call with arguments that do not fit; None if they do."""
     try:
         problem = _find_problem(tool, call.arguments)

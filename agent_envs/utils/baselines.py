@@ -22,8 +22,8 @@ def run_baselines(
 
     Args:
         id: a registered environment.
-        episodes: how many each script plays, from ``seed`` on. Questions of a file are played once each, those of
-            `agent_envs.utils.scripts.sample_instances`; 0 plays all.
+        episodes: how many each script runs, from ``seed`` on. Questions of a file are taken once each, those of
+            `agent_envs.utils.scripts.sample_instances`; 0 is all of them.
         kwargs: arguments of the environment.
         track: shows progress, such as ``tqdm``.
 
@@ -32,7 +32,7 @@ def run_baselines(
         (mean return), ``turns``, ``calls``, ``episodes`` and the ``source`` of the instances.
 
     Raises:
-        ValueError: there is nothing to play.
+        ValueError: there is nothing to run.
         RuntimeError: a tool broke.
     """
     with warnings.catch_warnings():
@@ -45,23 +45,23 @@ def run_baselines(
         raise ValueError("episodes must be at least 1 where instances are made from seeds")
     rows = []
     for name, script in env.SCRIPTS.items():
-        played = [roll_out(env, script, seed + i, options) for i, options in enumerate(track(numbers))]
-        if broken := sum(any(turn["tool_faults"] for turn in episode) for episode in played):
+        episodes_run = [roll_out(env, script, seed + i, options) for i, options in enumerate(track(numbers))]
+        if broken := sum(any(turn["tool_faults"] for turn in episode) for episode in episodes_run):
             raise RuntimeError(
-                f"{id}: a tool broke in {broken} of the {len(played)} episodes of the agent {name!r}, whose score would be "
-                "that of the outage: play them again when it works"
+                f"{id}: a tool broke in {broken} of the {len(episodes_run)} episodes of the agent {name!r}, whose score would be "
+                "that of the outage: run them again when it works"
             )
-        scores = [float(episode[-1].get(env.PRIMARY_METRIC, 0.0)) for episode in played]
+        scores = [float(episode[-1].get(env.PRIMARY_METRIC, 0.0)) for episode in episodes_run]
         rows.append(
             {
                 "id": id,
                 "agent": name,
                 "score": float(np.mean(scores)),
                 "interval": bootstrap_interval(scores),
-                "reward": float(np.mean([sum(turn["reward"] for turn in episode) for episode in played])),
-                "turns": float(np.mean([len(episode) for episode in played])),
-                "calls": float(np.mean([episode[-1]["calls"] for episode in played])),
-                "episodes": len(played),
+                "reward": float(np.mean([sum(turn["reward"] for turn in episode) for episode in episodes_run])),
+                "turns": float(np.mean([len(episode) for episode in episodes_run])),
+                "calls": float(np.mean([episode[-1]["calls"] for episode in episodes_run])),
+                "episodes": len(episodes_run),
                 "source": str(env.reset(seed=seed)[1].get("source", id)),
             }
         )

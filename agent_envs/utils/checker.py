@@ -79,8 +79,8 @@ def transcript(env: ToolEnv, steps: int, seed: int, sampled: bool = True) -> str
     flags and infos, in the order in which they come."""
     digest, rng = hashlib.sha256(), random.Random(f"check:{seed}")
     env.action_space.seed(seed)
-    for said in _random_play(env, steps, seed, rng, sampled):
-        digest.update(repr(said).encode("utf-8", "surrogatepass"))
+    for happened in _roll_out_randomly(env, steps, seed, rng, sampled):
+        digest.update(repr(happened).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
@@ -88,7 +88,7 @@ def _phrases(env: ToolEnv) -> tuple[str, ...]:
     return env.action_space.phrases
 
 
-def _random_play(env: ToolEnv, steps: int, seed: int, rng: random.Random, sampled: bool):
+def _roll_out_randomly(env: ToolEnv, steps: int, seed: int, rng: random.Random, sampled: bool):
     episode, done, observation = 0, True, ""
     for _ in range(steps):
         if done:
@@ -258,12 +258,12 @@ def _check_vector(env: ToolEnv, steps: int, seed: int) -> None:
         done = [False] * 3
         for _ in range(4):
             actions = [env.action_space.sample() for _ in serial]
-            said = vector.step(actions)
+            stepped = vector.step(actions)
             for i, one in enumerate(serial):
                 if done[i]:
                     continue
                 alone = one.step(actions[i])
-                together = (said[0][i], float(said[1][i]), bool(said[2][i]), bool(said[3][i]))
+                together = (stepped[0][i], float(stepped[1][i]), bool(stepped[2][i]), bool(stepped[3][i]))
                 if alone[:4] != together:
                     raise CheckFailed(f"step({actions[i][:200]!r}): a vector gives {together}, alone it is {alone[:4]}")
                 done[i] = alone[2] or alone[3]

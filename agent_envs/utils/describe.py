@@ -93,5 +93,5 @@ def _describe_turn(number: int, turn: dict[str, Any]) -> str:
     terms = ", ".join(f"{name} {value:+.3g}" for name, value in turn["reward_terms"].items() if value)
     back = turn["next_observation"]
     back = back if len(back) < 1500 else back[:1500] + " …"
-    said = _fence(turn["action"]) + (f"\n\n{_fence(back)}" if back else "")
-    return f"**Turn {number}**, reward {turn['reward']:.3g}{f' ({terms})' if terms else ''}\n\n{said}"
+    shown = _fence(turn["action"]) + (f"\n\n{_fence(back)}" if back else "")
+    return f"**Turn {number}**, reward {turn['reward']:.3g}{f' ({terms})' if terms else ''}\n\n{shown}"

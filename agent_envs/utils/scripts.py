@@ -137,7 +137,7 @@ def is_drawn(env: ToolEnv) -> bool:
 def roll_out_many(
     envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int = 0
 ) -> list[list[dict[str, Any]]]:
-    """Let ``script`` play numbered instances (see `begin`), as many at once as there are environments.
+    """Let ``script`` act in numbered instances (see `begin`), as many at once as there are environments.
 
     Returns:
         For each instance its turns: dicts with ``observation`` (what the agent read), ``instructions`` (the system
@@ -146,11 +146,11 @@ def roll_out_many(
     """
     episodes: list[list[dict[str, Any]]] = []
     for start in range(0, len(questions), envs.num_envs):
-        episodes += _play_batch(envs, questions[start : start + envs.num_envs], script, seed + start)
+        episodes += _roll_out_batch(envs, questions[start : start + envs.num_envs], script, seed + start)
     return episodes
 
 
-def _play_batch(
+def _roll_out_batch(
     envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int
 ) -> list[list[dict[str, Any]]]:
     count, total = len(questions), envs.num_envs

@@ -3,7 +3,6 @@
 import gymnasium
 import pytest
 
-import agent_envs
 from agent_envs.games import frozenlake, sokoban
 from agent_envs.games.actions import move_turn
 from agent_envs.types import ToolCall, Turn
@@ -79,24 +78,3 @@ def test_two_changes_of_one_value_leave_two_states():
     assert ended[0].shop.state != ended[1].shop.state
     assert ended[0].anchor() != ended[1].anchor()
     assert ended[0].anchor() == change(one, one, other).anchor()
-
-
-def test_a_hosted_environment_is_labelled_by_what_it_shows():
-    class Corridor(gymnasium.Env):
-        observation_space = action_space = gymnasium.spaces.Text(20)
-
-        def reset(self, *, seed=None, options=None):
-            self.place = 0
-            return "place 0", {}
-
-        def step(self, action):
-            self.place += 1 if action == "on" else -1
-            return f"place {self.place}", 0.0, False, False, {}
-
-    env = agent_envs.host(Corridor)
-    env.reset(seed=0)
-    start = env.anchor()
-    env.step("on")
-    assert env.anchor() != start
-    env.step("back")
-    assert env.anchor() == start

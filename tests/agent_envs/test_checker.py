@@ -1,6 +1,5 @@
 """The checker has nothing to say of sound environments, and names what is wrong with broken ones."""
 
-import random
 import sys
 
 import broken_envs
@@ -8,14 +7,9 @@ import gymnasium
 import pytest
 from broken_envs import Digit, registered
 
-from agent_envs.utils.checker import CheckFailed, check_agent_env, check_step, transcript
-from agent_envs.utils.fuzz import make_hostile_turn
+from agent_envs.utils.checker import CheckFailed, check_agent_env, check_step
 
 STEPS = 60
-
-
-def test_miniwiki_keeps_its_promises(small):
-    check_agent_env(gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small), steps=STEPS)
 
 
 def test_a_sound_environment_passes_with_and_without_a_spec():
@@ -50,11 +44,6 @@ def test_a_broken_promise_is_named(name, fault):
         check_agent_env(getattr(broken_envs, name)(), steps=STEPS)
 
 
-def test_a_check_of_no_steps_is_none():
-    with pytest.raises(ValueError, match="steps must be at least 1, got 0"):
-        check_agent_env(gymnasium.make("AgentR1/Bandit-v0"), steps=0)
-
-
 def test_what_the_maker_took_from_a_set_shows_when_it_is_made_anew():
     fault = "made from its spec in a process with another hash seed"
     with registered(broken_envs.HashOrderOfMaker) as id, pytest.raises(CheckFailed, match=fault):
@@ -64,11 +53,6 @@ def test_what_the_maker_took_from_a_set_shows_when_it_is_made_anew():
 def test_an_environment_may_warn_of_its_data():
     with registered(broken_envs.Warns) as id, pytest.warns(UserWarning, match="this is a stand-in"):
         check_agent_env(gymnasium.make(id), steps=5)
-
-
-def test_an_environment_of_another_kind_is_refused():
-    with pytest.raises(TypeError, match="made from ToolEnv, got CartPoleEnv"):
-        check_agent_env(gymnasium.make("CartPole-v1"))
 
 
 def test_an_environment_that_no_other_process_can_import_is_named(monkeypatch):
@@ -91,20 +75,3 @@ def test_an_environment_that_no_other_process_can_import_is_named(monkeypatch):
 def test_a_single_step(outcome, fault):
     with pytest.raises(CheckFailed, match=rf"step\('x'\): .*{fault}"):
         check_step(Digit(), "x", outcome)
-
-
-def test_a_transcript_is_that_of_its_seed():
-    first, again, other = (transcript(Digit(), 40, seed) for seed in (1, 1, 2))
-    assert first == again != other
-    assert transcript(Digit(), 40, 1, sampled=False) != first
-
-
-def test_hostile_turns_repeat_with_the_seed_and_use_what_they_are_given():
-    def turns(seed):
-        rng = random.Random(seed)
-        return [make_hostile_turn(rng, ("<echo>a</echo>",), "Which digit?") for _ in range(300)]
-
-    assert turns(1) == turns(1) != turns(2)
-    assert any("<echo>a</echo>" in turn for turn in turns(1)) and any("Which digit?" in turn for turn in turns(1))
-    assert any("\ud800" in turn for turn in turns(1)) and "" in turns(1)
-    assert all(isinstance(make_hostile_turn(random.Random(i)), str) for i in range(100))

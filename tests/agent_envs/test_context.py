@@ -39,10 +39,6 @@ def said(info):
     return [(message["role"], message["content"]) for message in info["context"]]
 
 
-def test_by_default_the_context_only_grows():
-    assert all("context" not in info for *_, info in play(Chat(), "abcde"))
-
-
 def test_a_window_keeps_the_task_and_the_last_turns():
     infos = [info for *_, info in play(Chat(context="window:2"), "abcde")]
     assert ["context" in info for info in infos] == [False, False, True, True, True]

@@ -1,7 +1,6 @@
 """What holds for every format: it reads back what it writes, reads anything at all, and lets no result pose as more."""
 
 import json
-import pickle
 import re
 import sys
 from types import SimpleNamespace
@@ -37,29 +36,13 @@ spoken = pytest.mark.parametrize(
 )
 fuzzed = settings(max_examples=100, deadline=None)
 
-CONTROL = [
-    f"<{slash}{name}>" for slash in ("", "/") for name in "search move note look answer think information".split()
-]
-CONTROL += [f"<{slash}{name}>" for slash in ("", "/") for name in ("tool_call", "tool_response", "tools")]
+TAGS = "search move note look answer think information tool_call tool_response tools".split()
+CONTROL = [f"<{slash}{name}>" for slash in ("", "/") for name in TAGS]
 CONTROL += [f"<|{name}|>" for name in "start end message channel constrain return call im_start im_end".split()]
 CONTROL += [f"\n{label}: " for label in ("Thought", "Action", "Action Input", "Observation", "Final Answer")]
-CONTROL += [
-    "assistant",
-    "analysis",
-    "commentary",
-    "final",
-    " to=functions.search",
-    "functions.search to=assistant",
-    "json",
-]
-CONTROL += [
-    '{"role": "assistant", "content": null, "tool_calls": [',
-    '{"name": "note", "arguments": ',
-    '"}',
-    "]}",
-    "{}",
-    "||",
-]
+CONTROL += [" to=functions.search", "functions.search to=assistant", '{"name": "note", "arguments": ']
+CONTROL += ['{"role": "assistant", "content": null, "tool_calls": [']
+CONTROL += 'assistant analysis commentary final json "} ]} {} ||'.split()
 SOUP = st.lists(st.sampled_from(CONTROL) | st.text(st.characters(exclude_categories=()), max_size=5), max_size=25)
 SOUP = SOUP.map("".join)
 WORDS = st.text(st.characters(exclude_characters="<|:{"), min_size=1).map(str.strip).filter(bool)
@@ -88,16 +71,6 @@ def test_what_is_written_is_read_back(format, data):
 def test_json_can_say_every_control_string(format):
     turn = Turn(calls=(note(a=CONTROL, b={text: "\\" + text for text in CONTROL}),))
     assert format.parse(format.write(turn)) == turn
-
-
-@fuzzed
-@given(st.lists(WORDS, min_size=1, max_size=4), st.none() | WORDS)
-def test_ragen_reads_back_what_it_writes(actions, thought):
-    acting, answering = FORMATS_HERE[-2:]
-    turn = Turn(calls=(ToolCall("move", {"actions": actions}),), thought=thought)
-    assert acting.parse(acting.write(turn)) == turn
-    turn = Turn(answer=actions[0], thought=thought)
-    assert answering.parse(answering.write(turn)) == turn
 
 
 @every
@@ -159,13 +132,6 @@ def assert_sound(format, text):
     assert len(turn.error or "") < 2000, "an error must not repeat the text"
     json.dumps([call.arguments for call in turn.calls], allow_nan=False)
     return turn
-
-
-@every
-@fuzzed
-@given(SOUP)
-def test_any_string_is_a_turn(format, text):
-    assert_sound(format, text)
 
 
 @every
@@ -239,39 +205,14 @@ def test_strange_json_is_read_as_it_is(format):
         )
 
 
-UNITS = ["<", "<search>", "</search>", "<search>a</search>", "<think>", "</think>", "<search", "<think></think>", "||"]
-UNITS += ["<tool_call>", '<tool_call>{"name": "a", "arguments": {}}</tool_call>', "<|start|>", "<|message|>", " ", "\n"]
-UNITS += [
-    "<|start|>assistant<|channel|>analysis<|message|>a<|end|>",
-    "<|start|>assistant to=functions.a ",
-    "\t\nAction:",
-]
-UNITS += [
-    "\nAction: search\nAction Input: a",
-    "\nThought: ",
-    "\nObservation:",
-    '"',
-    '\\"',
-    "{",
-    '{"a":',
-    "9",
-    "9.",
-    ",",
-    "[]",
-]
-OPENINGS = [
-    "",
-    "<think>",
-    "<move>",
-    '<note>{"a": "',
-    'Action: note\nAction Input: {"a": ',
-    '{"role": "assistant", "b": "',
-]
-OPENINGS += [
-    '<tool_call>{"a": ',
-    "<|channel|>final<|message|>",
-    '<|channel|>commentary to=functions.a<|message|>{"a": "',
-]
+UNITS = (
+    "< <search> </search> <search>a</search> <think> </think> <search <think></think> || <tool_call> <|start|>".split()
+)
+UNITS += [*'<|message|> " \\" { {"a": 9 9. , []'.split(), " ", "\n", "\t\nAction:", "\nThought: ", "\nObservation:"]
+UNITS += ['<tool_call>{"name": "a", "arguments": {}}</tool_call>', "\nAction: search\nAction Input: a"]
+UNITS += ["<|start|>assistant<|channel|>analysis<|message|>a<|end|>", "<|start|>assistant to=functions.a "]
+OPENINGS = ["", "<think>", "<move>", '<note>{"a": "', 'Action: note\nAction Input: {"a": ', '<tool_call>{"a": ']
+OPENINGS += ['{"role": "assistant", "b": "', '<|channel|>commentary to=functions.a<|message|>{"a": "']
 
 
 @spoken
@@ -346,33 +287,3 @@ def test_an_error_cannot_leave_its_place(format, error):
     assert "Invalid turn: " in told
     if format.name in ("tags", "ragen", "hermes", "react"):
         assert_framed(format, told, 1)
-
-
-@every
-@fuzzed
-@given(SOUP)
-def test_what_is_shown_is_harmless_words(format, text):
-    words = re.sub(r"\W+", " ", text).strip()
-    assert words in format.render(CALLS, [ToolResult(words), ToolResult("")])
-
-
-@every
-def test_what_a_tool_said_is_never_a_turn(format):
-    """An agent that repeats what it was shown has not acted by that."""
-    poison = [format.write(turn) for turn in (Turn(answer="Zug"), CALLS) if can_say(format, turn)]
-    for text in poison:
-        shown = format.render(CALLS, [ToolResult(f"Zug is a town.\n{text}"), ToolResult(text)])
-        if format.name in ("hermes", "react", "harmony"):  # the forms that mark results with strings of their own
-            assert format.parse(shown).error
-
-
-def can_say(format, turn):
-    try:
-        return bool(format.write(turn))
-    except ValueError:
-        return False
-
-
-@spoken
-def test_formats_travel_to_other_processes(format):
-    assert pickle.loads(pickle.dumps(format)).instructions() == format.instructions()

@@ -5,7 +5,6 @@ import pytest
 from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
 from gymnasium.wrappers import RecordEpisodeStatistics, TransformObservation, vector
 
-import agent_envs
 from agent_envs.integrations import Episode
 
 ID, TURNS = "AgentR1/MiniWiki-Easy-v0", ["<search>a town</search>", "nothing", "<answer>x</answer>"]
@@ -60,11 +59,6 @@ def test_statistics_are_those_of_the_episode(small):
     assert infos["episode"]["r"].tolist() == pytest.approx([episode["r"]] * 2)
 
 
-def test_the_limit_of_gymnasium_has_a_name_of_ours(small):
-    with pytest.raises(ValueError, match="max_turns"):
-        gymnasium.make_vec(ID, num_envs=2, max_episode_steps=2, **small)
-
-
 @pytest.mark.parametrize("id", [ID, "AgentR1/HotpotQA-v0", "AgentR1/Sokoban-v0", "AgentR1/Mixture-v0"])
 @pytest.mark.parametrize("make", [gymnasium.make, gymnasium.make_vec])
 def test_an_unknown_argument_is_refused_in_pythons_words(id, make):
@@ -91,29 +85,3 @@ def test_instructions_in_observations_are_said_once(small):
     assert isinstance(TransformObservation(told, str.upper, told.observation_space).reset()[0], str)
     with pytest.raises(ValueError, match="leave out instructions_in_observation"):
         Episode(ID, instructions_in_observation=True, **small)
-
-
-def test_a_rewritten_context_keeps_them(small):
-    told = gymnasium.make(ID, instructions_in_observation=True, context="window:1", **small)
-    observation, _ = told.reset(seed=0)
-    told.step(TURNS[0])
-    assert told.step(TURNS[1])[4]["context"][0] == {"role": "user", "content": observation}
-
-
-def test_the_system_prompt_counts_no_tokens(small):
-    envs = [
-        gymnasium.make(ID, instructions_in_observation=told, max_tokens=10_000, **small).unwrapped for told in (0, 1)
-    ]
-    for env in envs:
-        env.count_tokens = len
-        env.reset(seed=0)
-    assert envs[0].tokens == envs[1].tokens == len(envs[0].first_observation)
-
-
-def test_a_hosted_environment_says_its_instructions_too():
-    class Plain:
-        def reset(self, seed):
-            return "A number?", {}
-
-    env = agent_envs.host(Plain, "Guess.", instructions_in_observation=True)
-    assert env.reset(seed=0)[0] == "Guess.\n\nA number?"

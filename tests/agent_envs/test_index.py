@@ -2,7 +2,6 @@
 
 import threading
 import time
-from pathlib import Path
 
 import gymnasium
 import pytest
@@ -27,16 +26,6 @@ def test_a_folder(folder, index):
     question, observation, source = play(data=folder, index=str(index))
     assert [question, observation] == play(data=folder)[:2]
     assert str(index) in source
-
-
-def test_the_source_says_how_many_duplicates_were_left_out(folder, index, tmp_path):
-    assert "duplicate" not in play(data=folder, index=str(index))[2]
-    path = Path(folder, "passages.jsonl")
-    lines = path.read_text(encoding="utf-8").splitlines(keepends=True)
-    path.write_text("".join([*lines, *lines[:2]]), encoding="utf-8")
-    retrieval_index.build_folder(path, tmp_path / "with_duplicates")
-    for where in ({}, {"index": str(tmp_path / "with_duplicates")}):
-        assert play(data=folder, **where)[2].endswith(", 2 duplicate passages left out")
 
 
 def test_a_server(folder, index):

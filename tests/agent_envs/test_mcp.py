@@ -156,17 +156,6 @@ def test_a_server_that_dies_is_a_fault_and_comes_back(command):
     tools["add"].connection.close()
 
 
-def test_an_episode_survives_the_death_of_its_server(command):
-    (tool,) = mount(command, timeout=20.0, only=["die"])
-    env = Digit(tool)
-    env.reset(seed=0)
-    observation, reward, terminated, truncated, info = env.step("<die></die>")
-    assert info["tool_faults"] == 1 and info["valid"] and "Connection closed" in observation
-    assert (reward, terminated, truncated) == (0.0, False, False)
-    assert env.step(f"<answer>{env.digit}</answer>")[1] == 1.0
-    tool.connection.close()
-
-
 @pytest.mark.parametrize(
     ("server", "problem"),
     [
@@ -179,28 +168,6 @@ def test_an_episode_survives_the_death_of_its_server(command):
 def test_a_server_that_is_none(server, problem):
     with pytest.raises(ConnectionError, match=problem):
         mount(server)
-
-
-def test_a_server_that_never_answers_is_given_up_and_ended(monkeypatch, tmp_path):
-    monkeypatch.setattr(mounted, "_OPENING", 0.5)
-    mute = f"echo $$ > {tmp_path / 'pid'}; exec sleep 600"
-    with pytest.raises(ConnectionError, match=r"no answer in 0.5 s"):
-        mount(["sh", "-c", mute])
-    pid = int((tmp_path / "pid").read_text())
-    for _ in range(600):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            break
-        time.sleep(0.05)
-    else:
-        raise AssertionError("the program is still there")
-
-
-@pytest.mark.parametrize(("server", "timeout"), [((), 1.0), ("python server.py", 1.0), (["x"], 0), (["x"], -1.0)])
-def test_misuse_is_refused(server, timeout):
-    with pytest.raises(ValueError, match="must be"):
-        mount(server, timeout=timeout)
 
 
 def test_a_process_has_one_connection_to_a_server(command, tools):
@@ -300,12 +267,6 @@ def descendants() -> set[int]:
 def test_a_tool_with_a_hostile_schema_is_refused_when_it_is_mounted(raw, schema, reason):
     with pytest.raises(ValueError, match=f"the server's tool 'x' cannot be used: .*{reason}"):
         mount(raw(schema))
-
-
-def test_a_name_that_is_none_is_refused(raw):
-    with pytest.raises(ValueError, match="cannot be used: a tool's name is made of letters"):
-        mount(raw({"type": "object"}, "\x1b[2J,x"))
-    assert [tool.name for tool in mount(raw({"type": "object"}, "\x1b[2J,x"), only=["x"])] == ["x"]
 
 
 def test_a_list_of_tools_without_end_is_given_up(raw):
@@ -411,18 +372,3 @@ def test_a_program_that_never_answered_is_gone_when_mount_says_so(monkeypatch, t
         mount(["sh", "-c", mute])
     for pid in map(int, (tmp_path / "pids").read_text().split()):
         assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
-
-
-def test_the_text_of_a_resource_is_read():
-    """Servers return files so; a picture has no text."""
-    from mcp import types
-
-    blocks = [
-        types.TextContent(type="text", text="Found:"),
-        types.EmbeddedResource(
-            type="resource", resource=types.TextResourceContents(uri="file:///a.txt", text="the file")
-        ),
-        types.ImageContent(type="image", data="aGk=", mime_type="image/png"),
-        types.TextContent(type="text", text=""),
-    ]
-    assert [mounted._text_of(block) for block in blocks] == ["Found:", "the file", "[image]", ""]

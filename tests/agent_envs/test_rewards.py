@@ -7,7 +7,6 @@ import pytest
 from agent_envs.rewards import (
     AtEnd,
     AtLeast,
-    Discounted,
     Format,
     Gain,
     Gate,
@@ -68,7 +67,6 @@ GOOD, BAD = Turn(answer="x", thought="so"), Turn(error="?")
         (Gate(Metric("f"), Invalid()), {"metrics": {"f": 0.7}, "failed": True}, 0.7),
         (Gate(Metric("f"), Invalid()), {"metrics": {"f": 0.7}}, 0.0),
         (Minus(Metric("f"), 1.0), {"metrics": {"f": 0.25}}, -0.75),
-        (Discounted(Metric("f"), 0.5), {"metrics": {"f": 1.0}, "number": 3}, 0.25),
     ],
 )
 def test_each_term_by_hand(term, changes, value):

@@ -4,7 +4,6 @@ import itertools
 import math
 from decimal import Decimal
 
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -194,12 +193,6 @@ def test_joint_scores_are_products():
     assert scoring.joint_scores(Scores(0.0, 0.0, 0.0, 0.0), support) == (0, 0, 0, 0)
 
 
-@given(PHRASES | st.from_regex(r"[-$]?[0-9]*[.,]?[0-9]*%?", fullmatch=True), NORMALIZERS)
-def test_normalizing_twice_changes_nothing(text, normalize):
-    once = normalize(text)
-    assert normalize(once) == once
-
-
 @given(st.decimals(-(10**12), 10**12, places=3))
 def test_a_number_keeps_its_value(number):
     normalized = scoring.normalize_number(f"{number:,f}")
@@ -217,30 +210,10 @@ def test_scores_of_any_text_are_floats_in_bounds(prediction, golds, normalize):
     assert em <= f1 and em <= substring
 
 
-@given(PHRASES, PHRASES)
-def test_em_and_f1_are_symmetric(left, right):
-    assert scoring.exact_match(left, [right]) == scoring.exact_match(right, [left])
-    assert scoring.f1(left, [right]) == pytest.approx(scoring.f1(right, [left]))
-
-
 @given(PHRASES, st.lists(PHRASES, max_size=3), st.lists(PHRASES, max_size=3))
 def test_more_golds_never_lower_a_score(prediction, golds, more):
     for metric in (scoring.exact_match, scoring.f1, scoring.substring_match):
         assert metric(prediction, [*golds, *more]) >= metric(prediction, golds)
-
-
-@given(PHRASES)
-def test_a_text_matches_itself_unless_nothing_is_left_of_it(text):
-    assert scoring.f1(text, [text]) == scoring.exact_match(text, [text]) == bool(text.strip())
-
-
-@given(st.frozensets(st.integers(0, 9)), st.frozensets(st.integers(0, 9)))
-def test_support_swaps_precision_and_recall(left, right):
-    forth, back = scoring.support_scores(left, right), scoring.support_scores(right, left)
-    assert all(type(score) is float and 0 <= score <= 1 for score in forth)
-    assert (forth.em, forth.precision, forth.recall) == (back.em, back.recall, back.precision)
-    assert forth.f1 == pytest.approx(back.f1)
-    assert (forth.em == 1) == (forth.f1 == 1)
 
 
 def test_bootstrap_interval_agrees_with_the_normal_approximation():
@@ -248,12 +221,6 @@ def test_bootstrap_interval_agrees_with_the_normal_approximation():
     low, high = scoring.bootstrap_interval(values, samples=20_000)
     half = 1.96 * math.sqrt(0.3 * 0.7 / 1000)
     assert (low, high) == pytest.approx((0.3 - half, 0.3 + half), abs=0.003)
-
-
-def test_bootstrap_interval_agrees_with_drawing_with_replacement():
-    values = np.random.default_rng(1).random(50)
-    drawn = np.random.default_rng(2).choice(values, size=(20_000, 50)).mean(axis=1)
-    assert scoring.bootstrap_interval(values, 0.9, 20_000) == pytest.approx(np.quantile(drawn, [0.05, 0.95]), abs=0.005)
 
 
 @given(st.lists(st.floats(-1e6, 1e6), min_size=1, max_size=30))
@@ -279,11 +246,6 @@ def test_pass_at_k_is_the_share_of_choices_that_hold_a_solved_attempt():
             for k in range(1, attempts + 1):
                 choices = [any(some) for some in itertools.combinations(outcomes, k)]
                 assert scoring.pass_at_k(attempts, solved, k) == pytest.approx(sum(choices) / len(choices))
-
-
-def test_pass_at_k_of_many_attempts_stays_exact():
-    assert scoring.pass_at_k(10_000, 1, 5_000) == 0.5
-    assert scoring.pass_at_k(10_000, 9_999, 2) == 1.0
 
 
 @pytest.mark.parametrize(("attempts", "solved", "k"), [(3, 1, 4), (3, 4, 1), (3, 1, 0), (3, -1, 1)])

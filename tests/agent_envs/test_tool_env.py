@@ -2,25 +2,22 @@
 
 import gymnasium
 import pytest
-from gymnasium.utils.env_checker import check_env
+from broken_envs import Echo
 
-from agent_envs.rewards import Metric, Reward
+from agent_envs.rewards import Invalid, Metric, Repeat, Reward
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import ToolResult, TurnOutcome
+from agent_envs.tools import FunctionTool
+from agent_envs.types import TurnOutcome
 
 
-class Echo:
-    name = "echo"
-    description = "says it again"
-    parameters = {"type": "object", "properties": {"text": {"type": "string"}}, "required": ["text"]}  # noqa: RUF012
+class Counted(Echo):
+    """Counts its batches."""
+
     batches = 0
-
-    def execute(self, arguments):
-        return self.execute_batch([arguments])[0]
 
     def execute_batch(self, arguments):
         self.batches += 1
-        return [ToolResult(a["text"]) for a in arguments]
+        return super().execute_batch(arguments)
 
 
 class GuessNumber(ToolEnv):
@@ -38,13 +35,7 @@ class GuessNumber(ToolEnv):
 
 @pytest.fixture
 def game():
-    return GuessNumber((Echo(),), max_turns=3, render_mode="ansi")
-
-
-def test_gymnasium_finds_nothing_wrong(game, recwarn):
-    game.spec = None
-    check_env(game, skip_render_check=True)
-    assert not [w for w in recwarn if "spec" not in str(w.message)]
+    return GuessNumber((Counted(),), max_turns=3, render_mode="ansi")
 
 
 def test_an_episode(game):
@@ -115,7 +106,33 @@ def test_too_many_calls_in_a_turn_are_not_made(game):
     assert game.tools["echo"].batches == 0
 
 
-def test_bad_arguments_are_refused():
-    for arguments in ({"max_turns": 0}, {"max_turns": 1, "max_calls": 0}, {"max_turns": 1, "render_mode": "human"}):
-        with pytest.raises(ValueError, match="must be"):
-            GuessNumber((Echo(),), **arguments)
+def test_a_call_that_a_tool_failure_lost_was_not_made_and_is_no_invalid_turn():
+    working = [False, True, True]
+
+    def look(text: str) -> str:
+        """looks."""
+        if not working.pop(0):
+            raise OSError("out of order")
+        return text
+
+    rewards = {"repeat": (-0.25, Repeat()), "invalid": (-0.5, Invalid())}
+    env = GuessNumber((FunctionTool(look),), rewards=rewards)
+    env.reset(seed=0)
+    steps = [env.step("<look>a</look>")[4] for _ in range(3)]
+    assert [info["reward_terms"]["repeat"] for info in steps] == [0.0, 0.0, -0.25]
+    assert [info["reward_terms"]["invalid"] for info in steps] == [0.0, 0.0, 0.0]
+    assert [info["tool_faults"] for info in steps] == [1, 0, 0]
+
+
+def test_held_out_episodes_have_seeds_that_training_never_draws():
+    """Training draws its seeds below 2**31."""
+    train, held_out = (GuessNumber((Echo(),), split=split) for split in ("train", "validation"))
+    for seed in range(5):
+        streams = []
+        for env, shift in ((held_out, 0), (train, 2**31), (train, 0)):
+            env.reset(seed=seed + shift)
+            streams.append(env.np_random.integers(2**62))
+        assert streams[0] == streams[1] != streams[2]
+    train.hold_out("validation")
+    held_out.reset(seed=3), train.reset(seed=3)
+    assert train.np_random.integers(2**62) == held_out.np_random.integers(2**62)

@@ -1,14 +1,11 @@
 """ToolVectorEnv: the serial environments, with one batched search a step."""
 
-import pickle
-
 import gymnasium
 import numpy as np
 import pytest
 from broken_envs import Digit
 from gymnasium.utils.env_checker import data_equivalence
 from gymnasium.vector import AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers.vector import RecordEpisodeStatistics
 
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
@@ -30,28 +27,6 @@ class Spy:
     def search(self, queries, k):
         self.batches.append(list(queries))
         return self.searcher.search(queries, k)
-
-
-def test_it_equals_serial_environments_on_the_same_seeds(vector, small):
-    serial = [gymnasium.make(ID, **small) for _ in range(6)]
-    vector.action_space.seed(3)
-    for round_ in range(20):
-        observations, infos = vector.reset(seed=100 * round_)
-        for i, env in enumerate(serial):
-            observation, info = env.reset(seed=100 * round_ + i)
-            assert observation == observations[i] and info["question_id"] == infos["question_id"][i]
-        finished = np.zeros(6, dtype=bool)
-        while not finished.all():
-            actions = vector.action_space.sample()
-            observations, rewards, terminated, truncated, infos = vector.step(actions)
-            for i in np.flatnonzero(~finished):
-                observation, reward, ended, cut, info = serial[i].step(actions[i])
-                expected = (observations[i], rewards[i], terminated[i], truncated[i])
-                assert (observation, reward, ended, cut) == expected
-                for name, term in info.pop("reward_terms").items():
-                    assert infos["reward_terms"][name][i] == term
-                assert all(infos[key][i] == value and infos[f"_{key}"][i] for key, value in info.items())
-            finished = terminated | truncated
 
 
 @pytest.mark.parametrize("mode", ["DISABLED", "NEXT_STEP", "SAME_STEP"])
@@ -141,39 +116,6 @@ def test_misuse_is_refused(vector, small):
         gymnasium.make_vec(ID, num_envs=0, **small)
 
 
-def test_what_gymnasium_asks_of_a_vector(vector, small):
-    observations, _ = vector.reset(seed=0)
-    assert vector.metadata["autoreset_mode"] is AutoresetMode.DISABLED
-    assert observations in vector.observation_space and vector.action_space.sample() in vector.action_space
-    again = gymnasium.make_vec(vector.spec)
-    assert again.num_envs == 6 and again.reset(seed=0)[0] == observations
-    assert pickle.loads(pickle.dumps(vector)).reset(seed=0)[0] == observations
-    assert gymnasium.make_vec(ID, num_envs=2, render_mode="ansi", **small).render_mode == "ansi"
-    vector.close()
-
-
-def test_gymnasiums_own_serial_vector_works_too(small):
-    vector = gymnasium.make_vec(ID, num_envs=2, vectorization_mode="sync", **small)
-    observations, _ = vector.reset(seed=0)
-    assert observations == gymnasium.make_vec(ID, num_envs=2, **small).reset(seed=0)[0]
-    assert vector.step(["<answer>x</answer>"] * 2)[2].all()
-
-
-def test_text_in_shared_memory_is_refused_and_other_processes_work_without(small):
-    with pytest.raises(ValueError, match=r"text does not live in shared memory: .* give shared_memory=False"):
-        gymnasium.make_vec(ID, num_envs=2, vectorization_mode="async", **small)
-    arguments = {
-        "num_envs": 2,
-        "vectorization_mode": "async",
-        "vector_kwargs": {"shared_memory": False, "context": "spawn"},
-    }
-    there, here = gymnasium.make_vec(ID, **arguments, **small), gymnasium.make_vec(ID, num_envs=2, **small)
-    assert data_equivalence(there.reset(seed=0), here.reset(seed=0), exact=True)
-    actions = ["<search>a town</search>", "<answer>x</answer>"]
-    assert data_equivalence(there.step(actions), here.step(actions), exact=True)
-    there.close()
-
-
 # -- what becomes of a finished environment ----------------------------------------------------------------------------
 
 
@@ -206,30 +148,6 @@ def test_it_is_gymnasiums_own_vector_in_each_mode(small, mode):
     assert resets > 3
 
 
-def test_next_step_ignores_the_action_of_a_finished_environment(small):
-    vector, _ = both(small, "NEXT_STEP", 2)
-    vector.reset(seed=0)
-    *_, terminated, _, infos = vector.step(["<answer>x</answer>", "nothing"])
-    assert terminated.tolist() == [True, False] and infos["_em"].tolist() == [True, False]
-    observations, rewards, terminated, truncated, infos = vector.step(["<search>a town</search>", "nothing"])
-    assert observations[0] == vector.envs[0].question.question and vector.envs[0].history.calls == []
-    assert rewards[0] == 0.0 and not terminated[0] and not truncated[0]
-    assert infos["_question_id"].tolist() == [True, False] and infos["_valid"].tolist() == [False, True]
-
-
-def test_same_step_keeps_what_came_last(small):
-    vector, _ = both(small, "SAME_STEP", 2)
-    vector.reset(seed=0)
-    asked = vector.envs[0].question
-    observations, rewards, terminated, _, infos = vector.step([f"<answer>{asked.answer}</answer>", "nothing"])
-    assert terminated.tolist() == [True, False] and rewards[0] > 1
-    assert observations[0] == vector.envs[0].question.question != asked.question
-    assert infos["final_obs"].tolist() == ["", None] and infos["_final_obs"].tolist() == [True, False]
-    assert infos["final_info"]["em"][0] == 1.0 and infos["final_info"]["_em"].tolist() == [True, False]
-    assert infos["final_info"]["reward_terms"]["answer"][0] == 1.0
-    assert infos["_question_id"].tolist() == [True, False] and infos["_valid"].tolist() == [False, True]
-
-
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
 def test_a_mask_resets_those_alone(mode):
     vector = ToolVectorEnv(Digit, 3, mode)
@@ -246,28 +164,9 @@ def test_a_mask_resets_those_alone(mode):
     assert infos["_turns"].tolist() == mask.tolist() and not (terminated | truncated).any()
 
 
-@pytest.mark.parametrize("name", ["DISABLED", "Disabled", AutoresetMode.DISABLED])
-def test_a_mode_has_a_name(name):
-    assert ToolVectorEnv(Digit, 1, name).metadata["autoreset_mode"] is AutoresetMode.DISABLED
-
-
 def test_an_unknown_mode_is_refused():
     with pytest.raises(ValueError, match=r"one of \['NEXT_STEP', 'SAME_STEP', 'DISABLED'\], got 'never'"):
         ToolVectorEnv(Digit, 1, "never")
-
-
-@pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP"])
-def test_gymnasiums_wrappers_count_episodes(small, mode):
-    ours, theirs = (RecordEpisodeStatistics(vector) for vector in both(small, mode, 2))
-    actions, counted = ["<answer>x</answer>", "nothing"], 0
-    ours.reset(seed=0), theirs.reset(seed=0)
-    for _ in range(7):
-        one, other = ours.step(actions)[-1].get("episode"), theirs.step(actions)[-1].get("episode")
-        assert (one is None) == (other is None)
-        if one is not None:
-            counted += 1
-            assert one["r"].tolist() == other["r"].tolist() and one["l"].tolist() == other["l"].tolist()
-    assert counted > 3
 
 
 # -- tools with a state --------------------------------------------------------------------------------------------------

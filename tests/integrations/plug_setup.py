@@ -13,6 +13,7 @@ from trainers.rollouts.rollout import rollout
 from trainers.tiny import model as tiny
 
 MINIWIKI = "AgentR1/MiniWiki-Easy-v0"
+LAKE = "AgentR1/FrozenLake-v0"
 SMALL = {"entities": 100, "questions": 20, "max_turns": 3}
 CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"

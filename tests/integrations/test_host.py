@@ -1,11 +1,8 @@
 """Any environment that speaks text, in the trainer and in an `Episode`."""
 
-import json
-
 import gymnasium
 import numpy as np
 import pytest
-from plug_setup import make_policy
 
 import agent_envs
 from agent_envs.integrations import Episode, hosting
@@ -13,7 +10,7 @@ from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, Turn, TurnOutcome
 from agent_envs.utils.checker import check_agent_env
-from trainers import evaluate, grpo
+from trainers import grpo
 from trainers.factory import make_envs
 
 PLAIN, TURNS = "plain_env:Mine/Plain-v0", ["red green", "say it", "blue white black brown"]
@@ -71,14 +68,6 @@ def test_instructions_and_formats():
     assert plain.step("<think>\nred?\n</think>\n\nno idea")[0] == "No, say red."  # a thought is no action
 
 
-def test_native_calls_reach_it():
-    episode = Episode(PLAIN, native=True, words=["red"])
-    assert [tool["function"]["name"] for tool in episode.tools] == ["act"]
-    episode.start(0)
-    reply = episode.call([("act", {"action": "red"})])
-    assert reply.results == ("Thank you.",) and reply.reward == 1.1 and reply.terminated
-
-
 def test_what_it_raises():
     env = hosting.make(PLAIN)
     env.reset(seed=0)
@@ -86,6 +75,10 @@ def test_what_it_raises():
     assert "mind your words" in text and reward == 0 and not truncated and not info["tool_faults"]
     text, reward, _, truncated, info = env.step("crash")
     assert "out of order" in text and reward == 0 and truncated and info["tool_faults"] == 1
+    odd = agent_envs.host(Odd)
+    odd.reset(seed=0)
+    *_, truncated, info = odd.step("divide")  # of a tool this would be the agent's mistake
+    assert truncated and info["tool_faults"] == 1
 
 
 class Numbers(gymnasium.Env):
@@ -104,16 +97,6 @@ def test_what_does_not_speak_text_is_refused():
         make_envs("Nowhere-v0", "{}", "train", 1)
 
 
-def test_registered_with_host():
-    gymnasium.register("Test/Hosted-v0", entry_point=lambda **options: agent_envs.host(Words, "Obey.", **options))
-    try:
-        envs = make_envs("Test/Hosted-v0", '{"max_turns": 2}', "validation", 2)
-        assert [env.split for env in envs.envs] == ["validation"] * 2 and envs.envs[0].max_turns == 2
-        assert envs.reset(seed=[0, 0])[1]["instructions"][0] == "Obey."
-    finally:
-        del gymnasium.registry["Test/Hosted-v0"]
-
-
 class Words:
     """No `gymnasium.Env` at all."""
 
@@ -122,49 +105,6 @@ class Words:
 
     def step(self, action):
         return "so", 0.5, True, False, {"success": True}
-
-
-def test_success_is_the_score_where_the_environment_tells_it():
-    env = agent_envs.host(Words)
-    assert env.reset(seed=3)[0] == "seed 3"
-    assert env.step("x")[4]["score"] == 1.0
-
-
-class Long:
-    """Says much, and numbers of NumPy beside it."""
-
-    def reset(self, seed=None):
-        return "r" * 30_000, {"n": np.int64(2)}
-
-    def step(self, action):
-        return "s" * 30_000, 0.0, False, False, {"share": np.float32(0.5), "ok": np.bool_(True)}
-
-
-def test_what_it_says_is_whole():
-    env = agent_envs.host(Long, "Go on.")
-    observation, info = env.reset(seed=0)
-    assert len(observation) == 30_000 and info["n"] == 2
-    observation, *_, info = env.step("a")
-    assert len(observation) == 30_000 and info["share"] == 0.5 and info["ok"] is True
-
-
-def test_the_trainer_trains_in_it(tmp_path):
-    policy = make_policy("words")
-    policy.model.save_pretrained(tmp_path / "start")
-    policy.tokenizer.save_pretrained(tmp_path / "start")
-    args = grpo.Args(
-        env=PLAIN, env_kwargs='{"words": ["e", "t"]}', model=str(tmp_path / "start"), out=tmp_path / "run", updates=3,
-        questions_per_update=4, group_size=8, max_new_tokens=6, eval_every=3, eval_questions=8, final_questions=16, lr=3e-3,
-    )  # fmt: skip
-    summary = grpo.main(args)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1, 2, 3] and summary["score"] == "score"
-    assert all(0 < line["train/return"] <= 3.3 and line["reward/env"] == line["train/return"] for line in lines[1:])
-    assert lines[-1]["policy/grad_norm"] > 0
-    rows = evaluate.main(
-        evaluate.Args(env=PLAIN, checkpoint=(tmp_path / "run" / "checkpoint-3",), questions=4, out=tmp_path / "table")
-    )
-    assert len(rows) == 1 and rows[0]["episodes"] == 4
 
 
 def test_the_tiny_policy_has_nobody_to_learn_from_there(tmp_path):
@@ -207,13 +147,8 @@ def test_success_stays_as_it_was_said_last():
     env = agent_envs.host(Odd)
     env.reset(seed=0)
     assert [env.step(turn)[4]["score"] for turn in ("red", "green", "end")] == [0.0, 0.0, 0.0]
-
-
-def test_errors_of_the_environment_are_no_mistakes_of_the_agent():
-    env = agent_envs.host(Odd)
-    env.reset(seed=0)
-    *_, truncated, info = env.step("divide")
-    assert truncated and info["tool_faults"] == 1
+    words = agent_envs.host(Words)
+    assert words.reset(seed=3)[0] == "seed 3" and words.step("x")[4]["score"] == 1.0
 
 
 def test_all_actions_of_a_turn_are_paid_until_the_end():
@@ -222,11 +157,6 @@ def test_all_actions_of_a_turn_are_paid_until_the_end():
     calls = [ToolCall("act", {"action": action}) for action in ("red", "end", "blue")]
     _, reward, terminated, *_ = env.step(env.format.write(Turn(calls=tuple(calls))))
     assert (reward, terminated, env.hosted.number) == (2.0, True, 2)
-
-
-def test_native_functions_come_with_what_the_environment_says(odd):
-    episode = Episode(odd, native=True)
-    assert episode.start(0)[0]["content"].startswith("Say it. Use the functions")
 
 
 def test_splits_that_are_asked_for_from_outside():

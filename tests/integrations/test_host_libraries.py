@@ -1,14 +1,11 @@
 """Environments of other libraries in our trainer: `examples/plug/host.py`."""
 
-import json
 import sys
 from pathlib import Path
 
 import pytest
-from plug_setup import make_policy
 
 from agent_envs.integrations import Episode
-from trainers import grpo
 
 pytestmark = pytest.mark.plug
 LIBRARIES = {"Guess": "gem", "Reasoning": "reasoning_gym", "Arena": "textarena"}
@@ -36,19 +33,6 @@ def test_a_seed_repeats_an_episode(id):
                 break
     held_out = Episode(id, split="validation")
     assert held_out.start(1)[1]["content"]
-
-
-def test_it_is_trained_in(id, tmp_path):
-    policy = make_policy("words")
-    policy.model.save_pretrained(tmp_path / "start")
-    policy.tokenizer.save_pretrained(tmp_path / "start")
-    args = grpo.Args(
-        env=id, env_kwargs='{"max_turns": 2}', model=str(tmp_path / "start"), out=tmp_path / "run", updates=2,
-        questions_per_update=2, group_size=4, max_new_tokens=8, eval_every=2, eval_questions=4, final_questions=4,
-    )  # fmt: skip
-    grpo.main(args)
-    lines = [json.loads(line) for line in (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()]
-    assert [line["step"] for line in lines] == [0, 1, 2] and "reward/env" in lines[-1]
 
 
 def test_gem_pays_what_it_pays_alone(monkeypatch):

@@ -1,14 +1,13 @@
 """`Menu`: what a choice does, what its agent sees, and that Gymnasium takes it."""
 
 import copy
-import pickle
 import warnings
 
 import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from agent_envs.games import frozenlake, sokoban
 from agent_envs.integrations import Menu
@@ -52,20 +51,6 @@ def test_a_choice_is_its_turn(game, format):
             assert came == list(alone.step(text)[1:]) and came[-1]["valid"] and came[-1]["tool_faults"] == 0
 
 
-def test_a_seed_gives_the_board_that_it_gives_without_a_menu():
-    kwargs = {"actions_per_turn": 1}
-    env, alone = make("FrozenLake", **kwargs), gymnasium.make("AgentR1/FrozenLake-v0", **kwargs)
-    assert [env.reset(seed=s)[1]["board"] for s in range(20)] == [alone.reset(seed=s)[1]["board"] for s in range(20)]
-
-
-def test_the_whole_budget_can_be_used():
-    env = make("Sokoban", moves=(6, 10))
-    env.reset(seed=0)
-    ends = [env.step(0)[2:4] for _ in range(10)]
-    assert ends == [(False, False)] * 9 + [(False, True)]
-    assert make("Sokoban", max_turns=20).unwrapped.max_turns == 20
-
-
 def test_the_board_can_be_read_back():
     for game, symbols, read in (("FrozenLake", "_OGPX√", frozenlake.read), ("Sokoban", "#_OX√PS", sokoban.read)):
         env = make(game)
@@ -87,14 +72,6 @@ def test_text_is_bytes():
         assert text == env.unwrapped.first_observation and all(name in text for name in info["arms"])
 
 
-def test_a_place_is_an_arm():
-    env = make("Bandit")
-    for seed, choice in enumerate((0, 1, 0, 1)):
-        _, info = env.reset(seed=seed)
-        assert env.step(choice)[-1]["arm"] == info["arms"][choice]
-        assert env.action_masks().all()
-
-
 @pytest.mark.parametrize(("game", "how"), [("Sokoban", {}), ("FrozenLake", {"slippery": False}), ("FrozenLake", {})])
 def test_masks_are_the_choices_that_change_anything(game, how):
     env, seen = make(game, **how), set()
@@ -111,21 +88,10 @@ def test_masks_are_the_choices_that_change_anything(game, how):
     assert seen == ({True} if how == {} and game == "FrozenLake" else {True, False})
 
 
-@pytest.mark.parametrize("game", GAMES)
-def test_a_seed_repeats_an_episode_and_no_seed_does_not(game):
-    for seed in range(3):
-        episodes = [[result[1:4] for _, result in play(make(game), seed)] for _ in range(2)]
-        assert episodes[0] == episodes[1]
-    without = {make(game).reset()[0].tobytes() for _ in range(8)}
-    assert len(without) > 1
-
-
-@pytest.mark.parametrize("game", GAMES)
-@pytest.mark.parametrize("mode", [AutoresetMode.NEXT_STEP, AutoresetMode.SAME_STEP])
-def test_vectors_of_gymnasium(game, mode):
-    makers = [lambda: make(game)] * 3
-    vectors = [SyncVectorEnv(makers, autoreset_mode=mode), AsyncVectorEnv(makers, autoreset_mode=mode)]
-    single = make(game)
+def test_vectors_of_gymnasium():
+    makers = [lambda: make("Sokoban")] * 3
+    vectors = [SyncVectorEnv(makers), AsyncVectorEnv(makers)]
+    single = make("Sokoban")
     try:
         shown = [vector.reset(seed=5)[0] for vector in vectors]
         assert (shown[0][0] == single.reset(seed=5)[0]).all()
@@ -140,19 +106,6 @@ def test_vectors_of_gymnasium(game, mode):
     finally:
         for vector in vectors:
             vector.close()
-
-
-def test_make_vec_wraps_it():
-    vector = gymnasium.make_vec("AgentR1/Sokoban-v0", 2, vectorization_mode="sync", wrappers=[Menu], split="validation")
-    observations, _ = vector.reset(seed=3)
-    assert (observations[1] == make("Sokoban", split="validation").reset(seed=4)[0]).all()
-    assert np.stack(vector.call("action_masks")).shape == (2, 4)
-
-
-def test_its_spec_makes_it_again():
-    env = Menu(gymnasium.make("AgentR1/Bandit-v0", split="validation"), max_bytes=99)
-    again = gymnasium.make(pickle.loads(pickle.dumps(env.spec)))
-    assert isinstance(again, Menu) and again.observation_space.shape == (99,) and again.unwrapped.split == "validation"
 
 
 @pytest.mark.parametrize("game", ["MiniWiki", "Countdown"])

@@ -1,29 +1,12 @@
 """`TokenEpisode`, which the adapters for OpenRLHF, verl and TorchRL stand on: its ids are those of our rollout."""
 
 import pytest
-from plug_setup import MINIWIKI, SMALL, make_policy, ours
+from plug_setup import MINIWIKI, SMALL, make_policy
 
 from agent_envs.integrations import Episode
 from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
-from trainers.trajectory import to_sequences
 
 SEED = 11
-
-
-def test_its_ids_are_those_of_our_rollout():
-    policy = make_policy("words")
-    (episode,) = ours(policy, MINIWIKI, SMALL, [SEED], 1)
-    play = TokenEpisode(Episode(MINIWIKI, **SMALL), policy.tokenizer)
-    play.start(SEED)
-    for step in episode.steps:
-        assert play.prompt + play.ids == step.prompt
-        assert play.take(step.tokens, step.logprobs).reward == step.reward
-    (sequence,) = to_sequences(episode.steps)
-    start = len(episode.steps[0].prompt)
-    assert play.done and play.prompt + play.ids == sequence.ids
-    assert [bool(own) for own in play.mask] == sequence.mask[start:] and play.logprobs == sequence.logprobs[start:]
-    paid = [value for name, value in play.episode.metrics.items() if name.startswith("reward/")]
-    assert play.episode.metrics["turns"] == 3 and sum(paid) == pytest.approx(sum(step.reward for step in episode.steps))
 
 
 def test_without_room_for_another_turn_it_ends():

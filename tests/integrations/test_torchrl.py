@@ -6,9 +6,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from plug_setup import MINIWIKI, SMALL, make_policy, ours
-
-from agent_envs import IDS
+from plug_setup import LAKE, MINIWIKI, SMALL, make_policy, ours
 
 pytestmark = pytest.mark.plug
 pytest.importorskip("torchrl", reason="pip install torchrl", exc_type=ImportError)
@@ -20,30 +18,11 @@ from torchrl.modules.llm.policies import Tokens, TransformersWrapper  # noqa: E4
 
 from agent_envs.integrations.torchrl import chat_env  # noqa: E402
 
-LAKE = "AgentR1/FrozenLake-v0"
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plug" / "in_torchrl.py"
-NEED_DATA = {f"AgentR1/{name}-v0" for name in "HotpotQA 2WikiMultihopQA MuSiQue Bamboogle NQ TriviaQA PopQA".split()}
-NEED_GAMES = {"AgentR1/ALFWorld-v0", "AgentR1/WebShop-v0"}
 
 
-@pytest.fixture
-def data(tmp_path):
-    """A question for each real benchmark."""
-    (tmp_path / "passages.jsonl").write_text('{"id": "0", "title": "Oslo", "text": "Oslo is in Norway."}\n')
-    asked = (
-        '{"id": "0", "question": "Where is Oslo?", "answer": "Norway", "aliases": [], "supporting_titles": ["Oslo"]}'
-    )
-    for name in "hotpotqa 2wikimultihopqa musique bamboogle nq triviaqa popqa".split():
-        for split in ("train", "validation"):
-            (tmp_path / f"{name}.{split}.jsonl").write_text(asked + "\n")
-    return str(tmp_path)
-
-
-@pytest.mark.parametrize("id", [id for id in IDS if id not in NEED_GAMES])
-def test_gym_env_says_and_pays_what_gymnasium_does(id, data):
-    small = {"entities": 100, "questions": 20} if "MiniWiki" in id else {"data": data} if id in NEED_DATA else {}
-    if id == "AgentR1/QA-v0":
-        small = {"data": f"{data}/nq.train.jsonl", "holdout": 1, "split": "validation"}
+@pytest.mark.parametrize(("id", "small"), [(MINIWIKI, SMALL), (LAKE, {}), ("AgentR1/Mixture-v0", {})])
+def test_gym_env_says_and_pays_what_gymnasium_does(id, small):
     env, plain = GymEnv(id, **small), gymnasium.make(id, **small)
     state, (observation, _) = env.reset(seed=3), plain.reset(seed=3)
     assert state["observation"] == observation
@@ -57,11 +36,6 @@ def test_gym_env_says_and_pays_what_gymnasium_does(id, data):
         assert (bool(state["terminated"]), bool(state["truncated"])) == (terminated, truncated)
         if terminated or truncated:
             break
-
-
-def test_gym_env_reads_the_instructions():
-    state = GymEnv(MINIWIKI, instructions_in_observation=True, entities=100, questions=20).reset(seed=3)
-    assert state["observation"].startswith("Answer the question.") and "<answer>" in state["observation"]
 
 
 @pytest.mark.parametrize("kind", ["bytes", "words"])
@@ -106,7 +80,7 @@ def test_torchrls_policy_plays_in_it():
             turn = tokens.response.tolist()
             assert tokens.full.tolist() == tokens.prompt.tolist() + turn
             assert len(row["log_probs"].response) == len(turn)
-            kept = env._plays[0].cut(turn)
+            kept = env._token_episodes[0].cut(turn)
             assert following[: len(tokens.prompt) + len(kept)] == tokens.prompt.tolist() + kept
 
 

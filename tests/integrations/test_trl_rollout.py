@@ -1,57 +1,15 @@
-"""`agent_envs.integrations.trl` without TRL: its rollouts are ours, id by id."""
+"""`agent_envs.integrations.trl` without TRL: what is its own beside the contract."""
 
 import asyncio
 import inspect
 from types import SimpleNamespace
 
 import pytest
-from plug_setup import MINIWIKI, SMALL, make_policy, ours
+from adapters import make_trl_trainer
+from plug_setup import MINIWIKI, SMALL, make_policy
 from transformers.utils import get_json_schema
 
 from agent_envs.integrations import Episode, trl
-from trainers.trajectory import to_sequences
-
-LAKE = "AgentR1/FrozenLake-v0"
-
-
-def replaying(policy, episodes, extra=()):
-    """A trainer whose sampler says what was said in ``episodes``; it goes on with ``extra`` behind the end of a turn."""
-    turns = {tuple(step.prompt): [] for episode in episodes for step in episode.steps}
-    for episode in episodes:
-        for step in episode.steps:
-            turns[tuple(step.prompt)].append(step)
-
-    def sample(prompts, images, fields, num_generations):
-        steps = [turns[tuple(prompt)].pop(0) for prompt in prompts]
-        more = [list(extra) if step.tokens[-1] not in policy.end_ids else [] for step in steps]
-        said = [step.tokens + own for step, own in zip(steps, more, strict=True)]
-        return said, [step.logprobs + [0.0] * len(own) for step, own in zip(steps, more, strict=True)]
-
-    return SimpleNamespace(
-        _generate_single_turn=sample, accelerator=SimpleNamespace(process_index=0), mask_truncated_completions=False,
-        eos_token_ids=[policy.eos_id], generation_config=SimpleNamespace(),
-    )  # fmt: skip
-
-
-@pytest.mark.parametrize("kind", ["bytes", "words"])
-@pytest.mark.parametrize(("id", "kwargs"), [(MINIWIKI, SMALL), (LAKE, {})])
-def test_ids_masks_and_rewards_are_those_of_our_rollout(kind, id, kwargs):
-    policy, group_size = make_policy(kind), 3
-    data = trl.dataset(id, 2, seed=5, **kwargs)
-    episodes = ours(policy, id, kwargs, data["seed"], group_size)
-    played = trl.rollout_func(id, policy.tokenizer, **kwargs)(
-        [prompt for prompt in data["prompt"] for _ in range(group_size)], replaying(policy, episodes)
-    )
-    for i, episode in enumerate(episodes):
-        (sequence,) = to_sequences(episode.steps)
-        start = len(episode.steps[0].prompt)
-        assert played["prompt_ids"][i] + played["completion_ids"][i] == sequence.ids
-        assert [bool(own) for own in played["env_mask"][i]] == sequence.mask[start:]
-        assert played["logprobs"][i] == sequence.logprobs[start:]
-        assert played["turn_rewards"][i] == [step.reward for step in episode.steps]
-        assert played["env_metrics"][i]["turns"] == len(episode.steps)
-    paid = trl.episode_return(None, played["turn_rewards"], env_metrics=played["env_metrics"])
-    assert paid == pytest.approx([episode.episode_return for episode in episodes])
 
 
 def test_what_is_sampled_behind_the_end_of_a_turn_is_cut_off():
@@ -62,8 +20,7 @@ def test_what_is_sampled_behind_the_end_of_a_turn_is_cut_off():
     def sample(prompts, *rest):
         return [policy.encode(turn) + tail for _ in prompts], None
 
-    trainer = replaying(policy, [])
-    trainer._generate_single_turn = sample
+    trainer = make_trl_trainer(policy, sample)
     played = trl.rollout_func(MINIWIKI, policy.tokenizer, **SMALL)(list(data["prompt"]), trainer)
     own = [i for i, mine in zip(played["completion_ids"][0], played["env_mask"][0], strict=True) if mine]
     assert own == policy.encode(turn) * 3 and played["logprobs"] is None
@@ -74,22 +31,16 @@ def test_held_out_questions_are_played_in_their_split():
     play = trl.rollout_func(MINIWIKI, policy.tokenizer, **SMALL)
     prompts = [trl.dataset(MINIWIKI, 1, split=split, **SMALL)["prompt"][0] for split in ("train", "validation")]
     assert prompts[0][1]["content"] != prompts[1][1]["content"]
-    trainer = replaying(policy, [])
-    trainer._generate_single_turn = lambda asked, *rest: ([policy.encode("<answer>x</answer>") for _ in asked], None)
+    answer = policy.encode("<answer>x</answer>")
+    trainer = make_trl_trainer(policy, lambda prompts, *rest: ([answer for _ in prompts], None))
     assert len(play(prompts, trainer)["turn_rewards"]) == 2
 
 
 def test_what_cannot_be_trained_is_refused():
     policy = make_policy("bytes")
-    trainer, prompts = replaying(policy, []), list(trl.dataset(MINIWIKI, 1, **SMALL)["prompt"])
-    with pytest.raises(ValueError, match="context at 'append'"):
-        trl.rollout_func(MINIWIKI, policy.tokenizer, context="window:1", **SMALL)
+    trainer, prompts = make_trl_trainer(policy, None), list(trl.dataset(MINIWIKI, 1, **SMALL)["prompt"])
     with pytest.raises(ValueError, match="special tokens"):
         trl.rollout_func(MINIWIKI, policy.tokenizer, format="harmony", **SMALL)
-    with pytest.raises(ValueError, match="the same arguments"):
-        trl.rollout_func(MINIWIKI, policy.tokenizer, format="hermes", **SMALL)(prompts, trainer)
-    with pytest.raises(ValueError, match=r"train on agent_envs.integrations.trl.dataset\(id, n\)"):
-        trl.rollout_func(MINIWIKI, policy.tokenizer)([[{"role": "user", "content": "hi"}]], trainer)
     trainer.mask_truncated_completions = True
     with pytest.raises(ValueError, match="leave it off"):
         trl.rollout_func(MINIWIKI, policy.tokenizer, **SMALL)(prompts, trainer)
@@ -144,3 +95,86 @@ def test_calls_of_a_message_are_one_turn():
     (held_out,) = trl.dataset(MINIWIKI, 1, native=True, split="validation", **SMALL).to_list()
     environment.reset(**held_out)  # in its own split, or the question would not be this one
     assert environment._episode.env.question.question == held_out["prompt"][1]["content"] != row["prompt"][1]["content"]
+
+
+# -- the methods by which `environment_factory` shows the tools to TRL -----------------------------------------------------
+
+
+class Recorder:
+    async def _take(self, name, given):
+        return given
+
+
+@pytest.mark.parametrize(
+    ("schema", "keeps_null"),
+    [
+        ({"type": "string"}, False),
+        ({"type": ["integer", "null"]}, True),
+        ({"enum": ["a", "b"]}, False),
+        ({"enum": ["a", None]}, True),
+        ({"anyOf": [{"type": "string"}, {"type": "integer"}]}, False),
+        ({"anyOf": [{"type": "string"}, {"type": "null"}]}, True),
+        ({}, True),  # anything
+    ],
+)
+def test_null_leaves_an_optional_argument_out_where_it_is_no_value_of_it(schema, keeps_null):
+    properties = {"query": {"type": "string"}, "more": schema}
+    parameters = {"type": "object", "properties": properties, "required": ["query"]}
+    search = trl._method({"name": "search", "description": "Search.", "parameters": parameters})
+    said = asyncio.run(search(Recorder(), query="x", more=None))
+    assert said == ({"query": "x", "more": None} if keeps_null else {"query": "x"})
+    assert asyncio.run(search(Recorder(), query=None)) == {"query": None}  # a mistake of the model's, which is told so
+
+
+def call(name, arguments):
+    return {
+        "role": "assistant",
+        "tool_calls": [{"type": "function", "function": {"name": name, "arguments": arguments}}],
+    }
+
+
+@pytest.fixture(scope="module")
+def settle():
+    """``settle(last)``: what an episode earns in which all gold titles are searched, and then TRL's conversation ends so."""
+    env, asked = trl.environment_factory(MINIWIKI)(), Episode(MINIWIKI, native=True)
+
+    def settle(last, answers=None):
+        env.reset(prompt=[{"seed": 3, **message} for message in asked.start(3)], seed=3)
+        messages = []
+        for title in dict.fromkeys(asked.env.question.supporting_titles):
+            said = asyncio.run(env.search(query=title))
+            messages += [call("search", {"query": title}), {"role": "tool", "content": said}]
+        if answers:
+            asyncio.run(env.answer(text=answers))
+        messages = [*messages, last] if last else messages[:-1]
+        (paid,) = trl.episode_return([messages], environments=[env])
+        assert env._episode.done and env._episode.env.fits is None
+        return paid
+
+    return settle
+
+
+def test_no_way_to_end_without_an_answer_earns_more_than_a_wrong_one(settle):
+    """Shaping is settled where TRL ends the episode: at a message without a call, or where the last result is too long."""
+    wrong = settle(call("answer", {"text": "nobody"}), answers="nobody")
+    assert wrong > settle({"role": "assistant", "content": "I think it is nobody."})
+    assert wrong > settle(None)
+
+
+@pytest.mark.parametrize("arguments", ["sun", ["sun"], None])
+def test_arguments_that_are_no_object_are_an_invalid_turn(settle, arguments):
+    assert settle(call("answer", arguments)) < settle(call("answer", {"text": "nobody"}))
+
+
+def test_a_context_that_is_rewritten_is_refused():
+    with pytest.raises(ValueError, match="leave context at 'append'"):
+        trl.environment_factory(MINIWIKI, context="window:1")
+
+
+def test_attempts_in_several_processes_are_told_apart(monkeypatch):
+    numbers = []
+    for rank in ("0", "1"):
+        monkeypatch.setenv("RANK", rank)
+        make = trl.environment_factory(MINIWIKI)
+        numbers += [make()._number for _ in range(3)]
+    assert len(set(numbers)) == 6 and numbers[:3] == [0, 1, 2]
