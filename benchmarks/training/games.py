@@ -143,27 +143,22 @@ def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, di
     yield AFTER, after, {key: summary[key] for key in ("seconds", "episodes", "symptoms")}
 
 
-def evaluate(game: Game, policy: Policy) -> dict[str, dict[str, float]]:
-    """Success by line of the table, ``greedy`` and ``sampled``."""
-    success = {}
+def evaluate(game: Game, policy: Policy | None = None) -> dict[str, dict[str, float]]:
+    """Success by line of the table: of a policy ``greedy`` and ``sampled``, without one of each of the task's scripts."""
+    found, numbers = {}, list(range(game.instances))
     for line, split in game.on.items():
         envs = make_envs(game.env, json.dumps(game.kwargs), split, 64)
-        engine = TransformersEngine(policy, envs.envs[0].stop)
-        common = envs, policy, engine, list(range(game.instances)), ppo.Args.max_new_tokens, line
-        torch.manual_seed(0)  # of the sampling
-        rows = {"greedy": evaluator.evaluate_policy(*common), "sampled": evaluator.evaluate_policy(*common, 1.0)}
-        success[line] = {how: row["success"] for how, (row, _) in rows.items()}
-    return success
-
-
-def evaluate_scripts(game: Game) -> dict[str, dict[str, float]]:
-    """Success of the task's scripted agents on the same instances, by line of the table."""
-    found = {}
-    for line, split in game.on.items():
-        envs = make_envs(game.env, json.dumps(game.kwargs), split, 64)
-        scripts, numbers = envs.envs[0].SCRIPTS, list(range(game.instances))
-        rows = {title: evaluator.evaluate_script(envs, numbers, scripts[s], title) for s, title in SCRIPTS.items()}
-        found[line] = {title: row["success"] for title, row in rows.items()}
+        if policy is None:
+            scripts = envs.envs[0].SCRIPTS
+            rows = {title: evaluator.evaluate_script(envs, numbers, scripts[s], title) for s, title in SCRIPTS.items()}
+        else:
+            engine, length = TransformersEngine(policy, envs.envs[0].stop), ppo.Args.max_new_tokens
+            torch.manual_seed(0)  # of the sampling
+            rows = {
+                how: evaluator.evaluate_policy(envs, policy, engine, numbers, length, line, temperature)[0]
+                for how, temperature in (("greedy", 0.0), ("sampled", 1.0))
+            }
+        found[line] = {name: row["success"] for name, row in rows.items()}
     return found
 
 
@@ -246,7 +241,7 @@ def main(args: Args) -> dict:
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.games:
         results["games"][name] = asdict(GAMES[name])
-        results["scripts"][name] = evaluate_scripts(GAMES[name])
+        results["scripts"][name] = evaluate(GAMES[name])
     for seed, name in itertools.product(args.seeds, args.games):
         one: dict = {"seed": seed, "success": {}, "training": {}}
         for title, policy, told in policies(args, name, seed):
