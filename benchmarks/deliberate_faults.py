@@ -52,9 +52,9 @@ COLLECTOR, KL = "trainers/rollouts/collector.py", "trainers/models/kl_reference.
 FAULTS = [
     # -- what is played
     Fault("groups-mixed-in-rollout", ROLL,
-        "            group=i // group_size,", "            group=i % (count // group_size),", "group"),
+        "Trajectory(group=i // group_size, ", "Trajectory(group=i % len(requested), ", "group"),
     Fault("questions-mixed-in-rollout", ROLL,
-        "[value for value in asked for _ in range(group_size)]", "asked * group_size", "group"),
+        "[value for value in requested for _ in range(group_size)]", "requested * group_size", "group"),
     Fault("groups-mixed-in-batch", COLLECTOR,
         "trajectory.group = i // args.group_size", "trajectory.group = i % args.questions_per_update", "batch_of"),
     Fault("rollout-at-temperature-1", COLLECTOR, "temperature=args.temperature", "temperature=1.0", "batch_of"),
@@ -68,11 +68,12 @@ FAULTS = [
         "if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:", "if after:", "ends_once"),
     Fault("failed-forgotten", ROLL, "trajectory.failed |= ", "trajectory.failed = ", "stays_failed"),
     Fault("anchor-after-the-step", ROLL,
-        "trajectory.anchors.append(anchors[i])", "trajectory.anchors.append(envs.envs[i].anchor())", "anchors"),
+        "            ended = bool(terminated[i])", "            episodes[i].trajectory.anchors[-1] = envs.envs[i].anchor()\n"
+        "            ended = bool(terminated[i])", "anchors"),
     Fault("anchor-constant", ROLL,
-        "{i: envs.envs[i].anchor() for i in completions}", "{i: () for i in completions}", "anchors"),
+        "act(completion, envs.envs[i].anchor())", "act(completion, ())", "anchors"),
     Fault("rewritten-context-ignored", ROLL,
-        'elif "context" in infos and infos["_context"][i]:', "elif False:", "rewrote"),
+        'if "context" in infos and infos["_context"][i]:', "if False:", "rewrote"),
     Fault("one-noise-seed-for-a-group", ROLL,
         "[i % group_size for i in range(envs.num_envs)]", "[0 for i in range(envs.num_envs)]", "chances"),
     # -- how it is learned from
