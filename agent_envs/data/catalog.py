@@ -1,14 +1,48 @@
-"""The benchmarks that can be loaded by name: where they live, and what their files are called."""
+"""The benchmarks that can be loaded by name: where they live, what their files are called, and how a record of each is read.
+
+- HotpotQA and 2WikiMultihopQA: a JSON array of objects with `_id`, `question`, `answer`, `type`, `supporting_facts`
+  [[title, sentence index]] and `context` [[title, [sentence]]]; 2WikiMultihopQA adds `evidences` and `answer_id`, whose
+  aliases are in `id_aliases.json`.
+- MuSiQue: JSONL with `question_decomposition`, `answer_aliases` and `paragraphs`.
+- Bamboogle: CSV of `Question,Answer`.
+- NQ-open: JSONL of `question` and a list `answer`.
+- TriviaQA: an object whose array `Data` holds `QuestionId`, `Question` and `Answer`, an object with `Value`,
+  `NormalizedAliases` and, in some, `HumanAnswers`.
+- PopQA: TSV of `id`, `question`, the triple `subj`, `prop`, `obj` that it was made from, and `possible_answers`, a list
+  as JSON.
+- GSM8K: JSONL of `question` and a worked `answer` that ends in `#### 42`.
+- FlashRAG: JSONL of `id`, `question`, `golden_answers` and `metadata`, which has the support and the paragraphs of
+  multi-hop questions (https://huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets).
+- Search-R1: the same rows as Parquet or JSONL, several benchmarks in a file, told apart by `data_source`; with `prompt`,
+  `ability`, `reward_model` (`ground_truth`, an object whose `target` repeats the answers) and `extra_info`
+  (https://github.com/PeterGriffinJin/Search-R1).
+
+The copies on the hub hold the same records, with columns in place of pairs, and names such as `question_id`.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+import html
+import itertools
+import json
+import re
+from collections import Counter
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from hashlib import blake2b
 from pathlib import Path
+from types import MappingProxyType
+from typing import Any
 
-from agent_envs.data import open_domain
-from agent_envs.data.official import ALIASES_FILE, Parsed, parse_hotpotqa, parse_musique, read_aliases
+from agent_envs.data.question import Question, Record, note_id, numbered_records, paragraph_key, question_from_row
+from retrieval_index import Passage
+from retrieval_index.formats import iter_records
+from retrieval_index.readers import context_passages, paragraph_passages
 
+Parsed = tuple[Question | None, list[Passage]]
+ALIASES_FILE = "id_aliases.json"
+_STATED = re.compile(r"#### ?(-?[.,]*[0-9][0-9.,]*)")
 SPLITS = ("train", "validation")
 Parser = Callable[[Mapping], Parsed]
 
@@ -16,16 +50,290 @@ _FLASHRAG_DEV = {"train": "train.jsonl", "validation": "dev.jsonl"}
 _FLASHRAG_TEST = {"train": "train.jsonl", "validation": "test.jsonl"}
 
 
+def read_official(path: str | Path, parse: Callable[[Mapping], Parsed]) -> tuple[tuple[Question, ...], list[Passage]]:
+    """The questions of an official file and the paragraphs they come with, each paragraph once.
+
+    Raises:
+        ValueError: naming the file and the line or number of the record that could not be read.
+    """
+    questions: list[Question] = []
+    passages: dict[str, Passage] = {}
+    for question, context in parse_records(numbered_records(Path(path)), parse):
+        if question is not None:
+            questions.append(question)
+        passages.update((passage.id, passage) for passage in context)
+    if not questions:
+        raise ValueError(f"{path}: there is no question of this benchmark in it")
+    return tuple(questions), list(passages.values())
+
+
+def parse_records(records: Iterable[tuple[str, Record]], parse: Callable[[Mapping], Parsed]) -> Iterator[Parsed]:
+    """Apply a parser to records that come with their place, and name the place in its errors.
+
+    Two questions of one id are an error, unless the file has no ids and the id was made from the text: then every
+    further question of a text has a number behind the id.
+    """
+    places: dict[str, str] = {}
+    tried: Counter[str] = Counter()
+    for where, record in records:
+        try:
+            question, passages = parse(record)
+            if question is not None:
+                if not _has_id(record):
+                    question = replace(question, id=_free_id(question.id, places, tried))
+                note_id(question.id, where, places)
+            yield question, passages
+        except KeyError as error:
+            raise ValueError(f"{where} has no {error}") from None
+        except (ValueError, TypeError, AttributeError) as error:
+            raise ValueError(f"{where}: {error}") from None
+
+
+def _has_id(record: Mapping) -> bool:
+    return any(str(name).lower().replace("_", "") in ("id", "questionid") for name in record)
+
+
+def _free_id(id: str, taken: Container[str], tried: Counter[str]) -> str:
+    """The id, or the first of "id-2", "id-3", … that is free. ``tried`` spares many rows of one id a search each."""
+    while True:
+        tried[id] += 1
+        free = f"{id}-{tried[id]}" if tried[id] > 1 else id
+        if free not in taken:
+            return free
+
+
+def parse_hotpotqa(record: Mapping[str, Any], aliases: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Parsed:
+    """A record of HotpotQA or 2WikiMultihopQA; `aliases` maps an `answer_id` to other names of the answer."""
+    facts = pairs(record["supporting_facts"], "title", "sent_id")
+    also = dict.fromkeys(aliases.get(record.get("answer_id") or "", ()))
+    also.pop(record["answer"], None)
+    passages = context_passages(dict(record)) if record.get("context") else []  # copies without contexts go around
+    titles = list(dict.fromkeys(title for title, _ in facts))
+    question = question_from_row(
+        {
+            "id": record.get("_id") or record["id"],
+            "question": record["question"],
+            "answer": record["answer"],
+            "aliases": list(also),
+            "type": record.get("type"),
+            "supporting_titles": titles,
+            "supporting_paragraphs": gold_paragraphs(titles, passages),
+            "supporting_facts": facts,
+            "evidences": pairs(record.get("evidences") or [], "fact", "relation", "entity") or None,
+        }
+    )
+    return question, passages
+
+
+def gold_paragraphs(titles: Sequence[str], passages: Iterable[Passage]) -> list[str]:
+    """The keys of the paragraphs with these titles, whatever their HTML entities; none at all where one of them is not
+    among the passages, or is the title of several paragraphs."""
+    wanted = [html.unescape(title) for title in titles]
+    named = ((html.unescape(passage.title), passage.text) for passage in passages)
+    keys: dict[str, set[str]] = {title: set() for title in wanted}
+    for title, text in named:
+        if title in keys:
+            keys[title].add(paragraph_key(text))
+    return [min(keys[title]) for title in wanted] if all(len(found) == 1 for found in keys.values()) else []
+
+
+def parse_musique(record: Mapping[str, Any]) -> Parsed:
+    """A record of MuSiQue. The unanswerable ones of MuSiQue-Full give their paragraphs and no question."""
+    passages = paragraph_passages(dict(record))
+    if not record.get("answerable", True):
+        return None, passages
+    gold = [paragraph for paragraph in record["paragraphs"] if paragraph["is_supporting"]]
+    question = {
+        "id": record["id"],
+        "question": record["question"],
+        "answer": record["answer"],
+        "aliases": record.get("answer_aliases"),
+        "supporting_titles": [paragraph["title"] for paragraph in gold],
+        "supporting_paragraphs": [paragraph_key(paragraph["paragraph_text"]) for paragraph in gold],
+        "decomposition": record.get("question_decomposition"),
+    }
+    return question_from_row(question), passages
+
+
+def read_aliases(path: Path) -> dict[str, tuple[str, ...]]:
+    """2WikiMultihopQA's `id_aliases.json`: names and demonyms by Wikidata id. Its script counts both as right."""
+    aliases: dict[str, tuple[str, ...]] = {}
+    for number, row in enumerate(iter_records(path), start=1):
+        names = [row.get(field) or [] for field in ("aliases", "demonyms")]
+        if not isinstance(row.get("Q_id"), str) or not all(isinstance(each, list) for each in names):
+            raise ValueError(f"{path}: record {number}: expected an object with Q_id, aliases and demonyms")
+        aliases[row["Q_id"]] = tuple(itertools.chain(*names))
+    return aliases
+
+
+def pairs(value: Any, *names: str) -> list[tuple]:
+    """Rows from the official form, a list of lists, or from the hub's, a mapping of columns or a list of mappings."""
+    if isinstance(value, Mapping):
+        return list(zip(*(value[name] for name in names), strict=True))
+    return [tuple(row[name] for name in names) if isinstance(row, Mapping) else tuple(row) for row in value]
+
+
+# -- without paragraphs, and with those of FlashRAG ---------------------------------------------------------------------
+
+
+def parse_bamboogle(record: Mapping[str, Any]) -> Parsed:
+    """A row of Bamboogle. Its questions have no ids: the id is a hash of the question, as in NQ-open and GSM8K."""
+    record = _fold_names(record)
+    return _question(record["question"], [record["answer"]])
+
+
+def parse_nq(record: Mapping[str, Any]) -> Parsed:
+    """A record of NQ-open: every answer of the list is right."""
+    return _question(record["question"], _check_list(record["answer"], "answer"))
+
+
+def parse_triviaqa(record: Mapping[str, Any]) -> Parsed:
+    """A record of TriviaQA: the normalised aliases are what its script compares with, and `Value` is to be read."""
+    record = _fold_names(record)
+    answer = _fold_names(record["answer"])
+    aliases = _check_list(answer["normalizedaliases"], "NormalizedAliases")
+    written = _check_list(answer.get("humananswers") or [], "HumanAnswers")
+    return _question(record["question"], [answer["value"], *aliases, *written], id=record["questionid"])
+
+
+def parse_popqa(record: Mapping[str, Any]) -> Parsed:
+    """A record of PopQA; the type of the question is its relationship, such as "occupation"."""
+    answers = record["possible_answers"]
+    if isinstance(answers, str):
+        try:
+            answers = json.loads(answers)
+        except ValueError as error:
+            raise ValueError(f"'possible_answers': {error}") from None
+    triple = [record["subj"], record["prop"], record["obj"]]
+    return _question(
+        record["question"],
+        _check_list(answers, "possible_answers"),
+        id=record["id"],
+        type=record["prop"],
+        evidences=[triple] if all(triple) else None,  # the hub's table reader makes null of a name such as "None"
+    )
+
+
+def parse_gsm8k(record: Mapping[str, Any]) -> Parsed:
+    """A record of GSM8K: the answer is the number after ####, without commas; the working is left out."""
+    stated = _STATED.search(record["answer"])
+    if not stated:
+        raise ValueError(f"'answer': there is no number after #### in {record['answer'][-80:]!r}")
+    return _question(record["question"], [stated[1].replace(",", "")])
+
+
+def parse_flashrag(record: Mapping[str, Any]) -> Parsed:
+    """A record of any benchmark as FlashRAG and Search-R1 have it, with the support and the paragraphs that it gives for
+    multi-hop questions."""
+    record = with_question_of_verl(record)
+    metadata = metadata_of(record)
+    passages = _passages(metadata)
+    facts = pairs(metadata.get("supporting_facts") or [], "title", "sent_id")
+    steps = list(metadata.get("question_decomposition") or [])
+    gold = [step["support_paragraph"] for step in steps if step.get("support_paragraph")]
+    gold = gold or [paragraph for paragraph in metadata.get("paragraphs") or [] if paragraph.get("is_supporting")]
+    titles = list(dict.fromkeys(title for title, _ in facts)) or [paragraph["title"] for paragraph in gold]
+    texts = [paragraph["paragraph_text"] for paragraph in gold if paragraph.get("paragraph_text")]
+    keys = gold_paragraphs(titles, passages) if facts else [paragraph_key(text) for text in texts]
+    question, _ = _question(
+        record["question"],
+        _golden_answers(record),
+        id=record["id"],
+        type=metadata.get("type") or metadata.get("prop"),
+        supporting_titles=titles,
+        supporting_paragraphs=keys if len(keys) == len(titles) else [],
+        supporting_facts=facts or None,
+        decomposition=steps or None,
+    )
+    return question, passages
+
+
+def metadata_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """What FlashRAG knows of a question beside its answers; in some files it is nested in itself."""
+    metadata = _check_object(record.get("metadata") or {}, "metadata")
+    return _check_object(metadata.get("metadata") or metadata, "metadata")
+
+
+def benchmark_named_in(record: Mapping[str, Any]) -> str | None:
+    """The benchmark that a row of Search-R1 says it is of; None for other rows."""
+    source = record.get("data_source")
+    return source.lower().removeprefix("searchr1_") if isinstance(source, str) else None
+
+
+def with_question_of_verl(record: Mapping[str, Any]) -> Mapping[str, Any]:
+    """verl's preprocessing of Search-R1's rows leaves the question in ``extra_info`` alone, and gives no id."""
+    extra = record.get("extra_info")
+    if "question" in record or not isinstance(extra, Mapping) or not isinstance(extra.get("question"), str):
+        return record
+    return {"id": hash_id(extra["question"]), **record, "question": extra["question"]}
+
+
+def has_paragraphs(record: Mapping[str, Any], field: str) -> bool:
+    """Whether a question comes with paragraphs in this field: a list of them, or a mapping of columns."""
+    value = record.get(field)
+    return any(value.values()) if isinstance(value, Mapping) else bool(value)
+
+
+def _passages(metadata: Mapping[str, Any]) -> list[Passage]:
+    if has_paragraphs(metadata, "context"):
+        return context_passages(dict(metadata))
+    return paragraph_passages(dict(metadata)) if has_paragraphs(metadata, "paragraphs") else []
+
+
+def _golden_answers(record: Mapping[str, Any]) -> list:
+    if record.get("golden_answers") is None and "reward_model" in record:
+        return _check_list(record["reward_model"]["ground_truth"]["target"], "target")
+    return _check_list(record["golden_answers"], "golden_answers")
+
+
+def _question(question: object, answers: list, **fields: Any) -> Parsed:
+    """A question without passages: the first answer that is not blank is the gold one, the others are its aliases."""
+    if odd := [answer for answer in answers if not isinstance(answer, str)]:
+        raise ValueError(f"expected answers that are strings, got {odd[0]!r:.80}")
+    golds = list(dict.fromkeys(filter(str.strip, answers)))
+    if not golds:
+        raise ValueError("there is no answer that is not empty")
+    row = {"id": hash_id(question), "question": question, "answer": golds[0], "aliases": golds[1:], **fields}
+    return question_from_row(row), []
+
+
+def hash_id(question: object) -> str:
+    """The id of a question that has none: a hash of its text, 16 hexadecimal digits."""
+    return blake2b(str(question).encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
+
+
+def _check_list(value: object, name: str) -> list:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name!r}: expected a list, got {value!r:.80}")
+    return list(value)
+
+
+def _check_object(value: object, name: str) -> Mapping[str, Any]:
+    if not isinstance(value, Mapping):
+        raise ValueError(f"{name!r}: expected an object, got {value!r:.80}")
+    return value
+
+
+def _fold_names(record: object) -> dict[str, Any]:
+    """Field names in one spelling: `QuestionId` of the official files and `question_id` of the hub's are one."""
+    if not isinstance(record, Mapping):
+        raise ValueError(f"expected an object, got {record!r:.80}")
+    return {name.lower().replace("_", ""): value for name, value in record.items()}
+
+
+# -- the benchmarks -----------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CatalogEntry:
-    """One benchmark. `parser(folder)` gives the function that reads a record of a file in that folder."""
+    """One benchmark."""
 
     title: str
     homepage: str
     repository: str  # on the hub
     configuration: str | None
     official_files: Mapping[str, tuple[str, ...]]  # by split, the preferred file first; no key for a split it lacks
-    parser: Callable[[Path | None], Parser]
+    parse: Parser  # of a record of an official file
     flashrag_files: Mapping[str, str]  # by split; FlashRAG's names are the same in the folders of all benchmarks
     held_out: str = "validation"  # what "validation" is called on the hub
     own_passages: bool = True  # whether questions come with paragraphs to search in
@@ -35,36 +343,28 @@ def parser_of(name: str, folder: Path | None) -> Parser:
     """The function that reads a record of a benchmark, of its official files and of FlashRAG's and Search-R1's. It gives
     nothing for a row of Search-R1 that says it is of another benchmark."""
     entry = CATALOG[name]
-    official = entry.parser(folder)
+    official = entry.parse
+    if name == "2wikimultihopqa" and folder and (folder / ALIASES_FILE).is_file():
+        official = partial(parse_hotpotqa, aliases=read_aliases(folder / ALIASES_FILE))
     if not entry.flashrag_files:
         return official
 
     def parse(record: Mapping) -> Parsed:
         if not is_of(name, record):
             return None, []
-        return open_domain.parse_flashrag(record) if is_flashrag(record) else official(record)
+        return parse_flashrag(record) if is_flashrag(record) else official(record)
 
     return parse
 
 
 def is_of(name: str, record: Mapping) -> bool:
     """False for a row that names another benchmark."""
-    return open_domain.benchmark_named_in(record) in (None, name) or not is_flashrag(record)
+    return benchmark_named_in(record) in (None, name) or not is_flashrag(record)
 
 
 def is_flashrag(record: Mapping) -> bool:
     """Whether it is a row of FlashRAG or Search-R1."""
     return "golden_answers" in record or "reward_model" in record
-
-
-def _any_folder(parse: Parser) -> Callable[[Path | None], Parser]:
-    return lambda folder: parse
-
-
-def _two_wiki_parser(folder: Path | None) -> Parser:
-    file = folder and folder / ALIASES_FILE
-    aliases = read_aliases(file) if file and file.is_file() else {}
-    return lambda record: parse_hotpotqa(record, aliases)
 
 
 CATALOG: Mapping[str, CatalogEntry] = {
@@ -77,7 +377,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
             "train": ("hotpot_train_v1.1.json", "hotpot_train_v1.json"),
             "validation": ("hotpot_dev_distractor_v1.json", "hotpot_dev_fullwiki_v1.json"),
         },
-        parser=_any_folder(lambda record: parse_hotpotqa(record, aliases={})),
+        parse=parse_hotpotqa,
         flashrag_files=_FLASHRAG_DEV,
     ),
     "2wikimultihopqa": CatalogEntry(
@@ -87,7 +387,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
         repository="framolfese/2WikiMultihopQA",
         configuration=None,
         official_files={"train": ("train.json",), "validation": ("dev.json",)},
-        parser=_two_wiki_parser,
+        parse=parse_hotpotqa,
         flashrag_files=_FLASHRAG_DEV,
     ),
     "musique": CatalogEntry(
@@ -99,7 +399,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
             "train": ("musique_ans_v1.0_train.jsonl", "musique_full_v1.0_train.jsonl"),
             "validation": ("musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl"),
         },
-        parser=_any_folder(parse_musique),
+        parse=parse_musique,
         flashrag_files=_FLASHRAG_DEV,
     ),
     "bamboogle": CatalogEntry(
@@ -108,7 +408,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
         repository="chiayewken/bamboogle",
         configuration=None,
         official_files={"validation": ("Bamboogle Prerelease - Sheet1.csv",)},
-        parser=_any_folder(open_domain.parse_bamboogle),
+        parse=parse_bamboogle,
         flashrag_files=_FLASHRAG_TEST,
         held_out="test",
         own_passages=False,
@@ -119,7 +419,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
         repository="google-research-datasets/nq_open",
         configuration=None,
         official_files={"train": ("NQ-open.train.jsonl",), "validation": ("NQ-open.dev.jsonl",)},
-        parser=_any_folder(open_domain.parse_nq),
+        parse=parse_nq,
         flashrag_files=_FLASHRAG_TEST,  # which is NQ-open's dev; FlashRAG's dev was cut off the training questions
         own_passages=False,
     ),
@@ -133,7 +433,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
             "train": ("unfiltered-web-train.json", "wikipedia-train.json", "qa/wikipedia-train.json"),
             "validation": ("unfiltered-web-dev.json", "wikipedia-dev.json", "qa/wikipedia-dev.json"),
         },
-        parser=_any_folder(open_domain.parse_triviaqa),
+        parse=parse_triviaqa,
         flashrag_files=_FLASHRAG_TEST,
         own_passages=False,
     ),
@@ -143,7 +443,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
         repository="akariasai/PopQA",
         configuration=None,
         official_files={"validation": ("popQA.tsv",)},
-        parser=_any_folder(open_domain.parse_popqa),
+        parse=parse_popqa,
         flashrag_files=_FLASHRAG_TEST,
         held_out="test",
         own_passages=False,
@@ -154,7 +454,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
         repository="openai/gsm8k",
         configuration="main",
         official_files={"train": ("train.jsonl",), "validation": ("test.jsonl",)},
-        parser=_any_folder(open_domain.parse_gsm8k),
+        parse=parse_gsm8k,
         flashrag_files={},
         held_out="test",
         own_passages=False,

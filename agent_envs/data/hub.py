@@ -10,9 +10,8 @@ from dataclasses import asdict
 from functools import lru_cache
 from pathlib import Path
 
-from agent_envs.data.catalog import CATALOG, parser_of
+from agent_envs.data.catalog import CATALOG, parse_records, parser_of
 from agent_envs.data.local import PASSAGES_FILE, NotHere, questions_file
-from agent_envs.data.official import parse_records
 from retrieval_index import durable
 
 CACHE_VARIABLE = "AGENT_ENVS_CACHE"

@@ -1,4 +1,5 @@
-"""Benchmarks that lie in a folder: which files they are, and what is in them."""
+"""Benchmarks that lie in a folder: which files they are, what is in them, and what is searched. Files are read once in a
+process, and again when they change."""
 
 from __future__ import annotations
 
@@ -8,20 +9,24 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
 
-from agent_envs.data.catalog import CATALOG, is_flashrag, is_of, parser_of
-from agent_envs.data.corpora import place_of, read_corpus, stamp
-from agent_envs.data.official import ALIASES_FILE, read_official
-from agent_envs.data.open_domain import has_paragraphs, metadata_of
-from agent_envs.data.question import Question, read_questions
-from agent_envs.data.records import Record, first_record
+from agent_envs.data.catalog import (
+    ALIASES_FILE,
+    CATALOG,
+    has_paragraphs,
+    is_flashrag,
+    is_of,
+    metadata_of,
+    parser_of,
+    read_official,
+)
+from agent_envs.data.question import Question, Record, first_record, read_questions
 from retrieval_index import Passage
+from retrieval_index.readers import files_in, read_passages
 
 PASSAGES_FILE = "passages.jsonl"
 _PARAGRAPHS = {"context", "paragraphs"}  # fields of a question that comes with what to search
 # Fields that our own rows never have.
 _PUBLISHED = _PARAGRAPHS | {"_id", "answer_id", "possible_answers", "golden_answers", "reward_model"}
-
-
 _SEARCH_R1 = {"train": "train", "validation": "test"}  # what it calls the splits
 
 
@@ -181,3 +186,49 @@ def _read_questions(path: Path, stamps: tuple) -> tuple[Question, ...]:
 def _read_official(name: str, path: Path, stamps: tuple) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
     questions, passages = read_official(path, parser_of(name, path.parent))
     return questions, tuple(passages)
+
+
+# -- what is searched ---------------------------------------------------------------------------------------------------
+
+
+def place_of(corpus: str | Path) -> Path | str:
+    """A file or folder by its full path, a data set on the hub by its name."""
+    return str(corpus) if str(corpus).startswith("hf:") else Path(corpus).expanduser().resolve()
+
+
+def read_corpus(corpus: Path | str) -> tuple[Passage, ...]:
+    """The passages of anything that `retrieval_index.readers.read_passages` takes.
+
+    Raises:
+        FileNotFoundError: there is no such file or folder.
+        ValueError: a row is no passage, by file and row, or there is none.
+    """
+    return _read(corpus, stamp(corpus, deep=True))
+
+
+# Every environment of a process asks for its data: the benchmarks that share a corpus share one copy of it too.
+@lru_cache(maxsize=4)
+def _read(corpus: Path | str, stamps: tuple) -> tuple[Passage, ...]:
+    passages = tuple(read_passages(corpus))
+    if not any(passage.text.strip() for passage in passages):
+        raise ValueError(f"{corpus}: there is {'no text in its passages' if passages else 'no passage in it'}")
+    return passages
+
+
+def stamp(place: object, deep: bool = False) -> tuple:
+    """What tells whether a file, or a file of a folder (and of folders in it, if ``deep``), was changed: time and size, and its
+    name there; nothing of what is not on disk."""
+    path = Path(str(place or "")).expanduser()
+    if not place or not path.exists():
+        return ()
+    if path.is_dir():
+        files = sorted(files_in(path) if deep else path.iterdir())
+        return tuple((str(file.relative_to(path)), *_stamp_file(file)) for file in files)
+    return _stamp_file(path)
+
+
+def _stamp_file(path: Path) -> tuple[int, int]:
+    if not path.is_file():  # a folder, whose time says nothing of its files; a link that leads nowhere
+        return 0, 0
+    status = path.stat()
+    return status.st_mtime_ns, status.st_size

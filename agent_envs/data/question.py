@@ -1,17 +1,22 @@
-"""A question of a benchmark, and the JSONL form it is kept in."""
+"""A question of a benchmark, and the files that questions are kept and published in, row by row."""
 
 from __future__ import annotations
 
 import html
+import json
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import partial
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any
 
-from agent_envs.data.records import numbered_records
 from retrieval_index.corpus import unescape
+from retrieval_index.formats import Rows, csv_rows, json_rows, jsonl_rows, parquet_rows, tsv_rows
+
+Record = Mapping[str, object]
+_DATA = re.compile(r'\s*\{[^\[\]{}]*"Data"\s*:\s*\[')
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,3 +181,47 @@ def _object(value: object) -> Mapping[str, Any]:
     if not isinstance(value, Mapping):
         raise ValueError(f"expected an object, got {value!r:.80}")
     return value
+
+
+# -- files --------------------------------------------------------------------------------------------------------------
+
+
+def numbered_records(path: Path) -> Iterator[tuple[str, Record]]:
+    """Stream records, each with its place: `file:line`, or `file: record number` in JSON that is not one a line.
+
+    The extension tells the format: `.jsonl`, `.parquet`, `.tsv` and `.csv` with a header; anything else is JSON, an array or
+    objects in a row, or TriviaQA's object with the records in its array `Data`.
+
+    Raises:
+        ValueError: the file breaks off, or a record is not an object, naming the place.
+    """
+    read, label = _READERS.get(path.suffix.lower(), (_json_rows, ": record "))
+    for number, record in read(path):
+        if not isinstance(record, Mapping):
+            raise ValueError(f"{path}{label}{number}: expected an object, got {record!r:.80}")
+        yield f"{path}{label}{number}", record
+
+
+def first_record(path: Path, wanted: Callable[[Record], bool]) -> Record:
+    """The first record that is wanted, which tells what a file is; empty where there is none."""
+    return next((record for _, record in numbered_records(path) if wanted(record)), {})
+
+
+def _json_rows(path: Path) -> Rows:
+    with open(path, encoding="utf-8-sig", errors="replace") as file:
+        if not _DATA.match(file.read(1 << 16)):
+            return json_rows(path)
+    try:
+        return enumerate(json.loads(path.read_text(encoding="utf-8-sig"))["Data"], start=1)
+    except (ValueError, RecursionError) as error:
+        raise ValueError(f"{path}: {error}") from None
+
+
+# Extension -> its reader, and what comes between file and number in errors.
+_READERS: Mapping[str, tuple[Callable[[Path], Rows], str]] = {
+    ".jsonl": (jsonl_rows, ":"),
+    ".tsv": (tsv_rows, ":"),
+    ".csv": (csv_rows, ":"),
+    ".parquet": (partial(parquet_rows, columns_of=lambda names: names), ": row "),
+}
+FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")  # those that a name can tell

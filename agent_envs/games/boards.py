@@ -1,6 +1,12 @@
-"""Square boards as text."""
+"""What the games on a board have in common: boards as text, several actions a turn, and a budget of them."""
 
+import random
 import re
+from collections.abc import Generator
+from dataclasses import dataclass
+from typing import Any
+
+from agent_envs.types import ToolCall, Turn
 
 
 def canonical_form(rows: list[str]) -> str:
@@ -17,3 +23,53 @@ def board_rows(text: str, symbols: str) -> list[list[str]]:
     cell = f"[{re.escape(symbols)}]"
     lines = re.findall(rf'(?<![^\s>"]){cell}(?: {cell})+(?![^\s<"\\])', text.replace("\\n", "\n"))
     return [line.split() for line in lines]
+
+
+@dataclass(slots=True)
+class Budget:
+    """What may still be done.
+
+    Attributes:
+        per_turn: actions that one turn may hold.
+        left: actions that the episode still has.
+    """
+
+    per_turn: int
+    left: int
+
+    def __post_init__(self):
+        if min(self.per_turn, self.left) < 1:
+            raise ValueError(f"actions per turn and in all must be at least 1, got {self.per_turn} and {self.left}")
+
+    def check(self, count: int) -> None:
+        """Raise ValueError, in words for the agent, if a turn may not hold ``count`` actions."""
+        if count < 1:
+            raise ValueError("give at least one action")
+        if count > self.per_turn:
+            raise ValueError(f"a turn may hold {self.per_turn} actions at most, not {count}; none of them was done")
+        if count > self.left:
+            raise ValueError(f"{count} actions are more than the {self.left} that are left; none of them was done")
+
+    def __str__(self) -> str:
+        return f"Actions left: {self.left}"
+
+
+def read_left(text: str) -> int:
+    """The number of actions that an observation says are left."""
+    found = re.search(r"Actions left: (\d+)", text)
+    assert found is not None, text
+    return int(found[1])
+
+
+def move_turn(actions: list[str]) -> Turn:
+    """A call of the tool ``move``."""
+    return Turn(calls=(ToolCall("move", {"actions": actions}),))
+
+
+def wander(env: Any, rng: random.Random) -> Generator[Turn, str, None]:
+    """Script: any of the actions that ``move`` takes, any number of them."""
+    actions = env.tools["move"].parameters["properties"]["actions"]["items"]["enum"]
+    text = env.first_observation
+    while True:
+        count = rng.randint(1, min(env.actions_per_turn, read_left(text)))
+        text = yield move_turn(rng.choices(actions, k=count))

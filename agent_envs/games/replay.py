@@ -1,10 +1,8 @@
 """Games of other libraries: choice of an instance, menus of actions, and copies rebuilt by replaying the actions."""
 
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from typing import Any, Generic, Protocol, TypeVar
-
-import numpy as np
 
 
 class Game(Protocol):
@@ -59,22 +57,6 @@ class Replay(Generic[G]):
 
     def __getstate__(self) -> dict[str, Any]:
         return {**self.__dict__, "_game": None}
-
-
-def choose_instance(np_random: np.random.Generator, options: Mapping[str, Any], numbers: range) -> int:
-    """``options["instance"]``, or any of ``numbers``.
-
-    Raises:
-        ValueError: for another option, or another number.
-    """
-    if unknown := set(options) - {"instance"}:
-        raise ValueError(f"unknown reset options {sorted(unknown)}; known: ['instance']")
-    number = options.get("instance")
-    if number is None:
-        return numbers[int(np_random.integers(len(numbers)))]
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or number not in numbers:
-        raise ValueError(f"instance must be a whole number in {numbers.start}..{numbers.stop - 1}, got {number!r}")
-    return int(number)
 
 
 def normalize_command(text: str) -> str:

@@ -1,10 +1,18 @@
-"""Sokoban: rules, drawing and solving."""
+"""Sokoban: rules, drawing and solving; and levels with a known shortest solution.
 
+A level is made by playing backwards. From every solved position of a random room, a breadth-first search over undone
+moves finds all positions that are d moves away from being solved, and the start is drawn among those; so each level can
+be solved, and in how many moves is known before anyone plays it.
+"""
+
+import random
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from heapq import heappop, heappush
 from itertools import count
 
-from agent_envs.games.boards import board_rows
+from agent_envs.games.boards import board_rows, canonical_form
+from agent_envs.generators.instances import split_of
 
 Cell = tuple[int, int]  # row, column
 State = tuple[Cell, frozenset[Cell]]  # player, boxes
@@ -12,6 +20,8 @@ State = tuple[Cell, frozenset[Cell]]  # player, boxes
 SYMBOLS = "#_OX√PS"
 DIRECTIONS: dict[str, Cell] = {"Up": (-1, 0), "Down": (1, 0), "Left": (0, -1), "Right": (0, 1)}
 MAX_STATES = 200_000  # that a search looks at; seconds
+TRIES = 2_000  # rooms before giving up
+ROOM, ALL_ROOMS = 30_000, 1_000_000  # positions that are looked at in one room, and in all of them: seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -121,7 +131,7 @@ def find_push_closer(level: Level) -> list[str] | None:
     return min(plans, key=len, default=None)
 
 
-# -- inside --------------------------------------------------------------------------------------------------------
+# -- moves and searches -------------------------------------------------------------------------------------------------
 
 
 def _move(floor: frozenset[Cell], state: State, step: Cell) -> State | None:
@@ -166,3 +176,74 @@ def _trace(came: dict[State, tuple[State, str]], state: State) -> list[str]:
         state, action = came[state]
         actions.append(action)
     return actions[::-1]
+
+
+# -- levels -------------------------------------------------------------------------------------------------------------
+
+
+def generate(rng: random.Random, size: int, boxes: int, moves: tuple[int, int], split: str) -> tuple[Level, int]:
+    """A level of ``split`` and the length of its shortest solution, which lies in ``moves``.
+
+    Lengths are drawn evenly from those that the room offers. The split goes by a digest of the board up to rotation and
+    reflection, so that no level of one split is the mirror image of a level of the other.
+    """
+    searched = 0
+    for _ in range(TRIES):
+        if searched >= ALL_ROOMS:
+            break
+        floor = _carve(rng, size, boxes)
+        targets = frozenset(rng.sample(sorted(floor), boxes))
+        lengths = _undo(floor, targets, moves[1])
+        searched += len(lengths)
+        by_length: dict[int, list[State]] = {}
+        for state, length in lengths.items():
+            if length >= moves[0]:
+                by_length.setdefault(length, []).append(state)
+        if not by_length:
+            continue
+        length = rng.choice(sorted(by_length))
+        player, at = rng.choice(by_length[length])
+        level = Level(size, floor, targets, at, player)
+        if split_of(canonical_form(rows(level))) == split:
+            return level, length
+    raise ValueError(
+        f"found no {size}x{size} level with {boxes} boxes that takes {moves[0]} to {moves[1]} moves; "
+        "ask for fewer boxes or moves, or another size"
+    )
+
+
+def _undo(floor: frozenset[Cell], targets: frozenset[Cell], depth: int) -> dict[State, int]:
+    """Positions and how many moves they are from being solved: all up to ``depth``, or the nearest ``ROOM`` of them."""
+    queue: list[State] = [(player, targets) for player in sorted(floor - targets)]
+    lengths = dict.fromkeys(queue, 0)
+    for state in queue:
+        if lengths[state] == depth or len(lengths) >= ROOM:
+            break
+        for before in _predecessors(floor, state):
+            if before not in lengths:
+                lengths[before] = lengths[state] + 1
+                queue.append(before)
+    return lengths
+
+
+def _predecessors(floor: frozenset[Cell], state: State) -> Iterable[State]:
+    (r, c), boxes = state
+    for dr, dc in DIRECTIONS.values():
+        origin, ahead = (r - dr, c - dc), (r + dr, c + dc)
+        if origin in floor and origin not in boxes:
+            yield origin, boxes  # the player walked here
+            if ahead in boxes:
+                yield origin, boxes - {ahead} | {(r, c)}  # or pushed the box from here to there
+
+
+def _carve(rng: random.Random, size: int, boxes: int) -> frozenset[Cell]:
+    """A connected room: the cells that a random walk over the inside of the board has visited."""
+    inside = (size - 2) ** 2
+    wanted = max(round(inside * rng.uniform(0.5, 0.9)), min(2 * boxes + 2, inside))
+    r, c = rng.randint(1, size - 2), rng.randint(1, size - 2)
+    floor = {(r, c)}
+    while len(floor) < wanted:
+        dr, dc = rng.choice(list(DIRECTIONS.values()))
+        r, c = min(max(r + dr, 1), size - 2), min(max(c + dc, 1), size - 2)
+        floor.add((r, c))
+    return frozenset(floor)

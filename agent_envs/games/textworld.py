@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from agent_envs.games.split import SPLITS, split_of
+from agent_envs.generators.instances import SPLITS, split_of
 
 SUFFIXES = (".z8", ".tw-pddl")
 

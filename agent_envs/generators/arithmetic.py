@@ -120,16 +120,12 @@ def parse_number(text: str) -> Fraction | None:
     return -value if sign in ("-", "−") else value
 
 
-def same_text(answer: str, gold: str) -> bool:
-    """Whether two texts are equal up to case, white space, and quotes or full stops around them."""
-    return normalize_text(answer) == normalize_text(gold)
-
-
 def normalize_text(text: str) -> str:
-    """`text` without the white space, quotes and full stops around it, in one case and with single spaces."""
+    """A text for comparison: without white space, quotes and full stops around it, in one case, with single spaces."""
     return " ".join(text.strip(" .'\"\n\t").casefold().split())
 
 
-def same_number(answer: str, gold: Fraction) -> bool:
-    """Whether an answer is this number exactly, however it is written."""
-    return parse_number(answer) == gold
+def same_answer(answer: str, gold: str) -> bool:
+    """Whether an answer is the gold one: as a number, however it is written, where that is one; as text otherwise."""
+    number = parse_number(gold)
+    return normalize_text(answer) == normalize_text(gold) if number is None else parse_number(answer) == number

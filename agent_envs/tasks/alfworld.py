@@ -11,13 +11,14 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from agent_envs.games.replay import Replay, choose_instance, menu, normalize_command, read_menu
+from agent_envs.games.replay import Replay, menu, normalize_command, read_menu
 from agent_envs.games.textworld import TextWorldGame, find_games, short_name
-from agent_envs.generators import check_choice
+from agent_envs.generators.instances import check_choice, choose_instance
 from agent_envs.rewards import Invalid, Metric, Reward
+from agent_envs.tasks.answering import call
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool, ToolError
-from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
 
@@ -31,7 +32,7 @@ _MENU = "Commands"
 
 
 def _act(command: str) -> Turn:
-    return Turn(calls=(ToolCall("act", {"command": command}),))
+    return call("act", command=command)
 
 
 def wander(env: ToolEnv, rng: random.Random) -> Script:
@@ -145,12 +146,8 @@ class ALFWorldEnv(ToolEnv):
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         game = self.play.game
-        metrics = {
-            "won": float(game.won),
-            "lost": float(game.lost),
-            "score": float(game.score),
-            "success": float(game.won),
-        }
+        won = float(game.won)
+        metrics = {"won": won, "lost": float(game.lost), "score": float(game.score), "success": won}
         return TurnOutcome(metrics, terminated=game.won or game.lost)
 
     def anchor(self) -> Hashable:

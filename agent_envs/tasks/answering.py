@@ -1,6 +1,10 @@
 """What the tasks that end with an answer, right or wrong, have in common."""
 
+from collections.abc import Callable
+from typing import Any
+
 from agent_envs.rewards import AtEnd, Format, Invalid, Metric, Repeat, Reward, Shaping
+from agent_envs.types import ToolCall, Turn, TurnOutcome
 
 ANSWER_REWARD = Reward(
     answer=(1.0, AtEnd(Metric("success"))),
@@ -9,3 +13,17 @@ ANSWER_REWARD = Reward(
     invalid=(-0.1, Invalid()),
     repeat=(-0.05, Repeat()),
 )
+
+
+def call(name: str, /, **arguments: Any) -> Turn:
+    """A turn with one call of a tool."""
+    return Turn(calls=(ToolCall(name, arguments),))
+
+
+def score_answer(turn: Turn, done: bool, progress: float, is_right: Callable[[str], bool], **golds: Any) -> TurnOutcome:
+    """What a turn came to: ``progress`` and, at the end, whether the answer is right; ``golds`` are reported with it."""
+    if not done:
+        return TurnOutcome({"progress": progress})
+    prediction = turn.answer or ""
+    metrics = {"progress": progress, "success": float(is_right(prediction))}
+    return TurnOutcome(metrics, {"prediction": prediction, **golds})

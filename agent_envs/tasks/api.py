@@ -6,28 +6,23 @@ import re
 from collections.abc import Hashable
 from typing import Any
 
-from agent_envs.games.split import check_split
-from agent_envs.generators import check_choice, draw, instance_number
+from agent_envs.generators.instances import check_choice, choose_instance, draw
 from agent_envs.generators.shop.conduct import Conduct
 from agent_envs.generators.shop.requests import DIFFICULTIES, make_request
 from agent_envs.generators.shop.service import POLICY, TOOLS, Shop
 from agent_envs.rewards import AtEnd, Metric, Reward
-from agent_envs.tasks.answering import ANSWER_REWARD
+from agent_envs.tasks.answering import ANSWER_REWARD, call
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
-from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
-
-
-def _call(name: str, /, **arguments: Any) -> Turn:
-    return Turn(calls=(ToolCall(name, arguments),))
 
 
 def _look_up(text: str) -> Turn:
     found = re.search(r"(?:this is|my name is) (\w+ \w+)\D+(\d+)", text)
     assert found is not None  # every request says who it is from
-    return _call("find_customer", name=found[1], postcode=found[2])
+    return call("find_customer", name=found[1], postcode=found[2])
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
@@ -35,10 +30,10 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
     found = yield _look_up(env.first_observation)
     order = rng.choice(re.findall(r"O\d+", found) or ["O0"])
     if rng.random() < 0.5:
-        yield _call("transfer", order_id=order, reason="already shipped")
+        yield call("transfer", order_id=order, reason="already shipped")
     else:
-        yield _call("cancel_order", order_id=order)
-        yield _call("confirm")
+        yield call("cancel_order", order_id=order)
+        yield call("confirm")
     yield Turn(answer="Done.")
 
 
@@ -53,13 +48,13 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
         if not order or not (address or "cancel" in wish.lower()):
             continue
         if address:
-            found = yield _call("change_order_address", order_id=order[0], address=address[1])
+            found = yield call("change_order_address", order_id=order[0], address=address[1])
         else:
-            found = yield _call("cancel_order", order_id=order[0])
+            found = yield call("cancel_order", order_id=order[0])
             if "Prepared" in found:
-                found = yield _call("confirm")
+                found = yield call("confirm")
         if "only pending orders" in found:
-            yield _call("transfer", order_id=order[0], reason="already shipped")
+            yield call("transfer", order_id=order[0], reason="already shipped")
     yield Turn(answer="Done.")
 
 
@@ -115,7 +110,7 @@ class APIEnv(ToolEnv):
     SCRIPTS = {"random": guess, "scripted": heuristic, "oracle": oracle}  # noqa: RUF012
 
     def __init__(self, split: str = "train", difficulty: str = "normal", max_turns: int = 20, **common: Any):
-        check_split(split)
+        check_choice("split", split)
         check_choice("difficulty", difficulty, DIFFICULTIES)
         self.split, self.difficulty = split, difficulty
         self.shop = Shop()
@@ -123,7 +118,7 @@ class APIEnv(ToolEnv):
         super().__init__(tools, instructions=POLICY, max_turns=max_turns, **common)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        number = instance_number(self.np_random, options)
+        number = choose_instance(self.np_random, options)
         key = f"api:{self.difficulty}:{number}"
         self.request = draw(lambda rng: make_request(rng, self.difficulty), self.split, key)
         self.conduct = Conduct(self.request)

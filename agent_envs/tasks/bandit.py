@@ -5,8 +5,7 @@ import re
 from typing import Any
 
 from agent_envs.games.bandit import draw_arms
-from agent_envs.games.noise_seed import make_noise_rng, take_noise_seed
-from agent_envs.games.split import check_split
+from agent_envs.generators.instances import check_choice, make_noise_rng
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolResult, Turn, TurnOutcome
@@ -64,7 +63,7 @@ class BanditEnv(ToolEnv):
     SCRIPTS = {"random": pull_any, "scripted": pull_first, "oracle": pull_risky}  # noqa: RUF012
 
     def __init__(self, split: str = "train", max_turns: int = 1, **common: Any):
-        check_split(split)
+        check_choice("split", split)
         self.split = split
         task = (
             "Two arms of a bandit pay in different ways, each in keeping with what its name stands for. Work out from the "
@@ -73,10 +72,9 @@ class BanditEnv(ToolEnv):
         super().__init__((), instructions=task, max_turns=max_turns, **common)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        noise_seed = take_noise_seed(options)
         instance = int(self.np_random.integers(2**63))
         self.arms = draw_arms(random.Random(instance), self.split)
-        self._noise = make_noise_rng(instance, noise_seed)
+        self._noise = make_noise_rng(instance, options)
         first, second = self.arms.names
         info = {"source": "generated", "split": self.split, "arms": [first, second]}
         return f"The arms are {first} and {second}.", info

@@ -6,14 +6,13 @@ from functools import lru_cache
 from typing import Any
 
 from agent_envs.data.question import Question
-from agent_envs.games.split import check_split
-from agent_envs.generators import check_choice, draw, instance_number
-from agent_envs.generators.arithmetic import evaluate, number_text, parse_number, same_number
-from agent_envs.generators.stories.word_problems import DIFFICULTIES, Problem, make_problem
-from agent_envs.tasks.answering import ANSWER_REWARD
+from agent_envs.generators.arithmetic import evaluate, number_text, parse_number
+from agent_envs.generators.instances import INSTANCES, check_choice, choose_instance, draw
+from agent_envs.generators.stories import DIFFICULTIES, Problem, make_problem
+from agent_envs.tasks.answering import ANSWER_REWARD, call, score_answer
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
-from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
 
@@ -28,7 +27,7 @@ def calculate(expression: str) -> ToolResult:
 
 def compute(expression: str) -> Turn:
     """A turn with one calculation."""
-    return Turn(calls=(ToolCall("calculate", {"expression": expression}),))
+    return call("calculate", expression=expression)
 
 
 def _numbers(env: ToolEnv) -> list[str]:
@@ -101,7 +100,7 @@ class CalculatorEnv(ToolEnv):
     how far down the gold calculation the last value lies that the agent has computed, as a share of its steps (for
     GSM8K, 1 once the agent has computed the gold answer). The last one adds ``success``, ``prediction`` and ``gold``.
 
-    ``reset(options={"instance": n})`` picks an instance by number. GSM8K's are ``questions``, which evaluations play once each.
+    ``reset(options={"instance": n})`` picks an instance by number. GSM8K's are ``questions``, which evaluations run once each.
 
     Raises:
         LookupError, FileNotFoundError: GSM8K is asked for and is nowhere to be had.
@@ -120,7 +119,7 @@ class CalculatorEnv(ToolEnv):
         **common: Any,
     ):
         check_choice("source", source, ("generated", "gsm8k"))
-        check_split(split)
+        check_choice("split", split)
         check_choice("difficulty", difficulty, DIFFICULTIES)
         if data is not None and source != "gsm8k":
             raise ValueError('data is the place of GSM8K: give source="gsm8k" as well')
@@ -128,7 +127,7 @@ class CalculatorEnv(ToolEnv):
         if source == "gsm8k":  # fails here, not at the first reset, if it is not to be had
             if difficulty != "normal":
                 raise ValueError("difficulty is of generated problems; GSM8K has its own")
-            from agent_envs.tasks.benchmark import stamp_places, warn_of_shared
+            from agent_envs.tasks.qa_data import stamp_places, warn_of_shared
 
             self._problems, self.questions, source = _gsm8k(split, data, stamp_places("gsm8k", data))
             if split == "train":
@@ -138,63 +137,43 @@ class CalculatorEnv(ToolEnv):
         super().__init__((FunctionTool(calculate),), instructions=task, max_turns=max_turns, **common)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        name = "instance"
-        if (
-            self.questions is not None and "question" in options
-        ):  # another word for it, that all tasks with questions know
-            name, options = "question", {**options, "instance": options["question"]}
-            del options["question"]
-        number = instance_number(self.np_random, options)
         if self.questions is not None:
-            if options and number >= len(self._problems):
-                raise ValueError(f"{name} must be in 0..{len(self._problems) - 1}, got {number}")
-            number %= len(self._problems)
+            name = "question" if "question" in options else "instance"
+            numbers = range(len(self._problems)) if options else INSTANCES
+            number = choose_instance(self.np_random, options, numbers, name) % len(self._problems)
             self.problem = self._problems[number]
         else:
+            number = choose_instance(self.np_random, options)
             key = f"calculator:{self.difficulty}:{number}"
             self.problem = draw(lambda rng: make_problem(rng, self.difficulty), self.split, key)
         self._values = self.problem.values or (self.problem.answer,)
         self._reached = 0
-        return self.problem.text, {
-            "source": self.source,
-            "split": self.split,
-            "instance": number,
-            "kind": self.problem.kind,
-        }
+        info = {"source": self.source, "split": self.split, "instance": number, "kind": self.problem.kind}
+        return self.problem.text, info
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         computed = {result.data for result in results if result.ok}
         places = [place for place, value in enumerate(self._values, start=1) if value in computed]
         self._reached = max([self._reached, *places])
-        metrics = {"progress": self._reached / len(self._values)}
-        if not done:
-            return TurnOutcome(metrics)
-        prediction = turn.answer or ""
-        metrics["success"] = float(same_number(prediction, self.problem.answer))
-        return TurnOutcome(metrics, {"prediction": prediction, "gold": number_text(self.problem.answer)})
+        answer, progress = self.problem.answer, self._reached / len(self._values)
+        return score_answer(turn, done, progress, lambda given: parse_number(given) == answer, gold=number_text(answer))
 
 
 @lru_cache(maxsize=4)
 def _gsm8k(split: str, data: str | None, places: tuple) -> tuple[tuple[Problem, ...], tuple[Question, ...], str]:
-    """The problems, the questions that they were, and where they come from. Loaded once a process; ``places`` is part of the
-    key alone.
-
-    A question whose answer is no number could not be scored; there is none in GSM8K.
-    """
+    """The problems, the questions that they were, and where they come from; ``places`` is part of the key alone."""
     from agent_envs.data import load_benchmark
 
     found = load_benchmark("gsm8k", split=split, data=data, questions_only=True)
-    answers = [parse_number(question.answer) for question in found.questions]
-    if None in answers:
-        wrong = found.questions[answers.index(None)]
-        raise ValueError(
-            f"question {wrong.id} of {found.source} has the answer {wrong.answer!r}, which is not a number"
-        )
-    pairs = [
-        (question, answer) for question, answer in zip(found.questions, answers, strict=True) if answer is not None
-    ]
-    problems = tuple(Problem(question.question, answer, (), "gsm8k") for question, answer in pairs)
-    return problems, found.questions, found.source
+    problems = []
+    for question in found.questions:
+        answer = parse_number(question.answer)
+        if answer is None:
+            raise ValueError(
+                f"question {question.id} of {found.source} has the answer {question.answer!r}, which is not a number"
+            )
+        problems.append(Problem(question.question, answer, (), "gsm8k"))
+    return tuple(problems), found.questions, found.source
 
 
 make_vector = vector_entry_point(CalculatorEnv)

@@ -6,7 +6,7 @@ from itertools import product
 from typing import Any
 
 from agent_envs.games import countdown
-from agent_envs.games.split import check_split
+from agent_envs.generators.instances import check_choice, check_options
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolResult, Turn, TurnOutcome
@@ -80,7 +80,7 @@ class CountdownEnv(ToolEnv):
         max_turns: int = 1,
         **common: Any,
     ):
-        check_split(split)
+        check_choice("split", split)
         self.split, self.largest = split, largest
         if len(numbers) != 2 or not 2 <= numbers[0] <= numbers[1] <= 8:
             raise ValueError(f"numbers must be two counts in order, within 2 to 8, got {numbers!r}")
@@ -94,8 +94,7 @@ class CountdownEnv(ToolEnv):
         super().__init__((), instructions=task, max_turns=max_turns, **common)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        if options:
-            raise ValueError(f"unknown reset options {sorted(options)}; there are none")
+        check_options(options)
         rng = random.Random(int(self.np_random.integers(2**63)))
         self.puzzle = countdown.generate(rng, self.counts, self.largest, self.split)
         numbers, target = list(self.puzzle.numbers), self.puzzle.target

@@ -5,9 +5,8 @@ from collections.abc import Hashable
 from typing import Any, Literal
 
 from agent_envs.games import frozenlake
-from agent_envs.games.actions import Budget, move_turn, read_left, wander
-from agent_envs.games.noise_seed import make_noise_rng, take_noise_seed
-from agent_envs.games.split import check_split, digest
+from agent_envs.games.boards import Budget, move_turn, read_left, wander
+from agent_envs.generators.instances import check_choice, digest, make_noise_rng
 from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
@@ -86,7 +85,7 @@ class FrozenLakeEnv(ToolEnv):
         max_turns: int = 5,
         **common: Any,
     ):
-        check_split(split)
+        check_choice("split", split)
         if not 3 <= size <= 8 or not 0.5 <= frozen <= 0.95:
             raise ValueError(f"size must be in 3..8 and frozen in 0.5..0.95, got {size} and {frozen}")
         self.split, self.size, self.frozen, self.slippery = split, size, frozen, slippery
@@ -117,11 +116,11 @@ class FrozenLakeEnv(ToolEnv):
         return ToolResult(self.state_text(), data={"moves": left - self.budget.left})
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        noise_seed = take_noise_seed(options)
         instance = int(self.np_random.integers(2**63))
+        noise = make_noise_rng(instance, options)
         self.rows = frozenlake.generate(random.Random(instance), self.size, self.frozen, self._longest, self.split)
         self.lake = frozenlake.FrozenLakeEnv(desc=self.rows, is_slippery=self.slippery)
-        self.lake.reset(seed=make_noise_rng(instance, noise_seed).randrange(2**31))
+        self.lake.reset(seed=noise.randrange(2**31))
         self.budget = Budget(self.actions_per_turn, self.max_actions)
         info = {"source": "generated", "split": self.split, "board": digest("\n".join(self.rows))}
         path = frozenlake.shortest_path(self.rows, self._position())

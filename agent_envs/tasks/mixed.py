@@ -5,11 +5,10 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-from agent_envs.games.split import check_split
-from agent_envs.generators import draw, instance_number
-from agent_envs.generators.mixed.questions import KINDS, MixedQuestion, is_right, make_question
-from agent_envs.generators.mixed.world import SCRIPT, MixedWorld, make_mixed_world
-from agent_envs.tasks.answering import ANSWER_REWARD
+from agent_envs.generators.arithmetic import same_answer
+from agent_envs.generators.instances import check_choice, check_kinds, choose_instance, draw
+from agent_envs.generators.mixed import KINDS, SCRIPT, MixedQuestion, MixedWorld, make_mixed_world, make_question
+from agent_envs.tasks.answering import ANSWER_REWARD, score_answer
 from agent_envs.tasks.calculator import calculate, compute
 from agent_envs.tasks.qa_scripts import search
 from agent_envs.tasks.sql import ask
@@ -27,8 +26,8 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
     asked = env.first_observation
     numbers, names = re.findall(r"\d+", asked) or ["1"], re.findall(_NAME, asked)
     pick = rng.choice(names)
-    found = yield rng.choice((search(pick), compute(f"{rng.choice(numbers)} + {rng.choice(numbers)}"),
-                              ask(f"SELECT visitors FROM visitors WHERE town = '{pick}'")))  # fmt: skip
+    added = compute(f"{rng.choice(numbers)} + {rng.choice(numbers)}")
+    found = yield rng.choice((search(pick), added, ask(f"SELECT visitors FROM visitors WHERE town = '{pick}'")))
     yield Turn(answer=rng.choice(re.findall(r"\d+", found) or ["unknown"]))
 
 
@@ -86,7 +85,7 @@ class MixedEnv(ToolEnv):
 
     Args:
         split: ``"train"`` or ``"validation"``.
-        kinds: which tools the questions take, some of `agent_envs.generators.mixed.questions.KINDS` (such as
+        kinds: which tools the questions take, some of `agent_envs.generators.mixed.KINDS` (such as
             ``"search+query"``); all by default, in equal shares.
         entities: size of the world, in articles.
         world_seed: another seed gives another world of the same split.
@@ -116,9 +115,8 @@ class MixedEnv(ToolEnv):
         max_turns: int = 8,
         **common: Any,
     ):
-        check_split(split)
-        if isinstance(kinds, str) or not kinds or not set(kinds) <= set(KINDS):
-            raise ValueError(f"kinds must be some of {tuple(KINDS)}, got {kinds!r}")
+        check_choice("split", split)
+        check_kinds(kinds, KINDS)
         self.split, self.kinds, self.entities, self.world_seed = split, tuple(kinds), entities, world_seed
         tools = SearchTool(self.mixed.searcher, k), FunctionTool(self.query), FunctionTool(calculate)
         task = (
@@ -138,17 +136,13 @@ class MixedEnv(ToolEnv):
         return ToolResult(str(found), data=found)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        number = instance_number(self.np_random, options)
+        number = choose_instance(self.np_random, options)
         mixed = self.mixed
         self.question = draw(lambda rng: make_question(mixed, rng, self.kinds), self.split, f"mixed:{number}")
         self._met: set[Any] = set()
         source = f"generated over miniwiki:{self.split}-{self.world_seed} ({self.entities} articles)"
-        return self.question.text, {
-            "source": source,
-            "split": self.split,
-            "instance": number,
-            "kind": self.question.kind,
-        }
+        info = {"source": source, "split": self.split, "instance": number, "kind": self.question.kind}
+        return self.question.text, info
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         asked = self.question
@@ -161,12 +155,8 @@ class MixedEnv(ToolEnv):
                 self._met |= {("cell", cell) for row in result.data.rows for cell in row if cell in asked.cells}
             elif result.data in asked.values:
                 self._met.add(("value", result.data))
-        metrics = {"progress": len(self._met) / (len(asked.titles) + len(asked.cells) + len(asked.values))}
-        if not done:
-            return TurnOutcome(metrics)
-        prediction = turn.answer or ""
-        metrics["success"] = float(is_right(asked, prediction))
-        return TurnOutcome(metrics, {"prediction": prediction, "gold": asked.answer})
+        progress = len(self._met) / (len(asked.titles) + len(asked.cells) + len(asked.values))
+        return score_answer(turn, done, progress, lambda answer: same_answer(answer, asked.answer), gold=asked.answer)
 
 
 make_vector = vector_entry_point(MixedEnv)

@@ -10,8 +10,8 @@ from typing import Any, ClassVar
 import gymnasium
 
 from agent_envs.formats import Format
+from agent_envs.generators.instances import choose_instance
 from agent_envs.integrations.hosting import find_spec, lacks_split, make_registered
-from agent_envs.tasks.qa import check_question
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.types import ToolResult, Turn
 from agent_envs.utils.scripts import Script
@@ -149,8 +149,10 @@ class MixtureEnv(ToolEnv):
         gymnasium.Env.reset(self, seed=seed)
         options = dict(options or {})
         id, inner = options.pop("task", None), int(self.np_random.integers(2**31))
-        if id is None and self.questions is not None and (number := options.get("question")) is not None:
-            check_question(number, len(self.questions))
+        if id is None and self.questions is not None and options.get("question") is not None:
+            number = choose_instance(
+                self.np_random, {"question": options["question"]}, range(len(self.questions)), "question"
+            )
             id, options["question"] = self._places[number]
         if id is None:
             shares = list(self.weights.values())

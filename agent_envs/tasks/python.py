@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from typing import Any, ClassVar
 
 from agent_envs import sandbox
-from agent_envs.games.split import check_split
-from agent_envs.generators import draw, instance_number
-from agent_envs.generators.puzzles.questions import KINDS, is_right, make_puzzle
+from agent_envs.generators.arithmetic import same_answer
+from agent_envs.generators.instances import check_choice, check_kinds, choose_instance, draw
+from agent_envs.generators.puzzles import KINDS, make_puzzle
 from agent_envs.sandbox.probe import choose_backend
 from agent_envs.sandbox.runner import MAX_CODE
-from agent_envs.tasks.answering import ANSWER_REWARD
+from agent_envs.tasks.answering import ANSWER_REWARD, call, score_answer
 from agent_envs.tool_env import ToolEnv
-from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
 
@@ -85,15 +85,13 @@ def _shorten(text: str, longest: int) -> str:
 
 def run(code: str) -> Turn:
     """A turn that runs one program."""
-    return Turn(calls=(ToolCall("python", {"code": code}),))
+    return call("python", code=code)
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
     """Computes something with two numbers of the question."""
-    numbers = re.findall(r"\d+", env.first_observation) or ["1"]
-    found = yield run(
-        f"print({rng.choice(numbers).lstrip('0') or 0} {rng.choice('+-*')} {rng.choice(numbers).lstrip('0') or 0})"
-    )
+    numbers = list(map(int, re.findall(r"\d+", env.first_observation) or ["1"]))
+    found = yield run(f"print({rng.choice(numbers)} {rng.choice('+-*')} {rng.choice(numbers)})")
     yield Turn(answer=(re.findall(r"-?\d+", found) or ["0"])[-1])
 
 
@@ -143,7 +141,7 @@ class PythonEnv(ToolEnv):
 
     Args:
         split: ``"train"`` or ``"validation"``.
-        kinds: which puzzles, some of `agent_envs.generators.puzzles.questions.KINDS`; all by default.
+        kinds: which puzzles, some of `agent_envs.generators.puzzles.KINDS`; all by default.
         sandbox: backend of the sandbox, see `agent_envs.sandbox.run`.
         timeout: seconds for a program.
         memory_mb: MiB for a program.
@@ -170,9 +168,8 @@ class PythonEnv(ToolEnv):
         max_turns: int = 5,
         **common: Any,
     ):
-        check_split(split)
-        if isinstance(kinds, str) or not kinds or not set(kinds) <= set(KINDS):
-            raise ValueError(f"kinds must be some of {tuple(KINDS)}, got {kinds!r}")
+        check_choice("split", split)
+        check_kinds(kinds, KINDS)
         if not (0 < timeout <= 3600 and memory_mb >= 64):
             raise ValueError(f"timeout must be in (0, 3600] and memory_mb at least 64, got {timeout} and {memory_mb}")
         self.split, self.kinds, self.sandbox = split, tuple(kinds), sandbox
@@ -182,7 +179,7 @@ class PythonEnv(ToolEnv):
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
         choose_backend(self.sandbox)  # here, and not at the first call, where the agent would have to read it
-        number = instance_number(self.np_random, options)
+        number = choose_instance(self.np_random, options)
         self.puzzle = draw(lambda rng: make_puzzle(rng, self.kinds), self.split, f"python:{number}")
         self._printed = False
         info = {"source": "generated", "split": self.split, "instance": number, "kind": self.puzzle.kind}
@@ -190,13 +187,9 @@ class PythonEnv(ToolEnv):
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         lines = [result.data.stdout.strip().rpartition("\n")[2] for result in results if result.ok]
-        self._printed |= any(is_right(self.puzzle, line) for line in lines)
-        metrics = {"progress": float(self._printed)}
-        if not done:
-            return TurnOutcome(metrics)
-        prediction = turn.answer or ""
-        metrics["success"] = float(is_right(self.puzzle, prediction))
-        return TurnOutcome(metrics, {"prediction": prediction, "gold": self.puzzle.answer})
+        gold = self.puzzle.answer
+        self._printed |= any(same_answer(line, gold) for line in lines)
+        return score_answer(turn, done, float(self._printed), lambda answer: same_answer(answer, gold), gold=gold)
 
 
 make_vector = vector_entry_point(PythonEnv)

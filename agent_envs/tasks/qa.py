@@ -6,10 +6,9 @@ import inspect
 from collections.abc import Mapping
 from typing import Any
 
-import numpy as np
-
 from agent_envs import scoring
 from agent_envs.data.question import Question, paragraph_key
+from agent_envs.generators.instances import choose_instance
 from agent_envs.judge import Judge
 from agent_envs.rewards import (
     AtEnd,
@@ -27,8 +26,8 @@ from agent_envs.rewards import (
     Thought,
     ThoughtfulFormat,
 )
-from agent_envs.tasks import qa_reader, qa_scripts
-from agent_envs.tasks.benchmark import load, source_parameters
+from agent_envs.tasks import qa_scripts
+from agent_envs.tasks.qa_data import load, source_parameters
 from agent_envs.tool_env import COMMON, TokenCounter, ToolEnv
 from agent_envs.tools import ReadTool, SearchTool, Tool
 from agent_envs.types import ToolResult, Turn, TurnOutcome
@@ -46,7 +45,7 @@ class QAEnv(ToolEnv):
     answer and is truncated after ``max_turns`` turns.
 
     Args:
-        benchmark: a name of `agent_envs.tasks.benchmark.BENCHMARKS`; "own" for questions of your own, given with ``data`` and
+        benchmark: a name of `agent_envs.tasks.qa_data.BENCHMARKS`; "own" for questions of your own, given with ``data`` and
             ``corpus`` or ``index``: see `agent_envs.data.own.load_own`.
         split: ``"train"`` or ``"validation"``.
         k: passages per search.
@@ -57,7 +56,7 @@ class QAEnv(ToolEnv):
         judge: asks a language model whether the answer is right, for the reward term ``judge``: see
             `agent_envs.judge.Judge`. Off by default.
         instructions: the task in a sentence or two, in your words.
-        source_arguments: where the data comes from, and ``holdout``, see `agent_envs.tasks.benchmark.load`; for MiniWiki, what
+        source_arguments: where the data comes from, and ``holdout``, see `agent_envs.tasks.qa_data.load`; for MiniWiki, what
             world. The rest are the arguments of `ToolEnv`.
 
     ``info`` at reset names ``source`` (a stand-in can never pass for the real benchmark), ``question_id``, ``type`` and
@@ -101,7 +100,7 @@ class QAEnv(ToolEnv):
         "random": qa_scripts.guess,
         "yes": qa_scripts.always_yes,
         "scripted": qa_scripts.scripted,
-        "reader": qa_reader.reader,
+        "reader": qa_scripts.reader,
         "oracle": qa_scripts.oracle,
     }
 
@@ -139,13 +138,8 @@ class QAEnv(ToolEnv):
             self.reward = Reward(**{**self.reward, "judge": (1.0, judged)})
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        if unknown := set(options) - {"question"}:
-            raise ValueError(f"unknown reset options {sorted(unknown)}; known: ['question']")
-        index = options.get("question")
-        if index is None:
-            index = self.np_random.integers(len(self.questions))
-        check_question(index, len(self.questions))
-        self.question = self.questions[index]
+        number = choose_instance(self.np_random, options, range(len(self.questions)), "question")
+        self.question = self.questions[number]
         self._gold = set(self.question.supporting_paragraphs or map(html.unescape, self.question.supporting_titles))
         self._found: set[str] = set()  # what the agent has been shown of it
         self._brought_up: set[str] = set()  # all that it has been shown
@@ -212,16 +206,10 @@ class QAEnv(ToolEnv):
         return scoring.substring_match(prediction, self.question.golds, self.task.normalize)
 
 
-def check_question(number: Any, count: int) -> None:
-    """Raise a ValueError where ``options["question"]`` is no number of one of so many questions."""
-    if isinstance(number, bool) or not isinstance(number, int | np.integer) or not 0 <= number < count:
-        raise ValueError(f"question must be in 0..{count - 1}, got {number!r}")
-
-
 def _check_names(benchmark: str, arguments: Mapping[str, Any]) -> None:
     """Raise a TypeError for arguments that neither the benchmark nor any task takes."""
     own = set(inspect.signature(QAEnv.__init__).parameters) - {"self", "benchmark", "source_arguments"}
-    known = [*source_parameters(benchmark), "holdout", "part", *sorted(own | COMMON)]
+    known = [*source_parameters(benchmark), "holdout", *sorted(own | COMMON)]
     for name in sorted(set(arguments) - set(known)):
         near = difflib.get_close_matches(name, known, 1)
         meant = f" (did you mean {near[0]!r}?)" if near else ""

@@ -5,9 +5,8 @@ from collections.abc import Hashable
 from typing import Any, Literal
 
 from agent_envs.games import sokoban
-from agent_envs.games.actions import Budget, move_turn, read_left, wander
-from agent_envs.games.sokoban_levels import generate
-from agent_envs.games.split import check_split, digest
+from agent_envs.games.boards import Budget, move_turn, read_left, wander
+from agent_envs.generators.instances import check_choice, check_options, digest
 from agent_envs.rewards import Invalid, Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
@@ -87,7 +86,7 @@ class SokobanEnv(ToolEnv):
         max_turns: int = 5,
         **common: Any,
     ):
-        check_split(split)
+        check_choice("split", split)
         if not 5 <= size <= 12 or not 1 <= boxes <= 4:
             raise ValueError(f"size must be in 5..12 and boxes in 1..4, got {size} and {boxes}")
         self.split, self.size, self.boxes = split, size, boxes
@@ -121,10 +120,9 @@ class SokobanEnv(ToolEnv):
         return ToolResult(self.state_text(), data=happened)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        if options:
-            raise ValueError(f"unknown reset options {sorted(options)}; there are none")
+        check_options(options)
         rng = random.Random(int(self.np_random.integers(2**63)))
-        self.level, shortest = generate(rng, self.size, self.boxes, self.moves, self.split)
+        self.level, shortest = sokoban.generate(rng, self.size, self.boxes, self.moves, self.split)
         self.budget = Budget(self.actions_per_turn, self.max_actions)
         board = digest(sokoban.render(self.level))
         info = {"source": "generated", "split": self.split, "board": board, "shortest": shortest}

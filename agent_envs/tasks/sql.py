@@ -4,21 +4,19 @@ import random
 import re
 from typing import Any
 
-from agent_envs.games.split import check_split
-from agent_envs.generators import check_choice, draw, instance_number
-from agent_envs.generators.sql.databases import describe, open_database
-from agent_envs.generators.sql.questions import DIFFICULTIES, is_right, make_question, matches
-from agent_envs.tasks.answering import ANSWER_REWARD
+from agent_envs.generators.instances import check_choice, choose_instance, draw
+from agent_envs.generators.sql.questions import DIFFICULTIES, describe, is_right, make_question, matches, open_database
+from agent_envs.tasks.answering import ANSWER_REWARD, call, score_answer
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool
-from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
 
 
 def ask(sql: str) -> Turn:
     """A turn with one query."""
-    return Turn(calls=(ToolCall("query", {"sql": sql}),))
+    return call("query", sql=sql)
 
 
 def _first_value(observation: str) -> str:
@@ -29,7 +27,7 @@ def _first_value(observation: str) -> str:
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
     """Looks at a table at random, and answers with something from its first row."""
-    found = yield Turn(calls=(ToolCall("schema", {}),))
+    found = yield call("schema")
     table = rng.choice(re.findall(r"CREATE TABLE (\w+)", found) or ["x"])
     found = yield ask(f"SELECT * FROM {table} LIMIT 1 OFFSET {rng.randint(0, 9)}")
     yield Turn(answer=_first_value(found))
@@ -39,7 +37,7 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     """Finds the table that holds the name in the question, and counts the rows of the table that "How many" asks about, or
     those that refer to it; of other questions it selects the column that the question names."""
     asked = env.first_observation
-    found = yield Turn(calls=(ToolCall("schema", {}),))
+    found = yield call("schema")
     tables = dict(re.findall(r"CREATE TABLE (\w+) \(([^;]*)\);", found))
     columns = {name: re.findall(r"(\w+) [A-Z]+ (?:NOT|PRIMARY)", body) for name, body in tables.items()}
     names = re.findall(r"'([^']+)'|(?<!^)\b([A-Z]\w+(?: [A-Z]\w+)*)", asked)
@@ -98,7 +96,7 @@ class SQLEnv(ToolEnv):
     SCRIPTS = {"random": guess, "scripted": heuristic, "oracle": oracle}  # noqa: RUF012
 
     def __init__(self, split: str = "train", difficulty: str = "normal", max_turns: int = 6, **common: Any):
-        check_split(split)
+        check_choice("split", split)
         check_choice("difficulty", difficulty, DIFFICULTIES)
         self.split, self.difficulty = split, difficulty
         task = "Answer the question about the database, as short as possible."
@@ -115,7 +113,7 @@ class SQLEnv(ToolEnv):
         return ToolResult(str(found), data=found)
 
     def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        number = instance_number(self.np_random, options)
+        number = choose_instance(self.np_random, options)
         key = f"sql:{self.split}:{self.difficulty}:{number}"
         self.question = draw(lambda rng: make_question(rng, self.split, self.difficulty), self.split, key)
         self._read: set[str] = set()
@@ -124,16 +122,14 @@ class SQLEnv(ToolEnv):
         return self.question.text, {**info, "schema": self.question.schema, "kind": self.question.kind}
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
-        for call, result in zip(turn.calls, results, strict=True):
-            if call.name == "query" and result.ok:
+        for made, result in zip(turn.calls, results, strict=True):
+            if made.name == "query" and result.ok:
                 self._read |= result.data.tables & self.question.tables
                 self._matched |= matches(self.question, result.data)
-        metrics = {"progress": 0.5 * len(self._read) / len(self.question.tables) + 0.5 * self._matched}
-        if not done:
-            return TurnOutcome(metrics)
-        prediction = turn.answer or ""
-        metrics["success"] = float(is_right(self.question, prediction))
-        return TurnOutcome(metrics, {"prediction": prediction, "golds": list(map(str, self.question.golds))})
+        question = self.question
+        progress = 0.5 * len(self._read) / len(question.tables) + 0.5 * self._matched
+        golds = list(map(str, question.golds))
+        return score_answer(turn, done, progress, lambda answer: is_right(question, answer), golds=golds)
 
 
 make_vector = vector_entry_point(SQLEnv)

@@ -7,13 +7,14 @@ from functools import partial
 from importlib.util import find_spec
 from typing import Any
 
-from agent_envs.games.replay import Replay, choose_instance, menu, normalize_command, read_menu
+from agent_envs.games.replay import Replay, menu, normalize_command, read_menu
 from agent_envs.games.webshop import WebShopGame
-from agent_envs.generators import check_choice
+from agent_envs.generators.instances import check_choice, choose_instance
 from agent_envs.rewards import Invalid, Metric, Reward
+from agent_envs.tasks.answering import call
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import FunctionTool, ToolError
-from agent_envs.types import ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
 
@@ -25,11 +26,11 @@ _SPECIAL = ("<r>", "<a>", "<c>", "<q>")  # WebShop's own shortcuts: products at 
 
 
 def _search(keywords: str) -> Turn:
-    return Turn(calls=(ToolCall("search", {"keywords": normalize_command(keywords)[:_KEYWORDS].strip()}),))
+    return call("search", keywords=normalize_command(keywords)[:_KEYWORDS].strip())
 
 
 def _click(element: str) -> Turn:
-    return Turn(calls=(ToolCall("click", {"element": element}),))
+    return call("click", element=element)
 
 
 def _wish(text: str) -> str:

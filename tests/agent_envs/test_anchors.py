@@ -4,7 +4,7 @@ import gymnasium
 import pytest
 
 from agent_envs.games import frozenlake, sokoban
-from agent_envs.games.actions import move_turn
+from agent_envs.games.boards import move_turn
 from agent_envs.types import ToolCall, Turn
 
 TASKS = "Bandit", "Countdown", "Calculator", "SQL", "API", "Mixed", "Python", "MiniWiki", "FrozenLake", "Sokoban"

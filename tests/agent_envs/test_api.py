@@ -3,32 +3,18 @@
 import copy
 import json
 import os
-import pickle
 import random
 
-import numpy as np
 import pytest
 
-from agent_envs.games.split import split_of
-from agent_envs.generators.shop.data import TODAY, make_state, order_total
-from agent_envs.generators.shop.requests import DIFFICULTIES, WISHES, make_request
-from agent_envs.generators.shop.service import POLICY, TOOLS, Shop
-from agent_envs.generators.shop.wishes import WISH_KINDS
-from agent_envs.tasks.api import APIEnv, make_vector
+from agent_envs.generators.instances import split_of
+from agent_envs.generators.shop.requests import DIFFICULTIES, WISH_KINDS, WISHES, make_request
+from agent_envs.generators.shop.service import Shop, order_total
+from agent_envs.tasks.api import APIEnv
 from agent_envs.types import ToolCall, Turn
-from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.scripts import roll_out
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
-FORBIDDEN = {
-    "cancel_shipped",
-    "cancel_large",
-    "shipped_address",
-    "quantity_large",
-    "return_late",
-    "return_sale",
-    "not_theirs",
-}
+FORBIDDEN = set("cancel_shipped cancel_large shipped_address quantity_large return_late return_sale not_theirs".split())
 
 # -- the functions -----------------------------------------------------------------------------------------------------
 
@@ -42,31 +28,19 @@ def shop():
 
     def order(status, **items):
         lines = {id: {"quantity": n, "price": p} for id, (n, p) in items.items()}
-        delivered = "2031-06-01" if status == "delivered" else None
-        return {
-            "customer": "C1",
-            "status": status,
-            "delivered": delivered,
-            "address": "1 Mill Lane",
-            "items": lines,
-            "refunded": 0,
-        }
+        day = "2031-06-01" if status == "delivered" else None
+        told = {"customer": "C1", "status": status, "delivered": day, "address": "1 Mill Lane"}
+        return {**told, "items": lines, "refunded": 0}
 
     ada = {"name": "Ada Berg", "email": "a@example.com", "postcode": "12345", "address": "1 Mill Lane", "tier": "gold"}
+    kettles = {"P1": product("kettle", "red", 30, 5), "P2": product("kettle", "blue", 40, 2)}
+    orders = {"O1": order("pending", P1=(2, 30), P3=(1, 9)), "O2": order("delivered", P1=(1, 25), P2=(1, 40))}
     shop = Shop()
     shop.load(
         {
-            "products": {
-                "P1": product("kettle", "red", 30, 5),
-                "P2": product("kettle", "blue", 40, 2),
-                "P3": product("lamp", "red", 10, 0),
-            },
+            "products": {**kettles, "P3": product("lamp", "red", 10, 0)},
             "customers": {"C1": ada},
-            "orders": {
-                "O1": order("pending", P1=(2, 30), P3=(1, 9)),
-                "O2": order("delivered", P1=(1, 25), P2=(1, 40)),
-                "O3": order("shipped", P2=(1, 40)),
-            },
+            "orders": {**orders, "O3": order("shipped", P2=(1, 40))},
             "transfers": {},
         }
     )
@@ -125,10 +99,8 @@ def test_returning_refunds_what_was_paid(shop):
 
 def test_quantities_move_stock(shop):
     shop.set_quantity("O1", "P1", 5)
-    assert shop.state["products"]["P1"]["stock"] == 2 and shop.state["orders"]["O1"]["items"]["P1"] == {
-        "quantity": 5,
-        "price": 30,
-    }
+    assert shop.state["products"]["P1"]["stock"] == 2
+    assert shop.state["orders"]["O1"]["items"]["P1"] == {"quantity": 5, "price": 30}
     shop.set_quantity("O1", "P3", 0)
     assert shop.state["products"]["P3"]["stock"] == 1 and "P3" not in shop.state["orders"]["O1"]["items"]
     shop.set_quantity("O1", "P2", 1)
@@ -181,10 +153,6 @@ def test_what_was_prepared_is_checked_again(shop):
     with pytest.raises(ValueError, match="only 3 of P1"):
         shop.confirm()
     assert shop.state == before
-
-
-def test_the_policy_says_today_and_every_reason():
-    assert str(TODAY) in POLICY and "call confirm" in POLICY
 
 
 # -- requests ----------------------------------------------------------------------------------------------------------
@@ -264,10 +232,6 @@ def _turn(name, arguments):
     return Turn(calls=(ToolCall(name, arguments),))
 
 
-def test_gymnasium_and_our_own_checker_have_nothing_to_say():
-    check_agent_env(APIEnv(), steps=60)
-
-
 def test_rewards_to_the_number():
     env = make("cancel", difficulty="easy")
     order = env.request.calls[1].arguments["order_id"]
@@ -295,25 +259,16 @@ def test_a_second_confirm_is_no_repeat():
     assert set(terms) == {"answer", "format", "progress", "invalid", "wrong"} and terms["invalid"] == 0.0
 
 
-def test_doing_nothing_fails():
-    _, reward, _, _, info = make("cancel", difficulty="easy").step("<answer>Done.</answer>")
-    assert reward == pytest.approx(0.05) and info["success"] == 0.0
-
-
 def test_a_write_that_nobody_asked_for_fails_and_costs():
     env = make("cancel", difficulty="easy")
     for turn in env.request.calls:
         call(env, turn.name, **turn.arguments)
     customer = env.shop.find_customer(**env.request.calls[0].arguments)["customer_id"]
-    assert (
-        call(env, "change_account_address", customer_id=customer, address="99 Nowhere Street")[4]["wrong_writes"] == 1.0
-    )
+    info = call(env, "change_account_address", customer_id=customer, address="99 Nowhere Street")[4]
+    assert info["wrong_writes"] == 1.0
     info = env.step("<answer>Done.</answer>")[4]
-    assert (
-        info["success"] == 0.0
-        and info["reward_terms"]["wrong"] == pytest.approx(-0.1)
-        and info["reward_terms"]["answer"] == 0.0
-    )
+    assert info["success"] == info["reward_terms"]["answer"] == 0.0
+    assert info["reward_terms"]["wrong"] == pytest.approx(-0.1)
 
 
 def test_a_mistake_can_be_made_good():
@@ -363,12 +318,17 @@ def serve(env, *, first=(), last=()):
 
 
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
-def test_who_does_not_find_the_customer_first_is_not_paid(difficulty):
+@pytest.mark.parametrize("first", ["nobody", "somebody else"])
+def test_who_does_not_find_the_customer_first_is_not_paid(difficulty, first):
     env = APIEnv(difficulty=difficulty)
     for seed in range(SEED * 100, SEED * 100 + 12):
         for late in (False, True):
             env.reset(seed=seed)
             found, *others = env.request.calls
+            if first == "somebody else":
+                customers = env.request.state["customers"]
+                stranger = next(record for id, record in customers.items() if id != env.request.customer)
+                call(env, "find_customer", name=stranger["name"], postcode=stranger["postcode"])
             for one in [*others, found] if late else others:
                 call(env, one.name, **one.arguments)
             info = env.step("<answer>Done.</answer>")[4]
@@ -459,51 +419,6 @@ def test_without_an_answer_there_is_no_success():
     assert (terminated, truncated, info["success"]) == (False, True, 0.0)
 
 
-def test_calls_of_a_turn_run_in_order():
-    env = make("cancel", difficulty="easy")
-    order = env.request.calls[1].arguments["order_id"]
-    info = env.step(f"<cancel_order>{order}</cancel_order><confirm></confirm>")[4]
-    assert info["progress"] == 1.0
-
-
-@pytest.mark.parametrize(
-    "action",
-    [
-        '<set_quantity>{"order_id": "O1", "product_id": "P1", "quantity": "5"}</set_quantity>',
-        '<set_quantity>{"order_id": "O1"}</set_quantity>',
-        '<transfer>{"order_id": "O1", "reason": "x"}</transfer>',
-        '<return_items>{"order_id": "O1", "product_ids": "P1"}</return_items>',
-        '<place_order>{"customer_id": "C1", "product_id": "P1", "quantity": 1e999}</place_order>', "<load>{}</load>",
-        "<state></state>",
-        '<get_order>{"__class__": 1}</get_order>', "<confirm>yes</confirm>",
-        '<find_customer>{"name": null, "postcode": []}</find_customer>',
-    ],
-)  # fmt: skip
-def test_hostile_calls_cost_and_change_nothing(action):
-    env = make("cancel", difficulty="easy")
-    _, reward, terminated, _, info = env.step(action)
-    assert reward == pytest.approx(-0.1) and not terminated and info["tool_faults"] == 0
-    assert env.shop.state == env.request.state
-
-
-@pytest.mark.parametrize("split", ["train", "validation"])
-@pytest.mark.parametrize("difficulty", DIFFICULTIES)
-def test_the_oracle_serves_everything(split, difficulty):
-    env = APIEnv(split=split, difficulty=difficulty)
-    for seed in range(40):
-        episode = roll_out(env, APIEnv.SCRIPTS["oracle"], seed)
-        assert episode[-1]["success"] == 1.0 and episode[-2]["progress"] == 1.0 and episode[-1]["wrong_writes"] == 0.0
-        assert sum(step["reward"] for step in episode) == pytest.approx(1.05)
-
-
-def test_scripts_rank():
-    means = {
-        name: np.mean([roll_out(APIEnv(difficulty="easy"), script, seed)[-1]["success"] for seed in range(50)])
-        for name, script in APIEnv.SCRIPTS.items()
-    }
-    assert means["random"] < 0.12 < means["scripted"] < 0.5 < means["oracle"] == 1.0
-
-
 def test_splits_are_disjoint_and_episodes_do_not_leak():
     texts = {}
     for split in ("train", "validation"):
@@ -515,36 +430,3 @@ def test_splits_are_disjoint_and_episodes_do_not_leak():
     env.step("<answer>x</answer>")
     env.reset(seed=1)
     assert env.shop.state == env.request.state
-
-
-def test_the_shop_is_made_of_plain_values():
-    state = make_state(random.Random(0))
-    assert json.loads(json.dumps(state)) == state and set(TOOLS) <= set(dir(Shop))
-
-
-@pytest.mark.parametrize("arguments", [{"split": "test"}, {"difficulty": "extreme"}, {"max_turns": 0}])
-def test_bad_arguments_are_refused(arguments):
-    with pytest.raises(ValueError):
-        APIEnv(**arguments)
-
-
-def test_pickled_in_the_middle_it_goes_on():
-    env = make("cancel", difficulty="easy")
-    call(env, "cancel_order", order_id=env.request.calls[1].arguments["order_id"])
-    other = pickle.loads(pickle.dumps(env))
-    for action in ("<confirm></confirm>", "<answer>Done.</answer>"):
-        assert env.step(action) == other.step(action)
-    assert env.shop.state == other.shop.state == env.request.goal and other.shop is not env.shop
-
-
-def test_vector_is_as_one_by_one():
-    vector, alone = make_vector(num_envs=3, difficulty="hard"), [APIEnv(difficulty="hard") for _ in range(3)]
-    observations, _ = vector.reset(seed=4)
-    assert list(observations) == [env.reset(seed=4 + i)[0] for i, env in enumerate(alone)]
-    for place in range(3):
-        actions = [
-            env.format.write(_turn(env.request.calls[place].name, env.request.calls[place].arguments)) for env in alone
-        ]
-        said = vector.step(actions)
-        single = [env.step(action) for env, action in zip(alone, actions, strict=True)]
-        assert [list(part) for part in said[:4]] == [[one[i] for one in single] for i in range(4)]

@@ -1,16 +1,13 @@
 """The bandit whose arms are words."""
 
 import itertools
-import pickle
 import random
 
 import numpy as np
 import pytest
 
 from agent_envs.games.bandit import FAMILIES, Arms, draw_arms
-from agent_envs.tasks.bandit import BanditEnv, make_vector
-from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.scripts import roll_out
+from agent_envs.tasks.bandit import BanditEnv
 
 
 def answer(name):
@@ -61,10 +58,6 @@ def test_neither_place_nor_word_gives_the_risky_arm_away():
 # -- the task ----------------------------------------------------------------------------------------------------------
 
 
-def test_gymnasium_and_our_own_checker_have_nothing_to_say():
-    check_agent_env(BanditEnv(), steps=120)
-
-
 def test_safe_arm_pays_a_tenth_and_ends_the_episode():
     env = BanditEnv()
     env.reset(seed=0)
@@ -74,39 +67,12 @@ def test_safe_arm_pays_a_tenth_and_ends_the_episode():
     assert (info["success"], info["expected"]) == (0.0, 0.1)
 
 
-def test_risky_arm_pays_one_or_nothing():
-    env, paid = BanditEnv(), []
-    for seed in range(400):
-        env.reset(seed=seed)
-        _, reward, _, _, info = env.step(answer(env.arms.risky))
-        assert info["success"] == 1.0 and info["expected"] == 0.25
-        paid.append(reward)
-    assert set(paid) == {0.0, 1.0} and 0.18 < np.mean(paid) < 0.32
-
-
 @pytest.mark.parametrize("said", ["both", "Dragon and Ox", "", "0.25", "Dragonfly"])
 def test_an_answer_that_is_no_arm_pays_nothing(said):
     env = BanditEnv()
     env.reset(seed=0)
     _, reward, terminated, truncated, info = env.step(answer(said))
     assert reward == 0.0 and terminated and not truncated and info["arm"] == ""
-
-
-def test_a_turn_that_cannot_be_read_ends_it_without_pay():
-    env = BanditEnv()
-    env.reset(seed=0)
-    _, reward, terminated, truncated, _ = env.step(f"I pull {env.arms.risky}")
-    assert reward == 0.0 and terminated is True and truncated is False
-
-
-def test_luck_changes_the_payoff_and_not_the_arms():
-    env, paid = BanditEnv(), []
-    for noise_seed in range(200):
-        first, _ = env.reset(seed=5, options={"noise_seed": noise_seed})
-        assert first == env.reset(seed=5)[0]
-        env.reset(seed=5, options={"noise_seed": noise_seed})
-        paid.append(env.step(answer(env.arms.risky))[1])
-    assert 0.15 < np.mean(paid) < 0.35
 
 
 def test_the_mean_may_be_paid_in_its_place():
@@ -123,37 +89,3 @@ def test_neither_observation_nor_info_names_the_risky_arm():
         assert info["arms"] == list(env.arms.names)
         assert "risky" not in info and observation.count(env.arms.risky) == 1
         assert env.arms.risky not in info["instructions"]
-
-
-def test_oracle_and_chance():
-    means = {}
-    for name, script in BanditEnv.SCRIPTS.items():
-        means[name] = np.mean([roll_out(BanditEnv(), script, seed)[-1]["expected"] for seed in range(200)])
-    assert means["oracle"] == 0.25 and all(0.15 < means[name] < 0.2 for name in ("random", "scripted"))
-
-
-@pytest.mark.parametrize("format", ["ragen", "hermes", "react", "openai", "harmony"])
-def test_any_format_will_do(format):
-    assert roll_out(BanditEnv(format=format), BanditEnv.SCRIPTS["oracle"], 1)[-1]["success"] == 1.0
-
-
-def test_pickled_before_the_pull_it_pays_the_same():
-    env = BanditEnv()
-    for seed in range(12):
-        env.reset(seed=seed)
-        copy = pickle.loads(pickle.dumps(env))
-        assert env.step(answer(env.arms.risky)) == copy.step(answer(env.arms.risky))
-
-
-def test_vector_is_as_one_by_one():
-    vector, alone = make_vector(num_envs=4, split="validation"), [BanditEnv(split="validation") for _ in range(4)]
-    observations, _ = vector.reset(seed=[1] * 4, options={"noise_seed": range(4)})
-    assert list(observations) == [env.reset(seed=1, options={"noise_seed": i})[0] for i, env in enumerate(alone)]
-    said = vector.step([answer(alone[0].arms.risky)] * 4)
-    assert list(said[1]) == [env.step(answer(env.arms.risky))[1] for env in alone]
-
-
-@pytest.mark.parametrize("make", [lambda: BanditEnv(split="test"), lambda: BanditEnv().reset(options={"seed": 1})])
-def test_bad_arguments_are_refused(make):
-    with pytest.raises(ValueError):
-        make()

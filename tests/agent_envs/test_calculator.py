@@ -1,25 +1,20 @@
 """Word problems with a calculator: the arithmetic, the stories, the task."""
 
 import json
-import pickle
 import random
 import re
 import warnings
 from fractions import Fraction
 
 import gymnasium
-import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from agent_envs.games.split import split_of
-from agent_envs.generators import Redraw
-from agent_envs.generators.arithmetic import decimals, evaluate, number_text, parse_number, same_number
-from agent_envs.generators.stories.tale import Tale
-from agent_envs.generators.stories.word_problems import DIFFICULTIES, STEPS, STORIES, Problem, make_problem
-from agent_envs.tasks.calculator import CalculatorEnv, make_vector
-from agent_envs.utils.checker import check_agent_env
+from agent_envs.generators.arithmetic import decimals, evaluate, number_text, parse_number, same_answer
+from agent_envs.generators.instances import Redraw
+from agent_envs.generators.stories import DIFFICULTIES, STEPS, STORIES, Problem, Tale, make_problem
+from agent_envs.tasks.calculator import CalculatorEnv
 from agent_envs.utils.scripts import is_drawn, roll_out, roll_out_many, sample_instances
 
 # -- arithmetic --------------------------------------------------------------------------------------------------------
@@ -99,6 +94,19 @@ def test_number_text_says_the_number(value):
         assert parse_number(text) == value == Fraction(text)
 
 
+@pytest.mark.parametrize(
+    ("gold", "answer", "right"),
+    [
+        ("1234", "1,234", True), ("42", "42.0", True), ("42", "43", False), ("42", "", False), ("12.5", "$12.50", True),
+        ("0.3", "0.30000000000000004", False), ("Monday", "monday.", True), ("Monday", "Mon", False),
+        ("2024-03-01", "2024-03-01", True), ("2024-03-01", "2024", False), ("apple tiger", " Apple  tiger ", True),
+        ("apple tiger", "tiger apple", False), ("Ada Berg", "", False),
+    ],
+)  # fmt: skip
+def test_answers_are_compared_as_what_they_are(gold, answer, right):
+    assert same_answer(answer, gold) is right
+
+
 # -- stories -----------------------------------------------------------------------------------------------------------
 
 
@@ -133,27 +141,6 @@ def test_problems_are_what_the_difficulty_says(difficulty):
     assert kinds == set(STORIES)
 
 
-def test_the_numbers_of_the_first_step_stand_in_the_text():
-    for seed in range(200):
-        problem = make_problem(random.Random(seed), "easy")
-        said = {Fraction(n) for n in re.findall(r"\d+(?:\.\d+)?", problem.text.replace(",", ""))} | {
-            2,
-            3,
-            4,
-            5,
-            60,
-            100,
-        }  # half, a third, …
-        assert {Fraction(n) for n in re.findall(r"[\d.]+", problem.steps[0])} <= said, problem
-
-
-def test_hard_problems_have_numbers_beside_the_point():
-    problem = make_problem(random.Random(1), "hard")
-    used = {Fraction(n) for step in problem.steps for n in re.findall(r"[\d.]+", step)}
-    said = {Fraction(n) for n in re.findall(r"\d+(?:\.\d+)?", problem.text.replace(",", ""))}
-    assert said - used
-
-
 # -- the task ----------------------------------------------------------------------------------------------------------
 
 
@@ -164,10 +151,6 @@ def make(**arguments):
     env.problem = Problem("3 pens at $1.20, less $0.60?", Fraction(3), ("3 * 1.2", "3.6 - 0.6"), "test")
     env._values, env._reached = env.problem.values, 0
     return env
-
-
-def test_gymnasium_and_our_own_checker_have_nothing_to_say():
-    check_agent_env(CalculatorEnv(), steps=100)
 
 
 def test_rewards_to_the_number():
@@ -194,80 +177,6 @@ def test_wrong_answers_earn_their_format_alone(answer):
 
 def test_one_large_expression_is_as_good_as_many_steps():
     assert make().step("<calculate>3 * 1.2 - 0.6</calculate>")[4]["progress"] == 1.0
-
-
-@pytest.mark.parametrize("expression", HOSTILE[2:])
-def test_hostile_calls_cost_and_go_on(expression):
-    _, reward, terminated, _, info = make().step(f"<calculate>{expression}</calculate>")
-    assert reward == pytest.approx(-0.1) and not terminated and info["tool_faults"] == 0
-
-
-@pytest.mark.parametrize("split", ["train", "validation"])
-def test_the_oracle_solves_everything(split):
-    for difficulty in DIFFICULTIES:
-        env = CalculatorEnv(split=split, difficulty=difficulty)
-        for seed in range(200):
-            episode = roll_out(env, CalculatorEnv.SCRIPTS["oracle"], seed)
-            assert episode[-1]["success"] == 1.0 and episode[-2]["progress"] == 1.0
-            assert sum(step["reward"] for step in episode) == pytest.approx(1.05)
-
-
-def test_scripts_rank():
-    means = {
-        name: np.mean([roll_out(CalculatorEnv(difficulty="easy"), script, seed)[-1]["success"] for seed in range(150)])
-        for name, script in CalculatorEnv.SCRIPTS.items()
-    }
-    assert means["random"] < 0.05 < means["scripted"] < 0.6 < means["oracle"] == 1.0
-
-
-def test_splits_are_disjoint_and_large():
-    texts = {}
-    for split in ("train", "validation"):
-        env = CalculatorEnv(split=split)
-        texts[split] = [env.reset(seed=seed)[0] for seed in range(500)]
-        assert all(split_of(text) == split for text in texts[split])
-        assert len(set(texts[split])) > 495
-    assert not set(texts["train"]) & set(texts["validation"])
-
-
-def test_an_instance_can_be_picked():
-    env = CalculatorEnv()
-    text, info = env.reset(seed=5)
-    assert env.reset(seed=6, options={"instance": info["instance"]})[0] == text
-    assert info["source"] == "generated" and info["split"] == "train" and info["kind"] in STORIES
-    for options in ({"instance": -1}, {"instance": 2**31}, {"instance": 1.5}, {"instance": True}, {"index": 1}):
-        with pytest.raises(ValueError, match="instance"):
-            env.reset(options=options)
-
-
-@pytest.mark.parametrize(
-    "arguments",
-    [{"source": "web"}, {"split": "test"}, {"difficulty": "extreme"}, {"data": "somewhere"}, {"max_turns": 0}],
-)
-def test_bad_arguments_are_refused(arguments):
-    with pytest.raises(ValueError):
-        CalculatorEnv(**arguments)
-
-
-def test_pickled_in_the_middle_it_goes_on():
-    env = make()
-    env.step("<calculate>3 * 1.2</calculate>")
-    copy = pickle.loads(pickle.dumps(env))
-    for action in ("<calculate>3.6 - 0.6</calculate>", "<answer>3</answer>"):
-        assert env.step(action) == copy.step(action)
-
-
-def test_vector_is_as_one_by_one():
-    vector, alone = make_vector(num_envs=3), [CalculatorEnv() for _ in range(3)]
-    observations, _ = vector.reset(seed=4)
-    assert list(observations) == [env.reset(seed=4 + i)[0] for i, env in enumerate(alone)]
-    for actions in (
-        ["<calculate>1 + 1</calculate>", "?", f"<calculate>{alone[2].problem.steps[0]}</calculate>"],
-        [f"<answer>{number_text(env.problem.answer)}</answer>" for env in alone],
-    ):
-        said = vector.step(actions)
-        single = [env.step(action) for env, action in zip(alone, actions, strict=True)]
-        assert [list(part) for part in said[:4]] == [[one[i] for one in single] for i in range(4)]
 
 
 # -- GSM8K -------------------------------------------------------------------------------------------------------------
@@ -304,7 +213,7 @@ def test_every_question_of_gsm8k_is_played_once(gsm8k):
     played = roll_out_many(envs, numbers, CalculatorEnv.SCRIPTS["oracle"])
     assert sorted(turns[-1]["gold"] for turns in played) == sorted(q.answer for q in envs.envs[0].questions)
     assert len(numbers) == 3 and not is_drawn(envs.envs[0]) and is_drawn(CalculatorEnv())
-    with pytest.raises(ValueError, match=r"question must be in 0\.\.2, got 3"):
+    with pytest.raises(ValueError, match=r"question must be a whole number in 0\.\.2, got 3"):
         envs.envs[0].reset(options={"question": 3})
 
 
@@ -328,17 +237,3 @@ def test_gsm8k_that_was_changed_is_read_again(gsm8k, tmp_path, monkeypatch):
 def test_a_file_of_gsm8k_is_in_both_splits_with_a_warning(gsm8k):
     with pytest.warns(UserWarning, match="has the questions of both splits"):
         CalculatorEnv(source="gsm8k", data=gsm8k)
-
-
-def test_gsm8k_has_no_difficulty(gsm8k):
-    with pytest.raises(ValueError, match="difficulty is of generated problems"):
-        CalculatorEnv(source="gsm8k", data=gsm8k, difficulty="hard")
-
-
-def test_gsm8k_that_is_not_there_is_an_error(tmp_path):
-    with pytest.raises(FileNotFoundError):
-        CalculatorEnv(source="gsm8k", data=str(tmp_path / "nothing"))
-
-
-def test_same_number_is_exact():
-    assert same_number("0.3", Fraction(3, 10)) and not same_number("0.30000000000000004", Fraction(3, 10))

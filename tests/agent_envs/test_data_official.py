@@ -7,7 +7,6 @@ import pytest
 
 from agent_envs.data import Question, load_benchmark
 from agent_envs.data.question import paragraph_key
-from retrieval_index.formats import iter_records
 
 HOTPOT = {
     "_id": "5a7",
@@ -207,14 +206,6 @@ def test_html_entities_become_characters_in_questions_and_passages_alike(tmp_pat
         assert all("&amp;" not in "".join(triple) for triple in found.questions[0].evidences or ())
 
 
-def test_passage_ids_are_of_the_content(tmp_path):
-    train = write_jsonl(tmp_path / "a.jsonl", MUSIQUE)
-    other = write_jsonl(tmp_path / "b.jsonl", {**MUSIQUE, "paragraphs": MUSIQUE["paragraphs"][::-1]})
-    left, right = (load_benchmark("musique", split="train", data=path).passages for path in (train, other))
-    assert left == right[::-1]
-    assert len({passage.id for passage in left}) == 3
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
@@ -229,37 +220,6 @@ def test_an_error_names_file_and_record(tmp_path, change, message):
     path = write_json(tmp_path / "dev.json", HOTPOT, {**HOTPOT, **change})
     with pytest.raises(ValueError, match=rf"dev\.json: record 2: .*{message}"):
         load_benchmark("hotpotqa", split="validation", data=path)
-
-
-def test_a_missing_field_is_named(tmp_path):
-    test_set = {name: value for name, value in HOTPOT.items() if name != "supporting_facts"}
-    path = write_json(tmp_path / "test.json", test_set)
-    with pytest.raises(ValueError, match=r"test\.json: record 1 has no 'supporting_facts'"):
-        load_benchmark("hotpotqa", split="validation", data=path)
-
-
-@pytest.mark.parametrize("write", [write_json, write_jsonl])
-def test_records_are_streamed_across_chunks(tmp_path, monkeypatch, write):
-    records = [{"id": number, "text": 'ü"}],[{' * number} for number in range(40)]
-    path = write(tmp_path / "records", *records)
-    monkeypatch.setattr("retrieval_index.formats._CHUNK", 7)
-    assert list(iter_records(path)) == records
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
-        ('[{"a": 1}, {"a": ', "after 1 records"),
-        ('[{"a": 1}, 7]', "record 2 is not an object"),
-        ("not json", "after 0 records"),
-        ('{"a": "' + "x" * 5_000_000, "after 0 records"),
-    ],
-)
-def test_a_broken_file_is_named(tmp_path, text, message):
-    path = tmp_path / "broken.json"
-    path.write_text(text)
-    with pytest.raises(ValueError, match=rf"broken\.json: .*{message}"):
-        list(iter_records(path))
 
 
 def test_two_official_questions_of_one_id_are_refused(tmp_path):

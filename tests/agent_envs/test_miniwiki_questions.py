@@ -6,7 +6,7 @@ import pytest
 
 from agent_envs.generators.miniwiki import TYPES, World, make_question
 from agent_envs.generators.miniwiki.schema import COMPARISONS
-from agent_envs.tasks.benchmark import load
+from agent_envs.tasks.qa_data import load
 
 
 def articles_by_title(world):

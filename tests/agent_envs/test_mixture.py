@@ -8,7 +8,7 @@ import pytest
 
 from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.utils.describe import page
-from agent_envs.utils.scripts import roll_out, roll_out_many
+from agent_envs.utils.scripts import roll_out
 from agent_envs.vector import ToolVectorEnv
 
 TASKS = {"AgentR1/Sokoban-v0": 1, "AgentR1/Bandit-v0": {"weight": 3, "kwargs": {"split": "validation"}}}
@@ -33,23 +33,9 @@ def test_an_episode_is_that_of_the_task():
     assert set(info["reward_terms"]) == {"box", "solved", "move", "invalid"} and info["task"] == "AgentR1/Sokoban-v0"
 
 
-def test_any_task_may_come_first_and_any_format_that_suits_them_all():
-    for first in TASKS:
-        MixtureEnv({first: 1, **TASKS})
-    env = MixtureEnv({"AgentR1/Sokoban-v0": 1, "AgentR1/MiniWiki-Easy-v0": 1}, format="hermes")
-    assert all(format.name == "hermes" for format in env.formats)
-
-
 def test_stop_strings_are_those_of_all_tasks():
     env = MixtureEnv({"AgentR1/Bandit-v0": 1, "AgentR1/MiniWiki-Easy-v0": 1})
     assert set(env.stop) == {"</answer>", "</search>"}
-
-
-def test_scripts_play_it_in_a_vector():
-    envs = ToolVectorEnv(lambda: MixtureEnv({"AgentR1/Sokoban-v0": 1, "AgentR1/MiniWiki-Easy-v0": 1}), 4)
-    episodes = roll_out_many(envs, list(range(20)), MixtureEnv.SCRIPTS["oracle"])
-    assert len({episode[-1]["task"] for episode in episodes}) == 2
-    assert all(episode[-1]["score"] == 1.0 for episode in episodes)
 
 
 def test_a_group_meets_the_same_instance_with_luck_of_its_own():
@@ -118,7 +104,7 @@ def test_a_mixture_of_questions_has_all_of_them_each_once():
     assert [met[:n].count("Test/Other-v0") for n in (4, 8, 12, 16)] == [1, 2, 3, 4]  # in the shares of the whole
     assert env.reset(options={"task": "Test/Other-v0", "question": 3})[0] == env.current.questions[3].question
     for wrong in (16, "a", 1.5, True):
-        with pytest.raises(ValueError, match=rf"question must be in 0..15, got {wrong!r}"):
+        with pytest.raises(ValueError, match=rf"question must be a whole number in 0..15, got {wrong!r}"):
             env.reset(options={"question": wrong})
     assert {"reader", "oracle", "yes"} <= set(env.SCRIPTS)
     assert MixtureEnv(TASKS).questions is None and "reader" not in MixtureEnv(TASKS).SCRIPTS
@@ -155,15 +141,3 @@ def test_a_mixture_rewrites_the_context_where_a_task_does():
     easy = "AgentR1/MiniWiki-Easy-v0"
     rewriting = MixtureEnv({easy: {"kwargs": {"context": "window:1"}}, "AgentR1/Bandit-v0": 1})
     assert rewriting.context is not None and MixtureEnv(TASKS).context is None
-
-
-def test_gymnasiums_vector_takes_any_tasks():
-    """It makes an array of each value of an info, by the type of the first that comes."""
-    names = ("MiniWiki-Easy", "Calculator", "API", "SQL", "Mixed", "Sokoban", "FrozenLake", "Bandit", "Countdown")
-    tasks = {f"AgentR1/{name}-v0": 1.0 for name in names}
-    envs = gymnasium.make_vec("AgentR1/Mixture-v0", num_envs=6, vectorization_mode="sync", tasks=tasks)
-    envs.action_space.seed(0)
-    for seed in range(5):
-        envs.reset(seed=seed)
-        for _ in range(6):
-            envs.step(envs.action_space.sample())

@@ -2,22 +2,17 @@
 
 import csv
 import json
-import subprocess
-import sys
-import warnings
 from pathlib import Path
 
 import gymnasium
 import pytest
 
 import retrieval_index
-from agent_envs.data import own_rows
-from agent_envs.data.own import _key, load_own
-from agent_envs.data.own_rows import parse_row
+from agent_envs.data import own
+from agent_envs.data.own import _key, load_own, parse_row
 from agent_envs.integrations import Episode
-from agent_envs.tasks.benchmark import load
+from agent_envs.tasks.qa_data import load
 from agent_envs.utils.scripts import roll_out
-from retrieval_index.readers import read_passages
 
 TOWNS = ("Arnheim", "Bellwick", "Corran", "Dunmore", "Eastwold", "Farley", "Gannet", "Holm", "Ickford", "Jarrow")
 PASSAGES = [
@@ -146,12 +141,6 @@ def test_a_seed_splits_what_the_data_does_not(tmp_path, corpus, capsys):
     assert len(both(path, corpus=corpus, holdout=2)[1].questions) == 11
 
 
-def test_enough_questions_need_no_warning(tmp_path, corpus, capsys):
-    path = write(tmp_path / "many.jsonl", [{"question": f"What is {n}?", "answer": str(n)} for n in range(500)])
-    both(path, corpus=corpus)
-    assert capsys.readouterr().err == "many: 400 questions to train on; 100 of 500 questions held out by seed 0.\n"
-
-
 def test_what_the_rows_say_is_held_out(tmp_path, corpus):
     rows = [{**row, "split": split} for row, split in zip(QUESTIONS, ("train", "dev", "test"), strict=True)]
     train, held_out = both(write(tmp_path / "my.csv", rows), corpus=corpus)
@@ -193,32 +182,6 @@ def test_what_is_searched(tmp_path, data, corpus):
         load_own(alone, split="train", corpus=blank)
     with pytest.warns(UserWarning, match="lack a gold paragraph"):
         load_own(data, split="train", corpus=write(tmp_path / "few.jsonl", PASSAGES[5:]))
-
-
-def test_a_folder_of_texts_is_a_corpus(tmp_path, data):
-    notes = tmp_path / "notes"
-    (notes / "south").mkdir(parents=True)
-    (notes / "holm.txt").write_text("Holm lies in the north.")
-    (notes / "south" / "a.md").write_text("# Arnheim\n\nA town.\n\n" + "It has a bridge. " * 200 + "\n\n" + "x" * 2500)
-    (notes / "picture.png").write_bytes(b"\x89PNG")
-    found = list(read_passages(notes))
-    assert [(p.id, p.title, p.text) for p in found[:1]] == [("holm.txt#1", "holm", "Holm lies in the north.")]
-    assert {p.title for p in found[1:]} == {"Arnheim"} and found[1].id == "south/a.md#1" and len(found) > 5
-    assert all(len(p.text) <= 1000 for p in found) and found[1].text.startswith("# Arnheim\nA town.\nIt has a bridge.")
-    assert sum(p.text.count("x") for p in found[1:]) == 2500 and sum(p.text.count("bridge") for p in found) == 200
-    with pytest.warns(UserWarning, match="lack a gold paragraph"):
-        assert load_own(data, split="train", corpus=notes).passages == tuple(found)
-    (notes / "holm.txt").write_bytes(b"\xff\xfe")
-    with pytest.raises(ValueError, match=r"holm\.txt: not text in UTF-8"):
-        list(read_passages(notes))
-
-
-def test_passages_need_neither_id_nor_title(tmp_path):
-    rows = [{"text": "Holm lies in the north of the island."}, {"text": "Oslo."}]
-    found = list(read_passages(write(tmp_path / "bare.csv", rows)))
-    assert [p.title for p in found] == ["Holm lies in the north of", "Oslo."] and found[0].id != found[1].id
-    beir = list(read_passages(write(tmp_path / "beir.jsonl", [{"_id": "d1", "title": "T", "text": "Holm."}])))
-    assert [(p.id, p.title, p.text) for p in beir] == [("d1", "T", "Holm.")]
 
 
 @pytest.mark.parametrize(
@@ -358,42 +321,6 @@ def test_rows_that_verl_made_of_search_r1(tmp_path, corpus):
     assert [(q.question, q.golds) for q in found.questions] == [("Where?", ("Oslo",))]
 
 
-def test_it_is_played_from_the_command_line(data):
-    kwargs = json.dumps({"data": data})
-    command = [sys.executable, "-m", "agent_envs", "play", "QA", "--seed", "0", "--kwargs", kwargs]
-    run = subprocess.run(command, input="<answer>x</answer>\n", capture_output=True, text=True, check=True)
-    assert "Who is the mayor of" in run.stdout and "Finished with" in run.stdout
-    assert run.stderr.count("2 questions to train on; 1 of 3 questions held out by seed 0.") == 1
-
-
-def test_nothing_warns_where_nothing_is_wrong(data):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        gymnasium.make("AgentR1/QA-v0", data=data).reset(seed=1)
-
-
-def test_golden_answers_are_a_name_for_answers_and_hide_nothing(tmp_path):
-    rows = [{"question": q["question"], "answers": [q["answer"], "Mayor"], "contexts": PASSAGES[:3]} for q in QUESTIONS]
-    rows = [row | {"supporting_titles": q["supporting_titles"]} for row, q in zip(rows, QUESTIONS, strict=True)]
-    renamed = [{"golden_answers" if name == "answers" else name: v for name, v in row.items()} for row in rows]
-    found = []
-    for name, some in (("a", rows), ("b", renamed)):
-        write(tmp_path / name / "train.jsonl", some)
-        found.append(load_own(tmp_path / name, split="train", name="mine"))
-    assert found[0].questions == found[1].questions
-    assert found[0].passages == found[1].passages
-
-
-def test_a_list_of_contexts_in_a_cell_is_a_list(tmp_path):
-    contexts = json.dumps([{"title": "T1", "text": "first"}, {"title": "T2", "text": "second"}])
-    row = {"answer": "x", "contexts": contexts}
-    rows = [row | {"question": "Which?", "split": "train"}, row | {"question": "What?", "split": "validation"}]
-    write(tmp_path / "train.csv", rows)
-    assert [(p.title, p.text) for p in load_own(tmp_path / "train.csv", split="train").passages] == [
-        ("T1", "first"), ("T2", "second"),
-    ]  # fmt: skip
-
-
 def test_files_that_are_passed_over_are_named(tmp_path, corpus):
     write(tmp_path / "folder" / "train.jsonl", QUESTIONS)
     write(tmp_path / "folder" / "more.jsonl", QUESTIONS)
@@ -472,7 +399,7 @@ def test_annotations_of_the_benchmarks_and_other_things_of_their_names():
     for evidences in ([["Tarn", "mayor", "Mira"]], [triple], {k: [v] for k, v in triple.items()}, json.dumps([triple])):
         question, _ = parse_row({**row, "evidences": evidences})
         assert question.evidences == (("Tarn", "mayor", "Mira"),)
-    own_rows._say_that_it_is_left_out.cache_clear()
+    own._say_that_it_is_left_out.cache_clear()
     for name, other in (("evidences", ["some sentence"]), ("decomposition", "first, then")):
         with pytest.warns(UserWarning, match=f"'{name}' is left out: it is not what HotpotQA"):
             question, _ = parse_row({**row, name: other})

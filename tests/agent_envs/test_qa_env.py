@@ -1,22 +1,12 @@
 """Question answering: what a turn earns, and what earns nothing."""
 
 import json
-import os
-import subprocess
-import sys
-import time
 from types import SimpleNamespace
 
 import gymnasium
 import pytest
-from hypothesis import given, settings
-from hypothesis import strategies as st
 
-from agent_envs.tasks import qa_scripts
 from agent_envs.tasks.qa import QAEnv
-from agent_envs.utils.scripts import roll_out
-
-TERMS = {"answer", "format", "progress", "invalid", "repeat"}
 
 
 def hotpot(folder, **arguments):
@@ -92,16 +82,8 @@ def test_titles_count_where_the_corpus_has_other_paragraphs(musique):
 
 def test_titles_count_where_the_corpus_is_on_a_server(musique, monkeypatch):
     served = musique_env(musique).task.searcher
-    monkeypatch.setattr("agent_envs.tasks.benchmark._open", lambda *_: SimpleNamespace(search=served.search))
+    monkeypatch.setattr("agent_envs.tasks.qa_data._open", lambda *_: SimpleNamespace(search=served.search))
     assert recalls(musique_env(musique, index="http://127.0.0.1:1"), "cats", "Nebelmeer") == [1.0, 1.0]
-
-
-def test_the_oracle_searches_once_for_two_paragraphs_of_one_title(musique):
-    env = musique_env(musique)
-    assert [turn["action"] for turn in roll_out(env, qa_scripts.oracle, 0)] == [
-        "<search>Ada Kern</search>",
-        "<answer>Zürich</answer>",
-    ]
 
 
 def test_an_article_is_read_in_full(folder):
@@ -165,86 +147,6 @@ def test_invalid_failed_and_repeated_calls_cost(folder):
     assert info["reward_terms"]["format"] == pytest.approx(0.05 * 4 / 5) and info["em"] == 1.0
 
 
-@pytest.mark.parametrize("weight", [2, 2.0])
-def test_terms_are_floats_that_add_up(weight):
-    env = QAEnv(entities=150, questions=50, rewards={"invalid": -weight, "repeat": -weight, "answer": weight})
-    env.action_space.seed(0)
-    for episode in range(100):
-        env.reset(seed=episode)
-        done, progress = False, 0.0
-        while not done:
-            _, reward, terminated, truncated, info = env.step(env.action_space.sample())
-            terms = info["reward_terms"]
-            assert set(terms) == TERMS and all(type(term) is float for term in (*terms.values(), reward))
-            assert reward == sum(terms.values())
-            progress += terms["progress"]
-            done = terminated or truncated
-        assert progress == pytest.approx(0.0, abs=1e-12)
-
-
-def test_text_of_tools_is_never_executed_and_never_earns(folder):
-    for question, gold in ((0, "Emil Brunner"), (1, "Zürich")):
-        env = hotpot(folder, max_turns=3)
-        env.reset(options={"question": question})
-        total, seen = 0.0, ""
-        for query in ("The Quiet Mill", "Emil Brunner", "Zürich"):
-            observation, reward, terminated, truncated, info = env.step(f"<search>{query}</search>")
-            seen += observation
-            assert not terminated and info["reward_terms"]["answer"] == info["reward_terms"]["format"] == 0.0
-            total += reward
-        assert gold in seen and f"<answer>{gold}</answer>" in seen
-        assert truncated and info["calls"] == 3 and total == pytest.approx(0.0)
-
-
-@pytest.mark.parametrize(
-    "action",
-    [
-        "<information>Emil Brunner</information>",
-        "<think><answer>Emil Brunner</answer></think>",
-        "<search>Emil Brunner</search>",
-        "<answer>Emil Brunner",
-        "Emil Brunner",
-        "<answer>Emil Brunner</answer><answer>Emil Brunner</answer>",
-        "<answer>Emil Brunner, Zürich, yes, Oslo</answer>",
-        "<answer><answer>Emil Brunner</answer></answer>",
-        "<answer><search>x</search>Emil Brunner</answer>",
-        "<answer>the a an</answer>",
-        "<answer>...</answer>",
-    ],
-)
-def test_tries_at_an_unearned_answer(folder, action):
-    env = hotpot(folder, max_turns=1)
-    env.reset(options={"question": 0})
-    _, _, _, _, info = env.step(action)
-    assert info["em"] == info["reward_terms"]["answer"] == 0.0
-
-
-TAGS = [f"<{slash}{name}>" for name in ("search", "answer", "think", "information") for slash in ("", "/")]
-PIECES = [*TAGS, "\x00", "\ud800", "yes"]
-WORLD = QAEnv(entities=150, questions=50)
-
-
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.lists(st.sampled_from(PIECES) | st.text(max_size=5), max_size=12).map("".join), max_size=5))
-def test_hostile_turns_never_raise(actions):
-    WORLD.reset(seed=1)
-    for action in actions:
-        observation, reward, terminated, truncated, info = WORLD.step(action)
-        assert observation in WORLD.observation_space and reward == sum(info["reward_terms"].values())
-        assert reward <= 1.05 + 0.3
-        if terminated or truncated:
-            break
-
-
-def test_a_megabyte_in_a_turn_is_answered_quickly(env):
-    for unit in ("x", "town ", "<search>town</search>", "<think>", "\ud800", "\x00"):
-        for frame in ("{}", "<search>{}</search>", "<answer>{}</answer>"):
-            env.reset(seed=0)
-            start = time.process_time()
-            observation = env.step(frame.format(unit * (1_000_000 // len(unit))))[0]
-            assert time.process_time() - start < 5.0 and len(observation) < 10_000
-
-
 def test_options_and_arguments_are_checked(env, folder, small):
     assert env.reset(options={"question": 7})[0] == env.questions[7].question
     for options in ({"questoin": 1}, {"question": -1}, {"question": len(env.questions)}):
@@ -261,39 +163,6 @@ def test_options_and_arguments_are_checked(env, folder, small):
             QAEnv(**{**small, **arguments})
 
 
-def test_benchmarks_over_the_same_passages_share_one_index(folder):
-    first, second = hotpot(folder), gymnasium.make("AgentR1/MuSiQue-v0", data=folder, split="validation").unwrapped
-    assert first.task.searcher is second.task.searcher
-    assert hotpot(folder).task is first.task
-
-
-PLAY = """
-import hashlib, gymnasium, agent_envs
-env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", entities=150, questions=200,
-                     types=["bridge", "compositional", "inference", "comparison", "yes_no", "single"]).unwrapped
-env.action_space.seed(5)
-digest = hashlib.sha256()
-for seed in range(300):
-    observation, info = env.reset(seed=seed)
-    digest.update(repr((observation, info)).encode())
-    action, done = f"<search>{observation}</search>", False
-    while not done:
-        outcome = env.step(action)
-        digest.update(repr((action, outcome)).encode())
-        action, done = env.action_space.sample(), outcome[2] or outcome[3]
-print(digest.hexdigest())
-"""
-
-
-def test_transcripts_are_equal_in_processes_with_different_hash_seeds():
-    digests = set()
-    for seed in ("1", "2"):
-        environment = {**os.environ, "PYTHONHASHSEED": seed}
-        run = subprocess.run([sys.executable, "-c", PLAY], env=environment, capture_output=True, text=True, check=True)
-        digests.add(run.stdout)
-    assert len(digests) == 1
-
-
 def test_held_out_training_questions():
     """Both splits are of the training questions, every fourth of which is kept aside."""
     arguments = {"entities": 100, "questions": 10}
@@ -307,21 +176,6 @@ def test_held_out_training_questions():
     for wrong in (1, -2):
         with pytest.raises(ValueError, match=f"holdout must be 0, or at least 2.*got {wrong}"):
             QAEnv(holdout=wrong)
-
-
-def test_parts_of_the_training_questions():
-    """One part to demonstrate, another to reward: together all training questions, and what is held out stays as it is."""
-    arguments = {"entities": 100, "questions": 10, "holdout": 4}
-    whole, aside = (QAEnv(split=split, **arguments).questions for split in ("train", "validation"))
-    parts = [QAEnv(part=f"{i}/2", **arguments) for i in (1, 2)]
-    assert [part.questions for part in parts] == [whole[::2], whole[1::2]]
-    assert parts[1].task.source.endswith("part 2 of 2")
-    assert QAEnv(split="validation", part="2/2", **arguments).questions == aside
-    for wrong in ("1", "0/2", "3/2", "1/2/3", "first", "²/3"):
-        with pytest.raises(ValueError, match=f'part must be as "1/2".*got {wrong!r}'):
-            QAEnv(part=wrong)
-    with pytest.raises(ValueError, match="part=9/9 leaves no question of the 7"):
-        QAEnv(part="9/9", **arguments)
 
 
 def test_shaping_is_taken_back_where_a_caller_ends_the_episode(musique):
@@ -343,13 +197,6 @@ def test_a_judge_is_weighed_as_asked_for(folder):
     with pytest.raises(ValueError, match="the reward term judge needs a judge"):
         hotpot(folder, rewards={"judge": 1.0})
     hotpot(folder, rewards={"judge": 0.0})
-
-
-@pytest.mark.parametrize("wrong", [{"k": "3"}, {"k": 2.5}, {"max_chars": 10.5}, {"k": True}])
-def test_sizes_of_a_search_are_whole_numbers(folder, wrong):
-    (name,) = wrong
-    with pytest.raises(ValueError, match=f"{name} must be a whole number"):
-        hotpot(folder, **wrong)
 
 
 def test_a_mistyped_argument_is_answered_with_the_right_one(folder):

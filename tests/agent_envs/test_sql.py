@@ -3,29 +3,25 @@
 import pickle
 import random
 import sqlite3
-from fractions import Fraction
 
-import numpy as np
 import pytest
 
-from agent_envs.games.split import split_of
-from agent_envs.generators.sql.databases import SCHEMAS, describe, open_database, rows_of
-from agent_envs.generators.sql.query_size import TOO_LARGE, expanded_size
+from agent_envs.generators.instances import split_of
 from agent_envs.generators.sql.questions import (
-    DIFFICULTIES,
+    SCHEMAS,
     SQLQuestion,
     _draw_slot_values,
     _fill_slots,
     _is_askable,
+    describe,
     is_right,
-    make_question,
     matches,
+    open_database,
+    rows_of,
 )
-from agent_envs.generators.sql.sqlite import Database, QueryError, QueryResult
+from agent_envs.generators.sql.sqlite import TOO_LARGE, Database, QueryError, QueryResult, expanded_size
 from agent_envs.generators.sql.templates import TEMPLATES
-from agent_envs.tasks.sql import SQLEnv, make_vector
-from agent_envs.utils.checker import check_agent_env
-from agent_envs.utils.scripts import roll_out
+from agent_envs.tasks.sql import SQLEnv
 
 # -- the database ------------------------------------------------------------------------------------------------------
 
@@ -153,29 +149,6 @@ def test_like_is_that_of_sqlite(database, pattern):
     assert database.query("SELECT NULL LIKE 'a', 'a' LIKE NULL").rows == ((None, None),)
 
 
-def test_threads_may_share_a_database(database):
-    from concurrent.futures import ThreadPoolExecutor
-
-    tables = ["pets", "walks"] * 50
-    with ThreadPoolExecutor(4) as pool:
-        found = list(pool.map(lambda table: database.query(f"SELECT COUNT(*) FROM {table}"), tables))
-    assert [rows.tables for rows in found] == [{table} for table in tables]
-    assert [rows.rows for rows in found] == [((3,),), ((2,),)] * 50
-
-
-def test_a_database_that_nobody_holds_is_freed(database):
-    """SQLite keeps the functions it was given where no garbage collector looks."""
-    import gc
-    import weakref
-
-    one = Database("CREATE TABLE t (a)", {"t": [(1,)]})
-    assert one.query("SELECT date('2024-01-01'), 'a' LIKE 'b' FROM t").rows == (("2024-01-01", 0),)
-    gone = weakref.ref(one)
-    del one
-    gc.collect()
-    assert gone() is None
-
-
 def test_results_name_their_tables_and_are_cut(database):
     found = database.query("SELECT p.name FROM pets p, walks w, walks v, walks u, walks t, walks s")
     assert found.tables == {"pets", "walks"} and len(found.rows) == 50 and found.more and "first 50 rows" in str(found)
@@ -258,7 +231,7 @@ def test_golds_agree_with_counting_by_hand():
 
 
 def question(kind, *golds):
-    return SQLQuestion("?", "shop", 0, "easy", kind, "", golds, frozenset({"products", "orders"}))
+    return SQLQuestion("?", "shop", 0, kind, "", golds, frozenset({"products", "orders"}))
 
 
 @pytest.mark.parametrize(
@@ -304,15 +277,10 @@ def make(**arguments):
     env.reset(seed=0)
     sql = "SELECT COUNT(*) FROM orders o JOIN customers c ON c.id = o.customer_id WHERE city = 'x' OR 1"
     golds = (len(rows_of("shop", 0)["orders"]),)
-    env.question = SQLQuestion(
-        "How many orders?", "shop", 0, "easy", "number", sql, golds, frozenset({"orders", "customers"})
-    )
+    tables = frozenset({"orders", "customers"})
+    env.question = SQLQuestion("How many orders?", "shop", 0, "number", sql, golds, tables)
     env._read, env._matched = set(), False
     return env
-
-
-def test_gymnasium_and_our_own_checker_have_nothing_to_say():
-    check_agent_env(SQLEnv(), steps=80)
 
 
 def test_rewards_to_the_number():
@@ -322,45 +290,13 @@ def test_rewards_to_the_number():
     assert "CREATE TABLE order_items" in said and f"orders: {orders}" in said and reward == 0.0
     assert env.step("<query>SELECT 1 FROM customers</query>")[1] == pytest.approx(0.3 * 0.25)  # one of two tables
     assert env.step("<query>SELECT 1 FROM products</query>")[1] == 0.0  # one that the gold query does not read
-    assert env.step("<query>DELETE FROM orders</query>")[1] == pytest.approx(-0.1)
+    _, reward, *_, info = env.step("<query>DELETE FROM orders</query>")
+    assert reward == pytest.approx(-0.1) and info["progress"] == 0.25  # what an earlier turn has read still counts
     said, reward, *_ = env.step("<query>SELECT COUNT(*) AS n FROM orders</query>")
     assert f"n\n{orders}" in said and reward == pytest.approx(0.3 * 0.75)
     _, reward, terminated, truncated, info = env.step(f"<answer>{orders}</answer>")
     assert reward == pytest.approx(1.0 + 0.05 - 0.3) and (terminated, truncated) == (True, False)
     assert info["success"] == 1.0 and info["golds"] == [str(orders)] and info["prediction"] == str(orders)
-
-
-def test_wrong_answers_earn_their_format_alone():
-    _, reward, _, _, info = make().step("<answer>0</answer>")
-    assert reward == pytest.approx(0.05) and info["success"] == 0.0
-
-
-@pytest.mark.parametrize(
-    "sql", ["ATTACH 'x' AS y", "DROP TABLE orders", ENDLESS, copies(40), "SELECT randomblob(1)", "SELECT 1; SELECT 2"]
-)
-def test_hostile_calls_cost_and_go_on(sql):
-    env = make()
-    said, reward, terminated, _, info = env.step(f"<query>{sql}</query>")
-    assert reward == pytest.approx(-0.1) and not terminated and info["tool_faults"] == 0 and "query:" in said
-    assert env.step("<query>SELECT COUNT(*) FROM orders</query>")[4]["progress"] == 0.75
-
-
-@pytest.mark.parametrize("split", ["train", "validation"])
-@pytest.mark.parametrize("difficulty", DIFFICULTIES)
-def test_the_oracle_solves_everything(split, difficulty):
-    env = SQLEnv(split=split, difficulty=difficulty)
-    for seed in range(40):
-        episode = roll_out(env, SQLEnv.SCRIPTS["oracle"], seed)
-        assert episode[-1]["success"] == 1.0 and episode[-2]["progress"] == 1.0, env.question
-        assert sum(step["reward"] for step in episode) == pytest.approx(1.05)
-
-
-def test_scripts_rank():
-    means = {
-        name: np.mean([roll_out(SQLEnv(difficulty="easy"), script, seed)[-1]["success"] for seed in range(60)])
-        for name, script in SQLEnv.SCRIPTS.items()
-    }
-    assert means["random"] < 0.1 < means["scripted"] < 0.6 < means["oracle"] == 1.0
 
 
 def test_splits_share_neither_questions_nor_databases():
@@ -374,26 +310,6 @@ def test_splits_share_neither_questions_nor_databases():
     assert not seen["train"][0] & seen["validation"][0] and not seen["train"][1] & seen["validation"][1]
 
 
-def test_questions_are_the_same_in_any_order_of_asking():
-    """Shared databases carry nothing from one question to the next."""
-    first = [make_question(random.Random(i), "train", "hard") for i in range(20)]
-    assert first == [make_question(random.Random(i), "train", "hard") for i in reversed(range(20))][::-1]
-    assert all(
-        isinstance(Fraction(g), Fraction)
-        for q in first
-        if q.kind in ("number", "average", "percentage")
-        for g in q.golds
-    )
-
-
-@pytest.mark.parametrize(
-    "arguments", [{"split": "test"}, {"difficulty": "extreme"}, {"max_turns": 0}, {"schema": "shop"}]
-)
-def test_bad_arguments_are_refused(arguments):
-    with pytest.raises((ValueError, TypeError)):
-        SQLEnv(**arguments)
-
-
 def test_pickled_in_the_middle_it_goes_on():
     env = SQLEnv()
     env.reset(seed=3)
@@ -404,16 +320,3 @@ def test_pickled_in_the_middle_it_goes_on():
     copy = pickle.loads(data)
     for action in (f"<query>{env.question.sql}</query>", "<schema></schema>", "<answer>x</answer>"):
         assert env.step(action) == copy.step(action)
-
-
-def test_vector_is_as_one_by_one():
-    vector, alone = make_vector(num_envs=3), [SQLEnv() for _ in range(3)]
-    observations, _ = vector.reset(seed=4)
-    assert list(observations) == [env.reset(seed=4 + i)[0] for i, env in enumerate(alone)]
-    for actions in (
-        [f"<query>{env.question.sql}</query>" for env in alone],
-        ["<schema></schema>", "<query>DELETE FROM x</query>", f"<answer>{alone[2].question.golds[0]}</answer>"],
-    ):
-        said = vector.step(actions)
-        single = [env.step(action) for env, action in zip(alone, actions, strict=True)]
-        assert [list(part) for part in said[:4]] == [[one[i] for one in single] for i in range(4)]

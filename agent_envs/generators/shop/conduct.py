@@ -3,8 +3,8 @@ nothing else. The state at the end cannot tell: a stranger's order may have been
 
 from typing import Any
 
-from agent_envs.generators.shop.data import ShopState
 from agent_envs.generators.shop.requests import Request
+from agent_envs.generators.shop.service import ShopState
 from agent_envs.types import ToolCall
 
 MOST_PIECES = 5  # of a product in an order, see the policy

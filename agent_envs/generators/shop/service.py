@@ -7,12 +7,14 @@ judges it.
 import copy
 import inspect
 from collections.abc import Callable
+from datetime import date
 from functools import wraps
 from typing import Any, Literal
 
-from agent_envs.generators.shop.data import TODAY, ShopState, order_total, variants
 from agent_envs.types import ToolCall
 
+ShopState = dict[str, Any]  # {"products": {id: record}, "customers": …, "orders": …, "transfers": {order id: reason}}
+TODAY = date(2031, 6, 15)
 Reason = Literal[
     "not their order", "already shipped", "return too late", "final sale", "refund above limit", "quantity above limit"
 ]
@@ -261,6 +263,16 @@ class Shop:
 
 TOOLS = """find_customer get_order find_products change_order_address change_account_address set_quantity cancel_order
 exchange_item return_items place_order confirm transfer""".split()
+
+
+def variants(state: ShopState, name: str) -> list[str]:
+    """The ids of a product in all its colours."""
+    return [id for id, record in state["products"].items() if record["name"] == name]
+
+
+def order_total(order: dict[str, Any]) -> int:
+    """What the items of an order cost, in dollars."""
+    return sum(item["quantity"] * item["price"] for item in order["items"].values())
 
 
 def _normalize(text: str) -> str:

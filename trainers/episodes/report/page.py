@@ -24,7 +24,7 @@ from typing import Any
 
 import jinja2
 
-from agent_envs.tasks.benchmark import STAND_IN
+from agent_envs.tasks.qa_data import STAND_IN
 from retrieval_index import durable
 from retrieval_index.printable import printable
 from trainers.episodes.records import EPISODES_FILE

@@ -1,4 +1,4 @@
-"""A question-answering task: the questions of a benchmark, and a searcher over its corpus."""
+"""What `QAEnv` asks about: the questions of a benchmark, of MiniWiki or of your own, and a searcher over their corpus."""
 
 import html
 import inspect
@@ -14,8 +14,9 @@ from typing import cast
 import retrieval_index
 from agent_envs import scoring
 from agent_envs.data import Benchmark, DataUnavailable, Question, load_benchmark, own, stand_in_warning
-from agent_envs.data.corpora import stamp
+from agent_envs.data.local import stamp
 from agent_envs.data.question import paragraph_key
+from agent_envs.generators.instances import check_choice
 from agent_envs.generators.miniwiki import World, make_question
 
 STAND_IN = "STAND-IN for"  # begins the source of questions that are not those that were asked for
@@ -48,16 +49,15 @@ class QATask:
         return scoring.answer_scores(prediction, golds, self.normalize)
 
 
-def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = "", **arguments) -> QATask:
+def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments) -> QATask:
     """Questions and searcher of a benchmark. Loaded once a process: environments with equal arguments share them.
 
     With ``holdout`` n both splits are of the *training* questions: every n-th is kept aside for ``"validation"``, and
     ``"train"`` has the others. So curves are drawn and recipes are tuned without a look at the benchmark's own validation
-    questions. ``part`` "1/2" leaves ``"train"`` each second of its questions from the first on, "2/2" the others: to teach by
-    demonstrations of some questions, and by rewards on others. It does not touch ``"validation"``.
+    questions.
 
     Real benchmarks take ``data``, ``corpus`` and ``source`` (see `agent_envs.data.load_benchmark`), and ``index`` to
-    search in place of an index made in memory: a folder built by ``python -m retrieval_index build``, or the URL of a
+    search instead of an index made in memory: a folder built by ``python -m retrieval_index build``, or the URL of a
     server. Bamboogle, NQ, TriviaQA and PopQA have no passages of their own and need ``index`` or ``corpus``. With
     ``source="auto"``, a benchmark that no place has is replaced by MiniWiki, with a warning.
 
@@ -65,29 +65,21 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, part: str = 
     ``holdout`` may be 1.
 
     Raises:
-        ValueError: for an unknown benchmark or split, a ``holdout`` that is neither 0 nor above 1, or a ``part`` that is
-            none.
+        ValueError: for an unknown benchmark or split, or a ``holdout`` that is neither 0 nor above 1.
         TypeError: for an argument that the benchmark does not take.
     """
-    known = source_parameters(benchmark)
-    if split not in _SPLITS:
-        raise ValueError(f"split must be one of {tuple(_SPLITS)}, got {split!r}")
+    check_choice("benchmark", benchmark, BENCHMARKS)
+    check_choice("split", split)
     if holdout < 0 or (holdout == 1 and benchmark != "own"):
         raise ValueError(f"holdout must be 0, or at least 2 for every second question, got {holdout}")
-    keep = _read_part(part)
-    if unknown := set(arguments) - set(known):
-        # In Python's words, which libraries look for when they try arguments that an environment may not have.
-        names = ", ".join(map(repr, sorted(unknown)))
-        raise TypeError(f"{benchmark} got an unexpected keyword argument {names}; known: {known}")
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
     data, corpus = arguments.get("data"), arguments.get("corpus")
     changes = own.stamps(data, corpus) if benchmark == "own" else stamp_places(benchmark, data, corpus)
-    places = (*changes, stamp(arguments.get("index")))
-    task = _load(benchmark, split, places, holdout, keep if split == "train" else None, **frozen)
+    task = _load(benchmark, split, (*changes, stamp(arguments.get("index"))), holdout, **frozen)
     if task.warning:
         warnings.warn(task.warning, stacklevel=2)
     if benchmark != "own" and not holdout and split == "train":
-        warn_of_shared(arguments.get("data"), ", or holdout=n to keep each n-th question aside")
+        warn_of_shared(data, ", or holdout=n to keep each n-th question aside")
     return task
 
 
@@ -111,40 +103,20 @@ def warn_of_shared(data: str | None, advice: str = "") -> None:
 
 
 def source_parameters(benchmark: str) -> list[str]:
-    """The arguments of its own that a benchmark takes in `load`, beside ``holdout`` and ``part``.
-
-    Raises:
-        ValueError: there is no such benchmark.
-    """
-    if benchmark not in BENCHMARKS:
-        raise ValueError(f"benchmark must be one of {BENCHMARKS}, got {benchmark!r}")
+    """The arguments of its own that a benchmark takes in `load`, beside ``holdout``."""
+    check_choice("benchmark", benchmark, BENCHMARKS)
     loaders: dict[str, Callable] = {"miniwiki": miniwiki, "own": _load_own}
     parameters = inspect.signature(loaders.get(benchmark, _load_real)).parameters.values()
     return [parameter.name for parameter in parameters if parameter.kind is parameter.KEYWORD_ONLY]
 
 
-def _read_part(part: str) -> tuple[int, int] | None:
-    """Number and count of "number/count"; None for ""."""
-    if not part:
-        return None
-    number, count = (int(n) if n.isdecimal() else 0 for n in str(part).partition("/")[::2])
-    if not 1 <= number <= count:
-        raise ValueError(f'part must be as "1/2", the first of two parts of the training questions, got {part!r}')
-    return number, count
-
-
 @lru_cache(maxsize=16)
-def _load(benchmark: str, split: str, places: tuple, holdout: int, part: tuple[int, int] | None, **arguments) -> QATask:
+def _load(benchmark: str, split: str, places: tuple, holdout: int, **arguments) -> QATask:
     """``places``: part of the key alone, so that a variable set after a warning, or a file that was changed, is heeded."""
-    if part:
-        task, (number, count) = _load(benchmark, split, places, holdout, None, **arguments), part
-        if not (questions := task.questions[number - 1 :: count]):
-            raise ValueError(f"part={number}/{count} leaves no question of the {len(task.questions)} in {task.source}")
-        return replace(task, questions=questions, source=f"{task.source}, part {number} of {count}")
     if benchmark == "own":
         return _load_own(split, holdout, **arguments)
     if holdout:
-        task, aside = _load(benchmark, "train", places, 0, None, **arguments), split == "validation"
+        task, aside = _load(benchmark, "train", places, 0, **arguments), split == "validation"
         questions = tuple(q for i, q in enumerate(task.questions) if (i % holdout == 0) == aside)
         if not questions:
             raise ValueError(
@@ -173,9 +145,8 @@ def _load_real(benchmark, split, *, data=None, corpus=None, source="auto", index
 
 
 def _load_own(split, holdout, *, data=None, corpus=None, index=None, name="", split_seed=0) -> QATask:
-    found = own.load_own(
-        data, split=split, corpus=corpus, index=index, name=name, holdout=holdout, split_seed=split_seed
-    )  # fmt: skip
+    where = {"corpus": corpus, "index": index}
+    found = own.load_own(data, split=split, name=name, holdout=holdout, split_seed=split_seed, **where)
     return _with_searcher("own", split, found, index)
 
 
