@@ -4,8 +4,9 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -120,7 +121,7 @@ def baselines(
     for id in map(full_id, ids or agent_envs.IDS):
         try:
             with _exit_on_user_error(id):
-                rows += run_baselines(id, episodes, seed, options, lambda work, id=id: track(work, id, transient=True))
+                rows += run_baselines(id, episodes, seed, options, partial(track, description=id, transient=True))
         except SystemExit as reason:
             if ids:
                 raise
@@ -247,7 +248,7 @@ def _play(env, seed: int | None) -> None:
     print(f"{'Truncated' if truncated else 'Finished'} with {total:.3g}. {printable(str(shown))}")
 
 
-COMMANDS = {
+COMMANDS: dict[str, Callable[..., Any]] = {
     "list": list_environments, "describe": describe, "play": play, "check": check, "baselines": baselines, "serve": serve,
     "new": new, "view": view,
 }  # fmt: skip

@@ -68,9 +68,8 @@ class HostedEnv(ToolEnv):
         max_turns: int | None = None,
         **common: Any,
     ):
-        if split not in ("train", "validation"):
-            raise ValueError(f"split must be 'train' or 'validation', got {split!r}")
-        self.hosted, self.split = env_fn(), split
+        self.hold_out(split)
+        self.hosted = env_fn()
         _check_actions(self.hosted)
         limit = getattr(getattr(self.hosted, "spec", None), "max_episode_steps", None) or MAX_TURNS
         turns = limit if max_turns is None else max_turns

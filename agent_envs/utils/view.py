@@ -26,10 +26,9 @@ FOLDED_LINES, FOLDED_CHARACTERS = 3, 240  # so much is shown of a long result
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """An episode in the list: where it stands, counted from 1, the byte its line begins at, and what the list shows of it."""
+    """An episode in the list: its number in the file, from 1, and what the list shows of it."""
 
     number: int
-    offset: int
     key: str
     title: str
     outcomes: frozenset[str]
@@ -51,28 +50,21 @@ def find_file(path: Path) -> Path:
     raise FileNotFoundError(f"there is no {file}{several}")
 
 
-def read_entries(file: Path, outcome: str = "all", text: str = "") -> list[Entry]:
-    """The episodes of a file with an outcome, those that hold a text anywhere, in either case. Lines that a kill cut short are
-    left out."""
-    entries, offset, number = [], 0, 0
+def read_entries(file: Path, outcome: str = "all", text: str = "") -> Iterator[tuple[Entry, dict[str, Any]]]:
+    """The episodes of a file with an outcome, those that hold a text anywhere, in either case, each with its record. Lines that
+    a kill cut short are left out."""
+    number = 0
     with file.open("rb") as lines:
         for line in lines:
-            with contextlib.suppress(ValueError, RecursionError):
+            try:
                 record = json.loads(line)
-                if isinstance(record, dict) and "key" in record:
-                    number += 1
-                    entry = _entry(record, number, offset)
-                    if outcome in entry.outcomes and (not text or _holds(record, text.lower())):
-                        entries.append(entry)
-            offset += len(line)
-    return entries
-
-
-def read_episode(file: Path, entry: Entry) -> dict:
-    """The whole record of an episode in the list."""
-    with file.open("rb") as lines:
-        lines.seek(entry.offset)
-        return json.loads(lines.readline())
+            except (ValueError, RecursionError):
+                continue
+            if isinstance(record, dict) and "key" in record:
+                number += 1
+                entry = _entry(record, number)
+                if outcome in entry.outcomes and (not text or _holds(record, text.lower())):
+                    yield entry, record
 
 
 def view(path: Path, episode: str = "", outcome: str = "all", text: str = "", unfold: bool = False) -> None:
@@ -88,24 +80,19 @@ def view(path: Path, episode: str = "", outcome: str = "all", text: str = "", un
         OSError: there is no such file.
         ValueError: it holds no episode at all, or not the one asked for.
     """
-    file = find_file(path)
-    entries = read_entries(file, outcome, text)
-    if not entries and outcome == "all" and not text:
+    file, console, count = find_file(path), Console(highlight=False), 0
+    for entry, record in read_entries(file, outcome, text):
+        count += 1
+        if not episode:
+            console.print(_row(entry), soft_wrap=True)
+        elif episode in (entry.key, str(entry.number)):
+            console.print(show_episode(record, entry, unfold))
+            return
+    if not count and outcome == "all" and not text:
         raise ValueError(f"{file} holds no episode: give the folder of a run, or its episodes.jsonl")
-    chosen = None
     if episode:
-        chosen = next((entry for entry in entries if episode in (entry.key, str(entry.number))), None)
-        if chosen is None:
-            raise ValueError(
-                f"{file} has no episode {episode!r} among the {len(entries)} looked at: give its number or key"
-            )
-    console = Console(highlight=False)
-    if chosen is not None:
-        console.print(show_episode(read_episode(file, chosen), chosen, unfold))
-        return
-    for entry in entries:
-        console.print(_row(entry), soft_wrap=True)
-    if not entries:
+        raise ValueError(f"{file} has no episode {episode!r} among the {count} looked at: give its number or key")
+    if not count:
         print(f"{file} holds no such episode", file=sys.stderr)
 
 
@@ -224,7 +211,7 @@ def _mark(entry: Entry) -> tuple[str, str]:
     return f"{'✓' if word == 'right' else '✗'} {' '.join([word, *rest])}", style
 
 
-def _entry(record: Mapping[str, Any], number: int, offset: int) -> Entry:
+def _entry(record: Mapping[str, Any], number: int) -> Entry:
     turns = record.get("turns") if isinstance(record.get("turns"), list) else []
     score = record.get("score") if isinstance(record.get("score"), int | float) else 0.0
     invalid = any(isinstance(turn, dict) and turn.get("invalid") for turn in turns)  # type: ignore[union-attr]
@@ -232,7 +219,7 @@ def _entry(record: Mapping[str, Any], number: int, offset: int) -> Entry:
     outcomes = {"all", "right" if score >= 1 else "wrong", *(name for name, so in is_so.items() if so)}  # type: ignore
     question = " ".join(_clean(record.get("question")).split())
     title = f"{question[:200]} ({_clean(record.get('agent'))}, step {_clean(record.get('step'))})"
-    return Entry(number, offset, str(record["key"]), title, frozenset(outcomes), float(score), len(turns))  # type: ignore
+    return Entry(number, str(record["key"]), title, frozenset(outcomes), float(score), len(turns))  # type: ignore
 
 
 def _holds(value: Any, text: str) -> bool:

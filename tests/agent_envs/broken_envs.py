@@ -67,13 +67,6 @@ class Warns(Digit):
         warnings.warn("this is a stand-in", stacklevel=2)
 
 
-class Infinite(Digit):
-    """Pays too much, but only for a call after a call."""
-
-    def evaluate_turn(self, turn, results, done):
-        return TurnOutcome({"right": float("nan") if turn.calls and self.history.calls else 0.0})
-
-
 class Adds(Digit):
     """A reward beside its terms."""
 
@@ -98,13 +91,6 @@ class ReadsToolText(Digit):
         return TurnOutcome()
 
 
-class PaysGarbage(Digit):
-    """A turn that cannot be read is worth something."""
-
-    def evaluate_turn(self, turn, results, done):
-        return TurnOutcome({"right": float(turn.error is not None)})
-
-
 class Raises(Digit):
     """Not every string is a turn."""
 
@@ -125,20 +111,6 @@ class Surrogate(Digit):
 
     def resolve(self, *args):
         return "\udfff", *super().resolve(*args)[1:]
-
-
-class TooLong(Digit):
-    """More than the observation space holds."""
-
-    def state_text(self):
-        return "x" * 1_000_001
-
-
-class NumpyFlags(Digit):
-    """Flags and rewards that are not plain."""
-
-    def evaluate_turn(self, turn, results, done):
-        return TurnOutcome(terminated=np.bool_(bool(turn.calls)))
 
 
 class Clock(Digit):

@@ -21,16 +21,12 @@ def test_a_sound_environment_passes_with_and_without_a_spec():
 @pytest.mark.parametrize(
     ("name", "fault"),
     [
-        ("Infinite", r"the reward term .* must give a finite number, got nan"),
         ("Adds", "the reward is .*, and its terms add up to"),
         ("PaysToolText", "0.0 is paid, and 1.0 for other words in the results"),
         ("ReadsToolText", "the check 'tool_text' met AssertionError: where is the town"),
-        ("PaysGarbage", "a turn that could not be read earns 1.0"),
         ("Raises", "raised UnicodeEncodeError"),
         ("SurrogateAtReset", r"reset\(seed=0\): the observation has a lone surrogate"),
         ("Surrogate", r"step\('.*'\): the observation has a lone surrogate"),
-        ("TooLong", "the observation is not in the observation space|check_env: .*observation"),
-        ("NumpyFlags", "must be plain bools"),
         ("Clock", "check_env: .*info are not equivalent"),
         ("OwnDice", "the same seed gives other episodes when it is played again"),
         ("Unpicklable", "cannot be pickled: TypeError"),

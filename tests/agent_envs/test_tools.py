@@ -248,25 +248,6 @@ def test_a_server_that_is_gone_is_not_waited_for_once_for_each_call():
     assert [result.ok for result in results] == [word == "up" for word in words]
 
 
-def test_calls_that_share_a_lane_run_in_order():
-    account = [0]
-
-    def add(n: int):
-        """adds."""
-        account[0] += n
-        return account[0]
-
-    def double():
-        """doubles."""
-        account[0] *= 2
-        return account[0]
-
-    tools = {"add": FunctionTool(add, batch_key="a"), "double": FunctionTool(double, batch_key="a")}
-    calls = [ToolCall("add", {"n": 3}), ToolCall("double", {}), ToolCall("add", {"n": 1}), ToolCall("double", {})]
-    assert [r.data for r in run_calls([(tools, call) for call in calls])] == [3, 6, 7, 14]
-    assert run_calls([]) == []
-
-
 def test_arguments_come_in_the_types_of_the_hints():
     import datetime
     import enum

@@ -69,16 +69,16 @@ def text_of(renderable, width=100) -> str:
     ],
 )
 def test_episodes_are_chosen_by_outcome_and_numbered_by_their_place(file, outcome, numbers):
-    assert [entry.number for entry in read_entries(file, outcome)] == numbers
+    assert [entry.number for entry, _ in read_entries(file, outcome)] == numbers
 
 
 def test_the_search_reaches_into_the_conversation_and_minds_no_case(file):
-    assert [entry.number for entry in read_entries(file, text="<ANSWER>x3")] == [3]
-    assert not read_entries(file, "right", "x3</answer>")
+    assert [entry.number for entry, _ in read_entries(file, text="<ANSWER>x3")] == [3]
+    assert not list(read_entries(file, "right", "x3</answer>"))
 
 
 def test_an_episode_shows_rewards_evidence_calls_and_folds_results(file):
-    entry = read_entries(file)[0]
+    entry, _ = next(read_entries(file))
     shown = text_of(show_episode(record(1), entry))
     for part in (
         "✓ right em 1", "return +1.25", "the gold", "✓ Town (turn 1)", "✗ River", "Turn 1", "Returned",
@@ -90,7 +90,7 @@ def test_an_episode_shows_rewards_evidence_calls_and_folds_results(file):
 
 
 def test_calls_of_an_api_and_rewritten_contexts_read_well(file):
-    entry, odd = read_entries(file)[0], record(1)
+    (entry, _), odd = next(read_entries(file)), record(1)
     call = {"function": {"name": "lookup", "arguments": '{"q": 1}'}}
     odd["messages"][2]["content"] = json.dumps({"role": "assistant", "content": "I look.", "tool_calls": [call]})
     odd["messages"].insert(4, {"role": "system", "content": "Anew."})
@@ -104,7 +104,7 @@ def test_calls_of_an_api_and_rewritten_contexts_read_well(file):
 
 
 def test_a_record_of_another_shape_is_one_line(file):
-    entry = read_entries(file)[0]
+    entry, _ = next(read_entries(file))
     with pytest.raises(ValueError, match="is no episode as docs"):
         show_episode(record(1) | {"turns": ["a"]}, entry)
 

@@ -1,7 +1,6 @@
 """The contract of `agent_envs.integrations.Episode`, which every adapter stands on."""
 
 import asyncio
-import pickle
 import subprocess
 import sys
 import time
@@ -150,15 +149,6 @@ def test_what_native_calls_cannot_follow_is_refused():
         Episode("AgentR1/Mixture-v0", native=True)
     with pytest.raises(ValueError, match="made with native=True"):
         Episode(MINIWIKI, **SMALL).call([])
-
-
-def test_an_episode_goes_on_in_a_copy():
-    episode = Episode(MINIWIKI, **SMALL)
-    episode.start(5)
-    episode.step("hm")
-    copy = pickle.loads(pickle.dumps(episode))
-    assert copy.step("<search>town</search>") == episode.step("<search>town</search>")
-    assert copy.rewards == episode.rewards
 
 
 def test_it_needs_neither_torch_nor_the_other_libraries():
