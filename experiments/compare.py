@@ -12,18 +12,16 @@
 
 For each seed, one start: the tiny policy's cold start, a pretrained model, or that model after supervised fine-tuning. From
 it, every run of the recipe trains. The baselines are agents without a policy, Naive RAG, the model before and after
-fine-tuning (Base Tool Call, SFT), and what as many seconds as a run spent on rollouts and updates bring when they are spent
-otherwise: more imitation, more fine-tuning, rejection sampling. All are evaluated, greedily, on the held-out questions of
+fine-tuning (Base Tool Call, SFT), and others at equal compute: as many seconds as a run spent on rollouts and updates go into
+more imitation, more fine-tuning, or rejection sampling. All are evaluated, with greedy decoding, on the held-out questions of
 each column of the table.
 
-Writes table.md, curves.png, scores.png, process.png and results.json, of all that is there, with a list of what is missing.
-What its folder already holds is not run again: a run or an evaluation that was interrupted goes on.
+Writes table.md, scores.png, curves.png, report.html and results.json, of all that is there, with a list of what
+is missing. What its folder already holds is not run again: an interrupted run or evaluation is resumed.
 ``experiments/recipes`` has the shipped recipes; ``experiments/recipe_file.py`` says how to write one.
 """
 
-import functools
 import sys
-from collections.abc import Iterable
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -31,7 +29,7 @@ from typing import Any
 if not __package__:  # run as a file: the packages lie beside its folder
     sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
-from experiments.recipe_source import read_source
+from experiments.recipes import read_toml
 from trainers import inputs
 from trainers.cli import parse
 from trainers.config import Checks, read_json_object
@@ -59,7 +57,7 @@ class Args(Checks):
     env_kwargs: str = "{}"
     """Arguments of the environments as JSON, over those of the recipe: '{"data": "my/folder"}'."""
     start: Path | None = None
-    """What the fine-tuning of one seed left elsewhere, a checkpoint or an exported adapter: taken in place of fine-tuning again,
+    """What the fine-tuning of one seed left elsewhere, a checkpoint or an exported adapter: used instead of fine-tuning again,
     also by later calls with the same --out."""
     report: bool = False
     """Run nothing: write the table, pictures and results of what the folder holds already."""
@@ -67,7 +65,7 @@ class Args(Checks):
     """Folder of the runs and the results; by default runs/<recipe>."""
 
     def check_inputs(self) -> None:
-        read_source(self.recipe)
+        read_toml(self.recipe)
         if self.model:
             inputs.check_model(self.model)
         if self.start:
@@ -81,11 +79,10 @@ class Args(Checks):
 if __name__ == "__main__":
     ARGS = parse(Args(), __doc__, "experiments.compare")  # before torch is imported: --help and mistakes answer at once
 
-from experiments import check, failures, recipe_file
-from experiments.agents import Comparison
+from experiments import check, recipe_file, report
 from experiments.columns import NotThere
+from experiments.comparison import Comparison
 from experiments.recipe import Recipe
-from experiments.report import write
 from trainers.checkpoints.settings import SettingsDiffer
 from trainers.episodes.report import page as html_report
 from trainers.models.denormals import flushing_denormals
@@ -93,102 +90,91 @@ from trainers.runtime import retry, signals
 from trainers.runtime.errors import UserError
 from trainers.runtime.progress import to_json_types
 
-
-def read_recipe(args: Args, whole: bool = False) -> Recipe:
-    """The recipe that the command line names, with what it changes.
-
-    Args:
-        whole: with all its runs, and all its seeds too unless others are asked for.
-
-    Raises:
-        ValueError: as `recipe_file.read`.
-    """
-    changes: dict[str, Any] = {
-        name: read_json_object(name, getattr(args, name)) for name in ("arguments", "env_kwargs")
-    }
-    if args.model:
-        changes["arguments"]["model"] = args.model
-    read = functools.partial(
-        recipe_file.read, args.recipe, updates=args.updates, questions=args.questions, **changes
-    )  # fmt: skip
-    if not whole:
-        part = read(runs=args.runs, seeds=args.seeds)
-        for name in args.runs:
-            if args.seeds and not part.seeds_of(name):
-                seeds = ", ".join(map(str, part.own_seeds[name]))
-                raise ValueError(f"{name} has seeds of its own in this recipe, and none of those asked for: {seeds}")
-        return part
-    recipe = read()
-    return read(seeds=sorted({*recipe.seeds, *args.seeds}))
-
-
-def collect(comparison: Comparison, part: Recipe, left_out: Iterable[str]) -> dict:
-    """The results of the runs, baselines and seeds of ``part``; what is not there is named under ``missing``."""
-    results: dict = {"recipe": asdict(comparison.recipe), "missing": [], "stopped": []}
-    results |= {key: {} for key in ("rows", "seeds", "training", "curves", "process", "levels")}
-    baselines = [name for name in part.baselines if name not in left_out]
-    # What is trained as long as a run comes after it; in the table the baselines come first.
-    names = [*baselines, *part.runs] if comparison.read_only else [*part.runs, *baselines]
-    for seed in (None, *part.seeds):
-        for name in names:
-            if seed not in part.seeds_of(name):
-                continue
-            try:
-                comparison.add(name, seed, results)
-            except retry.ToolsFailed:  # what is dead for one is dead for all
-                raise
-            except signals.TrainingStopped as stop:  # the others go on
-                results["stopped"].append(f"{part.title_of(name)}, seed {seed}: {stop}")
-            except (NotThere, SettingsDiffer) as gap:
-                if isinstance(gap, SettingsDiffer) and not comparison.read_only:
-                    raise
-                results["missing"] += [str(gap)] * (str(gap) not in results["missing"])
-        comparison.forget_start()
-    order = [part.title_of(name) for name in names]
-    for key in ("rows", "seeds", "training", "curves", "process", "levels"):
-        results[key] = {title: results[key][title] for title in order if title in results[key]}
-    return results
+BY_AGENT = ("rows", "seeds", "training", "curves")  # of the results, by title a list with something of each seed
 
 
 def main(args: Args) -> dict:
     """Run the comparison; returns what results.json holds.
 
     Raises:
-        ValueError: the recipe is not one, or cannot run with these arguments.
-        FileNotFoundError: data is missing; the message says how to get it.
+        UserError: the recipe is not one, or cannot run with these arguments.
+        FileNotFoundError: data is missing, and the message says how to get it; or there is nothing to report.
         TrainingStopped: a run stopped by itself, after all others; the tables are written before.
-        SystemExit: SIGTERM or SIGINT came. What was run and played until then is not run again.
+        SystemExit: SIGTERM or SIGINT came. What was trained and evaluated until then is kept.
     """
     with signals.handle_signals(), flushing_denormals():  # in the baselines as in the runs
         return _compare(args)
 
 
+def read_recipe(args: Args) -> Recipe:
+    """The recipe that the command line names, with what it changes.
+
+    Raises:
+        ValueError: as `recipe_file.read`; or it has no such run, or none with these seeds.
+    """
+    arguments, env_kwargs = (read_json_object(name, getattr(args, name)) for name in ("arguments", "env_kwargs"))
+    if args.model:
+        arguments["model"] = args.model
+    changes: dict[str, Any] = {"arguments": arguments, "env_kwargs": env_kwargs}
+    changes |= {"seeds": args.seeds, "updates": args.updates, "questions": args.questions}
+    recipe = recipe_file.read(args.recipe, **changes)
+    named = [*recipe.runs, *recipe.baselines]
+    if unknown := sorted(set(args.runs) - set(named)):
+        raise ValueError(f"the recipe {recipe.name!r} has no runs {unknown}; it has {named}")
+    for name in args.runs if args.seeds else ():
+        if not {None, *args.seeds} & set(own := recipe.seeds_of(name)):
+            seeds = ", ".join(map(str, own))
+            raise ValueError(f"{name} has seeds of its own in this recipe, and none of those asked for: {seeds}")
+    return recipe
+
+
+def collect(maker: Comparison, reader: Comparison, args: Args, left_out: dict[str, str]) -> tuple[dict, list[str]]:
+    """Make what is asked for, and read the rest.
+
+    Returns:
+        The results; what is not there is named under ``missing``. And what stopped by itself, and why.
+    """
+    recipe, stopped = maker.recipe, []
+    results: dict[str, Any] = {"recipe": asdict(recipe), "missing": [], **{key: {} for key in BY_AGENT}}
+    baselines = [name for name in recipe.baselines if name not in left_out]
+    for seed in (None, *recipe.seeds):
+        for name in (*recipe.runs, *baselines):  # what trains for as long as a run comes after it
+            if seed not in recipe.seeds_of(name):
+                continue
+            is_asked = name in (args.runs or (name,)) and seed in (None, *(args.seeds or recipe.seeds))
+            makes = is_asked and not args.report
+            try:
+                (maker if makes else reader).add(name, seed, results)
+            except retry.ToolsFailed:  # what is dead for one is dead for all
+                raise
+            except signals.TrainingStopped as stop:  # the others go on
+                stopped.append(f"{recipe.title_of(name)}, seed {seed}: {stop}")
+                results["missing"].append(f"{recipe.title_of(name)}, seed {seed}")
+            except (NotThere, SettingsDiffer) as gap:
+                if makes and isinstance(gap, SettingsDiffer):
+                    raise
+                results["missing"] += [str(gap)] * (str(gap) not in results["missing"])
+    titles = [recipe.title_of(name) for name in (*baselines, *recipe.runs)]
+    ordered = {key: {title: results[key][title] for title in titles if title in results[key]} for key in BY_AGENT}
+    return to_json_types(results | ordered | {"left_out": left_out}), stopped
+
+
 def _compare(args: Args) -> dict:
     try:
-        part, whole = read_recipe(args), read_recipe(args, whole=True)
-    except ValueError as error:
+        recipe = read_recipe(args)
+        columns, left_out = check.check(recipe)
+    except ValueError as error:  # nothing is done yet but to look at what was asked for
         raise UserError(str(error)) from error
-    checked = check.check(whole)
-    if checked.missing:
-        raise FileNotFoundError("\n".join(checked.missing))
-    stopped: list[str] = []
-    out, left_out = args.out or Path("runs") / whole.name, check.unfit_baselines(whole, checked)
-    can_search = check.has_questions(checked.held_out)
-    if not args.report:
-        comparison = Comparison(whole, out, can_search, read_only=False)
-        if args.start:
-            comparison.start_from(args.start, args.seeds[0])
-        stopped = collect(comparison, part, left_out)["stopped"]
-    results = collect(Comparison(whole, out, can_search, True, check.digest_data(checked)), whole, left_out)
-    del results["stopped"]
-    if not results["rows"] and not stopped:
-        raise FileNotFoundError(f"{out} holds no result of this recipe yet; missing: {'; '.join(results['missing'])}")
-    results = to_json_types(results | {"left_out": left_out})
+    out = args.out or Path("runs") / recipe.name
+    maker, reader = (Comparison(recipe=recipe, out=out, columns=columns, read_only=only) for only in (False, True))
+    if args.start:
+        maker.start_from(args.start, args.seeds[0])
+    results, stopped = collect(maker, reader, args, left_out)
     if results["rows"]:
-        write(out, results)
-        failures.write(out, results)
-    trained = [Path(run["folder"]) for runs in results["training"].values() for run in runs if run.get("folder")]
-    if trained:
+        report.write(out, results)
+    elif not stopped:
+        raise FileNotFoundError(f"{out} holds no result of this recipe yet; missing: {'; '.join(results['missing'])}")
+    if trained := [Path(run["folder"]) for runs in results["training"].values() for run in runs if run.get("folder")]:
         html_report.write_beside(out, trained)
     if stopped:
         raise signals.TrainingStopped(f"not all came to an end; what did is in {out}. {'; '.join(stopped)}")

@@ -1,4 +1,4 @@
-"""What `experiments.compare` writes: a table in the paper's layout, the learning curves and a JSON."""
+"""What `experiments.compare` writes: a table in the paper's layout, pictures and a JSON."""
 
 import json
 import re
@@ -10,14 +10,13 @@ from rich.console import Console
 from rich.markdown import Markdown
 
 from experiments.aggregates import (
-    Estimate,
     correct_for_number,
     interquartile_mean,
     paired_p_value,
     probability_of_improvement,
     stratified_interval,
 )
-from experiments.curves import draw, draw_process, draw_profiles, draw_scores, mean_curve, point_reaching
+from experiments.curves import draw, draw_scores, mean_curve, point_reaching
 from experiments.recipe import BASELINES
 from retrieval_index import durable
 from trainers.episodes.report.intervals import bootstrap, mean_and_half, paired_values
@@ -27,48 +26,26 @@ MEASURES = {
     "invalid": "Invalid turns",
 }  # fmt: skip
 DIGITS = {"turns": 2, "calls": 2}
-PAPER = """\
-| EM | HotpotQA | 2Wiki | MuSiQue | Avg |
-|---|---:|---:|---:|---:|
-| Base Tool Call | .1372 | .0891 | .0277 | .0847 |
-| Naive RAG | .1916 | .1792 | .0277 | .1328 |
-| PPO | .4136 | .5468 | .1552 | .3719 |
-| GRPO | .4405 | .5741 | .1485 | .3877 |
-| REINFORCE++ | .3768 | .4796 | .1336 | .3300 |
-| REINFORCE++Baseline | .3966 | .5406 | .1485 | .3619 |
-| RLOO | .4089 | .5641 | .1419 | .3716 |
-| PPO without advantage mask | .3630 | .4641 | .1138 | .3136 |
-| PPO without both masks | .3429 | .4631 | .1005 | .3022 |
-| GRPO without loss mask | .4260 | .5485 | .1422 | .3722 |
-"""
 
 
 def write(folder: Path, results: Mapping) -> None:
-    """Write table.md, curves.png, scores.png, profiles.png, process.png and results.json.
+    """Write table.md, results.json, scores.png, and curves.png, if there are any.
 
     Args:
         results: of `experiments.compare`. ``rows`` holds, by agent, one dict for each of its ``seeds``: the rows of
             `evaluator.summarize` by column, each with its ``score`` and those of its ``questions``; ``training``,
-            what was trained, one dict for each seed; ``curves``, the held-out evaluations of each run on the way, and
-            ``process``, what its episodes were like; ``missing``, what is not there yet.
+            what was trained, one dict for each seed; ``curves``, the held-out evaluations of each run on the way;
+            ``missing``, what is not there yet.
     """
     folder.mkdir(parents=True, exist_ok=True)
     durable.write_text(folder / "results.json", dump(results) + "\n")
-    text = table(results)
-    durable.write_text(folder / "table.md", text)
-    levels = {name: float(np.mean(values)) for name, values in results["levels"].items()}
-    files, title = ["table.md", "results.json"], results["recipe"]["title"]
-    if results["curves"]:
-        draw(results["curves"], levels, folder / "curves.png", score_name(results), title)
-        files.append("curves.png")
+    durable.write_text(folder / "table.md", text := table(results))
+    files, title, score = ["table.md", "results.json", "scores.png"], results["recipe"]["title"], score_name(results)
     over = "questions and seeds" if results["recipe"]["pooled"] else "seeds"
-    draw_scores(mean_scores(results), folder / "scores.png", score_name(results), title, over)
-    files.append("scores.png")
-    if len(profiled := score_arrays(results)) >= 3:
-        draw_profiles(profiled, folder / "profiles.png", score_name(results), title)
-        files.append("profiles.png")
-    if draw_process(results["process"], folder / "process.png", title):
-        files.append("process.png")
+    draw_scores(mean_scores(results), folder / "scores.png", score, title, over)
+    if results["curves"]:
+        draw(results["curves"], folder / "curves.png", score, title)
+        files.append("curves.png")
     console = Console()
     console.print(Markdown(text))
     console.print(f"Everything is in {folder}: {', '.join(files)}.", markup=False, highlight=False)
@@ -88,19 +65,26 @@ def score_name(results: Mapping) -> str:
 
 
 def table(results: Mapping) -> str:
-    """Tables of the scores by column and of the other measures; and apart from them, the paper's figures."""
+    """Tables of the scores by column, of their aggregates, and of the other measures."""
     recipe, rows = results["recipe"], results["rows"]
     any_rows = next(iter(rows.values()))[0]
     counts = {sum(seed is not None for seed in seeds) for seeds in results["seeds"].values()} - {0} or {1}
     seeds = " to ".join(map(str, sorted({min(counts), max(counts)})))
     several = max(counts) > 1
+    shares = {
+        name: [row.get("failed", 0.0) for own in by_seed for row in own.values()] for name, by_seed in rows.items()
+    }
+    trained = sorted({run["episodes"] for name in results["curves"] for run in results["training"][name]})
+    fewest_and_most = " to ".join(f"{count:,}" for count in dict.fromkeys((*trained[:1], *trained[-1:])))
+    episodes = f", {fewest_and_most} training episodes each" * bool(trained)
+    failed = {name: float(np.mean(own)) for name, own in shares.items()}
     lines = [
         f"# {recipe['title']}", "", *([recipe["question"], ""] if recipe["question"] else []),
-        f"{recipe['env']}, {seeds} seed{'s' * several}{_episodes(results)}. {_explain(recipe, rows, several)}", "",
+        f"{recipe['env']}, {seeds} seed{'s' * several}{episodes}. {_explain(recipe, rows, several)}", "",
         *(f"- {name}: {any_rows[name]['source']}{_describe_difference(task, recipe)}" for name, task in recipe["tasks"].items()),
         *(f"- left out: {BASELINES[name]}; {why}" for name, why in results["left_out"].items()),
         *(f"- not there yet: {what}" for what in results["missing"]),
-        *(f"- a tool broke in {share:.1%} of the episodes of {name}" for name, share in _failed(rows).items()), "",
+        *(f"- a tool broke in {share:.1%} of the episodes of {name}" for name, share in failed.items() if share), "",
     ]  # fmt: skip
     if recipe["pooled"]:
         lines += pooled_tables(results, score_name(results))
@@ -115,19 +99,7 @@ def table(results: Mapping) -> str:
         name: [_cell(_seed_values(own, None, key), DIGITS.get(key, 3)) for key in measures] + cells_of(name)
         for name, own in rows.items()
     })  # fmt: skip
-    if recipe["paper"]:
-        lines += [
-            "", "## For reference only: the paper's own figures", "",
-            "Another experiment: Qwen2.5-3B-Instruct, 36 million passages of KILT, bge-large (Agent-R1, arXiv "
-            "2511.14460). They can't be compared with the figures above.", "", PAPER.rstrip(),
-        ]  # fmt: skip
-    return "\n".join(lines) + "\n"
-
-
-def _failed(rows: Mapping) -> dict[str, float]:
-    """By agent, the mean share of failed episodes, where there are any."""
-    shares = {name: [row.get("failed", 0.0) for own in seeds for row in own.values()] for name, seeds in rows.items()}
-    return {name: float(np.mean(own)) for name, own in shares.items() if any(own)}
+    return "\n".join([*lines, *(["", recipe["note"].strip()] if recipe["note"] else [])]) + "\n"
 
 
 def _explain(recipe: Mapping, rows: Mapping, several: bool) -> str:
@@ -136,8 +108,8 @@ def _explain(recipe: Mapping, rows: Mapping, several: bool) -> str:
     if recipe["pooled"]:
         differences = "; Δ: less another agent, question by question and seed by seed" * bool(references)
         return (
-            f"Mean over seeds. {_pooled_name(recipe)}: all questions of these columns together{differences}. In brackets 95 % "
-            "bootstrap intervals over questions and seeds."
+            f"Mean over seeds. {' + '.join(recipe['pooled'])}: all questions of these columns together{differences}. In brackets "
+            "95 % bootstrap intervals over questions and seeds."
         )
     return (
         "Mean over seeds" + " ± half of the 95 % interval (Student's t)." * several
@@ -148,36 +120,37 @@ def _explain(recipe: Mapping, rows: Mapping, several: bool) -> str:
 def mean_scores(results: Mapping) -> dict[str, dict[str, tuple[float, float | None]]]:
     """By agent and column, the mean score over seeds and half of its interval: over seeds, or where columns are pooled over
     questions and seeds."""
-    if pooled := results["recipe"]["pooled"]:
-        tasks_of = {name: [name] for name in results["recipe"]["tasks"]} | {_pooled_name(results["recipe"]): pooled}
-        pools = {
-            agent: {title: _pool(own, results["seeds"][agent], tasks, "score") for title, tasks in tasks_of.items()}
-            for agent, own in results["rows"].items()
-        }
-        return {
-            agent: {title: _mean_and_half_over_questions(pool) for title, pool in row.items() if all(pool.values())}
-            for agent, row in pools.items()
-        }
-    tasks = {name: name for name in results["recipe"]["tasks"]} | {"Avg": None}
-    found = {
-        agent: {title: _seed_values(own, task, "score") for title, task in tasks.items()}
-        for agent, own in results["rows"].items()
-    }
-    return {agent: {title: mean_and_half(own) for title, own in row.items() if own} for agent, row in found.items()}
+    recipe, found = results["recipe"], {}
+    for agent, own in results["rows"].items():
+        if pooled := recipe["pooled"]:
+            tasks_of = {name: [name] for name in recipe["tasks"]} | {" + ".join(recipe["pooled"]): pooled}
+            pools = {title: _pool(own, results["seeds"][agent], tasks, "score") for title, tasks in tasks_of.items()}
+            intervals = {title: bootstrap(_array(pool)) for title, pool in pools.items() if all(pool.values())}
+            found[agent] = {title: (mean, (high - low) / 2) for title, (mean, low, high) in intervals.items()}
+        else:
+            tasks = {name: name for name in recipe["tasks"]} | {"Avg": None}
+            values = {title: _seed_values(own, task, "score") for title, task in tasks.items()}
+            found[agent] = {title: mean_and_half(value) for title, value in values.items() if value}
+    return found
 
 
-def _mean_and_half_over_questions(pooled: Mapping[int | None, Mapping[str, float]]) -> tuple[float, float]:
-    mean, low, high = bootstrap(np.array([list(scores.values()) for scores in pooled.values()]))
-    return mean, (high - low) / 2
+def _references(recipe: Mapping, rows: Mapping) -> list[str]:
+    """The titles of those agents that the table gives differences to."""
+    titles = BASELINES | {name: run["title"] for name, run in recipe["runs"].items()}
+    return [titles[name] for name in recipe["reference"] if titles[name] in rows]
+
+
+def _array(pooled: Mapping[int | None, Mapping[str, float]]) -> np.ndarray:
+    return np.array([list(scores.values()) for scores in pooled.values()])
 
 
 def _score_table(results: Mapping) -> list[str]:
     """The score by column and its mean, and differences to the mean of other agents."""
-    recipe, rows, seeds = results["recipe"], results["rows"], results["seeds"]
+    recipe, rows = results["recipe"], results["rows"]
     references = _references(recipe, rows)
     return _grid([score_name(results), *recipe["tasks"], "Avg", *(f"Δ to {other}" for other in references)], {
         name: [_cell(_seed_values(own, task, "score"), 3) for task in (*recipe["tasks"], None)]
-        + ["–" if name == other else _difference(own, rows[other], seeds[name], seeds[other]) for other in references]
+        + ["–" if name == other else _cell(_differences(results, name, other), 3, "+") for other in references]
         for name, own in rows.items()
     })  # fmt: skip
 
@@ -196,15 +169,18 @@ def _aggregate_table(results: Mapping) -> list[str]:
         "number (Holm).",
         "",
     ]
-    p_values = {other: _corrected(results, other, list(scores)) for other in references}
+    p_values = {}
+    for other in references:  # of agents that share two seeds with it at least
+        pairs = {name: _differences(results, name, other) for name in scores if name != other}
+        p_values[other] = correct_for_number({name: paired_p_value(own) for name, own in pairs.items() if len(own) > 1})
     header = ["Agent", "IQM", *(part for other in references for part in (f"Better than {other}", "p"))]
     cells = {}
     for name, own in scores.items():
-        cells[name] = [_estimate(stratified_interval(interquartile_mean, own))]
+        cells[name] = [_show(*stratified_interval(interquartile_mean, own))]
         for other in references:
             better = stratified_interval(probability_of_improvement, own, scores[other])
             p = f"{p_values[other][name]:.3f}" if name in p_values[other] else "–"
-            cells[name] += ["–", "–"] if name == other else [_estimate(better), p]
+            cells[name] += ["–", "–"] if name == other else [_show(*better), p]
     return [*lines, *_grid(header, cells)]
 
 
@@ -217,18 +193,6 @@ def score_arrays(results: Mapping) -> dict[str, np.ndarray]:
     }
 
 
-def _corrected(results: Mapping, other: str, names: Sequence[str]) -> dict[str, float]:
-    """By agent, the p-value of its difference to another one, corrected for the number of agents; of those that share two seeds
-    with it at least."""
-    rows, seeds = results["rows"], results["seeds"]
-    pairs = {name: _differences(rows[name], rows[other], seeds[name], seeds[other]) for name in names if name != other}
-    return correct_for_number({name: paired_p_value(own) for name, own in pairs.items() if len(own) > 1})
-
-
-def _estimate(found: Estimate) -> str:
-    return f"{found.value:.3f} [{found.low:.3f}, {found.high:.3f}]"
-
-
 def pooled_tables(results: Mapping, score: str) -> list[str]:
     """The score by column, that of the pooled columns with its interval, and paired differences of these; then F1 likewise."""
     recipe, rows, seeds = results["recipe"], results["rows"], results["seeds"]
@@ -237,16 +201,22 @@ def pooled_tables(results: Mapping, score: str) -> list[str]:
         pooled = {name: _pool(own, seeds[name], recipe["pooled"], key) for name, own in rows.items()}
         if not any(scores for by_seed in pooled.values() for scores in by_seed.values()):
             continue  # tasks without answers have no F1
-        header = [heading, *recipe["tasks"], _pooled_name(recipe), *(f"Δ to {other}" for other in references), "Seeds"]
+        header = [
+            heading,
+            *recipe["tasks"],
+            " + ".join(recipe["pooled"]),
+            *(f"Δ to {other}" for other in references),
+            "Seeds",
+        ]
         cells = {}
         for name, own in rows.items():
             differences = [
                 "–" if name == other else _interval(paired_values(pooled[name], pooled[other]), "+") for other in references
             ]  # fmt: skip
-            absolute = np.array([list(scores.values()) for scores in pooled[name].values()])
-            columns = [_number(_seed_values(own, task, key)) for task in recipe["tasks"]]
+            columns = [_seed_values(own, task, key) for task in recipe["tasks"]]
+            means = [f"{np.mean(values):.3f}" if values else "–" for values in columns]
             count = sum(seed is not None for seed in seeds[name])
-            cells[name] = [*columns, _interval(absolute), *differences, str(count or "–")]
+            cells[name] = [*means, _interval(_array(pooled[name])), *differences, str(count or "–")]
         lines += [*_grid(header, cells), ""]
     return lines[:-1]
 
@@ -265,26 +235,13 @@ def _pool(
     return pooled
 
 
-def _references(recipe: Mapping, rows: Mapping) -> list[str]:
-    """The titles of those agents that the table gives differences to."""
-    titles = BASELINES | {name: run["title"] for name, run in recipe["runs"].items()}
-    return [titles[name] for name in recipe["reference"] if titles[name] in rows]
-
-
-def _pooled_name(recipe: Mapping) -> str:
-    return " + ".join(recipe["pooled"])
-
-
 def _interval(values: np.ndarray, sign: str = "") -> str:
     """The mean of [seeds, questions] and its interval; – where there is nothing to pair."""
-    if not values.size:
-        return "–"
-    mean, low, high = bootstrap(values)
-    return f"{mean:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
+    return _show(*bootstrap(values), sign) if values.size else "–"
 
 
-def _number(values: Sequence[float]) -> str:
-    return f"{np.mean(values):.3f}" if values else "–"
+def _show(value: float, low: float, high: float, sign: str = "") -> str:
+    return f"{value:{sign}.3f} [{low:{sign}.3f}, {high:{sign}.3f}]"
 
 
 def _training_cells(results: Mapping) -> tuple[list[str], Callable[[str], list[str]]]:
@@ -313,13 +270,6 @@ def _training_cells(results: Mapping) -> tuple[list[str], Callable[[str], list[s
     return header, cells_of
 
 
-def _episodes(results: Mapping) -> str:
-    counts = {run["episodes"] for name in results["curves"] for run in results["training"][name]}
-    if not counts:
-        return ""
-    return f", {' to '.join(f'{count:,}' for count in sorted({min(counts), max(counts)}))} training episodes each"
-
-
 def _describe_difference(task: Mapping, recipe: Mapping) -> str:
     """How a column differs from training."""
     other = {k: v for k, v in task["env_kwargs"].items() if recipe["env_kwargs"].get(k) != v}
@@ -335,16 +285,12 @@ def _seed_values(seeds: Sequence[Mapping], task: str | None, key: str) -> list[f
     return [float(np.mean([row[key] for row in rows])) for rows in chosen]
 
 
-def _difference(own: Sequence[Mapping], reference: Sequence[Mapping], seeds: Sequence, other_seeds: Sequence) -> str:
-    return _cell(_differences(own, reference, seeds, other_seeds), 3, sign="+")
-
-
-def _differences(
-    own: Sequence[Mapping], reference: Sequence[Mapping], seeds: Sequence, other_seeds: Sequence
-) -> list[float]:
-    """Seed by seed, so that what a seed's start and questions do to both falls out."""
-    ours = dict(zip(seeds, _seed_values(own, None, "score"), strict=False))
-    theirs = dict(zip(other_seeds, _seed_values(reference, None, "score"), strict=False))
+def _differences(results: Mapping, name: str, other: str) -> list[float]:
+    """Of the mean scores, seed by seed, so that what a seed's start and questions do to both falls out."""
+    ours, theirs = (
+        dict(zip(results["seeds"][agent], _seed_values(results["rows"][agent], None, "score"), strict=False))
+        for agent in (name, other)
+    )
     pairs = [(a, b) for a in ours for b in theirs if a == b or a is None or b is None]
     return [ours[a] - theirs[b] for a, b in pairs]
 

@@ -24,7 +24,7 @@ from typing import Literal
 import torch
 import tyro
 
-from experiments import imitation
+from experiments import compute_matched
 from trainers import ppo
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import check_settings
@@ -137,7 +137,7 @@ def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, di
     envs = make_envs(wanted.env, wanted.env_kwargs, "train", wanted.questions_per_update * wanted.group_size)
     whom = wanted.demonstrator()
     before, seconds = run_cold_start(envs, seed, wanted.cold_start_steps, lambda *_: None, whom)
-    more, spent = imitation.continue_imitation(before, envs, seed, summary["seconds"], run / "imitation", whom)
+    more, spent = compute_matched.continue_imitation(before, envs, seed, summary["seconds"], run / "imitation", whom)
     yield BEFORE, before, {"seconds": seconds, "steps": wanted.cold_start_steps}
     yield IMITATION, more, spent
     yield AFTER, after, {key: summary[key] for key in ("seconds", "episodes", "symptoms")}

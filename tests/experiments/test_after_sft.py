@@ -1,20 +1,18 @@
 """A comparison whose runs start from supervised fine-tuning, with the baselines that have as many seconds."""
 
 import json
-import warnings
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tyro
 
-from experiments import agents, columns, compare, lengthened
-from experiments.columns import fingerprint_weights
+from experiments import check, columns, compare, comparison, compute_matched, recipe_file
+from experiments.columns import Column, fingerprint
 from experiments.recipe import ALGORITHMS, EnvConfig
 from trainers import export, grpo, sft
 from trainers.checkpoints.settings import SettingsDiffer
 from trainers.evaluation import evaluator
-from trainers.factory import make_envs
 from trainers.runtime.progress import read_metrics
 
 RECIPE = """
@@ -69,20 +67,10 @@ algorithm = "rloo"
 
 
 @pytest.fixture
-def ask(make_policy, tmp_path):
+def ask(model_folder, tmp_path):
     """``ask(*words)``: the arguments of the command for the small recipe and a random model."""
-    policy = make_policy("subwords", 3)
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
     (tmp_path / "small.toml").write_text(RECIPE)
-    common = (
-        "--recipe",
-        str(tmp_path / "small.toml"),
-        "--out",
-        str(tmp_path / "out"),
-        "--model",
-        str(tmp_path / "model"),
-    )
+    common = ("--recipe", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), "--model", model_folder)
     return lambda *words: tyro.cli(compare.Args, args=(*common, *words))
 
 
@@ -135,12 +123,12 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
     text = (out / "table.md").read_text()
     header = "As in training | Another world | As in training + Another world | Δ to More SFT | Δ to Rejection sampling | Seeds |"
     assert f"| EM | {header}" in text and f"| F1 | {header}" in text
-    assert (out / "curves.png").stat().st_size > 10_000 and (out / "process.png").stat().st_size > 10_000
+    assert (out / "curves.png").stat().st_size > 10_000
 
     with monkeypatch.context() as patched:  # nothing is run twice
-        patched.setattr(agents, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in ALGORITHMS.items()})
+        patched.setattr(comparison, "ALGORITHMS", {name: (never, preset) for name, (_, preset) in ALGORITHMS.items()})
         patched.setattr(sft, "main", never)
-        patched.setattr(lengthened, "sample", never)
+        patched.setattr(compute_matched, "sample", never)
         patched.setattr(evaluator, "run_policy", never)
         assert compare.main(ask()) == results
         monkeypatch.chdir(tmp_path)  # another spelling of the folder is the same folder
@@ -157,7 +145,7 @@ def test_a_start_from_elsewhere(ask, tmp_path, monkeypatch):
     export.main(export.Args(checkpoint=Path(summary["checkpoint"]), out=start, base_model="some/model"))
     again = ("--out", str(elsewhere), "--runs", "sft", "more-sft", "grpo", "--seeds", "0")
     with monkeypatch.context() as patched:
-        patched.setattr(lengthened, "fine_tune", never)  # but for more-sft, which comes after a run
+        patched.setattr(compute_matched, "fine_tune", never)  # but for more-sft, which comes after a run
         with pytest.raises(AssertionError, match="was run before"):
             compare.main(ask(*again, "--start", str(start)))
     settings = json.loads((elsewhere / "grpo-0" / "summary.json").read_text())["settings"]
@@ -219,9 +207,14 @@ def test_what_was_killed_goes_on(ask, tmp_path, monkeypatch):
     assert [row["questions"] for row in resumed[0].values()] == [row["questions"] for row in whole[0].values()]
 
 
-def test_rejection_sampling_goes_on_between_batches(ask, tmp_path, monkeypatch):
+def test_rejection_sampling_is_resumed_between_batches(ask, tmp_path, monkeypatch):
     args = compare.read_recipe(ask()).sft_arguments(0, max_new_tokens=4)
-    real, calls = lengthened.sample, []
+    real, calls = compute_matched.sample, []
+
+    def sample(seconds, rounds=2):
+        return compute_matched.rejection_sampling(
+            args, tmp_path / "r", seconds=seconds, attempts=32, questions=2, rounds=rounds
+        )  # fmt: skip
 
     def killed(*given, **options):
         calls.append(given[3])
@@ -229,52 +222,53 @@ def test_rejection_sampling_goes_on_between_batches(ask, tmp_path, monkeypatch):
             raise KeyboardInterrupt
         return real(*given, **options)
 
-    monkeypatch.setattr(lengthened, "sample", killed)
+    monkeypatch.setattr(compute_matched, "sample", killed)
     with pytest.raises(KeyboardInterrupt):
-        lengthened.rejection_sampling(args, 32, 1e6, 2, tmp_path / "r", 2)
+        sample(1e6)
     done = read_metrics(tmp_path / "r" / "sampled-0" / "batches.jsonl")
     assert [record["sampled"] for record in done] == [64, 64]
     seconds = 2 * sum(record["seconds"] for record in done) * 2
-    summary = lengthened.rejection_sampling(args, 32, seconds, 2, tmp_path / "r", 2)
+    summary = sample(seconds)
     assert summary["sampled"] >= 128
     assert calls[0] != calls[1] and not set(calls[0]) & set(calls[1])  # no question twice before each came once
     assert summary["seconds"] >= 0.9 * seconds
-    monkeypatch.setattr(lengthened, "sample", never)  # what has been learned from gets no more episodes
-    assert lengthened.rejection_sampling(args, 32, seconds, 2, tmp_path / "r", 2) == summary
+    monkeypatch.setattr(compute_matched, "sample", never)  # what has been learned from gets no more episodes
+    assert sample(seconds) == summary
     with pytest.raises(SettingsDiffer, match="max_seconds"):
-        lengthened.rejection_sampling(args, 32, 10 * seconds, 2, tmp_path / "r", 2)
-    monkeypatch.setattr(lengthened, "sample", real)  # as many rounds again, in as many seconds again, go on
-    longer = lengthened.rejection_sampling(args, 32, 2 * seconds, 4, tmp_path / "r", 2)
+        sample(10 * seconds)
+    monkeypatch.setattr(compute_matched, "sample", real)  # as many rounds again, in as many seconds again, are added
+    longer = sample(2 * seconds, rounds=4)
     assert longer["seconds"] >= 1.8 * seconds and longer["sampled"] >= summary["sampled"]
     assert sorted(folder.name for folder in (tmp_path / "r").glob("round-*")) == [f"round-{i}" for i in range(4)]
 
 
 def test_nothing_right_leaves_the_start(ask, tmp_path, monkeypatch):
     args = compare.read_recipe(ask()).sft_arguments(0, max_new_tokens=2, only_solved=True)
+    shape = {"seconds": 0.2, "attempts": 32, "questions": 2}
     monkeypatch.setattr(sft, "main", never)
-    summary = lengthened.rejection_sampling(args, 32, 0.2, 2, tmp_path / "r", 2)
+    summary = compute_matched.rejection_sampling(args, tmp_path / "r", **shape)
     assert (summary["checkpoint"], summary["kept"]) == (args.model, 0)
     assert summary["sampled"] >= 64
-    monkeypatch.setattr(lengthened, "sample", never)  # it is there, also for a report
+    monkeypatch.setattr(compute_matched, "sample", never)  # it is there, also for a report
     assert (tmp_path / "r" / "round-1" / "summary.json").exists()
-    assert lengthened.rejection_sampling(args, 32, 0.2, 2, tmp_path / "r", 2) == summary
+    assert compute_matched.rejection_sampling(args, tmp_path / "r", **shape) == summary
 
 
 def test_a_model_is_its_weights_wherever_it_lies(tmp_path):
     one, other, copied = tmp_path / "one.gguf", tmp_path / "other.gguf", tmp_path / "folder"
     one.write_bytes(bytes(3_000_000) + b"1")
     other.write_bytes(bytes(3_000_000) + b"2")
-    assert fingerprint_weights(str(one)) != fingerprint_weights(str(other))
+    assert fingerprint(str(one)) != fingerprint(str(other))
     copied.mkdir()
     (copied / "any.gguf").write_bytes(one.read_bytes())
     (copied / "README.md").write_text("of no weight")
-    assert fingerprint_weights(str(copied)) == fingerprint_weights(str(one))
-    assert fingerprint_weights("some/model") == "some/model"
+    assert fingerprint(str(copied)) == fingerprint(str(one))
+    assert fingerprint("some/model") == "some/model"
 
 
 def test_a_script_needs_no_policy(ask, tmp_path, monkeypatch):
-    monkeypatch.setattr(agents, "load_policy", never)
-    monkeypatch.setattr(agents, "start_policy", never)
+    monkeypatch.setattr(comparison, "load_policy", never)
+    monkeypatch.setattr(comparison, "start_policy", never)
     results = compare.main(ask("--runs", "yes", "rule"))
     yes = results["rows"]['Always "yes"'][0]["As in training"]
     assert (yes["turns"], yes["calls"], yes["em"]) == (1.0, 0.0, 0.0)
@@ -282,52 +276,46 @@ def test_a_script_needs_no_policy(ask, tmp_path, monkeypatch):
 
 
 def test_a_rule_is_scored_by_the_measure_of_the_task(tmp_path):
-    task = EnvConfig(env="AgentR1/Calculator-v0", env_kwargs={})
-    play = lambda: columns.script_player("scripted")  # noqa: E731
-    row = columns.evaluate_columns("Rule", {"C": (task, 3)}, 4, tmp_path, "rule", play)["C"]
+    column = Column(task=EnvConfig(env="AgentR1/Calculator-v0"), questions=3, data="")
+    row = columns.evaluate("Rule", {"C": column}, 4, tmp_path, "rule", lambda: columns.script_player("scripted"))["C"]
     assert row["measure"] == "success" and len(row["questions"]["success"]) == 3
 
 
-def test_what_was_played_on_data_that_changed_is_played_anew(tmp_path):
+def test_what_was_rolled_out_on_data_that_changed_does_not_count(tmp_path):
     passages = [{"id": str(i), "title": f"Town {i}", "text": f"Town {i} has {i} gates."} for i in range(4)]
     rows = [{"id": str(i), "question": f"How many gates has Town {i}?", "answer": str(i)} for i in range(4)]
 
     def write(name, lines):
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    write("passages.jsonl", passages), write("validation.jsonl", rows), write("train.jsonl", [rows[0] | {"id": "t"}])
-    task = EnvConfig(env="AgentR1/QA-v0", env_kwargs={"data": str(tmp_path)})
-    played = []
+    def digest():
+        content = {"title": "T", "env": "AgentR1/QA-v0", "env_kwargs": {"data": str(tmp_path)}}
+        content["runs"] = {"g": {"algorithm": "grpo"}}
+        return check.check(recipe_file.make("T", content))[0]["As in training"].data
 
-    def play(envs, numbers):
-        played.extend(numbers)
-        return [{"em": 1.0, "f1": 1.0, "turns": 1} for _ in numbers]
-
-    def score(player=lambda: play):
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # that there are few
-            return columns.evaluate_columns("A", {"C": (task, 3)}, 4, tmp_path / "kept", "A", player)["C"]["score"]
-
-    assert (score(), score(), len(played)) == (1.0, 1.0, 3)
+    (
+        write("passages.jsonl", passages),
+        write("validation.jsonl", rows),
+        write("train.jsonl", [rows[0] | {"id": "t", "question": "Has Town 0 a gate?"}]),
+    )
+    digests = [digest(), digest()]
     write("validation.jsonl", [row | {"answer": "none of them"} for row in rows])
-    assert (score(), len(played)) == (1.0, 6)
+    digests.append(digest())
     write("passages.jsonl", [*passages, {"id": "9", "title": "Town 9", "text": "It is new."}])
-    assert (score(), len(played)) == (1.0, 9)
-    assert score(None) == 1.0 and len(played) == 9  # a report plays nothing
-    data = {"C": evaluator.data_digest(make_envs(task.env, json.dumps(task.env_kwargs), "validation", 1).envs[0])}
-    look = lambda data: columns.evaluate_columns("A", {"C": (task, 3)}, 4, tmp_path / "kept", "A", None, data)  # noqa: E731
-    assert look(data)["C"]["score"] == 1.0
-    with pytest.raises(columns.NotThere, match="A: C, of other data than there is now: run it again"):
-        look({"C": "other data"})
+    digests.append(digest())
+    assert digests[0] == digests[1] and len(set(digests)) == 3
 
 
-def test_kept_episodes_of_another_agent_do_not_count(ask, tmp_path):
-    task = compare.read_recipe(ask()).tasks["As in training"]
+def test_kept_episodes_of_another_agent_or_column_do_not_count(ask, tmp_path):
+    column = Column(task=compare.read_recipe(ask()).tasks["As in training"], questions=3, data="one")
     play = lambda number: lambda: lambda envs, numbers: [{"em": number, "f1": number, "turns": 1} for _ in numbers]  # noqa: E731
-    score = lambda identity, player: columns.evaluate_columns(  # noqa: E731
-        "A", {"C": (task, 3)}, 4, tmp_path, identity, player
-    )["C"]["score"]
+
+    def score(identity, player, column=column, max_new_tokens=4):
+        return columns.evaluate("A", {"C": column}, max_new_tokens, tmp_path, identity, player)["C"]["score"]
+
     assert score("one", play(1.0)) == score("one", play(0.0)) == 1.0
     assert score("two", play(0.0)) == score("two", None) == 0.0
-    with pytest.raises(columns.NotThere, match="A: C, 0 episodes of it"):
-        score("three", None)
+    others = [replace(column, data="two"), replace(column, questions=2), replace(column, task=EnvConfig(env="E"))]
+    for wanted in (("three",), ("one", column, 5), *(("one", other) for other in others)):
+        with pytest.raises(columns.NotThere, match="A: C, 0 episodes of it"):
+            score(wanted[0], None, *wanted[1:])

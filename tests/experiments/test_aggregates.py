@@ -3,12 +3,11 @@
 import numpy as np
 import pytest
 
-from experiments import curves, report
+from experiments import report
 from experiments.aggregates import (
     correct_for_number,
     interquartile_mean,
     paired_p_value,
-    performance_profile,
     probability_of_improvement,
     stratified_interval,
 )
@@ -35,11 +34,6 @@ def test_runs_are_drawn_again_within_their_task():
     assert found.high == pytest.approx(0.51, abs=0.005)
     # Of two runs 0 and 1, a mean over two drawn again is 0, .5 or 1, the ends each with probability 1/4.
     assert stratified_interval(lambda s: s.mean((-2, -1)), np.array([[0.0], [1.0]])) == (0.5, 0.0, 1.0)
-
-
-def test_profiles_are_shares_above_a_level():
-    scores = np.array([[0.1, 0.5], [0.3, 0.5]])
-    assert performance_profile(scores, np.array([0.0, 0.1, 0.3, 0.6])).tolist() == [1.0, 0.75, 0.5, 0.0]
 
 
 def test_p_values_are_students_and_corrected_for_their_number():
@@ -78,10 +72,3 @@ def test_what_shares_no_seed_has_no_p_value_and_counts_for_none():
     found["seeds"]["Third"] = [7, 8, 9]
     _, second, third = report._aggregate_table(found)[-3:]
     assert third.endswith("| – |") and second == alone and second.endswith("| 0.250 |")
-
-
-def test_profiles_are_drawn(tmp_path):
-    scores = report.score_arrays(results(4))
-    for some in (list(scores)[:2], [*scores, "Fourth"]):
-        curves.draw_profiles({n: scores.get(n, scores["First"]) for n in some}, tmp_path / "p.png", "EM", "Three")
-        assert (tmp_path / "p.png").stat().st_size > 10_000

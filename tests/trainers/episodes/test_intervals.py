@@ -1,7 +1,8 @@
+"""Intervals over seeds, and over questions and seeds, against numbers worked out by hand."""
+
 import numpy as np
 import pytest
 
-from experiments.report import pooled_tables
 from trainers.episodes.report.intervals import bootstrap, mean_and_half, paired_values
 
 
@@ -42,38 +43,3 @@ def test_pairs_are_of_the_same_seed_and_question():
     assert paired_values(ours, {None: {"b": 1.0}}).tolist() == [[-0.5], [0.0], [8.0]]  # what no seed changes
     assert paired_values({None: {"b": 1.0}}, {0: {"b": 0.5}, 1: {"b": 0.0}}).tolist() == [[0.5], [1.0]]
     assert paired_values({0: {"a": 1.0}}, {1: {"a": 1.0}}).size == 0
-
-
-def test_the_pooled_table_by_hand():
-    """Four questions in two columns, two seeds: what is below was counted, not computed."""
-
-    def row(*em):
-        return {
-            "score": sum(em) / len(em),
-            "f1": 0.5,
-            "measure": "em",
-            "questions": {"id": ["x", "y"], "em": em, "f1": [0.5, 0.5]},
-        }
-
-    results = {
-        "recipe": {
-            "tasks": {"H": {}, "W": {}, "M": {}}, "pooled": ["H", "W"], "reference": ["sft"], "runs": {"g": {"title": "GRPO"}},
-        },
-        "rows": {
-            "Rule-based": [{"H": row(0, 0), "W": row(1, 1), "M": row(0, 0)}],
-            "SFT": [{"H": row(0, 0), "W": row(0, 0), "M": row(1, 0)}, {"H": row(1, 1), "W": row(1, 1), "M": row(1, 0)}],
-            "GRPO": [{"H": row(1, 1), "W": row(1, 1), "M": row(0, 0)}],
-        },
-        "seeds": {"Rule-based": [None], "SFT": [0, 1], "GRPO": [1]},
-    }  # fmt: skip
-    lines = pooled_tables(results, "EM")
-    assert lines[0] == "| EM | H | W | M | H + W | Δ to SFT | Seeds |"
-    # Two of four right; a resample of four questions has none right with probability 1/16, above 2.5 %.
-    rule = "| Rule-based | 0.000 | 1.000 | 0.000 | 0.500 [0.000, 1.000] |"
-    assert lines[2].startswith(rule) and lines[2].endswith("| – |")
-    assert lines[3] == "| SFT | 0.500 | 0.500 | 0.500 | 0.500 [0.000, 1.000] | – | 2 |"
-    assert (
-        lines[4] == "| GRPO | 1.000 | 1.000 | 0.000 | 1.000 [1.000, 1.000] | +0.000 [+0.000, +0.000] | 1 |"
-    )  # of seed 1
-    assert lines[6] == "| F1 | H | W | M | H + W | Δ to SFT | Seeds |"
-    assert "| GRPO | 0.500 | 0.500 | 0.500 | 0.500 [0.500, 0.500] |" in lines[-1]

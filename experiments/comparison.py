@@ -1,0 +1,240 @@
+"""The agents of a comparison: runs and baselines, found in their folder, or trained and evaluated."""
+
+import gc
+import json
+from collections.abc import Mapping
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from agent_envs.vector import ToolVectorEnv
+from experiments import columns, compute_matched
+from experiments.columns import Column, NotThere, Player
+from experiments.curves import read_curve
+from experiments.recipe import ALGORITHMS, COMPUTE_MATCHED, SCRIPTS, START, Recipe
+from retrieval_index import durable
+from trainers.checkpoints import checkpoint, lock
+from trainers.checkpoints.settings import SettingsDiffer, check_settings
+from trainers.config import TrainArgs
+from trainers.factory import make_envs
+from trainers.models.loading import load_policy
+from trainers.runtime.progress import METRICS_FILE, read_metrics
+from trainers.tiny.cold_start import start_policy
+
+STARTED_FILE = "start.json"  # in the folder of a fine-tuning that ran elsewhere: where that left its checkpoint
+KEPT = (
+    "seconds",
+    "asked",
+    "steps",
+    "updates",
+    "episodes",
+    "sampled",
+    "kept",
+    "heldout_loss",
+    "symptoms",
+)  # of summaries
+
+
+@dataclass(frozen=True, kw_only=True)
+class Comparison:
+    """The results of a recipe in a folder: found there, or made.
+
+    Attributes:
+        out: its folder, with one for each run or baseline of each seed.
+        read_only: make nothing: what is not there raises `NotThere`.
+    """
+
+    recipe: Recipe
+    out: Path
+    columns: Mapping[str, Column]
+    read_only: bool = False
+
+    def add(self, name: str, seed: int | None, results: dict) -> None:
+        """Train and evaluate a run or a baseline, unless its folder holds it, and append it to ``results``.
+
+        Args:
+            seed: None for a baseline that no seed changes.
+
+        Raises:
+            NotThere: it, or what it needs, is not there, and nothing is to be made.
+            SettingsDiffer: its folder holds a run with other settings.
+        """
+        recipe, title = self.recipe, self.recipe.title_of(name)
+        folder = self.out / (name if seed is None else f"{name}-{seed}")
+        args, base_model = recipe.base(seed or 0), ""
+        spent: dict[str, Any] | None = None
+        with self._lock(folder.name):
+            if name in SCRIPTS:
+                model = ""
+            elif name in recipe.runs:
+                spent = self.train_run(name, args.seed) | {"folder": str(folder)}
+                model = str(checkpoint.latest(folder))
+            elif name in COMPUTE_MATCHED:
+                spent = self.train_compute_matched(name, args.seed)
+                model = spent["checkpoint"]
+            elif name == "sft":
+                spent = self.fine_tune(args.seed)
+                model, base_model = spent["checkpoint"], self.start(args.seed)["base_model"]
+            else:
+                model, base_model = self.first_model(args.seed), args.base_model
+
+            def make_player() -> Player:
+                if name in SCRIPTS:
+                    return columns.script_player(SCRIPTS[name])
+                policy = load_policy(model, dtype=args.dtype, base_model=base_model or None)
+                return columns.policy_player(policy, args.max_new_tokens, name == "naive-rag")
+
+            row = columns.evaluate(
+                title, self.columns, args.max_new_tokens, folder / "evaluations", f"{name}:{columns.fingerprint(model)}",
+                None if self.read_only else make_player,
+            )  # fmt: skip
+        results["rows"].setdefault(title, []).append(row)
+        results["seeds"].setdefault(title, []).append(seed)
+        if spent is not None:  # of what ran elsewhere nothing is known: {}
+            kept = {key: spent[key] for key in (*KEPT, "folder") if key in spent}
+            results["training"].setdefault(title, []).append(kept)
+            if name in recipe.runs:
+                results["curves"].setdefault(title, []).append(spent["curve"])
+
+    # -- what everything of a seed starts from ---------------------------------------------------------------------
+
+    def first_model(self, seed: int) -> str:
+        """The model before any training: the recipe's, or a checkpoint of the tiny one after its cold start, beside the runs.
+
+        Raises:
+            SettingsDiffer: the checkpoint came from another cold start.
+        """
+        args = self.recipe.base(seed)
+        if args.model != "tiny":
+            return args.model
+        folder = self.out / f"start-{seed}"
+        wanted = {name: getattr(args, name) for name in (*sorted(START), "env", "seed")}
+        wanted["env_kwargs"] = json.loads(args.env_kwargs)
+        with self._lock(folder.name):
+            if not checkpoint.is_checkpoint(folder):
+                if self.read_only:
+                    raise NotThere(f"the cold start of seed {seed}")
+                policy, _ = start_policy(args, make_train_envs(args), seed)
+                checkpoint.save(
+                    folder, optimizers=[], step=0, model=policy.model, tokenizer=policy.tokenizer, extra={"start": wanted}
+                )  # fmt: skip
+        if (kept := checkpoint.read_extra(folder)["start"]) != wanted:
+            raise SettingsDiffer(f"{folder} came from another start ({kept}, not {wanted}): give another --out")
+        return str(folder)
+
+    def fine_tune(self, seed: int) -> dict:
+        """The summary of [sft]; if that ran elsewhere, only its ``checkpoint``."""
+        folder = self.out / f"sft-{seed}"
+        if (folder / STARTED_FILE).exists():
+            return json.loads((folder / STARTED_FILE).read_text(encoding="utf-8"))
+        self._need(folder, f"SFT, seed {seed}")
+        with self._lock(f"start-{seed}"):
+            return compute_matched.fine_tune(self.recipe.sft_arguments(seed), folder)
+
+    def start_from(self, start: Path, seed: int) -> None:
+        """Take what [sft] left elsewhere as that of this seed.
+
+        Raises:
+            ValueError: this seed has another start already, or the recipe none that is fine-tuned.
+        """
+        if not self.recipe.sft:
+            raise ValueError(f"the recipe {self.recipe.name!r} has no [sft], whose result --start takes: leave it out")
+        folder, found = self.out / f"sft-{seed}", {"checkpoint": str(start.resolve())}
+        if folder.exists() and (not (folder / STARTED_FILE).exists() or self.fine_tune(seed) != found):
+            raise ValueError(f"{folder} is there already: leave out --start, or give another --out")
+        folder.mkdir(parents=True, exist_ok=True)
+        durable.write_text(folder / STARTED_FILE, json.dumps(found))
+
+    def start(self, seed: int) -> dict[str, Any]:
+        """Arguments of what trains after [sft]: the model, and that its adapter, if it has one, is trained further. Nothing
+        where there is no [sft]. An adapter from elsewhere is put on the recipe's model, whatever base it names."""
+        if not self.recipe.sft:
+            return {}
+        args, model = self.recipe.base(seed), self.fine_tune(seed)["checkpoint"]
+        is_started = (self.out / f"sft-{seed}" / STARTED_FILE).exists()
+        base = args.model if is_started and (Path(model) / "adapter_config.json").is_file() else args.base_model
+        start = {"model": model, "base_model": base}
+        return start | {"lora_rank": 0} if self.recipe.sft.get("lora_rank") else start
+
+    # -- what is trained -------------------------------------------------------------------------------------------
+
+    def train_run(self, name: str, seed: int) -> dict:
+        """Train one run of the recipe, or resume it, or find it in its folder.
+
+        Returns:
+            Its summary, with the ``seconds`` that its rollouts and updates took, and its learning ``curve``.
+
+        Raises:
+            SettingsDiffer: the folder holds a run with other settings.
+        """
+        folder = self.out / f"{name}-{seed}"
+        self._need(folder, f"{self.recipe.title_of(name)}, seed {seed}")
+        args = self.recipe.run_arguments(name, seed, **self.start(seed))
+        if not (folder / "summary.json").exists():
+            was_interrupted = checkpoint.latest(folder) is not None
+            train = ALGORITHMS[self.recipe.runs[name].algorithm][0]
+            train(replace(args, resume=folder) if was_interrupted else replace(args, out=folder))
+            gc.collect()  # before the next one takes as much memory
+        summary = compute_matched.read_summary(folder)
+        check_settings(folder, summary, args)
+        curve, seconds = read_curve(read_metrics(folder / METRICS_FILE), summary["score"])
+        return summary | {"seconds": seconds, "curve": curve}
+
+    def budget(self, seed: int) -> float:
+        """For how many seconds `COMPUTE_MATCHED` baselines train."""
+        recipe = self.recipe
+        if recipe.budget_seconds:
+            return float(recipe.budget_seconds)
+        if seed not in recipe.seeds_of(recipe.budget):
+            raise NotThere(f"{recipe.title_of(recipe.budget)} has no seed {seed} to take as long as")
+        return self.train_run(recipe.budget, seed)["seconds"]
+
+    def train_compute_matched(self, name: str, seed: int) -> dict:
+        """Train a baseline for as long as a run; returns its ``checkpoint``, and ``seconds`` among what it took."""
+        recipe, folder, seconds = self.recipe, self.out / f"{name}-{seed}", self.budget(seed)
+        if name == "imitation":
+            return self._imitate(seed, seconds, folder)
+        last = recipe.rounds["rounds"] - 1
+        self._need(folder if name == "more-sft" else folder / f"round-{last}", f"{recipe.title_of(name)}, seed {seed}")
+        start = self.start(seed) or {"model": self.first_model(seed)}
+        args = recipe.sft_arguments(seed, name == "rejection-sampling", **start)
+        if name == "more-sft":
+            return compute_matched.more_sft(args, self.out / f"sft-{seed}", seconds, folder)
+        base = recipe.base(seed)
+        return compute_matched.rejection_sampling(
+            args,
+            folder,
+            seconds=seconds,
+            attempts=base.group_size,
+            questions=base.questions_per_update,
+            **recipe.rounds,
+        )
+
+    def _imitate(self, seed: int, seconds: float, folder: Path) -> dict:
+        args, first = self.recipe.base(seed), self.first_model(seed)
+        start = columns.fingerprint(first)
+        if not compute_matched.is_imitated(folder, seconds, start):
+            if self.read_only:
+                raise NotThere(f"{self.recipe.title_of('imitation')}, seed {seed}")
+            envs, demonstrator = make_train_envs(args), args.demonstrator()
+            compute_matched.continue_imitation(load_policy(first), envs, seed, seconds, folder, demonstrator, start)
+        return checkpoint.read_extra(folder) | {"checkpoint": str(folder)}
+
+    def _need(self, folder: Path, what: str) -> None:
+        """Raise `NotThere` where nothing is to be made, and ``folder`` holds no finished run."""
+        if self.read_only and not (folder / "summary.json").exists():
+            lines = read_metrics(folder / METRICS_FILE) if (folder / METRICS_FILE).exists() else []
+            raise NotThere(f"{what} (stopped after {lines[-1]['step']} updates)" if lines else what)
+
+    def _lock(self, name: str) -> AbstractContextManager:
+        """Hold what is made under this name: another part of the comparison, in another process, waits for it."""
+        if self.read_only:
+            return nullcontext()
+        self.out.mkdir(parents=True, exist_ok=True)
+        return lock.wait_for(self.out / name, name)
+
+
+def make_train_envs(args: TrainArgs) -> ToolVectorEnv:
+    """Training environments for one batch of episodes."""
+    return make_envs(args.env, args.env_kwargs, "train", args.questions_per_update * args.group_size)

@@ -1,0 +1,28 @@
+"""The shipped recipes, and how one is found. Nothing here imports torch."""
+
+import tomllib
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+
+def list_shipped() -> list[str]:
+    """The names of the shipped recipes."""
+    files = (file.name for file in resources.files(__name__).iterdir())
+    return sorted(name.removesuffix(".toml") for name in files if name.endswith(".toml"))
+
+
+def read_toml(name_or_path: str) -> tuple[str, dict[str, Any]]:
+    """The name of a recipe, and the content of its file.
+
+    Raises:
+        ValueError: there is no such recipe, or the file is no TOML.
+    """
+    is_shipped = name_or_path in list_shipped()
+    file = resources.files(__name__) / f"{name_or_path}.toml" if is_shipped else Path(name_or_path)
+    if not file.is_file():
+        raise ValueError(f"there is no recipe {name_or_path!r}: give a file, or one of {list_shipped()}")
+    try:
+        return file.name.removesuffix(".toml"), tomllib.loads(file.read_text(encoding="utf-8"))
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise ValueError(f"{name_or_path} is not valid TOML: {error}") from error

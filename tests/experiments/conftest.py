@@ -1,0 +1,29 @@
+"""The random policies of the trainers' tests, and one in a folder."""
+
+import pytest
+import tyro
+
+from experiments import compare
+from tests.trainers.conftest import make_policy, one_thread, tokenizers
+
+__all__ = ["make_policy", "one_thread", "tokenizers"]
+
+
+@pytest.fixture
+def model_folder(make_policy, tmp_path):
+    policy = make_policy("subwords", 3)
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    return str(tmp_path / "model")
+
+
+@pytest.fixture
+def ask(tmp_path):
+    """``ask(text, *words)``: the arguments of the command for a recipe, with words of the command line."""
+
+    def make(text, *words):
+        (tmp_path / "small.toml").write_text(text, encoding="utf-8")
+        words = ("--recipe", str(tmp_path / "small.toml"), "--out", str(tmp_path / "out"), *words)
+        return tyro.cli(compare.Args, args=words)
+
+    return make
