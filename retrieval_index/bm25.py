@@ -85,7 +85,6 @@ class BM25Index(Index):
         """Index title and text of every passage.
 
         Args:
-            corpus: the passages.
             k1: how much further repetitions of a word count.
             b: how much the length of a passage counts, from 0 to 1.
             title_weight, exact_title: see `Analyzer`.

@@ -179,7 +179,7 @@ def load(
 def _open(folder: Path, manifest: dict, verify: Literal["full", "fast"], options: dict) -> Index:
     searcher: Index
     if manifest["backend"] == ShardedSearcher.backend:
-        shards: list[Index] = []
+        shards: list[Any] = []
         for number in range(manifest["parameters"]["shards"]):
             part = folder / f"shard-{number}"
             shards.append(_open(part, store.read_manifest(part), verify, options))

@@ -63,7 +63,9 @@ def count_corpus(corpus: Corpus, analyzer: Analyzer, work: Path | None, track: T
     """
     starts = range(0, len(corpus) or 1, BLOCK)  # even of no passage there is one block
     if work is None:
-        blocks = [_count_block(corpus, analyzer, start) for start in track(starts, "Counting words", len(starts))]
+        blocks = [
+            _count_block(corpus, analyzer, BLOCK, start) for start in track(starts, "Counting words", len(starts))
+        ]
         return [partial(lambda block: block, block) for block in blocks]
     folders = [work / f"block-{start}" for start in starts]
     missing = [start for start, folder in zip(starts, folders, strict=True) if not folder.exists()]
@@ -73,8 +75,8 @@ def count_corpus(corpus: Corpus, analyzer: Analyzer, work: Path | None, track: T
     return [partial(Block.open, folder) for folder in folders]
 
 
-def _count_block(corpus: Corpus, analyzer: Analyzer, start: int) -> Block:
-    return count_terms(analyzer.passage_terms(p.title, p.text) for p in corpus.passages(start, start + BLOCK))
+def _count_block(corpus: Corpus, analyzer: Analyzer, size: int, start: int) -> Block:
+    return count_terms(analyzer.passage_terms(p.title, p.text) for p in corpus.passages(start, start + size))
 
 
 def _count_in_processes(corpus: Corpus, analyzer: Analyzer, work: Path, starts: list[int]) -> Iterable[int]:
@@ -83,17 +85,17 @@ def _count_in_processes(corpus: Corpus, analyzer: Analyzer, work: Path, starts: 
     n_workers = min(len(starts), os.cpu_count() or 1)
     if n_workers == 1 or corpus.folder is None:  # the others would have no place to read it from
         for start in starts:
-            _count_block(corpus, analyzer, start).write(work / f"block-{start}")
+            _count_block(corpus, analyzer, BLOCK, start).write(work / f"block-{start}")
             yield start
         return
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}  # find this package as this process did
-    command = [sys.executable, "-c", _WORKER, str(corpus.folder), str(work), json.dumps(analyzer.parameters)]
+    own = [str(corpus.folder), str(work), json.dumps(analyzer.parameters), str(BLOCK)]
     pipes: dict[str, Any] = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "env": environment}
     shares = [[*map(str, starts[number::n_workers])] for number in range(n_workers)]
-    workers = [subprocess.Popen([*command, *share], **pipes) for share in shares]
+    workers = [subprocess.Popen([sys.executable, "-c", _WORKER, *own, *share], **pipes) for share in shares]
     try:
         for worker in workers:
-            yield from map(int, worker.stdout)
+            yield from map(int, worker.stdout or ())
         if any([worker.wait() for worker in workers]):
             raise ChildProcessError("a process that counted words has failed; its message is above")
     finally:
@@ -102,10 +104,10 @@ def _count_in_processes(corpus: Corpus, analyzer: Analyzer, work: Path, starts: 
             worker.communicate()
 
 
-def count_blocks(folder: str, work: str, parameters: str, *starts: str) -> None:
+def count_blocks(folder: str, work: str, parameters: str, size: str, *starts: str) -> None:
     """What a worker process does. It ends with its parent, however that ends: then its standard input closes."""
     threading.Thread(target=lambda: os.read(0, 1) or os._exit(1), daemon=True).start()
     corpus, analyzer = Corpus.open(folder), Analyzer.of(json.loads(parameters))
     for start in map(int, starts):
-        _count_block(corpus, analyzer, start).write(Path(work) / f"block-{start}")
+        _count_block(corpus, analyzer, int(size), start).write(Path(work) / f"block-{start}")
         print(start, flush=True)

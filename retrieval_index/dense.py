@@ -58,7 +58,6 @@ class DenseIndex(Index):
         """Encode title and text of every passage.
 
         Args:
-            corpus: the passages.
             encoder: an encoder, or its name: "svd" (the default), "minilm", or see `PretrainedEncoder`.
             factory: the kind of index, a FAISS factory string; "Flat" is exact, see `vectors.py` for others.
             work: a folder where vectors are kept as they are made, so that a build that was killed goes on.

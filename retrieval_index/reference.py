@@ -19,7 +19,7 @@ class RankBM25Index(Index):
     """
 
     backend = "rank-bm25"
-    __reduce__ = object.__reduce__  # to send it is faster than to build it again
+    __reduce__ = object.__reduce__  # type: ignore[assignment]  # to send it is faster than to build it again
 
     def __init__(self, corpus: Corpus, analyzer: Analyzer, track: Track = silent):
         from rank_bm25 import BM25Okapi

@@ -55,7 +55,6 @@ class Index:
 
     Attributes:
         backend: name in the manifest.
-        corpus: the passages.
         parameters: JSON-able; what the manifest says of it beside the name, and what opening it takes.
         reopen: opens a loaded index once more from its folder, as it was opened there; None for any other.
     """

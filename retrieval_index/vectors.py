@@ -117,7 +117,8 @@ def read(path: Path, settings: dict):
     """Open a FAISS index in memory, with the settings of its search. Raises `IndexCorrupt`."""
     import faiss
 
-    index = faiss.read_index(faiss.PyCallbackIOReader(open_reader(path), 1 << 20))
+    reader = faiss.PyCallbackIOReader(open_reader(path), 1 << 20)  # type: ignore[attr-defined]  # not in FAISS's stubs
+    index = faiss.read_index(reader)
     apply(index, settings)
     return index
 

@@ -1,10 +1,9 @@
-import socket
 import subprocess
 import sys
-import time
 
 import pytest
 
+import retrieval_index
 import retrieval_index.__main__ as command_line
 from retrieval_index import Corpus
 from retrieval_index.__main__ import serve
@@ -38,6 +37,7 @@ def test_options_reach_the_index(tmp_path, passages):
     assert run("search", "--index", out, "castle orchestra", "-k", 3).count("score") == 3
     (out / "shard-1" / "posting_rows.npy").write_bytes(b"")
     assert "posting_rows.npy" in run("verify", "--index", out, "--how", "fast", expect=1)
+    assert "unrecognized" in run("info", "--index", out, "--shards", 3, expect=2).lower()
     wrong = run("build", "--corpus", source, "--out", out, "--encoder", "svd", expect=1)
     assert "bm25 has no option encoder" in wrong and "Traceback" not in wrong
 
@@ -49,37 +49,14 @@ def test_serve_refuses_a_port_that_is_none(port, tmp_path):
         serve(tmp_path, port=port)
 
 
-def test_serve_answers_until_it_is_told_to_stop(tmp_path, passages):
-    httpx = pytest.importorskip("httpx")
-    pytest.importorskip("uvicorn", reason="the server needs the extra [server]")
-    Corpus(passages).write(tmp_path)
-    run("build", "--corpus", tmp_path / "passages.jsonl", "--out", tmp_path / "index")
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    command = [sys.executable, "-m", "retrieval_index", "serve", "--index", tmp_path / "index", "--port", str(port)]
-    server = subprocess.Popen(list(map(str, command)), stderr=subprocess.PIPE)
-    try:
-        url, deadline = f"http://127.0.0.1:{port}", time.monotonic() + 60
-        while True:
-            try:
-                assert httpx.get(f"{url}/health").json()["passages"] == 200
-                break
-            except httpx.ConnectError:
-                assert server.poll() is None and time.monotonic() < deadline, server.stderr.read()
-                time.sleep(0.1)
-        found = httpx.post(f"{url}/retrieve", json={"queries": ["castle"], "topk": 2, "return_scores": True}).json()
-        assert len(found["result"][0]) == 2
-    finally:
-        server.terminate()
-        server.communicate()
-
-
-def test_errors_are_one_line_and_a_status(tmp_path):
-    missing = run("search", "--index", tmp_path / "none", "castle", expect=1)
-    assert "error:" in missing
-    assert "Traceback" not in missing
-    assert "unrecognized" in run("info", "--index", tmp_path, "--shards", 3, expect=2).lower()
+def test_serve_hands_on_what_it_was_told(tmp_path, passages, monkeypatch):
+    server = pytest.importorskip("retrieval_index.server", reason="the server needs the extra [server]")
+    retrieval_index.build(passages).save(tmp_path / "index")
+    told = {}
+    monkeypatch.setattr(server, "serve", lambda searcher, **options: told.update(options, searcher=searcher))
+    serve(tmp_path / "index", host="::", port=0, cache=7, max_batch=3, max_topk=5, max_waiting=9)
+    assert told["searcher"].size == 7 and (told["host"], told["port"]) == ("::", 0)
+    assert (told["limits"].queries, told["limits"].topk, told["limits"].waiting) == (3, 5, 9)
 
 
 def test_help_teaches():

@@ -164,10 +164,6 @@ def test_a_malformed_answer_is_an_error(body):
 
 def test_arguments_are_checked_as_in_process():
     searcher = RemoteSearcher("http://127.0.0.1:9")
-    with pytest.raises(TypeError, match="list of strings"):
-        searcher.search("band", 3)
-    with pytest.raises(TypeError, match="got int"):
-        searcher.search([1], 3)
     with pytest.raises(ValueError, match="at least 1"):
         searcher.search(["band"], 0)
     assert searcher.search([], 3) == []  # without a request

@@ -29,18 +29,11 @@ def test_blocks_and_slices_change_nothing(passages, monkeypatch, size):
 
 def test_worker_processes_count_what_one_process_counts(passages, tmp_path, monkeypatch):
     monkeypatch.setattr(counting, "BLOCK", 40)
+    monkeypatch.setattr("os.cpu_count", lambda: 3)
     Corpus(passages).write(tmp_path)
-    corpus, opened = Corpus.open(tmp_path), {}
-    for n_workers in (1, 3):
-        monkeypatch.setattr("os.cpu_count", lambda n=n_workers: n)
-        work = tmp_path / f"work-{n_workers}"
-        work.mkdir()
-        # The workers import the module afresh, where a block has its usual size.
-        if n_workers > 1:
-            monkeypatch.setattr(counting, "BLOCK", 100_000)
-        opened[n_workers] = [block() for block in counting.count_corpus(corpus, Analyzer(), work, silent)]
-    rows = sum(len(block.lengths) for block in opened[1])
-    assert rows == sum(len(block.lengths) for block in opened[3]) == len(passages)
+    (tmp_path / "work").mkdir()
+    index = BM25Index.build(Corpus.open(tmp_path), work=tmp_path / "work")
+    assert same_index(index, BM25Index.build(Corpus(passages)))
 
 
 def test_a_worker_that_fails_is_an_error(passages, tmp_path, monkeypatch):
@@ -59,7 +52,7 @@ def test_a_worker_ends_with_its_parent(tmp_path):
     passage = Passage("0", "title", "word " * 2000)
     Corpus([passage] * 20_000).write(tmp_path)
     (tmp_path / "work").mkdir()
-    own = [str(tmp_path), str(tmp_path / "work"), json.dumps(Analyzer().parameters)]
+    own = [str(tmp_path), str(tmp_path / "work"), json.dumps(Analyzer().parameters), str(counting.BLOCK)]
     command = [sys.executable, "-c", counting._WORKER, *own, "0"]
     worker = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.DEVNULL)
     time.sleep(0.5)

@@ -77,9 +77,3 @@ def test_an_index_replaced_while_it_is_opened_is_opened_anew(passages, tmp_path,
             found = retrieval_index.load(tmp_path / "index")
         assert found.corpus.fingerprint == new.corpus.fingerprint
         assert found.search(QUERIES, 5) == new.search(QUERIES, 5)
-
-
-def test_a_mistyped_corpus_leaves_nothing(tmp_path):
-    with pytest.raises(FileNotFoundError, match="no file or folder"):
-        retrieval_index.build_folder(tmp_path / "none.jsonl", tmp_path / "deep" / "index")
-    assert os.listdir(tmp_path) == []

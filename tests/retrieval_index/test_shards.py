@@ -1,4 +1,3 @@
-import json
 import pickle
 
 import numpy as np
@@ -32,6 +31,7 @@ def test_shards_give_what_one_index_gives(source, passages, tmp_path, backend, s
             assert many.search(QUERIES, k) == one.search(QUERIES, k)
         else:  # FAISS sums in another order for another number of vectors
             np.testing.assert_allclose(scores, shard_scores, atol=1e-5)
+            assert len({id(shard.encoder) for shard in many.shards}) == 1  # else each would hold all of its weights
     assert list(many.corpus) == passages
     assert many.corpus.fingerprint == one.corpus.fingerprint
     assert (pickle.loads(pickle.dumps(many)).top_k(QUERIES, 5)[0] == many.top_k(QUERIES, 5)[0]).all()
@@ -108,13 +108,3 @@ def test_a_shard_may_have_no_word(tmp_path):
     Corpus([Passage("1", "", "🦊"), Passage("2", "", "the")]).write(tmp_path)
     with pytest.raises(ValueError, match="none of the 2 passages holds a word"):
         retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "none", shards=2)
-
-
-def test_shards_share_one_encoder(tmp_path, passages):
-    """Else each would hold all of its weights."""
-    (tmp_path / "p.jsonl").write_text(
-        "".join(json.dumps({"id": p.id, "title": p.title, "text": p.text}) + "\n" for p in passages)
-    )
-    retrieval_index.build_folder(tmp_path / "p.jsonl", tmp_path / "index", "dense", shards=3)
-    searcher = retrieval_index.load(tmp_path / "index")
-    assert len({id(shard.encoder) for shard in searcher.shards}) == 1
