@@ -36,8 +36,10 @@ def test_a_query_is_asked_once_and_results_are_equal(counting):
 
 def test_queries_that_differ_by_case_alone_are_two(counting):
     """A dense encoder may tell them apart."""
-    CachedSearcher(counting).search(["River", "river"], 1)
-    assert counting.asked == [("River", 1), ("river", 1)]
+    cached = CachedSearcher(counting)
+    for query in ("river", "River", "RIVER"):
+        cached.search([query], 1)
+    assert counting.asked == [("river", 1), ("River", 1), ("RIVER", 1)]
 
 
 def test_the_oldest_is_forgotten(counting):
