@@ -124,9 +124,7 @@ def test_passages_that_share_no_word_are_not_returned(backend):
     found = index.search(["band", "", "the of and", "zeppelin", "?!"], 3)
     assert [[p.id for p in ranking] for ranking in found] == [["0"], [], [], [], []]
     assert found[0][0].score > 0
-    assert index.search(["oz"], 10**9)[0] == [
-        Passage("1", "Oz", "a dog")
-    ]  # titles are searched; k may exceed the corpus
+    assert [p.id for p in index.search(["oz"], 10**9)[0]] == ["1"]  # titles are searched; k may exceed the corpus
 
 
 @pytest.mark.parametrize("backend", [*BACKENDS, "dense"])
@@ -159,13 +157,7 @@ def test_unknown_arguments_are_rejected(passages):
 
 
 def test_words_of_any_script():
-    assert tokenize("The Café—Société, naïve_1 ПРИВЕТ 東京タワー") == [
-        "cafe",
-        "societe",
-        "naive_1",
-        "привет",
-        "東京タワー",
-    ]
+    assert tokenize("The Café—Société, naïve_1 ПРИВЕТ 東京タワー") == "cafe societe naive_1 привет 東京タワー".split()
     assert tokenize("Cafe\u0301") == tokenize("Café") == ["cafe"]  # a combining accent is no word break
     assert tokenize("2,000 of 12,34 or 1234,567 in 1,2,3") == ["2000", "12", "34", "1234", "567", "1", "2", "3"]
     assert tokenize("किताब தமிழ்") == ["कतब", "தமழ"]  # marks of all categories (Mn, Mc) go, and part no word

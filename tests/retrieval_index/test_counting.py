@@ -63,12 +63,10 @@ def test_a_worker_ends_with_its_parent(tmp_path):
 
 
 RESUMED = """
-import sys, retrieval_index
+import os, sys, retrieval_index
 from retrieval_index import build, counting
-counting.BLOCK = 50
+counting.BLOCK, os.cpu_count = 50, lambda: 1
 if sys.argv[3] == "die":
-    import os
-    os.cpu_count = lambda: 1
     count, done = counting._count_block, []
     def once(*arguments):
         if len(done) == 2:
@@ -78,8 +76,6 @@ if sys.argv[3] == "die":
     counting._count_block = once
 else:
     build.read_passages = None  # the passages are there already
-    import os
-    os.cpu_count = lambda: 1
     count, counted = counting._count_block, []
     counting._count_block = lambda *of: counted.append(of[-1]) or count(*of)
 retrieval_index.build_folder(sys.argv[1], sys.argv[2])

@@ -69,10 +69,8 @@ def test_prefixes_are_put_before_the_texts(encoder):
     [
         ("e5-base-v2", None, ("query: ", "passage: ")),
         ("bge-small-en-v1.5", None, ("Represent this sentence for searching relevant passages: ", "")),
-        ("bge-m3", None, ("", "")),
         ("contriever", None, ("", "")),
         ("e5-base-v2", {"query": "Q: ", "document": ""}, ("Q: ", "")),
-        ("mine", {"query": "Q: ", "document": "D: "}, ("Q: ", "D: ")),
         ("mine", {"query": "", "passage": "P: "}, ("", "P: ")),
     ],
 )

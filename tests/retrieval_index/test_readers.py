@@ -405,11 +405,7 @@ def test_an_index_in_the_folder_of_its_corpus_is_no_part_of_it(tmp_path, passage
         ("Oslo\nIt has\na harbour.", None, ("Oslo", "It has\na harbour.")),
         ('"Heroes" (album)\nIt is', None, ('"Heroes" (album)', "It is")),
         ('"', None, ('"', '"')),
-        (
-            "Oslo is the capital of Norway today.",
-            None,
-            ("Oslo is the capital of Norway", "Oslo is the capital of Norway today."),
-        ),
+        ("a b c d e f g", None, ("a b c d e f", "a b c d e f g")),
         ('"Oslo"\nIt has a harbour.', "Oslo", ("Oslo", "It has a harbour.")),
         ("Oslo is big.\nIt has a harbour.", "Oslo", ("Oslo", "Oslo is big.\nIt has a harbour.")),
         ("Oslo", "Oslo", ("Oslo", "Oslo")),

@@ -64,15 +64,9 @@ def test_a_shard_is_an_index_of_its_own(source, tmp_path):
 
 
 def test_a_shard_that_fails_fails_the_search(passages):
-    class Broken:
-        backend = "remote"
-
-        def search(self, queries, k):
-            raise ConnectionError("gone")
-
-    searcher = ShardedSearcher([retrieval_index.build(passages), Broken()])
-    with pytest.raises(ConnectionError, match="gone"):
-        searcher.search(QUERIES, 3)
+    gone = retrieval_index.RemoteSearcher("http://127.0.0.1:9", retries=0)
+    with pytest.raises(ConnectionError, match="failed 1 times"):
+        ShardedSearcher([retrieval_index.build(passages), gone]).search(QUERIES, 3)
 
 
 def test_what_cannot_be_sharded_says_so(source, tmp_path, passages):

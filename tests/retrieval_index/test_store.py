@@ -100,9 +100,8 @@ def test_any_change_to_any_file_is_a_clear_error(saved, tmp_path):
             path.unlink(missing_ok=True)
             if damaged is not None:
                 path.write_bytes(damaged)
-            with pytest.raises(
-                FileNotFoundError if path.name == "manifest.json" and damaged is None else IndexCorrupt
-            ) as error:
+            missing = path.name == "manifest.json" and damaged is None
+            with pytest.raises(FileNotFoundError if missing else IndexCorrupt) as error:
                 retrieval_index.load(folder)
             assert path.name in str(error.value)
         path.write_bytes(whole)

@@ -15,12 +15,8 @@ SEED = int(os.environ.get("ATTACK_SEED", "0"))
 WORDS = [f"{first}{second}" for first in "bdfgklmnprst" for second in ("ara", "elo", "ini", "oru", "uma", "eki")]
 
 
-def make_passages(count=1500):
-    rng = random.Random(0)
-    return [Passage(str(i), f"{rng.choice(WORDS)} {i}", " ".join(rng.choices(WORDS, k=40))) for i in range(count)]
-
-
-PASSAGES = make_passages()
+RNG = random.Random(0)
+PASSAGES = [Passage(str(i), f"{RNG.choice(WORDS)} {i}", " ".join(RNG.choices(WORDS, k=40))) for i in range(1500)]
 QUERIES = [f"{passage.title} {word}" for passage, word in zip(PASSAGES[::75], WORDS, strict=False)]
 KINDS = {"bm25": {}, "dense": {}, "lossy": {"factory": "SQ8"}, "hybrid": {}}
 
