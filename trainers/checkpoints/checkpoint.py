@@ -62,14 +62,14 @@ def save(
     texts: Mapping[str, str] | None = None,
 ) -> Path:
     """Write a checkpoint, replacing one already there in one step. The first of several processes writes it, with what the
-    others hold: a run may go on with another number of them.
+    others hold: a run may continue with another number of them.
 
     Args:
         folder: `RUN/checkpoint-<step>`, or any other name for a checkpoint that stands alone.
         model: a model with `save_pretrained`; `AutoModelForCausalLM.from_pretrained(folder)` gives it back. Of a model
             with a LoRA adapter only the adapter is written, with the name of its base.
         tokenizer: None for an adapter that uses that of its base.
-        extra: what else the trainer needs to go on, in the types of JSON; tuples come back as lists.
+        extra: what else the trainer needs to continue, in the types of JSON; tuples come back as lists.
         modules: what was trained beside the model, such as a critic, by name; frozen weights are left out.
         keep_last: how many folders named checkpoint-<step> of earlier steps stay beside this one; others are removed, which
             is said, and those of later steps are left alone.
@@ -197,7 +197,7 @@ def _rng_state() -> dict[str, Any]:
 
 def _set_rng_state(state: dict[str, Any]) -> None:
     torch.set_rng_state(state["torch"])
-    if len(state["cuda"]) == torch.cuda.device_count():  # a run may go on on another machine
+    if len(state["cuda"]) == torch.cuda.device_count():  # a run may continue on another machine
         torch.cuda.set_rng_state_all(state["cuda"])
     others = json.loads(state["json"])
     version, internal, gauss = others["python"]

@@ -22,7 +22,7 @@ from retrieval_index import durable
 from trainers.runtime.progress import to_json_types
 
 EPISODES_FILE, TOKENS_FILE = "episodes.jsonl", "episode_tokens.jsonl"
-_KEY = re.compile(rb'\{"key":"([^"/]*)/(\d+)/')  # the beginning of a line: what was played, and after how many updates
+_KEY = re.compile(rb'\{"key":"([^"/]*)/(\d+)/')  # the beginning of a line: what, and after how many updates
 Pieces = Callable[[Sequence[int]], list[str]]
 
 
@@ -53,7 +53,7 @@ class Origin:
 
 @dataclass(slots=True)
 class Recorder:
-    """Takes the records of an agent's episodes while they are played.
+    """Takes the records of an agent's episodes as they end.
 
     Attributes:
         pieces: makes the texts of token ids; None where no tokens are kept.
@@ -83,7 +83,7 @@ class EpisodeWriter(contextlib.AbstractContextManager):
         resume_from: the updates that a resumed run has had. Lines of later ones, of the closing table (it will be made
             again) and those that a kill cut short are dropped. By default the files begin anew; `math.inf` drops nothing
             that is whole.
-        baselines_again: those of the baselines are dropped as well: they were played again.
+        baselines_again: those of the baselines are dropped as well: they were rolled out again.
     """
 
     def __init__(self, folder: Path | str, resume_from: float | None = None, baselines_again: bool = False):
@@ -149,7 +149,7 @@ def read_episodes(path: str | Path, newest: int | None = None) -> Iterator[dict]
 
 
 def record_trajectory(trajectory: Any, origin: Origin, group: int | None = None) -> dict:
-    """The record of a `trainers.trajectory.Trajectory` that a rollout has played.
+    """The record of a `trainers.trajectory.Trajectory`.
 
     Args:
         group: attempts at one question share it; by default the number of the question.

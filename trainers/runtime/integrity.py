@@ -48,7 +48,7 @@ def step_folders(run_folder: str | Path) -> list[Path]:
 
 
 def is_checkpoint(folder: str | Path) -> bool:
-    """Whether a folder was written by `save`. A plain Hugging Face model has weights, and no state to go on from."""
+    """Whether a folder was written by `save`. A plain Hugging Face model has weights, and no state to continue from."""
     return (Path(folder) / CHECKSUMS_FILE).is_file()
 
 

@@ -52,7 +52,7 @@ def retry_on_tool_failure(
         if left <= 0:
             raise ToolsFailed(f"{what}, for {minutes:g} minutes (tool_outage_minutes): nothing is learned of it.")
         pause, wait = min(2 * pause, LONGEST_PAUSE), min(pause, left)
-        print(f"Warning: {what}: they are played again in {wait:.3g} s", file=sys.stderr, flush=True)
+        print(f"Warning: {what}: they are rolled out again in {wait:.3g} s", file=sys.stderr, flush=True)
         if _pause(wait):
             raise ToolsFailed(f"{what}, and a signal asks to stop: nothing is learned of it.")
 

@@ -1,4 +1,4 @@
-"""How a run ends before its last update: by a signal, or because it cannot go on.
+"""How a run ends before its last update: by a signal, or because it cannot continue.
 
 SIGTERM (a scheduler's) and SIGINT (Ctrl-C) let an update in hand be finished and saved, and then end the process with status
 128 + n; a second signal ends it at once. Nothing here imports torch.

@@ -108,7 +108,7 @@ def test_after_an_outage_a_run_is_what_it_would_have_been(train, tools, monkeypa
     with monkeypatch.context() as patch:
         after_first_update(patch, module, lambda metrics: tools.update(broken=True, mended_after=2))
         train("waited", module=module)
-    assert "a tool failed in 100% of the episodes: they are played again in 1 s" in capsys.readouterr().err
+    assert "a tool failed in 100% of the episodes: they are rolled out again in 1 s" in capsys.readouterr().err
     assert_same(tmp_path / "whole", tmp_path / "waited")
     with monkeypatch.context() as patch:
         after_first_update(patch, module, lambda metrics: tools.update(broken=True, mended_after=99, pauses=0))

@@ -79,18 +79,18 @@ def choose(files: Sequence[Path | None], limit: int, newest: int | None = None) 
 def make_rows(episodes: Sequence[Mapping]) -> list[dict]:
     """The rows of a table by the episodes alone."""
     rows = []
-    for agent, played in _behind_table(episodes).items():
-        score, by_question = str(played[0]["score_name"]), dict[str, list[float]]()
-        for episode in played:
+    for agent, own in _behind_table(episodes).items():
+        score, by_question = str(own[0]["score_name"]), dict[str, list[float]]()
+        for episode in own:
             by_question.setdefault(repr(episode["question"]), []).append(float(episode["score"] or 0))
-        scores = [sum(own) / len(own) for own in by_question.values()]  # means over attempts: questions are drawn
-        found: list[Mapping] = [episode["metrics"] or {} for episode in played]
-        also = [name for name in ("f1", "support_recall", "turns", "calls") if all(name in own for own in found)]
+        scores = [sum(each) / len(each) for each in by_question.values()]  # means over attempts: questions are drawn
+        found: list[Mapping] = [episode["metrics"] or {} for episode in own]
+        also = [name for name in ("f1", "support_recall", "turns", "calls") if all(name in each for each in found)]
         rows.append({
             "name": agent, score: sum(scores) / len(scores), f"{score}_interval": scoring.bootstrap_interval(scores),
-            **{name: sum(float(own[name] or 0) for own in found) / len(found) for name in also},
-            "failed": sum(bool(episode["failed"] or episode["tool_faults"]) for episode in played) / len(played),
-            "episodes": len(played),
+            **{name: sum(float(metrics[name] or 0) for metrics in found) / len(found) for name in also},
+            "failed": sum(bool(episode["failed"] or episode["tool_faults"]) for episode in own) / len(own),
+            "episodes": len(own),
         })  # fmt: skip
     return rows
 
@@ -103,7 +103,7 @@ def _behind_table(episodes: Sequence[Mapping]) -> dict[str, list[Mapping]]:
         if episode["phase"] != "training":
             when = (bool(episode["table"]), episode["step"] or 0)
             agents.setdefault(episode["agent"], {}).setdefault(when, []).append(episode)
-    return {agent: played[max(played)] for agent, played in agents.items()}
+    return {agent: by_time[max(by_time)] for agent, by_time in agents.items()}
 
 
 def _identify(record: Mapping) -> list:
