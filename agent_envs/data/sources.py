@@ -59,18 +59,16 @@ def load_benchmark(
     """Load a split of a benchmark from the first place that has it.
 
     By name: "hotpotqa", "2wikimultihopqa" and "musique", whose questions come with paragraphs to search in; and
-    "bamboogle", "nq" (NQ-open), "triviaqa", "popqa" and "gsm8k", which are questions alone. `split` is "train" or
-    "validation", the split that papers report: the test split of Bamboogle, PopQA and GSM8K, the dev split of the
-    others. Bamboogle and PopQA have no train split.
+    "bamboogle", "nq" (NQ-open), "triviaqa", "popqa" and "gsm8k", without. `split` is "train", which Bamboogle and PopQA
+    lack, or "validation", the split that papers report: test for Bamboogle, PopQA and GSM8K, dev for the others.
 
     The places, in order: `data`, a folder (`<name>.<split>.jsonl` and `passages.jsonl`, or the official files, or
     FlashRAG's folders, such as `nq/test.jsonl`, or Search-R1's `train.parquet` and `test.parquet`) or a file of
     questions, which is taken as it is, whatever the split; the folder in `$AGENT_ENVS_DATA`; the cache,
-    `~/.cache/agent_envs` or `$AGENT_ENVS_CACHE`; the hub. `corpus`, the folder of a
-    `passages.jsonl` or anything that `retrieval_index.readers.read_passages` takes, replaces the passages that come with
-    the questions. `questions_only` asks for none at all:
-    `passages` is then empty, for a caller that searches an index of its own or nothing. `source="local"` leaves out the
-    hub, `source="hub"` the environment variable. What was named must be there: nothing falls through a wrong path.
+    `~/.cache/agent_envs` or `$AGENT_ENVS_CACHE`; the hub. `corpus`, the folder of a `passages.jsonl` or anything that
+    `retrieval_index.readers.read_passages` takes, replaces the passages of the questions. `questions_only` asks for none,
+    for a caller that searches an index or nothing. `source="local"` leaves out the hub, `source="hub"` the environment
+    variable. What was named must be there: nothing falls through a wrong path.
 
     Warns where gold paragraphs or aliases are missing, and says so in `source`.
 
@@ -100,13 +98,12 @@ def load_benchmark(
             continue
         questions, passages = load(location)
         origin = origin or f"local:{shorten_path(location.questions)}"
-        searched = f" + corpus {shorten_path(location.passages)}" if corpus and location.passages else ""
-        passages = () if questions_only else passages
-        noted = ""
+        origin += f" + corpus {shorten_path(location.passages)}" if corpus and location.passages else ""
+        passages, described = () if questions_only else passages, origin
         for short, long in find_faults(name, questions, passages):
-            warnings.warn(f"{CATALOG[name].title}, {origin + searched}: {long}", stacklevel=2)
-            noted += f" ({short})"
-        return Benchmark(name, split, questions, passages, origin + searched + noted)
+            warnings.warn(f"{CATALOG[name].title}, {origin}: {long}", stacklevel=2)
+            described += f" ({short})"
+        return Benchmark(name, split, questions, passages, described)
     if source == "auto" and data is None and corpus is None:
         raise DataUnavailable(name, split, tuple(tried))
     raise FileNotFoundError(_no_data(name, split, tried))

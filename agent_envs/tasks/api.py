@@ -40,9 +40,9 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     """Serves what takes no more than reading the request: cancellations and new addresses of orders named by number. What
     the shop refuses goes to a colleague."""
-    asked = env.first_observation
-    yield _look_up(asked)
-    for wish in re.split(r"(?<=[.!]) ", asked):
+    message = env.first_observation
+    yield _look_up(message)
+    for wish in re.split(r"(?<=[.!]) ", message):
         order = re.search(r"O\d+", wish)
         address = re.search(r"(?:to|say) (\d+ \w+ \w+, \w+)", wish)
         if not order or not (address or "cancel" in wish.lower()):

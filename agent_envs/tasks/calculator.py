@@ -64,8 +64,8 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     sentences = re.split(r"(?<=[.?]) ", env.first_observation.replace(",", ""))
     known = [(found, step) for one in sentences for phrase, step in _PHRASES if (found := re.search(phrase, one))]
     for found, step in known[: env.max_turns - 1]:
-        said = yield compute(step.format(value, *(group.rstrip(".") for group in found.groups())))
-        value = (re.findall(_NUMBER, said) or ["1"])[0]
+        response = yield compute(step.format(value, *(group.rstrip(".") for group in found.groups())))
+        value = (re.findall(_NUMBER, response) or ["1"])[0]
     yield Turn(answer=value)
 
 

@@ -23,8 +23,8 @@ _NAME = r"(?:[A-Z]\w+ )*[A-Z]\w+"
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
     """A tool at random, and an answer from what it says."""
-    asked = env.first_observation
-    numbers, names = re.findall(r"\d+", asked) or ["1"], re.findall(_NAME, asked)
+    question = env.first_observation
+    numbers, names = re.findall(r"\d+", question) or ["1"], re.findall(_NAME, question)
     pick = rng.choice(names)
     added = compute(f"{rng.choice(numbers)} + {rng.choice(numbers)}")
     found = yield rng.choice((search(pick), added, ask(f"SELECT visitors FROM visitors WHERE town = '{pick}'")))
@@ -46,18 +46,18 @@ _SAID = {
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     """Where the question describes a town or company, searches for it; where it has a year, asks the tables for that year;
     never calculates."""
-    asked = env.first_observation
-    described = re.search(rf"({'|'.join(_SAID)}) of ({_NAME})", asked)
-    found, subject = "", (re.findall(_NAME, asked[3:]) or ["x"])[-1]
+    question = env.first_observation
+    described = re.search(rf"({'|'.join(_SAID)}) of ({_NAME})", question)
+    found, subject = "", (re.findall(_NAME, question[3:]) or ["x"])[-1]
     if described:
         found = yield search(described[2])
         about = re.search(rf"(?:{_SAID[described[1]]}) ({_NAME})", found)
         subject = about[1] if about else described[2]
-    if "the most" in asked or "the fewest" in asked:
-        order = "DESC" if "most" in asked else "ASC"
+    if "the most" in question or "the fewest" in question:
+        order = "DESC" if "most" in question else "ASC"
         found = yield ask(f"SELECT year FROM visitors WHERE town = '{subject}' ORDER BY visitors {order} LIMIT 1")
-    elif year := re.search(r"in (20\d\d)", asked):
-        what = next((name for name in ("visitors", "profit") if name in asked), "revenue")
+    elif year := re.search(r"in (20\d\d)", question):
+        what = next((name for name in ("visitors", "profit") if name in question), "revenue")
         table, column = ("visitors", "town") if what == "visitors" else ("accounts", "company")
         found = yield ask(f"SELECT {what} FROM {table} WHERE {column} = '{subject}' AND year = {year[1]}")
     yield Turn(answer=(re.findall(r"\d[\d,]*", found) or [subject])[-1])
@@ -145,18 +145,20 @@ class MixedEnv(ToolEnv):
         return self.question.text, info
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
-        asked = self.question
+        question = self.question
         for call, result in zip(turn.calls, results, strict=True):
             if not result.ok:
                 continue
             if call.name == "search":
-                self._met |= {("title", p.title) for p in result.data if p.title in asked.titles}
+                self._met |= {("title", p.title) for p in result.data if p.title in question.titles}
             elif call.name == "query":
-                self._met |= {("cell", cell) for row in result.data.rows for cell in row if cell in asked.cells}
-            elif result.data in asked.values:
+                self._met |= {("cell", cell) for row in result.data.rows for cell in row if cell in question.cells}
+            elif result.data in question.values:
                 self._met.add(("value", result.data))
-        progress = len(self._met) / (len(asked.titles) + len(asked.cells) + len(asked.values))
-        return score_answer(turn, done, progress, lambda answer: same_answer(answer, asked.answer), gold=asked.answer)
+        progress = len(self._met) / (len(question.titles) + len(question.cells) + len(question.values))
+        return score_answer(
+            turn, done, progress, lambda answer: same_answer(answer, question.answer), gold=question.answer
+        )
 
 
 make_vector = vector_entry_point(MixedEnv)

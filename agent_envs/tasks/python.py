@@ -73,8 +73,8 @@ class PythonTool:
         elif done.returncode:
             ending.append(f"[exit status {done.returncode}]")
         ended = _shorten("\n".join(filter(None, ending)), self.max_output // 2)
-        said = [_shorten(done.stdout.rstrip("\n"), self.max_output - len(ended) - 1), ended]
-        return ToolResult("\n".join(filter(None, said)) or "[nothing was printed]", data=done, ok=done.returncode == 0)
+        shown = [_shorten(done.stdout.rstrip("\n"), self.max_output - len(ended) - 1), ended]
+        return ToolResult("\n".join(filter(None, shown)) or "[nothing was printed]", data=done, ok=done.returncode == 0)
 
 
 def _shorten(text: str, longest: int) -> str:
@@ -104,15 +104,15 @@ _SEQUENCE = re.compile(
 
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     """Can write two programs, one for dates and one for sequences; of all other questions it counts the words."""
-    asked = env.first_observation
-    code = f"print({len(asked.split())})"
-    if found := _DATE.search(asked):
-        form = "%A" if "day of the week" in asked else "%Y-%m-%d"
+    question = env.first_observation
+    code = f"print({len(question.split())})"
+    if found := _DATE.search(question):
+        form = "%A" if "day of the week" in question else "%Y-%m-%d"
         code = (
             f"from datetime import date, timedelta\nday = date.fromisoformat('{found[2]}')\n"
             f"print((day + timedelta({found[1].replace(',', '')})).strftime('{form}'))"
         )
-    elif found := _SEQUENCE.search(asked):
+    elif found := _SEQUENCE.search(question):
         a, b, x, y, modulus, n = found.groups()
         code = f"a, b = {a}, {b}\nfor _ in range({n} - 1):\n    a, b = b, ({x} * b + {y} * a) % {modulus}\nprint(a)"
     printed = re.sub(r"<[^>]*>", " ", (yield run(code))).split()

@@ -224,17 +224,17 @@ def miniwiki(
         raise ValueError("hops must be a number or a list of numbers, got an empty list")
     world = World(entities, world_seed, _SPLITS[split], difficulty)
     rng = random.Random(f"questions:{world_seed}:{split}")
-    asked: dict[str, Question] = {}
+    drawn: dict[str, Question] = {}
     attempts = last_new = 0
-    while len(asked) < questions:
+    while len(drawn) < questions:
         length = lengths[attempts // len(types) % len(lengths)]
         question = make_question(world, types[attempts % len(types)], rng, length)
         attempts += 1
-        if asked.setdefault(question.question, question) is question:
+        if drawn.setdefault(question.question, question) is question:
             last_new = attempts
         elif attempts - last_new > 1000:
             raise ValueError(
                 f"this world of {entities} entities has no {questions} different questions: make it larger"
             )
     source = f"miniwiki:{split}-{world_seed} ({entities} articles, {difficulty}, {' or '.join(map(str, lengths))} hops)"
-    return QATask("miniwiki", split, tuple(asked.values()), world.build_index(), source, drawn=True)
+    return QATask("miniwiki", split, tuple(drawn.values()), world.build_index(), source, drawn=True)

@@ -189,15 +189,15 @@ def scripted(env: Any, rng: random.Random) -> Script:
 def rule(env: ToolEnv, rng: random.Random) -> Script:
     """What can be had without reading: "yes" where the question takes yes or no; the first of two things to choose from;
     else the first name (or date, or number, by the kind of the question) of a sentence that one search finds."""
-    asked = env.first_observation.strip()
-    if _YES_NO.match(asked):
+    question = env.first_observation.strip()
+    if _YES_NO.match(question):
         yield Turn(answer="yes")
-    elif option := first_option(asked):
+    elif option := first_option(question):
         yield Turn(answer=option)
     else:
-        found = yield search(asked)
-        kind = "when" if re.search(r"\b(?:what|which) year\b", asked.lower()) else _kind(asked)
-        yield Turn(answer=_clue(found, asked, asked, kind) or "unknown")
+        found = yield search(question)
+        kind = "when" if re.search(r"\b(?:what|which) year\b", question.lower()) else _kind(question)
+        yield Turn(answer=_clue(found, question, question, kind) or "unknown")
 
 
 def first_option(question: str) -> str:
@@ -243,15 +243,15 @@ def _hops(question: Question) -> list[tuple[str, str, str]]:
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     """A scripted searcher that never looks at the gold: search the question, take the name from the sentence that is
     most like it, search that name, and answer from the sentence most like the question in what came back."""
-    asked = env.first_observation
-    found = yield search(asked)
-    bridge = _clue(found, asked, asked, "")
+    question = env.first_observation
+    found = yield search(question)
+    bridge = _clue(found, question, question, "")
     if bridge:
         found = yield search(bridge)
-    if _YES_NO.match(asked):
+    if _YES_NO.match(question):
         yield Turn(answer="yes")
         return
-    yield Turn(answer=_clue(found, asked, f"{asked} {bridge}", _kind(asked)) or bridge or "unknown")
+    yield Turn(answer=_clue(found, question, f"{question} {bridge}", _kind(question)) or bridge or "unknown")
 
 
 def _kind(question: str) -> str:

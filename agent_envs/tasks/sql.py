@@ -36,21 +36,21 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     """Finds the table that holds the name in the question, and counts the rows of the table that "How many" asks about, or
     those that refer to it; of other questions it selects the column that the question names."""
-    asked = env.first_observation
+    question = env.first_observation
     found = yield call("schema")
     tables = dict(re.findall(r"CREATE TABLE (\w+) \(([^;]*)\);", found))
     columns = {name: re.findall(r"(\w+) [A-Z]+ (?:NOT|PRIMARY)", body) for name, body in tables.items()}
-    names = re.findall(r"'([^']+)'|(?<!^)\b([A-Z]\w+(?: [A-Z]\w+)*)", asked)
+    names = re.findall(r"'([^']+)'|(?<!^)\b([A-Z]\w+(?: [A-Z]\w+)*)", question)
     value = "".join(names[0]) if names else ""
     where = {name: " OR ".join(f"{column} = '{value}'" for column in columns[name]) or "0" for name in tables}
     holders = [f"SELECT '{name}' WHERE EXISTS (SELECT * FROM {name} WHERE {where[name]})" for name in tables]
     found = yield ask(" UNION ALL ".join(holders) or "SELECT 0")
     holder = _first_value(found)
-    counted = next((name for name in tables if name in asked.lower()), holder)
+    counted = next((name for name in tables if name in question.lower()), holder)
     link = re.search(rf"(\w+) \w+ NOT NULL REFERENCES {holder} ", tables.get(counted, ""))
     condition = f"{link[1]} IN (SELECT id FROM {holder} WHERE {where[holder]})" if link else where.get(holder, "0")
-    wanted = [name for name in columns.get(holder, []) if name[:4] in asked.lower()]
-    if asked.startswith("How many") and (link or counted == holder):
+    wanted = [name for name in columns.get(holder, []) if name[:4] in question.lower()]
+    if question.startswith("How many") and (link or counted == holder):
         found = yield ask(f"SELECT COUNT(*) FROM {counted} WHERE {condition}")
     else:
         found = yield ask(f"SELECT {wanted[0] if wanted else '*'} FROM {holder} WHERE {where.get(holder, '0')}")
