@@ -100,17 +100,7 @@ def build_folder(
         ValueError: a row of the source is bad, an option is unknown, or there is nothing to index.
         FileExistsError: `folder` exists and is not an index, or another process is building it.
     """
-    index = _index_class(backend, options)
-    if shards < 1 or (shards > 1 and backend in ("hybrid", "rank-bm25")):
-        most = "1 for this backend" if backend in ("hybrid", "rank-bm25") else "at least 1"
-        raise ValueError(f"shards must be {most}, got {shards}")
-    # A wrong number shows now, and not when all passages are stored.
-    check_constants(**{name: options[name] for name in ("k1", "b") if name in options})
-    _analyzer(options)
-    if not str(source).startswith("hf:") and not Path(source).exists():
-        raise FileNotFoundError(f"there is no file or folder {source}; a data set on the hub is written hf:owner/name")
-    if options.get("encoder") not in (None, "svd"):
-        options = options | {"encoder": resolve_encoder(options["encoder"])}  # a wrong name shows now, not in an hour
+    index, options = _check_build(source, backend, shards, options)
     request = {
         "version": store.FORMAT_VERSION,
         "source": _describe_source(source),
@@ -141,6 +131,21 @@ def build_folder(
         shutil.rmtree(spent)
         (staging / _STORED_FILE).unlink(missing_ok=True)
         store.seal(staging, stored_as, parameters, corpus)
+
+
+def _check_build(source: str | Path, backend: Backend, shards: int, options: dict) -> tuple[Any, dict]:
+    """The class of the index and its options, with what is wrong said now, and not when all passages are stored."""
+    index = _index_class(backend, options)
+    if shards < 1 or (shards > 1 and backend in ("hybrid", "rank-bm25")):
+        most = "1 for this backend" if backend in ("hybrid", "rank-bm25") else "at least 1"
+        raise ValueError(f"shards must be {most}, got {shards}")
+    check_constants(**{name: options[name] for name in ("k1", "b") if name in options})
+    _analyzer(options)
+    if not str(source).startswith("hf:") and not Path(source).exists():
+        raise FileNotFoundError(f"there is no file or folder {source}; a data set on the hub is written hf:owner/name")
+    if options.get("encoder") not in (None, "svd"):
+        options = options | {"encoder": resolve_encoder(options["encoder"])}
+    return index, options
 
 
 def load(

@@ -108,6 +108,39 @@ def _first_threshold(counts, bounds, at, ends, k, term_scores):
     return threshold
 
 
+def _walk(window, essential, counts, begin, at, ends, term_rows, term_scores, sums, seen, touched):
+    """Add up the essential terms over a window of passages. Returns how many places of it were touched."""
+    n_touched = 0
+    for i in range(essential, len(at)):
+        posting, count = at[i], np.float32(counts[i])
+        begin[i] = posting
+        while posting < ends[i] and term_rows[posting] < window + WINDOW:
+            place = term_rows[posting] - window
+            if place >= 0:  # always, in an intact file; one that is not must not reach other memory
+                touched[n_touched] = place
+                n_touched += not seen[place]
+                seen[place] = True
+                sums[place] += term_scores[posting] * count
+            posting += 1
+        at[i] = posting
+    return n_touched
+
+
+def _look_up(window, begin, end, count, n_left, term_rows, term_scores, sums, touched):
+    """Add what a term whose postings in the window are [begin, end) gives the touched places that are left."""
+    if end - begin < CHEAPER * n_left:
+        for posting in range(begin, end):
+            place = term_rows[posting] - window
+            if 0 <= place < WINDOW:  # as above; sums of places that nobody touched are not looked at
+                sums[place] += term_scores[posting] * count
+        return
+    for number in range(n_left):
+        row = window + touched[number]
+        posting = _search(term_rows, begin, end, row)
+        if posting < end and term_rows[posting] == row:
+            sums[touched[number]] += term_scores[posting] * count
+
+
 def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_starts, term_maxima):
     """Rank passages for one query into `best_rows` and `best_scores`."""
     sums, seen, touched = scratch
@@ -136,19 +169,7 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
                 window = min(window, np.int64(term_rows[at[i]]))
         if window == 1 << 62:
             return
-        n_touched = 0
-        for i in range(essential, n_terms):
-            posting, count = at[i], np.float32(counts[i])
-            begin[i] = posting
-            while posting < ends[i] and term_rows[posting] < window + WINDOW:
-                place = term_rows[posting] - window
-                if place >= 0:  # always, in an intact file; one that is not must not reach other memory
-                    touched[n_touched] = place
-                    n_touched += not seen[place]
-                    seen[place] = True
-                    sums[place] += term_scores[posting] * count
-                posting += 1
-            at[i] = posting
+        n_touched = _walk(window, essential, counts, begin, at, ends, term_rows, term_scores, sums, seen, touched)
         n_left = _keep(
             touched, n_touched, sums, threshold - (bound_sums[essential - 1] if essential else np.float32(0))
         )
@@ -157,18 +178,7 @@ def _rank(tokens, best_rows, best_scores, scratch, term_scores, term_rows, term_
                 break
             begin[i] = _search(term_rows, begin[i], ends[i], window)
             at[i] = _search(term_rows, begin[i], ends[i], window + WINDOW)
-            count = np.float32(counts[i])
-            if at[i] - begin[i] < CHEAPER * n_left:
-                for posting in range(begin[i], at[i]):
-                    place = term_rows[posting] - window
-                    if 0 <= place < WINDOW:  # as above; sums of places that nobody touched are not looked at
-                        sums[place] += term_scores[posting] * count
-            else:
-                for number in range(n_left):
-                    row = window + touched[number]
-                    posting = _search(term_rows, begin[i], at[i], row)
-                    if posting < at[i] and term_rows[posting] == row:
-                        sums[touched[number]] += term_scores[posting] * count
+            _look_up(window, begin[i], at[i], np.float32(counts[i]), n_left, term_rows, term_scores, sums, touched)
             n_left = _keep(touched, n_left, sums, threshold - (bound_sums[i - 1] if i else np.float32(0)))
         for number in range(n_left):
             row = window + touched[number]
@@ -221,5 +231,6 @@ def _compile(function):
 
 
 _search, _keep, _insert, _distinct = map(_compile, (_search, _keep, _insert, _distinct))
-_first_threshold, _rank = map(_compile, (_first_threshold, _rank))
+_walk, _look_up, _first_threshold = map(_compile, (_walk, _look_up, _first_threshold))
+_rank = _compile(_rank)
 top_k = _compile(_top_k)
