@@ -38,7 +38,7 @@ from trainers.tiny.muon import Muon
 from trainers.trajectory import Sequence, collate_sequences
 
 START = "start"  # the folder in that of a run with its cold start
-VERSION = 1  # of cold starts in the cache: add 1 whenever lessons, model or optimizer change
+VERSION = 2  # of cold starts in the cache: add 1 whenever lessons, model or optimizer change
 Report = Callable[[int, str, float], None]  # called as report(step, lesson, loss) after each gradient step
 
 
