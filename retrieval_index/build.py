@@ -87,14 +87,12 @@ def build_folder(
     where it was when it is started again with the same arguments.
 
     Args:
-        source: see `read_passages`.
+        source, split: see `read_passages`.
         folder: where the index goes.
-        backend: see `build`.
-        split: of a data set, see `read_passages`.
         keep_duplicates: passages of equal title and text are otherwise stored once.
         shards: cut the corpus into so many parts, each an index in a folder of its own, that are searched as one.
         progress: draw progress bars on standard error.
-        **options: see `build`.
+        backend, **options: see `build`.
 
     Raises:
         ValueError: a row of the source is bad, an option is unknown, or there is nothing to index.
