@@ -83,8 +83,7 @@ def build_folder(
 ) -> None:
     """Build an index folder from a file, a folder or a data set, in bounded memory.
 
-    An index already at `folder` is replaced in one step when the new one is complete. A build that was killed goes on
-    where it was when it is started again with the same arguments.
+    An index at `folder` is replaced in one step when the new one is complete. A killed build continues with the same arguments.
 
     Args:
         source, split: see `read_passages`.

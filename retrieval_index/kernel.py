@@ -231,6 +231,5 @@ def _compile(function):
 
 
 _search, _keep, _insert, _distinct = map(_compile, (_search, _keep, _insert, _distinct))
-_walk, _look_up, _first_threshold = map(_compile, (_walk, _look_up, _first_threshold))
-_rank = _compile(_rank)
+_walk, _look_up, _first_threshold, _rank = map(_compile, (_walk, _look_up, _first_threshold, _rank))
 top_k = _compile(_top_k)

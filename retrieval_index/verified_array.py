@@ -1,9 +1,8 @@
 """Files of an index, read so that nobody else's write reaches a search.
 
-What is read of a file is copied into memory of the process's own and compared with a checksum of the build: small files
-as a whole, large arrays block by block when a search first needs them. A file that is overwritten or cut off under a
-running server is an `IndexCorrupt` for the searches that would have read the damage, where a memory map would give
-other answers, or end the process.
+What is read is copied into memory and compared with a checksum of the build: small files as a whole, large arrays block by
+block when a search first needs them. Where a file was overwritten or cut off under a running server, a search that would
+read the damage raises `IndexCorrupt`; a memory map would give other answers, or end the process.
 
 The checksums of ``name`` lie beside it in ``name.sums``: 64 bits of SHA-256 for each block, or CRC-32 for each line of
 the passages. They are written last: a build under way reads its own files without.
@@ -11,6 +10,7 @@ the passages. They are written last: a build under way reads its own files witho
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import mmap
@@ -22,7 +22,15 @@ from pathlib import Path
 
 import numpy as np
 
-from retrieval_index.memory import usable_memory
+
+def usable_memory() -> int:
+    """What this process and others beside it may take, in bytes: of the machine, or of its container (cgroups 2 and 1)."""
+    found = [os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")]
+    for path in ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes"):
+        with contextlib.suppress(OSError, ValueError):  # not there, or "max"
+            found.append(int(Path(path).read_text()))
+    return min(found)
+
 
 BLOCK = 1 << 14  # bytes
 SUMS = ".sums"

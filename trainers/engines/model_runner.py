@@ -6,7 +6,7 @@ import warnings
 
 import torch
 
-from retrieval_index.memory import usable_memory
+from retrieval_index.verified_array import usable_memory
 from trainers.engines import llama
 from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size, supports_cuda_graphs
 from trainers.engines.kv_cache import KVCache
