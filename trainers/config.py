@@ -1,8 +1,7 @@
-"""What can be set: the arguments of every algorithm. Those of one algorithm are in its own file.
+"""The arguments that every algorithm takes; those of one algorithm are in its own file.
 
-The docstring under an argument is its help. `option` says which arguments ``--help`` leaves to ``--help-all``, which only a
-``--config`` file or Python sets, and which a resumed run may change. Nothing here imports torch, so that ``--help`` and mistakes
-answer at once.
+The docstring under an argument is its help; `option` holds its metadata. Nothing here imports torch, so that ``--help`` and
+mistakes answer at once.
 """
 
 import json
@@ -16,10 +15,7 @@ from typing import Annotated, Any, Literal, get_args, get_origin
 from trainers.runtime.errors import UserError
 
 CONFIGS = Path(__file__).parent / "configs"  # those that are shipped
-TOKEN_CLIP, GSPO_CLIP = (
-    (0.2, 0.28),
-    (3e-4, 4e-4),
-)  # ε_low and ε_high of a ratio of tokens (DAPO) and of sequences (GSPO)
+TOKEN_CLIP, GSPO_CLIP = (0.2, 0.28), (3e-4, 4e-4)  # ε_low, ε_high of a ratio of tokens (DAPO), of sequences (GSPO)
 
 # Gradient steps of the tiny policy's cold start; the second number in MiniWiki's varied worlds, of twice as many tokens each
 STEPS, STEPS_OF_DECISIONS = 2800, 1900
@@ -51,13 +47,7 @@ def mutable_on_resume(args: Any) -> set[str]:
 
 @dataclass(frozen=True)
 class Demonstrator:
-    """How well the demonstrator of the cold start acts, and where.
-
-    Attributes:
-        continue_probability: that it searches on after an article, where there is a corpus to search.
-        skill: elsewhere, the share of its episodes in which it acts as the task's scripted agent, not at random.
-        env_kwargs: elsewhere, arguments that its environment has instead of the task's own, as JSON.
-    """
+    """How well the demonstrator of the cold start acts, and where; see `ModelArgs.cold_start_skill` and its neighbours."""
 
     continue_probability: float = 0.25
     skill: float = 0.75
@@ -77,8 +67,7 @@ class EnvironmentArgs:
     env_kwargs: str = "{}"
     """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
     tool_outage_minutes: float = option(10.0, config_only=True, mutable_on_resume=True)
-    """If tools fail in more than half of the episodes of a batch or an evaluation, it is repeated after growing pauses for this
-    many minutes. Then the run saves a checkpoint and stops with an error."""
+    """If tools fail in more than half of the episodes, retry for this many minutes; then the run is saved and stops."""
 
 
 @dataclass(kw_only=True)
@@ -91,26 +80,22 @@ class ModelArgs:
     base_model: str = option("", advanced=True)
     """The base of the adapter in --model, if it is not where the adapter says: a folder, a GGUF file or a hub id."""
     cold_start_steps: int | None = option(None, advanced=True)
-    """Gradient steps of imitation for the tiny policy: by default 1,900 in MiniWiki's varied worlds, and 2,800 of half as many
-    tokens elsewhere."""
+    """Gradient steps of imitation for the tiny policy: by default 1,900 in MiniWiki's varied worlds, and 2,800 elsewhere."""
     cold_start_continue_probability: float = option(Demonstrator.continue_probability, config_only=True)
     """How often the imitated agent searches on after an article. Lower values make right answers rarer at the start."""
     cold_start_skill: float = option(Demonstrator.skill, config_only=True)
-    """In tasks without a corpus: the share of episodes in which the imitated agent acts as the task's scripted agent; in the
-    others it acts at random. Lower values leave more exploration to reinforcement learning."""
+    """In tasks without a corpus: the share of episodes in which the imitated agent is the task's scripted agent, not random."""
     cold_start_env_kwargs: str = option(Demonstrator.env_kwargs, config_only=True)
     """In tasks without a corpus: arguments of the environment that is imitated in, as JSON, instead of those of --env-kwargs,
     for example easier boards: '{"moves": [2, 4]}'."""
     dtype: Literal["float32", "bfloat16"] = "float32"
-    """What the layers run in. Trained weights and the logits stay float32. Falls back to float32 on CPUs without bfloat16
-    matmul."""
+    """What the layers run in. Trained weights and the logits stay float32, and so does all on CPUs without bfloat16 matmul."""
     lora_rank: int = 0
     """Train a LoRA adapter of this rank on all linear layers instead of the weights; 0 trains the weights."""
     lora_alpha: int = option(32, config_only=True)
     """Scale of the adapter: it is multiplied by alpha / rank, so that one learning rate serves all ranks."""
     gradient_checkpointing: bool = option(False, advanced=True, mutable_on_resume=True)
-    """Keep only the input of each layer for the backward pass and run the layer again: less memory for a third more time,
-    and the same gradient."""
+    """Run each layer again in the backward pass: less memory for a third more time, and the same gradient."""
 
     def demonstrator(self) -> Demonstrator:
         """The agent that the cold start imitates."""
@@ -124,23 +109,22 @@ class SamplingArgs:
     questions_per_update: int = 16
     """Questions (groups) in a batch."""
     group_size: int = 8
-    """Episodes per question. 1 is enough if attempts are not compared: in PPO, and in REINFORCE++ against the batch, without
-    a filter of groups."""
+    """Episodes per question. 1 is enough if attempts are not compared: in PPO and REINFORCE++, without a filter of groups."""
     temperature: float = 1.0
     """Sampling temperature of the rollouts."""
     top_p: float = option(1.0, config_only=True)
-    """Sample from the most probable tokens that together hold this share of the probability. This is another distribution than
-    the policy's, so it needs --importance. Evaluations sample from all tokens."""
+    """Sample from the most probable tokens that together hold this share of the probability; needs --importance. Evaluations
+    sample from all tokens."""
     min_p: float = option(0.0, config_only=True)
     """Sample from tokens that are at least this share as probable as the most probable one; needs --importance as well."""
     max_new_tokens: int = 64
     """Longest turn, in tokens; a pretrained model that thinks needs several hundred."""
     one_step_off_policy: bool = option(False, advanced=True)
-    """Collect the next batch while this one is learned from, with a copy of the policy from before the update, so batches are
-    one update old. Consider --importance tis. The first batch after --resume is not old."""
+    """Collect the next batch while this one is learned from, so batches are one update old, except the first after --resume.
+    Consider --importance tis."""
     engine: Literal["transformers", "vllm"] = "transformers"
-    """What samples. vLLM needs pip install 'agent-r1-envs[vllm]'. Each update then measures how far its probabilities are
-    from the trainer's (mismatch/), which costs one more forward pass. Consider --importance tis."""
+    """What samples. vLLM needs pip install 'agent-r1-envs[vllm]' and one more forward pass, which measures how far its
+    probabilities are from the trainer's (mismatch/). Consider --importance tis."""
     vllm_url: tuple[str, ...] = option((), advanced=True, mutable_on_resume=True)
     """With --engine vllm: addresses of vLLM servers, one for each process, instead of vLLM in this process."""
     vllm_kv_gib: float = option(2.0, config_only=True, mutable_on_resume=True)
@@ -154,18 +138,15 @@ class OptimisationArgs:
     updates: int = option(80, mutable_on_resume=True)
     """Policy updates."""
     max_seconds: float = option(0.0, advanced=True, mutable_on_resume=True)
-    """End after this many seconds of rollouts and updates, without evaluations, and at the latest after --updates; 0 sets no
-    limit."""
+    """End after this many seconds of rollouts and updates, without evaluations, if --updates do not end first; 0: no limit."""
     lr: float = 5e-4
-    """Learning rate of AdamW. The default is for the tiny policy; start at 1e-6 for a pretrained model, and at 1e-5 with
-    --lora-rank."""
+    """Learning rate of AdamW. The default is for the tiny policy; a pretrained model takes 1e-6, or 1e-5 with --lora-rank."""
     schedule: Literal["constant", "linear", "cosine"] = option("constant", advanced=True)
     """How all learning rates fall to 0: over --updates, or over --max-seconds if that ends first."""
     warmup: float = option(0.0, config_only=True)
     """Share of --updates, or of --max-seconds, over which all learning rates rise from 0 to full."""
     epochs: int = 1
-    """Passes over each batch of episodes. With one pass and one minibatch every ratio is 1 and nothing is clipped, unless the
-    sampler is another program or one step behind."""
+    """Passes over each batch of episodes. With one pass and one minibatch every ratio is 1 and nothing is clipped."""
     minibatches: int = 1
     """Gradient steps in each pass."""
     max_grad_norm: float = option(1.0, config_only=True)
@@ -173,8 +154,7 @@ class OptimisationArgs:
     max_tokens_per_micro_batch: int = option(8192, mutable_on_resume=True)
     """Tokens (padding included) in one forward and backward pass (gradient accumulation): sets memory, not results."""
     stop_on_collapse: bool = option(False, advanced=True, mutable_on_resume=True)
-    """End the training, with its report, if the monitor names a symptom of collapse that the papers stop at. By default
-    symptoms are only reported."""
+    """End the training, with its report, if the monitor names a symptom of collapse that the papers stop at."""
 
 
 @dataclass(kw_only=True)
@@ -184,40 +164,34 @@ class AlgorithmArgs:
     loss: Literal["clip", "gspo", "cispo"] = "clip"
     """The surrogate: PPO's clipped ratio, GSPO's ratio of whole sequences, or CISPO's clipped weight."""
     normalize: Literal["auto", "tokens", "sequences"] = option("auto", config_only=True)
-    """Mean over all tokens of the batch (DAPO), or over each sequence's tokens first (GRPO's paper). By default over tokens,
-    and over sequences with --loss gspo, which is defined that way."""
+    """Mean over all tokens of the batch (DAPO; the default), or over each sequence's tokens first (GRPO's paper, GSPO)."""
     clip_low: float | None = option(None, advanced=True)
     """ε_low of the clipped ratio: 0.2 by default, and 0.0003 with --loss gspo."""
     clip_high: float | None = option(None, advanced=True)
-    """ε_high of the clipped ratio; above ε_low it leaves room for unlikely tokens to grow (DAPO). 0.28 by default, and 0.0004
-    with --loss gspo."""
+    """ε_high of the clipped ratio, above ε_low for unlikely tokens to grow (DAPO): 0.28, or 0.0004 with --loss gspo."""
     dual_clip: float = option(0.0, config_only=True)
     """With --loss clip, the most that the ratio counts if the advantage is negative (dual-clip PPO uses 3); 0 sets no bound."""
     kl_coef: float = 0.0
     """β of the KL penalty to the starting policy."""
     kl: Literal["k1", "k2", "k3"] = option("k3", advanced=True)
-    """Its estimator: k3 in the loss, as in GRPO's paper; k2 in the loss, whose gradient is that of the KL; or k1 in the
-    reward of each token, as in PPO and REINFORCE++."""
+    """Its estimator: k3 (GRPO's paper) or k2 (the KL's gradient) in the loss, or k1 in the reward (PPO, REINFORCE++)."""
     kl_target: float = option(0.0, config_only=True)
     """Adapt β so that the KL per token stays at this (nats; Ziegler et al. 2019); 0 leaves β fixed."""
     entropy_coef: float = option(0.0, advanced=True)
     """Weight of an entropy bonus in the loss."""
     importance: Literal["none", "tis", "icepop", "sequence"] = option("none", advanced=True)
-    """Correction for a sampler whose probabilities differ from the trainer's (bfloat16, another engine): weights cut at 2
-    (TIS), token weights outside 0.5 to 5 dropped (IcePop), or sequences of a weight above 2 dropped. Costs one more forward
-    pass."""
+    """Correction for a sampler whose probabilities differ from the trainer's, with one more forward pass: weights cut at 2
+    (TIS), token weights outside 0.5 to 5 dropped (IcePop), or sequences of a weight above 2 dropped."""
     filter: Literal["none", "mixed", "uncertain", "signal"] = "none"
     """Groups to learn from: all; those whose returns differ (DAPO); the 25% with the largest deviation (StarPO-S); or those
     that hold 90% of the deviation (RAGEN-2). An update without a group is skipped."""
     selection_eps: float = option(0.01, config_only=True)
-    """With --filter signal, how far below 90% of the sum of all deviations the kept groups may be, in units of the returns. If
-    the sum is not above it, no group is kept."""
+    """With --filter signal, how far below 90% of the sum of all deviations the kept groups may be, in units of the returns."""
     prime_norm: bool = option(False, config_only=True)
-    """Divide process rewards, those of the turns before an episode's last, by the largest sum of them that any turn of the
-    batch has ahead, so that they never outweigh an outcome of 1 (Agent-R1's first version, after PRIME)."""
+    """Divide process rewards, those before an episode's last turn, by the largest sum that any turn of the batch has ahead
+    (Agent-R1's first version, after PRIME)."""
     dynamic_sampling: int = option(0, advanced=True)
-    """With --filter mixed, how many more batches may be sampled to replace the groups that it drops. DAPO allows 10; 0 only
-    drops them."""
+    """With --filter mixed, how many more batches may be sampled to replace dropped groups. DAPO allows 10; 0 only drops."""
     overlong_buffer: int = option(0, config_only=True)
     """Tokens before the longest turn over which a penalty grows to -1 (DAPO); 0 turns it off."""
     loss_mask: bool = option(True, config_only=True)
@@ -237,8 +211,7 @@ class EvaluationArgs:
     final_questions: int = option(500, advanced=True, mutable_on_resume=True)
     """Held-out questions for the closing table."""
     keep_episodes: int = option(8, config_only=True, mutable_on_resume=True)
-    """Training episodes of each update that episodes.jsonl holds, with their tokens and advantages, in whole groups; 0 keeps
-    none. Those of evaluations are all kept."""
+    """Training episodes of each update that episodes.jsonl holds, in whole groups; those of evaluations are all kept."""
 
 
 @dataclass(kw_only=True)
@@ -246,33 +219,27 @@ class OutputArgs:
     """The run and its files."""
 
     config: str = ""
-    """A TOML file of arguments, or the name of one in trainers/configs, such as agent-r1, dapo or gspo. Options of the command
-    line win over it."""
+    """A TOML file of arguments, or the name of one in trainers/configs, such as agent-r1, dapo or gspo. Options win over it."""
     seed: int = 0
     """Seeds the model, the questions and the sampling."""
     out: Path | None = option(None, mutable_on_resume=True)
     """Folder of the run; by default runs/<algorithm>-<env>-<seed>, with a number after it if that is taken."""
     resume: Path | None = option(None, mutable_on_resume=True)
-    """Folder of an earlier run to continue, with its own arguments. --help-all lists those that may be given anew. A finished
-    run may be given more updates."""
+    """Folder of an earlier run to continue, with its arguments but those that --help-all lists, such as more --updates."""
     save_every: int = option(25, advanced=True, mutable_on_resume=True)
     """Updates between checkpoints."""
     save_total_limit: int = option(2, advanced=True, mutable_on_resume=True)
     """The newest checkpoints that are kept; the weights of the best evaluation are kept besides, in "best"."""
     report_to: tuple[str, ...] = option((), mutable_on_resume=True)
-    """Where else metrics go besides metrics.jsonl, with a table of the first episodes of each evaluation: tensorboard, trackio,
-    wandb. Project, name and group are read from the environment variables of Trackio and W&B."""
+    """Where else metrics and first episodes of evaluations go: tensorboard, trackio, wandb. Project, name and group come from
+    the environment variables of Trackio and W&B."""
     push_to_hub: str = option("", advanced=True, mutable_on_resume=True)
-    """A model repository of the Hugging Face hub, "NAME" or "USER/NAME", that the trained weights are uploaded to with their
-    model card when the run has ended. It is created, private, if it does not exist. Needs HF_TOKEN or hf auth login."""
+    """A repository of the Hugging Face hub, "NAME" or "USER/NAME", to upload the trained weights to; created private if it does
+    not exist. Needs HF_TOKEN or hf auth login."""
 
 
 def read_json_object(name: str, text: str) -> dict[str, Any]:
-    """The object that an argument holds as JSON.
-
-    Raises:
-        UserError: it is not valid, or no object.
-    """
+    """Read the object that an argument holds as JSON. Raises UserError if it is not valid, or no object."""
     try:
         value = json.loads(text)
     except json.JSONDecodeError as error:
@@ -283,8 +250,7 @@ def read_json_object(name: str, text: str) -> dict[str, Any]:
 
 
 def convert(kind: Any, value: Any) -> Any:
-    """A value as an argument of this type holds it: a text is a path, a mapping is JSON, one text or a list is a tuple. Callers
-    from Python write the former, and saved arguments hold the latter."""
+    """Convert what Python callers write and saved arguments hold: text to a path, a mapping to JSON, a list to a tuple."""
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if isinstance(value, Mapping):
@@ -298,11 +264,7 @@ def convert(kind: Any, value: Any) -> Any:
 
 
 def find_config(name: str) -> Path:
-    """The file of a configuration: a path, or the name of a shipped one.
-
-    Raises:
-        UserError: there is no such file.
-    """
+    """Find the file of a configuration, a path or the name of a shipped one. Raises UserError without one."""
     shipped = {path.stem: path for path in sorted(CONFIGS.glob("*.toml"))}
     if name in shipped:
         return shipped[name]
@@ -312,12 +274,12 @@ def find_config(name: str) -> Path:
 
 
 def read_config(name: str, args: Any, algorithm: str) -> dict[str, Any]:
-    """The arguments that a configuration sets; a table is an argument in JSON, such as ``[env_kwargs]``.
+    """Read the arguments that a configuration sets; a table is an argument in JSON, such as ``[env_kwargs]``.
 
     Args:
         name: a path, or the name of a shipped file.
         args: a dataclass with the arguments that there are.
-        algorithm: the trainer that asks. A file with the key ``algorithm`` is for that one alone.
+        algorithm: the trainer that asks; it must be the file's key ``algorithm``, if there is one.
 
     Raises:
         UserError: the file is no TOML, is for another trainer, or has an unknown key.
@@ -343,11 +305,7 @@ class Checks:
         self.tidy()
 
     def tidy(self: Any) -> None:
-        """Convert what Python callers write (`convert`), and write an environment of this suite by its whole id.
-
-        Raises:
-            UserError: an argument is not the JSON that it has to be.
-        """
+        """Convert what Python callers write; write an environment of this suite by its whole id. Raises UserError."""
         for argument in fields(self):
             name, value = argument.name, convert(argument.type, getattr(self, argument.name))
             setattr(self, name, value)

@@ -71,12 +71,10 @@ KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn")
 
 
 def main(args: Args) -> Path:
-    """Write the folder; returns it.
+    """Write the folder; return it. SIGTERM or SIGINT leaves no ``out``.
 
     Raises:
-        FileNotFoundError: there is no checkpoint.
-        ValueError: ``out`` exists already; the base model is not here; or a base is given for a model that is no adapter.
-        SystemExit: SIGTERM or SIGINT came; ``out`` is not there then.
+        ValueError: ``out`` exists; the checkpoint or the base model is not here; or a base is given for a whole model.
     """
     args.check_inputs()
     with signals.handle_signals():

@@ -84,11 +84,7 @@ _Episodes = Iterator[tuple[dict, list[list[Message]]]]  # records, and their con
 
 
 def main(args: Args) -> Path:
-    """Write the file; returns where it is.
-
-    Raises:
-        ValueError: there are no such episodes, they are not as docs/episodes.md has them, or ``out`` exists already.
-    """
+    """Write the file; return its path. Raises UserError if ``out`` exists, or there are no such episodes or others' format."""
     args.check_inputs()
     assert args.source is not None and args.out is not None, "`check_inputs` asks for them"
     file, left_out = find_file(args.source), Counter[str]()
@@ -144,8 +140,10 @@ def _readable(records: Iterator[dict], file: Path) -> _Episodes:
 
 
 def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
-    """The conversations of an episode, one unless its context was rewritten, each up to the last turn in it. Messages of the
-    assistant that are no turn of the agent have a ``weight`` of 0; calls of an API are ``tool_calls`` again."""
+    """Split an episode at rewritten contexts into conversations, each up to its last turn.
+
+    Messages of the assistant that are no turn of the agent have a ``weight`` of 0; calls of an API are ``tool_calls`` again.
+    """
     own = {turn["message"] for turn in record["turns"]}
     parts: list[list[Message]] = []
     for place, message in enumerate(record["messages"]):

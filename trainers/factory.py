@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 
 def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
-    """A vector of environments from command-line values; ``kwargs`` is a JSON object. What is no `ToolEnv` is hosted, see
-    `agent_envs.integrations.hosting.make`."""
+    """Make a vector of environments from command-line values; what is no `ToolEnv` is hosted (`hosting.make`)."""
     arguments = read_json_object("env_kwargs", kwargs)
     if taken := {"split", "num_envs"} & set(arguments):
         raise UserError(f"{sorted(taken)} cannot be among the environment arguments: the command sets them itself")
@@ -43,12 +42,7 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
 def make_engine(
     name: str, policy: Policy, stop: tuple[str, ...], vllm_url: tuple[str, ...] = (), vllm_kv_gib: float = 2.0
 ) -> Engine:
-    """What samples: "transformers", or "vllm" in this process or, where there are addresses, on servers, one for each
-    process.
-
-    Raises:
-        ValueError: there are not as many servers as processes.
-    """
+    """Make "transformers", or "vllm" in this process or on ``vllm_url``. Raises UserError without a server for each process."""
     if name == "transformers":
         from trainers.engines.transformers_engine import TransformersEngine
 

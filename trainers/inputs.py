@@ -1,5 +1,6 @@
-"""What arguments name (environments, models, folders, packages), looked at before torch is imported: what is wrong with it is
-said within seconds. Each function raises a ValueError in one line that says what to do; the command ends with it.
+"""What arguments name (environments, models, folders, packages), checked before torch is imported, within seconds.
+
+Each function raises a ValueError in one line that says what to do.
 """
 
 import importlib.util
@@ -53,8 +54,7 @@ def check_environment(env: str, env_kwargs: str, *splits: str) -> None:
 
 
 def check_model(path_or_id: str | Path, base_model: str = "") -> None:
-    """That there is a model to load: in a folder, a GGUF file or on the hub; ``base_model`` is what an adapter is put on, in
-    place of the model that it names."""
+    """Check that there is a model to load: a folder, a GGUF file or on the hub; ``base_model`` is the base of an adapter."""
     path, name = Path(path_or_id), str(path_or_id)
     if name.lower().endswith(".gguf"):
         _check_gguf(path)

@@ -43,11 +43,7 @@ from trainers.episodes.report import page as html_report
 
 
 def main(args: Args) -> Path:
-    """Write the page; returns where it is.
-
-    Raises:
-        ValueError: a source is missing, or holds nothing to show; ``episodes`` is negative; or ``out`` cannot be written.
-    """
+    """Write the page; return its path. Raises UserError if a source is missing or empty, or ``out`` cannot be written."""
     if not args.sources:
         raise UserError("what is to be shown? Give the folder of a run or an evaluation, or an episodes.jsonl")
     if args.episodes < 0:

@@ -1,7 +1,7 @@
-"""What a rollout leaves behind, and the tensors that a loss wants.
+"""What a rollout leaves behind, and the tensors of a loss.
 
-The one invariant: a token has action mask 1 if and only if the policy sampled it. Everything that reads a loss, an
-advantage, a KL or an entropy off a sequence multiplies by that mask.
+The one invariant: a token has action mask 1 if and only if the policy sampled it. Every loss, advantage, KL and entropy is
+multiplied by that mask.
 """
 
 from collections.abc import Callable, Hashable
@@ -14,8 +14,7 @@ import torch
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One turn. ``prompt``: every id the policy saw before it; ``tokens``: the ids it sampled, never re-encoded;
-    ``logprobs``: theirs, at sampling time; ``reward``: what the environment paid for the turn."""
+    """One turn: every id before it, the ids that were sampled, their log-probabilities then, and the turn's reward."""
 
     prompt: list[int]
     tokens: list[int]
@@ -26,16 +25,16 @@ class Step:
 @dataclass(slots=True, kw_only=True)
 class Trajectory:
     """One episode. ``group``: attempts at the same question share a number. ``info``: the environment's last info.
-    ``anchors``: for each step, a label of the state it was taken in, where the environment has one. ``failed``: a tool
-    broke on the way, so what the episode earned says nothing about the policy; ``tool_faults``: in how many calls.
+    ``anchors``: for each step, a label of the state it was taken in. ``failed``: a tool failed in ``tool_faults`` calls, so
+    the return says nothing about the policy.
 
     For records of episodes (`trainers.episodes.records`), as text:
 
     Attributes:
-        instance: the number that was asked for, the ``sample`` of it, and what an `EpisodeRecorder` says of it.
+        instance: the number, its ``sample``, and what an `EpisodeRecorder` adds.
         messages: what the policy read and wrote. A system message after the first begins a context that was rewritten.
         turns: for each turn its ``message`` (place in ``messages``), ``observation`` (read before it), ``action``,
-            ``reward``, ``reward_terms``, ``next_observation`` and what the recorder noted.
+            ``reward``, ``reward_terms``, ``next_observation`` and what the recorder adds.
         advantages: of each sequence of `to_sequences`, float32 [its length], once an update has computed them.
     """
 
@@ -67,9 +66,8 @@ class Trajectory:
 class Sequence:
     """Consecutive steps as one sequence for the model; all lists have the same length.
 
-    ``rewards`` holds each turn's reward at that turn's last sampled token, wherever the episode ended. ``turns`` holds
-    the number of each action token's turn, counted from 0 over the whole trajectory, and -1 elsewhere; a sequence made
-    without it is one turn.
+    ``rewards`` holds each turn's reward at that turn's last sampled token. ``turns`` holds the number of each action token's
+    turn, from 0 over the trajectory, and -1 elsewhere; a sequence made without it is one turn.
     """
 
     ids: list[int]
@@ -83,10 +81,7 @@ class Sequence:
 
 
 def to_sequences(steps: list[Step]) -> list[Sequence]:
-    """Merge each step into the sequence before it where its prompt extends that sequence; else start a new one.
-
-    A context that only grows gives one sequence an episode; one that the environment rewrote gives several.
-    """
+    """Merge each step into the sequence before it if its prompt extends that sequence; else start a new one."""
     sequences: list[Sequence] = []
     for turn, step in enumerate(steps):
         if not step.tokens:
@@ -115,24 +110,22 @@ class Batch:
 
     Attributes:
         ids: int64, padded with the pad id.
-        lengths: int64 [B], real tokens in each row; padding is known by length, so the pad id may equal the eos id.
-        mask: bool, the action mask. ``mask[:, 0]`` is never set: the first token has nothing to be predicted from.
+        lengths: int64 [B], real tokens in each row; the pad id may equal the eos id.
+        mask: bool, the action mask. ``mask[:, 0]`` is never set: nothing predicts the first token.
         logprobs: float32, log-probabilities at sampling time; 0 where the mask is 0.
         rewards: float32, each turn's reward at its last sampled token.
-        turns: int64, the number of each action token's turn within its trajectory, from 0, over all the trajectory's
-            rows; -1 where the mask is 0. Rewards do not show where turns end: one may be zero.
+        turns: int64, the number of each action token's turn within its trajectory, from 0; -1 where the mask is 0.
         trajectory: int64 [B], which of the collated trajectories a row belongs to.
 
-    What an update adds on the way, float32, zero where the mask is 0; None until then:
+    An update adds, float32 and zero where the mask is 0:
 
-    Attributes:
         sequence_tokens: int64 [B], the action tokens of a row's trajectory, over all its rows.
         other_log_ratios: [B], Σ log r over those of them that other rows hold; for GSPO.
         advantages: of the action tokens.
-        importance_weights: what a token's loss is multiplied by where the sampler is not quite the trainer.
+        importance_weights: factors of the tokens' losses where the sampler differs from the trainer.
         sampler_logprobs: then those at sampling time, and ``logprobs`` are the trainer's own before the update.
-        reference_logprobs: of the policy that a KL penalty holds on to.
-        values, value_targets: the critic's estimates before the update, and what they should have been.
+        reference_logprobs: of the reference policy of a KL penalty.
+        values, value_targets: the critic's estimates before the update, and their targets.
     """
 
     ids: torch.Tensor
@@ -175,7 +168,7 @@ class PackedEpisodes:
         mask: bool [N, A].
         turns: int64 [N, A], -1 outside the mask.
         groups: int64 [N], attempts at the same question share a number.
-        valid: bool [N]; the others ended in an error that was not the policy's.
+        valid: bool [N]; the others ended in a tool failure.
         anchors: for each trajectory, the label of the state before each turn.
     """
 
@@ -213,15 +206,12 @@ def collate_sequences(sequences: list[Sequence], owners: list[int], pad_id: int)
 
 
 def pack(values: torch.Tensor, batch: Batch, trajectories: int | None = None, fill: float = 0) -> torch.Tensor:
-    """The action tokens of each trajectory side by side, over all of its rows and in the order they were sampled.
-
-    What estimators run on: here a tool's tokens do not exist, so none of them can come between a reward and its cause.
-    ``pack(batch.mask, batch)`` is the mask of the packed tensors.
+    """Put the action tokens of each trajectory side by side, over all of its rows and in the order they were sampled.
 
     Args:
         values: [B, T].
-        trajectories: N, where some trajectories may have no row in the batch; by default the last one that has.
-        fill: what stands behind a trajectory's last token; -1 for ``batch.turns``.
+        trajectories: N, if some trajectories may have no row in the batch.
+        fill: padding; -1 for ``batch.turns``.
 
     Returns:
         [N, A], A the most action tokens of a trajectory; differentiable in ``values``.

@@ -1,8 +1,7 @@
 """Advantages from returns: against the attempts at the same question, or against the whole batch.
 
-Baselines need whole groups, and statistics the whole batch: a trainer on several ranks gathers returns and masks first
-(they are small) and splits the pass through the model only. What ``mask``, ``rewards`` and ``valid`` are:
-`trainers.algorithms.gae`.
+Baselines need whole groups and statistics the whole batch, so ranks gather returns and masks first. For ``mask``,
+``rewards`` and ``valid`` see `trainers.algorithms.gae`.
 """
 
 import torch
@@ -13,11 +12,9 @@ from trainers.algorithms.gae import own_tokens, returns_to_go
 def group_advantage(
     returns: torch.Tensor, groups: torch.Tensor, scale_by_std: bool = False, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """How much better an attempt did than the other attempts at the same question.
+    """A_i = R_i − mean(R of its group), divided by the standard deviation if ``scale_by_std``.
 
-    A_i = R_i − mean(R of its group), over their standard deviation if ``scale_by_std``: GRPO (Shao et al. 2024,
-    section 4.1.2). Without the division it is Dr. GRPO's (Liu et al. 2025), which does not overweight questions that are almost
-    always or almost never solved.
+    With the division GRPO's (Shao et al. 2024, section 4.1.2), without it Dr. GRPO's (Liu et al. 2025).
 
     Args:
         returns: float [N].
@@ -45,8 +42,7 @@ def group_advantage(
 def leave_one_out(returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
     """A_i = R_i − mean(R of the *others* in its group): RLOO (Kool et al. 2019; Ahmadian et al. 2024).
 
-    The baseline does not depend on the attempt itself, so it leaves the gradient unbiased. It is G/(G − 1) times
-    `group_advantage` for a group of G, which is how it is computed; arguments and exact zeros as there.
+    Unbiased, as the baseline does not depend on the attempt itself. It is G/(G − 1) times `group_advantage`.
     """
     _, index = groups.unique(return_inverse=True)
     counted = torch.ones_like(returns) if valid is None else valid.to(returns.dtype)
@@ -67,8 +63,7 @@ def to_tokens(advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """(x − mean) / (standard deviation + 1e-6) over all masked tokens of the batch, zero outside the mask.
 
-    The normalisation of PPO's advantages (Huang et al. 2022, detail 7) over tokens. Values that are all equal give
-    exact zeros, and so do one token and none.
+    PPO's normalisation (Huang et al. 2022, detail 7) over tokens. Equal values give exact zeros.
     """
     chosen = values[mask]
     if not len(chosen):
@@ -89,11 +84,9 @@ def reinforce_plus_plus(
 ) -> torch.Tensor:
     """A_t = Σ_{s≥t} (r_s − β KL_s), whitened over the batch: REINFORCE++ (Hu 2025, arXiv 2501.03262).
 
-    The discount is 1, there is no group and no critic: the baseline is the mean of the batch.
-
     Args:
         rewards, mask: [N, A].
-        kl: [N, A], each token's KL estimate for the reward, `trainers.algorithms.losses.kl_k1`; read inside the mask only.
+        kl: [N, A], each token's `trainers.algorithms.losses.kl_k1`; read inside the mask only.
         kl_coef: β.
 
     Returns:
@@ -111,18 +104,10 @@ def reinforce_plus_plus(
 def reinforce_plus_plus_baseline(
     rewards: torch.Tensor, mask: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None
 ) -> torch.Tensor:
-    """R_i − mean(R of its group) at each token, whitened over the batch: REINFORCE++-baseline (Hu 2025).
+    """R_i − mean(R of its group) at each token, whitened over the batch: REINFORCE++-baseline (Hu 2025), float [N, A].
 
-    The paper keeps the KL out of this reward and adds `trainers.algorithms.losses.kl_k2` to the loss. A group whose returns are
-    all equal gets exact zeros only where every group is so: tokens are centred on the mean of the batch's tokens,
-    which the lengths of the episodes move away from zero.
-
-    Args:
-        rewards, mask: [N, A].
-        groups: int [N].
-
-    Returns:
-        float [N, A].
+    The paper adds `trainers.algorithms.losses.kl_k2` to the loss. A group of equal returns gets exact zeros only if every
+    group is so: tokens are centred on the mean of the batch's tokens.
     """
     centred = group_advantage(episode_returns(rewards, mask, valid), groups, valid=valid)
     return whiten(to_tokens(centred, mask), own_tokens(rewards, mask, valid))

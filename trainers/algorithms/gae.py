@@ -1,24 +1,21 @@
 """Returns and generalised advantage estimation over the tokens that the policy sampled.
 
 All tensors are [N, A], one trajectory a row, as `trainers.trajectory.pack` makes them. A position outside the mask does
-not exist: the next token of a token is the next one *in the mask*, so padding, a tool's text and gaps of any length
-change nothing, for any gamma and lambda, and what stands in them (even NaN) is never read.
+not exist: the next token is the next one *in the mask*, and what lies between (even NaN) is never read.
 
-What all estimators share: ``mask`` is bool, the action mask. ``rewards`` holds each turn's reward at the turn's last
-sampled token, and is rejected where it holds one outside the mask. ``valid``, bool [N], leaves out the episodes that
-ended in error: they take no part in any baseline or statistic, and get zeros. An episode ends with its last token, also
-where it was truncated: no value is bootstrapped, since the limit on turns is part of the task.
+``mask`` is bool, the action mask. ``rewards`` holds each turn's reward at its last sampled token, and is rejected where
+it holds one outside the mask. ``valid``, bool [N], leaves out episodes that ended in error: they get zeros. An episode
+ends with its last token, also where it was truncated: the limit on turns is part of the task.
 """
 
 import torch
 
 
 def own_tokens(rewards: torch.Tensor, mask: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """The tokens that an estimator runs over, bool [N, A].
+    """Select the tokens that an estimator runs over, bool [N, A].
 
     Raises:
-        ValueError: the shapes or types do not fit, a reward lies outside the mask, where it would be lost, or a reward
-            that counts is not finite.
+        ValueError: shapes or types do not fit, a reward lies outside the mask, or one that counts is not finite.
     """
     if not rewards.is_floating_point():
         raise ValueError(f"rewards must be floats, or discounts would be rounded; got {rewards.dtype}")
@@ -48,11 +45,7 @@ def following(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def discount(values: torch.Tensor, mask: torch.Tensor, decay: float | torch.Tensor) -> torch.Tensor:
-    """x_t = v_t + decay_t · x_t', where t' is the next position in the mask; 0 outside the mask.
-
-    Args:
-        decay: one number, or [N, A].
-    """
+    """x_t = v_t + decay_t · x_t', where t' is the next position in the mask; 0 outside. ``decay``: a number or [N, A]."""
     decay = torch.as_tensor(decay, dtype=values.dtype, device=values.device).expand_as(values)
     later = values.new_zeros(len(values))
     out = torch.zeros_like(values)
@@ -81,8 +74,7 @@ def gae(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A_t = δ_t + γλ A_{t+1}, with δ_t = r_t + γ V_{t+1} − V_t: token-level GAE (Schulman et al. 2016, eq. 16).
 
-    Args:
-        values: [N, A], the critic's estimates V_t of what is still to come when token t is about to be sampled.
+    ``values`` [N, A] are the critic's V_t when token t is about to be sampled.
 
     Returns:
         The advantages, and A_t + V_t, the targets of the critic; zero outside the mask.
@@ -122,10 +114,8 @@ def bi_level_gae(
         tokens:  A_t = A_k                                   at t = e_k
                  A_t = r_t + γ V_{t+1} − V_t + γλ A_{t+1}    at the turn's other tokens
 
-    So the turn's return A_k + V_k is what its tokens are rewarded with, and nothing else crosses its end. A reward at a
-    token that ends no turn (a KL penalty) counts inside its own turn only. Turns are told by their numbers: RAGEN's own
-    code takes a token with a non-zero reward for a turn's end, which merges a turn without reward into the next one.
-    With one turn this is `gae`; with turns of one token it is `gae` at γ_H and λ_H.
+    A reward at a token that ends no turn (a KL penalty) counts inside its own turn only. RAGEN's own code takes a token with
+    a non-zero reward for a turn's end, which merges a turn without reward into the next one.
 
     Args:
         turns: int, each token's turn, read inside the mask only.
@@ -160,14 +150,7 @@ def turn_level_gae(
 
         A_k = r_k + γ_H V_{k+1} − V_k + γ_H λ_H A_{k+1}          (V and A are 0 behind the last turn)
 
-    Each token of the turn has the advantage A_k and the target A_k + V_k. With one turn, γ_H and λ_H do not matter.
-
-    Args:
-        turns: int, each token's turn, read inside the mask only.
-        turn_gamma, turn_lam: γ_H and λ_H.
-
-    Returns:
-        The advantages and the targets of the critic; zero outside the mask.
+    Each token of the turn has the advantage A_k and the target A_k + V_k; arguments as in `bi_level_gae`.
     """
     own, values = own_tokens(rewards, mask, valid), values.to(rewards.dtype)
     check_turns(turns, own)

@@ -1,9 +1,7 @@
-"""Which groups of episodes are worth an update. Each filter returns bool [N]: keep this episode or not; nothing kept
-means that the update is to be skipped.
+"""Which groups of episodes are worth an update. Each filter returns bool [N]; if it keeps nothing, skip the update.
 
-``returns`` must be the *raw* task returns: a penalty or a normalisation that differs from attempt to attempt gives every
-group a deviation, and then no group can be told from another. A group whose deviation is at most `ZERO_STD` is a *zero-std
-group*: all its advantages are 0.
+``returns`` must be the *raw* task returns: a penalty or a normalisation would give every group a deviation. A group whose
+deviation is at most `ZERO_STD` is a *zero-std group*: all its advantages are 0.
 """
 
 import torch
@@ -14,7 +12,7 @@ ZERO_STD = 1e-6
 def group_deviation(
     returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The standard deviation (n − 1) of each group's returns, and which group each episode is in.
+    """Compute the standard deviation (n − 1) of each group's returns, and which group each episode is in.
 
     Args:
         returns: float [N].
@@ -22,8 +20,7 @@ def group_deviation(
         valid: bool [N]; the others (episodes that ended in error) are not counted.
 
     Returns:
-        float [G], in the order of the labels, exactly 0 for equal returns and where fewer than two are left;
-        int [N], an index into it.
+        float [G], by label, exactly 0 for equal returns and for fewer than two; int [N], an index into it.
     """
     labels, index = groups.unique(return_inverse=True)
     counted = torch.ones_like(groups, dtype=torch.bool) if valid is None else valid
@@ -48,8 +45,8 @@ def most_uncertain(
 ) -> torch.Tensor:
     """The ``share`` of the groups with the largest deviation: the filter of StarPO-S (RAGEN, Wang et al. 2025).
 
-    At least one group, of equals the one with the lower label. A zero-std group is never kept, unlike in RAGEN's
-    code, which may keep one by its place in the batch alone."""
+    At least one group, of equals the one with the lower label; never a zero-std group, unlike in RAGEN's code.
+    """
     if not 0 < share <= 1:
         raise ValueError(f"share must be above 0 and at most 1, got {share}")
     deviation, index = group_deviation(returns, groups, valid)
@@ -68,12 +65,8 @@ def most_signal(
 ) -> torch.Tensor:
     """Groups in descending deviation until their deviations add up to p Σσ − ε; zero-std groups never.
 
-    The filter of RAGEN-2 (2026, arXiv 2604.06268): linear in the deviations, no softmax. Where p Σσ ≤ ε there is next to
-    no signal in the batch, and no group is kept.
-
-    Args:
-        p: the share of all deviations that is to be kept.
-        selection_eps: ε, in the unit of the returns; RAGEN's code has .01.
+    The filter of RAGEN-2 (2026, arXiv 2604.06268). If p Σσ ≤ ε no group is kept. ε is ``selection_eps``, in the unit of the
+    returns; RAGEN's code has .01.
     """
     if not 0 < p <= 1:
         raise ValueError(f"p must be above 0 and at most 1, got {p}")

@@ -9,12 +9,10 @@ from trainers.algorithms.losses import sum_of_sequence
 def truncated_importance(trainer: torch.Tensor, sampler: torch.Tensor, cap: float = 2.0) -> torch.Tensor:
     """min(w, C) with w = π_trainer / π_sampler: truncated importance sampling, TIS (Yao et al. 2025).
 
-    An inference engine and a trainer give the same weights slightly different probabilities. Multiply each token's loss
-    by this; clipping goes on by the ratio to the *trainer's* old policy.
+    Multiply each token's loss by this; clipping uses the ratio to the *trainer's* old policy.
 
     Args:
-        trainer: [B, T], log-probabilities that the trainer's own forward pass gave before the update.
-        sampler: [B, T], those that the engine reported when it sampled.
+        trainer, sampler: log-probabilities [B, T] of the trainer before the update, and of the engine that sampled.
         cap: C.
     """
     return torch.exp(trainer - sampler).clamp(max=cap)
@@ -24,8 +22,7 @@ def truncated_importance(trainer: torch.Tensor, sampler: torch.Tensor, cap: floa
 def masked_importance(
     trainer: torch.Tensor, sampler: torch.Tensor, low: float = 0.5, high: float = 5.0
 ) -> torch.Tensor:
-    """w where α ≤ w ≤ β, else 0: IcePop (Ling team 2025, arXiv 2510.18855). Tokens on which trainer and
-    sampler disagree too much, either way, are left out. Arguments as `truncated_importance`."""
+    """w where α ≤ w ≤ β, else 0: IcePop (Ling team 2025, arXiv 2510.18855). Arguments as in `truncated_importance`."""
     weight = torch.exp(trainer - sampler)
     return torch.where((weight >= low) & (weight <= high), weight, 0.0)
 
@@ -38,12 +35,10 @@ def sequence_masked_importance(
     owners: torch.Tensor | None = None,
     cap: float = 2.0,
 ) -> torch.Tensor:
-    """W where W ≤ C, else 0, with W = Π_t w_t over a sequence's tokens: masked sequence weights (Liu et al. 2025,
-    "When speed kills stability"). Unbiased where nothing is masked, which a product of token weights cut one by one is
-    not; its variance grows with length. The same number at all tokens of a sequence, [B, T]; 1 in one without tokens.
+    """W where W ≤ C, else 0, with W = Π_t w_t over a sequence's tokens: masked sequence weights (Liu et al. 2025).
 
-    Args:
-        owners: int [B], the sequence that each row is part of; by default each row is one.
+    The same number at all tokens of a sequence, [B, T]; 1 in one without tokens. ``owners``: int [B], the sequence that each
+    row is part of; by default each row is one.
     """
     log_weight = torch.where(mask, trainer - sampler, 0.0).sum(1)
     if owners is not None:

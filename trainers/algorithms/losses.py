@@ -1,10 +1,8 @@
 """Losses as pure functions of log-probabilities. All are per token, shape [B, T]; `aggregate` makes them a number.
 
-What they hold outside the mask is never read; log-probabilities there should be 0, as `Policy.logprobs` gives them, or
-an overflow would poison the gradient. A *sequence* is an episode. One whose context was rewritten has several rows, which
-need not stand in one tensor: what is known of a sequence beyond a row is given as ``sequence_tokens``, int [B], and
-``other_log_ratios``, float [B]; by default each row is a sequence. What changes a loss before it is summed is in
-`trainers.algorithms.importance`.
+Values outside the mask are never read; log-probabilities there should be 0, or an overflow would poison the gradient.
+A *sequence* is an episode, which has several rows if its context was rewritten: ``sequence_tokens``, int [B], and
+``other_log_ratios``, float [B], tell what is known of it beyond a row; by default each row is a sequence.
 """
 
 import torch
@@ -22,11 +20,10 @@ def clipped_policy_loss(
 ) -> torch.Tensor:
     """−min(r A, clip(r, 1 − ε_low, 1 + ε_high) A), r = exp(logprobs − old_logprobs).
 
-    PPO (Schulman et al. 2017, eq. 7); with ε_high > ε_low the "clip-higher" of DAPO (Yu et al. 2025, eq. 10). Where A < 0
-    the minimum is not bounded: a token that has become r times as likely since it was sampled weighs r times as much.
+    PPO (Schulman et al. 2017, eq. 7); with ε_high > ε_low the "clip-higher" of DAPO (Yu et al. 2025, eq. 10).
 
     Args:
-        dual_clip: c > 1, the most that it may weigh where A < 0: −max(min(r A, clip(r) A), c A) (Ye et al. 2020,
+        dual_clip: c > 1, the most that r may weigh where A < 0: −max(min(r A, clip(r) A), c A) (Ye et al. 2020,
             arXiv 1912.09729, eq. 5). 0 leaves it unbounded up to `MAX_LOG_RATIO`.
     """
     ratio = bounded_ratio(logprobs, old_logprobs)
@@ -53,13 +50,11 @@ def gspo_loss(
     """−min(s A, clip(s, 1 − ε_low, 1 + ε_high) A), s = exp(mean over the sequence's tokens of log r).
 
     GSPO in its token form (Zheng et al. 2025, arXiv 2507.18071, eqs. 7 and 13-14): every token has the value of its
-    sequence's ratio s, and the gradient of its own log-probability, s_t = sg(s) π_t / sg(π_t). Under `sequence_mean`
-    value and gradient are those of the sequence form (eq. 5); the advantages may also differ from token to token.
+    sequence's ratio s, and the gradient of its own log-probability. Under `sequence_mean` it equals the sequence form (eq. 5).
 
     Args:
         mask: bool [B, T]; the ratio is taken over it.
         clip_low, clip_high: three orders below those of a token's ratio; the paper has 3e-4 and 4e-4.
-        sequence_tokens, other_log_ratios: see `sequence_log_ratio`.
     """
     of_sequence = sequence_log_ratio(logprobs, old_logprobs, mask, sequence_tokens, other_log_ratios)
     straight_through = logprobs - logprobs.detach()  # 0, with the gradient of the log-probability
@@ -96,10 +91,9 @@ def sum_of_sequence(values: torch.Tensor, owners: torch.Tensor) -> torch.Tensor:
 def cispo_loss(
     logprobs: torch.Tensor, old_logprobs: torch.Tensor, advantages: torch.Tensor, clip_low: float, clip_high: float
 ) -> torch.Tensor:
-    """−sg(clip(r, 1 − ε_low, 1 + ε_high)) A log π: CISPO (MiniMax 2025, arXiv 2506.13585, eqs. 4-5).
+    """−sg(clip(r, 1 − ε_low, 1 + ε_high)) A log π: CISPO (MiniMax 2025, arXiv 2506.13585, eqs. 4-5; there ``clip_low=1``).
 
-    The importance weight is clipped, not the token: all tokens keep a gradient. The paper bounds it from above only,
-    ``clip_low=1``.
+    The importance weight is clipped, not the token: all tokens keep a gradient.
     """
     weight = bounded_ratio(logprobs, old_logprobs).clamp(1 - clip_low, 1 + clip_high).detach()
     return -weight * advantages * logprobs
@@ -108,47 +102,37 @@ def cispo_loss(
 def value_loss(values: torch.Tensor, old_values: torch.Tensor, targets: torch.Tensor, clip: float) -> torch.Tensor:
     """½ max((V − G)², (clip(V, V_old − ε, V_old + ε) − G)²): PPO's clipped value loss (Huang et al. 2022, detail 9).
 
-    Args:
-        targets: G, the returns of `trainers.algorithms.gae`.
-        clip: ε; ``math.inf`` for the plain squared error.
+    ``targets``: G, the returns of `trainers.algorithms.gae`. ``clip``: ε; ``math.inf`` for the plain squared error.
     """
     clipped = torch.clamp(values, old_values - clip, old_values + clip)
     return 0.5 * torch.maximum((values - targets) ** 2, (clipped - targets) ** 2)
 
 
 def kl_k1(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """log π − log π_ref: Schulman's k1 estimate of KL(π ‖ π_ref). For the *reward*, hence without a gradient.
+    """log π − log π_ref: Schulman's k1 estimate of KL(π ‖ π_ref), without a gradient: for the *reward*.
 
-    Unbiased, and negative for some tokens. In a loss its gradient ∇ log π would be zero in expectation, whatever the
-    reference: a penalty that does nothing.
+    In a loss its gradient ∇ log π would be zero in expectation, whatever the reference.
     """
     return (logprobs - reference).detach()
 
 
 def kl_k2(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
-    """½ (log π − log π_ref)²: Schulman's k2. For the *loss*: its gradient is in expectation that of KL(π ‖ π_ref).
-
-    E[(log π − log π_ref) ∇ log π] = ∇ KL(π ‖ π_ref) for tokens that π sampled. Its value is a biased estimate.
-    """
+    """½ (log π − log π_ref)²: Schulman's k2, for the *loss*: its gradient is in expectation that of KL(π ‖ π_ref)."""
     return 0.5 * (logprobs - reference) ** 2
 
 
 def kl_k3(logprobs: torch.Tensor, reference: torch.Tensor) -> torch.Tensor:
     """exp(d) − d − 1 with d = reference − logprobs: Schulman's k3 estimate of KL(policy ‖ reference), never negative.
 
-    The form of GRPO (Shao et al. 2024, eq. 4), to be added to the loss. As a *value* it is unbiased; its gradient is
-    in expectation that of KL(reference ‖ policy), the other direction: equal to first order near the reference only.
-    d is bounded by `MAX_LOG_RATIO`, without a gradient above it.
+    The form of GRPO (Shao et al. 2024, eq. 4), for the loss. Its gradient is in expectation that of KL(reference ‖ policy),
+    the other direction. d is bounded by `MAX_LOG_RATIO`, without a gradient above it.
     """
     difference = (reference - logprobs).clamp(max=MAX_LOG_RATIO)
     return torch.exp(difference) - difference - 1
 
 
 def entropy(logprobs: torch.Tensor) -> torch.Tensor:
-    """−Σ_v p_v log p_v of the log-probabilities [..., V] of all tokens, with a gradient: subtract it from the loss as a bonus.
-
-    A log-probability of −inf (a token that is ruled out) adds nothing.
-    """
+    """−Σ_v p_v log p_v of log-probabilities [..., V], with a gradient; −inf (a token that is ruled out) adds nothing."""
     p = logprobs.exp()
     return -torch.linalg.vecdot(p, torch.where(p > 0, logprobs, 0.0))
 
@@ -156,10 +140,8 @@ def entropy(logprobs: torch.Tensor) -> torch.Tensor:
 def aggregate(loss: torch.Tensor, mask: torch.Tensor, normalizer: float | torch.Tensor) -> torch.Tensor:
     """Sum over the masked tokens, divided by ``normalizer``.
 
-    With the number of action tokens of the *whole* batch as the normalizer this is the token-level loss of DAPO
-    (eq. 12), the same for any split into micro-batches; with a constant (episodes x the longest allowed) it is
-    Dr. GRPO's (Liu et al. 2025).
-    Multiplying by zero would let an infinity outside the mask through, hence ``where``.
+    With the action tokens of the *whole* batch it is the token-level loss of DAPO (eq. 12), for any split into micro-batches;
+    with a constant (episodes x the longest allowed) Dr. GRPO's (Liu et al. 2025). ``where``, as 0 · ∞ is NaN.
     """
     return torch.where(mask, loss, 0.0).sum() / normalizer
 
@@ -170,9 +152,7 @@ def sequence_mean(
     normalizer: float | torch.Tensor,
     sequence_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """Mean over each sequence's tokens, then summed over sequences and divided by ``normalizer``.
-
-    GRPO's own form (Shao et al. 2024, eq. 3): a token of a long answer weighs less than one of a short answer.
+    """Mean over each sequence's tokens, summed over sequences and divided by ``normalizer``: GRPO (Shao et al. 2024, eq. 3).
 
     Args:
         normalizer: number of sequences in the whole batch, empty ones included.

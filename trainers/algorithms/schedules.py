@@ -4,13 +4,10 @@ import math
 
 
 def learning_rate_factor(schedule: str, warmup: float, done: float) -> float:
-    """What the full learning rate is multiplied by, in [0, 1].
+    """Compute the factor of the full learning rate, in [0, 1], when a share ``done`` of the training is over.
 
-    Args:
-        schedule: how it falls after the warm-up: ``"constant"``, ``"linear"`` or ``"cosine"`` (Loshchilov & Hutter 2017, eq. 5,
-            one cycle).
-        warmup: share of the training over which it rises, in a straight line from 0.
-        done: share of the training that is behind us.
+    It rises linearly over the share ``warmup``, then is ``"constant"`` or falls to 0 in a ``"linear"`` or ``"cosine"``
+    ``schedule`` (Loshchilov & Hutter 2017, eq. 5, one cycle).
     """
     if done < warmup:
         return done / warmup

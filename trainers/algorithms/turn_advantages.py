@@ -1,7 +1,7 @@
 """Credit for single turns, without a critic: returns from process rewards, compared within a group.
 
-Tables of turns are [N, K], K the largest number of turns; beside them stands which of the turns were played. What
-``mask``, ``rewards`` and ``valid`` are: `trainers.algorithms.gae`. ``turns`` is read inside the mask only.
+Tables of turns are [N, K], K the most turns, each beside a mask of the turns that were taken. For ``mask``, ``rewards``
+and ``valid`` see `trainers.algorithms.gae`. ``turns`` is read inside the mask only.
 """
 
 from collections.abc import Hashable, Sequence
@@ -20,11 +20,7 @@ def turn_returns(
     gamma: float = 1.0,
     valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """G_k = r_k + γ G_{k+1}, where r_k is the sum of turn k's rewards. A turn without reward is a turn all the same.
-
-    Returns:
-        float [N, K], and bool [N, K], which turns were played.
-    """
+    """G_k = r_k + γ G_{k+1}, r_k the sum of turn k's rewards; float [N, K], and bool [N, K], which turns were taken."""
     own = own_tokens(rewards, mask, valid)
     check_turns(turns, own)
     number = torch.where(own, turns, 0)
@@ -53,11 +49,9 @@ def turn_advantage(
     valid: torch.Tensor | None = None,
     leave_out: bool = False,
 ) -> torch.Tensor:
-    """Discounted turn returns, compared with those of the same turn in the group's attempts.
+    """A_{i,k} = (G_{i,k} − mean_j G_{j,k}) / std_j G_{j,k}: GTPO's normalised turn returns (Ding et al. 2025, arXiv 2511.14846).
 
-    A_{i,k} = (G_{i,k} − mean_j G_{j,k}) / std_j G_{j,k}: GTPO's normalised turn returns (Ding et al. 2025, arXiv
-    2511.14846). With one turn it is `group_advantage`. A turn number that only one attempt of the group
-    reached has nothing to be compared with and gets zero; where attempts differ much in length, `gigpo` compares more.
+    A turn number that only one attempt of the group reached gets zero.
 
     Args:
         groups: int [N].
@@ -89,10 +83,8 @@ def gigpo(
 ) -> torch.Tensor:
     """A = A_episode + ω A_step: GiGPO (Feng et al. 2025, arXiv 2505.10978).
 
-    A_episode compares the episode's return with those of its group. A_step compares the discounted return from a turn
-    on with those of all turns of the group that were taken in the same state, its anchor. The episodes' mean is one over
-    trajectories: the authors' code takes it over their steps, which weighs an episode by its length. A trajectory that
-    comes back to a state is compared there once for each visit, as in the paper.
+    A_episode compares the episode's return with its group's, A_step the discounted return from a turn on with those of all
+    turns of the group in the same state. The mean is over trajectories; the authors' code weighs an episode by its length.
 
     Args:
         groups: int [N].
@@ -102,7 +94,7 @@ def gigpo(
         scale_by_std: divide both by their group's standard deviation; the paper has it both ways (F_norm = σ or 1).
 
     Returns:
-        float [N, A]; a turn whose state nobody else was in has A_episode alone.
+        float [N, A]; a turn whose state nobody else was in has only A_episode.
     """
     own = own_tokens(rewards, mask, valid)
     exact = rewards.double()  # equal returns are equal then, whatever order their rewards came in

@@ -1,6 +1,4 @@
-"""Model cards: the README.md of a checkpoint, with the metadata that the Hugging Face hub reads; and pushing it there. Nothing
-here imports torch.
-"""
+"""Model cards: the README.md of a checkpoint with the metadata of the Hugging Face hub; and pushing. Imports no torch."""
 
 import json
 import math
@@ -39,12 +37,11 @@ _HIDDEN = {
 def make_card(
     arguments: Mapping[str, Any], run: Path, folder: str, base_model: str | None, summary: Mapping | None = None
 ) -> str:
-    """The text of the card of a checkpoint.
+    """Make the text of the card of a checkpoint.
 
     Args:
-        arguments: those of the run, as `trainers.checkpoints.settings.describe_arguments` has them.
-        run: its folder, which holds the metrics so far.
-        folder: the name of the checkpoint in it.
+        arguments: of the run, from `trainers.checkpoints.settings.describe_arguments`.
+        run: its folder; ``folder`` is the name of the checkpoint in it.
         base_model: the folder or hub id of the model that the checkpoint is an adapter of; None for a whole model.
         summary: of a run that has ended.
     """
@@ -88,8 +85,7 @@ def write_cards(run: Path) -> None:
 
 
 def push(folder: Path, repository: str) -> bool:
-    """Upload a checkpoint to the Hugging Face hub, without what only training needs. No run is lost where that fails: a warning
-    says so. Returns whether it is there."""
+    """Upload a checkpoint without what only training needs; return whether it is there. A failure is a warning."""
     try:
         made = HfApi().create_repo(repository, private=True, exist_ok=True)
         HfApi().upload_folder(repo_id=made.repo_id, folder_path=folder, ignore_patterns=[*_PRIVATE, ".*"])

@@ -1,9 +1,7 @@
 """Checkpoints: a folder that Hugging Face loads as a model, with the state of the trainer beside the weights.
 
-The folder is written beside its destination and appears there by one rename, so a save that is killed leaves the
-previous checkpoint as it was. The trainer's state holds tensors and JSON and is read with `weights_only=True`: a
-checkpoint from elsewhere can't run code. One process saves at a time. All of it is on the disk before the rename: a power
-loss is no worse than a kill.
+The folder is written beside its destination and published by one rename, after all of it is on the disk: a kill or power
+loss leaves the previous checkpoint. State is tensors and JSON, read with `weights_only=True`: it cannot run code.
 """
 
 from __future__ import annotations
@@ -61,18 +59,16 @@ def save(
     modules: Mapping[str, torch.nn.Module] | None = None,
     texts: Mapping[str, str] | None = None,
 ) -> Path:
-    """Write a checkpoint, replacing one already there in one step. The first of several processes writes it, with what the
-    others hold: a run may continue with another number of them.
+    """Write a checkpoint, replacing one already there in one step. The first of several processes writes it.
 
     Args:
-        folder: `RUN/checkpoint-<step>`, or any other name for a checkpoint that stands alone.
-        model: a model with `save_pretrained`; `AutoModelForCausalLM.from_pretrained(folder)` gives it back. Of a model
-            with a LoRA adapter only the adapter is written, with the name of its base.
+        folder: `RUN/checkpoint-<step>`, or any other name for a checkpoint by itself.
+        model: with `save_pretrained`. Of a model with a LoRA adapter only the adapter is written.
         tokenizer: None for an adapter that uses that of its base.
         extra: what else the trainer needs to continue, in the types of JSON; tuples come back as lists.
         modules: what was trained beside the model, such as a critic, by name; frozen weights are left out.
-        keep_last: how many folders named checkpoint-<step> of earlier steps stay beside this one; others are removed, which
-            is said, and those of later steps are left alone.
+        keep_last: how many checkpoints of earlier steps stay beside this one.
+        texts: other files by name.
 
     Raises:
         TypeError: `extra` is not JSON, or an optimizer's state holds more than tensors and plain values.
@@ -116,13 +112,11 @@ def load_state(
     optimizers: Sequence[torch.optim.Optimizer],
     modules: Mapping[str, torch.nn.Module] | None = None,
 ) -> tuple[int, dict[str, Any]]:
-    """Verify a checkpoint, restore optimizers, modules and the random states, and return `(step, extra)`.
-
-    The model comes from `from_pretrained(folder)`; make the optimizers on its parameters, then call this.
+    """Verify a checkpoint, restore optimizers, modules and random states; return `(step, extra)`.
 
     Raises:
         FileNotFoundError: there is no checkpoint here.
-        CheckpointDamaged: a file is missing or changed, were it the list of checksums.
+        CheckpointDamaged: a file is missing or changed, including the list of checksums.
         ValueError: the optimizers or modules are not those that were saved, or what was saved is NaN or infinite.
     """
     verify(folder)

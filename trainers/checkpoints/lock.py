@@ -24,8 +24,7 @@ class FolderInUse(UserError):
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Make the folder if need be, and keep other processes from `hold_folder` of it. The system gives a lock back however a
-    process ends. A folder in which nothing is left but the lock is removed again.
+    """Make the folder if need be, and keep other processes from `hold_folder` of it; remove it again if it stays empty.
 
     Raises:
         FolderInUse: another process holds it.
@@ -60,8 +59,10 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def wait_for(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a file beside ``path`` while ``path`` is looked up or made; where another process holds it, wait, and say
-    that it makes ``what`` now. Without effect on a file system without locks."""
+    """Hold the lock of a file beside ``path`` while ``path`` is looked up or made, waiting for a process that makes ``what`` now.
+
+    Without effect on a file system without locks.
+    """
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         lock.acquire(blocking=False)

@@ -47,12 +47,10 @@ BASELINES_FILE = "baselines.json"
 
 @contextmanager
 def create_run_dir(args, algorithm: str) -> Iterator[Path]:
-    """The folder of the run, for as long as it lasts: no other process writes there, and an earlier run is never written over.
-    The first of several processes chooses it.
+    """Yield the folder of the run, locked; the first of several processes chooses it, never one with an earlier run.
 
     Raises:
-        ValueError: ``resume`` has no checkpoint, or one of another experiment; ``out`` holds an earlier run, is in use,
-            or cannot be written to.
+        ValueError: ``resume`` has no fitting checkpoint; ``out`` holds an earlier run, is in use, or cannot be written to.
         TrainingStopped: inside, the disk got full or read-only. What was half written has another name than what is whole.
     """
     with ExitStack() as stack:
@@ -109,8 +107,7 @@ def _clear(folder: Path) -> None:
 
 
 def _check_checkpoint(args) -> None:
-    """Raise a ValueError where there is nothing to go on from, or where that is of another experiment. Damaged checkpoints
-    after the one to go on from are set aside under another name."""
+    """Raise a UserError without a whole checkpoint of this experiment; set damaged ones after it aside."""
     whole, damaged = checkpoint.find_latest(args.resume)
     if whole is None:
         raise UserError(f"no checkpoint in {args.resume} is whole: {'; '.join(reason for _, reason in damaged)}")
@@ -160,8 +157,7 @@ def _select_evaluation(args: Any) -> dict[str, Any]:
 
 
 def read_best(run: Path, args: Any) -> float | None:
-    """The score of the weights in ``best``; None if there are none, and NaN if they are damaged, or were chosen by other
-    evaluations than those of ``args``."""
+    """Read the score of the weights in ``best``; None without any, NaN if damaged or chosen by other evaluations."""
     try:
         best = checkpoint.read_extra(run / BEST)["best"]
         if any(best[name] != value for name, value in _select_evaluation(args).items()):
@@ -199,12 +195,7 @@ def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
 
 
 def load_weights(policy: Policy, folder: Path) -> None:
-    """Let the policy have the weights of a checkpoint of its own run.
-
-    Raises:
-        ValueError: they are of another vocabulary: a cold start that neither the run nor the cache has any more is made
-            anew, and a later version may make another one.
-    """
+    """Load the weights of a checkpoint of its own run into the policy. Raises UserError if its vocabulary is another."""
     if lora.has_lora(policy.model):
         lora.load_lora_weights(policy.model, folder)
     else:
@@ -225,12 +216,7 @@ def remove_summary(run: Path) -> None:
 
 
 def write_unfinished_report(run: Path, summary: dict, done: str) -> None:
-    """The learning curve so far, and the table of the baselines with a line that says how far the run is.
-
-    Args:
-        summary: as for `write_report`, without what closes a run.
-        done: how far it is, such as "12 of 50 updates".
-    """
+    """Write the learning curve so far and the table of the baselines; ``done`` is such as "12 of 50 updates"."""
     _draw_curve(run, summary)
     write_unfinished_page(run, summary, done)
     header = f"{summary['env']} · source: {summary['source']}\n\nUnfinished, after {done}.\n\n"
@@ -243,11 +229,9 @@ def write_unfinished_page(run: Path, summary: dict, done: str) -> None:
 
 
 def write_report(run: Path, summary: dict, records: list[dict]) -> None:
-    """The closing table, the learning curve, a sample episode, and where all of it lies.
+    """Write the closing table, the learning curve and the page; print a sample episode and where all of it lies.
 
-    Args:
-        summary: with ``rows``, the rows of the table by `trainers.evaluation.evaluator.summarize`; the first is Naive RAG.
-        records: held-out episodes of the trained policy; a long one that went well is shown.
+    ``summary`` has ``rows`` by `trainers.evaluation.evaluator.summarize`, ``records`` are those of the trained policy.
     """
     console = Console()
     rows = summary["rows"]

@@ -1,6 +1,4 @@
-"""The settings of a run: what a checkpoint keeps of its arguments, what a run that goes on takes from there, and what it may
-do otherwise. Nothing here imports torch.
-"""
+"""The settings of a run: what a checkpoint keeps of its arguments and what a resumed run may change. Imports no torch."""
 
 import json
 import sys
@@ -106,11 +104,7 @@ def describe_arguments(args: Any) -> str:
 
 
 def restore(defaults: Args, run: Path) -> Args:
-    """The arguments of a run that is to continue, put over ``defaults``.
-
-    Raises:
-        UserError: there is no checkpoint, or it is one of another algorithm.
-    """
+    """Put the arguments of a run to continue over ``defaults``. Raises UserError without a checkpoint of this algorithm."""
     saved = _read_arguments(run)
     if (algorithm := saved["algorithm"]) != algorithm_of(defaults):
         raise UserError(f"{run} is a run of {algorithm}: python -m trainers.{algorithm} --resume {run}")

@@ -27,9 +27,10 @@ def bucket_size(size: int, smallest: int) -> int:
 
 
 class GraphCapturer:
-    """Captures on one stream into one memory pool that all graphs share. They can: they run one after another, and the
-    result of each is read before the next one runs. Once all its graphs are dropped the pool is gone: make a new
-    capturer then."""
+    """Captures on one stream into one memory pool, which all graphs share since they run one after another.
+
+    Dropping all its graphs drops the pool: make a new capturer then.
+    """
 
     def __init__(self, device: torch.device):
         # The current device is a property of each thread, and another one than this may take the steps.
@@ -38,9 +39,10 @@ class GraphCapturer:
             self._stream, self._pool = torch.cuda.Stream(), torch.cuda.graph_pool_handle()
 
     def __call__(self, function: Callable[[], torch.Tensor]) -> tuple[Callable[[], None], torch.Tensor]:
-        """Capture the kernels of a function; returns what replays them on the same tensors, and the tensor that then
-        holds the result. Where that fails, as where the allocator frees memory meanwhile
-        (``garbage_collection_threshold``), the capturer is of no use any more."""
+        """Capture the kernels of a function; return what replays them on the same tensors, and the tensor of the result.
+
+        After a failure, as when the allocator frees memory meanwhile, the capturer is unusable.
+        """
         caching, collecting = torch.is_autocast_cache_enabled(), gc.isenabled()
         torch.set_autocast_cache_enabled(False)  # or weights that were rounded before would not be rounded again
         gc.disable()  # what it frees, such as graphs that were dropped, may not be freed during a capture
@@ -82,9 +84,9 @@ class _Graph:
 
 
 class CUDAGraphCache:
-    """One graph of a decoding step for each number of rows and each width that comes up twice.
+    """One graph of a decoding step for each number of rows and each width that comes up twice, compared with the step itself.
 
-    Each graph is compared with the step itself. Where that fails, steps run without graphs, and a warning says so.
+    If the comparison fails, steps run without graphs, and a warning says so.
     """
 
     def __init__(self) -> None:

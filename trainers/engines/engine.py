@@ -1,7 +1,4 @@
-"""What a rollout asks of an engine: prompts as ids in; ids, log-probabilities and finish reasons out.
-
-`Engine` is all of it, so that a faster engine, or a server, can take the place of another.
-"""
+"""What a rollout asks of an `Engine`: prompts as ids in; ids, log-probabilities and finish reasons out."""
 
 import collections
 from dataclasses import dataclass, field
@@ -12,13 +9,7 @@ from trainers.runtime.errors import UserError
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """A turn as it was sampled.
-
-    Attributes:
-        tokens: its ids, the one that ended it included.
-        logprobs: of each token, under the distribution that it was sampled from.
-        finish_reason: "stop" or "length".
-    """
+    """A sampled turn: ids with the one that ended it, their log-probabilities when sampled, and "stop" or "length"."""
 
     tokens: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
@@ -39,10 +30,9 @@ class Engine(Protocol):
     """Keys name conversations.
 
     Attributes:
-        max_length: tokens that a conversation may have, ``math.inf`` where there is no limit.
-        processed: the tokens that went through the model, padding included, in ``prefill`` and ``decode``, and the
-            number of ``decode_steps``, since the caller last cleared it. Empty where the engine cannot tell, as with
-            vLLM.
+        max_length: tokens that a conversation may have, ``math.inf`` for no limit.
+        processed: tokens that went through the model, padding included, in ``prefill`` and ``decode``, and the number of
+            ``decode_steps``, since the caller last cleared it. Empty if the engine cannot tell, as with vLLM.
     """
 
     @property
@@ -56,15 +46,13 @@ class Engine(Protocol):
         ...
 
     def submit(self, prompts: dict[int, list[int]], params: SamplingParams) -> None:
-        """Begin a turn of each of these conversations. It ends where the conversation has ``max_length`` tokens.
+        """Begin a turn of each of these conversations, of at most ``max_length`` tokens in all.
 
-        A prompt that extends what its conversation has already seen costs only the new ids. ``temperature`` 0 is greedy;
-        ``top_p`` and ``min_p`` cut off improbable tokens (`trainers.engines.sampling.truncate`). Log-probabilities are those of
-        the distribution that was sampled from (at 0, of the untempered one).
+        A prompt that extends what its conversation has seen costs only the new ids. ``temperature`` 0 is greedy.
+        Log-probabilities are those of the distribution that was sampled from (at 0, of the untempered one).
 
         Raises:
-            ValueError: a conversation has an open turn already, or is as long as it may be; or open turns are sampled
-                otherwise and the engine cannot mix them.
+            ValueError: a conversation has an open turn or no room, or the engine cannot mix these ways of sampling.
         """
         ...
 
@@ -78,11 +66,7 @@ class Engine(Protocol):
 
 
 def turn_lengths(prompts: dict[int, list[int]], max_new_tokens: int, max_length: float) -> dict[int, int]:
-    """How many tokens the next turn of each conversation may have.
-
-    Raises:
-        ValueError: one has no room for any.
-    """
+    """Return how many tokens the next turn of each conversation may have. Raises UserError if one has no room for any."""
     if too_long := [key for key, prompt in prompts.items() if len(prompt) >= max_length]:
         longest = max(len(prompts[key]) for key in too_long)
         raise UserError(

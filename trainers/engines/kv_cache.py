@@ -9,9 +9,7 @@ from transformers import Cache
 class KVCache(Cache):
     """The keys and values of each layer, [rows, heads, width, D].
 
-    The tokens of a row fill its columns from the first one on. The engine knows how many they are and masks what lies
-    behind them. That part is finite, or it would show through the mask: see `is_finite`. Before each pass through
-    the model, `set_positions` says where its tokens go.
+    Tokens fill a row from the first column; the engine masks what is behind them. Call `set_positions` before each pass.
 
     Attributes:
         version: changes whenever the buffers move to another address.
@@ -33,13 +31,11 @@ class KVCache(Cache):
         self._pass_rows, self._pass_columns, self._pass_width = rows, columns, width
 
     def is_finite(self) -> bool:
-        """Whether the weights that what is stored was made with were finite. By the first token alone: with weights that are
-        not, no token's keys and values are."""
+        """Whether the weights were finite, by the first token: otherwise no token's keys and values are."""
         return all(bool(buffer[:1, :, :1].isfinite().all()) for layer in self._buffers[-1:] for buffer in layer)
 
     def reserve(self, rows: int, width: int) -> None:
-        """Make room for so many rows and columns. Buffers that grow at least double, so that they seldom do; on a GPU, which
-        copies fast and has little memory, they grow by a quarter."""
+        """Make room for rows and columns. Buffers at least double; on a GPU, which has little memory, they grow by a quarter."""
         if rows <= self._num_rows and width <= self._width:
             return
         factor = 1.25 if self._buffers and self._buffers[0][0].is_cuda else 2
@@ -62,8 +58,7 @@ class KVCache(Cache):
     def update(
         self, key_states: torch.Tensor, value_states: torch.Tensor, layer_idx: int, *args: Any, **kwargs: Any
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Store the new keys and values of a layer, [m, heads, w, D]; return those that attention reads, [m, heads,
-        width, D]. Called by each attention layer."""
+        """Store the new keys and values of a layer, [m, heads, w, D]; return those that attention reads, [m, heads, width, D]."""
         key_states = key_states.to(value_states.dtype)  # under autocast the rotary embedding makes them float32
         if layer_idx == len(self._buffers):
             shape = self._num_rows, key_states.shape[1], self._width

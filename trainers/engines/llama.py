@@ -1,7 +1,6 @@
-"""The layers of a Llama-like model one after another, without the overhead of a library.
+"""The layers of a Llama-like model one after another, without the Python overhead of a library.
 
-In a small model most of the time of a decoding step is spent in Python. `transformers` stays the reference: `ModelRunner` runs
-a model this way only where it finds both to agree.
+`ModelRunner` runs a model this way only if it agrees with `transformers`.
 """
 
 from collections.abc import Iterable
@@ -28,15 +27,13 @@ PROJECTIONS = {
 
 
 class CastWeights:
-    """Linear layers with their weights in the precision of the matrix products, and with LoRA adapters merged into them.
+    """Linear layers in the precision of the matrix products, with LoRA adapters merged into them, at fixed addresses.
 
-    Autocast rounds float32 weights again in each pass, which triples the memory traffic, and an adapter takes three more
-    products. Here there is one copy of each weight, at a fixed address as CUDA graphs need it; call `refresh` when the
-    weights have changed. Layers of another kind are called as they are.
+    Autocast would round float32 weights in each pass, which triples the memory traffic. Call `refresh` after an update.
 
     Args:
         dtype: of the products. Plain weights that have it already are used themselves.
-        merges: whether adapters are merged; otherwise they too are called as they are, which takes no memory.
+        merges: whether adapters are merged; otherwise they are called as they are, which takes no memory.
     """
 
     @torch.no_grad()

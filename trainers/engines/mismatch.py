@@ -1,4 +1,4 @@
-"""How far an engine's probabilities are from the trainer's, where two programs run the same weights."""
+"""The difference between an engine's probabilities and the trainer's, for the same weights."""
 
 import torch
 
@@ -12,17 +12,11 @@ TOLERANCE = 0.1  # nats a token, on average; bfloat16 makes 0.01 to 0.05
 
 @torch.no_grad()
 def measure_mismatch(trainer: torch.Tensor, sampler: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """Metrics of a batch that was sampled with the weights that the trainer has.
-
-    Args:
-        trainer: [B, T], log-probabilities by the trainer's own forward pass.
-        sampler: [B, T], those that the engine reported when it sampled.
-        mask: bool [B, T], the action mask.
+    """Compare log-probabilities [B, T] of the trainer's own pass with those that the engine reported, over the action mask.
 
     Returns:
-        Over the action tokens: the mean |Δ log-probability|; KL(sampler ‖ trainer) per token by the estimator k1, whose
-        mean may be negative by chance; and the largest ratio π_trainer / π_sampler, to be held against the cap of
-        `trainers.algorithms.importance.truncated_importance`. Zeros, and a ratio of 1, without any.
+        The mean |Δ log-probability|; KL(sampler ‖ trainer) per token by k1; and the largest ratio π_trainer / π_sampler, to
+        compare with the cap of `trainers.algorithms.importance.truncated_importance`.
     """
     difference = (trainer - sampler)[mask].double()
     if not len(difference):
@@ -38,8 +32,7 @@ def check_engine(engine: Engine, policy: Policy) -> None:
     """Sample a turn and compare its log-probabilities with the policy's own. Leaves the random state as it was.
 
     Raises:
-        ValueError: they differ, so the engine has other weights or another vocabulary, or does not report those of the
-            distribution that it samples from.
+        ValueError: they differ: other weights, another vocabulary, or another distribution than that sampled from.
     """
     prompt, temperature = policy.prompt_ids("", "hello"), 2.0
     with torch.random.fork_rng():

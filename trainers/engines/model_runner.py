@@ -20,11 +20,7 @@ KEPT_FRACTION = 0.1
 
 
 class ModelRunner:
-    """Token ids in, hidden states out. Keys and values go into the KV cache that `reset` returned.
-
-    Attributes:
-        processed: `Engine.processed`.
-    """
+    """Token ids in, hidden states out; keys and values go into the KV cache that `reset` returned."""
 
     def __init__(self, policy: Policy):
         config = policy.model.config.get_text_config()
@@ -52,8 +48,10 @@ class ModelRunner:
 
     @torch.no_grad()
     def _find_difference(self, tolerance: float) -> str:
-        """Why decoding with keys and values in our cache does not give what the library gives without; "" if it does. So are
-        found layers that keep another state, or see where a token is by the width of the cache."""
+        """Say why decoding with our cache differs from the library without one; "" if it does not.
+
+        So layers are found that keep another state, or tell positions by the width of the cache.
+        """
         window = getattr(self._policy.model.config.get_text_config(), "sliding_window", None)
         ids, device = self._policy.encode(PROBE_TEXT)[:window], self._policy.device
         rows = [ids, ids[: 1 + len(ids) // 2]]

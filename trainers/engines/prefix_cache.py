@@ -11,13 +11,12 @@ from trainers.engines.kv_cache import KVCache
 
 @dataclass(slots=True, eq=False)
 class CachedSequence:
-    """A sequence of tokens that one or more conversations have in common.
+    """A sequence of tokens that conversations have in common.
 
     Attributes:
         index: its row in the KV cache.
-        keys: the conversations.
-        ids: the tokens that the KV cache holds; each of the conversations begins with them.
-        next_id: the token that is run next, where a turn is open.
+        keys: the conversations, each of which begins with ``ids``, the cached tokens.
+        next_id: the token that is run next, if a turn is open.
     """
 
     index: int
@@ -27,11 +26,7 @@ class CachedSequence:
 
 
 class PrefixCache:
-    """The sequences in a KV cache. Conversations with the same tokens share one until they differ; it is copied then.
-
-    Args:
-        kv_cache: whatever it holds is overwritten.
-    """
+    """The sequences in a KV cache. Conversations with the same tokens share one until they differ; it is copied then."""
 
     def __init__(self, kv_cache: KVCache):
         self.kv_cache = kv_cache
@@ -40,12 +35,9 @@ class PrefixCache:
         self._pending_copies: list[tuple[CachedSequence, CachedSequence]] = []
 
     def match(self, prompts: dict[int, list[int]]) -> dict[CachedSequence, list[int]]:
-        """Find, or begin, the sequence of each conversation. Conversations with equal prompts get the same one.
+        """Find, or begin, the sequence of each conversation; return each with the ids of its prompt, some of them cached.
 
-        What is cached of a conversation is used where its prompt extends it; otherwise it starts from nothing.
-
-        Returns:
-            Each sequence with the ids of its prompt, the first of which may be cached already.
+        Conversations with equal prompts share one. One whose prompt does not extend what is cached starts anew.
         """
         groups: dict[tuple[CachedSequence | None, tuple[int, ...]], list[int]] = {}
         for key, prompt in prompts.items():
@@ -63,8 +55,7 @@ class PrefixCache:
         return matched
 
     def fork(self, sequence: CachedSequence, keys: list[int]) -> CachedSequence:
-        """Give these conversations a copy of their sequence; the sequence itself if they are all that it has. The keys
-        and values are copied by `copy_forks`."""
+        """Give these conversations a copy of their sequence, or itself if they are all of it; `copy_forks` copies the cache."""
         if len(keys) == len(sequence.keys):
             return sequence
         sequence.keys = [key for key in sequence.keys if key not in keys]

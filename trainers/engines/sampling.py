@@ -11,17 +11,15 @@ CHUNK = 512  # neighbouring tokens of the vocabulary that are first drawn as one
 def sample(
     logits: torch.Tensor, rows: torch.Tensor, temperature: float, top_p: float = 1.0, min_p: float = 0.0
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Draw tokens, several from one distribution where asked for.
+    """Draw tokens from logits [N, V]; several from one distribution if ``rows`` repeats it.
 
     Args:
-        logits: float [N, V].
         rows: int64 [M], the row of the logits that each token is drawn from.
         temperature: 0 takes the most probable token.
         top_p, min_p: see `truncate`; nothing is cut off at temperature 0.
 
     Returns:
-        The tokens, int64 [M], and their log-probabilities under the distribution that they were drawn from. At temperature 0
-        these are of the untempered distribution.
+        Tokens, int64 [M], and their log-probabilities under the sampling distribution (at temperature 0, the untempered).
     """
     logp = (logits / (temperature or 1.0)).log_softmax(-1)
     if temperature and (top_p < 1 or min_p):
@@ -31,12 +29,11 @@ def sample(
 
 
 def truncate(logp: torch.Tensor, top_p: float = 1.0, min_p: float = 0.0) -> torch.Tensor:
-    """The log-probabilities [..., V] of what is left, renormalised, and −inf for the rest. As in vLLM, min-p comes first.
+    """Return the log-probabilities [..., V] of what is left, renormalised, −inf for the rest; min-p comes first, as in vLLM.
 
     Args:
-        top_p: then the fewest tokens that hold this share of it are kept, the most probable ones (Holtzman et al. 2020); of
-            equals the first ones.
-        min_p: tokens less probable than this share of the most probable one are cut off (Nguyen et al. 2025).
+        top_p: keep the fewest tokens that hold this share, the most probable ones (Holtzman et al. 2020).
+        min_p: cut off tokens less probable than this share of the most probable one (Nguyen et al. 2025).
     """
     if min_p:
         logp = logp.masked_fill(logp < logp.amax(-1, keepdim=True) + math.log(min_p), -torch.inf).log_softmax(-1)
@@ -50,8 +47,7 @@ def truncate(logp: torch.Tensor, top_p: float = 1.0, min_p: float = 0.0) -> torc
 
 
 def _draw(logp: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
-    """By inversion of the cumulative distribution. A vocabulary is long, so the sums are in double precision; to keep that
-    cheap, a chunk of the vocabulary is found first, then a token in that chunk, with one random number for both."""
+    """Draw by inversion of the cumulative distribution in double precision: a chunk of the vocabulary, then a token in it."""
     chunks = pad(logp.exp(), (0, -logp.shape[-1] % CHUNK)).unflatten(-1, (-1, CHUNK))
     mass = chunks.sum(-1, dtype=torch.float64)
     cumulative = mass.cumsum(-1)

@@ -19,10 +19,7 @@ MIN_SHARED_PREFIX = 16  # tokens that all new prompts begin with, such as instru
 
 
 class TransformersEngine:
-    """An `Engine` with continuous batching: turns that go on are joined by those that have got their observation.
-
-    Conversations with the same tokens, such as attempts at one question, share a row of the KV cache until they differ:
-    what they have in common is computed once, and each draws its own token from the same distribution.
+    """An `Engine` with continuous batching over a KV cache of shared prefixes.
 
     Raises:
         ValueError: the model keeps a state other than keys and values.

@@ -28,11 +28,7 @@ TIMEOUT = 1800.0  # seconds for an answer; a turn may be long, and a server busy
 
 
 class VLLMClient:
-    """An `Engine`. Each turn has a seed of its own, by its conversation and number, so that runs repeat as far as the
-    server's arithmetic does.
-
-    Args:
-        url: of the server; ``policy`` gives it its weights.
+    """An `Engine` on the server at ``url``, which gets the policy's weights. Each turn has a seed by conversation and number.
 
     Raises:
         ValueError: no such server answers at ``url``, or it does not give the policy's probabilities.

@@ -1,7 +1,6 @@
-"""vLLM as the engine of rollouts, in the trainer's own process: on one device with it, and with the trainer's weights.
+"""vLLM as the engine of rollouts, in the trainer's own process and on its device.
 
-Ids go in and come out: vLLM gets no tokenizer, and where a turn ends is decided here. Its prefix cache keeps what a
-conversation has already seen. `trainers.engines.vllm_client` is the same over HTTP.
+vLLM gets no tokenizer; the end of a turn is decided here. `trainers.engines.vllm_client` is the same over HTTP.
 """
 
 import collections
@@ -30,13 +29,9 @@ BLOCK_SIZE = 32  # tokens that the prefix cache keeps or recomputes together on 
 
 
 class VLLMEngine:
-    """An `Engine`. Takes a minute to start, most of it for compilation.
+    """An `Engine` for a single training process. Takes a minute to start, most of it for compilation.
 
-    Turns also end where a conversation fills all memory for keys and values. A process can have one trainer with this
-    engine; where several processes train, use a server.
-
-    Args:
-        kv_gib: memory for keys and values, in GiB; the weights come on top of it, in the policy's dtype.
+    Turns also end when a conversation fills the memory for keys and values, ``kv_gib`` GiB beside the weights.
 
     Raises:
         ImportError: vLLM is not installed.
@@ -134,10 +129,7 @@ class VLLMEngine:
 
 
 class WeightSync:
-    """Calls ``load`` with the model's weights whenever they have changed since the last call.
-
-    Rollouts are more frequent than updates: an evaluation alone is several of them.
-    """
+    """Calls ``load`` with the model's weights if they have changed since the last call: evaluations are several rollouts."""
 
     def __init__(self, model: PreTrainedModel, load: Callable[[Iterator[tuple[str, torch.Tensor]]], None]):
         self._model, self._load = model, load
@@ -155,11 +147,10 @@ class WeightSync:
 
 @torch.no_grad()
 def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]:
-    """A model's weights by their names in a checkpoint, with LoRA adapters merged into their layers. A tied head comes by
-    its own name too: on a CPU vLLM would otherwise keep the old one (seen in 0.32).
+    """Yield a model's weights by their names in a checkpoint, LoRA adapters merged, and a tied head by its own name too.
 
     Raises:
-        ValueError: an adapter that is more than that.
+        ValueError: an adapter that is more than plain LoRA.
     """
     if more := next(filter(None, map(_NOT_LORA.search, model.state_dict())), None):
         raise UserError(
@@ -178,8 +169,7 @@ def merged_weights(model: PreTrainedModel) -> Iterator[tuple[str, torch.Tensor]]
 
 @contextlib.contextmanager
 def _hide_module(name: str) -> Iterator[None]:
-    """Take a module out of `sys.modules` for a while. When vLLM's CPU build starts, it inspects all loaded modules, and
-    one of numba's makes it fail (seen in 0.32)."""
+    """Take a module out of `sys.modules` for a while: vLLM's CPU build inspects all and fails on one of numba's (0.32)."""
     module = sys.modules.pop(name, None)
     try:
         yield

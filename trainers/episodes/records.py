@@ -1,7 +1,7 @@
-"""What agents did, episode by episode: ``episodes.jsonl`` and, beside it, the tokens, ``episode_tokens.jsonl``.
+"""What agents did, episode by episode: ``episodes.jsonl`` and, beside it, ``episode_tokens.jsonl`` (docs/episodes.md).
 
-docs/episodes.md lists the fields. A line is made by `record_trajectory` (of a rollout) or `record_turns` (of an agent without
-tokens), kept by an `EpisodeWriter` and read by `read_episodes`. Nothing here imports torch.
+`record_trajectory` (of a rollout) or `record_turns` (of an agent without tokens) makes a line, an `EpisodeWriter` writes it
+and `read_episodes` reads it. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -32,10 +32,8 @@ class Origin:
 
     Attributes:
         phase: "evaluation" or "training".
-        step: updates done by then, 0 for an agent that no run of ours has trained. In training the number of the update
-            that learned from the episode, from 1, as in metrics.jsonl.
-        agent: the name of its row in the table.
-        name: the agent in keys, without "/".
+        step: updates done by then; in training the number of the update that learns from the episode, from 1.
+        agent: the name of its row in the table; ``name`` in keys, without "/".
         score: the name of the primary metric.
         in_table: whether it is an episode of the closing table.
     """
@@ -53,11 +51,9 @@ class Origin:
 
 @dataclass(slots=True)
 class Recorder:
-    """Takes the records of an agent's episodes as they end.
+    """Takes the records of an agent's episodes as they end, as lines of JSON: each a record and its tokens, or None.
 
-    Attributes:
-        pieces: makes the texts of token ids; None where no tokens are kept.
-        lines: of each episode, its record and its tokens (or None) as lines of JSON.
+    ``pieces`` makes the texts of token ids; None keeps no tokens.
     """
 
     origin: Origin
@@ -75,15 +71,12 @@ class Recorder:
 
 
 class EpisodeWriter(contextlib.AbstractContextManager):
-    """Appends episodes to the files of a folder. Where the disk fails it says so once and continues without them: nothing else
-    of a run depends on them.
+    """Appends episodes to the files of a folder. If the disk fails, it warns once and continues without them.
 
     Args:
-        folder: of the run, or of an evaluation.
-        resume_from: the updates that a resumed run has had. Lines of later ones, of the closing table (it will be made
-            again) and those that a kill cut short are dropped. By default the files begin anew; `math.inf` drops nothing
-            that is whole.
-        baselines_again: those of the baselines are dropped as well: they were rolled out again.
+        resume_from: the updates of a resumed run. Lines of later ones, of the closing table and incomplete ones are
+            dropped. By default the files begin anew; `math.inf` drops only incomplete lines.
+        baselines_again: drop those of the baselines as well.
     """
 
     def __init__(self, folder: Path | str, resume_from: float | None = None, baselines_again: bool = False):
@@ -136,8 +129,7 @@ class EpisodeWriter(contextlib.AbstractContextManager):
 
 
 def read_episodes(path: str | Path, newest: int | None = None) -> Iterator[dict]:
-    """The records of a file, or the lines of its tokens, without those that a kill cut short; of a long one, those in its last
-    ``newest`` bytes."""
+    """Read the complete records of a file, or the lines of its tokens; with ``newest`` only of its last bytes."""
     with open(path, "rb") as lines:
         if newest is not None:
             lines.seek(max(0, lines.seek(0, os.SEEK_END) - newest))
@@ -149,11 +141,7 @@ def read_episodes(path: str | Path, newest: int | None = None) -> Iterator[dict]
 
 
 def record_trajectory(trajectory: Any, origin: Origin, group: int | None = None) -> dict:
-    """The record of a `trainers.trajectory.Trajectory`.
-
-    Args:
-        group: attempts at one question share it; by default the number of the question.
-    """
+    """Make the record of a `trainers.trajectory.Trajectory`; ``group`` is by default the number of the question."""
     t, sequences = trajectory, trajectory.sequences
     by_turn: dict[int, list[float]] = {}  # advantages of its own tokens
     for sequence, advantages in zip(sequences if t.advantages else (), t.advantages, strict=True):
@@ -192,7 +180,7 @@ def make_record(
     failed: bool = False, tool_faults: int = 0, prompt_tokens: int = 0, completion_tokens: int = 0,
     seconds: float | None = None,
 ) -> dict:  # fmt: skip
-    """The record of an episode; every record has the same fields in the same order.
+    """Make the record of an episode; every record has the same fields in the same order.
 
     Args:
         instance: its number as ``instance``, which attempt at it as ``sample``, and `EpisodeRecorder.instance`.
@@ -222,8 +210,7 @@ def make_record(
 
 
 def record_tokens(trajectory: Any, key: str, pieces: Pieces) -> dict:
-    """The line of an episode's tokens: each sequence that the model read, with its action mask, the log-probabilities at
-    sampling time, the advantages of an update (or None) and the text of each token."""
+    """Make the line of an episode's tokens: ids, action mask, log-probabilities when sampled, advantages and texts."""
     sequences = []
     for number, sequence in enumerate(trajectory.sequences):
         advantages = trajectory.advantages[number].tolist() if trajectory.advantages else None

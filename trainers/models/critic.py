@@ -10,13 +10,10 @@ from trainers.trajectory import Batch
 
 
 class Critic(torch.nn.Module):
-    """A transformer with one number as its output.
+    """A transformer with one number as its output: a copy of the policy's layers below a linear layer that starts at zero.
 
-    It starts as a copy of the policy's layers, with a new linear layer on top that starts at zero: the first advantages
-    are plain returns. Where the policy has a LoRA adapter, the critic has one of its own on the same frozen layers.
-
-    Args:
-        shared: use the policy's layers themselves, which both losses then train, in place of a copy.
+    Beside a policy with a LoRA adapter it trains an adapter of its own on the same frozen layers. With ``shared`` it uses
+    the policy's layers themselves, which both losses then train.
     """
 
     def __init__(self, policy: Policy, shared: bool = False):
@@ -31,10 +28,9 @@ class Critic(torch.nn.Module):
         torch.nn.init.zeros_(self.head.bias)
 
     def forward(self, batch: Batch, states: HiddenStates | None = None) -> torch.Tensor:
-        """V_t, float [B, T], from everything before token t; zero where the mask is 0.
+        """Compute V_t, float [B, T], from everything before token t; zero where the mask is 0.
 
-        Args:
-            states: of a critic that shares the policy's layers, `Policy.hidden_states` where they are known already.
+        ``states``: `Policy.hidden_states` if already known, for a critic that shares the policy's layers.
         """
         if states is None:
             backbone = self._policy[0].model.base_model if self.backbone is None else self.backbone

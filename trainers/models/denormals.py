@@ -1,4 +1,4 @@
-"""Numbers below 1e-38, which take a CPU a hundred times as long; attention that is sure of itself is full of them."""
+"""Numbers below 1e-38, which confident attention is full of and a CPU takes a hundred times as long for."""
 
 import sys
 from collections.abc import Iterator
@@ -9,11 +9,7 @@ import torch
 
 @contextmanager
 def flushing_denormals() -> Iterator[None]:
-    """Denormal numbers are zero in here, and for good in the threads that torch starts meanwhile.
-
-    A gradient step of a cold start takes a sixth less time, an update of the tiny policy an eighth; what is learned is the
-    same.
-    """
+    """Treat denormal numbers as zero, for good in threads that torch starts inside; saves an eighth of a tiny update."""
     was = sys.float_info.min / 2 == 0.0
     torch.set_flush_denormal(True)  # does nothing on a processor that can't
     try:

@@ -1,7 +1,4 @@
-"""Prefix trees packed into one row for FlexAttention (Dong et al. 2024, arXiv 2412.05496), which skips masked blocks.
-
-An update of SmolLM2-135M from 64 episodes takes about a second on an H200 (docs/speed.md).
-"""
+"""Prefix trees packed into one row for FlexAttention (Dong et al. 2024, arXiv 2412.05496), which skips masked blocks."""
 
 from collections.abc import Callable
 from functools import cache
@@ -22,9 +19,8 @@ BLOCK_SIZE = 128  # rows have a multiple of so many tokens: a block of them is s
 def pack_trees(trees: PrefixTrees) -> tuple[dict[str, Any], torch.Tensor]:
     """Put all trees into one row without padding between them.
 
-    Returns:
-        The inputs of a model whose attention is `ATTENTION_NAME`; and the node of each of the batch's tokens in the row,
-        int64 [B, T], 0 for padding.
+    Returns the inputs of a model whose attention is `ATTENTION_NAME`, and the node of each of the batch's tokens in the
+    row, int64 [B, T], 0 for padding.
     """
     is_node = torch.zeros_like(trees.ids, dtype=torch.bool).flatten()
     is_node[trees.node_index.flatten()] = True
@@ -70,8 +66,7 @@ def packed_attention(
     scaling: float | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """FlexAttention where the mask is one of `pack_trees`; PyTorch's usual attention elsewhere. Its arguments and results
-    are those of an attention function of `transformers`."""
+    """Run FlexAttention under a mask of `pack_trees`, PyTorch's attention under others; an attention of `transformers`."""
     if not isinstance(attention_mask, BlockMask):
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     # Under autocast the rotary embedding makes them float32.

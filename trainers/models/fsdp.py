@@ -1,8 +1,7 @@
-"""Weights, gradients and optimizer states shared out over several processes: FSDP2 (`torch.distributed.fsdp.fully_shard`).
+"""Weights, gradients and optimizer states sharded over several processes with FSDP2 (`fully_shard`).
 
-What is sharded is a copy to train. The policy that episodes are played with stays as it was, whole, in every process: an
-engine may do with its weights what it likes and always finds them at the same address. Each update begins with its weights
-and ends by copying back those that were learned.
+What is sharded is a copy to train. Engines sample from the whole policy, whose weights keep their addresses. Each update
+begins with its weights and ends by copying the trained ones back.
 """
 
 from collections.abc import Callable, Iterable
@@ -23,8 +22,7 @@ from trainers.trajectory import Batch
 
 
 class _Root(torch.nn.Module):
-    """A model whose weights are gathered while a function runs. The layers are called from outside of the model's own
-    forward, so that is not what gathers the weights that no layer holds."""
+    """A model whose weights are gathered while a function runs: its layers are called from outside of its own forward."""
 
     def __init__(self, model: torch.nn.Module):
         super().__init__()
@@ -44,8 +42,7 @@ class ShardedPolicy(Policy):
         self._root: _Root | None = None
 
     def shard(self, optimizers: Iterable[torch.optim.Optimizer], modules: Iterable[torch.nn.Module]) -> None:
-        """Shard the model and what is trained beside it, in place, layer by layer. The optimizers, which have no state
-        yet, go on with the shards."""
+        """Shard the model and what is trained beside it in place, layer by layer; fresh optimizers continue with the shards."""
         self._root = _Root(self.model)
         _shard([self._root, *(m for m in modules if list(m.parameters()))], optimizers)
 
@@ -98,8 +95,7 @@ def _shard(roots: list[torch.nn.Module], optimizers: Iterable[torch.optim.Optimi
 
 
 def gather_state(state: Any) -> Any:
-    """A state with its shards put together, on the CPU of the first process; the others, which must call this too, get None
-    in their place."""
+    """Put a state's shards together on the CPU of the first process; the others must call this too and get None."""
     if isinstance(state, DTensor):
         tensor = state.full_tensor()
         return None if rank() else tensor.cpu()

@@ -32,16 +32,13 @@ def read_config(path_or_id: str | Path, **options: Any) -> PreTrainedConfig:
 
 
 def convert(path: str | Path) -> Path:
-    """The folder, in Hugging Face's format, of a model in a GGUF file. The first call makes it, with a progress bar; later
-    ones find it in the cache by the file's path, size and time of change.
+    """Convert a GGUF file once into a folder of the cache in Hugging Face's format, in float32; return that folder.
 
-    Quantised weights are written out as float32, which holds each of them exactly; so the folder takes four bytes a
-    parameter.
+    The cache key is the file's path, size and modification time.
 
     Raises:
         ImportError: the package gguf is not installed.
-        ValueError: there is no such file, it is no GGUF file, transformers does not know its architecture, it has no chat
-            template, or the cache cannot be written to.
+        ValueError: no readable GGUF file of a known architecture with a chat template, or the cache is not writable.
     """
     path = Path(path).absolute()
     if not path.is_file():

@@ -1,5 +1,4 @@
-"""The forward pass without the head: in bfloat16, over prefix trees, and with activations that are recomputed, so that a
-larger model fits into the same memory."""
+"""The forward pass without the head: in bfloat16, over prefix trees, with gradient checkpointing."""
 
 import warnings
 from collections.abc import Iterator
@@ -17,8 +16,7 @@ from trainers.trajectory import Batch, Sequence, collate_sequences
 
 
 def has_bfloat16_products(device: str | torch.device) -> bool:
-    """Whether a processor has matrix products in bfloat16. In one without, PyTorch's are loops, 80 times as slow as those in
-    float32."""
+    """Whether a processor has matrix products in bfloat16; without, PyTorch's loops are 80 times as slow as float32."""
     if torch.device(device).type != "cpu":
         return True
     return torch.backends.mkldnn.is_available() and torch.ops.mkldnn._is_mkldnn_bf16_supported()
@@ -39,11 +37,10 @@ def round_frozen(model: PreTrainedModel) -> None:
 
 
 def recompute_activations(model: PreTrainedModel) -> None:
-    """Gradient checkpointing (Chen et al. 2016): of each layer only the input is kept, and the layer runs once more in
-    the backward pass. Takes effect in `compute_hidden_states`.
+    """Turn on gradient checkpointing (Chen et al. 2016) in `compute_hidden_states`.
 
     Raises:
-        ValueError: the model has no layers that can do so.
+        ValueError: the model has no layers that support it.
     """
     enable = getattr(model, "activation_checkpointing_enable", None) or model.gradient_checkpointing_enable
     # Nothing in a layer is random, and another thread may be sampling: its generator must not be set back.
@@ -59,15 +56,13 @@ HiddenStates = tuple[torch.Tensor, torch.Tensor]
 def compute_hidden_states(
     backbone: torch.nn.Module, batch: Batch, dtype: torch.dtype, tree_attention: str
 ) -> HiddenStates:
-    """The last hidden states of a model without its head, run in ``dtype``.
+    """Compute the last hidden states of a model without its head, in ``dtype``.
 
     Args:
-        tree_attention: how rows with common prefixes are run as trees, by `choose_tree_attention`; "" runs each row by
-            itself.
+        tree_attention: by `choose_tree_attention`; "" runs each row by itself.
 
     Returns:
-        float32 [N, H], one for each node of the trees, or without trees for each token; and the node of each of the
-        batch's tokens, int64 [B, T], 0 for padding.
+        float32 [N, H], one for each node of the trees or token; and the node of each token, int64 [B, T], 0 for padding.
     """
     always, token_cost = tree_attention in ("packed", "rows"), token_cost_of(tree_attention)
     trees = None if token_cost is None else build_trees(batch, always, token_cost)
@@ -91,7 +86,7 @@ def compute_hidden_states(
 
 
 def token_cost_of(tree_attention: str) -> int | None:
-    """The cost of a token in `prefix_trees.group_by_prefix` where trees are run in this way; None where none are."""
+    """Return the token cost of `prefix_trees.group_by_prefix` for this tree attention; None without trees."""
     if not tree_attention:
         return None
     return row_attention.TOKEN_COST if tree_attention == "rows" else TOKEN_COST
@@ -100,9 +95,7 @@ def token_cost_of(tree_attention: str) -> int | None:
 class ForwardTokenMeter:
     """Counts the tokens that go through a model without its head, padding included, from `start` to `stop`.
 
-    Every forward pass of these layers counts: that of a critic that shares them, of an engine that runs them by the
-    library, and the trial passes of `choose_tree_attention` at the first use of `Policy.tree_attention`. Start it after
-    those that should not. Passes of copies, and what gradient checkpointing recomputes, do not count.
+    Trial passes of `choose_tree_attention` count, passes of copies and recomputed activations do not.
     """
 
     def __init__(self, backbone: torch.nn.Module):
@@ -128,10 +121,11 @@ class ForwardTokenMeter:
 
 
 def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torch.dtype) -> str:
-    """How a model can run prefix trees: "packed" into one row, on a GPU; "rows", layers over nodes and attention over rows,
-    on a CPU for a model of some width; "masked", with an attention mask; or "", not at all, as with some kinds of attention
-    and of positions. Found by comparison with single sequences, on trees made of these ids; for "packed" they are longer,
-    and for it and "rows" gradients are compared too."""
+    """Choose how a model runs prefix trees, by comparison with single sequences made of these ids.
+
+    "packed" into one row, on a GPU; "rows", layers over nodes and attention over rows, for a wide model on a CPU; "masked",
+    with an attention mask; "" not at all. For "packed" and "rows" gradients are compared too.
+    """
     config = _text_config(backbone)
     kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
     if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
@@ -164,9 +158,9 @@ def _text_config(backbone: torch.nn.Module) -> PreTrainedConfig:
 def _find_difference(
     backbone: torch.nn.Module, starts: list[list[int]], device: torch.device, dtype: torch.dtype, tree_attention: str
 ) -> str | None:
-    """Why trees, each of a sequence and of its first half twice, do not give what single sequences give; None if they do.
+    """Say why trees, each of a sequence and of its first half twice, differ from single sequences; None if they agree.
 
-    Compared are hidden states and, where they are on, their gradients by some of the weights.
+    Compares hidden states and, where enabled, gradients of some weights.
     """
     rows = [row for start in starts for row in (start, start[: len(start) // 2] * 2)]
     sequences = [Sequence(ids=r, mask=[False] * len(r), logprobs=[0.0] * len(r), rewards=[0.0] * len(r)) for r in rows]
@@ -205,8 +199,7 @@ def _checkpointed_layers(model: torch.nn.Module) -> list[torch.nn.Module]:
 
 @contextmanager
 def _recompute_in_training(backbone: torch.nn.Module) -> Iterator[None]:
-    """The library recomputes activations only in training mode, which also turns dropout on. So the layers themselves are
-    put into training mode here, and the modules in them, dropout among them, are not."""
+    """Put only the layers into training mode, where the library recomputes activations, not the dropout inside them."""
     layers = _checkpointed_layers(backbone) if torch.is_grad_enabled() else []
     modes = [layer.training for layer in layers]
     try:

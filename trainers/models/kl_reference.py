@@ -12,11 +12,9 @@ from trainers.trajectory import Batch
 
 
 def adaptive_kl_coef(coef: float, kl: float, target: float, rate: float = 0.1) -> float:
-    """β ← β (1 + K clip(KL / target − 1, −.2, .2)): the controller of Ziegler et al. (2019, section 2.2).
+    """β ← β (1 + K clip(KL / target − 1, −.2, .2)): the controller of Ziegler et al. (2019, section 2.2); ``rate`` is K.
 
-    Args:
-        kl: mean KL to the reference, measured on this update's batch, in the unit of ``target``.
-        rate: K, at most 2 % a step with the paper's .1.
+    ``kl`` is the mean KL of this batch to the reference, in the unit of ``target``.
     """
     if not target > 0:
         raise UserError(f"the KL target must be above 0, got {target}")
@@ -26,11 +24,8 @@ def adaptive_kl_coef(coef: float, kl: float, target: float, rate: float = 0.1) -
 class KLPenalty(torch.nn.Module):
     """β KL(π ‖ π_ref), estimated token by token (Schulman 2020). π_ref is the policy as it is when this is made.
 
-    k1 goes into the reward, where it needs no gradient of its own; k2 and k3 into the loss, where k1's gradient would
-    be zero in expectation. A module, so that a checkpoint keeps β where it is steered.
-
-    Args:
-        policy: whose frozen copy is the reference; its weights are no part of this module.
+    k1 goes into the reward, k2 and k3 into the loss, where k1's gradient would be zero in expectation. A module, so that a
+    checkpoint keeps an adapted β; the reference's weights are no part of it.
     """
 
     coef: torch.Tensor
@@ -42,13 +37,13 @@ class KLPenalty(torch.nn.Module):
         self.register_buffer("coef", torch.tensor(args.kl_coef, dtype=torch.float64))
 
     def add_reference(self, batch: Batch, valid: torch.Tensor) -> dict[str, float]:
-        """Before the gradient steps on a batch: ``batch.reference_logprobs``; with k1, the penalty into ``batch.rewards``.
+        """Set ``batch.reference_logprobs`` before the gradient steps; with k1, put the penalty into ``batch.rewards``.
 
         Args:
-            valid: bool [N]; the other trajectories ended in error, and the KL is not measured on them.
+            valid: bool [N]; the KL is not measured on the other trajectories, which ended in error.
 
         Returns:
-            The KL in nats a token, and the β of this batch.
+            The KL in nats a token and this batch's β.
         """
         args = self._args
         reference = compute_logprobs(self._reference, batch, args.temperature, args.max_tokens_per_micro_batch)

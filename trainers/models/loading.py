@@ -34,10 +34,9 @@ def episodes_at_once() -> int:
 
 
 def set_matmul_precision(model: PreTrainedModel, dtype: str) -> None:
-    """On a GPU, beside layers in bfloat16, run the float32 products, which are those of the head, in TF32: it has more
-    digits than bfloat16 and is several times as fast. Holds for the whole process, until a model is to run in float32.
+    """Run the float32 products beside bfloat16 layers on a GPU, those of the head, in TF32; holds for the whole process.
 
-    Not where the library computes the angles of the rotary embedding by a matrix product: those need all of their digits.
+    Not if the library computes the rotary angles by a matrix product, which needs all digits.
     """
     torch.set_float32_matmul_precision("highest")
     if dtype != "bfloat16" or model.device.type != "cuda":
@@ -66,21 +65,18 @@ def load_policy(
     path_or_id: str | Path, device: str | None = None, dtype: str = "float32", lora_rank: int = 0, lora_alpha: int = 32,
     base_model: str | Path | None = None,
 ) -> Policy:  # fmt: skip
-    """Any causal language model with a chat template that transformers reads, or a LoRA adapter of one.
+    """Load a causal language model with a chat template that transformers reads, or a LoRA adapter of one.
 
-    Weights that can be trained are float32: in bfloat16, with 8 bits of precision, an update of lr 1e-6 is rounded away.
+    Trainable weights are float32: in bfloat16 an update of lr 1e-6 is rounded away.
 
     Args:
         path_or_id: a folder in Hugging Face's format, a GGUF file or a hub id.
-        dtype: "bfloat16" runs the layers in it, and stores in it the linear layers that an adapter leaves frozen; on a
-            processor without such products they run in float32, and a line says so.
-        lora_rank: of a new adapter that is put on the model; 0 for none.
-        lora_alpha: the adapter's output is scaled by ``lora_alpha / lora_rank``.
-        base_model: what an adapter in ``path_or_id`` is put on, in place of the model that it names.
+        dtype: "bfloat16" runs the layers in it and stores frozen linear layers in it, if the processor supports it.
+        lora_rank: of a new adapter; 0 for none. Its output is scaled by ``lora_alpha / lora_rank``.
+        base_model: the base of the adapter in ``path_or_id``, instead of the one that it names.
 
     Raises:
-        ValueError: there is no such model; it is an adapter already and ``lora_rank`` asks for another, or none and
-            ``base_model`` is given; its base is not here; or a weight is NaN or infinite.
+        ValueError: there is no such model or base; ``lora_rank`` with an adapter, ``base_model`` without one; NaN weights.
     """
     device = device or default_device()
     base = _find_base(path_or_id, base_model)
@@ -142,8 +138,7 @@ def _to_folder(path_or_id: str | Path) -> str:
 
 @torch.no_grad()
 def _align(model: PreTrainedModel) -> None:
-    """Copy weights that lie at other addresses than PyTorch's own, as those read from safetensors do: kernels on a CPU add
-    in another order there, and a model would give other numbers after a save."""
+    """Copy weights that are not 64-byte aligned, as from safetensors: CPU kernels would round otherwise after a save."""
     for parameter in model.parameters():
         if parameter.device.type == "cpu" and parameter.data_ptr() % 64:
             parameter.data = parameter.data.clone()
@@ -156,8 +151,7 @@ def _has_tokenizer(path_or_id: str) -> bool:
 
 
 def _load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
-    """The tokenizer exactly as tokenizer.json has it. AutoTokenizer decides by the model type and would silently
-    replace the word-level tokenizer of a Qwen2-architecture model by Qwen's own byte-level one."""
+    """Load the tokenizer as tokenizer.json has it: AutoTokenizer would replace a word-level one by the model type's own."""
     try:
         return PreTrainedTokenizerFast.from_pretrained(path_or_id)
     except (OSError, ValueError):  # no tokenizer.json: a slow tokenizer

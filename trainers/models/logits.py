@@ -9,8 +9,7 @@ MAX_LOGITS = 2**24  # that are held at once, and again in the backward pass: 64 
 
 
 def compute_logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
-    """Float32 logits [..., V] of hidden states [..., H], whatever the layers ran in: bfloat16 knows no number between 20
-    and 20.125."""
+    """Compute float32 logits [..., V] of hidden states [..., H], whatever the layers ran in."""
     with torch.autocast(hidden.device.type, enabled=False):
         return head(hidden.float())
 
@@ -23,9 +22,7 @@ def token_logprobs(
     temperature: float = 1.0,
     entropy_gradient: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Log-probability of each token, and entropy where it was drawn.
-
-    Where there are more than `MAX_LOGITS`, they are computed in parts, and once more in the backward pass.
+    """Compute the log-probability of each token and the entropy of each distribution, `MAX_LOGITS` logits at a time.
 
     Args:
         head: hidden states [n, H] to logits [n, V].

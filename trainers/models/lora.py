@@ -1,7 +1,6 @@
 """LoRA (Hu et al. 2021): the model is frozen, and beside each of its linear layers two low-rank matrices are trained.
 
-The adapter is put into the model in place (`peft` by way of `transformers`), so the model keeps its class, and saving it
-writes a folder that peft, transformers and vLLM load as an adapter of its base.
+The adapter is put into the model in place, so the model keeps its class and is saved as peft's adapter of its base.
 """
 
 import copy
@@ -24,32 +23,19 @@ _PREFIX = "base_model.model."  # before every name in a saved adapter
 
 
 def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
-    """Freeze the model and put a new adapter beside all its linear layers but the head. The adapter's second matrices
-    start at zero: nothing changes until it is trained.
-
-    Raises:
-        ImportError: peft is not installed.
-    """
+    """Freeze the model and put a new adapter beside all its linear layers but the head. Raises ImportError without peft."""
     peft = _peft()
     _inject(model, peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"))
 
 
 def add_saved_lora(model: PreTrainedModel, path_or_id: str | Path) -> None:
-    """The same with an adapter that was trained before.
-
-    Raises:
-        ImportError: peft is not installed.
-    """
+    """Freeze the model and put a saved adapter into it. Raises ImportError without peft."""
     _inject(model, _peft().PeftConfig.from_pretrained(str(path_or_id)))
     load_lora_weights(model, path_or_id)
 
 
 def load_lora_weights(model: PreTrainedModel, path_or_id: str | Path) -> None:
-    """Overwrite the weights of the model's adapter by those of a saved one of the same shape.
-
-    Raises:
-        ValueError: the saved adapter is for other layers, or holds NaN or infinity.
-    """
+    """Overwrite the weights of the model's adapter by a saved one's. Raises ValueError for other layers, NaN or infinity."""
     peft = _peft()
     saved = peft.utils.load_peft_weights(str(path_or_id), device="cpu")
     check_finite(saved.items(), path_or_id)
@@ -72,8 +58,7 @@ def name_base_model(model: PreTrainedModel, name: str) -> None:
 
 
 def find_base_model(path_or_id: str | Path) -> str | None:
-    """The folder or hub id of the model that a saved adapter was trained on, "" where it does not name it; None for a model that
-    is no adapter."""
+    """Return what a saved adapter was trained on, "" if it does not say, None for a model that is no adapter."""
     if find_adapter_config_file(str(path_or_id)) is None:
         return None
     return _peft().PeftConfig.from_pretrained(str(path_or_id)).base_model_name_or_path or ""
@@ -90,8 +75,7 @@ def copy_trainable(obj: T, model: torch.nn.Module) -> T:
 
 
 def make_reference(policy: Policy) -> Policy:
-    """A frozen copy of the policy as it is now, for a KL penalty. With LoRA only the adapter is copied; to switch it off
-    would be cheaper, but gives the base model, which is not where a run that continues an adapter started."""
+    """Copy the policy as it is now, frozen, for a KL penalty; with LoRA only the adapter is copied."""
     reference = copy_trainable(policy, policy.model)
     reference.model.requires_grad_(False)
     if policy.dtype == torch.bfloat16:
@@ -100,10 +84,10 @@ def make_reference(policy: Policy) -> Policy:
 
 
 def merged_weight(module: torch.nn.Module) -> tuple[torch.Tensor, torch.Tensor | None]:
-    """The weight of a linear layer, its active adapters added in float32 unless peft has merged them already; and its bias.
+    """Return a linear layer's weight with its active adapters added in float32, and its bias.
 
     Raises:
-        TypeError: a layer of another kind, or another adapter than plain LoRA.
+        TypeError: a layer of another kind, or an adapter that is not plain LoRA.
     """
     if type(module) is torch.nn.Linear:
         return module.weight, module.bias

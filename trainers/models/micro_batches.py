@@ -12,11 +12,10 @@ from trainers.trajectory import Batch
 
 
 def split_rows(batch: Batch, max_tokens: int, token_cost: int | None = TOKEN_COST) -> list[torch.Tensor]:
-    """The rows of a batch in parts, int64 [b] each; every row is in exactly one part.
+    """Split the rows of a batch into parts of at most ``max_tokens`` tokens, padding included; int64 [b] each.
 
-    Rows that share a prefix stand side by side (`trainers.models.prefix_trees`), the longest first. No part, padding
-    included, has more than ``max_tokens`` tokens; one row alone may exceed it. ``token_cost``: see `group_by_prefix`; None
-    for a model that runs each row by itself.
+    Rows that share a prefix stand side by side, the longest first. One row alone may exceed the limit. ``token_cost``: see
+    `group_by_prefix`; None for a model that runs each row by itself.
     """
     ids = strip_padding(batch)
     alone = (([(row, 0)], len(own)) for row, own in enumerate(ids))
@@ -36,10 +35,10 @@ def split_rows(batch: Batch, max_tokens: int, token_cost: int | None = TOKEN_COS
 def split_rows_of_rank(
     batch: Batch, max_tokens: int, token_cost: int | None = TOKEN_COST
 ) -> list[tuple[torch.Tensor, bool]]:
-    """The parts of this process, of a batch that all processes hold; and whether each counts.
+    """Return this process's parts of a batch that all processes hold, and whether each counts.
 
-    All processes pass through a sharded model at once. So where another process has more parts, this one passes a row
-    that counts for nothing. Each process gets about as many tokens, and neighbours: attempts at a question share a prefix.
+    All processes pass through a sharded model at once, so those with fewer parts add rows that count for nothing. Each gets
+    about as many tokens, and neighbours, which share prefixes.
     """
     rank, world_size = distributed.rank(), distributed.world_size()
     if world_size == 1:
@@ -56,12 +55,11 @@ def split_rows_of_rank(
 def micro_batches(
     batch: Batch, rows: torch.Tensor, max_tokens: int, token_cost: int | None = TOKEN_COST
 ) -> Iterator[tuple[Batch, float]]:
-    """Some rows of a batch in parts for a forward and backward pass (gradient accumulation), for a model with this
-    ``token_cost``.
+    """Split rows of a batch into parts for gradient accumulation.
 
     Yields:
-        Each part, and what its loss is to be multiplied by: 1 with one process. FSDP averages gradients over the processes,
-        and ours are a sum: so with several it is their number, or 0 for a part that only keeps them in step.
+        Each part and the factor of its loss: FSDP averages gradients and ours are a sum, so it is the number of processes,
+        or 0 for a part that only keeps them in step.
     """
     if not len(rows):
         return
@@ -74,8 +72,7 @@ def micro_batches(
 def map_parts(
     function: Callable[[Batch], torch.Tensor], batch: Batch, max_tokens: int, token_cost: int | None = TOKEN_COST
 ) -> torch.Tensor:
-    """What ``function`` gives for each row, float [B, T], without a gradient and in parts of at most ``max_tokens``.
-    All processes must call it with the same batch."""
+    """Compute ``function`` of each row, float [B, T], without a gradient; all processes must pass the same batch."""
     found = torch.zeros_like(batch.logprobs)
     for rows, counts in split_rows_of_rank(batch, max_tokens, token_cost):
         part = batch[rows]
@@ -91,10 +88,9 @@ def compute_logprobs(policy: Policy, batch: Batch, temperature: float, max_token
 
 
 def remove_mask(batch: Batch, policy: Policy, temperature: float, max_tokens: int) -> Batch:
-    """The batch without an action mask, for the paper's ablation (Agent-R1, table 3).
+    """Return the batch without an action mask, for the paper's ablation (Agent-R1, table 3).
 
-    From the first sampled token on, observations count as sampled. An observation belongs to the turn before it, and its
-    log-probabilities are the policy's own.
+    From the first sampled token on, observations count as sampled in the turn before, with the policy's log-probabilities.
     """
     columns = torch.arange(batch.mask.shape[1], device=batch.mask.device)
     first = torch.where(batch.mask, columns, batch.mask.shape[1]).min(1).values

@@ -23,12 +23,9 @@ from trainers.trajectory import Batch
 
 
 class Policy(ChatTokens):
-    """Token ids in, token ids and log-probabilities out.
+    """Token ids in, token ids and log-probabilities out; a conversation is built from ids (`ChatTokens`).
 
-    A conversation is built from ids, as `ChatTokens` says: nothing sampled is ever decoded and encoded again.
-
-    Args:
-        dtype: what the layers run in, when sampling and when training alike; bfloat16 or float32.
+    ``dtype``: bfloat16 or float32, what the layers run in for sampling and training alike.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -68,8 +65,7 @@ class Policy(ChatTokens):
 
     @property
     def max_length(self) -> float:
-        """Tokens of the longest conversation that the model can read turn by turn: its positions, stretched as its
-        configuration says, and not where that depends on the length; ``math.inf`` where it sets no limit."""
+        """Tokens of the longest conversation that the model reads, by positions and rope scaling; ``math.inf`` if unlimited."""
         config = self.model.config.get_text_config()
         positions = getattr(config, "max_position_embeddings", None) or math.inf
         rope = getattr(config, "rope_parameters", None) or {}
@@ -107,17 +103,12 @@ class Policy(ChatTokens):
     def logprobs(
         self, batch: Batch, temperature: float = 1.0, entropy_gradient: bool = False, states: HiddenStates | None = None
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Log-probability and entropy of each action token.
+        """Compute log-probability and entropy of each action token, over prefix trees; observations cost no logits.
 
-        Rows that begin alike are run as trees (`trainers.models.prefix_trees`), and the vocabulary is only projected to where an
-        action token is next; observation tokens cost no logits.
-
-        Args:
-            states: `hidden_states` of the batch, where they are known already.
+        ``states``: `hidden_states` of the batch, if already known.
 
         Returns:
-            Two float32 [B, T] tensors, zero where the mask is 0; the second one has a gradient only where
-            ``entropy_gradient`` asks for it.
+            Two float32 [B, T] tensors, zero where the mask is 0; the second has a gradient only with ``entropy_gradient``.
         """
         hidden, node_index = self.hidden_states(batch) if states is None else states
         target_mask = batch.mask[:, 1:]
@@ -133,12 +124,7 @@ def _scatter(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 def check_finite(tensors: Iterable[tuple[str, torch.Tensor]], where: object) -> None:
-    """Raise a ValueError that names the first of these tensors that holds NaN or infinity.
-
-    Args:
-        tensors: with their names; those of integers are finite. Of one that is sharded, this process's part is looked at.
-        where: what they belong to, for the message.
-    """
+    """Raise a UserError naming the first tensor with NaN or infinity; of a sharded one, this process's part is checked."""
     named = [(name, _local(tensor)) for name, tensor in tensors if tensor.is_floating_point()]
     if not named:
         return

@@ -1,9 +1,7 @@
 """Sequences with common prefixes, run through a model as prefix trees.
 
-Attempts at one question share their prompt, and often whole turns with their observations. A causal model gives a token
-the same hidden state wherever the same tokens precede it. So a shared prefix is computed once, and followed by all of its
-continuations, where each token attends to its own ancestors only. Hidden states and gradients are those of the single
-sequences.
+A causal model gives a token the same hidden state wherever the same tokens precede it. So a shared prefix is computed
+once, and each token of its continuations attends to its own ancestors only. Gradients are those of single sequences.
 """
 
 import itertools
@@ -45,15 +43,14 @@ class PrefixTrees:
 def group_by_prefix(
     ids: list[list[int]], max_tokens: float = float("inf"), token_cost: int = TOKEN_COST
 ) -> Iterator[tuple[list[tuple[int, int]], int]]:
-    """Group sequences into trees: those that cost less together than apart.
+    """Group sequences into trees where they cost less together than apart.
 
     Args:
-        max_tokens: no tree has more, unless it is a single sequence.
+        max_tokens: of a tree, unless it is a single sequence.
         token_cost: the cost of a token apart from attention, in units of one query-key pair.
 
     Yields:
-        For each tree its sequences, each with the length of the prefix that it shares with the one before it; and the
-        number of tokens of the tree.
+        A tree's sequences, each with the length of the prefix shared with the one before; and the tree's number of tokens.
     """
 
     def cost(num_tokens: int) -> int:

@@ -1,8 +1,6 @@
 """Prefix trees on a CPU: every node goes through the layers once, and attention is that of each row with itself.
 
-In a model that is wide enough nearly all of the work is in the matrix products, which see the nodes of the trees side by
-side, without padding. In attention the tokens of a row that no earlier row has are queries, and all of the row are keys. An
-update of SmolLM2-135M takes a third less processor time than with trees under a mask (docs/speed.md).
+In attention the tokens of a row that no earlier row has are queries, and all of the row are keys (docs/speed.md).
 """
 
 from dataclasses import dataclass
@@ -37,14 +35,9 @@ class Rows:
 
 
 def pack_rows(trees: PrefixTrees, lengths: torch.Tensor) -> tuple[dict[str, Any], torch.Tensor]:
-    """Put the nodes of all trees side by side, without padding.
+    """Put the nodes of all trees, of rows of ``lengths`` int64 [B], side by side without padding.
 
-    Args:
-        lengths: int64 [B], of the rows.
-
-    Returns:
-        The inputs of a model whose attention is `ATTENTION_NAME`; and the node of each of the batch's tokens, int64 [B, T],
-        0 for padding.
+    Returns the inputs of a model whose attention is `ATTENTION_NAME`, and the node of each token, int64 [B, T], 0 for padding.
     """
     nodes, node_index = trees.node_index.unique(return_inverse=True)  # padding stands for the first node, which is real
     ids, positions = trees.ids.flatten()[nodes][None], trees.positions.flatten()[nodes][None]
@@ -91,8 +84,7 @@ def row_attention(
     tree_rows: Rows | None = None,
     **kwargs: Any,
 ) -> tuple[torch.Tensor, None]:
-    """`attend_rows` where the inputs are those of `pack_rows`; PyTorch's usual attention elsewhere. Its arguments and results
-    are those of an attention function of `transformers`."""
+    """Run `attend_rows` on inputs of `pack_rows`, PyTorch's attention on others; an attention of `transformers`."""
     if tree_rows is None:
         return sdpa_attention_forward(module, query, key, value, attention_mask, scaling=scaling, **kwargs)
     # Under autocast the rotary embedding makes them float32.

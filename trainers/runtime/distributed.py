@@ -1,8 +1,7 @@
 """Several processes as one trainer, as torchrun starts them: who this one is, and how they come to agree.
 
-Every process goes through the same program. It rolls out its own episodes, and from then on all of them hold the same batch:
-only passes through a model are shared out (`trainers.models.micro_batches`, `trainers.models.fsdp`). With one process
-everything here returns what it is given. With several, all of them must call each function in the same order, except `rank`,
+Each process rolls out its own episodes; then all hold the same batch and share only passes through a model. With one
+process, everything returns what it is given. With several, all must call each function in the same order, except `rank`,
 `world_size` and `shard`.
 """
 
@@ -36,8 +35,7 @@ def world_size() -> int:
 
 @contextlib.contextmanager
 def join_processes() -> Iterator[None]:
-    """Join the processes that torchrun started, if it did, each with a GPU of its own if there are any. Inside, only the first
-    one prints. After an error a process ends by itself, and torchrun ends the others."""
+    """Join the processes that torchrun started, if any, each with its own GPU. Inside, only the first one prints."""
     started = distributed.is_torchelastic_launched() and int(os.environ["WORLD_SIZE"]) > 1
     if distributed.is_initialized() or not started:
         yield
@@ -58,8 +56,7 @@ def join_processes() -> Iterator[None]:
 
 @contextlib.contextmanager
 def first_before_others() -> Iterator[None]:
-    """Let the first process go through this alone, then the others, which find what it left in a cache. Inside, each acts as if
-    there were no other."""
+    """Let the first process go through this alone, then the others, which find what it left in a cache."""
     global _alone
     if rank():
         distributed.barrier()

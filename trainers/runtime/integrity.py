@@ -19,8 +19,7 @@ class CheckpointDamaged(UserError):
 
 
 def latest(run_folder: str | Path) -> Path | None:
-    """The latest of `run_folder/checkpoint-<step>` that is whole; those after it that are not are named on stderr. None where
-    none is."""
+    """Return the latest checkpoint that is whole, or None; warn of damaged ones after it."""
     whole, damaged = find_latest(run_folder)
     for path, reason in damaged:
         instead = f"{whole.name} is taken instead" if whole else "and there is none before it"
@@ -29,7 +28,7 @@ def latest(run_folder: str | Path) -> Path | None:
 
 
 def find_latest(run_folder: str | Path) -> tuple[Path | None, list[tuple[Path, str]]]:
-    """The latest of `run_folder/checkpoint-<step>` that is whole, or None; and those after it with what is wrong with them."""
+    """Return the latest checkpoint that is whole, or None; and those after it with their faults."""
     damaged = []
     for folder in step_folders(run_folder):
         try:
@@ -53,8 +52,7 @@ def is_checkpoint(folder: str | Path) -> bool:
 
 
 def is_written_here(folder: str | Path) -> bool:
-    """Whether a folder was written by `save`, also where its checksums are gone since. What it holds is for `verify` to check:
-    it must not pass for a plain model, whose weights nobody vouches for."""
+    """Whether `save` wrote a folder, also one whose checksums are gone: it must not pass for a plain model."""
     return is_checkpoint(folder) or (Path(folder) / STATE_FILE).is_file()
 
 

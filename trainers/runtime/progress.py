@@ -1,4 +1,4 @@
-"""What a run shows while it lasts, `Progress`, and how its numbers are written and read."""
+"""The progress of a run, `Progress`, and how its numbers are written and read."""
 
 from __future__ import annotations
 
@@ -42,12 +42,10 @@ def to_json_types(value: Any) -> Any:
 
 
 class Progress:
-    """A live line with a bar, the latest figures and the time left; a plain line now and then outside a terminal. There is
-    nothing to see before the first `update`.
+    """A live line with a bar, the latest figures and the time left; plain lines outside a terminal.
 
     Args:
-        total: where `completed` ends, in `unit`.
-        unit: "steps", or "s" for a run that is bounded by seconds.
+        total: where `completed` ends, in `unit`: "steps", or "s" for a run that is bounded by seconds.
         initial: where a resumed run begins.
     """
 
@@ -66,13 +64,9 @@ class Progress:
             self._task = self._bar.add_task(description, total=1, text="")
 
     def update(self, completed: float, share: float | None = None, **fields: float) -> None:
-        """Show how far the run is, and figures such as "train em", "held-out em", `reward` and `tokens_per_s`.
+        """Show progress and figures such as "train em", "held-out em", `reward` and `tokens_per_s`; each stays until given again.
 
-        A figure stays until it is given again, so those of an evaluation need no repeating. Scores come first, those of training
-        before the held-out ones.
-
-        Args:
-            share: of the whole that is done, where something else than ``completed`` may end it sooner.
+        ``share``: of the whole that is done, if something else than ``completed`` may end it sooner.
         """
         self._completed, self._share = completed, completed / (self._total or 1.0) if share is None else share
         self._fields |= fields

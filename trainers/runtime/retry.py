@@ -1,7 +1,6 @@
 """Tool failures: roll out again, with growing pauses, until the tools work or patience ends.
 
-A dead search server does not end an episode, it makes all of its searches fail. A batch that failed for the most part says
-nothing about the policy: it is neither learned from nor scored.
+A batch that failed for the most part says nothing about the policy: it is neither learned from nor scored.
 """
 
 import math
@@ -27,13 +26,13 @@ class ToolsFailed(signals.TrainingStopped):
 def retry_on_tool_failure(
     roll_out: Callable[[], T], failed: Callable[[T], float], minutes: float, most: float = MOST_FAILED
 ) -> T:
-    """Return what ``roll_out`` gives as soon as no more than a share ``most`` of its episodes failed. It is called again after
-    pauses of 1, 2, 4 to 60 seconds, with the random numbers of the first time: after an outage a run is what it would have
-    been without.
+    """Call ``roll_out`` until at most a share ``most`` of its episodes failed, after pauses of 1, 2, 4 to 60 seconds.
+
+    Each call gets the same random numbers: an outage does not change a run.
 
     Args:
         failed: the share of failed episodes in what was rolled out; the same in every process.
-        minutes: how long, from the first failure on. Rollouts count too: a tool that hangs takes long to fail.
+        minutes: how long, from the first failure on, rollouts included.
 
     Raises:
         ToolsFailed: it took that long, or a signal has asked the process to stop. The random state is as before.

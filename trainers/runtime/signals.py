@@ -1,7 +1,7 @@
-"""How a run ends before its last update: by a signal, or because it cannot continue.
+"""How a run ends before its last update: by a signal, or because it cannot continue. Imports no torch.
 
-SIGTERM (a scheduler's) and SIGINT (Ctrl-C) let an update in hand be finished and saved, and then end the process with status
-128 + n; a second signal ends it at once. Nothing here imports torch.
+SIGTERM and SIGINT (Ctrl-C) let an update in hand be finished and saved, and then end the process with status 128 + n; a
+second signal ends it at once.
 """
 
 import os
@@ -41,8 +41,7 @@ def received() -> int:
 
 @contextmanager
 def handle_signals() -> Iterator[None]:
-    """Inside, SIGTERM and SIGINT end the process with status 128 + n and one line: at once, or inside of `deferring` where the
-    update in hand is done. Does nothing outside of the main thread, which alone may handle signals."""
+    """Inside, SIGTERM and SIGINT end the process with status 128 + n, at once or after the update in hand (`deferring`)."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

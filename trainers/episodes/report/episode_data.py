@@ -1,8 +1,7 @@
 """The episodes of report.html: which of them go into the page, and how they are packed.
 
-Those about one question lie side by side, compressed in chunks as base64, where no markup can end early; the script of the
-page unpacks the chunk of an episode that is opened. What could move a cursor or turn the order of what is read is shown by
-number (`printable`).
+Those about one question lie side by side, compressed in chunks as base64, which cannot end markup early; the page's script
+unpacks the chunk of an episode that is opened. Texts are `printable`.
 """
 
 from __future__ import annotations
@@ -36,12 +35,12 @@ _UNREADABLE = AttributeError, LookupError, TypeError, ValueError  # what a recor
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The episodes of a page.
+    """The episodes of a page, by part.
 
     Attributes:
-        files: of each part, where its episodes are; None where it has none.
-        by_part: of each part, the fields ``_SUMMED_UP`` of all its episodes.
-        keys: of each part, those of its episodes that are in the page.
+        files: where its episodes are; None if it has none.
+        by_part: the fields ``_SUMMED_UP`` of all its episodes.
+        keys: those of its episodes that are in the page.
         newest: as in `page.write`.
     """
 
@@ -57,8 +56,7 @@ class Chosen:
 
 
 def choose(files: Sequence[Path | None], limit: int, newest: int | None = None) -> Chosen:
-    """Which episodes of these files are shown: those of the latest evaluations first, and whole questions, so that there is
-    something to put beside each other. Where only the ``newest`` bytes are read, the last ones."""
+    """Choose episodes of these files: whole questions, those behind the table first; with ``newest`` the last ones."""
     by_part: list[list[dict]] = []
     order: list[tuple] = []
     for number, file in enumerate(files):
@@ -96,8 +94,7 @@ def make_rows(episodes: Sequence[Mapping]) -> list[dict]:
 
 
 def _behind_table(episodes: Sequence[Mapping]) -> dict[str, list[Mapping]]:
-    """By agent, in the order of the file, the episodes of the closing table; where there is none yet, those of the latest
-    evaluation."""
+    """By agent, select the episodes of the closing table or, without one, of the latest evaluation."""
     agents: dict[str, dict[tuple, list[Mapping]]] = {}
     for episode in episodes:
         if episode["phase"] != "training":
@@ -124,8 +121,7 @@ class Chunk:
 
 
 def pack(chosen: Chosen) -> Iterator[Chunk]:
-    """The episodes as they go into the page. Those about one question lie side by side, which is where compression finds
-    what they share."""
+    """Pack the episodes for the page, those about one question side by side, where compression finds what they share."""
     shown = []
     questions: dict[str, int] = {}
     for number, (file, keys) in enumerate(zip(chosen.files, chosen.keys, strict=True)):
@@ -194,8 +190,9 @@ def _read_tokens(path: Path, keys: set[str], newest: int | None) -> dict[str, st
 
 
 def _make_runs(sequence: Mapping) -> list[list]:
-    """A sequence as the page shows it: [0, text, number of tokens] of what the policy read, the middle of a long text left
-    out, and [1, pieces, ids, log-probabilities, advantages] of what it sampled, None for what is not known."""
+    """Convert a sequence for the page: [0, text, number of tokens] of what the policy read, shortened, and [1, pieces, ids,
+    log-probabilities, advantages] of what it sampled, with None for unknown values.
+    """
     own, pieces = [bool(value) for value in sequence["mask"]], sequence["pieces"]
     edges = [0, *(i for i in range(1, len(own)) if own[i] != own[i - 1]), len(own)]
     runs: list[list] = []

@@ -1,8 +1,7 @@
 """The look of every figure that is drawn here.
 
-A thick line is the mean over seeds, the band around it the 95 % interval over them (Student's t), thin lines are the seeds, and a
-dashed grey line is a level to compare with. Names stand beside what they name; there is no legend to look up. Colours can be told
-apart by the colour-blind (after Okabe and Ito, 2008), and with their dashes in print without colour.
+A thick line is the mean over seeds, the band its 95 % interval (Student's t), thin lines are seeds, a dashed grey line is a
+level. Names stand beside what they name. Colours suit the colour-blind (after Okabe and Ito, 2008).
 """
 
 import textwrap
@@ -67,8 +66,7 @@ def grid(count: int) -> tuple[int, int]:
 
 
 def draw_curve(axes: Axes, xs: np.ndarray, values: np.ndarray, look: int = 0, seeds: bool = True) -> None:
-    """The mean of [seeds, points] against ``xs`` [points], its interval and, if ``seeds``, each of them. Where all values are
-    shares, the interval stays within 0 and 1."""
+    """Draw the mean of [seeds, points] against ``xs`` [points], its interval and, if ``seeds``, each of them."""
     color, dashes = LOOKS[look % len(LOOKS)]
     if len(values) > 1:
         limits = (0, 1) if values.min() >= 0 and values.max() <= 1 else (-np.inf, np.inf)
@@ -81,8 +79,7 @@ def draw_curve(axes: Axes, xs: np.ndarray, values: np.ndarray, look: int = 0, se
 
 
 def set_title(axes: Axes, title: str, columns: int, width: float = WIDTH) -> None:
-    """The title of a panel, of so many beside each other in ``width`` inches, in as many lines as it takes not to run into the
-    next one's."""
+    """Set the title of a panel, one of ``columns`` in ``width`` inches, in as many lines as keep it off the next one's."""
     text = textwrap.fill(title, max(1, int(9 * width / columns)), break_long_words=False)
     axes.set_title(text, loc="left", weight="bold")
 
@@ -93,8 +90,7 @@ def draw_level(axes: Axes, value: float) -> None:
 
 
 def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
-    """Write each (value, name, colour) beside its value at the right edge, moved apart where two would overlap, with a short line
-    from one to other. Call it when the limits of y are set."""
+    """Write each (value, name, colour) beside its value at the right edge, moved apart. Set the limits of y first."""
     low, high = axes.get_ylim()
     lines = max(name.count("\n") + 1 for _, name, _ in labels)
     share = 0.19 * lines / (axes.bbox.height / axes.figure.dpi)  # of the panel: a line of text takes .19 inches
@@ -114,8 +110,7 @@ def label_ends(axes: Axes, labels: Sequence[tuple[float, str, str]]) -> None:
 
 
 def draw_dots(axes: Axes, rows: Sequence[tuple[float, float | None]]) -> None:
-    """A row for each (mean, half of its interval) from the top: a dot, a line over the interval, and the value above it. The
-    interval of a share stays within 0 and 1."""
+    """Draw a row for each (mean, half of its interval) from the top: a dot, its interval and its value."""
     for place, (mean, half) in enumerate(rows):
         limits = (0, 1) if 0 <= mean <= 1 else (-np.inf, np.inf)
         ends = np.clip([mean - (half or 0), mean + (half or 0)], *limits)
@@ -142,15 +137,14 @@ def draw_learning_curve(
     metrics_files: Mapping[str, str | Path], out_png: str | Path, baselines: Mapping[str, float], key: str = "eval/em",
     x: str = "seconds", title: str = "", subtitle: str = "",
 ) -> Path:  # fmt: skip
-    """Draw a held-out metric against training: the mean over runs with its 95 % interval, each run thin, the training metric
-    in grey.
+    """Draw a held-out metric against training: the mean over runs with its interval, each run thin, training in grey.
 
     Args:
         metrics_files: a label for each run and its `metrics.jsonl`.
         out_png: the picture to write.
         baselines: scores to compare with; each is a dashed line, named at its right end.
-        key: the metric, mostly a share from 0 to 1; the training metric is "train/em" for "eval/em".
-        x: "seconds", "episodes" or "step", read from the lines that have `key`; a run without any is a ValueError.
+        key: the metric; the training metric is "train/em" for "eval/em".
+        x: "seconds", "episodes" or "step"; a run without any is a ValueError.
     """
     runs = [read_metrics(path) for path in metrics_files.values()]
     curves = [_curve(lines, x, key) for lines in runs]
@@ -195,8 +189,7 @@ def _smooth(xs: np.ndarray, ys: np.ndarray) -> Curve:
 
 
 def _common(curves: Sequence[Curve]) -> tuple[np.ndarray, np.ndarray]:
-    """The x where every curve is defined, and their values there, [curves, x]: further on, a curve that ends early would show as
-    a jump of the mean."""
+    """Return the x where every curve is defined, and their values there, [curves, x]."""
     low, high = max(xs[0] for xs, _ in curves), min(xs[-1] for xs, _ in curves)
     shared = np.unique(np.concatenate([[low], *(xs[(xs >= low) & (xs <= high)] for xs, _ in curves)]))
     return shared, np.array([np.interp(shared, xs, ys) for xs, ys in curves])

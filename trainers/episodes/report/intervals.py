@@ -18,11 +18,9 @@ def mean_and_half(values: Sequence[float]) -> tuple[float, float | None]:
 
 
 def bootstrap(values: np.ndarray, samples: int = 4000) -> tuple[float, float, float]:
-    """The mean of ``values`` [seeds, questions], and its 95 % percentile interval.
+    """Compute the mean of ``values`` [seeds, questions], and its 95 % percentile interval.
 
-    Seeds and questions are drawn again, with replacement, each for itself (the pigeonhole bootstrap, Owen 2007): a question
-    that is hard is so for every seed, and a seed that went well did on all questions. With one seed the interval is over
-    questions alone.
+    Seeds and questions are drawn again, each for itself (the pigeonhole bootstrap, Owen 2007); of one seed, only questions.
     """
     rng, (seeds, questions) = np.random.default_rng(0), values.shape
     seed_weights = rng.multinomial(seeds, np.full(seeds, 1 / seeds), samples) / seeds
@@ -33,10 +31,9 @@ def bootstrap(values: np.ndarray, samples: int = 4000) -> tuple[float, float, fl
 
 
 def paired_values(ours: Mapping[int | None, Scores], theirs: Mapping[int | None, Scores]) -> np.ndarray:
-    """What our scores are above theirs: [seeds, questions], of the seeds and questions that both have.
+    """Subtract their scores from ours: [seeds, questions], of the seeds and questions that both have.
 
-    Args:
-        ours, theirs: by seed. What no seed changes stands under None, and is compared with every seed of the other.
+    Scores are by seed; those under None depend on no seed and are compared with every seed of the other.
     """
     pairs = [(a, b) for a in ours for b in theirs if a == b or a is None or b is None]
     if not pairs:

@@ -1,11 +1,8 @@
-"""report.html: runs and evaluations as one page that needs nothing else, neither a server nor a network.
+"""report.html: runs and evaluations as one page that needs neither a server nor a network.
 
-The page holds the table, the curves, the settings, the monitor's words and the episodes. `write` reads what a folder holds
-and fills the template of ``page/``; ``page/report.js`` shows it.
-
-Texts of episodes come from models and tools. They go into the page as compressed JSON in base64, where no markup can end
-early, and the script shows them as text, never as markup. What could move a cursor or turn the order of what is read is
-shown by number (`printable`). A content security policy lets the page's own scripts run and nothing be fetched.
+`write` reads a folder and fills the template of ``page/``; ``page/report.js`` shows it. Texts of models and tools go into
+the page as compressed JSON in base64 and are shown as text, never as markup. A content security policy lets only the
+page's own scripts run and nothing be fetched.
 """
 
 from __future__ import annotations
@@ -47,11 +44,10 @@ def write(
     Args:
         sources: folders of runs or evaluations, or files of episodes or metrics.
         out: the page; a file of that name is replaced in one step.
-        episodes: how many at most: those behind the table come first, then those of as many questions as fit, whole. 0 is
-            all.
+        episodes: how many at most, whole questions, those behind the table first; 0 is all.
         summary: of a run that has not written its own yet.
         unfinished: how far that run is, such as "12 of 50 updates".
-        newest: of each file of episodes, read this many bytes at its end alone.
+        newest: read only this many bytes at the end of each file of episodes.
 
     Raises:
         ValueError: a source holds neither a table nor metrics nor episodes.
@@ -76,15 +72,10 @@ def write(
 
 
 def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") -> dict[str, Any]:
-    """What a folder or a file says of one run or evaluation, for the page.
+    """Read what the page shows of one run or evaluation, a folder or a file. Raises UserError if it holds nothing of that.
 
-    Returns:
-        ``rows`` of the table ([] where only the episodes know), ``env``, ``source``, ``score``, ``settings``, ``command``,
-        ``symptoms``, ``notes`` (what the reader should know before believing a number), ``metrics`` by column, and
-        ``episodes_file`` (None where there is none).
-
-    Raises:
-        ValueError: nothing of that is there.
+    Among it: ``rows`` of the table ([] if only the episodes know), ``notes`` (what to know before believing a number),
+    ``metrics`` by column, and ``episodes_file`` or None.
     """
     if not path.exists():
         raise UserError(f"{path} does not exist: give the folder of a run or an evaluation, or an episodes.jsonl")
@@ -154,8 +145,7 @@ def _title(parts: Sequence[Mapping]) -> str:
 
 
 def _table(part: Mapping) -> dict:
-    """The table of a part: headings, and rows with cells; the interval is drawn on a scale that fits all rows. ``kinds`` is a
-    second one, of the score by kind of question."""
+    """Make the table of a part: headings and rows with cells; ``kinds`` is a second one, by kind of question."""
     rows, score = part["rows"], part["score"]
     every = [key for key in report.list_columns(rows) if key not in ("name", f"{score}_interval")]
     columns, kinds = ([key for key in every if report.is_kind(key) == wanted] for wanted in (False, True))

@@ -30,13 +30,7 @@ _WRAPPED = ("Agent", "Support recall")  # columns that may take two lines in a n
 
 
 def table(rows: Sequence[Mapping]) -> str:
-    """Evaluations as a Markdown table: name, em (or success, or score) and its interval (low, high), f1,
-    support_recall, turns and calls, and where there are any the share of failed episodes; with several ``samples`` of each
-    question pass@k; the paired difference to another row; tokens and their cost; and the score of each kind of question. A
-    column for which no row has a value is left out.
-
-    A value that a row lacks, or that is None, is a dash: a baseline that takes no turns has no number of turns.
-    """
+    """Format evaluations as a Markdown table of `list_columns`; a value that a row lacks, or that is None, is a dash."""
     columns = list_columns(rows)
     lines = [make_headings(columns, rows), ["---"] + ["---:"] * (len(columns) - 1)]
     lines += [[cell.replace("|", r"\|").replace("\n", " ") for cell in make_cells(row, columns)] for row in rows]
@@ -44,8 +38,7 @@ def table(rows: Sequence[Mapping]) -> str:
 
 
 def print_table(rows: Sequence[Mapping], console: Console | None = None) -> None:
-    """Print the table of `table` in the terminal. Columns that have no room beside the others come below them, behind the names
-    again."""
+    """Print the table in the terminal. Columns without room beside the others come below them, after the names again."""
     console, columns = console or Console(), list_columns(rows)
     headers, cells = (
         make_headings(columns, rows),
@@ -91,8 +84,7 @@ def write_summary(folder: str | Path, summary: Mapping) -> Path:
 
 
 def list_columns(rows: Sequence[Mapping]) -> list[str]:
-    """The columns for which any row has a value; that of failed episodes where there are any. A measure that only its task knows
-    comes before those that all may have. Those of kinds of questions come last, as "kinds/<kind>"."""
+    """List the columns for which any row has a value: the name, measures of this task alone, `HEADINGS` and "kinds/<kind>"."""
     common = [k for k in HEADINGS if any(row.get(k) is not None and (k != "failed" or row[k]) for row in rows)]
     given = dict.fromkeys(key for row in rows for key in row if row[key] is not None)
     intervals = [key for key in given if key.endswith(_INTERVAL) and key not in HEADINGS]
