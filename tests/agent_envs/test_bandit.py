@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 
 from agent_envs.games.bandit import FAMILIES, Arms, draw_arms
+from agent_envs.generators.instances import make_noise_rng
 from agent_envs.tasks.bandit import BanditEnv
 
 
@@ -89,3 +90,8 @@ def test_neither_observation_nor_info_names_the_risky_arm():
         assert info["arms"] == list(env.arms.names)
         assert "risky" not in info and observation.count(env.arms.risky) == 1
         assert env.arms.risky not in info["instructions"]
+
+
+def test_the_luck_of_an_episode_is_of_its_instance_and_its_noise_seed():
+    drawn = {make_noise_rng(instance, {"noise_seed": seed}).random() for instance in (1, 2) for seed in (0, 1)}
+    assert len(drawn) == 4

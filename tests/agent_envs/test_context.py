@@ -104,6 +104,7 @@ def test_the_token_budget_counts_what_was_read_and_written():
     env = Chat(max_tokens=47)
     env.count_tokens = len
     assert play(env, "a")[0][2:4] == (False, False)
+    assert "goes beyond the 47 tokens" in env.step("x")[0]  # none is left
 
 
 def test_a_tokenizer_from_a_folder_counts_tokens(tmp_path):

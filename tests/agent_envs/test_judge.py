@@ -6,6 +6,7 @@ import threading
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import gymnasium
+import openai
 import pytest
 
 from agent_envs.judge import Judge
@@ -130,11 +131,19 @@ def test_without_the_openai_package_it_says_what_to_install(monkeypatch):
 
 
 def test_equal_questions_are_asked_once_of_each_model(endpoint, judge):
-    endpoint.replies = ["yes", "no", "yes"]
+    endpoint.replies = ["yes", "no", "yes", "yes", "no"]
     assert [judge("Who?", ["Ann"], who) for who in ("Anne", "Bob", "Anne", "Bob")] == [1.0, 0.0, 1.0, 0.0]
     assert judge("Who else?", ["Ann"], "Anne") == 1.0 and len(endpoint.asked) == 3
     assert pickle.loads(pickle.dumps(judge))("Who?", ["Ann"], "Bob") == 0.0 and len(endpoint.asked) == 3
     assert Judge(endpoint.url, "large")("Who?", ["Ann"], "Bob") == 1.0 and endpoint.asked[-1]["model"] == "large"
+    assert judge("Who?", ["Cal"], "Bob") == 0.0 and len(endpoint.asked) == 5  # another reference answer
+
+
+def test_the_client_waits_as_long_as_it_is_told(endpoint, monkeypatch):
+    seen, make = [], openai.OpenAI
+    monkeypatch.setattr(openai, "OpenAI", lambda **options: seen.append(options) or make(**options))
+    Judge(endpoint.url, "small", timeout=7.0)("Who is it?", ["Ann"], "Anne")
+    assert seen[0]["timeout"] == 7.0
 
 
 def test_nothing_is_not_asked_about(endpoint, judge):

@@ -33,6 +33,14 @@ def test_an_episode_is_that_of_the_task():
     assert set(info["reward_terms"]) == {"box", "solved", "move", "invalid"} and info["task"] == "AgentR1/Sokoban-v0"
 
 
+def test_the_return_of_a_task_is_that_of_all_turns():
+    env, paid = MixtureEnv({"AgentR1/Sokoban-v0": {"weight": 1, "kwargs": {"max_turns": 3}}}), 0.0
+    env.reset(seed=3)
+    for _ in range(3):
+        paid += env.step("nothing")[1]
+    assert paid < 0 and env.statistics["AgentR1/Sokoban-v0"]["return"] == pytest.approx(paid)
+
+
 def test_stop_strings_are_those_of_all_tasks():
     env = MixtureEnv({"AgentR1/Bandit-v0": 1, "AgentR1/MiniWiki-Easy-v0": 1})
     assert set(env.stop) == {"</answer>", "</search>"}

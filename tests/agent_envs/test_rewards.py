@@ -117,8 +117,9 @@ def test_weights_go_over_the_defaults():
         "answer": (1.0, AtEnd(Metric("em"))),
         "progress": (0.2, Shaping("support_recall")),
     }
-    own = Reward(x=(1.0, PerTurn()))
+    own = Reward(x=(1.0, Gate(PerTurn(), AtLeast(Shaping("p"), 0.1))))
     assert make_reward(own, default) is own
+    assert own.with_gamma(0.5)["x"] == (1.0, Gate(PerTurn(), AtLeast(Shaping("p", 0.5), 0.1)))
 
 
 def played(preset, actions, gold="Zug"):

@@ -152,6 +152,10 @@ def test_like_is_that_of_sqlite(database, pattern):
 def test_results_name_their_tables_and_are_cut(database):
     found = database.query("SELECT p.name FROM pets p, walks w, walks v, walks u, walks t, walks s")
     assert found.tables == {"pets", "walks"} and len(found.rows) == 50 and found.more and "first 50 rows" in str(found)
+    assert not Database("CREATE TABLE t (x)", {"t": [(x,) for x in range(50)]}).query("SELECT x FROM t").more
+    with pytest.raises(QueryError, match="LIKE takes too long"):
+        days = "walks u, walks v, walks w WHERE u.day || v.day || w.day"
+        database.query(f"SELECT 1 FROM {days} || '{'a' * 900}' LIKE '%{'a' * 450}b'")
     assert str(database.query("SELECT name, weight FROM pets WHERE id < 3")) == "name | weight\nRex | 12.5\nTom | NULL"
     assert str(database.query("SELECT id FROM pets WHERE id > 9")) == "id\n(no rows)"
     assert len(str(database.query(f"SELECT '{'a' * 900}' AS a"))) < 300
@@ -284,7 +288,7 @@ def make(**arguments):
 
 
 def test_rewards_to_the_number():
-    env = make()
+    env = make(max_turns=7)
     orders = env.question.golds[0]
     said, reward, *_ = env.step("<schema></schema>")
     assert "CREATE TABLE order_items" in said and f"orders: {orders}" in said and reward == 0.0
@@ -294,6 +298,7 @@ def test_rewards_to_the_number():
     assert reward == pytest.approx(-0.1) and info["progress"] == 0.25  # what an earlier turn has read still counts
     said, reward, *_ = env.step("<query>SELECT COUNT(*) AS n FROM orders</query>")
     assert f"n\n{orders}" in said and reward == pytest.approx(0.3 * 0.75)
+    assert env.step("<query>SELECT 1 FROM products</query>")[4]["progress"] == 1.0  # what was found stays found
     _, reward, terminated, truncated, info = env.step(f"<answer>{orders}</answer>")
     assert reward == pytest.approx(1.0 + 0.05 - 0.3) and (terminated, truncated) == (True, False)
     assert info["success"] == 1.0 and info["golds"] == [str(orders)] and info["prediction"] == str(orders)

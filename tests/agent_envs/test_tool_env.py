@@ -107,7 +107,7 @@ def test_too_many_calls_in_a_turn_are_not_made(game):
 
 
 def test_a_call_that_a_tool_failure_lost_was_not_made_and_is_no_invalid_turn():
-    working = [False, True, True]
+    working = [False, True, True, True, True]
 
     def look(text: str) -> str:
         """looks."""
@@ -118,10 +118,12 @@ def test_a_call_that_a_tool_failure_lost_was_not_made_and_is_no_invalid_turn():
     rewards = {"repeat": (-0.25, Repeat()), "invalid": (-0.5, Invalid())}
     env = GuessNumber((FunctionTool(look),), rewards=rewards)
     env.reset(seed=0)
-    steps = [env.step("<look>a</look>")[4] for _ in range(3)]
-    assert [info["reward_terms"]["repeat"] for info in steps] == [0.0, 0.0, -0.25]
-    assert [info["reward_terms"]["invalid"] for info in steps] == [0.0, 0.0, 0.0]
-    assert [info["tool_faults"] for info in steps] == [1, 0, 0]
+    steps = [env.step(f"<look>{text}</look>")[4] for text in "aaaA"]  # case counts
+    assert [info["reward_terms"]["repeat"] for info in steps] == [0.0, 0.0, -0.25, 0.0]
+    assert [info["reward_terms"]["invalid"] for info in steps] == [0.0, 0.0, 0.0, 0.0]
+    assert [info["tool_faults"] for info in steps] == [1, 0, 0, 0]
+    env.reset(seed=0)
+    assert env.step("<look>a</look>")[4]["reward_terms"]["repeat"] == 0.0  # in this episode it is new
 
 
 def test_held_out_episodes_have_seeds_that_training_never_draws():

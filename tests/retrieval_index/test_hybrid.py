@@ -20,6 +20,7 @@ def test_a_hybrid_finds_what_either_part_finds_first(passages):
         assert len(ranking) == 5
         scores = [p.score for p in ranking]
         assert scores == sorted(scores, reverse=True) and scores[0] <= 2 / 61 + 1e-6
+        assert hybrid.search(["comet harbour"], 1)[0] == hybrid.search(["comet harbour"], 5)[0][:1]  # looks as deep
 
 
 def test_parts_of_other_kinds_are_saved_too(passages, tmp_path):

@@ -283,7 +283,7 @@ def test_policy_and_critic_have_learning_rates_of_their_own(letters, make_policy
         ppo.Args(
             env=letters, env_kwargs='{"entities": 60, "questions": 20, "max_turns": 1}', model=str(tmp_path / "model"),
             updates=2, questions_per_update=2, group_size=2, max_new_tokens=4, eval_questions=1, final_questions=1,
-            lr=0.02, critic_lr=0.08, schedule="linear", out=tmp_path / "run",
+            lr=0.02, critic_lr=0.08, schedule="linear", warmup=0.4, out=tmp_path / "run",
         )
     )  # fmt: skip
-    assert rates == [pytest.approx([0.015, 0.06]), pytest.approx([0.005, 0.02])]
+    assert rates == [pytest.approx([0.0125, 0.05]), pytest.approx([0.02 / 2.4, 0.08 / 2.4])]

@@ -231,11 +231,16 @@ def test_a_run_that_only_got_worse_keeps_the_least_bad_weights(make_policy, meas
 
 
 def test_time_can_say_when_it_ends(train):
-    done = train(max_seconds=2.0, held_out=0.0)
+    done = train(max_seconds=2.0, held_out=0.0, save_every=1)
     assert 2.0 <= done["seconds"] < 20
     assert done["heldout_loss"] is None
     lines = read_metrics(f"{done['folder']}/metrics.jsonl")
     assert lines[-1]["policy/lr"] < max(line["policy/lr"] for line in lines)
+    (Path(done["folder"]) / "summary.json").unlink()
+    again = train(
+        resume=Path(done["folder"]), max_seconds=2.0, held_out=0.0
+    )  # but for the last update, which is not saved
+    assert again["updates"] <= done["updates"] + 3
 
 
 def test_the_best_weights_have_their_own_loss(train, tmp_path, measured):

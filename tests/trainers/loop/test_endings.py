@@ -20,6 +20,7 @@ from trainers.episodes.report import tables as report
 from trainers.evaluation import evaluator
 from trainers.loop import setup
 from trainers.loop.logger import Logger
+from trainers.loop.metrics import CollapseTracker
 from trainers.loop.rl_run import RLRun
 from trainers.models import lora
 from trainers.models.loading import load_policy
@@ -377,6 +378,20 @@ def test_the_newest_checkpoints_and_the_best_weights_are_kept(train, monkeypatch
     assert "checkpoint-1 is removed" in said and "checkpoint-2 is removed" in said
     with pytest.raises(ValueError, match="save_total_limit must be at least 1"):
         grpo.Args(save_total_limit=0)
+
+
+def test_weights_that_do_no_better_than_the_start_are_not_kept(train, monkeypatch, tmp_path):
+    scores = iter([0.5, 0.3, 0.5, 0.2])
+    monkeypatch.setattr(RLRun, "evaluate", lambda self, done: {"eval/em": next(scores)})
+    train(eval_every=1)
+    assert not (tmp_path / "run" / "best").exists()
+
+
+@pytest.mark.parametrize("stops", [True, False])
+def test_a_collapse_ends_a_run_that_is_to_stop_there_and_no_other(train, monkeypatch, stops):
+    monkeypatch.setattr(CollapseTracker, "record", lambda *_: True)
+    summary = train(stop_on_collapse=stops)
+    assert summary["stopped_on_collapse"] == stops and summary["episodes"] == (4 if stops else 12)
 
 
 @pytest.mark.parametrize("lost", ["model.safetensors", "SHA256SUMS"])

@@ -61,6 +61,15 @@ def test_each_batch_is_played_with_the_weights_of_one_update_before(letters, mod
         torch.testing.assert_close(own, episodes.logprobs, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("cut", [{"top_p": 1e-6}, {"min_p": 1.0}])
+def test_what_is_cut_off_is_never_sampled(letters, model, cut):
+    """So much that one token is left, which has a probability of 1."""
+    args, policy = arguments(letters, model, importance="tis", **cut), load_policy(model, "cpu")
+    envs = make_envs(letters, SMALL, "train", 6)
+    found = Collector(args, policy).collect(envs, make_engine("transformers", policy, envs.envs[0].stop), 0)
+    assert {p for episode in found.episodes for step in episode.steps for p in step.logprobs} == {0.0}
+
+
 def test_a_run_one_ahead_repeats_and_measures_how_far_its_sampler_is(letters, model, tmp_path):
     for name in "ab":
         grpo.main(arguments(letters, model, one_step_off_policy=True, importance="tis", out=tmp_path / name))
