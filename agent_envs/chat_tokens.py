@@ -1,8 +1,7 @@
-"""A conversation of several turns as token ids: what a sampler reads, and where a turn ends.
+"""A conversation of several turns as token ids.
 
-Nothing sampled is ever decoded and encoded again, since byte-pair encodings are not bijective: the prompt is encoded once,
-then each turn is kept as it was sampled and only the observation after it is encoded. Needs a tokenizer of `transformers`
-and imports none of it.
+Sampled ids are kept: only the prompt and observations are encoded, since byte-pair encodings are not bijective. Takes a
+tokenizer of `transformers` and imports none of it.
 """
 
 import re
@@ -74,35 +73,32 @@ class ChatTokens:
         return True
 
     def fold_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """The messages as the template can write them: where it refuses the system role, a system message at their beginning
-        stands at that of the user's message behind it."""
+        """Move a leading system message into the user message after it where the chat template refuses the system role."""
         if self._has_system_role or len(messages) < 2 or [m["role"] for m in messages[:2]] != ["system", "user"]:
             return messages
         first, second, *others = messages
         return [{**second, "content": f"{first['content']}\n\n{second['content']}"}, *others]
 
     def encode(self, text: str) -> list[int]:
-        """The ids of a text, without those that a tokenizer adds around it."""
+        """Encode a text without the ids that a tokenizer adds around it."""
         return list(self._encoded(text))
 
     def inert(self, text: str) -> str:
-        """Text from outside, in which a control token that is spelled out stays text: a word joiner breaks it."""
+        """Break spelled-out control tokens in outside text with a word joiner, so that they stay text."""
         return self._special.sub(lambda found: f"{found[0][:1]}\u2060{found[0][1:]}", text)
 
     def prompt_ids(self, instructions: str, context: str | list[dict[str, str]]) -> list[int]:
-        """The ids before a turn: those of `prompt_messages`."""
+        """The ids of `prompt_messages`."""
         return self.encode(self._template(self.prompt_messages(instructions, context), add_generation_prompt=True))
 
     def prompt_messages(self, instructions: str, context: str | list[dict[str, str]]) -> list[dict[str, str]]:
-        """What is read before a turn: instructions as the system message, then the first observation as the user's, or the
-        messages of a context that the environment has rewritten."""
+        """The messages before a turn: the instructions as system message, then the first observation or a rewritten context."""
         messages = [{"role": "user", "content": context}] if isinstance(context, str) else context
         messages = [{"role": "system", "content": instructions}, *messages]
         return self.fold_system([{**message, "content": self.inert(message["content"])} for message in messages])
 
     def observation_ids(self, observation: str, after: list[int]) -> list[int]:
-        """The ids between a sampled turn ``after`` and the next one: the turn's end as the template writes it, unless
-        the policy wrote it itself, then the observation as a user message, then the start of the next turn."""
+        """The ids from a sampled turn ``after`` to the next: its end if not sampled, the observation, the next turn's start."""
         ids = self.encode(self._turn_end + self.inert(observation) + self._turn_start)
         if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:
             return ids[1:]
@@ -116,8 +112,7 @@ class ChatTokens:
 
 
 class StopChecker:
-    """Whether the last token of a turn ends it: an end-of-turn token of the policy, or one that completes a stop string in
-    the text of the turn."""
+    """Whether the last token ends a turn: by an end-of-turn token, or by completing a stop string."""
 
     def __init__(self, policy: ChatTokens, stop: tuple[str, ...]):
         self._decode, self._end_ids, self._stop = policy.tokenizer.decode, policy.end_ids, stop
@@ -141,6 +136,5 @@ class StopChecker:
         return any(s in tail for s in self._stop)
 
     def cut(self, tokens: list[int]) -> list[int]:
-        """A turn up to the token that ends it; all of it where none does. What a sampler that stopped there would have
-        drawn, as no token depends on those after it."""
+        """A turn up to the token that ends it; all of it where none does."""
         return next((tokens[:n] for n in range(1, len(tokens)) if self(tokens[:n])), tokens)

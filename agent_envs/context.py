@@ -1,8 +1,7 @@
-"""The part of the conversation that the agent sees: all of it, or a rewritten one (Agent-R1's step-level MDP).
+"""Rewriting of the conversation that the agent sees (Agent-R1's step-level MDP).
 
-A context is a list of messages, ``{"role": "user" | "assistant", "content": text}``, that begins with the task (the
-system prompt goes before it). A rewriting is a function from the whole conversation to the context that the agent
-sees, and is called after every turn.
+A context is a list of messages, ``{"role": "user" | "assistant", "content": text}``, that begins with the task. A
+rewriting maps the whole conversation to a context after every turn.
 """
 
 from __future__ import annotations
@@ -17,11 +16,11 @@ _LINE = 200  # characters of a turn, and of what came back, that a summary keeps
 
 
 def make_context(spec: str | Rewriting) -> Rewriting | None:
-    """A rewriting by name; None where the context only grows.
+    """Make a rewriting by name; None where the context only grows.
 
     Args:
-        spec: ``"append"``; ``"window:n"``, the task and the last n turns; ``"summary:n"``, the same with a line for
-            each turn before them; ``"module:function"``, or a function.
+        spec: ``"append"``; ``"window:n"``, the task and the last n turns; ``"summary:n"``, the same with a line for each
+            earlier turn; ``"module:function"``, or a function.
 
     Raises:
         ValueError: it is none of these.
@@ -46,7 +45,7 @@ def make_context(spec: str | Rewriting) -> Rewriting | None:
 
 
 class Window:
-    """Keeps the task and the last ``turns`` turns, each with what came back."""
+    """Keep the task and the last ``turns`` turns, each with its observation."""
 
     def __init__(self, turns: int):
         self.turns = turns
@@ -56,7 +55,7 @@ class Window:
 
 
 class Summary(Window):
-    """As `Window`, and the task is followed by one line for each turn that was left out."""
+    """As `Window`, with one line after the task for each turn left out."""
 
     def __call__(self, messages: Messages) -> Messages:
         kept = super().__call__(messages)

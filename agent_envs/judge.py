@@ -1,4 +1,4 @@
-"""A language model as a judge of answers, behind an OpenAI-compatible endpoint. Off unless an environment is given one."""
+"""A language model as a judge of answers, behind an OpenAI-compatible endpoint."""
 
 from __future__ import annotations
 
@@ -26,19 +26,17 @@ _KNOWN: dict[tuple[str, ...], float | None] = {}  # verdicts, of all environment
 
 
 class Judge:
-    """1.0 where the model judges that a prediction is right, 0.0 where it is wrong, None where the model says neither yes nor
-    no. Equal questions are asked once.
+    """Returns 1.0 for a right prediction, 0.0 for a wrong one, None without a verdict. Equal questions are asked once.
+
+    The policy may learn to persuade the judge: tags in the prediction are escaped and it is cut to 500 characters, but watch
+    ``em`` beside this term.
 
     Args:
         url: base of the API, such as ``http://127.0.0.1:8000/v1``.
         model: name of the model there.
-        key_variable: the environment variable with the key; "none" is sent where it is not set.
+        key_variable: environment variable with the key; "none" is sent where it is unset.
         timeout: seconds for one request.
-        retries: further tries of the openai client after a failed request, with pauses of up to 8 seconds or as long as the
-            server asks for: ten minutes by default, in which a model server can be started again.
-
-    The policy writes the prediction and is rewarded for the verdict, so it may learn to persuade the judge: tags in the
-    prediction are escaped and it is cut to 500 characters, but watch ``em`` beside this term.
+        retries: further tries after a failed request, with pauses of up to 8 seconds; ten minutes in all by default.
     """
 
     def __init__(
@@ -53,7 +51,7 @@ class Judge:
 
     def __call__(self, question: str, golds: Sequence[str], prediction: str) -> float | None:
         """Raises:
-        RuntimeError: the endpoint cannot be reached: better no training than one on zeros.
+        RuntimeError: the endpoint cannot be reached.
         """
         if not prediction.strip():
             return 0.0

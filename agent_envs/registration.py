@@ -78,7 +78,7 @@ def full_id(name: str) -> str:
 
 
 def nearest_names(name: str) -> list[str]:
-    """What may have been meant by an id that is not registered, the nearest first: those of this suite by their short names."""
+    """The registered names nearest to an unknown id, at most three; those of this suite in short."""
     short = {f"AgentR1/{own}-v0": own for own in _TASKS}
     known = {short.get(id, id).lower(): short.get(id, id) for id in gymnasium.registry if "/" in id}
     wanted = re.sub(r"-v\d*$", "", name.removeprefix("AgentR1/")).lower()

@@ -1,7 +1,6 @@
 """A small algebra of reward terms.
 
-A **term** is any function of a `TurnContext` that returns a float; those here are values that can be compared, pickled and
-printed. A `Reward` is a weighted sum of named terms, and every step reports each of them:
+A **term** is a function of a `TurnContext` that returns a float. A `Reward` is a weighted sum of named terms:
 
     >>> print(Reward(answer=(1.0, AtEnd(Metric("em"))), progress=(0.3, Shaping("support_recall"))))
     answer    1     × em at the end
@@ -13,65 +12,71 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, fields, is_dataclass, replace
-from typing import Any
+from typing import Any, ClassVar
 
 from agent_envs.types import TurnContext
 
 Term = Callable[[TurnContext], float]
 
 
+class _Term:
+    """Prints as ``SAYS``, filled with the fields of the term."""
+
+    SAYS: ClassVar[str]
+
+    def __str__(self) -> str:
+        return self.SAYS.format(**{k: _name(v) if callable(v) else v for k, v in vars(self).items()})
+
+
 # -- what a turn is worth ----------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class Metric:
+class Metric(_Term):
     """A metric that the task reports of this turn; 0 where it reports none."""
 
     name: str
+    SAYS = "{name}"
 
     def __call__(self, context: TurnContext) -> float:
         return context.metrics.get(self.name, 0.0)
 
-    def __str__(self):
-        return self.name
-
 
 @dataclass(frozen=True)
-class PerTurn:
+class PerTurn(_Term):
     """1 in every turn: a price for time when its weight is negative."""
+
+    SAYS = "1 in every turn"
 
     def __call__(self, context: TurnContext) -> float:
         return 1.0
 
-    def __str__(self):
-        return "1 in every turn"
-
 
 @dataclass(frozen=True)
-class Invalid:
+class Invalid(_Term):
     """1 for a turn that could not be parsed, or with a call that failed."""
+
+    SAYS = "1 for an invalid turn"
 
     def __call__(self, context: TurnContext) -> float:
         return float(context.failed)
 
-    def __str__(self):
-        return "1 for an invalid turn"
-
 
 @dataclass(frozen=True)
-class Repeat:
+class Repeat(_Term):
     """1 for a turn whose calls were all made before: it costs a turn and brings nothing."""
+
+    SAYS = "1 for a turn that repeats itself"
 
     def __call__(self, context: TurnContext) -> float:
         return float(context.repeated)
 
-    def __str__(self):
-        return "1 for a turn that repeats itself"
-
 
 @dataclass(frozen=True)
-class Format:
+class Format(_Term):
     """In the last turn, if it answers, the share of turns that could be parsed; 0 otherwise."""
+
+    SAYS = "share of readable turns, once there is an answer"
 
     def __call__(self, context: TurnContext) -> float:
         if not context.done or context.turn.answer is None:
@@ -79,25 +84,25 @@ class Format:
         turns = [*context.previous_turns, context.turn]
         return sum(turn.error is None for turn in turns) / len(turns)
 
-    def __str__(self):
-        return "share of readable turns, once there is an answer"
-
 
 @dataclass(frozen=True)
-class Thought:
+class Thought(_Term):
     """1 for a readable turn with reasoning in the place that the format has for it (RAGEN's think-tag reward)."""
+
+    SAYS = "1 for a turn with a thought"
 
     def __call__(self, context: TurnContext) -> float:
         return float(context.turn.error is None and bool((context.turn.thought or "").strip()))
 
-    def __str__(self):
-        return "1 for a turn with a thought"
-
 
 @dataclass(frozen=True)
-class ThoughtfulFormat:
-    """½ for each turn of one thought and one call, and ½ for a last turn of a thought and an answer; 1 at most. The format of
-    Agent-R1's code (``qa_em_and_format.py``), which asks for nothing else in a turn and does not try to read the call."""
+class ThoughtfulFormat(_Term):
+    """½ for each turn of a thought and one call, and ½ for a last turn of a thought and an answer; 1 at most.
+
+    Source: Agent-R1's ``qa_em_and_format.py``, which does not read the call either.
+    """
+
+    SAYS = "½ for each turn of a thought and a call or the answer, 1 at most"
 
     def __call__(self, context: TurnContext) -> float:
         before = [turn for turn in context.previous_turns if turn.error is None and turn.thought is not None]
@@ -106,106 +111,88 @@ class ThoughtfulFormat:
         answered = last.error is None and last.thought is not None and last.answer is not None
         return min(1.0, 0.5 * (called + answered))
 
-    def __str__(self):
-        return "½ for each turn of a thought and a call or the answer, 1 at most"
-
 
 @dataclass(frozen=True)
-class Shaping:
+class Shaping(_Term):
     """Potential-based shaping, F = γΦ(s') − Φ(s), by a metric Φ (Ng, Harada & Russell 1999).
 
-    Φ is 0 once the episode is over, so the terms of an episode add up to −Φ of its start, for discount γ: the optimal
-    policy stays where it is, and what changes is *when* the agent is told of its success. γ is the trainer's discount.
+    Φ is 0 once the episode is over, so the optimal policy stays the same. γ is the trainer's discount.
     """
 
     potential: str
     gamma: float = 1.0
+    SAYS = "γ·Φ(s') − Φ(s) with Φ = {potential}, γ = {gamma:g}"
 
     def __call__(self, context: TurnContext) -> float:
         after = 0.0 if context.done else self.gamma * context.metrics.get(self.potential, 0.0)
         return after - context.previous_metrics.get(self.potential, 0.0)
 
-    def __str__(self):
-        return f"γ·Φ(s') − Φ(s) with Φ = {self.potential}, γ = {self.gamma:g}"
-
 
 @dataclass(frozen=True)
-class Gain:
-    """How much a metric grew in this turn. Paid at once and kept: an episode's terms add up to the metric at its end. So
-    it moves the optimum towards that metric, which must have a bound (a share, say), or it can be farmed."""
+class Gain(_Term):
+    """The growth of a metric in this turn. It moves the optimum towards that metric, which must have a bound."""
 
     metric: str
+    SAYS = "what {metric} gained"
 
     def __call__(self, context: TurnContext) -> float:
         return context.metrics.get(self.metric, 0.0) - context.previous_metrics.get(self.metric, 0.0)
-
-    def __str__(self):
-        return f"what {self.metric} gained"
 
 
 # -- how terms are put together ----------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
-class AtEnd:
+class AtEnd(_Term):
     """A term that counts in the last turn alone."""
 
     term: Term
+    SAYS = "{term} at the end"
 
     def __call__(self, context: TurnContext) -> float:
         return self.term(context) if context.done else 0.0
 
-    def __str__(self):
-        return f"{_name(self.term)} at the end"
-
 
 @dataclass(frozen=True)
-class AtLeast:
+class AtLeast(_Term):
     """A condition: 1 where the term reaches the threshold."""
 
     term: Term
     threshold: float
+    SAYS = "{term} ≥ {threshold:g}"
 
     def __call__(self, context: TurnContext) -> float:
         return float(self.term(context) >= self.threshold)
 
-    def __str__(self):
-        return f"{_name(self.term)} ≥ {self.threshold:g}"
-
 
 @dataclass(frozen=True)
-class Gate:
+class Gate(_Term):
     """A term that counts where a condition holds."""
 
     term: Term
     condition: Term
+    SAYS = "{term} where {condition}"
 
     def __call__(self, context: TurnContext) -> float:
         return self.term(context) if self.condition(context) else 0.0
 
-    def __str__(self):
-        return f"{_name(self.term)} where {_name(self.condition)}"
-
 
 @dataclass(frozen=True)
-class Minus:
+class Minus(_Term):
     """A term less a constant."""
 
     term: Term
     constant: float
+    SAYS = "({term} − {constant:g})"
 
     def __call__(self, context: TurnContext) -> float:
         return self.term(context) - self.constant
-
-    def __str__(self):
-        return f"({_name(self.term)} − {self.constant:g})"
 
 
 class Reward(Mapping[str, tuple[float, Term]]):
     """A weighted sum of named terms, ``Reward(answer=(1.0, AtEnd(Metric("em"))), invalid=(-0.1, Invalid()))``.
 
-    Calling it with a `TurnContext` gives the share of each term by name; the reward of the turn is their sum. A term of
-    weight 0 is left out: it waits to be given one.
+    Calling it gives the share of each term by name. Terms of weight 0 are left out.
     """
 
     def __init__(self, **terms: tuple[float, Term]):
@@ -246,15 +233,14 @@ class Reward(Mapping[str, tuple[float, Term]]):
 def make_reward(
     requested: str | Mapping[str, Any] | Reward | None, default: Reward, presets: Mapping[str, Reward] | None = None
 ) -> Reward:
-    """The reward that an environment was asked for.
+    """Make the reward that an environment was asked for.
 
     Args:
         requested: None for the default; the name of a preset; a `Reward`; or a mapping put over the default: a weight, or
-            a (weight, term) pair, by name. In a mapping ``"preset"`` names what to start from (terms of the default
-            may then be added by giving them a weight) and ``"gamma"`` sets the discount of the terms that have one.
+            a (weight, term) pair, by name. In it ``"preset"`` names what to start from and ``"gamma"`` sets the discount.
 
     Raises:
-        ValueError: for an unknown preset or term, listing the known ones, or a weight that is no number.
+        ValueError: an unknown preset or term, or a weight that is not a finite number.
     """
     presets = {"default": default, **(presets or {})}
     if requested is None or isinstance(requested, Reward):

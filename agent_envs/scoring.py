@@ -88,9 +88,9 @@ def normalize_number(text: str) -> str:
 
 
 def normalize_own(text: str) -> str:
-    """Questions of one's own: as `normalize_answer`, but what punctuation means stays: a minus, the points, colons, slashes and
-    dashes of numbers, signs between them, and those behind a letter, as in C++ and C#. An answer that is an article, as the
-    option A is, is compared like the others. Both encodings of é match."""
+    """Questions of one's own: as `normalize_answer`, but punctuation with a meaning stays (-5, 1.5, 10:15, C++), and an answer
+    that is an article, such as option A, is compared too.
+    """
     text = unicodedata.normalize("NFC", text.lower()).translate(_DASHES)
     meant = {match.start() for match in _MEANT.finditer(text)}
     kept = "".join(c for i, c in enumerate(text) if i in meant or c not in string.punctuation)
@@ -123,11 +123,7 @@ def f1(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_
 
 
 def substring_match(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
-    """1.0 where a normalised gold is a substring of the normalised prediction. To report, never to reward.
-
-    The measure called cover EM, or `subem_check` in Search-R1: it is met by an answer that lists every candidate, and
-    by "north" where the gold is "no". PopQA's accuracy is the same without normalisation, but for the case of letters.
-    """
+    """1.0 where a normalised gold is a substring of the normalised prediction (cover EM). To report, never to reward."""
     normalized, bare = _normalize_golds(golds, normalize)
     predicted = normalize(prediction)
     return float(any(gold in predicted for gold in normalized) or _is_bare(prediction, bare))
@@ -144,9 +140,9 @@ def answer_scores(prediction: str, golds: Sequence[str], normalize: Normalizer =
 
 
 def support_scores(predicted: Collection[Hashable], gold: Collection[Hashable]) -> Scores:
-    """Scores of a set of supporting facts, `(title, sentence index)` pairs, or of titles alone.
+    """Scores of a set of supporting facts, `(title, sentence index)` pairs, or of titles.
 
-    2WikiMultihopQA's script lower-cases the titles first: pass them so to get its numbers.
+    2WikiMultihopQA's script lower-cases the titles first.
     """
     predicted, gold = set(predicted), set(gold)
     hits = len(predicted & gold)
@@ -159,11 +155,10 @@ def joint_scores(answer: Scores, support: Scores) -> Scores:
 
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
-    """The unbiased estimate of how likely one of ``k`` attempts solves a question, from ``attempts`` of which ``solved`` did:
-    1 - C(n - c, k) / C(n, k) (Chen et al. 2021).
+    """The unbiased estimate of pass@k, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021).
 
     Raises:
-        ValueError: there are fewer attempts than ``k``, or than were solved.
+        ValueError: ``attempts`` is less than ``k`` or ``solved``.
     """
     if not 1 <= k <= attempts or not 0 <= solved <= attempts:
         raise ValueError(f"pass@{k} cannot be told from {attempts} attempts of which {solved} solved the question")
@@ -192,8 +187,7 @@ def bootstrap_interval(
 
 
 def _normalize_golds(golds: Sequence[str], normalize: Normalizer) -> tuple[tuple[str, ...], frozenset[str]]:
-    """The golds that something is left of, so that no empty prediction matches; and the others as they are written, such as
-    "A+", in lower case. Those of a question are asked for with every answer to it."""
+    """The normalised golds that are not empty, and the others as written, in lower case."""
     if isinstance(golds, str):
         raise TypeError(f"golds must be a sequence of answers, got the string {golds!r}")
     return _normalize_once(tuple(golds), normalize)

@@ -1,8 +1,4 @@
-"""ToolEnv: a Gymnasium environment whose actions are the turns of a language model.
-
-A `Tool` reports what happened; the environment decides what it means: it parses the turn, runs the tools, updates the
-state, computes the reward and ends the episode (Agent-R1, arXiv 2511.14460, section 3).
-"""
+"""ToolEnv: a Gymnasium environment whose actions are the turns of a language model (arXiv 2511.14460, section 3)."""
 
 import hashlib
 import inspect
@@ -36,29 +32,25 @@ class ToolEnv(gymnasium.Env[str, str]):
     A subclass is a task. It defines how an episode starts (`begin`), what each turn came to (`evaluate_turn`) and how
     that is rewarded (`REWARD`, weighted terms; `PRESETS`, others by name).
 
-    ``step`` has two halves, `parse` and `resolve`, so that a vector of environments can run the calls of all of them in
-    one batch in between.
+    ``step`` is `parse` and `resolve`, between which a vector of environments runs all calls in one batch.
 
     Args:
-        tools: what the agent may call; a plain function with type hints and a docstring is one (`FunctionTool` around
-            it can set a limit on its time).
-        instructions: the task in a sentence or two. The system prompt, ``info["instructions"]`` at reset, is this
-            followed by how the format wants calls written.
+        tools: what the agent may call; a plain function with type hints and a docstring is one (see `FunctionTool`).
+        instructions: the task in a sentence or two. ``info["instructions"]`` at reset adds how the format wants calls written.
         format: how turns are written: "tags", "ragen", "hermes", "react", "openai" or "harmony".
         answers: whether the agent ends the episode with a final answer.
         max_turns: after this many turns the episode is truncated.
-        max_calls: a turn with more calls is invalid; without a bound, one turn could search for everything.
+        max_calls: a turn with more calls is invalid.
         max_total_calls: calls in the whole episode; a turn that would exceed them is invalid.
         max_tokens: once the first observation, the turns and what came back add up to more, the episode is truncated;
-            a turn that is too long for what is left is rejected. The system prompt does not count.
+            a turn too long for the rest is rejected. The system prompt does not count.
         tokenizer: counts these tokens: a folder with ``tokenizer.json``, or a hub id; or set ``env.count_tokens``.
-        context: what the agent sees of its past, see `agent_envs.context.make_context`. Where that is not all of it,
-            ``info["context"]`` has the messages that take the place of the conversation so far.
+        context: what the agent sees of its past, see `agent_envs.context.make_context`. A rewritten one is in
+            ``info["context"]``.
         rewards: see `agent_envs.rewards.make_reward`.
-        instructions_in_observation: put the system prompt before the first observation, for agents that never see an info,
-            whose ``instructions`` is then empty.
+        instructions_in_observation: put the system prompt before the first observation; ``info["instructions"]`` is then "".
         render_mode: None or "ansi".
-        split: for a task that makes no difference between splits itself, see `hold_out`.
+        split: for a task without splits of its own, see `hold_out`.
     """
 
     action_space: AnyText
@@ -153,22 +145,22 @@ class ToolEnv(gymnasium.Env[str, str]):
         return ""
 
     def anchor(self) -> Hashable | None:
-        """A label of the state that the next turn is taken in, the same for attempts that got to the same point: what
-        GiGPO groups turns by. None where states cannot be told apart.
+        """A label of the state before the next turn, equal for attempts at the same point (GiGPO's groups); None if unknown.
 
-        By default `state_text` or, without one, all that tools have said in answer to successful calls, in any order. What
-        is left of a budget should be no part of it: it tells apart attempts that get to one point at different times.
+        By default `state_text` or, without one, all that successful calls have returned, in any order. Leave budgets out of it.
         """
         return self.state_text() or frozenset(map(_digest, self._learned))
 
     def describe_instance(self) -> dict[str, Any]:
-        """What the data say about the running instance, for records of episodes and never for the agent. Any of ``id``,
-        ``golds`` (the answers that are accepted), ``kind`` (a dict, such as its ``type`` and ``hops``) and ``supporting``
-        (names of what supports the answer); what is left out is taken from the infos where they name it."""
+        """What the data say about the running instance, for records and never for the agent.
+
+        Any of ``id``, ``golds`` (accepted answers), ``kind`` (a dict, such as its ``type`` and ``hops``) and ``supporting``
+        (names of what supports the answer).
+        """
         return {}
 
     def describe_source(self) -> str:
-        """Where the instances come from, for reports; outside of an episode, since it may begin one to find out."""
+        """Where the instances come from, for reports. May begin an episode."""
         return str(self.reset(seed=0)[1].get("source", "generated"))
 
     @property
@@ -181,8 +173,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         return []
 
     def hold_out(self, split: str) -> None:
-        """Play held-out episodes from now on, or those to train on. For a task that makes no difference between splits
-        itself: episodes of "validation" have seeds that training never draws.
+        """Choose the split of a task without splits of its own: "validation" has seeds that training never draws.
 
         Raises:
             ValueError: ``split`` is neither "train" nor "validation"; or the task has splits of its own, and plays another.
@@ -231,11 +222,9 @@ class ToolEnv(gymnasium.Env[str, str]):
     def step(self, action: str) -> StepResult:
         """Take one assistant turn: observation, reward, terminated, truncated, info.
 
-        No text raises an error: the observation tells the agent what was wrong with it.
-
         Raises:
             gymnasium.error.ResetNeeded: no episode is running.
-            ValueError: ``action`` is no string.
+            ValueError: ``action`` is not a string.
         """
         turn = self.parse(action)
         return self.resolve(action, turn, run_calls([(self.tools, call) for call in turn.calls]))
@@ -351,8 +340,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         return {} if self._shown == grown else {"context": [dict(message) for message in self._shown]}
 
     def _is_repeat(self, calls: tuple[ToolCall, ...], results: list[ToolResult]) -> bool:
-        """Whether all of ``calls`` were made in earlier turns: nothing new can come of them. Calls that a fault of the
-        tool lost were not made."""
+        """Whether all of ``calls`` were made in earlier turns. Calls that a fault of the tool lost do not count."""
         keys = [_call_key(call, self.tools.get(call.name)) for call in calls]
         repeated = bool(keys) and all(key in self._made for key in keys)
         self._made.update(key for key, result in zip(keys, results, strict=True) if not result.fault)

@@ -1,8 +1,4 @@
-"""Many environments in one process, whose tool calls are run as one batch.
-
-Gymnasium's own vector classes step their environments one by one, and its AsyncVectorEnv returns zeros for text
-observations in shared memory.
-"""
+"""Many environments in one process, whose tool calls are run as one batch."""
 
 import inspect
 from collections.abc import Callable, Sequence
@@ -23,8 +19,7 @@ class ToolVectorEnv(VectorEnv):
     Observations and actions are tuples of strings. ``autoreset_mode`` sets what happens to a finished environment:
 
     - DISABLED, the default: it ignores its action, has reward 0 and stays terminated or truncated until
-      ``reset(options={"reset_mask": mask})``. That is what rollouts want: no generation is thrown away. One that was
-      never reset behaves the same.
+      ``reset(options={"reset_mask": mask})``. One that was never reset behaves the same.
     - NEXT_STEP: its next step ignores the action and resets it.
     - SAME_STEP: it is reset at once; ``info["final_obs"]`` and ``info["final_info"]`` hold what came last.
 
@@ -58,9 +53,12 @@ class ToolVectorEnv(VectorEnv):
     def reset(
         self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
     ) -> tuple[tuple[str, ...], dict[str, Any]]:
-        """Start episodes. ``seed``: one int (environment i gets seed + i) or one per environment; equal seeds give
-        equal questions, which is how a group of attempts at one question is made. ``options["reset_mask"]``: bool
-        [num_envs], which environments to reset. Any other option is a sequence with one value per environment."""
+        """Start episodes.
+
+        Args:
+            seed: one int (environment i gets seed + i) or one per environment; equal seeds give equal questions.
+            options: ``"reset_mask"``: bool [num_envs], which environments to reset. Others have one value per environment.
+        """
         seeds = self._seeds(seed)
         options = dict(options or {})
         mask = np.asarray(options.pop("reset_mask", np.ones(self.num_envs, dtype=bool)))
@@ -93,8 +91,7 @@ class ToolVectorEnv(VectorEnv):
     def step(
         self, actions: Sequence[str | None]
     ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
-        """Take a turn in each environment that has one. An action of ``None`` leaves an environment as it is, with reward
-        0 and nothing in the infos: its agent is not ready yet."""
+        """Take a turn in each environment; an action of ``None`` leaves one as it is, with reward 0 and no info."""
         if len(actions) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} actions, got {len(actions)}")
         if not self._begun.any():
@@ -134,9 +131,10 @@ def _places(mask: np.ndarray) -> list[int]:
 
 
 def _gather_infos(infos: dict[int, dict[str, Any]], num_envs: int) -> dict[str, Any]:
-    """Infos of single environments as Gymnasium gives those of a vector: an array by name, and beside it, under the
-    name with a "_" before it, which of them have it. Gymnasium's own way takes the type from the first environment, and
-    fails where another task of a mixture has another type under the name."""
+    """Gather infos as Gymnasium's vectors do: an array by name, and under "_name" which environments have it.
+
+    Gymnasium's own takes the type from the first environment, and fails where tasks of a mixture differ.
+    """
     gathered: dict[str, Any] = {}
     for name in dict.fromkeys(name for info in infos.values() for name in info):
         values = {i: info[name] for i, info in infos.items() if name in info}

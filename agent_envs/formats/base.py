@@ -42,7 +42,7 @@ class Format(Protocol):
         """The inverse: ``parse(write(turn)) == turn``.
 
         Raises:
-            ValueError: the turn cannot be expressed in this format, such as an answer with the tag in it that ends answers.
+            ValueError: the turn cannot be expressed in this format.
         """
         ...
 

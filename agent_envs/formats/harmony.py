@@ -26,11 +26,9 @@ _ANSWER = "<|channel|>final<|message|>text<|return|>"
 class Harmony(Format):
     """OpenAI's response format for gpt-oss (github.com/openai/harmony, docs/format.md).
 
-    A turn is what follows ``<|start|>assistant``: messages, the first without that start. Those in the channel
-    ``analysis`` are thought. A call goes to ``functions.name`` in the channel ``commentary`` and holds a JSON object;
-    the final answer stands in the channel ``final``. A message in ``commentary`` without a recipient is ignored: it is for users.
-
-    A sampler may drop the token that ended the turn, so the last message may lack it.
+    A turn is what follows ``<|start|>assistant``. Messages in the channel ``analysis`` are thought, a call goes to
+    ``functions.name`` in ``commentary`` and holds a JSON object, and the final answer stands in ``final``. A message in
+    ``commentary`` without a recipient is ignored. The last message may lack its end token.
     """
 
     name = "harmony"

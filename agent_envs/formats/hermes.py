@@ -19,12 +19,8 @@ _CONTROL = re.compile(r"<(?=\|\w+\|>|/?(?:tool_response|tool_call|tools|answer|t
 class Hermes(Format):
     """The form of Hermes function calling (NousResearch) and of Qwen 2.5 and 3.
 
-    A call is ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``, one or several in a turn; they run together.
-    Results come in ``<tool_response>…</tool_response>``, in the order of the calls. The final answer stands in
-    ``<answer>…</answer>``, reasoning in ``<think>…</think>``.
-
-    Sampling stops where the agent begins a response of its own. It is not read, and a turn with anything after it is an
-    error.
+    A call is ``<tool_call>{"name": …, "arguments": {…}}</tool_call>``. Results come in ``<tool_response>…</tool_response>``, in
+    the order of the calls. The final answer stands in ``<answer>…</answer>``, reasoning in ``<think>…</think>``.
     """
 
     name = "hermes"

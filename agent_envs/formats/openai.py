@@ -15,11 +15,9 @@ NATIVE_CALLS = "Use the functions that you are given; several calls in one messa
 class OpenAI(Format):
     """A turn is the assistant message of the chat-completions API, as JSON; results are messages of the role "tool".
 
-    ``content`` without ``tool_calls`` is the final answer, and so is text that is no JSON object; beside calls it is
-    ignored. Reasoning is what servers put into ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the
-    start of the content. Other keys of the message are ignored, as servers add many.
-
-    A call without an id of its own goes by its place in the turn: ``call_0``, ``call_1`` in text, "" in a `ToolCall`.
+    ``content`` without ``tool_calls`` is the final answer, and so is text that is no JSON object. Reasoning is in
+    ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the start of the content. Other keys are ignored.
+    A call without an id goes by its place in the turn: ``call_0``, ``call_1`` in text, "" in a `ToolCall`.
     """
 
     name = "openai"

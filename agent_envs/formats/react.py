@@ -31,11 +31,8 @@ class React(Format):
         Action: search
         Action Input: Ada Kern
 
-    The input is a JSON object; a tool with one string argument also takes that string as it is. Several pairs of Action
-    and Action Input in a turn run together. The turn that ends the episode has ``Final Answer:`` in place of actions.
-    What stands before the first label is thought, and so is ``<think>…</think>`` at the very start.
-
-    Sampling stops where the agent begins an observation of its own. A turn with anything after it is an error.
+    The input is a JSON object, or the bare string of a tool with one string argument. A turn may hold several such pairs. The
+    last turn has ``Final Answer:``. Text before the first label, and ``<think>…</think>`` at the start, is thought.
     """
 
     name = "react"

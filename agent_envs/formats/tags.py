@@ -13,10 +13,8 @@ from agent_envs.types import ToolCall, ToolResult, Turn
 class SearchTags(Format):
     """Search-R1's form (arXiv 2503.09516): ``<search>query</search>``, and ``<answer>text</answer>`` to finish.
 
-    Each tool is called by a tag of its own name around its arguments: the text itself for a tool that takes one string,
-    a number for one that takes one number, ``a || b`` for one list of strings, a JSON object for any other, and nothing
-    where nothing is required. Several calls in a turn run together. Whatever stands inside ``<think>…</think>`` is
-    private and never executed.
+    Each tool is called by a tag of its own name around its arguments: a string or number as it is, ``a || b`` for one list of
+    strings, a JSON object for any other. ``<think>…</think>`` is never executed.
     """
 
     name = "tags"

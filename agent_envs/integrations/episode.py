@@ -1,17 +1,11 @@
 """One conversation with an environment, in the words of chat models: messages, text, tools as JSON schemas.
 
-The contract that adapters stand on:
-
-- **Text is all that the model sees.** `Episode.start` gives the messages before the first turn, `Reply.text` what comes back
-  to a turn. Rewards, metrics and golds are never in them.
-- **It is the environment of** ``gymnasium.make``. The same seed and the same turns give the same texts, rewards and ends.
-- **A seed is a question.** ``start(seed)`` gives every member of a group the same question, in any process. Where chance
-  goes on deciding after the start, as on slippery ice, ``attempt`` gives each member outcomes of its own.
-- **No turn raises.** What cannot be read gets a reply that says what was wrong, and costs what the task says it costs.
-- **Two ways to act.** In text, `Episode.step`: turns are written in the format of the environment, which the system prompt
-  explains, and `Reply.text` goes back as a user message. Or by functions, `Episode.call`, in an episode made with
-  ``native=True``: the library's chat template or API shows `Episode.tools` and reads the calls, and `Reply.results`, bare, go
-  back as tool messages. The final answer is then a function too, ``answer``.
+- The model sees `Episode.start` and `Reply.text` only: no rewards, metrics or golds.
+- Equal seeds and turns give what ``gymnasium.make`` gives. ``start(seed)`` is the same question in any process; ``attempt``
+  varies chance after the start, as on slippery ice.
+- No turn raises: an unreadable one gets a reply that says what was wrong.
+- `Episode.step` takes text in the format of the environment. With ``native=True`` `Episode.call` takes function calls, shown
+  by `Episode.tools`; `Reply.results` go back as tool messages, and the final answer is the function ``answer``.
 """
 
 import asyncio
@@ -55,15 +49,14 @@ class Reply:
     """What comes back to a turn.
 
     Attributes:
-        text: what the agent reads next, the observation of ``gymnasium.make``; empty after a final answer.
+        text: the next observation; empty after a final answer.
         reward: of this turn.
         terminated, truncated: the episode is over.
-        metrics: numbers for logs, never for the agent: those of the task, ``reward/<term>`` for each term of the reward,
-            ``turns``, ``calls``, ``tool_faults``, and ``score``, the measure that the task reports, once it is over.
+        metrics: numbers for logs: those of the task, ``reward/<term>``, ``turns``, ``calls``, ``tool_faults``, and ``score``,
+            the measure that the task reports, once it is over.
         results: bare, without the tags of a format: a text for each call of the turn, in order; or one that says what was
             wrong with the turn; none after a final answer.
-        context: where the environment rewrites what the agent sees of its past, the messages that take the place of all
-            after the system prompt; None where the conversation only grows.
+        context: the messages that take the place of all after the system prompt; None where the conversation only grows.
     """
 
     text: str
@@ -84,14 +77,14 @@ class Episode:
     """One conversation at a time with an environment; `start` begins another.
 
     Args:
-        id: a registered environment, of this suite or any that speaks text (`agent_envs.integrations.hosting.make`).
-        native: the agent acts by function calls, see the top of this module.
+        id: a registered environment, see `agent_envs.integrations.hosting.make`.
+        native: the agent acts by function calls.
         env_kwargs: of the environment, such as ``split``, ``format``, ``max_turns``, ``rewards``.
 
     Attributes:
         env: the environment, for what is not in a `Reply`, such as ``env.question``.
         rewards: of the turns so far.
-        metrics: of the episode so far: the last of each of `Reply.metrics`, and sums of ``reward/<term>`` and ``tool_faults``.
+        metrics: the last of each of `Reply.metrics`, and sums of ``reward/<term>`` and ``tool_faults``.
         done: no episode is running.
         info: of the reset; never for the agent.
 
@@ -120,7 +113,7 @@ class Episode:
 
     @property
     def tools(self) -> list[dict[str, Any]]:
-        """What the agent may call, as chat APIs and chat templates describe it; with ``native``, ``answer`` as well."""
+        """What the agent may call, as chat APIs describe it; with ``native``, ``answer`` as well."""
         schemas = [function_schema(tool) for tool in self.env.tools.values()]
         return schemas + [ANSWER] * (self.native and self.env.answers)
 
@@ -141,7 +134,7 @@ class Episode:
 
         Args:
             seed: of the question.
-            attempt: a number among those at this question; it decides chance after the start, in tasks that have any.
+            attempt: at this question; decides chance after the start.
             options: of the environment's ``reset``, such as ``{"question": 7}``.
         """
         given = dict(options or {})
@@ -213,12 +206,7 @@ class Episode:
 
 
 def draw_questions(id: str, n: int, seed: int, **options: Any) -> Iterator[tuple[int, str, list[Message]]]:
-    """``n`` questions for a dataset, each as its seed, its split ("" where none is given) and its messages.
-
-    Args:
-        seed: draws the questions' seeds.
-        options: of `Episode`.
-    """
+    """``n`` questions for a dataset, each as its seed, its split ("" where none is given) and its messages."""
     episode, split = Episode(id, **options), options.get("split", "")
     for chosen in np.random.default_rng(seed).integers(2**31, size=n).tolist():
         yield chosen, split, episode.start(chosen)
@@ -241,8 +229,7 @@ def raise_on_tool_failure(reply: Reply, library: str) -> None:
 
 
 async def retry_on_tool_failure(run: Callable[[], Awaitable[T]], episode: Episode) -> T:
-    """What ``run`` returns of an episode in which no tool broke. Until then the episode is run again, after pauses of 1, 2, 4
-    to 60 seconds, as `trainers` do: what an outage made of an episode says nothing about the policy.
+    """Run an episode again, after pauses of 1, 2, 4 … 60 s, until no tool breaks in it; return what ``run`` returned.
 
     Raises:
         RuntimeError: a tool broke each time, for ``OUTAGE_MINUTES``.
@@ -262,9 +249,6 @@ async def retry_on_tool_failure(run: Callable[[], Awaitable[T]], episode: Episod
 
 def take_message(episode: Episode, message: Mapping[str, Any]) -> tuple[Reply, list[Message]]:
     """Take the turn in an assistant message of a chat API: its calls where the episode is native, else its content.
-
-    Args:
-        message: with ``content``, a string or None, and ``tool_calls`` that have an ``id`` each.
 
     Returns:
         The reply, and the messages that answer it: a result for each call, or one from the user.

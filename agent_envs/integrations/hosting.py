@@ -38,20 +38,15 @@ class UnknownEnvironment(gymnasium.error.UnregisteredEnv, ValueError):
 class HostedEnv(ToolEnv):
     """Another environment behind the interface of a `ToolEnv`: the agent's text is its action, its text the observation.
 
-    Rewards, observations and ends are those of the environment. A ValueError of its ``step``
-    is told to the agent as a mistake; where it raises anything else, the episode is truncated and the trainer leaves it out
-    of its group, as it says nothing about the policy. The measure that is
-    reported, ``score``, is the sum of the rewards so far, or the ``success`` that the environment reports in its info.
+    A ValueError of its ``step`` is the agent's mistake; any other error truncates the episode as a tool failure. ``score`` is
+    the sum of the rewards so far, or the ``success`` that the environment reports in its info.
 
     Args:
-        env_fn: makes the environment: ``reset(seed=…)`` gives (observation, info), ``step(text)`` gives (observation,
-            reward, terminated, truncated, info), and observations are strings. It need not be a `gymnasium.Env`.
-        instructions: the system prompt; by default what the environment gives as ``info["instructions"]`` at reset.
-        format: how a turn holds an action: "plain", the text itself less a thought at its start; or one of the others,
-            in which the agent calls the tool ``act``, such as "ragen".
-        split: ``"train"`` or ``"validation"``. An environment that knows no splits gets other seeds for each: those of
-            validation are shifted by 2**31.
-        max_turns: after this many turns the episode is truncated, if the environment does not end it before.
+        env_fn: makes the environment, whose observations are strings. It need not be a `gymnasium.Env`.
+        instructions: the system prompt; by default ``info["instructions"]`` at reset.
+        format: "plain", the text itself without a thought at its start; or one in which the agent calls the tool ``act``.
+        split: ``"train"`` or ``"validation"``, whose seeds are shifted by 2**31 for an environment without splits.
+        max_turns: after this many turns the episode is truncated.
         common: other arguments of `ToolEnv`.
     """
 
@@ -144,12 +139,12 @@ def host(env_fn: Callable[[], Any], instructions: str = "", **options: Any) -> H
 
 
 def make(id: str, **kwargs: Any) -> ToolEnv:
-    """The environment of a registered id, one of this suite or any that speaks text, which is then hosted.
+    """Make the environment of a registered id, hosting one that is not of this suite.
 
     Args:
         id: "Name-v0", or "module:Name-v0" to import the module first; of this suite, "MiniWiki" is enough.
         kwargs: of the environment. Where it is hosted, those that its constructor does not name and `HostedEnv` does,
-            such as ``instructions``, ``split`` and ``max_turns``, are the host's.
+            such as ``instructions`` and ``max_turns``, are the host's.
 
     Raises:
         ValueError: it does not speak text, or has no such argument; or as `find_spec`.
@@ -193,7 +188,7 @@ def check_arguments(id: str, spec: EnvSpec, names: Iterable[str]) -> None:
 
 
 def lacks_split(spec: EnvSpec) -> bool:
-    """Whether a registered constructor has no argument ``split``, so that `ToolEnv.hold_out` has to give its environment one."""
+    """Whether a registered constructor has no argument ``split``, so that `ToolEnv.hold_out` has to set it."""
     named = _named_parameters(spec)
     return named is not None and "split" not in named
 
@@ -235,12 +230,10 @@ def find_spec(id: str) -> EnvSpec:
 
 @contextmanager
 def explaining(spec: EnvSpec) -> Iterator[None]:
-    """While an environment of this suite is made: whatever is wrong with its arguments, or missing here, is an error in one
-    line. What an environment from elsewhere raises is left as it is: its author wants to see where.
+    """Turn errors while an environment of this suite is made into one line; leave those of other environments as they are.
 
     Raises:
-        TypeError: an argument has a wrong name, or perhaps a wrong type.
-        ValueError: it has a wrong value.
+        TypeError, ValueError: a wrong argument.
         ImportError: a package is not installed.
         OSError: data is not there.
     """
@@ -265,8 +258,7 @@ def _no_argument(id: str, name: str, accepted: set[str]) -> str:
 
 
 def has_vector(spec: EnvSpec) -> bool:
-    """Whether `gymnasium.make_vec` gives a vector of these environments. A `ToolEnv` that was registered without one gets
-    that of `agent_envs.vector.vector_entry_point` here."""
+    """Whether `gymnasium.make_vec` gives a vector of these environments; gives a `ToolEnv` without one ours."""
     if spec.vector_entry_point is None:
         made = _entry_point(spec)
         if isinstance(made, type) and issubclass(made, ToolEnv):

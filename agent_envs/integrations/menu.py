@@ -4,9 +4,8 @@
     >>> observation, info = env.reset(seed=0)
     >>> observation, reward, terminated, truncated, info = env.step(env.action_masks().argmax())
 
-A game has a menu where it has a method ``menu() -> dict[str, bool]``: the turns to choose from now, as its ``step`` takes
-them, and whether a turn would change anything. Their number and order stay what they are. Where it names the symbols of
-its board (``BOARD_SYMBOLS``), the board is what the agent sees; `state_text` shows it.
+A game has a menu where it has a method ``menu() -> dict[str, bool]``: the turns to choose from, in a fixed order, and
+whether each would change anything. With ``BOARD_SYMBOLS`` the observation is the board of `state_text`.
 """
 
 from typing import Any, cast
@@ -18,22 +17,17 @@ from agent_envs.games.boards import board_rows
 
 
 class Menu(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
-    """An environment of text with ``Discrete`` actions and ``Box`` observations.
+    """An environment of text with ``Discrete`` actions and ``Box`` observations. A choice is a turn of one action.
 
-    A choice is a turn of one action. ``max_turns`` is raised to the ``max_actions`` of the game, as turns of several
-    actions are not on the menu.
-
-    Observations are vectors of float32 in [0, 1]. Of a board, [cells * symbols + 1]: row by row, for each cell a 1 in the
-    place of its symbol, and then the share of the turns that is left. Elsewhere, [max_bytes]: the text in UTF-8, a byte b
-    as b / 255, and zeros behind it.
+    Observations are float32 in [0, 1]. Of a board, [cells * symbols + 1]: one-hot cells, row by row, and the share of the
+    turns that is left. Elsewhere, [max_bytes]: UTF-8 bytes / 255, padded with zeros.
 
     Args:
-        env: an environment with a menu, as `gymnasium.make` gives it. It is reset once, to count the choices.
+        env: an environment with a menu. It is reset once, to count the choices.
         max_bytes: of a text.
 
     Raises:
-        ValueError: the environment has no menu; at reset or step, a text is longer than ``max_bytes``; at step, the action
-            is not on the menu.
+        ValueError: the environment has no menu; a text is longer than ``max_bytes``; an action is not on the menu.
     """
 
     def __init__(self, env: gymnasium.Env, max_bytes: int = 256):

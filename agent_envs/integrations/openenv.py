@@ -2,9 +2,8 @@
 
     python -m agent_envs serve MiniWiki --openenv --port 8000
 
-A client resets with ``seed``, ``split`` and ``attempt`` and steps with ``{"text": …}``, the agent's turn. What comes back has
-one field, ``text``, as OpenEnv's clients show all fields of an observation to the policy. Reward and end have places of their
-own; metrics, for logs, are in the ``metadata`` beside the observation. Every session has an environment of its own.
+A client resets with ``seed``, ``split`` and ``attempt`` and steps with ``{"text": …}``, the agent's turn. Observations have
+one field, ``text``, since clients show all fields to the policy; metrics are in the ``metadata`` beside the observation.
 """
 
 import functools
@@ -105,12 +104,12 @@ def make_app(id: str, sessions: int = 128, **env_kwargs: Any) -> Any:
     """The FastAPI application of OpenEnv's server.
 
     Args:
-        id: a registered environment, of this suite or any that speaks text.
-        sessions: so many clients may play at once.
-        env_kwargs: of the environment. A ``split`` here is the one of clients that do not name theirs.
+        id: a registered environment.
+        sessions: clients at once.
+        env_kwargs: of the environment. ``split`` is the one of clients that do not name theirs.
 
     Raises:
-        ValueError: for a context that is rewritten on the way: the history is the client's.
+        ValueError: for a rewritten context: the history is the client's.
     """
     episode = Episode(id, **env_kwargs)  # fails here, and not at a client's first reset
     if episode.env.context is not None:

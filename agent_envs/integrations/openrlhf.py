@@ -39,10 +39,7 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
 
 def executor(id: str, **env_kwargs: Any) -> type[AgentExecutorBase]:
-    """An ``AgentExecutor`` that runs `dataset`'s questions.
-
-    The prompt is written by the tokenizer's chat template, system message and all, and takes the place of OpenRLHF's. Turns
-    are kept as they were sampled, and ``action_ranges`` says where they lie.
+    """An ``AgentExecutor`` that runs `dataset`'s questions, with prompts by the tokenizer's chat template.
 
     Raises:
         ValueError: a format made of special tokens, or a context that is rewritten on the way.
@@ -64,19 +61,18 @@ class _Executor(AgentExecutorBase):
         """Run an episode.
 
         Args:
-            prompt: the question.
-            label: of `dataset`.
+            prompt, label: of `dataset`.
             sampling_params: vLLM's; its ``max_tokens`` bounds a turn.
             max_length: tokens of the whole episode, the prompt's among them.
             hf_tokenizer: with a chat template.
             llm_engine: ``await generate(ids, sampling_params, …)`` gives what vLLM gives.
 
         Returns:
-            What OpenRLHF trains on: ``observation_tokens``, ``action_ranges``, ``rollout_log_probs``, ``reward``, ….
+            ``observation_tokens``, ``action_ranges``, ``rollout_log_probs``, ``reward``, ….
 
         Raises:
             ValueError: the dataset is another one, or there is no room for the prompt.
-            RuntimeError: a tool breaks for ten minutes, however often the episode is run.
+            RuntimeError: a tool breaks for ten minutes.
         """
         question = _read(label)
         pool = self._idle.setdefault(question["split"], [])

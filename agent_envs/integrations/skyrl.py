@@ -29,8 +29,7 @@ def register(id: str, **env_kwargs: Any) -> None:
 
 
 def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
-    """``n`` questions as a `datasets.Dataset` with the columns that SkyRL wants, and ``seed`` and ``split``, by which the
-    environment knows the question.
+    """``n`` questions as a `datasets.Dataset` with the columns that SkyRL wants, and ``seed`` and ``split``.
 
     Args:
         seed: draws the questions' seeds.
@@ -49,10 +48,8 @@ class AgentR1Env(BaseTextEnv):
     """An episode of this suite; SkyRL makes one for each trajectory.
 
     Args:
-        env_config: SkyRL's configuration of this environment class: further arguments of the environment.
+        env_config: further arguments of the environment.
         extras: the columns of the dataset's row.
-        env_id: the environment.
-        env_kwargs: its arguments.
     """
 
     _attempts: ClassVar[Counter] = Counter()  # at each question, in this process

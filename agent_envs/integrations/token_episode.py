@@ -8,7 +8,7 @@ from agent_envs.integrations.episode import Episode, Message, Reply
 
 
 class TokenEpisode:
-    """An `Episode` whose turns are ids. What comes back is encoded behind them, as in `trainers.rollouts.rollout`, id by id.
+    """An `Episode` whose turns are ids, the same as in `trainers.rollouts.rollout`.
 
     Args:
         episode: what is run.
@@ -16,7 +16,7 @@ class TokenEpisode:
         eos_ids: what the model may end a turn with beside the tokenizer's own eos.
 
     Attributes:
-        prompt: ids before the first turn, or, where the environment rewrites what the agent sees, before the next one.
+        prompt: ids before the first turn, or before the next one where the environment rewrites the context.
         ids: sampled turns and what came back to them, after the prompt.
         mask: which of ``ids`` were sampled.
         logprobs: of ``ids``, 0.0 where the environment speaks.
@@ -55,8 +55,7 @@ class TokenEpisode:
         Args:
             sampled: its ids; what lies behind the end of the turn is cut off.
             logprobs: of these.
-            room: how many ids may follow the prompt. Where what comes back would leave none for a turn, the environment truncates
-                the episode, and takes its shaping back.
+            room: how many ids may follow the prompt. The environment truncates the episode where none is left for a turn.
         """
         text = self.append_turn(sampled, logprobs)
         if room is not None:

@@ -41,12 +41,12 @@ def chat_env(id: str, tokenizer: Any, *, num_envs: int = 1, group_size: int = 1,
 
 
 class AgentR1ChatEnv(ChatEnv):
-    """See `chat_env`. ``set_seed`` decides all questions; a reset with a ``"seed"`` for each environment, [num_envs] ints,
-    asks for certain ones. An environment that has finished waits for its reset.
+    """See `chat_env`. ``set_seed`` decides all questions, unless a reset has ``"seed"``, [num_envs] ints. An environment that has
+    finished waits for its reset.
 
     Attributes:
         metrics: a dict for each environment, for logs.
-        stop: strings that end a turn, for ``model.generation_config.stop_strings``. A turn is cut there in any case.
+        stop: strings that end a turn, for ``model.generation_config.stop_strings``.
         max_turns: after so many turns an episode is truncated.
     """
 

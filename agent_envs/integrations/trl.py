@@ -28,9 +28,7 @@ ENDED = "The episode has ended."
 
 
 def dataset(id: str, n: int, *, seed: int = 0, native: bool = False, **env_kwargs: Any) -> Any:
-    """``n`` questions as a `datasets.Dataset`, for ``train_dataset`` or ``eval_dataset``.
-
-    Its columns are ``prompt``, the messages before the first turn, which also hold the seed of the question, and ``seed``.
+    """``n`` questions as a `datasets.Dataset` with ``prompt``, the messages before the first turn, and ``seed``.
 
     Args:
         seed: draws the questions' seeds.
@@ -50,8 +48,7 @@ def episode_return(
     completions: list, turn_rewards: list | None = None, environments: list | None = None,
     env_metrics: list | None = None, log_metric: Callable[[str, float], None] | None = None, **columns: Any,
 ) -> list[float | None]:  # fmt: skip
-    """The ``reward_funcs`` for both ways: what each episode earned, and None where a tool broke on the way, which TRL
-    leaves out of the group. Their `Episode.metrics` are logged as ``env/…``."""
+    """The ``reward_funcs`` for both ways: the return of each episode, None where a tool broke; logs metrics as ``env/…``."""
     if environments:
         for environment, messages in zip(environments, completions, strict=True):
             environment._settle(messages)
@@ -72,17 +69,13 @@ def episode_return(
 
 
 def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, Any], dict[str, Any]]:
-    """A ``rollout_func`` that runs `dataset`'s questions, turns in text.
+    """A ``rollout_func`` that runs `dataset`'s questions, turns in text, with the ids as they were sampled.
 
-    A turn is kept as it was sampled, up to the token that ends it (the model's end of turn, or a closing tag of the
-    format), and what the environment says is encoded behind it; ``env_mask`` tells the two apart. It is what
-    `trainers.rollouts.rollout` does, id by id. ``turn_rewards`` is an extra field, for reward functions of your own.
-
-    TRL's ``max_completion_length`` bounds a turn here; an episode is bounded by the environment's ``max_turns`` and
-    ``max_tokens``. Sampling is TRL's own, with `generate` or vLLM.
+    ``env_mask`` tells sampled ids from observations; ``turn_rewards`` is an extra field for reward functions of your own.
+    TRL's ``max_completion_length`` bounds a turn; the environment's ``max_turns`` and ``max_tokens`` bound an episode.
 
     Raises:
-        ValueError: a format made of special tokens, or a context that is rewritten on the way, which TRL cannot train.
+        ValueError: a format made of special tokens, or a context that is rewritten on the way.
     """
     pools: dict[str, list[Episode]] = {}
 
@@ -168,11 +161,9 @@ def _check_seed(seed: int | None, native: bool = False) -> int:
 def environment_factory(id: str, **env_kwargs: Any) -> type:
     """An ``environment_factory``: a class with a method for each tool, made from its schema, and ``answer``.
 
-    TRL runs the loop and reads the calls by the model's chat template, which must support tools; it refuses others, such as
-    that of the word-level tokenizer of our tiny policy, for which there is `rollout_func`. The calls of a message are one
-    turn of the environment, and run together. What TRL never shows the environment costs what it costs with us: a call
-    of an unknown tool, a message without a readable call, a call behind ``max_tool_calling_iterations``. `episode_return`
-    sees to it, and has to be the ``reward_funcs``. A turn past the environment's ``max_turns`` does nothing and earns nothing.
+    TRL runs the loop and reads calls by the model's chat template, which must support tools. The calls of a message are one
+    turn. `episode_return`, which has to be the ``reward_funcs``, charges for what TRL never shows the environment: unknown
+    tools, unreadable messages, calls past ``max_tool_calling_iterations``.
 
     Raises:
         ValueError: a tool whose name cannot be a method's, or a task that native calls cannot follow, see `Episode`.
@@ -236,9 +227,9 @@ class _Environment:
         return list(results) if len(results) == len(calls) else [*results[:1]] * len(calls)
 
     def _settle(self, messages: list[Message]) -> None:
-        """Take the turns of a finished conversation that TRL has not passed on; where one of them was not the last, all
-        are taken again in their order. TRL goes on no more behind the last turn, be it without a call or too long: so the
-        episode ends there, truncated, and what it was paid for the way is settled as at any end."""
+        """Take the turns of a finished conversation that TRL has not passed on, all again where one was not the last. The
+        episode ends at the last turn, truncated, which settles its shaping.
+        """
         turns = [self._calls(message) for message in messages if message["role"] == "assistant"]
         if turns[: len(self._taken)] != self._taken or not self._episode.done:
             self._episode.start(self._seed, attempt=self._number)

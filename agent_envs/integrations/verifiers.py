@@ -1,12 +1,10 @@
-"""The environments of this suite as a taskset of verifiers. Tested with verifiers 0.4.
+r"""The environments of this suite as a taskset of verifiers. Tested with verifiers 0.4.
 
-    vf-eval agent-r1-envs --env.taskset.env MiniWiki -n 20 -r 4 --no-push -m MODEL \\
+    vf-eval agent-r1-envs --env.taskset.env MiniWiki -n 20 -r 4 --no-push -m MODEL \
         --client.base-url http://localhost:8000/v1
 
-``agent-r1-envs`` is the taskset's id there: verifiers looks plugins up as top-level modules. A task is a question, by its
-seed; the harness here plays it in this process, each turn a request to the model, so it needs no sandbox. Turns are text, or
-function calls with ``--env.taskset.native``. The reward is the episode's return; the reward of each turn and the metrics of
-the task are metrics.
+A task is a question, by its seed, played in this process. Turns are text, or function calls with ``--env.taskset.native``.
+The reward is the episode's return; rewards of turns and the task's metrics are metrics.
 """
 
 import asyncio

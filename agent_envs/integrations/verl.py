@@ -74,8 +74,7 @@ class AgentR1Loop(AgentLoopBase):
 
         Returns:
             ``response_ids``, turns and what came back to them; ``response_mask``, which of these were sampled;
-            ``response_logprobs``; ``reward_score``, what the episode earned; ``turn_scores``, turn by turn; and for logs
-            ``score``, the measure that the task reports, as ``acc``.
+            ``response_logprobs``; ``reward_score``, the return; ``turn_scores``; and the task's ``score`` for logs, as ``acc``.
         """
         if not extra_info or "seed" not in extra_info:
             raise ValueError("a row without a seed: train on agent_envs.integrations.verl.dataset(id, n)")

@@ -52,11 +52,7 @@ ctypes.CDLL(None).dl_iterate_phdr(visit(each), None)
 
 @cache
 def visible_tree() -> tuple[dict[str, str], list[str]]:
-    """What is shown of the machine, read-only: path inside -> path outside; and folders in it that are hidden.
-
-    It is the interpreter, its standard library, the shared libraries that these load, and the time zones. Installed
-    packages are hidden.
-    """
+    """What is shown of the machine, read-only: path inside -> path outside; and folders in it that are hidden."""
     listed = subprocess.run(
         [python(), "-I", "-S", "-c", _LIBRARIES], env={}, capture_output=True, text=True, check=True
     )

@@ -2,10 +2,9 @@
 
     caller ── monitor ──namespaces── confine ── the code
 
-`monitor` is outside the sandbox: it keeps the time, and when it leaves nothing of the run is left. `confine` is the
-first process inside: it waits for the code and reports how it ended. Whatever the code prints or does, it cannot
-write that report. Both get their configuration as the head of standard input, the rest of which belongs to the code;
-each is called with its own, and with a function that reads the next one and runs what it is for.
+`monitor`, outside the sandbox, keeps the time. `confine`, the first process inside, waits for the code and reports how it
+ended; the code cannot write that report. Each gets its configuration from the head of standard input, and a function that
+reads the next one and runs what it is for.
 """
 
 import ctypes
@@ -122,10 +121,9 @@ def clone_namespaces(config: dict, run_next) -> int:
 
 
 def map_identities(pid: int, nobody: int) -> None:
-    """Who the processes in the user namespace are outside: the caller without rights, and nobody where that is root.
+    """Map the caller without rights, and nobody where that is root, into the user namespace.
 
-    Root builds the sandbox as itself, since its files may be under /root, and `exec_code` then turns into nobody. A
-    root with no nobody beneath it, as in a container of a single user, is mapped like any other user.
+    Root builds the sandbox as itself, since its files may be under /root; `exec_code` then turns into nobody.
     """
     as_root = os.geteuid() == 0 and is_mapped(nobody)
     if not as_root:

@@ -94,10 +94,7 @@ def _make_completed(backend: str, report_line: str, late: bool, out: Capture, er
 def _communicate(
     process: subprocess.Popen, payload: bytes, reports: int, until: float, out: Capture, err: Capture
 ) -> str:
-    """Writes and reads until no process is left that could write the report, or time is over. Returns its first line.
-
-    It does not wait for the ends of stdout and stderr, which a process left behind could keep open.
-    """
+    """Write and read until no process is left that could write the report, or time is over; return its first line."""
     assert process.stdin and process.stdout and process.stderr
     report, unsent, stdin = bytearray(), memoryview(payload), process.stdin.fileno()
     sinks: dict[int, Callable[[bytes], None]] = {

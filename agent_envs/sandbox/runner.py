@@ -20,17 +20,17 @@ def run(
     max_output: int = 20_000,
     backend: str = "auto",
 ) -> Completed:
-    """Runs a Python program in a process of its own, shut off from this one, its files and the network.
+    """Run a Python program in a process of its own, without the caller's files and network.
 
-    Whatever the program does, the call is over half a second after `timeout`.
+    The call ends half a second after ``timeout`` at the latest.
 
     Args:
-        code: the source. It runs as ``main.py`` in an empty folder, with the standard library and nothing else.
+        code: the source. It runs as ``main.py`` in an empty folder, with the standard library only.
         stdin: what ``input()`` reads.
         timeout: seconds of wall time, the start of the interpreter included.
         memory_mb: MiB of address space.
         max_output: bytes of stdout, and as many of stderr, that are kept.
-        backend: "auto" or "namespaces", or "unsafe": limits without isolation, and never chosen by "auto".
+        backend: "auto" or "namespaces", or "unsafe": limits without isolation, never chosen by "auto".
 
     Raises:
         ValueError: for an argument out of range.
@@ -50,9 +50,6 @@ def run_batch(
         codes: the programs.
         stdin: one text for all, or one for each.
         backend, **limits: as of `run`.
-
-    Raises:
-        ValueError: also where `codes` and `stdin` differ in number.
     """
     if isinstance(codes, str):
         raise ValueError("codes must be a sequence of programs, got one string; use run for a single one")

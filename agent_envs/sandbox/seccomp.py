@@ -1,10 +1,7 @@
-"""Which system calls the code may make, and the filter that holds it to them.
+"""Which system calls the code may make: a classic BPF filter (Linux, ``Documentation/userspace-api/seccomp_filter.rst``).
 
-The filter lets a list of calls through and answers all others as a kernel that does not know them (ENOSYS), which is
-what the C library takes as a cue to fall back on older calls. It is classic BPF (Linux,
-``Documentation/userspace-api/seccomp_filter.rst``): a program over ``struct seccomp_data``, run at every call.
-
-There is no fork among them. One process, with threads, is what makes the memory limit exact and daemons impossible.
+Calls that are not listed get ENOSYS, at which the C library falls back on older ones. fork is not listed: one process, with
+threads, makes the memory limit exact and daemons impossible.
 """
 
 import errno

@@ -20,20 +20,15 @@ class ToolError(Exception):
 class FunctionTool:
     """A function with type hints and a docstring, as a tool.
 
-    The hints become the JSON schema that arguments are checked against; the first paragraph of the docstring is the
-    description, and lines of its ``Args:`` section describe the parameters. What the function returns is what the agent
-    reads: a string as it is, a `ToolResult` untouched, anything else as JSON. `ToolError` and ValueError are the
-    agent's mistakes, and so are numbers and nestings beyond what Python can do (ArithmeticError, MemoryError,
-    RecursionError); any other exception, and running out of time, is the tool's own.
-
-    Calls of one turn run one after the other, in order; async functions run together. They get their arguments in the
-    types of the hints (a date for a date).
+    The hints become the JSON schema that arguments are checked against; the docstring's first paragraph is the description and
+    its ``Args:`` describe the parameters. A string is returned as it is, a `ToolResult` untouched, anything else as JSON.
+    `ToolError`, ValueError, ArithmeticError, MemoryError and RecursionError are the agent's mistakes; any other exception, and
+    running out of time, is the tool's own. Calls of one turn run in order; those of async functions together.
 
     Args:
-        function: sync or async; positional-only and ``*args`` parameters cannot be called by name and are rejected.
+        function: sync or async, with named parameters only.
         name: in place of the function's own.
-        timeout: seconds for a call, which then runs in a thread. A sync function that does not return cannot be
-            stopped, only left behind, and goes on with whatever it does. None: no limit.
+        timeout: seconds for a call, which then runs in a thread; a sync function that does not return goes on there.
         retries: further tries after a fault of the tool other than running out of time.
         max_output: characters of the result that the agent gets to read.
         batch_key: see `agent_envs.tools.Tool`; functions that change one state share one, such as ``batch_key=self``.

@@ -3,8 +3,7 @@
     tools = mount(["python", "my_server.py"])          # a program that speaks MCP on its standard input and output
     tools = mount("http://127.0.0.1:8000/mcp")         # or a server
 
-The server keeps whatever state it has: it is the same for all episodes, so an environment over tools that change
-something has to bring it back to its beginning itself.
+The server's state is the same for all episodes: an environment has to reset it itself.
 """
 
 from __future__ import annotations
@@ -41,21 +40,19 @@ logging.getLogger("mcp").addHandler(logging.NullHandler())
 def mount(
     server: str | Sequence[str], *, only: Sequence[str] | None = None, timeout: float = 30.0
 ) -> tuple[MCPTool, ...]:
-    """The tools of an MCP server; environments of one process share the connection, and it is kept until the process ends.
+    """Mount the tools of an MCP server; the environments of a process share one connection.
 
-    Where the server dies, the calls that it was at are faults, and the next call starts it or connects to it anew.
+    Where the server dies, the calls that it was at are faults, and the next call connects anew.
 
     Args:
         server: the URL of a server (streamable HTTP), or a command as a list of words.
         only: names of tools to take, in this order; all by default.
-        timeout: seconds for the calls of one turn, or of one step of a vector, which are sent together. A server that answers
-            them one after the other needs the time of all.
+        timeout: seconds for the calls of one turn, or of one step of a vector, which are sent together.
 
     Raises:
         ImportError: the package ``mcp`` is not installed, or is older than 2.
         ConnectionError: the server does not start, does not answer, or lists tools without end.
-        ValueError: ``server`` is neither a URL nor a command, ``only`` names a tool that it does not have, or a tool
-            cannot be used, as for a schema that refers to other documents: ``only`` can leave it out.
+        ValueError: ``server`` is neither a URL nor a command, ``only`` names an unknown tool, or a tool cannot be used.
     """
     connection = _connect(server if isinstance(server, str) else tuple(server), timeout)
     listed = {tool.name: tool for tool in connection.list_tools()}
@@ -116,7 +113,7 @@ class Connection:
         return _connect, (self.server, self.timeout)
 
     def list_tools(self) -> list[Any]:
-        """The tools of the server, as the client describes them; with a second try on a new connection.
+        """The tools of the server; with a second try on a new connection.
 
         Raises:
             ConnectionError: both failed.
@@ -255,8 +252,7 @@ class _ClientThread:
         return found
 
     def _end(self, started: set[psutil.Process]) -> None:
-        """Wait for the client, which asks its program to leave, and end what is left of it: the client's own way stops
-        at programs that leave children behind, and this process may end before it is through."""
+        """Wait for the client, which asks its program to leave, and end what is left of it."""
         self._thread.join(10)
         killed = started | self._find_started()
         for process in killed:
@@ -278,8 +274,7 @@ async def _program(command: tuple[str, ...], mark: str) -> AsyncIterator[Any]:
 
 
 def _show_errors() -> TextIO:
-    """A file for the error output of a program, which is shown on ours: what would steer a terminal by number, and no more
-    of it than anybody reads."""
+    """A file for the error output of a program, which is shown on ours: printable, and bounded."""
     reading, writing = os.pipe()
 
     def show() -> None:

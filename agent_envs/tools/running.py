@@ -20,13 +20,11 @@ class Tool(Protocol):
     """Something an agent can call.
 
     Optional attributes:
-        batch_key: calls of tools with equal keys run one after the other, in order, and those of one tool that follow
-            each other as one batch. By default each tool object is its own key. Tools that change the same state share
-            a key that is theirs alone, such as the environment itself.
+        batch_key: calls of tools with equal keys run in order, those of one tool that follow each other as one batch. By
+            default each tool object is its own key. Tools that change the same state share a key, such as the environment.
         interchangeable: tools of one name and batch key may stand in for each other, so the calls of several
             environments make one batch.
-        io_bound: the tool spends its time waiting (for a process, for a server), so its calls run in a thread beside
-            those of other batch keys.
+        io_bound: its calls wait (for a process, for a server), and run in a thread beside those of other batch keys.
         max_output: characters of a result that the agent gets to read.
     """
 
@@ -60,9 +58,8 @@ Request = tuple[Mapping[str, Tool], ToolCall]
 def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
     """Run calls, each with the tools it may choose from by name; results come in the order of the requests.
 
-    An unknown tool, arguments that do not fit its schema and `ToolError` give a result with an error message, for the
-    agent. A tool that raises anything else, or returns something that is no result, gives its own call a result with
-    ``fault`` set. Tools get text that is Unicode: for a lone surrogate, which an agent may write, they get a "?".
+    An unknown tool, arguments that do not fit and `ToolError` give a result with an error message. A tool that raises anything
+    else, or returns no result, gives its own call a ``fault``. Lone surrogates in arguments become "?".
     """
     requests = [(tools, _with_unicode(call)) for tools, call in requests]
     results: dict[int, ToolResult] = {}  # by number of the request
@@ -118,8 +115,9 @@ def _run_queue(requests: list[Request], queue: list[int], results: dict[int, Too
 
 
 def _run_batch(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-    """A batch; if it fails, its calls one by one, so that only the call at fault fails. Where `UNANSWERED` of them in a row
-    got no answer (a ConnectionError), the rest fails with them: each would wait for as long."""
+    """Run a batch; if it fails, its calls one by one, so that only the call at fault fails. After `UNANSWERED` ConnectionErrors
+    in a row the rest fails too.
+    """
     outcome = _attempt(tool, arguments)
     if isinstance(outcome, list):
         return outcome

@@ -1,9 +1,7 @@
-"""Arguments against the JSON schema of a tool.
+"""Arguments against the JSON schema of a tool; neither is trusted.
 
-A schema may come from a stranger, and arguments always do. So a schema is compiled when its tool is taken on, and
-refused with the reason where it cannot be used: its references stay inside it, its patterns are for an engine whose time
-is linear in the text (Rust's, which comes with pydantic), and a check has a bound on its work, which does not depend on
-the clock.
+A schema is compiled when its tool is taken on, and refused where it cannot be used: references stay inside it, patterns run
+in a linear-time engine (Rust's, from pydantic), and the work of a check is bounded.
 """
 
 import json
@@ -93,8 +91,7 @@ def _no_other_documents() -> Any:
 
 
 def _parts(schema: Any, named: bool = False) -> Iterator[dict[str, Any]]:
-    """All objects of a schema, but those that are values rather than schemas. ``named``: its keys are names that a stranger
-    gave, of properties or definitions, and "default" may be one of them."""
+    """All objects of a schema that are schemas. ``named``: its keys are names, of properties or definitions."""
     if isinstance(schema, dict):
         if not named:
             yield schema

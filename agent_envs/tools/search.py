@@ -24,9 +24,8 @@ _LINE = re.compile(r'\[\d+\] (?:"((?:[^"]|"")*)"|(.*?)): (.*)')
 def show_passage(number: int, passage: Passage, max_chars: int | None = None) -> str:
     """A passage as the agent reads it, on one line: ``[1] Title: text``, of at most ``max_chars`` characters.
 
-    A title with ": " in it, or with a quote at its start, stands in double quotes, those inside it doubled, so that it
-    can be told where the title ends: ``[1] "Star Trek: Picard": text``. (Quotes around all titles would cost a token
-    each; about one title in a hundred needs them.) `read_shown` is the inverse.
+    A title with ": " in it, or a quote at its start, stands in double quotes, those inside it doubled. `read_shown` is the
+    inverse.
     """
     title, text = (" ".join(part.split()) for part in (passage.title, passage.text))
     if ": " in title or title.startswith('"'):
@@ -38,8 +37,7 @@ def show_passage(number: int, passage: Passage, max_chars: int | None = None) ->
 
 
 def read_shown(observation: str) -> list[tuple[str, str]]:
-    """The (title, text) of each passage that `show_passage` wrote into an observation, in any of the formats, cut as they
-    are."""
+    """The (title, text) of each passage that `show_passage` wrote into an observation, in any of the formats."""
     if observation.startswith("[{"):  # messages of the format "openai": JSON has their line breaks escaped
         with contextlib.suppress(ValueError):
             observation = "\n".join(str(message.get("content")) for message in json.loads(observation))
@@ -50,9 +48,7 @@ def read_shown(observation: str) -> list[tuple[str, str]]:
 def cut(text: str, max_chars: int) -> str:
     """The beginning of a text, with the mark " …" where something is left out.
 
-    It ends with a sentence, if one ends in the last third of what there is room for, and else with a word: on
-    paragraphs of the benchmarks a third costs a percent of the answers that a cut at words would show, and sentences
-    alone cost five.
+    It ends with a sentence, if one ends in the last third of the room, and else with a word.
     """
     if len(text) <= max_chars:
         return text
@@ -79,12 +75,10 @@ class SearchTool:
     Args:
         searcher: what to search.
         k: passages per query.
-        max_chars: each passage is cut to this many characters, its title included, so that one long article cannot fill
-            the context: see `cut`.
-        max_tokens: and to this many tokens, if ``tokenizer`` is given.
-        tokenizer: with a ``name``, and ``prefix(text, n)``, the characters that the first n tokens of a text are: an
-            `agent_envs.tool_env.TokenCounter`.
-        max_query: a query of more characters fails; the cost of a search grows with the words in it.
+        max_chars: of a passage, its title included: see `cut`.
+        max_tokens: of a passage, if ``tokenizer`` is given.
+        tokenizer: an `agent_envs.tool_env.TokenCounter`.
+        max_query: a query of more characters fails.
         description: what the agent reads about it.
     """
 
@@ -161,15 +155,14 @@ class SearchTool:
 
 @dataclass(eq=False)
 class ReadTool:
-    """Open an article by its title: all passages under that title, in full.
+    """Open an article by its title, compared without case: all passages under that title, in full.
 
-    What is longer than ``max_chars`` comes in parts, which are asked for as "Title #2". Titles are compared without
-    case. A searcher on a server, and one over more than a million passages, is asked for the title instead, and opens
-    what it ranks among the first 50.
+    What is longer than ``max_chars`` comes in parts, asked for as "Title #2". A searcher on a server, or over more than a
+    million passages, is searched for the title, among its first 50 passages.
 
     Args:
         searcher: over the corpus to read in.
-        max_chars: characters of a part. A single passage that is longer is read in parts, too.
+        max_chars: characters of a part.
         max_title: a title of more characters fails.
     """
 
@@ -268,8 +261,8 @@ def _search(searcher: Searcher, queries: list[str], k: int) -> list[list[Passage
     """As `Searcher.search`.
 
     Raises:
-        ToolError: the searcher refuses this one query, such as a server does one that is longer than it takes.
-        ValueError: it refuses several, or any query, as it would where ``k`` is more than it gives: no agent's mistake.
+        ToolError: the searcher refuses this one query, but not others.
+        ValueError: it refuses several, or any query: no agent's mistake.
     """
     try:
         return searcher.search(queries, k)

@@ -22,13 +22,12 @@ def run_baselines(
 
     Args:
         id: a registered environment.
-        episodes: how many each script runs, from ``seed`` on. Questions of a file are taken once each, those of
-            `agent_envs.utils.scripts.sample_instances`; 0 is all of them.
+        episodes: of each script, from ``seed`` on; questions of a file once each, see `sample_instances`. 0 is all of them.
         kwargs: arguments of the environment.
         track: shows progress, such as ``tqdm``.
 
     Returns:
-        Rows with ``agent``, ``score`` (mean of the task's own measure) and its 95 % bootstrap ``interval``, ``reward``
+        Rows with ``agent``, ``score`` (mean of the task's own measure) and its 95% bootstrap ``interval``, ``reward``
         (mean return), ``turns``, ``calls``, ``episodes`` and the ``source`` of the instances.
 
     Raises:

@@ -34,15 +34,13 @@ class CheckFailed(AssertionError):
 def check_agent_env(env: gymnasium.Env, steps: int = 200, seed: int = 0) -> None:
     """Raise `CheckFailed` at the first violation of the contract.
 
-    - Gymnasium's ``check_env`` has nothing to say, not even a warning.
-    - Any string is a turn: hostile text raises nothing, rewards are finite, ``reward_terms`` add up to the reward,
-      an unreadable turn earns nothing, and observations are text that a tokenizer can take.
-    - No arguments make a tool fail by a fault of its own, which would let an agent void an episode: what is wrong with
-      them is the agent's mistake.
-    - The text of tool results earns nothing: with the same calls and other text, rewards stay the same.
+    - Gymnasium's ``check_env`` gives no error and no warning.
+    - Any string is a turn: it raises nothing, rewards are finite and the sum of ``reward_terms``, an unreadable turn earns
+      nothing, and observations can be encoded.
+    - No arguments make a tool fail by a fault of its own, which would void an episode.
+    - The text of tool results earns nothing.
     - It can be pickled in the middle of an episode, and a copy goes on as the original does.
-    - The same seed gives the same episodes, byte for byte: when played again, in a process with another hash seed, and
-      in an environment that is made there from the spec.
+    - The same seed gives the same episodes: again, in a process with another hash seed, and made there from the spec.
     - A vector of environments plays as they do one by one.
 
     Args:
@@ -75,8 +73,7 @@ def check_agent_env(env: gymnasium.Env, steps: int = 200, seed: int = 0) -> None
 
 
 def transcript(env: ToolEnv, steps: int, seed: int, sampled: bool = True) -> str:
-    """A digest of everything that an environment says to a random agent in ``steps`` turns: observations, rewards,
-    flags and infos, in the order in which they come."""
+    """A digest of all observations, rewards, flags and infos of a random agent in ``steps`` turns."""
     digest, rng = hashlib.sha256(), random.Random(f"check:{seed}")
     env.action_space.seed(seed)
     for happened in _roll_out_randomly(env, steps, seed, rng, sampled):

@@ -85,12 +85,7 @@ _OF_TYPE: dict[str, tuple[Any, ...]] = {
 
 
 def make_hostile_arguments(rng: random.Random, parameters: Mapping[str, Any]) -> dict[str, Any]:
-    """Random arguments that a tool should refuse rather than break at. Most have the types of its schema, so that they get
-    past it and to the tool.
-
-    Args:
-        parameters: JSON schema of the tool.
-    """
+    """Random arguments that a tool should refuse rather than break at; most have the types of its schema."""
     properties = parameters.get("properties", {})
     arguments = {name: _hostile_value(rng, schema) for name, schema in properties.items()}
     if properties and rng.random() < 0.1:

@@ -1,8 +1,7 @@
 """Scripted agents: baselines to compare with, demonstrators to imitate.
 
-A script is a generator: it yields turns and is sent the observations that come back. It is given the environment, after
-its reset, and a random generator of its own; only an oracle looks at more of the environment than its
-``first_observation``. Scripts know nothing of formats: ``env.format.write`` puts a turn into words.
+A script is a generator that yields turns and is sent observations. It gets the environment, after its reset, and a random
+generator; only an oracle looks at more than ``first_observation``. ``env.format.write`` puts a turn into words.
 """
 
 import json
@@ -51,15 +50,14 @@ def _next(agent: Script, reply: str | None, turns: int) -> Turn:
 
 
 class EpisodeRecorder:
-    """Records what an episode file needs and no observation holds. Nothing of it is ever shown to the agent.
+    """Records what an episode file needs and no observation holds.
 
     Args:
         env: just reset.
         info: of the reset.
 
     Attributes:
-        instance: ``question`` (the first observation), ``id``, ``golds``, ``kind`` and ``supporting``, see
-            `ToolEnv.describe_instance`.
+        instance: ``question`` (the first observation) and `ToolEnv.describe_instance`.
     """
 
     def __init__(self, env: ToolEnv, info: dict[str, Any]):
@@ -78,8 +76,7 @@ class EpisodeRecorder:
         self._env, self._found = env, env.found_evidence()
 
     def record_turn(self) -> dict[str, Any]:
-        """After each step: the ``calls`` of the turn with their results, ``found`` (names of what it was the first to show
-        of what supports the answer) and whether it was ``invalid``."""
+        """After each step: the ``calls`` with their results, ``found`` (supporting names first shown) and ``invalid``."""
         env, before = self._env, self._found
         turn, results, self._found = env.history.turns[-1], env.results, env.found_evidence()
         texts = env.feedback if len(env.feedback) == len(turn.calls) else [result.text for result in results]
@@ -95,12 +92,10 @@ class EpisodeRecorder:
 def begin(
     envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] = ()
 ) -> tuple[tuple[str, ...], dict[str, Any]]:
-    """Start numbered instances in the first environments of a vector: question number n where the task has a list of
-    ``questions``, else what ``reset(seed=n)`` gives. Returns what ``reset`` does.
+    """Start numbered instances in the first environments of a vector: a question of ``questions``, else ``reset(seed=n)``.
 
     Args:
-        attempts: which attempt at its instance each is, from 0. Each has chance of its own after the start, where a task
-            has any.
+        attempts: which attempt at its instance each is, from 0; decides chance after the start.
     """
     count, total = len(numbers), envs.num_envs
     padded = [*numbers, *[0] * (total - count)]
@@ -113,12 +108,9 @@ def begin(
 
 
 def sample_instances(env: ToolEnv, count: int) -> list[int]:
-    """The numbers of ``count`` instances to evaluate on, in ascending order; 0 is all there are, or 500 of those made
-    from seeds.
+    """The numbers of ``count`` instances to evaluate on, in ascending order; 0 is all, or 500 of those made from seeds.
 
-    Questions of a benchmark are drawn from its whole file, always the same ones, and fewer of them are some of more: files
-    are ordered by kind (MuSiQue's development set begins with 1,179 questions of two hops). Questions that were drawn at
-    random when they were made, MiniWiki's, are taken in their order.
+    Questions of a file, which may be ordered by kind, are drawn at random, always the same; fewer are some of more.
     """
     if env.questions is None:
         return list(range(count or 500))
@@ -140,9 +132,9 @@ def roll_out_many(
     """Let ``script`` act in numbered instances (see `begin`), as many at once as there are environments.
 
     Returns:
-        For each instance its turns: dicts with ``observation`` (what the agent read), ``instructions`` (the system
-        prompt), ``action``, ``reward``, ``next_observation``, ``recorded`` (by an `EpisodeRecorder`) and the entries of
-        the info; the first one also has the recorder's ``instance``.
+        For each instance its turns: dicts with ``observation``, ``instructions`` (the system prompt), ``action``,
+        ``reward``, ``next_observation``, ``recorded`` (by an `EpisodeRecorder`) and the entries of the info; the first one
+        also has the recorder's ``instance``.
     """
     episodes: list[list[dict[str, Any]]] = []
     for start in range(0, len(questions), envs.num_envs):

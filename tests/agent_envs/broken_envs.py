@@ -99,13 +99,6 @@ class Raises(Digit):
         return super().parse(action)
 
 
-class SurrogateAtReset(Digit):
-    """The first observation is no Unicode."""
-
-    def question(self):
-        return "Which \ud800?"
-
-
 class Surrogate(Digit):
     """What comes back is no Unicode."""
 

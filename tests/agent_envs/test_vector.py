@@ -70,21 +70,6 @@ def test_a_step_makes_one_search_call(vector):
     assert len(spy.batches) == 1
 
 
-def test_a_finished_environment_is_inert_until_it_is_reset(vector):
-    vector.reset(seed=0)
-    vector.step(["<answer>x</answer>", *["nothing"] * 5])
-    for _ in range(3):
-        observations, rewards, terminated, truncated, infos = vector.step(["<search>a</search>"] * 6)
-        assert observations[0] == "" and rewards[0] == 0.0 and terminated[0] and not truncated[0]
-        assert not infos["_valid"][0] and infos["_valid"][1:].all()
-    assert vector.envs[0].history.calls == []
-    mask = np.array([True, *[False] * 5])
-    observations, infos = vector.reset(seed=0, options={"reset_mask": mask})
-    assert observations[0] == vector.envs[0].question.question and infos["_source"].tolist() == mask.tolist()
-    _, _, terminated, truncated, infos = vector.step(["<search>a</search>"] * 6)
-    assert not terminated[0] and infos["turns"][0] == 1 and truncated[1:].all()
-
-
 def test_equal_seeds_make_a_group_and_options_reach_every_environment(vector):
     observations, _ = vector.reset(seed=[4, 4, 4, 5, 5, 5])
     assert len(set(observations[:3])) == len(set(observations[3:])) == 1
