@@ -8,6 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from agent_envs.utils.scripts import sample_instances
 from agent_envs.vector import ToolVectorEnv
 from experiments.recipe import EnvConfig
 from retrieval_index import durable
@@ -88,8 +89,8 @@ def _roll_out(column: Column, path: Path, make_player: Callable[[], Player]) -> 
     size = episodes_at_once()
     task = column.task
     envs = make_envs(task.env, json.dumps(task.env_kwargs), "validation", min(column.questions or size, size))
-    numbers, questions = evaluator.instances(envs, column.questions), envs.envs[0].questions
-    measure, source = envs.envs[0].PRIMARY_METRIC, evaluator.source_of(envs)
+    numbers, questions = sample_instances(envs.envs[0], column.questions), envs.envs[0].questions
+    measure, source = envs.envs[0].PRIMARY_METRIC, envs.envs[0].describe_source()
     header = {"source": source, "measure": measure, "count": len(numbers)}
     path.parent.mkdir(parents=True, exist_ok=True)
     while len(episodes) < len(numbers):

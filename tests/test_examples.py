@@ -12,12 +12,7 @@ from trainers.tiny import curriculum
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SAID = {
-    "own_questions": (
-        "You know the town of Tarn",
-        "seed 0",
-        "questions: Tarn (local:town/questions.jsonl)",
-        "exact match: {",
-    ),
+    "own_questions": ("You know the town of Tarn", "questions: Tarn (local:town/questions.jsonl)", "exact match: {"),
     "own_tool": ("there is no town Rome; there are Tarn", "7 km", "success: {", "Trained with GRPO"),
     "own_reward": ("brief     -0.2", "earns -0.15: {'format': 0.05, 'brief': -0.2}", "paid for brevity, by update: ["),
     "judge_reward": ("exact match 0, judge 1", "exact match 1, judge 1", "update 2: judge"),

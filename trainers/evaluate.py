@@ -59,14 +59,8 @@ class Args(Checks):
     native, or the format of --env-kwargs; where a task cannot be played by function calls, its own format."""
     concurrency: int = 16
     """Episodes at once with --api."""
-    requests_per_minute: float = 0
-    """Requests to --api in a minute; 0 for no limit. Where the server asks for a pause, all requests wait in any case."""
     timeout: float = 600
     """Seconds that --api may take for an answer, before it is asked again."""
-    price_in: Annotated[tuple[float, ...], tyro.conf.UseAppendAction] = ()
-    """What --api costs for a million tokens in: one price, or one for each --model. With --price-out the table has the cost."""
-    price_out: Annotated[tuple[float, ...], tyro.conf.UseAppendAction] = ()
-    """What it costs for a million tokens out."""
     samples: int = 1
     """Attempts at each question. The score is then the average over them, and pass@k says how likely one of k is right."""
     temperature: float | None = None
@@ -95,12 +89,12 @@ class Args(Checks):
     def __post_init__(self):
         super().__post_init__()
         self.model = (self.model,) * bool(self.model) if isinstance(self.model, str) else tuple(self.model)
-        self.check_least(questions=0, num_envs=1, concurrency=1, requests_per_minute=0, samples=1, max_failed=0)
+        self.check_least(questions=0, num_envs=1, concurrency=1, samples=1, max_failed=0)
         given = {"temperature": 0, "max_new_tokens": 1}
         self.check_least(**{name: least for name, least in given.items() if getattr(self, name) is not None})
         self.check_positive("timeout", "vllm_kv_gib")
         self.check_choices()
-        self.check_unused(self.api, "without api", "concurrency", "requests_per_minute", "timeout")
+        self.check_unused(self.api, "without api", "concurrency", "timeout")
         self.check_unused(self.here, "without a model that runs here", "dtype", "engine")
         in_process = self.engine == "vllm" and not self.vllm_url
         self.check_unused(in_process, "but to vLLM in this process", "vllm_kv_gib")
@@ -116,8 +110,8 @@ class Args(Checks):
             )
         if self.api:
             self._check_api()
-        elif self.format or self.price_in or self.price_out:
-            raise UserError("format, price_in and price_out are for api; a model here has its format in env_kwargs")
+        elif self.format:
+            raise UserError("format is for api; a model here has its format in env_kwargs")
         elif self.checkpoint and len(self.model) > 1:
             raise UserError("with checkpoint, model is what its adapter is put on: one, or none")
         if self.samples > 1 and self.temperature == 0 and not self.api:
@@ -142,8 +136,6 @@ class Args(Checks):
             raise UserError("api asks models by their names on the server: give --model")
         if self.format not in ("", api_agent.NATIVE, *FORMATS):
             raise UserError(f"format must be one of {(api_agent.NATIVE, *FORMATS)}, got {self.format!r}")
-        if len(self.price_in) != len(self.price_out) or len(self.price_in) not in (0, 1, len(self.model)):
-            raise UserError("give price_in and price_out together: one of each, or one of each for every model")
 
 
 if __name__ == "__main__":
@@ -153,6 +145,7 @@ import numpy as np
 import torch
 
 from agent_envs.tasks.qa import name_kind
+from agent_envs.utils.scripts import sample_instances
 from retrieval_index import durable
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.lock import hold_folder
@@ -182,11 +175,11 @@ class _Evaluation:
     def __init__(self, args: Args):
         self.args, self.rows = args, list[Row]()
         self.envs = make_envs(args.env, args.env_kwargs, args.split, max(args.num_envs, args.samples))
-        self.task, self.source = self.envs.envs[0], evaluator.source_of(self.envs)
-        self.score, self.questions = self.task.PRIMARY_METRIC, evaluator.instances(self.envs, args.questions)
+        self.task, self.source = self.envs.envs[0], self.envs.envs[0].describe_source()
+        self.score, self.questions = self.task.PRIMARY_METRIC, sample_instances(self.envs.envs[0], args.questions)
         self.header = f"{args.env}, {args.split} · source: {self.source}"
         self._scores: dict[str, np.ndarray] = {}  # of each agent, by question: means over the attempts
-        self._settings = self._choose_settings() if args.api else {}
+        self.settings = self._choose_settings() if args.api else {}  # that the answers of an API hold for
         self._unfinished = args.out / ".unfinished"  # an evaluation that breaks off leaves an earlier one whole
         self._writer = EpisodeWriter(self._unfinished)
 
@@ -197,7 +190,7 @@ class _Evaluation:
         for name in (EPISODES_FILE, TOKENS_FILE):
             if (self._unfinished / name).exists():  # not where the disk was full
                 durable.publish(self._unfinished / name, args.out / name)
-        result: Row = {"env": args.env, "source": self.source, "split": args.split, "api": self._settings}
+        result: Row = {"env": args.env, "source": self.source, "split": args.split, "api": self.settings}
         result |= {"command": html_report.typed_command(), "rows": self.rows}
         durable.write_text(args.out / "evaluation.md", f"{self.header}\n\n{report.table(self.rows)}")
         text = json.dumps(to_json_types(result), indent=2, ensure_ascii=False)
@@ -258,9 +251,13 @@ class _Evaluation:
         requested = [job for job in jobs if job not in before or job in failed]
         known_to_fail = len(failed) if len(before) > len(failed) else 0  # it has answered others
         agent = api_agent.ApiAgent(
-            self._make_endpoint(), model, self._make_origin(model, f"api-{model.replace('/', '-')}"), known_to_fail
-        )
-        episodes = [self._make_episode() for _ in range(min(args.concurrency, len(requested)))]
+            args.api, model, self._make_origin(model, f"api-{model.replace('/', '-')}"), key_variable=args.api_key_env,
+            temperature=args.temperature, max_new_tokens=args.max_new_tokens, timeout=args.timeout,
+            known_to_fail=known_to_fail,
+        )  # fmt: skip
+        format, kwargs = str(self.settings["format"]), {**json.loads(args.env_kwargs), "split": args.split}
+        at_once = min(args.concurrency, len(requested))
+        episodes = [api_agent.make_episode(args.env, format, **kwargs) for _ in range(at_once)]
         done = len(jobs) - len(requested)
 
         def keep(record: dict) -> None:
@@ -289,14 +286,10 @@ class _Evaluation:
         self._add(model, _infos_of(records, self.score), args.samples)
         used = {name: sum(record[name] for record in records) for name in ("prompt_tokens", "completion_tokens")}
         if any(used.values()):  # not every server counts them
-            self.rows[-1] |= used | self._compute_cost(model, **used)
+            self.rows[-1] |= used
         self.rows[-1]["problems"] = dict(agent.problems)
 
     # -- inside ----------------------------------------------------------------------------------------------------
-
-    def open_answers(self) -> Answers:
-        """What the API has answered before under these settings."""
-        return Answers(self.args.out, self._settings)
 
     def _add(self, name: str, infos: list[dict], samples: int) -> None:
         self.rows.append(evaluator.summarize(name, infos, self.score, samples))
@@ -324,26 +317,6 @@ class _Evaluation:
             "format": format, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens,
             "data": evaluator.data_digest(self.task),
         }  # fmt: skip
-
-    def _make_episode(self) -> api_agent.Episode:
-        settings = cast(dict, self._settings)
-        return api_agent.make_episode(
-            self.args.env, settings["format"], **settings["env_kwargs"], split=self.args.split
-        )  # fmt: skip
-
-    def _make_endpoint(self) -> api_agent.Endpoint:
-        args = self.args
-        return api_agent.Endpoint(
-            url=args.api, key_variable=args.api_key_env, temperature=args.temperature, timeout=args.timeout,
-            max_new_tokens=args.max_new_tokens, requests_per_minute=args.requests_per_minute,
-        )  # fmt: skip
-
-    def _compute_cost(self, model: str, prompt_tokens: int, completion_tokens: int) -> Row:
-        if not self.args.price_in:
-            return {}
-        place = self.args.model.index(model) % len(self.args.price_in)
-        prices = self.args.price_in[place], self.args.price_out[place]
-        return {"cost": (prompt_tokens * prices[0] + completion_tokens * prices[1]) / 1e6}
 
 
 def _updates_of(folder: Path) -> int:
@@ -392,7 +365,7 @@ def main(args: Args) -> list[Row]:
 def _evaluate_all(evaluation: _Evaluation) -> None:
     args = evaluation.args
     remote = args.model if args.api else ()
-    answers = evaluation.open_answers() if args.api else None  # first: other settings are refused at once
+    answers = Answers(args.out, evaluation.settings) if args.api else None  # first: other settings are refused at once
     base_model = "".join(args.model) if args.checkpoint and not args.api else ""
     for script, name in SCRIPTS.items():
         if script in evaluation.task.SCRIPTS:

@@ -1,4 +1,4 @@
-"""Watch an agent: a trained model plays an episode, and its turns are shown as text, with what each earned.
+"""Watch an agent: roll out one episode of a trained model, and print its turns with their rewards.
 
 python -m trainers.play --agent runs/…/checkpoint-50 --env AgentR1/HotpotQA-v0
 python -m agent_envs play HotpotQA --agent runs/…/checkpoint-50            # the same
@@ -19,7 +19,7 @@ from trainers.runtime.errors import UserError
 
 @dataclass(kw_only=True)
 class Args(Checks):
-    """Let a model play one episode, and show it."""
+    """Roll out one episode of a model, and print it."""
 
     env: str = "AgentR1/MiniWiki-v0"
     """Registered environment id."""
@@ -48,7 +48,7 @@ class Args(Checks):
 
     def check_inputs(self) -> None:
         if not self.agent:
-            raise UserError("who is to play? Give --agent, such as the folder of a checkpoint")
+            raise UserError("give --agent, such as the folder of a checkpoint")
         inputs.check_model(self.agent, self.base_model)
         inputs.check_environment(self.env, self.env_kwargs, self.split)
 
@@ -85,7 +85,7 @@ def ask(envs: ToolVectorEnv, text: str) -> None:
 
 
 def main(args: Args) -> list[dict]:
-    """Play, and print the episode; returns its turns."""
+    """Roll out and print the episode; returns its turns."""
     args.check_inputs()
     policy, longest = load_agent(
         args.agent, args.base_model, max_new_tokens=args.max_new_tokens, env=args.env, env_kwargs=args.env_kwargs

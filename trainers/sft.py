@@ -166,7 +166,7 @@ from trainers.imitation.demonstrations import (
     hold_out,
     read_demonstrations,
     split_by_length,
-    taught_spans,
+    target_spans,
     write_demonstrations,
 )
 from trainers.loop.run import Run, open_run_dir
@@ -256,7 +256,7 @@ def fit(args: Args, policy: Policy, demonstrations: list[Demonstration], folder:
     """
     learned, held_out = hold_out(demonstrations, args.held_out, args.seed)
     taught, tested = [s for one in learned for s in one.sequences], [s for one in held_out for s in one.sequences]
-    longest = max(end - begin for one in demonstrations for s in one.sequences for begin, end in taught_spans(s.mask))
+    longest = max(end - begin for one in demonstrations for s in one.sequences for begin, end in target_spans(s.mask))
     updates = math.inf if args.max_seconds else args.updates
     updates = updates or math.ceil(args.epochs * len(split_by_length(taught, args.tokens_per_update)))
     learner = ShardedPolicy(policy) if distributed.world_size() > 1 else policy

@@ -4,16 +4,20 @@ import json
 from dataclasses import replace
 
 import pytest
+import torch
 
 from experiments import check, compare, comparison, compute_matched, recipe_file
 from experiments.comparison import Comparison
 from experiments.recipe import ALGORITHMS, BASELINES
 from trainers.checkpoints.settings import SettingsDiffer
+from trainers.config import Demonstrator
 from trainers.evaluation import evaluator
+from trainers.factory import make_envs
 from trainers.models.loading import load_policy
 from trainers.runtime import signals
 from trainers.runtime.progress import read_metrics
 from trainers.tiny import curriculum
+from trainers.tiny.cold_start import make_policy
 
 NAIVE_RAG, BASE, IMITATION = (BASELINES[name] for name in ("naive-rag", "base", "imitation"))
 SMALL = """
@@ -286,3 +290,15 @@ def test_a_column_must_be_held_out_and_its_format_be_trainable(monkeypatch):
     monkeypatch.setattr(check, "make_envs", lambda env, kwargs, split, count: made(env, kwargs, "train", count))
     with pytest.raises(ValueError, match="20 questions of the learning curves are training questions too"):
         check.check(recipe)
+
+
+def test_more_imitation_is_of_the_demonstrator_and_start_that_it_is_told(monkeypatch, tmp_path):
+    monkeypatch.setattr(curriculum, "POOL", 32)
+    envs, demonstrator, imitated = make_envs("AgentR1/Bandit-v0", "{}", "train", 8), Demonstrator(skill=0.1), []
+    policy, choose = make_policy(envs, 0), curriculum.choose_script
+    monkeypatch.setattr(curriculum, "choose_script", lambda *args: imitated.append(args[1]) or choose(*args))
+    more, spent = compute_matched.continue_imitation(policy, envs, 0, 0.5, tmp_path, demonstrator, "this start")
+    assert set(imitated) == {demonstrator} and spent["steps"] >= 1 and spent["seconds"] >= spent["asked"] == 0.5
+    assert not torch.equal(more.model.lm_head.weight, policy.model.lm_head.weight)
+    assert compute_matched.is_imitated(tmp_path, 0.5, "this start")
+    assert not any(compute_matched.is_imitated(tmp_path, *other) for other in ((0.5, "another"), (0.6, "this start")))

@@ -66,10 +66,8 @@ def serve(say):
                 if not chat.alive:
                     raise Trouble("reset")
                 said = make()
-                body = (
-                    said if isinstance(said, bytes) else json.dumps(said if "data" in said else answer(said)).encode()
-                )
-                self._send(200, body, {})
+                made = said if isinstance(said, bytes) or "data" in said else answer(said)
+                self._send(200, made if isinstance(made, bytes) else json.dumps(made).encode(), {})
             except Trouble as trouble:
                 if trouble.status == "reset":
                     self.connection.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
@@ -83,11 +81,8 @@ def serve(say):
 
         def _send(self, status, body, headers):
             self.send_response(status)
-            for name, value in {
-                "Content-Type": "application/json",
-                "Content-Length": str(len(body)),
-                **headers,
-            }.items():
+            fixed = {"Content-Type": "application/json", "Content-Length": str(len(body))}
+            for name, value in {**fixed, **headers}.items():
                 self.send_header(name, value)
             self.end_headers()
             self.wfile.write(body)

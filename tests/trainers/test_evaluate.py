@@ -9,7 +9,6 @@ from trainers.engines.transformers_engine import TransformersEngine
 from trainers.episodes.records import read_episodes
 from trainers.evaluation import evaluator
 from trainers.factory import make_envs
-from trainers.runtime.signals import TrainingStopped
 
 SMALL = '{"entities": 60, "questions": 30}'
 
@@ -28,7 +27,16 @@ def test_a_row_by_hand():
     }  # fmt: skip
 
 
-def test_every_question_is_played_once_however_many_environments_there_are(make_policy):
+@pytest.fixture
+def model(make_policy, tmp_path):
+    """The folder of a model."""
+    policy = make_policy("subwords")
+    policy.model.save_pretrained(tmp_path / "model")
+    policy.tokenizer.save_pretrained(tmp_path / "model")
+    return tmp_path / "model"
+
+
+def test_every_question_is_rolled_out_once_however_many_environments_there_are(make_policy):
     policy = make_policy("subwords")
     engine = TransformersEngine(policy, ("</search>", "</answer>"))
     rows, seen = [], []
@@ -87,34 +95,6 @@ def test_naive_rag_searches_in_the_format_of_each_task_of_a_mixture(make_policy)
     assert row["calls"] == 1.0 and all(env.history.turns[0].error is None for env in envs.envs)
 
 
-def test_the_command_writes_its_table(make_policy, tmp_path, capsys):
-    policy = make_policy("subwords")
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    rows = evaluate.main(
-        evaluate.Args(
-            env="AgentR1/MiniWiki-Easy-v0",
-            env_kwargs=SMALL,
-            checkpoint=(tmp_path / "model",),
-            questions=6,
-            max_new_tokens=4,
-            num_envs=4,
-            out=tmp_path,
-        )
-    )
-    assert [row["em"] for row in rows[:1]] == [1.0]
-    assert all(set(row["kinds"]) == {"bridge", "compositional"} for row in rows)  # policies, scripts and Naive RAG
-    written = json.loads((tmp_path / "evaluation.json").read_text())
-    assert written["source"].startswith("miniwiki:validation")
-    assert [row["name"] for row in written["rows"]] == [row["name"] for row in rows]
-    page = (tmp_path / "evaluation.md").read_text()
-    assert written["source"] in page
-    assert page.count("\n| ") == 2 + len(rows)
-    assert f"{tmp_path / 'model'}</th>" in (tmp_path / "report.html").read_text()
-    shown, told = capsys.readouterr()
-    assert written["source"] in shown and "Naive RAG" in told
-
-
 def test_each_kind_of_question_has_a_score():
     episodes = [
         {"em": em, "kind": kind}
@@ -127,39 +107,42 @@ def test_each_kind_of_question_has_a_score():
     assert "kinds" not in evaluator.summarize("agent", many)
 
 
-def test_the_kinds_of_questions_survive_in_the_records(tmp_path):
-    rows = evaluate.main(evaluate.Args(env="MiniWiki", env_kwargs=SMALL, questions=20, out=tmp_path))
-    oracle = next(row for row in rows if row["name"].startswith("Oracle"))
-    assert oracle["kinds"] == dict.fromkeys(["1 hop", "2 hops", "3 hops", "comparison", "yes or no"], 1.0)
-    assert "| 3 hops | Comparison | Yes or no |" in (tmp_path / "evaluation.md").read_text()
+def test_naive_rag_scores_what_is_too_long_to_be_read_as_no_answer(make_policy):
+    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "validation", 4)
+    policy = make_policy("words")
+    engine = TransformersEngine(policy, envs.envs[0].stop)
+    engine.max_length = 10
+    row = evaluator.evaluate_naive_rag(envs, policy, engine, list(range(4)), 4)
+    assert (row["episodes"], row["em"]) == (4, 0.0)
 
 
-def test_the_engine_is_the_one_that_was_asked_for(make_policy, tmp_path, monkeypatch):
-    policy, made = make_policy("subwords"), []
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
+def test_the_command_writes_its_table(model, tmp_path, capsys):
+    args = {"env": "MiniWiki-Easy", "env_kwargs": SMALL, "checkpoint": (model,), "questions": 6, "max_new_tokens": 4}
+    rows = evaluate.main(evaluate.Args(**args, num_envs=4, out=tmp_path))
+    assert rows[0]["em"] == 1.0
+    assert all(set(row["kinds"]) == {"bridge", "compositional"} for row in rows)  # policies, scripts and Naive RAG
+    written = json.loads((tmp_path / "evaluation.json").read_text())
+    assert written["source"].startswith("miniwiki:validation")
+    assert [row["name"] for row in written["rows"]] == [row["name"] for row in rows]
+    page = (tmp_path / "evaluation.md").read_text()
+    assert written["source"] in page and page.count("\n| ") == 2 + len(rows) and "| Bridge | Compositional |" in page
+    assert f"{model}</th>" in (tmp_path / "report.html").read_text()
+    shown, told = capsys.readouterr()
+    assert written["source"] in shown and "Naive RAG" in told
+
+
+def test_the_engine_is_the_one_that_was_asked_for(model, tmp_path, monkeypatch):
+    made = []
 
     def make_engine(name, policy, stop, vllm_url, vllm_kv_gib):
         made.append((name, vllm_url, vllm_kv_gib))
         return TransformersEngine(policy, stop)
 
     monkeypatch.setattr(evaluate, "make_engine", make_engine)
-    options = {
-        "env_kwargs": SMALL,
-        "model": str(tmp_path / "model"),
-        "questions": 2,
-        "max_new_tokens": 2,
-        "out": tmp_path,
-    }
-    evaluate.main(evaluate.Args(**options, num_envs=2, engine="vllm", vllm_url=("http://h",)))
-    evaluate.main(evaluate.Args(**options, num_envs=2, engine="vllm", vllm_kv_gib=0.5))
+    options = {"env_kwargs": SMALL, "model": str(model), "questions": 2, "max_new_tokens": 2, "engine": "vllm"}
+    for more in ({"vllm_url": ("http://h",)}, {"vllm_kv_gib": 0.5}):
+        evaluate.main(evaluate.Args(**options, **more, num_envs=2, out=tmp_path))
     assert made == [("vllm", ("http://h",), 2.0), ("vllm", (), 0.5)]
-    for idle, said in (
-        ({"vllm_kv_gib": 0.5}, "vllm_kv_gib makes no difference"),
-        ({"api": "http://h"}, "engine makes no"),
-    ):
-        with pytest.raises(ValueError, match=said):
-            evaluate.Args(**options, engine="vllm", vllm_url=("http://h",), **idle)
 
 
 def test_an_evaluation_that_breaks_off_leaves_the_earlier_one_whole(tmp_path, monkeypatch):
@@ -178,32 +161,9 @@ def test_an_evaluation_that_breaks_off_leaves_the_earlier_one_whole(tmp_path, mo
     assert not (tmp_path / ".unfinished").exists()
     evaluate.main(evaluate.Args(**args, questions=4))
     assert len({record["instance"] for record in read_episodes(tmp_path / "episodes.jsonl")}) == 4
-    assert not (tmp_path / ".unfinished").exists()
-
-
-def test_an_api_that_does_not_answer_costs_no_earlier_evaluation(tmp_path):
-    pytest.importorskip("openai", reason="pip install openai", exc_type=ImportError)
-    args = {"env": "Bandit", "out": tmp_path, "questions": 4}
-    evaluate.main(evaluate.Args(**args))
-    earlier = {path.name: path.read_bytes() for path in tmp_path.glob("e*")}
-    with pytest.raises(TrainingStopped, match="does not answer"):
-        evaluate.main(evaluate.Args(**args, api="http://127.0.0.1:9/v1", model=("x",)))
-    assert {name: (tmp_path / name).read_bytes() for name in earlier} == earlier
-
-
-def test_a_runs_folder_is_no_place_for_an_evaluation(tmp_path):
     (tmp_path / "summary.json").write_text("{}")
     with pytest.raises(ValueError, match="is the folder of a run, whose episodes would be lost"):
-        evaluate.Args(env="Bandit", out=tmp_path).check_inputs()
-
-
-def test_naive_rag_scores_what_is_too_long_to_be_read_as_no_answer(make_policy):
-    envs = make_envs("AgentR1/MiniWiki-v0", SMALL, "validation", 4)
-    policy = make_policy("words")
-    engine = TransformersEngine(policy, envs.envs[0].stop)
-    engine.max_length = 10
-    row = evaluator.evaluate_naive_rag(envs, policy, engine, list(range(4)), 4)
-    assert (row["episodes"], row["em"]) == (4, 0.0)
+        evaluate.Args(**args).check_inputs()
 
 
 def test_gsm8k_has_questions_and_nothing_to_search(tmp_path):
@@ -212,8 +172,6 @@ def test_gsm8k_has_questions_and_nothing_to_search(tmp_path):
         rows = [{"question": f"What is {i} plus 1 ({name})?", "answer": f"It is\n#### {i + 1}"} for i in range(6)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     kwargs = json.dumps({"source": "gsm8k", "data": str(tmp_path)})
-    env = make_envs("AgentR1/Calculator-v0", kwargs, "train", 1).envs[0]
-    qa = make_envs("AgentR1/MiniWiki-v0", SMALL, "train", 1).envs[0]
-    assert evaluator.can_be_searched_for(qa) and not evaluator.can_be_searched_for(env)
+    assert not evaluator.can_be_searched_for(make_envs("AgentR1/Calculator-v0", kwargs, "train", 1).envs[0])
     rows = evaluate.main(evaluate.Args(env="Calculator", env_kwargs=kwargs, questions=0, out=tmp_path / "table"))
     assert rows and {row["episodes"] for row in rows} == {6}

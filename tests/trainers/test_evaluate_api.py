@@ -22,9 +22,8 @@ SMALL = '{"entities": 60, "questions": 30}'
 @pytest.fixture
 def golds():
     """The answers of the held-out questions."""
-    return {
-        q.question: q.answer for q in make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 1).envs[0].questions
-    }
+    env = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 1).envs[0]
+    return {question.question: question.answer for question in env.questions}
 
 
 @pytest.fixture
@@ -47,47 +46,46 @@ def run(out, url, *models, **args):
     return evaluate.main(evaluate.Args(api=url, model=models, **options | args))
 
 
+def save_model(policy, folder):
+    policy.model.save_pretrained(folder)
+    policy.tokenizer.save_pretrained(folder)
+    return folder
+
+
 def written(out):
     return json.loads((out / "evaluation.json").read_text()), (out / "evaluation.md").read_text()
 
 
-def test_models_stand_in_one_table_with_their_difference_and_tokens(answer_some, tmp_path, monkeypatch, capsys):
+def test_models_are_compared_in_one_table(answer_some, tmp_path, monkeypatch, capsys):
     monkeypatch.setenv("MY_KEY", "sk-secret")
     with serve(answer_some) as chat:
-        rows = run(tmp_path, chat.url, "half", "good", "bad", api_key_env="MY_KEY", price_in=(2.0,), price_out=(10.0,))
+        rows = run(tmp_path, chat.url, "half", "good", "bad", api_key_env="MY_KEY")
     by_name = {str(row["name"]): row for row in rows}
     assert [by_name[name]["em"] for name in ("half", "good", "bad")] == [0.5, 1.0, 0.0]
     assert "difference" not in by_name["half"]
-    assert by_name["good"]["difference"] == 0.5 and by_name["bad"]["difference"] == -0.5
+    assert by_name["good"]["difference"] == by_name["Oracle (knows the answer)"]["difference"] == 0.5
+    assert by_name["bad"]["difference"] == -0.5
     low, high = by_name["good"]["difference_interval"]
     assert 0 < low < 0.5 < high < 1
-    assert by_name["Oracle (knows the answer)"]["difference"] == 0.5
     assert by_name["good"]["prompt_tokens"] == 8 * 2 * 10 and by_name["good"]["completion_tokens"] == 8 * 2 * 3
-    assert by_name["good"]["cost"] == pytest.approx((160 * 2 + 48 * 10) / 1e6)
     result, page = written(tmp_path)
     assert [row["name"] for row in result["rows"]] == [row["name"] for row in rows]
-    assert "function calls" in page and "its own temperature" in page and "| Tokens in |" in page
-    assert "| good | 1.000 |" in page and "| +0.500 |" in page and "| Cost |" in page
+    for cell in ("function calls", "its own temperature", "| Tokens in |", "| good | 1.000 |", "| +0.500 |"):
+        assert cell in page
     records = list(read_episodes(tmp_path / "episodes.jsonl"))
     assert len({record["key"] for record in records}) == len(records)
-    assert {r["agent"] for r in records} == set(by_name)
-    assert all(r["env"] == "AgentR1/MiniWiki-Easy-v0" and r["split"] == "validation" for r in records)
+    assert {record["agent"] for record in records} == set(by_name)
     assert len({frozenset(record) for record in records}) == 1  # the same fields in every line
-    shown, told = capsys.readouterr()
     kept = [path.read_bytes() for path in tmp_path.rglob("*") if path.is_file()]
-    assert chat.keys[0] == "Bearer sk-secret" and not any("secret" in text for text in (shown, told))
+    assert chat.keys[0] == "Bearer sk-secret" and not any("secret" in text for text in capsys.readouterr())
     assert not any(b"secret" in content for content in kept)
 
 
-def test_a_checkpoint_stands_beside_it(answer_some, make_policy, tmp_path):
-    policy = make_policy("bpe")
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
+def test_a_checkpoint_is_compared_with_it(answer_some, make_policy, tmp_path):
+    folder = str(save_model(make_policy("bpe"), tmp_path / "model"))
     with serve(answer_some) as chat:
-        rows = run(tmp_path / "out", chat.url, "good", checkpoint=(tmp_path / "model",), questions=2, max_new_tokens=4)
-    names = [row["name"] for row in rows]
-    folder = str(tmp_path / "model")
-    assert names[-3:] == [f"Naive RAG ({folder})", folder, "good"]
+        rows = run(tmp_path / "out", chat.url, "good", checkpoint=(folder,), questions=2, max_new_tokens=4)
+    assert [row["name"] for row in rows][-3:] == [f"Naive RAG ({folder})", folder, "good"]
     assert rows[-1]["difference_to"] == folder and rows[-1]["difference"] == 1.0
 
 
@@ -100,10 +98,7 @@ def test_after_a_crash_the_same_command_asks_for_the_rest(answer_some, tmp_path,
             raise Trouble("reset")
         return answer_some(request)
 
-    with (
-        serve(dies) as chat,
-        pytest.raises(TrainingStopped, match=r"(\d) of 8 episodes of half are kept in") as stopped,
-    ):
+    with serve(dies) as chat, pytest.raises(TrainingStopped, match=r" of 8 episodes of half are kept in") as stopped:
         run(tmp_path / "a", chat.url, "half")
     done = {r["instance"] for r in read_answers(tmp_path / "a")}
     assert f" {len(done)} of 8 " in str(stopped.value) and 0 < len(done) < 8
@@ -174,7 +169,7 @@ def test_more_questions_attempts_and_models_go_on_and_other_settings_are_refused
 
 
 def test_episodes_that_fail_are_counted_and_asked_again(answer_some, golds, tmp_path, capsys):
-    bad, refuses = list(golds)[:2], [True]
+    bad, refuses = list(golds)[::2], [True]  # not in a row at first, and then alone
 
     def say(request):
         if refuses[0] and request["messages"][1]["content"] in bad:
@@ -182,16 +177,17 @@ def test_episodes_that_fail_are_counted_and_asked_again(answer_some, golds, tmp_
         return answer_some(request)
 
     with serve(say) as chat:
-        with pytest.raises(TrainingStopped, match=r"the API gave no answer, in 25\.0% of the episodes of good"):
-            run(tmp_path, chat.url, "good", concurrency=1)
-        result, page = written(tmp_path)
-        assert result["rows"][-1]["failed"] == 0.25 and result["rows"][-1]["em"] == 0.75
-        assert result["rows"][-1]["problems"] == {"400: filtered": 2} and "| 0.250 |" in page
-        assert result["rows"][-1]["f1"] == 0.75
-        assert "2 episodes of good could not be finished: 400: filtered" in capsys.readouterr().err
+        for _ in range(2):  # again they are asked, and fail: the endpoint has answered the others
+            with pytest.raises(TrainingStopped, match=r"the API gave no answer, in 50\.0% of the episodes of good"):
+                run(tmp_path, chat.url, "good", concurrency=1)
+            result, page = written(tmp_path)
+            row = result["rows"][-1]
+            assert row["failed"] == row["em"] == row["f1"] == 0.5 and row["problems"] == {"400: filtered": 4}
+            assert "| 0.500 |" in page
+            assert "4 episodes of good could not be finished: 400: filtered" in capsys.readouterr().err
         refuses[0], before = False, len(chat.heard)
         rows = run(tmp_path, chat.url, "good")
-        assert len(chat.heard) - before == 4
+        assert len(chat.heard) - before == 2 * 4
     assert (rows[-1]["failed"], rows[-1]["em"]) == (0, 1)
     keys = [r["key"] for r in read_episodes(tmp_path / "episodes.jsonl")]
     assert len(keys) == len(set(keys))
@@ -202,19 +198,19 @@ def test_episodes_that_fail_are_counted_and_asked_again(answer_some, golds, tmp_
     [
         ({"api": "http://h/v1"}, "give --model"),
         ({"api": "h:80", "model": ("m",)}, "such as http"),
+        ({"api": "http://user:key@h/v1", "model": ("m",)}, "environment variable"),
+        ({"api": "https://h/v1?key=abc", "model": ("m",)}, "environment variable"),
         ({"api": "http://h/v1", "model": ("m",), "format": "xml"}, "format must be one of"),
         ({"api": "http://h/v1", "model": ("m", "m")}, "named once"),
-        ({"api": "http://h/v1", "model": ("m",), "price_in": (1.0,)}, "price_out together"),
-        ({"api": "http://h/v1", "model": ("m",), "concurrency": 0}, "concurrency must be at least 1"),
         ({"api": "http://h/v1", "model": ("m",), "timeout": 0}, "timeout must be above 0"),
-        ({"model": ("m",), "format": "tags"}, "are for api"),
-        ({"samples": 0}, "samples must be at least 1"),
+        ({"model": ("m",), "format": "tags"}, "format is for api"),
         ({"samples": 4, "temperature": 0.0}, "all the same"),
         ({"max_new_tokens": 0}, "max_new_tokens must be at least 1"),
-        ({"temperature": -1.0}, "temperature must be at least 0"),
         ({"model": ("a", "b"), "checkpoint": ("c",)}, "one, or none"),
         ({"model": ("a", "b"), "engine": "vllm"}, "one model, not 2"),
         ({"vllm_url": ("http://h",)}, "is for engine 'vllm'"),
+        ({"model": ("m",), "engine": "vllm", "vllm_url": ("http://h",), "vllm_kv_gib": 0.5}, "vllm_kv_gib makes no"),
+        ({"api": "http://h/v1", "model": ("m",), "engine": "vllm"}, "engine makes no"),
     ],
 )
 def test_arguments_that_are_refused(args, told):
@@ -240,22 +236,6 @@ def test_pass_at_k_and_average_at_k_by_hand():
     assert "pass" not in evaluator.summarize("agent", episodes)
 
 
-def test_what_an_api_will_never_answer_stops_no_table(answer_some, golds, tmp_path):
-    """The same command asks for it again, and ends as before: the endpoint has answered the others."""
-    bad = list(golds)[::2]  # not in a row at first, and alone the second time
-
-    def say(request):
-        if request["messages"][1]["content"] in bad:
-            raise Trouble(400, {"error": {"message": "filtered"}})
-        return answer_some(request)
-
-    with serve(say) as chat:
-        for _ in range(2):
-            with pytest.raises(TrainingStopped, match=r"the API gave no answer, in 50\.0% of the episodes of good"):
-                run(tmp_path, chat.url, "good", concurrency=1)
-            assert written(tmp_path)[0]["rows"][-1]["failed"] == 0.5
-
-
 def test_a_continuation_that_is_refused_ends_as_one_that_begins(answer_some, tmp_path):
     """After three episodes, in one line; and the table of before stays."""
     refuses = [False]
@@ -276,13 +256,9 @@ def test_a_continuation_that_is_refused_ends_as_one_that_begins(answer_some, tmp
 
 def test_answers_to_other_questions_do_not_count(tmp_path):
     (tmp_path / "passages.jsonl").write_text(json.dumps({"title": "Tarn", "text": "Its mayor is Mira."}) + "\n")
-    say = lambda request: [("answer", '{"text": "Foo"}')]  # noqa: E731
-    options = {
-        "env": "QA",
-        "env_kwargs": json.dumps({"data": str(tmp_path / "my.jsonl"), "holdout": 1}),
-        "questions": 0,
-    }
-    with serve(say) as chat:
+    env_kwargs = json.dumps({"data": str(tmp_path / "my.jsonl"), "holdout": 1})
+    options = {"env": "QA", "env_kwargs": env_kwargs, "questions": 0}
+    with serve(lambda request: [("answer", '{"text": "Foo"}')]) as chat:
         for gold in ("Foo", "Bar"):
             rows = [{"question": f"Who is {gold} {i}?", "answer": gold} for i in range(3)]
             (tmp_path / "my.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
@@ -298,10 +274,8 @@ def test_two_evaluations_of_one_folder(tmp_path):
 
 
 def test_a_model_here_tries_each_question_several_times(make_policy, tmp_path):
-    policy = make_policy("bpe")
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    options = {"env_kwargs": SMALL, "checkpoint": (tmp_path / "model",), "max_new_tokens": 6, "questions": 5}
+    folder = save_model(make_policy("bpe"), tmp_path / "model")
+    options = {"env_kwargs": SMALL, "checkpoint": (folder,), "max_new_tokens": 6, "questions": 5}
     rows = evaluate.main(evaluate.Args(**options, samples=3, num_envs=4, out=tmp_path / "a"))
     assert rows[-1]["episodes"] == 15 and rows[-1]["samples"] == 3 and "pass_at_k" in rows[-1]
     assert "EM avg@3 | 95 % interval | pass@3 |" in (tmp_path / "a" / "evaluation.md").read_text()

@@ -23,9 +23,7 @@ def episode(
         {"role": "assistant", "content": f"<search>{sample}</search>"},
         {"role": "user", "content": "Results."}, {"role": "assistant", "content": f"<answer>{sample}</answer>"},
     ]  # fmt: skip
-    places = [
-        place for place, message in enumerate(messages) if message["role"] == "assistant" and not message.get("read")
-    ]
+    places = [i for i, message in enumerate(messages) if message["role"] == "assistant" and not message.get("read")]
     turns = [
         {
             "message": place, "action": messages[place]["content"], "calls": [], "next_observation": "", "found": [],
@@ -62,12 +60,7 @@ def test_conversations_load_into_sft_and_datasets(export, make_policy, capsys):
     out = export(records)
     assert read(out) == [{"messages": record["messages"]} for record in records[:2]]
     said = capsys.readouterr().out
-    assert (
-        "2 conversations" in said
-        and "1 alike" in said
-        and "1 with a score below 1" in said
-        and "1 of another phase" in said
-    )
+    assert all(told in said for told in ("2 conversations", "1 alike", "1 with a score below 1", "1 of another phase"))
     policy = make_policy("bytes")
     sequences = [sequence for _, steps in read_conversations(out, policy, None) for sequence in to_sequences(steps)]
     taught = [id for id, own in zip(sequences[0].ids, sequences[0].mask, strict=True) if own]
@@ -79,9 +72,8 @@ def test_conversations_load_into_sft_and_datasets(export, make_policy, capsys):
 def test_completions_are_turns_behind_all_that_was_read(export, make_policy):
     out = export([episode(1)], "completions")
     first, second = read(out)
-    assert contents(first["prompt"]) == ["Instructions.", "Question 1?"] and contents(first["completion"]) == [
-        "<search>0</search>"
-    ]
+    assert contents(first["prompt"]) == ["Instructions.", "Question 1?"]
+    assert contents(first["completion"]) == ["<search>0</search>"]
     assert contents(second["prompt"])[2:] == ["<search>0</search>", "Results."]
     policy = make_policy("bytes")
     taught = [steps[-1].tokens for _, steps in read_conversations(out, policy, None)]
@@ -99,15 +91,13 @@ def test_pairs_are_the_best_and_the_worst_of_a_group(export):
     assert contents(pair["rejected"])[-1] == "<answer>2</answer>"
     rows = load_dataset("json", data_files=str(out), split="train", cache_dir=str(out.parent / "cache"))
     assert set(rows.column_names) == {"prompt", "chosen", "rejected"}
-    with pytest.raises(ValueError, match="without a better and a worse attempt"):
-        export(group, "preferences", min_score=1.5)
-
-
-def test_attempts_of_different_questions_or_updates_make_no_pair(export):
-    with pytest.raises(ValueError, match="2 in groups whose questions differ"):
-        export([episode(1, group=1), episode(2, score=0.0, group=1)], "preferences")
-    with pytest.raises(ValueError, match="2 in groups without"):
-        export([episode(1, group=1), episode(1, 1, score=0.0, group=1) | {"step": 4}], "preferences")
+    for attempts, options, told in (
+        (group, {"min_score": 1.5}, "without a better and a worse attempt"),
+        ([episode(1, group=1), episode(2, score=0.0, group=1)], {}, "2 in groups whose questions differ"),
+        ([episode(1, group=1), episode(1, 1, score=0.0, group=1) | {"step": 4}], {}, "2 in groups without"),
+    ):
+        with pytest.raises(ValueError, match=told):
+            export(attempts, "preferences", **options)
 
 
 def test_a_rewritten_context_is_a_conversation_of_its_own(export):

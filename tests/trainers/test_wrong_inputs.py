@@ -91,7 +91,7 @@ BEFORE_TORCH = [
     ("compare --recipe bad.toml", "bad.toml is not valid TOML"),
     ("compare --arguments {", "arguments is not valid JSON"),
     ("compare --recipe real --model /no/where", "there is no model folder /no/where"),
-    ("play", "who is to play? Give --agent"),
+    ("play", "give --agent"),
     ("play --agent model --env miniwiki", "did you mean MiniWiki"),
 ]  # fmt: skip
 

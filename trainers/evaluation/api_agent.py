@@ -1,11 +1,7 @@
 """A model behind an OpenAI-compatible endpoint as an agent: it acts in episodes, many at once, and leaves a record of each.
 
-The model is given the tools of the environment as functions and calls them, or it writes its turns as text in one of our
-formats. What the endpoint answers is a turn of the environment that ``gymnasium.make`` gives: same rewards, same ends.
-
-What goes wrong on the way is never the model's mistake. The openai client asks again with growing pauses, as long as a server
-wishes. An episode that cannot be finished has failed. An endpoint that is gone, or refuses everybody, ends the evaluation in
-one line.
+The model calls the environment's tools as functions, or writes its turns as text in one of our formats. The openai client
+repeats requests that fail in passing; an episode that cannot be finished has failed.
 """
 
 import importlib.util
@@ -14,7 +10,6 @@ import os
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from queue import SimpleQueue
 from threading import Lock, Thread
 from typing import Any
@@ -36,26 +31,6 @@ MOST_REFUSED = 3  # episodes in a row that could not be finished, while no reque
 CONNECT_SECONDS, PROBE_SECONDS = 5.0, 15.0
 
 Job = tuple[int, int]  # the number of an instance, and which attempt at it
-
-
-@dataclass(frozen=True, kw_only=True)
-class Endpoint:
-    """Where and how models are asked.
-
-    Attributes:
-        url: base of the API, such as ``http://127.0.0.1:8000/v1``.
-        key_variable: the environment variable that holds the key; without one none is sent.
-        temperature, max_new_tokens: None leaves them to the server.
-        requests_per_minute: 0 for no limit.
-        timeout: seconds that an answer may take.
-    """
-
-    url: str
-    key_variable: str = "OPENAI_API_KEY"
-    temperature: float | None = None
-    max_new_tokens: int | None = None
-    requests_per_minute: float = 0.0
-    timeout: float = 600.0
 
 
 class EpisodeFailed(Exception):
@@ -116,19 +91,27 @@ class ApiAgent:
     """One model behind an endpoint.
 
     Args:
+        url: base of the API, such as ``http://127.0.0.1:8000/v1``.
+        key_variable: the environment variable that holds the key; without one none is sent.
+        temperature, max_new_tokens: None leaves them to the server.
+        timeout: seconds that an answer may take.
         known_to_fail: how many episodes may fail again, as they have before, without a doubt about the endpoint.
 
     Attributes:
         problems: why episodes could not be finished, and how many of them.
     """
 
-    def __init__(self, endpoint: Endpoint, model: str, origin: Origin, known_to_fail: int = 0):
-        self.endpoint, self.model, self.origin = endpoint, model, origin
+    def __init__(
+        self, url: str, model: str, origin: Origin, *, key_variable: str = "OPENAI_API_KEY",
+        temperature: float | None = None, max_new_tokens: int | None = None, timeout: float = 600.0, known_to_fail: int = 0,
+    ):  # fmt: skip
+        self.url, self.model, self.origin = url, model, origin
+        self.temperature, self.max_new_tokens, self.timeout = temperature, max_new_tokens, timeout
         self.problems: Counter[str] = Counter()
-        self._key = os.environ.get(endpoint.key_variable, "").strip()  # a newline in a header shows it in an error
+        self._key = os.environ.get(key_variable, "").strip()  # a newline in a header shows it in an error
         self._quirks: set[str] = set()  # of `_QUIRKS`, as they come up
         self._refused = -known_to_fail  # episodes in a row, without a request that was answered
-        self._lock, self._next_request = Lock(), 0.0
+        self._lock = Lock()
 
     def run(self, episodes: Sequence[Episode], jobs: Iterable[Job], keep: Callable[[dict], None]) -> None:
         """Run the jobs, as many at once as there are episodes; ``keep`` gets the record of each as soon as it is over.
@@ -148,8 +131,8 @@ class ApiAgent:
             except BaseException as error:
                 results.put(error)
 
-        base = self.endpoint.url.rstrip("/").removesuffix("/chat/completions")
-        seconds = openai.Timeout(self.endpoint.timeout, connect=CONNECT_SECONDS)
+        base = self.url.rstrip("/").removesuffix("/chat/completions")
+        seconds = openai.Timeout(self.timeout, connect=CONNECT_SECONDS)
         with openai.OpenAI(
             base_url=base, api_key=self._key or "none", timeout=seconds, max_retries=RETRIES,
             http_client=openai.DefaultHttpxClient(limits=httpx.Limits(max_connections=None)),
@@ -210,7 +193,7 @@ class ApiAgent:
         with self._lock:
             self._refused += 1
             if self._refused >= MOST_REFUSED:
-                raise EndpointStopped(f"{self.endpoint.url} gives no turn of {self.model}: {text}")
+                raise EndpointStopped(f"{self.url} gives no turn of {self.model}: {text}")
         raise EpisodeFailed(text)
 
     def _request(self, messages: list[Message], episode: Episode) -> tuple[Message, Message]:
@@ -219,7 +202,6 @@ class ApiAgent:
 
         while True:
             quirks = frozenset(self._quirks)
-            self._wait_for_pace()
             try:
                 raw = self._client.chat.completions.with_raw_response.create(
                     model=self.model, messages=[_to_send(message, quirks) for message in messages],
@@ -232,23 +214,14 @@ class ApiAgent:
                     raise
                 self._quirks.add(wanted)
 
-    def _wait_for_pace(self) -> None:
-        """Space requests evenly where there is a limit of them in a minute."""
-        if self.endpoint.requests_per_minute:
-            with self._lock:
-                due = max(time.monotonic(), self._next_request)
-                self._next_request = due + 60 / self.endpoint.requests_per_minute
-            time.sleep(max(0.0, due - time.monotonic()))
-
     def _options(self, episode: Episode, quirks: frozenset[str]) -> dict[str, Any]:
         options: dict[str, Any] = {"tools": episode.tools} if episode.native else {}
         if not episode.native and "no stop" not in quirks and 0 < len(episode.stop) <= _MOST_STOPS:
             options["stop"] = list(episode.stop)
-        if self.endpoint.temperature is not None:
-            options["temperature"] = self.endpoint.temperature
-        if self.endpoint.max_new_tokens is not None:
-            name = "max_completion_tokens" if "completion tokens" in quirks else "max_tokens"
-            options[name] = self.endpoint.max_new_tokens
+        if self.temperature is not None:
+            options["temperature"] = self.temperature
+        if self.max_new_tokens is not None:
+            options["max_completion_tokens" if "completion tokens" in quirks else "max_tokens"] = self.max_new_tokens
         return options
 
     def _check_alive(self, what: str, *outages: type[Exception]) -> None:
@@ -260,7 +233,7 @@ class ApiAgent:
             self._client.with_options(max_retries=2, timeout=PROBE_SECONDS).models.list()
         except (openai.APIConnectionError, *outages) as error:
             if not isinstance(error, openai.APITimeoutError) or isinstance(error.__cause__, httpx.ConnectTimeout):
-                raise EndpointStopped(f"{self.endpoint.url} {what}: {self._explain(error)}") from error
+                raise EndpointStopped(f"{self.url} {what}: {self._explain(error)}") from error
         except (openai.APIError, ValueError):
             pass  # not every server has a list of models
 

@@ -12,7 +12,7 @@ from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tasks.qa import QAEnv, name_kind
 from agent_envs.tasks.qa_scripts import search
 from agent_envs.tool_env import ToolEnv
-from agent_envs.utils.scripts import EpisodeRecorder, ScriptMaker, begin, roll_out_many, sample_instances
+from agent_envs.utils.scripts import EpisodeRecorder, ScriptMaker, begin, roll_out_many
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import warn_of_other_env_kwargs
@@ -29,13 +29,12 @@ _HASHED = 1_000_000  # passages; larger corpora take minutes to read
 
 
 def summarize(name: str, episodes: list[dict], score: str = "em", samples: int = 1) -> Row:
-    """One row of the table from the last info of each episode: means, and the 95 % bootstrap interval of ``score``, the task's
-    primary metric. ``tool_faults`` of an info are those of the whole episode; ``failed`` is the share that has any, or is
-    ``failed`` itself.
+    """One row of the table from the last info of each episode: means, and the 95 % bootstrap interval over questions of
+    ``score``, the task's primary metric. ``failed`` is the share of episodes that say so themselves, or have ``tool_faults``.
 
     Args:
-        samples: how many attempts at each question follow each other. With several the score is average@k, and ``pass`` has
-            the estimate of pass@k (a score of 1 passes) for 1, 2, 4, … and all of them. Intervals are over questions.
+        samples: attempts at each question, one after the other. With several the score is average@k, and ``pass`` has the
+            estimate of pass@k (a score of 1 passes) for 1, 2, 4, … and all of them.
     """
     scores = np.array([float(e[score]) for e in episodes]).reshape(-1, samples)
     faults = [int(e.get("tool_faults", 0)) for e in episodes]
@@ -91,11 +90,7 @@ def run_policy(
     show: Callable[[list[Trajectory]], None] | None = None,
 ) -> tuple[list[dict], list[list[dict]]]:  # fmt: skip
     """The last info of each episode of a policy on numbered instances, with the ``tool_faults`` of all its turns; and the turns
-    of every episode.
-
-    Args:
-        samples: attempts at each instance, one after the other in what is returned.
-        show: gets the episodes of each batch.
+    of every episode. ``samples`` attempts at an instance follow each other; ``show`` gets the episodes of each batch.
     """
     infos: list[dict] = []
     transcripts: list[list[dict]] = []
@@ -216,15 +211,9 @@ def _run_naive_rag_batch(
     return episodes
 
 
-def instances(envs: ToolVectorEnv, count: int) -> list[int]:
-    """Numbers of ``count`` instances, or of all of them for 0: the same for all that is compared; see
-    `agent_envs.utils.scripts.sample_instances`."""
-    return sample_instances(envs.envs[0], count)
-
-
 def data_digest(env: ToolEnv) -> str:
-    """A fingerprint of the questions of a split with all that is known of them, and of the passages that are searched, where
-    these are here; "" where instances are made from seeds."""
+    """A fingerprint of the questions of a split and of the passages that are searched; "" where instances are made from
+    seeds."""
     if isinstance(env, MixtureEnv):
         return "".join(map(data_digest, env.tasks.values()))
     if env.questions is None:
@@ -236,11 +225,6 @@ def data_digest(env: ToolEnv) -> str:
     return found.hexdigest()
 
 
-def source_of(envs: ToolVectorEnv) -> str:
-    """Where the instances come from, for reports."""
-    return envs.envs[0].describe_source()
-
-
 def load_agent(
     folder: str | Path, base_model: str = "", dtype: str | None = None, max_new_tokens: int | None = None, env: str = "",
     env_kwargs: str = "{}",
@@ -248,7 +232,7 @@ def load_agent(
     """A model or a checkpoint, and how many tokens its turns may have.
 
     Args:
-        env, env_kwargs: where it is to play; a warning says where it was trained with other arguments.
+        env, env_kwargs: where it is to act; a warning says if it was trained with other arguments.
         base_model: what an adapter is put on, in place of the model that it names.
         dtype: by default what it was trained in, and float32 for a model that none of our trainers wrote.
         max_new_tokens: by default what it was trained with, as many as the longest turn that it was taught has, and 512.

@@ -1,12 +1,10 @@
 """Conversations from JSON lines, as the steps of an episode: the assistant's messages are its turns.
 
 A line is in OpenAI's format, ``{"messages": [{"role": …, "content": …, "tool_calls": […]}, …]}``, or in TRL's, which is that
-or ``{"prompt": …, "completion": …}`` with messages or with plain text in both. Assistant's messages in a prompt, and those with
-``"weight": 0`` as OpenAI has it, are not taught.
+or ``{"prompt": […], "completion": […]}``. An assistant's message in a prompt, or with ``"weight": 0``, is not taught.
 
-The tokenizer's chat template writes a conversation down. What it adds when an assistant's message is put behind a generation
-prompt, up to the token that ends the turn, is that turn. The pieces are encoded one by one, as they are when an agent plays:
-so which tokens are the assistant's is known, and not searched for.
+A turn is what the chat template adds when an assistant's message follows a generation prompt, up to the token that ends it.
+Pieces are encoded one by one, as in a rollout, so it is known which tokens are the assistant's.
 """
 
 import json
@@ -59,31 +57,12 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
         raise UserError('a line holds "messages", or "prompt" and "completion"')
     tools = data.get("tools")
     tools = json.loads(tools) if isinstance(tools, str) else tools  # a column of text, which TRL takes as well
-    if "messages" not in data and isinstance(data["prompt"], str):
-        return data["prompt"], [_complete(data["prompt"], data["completion"], policy)]
     messages = _join(data)
     _check(messages)
     question = next((message["content"] or "" for message in messages if message["role"] == "user"), "")
     if env is not None and (tools or any(message.get("tool_calls") for message in messages)):
         return question, to_episode_steps(write_calls(messages, env.format, env.system_prompt, env.tools), policy)
     return question, to_steps(messages, policy, tools)
-
-
-def _complete(prompt: str, completion: Any, policy: Policy) -> Step:
-    """Plain text, after what the tokenizer begins a text with. Control tokens in it are meant: some files have a template's."""
-    if not isinstance(completion, str):
-        raise UserError("the prompt is text, so the completion must be text too")
-    if policy.eos_id is None:
-        raise UserError("the tokenizer has no eos token, which ends a completion in plain text: give messages")
-    read = list(policy.tokenizer(prompt).input_ids)
-    read = read[1:] if read[:2] == [policy.tokenizer.bos_token_id] * 2 else read  # the file has it too
-    if read[-1:] == [policy.eos_id] and policy.encode(prompt)[-1:] != read[-1:]:  # few tokenizers end a text
-        read = read[:-1]
-    if not read:
-        raise UserError("the prompt is empty: nothing predicts the first token of the completion")
-    tokens = policy.encode(completion)
-    tokens += [policy.eos_id] * (tokens[-1:] != [policy.eos_id])  # some files end with it, others do not
-    return Step(prompt=read, tokens=tokens, logprobs=[0.0] * len(tokens))
 
 
 def _join(data: dict[str, Any]) -> list[Message]:
@@ -110,8 +89,8 @@ def _check(messages: list[Message]) -> None:
     if "assistant" not in roles or roles[0] in ("assistant", "tool"):
         raise UserError("a conversation begins with a system or user message and has one of the assistant")
     for message in messages:
-        is_taught = message["role"] == "assistant" and message.get("weight") != 0
-        if is_taught and not (message["content"] or message.get("tool_calls")):
+        is_target = message["role"] == "assistant" and message.get("weight") != 0
+        if is_target and not (message["content"] or message.get("tool_calls")):
             raise UserError("a message of the assistant has neither content nor tool_calls")
         for call in message.get("tool_calls") or ():
             function = call.get("function") if isinstance(call, dict) else None
@@ -120,8 +99,7 @@ def _check(messages: list[Message]) -> None:
 
 
 def to_episode_steps(messages: list[Message], policy: Policy) -> list[Step]:
-    """The assistant's messages as steps of a rollout: each turn stays in the context as it was written, its thoughts included,
-    whatever the chat template leaves out of earlier turns."""
+    """The assistant's messages as steps of a rollout: each turn stays in the context as it was written, thoughts included."""
     ids: list[int] = []
     steps: list[Step] = []
     read: list[Message] = []  # since the last turn
@@ -137,8 +115,8 @@ def to_episode_steps(messages: list[Message], policy: Policy) -> list[Step]:
         tokens = policy.encode(policy.inert(message["content"])) + policy.turn_end_ids
         steps.append(Step(prompt=ids, tokens=tokens, logprobs=[0.0] * len(tokens)))
         read = []
-    taught = [message.get("weight") != 0 for message in messages if message["role"] == "assistant"]
-    return [step for step, is_taught in zip(steps, taught, strict=True) if is_taught]
+    weights = [message.get("weight") for message in messages if message["role"] == "assistant"]
+    return [step for step, weight in zip(steps, weights, strict=True) if weight != 0]
 
 
 def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None = None) -> list[Step]:
@@ -148,7 +126,6 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
     Raises:
         ValueError: the template fails, leaves tool calls out, or does not put a turn behind its generation prompt.
     """
-
     written = [_for_template(message, policy) for message in messages]
     steps: list[Step] = []
     ids: list[int] = []
@@ -169,8 +146,8 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
         ids = ids + policy.encode(before[len(written_out) :])
         tokens = policy.encode(turn)
         ends = [i for i, token in enumerate(tokens, 1) if token in policy.end_ids]
-        taught = tokens[: ends[-1]] if ends else tokens  # a template may go on behind the end, with a line break
-        steps.append(Step(prompt=ids, tokens=taught, logprobs=[0.0] * len(taught)))
+        targets = tokens[: ends[-1]] if ends else tokens  # a template may go on behind the end, with a line break
+        steps.append(Step(prompt=ids, tokens=targets, logprobs=[0.0] * len(targets)))
         ids, written_out = ids + tokens, after
     return steps
 
@@ -224,16 +201,13 @@ def write_calls(
 ) -> list[Message]:
     """The same conversation without tool calls: turns, and the results that come back, are text in a format.
 
-    What an assistant says beside its calls, or in a message right before, is the turn's thought. A message without calls is
-    the final answer, but where it reads as a turn of the format already; so is one that calls `answer` alone, as agents that
-    act by calls do, unless that is among the ``tools``. Their instructions to call functions are replaced by
-    ``instructions``, other ones stay.
+    Text beside calls is the turn's thought. A message without calls is the final answer, unless it reads as a turn of the
+    format; so is a call of `answer`, unless that is among the ``tools``. ``instructions`` replace those to call functions.
 
     Raises:
         ValueError: results that fit no call, calls of other tools than ``tools``, where there are any, turns behind the
             answer, or a turn that the format cannot express.
     """
-    messages = _merge_turns(messages)
     has_own = messages[0]["role"] in ("system", "developer")
     if has_own and NATIVE_CALLS in (messages[0].get("content") or ""):
         messages, has_own = messages[1:], False
@@ -265,7 +239,7 @@ def write_calls(
         if ended:
             raise UserError(
                 "a message of the assistant without calls is the answer that ends an episode, and here more turns follow it: "
-                "with --tool-calls template the conversation stays as it is"
+                "join it with the calls after it, or keep the conversation as it is with --tool-calls template"
             )
         turn, results = _read_turn(message, format), {}
         if unknown := sorted({call.name for call in turn.calls} - {"answer"} - set(tools)) if tools else []:
@@ -280,23 +254,6 @@ def write_calls(
         ended = turn.answer is not None and message.get("weight") != 0
         written.append({**message, "content": format.write(turn), "tool_calls": None})
     return written
-
-
-def _merge_turns(messages: list[Message]) -> list[Message]:
-    """Messages of the assistant that follow one another, as some logs have text and its calls, as the one turn that they are:
-    what comes before the last is its thought."""
-    merged: list[Message] = []
-    for message in messages:
-        before = merged[-1] if merged else {}
-        if not message["role"] == "assistant" == before.get("role") or before.get("tool_calls"):
-            merged.append(message)
-            continue
-        if (before.get("weight") == 0) != (message.get("weight") == 0):
-            raise UserError("of two messages of the assistant in a row, which are one turn, one has the weight 0")
-        field = "content" if message.get("tool_calls") and "reasoning_content" not in message else "reasoning_content"
-        parts = before.get("reasoning_content"), before.get("content"), message.get(field)
-        merged[-1] = {**message, field: "\n".join(part for part in parts if part)}
-    return merged
 
 
 _OPENAI = OpenAI(())

@@ -1,7 +1,7 @@
 """What supervised fine-tuning imitates: episodes as token sequences with an action mask, of a task's scripts, sampled from the
 policy itself and selected, or read from files.
 
-The same invariant as everywhere: a token is taught if and only if it is the assistant's.
+A token is a target if and only if it is the assistant's.
 """
 
 import hashlib
@@ -11,7 +11,7 @@ import sys
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import lru_cache, partial
+from functools import partial
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -56,8 +56,7 @@ class Demonstration:
 
 
 def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
-    """Numbers of ``count`` instances (`agent_envs.utils.scripts.begin`), drawn by a seed; none is drawn twice before all were
-    drawn once. 0 stands for each question once.
+    """Draw numbers of ``count`` instances (0: each question once); none comes twice before all came once.
 
     Raises:
         ValueError: ``count`` is 0, and the task makes its instances from seeds.
@@ -65,7 +64,7 @@ def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
     rng = np.random.default_rng([seed, 0])
     if (questions := envs.envs[0].questions) is None:
         if not count:
-            raise UserError("this task makes its instances from seeds: give --demonstrations, how many to play")
+            raise UserError("this task makes its instances from seeds: give --demonstrations, how many to roll out")
         spare = 64 + count**2 // 2**31  # for those that are drawn twice
         drawn = rng.integers(2**31, size=count + spare)  # the first of more are the same: batches go on with each other
         return list(dict.fromkeys(drawn.tolist()))[:count]
@@ -78,9 +77,8 @@ def run_script(
     envs: ToolVectorEnv, policy: Policy, questions: list[int], script: ScriptMaker, seed: int,
     outage_minutes: float = retry.MINUTES,
 ) -> Iterator[Demonstration]:  # fmt: skip
-    """Demonstrations of a script on numbered instances, as many at once as there are environments. Episodes with a tool failure
-    are left out; where most have one, they are rolled out again: `trainers.runtime.retry.retry_on_tool_failure`. Several
-    processes each take a share, and all of them get all episodes."""
+    """Demonstrations of a script on numbered instances. Episodes with a tool failure are left out; where most have one, they
+    are rolled out again (`trainers.runtime.retry.retry_on_tool_failure`). Processes share the work, and get all episodes."""
     metric, stop = envs.envs[0].PRIMARY_METRIC, envs.envs[0].stop
     at_once = envs.num_envs * distributed.world_size()
     for start in range(0, len(questions), at_once):
@@ -99,8 +97,7 @@ def sample(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], *, attempts: int, max_new_tokens: int,
     temperature: float, outage_minutes: float = retry.MINUTES,
 ) -> Iterator[Demonstration]:  # fmt: skip
-    """Demonstrations of the policy: ``attempts`` at each of these instances. What it sampled is kept id by id; episodes with a
-    tool failure are left out or rolled out again, and processes share the work, as by `run_script`."""
+    """Demonstrations of the policy, ``attempts`` at each of these instances, as `run_script`; sampled ids are kept as they are."""
     metric, at_once = envs.envs[0].PRIMARY_METRIC, envs.num_envs // attempts * distributed.world_size()
     options: Any = {"group_size": attempts, "max_new_tokens": max_new_tokens, "temperature": temperature}
     for start in range(0, len(questions), at_once):
@@ -129,8 +126,8 @@ def share_failed(episodes: list[list[dict[str, Any]]]) -> float:
 
 
 def episode_sequences(turns: list[dict], policy: Policy, stop: tuple[str, ...]) -> list[Sequence]:
-    """The turns of a script (`roll_out_many`) as a rollout would have left them. The token that ends a turn is
-    taught where none of the strings ``stop`` does."""
+    """The turns of a script (`roll_out_many`) as a rollout would have left them; the end token is a target where no ``stop``
+    string ends a turn."""
     steps: list[Step] = []
     instructions, rewritten = turns[0]["instructions"], None
     context = policy.prompt_ids(instructions, turns[0]["observation"])
@@ -146,8 +143,8 @@ def episode_sequences(turns: list[dict], policy: Policy, stop: tuple[str, ...]) 
 
 
 def split_by_length(sequences: list[Sequence], tokens: int) -> list[list[Sequence]]:
-    """Sequences in batches of about the same length, the shortest first. None has more than so many tokens, padding
-    included; one sequence alone may exceed them."""
+    """Sequences in batches of about the same length, the shortest first, of at most so many tokens with padding (a single
+    sequence may exceed them)."""
     batches: list[list[Sequence]] = [[]]
     for sequence in sorted(sequences, key=lambda s: len(s.ids)):
         if batches[-1] and (len(batches[-1]) + 1) * len(sequence.ids) > tokens:
@@ -246,8 +243,8 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
 def hold_out(
     demonstrations: list[Demonstration], share: float, seed: int
 ) -> tuple[list[Demonstration], list[Demonstration]]:
-    """Those to learn from, and about a ``share`` of them that are held out, by question; at least one question each. Where all
-    are of one question, as conversations that begin alike seem to be, one by one."""
+    """Those to learn from, and about a ``share`` of the questions held out, at least one each. Where all are of one question,
+    as conversations that begin alike, demonstrations are held out one by one."""
     by_question = [one.question for one in demonstrations]
     names = by_question if len(set(by_question)) > 1 else [str(number) for number in range(len(demonstrations))]
     questions = sorted(set(names))
@@ -263,12 +260,11 @@ def hold_out(
 
 
 def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration], policy: Policy) -> None:
-    """One a line, as JSON: question, score, return, and of each sequence the ids and where taught tokens begin and end. The
-    file is there when it is whole: a checkpoint that comes after it is worth nothing without it."""
-    tokenizer = fingerprint(policy)
+    """Write one a line, as JSON: question, score, return, and of each sequence the ids and where target tokens begin and end."""
+    tokenizer = _fingerprint(policy)
     lines = []
     for one in demonstrations:
-        sequences = [{"ids": s.ids, "taught": taught_spans(s.mask)} for s in one.sequences]
+        sequences = [{"ids": s.ids, "target_tokens": target_spans(s.mask)} for s in one.sequences]
         line = {"question": one.question, "score": one.score, "return": one.episode_return, "tokenizer": tokenizer}
         lines.append(json.dumps(line | {"sequences": sequences}) + "\n")
     durable.write_text(path, "".join(lines))
@@ -283,41 +279,37 @@ def read_demonstrations(path: Path, policy: Policy) -> list[Demonstration]:
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"there are no demonstrations in {path}")
-    found = []
+    found, own = [], _fingerprint(policy)
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             line = json.loads(text)
-            sequences = [_to_sequence(s["ids"], s["taught"]) for s in line["sequences"]]
+            sequences = [_to_sequence(s["ids"], s["target_tokens"]) for s in line["sequences"]]
             found.append(Demonstration(
                 question=line["question"], sequences=sequences, score=line["score"], episode_return=line["return"],
             ))  # fmt: skip
             tokenizer = line["tokenizer"]
         except (ValueError, LookupError, TypeError) as error:
             raise UserError(f"{path}:{number} is not a demonstration: {error!r}") from error
-        if tokenizer != fingerprint(policy):
+        if tokenizer != own:
             raise UserError(f"{path}:{number} holds the ids of another tokenizer than the model's")
     return found
 
 
-def fingerprint(policy: Policy) -> str:
+def _fingerprint(policy: Policy) -> str:
     """What tells one tokenizer from another: a hash of its vocabulary."""
-    return _fingerprint(policy.tokenizer)
+    vocabulary = sorted(policy.tokenizer.get_vocab().items())
+    return hashlib.sha256(json.dumps(vocabulary).encode()).hexdigest()[:16]
 
 
-@lru_cache(4)
-def _fingerprint(tokenizer: Any) -> str:
-    return hashlib.sha256(json.dumps(sorted(tokenizer.get_vocab().items())).encode()).hexdigest()[:16]
-
-
-def taught_spans(mask: list[bool]) -> list[tuple[int, int]]:
-    """Where each run of taught tokens begins and ends."""
+def target_spans(mask: list[bool]) -> list[tuple[int, int]]:
+    """Where each run of target tokens begins and ends."""
     edges = [i for i in range(len(mask) + 1) if (i and mask[i - 1]) != (i < len(mask) and mask[i])]
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _to_sequence(ids: list[int], taught: list[tuple[int, int]]) -> Sequence:
+def _to_sequence(ids: list[int], targets: list[tuple[int, int]]) -> Sequence:
     mask = [False] * len(ids)
-    for begin, end in taught:
+    for begin, end in targets:
         if not 0 < begin < end <= len(ids):
             raise UserError(f"tokens {begin} to {end} of {len(ids)} cannot be taught")
         mask[begin:end] = [True] * (end - begin)

@@ -6,6 +6,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
+from agent_envs.utils.scripts import sample_instances
 from agent_envs.vector import ToolVectorEnv
 from trainers import factory
 from trainers.checkpoints import run_dir
@@ -48,7 +49,7 @@ class Setup:
         self.score: str = self.held_out.envs[0].PRIMARY_METRIC
         factory.check_splits(self.envs, self.held_out)
         # Now: an environment that has to be asked is reset by it.
-        self.sources = evaluator.source_of(self.held_out), evaluator.source_of(self.envs)
+        self.sources = self.held_out.envs[0].describe_source(), self.envs.envs[0].describe_source()
         check_formats(self.envs)
         self.player, self.seconds_cold_start = start_policy(args, self.envs, folder)
         self.pieces = make_pieces(self.player.tokenizer)
@@ -85,7 +86,7 @@ class Setup:
         self.collector.update_weights()
         run = partial(
             evaluator.evaluate_policy, self.held_out, self.collector.policy, self.engine,
-            evaluator.instances(self.held_out, questions), self.args.max_new_tokens, name, temperature=temperature,
+            sample_instances(self.held_out.envs[0], questions), self.args.max_new_tokens, name, temperature=temperature,
             recorder=recorder,
         )  # fmt: skip
         minutes = self.args.tool_outage_minutes
@@ -106,7 +107,7 @@ class Setup:
         """What the trained policy is compared with: Naive RAG if there are questions to search for, the policy before
         training (greedy, then sampled as in training) and the task's scripted agent."""
         held_out, args, rows = self.held_out, self.args, []
-        questions, count = evaluator.instances(held_out, args.final_questions), args.final_questions
+        questions, count = sample_instances(held_out.envs[0], args.final_questions), args.final_questions
         searches, scripted = evaluator.can_be_searched_for(held_out.envs[0]), held_out.envs[0].SCRIPTS.get("scripted")
         with Progress((2 + searches + bool(scripted)) * len(questions), "episodes", "baselines") as progress:
 

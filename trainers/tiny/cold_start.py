@@ -43,11 +43,8 @@ Report = Callable[[int, str, float], None]  # called as report(step, lesson, los
 
 
 def start_run(args, envs: ToolVectorEnv, run: Path) -> tuple[Policy, float]:
-    """The policy that a run starts from, as `start_policy` gives it.
-
-    The folder of the run keeps a cold start, and a run that is resumed starts from that: the cache may not have it any more,
-    and another machine would teach another one.
-    """
+    """The policy that a run starts from, as `start_policy` gives it. A resumed run starts from the cold start in its folder:
+    the cache may not have it any more, and another machine would teach another one."""
     if args.resume and (kept := read(run / START)) is not None:
         return kept
     policy, seconds = start_policy(args, envs, args.seed, args.tool_outage_minutes)
@@ -111,14 +108,8 @@ def run_cold_start(
 ) -> tuple[Policy, float]:  # fmt: skip
     """Make the tiny policy and teach it the tools; a second call with the same arguments loads it from the cache.
 
-    Args:
-        envs: training environments, where the demonstrations are made.
-        demonstrator: how well it acts.
-        outage_minutes: how long demonstrations are rolled out again where a tool fails in one.
-
     Returns:
-        The policy, and the seconds that teaching it took, also where that was in an earlier run. The random state is
-        the same in both cases.
+        The policy, and the seconds that teaching it took when it was made. The random state is the same in both cases.
     """
     if envs.num_envs != curriculum.NUM_ENVS:  # which decides who meets what: batches of any shape have the same start
         with contextlib.closing(curriculum.remake(envs, num_envs=curriculum.NUM_ENVS)) as same:
@@ -187,9 +178,8 @@ def make_policy(envs: ToolVectorEnv, seed: int) -> Policy:
 
 
 def list_texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
-    """What the vocabulary is counted on: numbers, and every MiniWiki word and the environment's own passages and
-    questions; or, without a corpus, what is read and written in episodes of both splits: a word that only the held-out
-    one uses has a token then, as in any pretrained tokenizer, and no meaning."""
+    """What the vocabulary is counted on: numbers, and every MiniWiki word and the environment's own passages and questions;
+    or, without a corpus, what is read and written in episodes of both splits."""
     numbers = [str(n) for n in (*range(1000), *range(1850, 2020))] + [f"1,{n}00" for n in range(10)]
     if not curriculum.has_corpus(envs):
         yield " ".join(numbers)
@@ -214,11 +204,11 @@ def list_texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
 def fit(
     policy: Policy, batches: Iterator[tuple[str, list[Sequence]]], share_done: Callable[[int], float], report: Report
 ) -> None:
-    """Gradient steps of token-level cross-entropy on the taught tokens, the learning rate falling to zero: Muon (Jordan et al.
-    2024) for the matrices, AdamW for embeddings, norms and biases.
+    """Train by token-level cross-entropy on the target tokens, the learning rate falling to zero: Muon (Jordan et al. 2024)
+    for the matrices, AdamW for embeddings, norms and biases.
 
     Args:
-        batches: lesson and sequences of each batch, as many as there are steps.
+        batches: lesson and sequences of each batch.
         share_done: of the training, in [0, 1], after so many steps; at 1 it ends.
     """
     model = policy.model.train()

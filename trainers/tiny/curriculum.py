@@ -1,10 +1,8 @@
 """Which lessons the tiny policy's cold start has, in which order, and whom it imitates.
 
-Its demonstrations show how to copy, how to find a fact in an article, and how an *early-stopping* demonstrator answers
-questions: it mostly stops searching too early (`agent_envs.tasks.qa_scripts.early_stopping`). So the policy ends up knowing
-the tools but not the task, as a pretrained model does; what to look for and when to stop is left for reinforcement learning.
-Worlds are freshly made and from the training split: held-out worlds share no entity with anything seen here. In tasks without
-a corpus the policy imitates a noisy expert, which acts at random in a share of its episodes (`lessons.noisy_expert`).
+It learns to copy, to find a fact in an article, and to answer as an *early-stopping* demonstrator, which mostly stops searching
+too early (`agent_envs.tasks.qa_scripts.early_stopping`): the tools, not the task. Without a corpus it imitates a noisy expert
+(`lessons.noisy_expert`). Worlds are fresh and of the training split: held-out worlds share no entity with them.
 """
 
 import contextlib
@@ -141,7 +139,7 @@ class Teacher:
     outage_minutes: float = retry.MINUTES
 
     def repetition(self) -> list[Sequence]:
-        """Copies of random strings of whole words; in order, as the vocabulary comes in another one in every process."""
+        """Copies of random strings of whole words."""
         vocabulary = self.policy.tokenizer.get_vocab()
         words = sorted(i for token, i in vocabulary.items() if token.startswith("▁") and len(token) > 2)
         return lessons.repetition(POOL, words, self.rng)

@@ -151,6 +151,15 @@ def test_damage_to_any_file_is_found_before_it_is_read(tmp_path, tokenizer, name
         checkpoint.load_state(tmp_path / "c", make(tokenizer)[1])
 
 
+def test_a_file_to_load_a_model_from_that_the_checksums_lack_is_damage(tmp_path, tokenizer):
+    save(tmp_path / "c", tokenizer)
+    (tmp_path / "c" / "README.md").write_text("notes")
+    checkpoint.verify(tmp_path / "c")
+    (tmp_path / "c" / "adapter_config.json").write_text("{}")
+    with pytest.raises(checkpoint.CheckpointDamaged, match=r"adapter_config\.json is not in SHA256SUMS"):
+        checkpoint.verify(tmp_path / "c")
+
+
 def test_the_state_of_a_stranger_runs_no_code(tmp_path, tokenizer):
     class Evil:
         def __reduce__(self):
@@ -182,12 +191,3 @@ def test_other_optimizers_than_those_saved_are_refused(tmp_path, tokenizer):
         checkpoint.load_state(tmp_path / "c", optimizers[:1])
     with pytest.raises(ValueError, match="group"):
         checkpoint.load_state(tmp_path / "c", optimizers[::-1])
-
-
-def test_a_file_that_a_model_would_be_loaded_from_and_that_the_checksums_lack_is_damage(tmp_path, tokenizer):
-    save(tmp_path / "c", tokenizer)
-    (tmp_path / "c" / "README.md").write_text("notes")
-    checkpoint.verify(tmp_path / "c")
-    (tmp_path / "c" / "adapter_config.json").write_text("{}")
-    with pytest.raises(checkpoint.CheckpointDamaged, match=r"adapter_config\.json is not in SHA256SUMS"):
-        checkpoint.verify(tmp_path / "c")

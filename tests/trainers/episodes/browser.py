@@ -42,7 +42,6 @@ class Browser:
         self._session = {"sessionId": self.send("Target.attachToTarget", targetId=target, flatten=True)["sessionId"]}
         for domain in ("Page", "Runtime", "Network", "Log"):
             self.send(f"{domain}.enable")
-        self.prefer("light")
 
     def close(self) -> None:
         """End the browser."""
@@ -116,7 +115,3 @@ class Browser:
         """The window, in CSS pixels; below 700 it is a phone's."""
         size = {"width": width, "height": 900, "deviceScaleFactor": 1}
         self.send("Emulation.setDeviceMetricsOverride", **size, mobile=width < 700)
-
-    def prefer(self, scheme: str) -> None:
-        """What the system wants: "light" or "dark"."""
-        self.send("Emulation.setEmulatedMedia", features=[{"name": "prefers-color-scheme", "value": scheme}])

@@ -33,14 +33,8 @@ def roll_out(env: str, agents: Mapping[str, str], count: int) -> list[dict]:
     source = task.task.source if hasattr(task, "task") else "generated"
     for name, script in agents.items():
         origin = Origin(
-            phase="evaluation",
-            agent=name,
-            name=name,
-            env=env,
-            split="validation",
-            source=source,
-            score=task.PRIMARY_METRIC,
-        )
+            phase="evaluation", agent=name, name=name, env=env, split="validation", source=source, score=task.PRIMARY_METRIC,
+        )  # fmt: skip
         played = roll_out_many(envs, list(range(count)), task.SCRIPTS[script])
         records.append([record_turns(turns, origin, number) for number, turns in enumerate(played)])
     envs.close()

@@ -96,14 +96,10 @@ def test_messages_are_what_the_model_read(whole, policy):
         record, (sequence,) = records[line["key"]], line["sequences"]
         read = policy.tokenizer.decode(sequence["ids"])
         last = record["turns"][-1]["message"]
-        prompt = policy.tokenizer.apply_chat_template(
-            record["messages"][:last], tokenize=False, add_generation_prompt=True
-        )
-        assert read.removesuffix("<|im_end|>") == prompt + record["messages"][last]["content"]
-        assert last == len(record["messages"]) - 1
-        assert [record["messages"][t["message"]]["content"] for t in record["turns"]] == [
-            turn["action"] for turn in record["turns"]
-        ]
+        said = record["messages"]
+        prompt = policy.tokenizer.apply_chat_template(said[:last], tokenize=False, add_generation_prompt=True)
+        assert read.removesuffix("<|im_end|>") == prompt + said[last]["content"] and last == len(said) - 1
+        assert all(said[turn["message"]]["content"] == turn["action"] for turn in record["turns"])
 
 
 def test_none_are_kept_of_training_if_so_wished(train):

@@ -29,9 +29,7 @@ def folder(tmp_path_factory):
     hostile |= {"truncated": True, "supporting": [HOSTILE], "golds": [HOSTILE], "kind": {HOSTILE: HOSTILE}}
     folder = records.write(tmp_path_factory.mktemp("page") / "run", [*played, hostile], tokens=True)
     (folder / "summary.json").write_text(json.dumps(SUMMARY | {"source": HOSTILE}))
-    lines = (
-        {"step": i, "seconds": 2.0 * i, "episodes": 8.0 * i, "train/em": i / 10, "eval/em": i / 9} for i in range(9)
-    )
+    lines = ({"step": i, "seconds": 2.0 * i, "train/em": i / 10, "eval/em": i / 9} for i in range(9))
     (folder / "metrics.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
     html_report.write_beside(folder)
     return folder
@@ -69,21 +67,6 @@ def test_it_opens_with_table_and_curves(open_page):
     assert page.run("bars({ progress: 0.1 + 0.1 + 0.1 - 0.3, answer: 1 }, [1]).textContent").startswith("answer")
 
 
-def test_a_drag_zooms_and_a_double_click_shows_all_again(open_page):
-    page = open_page()
-    x, y = page.run(
-        "(() => { const r = charts[0].over.getBoundingClientRect(); return [r.left + r.width / 4, r.top + 50] })()"
-    )
-    for kind, at in (("mousePressed", x), ("mouseMoved", x + 200), ("mouseReleased", x + 200)):
-        page.send("Input.dispatchMouseEvent", type=kind, x=at, y=y, button="left", clickCount=1)
-    page.wait("charts[0].scales.x.min > 1")
-    page.wait("[...document.querySelectorAll('.u-value')].some((value) => /^0\\.\\d+$/.test(value.textContent))")
-    for count in (1, 2):
-        for kind in ("mousePressed", "mouseReleased"):
-            page.send("Input.dispatchMouseEvent", type=kind, x=x, y=y, button="left", clickCount=count)
-    page.wait("charts[0].scales.x.min === 0")
-
-
 def test_filters_and_search_leave_what_was_asked_for(open_page):
     page = open_page("#view=episodes")
     found = "document.querySelector('#found').textContent"
@@ -119,20 +102,10 @@ def test_an_episode_opens_with_its_turns_evidence_and_rewards(open_page):
     page.wait(f"{READER}.dataset.key !== {json.dumps(first)}")
     page.press("k")
     page.wait(f"{READER}.dataset.key === {json.dumps(first)}")
-
-
-def test_two_agents_stand_side_by_side(open_page):
-    page = open_page("#view=episodes&agent=Oracle")
-    page.wait(f"{READER}.dataset.key")
-    page.press("c")
+    page.press("c")  # another agent beside it
     page.wait(f"{READER}.querySelectorAll('.episode').length === 2")
-    assert page.run(f"[...{READER}.querySelectorAll('.episode')].map((one) => one.getAttribute('aria-label'))") == [
-        "Oracle",
-        "Random",
-    ]
-    page.press("j")  # the next question, and the same other agent
-    page.wait(f"opened === shown[1] && {READER}.dataset.key === shown[1].key")
-    assert page.run(f"{READER}.querySelectorAll('.episode')[1].getAttribute('aria-label')") == "Random"
+    labels = page.run(f"[...{READER}.querySelectorAll('.episode')].map((one) => one.getAttribute('aria-label'))")
+    assert labels == ["Oracle", "Random"]
     page.press("c")
     page.wait(f"{READER}.querySelectorAll('.episode').length === 1")
 
@@ -148,21 +121,6 @@ def test_tokens_are_coloured_three_ways(open_page):
         colours.append(page.run(f"{tokens}.map((one) => getComputedStyle(one).backgroundColor)"))
         assert page.run(f"{tokens}.every((one) => /token \\d+, turn \\d/.test(one.title))")
     assert len(set(colours[0])) == 1 and len(set(colours[1])) > 3 and len(set(colours[2])) > 3
-
-
-def test_the_theme_follows_the_system_and_a_switch(open_page):
-    page = open_page()
-    ground = "getComputedStyle(document.body).backgroundColor"
-    light = page.run(ground)
-    page.press("t")
-    dark = page.run(ground)
-    assert dark != light
-    page.run("document.querySelector('#theme').click()")
-    assert page.run(ground) == light
-    page.run("localStorage.clear(); delete document.documentElement.dataset.theme")
-    page.prefer("dark")
-    assert page.run(ground) == dark
-    page.prefer("light")
 
 
 def test_hostile_text_is_text(open_page):

@@ -15,7 +15,7 @@ from agent_envs.integrations.episode import UNREADABLE
 from agent_envs.types import ToolCall, Turn
 from trainers.episodes.records import Origin
 from trainers.evaluation import api_agent
-from trainers.evaluation.api_agent import ApiAgent, Endpoint, EndpointStopped
+from trainers.evaluation.api_agent import ApiAgent, EndpointStopped
 
 MINIWIKI, SMALL = "AgentR1/MiniWiki-Easy-v0", {"entities": 60, "questions": 30, "max_turns": 4}
 ORIGIN = {"phase": "evaluation", "agent": "m", "name": "api-m", "split": "train", "source": "s", "score": "em"}
@@ -28,9 +28,9 @@ def short_pauses(monkeypatch):
     monkeypatch.setattr(api_agent, "RETRIES", 2)
 
 
-def play(url, jobs, format="native", env=MINIWIKI, at_once=3, kwargs=SMALL, **endpoint):
+def roll_out(url, jobs, format="native", env=MINIWIKI, at_once=3, kwargs=SMALL, **options):
     """The records of the jobs, in their order, and the agent."""
-    agent, records = ApiAgent(Endpoint(url=url, **endpoint), "m", Origin(env=env, **ORIGIN)), {}
+    agent, records = ApiAgent(url, "m", Origin(env=env, **ORIGIN), **options), {}
 
     def keep(record):
         records[record["instance"], record["sample"]] = record
@@ -79,7 +79,7 @@ def test_function_calls_earn_what_the_same_turns_earn_in_gymnasium():
         expected.append((rewards, float(info["em"]), info["support_recall"]))
     assert {em for _, em, _ in expected} == {0.0, 1.0}
     with serve(lambda request: scripts[request["messages"][1]["content"]][number_of_turn(request)]) as chat:
-        records, _ = play(chat.url, instances(6))
+        records, _ = roll_out(chat.url, instances(6))
     assert chat.busiest <= 3
     for record, (rewards, em, recall) in zip(records, expected, strict=True):
         assert [turn["reward"] for turn in record["turns"]] == rewards
@@ -121,7 +121,7 @@ def test_text_reads_and_earns_what_gymnasium_gives(format):
         return turn[: min(ends)] if ends else turn
 
     with serve(say) as chat:
-        records, _ = play(chat.url, instances(4), format)
+        records, _ = roll_out(chat.url, instances(4), format)
     for record, (shown, rewards) in zip(records, expected, strict=True):
         assert [message["content"] for message in record["messages"]] == shown
         assert [turn["reward"] for turn in record["turns"]] == rewards
@@ -129,19 +129,20 @@ def test_text_reads_and_earns_what_gymnasium_gives(format):
 
 
 def test_a_server_that_goes_on_behind_a_turn_is_cut_where_our_engines_stop():
-    say = "<search>a town</search><information>[1] all mine</information><answer>x</answer>"
-    with serve(lambda request: say if number_of_turn(request) < 2 else "<answer>no idea</answer> and more") as chat:
-        (record,), _ = play(chat.url, instances(1), "tags")
-    assert [turn["action"] for turn in record["turns"]] == ["<search>a town</search>"] * 2 + [
-        "<answer>no idea</answer>"
-    ]
+    """A thought that comes beside the text is in the record alone."""
+    more = "<search>a town</search><information>[1] all mine</information><answer>x</answer>"
+    script = [more, {"content": "<answer>no idea</answer> and more", "reasoning": "<answer>x</answer>?"}]
+    with serve(lambda request: script[number_of_turn(request)]) as chat:
+        (record,), _ = roll_out(chat.url, instances(1), "tags")
+    thought = "<think>\n<answer>x</answer>?\n</think>\n\n"
+    actions = ["<search>a town</search>", f"{thought}<answer>no idea</answer>"]
+    assert [turn["action"] for turn in record["turns"]] == actions and record["terminated"]
 
 
 @pytest.mark.parametrize(
     "turn",
     [
         [("search", "{broken")],
-        [("search", "[1]")],
         [("search", "[" * 100_000)],
         [("nope", "{}"), ("search", '{"query": "a"}')],
         {"content": None, "tool_calls": [{"id": "a", "type": "custom", "custom": {"name": "x"}}]},
@@ -153,7 +154,7 @@ def test_a_server_that_goes_on_behind_a_turn_is_cut_where_our_engines_stop():
 def test_calls_that_cannot_be_read_are_invalid_turns_and_the_api_gets_json_back(turn):
     script = [turn, [("answer", '{"text": "no idea"}')]]
     with serve(lambda request: script[number_of_turn(request)]) as chat:
-        (record,), _ = play(chat.url, instances(1), kwargs=SMALL | {"rewards": {"invalid": -0.5}})
+        (record,), _ = roll_out(chat.url, instances(1), kwargs=SMALL | {"rewards": {"invalid": -0.5}})
     assert [t["reward_terms"]["invalid"] for t in record["turns"]] == [-0.5, 0.0] and not record["failed"]
     _, _, said, *answered = chat.heard[-1]["messages"]
     made = said.get("tool_calls", [])
@@ -181,20 +182,13 @@ def test_a_thought_is_kept_and_not_sent_back_unless_the_api_wants_it():
         return called | {"reasoning_content": "I wonder"}
 
     with serve(say) as chat:
-        (record,), _ = play(chat.url, instances(1))
+        (record,), _ = roll_out(chat.url, instances(1))
         assert not any("reasoning" in key for request in chat.heard for m in request["messages"] for key in m)
         asks["reasoning"] = True
-        (again,), _ = play(chat.url, instances(1))
+        (again,), _ = roll_out(chat.url, instances(1))
     assert chat.heard[-1]["messages"][2]["reasoning_content"] == "I wonder"
     assert json.loads(record["turns"][0]["action"])["reasoning_content"] == "I wonder"
     assert [turn["reward"] for turn in again["turns"]] == [turn["reward"] for turn in record["turns"]]
-
-
-def test_a_thought_beside_text_is_in_the_record_alone():
-    with serve(lambda request: {"content": "<answer>no idea</answer>", "reasoning": "<answer>x</answer>?"}) as chat:
-        (record,), _ = play(chat.url, instances(1), "tags")
-    assert record["turns"][0]["action"] == "<think>\n<answer>x</answer>?\n</think>\n\n<answer>no idea</answer>"
-    assert len(record["turns"]) == 1 and record["terminated"]
 
 
 def test_parameters_that_an_api_knows_by_other_names():
@@ -206,7 +200,7 @@ def test_parameters_that_an_api_knows_by_other_names():
         return "<answer>no idea</answer>"
 
     with serve(say) as chat:
-        records, _ = play(chat.url, instances(4), "tags", at_once=1, max_new_tokens=77, temperature=0.3)
+        records, _ = roll_out(chat.url, instances(4), "tags", at_once=1, max_new_tokens=77, temperature=0.3)
     assert not any(record["failed"] for record in records)
     assert len(chat.heard) == 4 + 2  # it says so once
     assert chat.heard[-1]["max_completion_tokens"] == 77 and chat.heard[-1]["temperature"] == 0.3
@@ -224,12 +218,10 @@ def answers(request):
     [
         Trouble("reset"),
         Trouble(429, Retry_After="0.05"),
-        Trouble(429),
         Trouble(503),
         Trouble(0.6),
         b"<html>a proxy</html>",
         b'{"error": {"message": "overloaded"}}',
-        b'{"choices": []}',
         b'{"choices": [{"message": null}]}',
         b"[" * 100_000,
     ],
@@ -249,12 +241,12 @@ def test_what_passes_is_asked_again(trouble):
         return answers(request)
 
     with serve(say) as chat:
-        records, agent = play(chat.url, instances(3), timeout=0.3)
+        records, agent = roll_out(chat.url, instances(3), timeout=0.3)
     assert len(records) == 3 and not any(record["failed"] for record in records) and not agent.problems
     assert len(chat.heard) == 6
 
 
-def test_an_episode_that_cannot_be_played_is_failed_and_no_other():
+def test_an_episode_that_cannot_be_finished_is_failed_and_no_other():
     def say(request):
         if request["messages"][1]["content"] == bad and number_of_turn(request):
             raise Trouble(400, {"error": {"message": "This model's maximum context length is 9 tokens"}})
@@ -262,7 +254,7 @@ def test_an_episode_that_cannot_be_played_is_failed_and_no_other():
 
     bad = env_at(1)[1]
     with serve(say) as chat:
-        records, agent = play(chat.url, instances(4))
+        records, agent = roll_out(chat.url, instances(4))
     assert [record["failed"] for record in records] == [False, True, False, False]
     assert records[1]["score"] == 0 and len(records[1]["turns"]) == 1 and records[1]["truncated"]
     assert list(agent.problems) == ["400: This model's maximum context length is 9 tokens"]
@@ -272,7 +264,7 @@ def test_nobody_there_ends_it_at_once():
     with serve(answers) as chat:
         url = chat.url
     with pytest.raises(EndpointStopped, match=r"does not answer: Connection error") as stopped:
-        play(url, instances(500))
+        roll_out(url, instances(500))
     assert "\n" not in str(stopped.value)
 
 
@@ -286,9 +278,8 @@ def test_a_server_that_dies_ends_it_and_what_was_played_is_kept(at_once):
             raise Trouble("reset")
         return answers(request)
 
-    agent = None
     with serve(say) as chat:
-        agent = ApiAgent(Endpoint(url=chat.url), "m", Origin(env=MINIWIKI, **ORIGIN))
+        agent = ApiAgent(chat.url, "m", Origin(env=MINIWIKI, **ORIGIN))
         episodes = [api_agent.make_episode(MINIWIKI, "native", **SMALL) for _ in range(at_once)]
         with pytest.raises(EndpointStopped, match="does not answer any more"):
             agent.run(episodes, ((n % 30, n) for n in range(500)), kept.append)
@@ -312,7 +303,7 @@ def test_a_server_that_refuses_everything_ends_it_in_its_words(monkeypatch, stat
         raise Trouble(status, {"error": {"message": told, "code": "insufficient_quota" if status == 429 else None}})
 
     with serve(say) as chat, pytest.raises(EndpointStopped, match="gives no turn of m:") as stopped:
-        play(chat.url, instances(500), key_variable="MY_KEY")
+        roll_out(chat.url, instances(500), key_variable="MY_KEY")
     assert len(chat.heard) <= 15 and set(chat.keys) == {"Bearer secret-key"}
     assert advice in str(stopped.value) and "secret" not in str(stopped.value) and "\n" not in str(stopped.value)
 
@@ -322,32 +313,19 @@ def test_a_server_that_is_there_and_never_answers_ends_it():
         raise Trouble(1.0)
 
     with serve(say) as chat, pytest.raises(EndpointStopped, match="gives no turn of m: Request timed out"):
-        play(chat.url, instances(500), timeout=0.05)
-
-
-def test_requests_are_spaced(monkeypatch):
-    now, slept = 100.0, []
-    monkeypatch.setattr(api_agent.time, "monotonic", lambda: now)
-    monkeypatch.setattr(api_agent.time, "sleep", slept.append)
-    for per_minute in (120, 0):
-        agent = ApiAgent(
-            Endpoint(url="http://h/v1", requests_per_minute=per_minute), "m", Origin(env=MINIWIKI, **ORIGIN)
-        )
-        for _ in range(3):
-            agent._wait_for_pace()
-    assert slept == [0.0, 0.5, 1.0]
+        roll_out(chat.url, instances(500), timeout=0.05)
 
 
 def test_letters_that_no_encoding_takes():
     script = [[("search", '{"query": "\\ud800 東京"}')], [("answer", '{"text": "\\ud800"}')]]
     body = {"content": "\ud83d", "reasoning_content": "\ud83d"}
     with serve(lambda r: body | {"tool_calls": calls(script[number_of_turn(r)])}) as chat:
-        (record,), _ = play(chat.url, instances(1))
+        (record,), _ = roll_out(chat.url, instances(1))
     assert not record["failed"] and "東京" in record["turns"][0]["action"]
     json.dumps(record, ensure_ascii=False).encode()
 
 
-def test_how_a_task_is_played():
+def test_the_format_of_a_task():
     assert api_agent.choose_format(MINIWIKI, "", SMALL) == "native"
     assert api_agent.choose_format(MINIWIKI, "hermes", SMALL) == "hermes"
     assert api_agent.choose_format(MINIWIKI, "", SMALL | {"format": "react"}) == ""
@@ -364,7 +342,7 @@ def test_how_a_task_is_played():
 
 def test_a_rewritten_context_is_what_the_api_gets():
     with serve(lambda request: f"turn {len(chat.heard)}") as chat:
-        (record,), _ = play(chat.url, instances(1), "", kwargs=SMALL | {"context": "window:1"})
+        (record,), _ = roll_out(chat.url, instances(1), "", kwargs=SMALL | {"context": "window:1"})
     seen = [[message["content"] for message in request["messages"]] for request in chat.heard]
     assert [len(messages) for messages in seen] == [2, 4, 4, 4] and seen[3][2] == "turn 3"
     written = [message["content"] for message in record["messages"]]
@@ -375,23 +353,10 @@ def test_attempts_at_one_board_slip_in_their_own_ways():
     say = [("move", '{"actions": ["Right", "Right", "Down", "Down", "Right"]}')]
     jobs = [(3, sample) for sample in range(6)]
     with serve(lambda request: say) as chat:
-        records, _ = play(chat.url, jobs, env="AgentR1/FrozenLake-v0", kwargs={})
+        records, _ = roll_out(chat.url, jobs, env="AgentR1/FrozenLake-v0", kwargs={})
     assert len({record["question"] for record in records}) == 1
     assert len({json.dumps(record["messages"]) for record in records}) > 1
     assert [record["sample"] for record in records] == list(range(6))
-
-
-@pytest.mark.parametrize(
-    ("url", "told"),
-    [
-        ("localhost:8000/v1", "such as http://127.0.0.1:8000/v1"),
-        ("http://user:key@host/v1", "environment variable"),
-        ("https://host/v1?key=abc", "environment variable"),
-    ],
-)
-def test_addresses_that_are_refused(url, told):
-    with pytest.raises(ValueError, match=told):
-        api_agent.check(url)
 
 
 def test_without_the_client_one_line_says_what_to_install(monkeypatch):

@@ -5,7 +5,7 @@ import json
 import pytest
 import torch
 
-from agent_envs.types import Turn
+from agent_envs.types import ToolCall, Turn
 from trainers import sft
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
@@ -52,30 +52,6 @@ def test_questions_are_drawn_over_the_whole_split_and_none_twice_too_early(envs)
         draw_questions(games, 0, 0)
 
 
-def test_a_script_is_recorded_as_it_played(envs, make_policy):
-    policy = make_policy("bpe")
-    found = list(run_script(envs, policy, [3, 1, 2, 0, 5], envs.envs[0].SCRIPTS["oracle"], 0))
-    asked = [envs.envs[0].questions[number] for number in (3, 1, 2, 0, 5)]
-    assert [one.question for one in found] == [question.question for question in asked]
-    for one, question in zip(found, asked, strict=True):
-        (sequence,) = one.sequences
-        assert one.score == 1
-        assert one.episode_return > 1
-        taught = policy.decode([i for i, own in zip(sequence.ids, sequence.mask, strict=True) if own])
-        expected = "".join(f"<search>{title}</search>" for title in question.supporting_titles)
-        assert taught == f"{expected}<answer>{question.answer}</answer>"
-
-
-def test_the_end_of_a_turn_is_taught_where_no_string_ends_it(make_policy):
-    policy = make_policy("bpe")
-    envs = make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 60, "questions": 5, "format": "hermes"}', "train", 2)
-    (one,) = run_script(envs, policy, [0], envs.envs[0].SCRIPTS["oracle"], 0)
-    (sequence,) = one.sequences
-    last = [i for i, own in enumerate(sequence.mask) if own and not [*sequence.mask, False][i + 1]]
-    ends = [sequence.ids[place] in policy.end_ids for place in last]
-    assert ends == [True] * (len(ends) - 1) + [False]  # </answer> ends the last one
-
-
 def test_what_was_sampled_is_kept_id_by_id(envs, make_policy):
     policy = make_policy("bytes")
     engine = TransformersEngine(policy, envs.envs[0].stop)
@@ -113,15 +89,6 @@ def test_questions_are_held_out_whole(share):
     assert hold_out(everything, share, 0) == (learned, held_out)
 
 
-def test_what_is_held_out_of_unusual_questions():
-    """A text that ends in a null character, which arrays of texts lose; one question; conversations that begin alike."""
-    assert len(hold_out([of_ids(f"{i}\0", [1, i]) for i in range(10)], 0.3, 0)[1]) == 3
-    assert hold_out([of_ids("1", [1, 2])], 0.5, 0)[1] == []
-    alike = [of_ids("Hello", [1, n]) for n in range(2, 12)]
-    learned, held_out = hold_out(alike, 0.3, 0)
-    assert len(held_out) == 3 and sorted(map(id, learned + held_out)) == sorted(map(id, alike))
-
-
 def test_a_file_gives_back_what_was_written(envs, make_policy, tmp_path):
     policy = make_policy("bpe")
     found = list(run_script(envs, policy, [0, 1], envs.envs[0].SCRIPTS["oracle"], 0))
@@ -146,7 +113,7 @@ def test_a_damaged_file(make_policy, tmp_path):
         "{",
         "{}",
         json.dumps({n: v for n, v in line.items() if n != "tokenizer"}),
-        json.dumps(line | {"sequences": [{"ids": [1, 2], "taught": [[0, 1]]}]}),
+        json.dumps(line | {"sequences": [{"ids": [1, 2], "target_tokens": [[0, 1]]}]}),
     ):
         (tmp_path / FILE).write_text(broken)
         with pytest.raises(ValueError, match=r"demonstrations\.jsonl:1 is not a demonstration"):
@@ -176,3 +143,26 @@ def test_a_question_of_two_sources_is_held_out_of_both(envs, make_policy, tmp_pa
     ours, theirs = {one.question for one in learned}, {one.question for one in held_out}
     assert not ours & theirs and len(ours | theirs) == 30
     assert len(learned) + len(held_out) == 40 and any(q in theirs for q in asked)
+
+
+def test_one_question_is_held_out_conversation_by_conversation():
+    assert hold_out([of_ids("1", [1, 2])], 0.5, 0)[1] == []
+    alike = [of_ids("Hello", [1, n]) for n in range(2, 12)]
+    learned, held_out = hold_out(alike, 0.3, 0)
+    assert len(held_out) == 3 and sorted(map(id, learned + held_out)) == sorted(map(id, alike))
+
+
+@pytest.mark.parametrize(("format", "end"), [("tags", ""), ("hermes", "<|im_end|>")])
+def test_a_script_is_recorded_as_it_acted(make_policy, format, end):
+    """The token that ends a turn is taught where no string ends it: </answer> ends the last one."""
+    policy, env_kwargs = make_policy("bpe"), {**json.loads(SMALL), "format": format}
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", json.dumps(env_kwargs), "train", 4)
+    numbers, env = (3, 1, 2, 0, 5), envs.envs[0]
+    found = list(run_script(envs, policy, list(numbers), env.SCRIPTS["oracle"], 0))
+    for one, question in zip(found, (env.questions[number] for number in numbers), strict=True):
+        (sequence,) = one.sequences
+        assert one.question == question.question and one.score == 1 and one.episode_return > 1
+        turns = [Turn(calls=(ToolCall("search", {"query": title}),)) for title in question.supporting_titles]
+        expected = "".join(f"{env.format.write(turn)}{end}" for turn in turns) + f"<answer>{question.answer}</answer>"
+        taught = [i for i, own in zip(sequence.ids, sequence.mask, strict=True) if own]
+        assert policy.tokenizer.decode(taught) == expected

@@ -86,11 +86,9 @@ def test_a_cold_start_on_changed_data_is_another_one(tmp_path):
     def write(name, lines):
         (tmp_path / name).write_text("".join(json.dumps(line) + "\n" for line in lines))
 
-    passages = [{"id": str(i), "title": f"Żółw {i}", "text": f"Żółw {i} hat {i} Tore."} for i in range(30)]
-    rows = [
-        {"id": str(i), "question": f"Gates of Żółw {i}?", "answer": str(i), "supporting_titles": [f"Żółw {i}"]}
-        for i in range(30)
-    ]
+    names = [f"Żółw {i}" for i in range(30)]
+    passages = [{"id": name, "title": name, "text": f"{name} hat 7 Tore."} for name in names]
+    rows = [{"id": name, "question": f"{name}?", "answer": "7", "supporting_titles": [name]} for name in names]
     write("passages.jsonl", passages), write("hotpotqa.train.jsonl", rows)
     found = [find_folder("AgentR1/HotpotQA-v0", data=str(tmp_path)) for _ in range(2)]
     envs = make_envs("AgentR1/HotpotQA-v0", json.dumps({"data": str(tmp_path)}), "train", 4)
@@ -122,6 +120,13 @@ def test_a_mixture_of_questions_has_a_cold_start():
     assert policy.decode(policy.encode(question)).strip() == question  # its words are in the vocabulary
 
 
+def test_a_cold_start_needs_no_more_questions_than_there_are():
+    few = make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 60, "questions": 1}', "train", 8)
+    run_cold_start(few, 0, 1, lambda *_: None)
+    with pytest.raises(ValueError, match="cold_start_steps must be at least 1, got 0"):
+        ppo.Args(cold_start_steps=0).check()
+
+
 @pytest.mark.parametrize("env", LESSONS)
 def test_the_lessons_of_a_seed_are_fixed(env):
     """In every process and on every machine. Where they have to change, raise `cold_start.VERSION`."""
@@ -130,28 +135,6 @@ def test_the_lessons_of_a_seed_are_fixed(env):
     batches = list(curriculum.make_batches(Teacher(policy, envs, random.Random("lessons:0")), 10))
     taught = repr([(lesson, [(s.ids, s.mask) for s in batch]) for lesson, batch in batches])
     assert hashlib.sha256(taught.encode()).hexdigest()[:16] == LESSONS[env]
-
-
-def test_how_long_a_cold_start_takes(envs):
-    varied = make_envs("AgentR1/MiniWiki-v0", '{"entities": 60, "questions": 10}', "train", 2)
-    assert [curriculum.choose_curriculum(each).steps for each in (varied, envs)] == [1900, 2800]
-    with pytest.raises(ValueError, match="cold_start_steps must be at least 1, got 0"):
-        ppo.Args(cold_start_steps=0).check()
-
-
-@pytest.mark.parametrize("count", [1, 3])
-def test_a_cold_start_needs_no_more_questions_than_there_are(count):
-    few = make_envs("AgentR1/MiniWiki-Easy-v0", f'{{"entities": 60, "questions": {count}}}', "train", 8)
-    run_cold_start(few, 0, 1, lambda *_: None)
-
-
-@pytest.mark.slow
-def test_the_cold_start_learns_in_a_varied_world():
-    envs = make_envs("AgentR1/MiniWiki-v0", '{"entities": 300, "questions": 80}', "train", 8)
-    seen = []
-    policy, _ = run_cold_start(envs, 0, 30, lambda step, lesson, loss: seen.append(lesson))
-    assert set(seen) == {"repetition", "comparing", "pairs", "episodes", "guided"}
-    assert policy.model.config.num_hidden_layers == 4
 
 
 # -- whom it imitates --------------------------------------------------------------------------------------------------

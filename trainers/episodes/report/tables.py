@@ -21,11 +21,11 @@ HEADINGS = {
     "success_interval": "95 % interval", "score_interval": "95 % interval", "pass_at_k": "pass@k",
     "pass_at_k_interval": "95 % interval", "difference": "Difference", "difference_interval": "95 % interval", "f1": "F1",
     "support_recall": "Support recall", "turns": "Turns", "calls": "Calls", "failed": "Failed",
-    "prompt_tokens": "Tokens in", "completion_tokens": "Tokens out", "cost": "Cost",
+    "prompt_tokens": "Tokens in", "completion_tokens": "Tokens out",
 }  # fmt: skip
 _INTERVAL = "_interval"
 _KINDS = "kinds/"
-_DIGITS = {"turns": 2, "calls": 2, "cost": 4}  # 3 for anything else
+_DIGITS = {"turns": 2, "calls": 2}  # 3 for anything else
 _WRAPPED = ("Agent", "Support recall")  # columns that may take two lines in a narrow terminal
 
 
