@@ -4,12 +4,9 @@
     python -m trainers.evaluate --env AgentR1/HotpotQA-v0 --api http://HOST/v1 --model NAME --model OTHER
     python -m trainers.evaluate --env AgentR1/Calculator-v0 --checkpoint runs/…/best --samples 8 --temperature 0.7
 
-prints and writes a table: the task's score with its 95 % interval over questions, the paired difference to the first model,
-F1, support recall, turns and calls, and of an API the tokens. Scripted agents stand beside them, and Naive RAG (one
-retrieval, one answer) of each model here. All episodes lie in episodes.jsonl.
-
-A model behind an API calls the environment's tools as functions; with --format it writes text as models here do. Its answers
-are kept as they come: after a crash or Ctrl-C the same command continues. The key is read from OPENAI_API_KEY.
+prints and writes a table with scripted agents and Naive RAG (one retrieval, one answer) for comparison: the task's score with
+its 95 % interval over questions, the paired difference to the first model, turns, calls, and tokens of an API. All episodes
+are in episodes.jsonl. Answers of an API are kept as they come: after a crash or Ctrl-C the same command continues.
 """
 
 import contextlib
@@ -44,9 +41,8 @@ class Args(Checks):
     split: str = "validation"
     """Which questions: validation or train."""
     model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
-    """A model without further training: a folder, a GGUF file or a hub id; with --api the name that the server knows it by.
-    Repeat the option to compare several. With --checkpoint and without --api, what LoRA adapters are put on in place of the
-    base model that they name."""
+    """A model: a folder, a GGUF file or a hub id; with --api its name on the server. Repeat the option to compare several.
+    With --checkpoint and without --api, the base of LoRA adapters, instead of the one that they name."""
     checkpoint: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
     """A trained model or LoRA adapter (a folder in the Hugging Face format). Repeat the option to compare several."""
     api: str = ""
@@ -55,8 +51,8 @@ class Args(Checks):
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds the key of --api."""
     format: str = ""
-    """How models of --api act: native (function calls), or one of our formats of text: tags, hermes, react, ragen. By default
-    native, or the format of --env-kwargs; where a task cannot be played by function calls, its own format."""
+    """How models of --api act: native (function calls), or a format of text: tags, hermes, react, ragen. By default the format
+    of --env-kwargs, else native where the task allows it."""
     concurrency: int = 16
     """Episodes at once with --api."""
     timeout: float = 600
@@ -81,8 +77,7 @@ class Args(Checks):
     num_envs: int = 64
     """Episodes at once of models here."""
     max_failed: float = 0.05
-    """The share of failed episodes, those in which a tool failed or --api gave no answer, above which the command ends with
-    status 1. They count as they came out, mostly as wrong; the table says how many there are."""
+    """The share of failed episodes (a tool failed, or --api gave no answer) above which the command ends with status 1."""
     out: Path = Path("runs/evaluation")
     """Folder for the results."""
 
@@ -343,10 +338,9 @@ def main(args: Args) -> list[Row]:
     """Evaluate, print and write the table; returns its rows.
 
     Raises:
-        TrainingStopped: more than ``max_failed`` of an agent's episodes failed. All is written before. Or the API is not
+        TrainingStopped: more than ``max_failed`` of an agent's episodes failed (all is written before), or the API is not
             there, or refuses everything.
-        SystemExit: SIGTERM or SIGINT came; no table is written, that of an earlier evaluation stays. The answers of an API
-            are kept.
+        SystemExit: SIGTERM or SIGINT came; the table of an earlier evaluation stays, answers of an API are kept.
     """
     with signals.handle_signals(), hold_folder(args.out):
         evaluation = _Evaluation(args)

@@ -97,7 +97,7 @@ def sample(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, questions: list[int], *, attempts: int, max_new_tokens: int,
     temperature: float, outage_minutes: float = retry.MINUTES,
 ) -> Iterator[Demonstration]:  # fmt: skip
-    """Demonstrations of the policy, ``attempts`` at each of these instances, as `run_script`; sampled ids are kept as they are."""
+    """Demonstrations of the policy, ``attempts`` at each of these instances, as `run_script`; sampled ids are kept."""
     metric, at_once = envs.envs[0].PRIMARY_METRIC, envs.num_envs // attempts * distributed.world_size()
     options: Any = {"group_size": attempts, "max_new_tokens": max_new_tokens, "temperature": temperature}
     for start in range(0, len(questions), at_once):

@@ -87,7 +87,7 @@ WITHOUT_CORPUS = Curriculum(
 
 
 def has_corpus(envs: ToolVectorEnv) -> bool:
-    """Whether the task is to read; of a mixture of such tasks, each has a corpus of its own, and there is none to teach in."""
+    """Whether the task is to read; not a mixture of such tasks, each of which has a corpus of its own."""
     return isinstance(envs.envs[0], QAEnv)
 
 
@@ -124,13 +124,8 @@ def choose_script(envs: ToolVectorEnv, demonstrator: Demonstrator) -> partial[Sc
 
 @dataclass(frozen=True)
 class Teacher:
-    """Makes lessons, a pool of sequences at a time.
-
-    Attributes:
-        envs: training environments.
-        demonstrator: how well it acts in whole episodes.
-        outage_minutes: how long they are rolled out again where a tool fails in one.
-    """
+    """Makes lessons, a pool of sequences at a time. ``demonstrator`` acts in whole episodes, which are rolled out again for
+    ``outage_minutes`` while a tool fails."""
 
     policy: Policy
     envs: ToolVectorEnv

@@ -135,8 +135,8 @@ def noisy_expert(env: ToolEnv, rng: random.Random, skill: float = Demonstrator.s
 def run_unbroken(
     envs: ToolVectorEnv, numbers: list[int], script: ScriptMaker, seed: int = 0, outage_minutes: float = retry.MINUTES
 ) -> list[list[dict[str, Any]]]:
-    """The turns of a script on numbered instances, again after pauses as long as a tool fails in any of the episodes: what
-    comes of them is kept for runs that have no outage. Raises as `trainers.runtime.retry.retry_on_tool_failure`."""
+    """The turns of a script on numbered instances, rolled out again while a tool fails in any of the episodes, as by
+    `trainers.runtime.retry.retry_on_tool_failure`: they are kept for runs that have no outage."""
     run = partial(roll_out_many, envs, numbers, script, seed)
     return retry.retry_on_tool_failure(run, share_failed, outage_minutes, most=0.0)
 

@@ -80,7 +80,10 @@ def test_the_ids_are_those_of_a_rollout(make_policy, kind):
     first, second = to_steps(messages, policy)
     assert first.prompt == policy.prompt_ids("Do it.", "Who?")
     assert second.prompt == first.prompt + first.tokens + policy.observation_ids("x", first.tokens)
-    assert first.tokens == second.tokens == [*policy.encode("Ada"), first.tokens[-1]] and first.tokens[-1] in policy.end_ids
+    assert (
+        first.tokens == second.tokens == [*policy.encode("Ada"), first.tokens[-1]]
+        and first.tokens[-1] in policy.end_ids
+    )
 
 
 def test_calls_are_written_as_the_environment_reads_them(env):
