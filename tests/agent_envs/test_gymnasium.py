@@ -2,8 +2,8 @@
 
 import gymnasium
 import pytest
-from gymnasium.vector import AsyncVectorEnv, AutoresetMode, SyncVectorEnv
-from gymnasium.wrappers import RecordEpisodeStatistics, TransformObservation
+from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.wrappers import TransformObservation
 
 from agent_envs.integrations import Episode
 
@@ -32,19 +32,6 @@ def test_gymnasiums_own_vectors_say_what_ours_says(small):
     )
     with pytest.raises(ValueError, match="shared_memory=False"):
         AsyncVectorEnv([make] * 2)
-
-
-def test_wrappers_and_vector_kwargs_go_with_gymnasiums_vectors(small):
-    envs = gymnasium.make_vec(
-        ID, num_envs=2, vectorization_mode="sync", wrappers=[RecordEpisodeStatistics],
-        vector_kwargs={"autoreset_mode": AutoresetMode.DISABLED}, **small,
-    )  # fmt: skip
-    envs.reset(seed=0)
-    *_, infos = [envs.step((turn,) * 2) for turn in TURNS][-1]
-    assert infos["episode"]["l"].tolist() == [3, 3]
-    for unknown in ({"wrappers": [RecordEpisodeStatistics]}, {"vector_kwargs": {"copy": False}}):
-        with pytest.raises(gymnasium.error.Error, match=r"vector_entry_point|only through kwargs"):
-            gymnasium.make_vec(ID, num_envs=2, **unknown, **small)
 
 
 @pytest.mark.parametrize("id", [ID, "AgentR1/Sokoban-v0", "AgentR1/Mixture-v0"])

@@ -65,19 +65,6 @@ def test_each_term_by_hand(term, changes, value):
     assert "object at" not in str(term)
 
 
-def test_shaping_telescopes():
-    potentials = [0.0, 0.5, 0.5, 1.0, 0.25]
-    for gamma in (1.0, 0.9):
-        total = 0.0
-        for t in range(len(potentials)):
-            after = potentials[t + 1] if t + 1 < len(potentials) else 0.7
-            done = t == len(potentials) - 1
-            total += gamma**t * Shaping("p", gamma)(
-                turn_context(metrics={"p": after}, previous_metrics={"p": potentials[t]}, done=done)
-            )
-        assert total == pytest.approx(-potentials[0])
-
-
 def test_a_reward_is_a_weighted_sum_of_named_terms_and_prints_itself():
     reward = Reward(answer=(2.0, AtEnd(Metric("em"))), time=(-0.1, PerTurn()), bonus=(0.0, Thought()))
     assert reward(turn_context(done=True, metrics={"em": 1.0})) == {"answer": 2.0, "time": -0.1}

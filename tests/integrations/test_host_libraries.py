@@ -33,18 +33,3 @@ def test_a_seed_repeats_an_episode(id):
                 break
     held_out = Episode(id, split="validation")
     assert held_out.start(1)[1]["content"]
-
-
-def test_gem_pays_what_it_pays_alone(monkeypatch):
-    gem = pytest.importorskip("gem.envs.game_env.guess_the_number", reason="pip install gem-llm", exc_type=ImportError)
-    monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "plug"))
-    alone, episode = gem.GuessTheNumberEnv(), Episode("host:Mine/Guess-v0")
-    for seed in range(3):
-        first, _ = alone.reset(seed=seed)
-        assert episode.start(seed)[1]["content"].split("example")[0] == first.split("example")[0]
-        for guess in (10, 5, 15, 3, 8, 13, 18):
-            observation, reward, terminated, _, _ = alone.step(f"\\boxed{{{guess}}}")
-            reply = episode.step(f"\\boxed{{{guess}}}")
-            assert (reply.text, reply.reward, reply.terminated) == (observation, reward, terminated)
-            if terminated:
-                break

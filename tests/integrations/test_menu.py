@@ -7,7 +7,6 @@ import gymnasium
 import numpy as np
 import pytest
 from gymnasium.utils.env_checker import check_env
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
 
 from agent_envs.games import frozenlake, sokoban
 from agent_envs.integrations import Menu
@@ -86,26 +85,6 @@ def test_masks_are_the_choices_that_change_anything(game, how):
             assert changed == allowed
             seen.add(bool(allowed))
     assert seen == ({True} if how == {} and game == "FrozenLake" else {True, False})
-
-
-def test_vectors_of_gymnasium():
-    makers = [lambda: make("Sokoban")] * 3
-    vectors = [SyncVectorEnv(makers), AsyncVectorEnv(makers)]
-    single = make("Sokoban")
-    try:
-        shown = [vector.reset(seed=5)[0] for vector in vectors]
-        assert (shown[0][0] == single.reset(seed=5)[0]).all()
-        rng = np.random.default_rng(0)
-        for _ in range(12):
-            masks = [np.stack(vector.call("action_masks")) for vector in vectors]
-            assert masks[0].shape == (3, single.action_space.n) and (masks[0] == masks[1]).all()
-            actions = rng.integers(single.action_space.n, size=3)
-            results = [vector.step(actions)[:4] for vector in vectors]
-            for one, other in zip(*results, strict=True):
-                assert (one == other).all()
-    finally:
-        for vector in vectors:
-            vector.close()
 
 
 @pytest.mark.parametrize("game", ["MiniWiki", "Countdown"])
