@@ -74,13 +74,6 @@ def test_with_any_fields_the_scores_equal_those_of_the_libraries(passages, optio
     np.testing.assert_allclose(_dense(retrieval_index.build(accented, **options), queries), theirs, atol=1e-5)
 
 
-def test_an_index_on_disk_keeps_its_fields(passages, tmp_path):
-    index = retrieval_index.build(passages, title_weight=2, exact_title=False)
-    index.save(tmp_path / "index")
-    titles = [passage.title for passage in passages[:9]]
-    np.testing.assert_array_equal(_dense(retrieval_index.load(tmp_path / "index"), titles), _dense(index, titles))
-
-
 def test_the_words_of_a_hybrid_take_the_fields_too(passages):
     options = {"title_weight": 2, "exact_title": False}
     hybrid, alone = retrieval_index.build(passages, "hybrid", **options), retrieval_index.build(passages, **options)
