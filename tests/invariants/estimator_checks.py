@@ -143,10 +143,11 @@ def check_nothing_sampled(estimate: Estimate) -> None:
 
 
 def check_errors_are_left_out(estimate: Estimate, case: Episodes, atol: float = 1e-5) -> None:
-    """Invariant 5: an episode that ended in error is in nobody's baseline. ``estimate`` also takes ``valid``, bool [N];
-    every second episode is in error."""
+    """Invariant 5: an episode that ended in error is in nobody's baseline, whatever its rewards. ``estimate`` also takes
+    ``valid``, bool [N]; every second episode is in error."""
     arguments = lay_out(case)
     valid = torch.arange(len(case.turns)) % 2 == 0
+    arguments["rewards"][~valid[:, None] & arguments["mask"]] = torch.nan
     got = estimate(**arguments, valid=valid)
     assert not got[~valid].any(), "an episode in error has an advantage"
     alone = estimate(**{name: values[valid] for name, values in arguments.items()})

@@ -46,6 +46,10 @@ def bi_level_gae(rewards, values, mask, turns, groups, gamma, lam, valid=None):
     return gae.bi_level_gae(rewards, values, turns, mask, gamma, lam, 0.9, lam, valid)[0]
 
 
+def turn_level_gae(rewards, values, mask, turns, groups, gamma, lam, valid=None):
+    return gae.turn_level_gae(rewards, values, turns, mask, gamma, lam, valid)[0]
+
+
 def reinforce_plus_plus(rewards, values, mask, turns, groups, gamma, lam, valid=None):
     return advantage.reinforce_plus_plus(rewards, mask, valid=valid)
 
@@ -84,6 +88,7 @@ ESTIMATORS = BASELINES | {
     "GAE": token_gae,
     "whitened GAE": whitened_gae,
     "bi-level GAE": bi_level_gae,
+    "turn-level GAE": turn_level_gae,
     "REINFORCE++": reinforce_plus_plus,
     "GiGPO in circles": gigpo_in_circles,
 }

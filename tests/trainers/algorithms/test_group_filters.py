@@ -18,10 +18,6 @@ def test_deviations_by_hand():
     assert index.tolist() == [3, 0, 2, 1] * 2
 
 
-def test_dynamic_sampling_drops_zero_std_groups():
-    assert kept(mixed_groups(RETURNS, GROUPS)) == [2, 5, 8]
-
-
 @pytest.mark.parametrize(
     ("share", "expected"), [(0.25, [5]), (0.01, [5]), (0.5, [5, 8]), (0.74, [5, 8]), (1.0, [2, 5, 8])]
 )
