@@ -1,6 +1,7 @@
 """Random policies that cost nothing, and environments that say what a test wants them to say."""
 
 from collections.abc import Sequence
+from pathlib import Path
 
 import gymnasium
 import pytest
@@ -15,7 +16,6 @@ from agent_envs.tool_env import ToolEnv
 from agent_envs.types import Turn, TurnOutcome
 from agent_envs.vector import ToolVectorEnv
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.factory import make_envs
 from trainers.models import loading
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout
@@ -25,6 +25,7 @@ CHATML = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+SMALL = {"entities": 60, "questions": 20, "max_turns": 2}
 TEXT = ("the search for the town where the author of the book was born", "</search> <answer> the answer </answer>")
 
 
@@ -165,13 +166,50 @@ def letters():
     del gymnasium.registry["Test/Letters-v0"]
 
 
-@pytest.fixture
-def rewritten(make_policy, letters):
-    """Episodes whose context is the task and the last turn alone: each has several rows."""
-    policy = make_policy("bytes")
-    envs = make_envs(letters, '{"entities": 60, "questions": 20, "max_turns": 3, "context": "window:1"}', "train", 4)
-    engine = TransformersEngine(policy, ("</search>",))
-    return policy, rollout(envs, policy, engine, seeds=[0, 1], group_size=2, max_new_tokens=6)
+@pytest.fixture(scope="session")
+def save_model(make_policy, tmp_path_factory):
+    """``save_model(kind, seed)``: the folder of a model as it comes from the hub."""
+
+    def save(kind="subwords", seed=3, **options) -> Path:
+        folder, policy = tmp_path_factory.mktemp("model"), make_policy(kind, seed, **options)
+        policy.model.save_pretrained(folder)
+        policy.tokenizer.save_pretrained(folder)
+        return folder
+
+    return save
+
+
+@pytest.fixture(scope="session")
+def model_folder(save_model):
+    """The folder of one model for all tests, which nothing writes to."""
+    return save_model()
+
+
+@pytest.fixture(scope="session")
+def short_run(letters, model_folder):
+    """``short_run(module, **changes)``: the arguments of a run of two updates on `Letters`."""
+
+    def make(module, **changes):
+        base = {
+            "env": letters, "env_kwargs": SMALL, "model": model_folder, "updates": 2, "questions_per_update": 2,
+            "group_size": 3, "lr": 0.01, "max_new_tokens": 6, "eval_every": 2, "eval_questions": 4, "final_questions": 4,
+            "save_every": 1,
+        }  # fmt: skip
+        return module.Args(**base | changes)
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def roll_out(recite):
+    """``roll_out(policy, texts, rewards)``: an episode of the policy in each of `recite`'s environments."""
+
+    def play(policy, texts, rewards=None, group_size=2, max_new_tokens=6, **options):
+        engine, seeds = TransformersEngine(policy, ("</search>",)), list(range(len(texts) // group_size))
+        options |= {"group_size": group_size, "max_new_tokens": max_new_tokens}
+        return rollout(recite(texts, rewards), policy, engine, seeds=seeds, **options)
+
+    return play
 
 
 @pytest.fixture

@@ -59,7 +59,7 @@ CASES = {
     "ppo, turn level": ("ppo", dict(turn_level=True, turn_gamma=0.7, turn_lam=0.6)),
     "ppo, turn level, k1": ("ppo", dict(turn_level=True, kl_coef=0.5, kl="k1", whiten_advantages=False)),
     "ppo, shared layers": ("ppo", dict(share_layers=True, value_coef=1.5, value_clip=0.05)),
-    "ppo, k1 and entropy": ("ppo", dict(kl_coef=0.5, kl="k1", entropy_coef=0.1)),
+    "ppo, k1, entropy and tis": ("ppo", dict(kl_coef=0.5, kl="k1", entropy_coef=0.1, importance="tis")),
     "grpo, no loss mask": ("grpo", dict(loss_mask=False)),
     "ppo, no advantage mask": ("ppo", dict(advantage_mask=False, gamma=0.9, lam=0.8)),
     "ppo, no masks": ("ppo", dict(loss_mask=False, advantage_mask=False)),
