@@ -1,5 +1,6 @@
 """Random policies that cost nothing, and environments that say what a test wants them to say."""
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -16,6 +17,7 @@ from agent_envs.tool_env import ToolEnv
 from agent_envs.types import Turn, TurnOutcome
 from agent_envs.vector import ToolVectorEnv
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.factory import make_envs
 from trainers.models import loading
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout
@@ -80,18 +82,18 @@ def tokenizers():
     }
 
 
-def build_policy(tokenizers, kind: str, seed: int, scale: float = 0.15, family: str = "qwen2") -> Policy:
+def build_policy(tokenizers, kind: str, seed: int, scale: float = 0.15, family: str = "qwen2", **changes) -> Policy:
     torch.manual_seed(seed)
     tokenizer = tokenizers[kind]
     make_config, make_model = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}[
         family
     ]
-    config = make_config(
+    options = dict(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=4096, initializer_range=scale,
         eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
     )  # fmt: skip
-    return Policy(make_model(config), tokenizer)
+    return Policy(make_model(make_config(**options | changes)), tokenizer)
 
 
 @pytest.fixture(scope="session")
@@ -210,6 +212,15 @@ def roll_out(recite):
         return rollout(recite(texts, rewards), policy, engine, seeds=seeds, **options)
 
     return play
+
+
+@pytest.fixture
+def rewritten(make_policy, letters):
+    """Episodes whose context is the task and the last turn alone: each has several rows."""
+    policy = make_policy("bytes")
+    envs = make_envs(letters, json.dumps(SMALL | {"max_turns": 3, "context": "window:1"}), "train", 4)
+    engine = TransformersEngine(policy, ("</search>",))
+    return policy, rollout(envs, policy, engine, seeds=[0, 1], group_size=2, max_new_tokens=6)
 
 
 @pytest.fixture

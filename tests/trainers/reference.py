@@ -1,7 +1,7 @@
 """What one update should be: a plain loop over episodes, rows and tokens, written from the papers.
 
 Nothing of the trainers is imported here. The model is called as transformers has it, one row at a time and in float64;
-estimators and losses are loops over tokens; AdamW is written out. It is slow and has no padding, no packing, no
+estimators and losses are loops over tokens. It is slow and has no padding, no packing, no
 micro-batches and no masks, which is what it is for.
 """
 
@@ -283,20 +283,8 @@ def clipped_value_loss(o: SimpleNamespace, value: torch.Tensor, token: Token) ->
 # -- the update ----------------------------------------------------------------------------------------------------
 
 
-class AdamW:
-    """Loshchilov & Hutter 2019 with β = (.9, .95), ε = 1e-8 and no decay."""
-
-    def __init__(self, parameters: list[torch.Tensor], lr: float):
-        self.parameters, self.lr, self.steps = parameters, lr, 0
-        self.first, self.second = ([torch.zeros_like(p) for p in parameters] for _ in range(2))
-
-    @torch.no_grad()
-    def step(self) -> None:
-        self.steps += 1
-        for p, m, v in zip(self.parameters, self.first, self.second, strict=True):
-            m.mul_(0.9).add_(0.1 * p.grad)
-            v.mul_(0.95).add_(0.05 * p.grad**2)
-            p -= self.lr * (m / (1 - 0.9**self.steps)) / ((v / (1 - 0.95**self.steps)).sqrt() + 1e-8)
+def make_adamw(module: torch.nn.Module, lr: float) -> torch.optim.AdamW:
+    return torch.optim.AdamW(module.parameters(), lr=lr, betas=(0.9, 0.95), eps=1e-8, weight_decay=0.0)
 
 
 class Reference:
@@ -320,7 +308,7 @@ class Reference:
         known = DEFAULTS | (PPO_DEFAULTS if algorithm == "ppo" else {})
         self.algorithm, self.o = algorithm, SimpleNamespace(**(known | options))
         self.model, self.start = copy.deepcopy(model).double(), copy.deepcopy(model).double()
-        self.optimizers = [AdamW(list(self.model.parameters()), self.o.lr)]
+        self.optimizers = [make_adamw(self.model, self.o.lr)]
         self.gradients: list[dict[str, torch.Tensor]] = []
         self.follow = follow
         self.critic = None
@@ -331,7 +319,7 @@ class Reference:
             with torch.no_grad():
                 for own, given in zip(self.critic.head.parameters(), critic_head, strict=True):
                     own.copy_(given)
-            self.optimizers.append(AdamW(list(self.critic.parameters()), self.o.critic_lr))
+            self.optimizers.append(make_adamw(self.critic, self.o.critic_lr))
 
     def weights(self) -> dict[str, torch.Tensor]:
         named = dict(self.model.named_parameters())
@@ -446,9 +434,9 @@ class Reference:
                 total = total + loss
             of_sequences = len(episode.tokens) * episodes_of_batch
             (total / (tokens_of_batch if o.normalize == "tokens" else of_sequences)).backward()
-        for optimizer in self.optimizers:
-            norm = math.sqrt(sum(float((p.grad**2).sum()) for p in optimizer.parameters))
-            for p in optimizer.parameters:
+        for parameters in (optimizer.param_groups[0]["params"] for optimizer in self.optimizers):
+            norm = math.sqrt(sum(float((p.grad**2).sum()) for p in parameters))
+            for p in parameters:
                 p.grad *= min(1.0, o.max_grad_norm / (norm + 1e-6))
         self.gradients.append({name: p.grad.clone() for name, p in named.items()})
         if self.follow is not None:

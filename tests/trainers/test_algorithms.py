@@ -1,8 +1,7 @@
-"""Every algorithm as it is run: to its end, resumed, watched, and told nonsense."""
+"""Runs: when they end, and what is watched and counted on the way."""
 
 import json
 import math
-import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -11,8 +10,7 @@ import pytest
 import torch
 
 from agent_envs.types import ToolCall, Turn
-from experiments import compare
-from trainers import gigpo, grpo, ppo, reinforce, rloo, starpo
+from trainers import grpo, ppo, reinforce
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import SettingsDiffer, check_settings
 from trainers.loop.collapse_monitor import mutual_information
@@ -22,21 +20,6 @@ from trainers.models.loading import load_policy
 from trainers.rollouts.statistics import episode_metrics, rollout_statistics
 from trainers.runtime.progress import Progress, read_metrics
 from trainers.trajectory import Step, Trajectory
-
-SMALL = {"entities": 60, "questions": 20, "max_turns": 2}
-RUNS = {
-    "rloo": (rloo, {}),
-    "reinforce++": (reinforce, {}),
-    "reinforce++-baseline": (reinforce, {"baseline": "group", "kl_coef": 0.01, "kl": "k2"}),
-    "gigpo": (gigpo, {}),
-    "ppo": (ppo, {}),
-    "ppo, shared and bi-level": (ppo, {"share_layers": True, "bi_level": True}),
-    "ppo without masks": (ppo, {"advantage_mask": False, "loss_mask": False}),
-    "dapo": (grpo, {"filter": "mixed", "overlong_buffer": 3, "loss": "cispo"}),
-    "dapo, refilled": (grpo, {"filter": "mixed", "dynamic_sampling": 2, "importance": "tis", "entropy_coef": 0.01}),
-    "ppo, k1 in the reward": (ppo, {"kl_coef": 0.05, "kl": "k1", "kl_target": 0.01}),
-    "gspo": (grpo, {"loss": "gspo", "normalize": "sequences", "turn_credit": True}),
-}
 
 
 def episode(group, turns, failed=False):
@@ -48,83 +31,32 @@ EPISODES = [
     episode(0, [([1, 2], 1.0)]), episode(0, [([3] * 8, 3.0)]), episode(0, [([4], 99.0)], failed=True),
     episode(1, [([5], 1.0), ([6], 1.0)]), episode(1, [([7], 2.0)]),
 ]  # fmt: skip
-MODULES = [module.__name__ for module in (grpo, rloo, reinforce, gigpo, ppo, starpo, compare)]
 
 
 @pytest.fixture
-def model_folder(make_policy, tmp_path):
-    policy = make_policy("subwords", 3)
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
+def run(short_run):
+    """``run(module, **changes)``: the summary of a short run."""
+    return lambda module, **changes: module.main(short_run(module, **changes))
 
 
-def run(module, letters, model_folder, out, env_kwargs=(), **changes):
-    base = {
-        "env": letters, "env_kwargs": json.dumps({**SMALL, **dict(env_kwargs)}), "model": model_folder, "updates": 2,
-        "questions_per_update": 2, "group_size": 3, "lr": 0.01, "max_new_tokens": 6, "eval_every": 2,
-        "eval_questions": 4, "final_questions": 4, "save_every": 1, "out": out,
-    }  # fmt: skip
-    return module.main(module.Args(**{**base, **changes}))
-
-
-def state_of(folder):
-    """All that was trained: the policy's weights, and those of what was trained beside it."""
-    saved = checkpoint.latest(folder)
-    modules = torch.load(saved / checkpoint.STATE_FILE, weights_only=True)["modules"]
-    beside = {f"{name}.{key}": value for name, module in modules.items() for key, value in module.items()}
-    return {**load_policy(saved, "cpu").model.state_dict(), **beside}
-
-
-@pytest.mark.parametrize("name", RUNS)
-def test_a_run_and_its_halves(letters, model_folder, tmp_path, name, capsys):
-    """It trains, says what it is, and goes on from its first checkpoint to the same weights."""
-    module, options = RUNS[name]
-    whole, halves = tmp_path / "whole", tmp_path / "halves"
-    start = load_policy(model_folder, "cpu").model.state_dict()
-    summary = run(module, letters, model_folder, whole, minibatches=2, **options)
-    shutil.copytree(whole, halves, ignore=shutil.ignore_patterns("checkpoint-2"))
-    run(module, letters, model_folder, None, minibatches=2, resume=halves, **options)
-    trained = state_of(whole)
-    assert any(not torch.equal(trained[key], value) for key, value in start.items())
-    beside = {"critic"} if module is ppo else set()
-    assert {key.split(".")[0] for key in set(trained) - set(start)} == beside | (
-        {"kl"} if "kl_target" in options else set()
-    )
-    for key, value in state_of(halves).items():
-        assert torch.equal(trained[key], value), key
-    assert summary["rows"][-1]["name"].startswith("Trained with ")
-    assert summary["episodes"] == 12
-    assert summary["algorithm"] in (name, "ppo", "grpo")
-    assert summary["symptoms"] == []
-    assert not summary["stopped_on_collapse"]
-    lines = read_metrics(whole / "metrics.jsonl")
-    assert {"reward_deviation", "response_length", "repetition", "search_rate", "valid_turns"} <= {
-        key.removeprefix("monitor/") for key in lines[-1]
-    }
-    assert lines[-1]["monitor/reward_deviation"] > 0
-    assert lines[-1]["monitor/entropy"] == lines[-1]["policy/entropy"]
-    assert "Warning" not in capsys.readouterr().err
-
-
-def test_episodes_played_for_a_refill_are_counted(letters, model_folder, tmp_path):
+def test_episodes_played_for_a_refill_are_counted(run, tmp_path):
     """Without rewards no group is worth an update: two more batches are played each time."""
     options = {"filter": "mixed", "dynamic_sampling": 2, "group_size": 2, "questions_per_update": 3}
-    summary = run(grpo, "AgentR1/MiniWiki-Easy-v0", model_folder, tmp_path / "run", **options)
+    summary = run(grpo, env="AgentR1/MiniWiki-Easy-v0", out=tmp_path / "run", **options)
     assert summary["episodes"] == 2 * 3 * 6
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert [line["episodes"] for line in lines] == [0, 18, 36]
     assert lines[-1]["filter/batches"] == 3
 
 
-def test_time_can_say_when_a_run_ends(letters, model_folder, tmp_path):
+def test_time_can_say_when_a_run_ends(run, tmp_path):
     """After the update in which it is over; the rest is as at any end. More time may be given later."""
     out = tmp_path / "run"
-    summary = run(grpo, letters, model_folder, out, updates=3, max_seconds=0.001)
+    summary = run(grpo, out=out, updates=3, max_seconds=0.001)
     assert summary["episodes"] == 6
     assert (out / "checkpoint-1").is_dir() and (out / "summary.json").is_file()
-    assert run(grpo, letters, model_folder, None, resume=out, updates=3, max_seconds=0.001)["episodes"] == 6
-    assert run(grpo, letters, model_folder, None, resume=out, updates=3, max_seconds=1e6)["episodes"] == 18
+    assert run(grpo, resume=out, updates=3, max_seconds=0.001)["episodes"] == 6
+    assert run(grpo, resume=out, updates=3, max_seconds=1e6)["episodes"] == 18
     saved = json.loads((out / "summary.json").read_text())
     asked = {"updates": 3, "max_seconds": 1e6, "eval_every": 2, "eval_questions": 4}
     given = replace(grpo.Args(), **{k: v for k, v in saved["settings"].items() if k in asked} | asked)
@@ -132,7 +64,7 @@ def test_time_can_say_when_a_run_ends(letters, model_folder, tmp_path):
         check_settings(out, saved, replace(given, max_seconds=5.0))
 
 
-def test_the_learning_rate_falls_over_what_ends_first(letters, model_folder, tmp_path, monkeypatch):
+def test_the_learning_rate_falls_over_what_ends_first(run, tmp_path, monkeypatch):
     """Of updates and seconds, to the middle of each update, where it takes as long as those before it."""
     finish = Run._finish
 
@@ -143,78 +75,67 @@ def test_the_learning_rate_falls_over_what_ends_first(letters, model_folder, tmp
 
     monkeypatch.setattr(Run, "_finish", take_ten_seconds)
     options = {"schedule": "linear", "lr": 1e-3, "updates": 10, "max_seconds": 40.0}
-    run(grpo, letters, model_folder, tmp_path / "run", **options)
+    run(grpo, out=tmp_path / "run", **options)
     rates = [line["policy/lr"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")[1:]]
     assert rates == pytest.approx([0.95e-3, 0.625e-3, 0.375e-3, 0.125e-3])
     with pytest.raises(SettingsDiffer, match="max_seconds"):
-        run(grpo, letters, model_folder, None, resume=tmp_path / "run", **options | {"max_seconds": 80.0})
+        run(grpo, resume=tmp_path / "run", **options | {"max_seconds": 80.0})
 
 
-def test_a_finished_run_that_goes_on_and_is_killed_is_not_finished(letters, model_folder, tmp_path, monkeypatch):
+def test_a_finished_run_that_goes_on_and_is_killed_is_not_finished(run, tmp_path, monkeypatch):
     """Neither its page nor the card of its weights has the scores of before."""
     out = tmp_path / "run"
-    run(grpo, letters, model_folder, out)
+    run(grpo, out=out)
     monkeypatch.setattr(grpo, "update", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
-        run(grpo, letters, model_folder, None, resume=out, updates=4)
+        run(grpo, resume=out, updates=4)
     assert not (out / "summary.json").exists() and (out / "checkpoint-2").is_dir()
 
 
-def test_a_checkpoint_without_checksums_ends_no_run(letters, model_folder, tmp_path, monkeypatch):
+def test_a_checkpoint_without_checksums_ends_no_run(run, tmp_path, monkeypatch):
     """It may be an old one that was damaged: the run that goes on from the next one has its report."""
     out = tmp_path / "run"
-    run(grpo, letters, model_folder, out)
+    run(grpo, out=out)
     (out / "checkpoint-1" / checkpoint.CHECKSUMS_FILE).unlink()
-    assert run(grpo, letters, model_folder, None, resume=out, updates=3, save_total_limit=3)["episodes"] == 18
+    assert run(grpo, resume=out, updates=3, save_total_limit=3)["episodes"] == 18
     assert (out / "checkpoint-3" / "README.md").is_file()
 
 
 @pytest.mark.parametrize("module", [grpo, ppo])
-def test_rewritten_contexts_train(letters, model_folder, tmp_path, module):
-    run(module, letters, model_folder, tmp_path / "run", {"max_turns": 3, "context": "window:1"})
-    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert lines[-1]["policy/grad_norm"] > 0
-    assert lines[-1]["policy/sampler_kl"] == pytest.approx(0, abs=1e-6)
-
-
-@pytest.mark.parametrize("module", [grpo, ppo])
-def test_nothing_to_learn_from(model_folder, tmp_path, module, capsys):
+def test_nothing_to_learn_from(run, model_folder, tmp_path, module, capsys):
     """A random policy only says what cannot be read: no group's returns differ, the filter leaves none, and five such
     updates in a row are the monitor's reason to stop, where it may. The report is written all the same."""
     env, options = "AgentR1/MiniWiki-Easy-v0", {"filter": "mixed", "group_size": 2, "eval_every": 10, "updates": 6}
-    out = tmp_path / "stopped"
-    summary = run(module, env, model_folder, out, stop_on_collapse=True, **options)
-    assert summary["stopped_on_collapse"]
-    assert summary["episodes"] == 5 * 4
+    options, out = options | {"env": env, "stop_on_collapse": True}, tmp_path / "stopped"
+    summary = run(module, out=out, **options)
+    assert summary["stopped_on_collapse"] and summary["episodes"] == 5 * 4
     assert [(s["name"], s["update"], s["stop"]) for s in summary["symptoms"]] == [("no signal left", 5, True)]
     assert json.loads((out / "summary.json").read_text())["symptoms"] == summary["symptoms"]
     assert capsys.readouterr().err.count("Warning: no signal left at update 5") == 1
     start = load_policy(model_folder, "cpu").model.state_dict()
-    for key, value in load_policy(checkpoint.latest(out), "cpu").model.state_dict().items():
-        assert torch.equal(value, start[key])
-    lines = read_metrics(out / "metrics.jsonl")
-    assert lines[-1]["filter/kept"] == 0
-    assert lines[-1]["tokens/per_second"] > 0
-    assert "policy/grad_norm" not in lines[-1]
+    trained = load_policy(checkpoint.latest(out), "cpu").model.state_dict()
+    assert all(torch.equal(value, start[key]) for key, value in trained.items())
+    last = read_metrics(out / "metrics.jsonl")[-1]
+    assert last["filter/kept"] == 0 and last["tokens/per_second"] > 0 and "policy/grad_norm" not in last
     # Resumed, it goes on: what was said before is known, and not said again.
-    summary = run(module, env, model_folder, None, stop_on_collapse=True, resume=out, **options)
+    summary = run(module, resume=out, **options)
     assert summary["episodes"] == 6 * 4
     assert [(s["name"], s["update"]) for s in summary["symptoms"]] == [("no signal left", 5)]
     assert "Warning" not in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("module", [ppo, reinforce])
-def test_one_attempt_at_a_question_will_do_where_none_are_compared(module, model_folder, tmp_path):
+def test_one_attempt_at_a_question_will_do_where_none_are_compared(run, module, tmp_path):
     options = {"group_size": 1, "eval_every": 12, "updates": 12, "save_every": 12}
-    summary = run(module, "AgentR1/MiniWiki-Easy-v0", model_folder, tmp_path / "run", **options)
+    summary = run(module, env="AgentR1/MiniWiki-Easy-v0", out=tmp_path / "run", **options)
     assert "reward deviation collapsed" not in {symptom["name"] for symptom in summary["symptoms"]}
     last = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
     assert last["policy/grad_norm"] > 0 and not {"train/group_std", "monitor/reward_deviation"} & set(last)
 
 
-def test_by_default_a_symptom_is_a_warning(model_folder, tmp_path, capsys):
+def test_by_default_a_symptom_is_a_warning(run, tmp_path, capsys):
     options = {"filter": "mixed", "group_size": 2, "eval_every": 1, "updates": 6}
-    summary = run(grpo, "AgentR1/MiniWiki-Easy-v0", model_folder, tmp_path / "run", **options)
+    summary = run(grpo, env="AgentR1/MiniWiki-Easy-v0", out=tmp_path / "run", **options)
     assert summary["episodes"] == 6 * 4
     assert not summary["stopped_on_collapse"]
     # The fifth evaluation, of which the first is before training, comes with the fourth update.
@@ -297,31 +218,12 @@ def test_what_the_first_turns_tell_about_their_prompts(make_policy):
     )  # of three groups two have one prompt
 
 
-def test_failed_episodes_are_counted():
-    episodes = [Trajectory(steps=[Step(prompt=[1], tokens=[2], logprobs=[0.0])], info={"em": 0.0}) for _ in range(4)]
-    episodes[1].failed = True
-    assert episode_metrics(episodes, "em")["train/failed"] == 0.25
-
-
-def test_failed_episodes_are_no_part_of_the_returns_of_a_batch():
-    """They are none of what is learned from: three equal returns beside a failed episode hold no signal."""
-    episodes = [
-        Trajectory(steps=[Step(prompt=[1], tokens=[2], logprobs=[0.0], reward=1.0)], info={"em": 1.0}) for _ in range(4)
-    ]
-    episodes[1] = Trajectory(
-        steps=[Step(prompt=[1], tokens=[2], logprobs=[0.0], reward=math.nan)], info={"em": 0.0}, failed=True
-    )
-    metrics = episode_metrics(episodes, "em")
+def test_failed_episodes_are_counted_and_are_no_part_of_what_is_measured():
+    """Three equal returns beside a failed episode hold no signal; terms of the reward add up to the return."""
+    terms = {"answer": 0.75, "format": 0.25}
+    episodes = [replace(episode(0, [([2], 1.0)]), info={"em": 1.0}, reward_terms=terms) for _ in range(3)]
+    failed = replace(episode(0, [([2], math.nan)], failed=True), info={"em": 0.0}, reward_terms={"answer": -1.0})
+    metrics = episode_metrics([*episodes, failed], "em")
     assert metrics["train/zero_std_groups"] == metrics["train/return"] == metrics["train/em"] == 1.0
     assert metrics["train/group_std"] == 0.0 and metrics["train/failed"] == 0.25
-
-
-def test_terms_of_the_reward_add_up_to_the_return():
-    """Beside an episode that failed, and is part of neither."""
-    step = Step(prompt=[1], tokens=[2], logprobs=[0.0], reward=1.0)
-    episodes = [
-        Trajectory(steps=[step], info={"em": 1.0}, reward_terms={"answer": 0.75, "format": 0.25}),
-        Trajectory(steps=[replace(step, reward=-1.0)], info={"em": 0.0}, reward_terms={"answer": -1.0}, failed=True),
-    ]
-    metrics = episode_metrics(episodes, "em")
-    assert (metrics["reward/answer"], metrics["reward/format"], metrics["train/return"]) == (0.75, 0.25, 1.0)
+    assert (metrics["reward/answer"], metrics["reward/format"]) == (0.75, 0.25)

@@ -119,18 +119,7 @@ def test_the_help_of_an_option_is_that_of_the_class_that_sets_it(capsys):
 def test_what_a_resumed_run_may_change():
     free = mutable_on_resume(grpo.Args())
     assert {"updates", "max_seconds", "eval_every", "save_total_limit", "report_to", "out", "resume"} <= free
-    assert not free & {
-        "lr",
-        "seed",
-        "env",
-        "env_kwargs",
-        "model",
-        "group_size",
-        "loss",
-        "temperature",
-        "dtype",
-        "kl_coef",
-    }
+    assert not free & set("lr seed env env_kwargs model group_size loss temperature dtype kl_coef".split())
     assert free - mutable_on_resume(grpo.Args(schedule="linear")) == {"updates", "max_seconds"}
     assert not mutable_on_resume(sft.Args()) & {"updates", "max_seconds", "epochs", "eval_every", "keep", "lr"}
 
@@ -141,13 +130,10 @@ def test_what_a_resumed_run_may_change():
     + ["experiments.compare"],
 )
 def test_help_comes_before_torch(module):
-    code = "\n".join(
-        [
-            "import sys, runpy",
-            "sys.argv = ['x', '--help']",
-            f"try: runpy.run_module('{module}', run_name='__main__', alter_sys=True)",
-            "except SystemExit: print('torch' in sys.modules, 'transformers' in sys.modules)",
-        ]
+    code = (
+        "import sys, runpy\nsys.argv = ['x', '--help']\n"
+        f"try: runpy.run_module('{module}', run_name='__main__', alter_sys=True)\n"
+        "except SystemExit: print('torch' in sys.modules, 'transformers' in sys.modules)"
     )
     done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
     assert done.stdout.splitlines()[-1] == "False False"

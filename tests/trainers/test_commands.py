@@ -48,10 +48,3 @@ def test_a_recipe_on_an_environment_in_the_users_own_folder(tmp_path):
         tmp_path, "-m", "experiments.compare", "--recipe", "mine.toml", "--report", PYTHONPATH=str(ROOT)
     )  # fmt: skip
     assert "runs/mine holds no result of this recipe yet" in done.stderr, done.stderr
-
-
-@pytest.mark.parametrize("file", ["experiments/compare.py"])
-def test_a_file_explains_itself(tmp_path, file):
-    done = start(tmp_path, ROOT / file, "--help")
-    assert done.returncode == 0, done.stderr
-    assert "usage" in done.stdout

@@ -162,18 +162,14 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_goes_on_from_its_checkpoint(letters, model_folder, tmp_path, name):
+def test_a_run_goes_on_from_its_checkpoint(short_run, model_folder, tmp_path, name):
     """Kernels on a GPU add in no fixed order, so the two halves are only about the whole."""
     module, options = RUNS[name]
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    base = {
-        "env": letters, "env_kwargs": SMALL, "model": model_folder, "updates": 2, "questions_per_update": 2,
-        "group_size": 3, "lr": 1e-3, "max_new_tokens": 12, "eval_every": 2, "eval_questions": 4, "final_questions": 4,
-        "save_every": 1,
-    }  # fmt: skip
-    module.main(module.Args(**base | options, out=whole))
+    base = {"env_kwargs": SMALL, "model": model_folder, "lr": 1e-3, "max_new_tokens": 12, **options}
+    module.main(short_run(module, **base, out=whole))
     shutil.copytree(whole, halves, ignore=shutil.ignore_patterns("checkpoint-2"))
-    module.main(module.Args(**base | options, resume=halves))
+    module.main(short_run(module, **base, resume=halves))
     first, second = (read_metrics(folder / "metrics.jsonl")[1:] for folder in (whole, halves))
     for ours, theirs in zip(first, second, strict=True):
         assert ours["policy/grad_norm"] > 0

@@ -1,11 +1,12 @@
 """A run of GRPO from its first line to its report."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
-from trainers import evaluate, grpo
+from trainers import evaluate, factory, grpo
 from trainers.checkpoints import checkpoint
 from trainers.runtime.progress import read_metrics
 
@@ -55,6 +56,17 @@ def test_held_out_questions_may_not_be_trained_on(short_run, tmp_path):
     kwargs = {"data": str(tmp_path / "q.jsonl"), "corpus": str(tmp_path / "passages.jsonl")}
     with pytest.raises(ValueError, match="training questions too"):
         grpo.main(short_run(grpo, env="AgentR1/HotpotQA-v0", env_kwargs=kwargs, out=tmp_path / "run"))
+
+
+def test_questions_of_ones_own_kind_need_no_ids():
+    def envs(*questions):
+        return SimpleNamespace(envs=[SimpleNamespace(questions=questions)])
+
+    factory.check_splits(envs("a", "b"), envs("b"))  # whether they are the same is not known
+    ours, theirs = SimpleNamespace(id="1"), SimpleNamespace(id="2")
+    factory.check_splits(envs(ours, "a"), envs(theirs, "a"))
+    with pytest.raises(ValueError, match="1 held-out questions are training questions too"):
+        factory.check_splits(envs(ours, theirs), envs("a", ours))
 
 
 def test_learning_raises_the_return(short_run, tmp_path):

@@ -33,16 +33,8 @@ def folder(tmp_path, monkeypatch):
     sys.modules.pop("my_module", None)
 
 
-@pytest.fixture
-def start(make_policy, tmp_path):
-    policy = make_policy("words")
-    policy.model.save_pretrained(tmp_path / "start")
-    policy.tokenizer.save_pretrained(tmp_path / "start")
-    return str(tmp_path / "start")
-
-
-def test_that_of_the_page_trains(folder, start):
-    summary = grpo.main(grpo.Args(env=ID, model=start, out=folder / "run", updates=2, **SMALL))
+def test_that_of_the_page_trains(folder, save_model):
+    summary = grpo.main(grpo.Args(env=ID, model=save_model("words"), out=folder / "run", updates=2, **SMALL))
     lines = [json.loads(line) for line in (folder / "run" / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [0, 1, 2] and summary["score"] == "success"
 

@@ -9,7 +9,6 @@ import torch
 
 from trainers import grpo, sft
 from trainers.checkpoints import checkpoint
-from trainers.cli import parse
 from trainers.evaluation.evaluator import load_agent
 from trainers.imitation.demonstrations import FILE, Demonstration, read_demonstrations, split_by_length
 from trainers.models.loading import load_policy
@@ -27,17 +26,10 @@ def sequence(rng, vocabulary=200):
 
 
 @pytest.fixture
-def model_folder(make_policy, tmp_path):
-    policy = make_policy("bpe", scale=0.02)
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
-@pytest.fixture
-def train(model_folder, tmp_path):
+def train(save_model, tmp_path):
     """Run the command on the small model."""
-    defaults = {"env_kwargs": SMALL, "model": str(model_folder), "tokens_per_update": 1500, "lr": 3e-3, "eval_every": 3}
+    model = save_model("bpe", 0, scale=0.02)
+    defaults = {"env_kwargs": SMALL, "model": model, "tokens_per_update": 1500, "lr": 3e-3, "eval_every": 3}
 
     def run(out="run", **options):
         options = defaults | {"out": None if "resume" in options else tmp_path / out} | options
@@ -72,18 +64,6 @@ def test_the_gradient_is_that_of_the_taught_tokens_alone(make_policy, micro_batc
     for name, parameter in theirs.model.named_parameters():
         moved = parameter.detach() - ours.model.get_parameter(name).detach()
         torch.testing.assert_close(moved, parameter.grad, rtol=1e-3, atol=1e-5)
-
-
-def test_what_is_not_taught_is_read_and_not_learned(make_policy):
-    """The last token before the end is context for nothing: another one changes no gradient."""
-    ids, gradients = [20, 21, 22, 23, 24], []
-    for last in (30, 31):
-        policy = make_policy("bytes")
-        zeros = [0.0] * 6
-        row = Sequence(ids=[*ids, last], mask=[False, False, True, True, False, False], logprobs=zeros, rewards=zeros)
-        sft.update(sft.Args(), policy, torch.optim.SGD(policy.model.parameters(), lr=0.0), [row])
-        gradients.append([p.grad.clone() for p in policy.model.parameters()])
-    assert all(torch.allclose(a, b, atol=1e-7) for a, b in zip(*gradients, strict=True))
 
 
 def test_the_held_out_loss_is_a_mean_over_tokens(make_policy):
@@ -171,63 +151,25 @@ def test_a_run_learns_and_its_checkpoint_is_a_start_for_the_others(train, tmp_pa
     assert grpo.main(grpo.Args(model=done["checkpoint"], **options))["seconds_training"] > 0
 
 
-@pytest.mark.parametrize("lora", [0, 2])
-def test_a_run_that_was_stopped_goes_on_to_the_same_weights(train, tmp_path, monkeypatch, lora):
-    options = {"updates": 6, "save_every": 2, "lora_rank": lora}
-    whole = load_policy(train("whole", **options)["checkpoint"], "cpu").model.state_dict()
-    update, count = sft.update, iter(range(99))
-
-    def stop(*given):
-        if next(count) == 3:
-            raise KeyboardInterrupt
-        return update(*given)
-
-    monkeypatch.setattr(sft, "update", stop)
-    with pytest.raises(KeyboardInterrupt):
-        train("parts", **options)
-    monkeypatch.setattr(sft, "update", update)
-    with pytest.raises(ValueError, match=r"was trained with lr=0\.003, not 0\.1"):
-        train(resume=tmp_path / "parts", **options, lr=0.1)
-    with pytest.raises(ValueError, match="was trained with updates=6, not 7"):
-        train(resume=tmp_path / "parts", **options | {"updates": 7})
-    for _ in range(2):  # killed once more, when all that is missing is the summary
-        (tmp_path / "parts" / "summary.json").unlink(missing_ok=True)
-        done = train(resume=tmp_path / "parts", **options)
-        again = load_policy(done["checkpoint"], "cpu").model.state_dict()
-        assert whole.keys() == again.keys()
-        assert all(torch.equal(value, again[name]) for name, value in whole.items())
-    ours, theirs = (read_metrics(tmp_path / name / "metrics.jsonl") for name in ("whole", "parts"))
-    for name in ("train/loss", "eval/loss", "policy/lr"):
-        assert [line.get(name) for line in ours] == [line.get(name) for line in theirs]
-    with pytest.raises(ValueError, match="is finished"):
-        train(resume=tmp_path / "parts", **options)
-
-
-def make_demonstrations():
-    rng = random.Random(4)
-    return [Demonstration(question=str(i), sequences=[sequence(rng)]) for i in range(6)]
-
-
-def read_embeddings(folder):
-    return load_policy(folder, "cpu").model.get_input_embeddings().weight
-
-
-def test_the_weights_of_the_lowest_held_out_loss_are_kept(make_policy, measured, tmp_path):
-    weights = measured(5.0, 4.0, 4.5, 4.6, 9.9)
-    args = sft.Args(updates=50, eval_every=2, patience=2, held_out=0.2)
-    done = sft.fit(args, make_policy("bytes"), make_demonstrations(), tmp_path)
-    assert (done["updates"], done["heldout_loss"]) == (6, 4.0)
-    assert done["checkpoint"] == str(tmp_path / "best")
-    assert torch.equal(read_embeddings(done["checkpoint"]), weights[1])
-
-
-def test_a_run_that_only_got_worse_keeps_the_least_bad_weights(make_policy, measured, tmp_path, capsys):
-    weights = measured(1.0, 3.0, 2.0, 4.0)
-    args = sft.Args(updates=3, eval_every=1, held_out=0.2)
-    done = sft.fit(args, make_policy("bytes"), make_demonstrations(), tmp_path)
-    assert torch.equal(read_embeddings(done["checkpoint"]), weights[2])
-    assert (done["heldout_loss_before"], done["heldout_loss"]) == (1.0, 2.0)
-    assert "the held-out loss rose, from 1.000 to 2.000 at best" in capsys.readouterr().err
+@pytest.mark.parametrize(
+    ("losses", "options", "best", "done"),
+    [
+        ((5.0, 4.0, 4.5, 4.6, 9.9), {"updates": 50, "eval_every": 2, "patience": 2}, 1, 6),
+        ((1.0, 3.0, 2.0, 4.0), {"updates": 3, "eval_every": 1}, 2, 3),  # only got worse: the least bad ones
+    ],
+)
+def test_the_weights_of_the_lowest_held_out_loss_are_kept(
+    make_policy, measured, tmp_path, capsys, losses, options, best, done
+):
+    weights, rng = measured(*losses), random.Random(4)
+    demonstrations = [Demonstration(question=str(i), sequences=[sequence(rng)]) for i in range(6)]
+    summary = sft.fit(sft.Args(held_out=0.2, **options), make_policy("bytes"), demonstrations, tmp_path)
+    assert summary["checkpoint"] == str(tmp_path / "best") and summary["updates"] == done
+    assert torch.equal(load_policy(tmp_path / "best", "cpu").model.get_input_embeddings().weight, weights[best])
+    assert (summary["heldout_loss_before"], summary["heldout_loss"]) == (losses[0], losses[best])
+    kept = checkpoint.read_extra(tmp_path / "best")["best"]
+    assert kept == {"update": best * options["eval_every"], "score": losses[best]}
+    assert ("the held-out loss rose, from 1.000 to 2.000 at best" in capsys.readouterr().err) == (best == 2)
 
 
 def test_time_can_say_when_it_ends(train):
@@ -243,13 +185,6 @@ def test_time_can_say_when_it_ends(train):
     assert again["updates"] <= done["updates"] + 3
 
 
-def test_the_best_weights_have_their_own_loss(train, tmp_path, measured):
-    measured(3.0, 2.0, 1.0, 1.5, 1.2)
-    done = train("run", save_every=1, eval_every=1, updates=4, patience=0)
-    assert done["heldout_loss"] == 1.0
-    assert checkpoint.read_extra(tmp_path / "run" / "best")["best"] == {"update": 2, "score": 1.0}
-
-
 def test_several_sources_at_once(train, tmp_path):
     line = {"messages": [{"role": "user", "content": "hi"}, {"role": "assistant", "content": "hello"}]}
     (tmp_path / "m.jsonl").write_text(json.dumps(line) + "\n")
@@ -261,11 +196,11 @@ def test_several_sources_at_once(train, tmp_path):
     assert done["episodes"] == 5 + 4 + 1
 
 
-def test_rejection_sampling_learns_from_the_best_attempts(train, model_folder, letters, tmp_path):
+def test_rejection_sampling_learns_from_the_best_attempts(train, make_policy, letters, tmp_path):
     """The environment pays for lower-case letters; no attempt answers."""
     options = {"sample": 4, "demonstrations": 3, "max_new_tokens": 8, "only_solved": False, "env": letters}
     done = train("a", **options, updates=1, held_out=0.0)
-    policy = load_policy(model_folder, "cpu")
+    policy = make_policy("bpe")
     best = read_demonstrations(tmp_path / "a", policy)
     assert done["episodes"] == len(best) == 3
     train("b", **options, updates=1, held_out=0.0, keep=0)
@@ -293,20 +228,6 @@ def test_what_cannot_be_imitated(train, tmp_path, options, said):
     with pytest.raises(ValueError, match=said):
         train(**options)
     assert not (tmp_path / "run" / FILE).exists()
-
-
-@pytest.mark.parametrize("options", [{"script": ("nobody",)}, {"sample": 65}])
-def test_a_mistake_is_said_before_a_model_is_loaded(train, monkeypatch, options):
-    monkeypatch.setattr(sft, "start_policy", lambda *_: pytest.fail("the tiny policy would be taught first"))
-    with pytest.raises(ValueError, match=r"has no script|sample must be at most"):
-        train(**options)
-
-
-def test_the_command_line_takes_several_sources():
-    words = "--script oracle --script random --messages a.jsonl --sample 4 --lr 1e-3 --no-only-solved".split()
-    expected = sft.Args(script=("oracle", "random"), messages=("a.jsonl",), sample=4, lr=1e-3, only_solved=False)
-    assert parse(sft.Args(), sft.__doc__, "sft", words) == expected
-    assert parse(sft.Args(), sft.__doc__, "sft", []) == sft.Args()
 
 
 def test_what_was_taught_is_played_with_turns_as_long(train, make_policy):

@@ -1,38 +1,11 @@
 import pytest
 import torch
 
-from trainers.trajectory import (
-    Sequence,
-    Step,
-    Trajectory,
-    collate,
-    collate_sequences,
-    pack,
-    to_sequences,
-    unpack,
-)
+from trainers.trajectory import Sequence, Step, Trajectory, collate, collate_sequences, pack, to_sequences, unpack
 
 
 def step(prompt, tokens, reward=0.0):
     return Step(prompt=prompt, tokens=tokens, logprobs=[-0.5 * t for t in tokens], reward=reward)
-
-
-def test_a_growing_context_is_one_sequence():
-    steps = [step([1, 2], [3, 4], 0.5), step([1, 2, 3, 4, 9, 9, 9], [5], -1.0)]
-    (sequence,) = to_sequences(steps)
-    assert sequence.ids == [1, 2, 3, 4, 9, 9, 9, 5]
-    assert sequence.mask == [False, False, True, True, False, False, False, True]
-    assert sequence.logprobs == [0, 0, -1.5, -2.0, 0, 0, 0, -2.5]
-    assert sequence.rewards == [0, 0, 0, 0.5, 0, 0, 0, -1.0]
-    assert [(s.prompt, s.tokens) for s in steps] == [([1, 2], [3, 4]), ([1, 2, 3, 4, 9, 9, 9], [5])]  # as they were
-
-
-@pytest.mark.parametrize("prompt", [[1, 2], [1, 2, 3], [1, 2, 4], [7]])
-def test_a_prompt_that_lost_part_of_what_was_before_starts_another_sequence(prompt):
-    steps = [step([1, 2], [3, 4]), step(prompt, [5], 1.0), step([*prompt, 5, 8], [6], 2.0)]
-    first, second = to_sequences(steps)
-    assert (first.ids, second.ids) == ([1, 2, 3, 4], [*prompt, 5, 8, 6])
-    assert second.rewards == [0] * len(prompt) + [1.0, 0, 2.0]
 
 
 @pytest.mark.parametrize(
@@ -79,15 +52,6 @@ def rewritten():
     contexts = [step([1], [10]), step([1, 10, 2, 2], [11, 12]), step([5], [13]), step([6], [14])]
     others = [step([1, 1, 1], [20, 21])], [step([1], [30]), step([4, 4], [31])]
     return collate([Trajectory(steps=steps) for steps in (contexts, *others)], pad_id=0)
-
-
-def test_packing_puts_a_trajectorys_own_tokens_side_by_side(rewritten):
-    assert len(rewritten.ids) == 6
-    assert pack(rewritten.ids, rewritten).tolist() == [[10, 11, 12, 13, 14], [20, 21, 0, 0, 0], [30, 31, 0, 0, 0]]
-    assert pack(rewritten.mask, rewritten).dtype == torch.bool
-    assert pack(rewritten.mask, rewritten).sum(1).tolist() == [5, 2, 2]
-    turns = pack(rewritten.turns, rewritten, fill=-1)
-    assert turns.tolist() == [[0, 1, 1, 2, 3], [0, 0, -1, -1, -1], [0, 1, -1, -1, -1]]
 
 
 def test_packing_is_undone_in_any_order_of_the_rows_and_lets_gradients_through(rewritten):

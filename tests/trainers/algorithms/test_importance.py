@@ -1,11 +1,7 @@
 import pytest
 import torch
 
-from trainers.algorithms.importance import (
-    masked_importance,
-    sequence_masked_importance,
-    truncated_importance,
-)
+from trainers.algorithms.importance import masked_importance, sequence_masked_importance, truncated_importance
 from trainers.algorithms.overlong import overlong_penalty
 from trainers.models.kl_reference import adaptive_kl_coef
 

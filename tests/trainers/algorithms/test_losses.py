@@ -9,9 +9,11 @@ from trainers.algorithms.losses import (
     clipped_policy_loss,
     entropy,
     gspo_loss,
+    is_clipped,
     kl_k1,
     kl_k2,
     kl_k3,
+    sequence_log_ratio,
     sequence_mean,
     value_loss,
 )
@@ -79,6 +81,18 @@ def test_gspo_by_hand():
         torch.testing.assert_close(loss[mask], torch.tensor([value, value]), rtol=0, atol=1e-5)
         aggregate(loss, mask, 1).backward()
         torch.testing.assert_close(logprobs.grad, torch.tensor([[slope, slope, 0.0]]), rtol=0, atol=1e-5)
+
+
+def test_the_ratio_of_an_episode_of_two_rows_by_hand():
+    # Log ratios .3 and -.1 in one row and .4 in another of the same episode: .6 / 3 = .2 for both; .5 alone in a third.
+    logprobs = torch.tensor([[0.3, -0.1, 9.0], [9.0, 0.4, 0.0], [0.5, 0.0, 0.0]])
+    mask = torch.tensor([[True, True, False], [False, True, False], [True, False, False]])
+    sequence = torch.tensor([3, 3, 1]), torch.tensor([0.4, 0.2, 0.0])
+    got = sequence_log_ratio(logprobs, torch.zeros(3, 3), mask, *sequence)
+    torch.testing.assert_close(got, torch.tensor([[0.2], [0.2], [0.5]]))
+    # e^.2 = 1.2214 and e^.5 = 1.6487: above 1.3 is the third alone.
+    clipped = is_clipped("gspo", logprobs, torch.zeros(3, 3), mask, 0.3, 0.3, *sequence)
+    assert clipped[:, 0].tolist() == [False, False, True]
 
 
 def test_cispo_by_hand_keeps_the_gradient_of_clipped_tokens():

@@ -15,7 +15,6 @@ import httpx
 import pytest
 import torch
 from safetensors.torch import load_file
-from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs.chat_tokens import StopChecker
 from trainers.engines import vllm_client
@@ -30,21 +29,16 @@ from trainers.models.policy import Policy
 PROMPTS = {3: "the town", 0: "x", 7: "a much longer prompt about the author of the book", 1: "search"}
 
 
-def build(tokenizers, tied: bool = True) -> Policy:
-    """As `make_policy`, with heads of a size that vLLM has kernels for."""
-    torch.manual_seed(0)
-    tokenizer = tokenizers["bytes"]
-    config = Qwen2Config(
-        vocab_size=len(tokenizer), hidden_size=64, intermediate_size=64, num_hidden_layers=2, num_attention_heads=2,
-        num_key_value_heads=1, max_position_embeddings=1024, initializer_range=0.15, tie_word_embeddings=tied,
-        eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-    )  # fmt: skip
-    return Policy(Qwen2ForCausalLM(config), tokenizer)
+@pytest.fixture(scope="session")
+def build(make_policy):
+    """``build(tie_word_embeddings=…)``: as `make_policy`, with heads of a size that vLLM has kernels for."""
+    shape = {"hidden_size": 64, "num_attention_heads": 2, "num_key_value_heads": 1, "max_position_embeddings": 1024}
+    return lambda tie_word_embeddings=True: make_policy(**shape, tie_word_embeddings=tie_word_embeddings)
 
 
 @pytest.fixture
-def policy(tokenizers):
-    return build(tokenizers)
+def policy(build):
+    return build()
 
 
 def disturb(model: torch.nn.Module, by: float = 0.03) -> None:
@@ -73,8 +67,8 @@ def assert_logprobs(policy: Policy, prompt: list[int], done, temperature=1.0, to
 
 
 @pytest.mark.parametrize("tied", [True, False])
-def test_merged_weights_are_those_of_the_checkpoint(tokenizers, tied, tmp_path):
-    model = build(tokenizers, tied).model
+def test_merged_weights_are_those_of_the_checkpoint(build, tied, tmp_path):
+    model = build(tied).model
     model.save_pretrained(tmp_path)
     saved, found = load_file(tmp_path / "model.safetensors"), dict(merged_weights(model))
     assert found.keys() == saved.keys() | {"lm_head.weight"}
@@ -101,9 +95,9 @@ def test_an_adapter_is_merged_once(policy):
 
 
 @pytest.mark.parametrize("more", [{"use_dora": True}, {"modules_to_save": ["lm_head"]}])
-def test_an_adapter_that_is_more_than_lora_is_not_merged(tokenizers, more):
+def test_an_adapter_that_is_more_than_lora_is_not_merged(build, more):
     peft = pytest.importorskip("peft")
-    model = build(tokenizers, tied=False).model
+    model = build(False).model
     model.add_adapter(peft.LoraConfig(r=2, target_modules="all-linear", task_type="CAUSAL_LM", **more))
     with pytest.raises(ValueError, match=r"an adapter with (lora_magnitude_vector|modules_to_save) has others too"):
         next(merged_weights(model))
@@ -279,18 +273,18 @@ def test_servers_that_will_not_do_are_refused(policy, connect):
 
 
 @pytest.fixture(scope="module")
-def in_process(tokenizers):
+def in_process(build):
     pytest.importorskip("vllm")
     pytest.importorskip("numba")  # loaded, as after a search: vLLM must start all the same
-    policy = build(tokenizers)
+    policy = build()
     return policy, VLLMEngine(policy, (), kv_gib=0.25)
 
 
 @pytest.fixture(scope="module")
-def server(tokenizers, tmp_path_factory):
+def server(build, tmp_path_factory):
     """The address of a server that was started with another policy's weights."""
     pytest.importorskip("vllm")
-    policy, folder = build(tokenizers), tmp_path_factory.mktemp("served")
+    policy, folder = build(), tmp_path_factory.mktemp("served")
     disturb(policy.model)
     policy.model.save_pretrained(folder / "model")
     policy.tokenizer.save_pretrained(folder / "model")
@@ -322,10 +316,10 @@ def answers(url: str) -> bool:
 
 
 @pytest.fixture(params=["in_process", "server"])
-def start(request, tokenizers):
+def start(request, build):
     """A policy, and ``make(stop)``: an engine that plays with its weights."""
     if request.param == "server":
-        policy, url = build(tokenizers), request.getfixturevalue("server")
+        policy, url = build(), request.getfixturevalue("server")
         yield policy, lambda stop=(): VLLMClient(policy, stop, url)
         return
     policy, engine = request.getfixturevalue("in_process")

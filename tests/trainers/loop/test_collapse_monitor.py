@@ -1,6 +1,5 @@
 import json
 import math
-import random
 
 import pytest
 import torch
@@ -27,6 +26,7 @@ def run(monitor, name, values):
         ("response_length", 100.0, 20.0, "responses shrank"),
         ("response_length", 100.0, 500.0, "responses grew"),
         ("repetition", 0.15, 0.4, "text repeats itself"),
+        ("repetition", 0.01, 0.15, None),  # is ordinary text
         ("search_rate", 0.8, 0.05, "search was given up"),
         ("valid_turns", 1.0, 0.4, "turns became invalid"),
         ("mutual_information", 2.0, 0.1, "template collapse"),
@@ -34,20 +34,15 @@ def run(monitor, name, values):
 )
 def test_a_symptom_is_named_after_ten_updates_in_a_row_and_once(name, healthy, ill, symptom):
     assert run(CollapseMonitor(), name, [healthy] * 40) == []
-    assert run(CollapseMonitor(), name, [healthy] * 10 + [ill] * 30) == [(19, symptom)]
+    assert run(CollapseMonitor(), name, [healthy] * 10 + [ill] * 30) == ([(19, symptom)] if symptom else [])
     recovering = [healthy] * 10 + [ill] * 9 + [healthy] + [ill] * 10
-    assert run(CollapseMonitor(), name, recovering) == [(29, symptom)]
+    assert run(CollapseMonitor(), name, recovering) == ([(29, symptom)] if symptom else [])
 
 
 @pytest.mark.parametrize(
     ("name", "values", "symptom"),
     [
-        # StarPO after too many passes on MiniWiki, docs/comparisons.md
-        (
-            "entropy",
-            [0.11, 0.24, 0.36, 0.61, 1.2, 2.1, 3.0, 4.2, 4.3, 3.6, 3.4, 3.6, 3.3, 3.4, 3.7],
-            "entropy exploded",
-        ),
+        ("entropy", [0.1, 0.2, 0.4, 0.6, 1.2, 2.1, 3.0, 4.2, 4.3, 3.6, 3.4, 3.6, 3.3, 3.4, 3.7], "entropy exploded"),
         ("entropy", [1.1, 0.9, 1.0, 0.3] + [0.01] * 20, "entropy collapsed"),
         ("valid_turns", [0.9] * 4 + [0.2] * 20, "turns became invalid"),
     ],
@@ -71,10 +66,6 @@ def test_only_the_rules_of_the_papers_ask_to_stop():
     assert [(s.name, s.stop) for s in found] == [("reward deviation collapsed", True), ("entropy collapsed", False)]
     assert "0.01" in found[0].message
     assert "0.5" in found[0].message
-
-
-def test_a_few_repeated_ngrams_are_ordinary_text():
-    assert run(CollapseMonitor(), "repetition", [0.01] * 10 + [0.15] * 30) == []
 
 
 def test_five_empty_filters_in_a_row():
@@ -106,24 +97,29 @@ def test_five_validations_without_success():
     assert [i for i, rate in enumerate(rates) if monitor.validate(rate)] == [9]
 
 
+NOISE = [0.1, -0.1] * 10
+RISING, FALLING = ([(a if i < 10 else b) + n for i, n in enumerate(NOISE)] for a, b in ((0.5, 1.5), (0.4, 0.1)))
+
+
 def test_a_reward_is_hacked_where_returns_rise_and_scores_fall():
     """By hand: .5 ± .1, then 1.5 ± .1, ten updates each, is many standard errors; the score falls likewise. It is named once."""
-    noise = [0.1, -0.1] * 10
-    returns = [(0.5 if update < 10 else 1.5) + noise[update] for update in range(20)]
-    falling = [(0.4 if update < 10 else 0.1) + noise[update] for update in range(20)]
     monitor = CollapseMonitor()
-    found = [(update, *monitor.check_reward(*pair)) for update, pair in enumerate(zip(returns, falling, strict=True))]
-    ((update, symptom),) = (named for named in found if len(named) > 1)
-    assert (update, symptom.name, symptom.stop) == (19, "reward hacked", False)
-    assert symptom.message == "the return rose from 0.5 to 1.5, the score fell from 0.4 to 0.1"
-    others = {"steady": [0.4 + n for n in noise], "rising": [0.4 + 0.02 * i for i in range(20)]}
-    for scores in others.values():
-        monitor = CollapseMonitor()
-        assert not any(monitor.check_reward(*pair) for pair in zip(returns, scores, strict=True))
-        monitor = CollapseMonitor()  # returns that fall with the score are no hack
-        assert not any(monitor.check_reward(*pair) for pair in zip(falling, falling, strict=True))
+    assert monitor.check_reward(math.nan, 0.5) == monitor.check_reward(0.5, math.inf) == []  # are passed over
+    found = [monitor.check_reward(*pair) for pair in zip(RISING, FALLING, strict=True)]
+    assert found[:-1] == [[]] * 19
+    assert [(s.name, s.stop) for s in found[-1]] == [("reward hacked", False)]
+    assert found[-1][0].message == "the return rose from 0.5 to 1.5, the score fell from 0.4 to 0.1"
     resumed = CollapseMonitor(json.loads(json.dumps(monitor.state)))
     assert resumed.state == monitor.state
+
+
+@pytest.mark.parametrize(
+    ("returns", "scores"),
+    [(RISING, [0.4 + n for n in NOISE]), (RISING, [0.4 + 0.02 * i for i in range(20)]), (FALLING, FALLING)],
+)
+def test_scores_that_do_not_fall_or_returns_that_do_are_no_hack(returns, scores):
+    monitor = CollapseMonitor()
+    assert not any(monitor.check_reward(*pair) for pair in zip(returns, scores, strict=True))
 
 
 def test_a_monitor_goes_on_from_its_state():
@@ -146,14 +142,3 @@ def test_mutual_information_by_hand():
     # Reasoning 0: log(.8 / mean(.8, .2)) = log 1.6 = .470004; reasoning 1 fits both prompts equally: 0.
     logprobs = torch.tensor([[0.8, 0.2], [0.5, 0.5]]).log()
     assert mutual_information(logprobs) == pytest.approx(0.235002, abs=1e-6)
-
-
-def test_a_reward_that_is_no_number_is_passed_over():
-    def named(*before):
-        monitor, draw = CollapseMonitor(), random.Random(0)
-        for pair in before:
-            assert monitor.check_reward(*pair) == []
-        batches = [(0.1 + i * 0.05 + draw.random() / 50, 0.9 - i * 0.03 + draw.random() / 50) for i in range(25)]
-        return [symptom.name for pair in batches for symptom in monitor.check_reward(*pair)]
-
-    assert named() == named((math.nan, 0.5), (0.5, math.inf)) != []

@@ -1,11 +1,10 @@
-"""Runs that meet an outage, a signal, numbers that are not finite or a damaged checkpoint: none loses what it has learned,
-and none makes a number of what it has not."""
+"""Runs that meet failed episodes or numbers that are not finite, commands that are stopped, and which weights are kept;
+`test_interruptions` has runs that go on."""
 
 import errno
 import json
 import os
 import signal
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -13,134 +12,26 @@ import torch
 from agent_envs.tool_env import ToolEnv
 from experiments import compare
 from retrieval_index import durable
-from trainers import evaluate, export, grpo, ppo, sft
+from trainers import evaluate, export, grpo, sft
 from trainers.checkpoints import checkpoint
-from trainers.episodes.records import read_episodes
-from trainers.episodes.report import tables as report
-from trainers.evaluation import evaluator
 from trainers.loop import setup
-from trainers.loop.logger import Logger
 from trainers.loop.metrics import CollapseTracker
 from trainers.loop.rl_run import RLRun
-from trainers.models import lora
 from trainers.models.loading import load_policy
-from trainers.runtime import retry
 from trainers.runtime.progress import read_metrics
 from trainers.runtime.signals import TrainingStopped
-from trainers.tiny.cold_start import start_policy
-
-SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
-TIMED = ("seconds", "time/", "tokens/per_second")
 
 
 @pytest.fixture
-def model(make_policy, tmp_path):
-    policy = make_policy("subwords")
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
+def train(short_run, tmp_path):
+    """Train for three updates; with ``resume``, go on there."""
 
-
-@pytest.fixture
-def train(letters, model, tmp_path):
-    """Train for three updates in the folder ``name``; with ``resume``, go on there."""
-
-    def run(name="run", resume=False, module=grpo, **changes):
-        out = {"resume": tmp_path / name} if resume else {"out": tmp_path / name}
-        options = {
-            "env": letters, "env_kwargs": SMALL, "model": str(model), "updates": 3, "questions_per_update": 2, "lr": 0.01,
-            "group_size": 2, "max_new_tokens": 6, "eval_questions": 2, "eval_every": 100, "final_questions": 2,
-        }  # fmt: skip
-        return module.main(module.Args(**{**options, **out, **changes}))
+    def run(resume=None, module=grpo, **changes):
+        where = {"resume": resume} if resume else {"out": tmp_path / "run"}
+        few = {"updates": 3, "group_size": 2, "eval_questions": 2, "eval_every": 100, "final_questions": 2}
+        return module.main(short_run(module, **few | {"save_every": 100} | where | changes))
 
     return run
-
-
-@pytest.fixture
-def tools(monkeypatch):
-    """Environments all of whose turns have a tool that breaks, while ``tools["broken"]``; no pause is waited for."""
-    state, resolve = {"broken": False, "pauses": 0, "mended_after": 99, "now": 0.0}, ToolEnv.resolve
-
-    def break_tools(self, *given):
-        *rest, info = resolve(self, *given)
-        return *rest, info | {"tool_faults": 2 if state["broken"] else 0}
-
-    def pause(seconds):
-        state["pauses"] += 1
-        state["now"] += seconds
-        state["broken"] = state["pauses"] < state["mended_after"]
-
-    monkeypatch.setattr(retry, "time", SimpleNamespace(monotonic=lambda: state["now"]))
-    monkeypatch.setattr(ToolEnv, "resolve", break_tools)
-    monkeypatch.setattr(retry, "_pause", pause)
-    return state
-
-
-def weights(folder):
-    return load_policy(checkpoint.latest(folder), "cpu").model.state_dict()
-
-
-def assert_same(ours, theirs):
-    """Two runs: weights and metrics, but for how long everything took."""
-    assert all(torch.equal(value, weights(theirs)[name]) for name, value in weights(ours).items())
-    lines = [
-        [{n: v for n, v in line.items() if not n.startswith(TIMED)} for line in read_metrics(folder / "metrics.jsonl")]
-        for folder in (ours, theirs)
-    ]
-    assert lines[0] == lines[1]
-
-
-def after_first_update(monkeypatch, module, act):
-    """Have ``act(metrics)`` called once, after the first update."""
-    update, done = module.update, []
-
-    def updated(*given):
-        metrics = update(*given)
-        if not done:
-            done.append(act(metrics))
-        return metrics
-
-    monkeypatch.setattr(module, "update", updated)
-
-
-@pytest.mark.parametrize("module", [grpo, ppo])
-def test_after_an_outage_a_run_is_what_it_would_have_been(train, tools, monkeypatch, tmp_path, module, capsys):
-    train("whole", module=module)
-    with monkeypatch.context() as patch:
-        after_first_update(patch, module, lambda metrics: tools.update(broken=True, mended_after=2))
-        train("waited", module=module)
-    assert "a tool failed in 100% of the episodes: they are rolled out again in 1 s" in capsys.readouterr().err
-    assert_same(tmp_path / "whole", tmp_path / "waited")
-    with monkeypatch.context() as patch:
-        after_first_update(patch, module, lambda metrics: tools.update(broken=True, mended_after=99, pauses=0))
-        with pytest.raises(TrainingStopped, match=r"failed in 100%.*checkpoint-1 is saved: 1 of 3 updates; --resume"):
-            train("stopped", module=module, tool_outage_minutes=0.1)
-    assert tools["pauses"] == 3  # 1, 2 and 3 seconds are 0.1 minutes
-    assert [line["step"] for line in read_metrics(tmp_path / "stopped" / "metrics.jsonl")] == [0, 1]
-    tools["broken"] = False
-    train("stopped", resume=True, module=module)
-    assert_same(tmp_path / "whole", tmp_path / "stopped")
-
-
-def test_an_evaluation_that_failed_is_no_score(train, tools, monkeypatch, tmp_path):
-    """The first validation after the outage is given up; the update before it is kept. Going on makes up for it."""
-    train("whole", eval_every=1)
-    after_first_update(monkeypatch, grpo, lambda metrics: tools.update(broken=True))
-    with pytest.raises(TrainingStopped, match=r"checkpoint-1 is saved"):
-        train(eval_every=1, tool_outage_minutes=0.0)
-    lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
-    assert [("eval/em" in line, line["step"]) for line in lines] == [(True, 0), (False, 1)]
-    with pytest.raises(TrainingStopped, match="failed in 100%"):
-        train("never-begun", tool_outage_minutes=0.0)
-    with pytest.raises(TrainingStopped, match="failed in 100%"):
-        train(resume=True, eval_every=1)
-    tools["broken"] = False
-    train(resume=True, eval_every=1)
-    assert_same(tmp_path / "whole", tmp_path / "run")
-    keys = [
-        [record["key"] for record in read_episodes(tmp_path / name / "episodes.jsonl")] for name in ("whole", "run")
-    ]
-    assert sorted(keys[0]) == sorted(keys[1])
 
 
 def test_a_few_failed_episodes_are_counted_and_named(train, monkeypatch, tmp_path, capsys):
@@ -204,39 +95,6 @@ def test_a_signal_ends_a_command_without_updates_at_once(monkeypatch, tmp_path, 
     assert not out.exists() or not any(out.iterdir())
 
 
-@pytest.mark.parametrize("what", ["metrics", "weights", "state", "report"])
-def test_a_disk_that_gets_full_ends_a_run_in_one_line(train, monkeypatch, tmp_path, what):
-    """In the second update, or at the end; libraries say it in words of their own."""
-    train("whole")
-    number = errno.EROFS if what == "report" else errno.ENOSPC
-    full, calls = OSError(number, os.strerror(number)), []
-    owner, name, error, fails_at = {
-        "metrics": (Logger, "log", full, 3),
-        "weights": (checkpoint, "write_checksums", RuntimeError(f"Error: {full.strerror} (os error 28)"), 2),
-        "state": (torch, "save", full, 2),
-        "report": (report, "write_summary", full, 1),
-    }[what]
-    works = getattr(owner, name)
-
-    def write(*given, **named):
-        calls.append(0)
-        if len(calls) == fails_at:
-            raise error
-        return works(*given, **named)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(owner, name, write)
-        with pytest.raises(
-            TrainingStopped, match=rf"run cannot be written to \({full.strerror}\)\. .*checkpoint-"
-        ) as ended:
-            train(save_every=1)
-    assert f"--resume {tmp_path / 'run'}" in str(ended.value) and "\n" not in str(ended.value)
-    assert all(path.name.startswith("checkpoint-") for path in checkpoint.step_folders(tmp_path / "run"))
-    assert checkpoint.find_latest(tmp_path / "run")[1] == []
-    train(resume=True, save_every=1)
-    assert_same(tmp_path / "whole", tmp_path / "run")
-
-
 def test_an_evaluation_is_shown_before_it_is_written(monkeypatch, tmp_path, capsys):
     def refuse(*_):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
@@ -247,50 +105,17 @@ def test_an_evaluation_is_shown_before_it_is_written(monkeypatch, tmp_path, caps
     assert "Random agent" in capsys.readouterr().out
 
 
-def test_what_else_goes_wrong_in_a_run_is_no_full_disk(train, monkeypatch):
-    monkeypatch.setattr(Logger, "log", lambda *_: {}["x"])
-    with pytest.raises(KeyError):
-        train()
-
-
-@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_a_signal_ends_a_run_after_the_update_in_hand(train, monkeypatch, tmp_path, capfd, number):
-    train("whole", eval_every=1)
-    with monkeypatch.context() as patch:
-        after_first_update(patch, grpo, lambda metrics: os.kill(os.getpid(), number))
-        with pytest.raises(SystemExit) as ended:
-            train("parts", eval_every=1)
-    assert ended.value.code == 128 + number
-    said = capfd.readouterr().err
-    assert f"Stopped by {signal.Signals(number).name}: " in said and "Traceback" not in said
-    assert "checkpoint-1 is saved: 1 of 3 updates; --resume" in said
-    assert "Unfinished, after 1 of 3 updates." in (tmp_path / "parts" / "evaluation.md").read_text()
-    assert "Unfinished, after 1 of 3 updates." in (tmp_path / "parts" / "report.html").read_text()
-    assert (tmp_path / "parts" / "learning_curve.png").exists() and not (tmp_path / "parts" / "summary.json").exists()
-    train("parts", resume=True, eval_every=1)
-    assert_same(tmp_path / "whole", tmp_path / "parts")
-
-
-def test_a_signal_ends_fine_tuning_after_the_update_in_hand(model, monkeypatch, tmp_path, capfd):
-    def run(**where):
-        kwargs = '{"entities": 60, "questions": 24}'
-        return sft.main(sft.Args(env_kwargs=kwargs, model=str(model), demonstrations=6, updates=3, **where))
-
-    whole = load_policy(run(out=tmp_path / "whole")["checkpoint"], "cpu").model.state_dict()
-    with monkeypatch.context() as patch:
-        after_first_update(patch, sft, lambda metrics: os.kill(os.getpid(), signal.SIGTERM))
-        with pytest.raises(SystemExit) as ended:
-            run(out=tmp_path / "parts")
-    assert ended.value.code == 143 and "checkpoint-1 is saved: 1 of 3 updates; --resume" in capfd.readouterr().err
-    again = load_policy(run(resume=tmp_path / "parts")["checkpoint"], "cpu").model.state_dict()
-    assert all(torch.equal(value, again[name]) for name, value in whole.items())
-
-
 def spoil(policy):
-    next(policy.model.parameters()).data.view(-1)[3] = float("nan")
+    next(p for p in policy.model.parameters() if p.requires_grad).data.view(-1)[3] = float("nan")
 
 
-def test_weights_that_are_not_finite_are_refused_when_they_are_loaded(make_policy, model, tmp_path, letters):
+def test_weights_that_are_not_finite_are_refused_when_they_are_loaded(make_policy, model_folder, tmp_path):
+    pytest.importorskip("peft")
+    adapted = load_policy(model_folder, "cpu", lora_rank=2)
+    spoil(adapted)
+    adapted.model.save_pretrained(tmp_path / "adapter")
+    with pytest.raises(ValueError, match="adapter holds numbers that are NaN or infinite"):
+        load_policy(tmp_path / "adapter", "cpu")
     policy = make_policy("subwords")
     checkpoint.save(tmp_path / "good", model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=1, extra={})
     spoil(policy)
@@ -313,43 +138,35 @@ def test_weights_that_are_not_finite_are_refused_when_they_are_loaded(make_polic
         checkpoint.load_state(tmp_path / "critic", [], {"critic": module})
 
 
-def test_an_adapter_that_is_not_finite_is_refused(model, tmp_path):
-    pytest.importorskip("peft")
-    policy = load_policy(model, "cpu", lora_rank=2)
-    lora.trainable_parameters(policy.model)[0].data[0, 0] = float("inf")
-    policy.model.save_pretrained(tmp_path / "adapter")
-    with pytest.raises(ValueError, match="adapter holds numbers that are NaN or infinite"):
-        load_policy(tmp_path / "adapter", "cpu")
-
-
-@pytest.mark.parametrize("what", ["loss", "weight"])
-def test_training_stops_where_a_number_is_not_finite(train, monkeypatch, tmp_path, what):
-    def spoil_update(metrics):
-        if what == "loss":
-            metrics["policy/loss"] = float("nan")
-        else:
-            spoil(policies[-1])
-
-    policies, start = [], setup.start_policy
+@pytest.mark.parametrize("what", ["loss", "weight", "sft"])
+def test_training_stops_where_a_number_is_not_finite(train, model_folder, monkeypatch, tmp_path, what):
+    policies, start, module = [], setup.start_policy, sft if what == "sft" else grpo
+    update = module.update
 
     def start_policy(*given):
         policies.append(start(*given)[0])
         return policies[-1], 0.0
 
+    def spoil_update(*given):
+        metrics = update(*given)
+        if what == "weight":
+            spoil(policies[-1])
+        else:
+            metrics["train/loss" if what == "sft" else "policy/loss"] = float("nan")
+        return metrics
+
     monkeypatch.setattr(setup, "start_policy", start_policy)
-    after_first_update(monkeypatch, grpo, spoil_update)
-    with pytest.raises(
-        TrainingStopped, match=r"(policy/loss is nan|in model\.embed.*) after update 1, which is not saved"
-    ):
-        train(save_every=1)
+    monkeypatch.setattr(module, "update", spoil_update)
+    said = r"(policy/loss is nan|train/loss is nan|in model\.embed.*) after update 1, which is not saved"
+    with pytest.raises(TrainingStopped, match=said):
+        if what == "sft":
+            kwargs, out = {"entities": 60, "questions": 24}, tmp_path / "run"
+            sft.main(
+                sft.Args(env_kwargs=kwargs, model=model_folder, demonstrations=6, updates=3, save_every=1, out=out)
+            )
+        else:
+            train(save_every=1)
     assert checkpoint.latest(tmp_path / "run") is None
-
-
-def test_fine_tuning_stops_where_a_loss_is_not_finite(model, monkeypatch, tmp_path):
-    after_first_update(monkeypatch, sft, lambda metrics: metrics.update({"train/loss": float("inf")}))
-    kwargs = '{"entities": 60, "questions": 24}'
-    with pytest.raises(TrainingStopped, match="train/loss is inf after update 1"):
-        sft.main(sft.Args(env_kwargs=kwargs, model=str(model), demonstrations=6, updates=3, out=tmp_path / "run"))
 
 
 def test_the_best_weights_are_those_of_one_kind_of_evaluation(train, monkeypatch, tmp_path, capsys):
@@ -358,10 +175,10 @@ def test_the_best_weights_are_those_of_one_kind_of_evaluation(train, monkeypatch
     monkeypatch.setattr(RLRun, "evaluate", lambda self, done: {"eval/em": next(scores)})
     train(eval_every=1, save_every=1, updates=1)
     run = tmp_path / "run"
-    train(updates=2, resume=run, out=None, eval_every=1)
+    train(updates=2, resume=run, eval_every=1)
     assert checkpoint.read_extra(run / "best")["best"]["score"] == 1.0
     assert "chosen by other evaluations" not in capsys.readouterr().err
-    train(updates=3, resume=run, out=None, eval_every=1, eval_questions=3)
+    train(updates=3, resume=run, eval_every=1, eval_questions=3)
     assert checkpoint.read_extra(run / "best")["best"] == {
         "update": 3, "score": 0.4, "eval_questions": 3, "eval_temperature": 0.0
     }  # fmt: skip
@@ -392,37 +209,6 @@ def test_a_collapse_ends_a_run_that_is_to_stop_there_and_no_other(train, monkeyp
     monkeypatch.setattr(CollapseTracker, "record", lambda *_: True)
     summary = train(stop_on_collapse=stops)
     assert summary["stopped_on_collapse"] == stops and summary["episodes"] == (4 if stops else 12)
-
-
-@pytest.mark.parametrize("lost", ["model.safetensors", "SHA256SUMS"])
-def test_a_run_goes_on_from_the_checkpoint_before_a_damaged_one(train, tmp_path, capsys, lost):
-    run = tmp_path / "run"
-    train(save_every=1, eval_every=3)
-    expected = weights(run)
-    (run / "summary.json").unlink()
-    if lost == "SHA256SUMS":
-        (run / "checkpoint-3" / lost).unlink()
-    else:
-        content = bytearray((run / "checkpoint-3" / lost).read_bytes())
-        content[-1] ^= 1
-        (run / "checkpoint-3" / lost).write_bytes(content)
-    with pytest.raises(checkpoint.CheckpointDamaged):  # nor is it taken for a plain model
-        evaluator.load_agent(run / "checkpoint-3")
-    with pytest.raises(checkpoint.CheckpointDamaged):
-        start_policy(grpo.Args(model=str(run / "checkpoint-3")), None, 0)
-    capsys.readouterr()
-    train(resume=True, eval_every=3)
-    said = capsys.readouterr().err
-    assert "It is set aside as checkpoint-3.damaged, and checkpoint-2 is continued from" in said
-    assert "the last 1 updates are after the checkpoint" in said
-    assert (run / "checkpoint-3.damaged").is_dir()
-    assert all(torch.equal(value, weights(run)[name]) for name, value in expected.items())
-    for path in checkpoint.step_folders(run):
-        (path / "SHA256SUMS").unlink()
-    with pytest.raises(ValueError, match=r"no checkpoint in .* is whole: "):
-        train(resume=True)
-    with pytest.raises(ValueError, match="holds an earlier run"):
-        train()
 
 
 def test_what_an_earlier_run_left_is_not_deleted(train, tmp_path, capsys):

@@ -127,17 +127,9 @@ def test_tensorboard_gets_the_same_numbers_and_episodes_as_text_that_is_no_marku
     assert event.step == 4 and "<b>there" in text and all(line.startswith("    ") for line in text.splitlines())
 
 
-def test_an_evaluation_of_a_run_shows_its_episodes(tmp_path, hosted, letters, make_policy):
-    policy = make_policy("subwords", 3)
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    grpo.main(
-        grpo.Args(
-            env=letters, env_kwargs='{"entities": 60, "questions": 20, "max_turns": 2}', model=str(tmp_path / "model"),
-            updates=1, questions_per_update=2, group_size=2, max_new_tokens=6, eval_questions=3, eval_every=1,
-            final_questions=2, report_to=("wandb",), out=tmp_path / "run",
-        )
-    )  # fmt: skip
+def test_an_evaluation_of_a_run_shows_its_episodes(tmp_path, hosted, short_run):
+    options = {"updates": 1, "eval_questions": 3, "eval_every": 1, "report_to": ("wandb",)}
+    grpo.main(short_run(grpo, **options, out=tmp_path / "run"))
     shown = [(step, metrics["eval/episodes"].rows) for step, metrics in hosted[1].logged if "eval/episodes" in metrics]
     assert [(step, len(rows)) for step, rows in shown] == [(0, 3), (1, 3)]
     assert all(row["key"].startswith(f"evaluation/{step}/policy/") for step, rows in shown for row in rows)

@@ -14,15 +14,8 @@ from trainers.loop.setup import open_setup
 
 
 @pytest.fixture
-def args(letters, make_policy, tmp_path):
-    policy = make_policy("subwords")
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    return grpo.Args(
-        env=letters, env_kwargs='{"entities": 60, "questions": 20, "max_turns": 2}', model=str(tmp_path / "model"), updates=3,
-        questions_per_update=2, group_size=2, max_new_tokens=6, eval_questions=2, final_questions=2, out=tmp_path / "run",
-        one_step_off_policy=True,
-    )  # fmt: skip
+def args(short_run, tmp_path):
+    return short_run(grpo, updates=3, group_size=2, out=tmp_path / "run", one_step_off_policy=True)
 
 
 def make_optimizer(setup):

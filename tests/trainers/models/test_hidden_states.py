@@ -14,18 +14,13 @@ from trainers.models.hidden_states import ForwardTokenMeter, recompute_activatio
 from trainers.models.lora import add_lora, trainable_parameters
 from trainers.models.policy import Policy
 from trainers.models.prefix_trees import build_trees
-from trainers.rollouts.rollout import rollout
 from trainers.trajectory import collate
-
-SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
 
 
 @pytest.fixture
-def batch(make_policy, recite):
+def batch(make_policy, roll_out):
     policy = make_policy("bytes")
-    envs = recite([["a", "b"], ["a long text"], ["c"], ["c", "d", "e"]])
-    engine = TransformersEngine(policy, ("</search>",))
-    return collate(rollout(envs, policy, engine, seeds=[0, 1], group_size=2, max_new_tokens=6), policy.pad_id)
+    return collate(roll_out(policy, [["a", "b"], ["a long text"], ["c"], ["c", "d", "e"]]), policy.pad_id)
 
 
 def gradients(policy, batch, critic=None):
@@ -96,13 +91,6 @@ def test_sampling_keeps_its_cache(make_policy, batch):
     assert generate(engine, prompts, 9, 0.0) == expected
     assert counts == [10, 10]
     assert widths == [max(map(len, prompts.values())) - 1] + [1] * 9
-
-
-def test_a_model_that_cannot_recompute_is_refused(make_policy, monkeypatch):
-    model = make_policy("bytes").model
-    monkeypatch.setattr(type(model), "supports_gradient_checkpointing", False)
-    with pytest.raises(ValueError, match="checkpointing"):
-        recompute_activations(model)
 
 
 def test_tokens_of_forward_passes_are_counted(make_policy, batch):

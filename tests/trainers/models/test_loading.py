@@ -7,13 +7,10 @@ from trainers.models import loading
 from trainers.models.loading import _align, load_policy
 
 
-def test_loaded_weights_lie_where_pytorch_would_put_them(make_policy, tmp_path):
-    policy = make_policy("bpe")
-    policy.model.save_pretrained(tmp_path)
-    policy.tokenizer.save_pretrained(tmp_path)
-    loaded = load_policy(tmp_path, "cpu").model
+def test_loaded_weights_lie_where_pytorch_would_put_them(make_policy, save_model):
+    loaded = load_policy(save_model("bpe"), "cpu").model
     assert all(parameter.data_ptr() % 64 == 0 for parameter in loaded.parameters())
-    for name, value in policy.model.state_dict().items():
+    for name, value in make_policy("bpe", 3).model.state_dict().items():
         assert torch.equal(loaded.state_dict()[name], value)
 
 
@@ -32,13 +29,10 @@ def test_a_weight_at_an_odd_address_is_copied_and_a_tied_one_stays_tied(make_pol
 
 @pytest.mark.parametrize(("has_products", "runs_in"), [(True, torch.bfloat16), (False, torch.float32)])
 def test_a_processor_without_bfloat16_products_runs_in_float32_and_says_so(
-    make_policy, tmp_path, monkeypatch, capsys, has_products, runs_in
+    model_folder, monkeypatch, capsys, has_products, runs_in
 ):
-    policy = make_policy("bpe")
-    policy.model.save_pretrained(tmp_path)
-    policy.tokenizer.save_pretrained(tmp_path)
     monkeypatch.setattr(loading, "has_bfloat16_products", lambda device: has_products)
-    loaded = load_policy(tmp_path, "cpu", "bfloat16", lora_rank=2)
+    loaded = load_policy(model_folder, "cpu", "bfloat16", lora_rank=2)
     frozen = {p.dtype for name, p in loaded.model.named_parameters() if "proj.base_layer" in name}
     assert loaded.dtype == runs_in and frozen == {runs_in}
     assert ("no matrix products in bfloat16" in capsys.readouterr().err) != has_products

@@ -12,25 +12,15 @@ from transformers import AutoModelForCausalLM
 
 from trainers import evaluate, grpo, ppo
 from trainers.checkpoints import checkpoint
-from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.critic import Critic
 from trainers.models.loading import load_policy
 from trainers.models.lora import add_lora, load_lora_weights, make_reference, trainable_parameters
-from trainers.rollouts.rollout import rollout
 from trainers.runtime.progress import read_metrics
 from trainers.trajectory import collate
 
 peft = pytest.importorskip("peft")
 SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
 LINEAR = {"q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj"}
-
-
-@pytest.fixture
-def folder(make_policy, tmp_path):
-    policy = make_policy("subwords", 3)
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
 
 
 def shaken(policy, seed=0):
@@ -52,13 +42,13 @@ def logits(model):
 
 
 @pytest.fixture
-def episodes(recite):
-    def play(policy):
-        envs = recite([["a", "b"], ["a"], ["c", "d", "long " * 5], ["c"]], [[1.0, 0.5], [0.0], [0.0, 0.0, 2.0], [1.0]])
-        engine = TransformersEngine(policy, ("</search>",))
-        return rollout(envs, policy, engine, seeds=[0, 1], group_size=2, max_new_tokens=5)
+def folder(model_folder):
+    return model_folder
 
-    return play
+
+@pytest.fixture
+def episodes(roll_out):
+    return lambda policy: roll_out(policy, [["a", "b"], ["a"], ["c", "d", "long " * 5], ["c"]])
 
 
 def test_a_new_adapter_is_beside_all_linear_layers_but_the_head_and_changes_nothing(folder):
@@ -155,49 +145,21 @@ def test_a_frozen_weight_of_a_critic_is_not_saved_and_a_missing_one_is_missed(fo
         checkpoint.load_state(tmp_path / "c", [], {"critic": Critic(load_policy(folder, "cpu"))})
 
 
-def arguments(algorithm, letters, model, out, **changes):
-    base = {
-        "env": letters, "env_kwargs": SMALL, "model": str(model), "updates": 2, "questions_per_update": 2,
-        "group_size": 3, "lr": 0.02, "max_new_tokens": 6, "eval_every": 9, "eval_questions": 1, "final_questions": 6,
-        "save_every": 1, "out": out, "lora_rank": 2, "minibatches": 2, "kl_coef": 0.1,
-    }  # fmt: skip
-    return algorithm.Args(**{**base, **changes})
-
-
-def test_a_resumed_run_is_the_run_that_was_not_interrupted(letters, folder, tmp_path, bfloat16_products):
+def test_training_goes_on_with_an_earlier_adapter(short_run, folder, letters, tmp_path):
     """And is evaluated as it was trained."""
-    whole, halves, base = tmp_path / "whole", tmp_path / "halves", (folder / "model.safetensors").read_bytes()
-    options = {"dtype": "bfloat16", "gradient_checkpointing": True}
-    summary = ppo.main(arguments(ppo, letters, folder, whole, **options))
-    ppo.main(arguments(ppo, letters, folder, halves, updates=1, **options))
-    ppo.main(arguments(ppo, letters, folder, None, resume=halves, **options))
-    for name in ("adapter_model.safetensors", "adapter_config.json"):
-        assert (whole / "checkpoint-2" / name).read_bytes() == (halves / "checkpoint-2" / name).read_bytes()
-    assert (folder / "model.safetensors").read_bytes() == base
-    a, b = (torch.load(run / "checkpoint-2" / checkpoint.STATE_FILE) for run in (whole, halves))
-    torch.testing.assert_close(a["optimizers"], b["optimizers"], rtol=0, atol=0)
-    torch.testing.assert_close(a["modules"], b["modules"], rtol=0, atol=0)
-    last = [read_metrics(run / "metrics.jsonl")[-1] for run in (whole, halves)]
-    assert last[0]["policy/kl"] == last[1]["policy/kl"] > 0
-    assert last[0]["policy/loss"] == last[1]["policy/loss"]
-    evaluated = evaluate.main(
-        evaluate.Args(
-            env=letters, env_kwargs=SMALL, checkpoint=(whole / "checkpoint-2",), questions=6, max_new_tokens=6,
-            out=tmp_path,
-        )
-    )  # fmt: skip
-    assert {**evaluated[-1], "name": ""} == {**summary["rows"][-1], "name": ""}
-
-
-def test_training_goes_on_with_an_earlier_adapter(letters, folder, tmp_path):
-    saved = save(shaken(load_policy(folder, "cpu", lora_rank=2)), tmp_path / "c")
-    with pytest.raises(ValueError, match=r"adapter of .*model already: leave out lora_rank"):
-        grpo.main(arguments(grpo, letters, saved, tmp_path / "run"))
-    grpo.main(arguments(grpo, letters, saved, tmp_path / "run", lora_rank=0, updates=1))
+    saved, base = save(shaken(load_policy(folder, "cpu", lora_rank=2)), tmp_path / "c"), folder / "model.safetensors"
+    before, options = base.read_bytes(), {"model": saved, "updates": 1, "kl_coef": 0.1, "out": tmp_path / "run"}
+    with pytest.raises(ValueError, match=r"adapter of .*model.* already: leave out lora_rank"):
+        grpo.main(short_run(grpo, **options, lora_rank=2))
+    summary = grpo.main(short_run(grpo, **options))
     line = read_metrics(tmp_path / "run" / "metrics.jsonl")[1]
     assert line["policy/kl"] == pytest.approx(0, abs=1e-6)  # the reference has the adapter that it started with
-    config = json.loads((tmp_path / "run" / "checkpoint-1" / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(folder)
+    trained = tmp_path / "run" / "checkpoint-1"
+    config = json.loads((trained / "adapter_config.json").read_text())
+    assert config["base_model_name_or_path"] == str(folder) and base.read_bytes() == before
+    options = {"env": letters, "env_kwargs": SMALL, "questions": 4, "max_new_tokens": 6, "out": tmp_path}
+    evaluated = evaluate.main(evaluate.Args(checkpoint=(trained,), **options))
+    assert {**evaluated[-1], "name": ""} == {**summary["rows"][-1], "name": ""}
 
 
 def test_a_missing_peft_is_named(make_policy, monkeypatch):

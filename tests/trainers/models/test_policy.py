@@ -1,8 +1,7 @@
 import copy
-from types import SimpleNamespace
 
 import pytest
-from transformers import BloomConfig, GraniteConfig, GraniteForCausalLM
+from transformers import GraniteConfig, GraniteForCausalLM
 
 from trainers.models.policy import Policy
 
@@ -69,11 +68,6 @@ def test_models_and_tokenizers_that_would_go_wrong_are_refused(make_policy):
     Policy(GraniteForCausalLM(config), policy.tokenizer)
 
 
-def test_dropout_is_off(make_policy):
-    policy = make_policy("bytes")
-    assert not Policy(policy.model.train(), policy.tokenizer).model.training
-
-
 @pytest.mark.parametrize(
     ("rope", "length"),
     (
@@ -92,11 +86,6 @@ def test_how_long_a_conversation_may_be(make_policy, rope, length):
     assert policy.model.config.max_position_embeddings == 4096
     policy.model.config.rope_parameters = rope
     assert policy.max_length == length
-
-
-def test_a_model_without_positions_reads_any_length():
-    model = SimpleNamespace(config=BloomConfig())
-    assert Policy.max_length.fget(SimpleNamespace(model=model)) == float("inf")
 
 
 def test_a_template_without_a_system_role_has_the_instructions_in_the_first_message(make_policy):
@@ -127,3 +116,8 @@ def test_a_tokenizer_may_have_neither_eos_nor_padding(make_policy):
     policy = Policy(policy.model, tokenizer)
     assert policy.pad_id == 0
     assert policy.turn_end_ids == policy.encode("<|im_end|>")
+
+
+def test_dropout_is_off(make_policy):
+    policy = make_policy("bytes")
+    assert not Policy(policy.model.train(), policy.tokenizer).model.training

@@ -5,34 +5,21 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from trainers import factory, grpo
+from trainers import grpo
 from trainers.factory import make_engine, make_envs
 from trainers.loop.rl_run import RLRun
 from trainers.models.loading import load_policy
 from trainers.rollouts import collector
 from trainers.rollouts.collector import Collector
-from trainers.runtime import distributed
 from trainers.runtime.progress import read_metrics
 from trainers.trajectory import collate
 
-SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
 
-
-@pytest.fixture(scope="module")
-def model(make_policy, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("model")
-    policy = make_policy("subwords")
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    return str(folder)
-
-
-def arguments(letters, model, **changes):
-    common = dict(
-        env=letters, env_kwargs=SMALL, model=model, updates=4, questions_per_update=2, group_size=3, lr=0.01,
-        max_new_tokens=6, eval_every=2, eval_questions=4, final_questions=6,
-    )  # fmt: skip
-    return grpo.Args(**{**common, **changes})
+@pytest.fixture
+def arguments(short_run):
+    """``arguments(**changes)``: those of a run one step off-policy."""
+    options = {"updates": 4, "save_every": 4, "one_step_off_policy": True}
+    return lambda **changes: short_run(grpo, **options | changes)
 
 
 def change(policy):
@@ -41,10 +28,10 @@ def change(policy):
             parameter.mul_(1.1)
 
 
-def test_each_batch_is_played_with_the_weights_of_one_update_before(letters, model):
-    args = arguments(letters, model, one_step_off_policy=True, updates=3)
-    policy = load_policy(model, "cpu")
-    envs, batches = make_envs(letters, SMALL, "train", 6), Collector(args, policy)
+def test_each_batch_is_played_with_the_weights_of_one_update_before(arguments, model_folder):
+    args = arguments(updates=3)
+    policy = load_policy(model_folder, "cpu")
+    envs, batches = make_envs(args.env, args.env_kwargs, "train", 6), Collector(args, policy)
     engine = make_engine("transformers", batches.policy, envs.envs[0].stop)
     assert batches.policy.model is not policy.model
     torch.manual_seed(0)
@@ -62,17 +49,17 @@ def test_each_batch_is_played_with_the_weights_of_one_update_before(letters, mod
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 1e-6}, {"min_p": 1.0}])
-def test_what_is_cut_off_is_never_sampled(letters, model, cut):
+def test_what_is_cut_off_is_never_sampled(arguments, model_folder, cut):
     """So much that one token is left, which has a probability of 1."""
-    args, policy = arguments(letters, model, importance="tis", **cut), load_policy(model, "cpu")
-    envs = make_envs(letters, SMALL, "train", 6)
+    args, policy = arguments(one_step_off_policy=False, importance="tis", **cut), load_policy(model_folder, "cpu")
+    envs = make_envs(args.env, args.env_kwargs, "train", 6)
     found = Collector(args, policy).collect(envs, make_engine("transformers", policy, envs.envs[0].stop), 0)
     assert {p for episode in found.episodes for step in episode.steps for p in step.logprobs} == {0.0}
 
 
-def test_a_run_one_ahead_repeats_and_measures_how_far_its_sampler_is(letters, model, tmp_path):
+def test_a_run_one_ahead_repeats_and_measures_how_far_its_sampler_is(arguments, tmp_path):
     for name in "ab":
-        grpo.main(arguments(letters, model, one_step_off_policy=True, importance="tis", out=tmp_path / name))
+        grpo.main(arguments(importance="tis", out=tmp_path / name))
     first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in "ab")
     timed = lambda name: name.startswith("time/") or name in ("seconds", "tokens/per_second")  # noqa: E731
     for a, b in zip(first, second, strict=True):
@@ -80,13 +67,13 @@ def test_a_run_one_ahead_repeats_and_measures_how_far_its_sampler_is(letters, mo
     assert first[1]["mismatch/logprob"] < 1e-4  # the first batch is not old
     assert all(line["mismatch/logprob"] > 1e-3 for line in first[2:])
     assert [line["episodes"] for line in first] == [0, 6, 12, 18, 24]
-    synchronous = grpo.main(arguments(letters, model, out=tmp_path / "c"))
+    synchronous = grpo.main(arguments(one_step_off_policy=False, out=tmp_path / "c"))
     assert synchronous["episodes"] == 24
     line = read_metrics(tmp_path / "c" / "metrics.jsonl")[1]
     assert line["train/return"] == first[1]["train/return"]  # the same first batch
 
 
-def test_an_error_in_what_is_played_ahead_is_an_error(letters, model, tmp_path, monkeypatch):
+def test_an_error_in_what_is_played_ahead_is_an_error(arguments, tmp_path, monkeypatch):
     real, calls = collector.rollout, []
 
     def rollout(*args, **kwargs):
@@ -97,37 +84,18 @@ def test_an_error_in_what_is_played_ahead_is_an_error(letters, model, tmp_path, 
 
     monkeypatch.setattr(collector, "rollout", rollout)
     with pytest.raises(RuntimeError, match="the index is gone"):
-        grpo.main(arguments(letters, model, one_step_off_policy=True, out=tmp_path / "run"))
+        grpo.main(arguments(out=tmp_path / "run"))
 
 
-def test_several_processes_are_refused(letters, model, monkeypatch):
-    monkeypatch.setattr(distributed, "world_size", lambda: 2)
-    with pytest.raises(ValueError, match="one_step_off_policy is for one process"):
-        factory.check_world_size(arguments(letters, model, one_step_off_policy=True))
-
-
-def test_a_resumed_run_begins_with_the_weights_that_were_saved(letters, model, tmp_path):
-    common = dict(one_step_off_policy=True, importance="tis", lr=0.05)
-    grpo.main(arguments(letters, model, out=tmp_path / "run", **common))
-    grpo.main(arguments(letters, model, resume=tmp_path / "run", updates=6, **common))
+def test_a_resumed_run_begins_with_the_weights_that_were_saved(arguments, tmp_path):
+    common = dict(importance="tis", lr=0.05)
+    grpo.main(arguments(out=tmp_path / "run", **common))
+    grpo.main(arguments(resume=tmp_path / "run", updates=6, **common))
     lines = read_metrics(tmp_path / "run" / "metrics.jsonl")
     assert lines[5]["mismatch/logprob"] < 1e-4 < lines[6]["mismatch/logprob"]
 
 
-def test_layers_that_run_twice_leave_the_sampling_alone(letters, model, tmp_path):
-    common = dict(one_step_off_policy=True, gradient_checkpointing=True)
-    for name in "ab":
-        grpo.main(arguments(letters, model, out=tmp_path / name, **common))
-    first, second = (read_metrics(tmp_path / name / "metrics.jsonl") for name in "ab")
-    assert [line["train/return"] for line in first[1:]] == [line["train/return"] for line in second[1:]]
-    plain = grpo.main(arguments(letters, model, out=tmp_path / "c", one_step_off_policy=True))
-    assert plain["episodes"] == 24
-    assert [x["train/return"] for x in read_metrics(tmp_path / "c" / "metrics.jsonl")[1:]] == pytest.approx(
-        [x["train/return"] for x in first[1:]]
-    )
-
-
-def test_seconds_are_those_of_playing(letters, model, monkeypatch):
+def test_seconds_are_those_of_playing(arguments, model_folder, monkeypatch):
     """Not those of an outage; and those that somebody else waited for the next batch."""
     clock = SimpleNamespace(now=0.0)
 
@@ -138,10 +106,10 @@ def test_seconds_are_those_of_playing(letters, model, monkeypatch):
 
     monkeypatch.setattr(collector, "collect_batch", play)
     monkeypatch.setattr(collector.time, "monotonic", lambda: clock.now)
-    policy = load_policy(model, "cpu")
-    batches = Collector(arguments(letters, model, updates=3), policy)
+    policy = load_policy(model_folder, "cpu")
+    batches = Collector(arguments(one_step_off_policy=False, updates=3), policy)
     assert [batches.collect(None, None, number).metrics["time/rollout"] for number in range(3)] == [2.0, 2.0, 2.0]
-    ahead = Collector(arguments(letters, model, updates=3, one_step_off_policy=True), policy)
+    ahead = Collector(arguments(updates=3, one_step_off_policy=True), policy)
     ahead.collect(None, None, 0)
     ahead._waited = 1.5  # by an evaluation
     assert ahead.collect(None, None, 1).metrics["time/rollout"] >= 1.5

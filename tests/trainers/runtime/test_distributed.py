@@ -11,7 +11,7 @@ import pytest
 import torch
 from two_processes import CASES, FINE_TUNING, RUN, learn, make_episodes
 
-from trainers import ppo, sft
+from trainers import grpo, ppo, sft
 from trainers.checkpoints import checkpoint
 from trainers.episodes.records import read_episodes
 from trainers.evaluation import evaluator
@@ -134,26 +134,12 @@ def test_processes_play_whole_groups(monkeypatch):
     with pytest.raises(ValueError, match="multiple of the number of processes, 3"):
         check_world_size(replace(RUN, questions_per_update=4))
     check_world_size(replace(RUN, questions_per_update=6))
-    with pytest.raises(ValueError, match="share_layers"):
-        check_world_size(replace(RUN, questions_per_update=6, share_layers=True))
-
-
-def test_one_process_is_given_back_what_it_gives():
-    assert distributed.shard([1, 2, 3]) == distributed.all_gather([1, 2, 3]) == [1, 2, 3]
-    assert distributed.broadcast("x") == "x"
-    assert distributed.all_reduce_sums({"a": 1.5}) == {"a": 1.5}
-    state = torch.get_rng_state()
-    distributed.reseed(0)
-    assert torch.equal(torch.get_rng_state(), state)
-
-
-def test_slices_put_together_are_the_whole(monkeypatch):
-    monkeypatch.setattr(distributed, "world_size", lambda: 3)
-    found = []
-    for rank in range(3):
-        monkeypatch.setattr(distributed, "rank", lambda rank=rank: rank)
-        found += distributed.shard(list(range(7)))
-    assert found == list(range(7))
+    for wrong, said in (
+        (replace(RUN, questions_per_update=6, share_layers=True), "share_layers"),
+        (grpo.Args(questions_per_update=6, one_step_off_policy=True), "one_step_off_policy is for one process"),
+    ):
+        with pytest.raises(ValueError, match=said):
+            check_world_size(wrong)
 
 
 def test_a_process_that_goes_through_something_alone_waits_for_nobody(monkeypatch):
