@@ -89,12 +89,6 @@ def test_arguments_that_make_no_sense(module, arguments, message):
         module.Args(**arguments)
 
 
-@pytest.mark.parametrize("module", [grpo, rloo, reinforce, gigpo, ppo, sft])
-def test_unknown_arguments_are_refused(module):
-    with pytest.raises(TypeError, match="learning_rte"):
-        module.Args(learning_rte=1)
-
-
 @pytest.mark.parametrize(
     ("make", "unused", "used"),
     [

@@ -6,7 +6,6 @@ import shutil
 
 import pytest
 import torch
-from transformers import LlamaConfig, LlamaForCausalLM
 
 from trainers import grpo, ppo, sft
 from trainers.checkpoints import checkpoint
@@ -25,29 +24,19 @@ pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(),
 SMALL = '{"entities": 60, "questions": 24, "max_turns": 3}'
 
 
-@pytest.fixture
-def make_model(tokenizers):
-    """``make_model(kind)``: of the form of SmolLM2, with three query heads for one of keys and values."""
-
-    def make(kind: str = "bytes") -> LlamaForCausalLM:
-        tokenizer = tokenizers[kind]
-        torch.manual_seed(0)
-        config = LlamaConfig(
-            vocab_size=len(tokenizer), hidden_size=192, intermediate_size=384, num_hidden_layers=3, num_attention_heads=3,
-            num_key_value_heads=1, max_position_embeddings=4096, initializer_range=0.1, tie_word_embeddings=True,
-            eos_token_id=tokenizer.eos_token_id, bos_token_id=None,
-        )  # fmt: skip
-        return LlamaForCausalLM(config)
-
-    return make
+# The form of SmolLM2, with three query heads for one of keys and values.
+SHAPE = {
+    "scale": 0.1, "family": "llama", "hidden_size": 192, "intermediate_size": 384, "num_hidden_layers": 3,
+    "num_attention_heads": 3, "num_key_value_heads": 1, "tie_word_embeddings": True,
+}  # fmt: skip
 
 
 @pytest.fixture
-def make_policy_on(make_model, tokenizers):
+def make_policy_on(make_policy, tokenizers):
     """``make_policy_on(device, dtype, lora_rank)``: the same weights each time."""
 
     def make(device: str, dtype: str = "float32", lora_rank: int = 0) -> Policy:
-        model = make_model()
+        model = make_policy(**SHAPE).model
         if lora_rank:
             lora.add_lora(model, lora_rank, 32)
             for name, parameter in model.named_parameters():
@@ -61,10 +50,8 @@ def make_policy_on(make_model, tokenizers):
 
 
 @pytest.fixture
-def model_folder(make_model, tokenizers, tmp_path):
-    make_model("subwords").save_pretrained(tmp_path / "model")
-    tokenizers["subwords"].save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
+def smol_folder(save_model):
+    return save_model(seed=0, **SHAPE)
 
 
 def play(policy: Policy, letters: str, temperature: float = 1.0):
@@ -162,11 +149,11 @@ RUNS = {
 
 
 @pytest.mark.parametrize("name", RUNS)
-def test_a_run_goes_on_from_its_checkpoint(short_run, model_folder, tmp_path, name):
+def test_a_run_goes_on_from_its_checkpoint(short_run, smol_folder, tmp_path, name):
     """Kernels on a GPU add in no fixed order, so the two halves are only about the whole."""
     module, options = RUNS[name]
     whole, halves = tmp_path / "whole", tmp_path / "halves"
-    base = {"env_kwargs": SMALL, "model": model_folder, "lr": 1e-3, "max_new_tokens": 12, **options}
+    base = {"env_kwargs": SMALL, "model": smol_folder, "lr": 1e-3, "max_new_tokens": 12, **options}
     module.main(short_run(module, **base, out=whole))
     shutil.copytree(whole, halves, ignore=shutil.ignore_patterns("checkpoint-2"))
     module.main(short_run(module, **base, resume=halves))
@@ -180,11 +167,11 @@ def test_a_run_goes_on_from_its_checkpoint(short_run, model_folder, tmp_path, na
     assert trained.device.type == "cuda"
 
 
-def test_supervised_fine_tuning_learns(letters, model_folder, tmp_path):
+def test_supervised_fine_tuning_learns(letters, smol_folder, tmp_path):
     out = tmp_path / "sft"
     summary = sft.main(
         sft.Args(
-            env=letters, env_kwargs=SMALL, model=model_folder, out=out, lora_rank=4, dtype="bfloat16", epochs=3.0, lr=1e-3,
+            env=letters, env_kwargs=SMALL, model=smol_folder, out=out, lora_rank=4, dtype="bfloat16", epochs=3.0, lr=1e-3,
             tokens_per_update=1500, eval_every=3, save_every=5,
         )
     )  # fmt: skip

@@ -42,17 +42,12 @@ def logits(model):
 
 
 @pytest.fixture
-def folder(model_folder):
-    return model_folder
-
-
-@pytest.fixture
 def episodes(roll_out):
     return lambda policy: roll_out(policy, [["a", "b"], ["a"], ["c", "d", "long " * 5], ["c"]])
 
 
-def test_a_new_adapter_is_beside_all_linear_layers_but_the_head_and_changes_nothing(folder):
-    policy, base = load_policy(folder, "cpu", lora_rank=2), load_policy(folder, "cpu")
+def test_a_new_adapter_is_beside_all_linear_layers_but_the_head_and_changes_nothing(model_folder):
+    policy, base = load_policy(model_folder, "cpu", lora_rank=2), load_policy(model_folder, "cpu")
     assert torch.equal(logits(policy.model), logits(base.model))
     own = [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
     assert {name.split(".")[-4] for name in own} == LINEAR
@@ -61,15 +56,17 @@ def test_a_new_adapter_is_beside_all_linear_layers_but_the_head_and_changes_noth
     assert {type(module) for module in policy.model.modules() if "Dropout" in type(module).__name__} == set()
 
 
-def test_a_saved_adapter_loads_here_in_transformers_and_in_peft(folder, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    policy = shaken(load_policy("model", "cpu", lora_rank=2))  # by a relative path, found again from elsewhere
+def test_a_saved_adapter_loads_here_in_transformers_and_in_peft(model_folder, tmp_path, monkeypatch):
+    monkeypatch.chdir(model_folder.parent)
+    policy = shaken(
+        load_policy(model_folder.name, "cpu", lora_rank=2)
+    )  # by a relative path, found again from elsewhere
     saved = save(policy, tmp_path / "c")
     monkeypatch.chdir("/")
     expected = logits(policy.model)
     assert torch.equal(logits(load_policy(saved, "cpu").model), expected)
     assert torch.equal(logits(AutoModelForCausalLM.from_pretrained(saved).eval()), expected)
-    of_peft = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(folder), saved)
+    of_peft = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(model_folder), saved)
     assert torch.equal(logits(of_peft.eval()), expected)
     merged = of_peft.merge_and_unload()
     torch.testing.assert_close(logits(merged), expected, rtol=0, atol=1e-4)
@@ -79,8 +76,8 @@ def test_a_saved_adapter_loads_here_in_transformers_and_in_peft(folder, tmp_path
     assert config["target_modules"] == sorted(config["target_modules"])
 
 
-def test_weights_go_into_the_adapter_that_is_there_if_they_fit(folder, make_policy, tmp_path):
-    policy = shaken(load_policy(folder, "cpu", lora_rank=2))
+def test_weights_go_into_the_adapter_that_is_there_if_they_fit(model_folder, make_policy, tmp_path):
+    policy = shaken(load_policy(model_folder, "cpu", lora_rank=2))
     saved, expected = save(policy, tmp_path / "c"), logits(policy.model)
     parameters = trainable_parameters(policy.model)
     shaken(policy, 1)
@@ -95,8 +92,8 @@ def test_weights_go_into_the_adapter_that_is_there_if_they_fit(folder, make_poli
 
 
 @pytest.mark.parametrize("rank", [0, 2])
-def test_the_reference_stays_where_training_started(folder, episodes, rank):
-    policy = load_policy(folder, "cpu", lora_rank=rank)
+def test_the_reference_stays_where_training_started(model_folder, episodes, rank):
+    policy = load_policy(model_folder, "cpu", lora_rank=rank)
     batch = collate(episodes(policy), policy.pad_id)
     before, _ = policy.logprobs(batch)
     reference = make_reference(policy)
@@ -109,8 +106,8 @@ def test_the_reference_stays_where_training_started(folder, episodes, rank):
     assert len(shared) == len(frozen)  # the base is there once
 
 
-def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(folder):
-    policy = load_policy(folder, "cpu", lora_rank=2)
+def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(model_folder):
+    policy = load_policy(model_folder, "cpu", lora_rank=2)
     critic = Critic(policy)
     storage = {p.data_ptr() for p in policy.model.parameters() if not p.requires_grad}
     of_policy, of_critic = trainable_parameters(policy.model), trainable_parameters(critic)
@@ -120,8 +117,10 @@ def test_a_critic_has_an_adapter_of_its_own_on_the_same_base(folder):
     assert len(trainable_parameters(Critic(policy, shared=True))) == 2
 
 
-def test_ppo_gives_the_optimizer_both_adapters_and_nothing_else(folder, monkeypatch):
-    run = PlayedRun(load_policy(folder, "cpu", lora_rank=2), [], Critic(load_policy(folder, "cpu")).head.parameters())
+def test_ppo_gives_the_optimizer_both_adapters_and_nothing_else(model_folder, monkeypatch):
+    run = PlayedRun(
+        load_policy(model_folder, "cpu", lora_rank=2), [], Critic(load_policy(model_folder, "cpu")).head.parameters()
+    )
     groups, make = [], ppo.make_optimizer
     monkeypatch.setattr(ppo, "make_optimizer", lambda policy, given: groups.extend(given) or make(policy, given))
     monkeypatch.setattr(ppo, "open_setup", lambda *arguments: run)
@@ -133,8 +132,8 @@ def test_ppo_gives_the_optimizer_both_adapters_and_nothing_else(folder, monkeypa
     assert len(of_critic) == len(of_policy) + 2 and not of_critic & of_policy
 
 
-def test_a_frozen_weight_of_a_critic_is_not_saved_and_a_missing_one_is_missed(folder, tmp_path):
-    policy = load_policy(folder, "cpu", lora_rank=2)
+def test_a_frozen_weight_of_a_critic_is_not_saved_and_a_missing_one_is_missed(model_folder, tmp_path):
+    policy = load_policy(model_folder, "cpu", lora_rank=2)
     critic = Critic(policy)
     common = {"model": policy.model, "tokenizer": policy.tokenizer, "optimizers": [], "step": 1, "extra": {}}
     checkpoint.save(tmp_path / "c", modules={"critic": critic}, **common)
@@ -142,12 +141,15 @@ def test_a_frozen_weight_of_a_critic_is_not_saved_and_a_missing_one_is_missed(fo
     assert sorted(state) == sorted(name for name, p in critic.named_parameters() if p.requires_grad)
     checkpoint.load_state(tmp_path / "c", [], {"critic": critic})
     with pytest.raises(RuntimeError, match="Missing key"):
-        checkpoint.load_state(tmp_path / "c", [], {"critic": Critic(load_policy(folder, "cpu"))})
+        checkpoint.load_state(tmp_path / "c", [], {"critic": Critic(load_policy(model_folder, "cpu"))})
 
 
-def test_training_goes_on_with_an_earlier_adapter(short_run, folder, letters, tmp_path):
+def test_training_goes_on_with_an_earlier_adapter(short_run, model_folder, letters, tmp_path):
     """And is evaluated as it was trained."""
-    saved, base = save(shaken(load_policy(folder, "cpu", lora_rank=2)), tmp_path / "c"), folder / "model.safetensors"
+    saved, base = (
+        save(shaken(load_policy(model_folder, "cpu", lora_rank=2)), tmp_path / "c"),
+        model_folder / "model.safetensors",
+    )
     before, options = base.read_bytes(), {"model": saved, "updates": 1, "kl_coef": 0.1, "out": tmp_path / "run"}
     with pytest.raises(ValueError, match=r"adapter of .*model.* already: leave out lora_rank"):
         grpo.main(short_run(grpo, **options, lora_rank=2))
@@ -156,7 +158,7 @@ def test_training_goes_on_with_an_earlier_adapter(short_run, folder, letters, tm
     assert line["policy/kl"] == pytest.approx(0, abs=1e-6)  # the reference has the adapter that it started with
     trained = tmp_path / "run" / "checkpoint-1"
     config = json.loads((trained / "adapter_config.json").read_text())
-    assert config["base_model_name_or_path"] == str(folder) and base.read_bytes() == before
+    assert config["base_model_name_or_path"] == str(model_folder) and base.read_bytes() == before
     options = {"env": letters, "env_kwargs": SMALL, "questions": 4, "max_new_tokens": 6, "out": tmp_path}
     evaluated = evaluate.main(evaluate.Args(checkpoint=(trained,), **options))
     assert {**evaluated[-1], "name": ""} == {**summary["rows"][-1], "name": ""}
@@ -180,9 +182,9 @@ def test_an_adapter_with_a_head_of_its_own_samples_what_it_trains(make_policy, e
         torch.testing.assert_close(policy.logprobs(batch)[0], batch.logprobs, rtol=1e-4, atol=1e-4)
 
 
-def test_an_adapter_in_the_cache_of_the_hub_takes_its_bases_tokenizer(folder, tmp_path, monkeypatch):
+def test_an_adapter_in_the_cache_of_the_hub_takes_its_bases_tokenizer(model_folder, tmp_path, monkeypatch):
     """What `trainers.export --push-to-hub` writes has none of its own."""
-    saved = save(shaken(load_policy(folder, "cpu", lora_rank=2)), tmp_path / "saved")
+    saved = save(shaken(load_policy(model_folder, "cpu", lora_rank=2)), tmp_path / "saved")
     snapshot = tmp_path / "hub" / "models--someone--adapter" / "snapshots" / "0"
     snapshot.mkdir(parents=True)
     for name in ("adapter_config.json", "adapter_model.safetensors"):
@@ -192,5 +194,5 @@ def test_an_adapter_in_the_cache_of_the_hub_takes_its_bases_tokenizer(folder, tm
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path / "hub"))
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     loaded = load_policy("someone/adapter", "cpu")
-    assert loaded.tokenizer.get_vocab() == load_policy(folder, "cpu").tokenizer.get_vocab()
+    assert loaded.tokenizer.get_vocab() == load_policy(model_folder, "cpu").tokenizer.get_vocab()
     assert torch.equal(logits(loaded.model), logits(load_policy(saved, "cpu").model))
