@@ -1,6 +1,5 @@
 import pytest
 import torch
-from drive_update import collect_batch
 from test_update import update
 
 from trainers.engines.sampling import sample, truncate
@@ -144,13 +143,3 @@ def test_each_token_weighs_what_was_left_of_the_distribution(played):
     _, metrics = update(policy, episodes, importance="tis", temperature=1.5, **HOW)
     assert metrics["policy/importance"] == pytest.approx(mass[batch.mask].mean().item(), rel=1e-3)
     assert metrics["policy/clip_fraction"] == 0
-
-
-def test_a_run_plays_its_batches_so(make_policy, recite):
-    """At a nucleus of one token every probability is 1."""
-    policy, envs = make_policy("bytes"), recite([["a"]] * 4)
-    options = dict(questions_per_update=2, group_size=2, max_new_tokens=5, importance="tis")
-    for how, is_sure in ((dict(top_p=1e-6), True), (dict(min_p=1.0), True), (dict(), False)):
-        played = collect_batch(options | how, envs, policy, 0)
-        logprobs = [x for episode in played for turn in episode.turns for x in turn.logprobs]
-        assert (max(map(abs, logprobs)) < 1e-6) == is_sure

@@ -15,7 +15,7 @@ from trainers.loop.setup import open_setup
 
 @pytest.fixture
 def args(short_run, tmp_path):
-    return short_run(grpo, updates=3, group_size=2, out=tmp_path / "run", one_step_off_policy=True)
+    return short_run(grpo, updates=3, group_size=2, eval_questions=2, out=tmp_path / "run", one_step_off_policy=True)
 
 
 def make_optimizer(setup):
