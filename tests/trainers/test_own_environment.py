@@ -87,7 +87,7 @@ def test_the_tiny_policy_says_what_it_cannot_learn_from(plain, tmp_path):
 
 def test_a_script_that_lies_elsewhere_finds_the_module_in_the_working_folder(folder, tmp_path_factory):
     script = tmp_path_factory.mktemp("scripts") / "look.py"
-    script.write_text(f"from agent_envs import hosting\nprint(hosting.make({ID!r}).reset(seed=0)[0])\n")
+    script.write_text(f"from agent_envs.integrations import hosting\nprint(hosting.make({ID!r}).reset(seed=0)[0])\n")
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
     assert run.stdout == "I have thought of a number between 1 and 100.\n", run.stderr
 
