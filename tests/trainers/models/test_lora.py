@@ -41,6 +41,12 @@ def logits(model):
         return model(torch.arange(40).reshape(2, 20)).logits
 
 
+@pytest.fixture(autouse=True)
+def seeded(make_policy):
+    """The random numbers that new adapters are drawn with, whatever ran before."""
+    make_policy("subwords", 3)
+
+
 @pytest.fixture
 def episodes(roll_out):
     return lambda policy: roll_out(policy, [["a", "b"], ["a"], ["c", "d", "long " * 5], ["c"]])
