@@ -228,7 +228,8 @@ ENVS = [
         'self._tag = tag_pattern([*tags, "information"])', "self._tag = tag_pattern(tags)"),
     ("returns-of-the-mixture-unsummed", "tasks/mixture.py", "test_mixture.py",
         "self._paid += reward", "self._paid = reward"),
-    ("sql-work-unbounded", "generators/sql/sqlite.py", "test_sql.py", "self._like_steps > _MAX_LIKE", "False"),
+    ("sql-work-unbounded", "generators/sql/sqlite.py", "test_sql.py::test_results_name_their_tables_and_are_cut",
+        "self._like_steps > _MAX_LIKE", "False"),
     ("sql-rows-off-by-one", "generators/sql/sqlite.py", "test_sql.py",
         "len(found) > MAX_ROWS)", "len(found) >= MAX_ROWS)"),
 ]  # fmt: skip
