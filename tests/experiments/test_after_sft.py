@@ -32,7 +32,7 @@ entities = 100
 questions = 20
 max_turns = 2
 holdout = 4
-part = "2/2"
+k = 2
 rewards = { format = 1.0, progress = 0.0 }
 [sft]
 script = "oracle"
@@ -42,7 +42,7 @@ updates = 2
 lora_rank = 2
 lr = 1e-2
 save_every = 1
-env_kwargs = { part = "1/2" }
+env_kwargs = { k = 1 }
 [arguments]
 model = "MODEL"
 updates = 2
@@ -107,11 +107,11 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
     rounds = [json.loads((out / "rejection-sampling-0" / f"round-{i}" / "summary.json").read_text()) for i in (0, 1)]
     assert rounds[1]["settings"]["model"] == rounds[0]["checkpoint"]
     assert set(rounds[0]["settings"]["episodes"]) <= set(rounds[1]["settings"]["episodes"])
-    # Demonstrated were other questions than those that rewards are given for.
-    part = {"sft-0": "1/2", "grpo-0": "2/2", "rejection-sampling-0/round-0": "2/2", "more-sft-0": "1/2"}
-    for folder, expected in part.items():
+    # Demonstrations have an environment of their own.
+    expected = {"sft-0": 1, "grpo-0": 2, "rejection-sampling-0/round-0": 2, "more-sft-0": 1}
+    for folder, k in expected.items():
         settings = json.loads((out / folder / "summary.json").read_text())["settings"]
-        assert json.loads(settings["env_kwargs"])["part"] == expected
+        assert json.loads(settings["env_kwargs"])["k"] == k
     # Scores question by question, so that agents can be paired; held out are training questions that nobody learned from.
     row = results["rows"]["GRPO"][1]["Another world"]
     assert row["questions"]["id"] == results["rows"]["Rule-based"][0]["Another world"]["questions"]["id"]

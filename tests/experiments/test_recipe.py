@@ -198,10 +198,10 @@ def test_arguments_of_fine_tuning_and_of_rejection_sampling(small):
     args = recipe_file.read(small(AFTER_SFT)).sft_arguments(2)
     assert (args.model, args.dtype, args.lora_rank, args.lora_alpha, args.seed) == ("some/model", "bfloat16", 4, 16, 2)
     assert (args.script, args.lr) == (("oracle",), 1.0)
-    more = "lr = 1\nenv_kwargs = { part = '1/2' }\n[rejection_sampling]\nlr = 0.5\nrounds = 3\nsampling = 0.8\n"
+    more = "lr = 1\nenv_kwargs = { k = 1 }\n[rejection_sampling]\nlr = 0.5\nrounds = 3\nsampling = 0.8\n"
     recipe = recipe_file.read(small(AFTER_SFT.replace("lr = 1\n", more) + "temperature = 0.6\n"))
     parts = [recipe.sft_arguments(2), recipe.sft_arguments(2, sampled=True)]
-    assert [(args.lr, json.loads(args.env_kwargs).get("part")) for args in parts] == [(1.0, "1/2"), (0.5, None)]
+    assert [(args.lr, json.loads(args.env_kwargs).get("k")) for args in parts] == [(1.0, 1), (0.5, None)]
     assert recipe.run_arguments("a", 0).temperature == parts[1].temperature == 0.6  # it samples as the runs do
     assert recipe.rounds == {"rounds": 3, "sampling": 0.8}
     assert recipe_file.read(small(AFTER_SFT)).rounds == {"rounds": 2, "sampling": 0.5}
