@@ -1,23 +1,8 @@
 """The benchmarks that can be loaded by name: where they live, what their files are called, and how a record of each is read.
 
-- HotpotQA and 2WikiMultihopQA: a JSON array of objects with `_id`, `question`, `answer`, `type`, `supporting_facts`
-  [[title, sentence index]] and `context` [[title, [sentence]]]; 2WikiMultihopQA adds `evidences` and `answer_id`, whose
-  aliases are in `id_aliases.json`.
-- MuSiQue: JSONL with `question_decomposition`, `answer_aliases` and `paragraphs`.
-- Bamboogle: CSV of `Question,Answer`.
-- NQ-open: JSONL of `question` and a list `answer`.
-- TriviaQA: an object whose array `Data` holds `QuestionId`, `Question` and `Answer`, an object with `Value`,
-  `NormalizedAliases` and, in some, `HumanAnswers`.
-- PopQA: TSV of `id`, `question`, the triple `subj`, `prop`, `obj` that it was made from, and `possible_answers`, a list
-  as JSON.
-- GSM8K: JSONL of `question` and a worked `answer` that ends in `#### 42`.
-- FlashRAG: JSONL of `id`, `question`, `golden_answers` and `metadata`, which has the support and the paragraphs of
-  multi-hop questions (https://huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets).
-- Search-R1: the same rows as Parquet or JSONL, several benchmarks in a file, told apart by `data_source`; with `prompt`,
-  `ability`, `reward_model` (`ground_truth`, an object whose `target` repeats the answers) and `extra_info`
-  (https://github.com/PeterGriffinJin/Search-R1).
-
-The copies on the hub hold the same records, with columns in place of pairs, and names such as `question_id`.
+The copies on the hub hold the same records as the official files, with columns instead of pairs, and names such as
+`question_id`. FlashRAG (https://huggingface.co/datasets/RUC-NLPIR/FlashRAG_datasets) and Search-R1
+(https://github.com/PeterGriffinJin/Search-R1) publish rows of their own; Search-R1's files hold several benchmarks.
 """
 
 from __future__ import annotations
@@ -27,7 +12,7 @@ import itertools
 import json
 import re
 from collections import Counter
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from hashlib import blake2b
@@ -51,10 +36,10 @@ _FLASHRAG_TEST = {"train": "train.jsonl", "validation": "test.jsonl"}
 
 
 def read_official(path: str | Path, parse: Callable[[Mapping], Parsed]) -> tuple[tuple[Question, ...], list[Passage]]:
-    """The questions of an official file and the paragraphs they come with, each paragraph once.
+    """The questions of an official file and their paragraphs, each once.
 
     Raises:
-        ValueError: naming the file and the line or number of the record that could not be read.
+        ValueError: by file and record.
     """
     questions: list[Question] = []
     passages: dict[str, Passage] = {}
@@ -68,11 +53,8 @@ def read_official(path: str | Path, parse: Callable[[Mapping], Parsed]) -> tuple
 
 
 def parse_records(records: Iterable[tuple[str, Record]], parse: Callable[[Mapping], Parsed]) -> Iterator[Parsed]:
-    """Apply a parser to records that come with their place, and name the place in its errors.
-
-    Two questions of one id are an error, unless the file has no ids and the id was made from the text: then every
-    further question of a text has a number behind the id.
-    """
+    """Apply a parser to records that come with their place, and name the place in its errors. Two questions of one id are an
+    error; ids made from the text get a number."""
     places: dict[str, str] = {}
     tried: Counter[str] = Counter()
     for where, record in records:
@@ -80,7 +62,9 @@ def parse_records(records: Iterable[tuple[str, Record]], parse: Callable[[Mappin
             question, passages = parse(record)
             if question is not None:
                 if not _has_id(record):
-                    question = replace(question, id=_free_id(question.id, places, tried))
+                    tried[question.id] += 1
+                    number = tried[question.id]
+                    question = replace(question, id=f"{question.id}-{number}" if number > 1 else question.id)
                 note_id(question.id, where, places)
             yield question, passages
         except KeyError as error:
@@ -93,17 +77,8 @@ def _has_id(record: Mapping) -> bool:
     return any(str(name).lower().replace("_", "") in ("id", "questionid") for name in record)
 
 
-def _free_id(id: str, taken: Container[str], tried: Counter[str]) -> str:
-    """The id, or the first of "id-2", "id-3", … that is free. ``tried`` spares many rows of one id a search each."""
-    while True:
-        tried[id] += 1
-        free = f"{id}-{tried[id]}" if tried[id] > 1 else id
-        if free not in taken:
-            return free
-
-
 def parse_hotpotqa(record: Mapping[str, Any], aliases: Mapping[str, Sequence[str]] = MappingProxyType({})) -> Parsed:
-    """A record of HotpotQA or 2WikiMultihopQA; `aliases` maps an `answer_id` to other names of the answer."""
+    """Read a record of HotpotQA or 2WikiMultihopQA; `aliases` maps an `answer_id` to other names of the answer."""
     facts = pairs(record["supporting_facts"], "title", "sent_id")
     also = dict.fromkeys(aliases.get(record.get("answer_id") or "", ()))
     also.pop(record["answer"], None)
@@ -126,8 +101,7 @@ def parse_hotpotqa(record: Mapping[str, Any], aliases: Mapping[str, Sequence[str
 
 
 def gold_paragraphs(titles: Sequence[str], passages: Iterable[Passage]) -> list[str]:
-    """The keys of the paragraphs with these titles, whatever their HTML entities; none at all where one of them is not
-    among the passages, or is the title of several paragraphs."""
+    """The keys of the paragraphs with these titles; [] where one of them is the title of no passage, or of several."""
     wanted = [html.unescape(title) for title in titles]
     named = ((html.unescape(passage.title), passage.text) for passage in passages)
     keys: dict[str, set[str]] = {title: set() for title in wanted}
@@ -138,7 +112,7 @@ def gold_paragraphs(titles: Sequence[str], passages: Iterable[Passage]) -> list[
 
 
 def parse_musique(record: Mapping[str, Any]) -> Parsed:
-    """A record of MuSiQue. The unanswerable ones of MuSiQue-Full give their paragraphs and no question."""
+    """Read a record of MuSiQue. The unanswerable ones of MuSiQue-Full give their paragraphs and no question."""
     passages = paragraph_passages(dict(record))
     if not record.get("answerable", True):
         return None, passages
@@ -156,7 +130,7 @@ def parse_musique(record: Mapping[str, Any]) -> Parsed:
 
 
 def read_aliases(path: Path) -> dict[str, tuple[str, ...]]:
-    """2WikiMultihopQA's `id_aliases.json`: names and demonyms by Wikidata id. Its script counts both as right."""
+    """Read 2WikiMultihopQA's `id_aliases.json`: names and demonyms by Wikidata id."""
     aliases: dict[str, tuple[str, ...]] = {}
     for number, row in enumerate(iter_records(path), start=1):
         names = [row.get(field) or [] for field in ("aliases", "demonyms")]
@@ -177,18 +151,18 @@ def pairs(value: Any, *names: str) -> list[tuple]:
 
 
 def parse_bamboogle(record: Mapping[str, Any]) -> Parsed:
-    """A row of Bamboogle. Its questions have no ids: the id is a hash of the question, as in NQ-open and GSM8K."""
+    """Read a row of Bamboogle. The id is a hash of the question, as in NQ-open and GSM8K."""
     record = _fold_names(record)
     return _question(record["question"], [record["answer"]])
 
 
 def parse_nq(record: Mapping[str, Any]) -> Parsed:
-    """A record of NQ-open: every answer of the list is right."""
+    """Read a record of NQ-open: every answer of the list is right."""
     return _question(record["question"], _check_list(record["answer"], "answer"))
 
 
 def parse_triviaqa(record: Mapping[str, Any]) -> Parsed:
-    """A record of TriviaQA: the normalised aliases are what its script compares with, and `Value` is to be read."""
+    """Read a record of TriviaQA, whose script compares with the normalised aliases."""
     record = _fold_names(record)
     answer = _fold_names(record["answer"])
     aliases = _check_list(answer["normalizedaliases"], "NormalizedAliases")
@@ -197,7 +171,7 @@ def parse_triviaqa(record: Mapping[str, Any]) -> Parsed:
 
 
 def parse_popqa(record: Mapping[str, Any]) -> Parsed:
-    """A record of PopQA; the type of the question is its relationship, such as "occupation"."""
+    """Read a record of PopQA; the type of the question is its relationship, such as "occupation"."""
     answers = record["possible_answers"]
     if isinstance(answers, str):
         try:
@@ -215,7 +189,7 @@ def parse_popqa(record: Mapping[str, Any]) -> Parsed:
 
 
 def parse_gsm8k(record: Mapping[str, Any]) -> Parsed:
-    """A record of GSM8K: the answer is the number after ####, without commas; the working is left out."""
+    """Read a record of GSM8K: the answer is the number after ####, without commas."""
     stated = _STATED.search(record["answer"])
     if not stated:
         raise ValueError(f"'answer': there is no number after #### in {record['answer'][-80:]!r}")
@@ -223,8 +197,7 @@ def parse_gsm8k(record: Mapping[str, Any]) -> Parsed:
 
 
 def parse_flashrag(record: Mapping[str, Any]) -> Parsed:
-    """A record of any benchmark as FlashRAG and Search-R1 have it, with the support and the paragraphs that it gives for
-    multi-hop questions."""
+    """Read a record of FlashRAG or Search-R1, with the support and the paragraphs of multi-hop questions."""
     record = with_question_of_verl(record)
     metadata = metadata_of(record)
     passages = _passages(metadata)
@@ -249,19 +222,19 @@ def parse_flashrag(record: Mapping[str, Any]) -> Parsed:
 
 
 def metadata_of(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """What FlashRAG knows of a question beside its answers; in some files it is nested in itself."""
+    """The metadata of FlashRAG's row; in some files it is nested in itself."""
     metadata = _check_object(record.get("metadata") or {}, "metadata")
     return _check_object(metadata.get("metadata") or metadata, "metadata")
 
 
 def benchmark_named_in(record: Mapping[str, Any]) -> str | None:
-    """The benchmark that a row of Search-R1 says it is of; None for other rows."""
+    """The benchmark that a row of Search-R1 names; None for other rows."""
     source = record.get("data_source")
     return source.lower().removeprefix("searchr1_") if isinstance(source, str) else None
 
 
 def with_question_of_verl(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """verl's preprocessing of Search-R1's rows leaves the question in ``extra_info`` alone, and gives no id."""
+    """A row of Search-R1 as verl's preprocessing leaves it, with the question and an id."""
     extra = record.get("extra_info")
     if "question" in record or not isinstance(extra, Mapping) or not isinstance(extra.get("question"), str):
         return record
@@ -269,7 +242,7 @@ def with_question_of_verl(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def has_paragraphs(record: Mapping[str, Any], field: str) -> bool:
-    """Whether a question comes with paragraphs in this field: a list of them, or a mapping of columns."""
+    """Whether the field holds paragraphs: a list, or a mapping of columns."""
     value = record.get(field)
     return any(value.values()) if isinstance(value, Mapping) else bool(value)
 
@@ -340,8 +313,7 @@ class CatalogEntry:
 
 
 def parser_of(name: str, folder: Path | None) -> Parser:
-    """The function that reads a record of a benchmark, of its official files and of FlashRAG's and Search-R1's. It gives
-    nothing for a row of Search-R1 that says it is of another benchmark."""
+    """The function that reads a benchmark's record, official, FlashRAG's or Search-R1's; nothing for a row of another one."""
     entry = CATALOG[name]
     official = entry.parse
     if name == "2wikimultihopqa" and folder and (folder / ALIASES_FILE).is_file():

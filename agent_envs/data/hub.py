@@ -37,10 +37,10 @@ def find_cached(name: str, split: str) -> tuple[Path, str]:
 
 
 def download(name: str, split: str) -> tuple[Path, str]:
-    """Download a split, with the progress bars of `datasets`, into the cache; returns what `find_cached` returns.
+    """Download a split into the cache; returns what `find_cached` returns.
 
     Raises:
-        NotHere: the hub could not be reached or does not have it. A process tries once and remembers the reason.
+        NotHere: the hub could not be reached or does not have it. A process tries once.
     """
     if reason := _try_download(name, split, cache_folder()):
         raise NotHere(reason)
@@ -49,11 +49,11 @@ def download(name: str, split: str) -> tuple[Path, str]:
 
 @lru_cache
 def _try_download(name: str, split: str, cache: Path) -> str:
-    """Why there is no download, or nothing: remembered, or each environment of a process would wait for it again."""
+    """Download, and return the reason why it failed, or "". Each environment of a process would wait for it again."""
     entry = CATALOG[name]
     try:
         revision = _reachable_revision(entry.repository)
-        import datasets  # takes seconds, which are for nothing where there is no network
+        import datasets  # takes seconds
 
         theirs = entry.held_out if split == "validation" else split
         rows = datasets.load_dataset(entry.repository, entry.configuration, split=theirs, revision=revision)
@@ -65,10 +65,7 @@ def _try_download(name: str, split: str, cache: Path) -> str:
 
 
 def _reachable_revision(repository: str) -> str | None:
-    """Ask the hub for a dataset's commit: one request, since `load_dataset` retries for half a minute with no network.
-
-    In offline mode there is none to ask for, and `load_dataset` looks into its own cache at once.
-    """
+    """The hub's commit of a dataset; None in offline mode. Fails fast: `load_dataset` retries for half a minute."""
     from huggingface_hub import HfApi, constants
 
     if constants.HF_HUB_OFFLINE:
@@ -77,7 +74,7 @@ def _reachable_revision(repository: str) -> str | None:
 
 
 def _publish(rows: Iterable[Mapping], name: str, split: str, source: str, cache: Path) -> None:
-    """Write rows as JSONL beside their place and rename: a reader finds all of the folder or none of it."""
+    """Write rows as JSONL beside their place and rename the folder."""
     durable.make_folder(cache)
     destination = cache / f"{name}.{split}"
     with tempfile.TemporaryDirectory(dir=cache, prefix=f".{name}.{split}.") as scratch:
@@ -87,9 +84,8 @@ def _publish(rows: Iterable[Mapping], name: str, split: str, source: str, cache:
         try:
             durable.publish(staging, destination)
         except OSError:
-            if not (destination / ORIGIN_FILE).is_file():
+            if not (destination / ORIGIN_FILE).is_file():  # no other process was faster
                 raise
-            # Another process was faster: its copy is as good as this one.
 
 
 def _write_rows(rows: Iterable[Mapping], name: str, split: str, source: str, folder: Path) -> None:

@@ -1,5 +1,4 @@
-"""Benchmarks that lie in a folder: which files they are, what is in them, and what is searched. Files are read once in a
-process, and again when they change."""
+"""Benchmarks in a folder: which files they are, what is in them, and what is searched. Files are cached until they change."""
 
 from __future__ import annotations
 
@@ -53,13 +52,10 @@ def questions_file(name: str, split: str) -> str:
 
 
 def locate(place: Path, name: str, split: str, corpus: str | Path | None, questions_only: bool = False) -> Location:
-    """Find a benchmark at a path: a file of questions is taken as it is, a folder is searched for a file by its name.
-
-    In a folder, and in its sub-folder `name`, `<name>.<split>.jsonl` is looked for first, then the official files; in
-    the one of them that is called `name`, then FlashRAG's file; last, Search-R1's.
+    """Find a benchmark at a path: a file of questions, or a folder, in which `_find_in_folder` looks.
 
     Raises:
-        NotHere: the folder holds none of these files.
+        NotHere: the folder has no file of the benchmark.
         FileNotFoundError: there is no such path, or no passages to go with the questions unless `questions_only`.
         ValueError: there is no question of the benchmark in the file.
     """
@@ -86,10 +82,10 @@ def locate(place: Path, name: str, split: str, corpus: str | Path | None, questi
 
 
 def load(location: Location) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
-    """Questions and passages, read once in a process; a file that was changed since is read again.
+    """Read questions and passages.
 
     Raises:
-        ValueError: naming the file, line and field that could not be read.
+        ValueError: by file, line and field.
     """
     path, corpus = location.questions, location.passages
     if location.official:
@@ -102,12 +98,8 @@ def load(location: Location) -> tuple[tuple[Question, ...], tuple[Passage, ...]]
 
 
 def find_faults(name: str, questions: Sequence[Question], passages: Sequence[Passage]) -> Iterator[tuple[str, str]]:
-    """What is missing in data that can be read all the same: in a few words for the source, and in full for a warning.
-
-    - A gold paragraph, for more than a twentieth of the questions: no search can find it. HotpotQA's fullwiki files are
-      so: they look like the distractor files, and their contexts are what a search engine found.
-    - 2WikiMultihopQA's aliases: the official script counts them as right, and they are in a file of their own.
-    """
+    """What the data lacks, in a few words for the source and in full for a warning: a gold paragraph for more than a
+    twentieth of the questions, as in HotpotQA's fullwiki files, or 2WikiMultihopQA's aliases."""
     titles = {html.unescape(passage.title) for passage in passages}
     gold = [set(map(html.unescape, question.supporting_titles)) for question in questions]
     share = sum(not titles.issuperset(each) for each in gold) / len(gold) if titles else 0.0
@@ -127,19 +119,19 @@ def find_faults(name: str, questions: Sequence[Question], passages: Sequence[Pas
 
 
 def shorten_path(path: Path | str) -> str:
-    """A file with its folder: enough to tell files apart in a report, and no one's home directory; a name on the hub as it is."""
+    """A file with its folder, for reports; a name on the hub as it is."""
     return path if isinstance(path, str) else f"{path.parent.name}/{path.name}"
 
 
 def _find_in_folder(folder: Path, name: str, split: str) -> Path:
+    """The first there is, here and in the sub-folder `name`: `<name>.<split>.jsonl`, official files, FlashRAG's, Search-R1's."""
     entry, bases = CATALOG[name], (folder, folder / name)
     wanted = (questions_file(name, split), *entry.official_files[split])
     paths = [base / file for file in wanted for base in bases]
     if flashrag := entry.flashrag_files.get(split):
-        # Files of all benchmarks are called so: the folder has to say which one it is of.
+        # FlashRAG's files of all benchmarks are called so, and Search-R1's have all benchmarks in them.
         paths += [base / flashrag for base in bases if base.name == name]
         wanted += (f"{name}/{flashrag}",)
-        # Search-R1's have all benchmarks in them.
         paths += [base / f"{_SEARCH_R1[split]}.parquet" for base in bases]
     for path in paths:
         if path.is_file():
@@ -148,7 +140,7 @@ def _find_in_folder(folder: Path, name: str, split: str) -> Path:
 
 
 def _existing(corpus: str | Path) -> Path | str:
-    """The place of a corpus; in a folder with questions and what not, of its passages."""
+    """The place of a corpus; of `passages.jsonl` in a folder that has it."""
     path = place_of(corpus)
     if isinstance(path, str):
         return path
@@ -168,7 +160,7 @@ def _has_paragraphs(first: Record) -> bool:
 
 
 def _is_official(name: str, path: Path, first: Record) -> bool:
-    """By the first record: official ones have a field that ours never have, or lack the `id` that ours always have."""
+    """Whether the first record has a field that ours never have, or lacks the `id` that ours always have."""
     facts = first.get("supporting_facts")
     columns = isinstance(facts, Mapping)  # the hub's form of the pairs
     array = path.suffix.lower() == ".json" and "supporting_titles" not in first  # ours is JSONL
@@ -176,7 +168,6 @@ def _is_official(name: str, path: Path, first: Record) -> bool:
     return columns or array or bool(_PUBLISHED & first.keys()) or (not CATALOG[name].own_passages and "id" not in first)
 
 
-# Every environment of a process asks for its data.
 @lru_cache(maxsize=8)
 def _read_questions(path: Path, stamps: tuple) -> tuple[Question, ...]:
     return read_questions(path)
@@ -206,7 +197,6 @@ def read_corpus(corpus: Path | str) -> tuple[Passage, ...]:
     return _read(corpus, stamp(corpus, deep=True))
 
 
-# Every environment of a process asks for its data: the benchmarks that share a corpus share one copy of it too.
 @lru_cache(maxsize=4)
 def _read(corpus: Path | str, stamps: tuple) -> tuple[Passage, ...]:
     passages = tuple(read_passages(corpus))
@@ -216,8 +206,8 @@ def _read(corpus: Path | str, stamps: tuple) -> tuple[Passage, ...]:
 
 
 def stamp(place: object, deep: bool = False) -> tuple:
-    """What tells whether a file, or a file of a folder (and of folders in it, if ``deep``), was changed: time and size, and its
-    name there; nothing of what is not on disk."""
+    """Time and size of a file, or of the files of a folder (and of folders in it, if ``deep``) with their names; () for what
+    is not on disk."""
     path = Path(str(place or "")).expanduser()
     if not place or not path.exists():
         return ()

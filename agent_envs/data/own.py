@@ -1,8 +1,4 @@
-"""Questions of your own: a file or folder in the format of docs/own_data.md, or Search-R1's and FlashRAG's files as they are.
-
-Whatever is not a row with a question and an answer is an error that names file and line. Where the files do not say which
-questions are held out, a seed does.
-"""
+"""Questions of your own: a file or folder in the format of docs/own_data.md, or Search-R1's and FlashRAG's files."""
 
 from __future__ import annotations
 
@@ -68,18 +64,18 @@ def load_own(
 
     Args:
         data: a file of questions (.jsonl, .json, .csv, .tsv or .parquet), or a folder of such files.
-        split: ``"train"`` or ``"validation"``: what the files' names or the rows' ``split`` say is held out. Where they do
-            not say it, one question in ``HOLDOUT`` is, drawn by ``split_seed``.
+        split: ``"train"`` or ``"validation"``, as the files' names or the rows' ``split`` say; else one question in
+            ``HOLDOUT`` is held out, drawn by ``split_seed``.
         corpus: what to search, anything that `retrieval_index.readers.read_passages` takes. By default ``passages`` or
-            ``corpus`` beside the questions, or the contexts that stand in the rows.
-        index: searched in place of a corpus; only its name is used here.
-        name: what reports call these questions; by default the name of the file or folder.
+            ``corpus`` beside the questions, or the contexts in the rows.
+        index: searched instead of a corpus.
+        name: the name in reports; by default that of the file or folder.
         holdout: 0, or n to hold out one in n of the training questions, whatever the files say; 1 holds out all of them.
         split_seed: of that draw.
 
     Raises:
         FileNotFoundError: there is no such file or folder, or nothing to search.
-        ValueError: a row is no question, or a split has none; the message says what to do.
+        ValueError: a row is no question, or a split has none.
     """
     if not data:
         raise ValueError(
@@ -114,7 +110,7 @@ def load_own(
 
 
 def stamps(data: str | Path | None, corpus: str | Path | None) -> tuple:
-    """What tells whether a file of these questions, or of what is searched for them, was changed."""
+    """The part of a cache's key that changes when the questions or the corpus do."""
     path = Path(data or "").expanduser()
     if not data or not path.exists():
         return ()
@@ -123,8 +119,7 @@ def stamps(data: str | Path | None, corpus: str | Path | None) -> tuple:
 
 @dataclass(frozen=True, slots=True)
 class _Asked:
-    """All questions of some files by the split that their files or rows name, None where they name none; and the contexts
-    that came with them."""
+    """The questions of some files by the split that files or rows name (None: they name none), and their contexts."""
 
     by_split: Mapping[str | None, tuple[Question, ...]]
     passages: tuple[Passage, ...]
@@ -134,8 +129,7 @@ class _Asked:
 
 
 def _files_of(path: Path) -> tuple[Path, ...]:
-    """The files of questions: the one that is named, or those of a folder. Where some names there say a split, the others
-    are passed over."""
+    """The file that is named, or those of a folder: only those whose names say a split, if any does."""
     if not path.exists():
         raise FileNotFoundError(f"data: there is no file or folder {path}")
     if path.is_file():
@@ -147,7 +141,7 @@ def _files_of(path: Path) -> tuple[Path, ...]:
     if not files:
         raise ValueError(f"{path}: there is no file of questions in it ({', '.join(FORMATS)})")
     words = list(map(_split_in_name, files))
-    # Of several held-out splits one is taken, and the others, which may have no answers, are not read.
+    # Other held-out splits may have no answers.
     held_out = next((word for word in HELD_OUT if word in words), None)
     files = [file for file, word in zip(files, words, strict=True) if word in (None, *TRAIN, held_out)]
     named = [file for file in files if _split_in_name(file)]
@@ -180,6 +174,8 @@ def _read(files: tuple[Path, ...], stamps: tuple) -> _Asked:
                 raise ValueError(f"{place}: 'split' is {own!r}, and the file's name says {group!r}")
             by_split.setdefault(own or group, []).append(question)
             passages.update((passage.id, passage) for passage in context)
+    if not by_split:
+        raise ValueError(f"{files[0]}: there is no question in it")
     if None in by_split and len(by_split) > 1:
         raise ValueError(f"{files[0]}: some rows have a 'split' and others have none: give it to all, or to none")
     return _Asked({split: tuple(questions) for split, questions in by_split.items()}, tuple(passages.values()))
@@ -190,30 +186,27 @@ def _questions(files: Iterable[Path]) -> Iterator[tuple[str, Question, str | Non
     seen: list[tuple[str, str | None]] = []
 
     def noted() -> Iterator[tuple[str, Mapping[str, Any]]]:
-        for is_table, (where, record) in ((f.suffix.lower() in _TABLES, r) for f in files for r in numbered_records(f)):
-            row = {str(key).strip().lower(): value for key, value in record.items() if not is_absent(value)}
-            try:
-                if is_table:
-                    row |= {name: from_cell(row[name]) for name in ANSWERS[:1] if name in row}
-                seen.append((where, split_of(row)))
-            except ValueError as error:
-                raise ValueError(f"{where}: {error}") from None
-            yield where, row
+        for file in files:
+            for where, record in numbered_records(file):
+                row = {str(key).strip().lower(): value for key, value in record.items() if not is_absent(value)}
+                try:
+                    if file.suffix.lower() in _TABLES and "answer" in row:
+                        row["answer"] = from_cell(row["answer"])
+                    seen.append((where, split_of(row)))
+                except ValueError as error:
+                    raise ValueError(f"{where}: {error}") from None
+                yield where, row
 
-    count = 0
     for question, context in parse_records(noted(), parse_row):
         if question is not None:
-            count += 1
             yield seen[-1][0], question, seen[-1][1], context
-    if not count:
-        raise ValueError(f"{next(iter(files))}: there is no question in it")
 
 
 # -- splits --------------------------------------------------------------------------------------------------------
 
 
 def _split(asked: _Asked, name: str, holdout: int, seed: int) -> tuple[dict[str, tuple[Question, ...]], str]:
-    """The questions of both splits, and where the line between them comes from, in words."""
+    """The questions of both splits, and what decided on them, in words."""
     train = tuple(chain.from_iterable(asked.by_split.get(word, ()) for word in TRAIN))
     word = next((word for word in HELD_OUT if word in asked.by_split), None)
     pool = train or asked.by_split.get(None, ())
@@ -233,8 +226,8 @@ def _split(asked: _Asked, name: str, holdout: int, seed: int) -> tuple[dict[str,
 
 
 def _draw(pool: Sequence[Question], holdout: int, seed: int) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
-    """One in ``holdout`` of the questions kept aside, at least one. Questions that differ in nothing but their spelling stay
-    on one side, and the order of a file does not matter."""
+    """Split off one in ``holdout`` of the questions, at least one. Questions that differ only in spelling stay on one side,
+    and the order of a file does not matter."""
     keys = sorted({_key(question) for question in pool})
     random.Random(f"split:{seed}").shuffle(keys)
     aside = set(keys[: max(len(keys) // holdout, 1)])
@@ -256,8 +249,7 @@ def _without(train: Sequence[Question], held_out: Sequence[Question], name: str)
 
 
 def _key(question: Question) -> str:
-    """A question for comparison: without case, white space and the punctuation of sentences. Signs that may mean something
-    stay, those of arithmetic and of C++, and points and commas in numbers."""
+    """A question for comparison: without case, white space and punctuation, but for signs of arithmetic, C++ and numbers."""
     text = unicodedata.normalize("NFKC", question.question).casefold()
     text = re.sub(r"(?<!\d)[.,:]|[.,:](?!\d)|(?<=[^\W\d])-(?=[^\W\d])|[`´]", " ", text)
     text = "".join(" " if unicodedata.category(c)[0] == "P" and c not in "+-*/%#.,:" else c for c in text)
@@ -281,8 +273,8 @@ def _say_what_it_is_good_for(name: str, train: int, held_out: int, said: str) ->
 
 
 def parse_row(row: Mapping[str, Any]) -> Parsed:
-    """The question of a row with its contexts: a row of docs/own_data.md, of FlashRAG or Search-R1, of HotpotQA,
-    2WikiMultihopQA or MuSiQue. Field names are in lower case, and nothing in it is absent.
+    """Read a row of docs/own_data.md, FlashRAG, Search-R1, HotpotQA, 2WikiMultihopQA or MuSiQue: its question and contexts.
+    Field names are in lower case, and no value is absent.
 
     Raises:
         ValueError: a field is missing or of a wrong type, by its name.
@@ -321,7 +313,7 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
 
 
 def _is_of_flashrag(row: Mapping[str, Any]) -> bool:
-    """Rows of FlashRAG and Search-R1 keep all but the answers in their metadata. A row of yours may have a field of that name."""
+    """Whether all but the answers is in the metadata. A row of yours may have a field of that name."""
     if not is_flashrag(row) or not {"metadata", "reward_model", "data_source"} & row.keys():
         return False
     known = metadata_of(row).keys() if isinstance(row.get("metadata"), Mapping) else set()
@@ -329,7 +321,7 @@ def _is_of_flashrag(row: Mapping[str, Any]) -> bool:
 
 
 def _annotations(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Question` that only the benchmarks have; with a warning, without what is something else."""
+    """The fields of a `Question` that only the benchmarks have. Warns of other things of these names."""
     found: dict[str, Any] = {}
     for name in _ANNOTATIONS:
         value = from_cell(row.get(name))
@@ -376,7 +368,7 @@ def _answers(row: Mapping[str, Any]) -> list[str]:
 
 
 def _contexts(row: Mapping[str, Any]) -> list[Passage]:
-    """The passages that stand in a row: texts, objects with title and text, or HotpotQA's and MuSiQue's pairs."""
+    """The passages in a row: texts, objects with title and text, or HotpotQA's and MuSiQue's pairs."""
     name = next((name for name in _CONTEXTS if name in row), None)
     if name is None:
         return []
@@ -425,10 +417,10 @@ def from_cell(value: object) -> object:
 
 
 def _written_list(text: str) -> list | None:
-    """The list that a cell of a table was written from, in Python or JSON: "['Friday', 'Fridays']"; None for other text.
+    """The list that a cell of a table was written from, in Python or JSON; None for other text.
 
     Raises:
-        ValueError: it is an array of numpy, without commas: its parts can't be told from one text.
+        ValueError: it is an array of numpy, without commas.
     """
     for read in (json.loads, ast.literal_eval) if text[:1] == "[" and text[-1:] == "]" else ():
         try:

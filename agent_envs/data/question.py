@@ -23,12 +23,9 @@ _DATA = re.compile(r'\s*\{[^\[\]{}]*"Data"\s*:\s*\[')
 class Question:
     """One question with its gold answer and, where the benchmark gives them, what supports it.
 
-    `supporting_titles` names the gold paragraphs: in MuSiQue one entry a paragraph, so a title may come twice.
-    `supporting_paragraphs` tells them by their text, as `paragraph_key` writes it, where a title is not enough: one for
-    each gold paragraph, or none at all where the texts are not known.
-    `supporting_facts` are HotpotQA's and 2WikiMultihopQA's (title, sentence index) pairs; `evidences`
-    2WikiMultihopQA's and PopQA's (subject, relation, object) triples; `decomposition` MuSiQue's single-hop questions
-    and answers. The benchmarks of open-domain questions and GSM8K have no support to name.
+    `supporting_titles` names the gold paragraphs; in MuSiQue a title may come twice. `supporting_paragraphs` has the
+    `paragraph_key` of each, or is empty. `supporting_facts` are HotpotQA's and 2WikiMultihopQA's (title, sentence index)
+    pairs; `evidences` (subject, relation, object) triples; `decomposition` MuSiQue's single-hop questions and answers.
     """
 
     id: str
@@ -49,8 +46,8 @@ class Question:
 
 
 def paragraph_key(text: str) -> str:
-    """What a paragraph is known by, 16 hexadecimal digits: a hash of its letters and digits, so that copies that differ
-    in white space, quotes, case or HTML entities are one."""
+    """A hash of a paragraph's letters and digits, 16 hexadecimal digits: copies may differ in white space, punctuation, case
+    and HTML entities."""
     letters = re.sub(r"\W+", "", html.unescape(text).casefold())
     return blake2b(letters.encode("utf-8", "surrogatepass"), digest_size=8).hexdigest()
 
@@ -58,14 +55,11 @@ def paragraph_key(text: str) -> str:
 def read_questions(path: str | Path) -> tuple[Question, ...]:
     """Read questions from a file whose rows have the fields of `Question`, lists for tuples.
 
-    The file is JSONL, or what else `agent_envs.data.records.numbered_records` reads. `id`, `question` and `answer` are
-    required; other fields may be absent or null; unknown ones are ignored. Without `supporting_titles` they are those of
-    `supporting_facts`. HTML entities ("&amp;") become characters, as they do in passages: a supporting title is the title
-    of a passage.
+    `id`, `question` and `answer` are required; other fields may be absent or null; unknown ones are ignored. Without
+    `supporting_titles` they are those of `supporting_facts`. HTML entities become characters, as they do in passages.
 
     Raises:
-        ValueError: a row is not such an object or has the id of another, naming file, line and field, or the file holds
-            no question.
+        ValueError: a row is no such object or has the id of another, by file, line and field, or there is no question.
     """
     questions: list[Question] = []
     places: dict[str, str] = {}
@@ -81,7 +75,7 @@ def read_questions(path: str | Path) -> tuple[Question, ...]:
 
 
 def note_id(id: str, place: str, places: dict[str, str]) -> None:
-    """Note where the question of this id stands. Scores, splits and reports know questions by their ids.
+    """Note where the question of this id stands.
 
     Raises:
         ValueError: a question noted before has the same id.
@@ -187,13 +181,13 @@ def _object(value: object) -> Mapping[str, Any]:
 
 
 def numbered_records(path: Path) -> Iterator[tuple[str, Record]]:
-    """Stream records, each with its place: `file:line`, or `file: record number` in JSON that is not one a line.
+    """Stream records, each with its place: `file:line`, or `file: record number`.
 
     The extension tells the format: `.jsonl`, `.parquet`, `.tsv` and `.csv` with a header; anything else is JSON, an array or
     objects in a row, or TriviaQA's object with the records in its array `Data`.
 
     Raises:
-        ValueError: the file breaks off, or a record is not an object, naming the place.
+        ValueError: the file breaks off, or a record is not an object, by its place.
     """
     read, label = _READERS.get(path.suffix.lower(), (_json_rows, ": record "))
     for number, record in read(path):
@@ -203,7 +197,7 @@ def numbered_records(path: Path) -> Iterator[tuple[str, Record]]:
 
 
 def first_record(path: Path, wanted: Callable[[Record], bool]) -> Record:
-    """The first record that is wanted, which tells what a file is; empty where there is none."""
+    """The first record that is wanted; empty where there is none."""
     return next((record for _, record in numbered_records(path) if wanted(record)), {})
 
 

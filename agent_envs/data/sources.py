@@ -20,10 +20,10 @@ SOURCES = ("auto", "local", "hub")
 
 @dataclass(frozen=True, slots=True)
 class Benchmark:
-    """A split of a benchmark with the corpus to search. Shared by all that load it, so nothing in it can be changed.
+    """A split of a benchmark with the corpus to search.
 
-    `source` says for reports where the data came from, such as "hub:hotpotqa/hotpot_qa@1908d6a" or
-    "local:data/hotpotqa.validation.jsonl", and in brackets what it lacks (see `agent_envs.data.local.find_faults`).
+    `source` says for reports where the data came from, such as "hub:hotpotqa/hotpot_qa@1908d6a", and in brackets what it
+    lacks (see `agent_envs.data.local.find_faults`).
     """
 
     name: str
@@ -36,7 +36,7 @@ class Benchmark:
 class DataUnavailable(LookupError):
     """No place has the benchmark; `tried` holds (place, reason) for each. Raised with `source="auto"` only.
 
-    The caller may then go on with a stand-in, and has to show `stand_in_warning(error)`.
+    A caller that continues with a stand-in must show `stand_in_warning(error)`.
     """
 
     def __init__(self, name: str, split: str, tried: tuple[tuple[str, str], ...]):
@@ -58,26 +58,26 @@ def load_benchmark(
 ) -> Benchmark:
     """Load a split of a benchmark from the first place that has it.
 
-    By name: "hotpotqa", "2wikimultihopqa" and "musique", whose questions come with paragraphs to search in; and
-    "bamboogle", "nq" (NQ-open), "triviaqa", "popqa" and "gsm8k", without. `split` is "train", which Bamboogle and PopQA
-    lack, or "validation", the split that papers report: test for Bamboogle, PopQA and GSM8K, dev for the others.
-
-    The places, in order: `data`, a folder (`<name>.<split>.jsonl` and `passages.jsonl`, or the official files, or
-    FlashRAG's folders, such as `nq/test.jsonl`, or Search-R1's `train.parquet` and `test.parquet`) or a file of
-    questions, which is taken as it is, whatever the split; the folder in `$AGENT_ENVS_DATA`; the cache,
-    `~/.cache/agent_envs` or `$AGENT_ENVS_CACHE`; the hub. `corpus`, the folder of a `passages.jsonl` or anything that
-    `retrieval_index.readers.read_passages` takes, replaces the passages of the questions. `questions_only` asks for none,
-    for a caller that searches an index or nothing. `source="local"` leaves out the hub, `source="hub"` the environment
-    variable. What was named must be there: nothing falls through a wrong path.
+    Args:
+        name: "hotpotqa", "2wikimultihopqa" or "musique", whose questions come with paragraphs to search in; "bamboogle",
+            "nq" (NQ-open), "triviaqa", "popqa" or "gsm8k", without.
+        split: "train", which Bamboogle and PopQA lack, or "validation", the split that papers report: test for Bamboogle,
+            PopQA and GSM8K, dev for the others.
+        data: a folder (`<name>.<split>.jsonl` and `passages.jsonl`, or the official files, or FlashRAG's folders, such as
+            `nq/test.jsonl`, or Search-R1's `train.parquet` and `test.parquet`) or a file of questions, whatever the split.
+            By default the folder `$AGENT_ENVS_DATA`, then the cache, `~/.cache/agent_envs` or `$AGENT_ENVS_CACHE`, then
+            the hub.
+        corpus: the folder of a `passages.jsonl` or anything that `retrieval_index.readers.read_passages` takes, instead of
+            the passages of the questions.
+        questions_only: load no passages.
+        source: "local" leaves out the hub, "hub" the environment variable.
 
     Warns where gold paragraphs or aliases are missing, and says so in `source`.
 
     Raises:
         DataUnavailable: with `source="auto"`, no place has it and neither `data` nor `corpus` was given.
-        FileNotFoundError: no place has it, otherwise; or `data`, `corpus` or `$AGENT_ENVS_DATA` is not there; or the
-            questions are, and no passages to search in.
-        ValueError: an unknown name, split or source, a split that the benchmark lacks, arguments that contradict each
-            other, or a file that cannot be read, by file, line and field.
+        FileNotFoundError: no place has it, otherwise; or `data`, `corpus`, `$AGENT_ENVS_DATA` or passages are not there.
+        ValueError: unknown or contradicting arguments, or a file that cannot be read, by file, line and field.
     """
     _check("name", name, tuple(CATALOG))
     _check("split", split, SPLITS)
@@ -110,7 +110,7 @@ def load_benchmark(
 
 
 def stand_in_warning(error: DataUnavailable) -> str:
-    """The text to warn with before a fictional stand-in is used in place of a benchmark."""
+    """The warning before a fictional stand-in is used instead of a benchmark."""
     entry = CATALOG[error.name]
     lacking = "" if entry.own_passages else f"{entry.title} has no passages of its own: name them, or an index, too.\n"
     return (
@@ -129,7 +129,7 @@ def stand_in_warning(error: DataUnavailable) -> str:
 def _places(
     name: str, split: str, data: str | Path | None, source: str
 ) -> Iterator[tuple[str, Callable[[], tuple[Path, str | None]]]]:
-    """The places to look into, in order: what each is called, and how to get its path and a download's origin."""
+    """The name of each place, in order, and the function that gives its path and a download's origin."""
     if data is not None:
         yield "data=", lambda: (Path(data).expanduser().resolve(), None)
         return

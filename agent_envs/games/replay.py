@@ -1,40 +1,28 @@
-"""Games of other libraries: choice of an instance, menus of actions, and copies rebuilt by replaying the actions."""
+"""Games of other libraries: menus of actions, and copies rebuilt by replaying the actions."""
 
 import re
 from collections.abc import Callable, Iterable
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any
 
 
-class Game(Protocol):
-    """Another library's game; the same actions after the same reset lead to the same place."""
-
-    def reset(self, instance: Any, /) -> None:
-        """Start the game of this instance, such as the path of its file or its number."""
-
-    def step(self, action: str, /) -> None:
-        """Do an action. Raises ValueError where it cannot be done."""
-
-
-G = TypeVar("G", bound=Game)
-
-
-class Replay(Generic[G]):
+class Replay:
     """A game that may not survive pickling, as most that run native code do not, together with what was done in it.
 
     A copy makes a game of its own and repeats the actions when `game` is first read.
 
     Args:
-        make: makes the game; it has to survive pickling itself, as a class does.
+        make: makes the game; it has to survive pickling itself, as a class does. A game has ``reset(instance)`` and
+            ``step(action)``, which raises ValueError for an action that cannot be done; equal actions lead to equal places.
     """
 
-    def __init__(self, make: Callable[[], G]):
+    def __init__(self, make: Callable[[], Any]):
         self.make = make
         self.instance: Any = None
         self.actions: list[str] = []
-        self._game: G | None = None
+        self._game: Any = None
 
     @property
-    def game(self) -> G:
+    def game(self) -> Any:
         """The game, made anew and brought to the same place in a copy."""
         if self._game is None:
             self._game = self.make()

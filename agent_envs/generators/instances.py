@@ -6,7 +6,7 @@ An instance belongs to one split by a digest of its text, so training and valida
 import random
 from collections.abc import Callable, Collection, Mapping
 from hashlib import blake2b
-from typing import Any, Protocol, TypeVar
+from typing import Any
 
 import numpy as np
 
@@ -14,20 +14,8 @@ SPLITS = ("train", "validation")
 INSTANCES = range(2**31)  # instance numbers
 
 
-class Instance(Protocol):
-    """Anything with a ``text`` that the agent reads first."""
-
-    @property
-    def text(self) -> str:
-        """The first observation."""
-        ...
-
-
-T = TypeVar("T", bound=Instance)
-
-
 class Redraw(Exception):
-    """The values drawn so far do not make an instance: it is drawn anew from the same generator of random numbers."""
+    """The values drawn so far do not make an instance. It is drawn anew from the same random generator."""
 
 
 def digest(text: str) -> str:
@@ -40,8 +28,8 @@ def split_of(key: str) -> str:
     return SPLITS[int(digest(key), 16) % 2]
 
 
-def draw(make: Callable[[random.Random], T], split: str, key: str) -> T:
-    """The instance that ``key`` names: the first of its sequence that falls into ``split``."""
+def draw(make: Callable[[random.Random], Any], split: str, key: str) -> Any:
+    """The instance that ``key`` names: the first of its sequence whose ``text`` falls into ``split``."""
     rng = random.Random(key)
     while True:
         instance = make(rng)
@@ -85,12 +73,8 @@ def choose_instance(
 
 
 def make_noise_rng(instance: int, options: Mapping[str, Any]) -> random.Random:
-    """What decides the random outcomes of an instance, such as the payoff of an arm: its seed and the reset option
-    ``noise_seed``, 0 by default.
-
-    A group of attempts at one instance shares a seed. With equal noise seeds the random outcomes are the same for all of
-    them, and an arm that pays a quarter of the time loses three groups in four as a whole; with different ones each
-    attempt draws its own.
+    """The generator of an instance's random outcomes, such as the payoff of an arm: its seed and the reset option
+    ``noise_seed`` (0). Attempts at one instance need different noise seeds, or chance decides for all of them at once.
 
     Raises:
         ValueError: another option, or a value that is no whole number.

@@ -60,14 +60,14 @@ def make_mixed_world(entities: int, seed: int, split: str) -> MixedWorld:
 
 
 def _avoid_hundreds(values: np.ndarray) -> np.ndarray:
-    """Articles hold years, days, lengths below 1,000 and inhabitants in hundreds, so no number here can be found there."""
+    """Keep numbers of the tables out of articles, which hold years, days, lengths below 1,000 and inhabitants in hundreds."""
     return values + (values % 100 == 0)
 
 
 @dataclass(frozen=True, slots=True)
 class MixedQuestion:
-    """``kind`` names the tools that it takes, ``calls`` use them; the needs are what the tools have to bring up on the
-    way: ``titles`` of articles, ``cells`` of query results, ``values`` of calculations."""
+    """``kind`` names the tools that it takes, ``calls`` use them. The tools must show ``titles`` of articles, ``cells`` of
+    query results and ``values`` of calculations."""
 
     text: str
     answer: str
@@ -79,10 +79,7 @@ class MixedQuestion:
 
 
 class Asker:
-    """Draws facts of a world at random, and records the calls that look them up.
-
-    Methods raise `Redraw` where the facts allow no question.
-    """
+    """Draws facts of a world, and records the calls that look them up. Raises `Redraw` where they allow no question."""
 
     def __init__(self, mixed: MixedWorld, rng: random.Random, kind: str):
         self.mixed, self.world, self.rng, self.kind = mixed, mixed.world, rng, kind
@@ -109,11 +106,7 @@ class Asker:
         return self.world.value(RELATION["town", "population"], town)
 
     def look_up(self, title: str) -> None:
-        """Search for the article of this title.
-
-        Raises:
-            Redraw: it was looked up before.
-        """
+        """Search for the article of this title, which was not looked up before."""
         if title in self.titles:
             raise Redraw
         self.titles.append(title)

@@ -1,8 +1,7 @@
 """Word problems of several steps, each with the calculation that solves it.
 
-A story tells what happened in sentences and works out the numbers on the way: exactly ``tale.length`` steps, from 2 to 6,
-and the question last. Numbers are drawn until every intermediate value is positive and has at most two decimals (or is
-whole, where the story counts things).
+A story tells exactly ``tale.length`` steps, 2 to 6, and the question last. Numbers are drawn until every intermediate value
+is positive and has at most two decimals, or is whole, where the story counts things.
 """
 
 import itertools
@@ -508,10 +507,7 @@ class Problem:
 
 
 def make_problem(rng: random.Random, difficulty: str = "normal") -> Problem:
-    """A random word problem: two steps when easy, three or four when normal, five or six when hard.
-
-    Normal and hard ones may hold sentences with numbers that have nothing to do with the question.
-    """
+    """A random word problem, of `STEPS` steps and with `DISTRACTORS` sentences beside the point."""
     length = rng.randint(*STEPS[difficulty])
     kind = rng.choice(tuple(STORIES))
     while True:

@@ -67,33 +67,26 @@ def walkthrough(env: "ALFWorldEnv", rng: random.Random) -> Script:
 class ALFWorldEnv(ToolEnv):
     """Do a household task by giving commands in a world of words.
 
-    The agent reads where it is, what its task is, and which commands can be given now, such as ``go to fridge 1``. Each
-    turn it gives one of them and reads what came of it; any other does nothing. With ``max_calls=n`` it may give up to n
-    in a turn. The episode terminates when the task is done, or cannot be done any more, and earns 1 if it is done.
+    The agent reads where it is, its task, and the commands that can be given, such as ``go to fridge 1``. Other commands
+    never reach the game. The episode terminates when the task is done (reward 1) or can no longer be done.
 
-    ALFWorld (Shridhar et al., arXiv 2010.03768) in its text form: its games, its train, valid_seen and valid_unseen
-    folders, success as published. The games are TextWorld's (arXiv 1806.11532), and with ``games`` any game that
-    TextWorld makes is played the same way. Commands that are not listed never reach the game, so the ``undo`` or
-    ``save`` of an interpreter is out of reach. A game file holds expressions that TextWorld evaluates: play only files
-    that you trust.
+    ALFWorld (Shridhar et al., arXiv 2010.03768) in its text form, or any game that TextWorld (arXiv 1806.11532) makes.
+    A game file holds expressions that TextWorld evaluates: run only files that you trust.
 
     Needs ``pip install alfworld`` and, once, ``alfworld-download``; for ``.z8`` games only ``pip install textworld``.
 
     Args:
         split: ``"train"``; ``"validation"`` or ``"eval_in_distribution"`` (valid_seen: rooms known from training);
-            ``"eval_out_of_distribution"`` (valid_unseen: new rooms). For ``games``: ``"train"`` or ``"validation"``, as a
-            digest of the game decides, or ``"all"``.
-        data: ALFWorld's data folder, the one with ``json_2.1.1`` in it; by default ``$ALFWORLD_DATA``, or
-            ``~/.cache/alfworld``.
-        games: instead, a folder of TextWorld games, or a list of files: ``.z8``, each with its ``.json`` beside it, or
-            ``.tw-pddl``.
+            ``"eval_out_of_distribution"`` (valid_unseen: new rooms). For ``games``: ``"train"`` or ``"validation"``, by a
+            digest of the game, or ``"all"``.
+        data: ALFWorld's data folder, with ``json_2.1.1`` in it; by default ``$ALFWORLD_DATA`` or ``~/.cache/alfworld``.
+        games: instead, a folder of TextWorld games, or a list of files: ``.z8`` with ``.json`` beside it, or ``.tw-pddl``.
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``instance`` (the game's number) and ``game`` (its name, which for
-    ALFWorld begins with the kind of task). Every step adds the metrics ``won``, ``lost``, ``score`` (points over the most
-    that there are) and ``success``. ``reset(options={"instance": n})`` picks a game; they are in alphabetical order, and
-    ``env.files`` lists them.
+    ``info`` at reset names ``source``, ``split``, ``instance`` (its place in ``env.files``) and ``game``. Every step adds
+    the metrics ``won``, ``lost``, ``score`` (points over the maximum) and ``success``. ``reset(options={"instance": n})``
+    picks a game.
 
     Raises:
         ImportError: a package is missing.

@@ -38,8 +38,7 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
-    """Serves what takes no more than reading the request: cancellations and new addresses of orders named by number. What
-    the shop refuses goes to a colleague."""
+    """Serves cancellations and new addresses of orders named by number. What the shop refuses goes to a colleague."""
     message = env.first_observation
     yield _look_up(message)
     for wish in re.split(r"(?<=[.!]) ", message):
@@ -72,20 +71,16 @@ def oracle(env: "APIEnv", rng: random.Random) -> Script:
 class APIEnv(ToolEnv):
     """Serve a customer of a shop through its functions, and obey its policy.
 
-    The policy is part of the instructions; the customer's message is the first observation and says everything there is
-    to know, since there is nobody to ask. It holds one to three wishes, each of one of 18 kinds: cancel, change, exchange,
-    return, order anew, or something that the policy forbids, which has to be handed to a colleague with the right reason
-    and must not be done, though the functions often would. What moves money has to be confirmed in a second call. The
-    agent ends the episode with an answer; its words do not count. In the manner of τ-bench (Yao et al., arXiv 2406.12045)
-    and BFCL's stateful functions, without a simulated user.
+    The policy is part of the instructions. The customer's message holds one to three wishes of 18 kinds: cancel, change,
+    exchange, return, order anew, or something that the policy forbids, which must be handed to a colleague with the right
+    reason. What moves money must be confirmed in a second call. The agent ends the episode with an answer, whose words do
+    not count. Modelled on τ-bench (Yao et al., arXiv 2406.12045) and BFCL's stateful functions, without a simulated user.
 
-    Success: when the agent answers, the shop's state is the one that the right calls lead to, and every call on the way kept
-    to the policy: the customer was found before any other call was carried out, no record of anybody else was written to,
-    and no value that the request leaves as it is was changed, not even to be put back. A wrong value where a right one
-    belongs can be made good.
+    Success: at the answer, the shop's state is the one that the right calls lead to, and no call broke the policy: the
+    customer was found before any other call, no record of anybody else was written to, and no value that the request
+    leaves alone was changed, not even to be put back. A wrong value in the right place can be corrected.
 
-    Requests are generated, each with a shop of its own, so there are millions. A digest of the message decides on the
-    split. A sequence of calls that serves the request is known for each.
+    Requests are generated, each with a shop of its own. A digest of the message decides on the split.
 
     Args:
         split: ``"train"`` or ``"validation"``.
@@ -95,9 +90,8 @@ class APIEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     ``info`` at reset names ``source``, ``split``, ``instance`` and ``kinds`` (of wishes). Every step has ``progress``, the
-    potential: the share of the values to change that are as they should be; ``wrong_writes``: how many records
-    (products, customers, orders, transfers) hold a value that nobody asked for, or were written to against the policy;
-    and ``broken_rules``: what was against the policy, in words. The last one adds ``success``.
+    potential: the share of the values to change that are right; ``wrong_writes``: the number of records with a value that
+    nobody asked for, or written to against the policy; and ``broken_rules``, in words. The last one adds ``success``.
 
     ``reset(options={"instance": n})`` picks an instance by number.
     """

@@ -25,7 +25,7 @@ def pull_any(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def pull_first(env: ToolEnv, rng: random.Random) -> Script:
-    """The arm that is named first: as good as chance, and no agent that reads words should do worse."""
+    """The arm that is named first: as good as chance."""
     yield Turn(answer=_read(env)[0])
 
 
@@ -37,24 +37,22 @@ def pull_risky(env: "BanditEnv", rng: random.Random) -> Script:
 class BanditEnv(ToolEnv):
     """Pull one of two arms, by name, once.
 
-    One arm always pays 0.1. The other pays 1 with probability 0.25 and nothing else, 0.25 on average. Which is which, the
-    agent can only guess from what the two names stand for: the more daring of them is the arm that takes the risk.
+    One arm always pays 0.1. The other, the more daring of the two names, pays 1 with probability 0.25, else nothing.
 
-    After RAGEN (arXiv 2504.20073), whose pairs have one fixed risky name each and are listed by hand. Here names come in
-    families ordered from prudent to daring (Tortoise, Ox, Wolf, Dragon), and any two of a family make a pair, so that the
-    same word is the risky arm against one partner and the safe one against another. Which arm is named first is random.
+    After RAGEN (arXiv 2504.20073). Unlike there, names come in families ordered from prudent to daring (Tortoise, Ox,
+    Wolf, Dragon), and any two of a family make a pair: a word is risky against one partner and safe against another.
 
     Args:
         split: ``"train"`` or ``"validation"``. The two have no word in common.
-        max_turns: attempts; more than 1 forgives turns that cannot be read. The last one ends the game either way.
+        max_turns: attempts; more than 1 forgives malformed turns. The last one ends the game either way.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split`` and ``arms``. The step adds the metrics ``payoff`` (what the arm paid),
-    ``expected`` (what it pays on average) and ``success`` (1 for the risky arm), and ``arm``, the one that was pulled,
-    empty where the answer is neither. The reward is the payoff; the preset ``"expected"`` pays the average in its place.
+    ``info`` at reset names ``source``, ``split`` and ``arms``. The step adds the metrics ``payoff``, ``expected`` (the mean
+    payoff of the arm) and ``success`` (1 for the risky arm), and ``arm``, empty where the answer is neither. The reward is
+    the payoff; with the preset ``"expected"``, the mean payoff.
 
-    ``reset(seed=s, options={"noise_seed": i})`` gives the same arms for every i, and other payoffs. Attempts that are compared
-    with one another should have different noise seeds: else the risky arm fails for three groups in four as a whole.
+    ``reset(seed=s, options={"noise_seed": i})`` gives the same arms for every i, and other payoffs. Give attempts that are
+    compared with one another different noise seeds.
     """
 
     REWARD = Reward(payoff=(1.0, Metric("payoff")))

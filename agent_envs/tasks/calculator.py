@@ -79,28 +79,26 @@ def oracle(env: "CalculatorEnv", rng: random.Random) -> Script:
 class CalculatorEnv(ToolEnv):
     """Solve a word problem of several steps with the help of a calculator.
 
-    The agent reads the problem and calls ``calculate``, which is exact. The episode terminates with an answer. It is
-    right if it is the number, however that is written ($, commas between thousands and trailing zeros do not matter); it
-    must be exact, and nothing but a number.
+    The agent calls ``calculate``, which is exact. The episode terminates with an answer, which must be the exact number
+    alone; $, commas between thousands and trailing zeros do not matter.
 
-    Problems are generated: 12 kinds of stories (shopping, journeys, tanks, wages, …) told in 2 to 6 steps with whole
-    numbers, decimals, percentages and units, and with numbers that are beside the point. A digest of the text decides
-    which split a problem belongs to. With ``source="gsm8k"`` they are those of GSM8K (Cobbe et al., arXiv 2110.14168).
+    Problems are generated: 12 kinds of stories (shopping, journeys, tanks, wages, …) of 2 to 6 steps, with numbers that
+    are beside the point. A digest of the text decides on the split. With ``source="gsm8k"`` they are those of GSM8K
+    (Cobbe et al., arXiv 2110.14168).
 
     Args:
         source: ``"generated"`` or ``"gsm8k"``.
         split: ``"train"`` or ``"validation"``; for GSM8K the latter is its test split.
-        difficulty: of generated problems: ``"easy"`` (2 steps), ``"normal"`` (3 or 4, sometimes with a number beside the
-            point) or ``"hard"`` (5 or 6, always with one or two of these).
+        difficulty: of generated problems: ``"easy"`` (2 steps), ``"normal"`` (3 or 4) or ``"hard"`` (5 or 6).
         data: folder or file with GSM8K, see `agent_envs.data.load_benchmark`.
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
     ``info`` at reset names ``source``, ``split``, ``instance`` and ``kind``. Every step has ``progress``, the potential:
-    how far down the gold calculation the last value lies that the agent has computed, as a share of its steps (for
-    GSM8K, 1 once the agent has computed the gold answer). The last one adds ``success``, ``prediction`` and ``gold``.
+    the furthest step of the gold calculation whose value the agent has computed, as a share of the steps (for GSM8K, 1
+    once it has computed the answer). The last one adds ``success``, ``prediction`` and ``gold``.
 
-    ``reset(options={"instance": n})`` picks an instance by number. GSM8K's are ``questions``, which evaluations run once each.
+    ``reset(options={"instance": n})`` picks an instance by number, ``{"question": n}`` one of GSM8K's ``questions``.
 
     Raises:
         LookupError, FileNotFoundError: GSM8K is asked for and is nowhere to be had.

@@ -42,19 +42,15 @@ class FrozenLakeEnv(ToolEnv):
     """Walk to the goal over a frozen lake with holes in it.
 
     The agent sees the lake and how many actions are left. Each turn it makes one or more actions, Left, Down, Right or
-    Up, and sees where they lead. On slippery ice an action goes where it says with probability 1/3, and to either side
-    of that with 1/3 each; who plans several actions in a turn plans blindly. The episode terminates at the goal or in a
-    hole, and is truncated when the actions or the turns are used up.
+    Up. On slippery ice an action goes where it says with probability 1/3, and to either side of that with 1/3 each. The
+    episode terminates at the goal or in a hole, and is truncated when the actions or the turns are used up.
 
-    Ice, holes and transitions are those of Gymnasium's ``FrozenLake-v1``. After RAGEN (arXiv 2504.20073): start and goal
-    on any two cells, its symbols, with a space between cells so that each is a token of its own, its budget of 10
-    actions, and its rewards: 1 at the goal, and -0.1 for a turn that cannot be read. Unlike there, the goal is never more
-    than 10 moves away, and a turn with an unknown action, with more actions than a turn may hold or than are left, is an
-    error that the agent reads and nothing of it is done.
+    Ice, holes and transitions are those of Gymnasium's ``FrozenLake-v1``. After RAGEN (arXiv 2504.20073): its symbols,
+    start and goal on any two cells, 10 actions, reward 1 at the goal and -0.1 for a malformed turn. Unlike there, the goal
+    can be reached within the budget, and a turn with too many or unknown actions does nothing.
 
     Args:
-        split: ``"train"`` or ``"validation"``; a digest of the map up to rotation and reflection decides, so that no lake
-            is in both.
+        split: ``"train"`` or ``"validation"``, by a digest of the map up to rotation and reflection.
         size: rows and columns; 3 to 8.
         frozen: how likely a cell is ice and not a hole; 0.5 to 0.95.
         slippery: False for ice that always goes where the action says.

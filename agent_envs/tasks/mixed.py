@@ -44,8 +44,7 @@ _SAID = {
 
 
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
-    """Where the question describes a town or company, searches for it; where it has a year, asks the tables for that year;
-    never calculates."""
+    """Searches for the town or company that the question describes, asks the tables for its year, and never calculates."""
     question = env.first_observation
     described = re.search(rf"({'|'.join(_SAID)}) of ({_NAME})", question)
     found, subject = "", (re.findall(_NAME, question[3:]) or ["x"])[-1]
@@ -74,14 +73,11 @@ class MixedEnv(ToolEnv):
     """Answer a question with a search engine, a database and a calculator, of which it takes one, two or all.
 
     Articles (``search``) say who was born where and how many inhabitants a town has; two tables (``query``) have the
-    visitors of every town and the accounts of every company, year by year; ``calculate`` is exact. Nothing is in both
-    places, so the agent must know what to ask where, and in which order: "By how many thousands of dollars did the
-    yearly revenue of the publisher of The Silent River rise from 2015 to 2018?" The episode terminates with an answer, a
-    number or a name.
+    visitors of towns and the accounts of companies by year; ``calculate`` is exact. No fact is in both places: "By how many
+    thousands of dollars did the yearly revenue of the publisher of The Silent River rise from 2015 to 2018?" The episode
+    terminates with an answer, a number or a name.
 
-    Questions are generated over a fictional MiniWiki world; one of 1,000 articles has about a thousand that take a search
-    alone, and hundreds of thousands in all. The worlds of the two splits share no name, and a digest of the question
-    decides on top.
+    Questions are generated over a fictional MiniWiki world. The worlds of the two splits share no name.
 
     Args:
         split: ``"train"`` or ``"validation"``.
@@ -94,8 +90,8 @@ class MixedEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     ``info`` at reset names ``source``, ``split``, ``instance`` and ``kind``. Every step has ``progress``, the potential:
-    the share of what the question takes (articles found, cells selected, values computed) that the tools have brought up
-    so far. The last step adds ``success``, ``prediction`` and ``gold``.
+    the share of the articles, cells and values that the question takes which the tools have shown. The last step adds
+    ``success``, ``prediction`` and ``gold``.
 
     ``reset(options={"instance": n})`` picks an instance by number.
     """

@@ -30,21 +30,34 @@ def _interleave(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return [(id, i) for _, id, i in sorted(places)]
 
 
+def _weight_and_arguments(id: str, asked: Any) -> tuple[float, Mapping[str, Any]]:
+    rest = dict(asked) if isinstance(asked, Mapping) else {"weight": asked}
+    weight, own = rest.pop("weight", 1.0), rest.pop("kwargs", {})
+    number = isinstance(weight, int | float) and not isinstance(weight, bool)
+    if rest or not number or not 0 < weight < float("inf") or not isinstance(own, Mapping):
+        raise ValueError(f"{id}: give a weight above 0, or {{'weight': …, 'kwargs': {{…}}}}, got {asked!r}")
+    return float(weight), own
+
+
+def _of_current(name: str) -> Any:
+    """A property that is read off the task at hand. Its setter only serves the constructor of `ToolEnv`."""
+    return property(lambda self: getattr(self.current, name), lambda self, value: None)
+
+
 class MixtureEnv(ToolEnv):
     """Each episode is one of several tasks, drawn by weight.
 
-    The agent sees, may do and earns what it would in that task: its own tools, format, budgets and reward. ``info``
-    names it in ``task`` and gives its measure as ``score`` at the end, and ``env.statistics`` keeps count of what was
-    played, task by task, over the life of the environment.
+    Tools, format, budgets and reward are those of the task. ``info`` names it in ``task`` and gives its primary metric as
+    ``score`` at the end; ``env.statistics`` counts episodes and scores by task.
 
     Args:
         tasks: registered ids with their weights, such as ``{"AgentR1/MiniWiki-Easy-v0": 2, "AgentR1/Bandit-v0": 1}``; for a
-            task with arguments of its own, in place of the weight ``{"weight": 1, "kwargs": {"max_turns": 3}}``.
+            task with arguments of its own, ``{"weight": 1, "kwargs": {"max_turns": 3}}`` instead of the weight.
         kwargs: arguments for all of the tasks, such as ``split`` or ``format``.
 
-    ``reset(options={"task": id})`` picks the task; other options are passed on to it. Where every task has a list of
-    questions, the mixture has one too, all of theirs, each once whatever the weights: ``{"question": i}`` without a task
-    is number ``i`` of it. Any beginning of the list has the tasks in the shares of the whole.
+    ``reset(options={"task": id})`` picks the task; other options are passed on to it. If every task has a list of
+    questions, the mixture has all of them, each once whatever the weights, the tasks spread evenly: ``{"question": i}``
+    without a task is number ``i``.
     """
 
     PRIMARY_METRIC = "score"
@@ -57,19 +70,7 @@ class MixtureEnv(ToolEnv):
         if tasks is not None and not isinstance(tasks, Mapping):
             raise ValueError(f"tasks must be ids with their weights, such as {json.dumps(_DEFAULT)}, got {tasks!r}")
         for id, asked in (_DEFAULT if tasks is None else tasks).items():
-            asked = dict(asked) if isinstance(asked, Mapping) else {"weight": asked}
-            weight, own = asked.pop("weight", 1.0), asked.pop("kwargs", {})
-            if not isinstance(own, Mapping):
-                raise ValueError(f"{id}: kwargs must be arguments by name, got {own!r}")
-            if (
-                asked
-                or isinstance(weight, bool)
-                or not isinstance(weight, int | float)
-                or not 0 < weight < float("inf")
-            ):
-                raise ValueError(
-                    f"{id}: give a weight above 0, or {{'weight': …, 'kwargs': {{…}}}}, got {asked or weight!r}"
-                )
+            weight, own = _weight_and_arguments(id, asked)
             arguments, spec = {**kwargs, **own, "render_mode": render_mode}, find_spec(id)
             split = arguments.pop("split", None) if lacks_split(spec) else None
             task = make_registered(spec, **arguments).unwrapped
@@ -77,7 +78,7 @@ class MixtureEnv(ToolEnv):
                 raise ValueError(f"{id} is no environment of this kind")
             if split is not None:
                 task.hold_out(split)
-            self.weights[id], self.tasks[id] = float(weight), task
+            self.weights[id], self.tasks[id] = weight, task
         if not self.tasks:
             raise ValueError("a mixture needs at least one task")
         self.current = next(iter(self.tasks.values()))
@@ -93,20 +94,13 @@ class MixtureEnv(ToolEnv):
             self.questions = tuple(replace(question, id=f"{id}: {question.id}") for id, question in asked)
         self._played = {id: [0, 0.0, 0.0] for id in self.tasks}  # episodes, sum of returns, sum of scores
 
-    # What others read off an environment is that of the task at hand. The setters only serve the constructor of ToolEnv.
-    tools = property(lambda self: self.current.tools, lambda self, value: None)
-    format = property(lambda self: self.current.format, lambda self, value: None)
-    reward = property(lambda self: self.current.reward, lambda self, value: None)
-    history = property(lambda self: self.current.history, lambda self, value: None)
-    first_observation = property(lambda self: self.current.first_observation, lambda self, value: None)
-    answers = property(lambda self: self.current.answers, lambda self, value: None)
-    instructions = property(lambda self: self.current.instructions, lambda self, value: None)
-    max_calls = property(lambda self: self.current.max_calls, lambda self, value: None)
-    max_total_calls = property(lambda self: self.current.max_total_calls, lambda self, value: None)
-    max_tokens = property(lambda self: self.current.max_tokens, lambda self, value: None)
-    feedback = property(lambda self: self.current.feedback, lambda self, value: None)
-    results = property(lambda self: self.current.results, lambda self, value: None)
+    tools, format, reward, history, results = map(_of_current, ("tools", "format", "reward", "history", "results"))
+    answers, instructions, feedback = map(_of_current, ("answers", "instructions", "feedback"))
+    max_calls, max_total_calls, max_tokens = map(_of_current, ("max_calls", "max_total_calls", "max_tokens"))
+    first_observation, _running = map(_of_current, ("first_observation", "_running"))
     fits = property(lambda self: self.current.fits, lambda self, value: setattr(self.current, "fits", value))
+    # Of the task that has the most: which comes next is not known.
+    max_turns = property(lambda self: max(task.max_turns for task in self.tasks.values()), lambda self, value: None)
     # One that rewrites is enough: an episode of it is not one sequence.
     context = property(
         lambda self: next((task.context for task in self.tasks.values() if task.context is not None), None),
@@ -114,22 +108,12 @@ class MixtureEnv(ToolEnv):
     )
 
     @property
-    def max_turns(self) -> int:
-        """Of the task that has the most: which comes next is not known."""
-        return max(task.max_turns for task in self.tasks.values())
-
-    @max_turns.setter
-    def max_turns(self, value: int) -> None:
-        pass
-
-    @property
     def formats(self) -> tuple[Format, ...]:
-        """The formats of all tasks."""
         return tuple(format for task in self.tasks.values() for format in task.formats)
 
     @property
     def count_tokens(self) -> Callable[[str], int] | None:
-        """What counts tokens, of the task at hand; setting it sets that of all tasks."""
+        """The function that counts tokens; setting it sets that of all tasks."""
         return self.current.count_tokens
 
     @count_tokens.setter
@@ -150,9 +134,8 @@ class MixtureEnv(ToolEnv):
         options = dict(options or {})
         id, inner = options.pop("task", None), int(self.np_random.integers(2**31))
         if id is None and self.questions is not None and options.get("question") is not None:
-            number = choose_instance(
-                self.np_random, {"question": options["question"]}, range(len(self.questions)), "question"
-            )
+            asked = {"question": options["question"]}
+            number = choose_instance(self.np_random, asked, range(len(self.questions)), "question")
             id, options["question"] = self._places[number]
         if id is None:
             shares = list(self.weights.values())
@@ -212,14 +195,6 @@ class MixtureEnv(ToolEnv):
     def close(self) -> None:
         for task in self.tasks.values():
             task.close()
-
-    @property
-    def _running(self) -> bool:
-        return self.current._running
-
-    @_running.setter
-    def _running(self, value: bool) -> None:
-        pass
 
 
 make_vector = vector_entry_point(MixtureEnv)

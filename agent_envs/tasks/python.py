@@ -21,7 +21,7 @@ from agent_envs.vector import vector_entry_point
 
 @dataclass(frozen=True)
 class PythonTool:
-    """Runs programs in `agent_envs.sandbox`, those of a whole batch side by side. Nothing is kept between two runs.
+    """Runs programs in `agent_envs.sandbox`, those of a batch side by side.
 
     Args:
         backend: of the sandbox.
@@ -48,15 +48,15 @@ class PythonTool:
 
     @property
     def batch_key(self) -> tuple:
-        """Equal for tools that run programs in the same way, so that those of a vector of environments are one batch."""
+        """Equal for tools whose programs can run in one batch."""
         return "python", self.backend, self.timeout, self.memory_mb, self.max_output
 
     def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        """One program; see `execute_batch`."""
+        """Run one program; see `execute_batch`."""
         return self.execute_batch([arguments])[0]
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """The programs side by side; a result is what one printed, and ``ok`` where it exited with 0."""
+        """Run programs side by side. A result is what one printed, and ``ok`` where it exited with 0."""
         limits: dict[str, Any] = {"timeout": self.timeout, "memory_mb": self.memory_mb, "max_output": self.max_output}
         codes = [one["code"] for one in arguments]
         runs = sandbox.run_batch([code for code in codes if len(code) <= MAX_CODE], backend=self.backend, **limits)
@@ -128,16 +128,12 @@ def oracle(env: "PythonEnv", rng: random.Random) -> Script:
 class PythonEnv(ToolEnv):
     """Answer a question by writing and running a program.
 
-    The agent reads a question that is answered by computing (about numbers, dates, sequences, texts, a table, a map, a
-    graph, a cellular automaton, …), runs programs with ``python`` and reads what they print. Every call is a process of
-    its own in `agent_envs.sandbox`: nothing is kept from one to the next. A program that fails, or runs out of time, is
-    the agent's mistake. The episode terminates with an answer, a number, a word or a date.
+    The agent runs programs with ``python`` and reads what they print. Every call is a process of its own in
+    `agent_envs.sandbox`, and nothing is kept between calls. The episode terminates with an answer, a number, a word or a
+    date.
 
-    Fifteen kinds of puzzles are generated, millions of instances. Gold answers come from code of our own, which never
-    runs in the sandbox. A digest of the question decides on the split.
-
-    Where there is no isolation, the environment can be made, and `reset` raises the sandbox's `SandboxError`, which says
-    what is missing; ``sandbox="unsafe"`` does without (see docs/sandbox.md).
+    Fifteen kinds of puzzles are generated (numbers, dates, texts, a table, a graph, …). A digest of the question decides
+    on the split. Without isolation, `reset` raises `SandboxError`; ``sandbox="unsafe"`` does without (docs/sandbox.md).
 
     Args:
         split: ``"train"`` or ``"validation"``.
@@ -149,8 +145,7 @@ class PythonEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     ``info`` at reset names ``source``, ``split``, ``instance`` and ``kind``. Every step has ``progress``, the potential: 1
-    once the last line that a program printed has been the gold answer, else 0. The last step adds ``success``,
-    ``prediction`` and ``gold``.
+    once the last line of an output has been the gold answer. The last step adds ``success``, ``prediction`` and ``gold``.
 
     ``reset(options={"instance": n})`` picks an instance by number.
     """

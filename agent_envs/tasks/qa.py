@@ -39,10 +39,7 @@ _HALF_FORMED = AtLeast(ThoughtfulFormat(), 0.5)
 
 
 class QAEnv(ToolEnv):
-    """Answer a question with the help of a search tool.
-
-    The agent sees the question, then the passages that its searches return. The episode terminates with a submitted
-    answer and is truncated after ``max_turns`` turns.
+    """Answer a question with the help of a search tool. The episode terminates with an answer.
 
     Args:
         benchmark: a name of `agent_envs.tasks.qa_data.BENCHMARKS`; "own" for questions of your own, given with ``data`` and
@@ -51,22 +48,19 @@ class QAEnv(ToolEnv):
         k: passages per search.
         max_turns: turns before truncation.
         max_chars: characters of each passage that a search shows; a longer one is cut at a sentence or word, and marked.
-        passage_tokens: tokens of each passage that a search shows, counted by ``tokenizer``, on top of ``max_chars``.
+        passage_tokens: tokens of each passage that a search shows, counted by ``tokenizer``, besides ``max_chars``.
         read: whether there is a second tool, ``read``, that opens an article in full by its title.
-        judge: asks a language model whether the answer is right, for the reward term ``judge``: see
-            `agent_envs.judge.Judge`. Off by default.
+        judge: arguments of `agent_envs.judge.Judge`, for the reward term ``judge``. Off by default.
         instructions: the task in a sentence or two, in your words.
         source_arguments: where the data comes from, and ``holdout``, see `agent_envs.tasks.qa_data.load`; for MiniWiki, what
             world. The rest are the arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source`` (a stand-in can never pass for the real benchmark), ``question_id``, ``type`` and
-    ``instructions`` (the system prompt). Every step has ``reward_terms``, ``valid``, ``turns``, ``calls`` and
+    ``info`` at reset names ``source``, ``question_id``, ``type`` and ``instructions`` (the system prompt). Every step has
     ``support_recall`` (share of gold passages found so far; `evidence` says what counts); the last one also ``em``,
-    ``f1``, ``substring_em`` and ``mentioned`` (a gold answer stands in the answer, or anywhere in the turn: to report, not to
-    reward), ``support_f1`` and ``joint_f1`` of the passages that searches
-    brought up, ``prediction``, ``golds`` and ``kind`` (`name_kind`).
+    ``f1``, ``substring_em`` and ``mentioned`` (a gold answer stands in the answer, or anywhere in the turn: to report, not
+    to reward), ``support_f1`` and ``joint_f1`` of the passages shown, ``prediction``, ``golds`` and ``kind``.
 
-    ``reset(options={"question": i})`` picks question number ``i`` in place of a random one.
+    ``reset(options={"question": i})`` picks question number ``i``.
     """
 
     REWARD = Reward(
@@ -147,7 +141,7 @@ class QAEnv(ToolEnv):
         return self.question.question, info
 
     def anchor(self) -> tuple[str, ...]:
-        """The gold passages found so far, and with them the hop: attempts that have found the same can go on the same ways."""
+        """The gold passages found so far, and with them the hop."""
         return tuple(sorted(self._found))
 
     def describe_source(self) -> str:
@@ -168,19 +162,17 @@ class QAEnv(ToolEnv):
         return [key in self._found for key in self.question.supporting_paragraphs or titles]
 
     def evidence(self, passage: Passage) -> str:
-        """What a passage counts as: itself, by its text, where the question knows its gold paragraphs; where it knows
-        titles alone, any passage under a gold title counts for it, once."""
+        """The key of a passage: of its text where the question knows its gold paragraphs, else its title."""
         return paragraph_key(passage.text) if self.question.supporting_paragraphs else html.unescape(passage.title)
 
     def is_gold(self, passage: Passage, missing: bool = False) -> bool:
-        """Whether a passage supports the answer; with ``missing``, and the agent has not been shown it so far."""
+        """Whether a passage supports the answer and, with ``missing``, has not been shown so far."""
         return self.evidence(passage) in (self._gold - self._found if missing else self._gold)
 
     def missing_titles(self) -> list[str]:
-        """Titles of the gold passages that the agent has not been shown so far, in the order of the hops."""
-        titles = [html.unescape(title) for title in self.question.supporting_titles]
-        keys = self.question.supporting_paragraphs or titles
-        return list(dict.fromkeys(t for t, key in zip(titles, keys, strict=True) if key not in self._found))
+        """Titles of the gold passages that have not been shown so far, in the order of the hops."""
+        titles = map(html.unescape, self.question.supporting_titles)
+        return list(dict.fromkeys(t for t, found in zip(titles, self.found_evidence(), strict=True) if not found))
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
         shown = {self.evidence(passage) for result in results if result.ok for passage in result.data}
@@ -218,7 +210,7 @@ def _check_names(benchmark: str, arguments: Mapping[str, Any]) -> None:
 
 
 def name_kind(kind: Mapping[str, Any]) -> str:
-    """The kind of a question in a word or two, as tables have it: its type, or its number of hops.
+    """The kind of a question for tables: its type, or its number of hops.
 
     >>> name_kind({"type": "yes_no", "hops": 2}), name_kind({"type": "chain", "hops": 1}), name_kind({"type": "", "hops": 3})
     ('yes or no', '1 hop', '3 hops')

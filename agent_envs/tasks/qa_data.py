@@ -1,4 +1,4 @@
-"""What `QAEnv` asks about: the questions of a benchmark, of MiniWiki or of your own, and a searcher over their corpus."""
+"""The questions of a benchmark, of MiniWiki or of your own, and a searcher over their corpus."""
 
 import html
 import inspect
@@ -31,8 +31,8 @@ _SPLITS = {"train": "train", "validation": "heldout"}
 class QATask:
     """Questions of a benchmark, a searcher over its corpus, and its metric.
 
-    ``source`` says where the questions come from, in words fit for a report; ``warning``, that it is a stand-in. Where
-    they are ``drawn``, at random, the first of them are a fair sample; those of a file stand in some order.
+    ``source`` says for reports where the questions come from; ``warning``, that they are a stand-in. The first of
+    ``drawn`` questions are a random sample; those of a file stand in some order.
     """
 
     name: str
@@ -45,28 +45,23 @@ class QATask:
     normalize: Callable[[str], str] = scoring.normalize_answer
 
     def score(self, prediction: str, golds: Sequence[str]) -> scoring.Scores:
-        """By the metric of the benchmark."""
+        """Scores by the metric of the benchmark."""
         return scoring.answer_scores(prediction, golds, self.normalize)
 
 
 def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments) -> QATask:
-    """Questions and searcher of a benchmark. Loaded once a process: environments with equal arguments share them.
+    """Load questions and searcher of a benchmark, once a process.
 
-    With ``holdout`` n both splits are of the *training* questions: every n-th is kept aside for ``"validation"``, and
-    ``"train"`` has the others. So curves are drawn and recipes are tuned without a look at the benchmark's own validation
-    questions.
+    With ``holdout`` n both splits are of the *training* questions: every n-th is kept aside for ``"validation"``.
 
-    Real benchmarks take ``data``, ``corpus`` and ``source`` (see `agent_envs.data.load_benchmark`), and ``index`` to
-    search instead of an index made in memory: a folder built by ``python -m retrieval_index build``, or the URL of a
-    server. Bamboogle, NQ, TriviaQA and PopQA have no passages of their own and need ``index`` or ``corpus``. With
-    ``source="auto"``, a benchmark that no place has is replaced by MiniWiki, with a warning.
-
-    MiniWiki takes the arguments of `miniwiki`; "own", questions of your own, those of `agent_envs.data.own.load_own`, where
-    ``holdout`` may be 1.
+    Real benchmarks take ``data``, ``corpus`` and ``source`` (see `agent_envs.data.load_benchmark`), and ``index``: a folder
+    built by ``python -m retrieval_index build``, or the URL of a server. Bamboogle, NQ, TriviaQA and PopQA have no passages
+    of their own and need ``index`` or ``corpus``. With ``source="auto"``, MiniWiki replaces a benchmark that no place has,
+    with a warning. MiniWiki takes the arguments of `miniwiki`, "own" those of `agent_envs.data.own.load_own`.
 
     Raises:
-        ValueError: for an unknown benchmark or split, or a ``holdout`` that is neither 0 nor above 1.
-        TypeError: for an argument that the benchmark does not take.
+        ValueError: an unknown benchmark or split, or a ``holdout`` that is neither 0 nor above 1 (or 1, for "own").
+        TypeError: an argument that the benchmark does not take.
     """
     check_choice("benchmark", benchmark, BENCHMARKS)
     check_choice("split", split)
@@ -84,7 +79,7 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
 
 
 def stamp_places(benchmark: str, data: str | None, corpus: str | None = None) -> tuple:
-    """What tells whether a benchmark lies elsewhere now, or was changed there."""
+    """The part of a cache's key that changes when a benchmark lies elsewhere, or was changed there."""
     place = data or os.environ.get(PLACES[0])
     path = Path(place).expanduser() if place else None
     folder = path.parent if path and path.is_file() else path  # where its passages and aliases are
@@ -112,7 +107,7 @@ def source_parameters(benchmark: str) -> list[str]:
 
 @lru_cache(maxsize=16)
 def _load(benchmark: str, split: str, places: tuple, holdout: int, **arguments) -> QATask:
-    """``places``: part of the key alone, so that a variable set after a warning, or a file that was changed, is heeded."""
+    """``places`` only serves the cache's key."""
     if benchmark == "own":
         return _load_own(split, holdout, **arguments)
     if holdout:
@@ -137,7 +132,7 @@ def _load_real(benchmark, split, *, data=None, corpus=None, source="auto", index
         found = load_benchmark(
             benchmark, split=split, data=data, corpus=corpus, source=source, questions_only=bool(index)
         )
-    except DataUnavailable as reason:  # with source="auto" alone
+    except DataUnavailable as reason:
         task = miniwiki(split)
         source = f"{STAND_IN} {benchmark}: {task.source}"
         return QATask(benchmark, split, task.questions, task.searcher, source, stand_in_warning(reason), drawn=True)
@@ -160,9 +155,8 @@ def _with_searcher(benchmark: str, split: str, found: Benchmark, index) -> QATas
 
 
 def _with_known_paragraphs(questions: Sequence[Question], searcher: retrieval_index.Searcher) -> tuple[Question, ...]:
-    """The questions, each with its gold paragraphs where all of them are in the corpus, and with titles alone where they
-    are not: another edition of Wikipedia, cut up in another way, has no paragraph of the same text. The corpus of a
-    server cannot be looked at, and one of more than a million passages is not."""
+    """Drop the gold paragraphs of questions where the corpus lacks one, as another edition of Wikipedia does: titles count
+    then. The corpus of a server, or of more than a million passages, is not read."""
     if not any(question.supporting_paragraphs for question in questions):
         return tuple(questions)
     corpus, known = getattr(searcher, "corpus", ()), set()
@@ -177,16 +171,16 @@ def _with_known_paragraphs(questions: Sequence[Question], searcher: retrieval_in
 
 @lru_cache(maxsize=4)
 def _open(index: str, stamps: tuple) -> retrieval_index.Searcher:
-    """Benchmarks and splits over the same folder, or server, share one searcher, until the folder is built again."""
+    """A searcher over a folder, until it is built again, or a server. Benchmarks and splits share it."""
     if index.startswith(("http://", "https://")):
-        # Of the protocol it has `search` alone, which is all that an environment uses.
-        return cast(retrieval_index.Searcher, retrieval_index.RemoteSearcher(index))
+        return cast(
+            retrieval_index.Searcher, retrieval_index.RemoteSearcher(index)
+        )  # an environment only needs `search`
     return retrieval_index.load(Path(index).expanduser())
 
 
 @lru_cache(maxsize=4)
 def _build(passages: tuple[retrieval_index.Passage, ...]) -> retrieval_index.Searcher:
-    """Benchmarks and splits over the same passages share one index."""
     return retrieval_index.build(passages, progress=len(passages) > 20_000)
 
 
@@ -203,11 +197,10 @@ def miniwiki(
     """The embedded benchmark: a fictional world and questions about it.
 
     Args:
-        split: ``"train"``, or ``"validation"`` for a held-out world that shares no entity name with any training world.
+        split: ``"train"``, or ``"validation"`` for a world that shares no entity name with any training world.
         entities: size of the world, in articles.
         types: question types, drawn in equal shares.
-        hops: length of the chain in bridge and compositional questions, 2 to 4; several are drawn in equal shares, and
-            when to stop is then a decision.
+        hops: length of the chain in bridge and compositional questions, 2 to 4; several are drawn in equal shares.
         difficulty: see `agent_envs.generators.miniwiki.World`.
         world_seed: another seed gives another world of the same split.
         questions: how many different questions to draw.

@@ -5,22 +5,18 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, cast
 
 from agent_envs.data.question import Question
 from agent_envs.tasks.answering import call
 from agent_envs.tool_env import ToolEnv
-from agent_envs.tools import Tool
 from agent_envs.tools.search import SearchTool, read_shown
 from agent_envs.types import Turn
 from agent_envs.utils.scripts import Script
 from retrieval_index import Passage
 
-
-class HasQuestion(Protocol):
-    """An environment in an episode about a question, such as `agent_envs.tasks.qa.QAEnv`."""
-
-    question: Question
+if TYPE_CHECKING:
+    from agent_envs.tasks.qa import QAEnv
 
 
 # What may answer a question with these words in it; names for all others.
@@ -42,21 +38,19 @@ def search(query: str, thought: str | None = None) -> Turn:
     return replace(call("search", query=query.strip()), thought=thought)
 
 
-def oracle(env: HasQuestion, rng: random.Random) -> Script:
-    """Searches for each gold title, or the question where none is known, and gives the gold answer: the ceiling that the index
-    and the turn budget set."""
+def oracle(env: "QAEnv", rng: random.Random) -> Script:
+    """Searches for each gold title, or the question where none is known, and gives the gold answer."""
     titles = env.question.supporting_titles or (env.question.question,)
     for title in dict.fromkeys(titles):  # two gold paragraphs may share one
         yield search(title)
     yield Turn(answer=env.question.answer.strip())
 
 
-def early_stopping(env: HasQuestion, rng: random.Random, continue_probability: float = 0.3) -> Script:
-    """Knows how to search, read and think aloud, but not when to stop.
+def early_stopping(env: "QAEnv", rng: random.Random, continue_probability: float = 0.3) -> Script:
+    """Searches and reads correctly, and stops too early: imitating it teaches the tools and not the task.
 
-    After each article it names the fact that it looked up. Then, with probability ``continue_probability``, it follows
-    that fact with a search; else it answers right away, mostly too early. Imitating it teaches the tools and not the task: its
-    own exact match on questions of n hops is ``continue_probability ** (n - 1)``.
+    After each article it names the fact that it looked up, and follows it with ``continue_probability``; else it answers.
+    Its exact match on questions of n hops is ``continue_probability ** (n - 1)``.
     """
     hops = _hops(env.question)
     last = 0
@@ -70,16 +64,13 @@ def early_stopping(env: HasQuestion, rng: random.Random, continue_probability: f
 
 
 def careless(
-    env: HasQuestion, rng: random.Random, continue_probability: float = 0.3, mistake_probability: float = 0.5
+    env: "QAEnv", rng: random.Random, continue_probability: float = 0.3, mistake_probability: float = 0.5
 ) -> Script:
-    """Knows how to search, read, compare and think aloud, but not when to stop, nor which of two names is meant.
+    """Searches, reads and compares correctly, but stops too early and confuses names.
 
-    After each article it notes what that says of the fact that it looked up, and what the question asks for besides, and with
-    ``continue_probability`` goes on as it should. Else it answers the name, date or number that it has found so far. Where an
-    article has two names for the fact, it takes the wrong one with ``mistake_probability``. Imitating it teaches the tools and
-    not the task.
-
-    For questions whose ``decomposition`` says each article to be read, as MiniWiki's does.
+    After each article it notes the fact and what else the question asks for, and continues with ``continue_probability``;
+    else it answers what it has found so far. Of two names for a fact it takes the wrong one with ``mistake_probability``.
+    Takes questions whose ``decomposition`` names each article, as MiniWiki's does.
     """
     question, steps = env.question, env.question.decomposition or ()
     compares = question.type in ("comparison", "yes_no")
@@ -101,7 +92,7 @@ def careless(
 
 
 def note_fact(step: Mapping[str, Any], found: str) -> str:
-    """A step of a decomposition as a thought: whose fact, which one, and what the article says of it.
+    """Write a step of a decomposition as a thought: whose fact, which one, and what the article says of it.
 
     >>> note_fact({"question": "founder of Iron Owl Band?", "reference": True}, "Night Trio")
     "Iron Owl Band, founder: Night Trio's"
@@ -118,8 +109,8 @@ def note_fact(step: Mapping[str, Any], found: str) -> str:
 
 
 def what_next(question: Question, number: int) -> str:
-    """What is left to look up after a step of the decomposition, as a thought ends: of two that are compared the other one; else
-    whether the fact is the one that was asked for. "" where the article refers to another one, or nothing is left to compare."""
+    """The end of a thought after a step: the other one of two that are compared; else whether the fact is the one that was
+    asked for. "" where the article refers to another one, or nothing is left to compare."""
     steps = question.decomposition or ()
     if "reference" in steps[number]:
         return ""
@@ -129,7 +120,7 @@ def what_next(question: Question, number: int) -> str:
 
 
 def compare_next(question: str, title: str) -> str:
-    """What a question that compares asks for in time, if it does, and the article to be read next, as a thought ends.
+    """The end of a thought: what a question that compares asks for in time, and the article to be read next.
 
     >>> compare_next("Which film was released later, A or B?", "B"), compare_next("Do A and B share a river?", "B")
     ('; later; then B', '; then B')
@@ -144,7 +135,7 @@ def _noun(step: Mapping[str, Any]) -> str:
 
 
 def compare_texts(first: str, second: str) -> str:
-    """Two texts and whether they are the same, as a thought ends.
+    """The end of a thought: two texts and whether they are the same.
 
     >>> compare_texts("hometown", "river"), compare_texts("Ormland", "Ormland")
     ('; hometown / river: not the same', '; Ormland / Ormland: same')
@@ -153,8 +144,7 @@ def compare_texts(first: str, second: str) -> str:
 
 
 def verdict(first: str, second: str, question: str = "") -> str:
-    """How two years, dates (by their years) or names compare, as a thought ends, and whether this is what a question in time asks
-    for.
+    """The end of a thought: how two years, dates (by year) or names compare, and whether ``question`` asks for this.
 
     >>> verdict("1950", "1961"), verdict("12 May 1961", "3 March 1950"), verdict("Ormland", "Bronia")
     ('; 1950 / 1961: later', '; 1961 / 1950: earlier', '; Ormland / Bronia: not the same')
@@ -176,19 +166,18 @@ def asked_time(question: str) -> str:
 
 
 def always_yes(env: ToolEnv, rng: random.Random) -> Script:
-    """Answers "yes", whatever was asked: what the share of yes/no questions in a benchmark is worth."""
+    """Answers "yes", whatever was asked."""
     yield Turn(answer="yes")
 
 
 def scripted(env: Any, rng: random.Random) -> Script:
-    """The yardstick: `rule` on the questions of a benchmark, where it does better than `heuristic`, which is better where
-    questions were made up by chaining facts, as MiniWiki's are."""
+    """The stronger one of two: `rule` for the questions of a benchmark, `heuristic` for MiniWiki's."""
     return (heuristic if env.task.drawn else rule)(env, rng)
 
 
 def rule(env: ToolEnv, rng: random.Random) -> Script:
-    """What can be had without reading: "yes" where the question takes yes or no; the first of two things to choose from;
-    else the first name (or date, or number, by the kind of the question) of a sentence that one search finds."""
+    """Answers "yes" to yes/no questions, the first of two options, else the first name, date or number of the sentence that
+    one search finds."""
     question = env.first_observation.strip()
     if _YES_NO.match(question):
         yield Turn(answer="yes")
@@ -201,7 +190,7 @@ def rule(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def first_option(question: str) -> str:
-    """What stands before the "or" of a question that offers two things to choose from; "" where it offers none.
+    """The first option of a question that offers two; "" where it offers none.
 
     >>> first_option("Who was born first, Ada Kern or Bo Fox?"), first_option("Who is older Ada Kern or Bo Fox?")
     ('Ada Kern', 'Ada Kern')
@@ -217,18 +206,15 @@ def first_option(question: str) -> str:
 
 
 def guess(env: ToolEnv, rng: random.Random) -> Script:
-    """Searches for a word of the question, and answers with a name from what came back: chance, more or less."""
+    """Searches for a word of the question, and answers with a name from the result."""
     found = yield search(rng.choice(env.first_observation.split()))
     names = re.findall(_CANDIDATES[""], found)
     yield Turn(answer=rng.choice(names) if names else "unknown")
 
 
 def _hops(question: Question) -> list[tuple[str, str, str]]:
-    """The reading steps to the answer, each one (title, fact to look up there, what the article says).
-
-    Where a benchmark does not say them, each gold article stands for what the one before it had to say; articles with
-    several gold paragraphs are looked up once.
-    """
+    """The reading steps to the answer, each (title, fact to look up there, what the article says); the gold titles in order
+    where a benchmark does not say them."""
     steps = question.decomposition or ()
     if steps and all("title" in step for step in steps):
         titles, found = [step["title"] for step in steps], [step["answer"] for step in steps]
@@ -241,8 +227,8 @@ def _hops(question: Question) -> list[tuple[str, str, str]]:
 
 
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
-    """A scripted searcher that never looks at the gold: search the question, take the name from the sentence that is
-    most like it, search that name, and answer from the sentence most like the question in what came back."""
+    """Searches the question, then the name in the sentence most like it, and answers from the sentence most like the
+    question. Never looks at the gold."""
     question = env.first_observation
     found = yield search(question)
     bridge = _clue(found, question, question, "")
@@ -260,8 +246,7 @@ def _kind(question: str) -> str:
 
 
 def _clue(observation: str, question: str, known: str, kind: str) -> str:
-    """The first name (or date, or number) that is not in ``known``, from the sentence that shares most with the
-    question. Sentences of the same article share its title."""
+    """The first name, date or number that is not in ``known``, from the sentence that shares most with the question."""
     wanted, known = _stems(question), known.lower()
     best, clue = -1.0, ""
     for title, text in read_shown(observation):
@@ -287,29 +272,12 @@ _BRACKETS = re.compile(r"\s*\([^()]*\)$")  # what tells articles of one name apa
 _VERDICTS = {"yes", "no"}
 
 
-class HasEvidence(Protocol):
-    """An environment in an episode about a question whose gold passages are known: an `agent_envs.tasks.qa.QAEnv`."""
+def reader(env: "QAEnv", rng: random.Random) -> Script:
+    """Searches for the question, then for titles and names *that it has read*, and answers once the answer stands in what it
+    has read; stuck, it answers "unknown".
 
-    question: Question
-    first_observation: str
-    max_turns: int
-    tools: Mapping[str, Tool]
-
-    def is_gold(self, passage: Passage, missing: bool = False) -> bool:
-        """Whether a passage supports the answer, and with ``missing`` has not been shown so far."""
-        ...
-
-    def missing_titles(self) -> list[str]:
-        """Titles of the gold passages that have not been shown so far."""
-        ...
-
-
-def reader(env: HasEvidence, rng: random.Random) -> Script:
-    """Searches for the question first, then for a title or a name *that stands in what was asked or read*, and answers once
-    the answer stands in the text before it. Stuck, it answers "unknown": such an episode is no demonstration.
-
-    It knows the gold passages and the gold answer, and uses them to choose among what a reader could write, never to write
-    anything else. A demonstrator that types gold titles out of nowhere teaches to invent queries.
+    It uses the gold passages and the gold answer only to choose among what a reader could write: a demonstrator that types
+    gold titles out of nowhere teaches to invent queries.
     """
     read, gold_text, queries = [env.first_observation], "", [env.first_observation.strip()]
     while True:
@@ -329,9 +297,8 @@ def reader(env: HasEvidence, rng: random.Random) -> Script:
         queries.append(following)
 
 
-def _find_answer(env: HasEvidence, gold_text: str) -> str | None:
-    """The answer if it can be told: that of a comparison from all of the gold passages, any other from one of them that
-    holds it, as it is spelled there."""
+def _find_answer(env: "QAEnv", gold_text: str) -> str | None:
+    """The answer if it can be told: of a comparison from all gold passages, any other from one that holds it."""
     question, text = env.question, gold_text
     is_verdict = {_fold(answer) for answer in question.golds} <= _VERDICTS
     if is_verdict or "comparison" in (question.type or ""):
@@ -339,8 +306,8 @@ def _find_answer(env: HasEvidence, gold_text: str) -> str | None:
     return next((a for a in question.golds if _stands_in(a, text) or (is_verdict and text)), None)
 
 
-def _choose_query(env: HasEvidence, read: list[str], queries: list[str]) -> str | None:
-    """The title of a missing gold passage, if it stands in what was read; else a name in it that finds one."""
+def _choose_query(env: "QAEnv", read: list[str], queries: list[str]) -> str | None:
+    """The title of a missing gold passage, if it stands in what was read; else a name that finds one."""
     text = "\n".join(read)
     titles = [name for title in env.missing_titles() for name in (title, _BRACKETS.sub("", title))]
     return _best_query(env, (t for t in titles if _stands_in(t, text)), queries) or _best_query(
@@ -348,7 +315,7 @@ def _choose_query(env: HasEvidence, read: list[str], queries: list[str]) -> str 
     )
 
 
-def _best_query(env: HasEvidence, candidates: Iterable[str], queries: list[str]) -> str | None:
+def _best_query(env: "QAEnv", candidates: Iterable[str], queries: list[str]) -> str | None:
     """The candidate that ranks a missing gold passage first, the longest of equals; None where none of them finds one."""
     found = []
     for query in dict.fromkeys(c for c in candidates if c not in queries):
@@ -357,20 +324,20 @@ def _best_query(env: HasEvidence, candidates: Iterable[str], queries: list[str])
     return min(found)[-1] if found else None
 
 
-def _find(env: HasEvidence, query: str) -> list[Passage]:
+def _find(env: "QAEnv", query: str) -> list[Passage]:
     """What a search shows, without a search in the episode."""
     tool = cast(SearchTool, env.tools["search"])
     return tool.searcher.search([query], tool.k)[0]
 
 
 def _names(read: Iterable[str]) -> Iterator[str]:
-    """Names, years and numbers."""
+    """The names, years and numbers in what was read."""
     for text in read:
         yield from (name.rstrip(".,'") for name in _NAME.findall(text) if len(name) > 2)
 
 
 def _fold(text: str) -> str:
-    """Words alone, in lower case and without accents."""
+    """The words of a text, in lower case and without accents."""
     letters = (c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
     return " ".join(re.findall(r"\w+", "".join(letters).lower()))
 

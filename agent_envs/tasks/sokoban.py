@@ -38,19 +38,15 @@ class SokobanEnv(ToolEnv):
     """Push every box onto a target, in a few moves.
 
     The agent sees the board and how many actions are left. Each turn it makes one or more actions, Up, Down, Left or
-    Right, and sees the board that they lead to. Walking into a box pushes it one cell, unless a wall or another box is
-    behind it; boxes cannot be pulled, so a wrong push may be final. The episode terminates when all boxes are on
-    targets, and is truncated when the actions or the turns are used up.
+    Right. Walking into a box pushes it one cell, unless a wall or another box is behind it; boxes cannot be pulled. The
+    episode terminates when all boxes are on targets, and is truncated when the actions or the turns are used up.
 
-    After RAGEN (arXiv 2504.20073): its symbols, with a space between cells so that each is a token of its own, its budget
-    of 10 actions, and its rewards: 1 for each box that comes to lie on a target, -1 for each that leaves one, 10 for the
-    solution, -0.1 for each action, effective or not, and -0.1 for a turn that cannot be read. Unlike there, levels are
-    made so that the shortest solution is known and fits the budget, and a turn with an unknown action, with more actions
-    than a turn may hold or than are left, is an error that the agent reads and nothing of it is done.
+    After RAGEN (arXiv 2504.20073): its symbols, 10 actions, reward 1 for each box that comes onto a target, -1 for each
+    that leaves one, 10 for the solution, -0.1 for each action and -0.1 for a malformed turn. Unlike there, the shortest
+    solution is known and fits the budget, and a turn with too many or unknown actions does nothing.
 
     Args:
-        split: ``"train"`` or ``"validation"``; a digest of the board up to rotation and reflection decides, so that no
-            level is in both.
+        split: ``"train"`` or ``"validation"``, by a digest of the board up to rotation and reflection.
         size: rows and columns, the walls around included; 5 to 12.
         boxes: boxes, and targets; 1 to 4.
         moves: the fewest actions that solve the level, at least and at most: how hard it is.
@@ -59,9 +55,9 @@ class SokobanEnv(ToolEnv):
         max_turns: turns before truncation.
         common: other arguments of `ToolEnv`.
 
-    ``info`` at reset names ``source``, ``split``, ``board`` (a digest of it) and ``shortest`` (the fewest
-    actions that solve it). Every step adds the metrics ``box`` (boxes that came onto targets less those that left),
-    ``solved``, ``moves`` and ``success``.
+    ``info`` at reset names ``source``, ``split``, ``board`` (a digest) and ``shortest`` (the fewest actions that solve it).
+    Every step adds the metrics ``box`` (boxes that came onto targets minus those that left), ``solved``, ``moves`` and
+    ``success``.
     """
 
     level: sokoban.Level

@@ -34,8 +34,8 @@ def guess(env: ToolEnv, rng: random.Random) -> Script:
 
 
 def heuristic(env: ToolEnv, rng: random.Random) -> Script:
-    """Finds the table that holds the name in the question, and counts the rows of the table that "How many" asks about, or
-    those that refer to it; of other questions it selects the column that the question names."""
+    """Finds the table that holds the name in the question, and counts the rows that "How many" asks about; for other
+    questions it selects the column that the question names."""
     question = env.first_observation
     found = yield call("schema")
     tables = dict(re.findall(r"CREATE TABLE (\w+) \(([^;]*)\);", found))
@@ -67,15 +67,12 @@ def oracle(env: "SQLEnv", rng: random.Random) -> Script:
 class SQLEnv(ToolEnv):
     """Answer a question about a database by asking it in SQL.
 
-    The agent reads the question, may look at the tables with ``schema`` and runs SELECT statements with ``query``. The
-    database is SQLite, in memory, and can only be read: no other statement, no clock, no chance, and a query that takes
-    too long is stopped after a fixed number of SQLite's instructions, so that the same query always gives the same. The
-    episode terminates with an answer: a number, a name, or a few names in any order. Averages count if they are right
-    to two decimals, all other numbers must be exact.
+    The agent may look at the tables with ``schema`` and runs SELECT statements (SQLite, read-only, without clock and
+    chance) with ``query``. The episode terminates with an answer: a number, a name, or a few names in any order. Averages
+    count if they are right to two decimals; other numbers must be exact.
 
-    Four schemas (shop, library, league, airport), 2,000 databases of each with rows of their own, and 60 kinds of
-    questions with values from the rows. Even databases are for training, odd ones for validation, and a digest of the
-    question decides on top, so the splits share neither data nor questions.
+    Four schemas (shop, library, league, airport), 2,000 databases of each, and 60 kinds of questions. The splits share
+    neither databases (even and odd numbers) nor questions (a digest decides).
 
     Args:
         split: ``"train"`` or ``"validation"``.
@@ -85,9 +82,8 @@ class SQLEnv(ToolEnv):
         common: other arguments of `ToolEnv`.
 
     ``info`` at reset names ``source``, ``split``, ``instance``, ``schema`` and ``kind`` (of answer). Every step has
-    ``progress``, the potential: half the share of the tables of the gold query that the agent's queries have read so
-    far, and another half once a column of a result has held exactly the gold values. The last step adds ``success``,
-    ``prediction`` and ``golds``.
+    ``progress``, the potential: half the share of the gold query's tables that have been read, and another half once a
+    column of a result has held exactly the gold values. The last step adds ``success``, ``prediction`` and ``golds``.
 
     ``reset(options={"instance": n})`` picks an instance by number.
     """

@@ -83,23 +83,18 @@ def buyer(env: "WebShopEnv", rng: random.Random) -> Script:
 class WebShopEnv(ToolEnv):
     """Buy in a web shop what the instruction asks for.
 
-    The agent reads a page of the shop, which repeats the instruction, whether the page has a search bar, and the elements
-    that can be clicked. Each turn it searches or clicks, and reads the page that this leads to. Products have options to
-    choose, such as a size, and pages with a description, features and reviews. The episode terminates with a click on
-    ``buy now`` and earns WebShop's own score of the purchase in [0, 1]: how well the kind of product, its attributes,
-    options and price fit what was asked for. Without a purchase there is nothing.
+    The agent reads a page of the shop with the instruction, whether it has a search bar, and what can be clicked. Each
+    turn it searches or clicks. The episode terminates with a click on ``buy now`` and earns WebShop's score of the
+    purchase in [0, 1]: how well the product, its attributes, options and price fit the instruction.
 
     WebShop (Yao et al., arXiv 2207.01206), as its ``WebAgentTextEnv(observation_mode="text")``. Unlike there, a search
-    needs a search bar, keywords cannot be one of the shop's internal shortcuts, and the random prices, and with them the
-    goals, are the same in every process.
+    needs a search bar, keywords cannot be internal shortcuts, and random prices are the same in every process.
 
-    Needs WebShop: https://github.com/princeton-nlp/WebShop, its ``setup.sh``, and its folder on ``PYTHONPATH``; the
-    package ``webshop`` on PyPI does not contain the environment. This adapter has been tested against a stand-in for the
-    documented interface, not against WebShop itself, which takes a Java search engine and gigabytes of products.
+    Needs https://github.com/princeton-nlp/WebShop, its ``setup.sh``, and its folder on ``PYTHONPATH``; the package
+    ``webshop`` on PyPI is another one. Tested against a stand-in for the documented interface, not against WebShop itself.
 
     Args:
-        split: as in WebShop's baselines, goals from number 1500 on are ``"train"``, 500 to 1499 ``"validation"``, and
-            the first 500 ``"test"``.
+        split: as in WebShop's baselines: goals from 1500 on are ``"train"``, 500 to 1499 ``"validation"``, 0 to 499 ``"test"``.
         num_products: 100, 1000, 100000, or None for all of them; there must be an index of that size.
         human_goals: instructions written by people, as in the paper; else made from the attributes.
         max_turns: turns before truncation.
@@ -149,8 +144,7 @@ class WebShopEnv(ToolEnv):
         """look for products, on a page with a search bar."""
         if not self.play.game.has_search_bar:
             raise ToolError("there is no search bar on this page; 'back to search' leads to one")
-        # Brackets would end the action that WebShop reads; lone surrogates, and the "?" that may stand for one, are no
-        # words for its search engine.
+        # Brackets would end the action that WebShop reads; its search engine cannot take lone surrogates, or "?" for one.
         words = normalize_command(re.sub(r"[][?\ud800-\udfff]", " ", keywords))
         if not words or words.split()[0] in _SPECIAL or len(words) > _KEYWORDS:
             raise ToolError(f"give keywords, {_KEYWORDS} characters of them at most")

@@ -1,9 +1,5 @@
-"""Names of fictional things.
-
-Names are put together from word pools that are the same in every world, so a small vocabulary covers them all, while
-the *combinations* differ. A hash of the name assigns each name to the ``train`` or the ``heldout`` split: worlds of
-different splits can share no entity, for any seeds and sizes.
-"""
+"""Names of fictional things, combined from word pools that are the same in every world. A hash of the name decides on its
+split, so worlds of different splits share no entity."""
 
 import random
 import zlib

@@ -1,9 +1,9 @@
 """Questions over a MiniWiki world, with gold passages, facts, decomposition and evidence.
 
-The types are those of the benchmarks: ``single`` (one hop), ``bridge`` (HotpotQA: the middle entity is described by a
-relative clause), ``compositional`` (2WikiMultihopQA, MuSiQue: "the r2 of the r1 of X", 2 to 4 hops), ``inference``
-(2WikiMultihopQA: a relation that no article states), ``comparison`` and ``yes_no``. A ``chain`` asks for one relation or
-two, and how many articles that takes, 1 to 3, is for the articles of a "varied" world to tell.
+The types are those of the benchmarks: ``single`` (one hop), ``bridge`` (HotpotQA: a relative clause describes the middle
+entity), ``compositional`` (2WikiMultihopQA, MuSiQue: "the r2 of the r1 of X"), ``inference`` (2WikiMultihopQA: a relation
+that no article states), ``comparison`` and ``yes_no``. A ``chain`` asks for one relation or two, which takes 1 to 3
+articles of a "varied" world.
 """
 
 import random
@@ -32,11 +32,8 @@ TYPES = ("single", "bridge", "compositional", "inference", "comparison", "yes_no
 
 @dataclass(frozen=True, slots=True)
 class Hop:
-    """One reading step: the relation of entity number ``subject``, and what its article says of it.
-
-    ``reference`` is the entity that the article refers to in place of the object, -1 for none; ``told_by`` the relation and
-    subject in whose article the fact stands where that is not the subject's own.
-    """
+    """One reading step: a relation of entity number ``subject``. ``reference`` is the entity that the article refers to
+    instead of the object (-1: none); ``told_by`` the relation and subject of another article that states the fact."""
 
     relation: Relation
     subject: int
@@ -45,12 +42,11 @@ class Hop:
 
 
 def make_question(world: World, type: str, rng: random.Random, hops: int = 2) -> Question:
-    """A random question of ``type``; ``hops`` is the length of the chain for bridge and compositional ones, and for
-    ``"chain"`` the number of articles to be read.
+    """A random question of ``type``. ``hops``: the number of relations for bridge and compositional, 2 to 4, of articles for
+    chain, 1 to 3.
 
     Raises:
-        ValueError: for an unknown type, hops outside 2..4 (1..3 for ``"chain"``), or a world too small to hold such a
-            question.
+        ValueError: an unknown type, other hops, or a world too small to hold such a question.
     """
     if type not in TYPES:
         raise ValueError(f"type must be one of {TYPES}, got {type!r}")
@@ -106,8 +102,8 @@ def _read_chain(world: World, type: str, rng: random.Random, hops: int) -> Quest
 
 
 def read_path(world: World, subject: int, relations: list[Relation]) -> list[Hop] | None:
-    """The reading steps from the article of entity number ``subject`` along ``relations``; None where one of the facts is
-    unknown or an article would be read twice."""
+    """The reading steps from entity number ``subject`` along ``relations``; None where a fact is unknown or an article would
+    be read twice."""
     path: list[Hop] = []
     while relations:
         relation, *relations = relations

@@ -1,7 +1,6 @@
 """A fictional world: who exists, what is true of them, and the articles that say so.
 
-Facts are integer arrays (entity index or encoded value) and articles are written on demand from a seed of their own,
-so a world of a million articles holds little but its names.
+Facts are integer arrays (entity index or encoded value); articles are written on demand from a seed of their own.
 """
 
 import random
@@ -34,8 +33,8 @@ _MISSING = {"spouse": 0.3, "father": 0.3, "employer": 0.4}  # share of people of
 
 @dataclass(frozen=True, slots=True)
 class Article:
-    """One article: its sentences, and the index of the sentence that states each relation; of one that tells a fact
-    about an object along with it, under ``"<relation> <relation of the object>"``."""
+    """One article: its sentences, and the index of the sentence that states each relation, or a relation of its object
+    (``"<relation> <relation of the object>"``)."""
 
     title: str
     sentences: tuple[str, ...]
@@ -49,12 +48,10 @@ class World:
         entities: how many articles the world has, at least 50.
         seed: two seeds give two unrelated worlds.
         split: ``"train"`` or ``"heldout"``; worlds of different splits share no entity name.
-        difficulty: ``"easy"`` (one wording for each fact, nothing misleading), ``"normal"`` (varied wording, every
-            other article has a misleading sentence) or ``"hard"`` (also inverted wording such as "X directed Y", and
-            two misleading sentences an article), or ``"varied"``: the wording of "normal", and where a fact is found
-            depends on the article. Some facts are told by reference ("X has the same director as W"), some with one about
-            their object ("X was directed by Y. Y was born in Z"), some beside a second name that is wrong ("X was
-            directed by Y, not Q").
+        difficulty: ``"easy"`` (one wording for each fact), ``"normal"`` (varied wording, a misleading sentence in every
+            other article), ``"hard"`` (also inverted wording such as "X directed Y", two misleading sentences an article),
+            or ``"varied"``: as "normal", with some facts told by reference ("X has the same director as W"), with one
+            about their object ("X was directed by Y. Y was born in Z"), or beside a wrong name ("… by Y, not Q").
     """
 
     def __init__(self, entities: int = 1000, seed: int = 0, split: str = "train", difficulty: str = "normal"):
@@ -112,20 +109,18 @@ class World:
         self.facts["person", "father"] = np.where(unknown, -1, father)
 
     def _draw_telling(self, rng: np.random.Generator) -> None:
-        """How each fact is told: by reference to which entity, along with which relation of its object, beside which
-        wrong name; -1 for none."""
+        """Draw for each fact the entity it refers to, the relation of its object told along, and the wrong name; -1: none."""
         self._references = {key: self._draw_references(relation, rng) for key, relation in RELATION.items()}
         self._asides, self._rivals = {}, {}
         for key, relation in RELATION.items():
             if relation.target in KINDS:
                 told = (self._references[key] < 0) & (self.facts[key] >= 0)
                 self._asides[key] = np.where(told, self._draw_asides(relation, rng), -1)
-                # What is told along would give away which of two names is meant.
-                alone = told & (self._asides[key] < 0)
+                alone = told & (self._asides[key] < 0)  # an aside would give away which of two names is meant
                 self._rivals[key] = np.where(alone, self._draw_rivals(relation, rng), -1)
 
     def _draw_references(self, relation: Relation, rng: np.random.Generator) -> np.ndarray:
-        """A fact that is told by reference becomes that of the entity it refers to."""
+        """Draw references. A fact that is told by reference becomes that of the entity it refers to."""
         values = self.facts[relation.subject, relation.name]
         references = np.full(len(values), -1)
         if relation.name in _BOUND:
@@ -151,7 +146,7 @@ class World:
         return np.where(rivals == values, -1, rivals)
 
     def reference(self, relation: Relation, subject: int) -> int:
-        """The entity that the article of ``subject`` refers to in place of the object; -1 where it names that."""
+        """The entity that the article of ``subject`` refers to instead of the object; -1 where it names the object."""
         return int(self._references[relation.subject, relation.name][subject]) if self.difficulty == "varied" else -1
 
     def aside(self, relation: Relation, subject: int) -> Relation | None:
@@ -242,8 +237,7 @@ class World:
                 yield Passage(f"{kind}-{index}", title, " ".join(self.article(kind, index).sentences))
 
     def build_index(self) -> Searcher:
-        """Build BM25 over the articles. Title and text count alike, except in a "varied" world, where titles stand in
-        other articles."""
+        """Build BM25 over the articles. Title and text count alike, except in a "varied" world."""
         if self.difficulty == "varied":
             return retrieval_index.build(self.passages())
         return retrieval_index.build(self.passages(), title_weight=1, exact_title=False)
@@ -267,8 +261,7 @@ def value_aliases(target: str, value: int) -> tuple[str, ...]:
 
 def _wordings(says: tuple[str, ...], difficulty: str) -> tuple[str, ...]:
     """Easy: the first wording. Normal: those that name the relation before the object. Hard: all. Varied: those of normal,
-    with the relation beside the object ("X's director is Y" for "The director of X is Y"): a policy of a million weights
-    that is made from nothing takes many more examples to find it from afar."""
+    with the relation beside the object ("X's director is Y"), where a tiny policy finds it."""
     if difficulty == "easy":
         return says[:1]
     if difficulty == "varied":

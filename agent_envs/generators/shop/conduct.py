@@ -1,5 +1,5 @@
-"""Whether the calls of an episode keep to the shop's policy: their order, whose records they touch, and that they touch
-nothing else. The state at the end cannot tell: a stranger's order may have been changed and put back."""
+"""Whether the calls of an episode keep to the shop's policy. The state at the end cannot tell: a stranger's order may have
+been changed and put back."""
 
 from typing import Any
 
@@ -16,10 +16,9 @@ Path = tuple[str, ...]  # of a value: ("orders", "O1001", "status")
 class Conduct:
     """Judges the calls of one episode as they are carried out; see `Shop.load`.
 
-    A call breaks a rule if the customer has not been found before it, if it writes to an order or an account of somebody
-    else (a transfer only notes something about an order), if it puts more pieces into an order than allowed, or if it
-    changes a value that serving the request leaves as it is. What a call broke stays broken, whatever comes later. A
-    wrong value in the right place breaks no rule: it can be made good.
+    A call breaks a rule for good if the customer has not been found before it, if it writes to somebody else's order or
+    account, puts too many pieces into an order, or changes a value that the request leaves as it is. A wrong value in the
+    right place breaks no rule.
 
     Attributes:
         asked: the paths of the values that serving the request changes.
@@ -57,7 +56,7 @@ class Conduct:
             self.broken.append(f"{call.name}: more than {MOST_PIECES} pieces of a product in an order")
 
     def wrong_records(self, state: ShopState) -> set[Path]:
-        """The records that were written to against the rules, and those that hold a value that nobody asked for."""
+        """The records that were written to against the rules, or hold a value that nobody asked for."""
         now = values_of(state)
         others = now.keys() | self._before.keys() | self._goal.keys()
         return self.touched | {
@@ -77,7 +76,7 @@ class Conduct:
 
 
 def _named_records(call: ToolCall) -> set[Path]:
-    """What a call writes to at once, also where it changes nothing. A confirmation always changes something."""
+    """The records that a call writes to at once, even if it changes nothing."""
     if call.name in ("change_order_address", "set_quantity"):
         return {("orders", call.arguments["order_id"])}
     if call.name == "change_account_address":

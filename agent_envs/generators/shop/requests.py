@@ -1,7 +1,7 @@
 """The messages of customers to the shop of `service`, with the calls that serve them and the state these lead to.
 
-A wish puts what it is about into the shop, adds the calls that serve it, and returns what gives its wording. A wish that
-is against the policy is served by a transfer.
+A wish puts its orders into the shop, adds the calls that serve it (a transfer, if it is against the policy), and returns a
+function that words it.
 """
 
 import random
@@ -61,8 +61,7 @@ def make_address(rng: random.Random) -> str:
 def add_order(
     state: ShopState, rng: random.Random, customer: str, status: str, *, days_ago: int, products: tuple[str, ...] = ()
 ) -> str:
-    """Put an order of a customer into the state: of ``products``, or of two or three that are chosen at random and differ
-    in name. Returns its id."""
+    """Put an order into the state, of ``products`` or two or three random ones that differ in name; return its id."""
     if not products:
         names = sorted({record["name"] for record in state["products"].values()})
         chosen = rng.sample(names, rng.randint(2, 3))
@@ -112,8 +111,7 @@ class Draft:
         return id
 
     def claim_products(self, names: set[str]) -> None:
-        """Reserve products, by name, for the present wish: serving two wishes about one product could change the stock that
-        the second depends on.
+        """Reserve products, by name, for the present wish, since two wishes could need the same stock.
 
         Raises:
             Redraw: another wish is about one of them.
@@ -361,8 +359,7 @@ class Request:
 
 
 def make_request(rng: random.Random, difficulty: str = "normal") -> Request:
-    """A request of one wish when easy, one or two when normal, two or three when hard; only easy ones always name orders
-    by number. Some wishes are against the policy."""
+    """A random request of `WISHES[difficulty]` wishes. Only easy ones always name orders by number."""
     while True:
         draft = Draft(rng, by_number=difficulty == "easy" or rng.random() < 0.3)
         kinds = rng.sample(tuple(WISH_KINDS), rng.randint(*WISHES[difficulty]))

@@ -1,13 +1,11 @@
 """SQLite for untrusted queries: read-only, in memory, and the same on every machine.
 
-What a query may do is bounded by SQLite's own authorizer and limits, and its time by a count of virtual machine
-instructions in place of a clock, so that the same query always ends the same way.
+SQLite's authorizer and limits bound what a query may do. A count of virtual machine instructions bounds its time, not a
+clock, so the same query always ends the same way.
 """
 
-import re
 import sqlite3
-from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import partial
 from itertools import chain, repeat
@@ -19,7 +17,9 @@ MAX_CELL = 200  # characters of a value that are shown
 _MAX_SQL = 4_000  # characters
 _MAX_INSTRUCTIONS = 1_000_000
 _MAX_LIKE = 1_000_000  # characters looked at by LIKE
-_MAX_VALUE = 1_000  # bytes of a string or row; together with the instructions, this bounds memory as well
+_MAX_VALUE = 1_000  # bytes of a string or row
+# Bytes of SQLite in this process. It copies what a query names several times, so a thousand characters can take gigabytes.
+_MAX_HEAP = 64 << 20
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: _MAX_VALUE,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 60,
@@ -73,7 +73,10 @@ class Database:
             values = list(values)
             connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values[0]))})", values)
         connection.commit()
-        connection.executescript("PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA query_only = ON;")
+        connection.executescript(
+            f"PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA query_only = ON; "
+            f"PRAGMA hard_heap_limit = {_MAX_HEAP};"
+        )
         self._guard = guard = _Guard()
         for name in _DATES:
             connection.create_function(name, -1, partial(guard.date, name), deterministic=True)
@@ -90,8 +93,8 @@ class Database:
         Raises:
             QueryError: it is not one, is wrong, or takes too long.
         """
-        if len(sql) > _MAX_SQL or expanded_size(sql) >= TOO_LARGE:
-            raise QueryError("the query is too long or too deeply nested; make it simpler.")
+        if len(sql) > _MAX_SQL:
+            raise QueryError(f"a query may have {_MAX_SQL} characters at most.")
         with self._lock:
             return self._run(sql)
 
@@ -102,8 +105,9 @@ class Database:
         try:
             cursor = self._connection.execute(sql)
             found = cursor.fetchmany(MAX_ROWS + 1)
-        except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError) as error:
-            raise QueryError(self._guard.rejection or _explain(str(error))) from None
+        except (sqlite3.Error, sqlite3.Warning, ValueError, OverflowError, MemoryError) as error:
+            too_large = "the query takes too much memory; make it simpler." if isinstance(error, MemoryError) else ""
+            raise QueryError(self._guard.rejection or too_large or _explain(str(error))) from None
         finally:
             self._connection.set_progress_handler(None, 0)
         if cursor.description is None:
@@ -124,11 +128,8 @@ def _explain(message: str) -> str:
 
 
 class _Guard:
-    """The callbacks of SQLite while a query runs, and what they record.
-
-    A class of its own, since SQLite keeps these functions where no garbage collector sees them: if they held the
-    connection, it would never be freed.
-    """
+    """The callbacks of SQLite while a query runs, and what they record. They must not hold the connection: it keeps them
+    where no garbage collector sees them, and would never be freed."""
 
     def __init__(self):
         self._plain = sqlite3.connect(":memory:", check_same_thread=False)  # computes dates; holds nothing
@@ -189,95 +190,3 @@ def _format_cell(value: Any) -> str:
         return "NULL"
     text = f"{value:.6f}".rstrip("0").rstrip(".") if isinstance(value, float) else str(value)
     return text if len(text) <= MAX_CELL else text[:MAX_CELL] + "…"
-
-
-# -- the size of a query -------------------------------------------------------------------------------------------------
-
-# SQLite copies common table expressions wherever they are named, and expressions of subqueries wherever their columns are:
-# a query of a thousand characters can take gigabytes before it runs, and neither a limit of SQLite nor an interrupt stops
-# that. So its size after that is estimated beforehand, from above.
-
-TOO_LARGE = 1_000_000  # no estimate goes beyond
-_DEEPEST = 60  # parentheses within parentheses; SQLite's parser gives up at fewer
-# Comments; names in the four kinds of quotes that SQLite takes, strings being one of them; words; parentheses.
-_TOKEN = re.compile(
-    r"""--[^\n]* | /\*.*?(?:\*/|\Z) | '((?:[^']|'')*)(?:'|\Z) | "((?:[^"]|"")*)(?:"|\Z) | `([^`]*)(?:`|\Z) | \[([^\]]*)(?:\]|\Z)
-    | (\w+) | ([()])""",
-    re.DOTALL | re.VERBOSE,
-)
-_TABLES = {"select", "values"}  # one of these stands in everything that makes a table
-Group = list  # of words and, for what stands in parentheses, groups
-
-
-def expanded_size(sql: str) -> int:
-    """An upper bound, in words, of a query with all its copies; `TOO_LARGE` where it is that or more, and where a WITH
-    stands in parentheses, whose bound is not worth the trouble."""
-    query = _parse_groups(sql)
-    if query is None or any(_definitions(group) for group in _nested_groups(query)):
-        return TOO_LARGE
-    bodies = _definitions(query)
-    tables = dict.fromkeys(bodies, 1)
-    for _ in bodies:  # one may name another that is defined after it, so there can be as many rounds as there are
-        before = dict(tables)
-        for name, body in bodies.items():
-            tables[name] = _size(body, {**tables, name: 1})
-        if tables == before or max(tables.values()) >= TOO_LARGE:
-            break
-    return _size(query, tables)
-
-
-def _parse_groups(sql: str) -> Group | None:
-    """What stands in parentheses, as groups in groups; None if they are too deep."""
-    stack: list[Group] = [[]]
-    for token in _TOKEN.finditer(sql):
-        *names, bracket = token.groups()
-        if len(stack) > _DEEPEST:
-            return None
-        if bracket == "(":
-            stack.append([])
-            stack[-2].append(stack[-1])
-        elif bracket == ")" and len(stack) > 1:
-            stack.pop()
-        elif word := next(filter(None, names), None):
-            stack[-1].append(word.lower())
-    return stack[0]
-
-
-def _iter_words(group: Group) -> Iterator[str]:
-    for part in group:
-        yield from (part,) if isinstance(part, str) else _iter_words(part)
-
-
-def _nested_groups(group: Group) -> Iterator[Group]:
-    for part in group:
-        if not isinstance(part, str):
-            yield part
-            yield from _nested_groups(part)
-
-
-def _size(group: Group, tables: dict[str, int]) -> int:
-    """``tables``: sizes of the common table expressions that may be named here."""
-    copies = sum(tables.get(part, 0) for part in group if isinstance(part, str))
-    inner = 0
-    for part in group:
-        if not isinstance(part, str):
-            size = _size(part, tables)
-            inner, copies = (inner, copies + size) if _TABLES & set(_iter_words(part)) else (inner + size, copies)
-    most = max(Counter(_iter_words(group)).values(), default=1)  # how often at most anything is named here
-    return min(TOO_LARGE, len(group) + inner + most * copies)
-
-
-def _definitions(group: Group) -> dict[str, Group]:
-    """``name AS (…)``, with or without columns and MATERIALIZED, anywhere in the group."""
-    found: dict[str, Group] = {}
-    for i, part in enumerate(group):
-        if isinstance(part, str) or not _TABLES & set(_iter_words(part)):
-            continue
-        before = group[max(0, i - 6) : i]
-        while before and before[-1] in ("not", "materialized"):
-            before.pop()
-        if before and before.pop() == "as":
-            names = [word for word in before if isinstance(word, str)]
-            if names:
-                found[names[-1]] = part
-    return found
