@@ -35,10 +35,9 @@ class NotHere(LookupError):
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """A file of questions and the corpus to search: None for the paragraphs of an official file, or none.
+    """A file of questions, whose rows are published (`official`) or have the fields of `Question`, and the corpus to search:
+    None for the paragraphs of an official file, or none."""
 
-    `official`: the rows are those that the authors, FlashRAG or Search-R1 publish; otherwise they have the fields of `Question`.
-    """
 
     name: str
     questions: Path
