@@ -38,7 +38,6 @@ class Location:
     """A file of questions, whose rows are published (`official`) or have the fields of `Question`, and the corpus to search:
     None for the paragraphs of an official file, or none."""
 
-
     name: str
     questions: Path
     official: bool

@@ -3,8 +3,7 @@
 import random
 from dataclasses import dataclass
 
-# Each family goes from prudent to daring. Any two words of one make a pair, so that what a word in the middle stands for
-# depends on its partner. The two splits share no word.
+# Each family goes from prudent to daring. Any two words of one make a pair. The two splits share no word.
 FAMILIES = {
     "train": (
         ("Tortoise", "Ox", "Wolf", "Dragon"),

@@ -22,11 +22,8 @@ class CountdownPuzzle:
 
 
 def generate(rng: random.Random, counts: tuple[int, int], largest: int, split: str) -> CountdownPuzzle:
-    """A puzzle with ``counts[0]`` to ``counts[1]`` numbers from 1 to ``largest`` and a target in ``TARGETS``.
-
-    Numbers are joined two by two with an operation that keeps them whole; what comes out is the target. The split goes
-    by a digest of the numbers, in ascending order, and the target.
-    """
+    """A puzzle with ``counts[0]`` to ``counts[1]`` numbers from 1 to ``largest`` and a target in ``TARGETS``, from joining
+    numbers two by two. A digest of the numbers, in ascending order, and the target decides on the split."""
     for _ in range(TRIES):
         numbers = tuple(rng.randint(1, largest) for _ in range(rng.randint(*counts)))
         target, solution = _build(rng, numbers)
@@ -36,12 +33,10 @@ def generate(rng: random.Random, counts: tuple[int, int], largest: int, split: s
 
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:
-    """The exact value of an arithmetic expression and the numbers in it, in the order written.
-
-    Whole numbers, + - * /, a minus in front, and brackets; nothing else.
+    """The exact value of an expression of whole numbers, + - * /, a minus in front, and brackets; and its numbers in order.
 
     Raises:
-        ValueError: saying what is wrong, for any other string.
+        ValueError: for any other string.
     """
     if not re.fullmatch(r"[0-9+\-*/()\s]*", text) or re.search(r"//|\*\*|(?:^|[(+\-*/])\s*\+", text):
         raise ValueError("an expression may hold whole numbers, + - * / and brackets only")

@@ -16,11 +16,8 @@ LONGEST_PLAN = 5  # actions of one turn that `best_values` looks ahead; 4 ** n s
 
 
 def generate(rng: random.Random, size: int, frozen: float, longest: int, split: str) -> list[str]:
-    """A map of ``split``, as rows of S, F, H and G, whose goal is at most ``longest`` moves from the start.
-
-    The ice is Gymnasium's; start and goal are any two cells of it, as in RAGEN, not opposite corners. The split goes by
-    a digest of the map up to rotation and reflection.
-    """
+    """A map of ``split``, as rows of S, F, H and G, whose goal is at most ``longest`` moves from the start. Start and goal are
+    any two cells of ice, as in RAGEN. A digest of the map up to rotation and reflection decides on the split."""
     for _ in range(TRIES):
         cells = [list(row) for row in generate_random_map(size, frozen, seed=rng.randrange(2**31))]
         cells[0][0] = cells[-1][-1] = "F"

@@ -1,8 +1,7 @@
 """Sokoban: rules, drawing and solving; and levels with a known shortest solution.
 
-A level is made by playing backwards. From every solved position of a random room, a breadth-first search over undone
-moves finds all positions that are d moves away from being solved, and the start is drawn among those; so each level can
-be solved, and in how many moves is known before anyone plays it.
+A breadth-first search over undone moves, from every solved position of a random room, finds the positions that are d moves
+away from being solved. The start is drawn among those.
 """
 
 import random
@@ -91,8 +90,7 @@ def read(text: str) -> Level:
 def solve(level: Level) -> list[str] | None:
     """A shortest solution in moves, by A* search; None where none is found within ``MAX_STATES`` positions.
 
-    The bound is the sum over boxes of the pushes to the nearest target on an otherwise empty board. It never says too
-    much, since a move pushes one box by one cell; a box that could reach no target makes the position hopeless.
+    The lower bound is the sum over boxes of the pushes to the nearest target on an otherwise empty board.
     """
     pushes = _pushes(level.floor, level.targets)
     start: State = (level.player, level.boxes)
@@ -116,10 +114,7 @@ def solve(level: Level) -> list[str] | None:
 
 
 def find_push_closer(level: Level) -> list[str] | None:
-    """The shortest walk to a push that brings a box nearer to a free target, and that push; None where there is none.
-
-    It looks no further than one push, so it may push a box where it can never leave.
-    """
+    """The shortest walk to a push that brings a box nearer to a free target, and that push; None where there is none."""
     free = sorted(level.targets - level.boxes)
     plans = []
     for r, c in sorted(level.boxes - level.targets):
@@ -182,11 +177,8 @@ def _trace(came: dict[State, tuple[State, str]], state: State) -> list[str]:
 
 
 def generate(rng: random.Random, size: int, boxes: int, moves: tuple[int, int], split: str) -> tuple[Level, int]:
-    """A level of ``split`` and the length of its shortest solution, which lies in ``moves``.
-
-    Lengths are drawn evenly from those that the room offers. The split goes by a digest of the board up to rotation and
-    reflection, so that no level of one split is the mirror image of a level of the other.
-    """
+    """A level of ``split`` and the length of its shortest solution, drawn evenly from those within ``moves`` that the room
+    offers. A digest of the board up to rotation and reflection decides on the split."""
     searched = 0
     for _ in range(TRIES):
         if searched >= ALL_ROOMS:

@@ -96,14 +96,14 @@ def _keep_argv_and_warnings() -> Iterator[None]:
 
 
 def _clean_text(text: str) -> str:
-    """Without TextWorld's banner, the prompt and status line after it, and what an interpreter asks at the end."""
+    """Drop TextWorld's banner, the prompt and status line, and what an interpreter asks at the end."""
     text = re.sub(r"\n>[^\n]*\s*\Z", "", text).partition("Would you like to RESTART")[0]
     lines = [line.strip() for line in text.splitlines() if not re.fullmatch(r"[\s_|\\/$>]*[_$|][\s_|\\/$>]*", line)]
     return re.sub(r"\n{3,}", "\n\n", "\n".join(lines)).strip()
 
 
 def find_games(places: str | Sequence[str], split: str) -> tuple[str, ...]:
-    """The game files in folders, or given one by one, that belong to ``split``: by a digest of the game; all for "all".
+    """The game files in folders, or given one by one, that belong to ``split`` by a digest of the game, or to "all".
 
     Raises:
         FileNotFoundError: a place does not exist, there are no games, or a ``.z8`` file lacks its ``.json``.

@@ -7,7 +7,6 @@ import random
 
 import pytest
 
-from agent_envs.generators.instances import split_of
 from agent_envs.generators.shop.requests import DIFFICULTIES, WISH_KINDS, WISHES, make_request
 from agent_envs.generators.shop.service import Shop, order_total
 from agent_envs.tasks.api import APIEnv
@@ -408,8 +407,9 @@ def test_an_episode_starts_with_a_clean_record():
     env = make("order_address", difficulty="easy")
     call(env, "find_products", name=next(iter(env.request.state["products"].values()))["name"])
     assert env.conduct.broken
-    env.reset(options={"instance": 3})
-    assert serve(env)["success"] == 1.0
+    for _ in range(2):  # nor with the shop that the last one left
+        env.reset(options={"instance": 3})
+        assert env.shop.state == env.request.state and serve(env)["success"] == 1.0
 
 
 def test_without_an_answer_there_is_no_success():
@@ -417,16 +417,3 @@ def test_without_an_answer_there_is_no_success():
     call(env, env.request.calls[0].name, **env.request.calls[0].arguments)
     *_, terminated, truncated, info = call(env, env.request.calls[1].name, **env.request.calls[1].arguments)
     assert (terminated, truncated, info["success"]) == (False, True, 0.0)
-
-
-def test_splits_are_disjoint_and_episodes_do_not_leak():
-    texts = {}
-    for split in ("train", "validation"):
-        env = APIEnv(split=split)
-        texts[split] = {env.reset(seed=seed)[0] for seed in range(60)}
-        assert len(texts[split]) == 60 and all(split_of(text) == split for text in texts[split])
-    assert not texts["train"] & texts["validation"]
-    env.reset(seed=1)
-    env.step("<answer>x</answer>")
-    env.reset(seed=1)
-    assert env.shop.state == env.request.state

@@ -154,9 +154,6 @@ def test_questions_without_passages(tmp_path, monkeypatch, name, row, golds):
     assert load_benchmark(name, split="validation", questions_only=True, source="local") == benchmark
     with pytest.raises(FileNotFoundError, match=r"passages\.jsonl to search in"):
         load_benchmark(name, split="validation")
-    corpus = tmp_path / "wiki.jsonl"
-    corpus.write_text('{"id": "1", "title": "Ada Kern", "text": "Ada Kern is."}\n')
-    assert len(load_benchmark(name, split="validation", corpus=corpus).passages) == 1
 
 
 def test_the_source_names_the_revision(hotpot, monkeypatch):

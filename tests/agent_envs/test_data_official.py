@@ -222,12 +222,6 @@ def test_an_error_names_file_and_record(tmp_path, change, message):
         load_benchmark("hotpotqa", split="validation", data=path)
 
 
-def test_two_official_questions_of_one_id_are_refused(tmp_path):
-    path = write_json(tmp_path / "hotpot_dev_distractor_v1.json", HOTPOT, {**HOTPOT, "_id": "b"}, HOTPOT)
-    with pytest.raises(ValueError, match=r"record 3: the id '5a7' is that of .*record 1 too"):
-        load_benchmark("hotpotqa", split="validation", data=path)
-
-
 @pytest.mark.parametrize("row", [{"a": 1}, {"Q_id": 7}, {"Q_id": "Q72", "aliases": "Zurich"}])
 def test_a_file_of_aliases_that_is_none_is_named(tmp_path, row):
     write_json(tmp_path / "dev.json", TWO_WIKI)

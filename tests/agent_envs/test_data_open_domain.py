@@ -362,17 +362,6 @@ def test_questions_without_passages_must_be_asked_for(tmp_path, name):
         load(name, tmp_path, corpus=corpus)
 
 
-@pytest.mark.parametrize("name", ALONE)
-def test_nothing_found_is_data_unavailable(name):
-    with pytest.raises(DataUnavailable) as caught:
-        load(name, None)
-    text = stand_in_warning(caught.value)
-    assert text.startswith(f"THIS IS NOT {CATALOG[name].title.upper()}.") and "no passages of its own" in text
-    assert CATALOG[name].official_files["validation"][0] in text
-    with pytest.raises(FileNotFoundError, match="found nowhere"):
-        load(name, None, source="local")
-
-
 def test_the_gold_is_right_by_the_metric_of_its_benchmark():
     cases = {
         "nq": (catalog.parse_nq({"question": "who", "answer": ["Beyonce\u0301"]}), "Beyonc\u00e9"),

@@ -8,6 +8,7 @@ import pytest
 
 from agent_envs.data import Benchmark, DataUnavailable, load_benchmark, stand_in_warning
 from agent_envs.data import sources as data_sources
+from agent_envs.data.catalog import CATALOG
 from agent_envs.data.local import NotHere
 from agent_envs.tasks import qa_data
 
@@ -161,18 +162,22 @@ def test_unknown_words_are_refused(arguments, message):
         load_benchmark(**{"name": "hotpotqa", "split": "train", **arguments})
 
 
-@pytest.mark.parametrize("name", ["hotpotqa", "2wikimultihopqa", "musique"])
+@pytest.mark.parametrize("name", CATALOG)
 def test_the_warning_says_what_it_is_not_and_how_to_get_it(name):
     with pytest.raises(DataUnavailable) as caught:
-        load_benchmark(name, split="train")
-    text = stand_in_warning(caught.value)
-    title = {"hotpotqa": "HotpotQA", "2wikimultihopqa": "2WikiMultihopQA", "musique": "MuSiQue"}[name]
-    assert text.startswith(f"THIS IS NOT {title.upper()}.")
-    for part in (f"NOT a score on {title}", "MiniWiki", "AGENT_ENVS_DATA=FOLDER", "data=FOLDER", "no network here"):
+        load_benchmark(name, split="validation")
+    text, entry = stand_in_warning(caught.value), CATALOG[name]
+    assert text.startswith(f"THIS IS NOT {entry.title.upper()}.")
+    for part in (
+        f"NOT a score on {entry.title}",
+        "MiniWiki",
+        "AGENT_ENVS_DATA=FOLDER",
+        "data=FOLDER",
+        "no network here",
+    ):
         assert part in text
-    assert f"{name}.train.jsonl" in text and 'source="local"' in text
-    with pytest.warns(UserWarning, match="THIS IS NOT"):
-        warnings.warn(text, stacklevel=1)
+    assert f"{name}.validation.jsonl" in text and entry.official_files["validation"][0] in text
+    assert ("no passages of its own" in text) != entry.own_passages and 'source="local"' in text
 
 
 @pytest.mark.parametrize("place", ["hotpot_dev_distractor_v1.json", "hotpotqa.validation.jsonl"])

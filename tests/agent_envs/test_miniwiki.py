@@ -5,7 +5,7 @@ import random
 import pytest
 
 from agent_envs import scoring
-from agent_envs.generators.miniwiki import DIFFICULTIES, World, make_question, vocabulary
+from agent_envs.generators.miniwiki import World, make_question, vocabulary
 from agent_envs.generators.miniwiki.names import _POOLS, syllable_words
 from agent_envs.generators.miniwiki.schema import RELATIONS
 from agent_envs.generators.miniwiki.world import value_aliases, value_text
@@ -35,7 +35,7 @@ def test_an_entity_has_one_article_and_a_title_of_its_own(world):
     assert len({p.id for p in passages}) == len({p.title for p in passages}) == 400
 
 
-@pytest.mark.parametrize("difficulty", DIFFICULTIES)
+@pytest.mark.parametrize("difficulty", ["easy", "normal", "hard"])  # varied: test_miniwiki_varied.py
 def test_every_known_fact_is_stated_in_the_sentence_named(difficulty):
     world = World(200, seed=1, difficulty=difficulty)
     texts = {passage.title: passage.text for passage in world.passages()}
@@ -46,9 +46,7 @@ def test_every_known_fact_is_stated_in_the_sentence_named(difficulty):
                 assert relation.name not in article.states
                 continue
             sentence = article.sentences[article.states[relation.name]]
-            reference = world.reference(relation, i)  # who has the same one, in a varied world
-            said = world.text(relation, i) if reference < 0 else world.names[relation.subject][reference]
-            assert said in sentence and sentence in texts[title]
+            assert world.text(relation, i) in sentence and sentence in texts[title]
             assert sentence[0].isupper() and sentence.endswith(".") and "{" not in sentence
 
 

@@ -1,6 +1,5 @@
 """Questions about a database: the database that can only be read, the questions, the task."""
 
-import pickle
 import random
 import resource
 import sqlite3
@@ -306,15 +305,3 @@ def test_splits_share_neither_questions_nor_databases():
         seen[split] = {q.text for q in questions}, {(q.schema, q.number) for q in questions}
         assert len({(q.text, q.number) for q in questions}) > 115
     assert not seen["train"][0] & seen["validation"][0] and not seen["train"][1] & seen["validation"][1]
-
-
-def test_pickled_in_the_middle_it_goes_on():
-    env = SQLEnv()
-    env.reset(seed=3)
-    env.step(f"<query>SELECT 1 FROM {sorted(env.question.tables)[0]}</query>")
-    data = pickle.dumps(env)
-    assert len(data) < 100_000  # no rows in it
-    open_database.cache_clear()
-    copy = pickle.loads(data)
-    for action in (f"<query>{env.question.sql}</query>", "<schema></schema>", "<answer>x</answer>"):
-        assert env.step(action) == copy.step(action)
