@@ -9,7 +9,7 @@ import pyarrow.parquet
 import pytest
 
 from agent_envs import scoring
-from agent_envs.data import DataUnavailable, Question, catalog, load_benchmark, sources, stand_in_warning
+from agent_envs.data import Question, catalog, load_benchmark, sources
 from agent_envs.data.catalog import CATALOG
 from agent_envs.data.local import NotHere, locate
 from agent_envs.data.question import paragraph_key
