@@ -24,8 +24,7 @@ def evaluate(expression: str) -> Fraction:
     """The exact value of an expression of numbers, ``+ - * / // % **`` and parentheses.
 
     Raises:
-        ValueError: it holds anything else, divides by zero, or is too long or its value too large; the message is meant
-            for whoever wrote it.
+        ValueError: it holds anything else, divides by zero, is too long or its value too large.
     """
     if len(expression) > MAX_LENGTH:
         raise ValueError(f"the expression has {len(expression)} characters; {MAX_LENGTH} are allowed.")
@@ -105,10 +104,7 @@ def decimals(value: Fraction) -> int | None:
 
 
 def parse_number(text: str) -> Fraction | None:
-    """The number that a text is, such as ``"$1,234.50"`` or ``"-7."``; None if it is anything else, as ``"42%"`` is.
-
-    Commas must group thousands, a currency sign may stand in front, a full stop behind.
-    """
+    """The number that a text is, such as ``"$1,234.50"`` or ``"-7."``; None for any other text, such as ``"42%"``."""
     found = _NUMBER.fullmatch(text.strip())
     if not found:
         return None

@@ -73,6 +73,12 @@ class Tale:
         self.steps.append(expression)
         return number_text(value)
 
+    def ends(self, *wordings: str) -> bool:
+        """Ask the question if no step is left to be told, and return whether it was asked."""
+        if not self.left:
+            self.say(*wordings)
+        return not self.left
+
     def pick(self, options: Sequence):
         """One of `options`, chosen at random."""
         return self.rng.choice(options)
@@ -217,8 +223,7 @@ def savings(t: Tale) -> None:
     years = t.amount(2, 9)
     interest = t.step(f"{interest} * {years}")
     t.say(f"The interest is paid out after {years} years.")
-    if not t.left:
-        t.say(f"How many dollars of interest does {t.name} get?")
+    if t.ends(f"How many dollars of interest does {t.name} get?"):
         return
     if t.left >= 4:
         percent = t.amount(10, 30, 5)
@@ -229,8 +234,7 @@ def savings(t: Tale) -> None:
         monthly, months = t.amount(10, 120, 5), t.amount(3, 18)
         t.say(f"Besides, {t.name} has saved ${monthly} a month for {months} months in a jar at home.")
         balance = t.step(f"{balance} + {monthly} * {months}")
-    if not t.left:
-        t.say(f"How many dollars does {t.name} then have, capital and interest together?")
+    if t.ends(f"How many dollars does {t.name} then have, capital and interest together?"):
         return
     price = t.amount(200, 3000, 50)
     t.say(
@@ -318,12 +322,10 @@ def recipe(t: Tale) -> None:
         have = t.amount(100, 900, 50)
         t.say(f"There are {have} grams in the kitchen already, and only the rest is bought.")
         needed = t.step(f"{needed} - {have}")
-    if not t.left:
-        t.say(f"How many grams of {ingredient} are needed?")
+    if t.ends(f"How many grams of {ingredient} are needed?"):
         return
     kilos = t.step(f"{needed} / 1000")
-    if not t.left:
-        t.say(f"How many kilograms of {ingredient} are needed?")
+    if t.ends(f"How many kilograms of {ingredient} are needed?"):
         return
     price = t.pick(("1.2", "2", "2.5", "3", "4", "5"))
     t.step(f"{kilos} * {price}")
@@ -348,8 +350,7 @@ def factory(t: Tale) -> None:
     size = t.amount(4, 60)
     boxes = t.step(f"{made} / {size}", whole=True)
     t.say(f"The good ones are packed in boxes of {size}." if t.length > 2 else f"They are packed in boxes of {size}.")
-    if not t.left:
-        t.say("How many boxes are filled?")
+    if t.ends("How many boxes are filled?"):
         return
     price = t.price(2, 30)
     t.say(f"A box is sold for {dollars(price)}. How many dollars do all boxes bring in?")
@@ -366,20 +367,17 @@ def reading(t: Tale) -> None:
         t.say(f"On the day after that, {t.name} reads {more} pages.")
         done = t.step(f"{done} + {more}", whole=True)
     rest = t.step(f"{pages} - {done}", whole=True)
-    if not t.left:
-        t.say("How many pages are still to be read?")
+    if t.ends("How many pages are still to be read?"):
         return
     days = t.amount(2, 14)
     share = t.step(f"{rest} / {days}", whole=True)
     t.say(f"The rest is to be finished in {days} more days, with the same number of pages on each of them.")
-    if not t.left:
-        t.say("How many pages a day is that?")
+    if t.ends("How many pages a day is that?"):
         return
     seconds = t.amount(30, 150, 15)
     t.say(f"A page takes {t.name} {seconds} seconds.")
     minutes = t.step(f"{share} * {seconds} / 60")
-    if not t.left:
-        t.say(f"How many minutes does {t.name} read on each of these days?")
+    if t.ends(f"How many minutes does {t.name} read on each of these days?"):
         return
     t.step(f"{minutes} * {days}")
     t.say(f"How many minutes will {t.name} read in these {days} days?")
@@ -395,20 +393,17 @@ def journey(t: Tale) -> None:
         t.say(f"After a break, {t.name} goes on for {minutes[1]} minutes at {speeds[1]} km/h.")
         leg = t.step(f"{speeds[1]} * {minutes[1]} / 60")
         distance = t.step(f"{distance} + {leg}")
-    if not t.left:
-        t.say("How many kilometres is that in all?", f"How many kilometres does {t.name} cover in all?")
+    if t.ends("How many kilometres is that in all?", f"How many kilometres does {t.name} cover in all?"):
         return
     litres = t.price(5, 12)
     t.say(f"The {vehicle} uses {litres} litres of fuel for every 100 km.")
     fuel = t.step(f"{distance} * {litres} / 100")
-    if not t.left:
-        t.say("How many litres of fuel does the journey take?")
+    if t.ends("How many litres of fuel does the journey take?"):
         return
     price = t.pick(("1.2", "1.5", "1.6", "1.8", "2"))
     t.say(f"A litre costs {dollars(price)}.")
     cost = t.step(f"{fuel} * {price}")
-    if not t.left:
-        t.say("How many dollars does the fuel cost?")
+    if t.ends("How many dollars does the fuel cost?"):
         return
     people = t.amount(2, 5)
     t.step(f"{cost} / {people}")
