@@ -85,11 +85,6 @@ def test_a_line_that_is_no_object_is_named(tmp_path, line):
         read_questions(write(tmp_path / "q.jsonl", ROW, line))
 
 
-def test_an_empty_file_is_an_error(tmp_path):
-    with pytest.raises(ValueError, match=r"q\.jsonl: there is no question"):
-        read_questions(write(tmp_path / "q.jsonl", "\n"))
-
-
 JSON_VALUES = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text("aé \ud800", max_size=3),
     lambda values: st.lists(values, max_size=3) | st.dictionaries(st.sampled_from(list(ROW)), values, max_size=4),

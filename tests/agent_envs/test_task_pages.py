@@ -30,15 +30,7 @@ def test_a_page_is_what_the_code_says(id):
 
 def test_every_task_that_can_be_played_here_has_baselines_and_a_line_in_the_table():
     played = {row["id"] for row in ROWS}
-    without = {
-        "QA",
-        "Bamboogle",
-        "NQ",
-        "TriviaQA",
-        "PopQA",
-        "ALFWorld",
-        "WebShop",
-    }  # no questions, or no games, to measure on
+    without = "QA Bamboogle NQ TriviaQA PopQA ALFWorld WebShop".split()  # no questions, or no games, to measure on
     assert played == set(agent_envs.IDS) - {f"AgentR1/{name}-v0" for name in without}
     index = (task_pages.DOCS / "README.md").read_text(encoding="utf-8")
     assert all(f"[`{id}`]({task_pages.file_name(id)})" in index for id in agent_envs.IDS)

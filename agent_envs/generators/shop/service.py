@@ -1,8 +1,5 @@
-"""The shop's service desk: functions that read and change a shop's state, and reject what cannot be done.
-
-What the shop does not *want* done is in `POLICY` alone; some of it the functions would carry out all the same. `conduct`
-judges it.
-"""
+"""The shop's service desk: functions that read and change a shop's state, and reject what cannot be done. They carry out
+some of what `POLICY` forbids; `conduct` judges it."""
 
 import copy
 import inspect
@@ -52,7 +49,7 @@ def _watched(function: Callable) -> Callable:
 
 
 class Shop:
-    """The functions over one state; `load` starts anew. Every mistake of the caller is a ValueError that names it."""
+    """The functions over one state. A mistake of the caller is a ValueError."""
 
     watch: Watch | None
 
@@ -60,7 +57,7 @@ class Shop:
         self.load({"products": {}, "customers": {}, "orders": {}, "transfers": {}})
 
     def load(self, state: ShopState, watch: Watch | None = None) -> None:
-        """Start anew with a copy of `state`; nothing waits for confirmation. ``watch`` is told of every call that succeeds."""
+        """Start anew with a copy of `state`. ``watch`` is told of every call that succeeds."""
         self.state, self.watch = copy.deepcopy(state), watch
         self._unconfirmed: tuple[str, tuple] | None = None
 

@@ -284,7 +284,7 @@ def _column_values(schema: str, number: int, table: str, column: str) -> list[st
 
 
 def is_right(question: SQLQuestion, answer: str) -> bool:
-    """Whether a final answer says what the gold query selects; names in any order, averages and percentages to two decimals."""
+    """Whether an answer is the gold one; names in any order, averages and percentages to two decimals."""
     if question.kind != "names":
         return _equal(question.kind, answer.strip(), question.golds[0])
     names = [normalize_text(name) for name in re.split(r",\s*and\s|\sand\s|[,;\n]", answer) if name.strip()]
