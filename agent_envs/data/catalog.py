@@ -304,7 +304,7 @@ class CatalogEntry:
     title: str
     homepage: str
     repository: str  # on the hub
-    configuration: str | None
+    configuration: str | None = None
     official_files: Mapping[str, tuple[str, ...]]  # by split, the preferred file first; no key for a split it lacks
     parse: Parser  # of a record of an official file
     flashrag_files: Mapping[str, str]  # by split; FlashRAG's names are the same in the folders of all benchmarks
@@ -357,7 +357,6 @@ CATALOG: Mapping[str, CatalogEntry] = {
         homepage="https://github.com/Alab-NII/2wikimultihop",
         # The authors' own copy, xanhho/2WikiMultihopQA, is a loading script, which `datasets` has not supported since 4.0.
         repository="framolfese/2WikiMultihopQA",
-        configuration=None,
         official_files={"train": ("train.json",), "validation": ("dev.json",)},
         parse=parse_hotpotqa,
         flashrag_files=_FLASHRAG_DEV,
@@ -366,7 +365,6 @@ CATALOG: Mapping[str, CatalogEntry] = {
         title="MuSiQue",
         homepage="https://github.com/StonyBrookNLP/musique",
         repository="dgslibisey/MuSiQue",
-        configuration=None,
         official_files={
             "train": ("musique_ans_v1.0_train.jsonl", "musique_full_v1.0_train.jsonl"),
             "validation": ("musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl"),
@@ -378,7 +376,6 @@ CATALOG: Mapping[str, CatalogEntry] = {
         title="Bamboogle",
         homepage="https://github.com/ofirpress/self-ask",
         repository="chiayewken/bamboogle",
-        configuration=None,
         official_files={"validation": ("Bamboogle Prerelease - Sheet1.csv",)},
         parse=parse_bamboogle,
         flashrag_files=_FLASHRAG_TEST,
@@ -389,7 +386,6 @@ CATALOG: Mapping[str, CatalogEntry] = {
         title="NQ-open",
         homepage="https://github.com/google-research-datasets/natural-questions/tree/master/nq_open",
         repository="google-research-datasets/nq_open",
-        configuration=None,
         official_files={"train": ("NQ-open.train.jsonl",), "validation": ("NQ-open.dev.jsonl",)},
         parse=parse_nq,
         flashrag_files=_FLASHRAG_TEST,  # which is NQ-open's dev; FlashRAG's dev was cut off the training questions
@@ -413,7 +409,6 @@ CATALOG: Mapping[str, CatalogEntry] = {
         title="PopQA",
         homepage="https://github.com/AlexTMallen/adaptive-retrieval",
         repository="akariasai/PopQA",
-        configuration=None,
         official_files={"validation": ("popQA.tsv",)},
         parse=parse_popqa,
         flashrag_files=_FLASHRAG_TEST,
