@@ -87,25 +87,23 @@ BOMBS = [
     ENDLESS, ENDLESS.replace("ALL ", ""),
     "WITH RECURSIVE c(x) AS (SELECT 'aaaa' UNION ALL SELECT x || x FROM c) SELECT COUNT(*) FROM c",
     "SELECT COUNT(*) FROM " + ", ".join(f"pets p{i}" for i in range(40)),
-    nested(10, "x+x+x+x+x"),
     ENDLESS + " WHERE x LIKE '%1%1%1%1%1%1%1%1%1%x'",
     f"{ENDLESS} WHERE '{'a' * 900}' || x LIKE '{'%a' * 400}b'",
-    copies(40), copies(20, "SELECT x FROM a{0} UNION ALL SELECT x FROM a{0}"),
-    copies(20, "SELECT (SELECT x FROM a{0}) + (SELECT x FROM a{0}) AS x"),
-    copies(20, "SELECT p.x FROM 'a{0}' p, \"a{0}\" q"),
-    copies(20, "SELECT p.x FROM [a{0}] p, `A{0}` q").replace("AS (", "AS/**/NOT MATERIALIZED("),
+    copies(40), copies(30, "SELECT x FROM a{0} UNION ALL SELECT x FROM a{0}"),
+    copies(30, "SELECT (SELECT x FROM a{0}) + (SELECT x FROM a{0}) AS x"),
     f"WITH {FORWARD}, a30 AS (SELECT 1 x) SELECT x FROM a0",
     "WITH a AS (" * 25 + "SELECT 1 x" + ") SELECT p.x FROM a p, a q" * 25,
-    nested(8, "x+x+x+x+x+x+x+x+x+x"), nested(18, "(SELECT x) + (SELECT x)"),
+    nested(8, "x+x+x+x+x+x+x+x+x+x"), nested(24, "(SELECT x) + (SELECT x)"),
 ]  # fmt: skip
 
 
 @pytest.mark.parametrize("sql", WRITES + MISTAKES + BOMBS)
 def test_hostile_queries_are_refused_in_words_and_change_nothing(database, sql):
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
     with pytest.raises(QueryError) as error:
         database.query(sql)
     assert 0 < len(str(error.value)) <= 300
-    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss < 2_000_000  # KiB
+    assert resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before < 600_000  # KiB
     assert database.query("SELECT * FROM pets").rows == ((1, "Rex", 12.5), (2, "Tom", None), (3, "Ann_e", 4.0))
 
 

@@ -19,7 +19,7 @@ _MAX_INSTRUCTIONS = 1_000_000
 _MAX_LIKE = 1_000_000  # characters looked at by LIKE
 _MAX_VALUE = 1_000  # bytes of a string or row
 # Bytes of SQLite in this process. It copies what a query names several times, so a thousand characters can take gigabytes.
-_MAX_HEAP = 64 << 20
+_MAX_HEAP = 256 << 20
 _LIMITS = {
     sqlite3.SQLITE_LIMIT_LENGTH: _MAX_VALUE,
     sqlite3.SQLITE_LIMIT_EXPR_DEPTH: 60,
