@@ -120,7 +120,8 @@ def _explain(recipe: Mapping, rows: Mapping, several: bool) -> str:
 def mean_scores(results: Mapping) -> dict[str, dict[str, tuple[float, float | None]]]:
     """By agent and column, the mean score over seeds and half of its interval: over seeds, or where columns are pooled over
     questions and seeds."""
-    recipe, found = results["recipe"], {}
+    recipe = results["recipe"]
+    found: dict[str, dict[str, tuple[float, float | None]]] = {}
     for agent, own in results["rows"].items():
         if pooled := recipe["pooled"]:
             tasks_of = {name: [name] for name in recipe["tasks"]} | {" + ".join(recipe["pooled"]): pooled}

@@ -329,7 +329,7 @@ def not_theirs(d: Draft) -> Wording:
     return lambda: d.rng.choice(wordings).format(order)
 
 
-_BY_NAME = (
+_BY_NAME: tuple[Callable[[Draft], Wording], ...] = (
     *(cancel, cancel_shipped, cancel_large, order_address, shipped_address, account_address),
     *(quantity, quantity_large, remove, exchange, exchange_cheapest, exchange_or),
 )
