@@ -6,20 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
-COMMANDS = (
-    "grpo",
-    "ppo",
-    "rloo",
-    "reinforce",
-    "gigpo",
-    "starpo",
-    "sft",
-    "play",
-    "evaluate",
-    "export",
-    "export_episodes",
-    "report",
-)
+COMMANDS = "grpo ppo rloo reinforce gigpo starpo sft play evaluate export export_episodes report".split()
 
 
 def main() -> None:

@@ -20,7 +20,7 @@ from trainers import inputs
 from trainers.cli import parse
 from trainers.config import Checks
 from trainers.runtime.errors import UserError
-from trainers.runtime.integrity import CARD_FILE, CURVE_FILE, is_written_here
+from trainers.runtime.integrity import CARD_FILE, is_written_here
 
 
 @dataclass(kw_only=True)
@@ -56,7 +56,6 @@ if __name__ == "__main__":
     ARGS = parse(Args(), __doc__, "export")  # before torch is imported: --help and mistakes answer at once
 
 import json
-import shutil
 
 import torch
 
@@ -100,8 +99,6 @@ def _export(args: Args) -> Path:
     texts = {CARD_FILE: card.make_card_of(args.checkpoint, base_model=args.base_model)} if of_run else {}
     tokenizer = None if has_lora else policy.tokenizer  # an adapter's is that of its base
     path = checkpoint.save(args.out, model=model, tokenizer=tokenizer, optimizers=[], step=0, extra=kept, texts=texts)
-    if (picture := args.checkpoint / CURVE_FILE).is_file():
-        shutil.copyfile(picture, path / CURVE_FILE)
     task = f" --env {saved['env']}" if "env" in saved else ""
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())
     print(f"{path}: {size / 2**20:.1f} MiB. python -m trainers.evaluate --checkpoint {args.out}{task}")

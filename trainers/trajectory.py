@@ -106,42 +106,23 @@ def to_sequences(steps: list[Step]) -> list[Sequence]:
 
 @dataclass(slots=True, kw_only=True)
 class Batch:
-    """Right-padded sequences; all tensors are [B, T] unless said otherwise.
+    """Right-padded sequences. All tensors are [B, T] and zero where the mask is 0, unless a comment says otherwise."""
 
-    Attributes:
-        ids: int64, padded with the pad id.
-        lengths: int64 [B], real tokens in each row; the pad id may equal the eos id.
-        mask: bool, the action mask. ``mask[:, 0]`` is never set: nothing predicts the first token.
-        logprobs: float32, log-probabilities at sampling time; 0 where the mask is 0.
-        rewards: float32, each turn's reward at its last sampled token.
-        turns: int64, the number of each action token's turn within its trajectory, from 0; -1 where the mask is 0.
-        trajectory: int64 [B], which of the collated trajectories a row belongs to.
-
-    An update adds, float32 and zero where the mask is 0:
-
-        sequence_tokens: int64 [B], the action tokens of a row's trajectory, over all its rows.
-        other_log_ratios: [B], Σ log r over those of them that other rows hold; for GSPO.
-        advantages: of the action tokens.
-        importance_weights: factors of the tokens' losses where the sampler differs from the trainer.
-        sampler_logprobs: then those at sampling time, and ``logprobs`` are the trainer's own before the update.
-        reference_logprobs: of the reference policy of a KL penalty.
-        values, value_targets: the critic's estimates before the update, and their targets.
-    """
-
-    ids: torch.Tensor
-    lengths: torch.Tensor
-    mask: torch.Tensor
-    logprobs: torch.Tensor
-    rewards: torch.Tensor
-    turns: torch.Tensor
-    trajectory: torch.Tensor
-    sequence_tokens: torch.Tensor | None = None
-    other_log_ratios: torch.Tensor | None = None
+    ids: torch.Tensor  # int64, padded with the pad id
+    lengths: torch.Tensor  # int64 [B], real tokens in each row; the pad id may equal the eos id
+    mask: torch.Tensor  # bool, the action mask; mask[:, 0] is never set: nothing predicts the first token
+    logprobs: torch.Tensor  # float32, at sampling time
+    rewards: torch.Tensor  # float32, each turn's reward at its last sampled token
+    turns: torch.Tensor  # int64, each action token's turn within its trajectory, from 0; -1 where the mask is 0
+    trajectory: torch.Tensor  # int64 [B], which of the collated trajectories a row belongs to
+    # What an update adds, float32:
+    sequence_tokens: torch.Tensor | None = None  # int64 [B], the action tokens of a row's trajectory, over all its rows
+    other_log_ratios: torch.Tensor | None = None  # [B], Σ log r over those of them that other rows hold; for GSPO
     advantages: torch.Tensor | None = None
-    importance_weights: torch.Tensor | None = None
-    sampler_logprobs: torch.Tensor | None = None
-    reference_logprobs: torch.Tensor | None = None
-    values: torch.Tensor | None = None
+    importance_weights: torch.Tensor | None = None  # factors of losses where the sampler differs from the trainer
+    sampler_logprobs: torch.Tensor | None = None  # then those at sampling time; ``logprobs`` are the trainer's own
+    reference_logprobs: torch.Tensor | None = None  # of the reference policy of a KL penalty
+    values: torch.Tensor | None = None  # the critic's estimates before the update
     value_targets: torch.Tensor | None = None
 
     def __getitem__(self, rows: torch.Tensor) -> "Batch":
@@ -160,25 +141,15 @@ class Batch:
 
 @dataclass(slots=True, kw_only=True)
 class PackedEpisodes:
-    """A batch as advantage estimators see it: the policy's own tokens side by side, one trajectory a row.
+    """A batch as advantage estimators see it: the policy's own tokens side by side, one trajectory a row."""
 
-    Attributes:
-        returns: float32 [N], of whole episodes.
-        rewards: float32 [N, A], each turn's at its last token.
-        mask: bool [N, A].
-        turns: int64 [N, A], -1 outside the mask.
-        groups: int64 [N], attempts at the same question share a number.
-        valid: bool [N]; the others ended in a tool failure.
-        anchors: for each trajectory, the label of the state before each turn.
-    """
-
-    returns: torch.Tensor
-    rewards: torch.Tensor
-    mask: torch.Tensor
-    turns: torch.Tensor
-    groups: torch.Tensor
-    valid: torch.Tensor
-    anchors: SequenceOf[SequenceOf[Hashable]]
+    returns: torch.Tensor  # float32 [N], of whole episodes
+    rewards: torch.Tensor  # float32 [N, A], each turn's at its last token
+    mask: torch.Tensor  # bool [N, A]
+    turns: torch.Tensor  # int64 [N, A], -1 outside the mask
+    groups: torch.Tensor  # int64 [N], attempts at the same question share a number
+    valid: torch.Tensor  # bool [N]; the others ended in a tool failure
+    anchors: SequenceOf[SequenceOf[Hashable]]  # for each trajectory, the label of the state before each turn
 
 
 def collate(trajectories: list[Trajectory], pad_id: int) -> Batch:

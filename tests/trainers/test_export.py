@@ -80,31 +80,22 @@ def test_what_is_no_checkpoint_is_said(base, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("env", "kwargs", "is_other"),
+    ("env", "kwargs", "here"),
     [
-        ("AgentR1/HotpotQA-v0", {"k": 2, "max_chars": 500, "data": "elsewhere", "source": "local"}, False),
-        ("MuSiQue", {"max_chars": 500, "k": 2}, False),
-        ("AgentR1/MuSiQue-v0", {"data": "elsewhere"}, True),
-        ("HotpotQA", {"k": 2, "max_chars": 1200}, True),
-        ("AgentR1/Mixture-v0", {"tasks": {}, "k": 3}, True),
-        ("AgentR1/FrozenLake-v0", {}, False),  # nothing that it was trained with has a meaning there
+        ("AgentR1/HotpotQA-v0", {"k": 2, "max_chars": 500, "data": "elsewhere", "source": "local"}, None),
+        ("AgentR1/Mixture-v0", {"k": 2, "max_chars": 500, "tasks": {"HotpotQA": 1, "NQ": 1}}, None),
+        ("MuSiQue", {"max_chars": 500, "k": 2}, '{"k": 2, "max_chars": 500}'),
+        ("HotpotQA", {"k": 2, "max_chars": 1200}, '{"k": 2, "max_chars": 1200}'),
+        ("AgentR1/Mixture-v0", {"tasks": {}, "k": 3}, '{"k": 3}'),
+        ("AgentR1/FrozenLake-v0", {}, "{}"),
     ],
 )
-def test_an_agent_that_plays_with_another_interface_is_named(env, kwargs, is_other, capsys):
+def test_an_agent_in_another_task_or_with_another_interface_is_named(env, kwargs, here, capsys):
     warn_of_other_env_kwargs("my-agent", EXPORTED, env, json.dumps(kwargs))
-    said = capsys.readouterr().err
-    assert ('my-agent was trained with {"k": 2, "max_chars": 500} among' in said) == is_other
-    trained_elsewhere = "my-agent was trained on AgentR1/HotpotQA-v0; here --env is " in said
-    assert trained_elsewhere == ("HotpotQA" not in env)
-    assert bool(said) == (is_other or trained_elsewhere)
-    warn_of_other_env_kwargs("an older one", {"env": "AgentR1/HotpotQA-v0"}, env, json.dumps(kwargs))
-    assert not capsys.readouterr().err
-
-
-def test_of_which_tasks_an_exported_mixture_was_nobody_knows(capsys):
-    trained = {"env": "AgentR1/Mixture-v0", "env_kwargs": json.dumps({"k": 2})}
-    warn_of_other_env_kwargs("my-agent", trained, "HotpotQA", '{"k": 2}')
-    assert not capsys.readouterr().err
-    trained["env_kwargs"] = json.dumps({"k": 2, "tasks": {"MuSiQue": 1}})
-    warn_of_other_env_kwargs("my-agent", trained, "HotpotQA", '{"k": 2}')
-    assert "was trained on AgentR1/Mixture-v0, AgentR1/MuSiQue-v0; here" in capsys.readouterr().err
+    warning = capsys.readouterr().err
+    trained = 'Warning: my-agent was trained on AgentR1/HotpotQA-v0 with {"k": 2, "max_chars": 500}, '
+    assert (
+        not warning
+        if here is None
+        else warning.startswith(trained) and warning.endswith(f"here it is {env} with {here}\n")
+    )

@@ -1,7 +1,6 @@
 """Model cards: the README.md of a checkpoint with the metadata of the Hugging Face hub; and pushing. Imports no torch."""
 
 import json
-import math
 import shlex
 import sys
 from collections.abc import Mapping
@@ -17,16 +16,7 @@ from retrieval_index import durable
 from trainers import inputs
 from trainers.checkpoints.settings import ARGUMENTS_FILE, select_interface
 from trainers.episodes.report import tables
-from trainers.runtime.integrity import (
-    CARD_FILE,
-    CHECKSUMS_FILE,
-    CURVE_FILE,
-    STATE_FILE,
-    STEP_FOLDER,
-    step_folders,
-    step_of,
-)
-from trainers.runtime.progress import METRICS_FILE, read_metrics
+from trainers.runtime.integrity import CARD_FILE, CHECKSUMS_FILE, STATE_FILE, STEP_FOLDER, step_folders, step_of
 
 _PRIVATE = STATE_FILE, CHECKSUMS_FILE, ARGUMENTS_FILE  # for training on, here
 _HIDDEN = {
@@ -58,7 +48,6 @@ def make_card(
         f"A language model that uses tools over many turns. The weights {which}.",
         f"## Task\n\n`{env}`{given}, a [Gymnasium](https://gymnasium.farama.org) environment of text.",
         _describe_evaluation(run, folder, summary or {}),
-        _describe_curve(run, float(step[1]) if step else math.inf, bool(summary) and (run / CURVE_FILE).is_file()),
         f"## Command\n\n```bash\n{_write_command(arguments)}\n```",
         f"## Use\n\n```bash\npip install agent-r1-envs\npython -m trainers.play --agent FOLDER_OR_ID --env {env}{use}\n```\n\n"
         "Give the environment the arguments that the model was trained with: they decide what it reads.",
@@ -75,13 +64,10 @@ def make_card_of(folder: Path, base_model: str = "") -> str:
 
 
 def write_cards(run: Path) -> None:
-    """Write the cards of all checkpoints of a run that has ended anew, with its table and its curve."""
+    """Write the cards of all checkpoints of a run that has ended anew, with its table."""
     for folder in (*step_folders(run), run / "best"):
-        if not _read(folder / ARGUMENTS_FILE):  # none, or damaged
-            continue
-        if (picture := run / CURVE_FILE).is_file():
-            (folder / CURVE_FILE).write_bytes(picture.read_bytes())
-        durable.write_text(folder / CARD_FILE, make_card_of(folder))
+        if _read(folder / ARGUMENTS_FILE):  # else none, or damaged
+            durable.write_text(folder / CARD_FILE, make_card_of(folder))
 
 
 def push(folder: Path, repository: str) -> bool:
@@ -101,6 +87,7 @@ def push(folder: Path, repository: str) -> bool:
 def _describe_metadata(arguments: Mapping[str, Any], base_model: str | None) -> str:
     """The head of a card. The hub takes only names of its own for models and data sets, so others are left out."""
     is_adapter, start = base_model is not None, base_model or str(arguments["model"])
+    kind = ["lora"] if is_adapter else []
     on_hub = start != "tiny" and inputs.is_hub_id(start) and "/" in start
     tasks = json.loads(arguments["env_kwargs"]).get("tasks")
     specs = [gymnasium.registry.get(id) for id in (arguments["env"], *(tasks if isinstance(tasks, Mapping) else ()))]
@@ -110,14 +97,7 @@ def _describe_metadata(arguments: Mapping[str, Any], base_model: str | None) -> 
         pipeline_tag="text-generation",
         base_model=start if on_hub else None,
         base_model_relation=("adapter" if is_adapter else "finetune") if on_hub else None,
-        tags=[
-            "agent-r1-envs",
-            "reinforcement-learning",
-            "tool-use",
-            "agent",
-            arguments["algorithm"],
-            *["lora"] * is_adapter,
-        ],
+        tags=["agent-r1-envs", "reinforcement-learning", "tool-use", "agent", arguments["algorithm"], *kind],
         datasets=[CATALOG[name].repository for name in names if name in CATALOG] or None,
     )
     return data.to_yaml()
@@ -136,20 +116,6 @@ def _describe_evaluation(run: Path, folder: str, summary: Mapping) -> str:
     last = max(map(step_of, step_folders(run)), default=0)
     whose = "" if folder == f"checkpoint-{last}" else f" The trained policy is that after {last} updates."
     return f"## Evaluation\n\nAll questions are held out. Source: {summary['source']}.{whose}\n\n{tables.table(summary['rows'])}"
-
-
-def _describe_curve(run: Path, until: float, with_picture: bool) -> str:
-    """About ten of the evaluations in training; the first metric of a line is the task's own."""
-    lines = read_metrics(run / METRICS_FILE) if (run / METRICS_FILE).is_file() else []
-    key = next((name for line in lines for name in line if name.startswith("eval/")), "")
-    points = [(line["step"], line[key]) for line in lines if line.get(key) is not None and line["step"] <= until]
-    shown = dict([*points[:: max(1, len(points) // 10)], *points[-1:]])
-    if not shown:
-        return ""
-    rows = "".join(f"| {step} | {score:.3f} |\n" for step, score in shown.items())
-    called = key.removeprefix("eval/")
-    picture = f"![held-out {called} in training]({CURVE_FILE})\n\n" if with_picture else ""
-    return f"## Learning curve\n\n{picture}| update | held-out {called} |\n| ---: | ---: |\n{rows}".strip()
 
 
 def _write_command(arguments: Mapping[str, Any]) -> str:

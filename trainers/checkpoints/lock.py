@@ -14,7 +14,7 @@ from filelock import FileLock, Timeout
 from retrieval_index.printable import printable
 from trainers.runtime.errors import UserError
 
-LOCK_FILE = ".lock"  # it also says who holds the folder, until it is given back in good order
+LOCK_FILE = ".lock"  # it also says who holds the folder
 LEAST_FREE = 2**26  # bytes: checkpoints of the tiny policy, a few times over
 
 
@@ -36,19 +36,17 @@ def hold_folder(folder: Path) -> Iterator[None]:
     try:
         lock.acquire(blocking=False)
     except Timeout:
-        raise FolderInUse(
-            f"{folder} is in use by {_read_holder(file) or 'another process'}: give another --out, or wait for it"
-        ) from None
+        holder = printable(file.read_text(encoding="utf-8", errors="replace")) or "another process"
+        raise FolderInUse(f"{folder} is in use by {holder}: give another --out, or wait for it") from None
     except OSError as error:
         raise UserError(
             f"{folder} is on a file system without locks ({error.strerror}), where two runs could write at once: give an "
             "--out elsewhere"
         ) from error
     try:
-        _write_holder(file)
+        started = f"{datetime.now():%Y-%m-%d %H:%M:%S} ({' '.join(sys.argv)})"
+        file.write_text(f"process {os.getpid()} on {socket.gethostname()} since {started}")
         yield
-        with suppress(OSError):
-            file.write_text("")
     finally:
         if made and os.listdir(folder) == [LOCK_FILE]:
             file.unlink()
@@ -90,19 +88,3 @@ def check_writable(folder: Path, advice: str = "give another --out") -> None:
         raise UserError(f"cannot write to {folder} ({error.strerror}): {advice}") from error
     if free < LEAST_FREE:
         raise UserError(f"{folder} is on a disk with {free / 2**20:.0f} MiB left: make room, or {advice}")
-
-
-def _write_holder(file: Path) -> None:
-    """Say who holds the lock. It may not be seen on other machines that share the folder: who did not give it back is named."""
-    host = socket.gethostname()
-    if (before := _read_holder(file)) and f" on {host} since " not in before:
-        print(
-            f"Warning: {file.parent} was held by {before}, and locks may not reach that far: if it is at work still, stop "
-            "one of the two",
-            file=sys.stderr,
-        )
-    file.write_text(f"process {os.getpid()} on {host} since {datetime.now():%Y-%m-%d %H:%M:%S} ({' '.join(sys.argv)})")
-
-
-def _read_holder(file: Path) -> str:
-    return printable(file.read_text(encoding="utf-8", errors="replace"))

@@ -7,8 +7,6 @@ from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
-import gymnasium
-
 from trainers.config import TrainArgs, mutable_on_resume
 from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import step_folders
@@ -53,45 +51,28 @@ def select_interface(env_kwargs: str) -> dict[str, Any]:
 
 
 def warn_of_other_env_kwargs(name: str, saved: Mapping[str, Any], env: str, env_kwargs: str) -> None:
-    """Say in a line where an agent is to play another task than it was trained on, or one with other arguments.
+    """Warn if an agent is to act in another task than it was trained on, or with other arguments of the interface.
 
-    Args:
-        name: of the agent.
-        saved: the `settings` that its checkpoint keeps, or as much of them as was exported.
-        env: where it is to play. In a task of another kind arguments mean something else.
+    ``saved``: the `settings` in its checkpoint, or as much of them as was exported.
     """
     if "env_kwargs" not in saved:
         return
-    known = _tasks(saved["env"], saved["env_kwargs"])
-    is_unknown = "Mixture" in saved["env"] and len(known) == 1  # an exported agent does not say of which tasks
-    if not is_unknown and not known & _tasks(env, env_kwargs):
-        print(f"Warning: {name} was trained on {', '.join(sorted(known))}; here --env is {env}", file=sys.stderr)
-    if _kind(saved["env"]) != _kind(env):
-        return
+    tasks = _list_tasks(saved["env"], saved["env_kwargs"])
     trained, here = select_interface(saved["env_kwargs"]), select_interface(env_kwargs)
-    if trained != here:
+    if trained != here or not tasks & _list_tasks(env, env_kwargs):
         print(
-            f"Warning: {name} was trained with {json.dumps(trained)} among its --env-kwargs, which decide what it reads and may "
-            f"do; here it is {json.dumps(here)}",
+            f"Warning: {name} was trained on {', '.join(sorted(tasks))} with {json.dumps(trained)}, which decides what it reads "
+            f"and may do; here it is {env} with {json.dumps(here)}",
             file=sys.stderr,
         )
 
 
-def _tasks(env: str, env_kwargs: str) -> set[str]:
-    """The id of an environment; of a mixture also those of its tasks."""
+def _list_tasks(env: str, env_kwargs: str) -> set[str]:
+    """List the id of an environment, and of a mixture those of its tasks."""
     from agent_envs.registration import full_id
 
     tasks = json.loads(env_kwargs or "{}").get("tasks") if "Mixture" in env else None
     return {full_id(env), *map(full_id, tasks or ())}
-
-
-def _kind(env: str) -> str:
-    """Tasks with one set of arguments: all questions over a corpus, and their mixtures, are one kind."""
-    from agent_envs.registration import full_id
-
-    spec = gymnasium.registry.get(full_id(env))
-    is_about_questions = spec is not None and ("benchmark" in spec.kwargs or "Mixture" in spec.id)
-    return "questions" if is_about_questions else str(spec.id if spec else env)
 
 
 def describe_arguments(args: Any) -> str:

@@ -86,10 +86,6 @@ class KVCache(Cache):
             for buffer in layer:
                 buffer[to_rows, :, :width] = buffer[from_rows, :, :width]
 
-    def swap_rows(self, a: list[int], b: list[int], width: int) -> None:
-        """Exchange rows ``a`` and ``b``, over their first ``width`` columns."""
-        self.copy_rows(a + b, b + a, width)
-
     @property
     def nbytes(self) -> int:
         """The size of the buffers, in bytes."""

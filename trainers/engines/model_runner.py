@@ -41,8 +41,8 @@ class ModelRunner:
         if not self._runs_as_llama and (reason := self._find_difference(1e-3 if exact else 0.25)):
             raise UserError(f"{kind} cannot be sampled from with this engine's cache ({reason}): try --engine vllm")
         if on_gpu and not self._runs_as_llama:
-            told = f"{kind} is sampled from in the library's layers, without CUDA graphs: several times as slow"
-            warnings.warn(told, stacklevel=3)
+            slow = f"{kind} is sampled from in the library's layers, without CUDA graphs: several times as slow"
+            warnings.warn(slow, stacklevel=3)
         if on_gpu and self._runs_as_llama:
             self._graphs = CUDAGraphCache()
 

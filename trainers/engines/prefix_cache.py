@@ -11,18 +11,12 @@ from trainers.engines.kv_cache import KVCache
 
 @dataclass(slots=True, eq=False)
 class CachedSequence:
-    """A sequence of tokens that conversations have in common.
+    """A sequence of tokens that conversations have in common."""
 
-    Attributes:
-        index: its row in the KV cache.
-        keys: the conversations, each of which begins with ``ids``, the cached tokens.
-        next_id: the token that is run next, if a turn is open.
-    """
-
-    index: int
-    keys: list[int]
-    ids: list[int] = field(default_factory=list)
-    next_id: int | None = None
+    index: int  # its row in the KV cache
+    keys: list[int]  # the conversations
+    ids: list[int] = field(default_factory=list)  # the cached tokens, with which each of the conversations begins
+    next_id: int | None = None  # the token that is run next, if a turn is open
 
 
 class PrefixCache:
@@ -84,7 +78,7 @@ class PrefixCache:
         outside = [i for i in chosen if i >= len(sequences)]
         if inside:
             width = max(len(self.sequences[i].ids) for i in inside + outside)
-            self.kv_cache.swap_rows(inside, outside, width)
+            self.kv_cache.copy_rows(inside + outside, outside + inside, width)
             for a, b in zip(inside, outside, strict=True):
                 self.sequences[a], self.sequences[b] = self.sequences[b], self.sequences[a]
                 self.sequences[a].index, self.sequences[b].index = a, b

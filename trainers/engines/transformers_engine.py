@@ -31,8 +31,8 @@ class TransformersEngine:
         window = getattr(policy.model.config.get_text_config(), "sliding_window", None) or math.inf
         self.max_length = min(policy.max_length, window)
         if window < policy.max_length:
-            told = f"conversations end at {window} tokens, the window of {type(policy.model).__name__}'s attention"
-            warnings.warn(f"{told}: take short passages (k, max_chars), another model, or --engine vllm", stacklevel=2)
+            limit = f"conversations end at {window} tokens, the window of {type(policy.model).__name__}'s attention"
+            warnings.warn(f"{limit}: take short passages (k, max_chars), another model, or --engine vllm", stacklevel=2)
         self.reset()
 
     @property

@@ -28,25 +28,17 @@ Pieces = Callable[[Sequence[int]], list[str]]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Origin:
-    """What the episodes of an agent have in common.
+    """What the episodes of an agent have in common."""
 
-    Attributes:
-        phase: "evaluation" or "training".
-        step: updates done by then; in training the number of the update that learns from the episode, from 1.
-        agent: the name of its row in the table; ``name`` in keys, without "/".
-        score: the name of the primary metric.
-        in_table: whether it is an episode of the closing table.
-    """
-
-    phase: str
-    agent: str
-    name: str
+    phase: str  # "evaluation" or "training"
+    agent: str  # the name of its row in the table
+    name: str  # the agent in keys, without "/"
     env: str
     split: str
     source: str
-    score: str
-    step: int = 0
-    in_table: bool = False
+    score: str  # the name of the primary metric
+    step: int = 0  # updates done by then; in training the number of the update that learns from the episode, from 1
+    in_table: bool = False  # whether it is an episode of the closing table
 
 
 @dataclass(slots=True)

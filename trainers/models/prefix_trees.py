@@ -19,19 +19,12 @@ TOKEN_COST = 1000
 
 @dataclass(slots=True, kw_only=True)
 class PrefixTrees:
-    """The rows of a batch as prefix trees, of which each is a row here and each token is a node.
+    """The rows of a batch as prefix trees, of which each is a row here and each token is a node."""
 
-    Attributes:
-        ids: int64 [R, L], the tokens of each tree in depth-first order; 0 behind the last.
-        positions: int64 [R, L], how many ancestors a node has.
-        subtree_ends: int64 [R, L], the column behind a node's last descendant.
-        node_index: int64 [B, T], the node of each of the batch's tokens, in the flattened trees; 0 for padding.
-    """
-
-    ids: torch.Tensor
-    positions: torch.Tensor
-    subtree_ends: torch.Tensor
-    node_index: torch.Tensor
+    ids: torch.Tensor  # int64 [R, L], the tokens of each tree in depth-first order; 0 behind the last
+    positions: torch.Tensor  # int64 [R, L], how many ancestors a node has
+    subtree_ends: torch.Tensor  # int64 [R, L], the column behind a node's last descendant
+    node_index: torch.Tensor  # int64 [B, T], the node of each of the batch's tokens, in the flattened trees; 0: padding
 
     @property
     def attention_mask(self) -> torch.Tensor:

@@ -21,17 +21,11 @@ TOKEN_COST = 10**9  # for `group_by_prefix`: whatever is shared is saved
 
 @dataclass(slots=True, kw_only=True)
 class Rows:
-    """The rows of a batch that have tokens of their own, as nodes.
+    """The rows of a batch that have tokens of their own, as nodes."""
 
-    Attributes:
-        queries: int64 [N], of each row in turn the nodes that no earlier one has: each node once.
-        keys: int64 [K], of each row in turn all its nodes; the last ones are its queries.
-        sizes: how many queries and keys each row has.
-    """
-
-    queries: torch.Tensor
-    keys: torch.Tensor
-    sizes: list[tuple[int, int]]
+    queries: torch.Tensor  # int64 [N], of each row in turn the nodes that no earlier one has: each node once
+    keys: torch.Tensor  # int64 [K], of each row in turn all its nodes; the last ones are its queries
+    sizes: list[tuple[int, int]]  # how many queries and keys each row has
 
 
 def pack_rows(trees: PrefixTrees, lengths: torch.Tensor) -> tuple[dict[str, Any], torch.Tensor]:

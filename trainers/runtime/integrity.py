@@ -9,7 +9,7 @@ from trainers.runtime.errors import UserError
 
 STATE_FILE = "trainer_state.pt"
 CHECKSUMS_FILE = "SHA256SUMS"  # in the format of sha256sum, which can check it too
-CARD_FILE, CURVE_FILE = "README.md", "learning_curve.png"  # for readers: they may change, and have no checksum
+CARD_FILE = "README.md"  # for readers: it may change, and has no checksum
 STEP_FOLDER = re.compile(r"checkpoint-(\d+)")
 _READ = {".safetensors", ".bin", ".pt", ".json", ".jinja", ".model", ".txt"}  # of files that a model is loaded from
 
@@ -85,10 +85,9 @@ def step_of(folder: Path) -> int:
 
 
 def write_checksums(folder: Path) -> None:
-    """Write the checksums of all files of a folder but those for readers."""
+    """Write the checksums of all files of a folder but its card."""
     names = sorted(path.relative_to(folder).as_posix() for path in folder.rglob("*") if path.is_file())
-    names = [name for name in names if name not in (CARD_FILE, CURVE_FILE)]
-    text = "".join(f"{_checksum(folder / name)}  {name}\n" for name in names)
+    text = "".join(f"{_checksum(folder / name)}  {name}\n" for name in names if name != CARD_FILE)
     (folder / CHECKSUMS_FILE).write_text(text, encoding="utf-8")
 
 

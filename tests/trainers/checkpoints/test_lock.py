@@ -72,23 +72,6 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
         pass
 
 
-def test_a_holder_on_another_machine_that_gave_no_lock_back_is_named(tmp_path, monkeypatch, capsys):
-    with monkeypatch.context() as elsewhere:
-        elsewhere.setattr(lock.socket, "gethostname", lambda: "far-away")
-        with hold_folder(tmp_path):
-            pass
-        with hold_folder(tmp_path):
-            holder = (tmp_path / ".lock").read_bytes()
-    with hold_folder(tmp_path):
-        pass
-    assert capsys.readouterr().err == "", "it was given back"
-    (tmp_path / ".lock").write_bytes(holder + b"\xff\x1b[2J")
-    with hold_folder(tmp_path):
-        pass
-    said = capsys.readouterr().err
-    assert f"was held by process {os.getpid()} on far-away since" in said and "\x1b" not in said
-
-
 def test_what_another_process_makes_is_waited_for(tmp_path):
     """Two runs of one seed need the same cold start: one of them makes it."""
     path, made = tmp_path / "cold-start", []

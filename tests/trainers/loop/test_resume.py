@@ -95,7 +95,7 @@ def test_fine_tuning_goes_on_likewise(folder, model_folder, capsys):
             parse(sft.Args(), "", "sft", words + given)
         assert f"{given[0][2:]}=" in capsys.readouterr().err
     text = (folder / "sft" / "best" / "README.md").read_text()
-    assert "| update | held-out loss |" in text and "--script oracle --script scripted" in text
+    assert "--script oracle --script scripted" in text
 
 
 def test_a_checkpoint_says_what_it_is(run, args):
@@ -103,17 +103,16 @@ def test_a_checkpoint_says_what_it_is(run, args):
     text = (path / "README.md").read_text()
     data = ModelCard.load(path / "README.md").data
     assert data.library_name == "transformers" and "grpo" in data.tags and data.base_model is None
-    for part in ("`AgentR1/MiniWiki-v0` with", "| Trained with GRPO", "| update | held-out em |", "--turn-credit"):
+    for part in ("`AgentR1/MiniWiki-v0` with", "| Trained with GRPO", "--turn-credit"):
         assert part in text, part
-    assert str(run.parent) not in text and "![" in text
-    assert (path / "learning_curve.png").read_bytes().startswith(b"\x89PNG")
-    checkpoint.verify(path)  # card and picture were written anew, and are no damage
+    assert str(run.parent) not in text
+    checkpoint.verify(path)  # the card was written anew, and is no damage
     (path / "README.md").write_text("mine")
     checkpoint.verify(path)
 
 
 def test_what_lies_on_the_hub_is_not_for_training_alone(run, hub, folder):
-    assert {"README.md", "model.safetensors", "tokenizer.json", "learning_curve.png"} <= hub["me/agent"]
+    assert {"README.md", "model.safetensors", "tokenizer.json"} <= hub["me/agent"]
     assert not hub["me/agent"] & {"trainer_state.pt", "SHA256SUMS", "arguments.json"}
     out = export.main(export.Args(checkpoint=run / "checkpoint-1", out=folder / "given", push_to_hub="me/other"))
     assert (out / "README.md").is_file() and hub["me/other"] >= {"README.md", "model.safetensors"}

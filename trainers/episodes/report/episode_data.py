@@ -35,19 +35,12 @@ _UNREADABLE = AttributeError, LookupError, TypeError, ValueError  # what a recor
 
 @dataclass(frozen=True, slots=True)
 class Chosen:
-    """The episodes of a page, by part.
+    """The episodes of a page, by part."""
 
-    Attributes:
-        files: where its episodes are; None if it has none.
-        by_part: the fields ``_SUMMED_UP`` of all its episodes.
-        keys: those of its episodes that are in the page.
-        newest: as in `page.write`.
-    """
-
-    files: Sequence[Path | None]
-    by_part: list[list[dict]]
-    keys: list[set[str]]
-    newest: int | None
+    files: Sequence[Path | None]  # where its episodes are; None if it has none
+    by_part: list[list[dict]]  # the fields ``_SUMMED_UP`` of all its episodes
+    keys: list[set[str]]  # those of its episodes that are in the page
+    newest: int | None  # as in `page.write`
 
     @property
     def left_out(self) -> int:
