@@ -110,9 +110,7 @@ def _build_form(defaults: Any, shows_all: bool) -> type:
     """The dataclass that tyro fills in: the same one, with its help, what the help leaves out, and without its checks."""
     kind, texts = type(defaults), dict[str, str]()
     for owner in reversed(kind.__mro__[:-1]):  # the last to declare an argument explains it
-        texts |= {
-            param.arg_name: " ".join((param.description or "").split()) for param in parse_from_object(owner).params
-        }
+        texts |= {p.arg_name: " ".join((p.description or "").split()) for p in parse_from_object(owner).params}
     markers = {f.name: [tyro.conf.arg(help=texts.get(f.name, ""))] for f in fields(defaults)}
     for name in config.select_options(defaults, "config"):
         markers[name] += [tyro.conf.Suppress, tyro.conf.Fixed]
@@ -140,19 +138,17 @@ def _describe(defaults: Any, description: str | None, shows_all: bool) -> str:
 @contextlib.contextmanager
 def _in_one_line(program: str) -> Iterator[None]:
     """Print what tyro says about a mistake in one line; by itself it draws a box."""
-    said = io.StringIO()
+    output = io.StringIO()
     try:
-        with contextlib.redirect_stderr(said):
+        with contextlib.redirect_stderr(output):
             yield
     except SystemExit as end:
         if not end.code:
             raise
-        lines = [
-            line.strip("│╭╮╰╯─ ") for line in said.getvalue().splitlines()[1:]
-        ]  # a rule between parts is left empty
+        lines = [line.strip("│╭╮╰╯─ ") for line in output.getvalue().splitlines()[1:]]  # a rule becomes an empty line
         parts = [" ".join(part) for empty, part in itertools.groupby(lines, key=lambda line: not line) if not empty]
-        told = [part.rstrip(".") for part in parts if not part.startswith("For full helptext")]
-        _fail(program, f"{'; '.join(told)}. --help explains the options")
+        mistakes = [part.rstrip(".") for part in parts if not part.startswith("For full helptext")]
+        _fail(program, f"{'; '.join(mistakes)}. --help explains the options")
 
 
 def _is_appended(kind: Any) -> bool:
@@ -161,9 +157,7 @@ def _is_appended(kind: Any) -> bool:
 
 def _report_end(program: str, kind: type[BaseException], error: BaseException, traceback: TracebackType | None) -> None:
     """Show in one line what needs no traceback: an interruption, a run that cannot continue, bad input, a full disk."""
-    from retrieval_index.durable import (
-        find_write_failure,  # here: its package takes its time, and most commands end well
-    )
+    from retrieval_index.durable import find_write_failure  # here: importing its package takes time
 
     if _is_for_user(error):
         _fail(program, str(error))

@@ -360,9 +360,7 @@ class Checks:
         if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
             raise UserError("gradient_checkpointing, dtype and lora_rank are for pretrained models: give a model too")
         cold_start = [field.name for field in fields(self) if field.name.startswith("cold_start_")]
-        self.check_unused(
-            self.model == "tiny", "to another model than the tiny one, which alone has a cold start", *cold_start
-        )
+        self.check_unused(self.model == "tiny", "to a model that is not tiny, without a cold start", *cold_start)
         if self.model == "tiny" and self.base_model:
             raise UserError("base_model is for a LoRA adapter: give it as model too")
 
@@ -385,9 +383,8 @@ class TrainArgs(
         group_size = 2 if self.compares_attempts() else 1
         self.check_least(**least, group_size=group_size, seed=0, max_tokens_per_micro_batch=1)
         self._check_loss()
-        self.check_least(eval_temperature=0, kl_coef=0, kl_target=0, overlong_buffer=0, selection_eps=0)
+        self.check_least(eval_temperature=0, kl_coef=0, kl_target=0, overlong_buffer=0, selection_eps=0, max_seconds=0)
         self.check_least(entropy_coef=0, dynamic_sampling=0, tool_outage_minutes=0, keep_episodes=0)
-        self.check_least(max_seconds=0)
         self.check_share("warmup")
         self.check_positive("lr", "temperature", "max_grad_norm", "vllm_kv_gib")
         self.check_model()
@@ -402,9 +399,8 @@ class TrainArgs(
         if self.dynamic_sampling and self.filter != "mixed":
             raise UserError(f"dynamic_sampling replaces groups that filter 'mixed' drops, got filter {self.filter!r}")
         if self.overlong_buffer > self.max_new_tokens:
-            raise UserError(
-                f"overlong_buffer must be at most max_new_tokens ({self.max_new_tokens}), got {self.overlong_buffer}"
-            )
+            most = f"max_new_tokens ({self.max_new_tokens})"
+            raise UserError(f"overlong_buffer must be at most {most}, got {self.overlong_buffer}")
 
     @property
     def clip_range(self) -> tuple[float, float]:
@@ -435,7 +431,7 @@ class TrainArgs(
         """Raise a UserError if an argument is none of the surrogate's."""
         if not (0 <= self.clip_range[0] <= 1 and self.clip_range[1] >= 0):
             raise UserError(
-                f"clip_low must be in [0, 1] and clip_high at least 0, got {self.clip_low} and {self.clip_high}"
+                f"clip_low must be in [0, 1] and clip_high at least 0, got {self.clip_low}, {self.clip_high}"
             )
         if self.loss == "gspo" and self.normalize == "tokens":
             raise UserError("loss 'gspo' is a mean over sequences: leave out normalize 'tokens'")

@@ -42,9 +42,7 @@ class Args(Checks):
             raise UserError("give --checkpoint: the folder of a run named checkpoint-<step> or best")
         inputs.check_model(self.checkpoint)
         if not is_written_here(self.checkpoint):
-            raise FileNotFoundError(
-                f"{self.checkpoint} is not a checkpoint of a trainer: it can be given away as it is"
-            )
+            raise FileNotFoundError(f"{self.checkpoint} is not a checkpoint of a trainer: it needs no export")
         if self.out.exists() and (not self.out.is_dir() or any(self.out.iterdir())):
             raise UserError(f"{self.out} exists already: give another --out")
         inputs.check_out(self.out)
@@ -85,9 +83,7 @@ def _export(args: Args) -> Path:
     saved, policy = checkpoint.read_extra(args.checkpoint), load_policy(args.checkpoint, device="cpu")
     model, has_lora = policy.model, lora.has_lora(policy.model)
     if args.base_model and not has_lora:
-        raise UserError(
-            f"{args.checkpoint} is not a LoRA adapter, so it has no base model: leave out {args.base_model}"
-        )
+        raise UserError(f"{args.checkpoint} is no LoRA adapter, so it has no base model: leave out {args.base_model}")
     for parameter in lora.trainable_parameters(model):
         parameter.data = parameter.data.to(torch.bfloat16)
     if args.base_model:

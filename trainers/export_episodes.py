@@ -131,9 +131,7 @@ def _readable(records: Iterator[dict], file: Path) -> _Episodes:
         try:
             yield record, split_contexts(record)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
-            raise UserError(
-                f"{file}: {record['key']!r} is no episode as docs/episodes.md has them: {error!r}"
-            ) from None
+            raise UserError(f"{file}: {record['key']!r} is no episode as in docs/episodes.md: {error!r}") from None
 
 
 # -- the formats -----------------------------------------------------------------------------------------------------
@@ -149,14 +147,14 @@ def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
     for place, message in enumerate(record["messages"]):
         if not parts or message["role"] == "system":
             parts.append([])
-        part, said = parts[-1], {"role": str(message["role"]), "content": str(message["content"] or "")}
-        if said["role"] == "assistant":
-            said = _with_calls(said["content"]) or said
-            part.append(said if place in own else said | {"weight": 0})
-        elif said["role"] == "tool":
-            part.append(said | _answered_call(part))
+        part, copy = parts[-1], {"role": str(message["role"]), "content": str(message["content"] or "")}
+        if copy["role"] == "assistant":
+            copy = _with_calls(copy["content"]) or copy
+            part.append(copy if place in own else copy | {"weight": 0})
+        elif copy["role"] == "tool":
+            part.append(copy | _answered_call(part))
         else:
-            part.append(said)
+            part.append(copy)
     for part in parts:
         while part and not _is_own(part[-1]):
             part.pop()
@@ -222,9 +220,7 @@ def _with_calls(content: str) -> Message | None:
     with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
         message = json.loads(content)
         calls, words = message["tool_calls"], message.get("content") or ""
-        texts = [
-            text for call in calls for text in (call["id"], call["function"]["name"], call["function"]["arguments"])
-        ]
+        texts = [text for c in calls for text in (c["id"], c["function"]["name"], c["function"]["arguments"])]
         if message["role"] == "assistant" and texts and all(isinstance(text, str) for text in (words, *texts)):
             return {"role": "assistant", "content": words, "tool_calls": calls}
     return None
@@ -233,8 +229,8 @@ def _with_calls(content: str) -> Message | None:
 def _answered_call(before: list[Message]) -> Message:
     """The id of the call that the next result answers: results follow in the order of the calls."""
     results = list(itertools.takewhile(lambda message: message["role"] == "tool", reversed(before)))
-    asked = before[-1 - len(results)] if len(results) < len(before) else {}
-    calls = asked.get("tool_calls") or []
+    caller = before[-1 - len(results)] if len(results) < len(before) else {}
+    calls = caller.get("tool_calls") or []
     return {"tool_call_id": calls[len(results)]["id"]} if len(results) < len(calls) else {}
 
 

@@ -65,12 +65,10 @@ def check_world_size(args: TrainArgs) -> None:
 
     world_size = distributed.world_size()
     if args.one_step_off_policy and world_size > 1:
-        raise UserError(
-            "one_step_off_policy is for one process: several would have to agree in the middle of an update"
-        )
+        raise UserError("one_step_off_policy is for one process: several would have to agree during an update")
     if args.questions_per_update % world_size:
         raise UserError(
-            f"questions_per_update must be a multiple of the number of processes, {world_size}, as each plays whole "
+            f"questions_per_update must be a multiple of the number of processes, {world_size}, as each rolls out whole "
             f"groups; got {args.questions_per_update}"
         )
     if world_size > 1 and getattr(args, "share_layers", False):

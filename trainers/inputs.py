@@ -35,9 +35,7 @@ def check_trainer(args: TrainArgs) -> None:
 
 def check_idle(args: Any) -> None:
     """Raise a ValueError where an option that every training takes, be it imitation, makes no difference."""
-    args.check_unused(
-        args.lora_rank, "without lora_rank: an adapter that is trained further keeps its own", "lora_alpha"
-    )
+    args.check_unused(args.lora_rank, "without lora_rank: an adapter that exists keeps its own", "lora_alpha")
 
 
 def check_environment(env: str, env_kwargs: str, *splits: str) -> None:
@@ -171,10 +169,9 @@ def _check_hub_model(name: str) -> None:
     cached = any(isinstance(try_to_load_from_cache(name, file), str) for file in files)
     if constants.HF_HUB_OFFLINE:
         if not cached:
-            raise UserError(
-                f"there is no model {name!r} here nor in the cache {constants.HF_HUB_CACHE}, and HF_HUB_OFFLINE forbids to ask "
-                f"the hub: unset it, or {_WHAT} that is here"
-            )
+            here = f"here nor in the cache {constants.HF_HUB_CACHE}"
+            advice = f"HF_HUB_OFFLINE forbids to ask the hub: unset it, or {_WHAT} that is here"
+            raise UserError(f"there is no model {name!r} {here}, and {advice}")
         return
     try:
         HfApi().model_info(name, timeout=_PROBE_SECONDS)

@@ -45,7 +45,7 @@ from trainers.episodes.report import page as html_report
 def main(args: Args) -> Path:
     """Write the page; return its path. Raises UserError if a source is missing or empty, or ``out`` cannot be written."""
     if not args.sources:
-        raise UserError("what is to be shown? Give the folder of a run or an evaluation, or an episodes.jsonl")
+        raise UserError("there is no source: give the folder of a run or an evaluation, or an episodes.jsonl")
     if args.episodes < 0:
         raise UserError(f"--episodes must be at least 0 (all), got {args.episodes}")
     first = args.sources[0]

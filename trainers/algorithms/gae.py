@@ -91,7 +91,7 @@ def check_turns(turns: torch.Tensor, mask: torch.Tensor) -> None:
     if (mask & (turns < 0)).any():
         raise ValueError("a token of the action mask belongs to no turn: its number is negative")
     if (mask & (turns < torch.where(mask, turns, -1).cummax(1).values)).any():
-        raise ValueError("the turns' numbers fall along a trajectory; they must be in the order they were played")
+        raise ValueError("the turns' numbers fall along a trajectory; they must be in the order they were taken")
 
 
 @torch.no_grad()

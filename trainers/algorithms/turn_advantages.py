@@ -28,8 +28,8 @@ def turn_returns(
     if not shape[1]:
         return rewards.new_zeros(shape), mask.new_zeros(shape)
     paid = rewards.new_zeros(shape).scatter_add(1, number, torch.where(own, rewards, 0.0))
-    played = rewards.new_zeros(shape).scatter_add(1, number, own.to(rewards.dtype)) > 0
-    return discount(paid, played, gamma), played
+    taken = rewards.new_zeros(shape).scatter_add(1, number, own.to(rewards.dtype)) > 0
+    return discount(paid, taken, gamma), taken
 
 
 def turns_to_tokens(table: torch.Tensor, turns: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -62,12 +62,12 @@ def turn_advantage(
     """
     own = own_tokens(rewards, mask, valid)
     # Summed in double precision: equal returns are equal then, whatever order their rewards came in.
-    returns, played = turn_returns(rewards.double(), turns, mask, gamma, valid)
+    returns, taken = turn_returns(rewards.double(), turns, mask, gamma, valid)
     returns = returns.to(rewards.dtype)
-    labels = (groups[:, None] * returns.shape[1] + torch.arange(returns.shape[1], device=groups.device))[played]
+    labels = (groups[:, None] * returns.shape[1] + torch.arange(returns.shape[1], device=groups.device))[taken]
     compare = leave_one_out if leave_out else partial(group_advantage, scale_by_std=scale_by_std)
-    compared = compare(returns[played], labels)
-    return turns_to_tokens(torch.zeros_like(returns).masked_scatter(played, compared), turns, own)
+    compared = compare(returns[taken], labels)
+    return turns_to_tokens(torch.zeros_like(returns).masked_scatter(taken, compared), turns, own)
 
 
 def gigpo(
@@ -100,21 +100,21 @@ def gigpo(
     exact = rewards.double()  # equal returns are equal then, whatever order their rewards came in
     whole = episode_returns(exact, mask, valid).to(rewards.dtype)
     of_episodes = group_advantage(whole, groups, scale_by_std, valid)
-    returns, played = turn_returns(exact, turns, mask, gamma, valid)
+    returns, taken = turn_returns(exact, turns, mask, gamma, valid)
     returns = returns.to(rewards.dtype)
-    states = _states(played, groups.tolist(), anchors).to(groups.device)
-    compared = group_advantage(returns[played], states, scale_by_std)
-    of_steps = turns_to_tokens(torch.zeros_like(returns).masked_scatter(played, compared), turns, own)
+    states = _states(taken, groups.tolist(), anchors).to(groups.device)
+    compared = group_advantage(returns[taken], states, scale_by_std)
+    of_steps = turns_to_tokens(torch.zeros_like(returns).masked_scatter(taken, compared), turns, own)
     return to_tokens(of_episodes, own) + step_weight * of_steps
 
 
-def _states(played: torch.Tensor, groups: list[int], anchors: Sequence[Sequence[Hashable]]) -> torch.Tensor:
-    """One number per played turn, equal for equal anchors of one group."""
+def _states(taken: torch.Tensor, groups: list[int], anchors: Sequence[Sequence[Hashable]]) -> torch.Tensor:
+    """One number per taken turn, equal for equal anchors of one group."""
     if len(anchors) != len(groups):
         raise ValueError(f"{len(anchors)} lists of anchors for {len(groups)} trajectories")
     numbers: dict[Hashable, int] = {}
     found = []
-    for i, k in played.nonzero().tolist():
+    for i, k in taken.nonzero().tolist():
         if k >= len(anchors[i]):
             raise ValueError(f"trajectory {i} has {len(anchors[i])} anchors but a turn {k}: give one for each turn")
         anchor = anchors[i][k]

@@ -127,12 +127,12 @@ def load_state(
     check_finite(_tensors(state["modules"], "modules"), folder)
     saved = state["optimizers"]
     if len(saved) != len(optimizers):
-        raise UserError(f"{folder} holds the states of {len(saved)} optimizers, asked for {len(optimizers)}")
+        raise UserError(f"{folder} holds the states of {len(saved)} optimizers, got {len(optimizers)}")
     for optimizer, optimizer_state in zip(optimizers, saved, strict=True):
         optimizer.load_state_dict(fsdp.shard_state(optimizer_state, optimizer))
     modules = modules or {}
     if set(modules) != set(state["modules"]):
-        raise UserError(f"{folder} holds the modules {sorted(state['modules'])}, asked for {sorted(modules)}")
+        raise UserError(f"{folder} holds the modules {sorted(state['modules'])}, got {sorted(modules)}")
     for name, module in modules.items():
         trained, frozen = _split(module)
         saved = state["modules"][name]

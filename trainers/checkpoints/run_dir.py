@@ -113,9 +113,7 @@ def _check_checkpoint(args) -> None:
         raise UserError(f"no checkpoint in {args.resume} is whole: {'; '.join(reason for _, reason in damaged)}")
     check_resumed(whole, checkpoint.read_extra(whole), args)
     if (had := checkpoint.step_of(whole)) > (getattr(args, "updates", None) or math.inf):
-        raise UserError(
-            f"{args.resume} has had {had} updates already: updates must be at least as many, got {args.updates}"
-        )
+        raise UserError(f"{args.resume} has had {had} updates: updates must be at least as many, got {args.updates}")
     for path, reason in damaged:
         aside = durable.set_aside(path, "damaged").name
         print(f"Warning: {reason}. It is set aside as {aside}, and {whole.name} is continued from.", file=sys.stderr)
@@ -181,7 +179,7 @@ def read_baselines(run: Path, requested: dict) -> list[dict] | None:
     try:
         kept = json.loads((run / BASELINES_FILE).read_text(encoding="utf-8"))
         return kept["rows"] if kept["requested"] == requested else None
-    except (OSError, ValueError, LookupError, TypeError):  # no file of ours: they are played again
+    except (OSError, ValueError, LookupError, TypeError):  # no file of ours: they are rolled out again
         return None
 
 

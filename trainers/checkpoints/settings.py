@@ -14,7 +14,7 @@ from trainers.runtime.progress import to_json_types
 
 ARGUMENTS_FILE = "arguments.json"  # in a checkpoint: all arguments of its run
 
-ASKED = "updates", "max_seconds"  # how long: a run that goes on may be given more, and a finished one is of these
+LENGTHS = "updates", "max_seconds"  # a run that continues may be given more, and a finished one is of these
 
 # Arguments of environments that decide what an agent reads and may do, and not which questions it gets or what they pay. It
 # plays best with those that it was trained with.
@@ -128,7 +128,7 @@ def check_settings(folder: Path, summary: Mapping, args: Any) -> None:
     """Raise `SettingsDiffer` where the run that a ``summary`` is of was made with other arguments than ``args``."""
     saved, evaluation = dict(summary["settings"]), dict(summary.get("evaluation", {}))
     different = find_differences(saved, args)
-    for name in (*ASKED, "eval_every", "eval_questions", "eval_temperature"):
+    for name in (*LENGTHS, "eval_every", "eval_questions", "eval_temperature"):
         had = saved.get(name, evaluation.get(name))
         if hasattr(args, name) and had is not None and had != getattr(args, name):
             different[name] = (had, getattr(args, name))

@@ -10,7 +10,7 @@ from typing import Any, Self
 import torch
 
 from trainers.checkpoints import card, run_dir
-from trainers.checkpoints.settings import ASKED, settings
+from trainers.checkpoints.settings import LENGTHS, settings
 from trainers.episodes.records import EpisodeWriter, Recorder
 from trainers.episodes.report import page as html_report
 from trainers.loop.metrics import CollapseTracker, mutual_information_statistics, update_statistics
@@ -137,7 +137,7 @@ class RLRun:
         source = dict(zip(("source", "train_source"), setup.sources, strict=True))
         return {
             "env": args.env, **source, "seed": args.seed, "score": setup.score, "rows": setup.rows,
-            "settings": settings(args) | {n: getattr(args, n) for n in ASKED}, "command": html_report.typed_command(),
+            "settings": settings(args) | {n: getattr(args, n) for n in LENGTHS}, "command": html_report.typed_command(),
             "symptoms": self.tracker.symptoms,
         }  # fmt: skip
 

@@ -29,7 +29,7 @@ def default_device() -> str:
 
 
 def episodes_at_once() -> int:
-    """How many episodes an evaluation plays at once: on a GPU a step takes about as long for four times as many."""
+    """How many episodes an evaluation rolls out at once; on a GPU a step of four times as many takes as long."""
     return 256 if default_device() == "cuda" else 64
 
 

@@ -72,7 +72,7 @@ class Policy(ChatTokens):
         kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings") or positions
         if kind in ("dynamic", "longrope"):  # past these the angles depend on the length, also those of cached keys
             return min(positions, original)
-        if kind in ("yarn", "linear"):  # of the others positions are said as they are
+        if kind in ("yarn", "linear"):  # of the others the positions are stretched already
             return max(positions, original * rope["factor"])
         return positions
 

@@ -60,9 +60,7 @@ def verify(folder: str | Path) -> None:
     """Check every file of a checkpoint against its checksum. Raises as `load_state` does."""
     folder = Path(folder)
     if is_written_here(folder) and not is_checkpoint(folder):
-        raise CheckpointDamaged(
-            f"{folder}: its checksums, {CHECKSUMS_FILE}, are missing: what it holds cannot be checked"
-        )
+        raise CheckpointDamaged(f"{folder}: its checksums, {CHECKSUMS_FILE}, are missing: it cannot be checked")
     if not is_checkpoint(folder):
         what = "is not a checkpoint of a trainer" if folder.exists() else "does not exist"
         raise FileNotFoundError(f"{folder} {what} (no {CHECKSUMS_FILE})")

@@ -187,7 +187,7 @@ def test_what_could_not_be_loaded_again_is_refused_when_it_is_saved(tmp_path, to
 
 def test_other_optimizers_than_those_saved_are_refused(tmp_path, tokenizer):
     _, optimizers = save(tmp_path / "c", tokenizer, updates=1)
-    with pytest.raises(ValueError, match="2 optimizers, asked for 1"):
+    with pytest.raises(ValueError, match="2 optimizers, got 1"):
         checkpoint.load_state(tmp_path / "c", optimizers[:1])
     with pytest.raises(ValueError, match="group"):
         checkpoint.load_state(tmp_path / "c", optimizers[::-1])

@@ -251,7 +251,7 @@ def test_the_command_writes_beside_the_first_source(run, capsys):
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        ([], "what is to be shown?"),
+        ([], "there is no source"),
         (["nowhere"], "nowhere does not exist"),
         (["."], "holds no summary.json, evaluation.json, metrics.jsonl or episodes.jsonl"),
         ([".", "--episodes", "-1"], "--episodes must be at least 0"),

@@ -154,8 +154,8 @@ def _make_entry(record: Mapping, part: int, question: int) -> dict:
 
 def _make_body(record: Mapping) -> dict:
     """What is shown of an opened episode. A turn's text and results stand in the messages and are not held twice."""
-    said = record.get("messages") or []
-    messages = [{"role": each.get("role"), "text": _cut(str(each.get("content") or ""))} for each in said]
+    kept = record.get("messages") or []
+    messages = [{"role": each.get("role"), "text": _cut(str(each.get("content") or ""))} for each in kept]
     turns = []
     for turn in record.get("turns") or []:
         calls = [{name: call.get(name) for name in ("tool", "arguments", "fault")} for call in turn.get("calls") or []]
@@ -201,7 +201,7 @@ def _make_runs(sequence: Mapping) -> list[list]:
 
 
 def _cut(text: str) -> str:
-    """Without the middle of a very long text: what was said in the end is what counts."""
+    """Leave out the middle of a very long text: its end is what counts."""
     if len(text) <= _LONGEST:
         return text
     half = _LONGEST // 2

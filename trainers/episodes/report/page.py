@@ -88,20 +88,20 @@ def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") 
         raise UserError(
             f"{path} is no folder of a run or an evaluation: it holds no {', '.join(names[:-1])} or {names[-1]}"
         )
-    told: Mapping = summary or _read_object(files.get("summary.json") or files.get("evaluation.json"))
+    known: Mapping = summary or _read_object(files.get("summary.json") or files.get("evaluation.json"))
     lines = read_metrics(files[METRICS_FILE]) if METRICS_FILE in files else []
-    rows = [dict(row) for row in told.get("rows", ())]
-    if not unfinished and told.get("api") and not rows:
+    rows = [dict(row) for row in known.get("rows", ())]
+    if not unfinished and known.get("api") and not rows:
         unfinished = "some of its episodes"
-    if not unfinished and lines and not told and path.is_dir():
+    if not unfinished and lines and not known and path.is_dir():
         unfinished = f"{int(lines[-1].get('step', 0)):,} updates"
     return {
-        "folder": str(folder), "env": told.get("env", ""), "source": told.get("source", ""),
-        "split": told.get("split", ""), "rows": rows, "score": told.get("score") or _find_score(rows, lines),
-        "settings": {**told.get("settings", {}), **told.get("evaluation", {})}, "command": told.get("command", ""),
-        "symptoms": list(told.get("symptoms", ())), "monitored": "symptoms" in told,  # not known of a run that was killed
-        "notes": _make_notes(told, rows, unfinished), "metrics": _columns(lines),
-        "facts": _make_facts(told, lines), "episodes_file": files.get(EPISODES_FILE),
+        "folder": str(folder), "env": known.get("env", ""), "source": known.get("source", ""),
+        "split": known.get("split", ""), "rows": rows, "score": known.get("score") or _find_score(rows, lines),
+        "settings": {**known.get("settings", {}), **known.get("evaluation", {})}, "command": known.get("command", ""),
+        "symptoms": list(known.get("symptoms", ())), "monitored": "symptoms" in known,  # not known of a run that was killed
+        "notes": _make_notes(known, rows, unfinished), "metrics": _columns(lines),
+        "facts": _make_facts(known, lines), "episodes_file": files.get(EPISODES_FILE),
     }  # fmt: skip
 
 
@@ -118,9 +118,8 @@ def render(parts: Sequence[Mapping], chunks: Sequence[episode_data.Chunk], left_
     hashes = [base64.b64encode(hashlib.sha256(script.encode()).digest()).decode() for script in scripts]
     styles = [(_PAGE / name).read_text(encoding="utf-8") for name in ("vendor/uPlot.min.css", "report.css")]
     cleaned = [episode_data.clean(to_json_types(dict(part))) for part in parts]
-    shown = [
-        own | {"table": _table(part), "number": i} for i, (own, part) in enumerate(zip(cleaned, parts, strict=True))
-    ]
+    pairs = enumerate(zip(cleaned, parts, strict=True))
+    shown = [own | {"table": _table(part), "number": i} for i, (own, part) in pairs]
     return _template().render(
         parts=shown, both=_table(_last_rows(parts)) if len(parts) > 1 else None, title=_title(shown),
         scripts=scripts, styles=styles, hashes=hashes, episodes=len(entries), left_out=left_out,
@@ -180,9 +179,8 @@ def _last_rows(parts: Sequence[Mapping]) -> dict:
 
 def _columns(lines: Sequence[Mapping]) -> dict[str, list[float | None]]:
     """Metrics by name: a value of six digits for each line, None where it has none."""
-    values = {
-        name: [line.get(name) for line in lines] for name in dict.fromkeys(name for line in lines for name in line)
-    }
+    names = dict.fromkeys(name for line in lines for name in line)
+    values = {name: [line.get(name) for line in lines] for name in names}
     return {
         name: [float(f"{v:.6g}") if isinstance(v, int | float) and not isinstance(v, bool) else None for v in column]
         for name, column in values.items()
@@ -196,14 +194,14 @@ def _find_score(rows: Sequence[Mapping], lines: Sequence[Mapping]) -> str:
     return next(itertools.chain(in_rows, in_lines), "em")
 
 
-def _make_notes(told: Mapping, rows: Sequence[Mapping], unfinished: str) -> list[str]:
+def _make_notes(known: Mapping, rows: Sequence[Mapping], unfinished: str) -> list[str]:
     """What to know before believing a number of this run."""
     notes = [f"Unfinished, after {unfinished}."] if unfinished else []
-    if told.get("stopped_on_collapse"):
+    if known.get("stopped_on_collapse"):
         notes.append("Training was stopped because it had collapsed.")
-    if STAND_IN in str(told.get("source", "")):
+    if STAND_IN in str(known.get("source", "")):
         notes.append(
-            f"The questions are those of MiniWiki, a stand-in: a score on it is not a score on {told.get('env', '')}."
+            f"The questions are those of MiniWiki, a stand-in: a score on it is not a score on {known.get('env', '')}."
         )
     for row in rows:
         if row.get("failed"):
@@ -215,30 +213,29 @@ def _make_notes(told: Mapping, rows: Sequence[Mapping], unfinished: str) -> list
     return notes
 
 
-def _make_facts(told: Mapping, lines: Sequence[Mapping]) -> list[tuple[str, str]]:
+def _make_facts(known: Mapping, lines: Sequence[Mapping]) -> list[tuple[str, str]]:
     """A few figures of a run for its head."""
     facts = [("updates", f"{int(lines[-1].get('step') or 0):,}")] if lines else []
-    if isinstance(told.get("episodes"), int):
-        facts.append(("training episodes", f"{told['episodes']:,}"))
+    if isinstance(known.get("episodes"), int):
+        facts.append(("training episodes", f"{known['episodes']:,}"))
     for name in ("seconds_cold_start", "seconds_training", "seconds"):
-        if isinstance(told.get(name), int | float) and (seconds := float(told[name])):
+        if isinstance(known.get(name), int | float) and (seconds := float(known[name])):
             minutes = f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
-            facts.append(
-                ("cold start" if "cold" in name else "training", f"{seconds:.0f} s" if seconds < 100 else minutes)
-            )
-    return [*facts, *([("seed", str(told["seed"]))] if "seed" in told else [])]
+            what = "cold start" if "cold" in name else "training"
+            facts.append((what, f"{seconds:.0f} s" if seconds < 100 else minutes))
+    return [*facts, *([("seed", str(known["seed"]))] if "seed" in known else [])]
 
 
 def _read_object(path: Path | None) -> dict:
     if path is None:
         return {}
     try:
-        told = json.loads(path.read_text(encoding="utf-8"))
+        known = json.loads(path.read_text(encoding="utf-8"))
     except ValueError as error:
         raise UserError(f"{path} is damaged: {error}") from None
-    if not isinstance(told, dict):
+    if not isinstance(known, dict):
         raise UserError(f"{path} is damaged: it holds no object")
-    return told
+    return known
 
 
 def _tell_apart(paths: Sequence[Path]) -> list[str]:

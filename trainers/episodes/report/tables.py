@@ -101,10 +101,8 @@ def is_kind(column: str) -> bool:
 def make_headings(columns: Sequence[str], rows: Sequence[Mapping]) -> list[str]:
     """What stands above the columns; with several attempts at each question the score is their average."""
     samples = max((row.get("samples", 1) for row in rows), default=1)
-    mean = f" avg@{samples}" * (samples > 1)
-    return [
-        make_heading(key).replace("@k", f"@{samples}") + mean * (key in ("em", "success", "score")) for key in columns
-    ]
+    means = ("em", "success", "score") if samples > 1 else ()
+    return [make_heading(key).replace("@k", f"@{samples}") + f" avg@{samples}" * (key in means) for key in columns]
 
 
 def make_heading(column: str) -> str:
