@@ -26,6 +26,7 @@ WRONG = [  # what is given, and a word of what is said
     (grpo, dict(kl_coef=-1.0), "kl_coef"),
     (grpo, dict(kl_target=0.1), "kl_target steers kl_coef"),
     (grpo, dict(kl_target=-1.0, kl_coef=1.0), "kl_target"),
+    (grpo, dict(selection_eps=-0.1, filter="signal"), "selection_eps"),
     (grpo, dict(entropy_coef=-1.0), "entropy_coef"),
     (grpo, dict(overlong_buffer=65), "overlong_buffer must be at most max_new_tokens"),
     (grpo, dict(loss="ppo"), "loss must be one of"),

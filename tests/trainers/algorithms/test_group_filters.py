@@ -82,5 +82,3 @@ def test_by_default_a_batch_next_to_no_signal_is_skipped():
     groups = torch.zeros(2, dtype=torch.long)
     for apart, is_kept in ((0.0157, False), (0.0158, True)):
         assert bool(most_signal(torch.tensor([0.0, apart]), groups).any()) == is_kept
-    with pytest.raises(ValueError, match="selection_eps"):
-        most_signal(RETURNS, GROUPS, selection_eps=-0.1)
