@@ -134,7 +134,7 @@ def test_calls_of_an_api_are_calls_again_with_their_results(export):
 def test_mistakes_are_one_line_and_leave_nothing(export, tmp_path):
     with pytest.raises(ValueError, match=r"nothing to export: of its episodes 1 of another phase \(--phase training\)"):
         export([episode(1, phase="evaluation")])
-    with pytest.raises(ValueError, match="'training/3/x-1/1/0' is no episode as docs"):
+    with pytest.raises(ValueError, match="'training/3/x-1/1/0' is no episode as in docs"):
         export([episode(1) | {"turns": None}])
     assert [path.name for path in tmp_path.iterdir()] == ["episodes.jsonl"]
     with pytest.raises(ValueError, match="exists already"):

@@ -47,6 +47,8 @@ def most_uncertain(
 
     At least one group, of equals the one with the lower label; never a zero-std group, unlike in RAGEN's code.
     """
+    if not 0 < share <= 1:
+        raise ValueError(f"share must be above 0 and at most 1, got {share}")
     deviation, index = group_deviation(returns, groups, valid)
     order = deviation.argsort(descending=True, stable=True)
     chosen = torch.zeros_like(deviation, dtype=torch.bool)
@@ -66,6 +68,8 @@ def most_signal(
     The filter of RAGEN-2 (2026, arXiv 2604.06268). If p Σσ ≤ ε no group is kept. ε is ``selection_eps``, in the unit of the
     returns; RAGEN's code has .01.
     """
+    if not 0 < p <= 1:
+        raise ValueError(f"p must be above 0 and at most 1, got {p}")
     deviation, index = group_deviation(returns, groups, valid)
     deviation = deviation.where(deviation > ZERO_STD, 0.0).double()
     ordered, order = deviation.sort(descending=True, stable=True)

@@ -86,7 +86,7 @@ def test_no_gradient_reaches_the_critic_through_its_targets():
         ({"mask": torch.ones(1, 5).bool()}, "of the rewards' shape"),
         ({"valid": torch.tensor([True, False])}, r"valid must be bool \[1\]"),
         ({"turns": torch.tensor([[0, -1, -1, 1, 1, -1]])}, "belongs to no turn"),
-        ({"turns": torch.tensor([[1, 1, -1, 0, 0, -1]])}, "in the order they were played"),
+        ({"turns": torch.tensor([[1, 1, -1, 0, 0, -1]])}, "in the order they were taken"),
         ({"turns": torch.tensor([[1, 1]])}, "turns must be of the mask's shape"),
     ],
 )
