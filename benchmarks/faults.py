@@ -250,7 +250,7 @@ TRAINERS = [
         "time.monotonic() - begin - step.waited", "time.monotonic() - begin"),
     ("random-state-forgotten", "checkpoints/checkpoint.py", "checkpoints/test_checkpoint.py",
         '    _set_rng_state(state["rng"])\n', ""),
-    ("config-for-any-trainer", "config.py", "test_cli.py", "if wanted != algorithm:", "if False:"),
+    ("config-for-any-trainer", "config.py", "test_options.py", "if wanted != algorithm:", "if False:"),
     ("top-p-ignored", "rollouts/collector.py", "rollouts/test_collector.py::test_what_is_cut_off_is_never_sampled",
         "top_p=args.top_p", "top_p=1.0"),
     ("min-p-ignored", "rollouts/collector.py", "rollouts/test_collector.py::test_what_is_cut_off_is_never_sampled",
