@@ -273,7 +273,7 @@ def fit(args: Args, policy: Policy, demonstrations: list[Demonstration], folder:
         loss = run.best if losses else None
         if loss is None:  # nothing is held out
             run.save_best(run.done, None)
-    if loss is not None and loss >= losses[0] and not distributed.rank():
+    if loss is not None and loss >= losses.get(0, math.inf) and not distributed.rank():
         rose = f"from {losses[0]:.3f} to {loss:.3f} at best"
         print(f"Warning: the held-out loss rose, {rose}: nothing was learned. Try a lower --lr", file=sys.stderr)
     return {

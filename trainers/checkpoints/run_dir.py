@@ -186,7 +186,7 @@ def read_baselines(run: Path, requested: dict) -> list[dict] | None:
 def resume(run: Path, policy: Policy, optimizers: list, modules: dict) -> int:
     """Load the latest checkpoint into the policy and what is trained with it; returns the updates it has had."""
     folder = checkpoint.latest(run)
-    assert folder is not None, f"{run} has no checkpoint"  # choose_folder has looked
+    assert folder is not None, f"{run} has no checkpoint"  # `_claim` has looked
     step, _ = checkpoint.load_state(folder, optimizers, modules)
     load_weights(policy, folder)
     return step
@@ -206,6 +206,11 @@ def load_weights(policy: Policy, folder: Path) -> None:
                 f"with its weights, begin another run with --model {folder}"
             )
         policy.model.load_state_dict(saved.model.state_dict())
+
+
+def is_finished(run: Path) -> bool:
+    """Whether the run in a folder has come to its end."""
+    return (run / report.SUMMARY_FILE).exists()
 
 
 def remove_summary(run: Path) -> None:

@@ -48,7 +48,8 @@ class UpdateStep:
         metrics: of this update.
         figures: what the progress shows of it.
         recorded: episodes that are recorded once they have been learned from.
-        waited: seconds that do not count as the update's: tool failures, and batches that were collected again.
+        waited: seconds of collecting beyond ``time/rollout`` (tool failures, pauses), which do not count; below 0 if a batch was
+            sampled while the one before it was learned from.
     """
 
     number: int
@@ -132,15 +133,9 @@ class Run:
         evaluation: Evaluation, *, updates: float, learner: Policy | None = None,
         modules: dict[str, Any] | None = None, extra: dict[str, Any] | None = None,
     ):  # fmt: skip
-        self.args, self.folder, self.policy, self.optimizer, self.evaluation = (
-            args,
-            folder,
-            policy,
-            optimizer,
-            evaluation,
-        )
-        self.learner, self.modules, self.extra = learner or policy, modules or {}, extra or {}
-        self.updates, self.stopped = updates, False
+        self.args, self.folder, self.updates, self.evaluation = args, folder, updates, evaluation
+        self.policy, self.learner, self.optimizer = policy, learner or policy, optimizer
+        self.modules, self.extra = modules or {}, extra or {}
         if isinstance(self.learner, ShardedPolicy):
             self.learner.shard([optimizer], self.modules.values())
         self.full_rates = [group["lr"] for group in optimizer.param_groups]  # a checkpoint has those of its update
@@ -158,13 +153,13 @@ class Run:
             self.lines: list[dict] = distributed.broadcast(read_metrics(metrics_folder / METRICS_FILE))
             self.seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in self.lines)
             by_time = math.isinf(updates)
-            total, unit, at = (
-                (args.max_seconds, "s", self.seconds) if by_time else (updates, "updates", self._share() * updates)
-            )
+            by_updates = updates, "updates", 0.0 if by_time else self._share() * updates
+            total, unit, at = (args.max_seconds, "s", self.seconds) if by_time else by_updates
             self.progress = stack.enter_context(Progress(total, unit, algorithm, at))
             self._exits = stack.pop_all()
-        for line in self.lines:
-            evaluation.observe(int(line["step"]), line, None)
+        stops = [evaluation.observe(int(line["step"]), line, None) for line in self.lines]
+        was_to_end = bool(stops) and stops[-1] and not run_dir.is_finished(folder)  # and was killed before its report
+        self.stopped: bool = distributed.broadcast(was_to_end)
         self.best: float = distributed.broadcast(self._read_best())
 
     def __enter__(self) -> Self:
@@ -184,7 +179,7 @@ class Run:
         self._evaluate_first()
         with signals.deferring():
             for number in itertools.count(self.first):
-                if number >= self.updates or self._is_out_of_time():  # before it was resumed
+                if self.stopped or number >= self.updates or self._is_out_of_time():  # before it was resumed
                     break
                 step, begin = UpdateStep(number=number), time.monotonic()
                 self._set_rates(step)
@@ -318,7 +313,7 @@ class Run:
     def describe_rest(self) -> str:
         """Say what is saved, and how to continue from there."""
         if not self.saved:
-            return "No update is done yet, so there is no checkpoint."
+            return "There is no checkpoint yet."
         path = self.folder / f"checkpoint-{self.saved}"
         return f"{path} is saved: {self.describe_share(self.saved)}; --resume {self.folder} continues from there."
 

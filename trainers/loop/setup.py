@@ -135,7 +135,7 @@ class Setup:
             if scripted:
                 script = partial(evaluator.evaluate_script, held_out, questions, scripted, "Scripted agent")
                 add(script, "Scripted agent", "scripted")
-                self.recorded.insert(0, self.recorded.pop())  # it fills every field, see `episodes._with_types`
+                self.recorded.insert(0, self.recorded.pop())  # it fills every field, see `trainers.episodes.records`
         return rows
 
 

@@ -211,6 +211,18 @@ def test_a_collapse_ends_a_run_that_is_to_stop_there_and_no_other(train, monkeyp
     assert summary["stopped_on_collapse"] == stops and summary["episodes"] == (4 if stops else 12)
 
 
+def test_a_run_that_was_to_end_there_does_not_train_on(train, monkeypatch, tmp_path):
+    """It was killed after its last update, before its report."""
+    monkeypatch.setattr(CollapseTracker, "record", lambda *_: True)
+    with monkeypatch.context() as patch:
+        patch.setattr(RLRun, "close", lambda self: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            train(stop_on_collapse=True)
+    summary = train(resume=tmp_path / "run", out=None, stop_on_collapse=True)
+    assert summary["stopped_on_collapse"]
+    assert summary["episodes"] == 4
+
+
 def test_what_an_earlier_run_left_is_not_deleted(train, tmp_path, capsys):
     (tmp_path / "run").mkdir()
     (tmp_path / "run" / "metrics.jsonl").write_text('{"step": 0, "episodes": 0}\n')
