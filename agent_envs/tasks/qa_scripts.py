@@ -5,7 +5,7 @@ import re
 import unicodedata
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 from agent_envs.data.question import Question
 from agent_envs.tasks.answering import call
@@ -14,10 +14,6 @@ from agent_envs.tools.search import SearchTool, read_shown
 from agent_envs.types import Turn
 from agent_envs.utils.scripts import Script
 from retrieval_index import Passage
-
-if TYPE_CHECKING:
-    from agent_envs.tasks.qa import QAEnv
-
 
 # What may answer a question with these words in it; names for all others.
 _CANDIDATES = {
@@ -38,7 +34,7 @@ def search(query: str, thought: str | None = None) -> Turn:
     return replace(call("search", query=query.strip()), thought=thought)
 
 
-def oracle(env: "QAEnv", rng: random.Random) -> Script:
+def oracle(env: Any, rng: random.Random) -> Script:
     """Searches for each gold title, or the question where none is known, and gives the gold answer."""
     titles = env.question.supporting_titles or (env.question.question,)
     for title in dict.fromkeys(titles):  # two gold paragraphs may share one
@@ -46,7 +42,7 @@ def oracle(env: "QAEnv", rng: random.Random) -> Script:
     yield Turn(answer=env.question.answer.strip())
 
 
-def early_stopping(env: "QAEnv", rng: random.Random, continue_probability: float = 0.3) -> Script:
+def early_stopping(env: Any, rng: random.Random, continue_probability: float = 0.3) -> Script:
     """Searches and reads correctly, and stops too early: imitating it teaches the tools and not the task.
 
     After each article it names the fact that it looked up, and follows it with ``continue_probability``; else it answers.
@@ -64,7 +60,7 @@ def early_stopping(env: "QAEnv", rng: random.Random, continue_probability: float
 
 
 def careless(
-    env: "QAEnv", rng: random.Random, continue_probability: float = 0.3, mistake_probability: float = 0.5
+    env: Any, rng: random.Random, continue_probability: float = 0.3, mistake_probability: float = 0.5
 ) -> Script:
     """Searches, reads and compares correctly, but stops too early and confuses names.
 
@@ -272,7 +268,7 @@ _BRACKETS = re.compile(r"\s*\([^()]*\)$")  # what tells articles of one name apa
 _VERDICTS = {"yes", "no"}
 
 
-def reader(env: "QAEnv", rng: random.Random) -> Script:
+def reader(env: Any, rng: random.Random) -> Script:
     """Searches for the question, then for titles and names *that it has read*, and answers once the answer stands in what it
     has read; stuck, it answers "unknown".
 
@@ -297,7 +293,7 @@ def reader(env: "QAEnv", rng: random.Random) -> Script:
         queries.append(following)
 
 
-def _find_answer(env: "QAEnv", gold_text: str) -> str | None:
+def _find_answer(env: Any, gold_text: str) -> str | None:
     """The answer if it can be told: of a comparison from all gold passages, any other from one that holds it."""
     question, text = env.question, gold_text
     is_verdict = {_fold(answer) for answer in question.golds} <= _VERDICTS
@@ -306,7 +302,7 @@ def _find_answer(env: "QAEnv", gold_text: str) -> str | None:
     return next((a for a in question.golds if _stands_in(a, text) or (is_verdict and text)), None)
 
 
-def _choose_query(env: "QAEnv", read: list[str], queries: list[str]) -> str | None:
+def _choose_query(env: Any, read: list[str], queries: list[str]) -> str | None:
     """The title of a missing gold passage, if it stands in what was read; else a name that finds one."""
     text = "\n".join(read)
     titles = [name for title in env.missing_titles() for name in (title, _BRACKETS.sub("", title))]
@@ -315,7 +311,7 @@ def _choose_query(env: "QAEnv", read: list[str], queries: list[str]) -> str | No
     )
 
 
-def _best_query(env: "QAEnv", candidates: Iterable[str], queries: list[str]) -> str | None:
+def _best_query(env: Any, candidates: Iterable[str], queries: list[str]) -> str | None:
     """The candidate that ranks a missing gold passage first, the longest of equals; None where none of them finds one."""
     found = []
     for query in dict.fromkeys(c for c in candidates if c not in queries):
@@ -324,7 +320,7 @@ def _best_query(env: "QAEnv", candidates: Iterable[str], queries: list[str]) -> 
     return min(found)[-1] if found else None
 
 
-def _find(env: "QAEnv", query: str) -> list[Passage]:
+def _find(env: Any, query: str) -> list[Passage]:
     """What a search shows, without a search in the episode."""
     tool = cast(SearchTool, env.tools["search"])
     return tool.searcher.search([query], tool.k)[0]
