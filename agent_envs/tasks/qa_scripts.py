@@ -3,7 +3,7 @@
 import random
 import re
 import unicodedata
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, cast
 
@@ -68,7 +68,8 @@ def careless(
     else it answers what it has found so far. Of two names for a fact it takes the wrong one with ``mistake_probability``.
     Takes questions whose ``decomposition`` names each article, as MiniWiki's does.
     """
-    question, steps = env.question, env.question.decomposition or ()
+    question: Question = env.question
+    steps: Sequence[Mapping[str, Any]] = question.decomposition or ()
     compares = question.type in ("comparison", "yes_no")
     thought, compared = None, []
     for number, step in enumerate(steps):
