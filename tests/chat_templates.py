@@ -1,0 +1,280 @@
+"""Small chat templates of the kinds that pretrained models have, and a tokenizer that speaks each.
+
+Each does what its kind is known for, and no more: `KINDS` says what. None is a copy.
+"""
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from functools import lru_cache
+
+from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from transformers import PreTrainedTokenizerFast
+
+TEXT = (
+    "You are given functions. Where was the author of the book born, and who reigned there? Ada Kern was born in Zug.",
+    '{"type": "function", "function": {"name": "search", "description": "Find passages.", "parameters": {"type": "object", '
+    '"properties": {"query": {"type": "string"}}, "required": ["query"]}}}',
+    '{"name": "search", "arguments": {"query": "the town"}} {"name": "add", "parameters": {"a": 1, "b": 2.5}}',
+)
+
+# -- ChatML and its relatives -------------------------------------------------------------------------------------------
+
+_CHATML_TOOLS = (
+    "{% if tools %}<|im_start|>system\n{% if messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+    "These are your functions:\n<tools>{% for tool in tools %}\n{{ tool | tojson }}{% endfor %}\n</tools><|im_end|>\n"
+    "{% elif messages[0].role == 'system' %}<|im_start|>system\n{{ messages[0].content }}<|im_end|>\n{% endif %}"
+)
+_CHATML_RESULT = (  # those of one turn stand in one message of the user
+    "{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|im_start|>user{% endif %}"
+    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<|im_end|>\n{% endif %}"
+)
+_HERMES_CALLS = (
+    "{% for call in m.tool_calls %}{% if m.content or not loop.first %}\n{% endif %}<tool_call>\n"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}}\n</tool_call>{% endfor %}'
+)
+_XML_CALLS = (
+    "{% for call in m.tool_calls %}{% if m.content or not loop.first %}\n{% endif %}<tool_call>\n"
+    "<function={{ call.function.name }}>\n{% for name, value in call.function.arguments | items %}<parameter={{ name }}>\n"
+    "{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}"
+)
+_LAST_USER = (
+    "{% set at = namespace(user=-1) %}"
+    "{% for m in messages %}{% if m.role == 'user' %}{% set at.user = loop.index0 %}{% endif %}{% endfor %}"
+)
+
+
+def _chatml(turn: str, prompt: str = "", before: str = "") -> str:
+    return (
+        f"{before}{_CHATML_TOOLS}{{% for m in messages %}}"
+        "{% if m.role == 'user' or (m.role == 'system' and not loop.first) %}"
+        "<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n"
+        f"{{% elif m.role == 'assistant' %}}<|im_start|>assistant\n{turn}<|im_end|>\n"
+        f"{{% elif m.role == 'tool' %}}{_CHATML_RESULT}{{% endif %}}{{% endfor %}}"
+        f"{{% if add_generation_prompt %}}<|im_start|>assistant\n{prompt}{{% endif %}}"
+    )
+
+
+PLAIN = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
+)
+HERMES = _chatml("{{ m.content or '' }}" + _HERMES_CALLS)
+# A thought stands in the turns after the last message of the user; in the last of them an empty one where there is none.
+QWEN3 = _chatml(
+    "{% if loop.index0 > at.user and (loop.last or m.reasoning_content) %}"
+    "<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}{{ m.content or '' }}" + _HERMES_CALLS,
+    prompt="{% if enable_thinking is defined and not enable_thinking %}<think>\n\n</think>\n\n{% endif %}",
+    before=_LAST_USER,
+)
+QWEN35 = _chatml(
+    "{% if loop.index0 > at.user %}<think>\n{{ m.reasoning_content or '' }}\n</think>\n\n{% endif %}"
+    "{{ m.content or '' }}" + _XML_CALLS,
+    prompt="<think>\n{% if enable_thinking is defined and not enable_thinking %}\n</think>\n\n{% endif %}",
+    before=_LAST_USER,
+)
+# Every thought but that of the last message goes, as text in the content too.
+DROPS = _chatml(
+    "{% set content = m.content or '' %}{% if not loop.last and '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}"
+    "{% if loop.last and m.reasoning_content %}<think>\n{{ m.reasoning_content }}\n</think>\n\n{% endif %}{{ content }}"
+    + _HERMES_CALLS
+)
+
+# -- others ----------------------------------------------------------------------------------------------------------
+
+LLAMA31 = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{% set task = messages[0].content | trim %}"
+    "{% set messages = messages[1:] %}{% else %}{% set task = '' %}{% endif %}"
+    "<|start_header_id|>system<|end_header_id|>\n\n{% if tools is not none and tools is defined %}Environment: ipython\n"
+    "{% endif %}{{ task }}<|eot_id|>"
+    "{% if tools is not none and tools is defined %}<|start_header_id|>user<|end_header_id|>\n\nCall one of these with "
+    '{"name": its name, "parameters": its arguments}.\n\n{% for tool in tools %}{{ tool | tojson(indent=4) }}\n\n'
+    "{% endfor %}{{ messages[0].content | trim }}<|eot_id|>{% set messages = messages[1:] %}{% endif %}"
+    "{% for m in messages %}{% if m.role == 'tool' %}<|start_header_id|>ipython<|end_header_id|>\n\n"
+    "{{ m.content | tojson }}<|eot_id|>{% elif 'tool_calls' in m %}"
+    "{% if m.tool_calls | length != 1 %}{{ raise_exception('This model calls one tool at a time.') }}{% endif %}"
+    "<|start_header_id|>assistant<|end_header_id|>\n\n"
+    '{"name": "{{ m.tool_calls[0].function.name }}", "parameters": {{ m.tool_calls[0].function.arguments | tojson }}}'
+    "<|eot_id|>{% else %}<|start_header_id|>{{ m.role }}<|end_header_id|>\n\n{{ m.content | trim }}<|eot_id|>{% endif %}"
+    "{% endfor %}{% if add_generation_prompt %}<|start_header_id|>assistant<|end_header_id|>\n\n{% endif %}"
+)
+# The functions stand before the last message of the user; ids of calls have nine letters or digits.
+MISTRAL = (
+    f"{_LAST_USER}{{{{ bos_token }}}}"
+    "{% for m in messages %}{% if m.role == 'user' %}"
+    "{% if tools is not none and tools is defined and loop.index0 == at.user %}"
+    "[AVAILABLE_TOOLS] {{ tools | tojson }}[/AVAILABLE_TOOLS]{% endif %}"
+    "[INST] {% if loop.index0 == at.user and messages[0].role == 'system' %}{{ messages[0].content }}\n\n{% endif %}"
+    "{{ m.content }}[/INST]"
+    "{% elif m.role == 'tool' %}[TOOL_RESULTS] {{ {'content': m.content, 'call_id': m.tool_call_id} | tojson }}"
+    "[/TOOL_RESULTS]"
+    "{% elif m.role == 'assistant' and m.tool_calls %}[TOOL_CALLS] [{% for call in m.tool_calls %}"
+    "{% if call.id is not defined or call.id | length != 9 %}"
+    "{{ raise_exception('The id of a call has 9 letters or digits.') }}{% endif %}"
+    '{"name": "{{ call.function.name }}", "arguments": {{ call.function.arguments | tojson }}, "id": "{{ call.id }}"}'
+    "{% if not loop.last %}, {% endif %}{% endfor %}]{{ eos_token }}"
+    "{% elif m.role == 'assistant' %} {{ m.content }}{{ eos_token }}{% endif %}{% endfor %}"
+)
+# A turn has no end of its own: the model writes <|user|> or <|observation|>.
+GLM = (
+    f"{_LAST_USER}[gMASK]<sop>{{% if tools %}}<|system|>\nThese are your functions:\n<tools>\n{{% for tool in tools %}}"
+    "{{ tool | tojson }}\n{% endfor %}</tools>{% endif %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}{% if loop.first or messages[loop.index0 - 1].role != 'tool' %}<|observation|>{% endif %}"
+    "\n<tool_response>\n{{ m.content }}\n</tool_response>"
+    "{% elif m.role == 'assistant' %}<|assistant|>\n<think>"
+    "{% if loop.index0 > at.user %}{{ m.reasoning_content or '' }}{% endif %}</think>"
+    "{% if m.content %}\n{{ m.content }}{% endif %}{% for call in m.tool_calls or [] %}\n<tool_call>"
+    "{{ call.function.name }}\n{% for name, value in call.function.arguments | items %}<arg_key>{{ name }}</arg_key>\n"
+    "<arg_value>{{ value if value is string else value | tojson }}</arg_value>\n{% endfor %}</tool_call>{% endfor %}"
+    "{% else %}<|{{ m.role }}|>\n{{ m.content }}{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+)
+# Only the first of several calls; thoughts only before calls that no answer follows, and in the last message.
+GPT_OSS = (
+    "<|start|>system<|message|>Valid channels: analysis, commentary, final.<|end|>"
+    "{% if messages[0].role in ('system', 'developer') %}{% set task = messages[0].content %}"
+    "{% set messages = messages[1:] %}{% else %}{% set task = '' %}{% endif %}"
+    "<|start|>developer<|message|>{{ task }}{% if tools %}\n\n# Tools\n\n{% for tool in tools %}{{ tool | tojson }}\n"
+    "{% endfor %}{% endif %}<|end|>{% set called = namespace(name='') %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}<|start|>functions.{{ called.name }} to=assistant<|channel|>commentary<|message|>"
+    "{{ m.content | tojson }}<|end|>"
+    "{% elif m.role == 'assistant' and m.tool_calls %}{% set call = m.tool_calls[0].function %}"
+    "{% set called.name = call.name %}"
+    "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+    "<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>"
+    "{{ call.arguments | tojson }}<|call|>"
+    "{% elif m.role == 'assistant' and loop.last and not add_generation_prompt %}"
+    "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
+    "<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|return|>"
+    "{% elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
+    "{% else %}<|start|>user<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+# No system role, and no functions.
+GEMMA = (
+    "{{ bos_token }}{% for m in messages %}"
+    "{% if m.role not in ('user', 'assistant') %}{{ raise_exception('There is no role ' + m.role) }}{% endif %}"
+    "<start_of_turn>{{ 'model' if m.role == 'assistant' else 'user' }}\n{{ m.content | trim }}<end_of_turn>\n{% endfor %}"
+    "{% if add_generation_prompt %}<start_of_turn>model\n{% endif %}"
+)
+_FUNCTIONS_OF_GEMMA4 = (
+    "{% macro quoted(value) %}{% if value is string %}<|\"|>{{ value }}<|\"|>{% elif value is mapping %}{{ '{' }}"
+    "{% for name, inner in value | items %}{{ name }}:{{ quoted(inner) }}{% if not loop.last %},{% endif %}{% endfor %}}"
+    "{% elif value is sequence %}[{% for inner in value %}{{ quoted(inner) }}{% if not loop.last %},{% endif %}{% endfor %}]"
+    "{% else %}{{ value | tojson }}{% endif %}{% endmacro %}"
+)
+# Results follow the calls within one turn of the model; strings stand between tokens of their own.
+GEMMA4 = (
+    f"{_FUNCTIONS_OF_GEMMA4}{{{{ bos_token }}}}"
+    "{% if tools or messages[0].role == 'system' %}<|turn>system\n"
+    "{% if messages[0].role == 'system' %}{{ messages[0].content }}{% set messages = messages[1:] %}{% endif %}"
+    "{% for tool in tools or [] %}<|tool>declaration:{{ tool.function.name }}{{ quoted(tool.function.parameters) }}<tool|>"
+    "{% endfor %}<turn|>\n{% endif %}{% set last = namespace(role='') %}{% for m in messages %}"
+    "{% if m.role == 'tool' %}<|tool_response>response:{{ m.name }}{value:{{ quoted(m.content) }}}<tool_response|>"
+    "{% else %}{% if m.role == 'user' %}<|turn>user\n{{ m.content }}<turn|>\n"
+    "{% else %}{% if last.role != 'tool' %}<|turn>model\n{% endif %}{{ m.content or '' }}"
+    "{% for call in m.tool_calls or [] %}<|tool_call>call:{{ call.function.name }}{{ quoted(call.function.arguments) }}"
+    "<tool_call|>{% endfor %}{% if not m.tool_calls %}<turn|>\n{% endif %}{% endif %}{% endif %}"
+    "{% set last.role = m.role %}{% endfor %}"
+    "{% if add_generation_prompt and last.role != 'tool' %}<|turn>model\n{% endif %}"
+)
+# The system message goes without a word, and a conversation ends with a token that no turn is sampled with.
+PHI3 = (
+    "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<|user|>\n{{ m.content }}<|end|>\n<|assistant|>\n"
+    "{% elif m.role == 'assistant' %}{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
+)
+
+
+@dataclass(frozen=True)
+class Kind:
+    """A template with its tokens.
+
+    Attributes:
+        specials: the tokens that the tokenizer flags as special.
+        added: tokens of their own that it does not flag.
+        ends: what `generation_config.json` names beside eos.
+    """
+
+    template: str
+    specials: Sequence[str]
+    eos: str
+    bos: str = ""
+    added: Sequence[str] = ()
+    ends: Sequence[str] = ()
+
+
+_CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
+_TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
+KINDS = {
+    "plain": Kind(PLAIN, _CHATML_TOKENS, "<|im_end|>"),  # no functions
+    "hermes": Kind(HERMES, _CHATML_TOKENS, "<|im_end|>", added=_TAGS[:2]),  # Qwen 2.5
+    "qwen3": Kind(QWEN3, _CHATML_TOKENS, "<|im_end|>", added=_TAGS),
+    "qwen3.5": Kind(QWEN35, _CHATML_TOKENS, "<|im_end|>", added=_TAGS),  # opens the thought itself
+    "drops": Kind(DROPS, _CHATML_TOKENS, "<|im_end|>", added=_TAGS),
+    "llama3.1": Kind(
+        LLAMA31,
+        ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),
+        "<|eot_id|>",
+        "<|begin_of_text|>",
+        ends=("<|eom_id|>",),
+    ),
+    "mistral": Kind(
+        MISTRAL,
+        ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
+         "[/TOOL_RESULTS]"),
+        "</s>",
+        "<s>",
+    ),  # fmt: skip
+    "glm": Kind(
+        GLM,
+        ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
+        "<|endoftext|>",
+        added=(*_TAGS, "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"),
+        ends=("<|user|>", "<|observation|>"),
+    ),
+    "gpt-oss": Kind(
+        GPT_OSS,
+        ("<|endoftext|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"),
+        "<|return|>",
+        ends=("<|call|>",),
+    ),
+    "gemma": Kind(GEMMA, ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), "<eos>", "<bos>", ends=("<end_of_turn>",)),
+    "gemma4": Kind(
+        GEMMA4,
+        ("<bos>", "<eos>", "<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>",
+         "<tool_response|>", '<|"|>'),
+        "<eos>",
+        "<bos>",
+        ends=("<turn|>", "<|tool_response>"),
+    ),  # fmt: skip
+    "phi3": Kind(PHI3, ("<s>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"), "<|endoftext|>", "<s>", ends=("<|end|>",)),
+}  # fmt: skip
+
+
+@lru_cache
+def make_tokenizer(kind: str, merges: int = 120, texts: Iterable[str] = TEXT) -> PreTrainedTokenizerFast:
+    """A byte-level BPE tokenizer with the template and the tokens of ``KINDS[kind]``; the same object each time."""
+    of = KINDS[kind]
+    tokenizer = Tokenizer(models.BPE())
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    trainer = trainers.BpeTrainer(
+        vocab_size=len(of.specials) + len(alphabet) + merges,
+        special_tokens=list(of.specials),
+        initial_alphabet=alphabet,
+        show_progress=False,
+    )
+    tokenizer.train_from_iterator([*texts] * 20, trainer)
+    tokenizer.add_special_tokens([AddedToken(token, special=True, normalized=False) for token in of.specials])
+    tokenizer.add_tokens([AddedToken(token, special=False, normalized=False) for token in of.added])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, eos_token=of.eos, bos_token=of.bos or None, pad_token=of.specials[0],
+        chat_template=of.template.replace("%}\n", "%}{{ '\n' }}"),  # jinja drops a line break after a block
+    )  # fmt: skip
+
+
+def end_ids(kind: str) -> list[int]:
+    """The ids of `Kind.ends`, which a model of that kind may end a turn with beside eos."""
+    return make_tokenizer(kind).convert_tokens_to_ids(list(KINDS[kind].ends))
