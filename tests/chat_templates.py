@@ -221,11 +221,20 @@ KINDS = {
     ),
     "mistral": Kind(
         MISTRAL,
-        ("<s>", "</s>", "[INST]", "[/INST]", "[TOOL_CALLS]", "[AVAILABLE_TOOLS]", "[/AVAILABLE_TOOLS]", "[TOOL_RESULTS]",
-         "[/TOOL_RESULTS]"),
+        (
+            "<s>",
+            "</s>",
+            "[INST]",
+            "[/INST]",
+            "[TOOL_CALLS]",
+            "[AVAILABLE_TOOLS]",
+            "[/AVAILABLE_TOOLS]",
+            "[TOOL_RESULTS]",
+            "[/TOOL_RESULTS]",
+        ),
         "</s>",
         "<s>",
-    ),  # fmt: skip
+    ),
     "glm": Kind(
         GLM,
         ("<|endoftext|>", "[gMASK]", "<sop>", "<|system|>", "<|user|>", "<|assistant|>", "<|observation|>"),
@@ -235,21 +244,49 @@ KINDS = {
     ),
     "gpt-oss": Kind(
         GPT_OSS,
-        ("<|endoftext|>", "<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|return|>", "<|call|>"),
+        (
+            "<|endoftext|>",
+            "<|start|>",
+            "<|end|>",
+            "<|message|>",
+            "<|channel|>",
+            "<|constrain|>",
+            "<|return|>",
+            "<|call|>",
+        ),
         "<|return|>",
         ends=("<|call|>",),
     ),
-    "gemma": Kind(GEMMA, ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), "<eos>", "<bos>", ends=("<end_of_turn>",)),
+    "gemma": Kind(
+        GEMMA, ("<bos>", "<eos>", "<start_of_turn>", "<end_of_turn>"), "<eos>", "<bos>", ends=("<end_of_turn>",)
+    ),
     "gemma4": Kind(
         GEMMA4,
-        ("<bos>", "<eos>", "<|turn>", "<turn|>", "<|tool>", "<tool|>", "<|tool_call>", "<tool_call|>", "<|tool_response>",
-         "<tool_response|>", '<|"|>'),
+        (
+            "<bos>",
+            "<eos>",
+            "<|turn>",
+            "<turn|>",
+            "<|tool>",
+            "<tool|>",
+            "<|tool_call>",
+            "<tool_call|>",
+            "<|tool_response>",
+            "<tool_response|>",
+            '<|"|>',
+        ),
         "<eos>",
         "<bos>",
         ends=("<turn|>", "<|tool_response>"),
-    ),  # fmt: skip
-    "phi3": Kind(PHI3, ("<s>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"), "<|endoftext|>", "<s>", ends=("<|end|>",)),
-}  # fmt: skip
+    ),
+    "phi3": Kind(
+        PHI3,
+        ("<s>", "<|endoftext|>", "<|user|>", "<|assistant|>", "<|end|>"),
+        "<|endoftext|>",
+        "<s>",
+        ends=("<|end|>",),
+    ),
+}
 
 
 @lru_cache
