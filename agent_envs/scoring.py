@@ -34,11 +34,14 @@ _PUNCTUATION = str.maketrans("", "", string.punctuation)
 _SPACED = str.maketrans(dict.fromkeys(string.punctuation + "‘’´`", " "))
 _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _STATED = re.compile(r"#### ?(-?[0-9.,]+)")
-_BARE_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#])")  # A+ is a grade
-_DASHES = str.maketrans("‐‑–−", "----")
-_MEANT = re.compile(  # 1.5, 1e-5, -5, C++, C#, 2+3, 3,5 and 1,2,3 but not the comma of 3,500, <5
-    r"(?<=\d)[./:-](?=\d)|(?<=\de)[-+](?=\d)|(?<!\w)[-.](?=\.?\d)|(?<=[a-z+])\+|(?<=[a-z])#|(?<=\w)[+*^](?=\w)"
-    r"|(?<=\d),(?=\d)(?!\d{3}(?!\d))|[<>](?=\d)"
+_BARE_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#!<>=])")  # A+ is a grade, a=b a formula
+_SPELLED = str.maketrans({**dict.fromkeys("‐‑–−", "-"), "≤": "<=", "≥": ">=", "≠": "!="})
+_LOOSE_MINUS = re.compile(r"(?<!\w)(?<!\w )-\s+(?=[$€£¥]?\.?\d)")  # "- 5", but not "Paris - 2010"
+_LOOSE_COMPARISON = re.compile(r"\s*([<>!=]=|[<>=])\s*(?=[\w($€£¥.+-])")
+_MEANT = re.compile(  # 1.5, 1e-5, -5, -$5, -x, C++, C#, 2+3, 3,5 and 1,2,3 but not the comma of 3,500, <5, x<=y, a!=b
+    r"(?<=\d)[./:-](?=\d)|(?<=\de)[-+](?=\d)|(?<!\w)[-.](?=\.?\d)|(?<!\w)-(?=[$€£¥√∞π]|[a-z]\b)"
+    r"|(?<=[a-z+])\+|(?<=[a-z])#|(?<=\w)[+*^](?=\w)|(?<=\d),(?=\d)(?!\d{3}(?!\d))"
+    r"|[<>](?==?-?\.?\d)|(?<=[<>!=])=|[!=](?==)|(?<=[\w)])[<>=](?=[\w($€£¥.+-])"
 )
 _NUMBER = re.compile(r"(-?)([0-9]*)(?:\.([0-9]*))?")
 _CLOSED_ANSWERS = frozenset(("yes", "no", "noanswer"))
@@ -88,10 +91,11 @@ def normalize_number(text: str) -> str:
 
 
 def normalize_own(text: str) -> str:
-    """Questions of one's own: as `normalize_answer`, but punctuation with a meaning stays (-5, 1.5, 10:15, C++), and an answer
-    that is an article, such as option A, is compared too.
+    """Questions of one's own: as `normalize_answer`, but punctuation with a meaning stays (-5, 1.5, 10:15, C++, x<y), and an
+    answer that is an article, such as option A, is compared too.
     """
-    text = unicodedata.normalize("NFC", text.lower()).translate(_DASHES)
+    text = unicodedata.normalize("NFC", text.lower()).translate(_SPELLED)
+    text = _LOOSE_COMPARISON.sub(r"\1", _LOOSE_MINUS.sub("-", text))
     meant = {match.start() for match in _MEANT.finditer(text)}
     kept = "".join(c for i, c in enumerate(text) if i in meant or c not in string.punctuation)
     return " ".join((_BARE_ARTICLES.sub(" ", kept).strip() or kept).split())

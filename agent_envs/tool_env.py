@@ -424,5 +424,14 @@ def _load_tokenizer(name: str):
 
 def _call_key(call: ToolCall, tool: Tool | None) -> str:
     """A call as text, equal for equal calls; for a tool that ignores case, whatever the case and white space."""
-    text = f"{call.name} {json.dumps(call.arguments, sort_keys=True, default=repr)}"
-    return " ".join(text.casefold().split()) if getattr(tool, "ignores_case", False) else text
+    arguments = _fold(call.arguments) if getattr(tool, "ignores_case", False) else call.arguments
+    return f"{call.name} {json.dumps(arguments, sort_keys=True, default=repr)}"
+
+
+def _fold(value: Any) -> Any:
+    """An argument with its strings in one case and with single spaces."""
+    if isinstance(value, str):
+        return " ".join(value.casefold().split())
+    if isinstance(value, dict):
+        return {key: _fold(inner) for key, inner in value.items()}
+    return [_fold(inner) for inner in value] if isinstance(value, list | tuple) else value

@@ -314,8 +314,10 @@ def _as_result(name: str, reply: Any) -> ToolResult:
     if isinstance(reply, BaseException):
         fault = not _is_about_arguments(reply)
         return ToolResult(f"{name} failed: {_describe_error(reply)}"[:500], ok=False, fault=fault)
-    texts = "\n".join(map(_text_of, reply.content)) or _write(reply.structured_content)
-    return ToolResult(texts, data=reply.structured_content, ok=not reply.is_error)
+    text = "\n".join(map(_text_of, reply.content)) or _write(reply.structured_content)
+    if reply.is_error and not text.strip():
+        text = f"{name} failed, without saying why."
+    return ToolResult(text, data=reply.structured_content, ok=not reply.is_error)
 
 
 def _write(structured: Any) -> str:

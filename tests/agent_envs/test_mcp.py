@@ -339,11 +339,14 @@ def test_arguments_that_a_server_rejects_void_no_episode(raw, code):
         tool.connection.close()
 
 
-def test_structured_content_alone_is_read(raw):
+def test_structured_content_alone_is_read_and_silence_is_named(raw):
     (tool,) = mount(raw({"type": "object"}, "x", "wild"), timeout=2.0)
     try:
         both = '{"content": [{"type": "text", "text": "seven"}], "structuredContent": {"n": 7}}'
-        for given, read in ((both, "seven"), ('{"content": [], "structuredContent": {"n": 7}}', '{"n": 7}')):
+        structured, mute = '{"content": [], "structuredContent": {"n": 7}}', '{"content": [], "isError": true}'
+        silent = tool.execute({"a": ANSWER.replace("RESULT", mute)})
+        assert (silent.text, silent.ok) == ("x failed, without saying why.", False)
+        for given, read in ((both, "seven"), (structured, '{"n": 7}')):
             result = tool.execute({"a": ANSWER.replace("RESULT", given)})
             assert (result.text, result.data, result.ok) == (read, {"n": 7}, True)
     finally:

@@ -139,8 +139,9 @@ def test_invalid_failed_and_repeated_calls_cost(folder):
     env = hotpot(folder)
     env.reset(options={"question": 2})
     assert env.step("no action")[4]["reward_terms"]["invalid"] == -0.1
-    assert env.step("<search>Zug</search>")[4]["reward_terms"]["repeat"] == 0.0
-    assert env.step("<search> ZUG </search>")[4]["reward_terms"]["repeat"] == -0.05  # case and space do not count
+    assert env.step("<search>Zürich a</search>")[4]["reward_terms"]["repeat"] == 0.0
+    # Case and white space do not count, those of other alphabets neither.
+    assert env.step("<search> ZÜRICH\u2003A </search>")[4]["reward_terms"]["repeat"] == -0.05
     observation, _, _, _, info = env.step(f"<search>{'x' * 2001}</search>")
     assert "2000 characters at most" in observation and info["reward_terms"]["invalid"] == -0.1
     info = env.step("<answer>yes</answer>")[4]

@@ -81,8 +81,11 @@ def test_a_gradient_that_is_not_finite_is_reported_and_not_followed(played):
 
 
 @pytest.mark.parametrize("filter", ["none", "mixed"])
-def test_a_reward_that_is_not_finite_is_an_error(played, filter):
+def test_a_reward_that_is_no_finite_number_is_an_error(played, filter):
     policy, episodes = played
+    episodes[0].steps[0].reward = None
+    with pytest.raises(ValueError, match="must be a number, got None"):
+        update(policy, episodes, filter=filter)
     episodes[0].steps[0].reward = float("nan")
     with pytest.raises(ValueError, match="not finite"):
         update(policy, episodes, filter=filter)

@@ -7,6 +7,7 @@ the log-probabilities of the reference of a KL penalty. Around it: minibatches a
 import math
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from numbers import Real
 
 import numpy as np
 import torch
@@ -37,8 +38,10 @@ def filter_groups(trajectories: list[Trajectory], args: TrainArgs) -> list[Traje
     """The episodes of the groups that ``args.filter`` keeps.
 
     Raises:
-        ValueError: an episode's return is not finite; a filter would drop its group silently.
+        ValueError: a reward is no number, or an episode's return is not finite; a filter would drop its group silently.
     """
+    if wrong := [step.reward for t in trajectories for step in t.steps if not isinstance(step.reward, Real)]:
+        raise UserError(f"the reward of a step must be a number, got {wrong[0]!r}")
     if not all(math.isfinite(t.episode_return) for t in trajectories if not t.failed):
         raise UserError("an episode's return is not finite: the environment paid a reward that is NaN or infinite")
     if args.filter == "none":
