@@ -182,16 +182,16 @@ class AlgorithmArgs:
     importance: Literal["none", "tis", "icepop", "sequence"] = option("none", advanced=True)
     """Correction for a sampler whose probabilities differ from the trainer's, with one more forward pass: weights cut at 2
     (TIS), token weights outside 0.5 to 5 dropped (IcePop), or sequences of a weight above 2 dropped."""
-    filter: Literal["none", "mixed", "uncertain", "signal"] = "none"
-    """Groups to learn from: all; those whose returns differ (DAPO); the 25% with the largest deviation (StarPO-S); or those
-    that hold 90% of the deviation (RAGEN-2). An update without a group is skipped."""
+    filter: Literal["none", "mixed", "outcome", "uncertain", "signal"] = "none"
+    """Groups to learn from: all; those whose returns differ (DAPO); those whose task scores differ, whatever shaping adds; the
+    25% with the largest deviation (StarPO-S); or those that hold 90% of it (RAGEN-2). An update without a group is skipped."""
     selection_eps: float = option(0.01, config_only=True)
     """With --filter signal, how far below 90% of the sum of all deviations the kept groups may be, in units of the returns."""
     prime_norm: bool = option(False, config_only=True)
     """Divide process rewards, those before an episode's last turn, by the largest sum that any turn of the batch has ahead
     (Agent-R1's first version, after PRIME)."""
     dynamic_sampling: int = option(0, advanced=True)
-    """With --filter mixed, how many more batches may be sampled to replace dropped groups. DAPO allows 10; 0 only drops."""
+    """How many more batches may replace groups that --filter mixed or outcome drops. DAPO allows 10; 0 only drops."""
     overlong_buffer: int = option(0, config_only=True)
     """Tokens before the longest turn over which a penalty grows to -1 (DAPO); 0 turns it off."""
     loss_mask: bool = option(True, config_only=True)
@@ -396,8 +396,8 @@ class TrainArgs(
             raise UserError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
         if self.kl_target and not self.kl_coef:
             raise UserError("kl_target steers kl_coef, which must be above 0 to start from")
-        if self.dynamic_sampling and self.filter != "mixed":
-            raise UserError(f"dynamic_sampling replaces groups that filter 'mixed' drops, got filter {self.filter!r}")
+        if self.dynamic_sampling and self.filter not in ("mixed", "outcome"):
+            raise UserError(f"dynamic_sampling needs filter 'mixed' or 'outcome', got {self.filter!r}")
         if self.overlong_buffer > self.max_new_tokens:
             most = f"max_new_tokens ({self.max_new_tokens})"
             raise UserError(f"overlong_buffer must be at most {most}, got {self.overlong_buffer}")

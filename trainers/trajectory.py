@@ -26,7 +26,7 @@ class Step:
 class Trajectory:
     """One episode. ``group``: attempts at the same question share a number. ``info``: the environment's last info.
     ``anchors``: for each step, a label of the state it was taken in. ``failed``: a tool failed in ``tool_faults`` calls, so
-    the return says nothing about the policy.
+    the return says nothing about the policy. ``score``: the task's primary metric at the end.
 
     For records of episodes (`trainers.episodes.records`), as text:
 
@@ -45,6 +45,7 @@ class Trajectory:
     anchors: list[Any] = field(default_factory=list)
     truncated: bool = False
     failed: bool = False
+    score: float = 0.0
     tool_faults: int = 0
     instance: dict[str, Any] = field(default_factory=dict)
     messages: list[dict[str, str]] = field(default_factory=list)

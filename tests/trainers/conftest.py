@@ -123,6 +123,7 @@ class Reciter(ToolEnv):
     """Says its texts one after the other, whatever the agent says; pays ``rewards`` turn by turn; is truncated."""
 
     REWARD = Reward(paid=(1.0, Metric("paid")))
+    PRIMARY_METRIC = "paid"
 
     def __init__(self, texts: list[str], rewards: list[float]):
         super().__init__((), instructions="Say something.", max_turns=len(texts))

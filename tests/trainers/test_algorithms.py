@@ -15,6 +15,7 @@ from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import SettingsDiffer, check_settings
 from trainers.loop.collapse_monitor import mutual_information
 from trainers.loop.metrics import CollapseTracker, mutual_information_statistics, update_statistics
+from trainers.loop.rl_run import RLRun
 from trainers.loop.run import Run
 from trainers.models.loading import load_policy
 from trainers.rollouts.statistics import episode_metrics, rollout_statistics
@@ -227,3 +228,15 @@ def test_failed_episodes_are_counted_and_are_no_part_of_what_is_measured():
     assert metrics["train/zero_std_groups"] == metrics["train/return"] == metrics["train/em"] == 1.0
     assert metrics["train/group_std"] == 0.0 and metrics["train/failed"] == 0.25
     assert (metrics["reward/answer"], metrics["reward/format"]) == (0.75, 0.25)
+
+
+def test_groups_that_differ_in_shaping_alone_are_counted_and_warned_of_once():
+    pairs = [(0, 0.10, 0.0), (0, 0.11, 0.0), (1, 0.10, 0.0), (1, 1.10, 1.0), (2, 0.5, 0.0), (2, 0.5, 0.0)]
+    episodes = [replace(episode(g, [([2], r)]), info={"em": score}, score=score) for g, r, score in pairs]
+    share = episode_metrics(episodes, "em")["train/shaping_only_groups"]
+    assert share == pytest.approx(1 / 3)
+    run = SimpleNamespace(args=grpo.Args(scale_by_std=True), _warned=False)
+    with pytest.warns(UserWarning, match="33% of the groups differ only in shaping") as warned:
+        RLRun._warn_of_shaping(run, share)
+        RLRun._warn_of_shaping(run, share)
+    assert len(warned) == 1

@@ -43,7 +43,7 @@ WRONG = [  # what is given, and a word of what is said
     (grpo, dict(loss="gspo", normalize="tokens"), "mean over sequences"),
     (grpo, dict(loss="gspo", engine="vllm"), "give importance 'tis' too"),
     (grpo, dict(loss="gspo", model="some/model", dtype="bfloat16"), "give importance 'tis' too"),
-    (grpo, dict(dynamic_sampling=3, filter="uncertain"), "dynamic_sampling replaces groups that filter 'mixed' drops"),
+    (grpo, dict(dynamic_sampling=3, filter="uncertain"), "dynamic_sampling needs filter 'mixed' or 'outcome'"),
     (grpo, dict(dynamic_sampling=-1, filter="mixed"), "dynamic_sampling must be at least 0"),
     (grpo, dict(group_size=1), "group_size must be at least 2, got 1"),
     (rloo, dict(group_size=1), "group_size must be at least 2, got 1"),

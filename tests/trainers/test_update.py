@@ -73,6 +73,17 @@ def test_a_filter_goes_by_the_raw_returns(played):
     assert not any(step.reward for episode in episodes for step in episode.steps)  # the record of what was paid
 
 
+def test_a_filter_by_outcome_ignores_what_shaping_adds(played):
+    policy, episodes = played
+    for number, episode in enumerate(episodes):
+        episode.score = 0.0
+        episode.steps[-1].reward += 0.01 * number
+    assert update(policy, episodes, filter="outcome")[1]["filter/kept"] == 0
+    first = [episode for episode in episodes if episode.group == episodes[0].group]
+    first[0].score = 1.0
+    assert update(policy, episodes, filter="outcome")[1]["filter/kept"] == len(first) / len(episodes)
+
+
 def test_a_gradient_that_is_not_finite_is_reported_and_not_followed(played):
     policy, episodes = played
     episodes[1].steps[0].reward = -1e30  # finite, and the square of its gradient is not

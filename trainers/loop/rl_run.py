@@ -2,6 +2,7 @@
 
 import json
 import time
+import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import ExitStack
 from dataclasses import asdict
@@ -37,7 +38,7 @@ class RLRun:
 
     def __init__(self, setup: Setup, optimizer: torch.optim.Optimizer, **modules: torch.nn.Module):
         self.setup, self.args, self.policy = setup, setup.args, setup.policy
-        self.key, self.episodes_so_far = f"eval/{setup.score}", 0
+        self.key, self.episodes_so_far, self._warned = f"eval/{setup.score}", 0, False
         self.tracker, self._meter = CollapseTracker(setup.score), ForwardTokenMeter(setup.policy.model.base_model)
         self.run = Run(
             setup.args, setup.algorithm, setup.folder, setup.player, optimizer, self, updates=setup.args.updates,
@@ -77,13 +78,24 @@ class RLRun:
         step.rng = collected.rng
         by_group = sorted(collected.episodes, key=lambda trajectory: trajectory.group)
         step.recorded = by_group[: self.args.keep_episodes]
-        step.log(collected.metrics | episode_metrics(collected.sampled, self.setup.score))
+        sampled = episode_metrics(collected.sampled, self.setup.score)
+        step.log(collected.metrics | sampled)
+        self._warn_of_shaping(sampled.get("train/shaping_only_groups", 0.0))
         self.episodes_so_far += len(collected.sampled)
         step.log({"episodes": float(self.episodes_so_far)})
         _ = self.policy.tree_attention  # found out at its first use, by passes that are not to be counted
         self._meter.start()
         step.log(mutual_information_statistics(self.policy, collected.episodes, self.args))
         return collected.episodes
+
+    def _warn_of_shaping(self, share: float) -> None:
+        """Say once where deviations of shaping rewards alone are scaled up to those of outcomes."""
+        if share and getattr(self.args, "scale_by_std", False) and self.args.filter != "outcome" and not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{share:.0%} of the groups differ only in shaping rewards, and --scale-by-std gives them advantages as large as "
+                "those of other groups: add --filter outcome, or leave --scale-by-std out", stacklevel=2,
+            )  # fmt: skip
 
     def _complete(self, step: UpdateStep) -> None:
         """Add what an update has shown, and record its episodes with their advantages."""

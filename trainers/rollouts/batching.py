@@ -29,6 +29,7 @@ Metrics = dict[str, float]
 
 GROUP_FILTERS: dict[str, Callable[..., torch.Tensor]] = {
     "mixed": group_filters.mixed_groups,
+    "outcome": group_filters.mixed_groups,  # of scores in place of returns
     "uncertain": group_filters.most_uncertain,
     "signal": group_filters.most_signal,
 }
@@ -46,7 +47,7 @@ def filter_groups(trajectories: list[Trajectory], args: TrainArgs) -> list[Traje
         raise UserError("an episode's return is not finite: the environment paid a reward that is NaN or infinite")
     if args.filter == "none":
         return trajectories
-    returns = torch.tensor([t.episode_return for t in trajectories])
+    returns = torch.tensor([t.score if args.filter == "outcome" else t.episode_return for t in trajectories])
     groups = torch.tensor([t.group for t in trajectories])
     valid = torch.tensor([not t.failed for t in trajectories])
     options = {"selection_eps": args.selection_eps} if args.filter == "signal" else {}

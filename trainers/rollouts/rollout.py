@@ -74,7 +74,8 @@ def rollout(
             num_new_ids += episodes[i].observe(actions[i], observations[i], float(rewards[i]), *ended, infos)
         unfinished = [episodes[i] for i in completions if not episodes[i].ended]
         completions = turns.submit(unfinished, num_new_ids, next_completions)
-    for env in envs.envs[: len(episodes)]:
+    for env, episode in zip(envs.envs, episodes, strict=False):
+        episode.trajectory.score = float(episode.trajectory.info.get(env.PRIMARY_METRIC, 0.0))
         env.fits = None  # which knows the policy and the engine
     engine.reset()  # the memory of keys and values is wanted while the episodes are learned from
     if transcripts is not None:

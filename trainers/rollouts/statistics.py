@@ -16,7 +16,7 @@ MONITOR = "monitor/"  # prefix of the metrics that the collapse monitor takes
 def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, float]:
     """What the episodes of a batch were like."""
     valid = [t for t in trajectories if not t.failed] or trajectories  # as those that are learned from
-    groups = [[t.episode_return for t in valid if t.group == g] for g in {t.group for t in valid}]
+    groups = [[(t.episode_return, t.score) for t in valid if t.group == g] for g in {t.group for t in valid}]
     sequences = [s for t in trajectories for s in to_sequences(t.steps)]
     metrics = {
         "tokens/action": sum(sum(s.mask) for s in sequences),
@@ -29,8 +29,10 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, flo
         "train/tool_faults": sum(t.tool_faults for t in trajectories),
     }
     if len(groups) < len(valid):  # a group of one has no deviation
-        metrics["train/group_std"] = np.mean([np.std(group) for group in groups])
-        metrics["train/zero_std_groups"] = np.mean([np.ptp(group) < filters.ZERO_STD for group in groups])
+        spread, outcomes = np.array([np.ptp(group, axis=0) for group in groups]).T
+        metrics["train/group_std"] = np.mean([np.std(group, axis=0)[0] for group in groups])
+        metrics["train/zero_std_groups"] = np.mean(spread < filters.ZERO_STD)
+        metrics["train/shaping_only_groups"] = np.mean((spread >= filters.ZERO_STD) & (outcomes < filters.ZERO_STD))
     for name in ("f1", "support_recall", "calls"):
         if all(name in t.info for t in trajectories):
             metrics[f"train/{name}"] = np.mean([float(t.info[name]) for t in trajectories])

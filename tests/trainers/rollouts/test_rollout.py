@@ -28,6 +28,7 @@ def test_episodes_of_different_lengths_end_on_their_own(playing, recite):
     assert [e.group for e in episodes] == [0, 1, 2]
     assert all(e.truncated for e in episodes)
     assert [e.info["turns"] for e in episodes] == [1, 3, 2]
+    assert [e.score for e in episodes] == [1.0, 3.0, 2.0]
 
 
 def test_other_turns_go_on_while_tools_wait(playing, recite, monkeypatch):
