@@ -14,6 +14,7 @@ from agent_envs.sandbox.probe import choose_backend
 from agent_envs.sandbox.runner import MAX_CODE
 from agent_envs.tasks.answering import ANSWER_REWARD, call, score_answer
 from agent_envs.tool_env import ToolEnv
+from agent_envs.tools.schema import one_text
 from agent_envs.types import ToolResult, Turn, TurnOutcome
 from agent_envs.utils.scripts import Script
 from agent_envs.vector import vector_entry_point
@@ -32,12 +33,7 @@ class PythonTool:
 
     name: ClassVar[str] = "python"
     description: ClassVar[str] = "run a Python program (standard library alone) and get what it prints."
-    parameters: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "properties": {"code": {"type": "string"}},
-        "required": ["code"],
-        "additionalProperties": False,
-    }
+    parameters: ClassVar[dict[str, Any]] = one_text("code")
     io_bound: ClassVar[bool] = True
     interchangeable: ClassVar[bool] = True
 
@@ -50,10 +46,6 @@ class PythonTool:
     def batch_key(self) -> tuple:
         """Equal for tools whose programs can run in one batch."""
         return "python", self.backend, self.timeout, self.memory_mb, self.max_output
-
-    def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        """Run one program; see `execute_batch`."""
-        return self.execute_batch([arguments])[0]
 
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """Run programs side by side. A result is what one printed, and ``ok`` where it exited with 0."""

@@ -1,7 +1,10 @@
 """Plain Python functions as tools."""
 
+import asyncio
 import inspect
+import json
 import re
+import typing
 from collections.abc import Callable, Hashable
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -29,7 +32,6 @@ class FunctionTool:
         function: sync or async, with named parameters only.
         name: in place of the function's own.
         timeout: seconds for a call, which then runs in a thread; a sync function that does not return goes on there.
-        retries: further tries after a fault of the tool other than running out of time.
         max_output: characters of the result that the agent gets to read.
         batch_key: see `agent_envs.tools.Tool`; functions that change one state share one, such as ``batch_key=self``.
     """
@@ -37,7 +39,6 @@ class FunctionTool:
     function: Callable[..., Any]
     name: str = ""
     timeout: float | None = None
-    retries: int = 0
     max_output: int = 20_000
     batch_key: Hashable = None
 
@@ -46,10 +47,8 @@ class FunctionTool:
             raise ValueError(f"a tool is made from a function, got {self.function!r}")
         if self.timeout is not None and not self.timeout > 0:
             raise ValueError(f"timeout must be positive or None, got {self.timeout}")
-        if self.retries < 0 or self.max_output < 1:
-            raise ValueError(
-                f"retries and max_output must be 0 and 1 or more, got {self.retries} and {self.max_output}"
-            )
+        if self.max_output < 1:
+            raise ValueError(f"max_output must be at least 1, got {self.max_output}")
         object.__setattr__(self, "name", self.name or getattr(self.function, "__name__", ""))
         if not re.fullmatch(r"[A-Za-z_][\w.-]{0,63}", self.name, re.ASCII):
             raise ValueError(f"a tool's name is made of letters, digits, '_', '-' and '.', got {self.name!r}")
@@ -81,29 +80,13 @@ class FunctionTool:
         """Whether its calls run in a thread: those with a timeout, and those of async functions."""
         return self.timeout is not None or inspect.iscoroutinefunction(self.function)
 
-    def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        """One call; see `execute_batch`."""
-        return self.execute_batch([arguments])[0]
-
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """The calls in order, those of an async function at the same time; faults are tried again ``retries`` times."""
-        results = self._run(arguments)
-        for _ in range(self.retries):
-            again = [i for i, result in enumerate(results) if result.fault and result.data is not LATE]
-            if not again:
-                break
-            for i, result in zip(again, self._run([arguments[i] for i in again]), strict=True):
-                results[i] = result
-        return results
-
-    def _run(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
+        """The calls in order, those of an async function at the same time."""
         if inspect.iscoroutinefunction(self.function):
             found: list[ToolResult | None] = [None] * len(arguments)
             # Its own timeout can't stop a function that blocks its event loop, or one that will not be cancelled.
             limit = None if self.timeout is None else self.timeout + _GRACE
-            if not arguments:
-                return []
-            late: ToolResult = self._run_in_thread(partial(self._gather, arguments, found), limit)
+            late: ToolResult = self._run_in_thread(lambda: asyncio.run(self._gather(arguments, found)), limit)
             return [late if one is None else one for one in found]
         if self.timeout is None:
             return [self._call(one) for one in arguments]
@@ -113,7 +96,7 @@ class FunctionTool:
         """Run in a thread. A daemon: one that hangs must not keep the process from ending, as an executor's would."""
         _abandoned.difference_update([thread for thread in _abandoned if not thread.is_alive()])
         if len(_abandoned) >= MOST_ABANDONED:
-            return ToolResult(f"{self.name}: too many calls before this one still hang.", LATE, ok=False, fault=True)
+            return ToolResult(f"{self.name}: too many calls before this one still hang.", ok=False, fault=True)
         done: list[Any] = []
         thread = Thread(target=lambda: done.append(job()), daemon=True)
         thread.start()
@@ -124,43 +107,31 @@ class FunctionTool:
         return self._report_timeout()
 
     def _report_timeout(self) -> ToolResult:
-        return ToolResult(f"{self.name} took longer than {self.timeout} s.", LATE, ok=False, fault=True)
+        return ToolResult(f"{self.name} took longer than {self.timeout} s.", ok=False, fault=True)
 
-    def _gather(self, arguments: list[dict[str, Any]], found: list[ToolResult | None]) -> None:
+    async def _gather(self, arguments: list[dict[str, Any]], found: list[ToolResult | None]) -> None:
         """Put the results in their places, each as soon as it is there."""
-        import asyncio
 
         async def fill(place: int) -> None:
-            found[place] = await self._await(arguments[place])
+            try:
+                async with asyncio.timeout(self.timeout) as limit:
+                    result = await self.function(**self._convert(arguments[place]))
+                found[place] = _as_result(result)
+            except BaseException as error:  # a timeout may also be one that the function raises by itself
+                late = isinstance(error, TimeoutError) and limit.expired()
+                found[place] = self._report_timeout() if late else self._report_error(error)
 
-        async def together() -> None:
-            await asyncio.gather(*map(fill, range(len(arguments))))
-
-        asyncio.run(together())
-
-    async def _await(self, arguments: dict[str, Any]) -> ToolResult:
-        import asyncio
-
-        try:
-            async with asyncio.timeout(self.timeout) as limit:
-                found = await self.function(**self._convert(arguments))
-            return _as_result(found)
-        except TimeoutError as error:  # ours, or one that the function raises by itself
-            return self._report_timeout() if limit.expired() else self._report_error(error)
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a tool may raise anything, a cancelled task among it
-            return self._report_error(error)
+        await asyncio.gather(*map(fill, range(len(arguments))))
 
     def _call(self, arguments: dict[str, Any]) -> ToolResult:
         try:
             return _as_result(self.function(**self._convert(arguments)))
-        except KeyboardInterrupt:
-            raise
-        except BaseException as error:  # a tool may raise anything
+        except BaseException as error:  # a tool may raise anything, a cancelled task among it
             return self._report_error(error)
 
     def _report_error(self, error: BaseException) -> ToolResult:
+        if isinstance(error, KeyboardInterrupt):
+            raise error
         if isinstance(error, ToolError | ValueError):
             return ToolResult(f"{self.name}: {error}"[:500], ok=False)
         if isinstance(error, ArithmeticError | MemoryError | RecursionError):
@@ -174,7 +145,6 @@ class FunctionTool:
         return {name: getattr(model, names[name]) for name in arguments}
 
 
-LATE = "late"  # the data of a result that did not come in time
 MOST_ABANDONED = 64  # threads of calls that hang
 _GRACE = 1.0  # seconds in which an async function that is cancelled may tidy up
 _abandoned: set[Thread] = set()
@@ -183,11 +153,8 @@ _abandoned: set[Thread] = set()
 def _as_result(value: Any) -> ToolResult:
     if isinstance(value, ToolResult):
         return value
-    if isinstance(value, str):
-        return ToolResult(value, data=value)
-    import json
-
-    return ToolResult(json.dumps(value, ensure_ascii=False), data=value)  # what has no JSON form is a fault
+    text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)  # without a JSON form: a fault
+    return ToolResult(text, data=value)
 
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
@@ -221,7 +188,12 @@ def _model_of(function: Callable[..., Any]) -> Any:
     """The pydantic model of a function's arguments."""
     import pydantic
 
-    hints = _hints(function)
+    plain = _unwrap_partial(function)
+    target = plain if inspect.isfunction(plain) or inspect.ismethod(plain) else type(plain).__call__
+    try:
+        hints = typing.get_type_hints(target, include_extras=True)
+    except NameError as error:
+        raise ValueError(f"{_name_of(function)}: a type hint cannot be resolved: {error}") from error
     descriptions, fields = _describe_parameters(function), {}
     for parameter in inspect.signature(function).parameters.values():
         name = parameter.name
@@ -237,17 +209,6 @@ def _model_of(function: Callable[..., Any]) -> Any:
     made: dict[str, Any] = {f"field_{i}": field for i, field in enumerate(fields.values())}
     config = pydantic.ConfigDict(extra="forbid", arbitrary_types_allowed=True)
     return pydantic.create_model("Arguments", __config__=config, **made)
-
-
-def _hints(function: Callable[..., Any]) -> dict[str, Any]:
-    import typing
-
-    function = _unwrap_partial(function)
-    target = function if inspect.isfunction(function) or inspect.ismethod(function) else type(function).__call__
-    try:
-        return typing.get_type_hints(target, include_extras=True)
-    except NameError as error:
-        raise ValueError(f"{_name_of(function)}: a type hint cannot be resolved: {error}") from error
 
 
 def _describe_parameters(function: Callable[..., Any]) -> dict[str, str]:

@@ -89,10 +89,6 @@ class MCPTool:
         """Equal for the same tool of the same connection."""
         return "mcp", id(self.connection), self.name
 
-    def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        """One call; see `execute_batch`."""
-        return self.execute_batch([arguments])[0]
-
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """The calls, made at the same time."""
         return self.connection.call(self.name, arguments)
@@ -151,7 +147,7 @@ class Connection:
 
         thread = self._open()
         replies = thread.run(all_of_them, self.timeout + 5)
-        if any(map(_is_break, replies)) or (
+        if any(_has_code(reply, "CONNECTION_CLOSED") for reply in replies) or (
             all(isinstance(reply, TimeoutError) for reply in replies) and not self._is_alive(thread)
         ):
             thread.close()
@@ -161,10 +157,10 @@ class Connection:
         """Whether the server still answers anything at all. One that is silent is ended, and started anew."""
         try:
             thread.run(lambda client: client.session.list_tools(), _PROBE)
-        except TimeoutError:
-            return False
-        except Exception:  # an answer, though not a good one, or a connection that broke already
-            return True
+        except (
+            Exception
+        ) as error:  # other than silence: an answer, though not a good one, or a connection that broke already
+            return not isinstance(error, TimeoutError)
         return True
 
     def close(self) -> None:
@@ -294,25 +290,18 @@ def _connect(server: str | tuple[str, ...], timeout: float) -> Connection:
     return Connection(server, timeout)
 
 
-def _is_break(reply: Any) -> bool:
-    """Whether it says that there is no server any more, rather than that a call went wrong."""
+def _has_code(reply: Any, name: str) -> bool:
+    """Whether a reply is the error of this name in the protocol."""
     import mcp
 
-    return isinstance(reply, mcp.MCPError) and reply.code == mcp.types.CONNECTION_CLOSED
-
-
-def _is_about_arguments(reply: BaseException) -> bool:
-    """Whether a server rejects what it was called with: the agent's mistake, as where a result says so."""
-    import mcp
-
-    return isinstance(reply, mcp.MCPError) and reply.code == mcp.types.INVALID_PARAMS
+    return isinstance(reply, mcp.MCPError) and reply.code == getattr(mcp.types, name)
 
 
 def _as_result(name: str, reply: Any) -> ToolResult:
     if isinstance(reply, TimeoutError):
         return ToolResult(f"{name} took too long.", ok=False, fault=True)
     if isinstance(reply, BaseException):
-        fault = not _is_about_arguments(reply)
+        fault = not _has_code(reply, "INVALID_PARAMS")  # the agent's mistake, as where a result says so
         return ToolResult(f"{name} failed: {_describe_error(reply)}"[:500], ok=False, fault=fault)
     text = "\n".join(map(_text_of, reply.content)) or _write(reply.structured_content)
     if reply.is_error and not text.strip():

@@ -11,9 +11,7 @@ from agent_envs.tools.schema import compile_parameters
 from agent_envs.types import ToolCall, ToolResult
 
 MAX_OUTPUT = 20_000  # characters of a result that the agent gets to read, where a tool sets no other bound
-UNANSWERED = (
-    3  # calls in a row without an answer from what a tool asks, after which it is not asked again in this batch
-)
+UNANSWERED = 3  # calls in a row without an answer from what a tool asks, after which the rest of a batch fails
 
 
 class Tool(Protocol):
@@ -43,12 +41,8 @@ class Tool(Protocol):
         """JSON schema of the arguments, an object with ``properties`` and ``required``."""
         ...
 
-    def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        """One call, with arguments that fit the schema."""
-        ...
-
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """Many calls at once, in order; environments use this, so that a vector of them makes one call."""
+        """The results of calls, in order, with arguments that fit the schema; a vector of environments makes one batch."""
         ...
 
 
@@ -89,7 +83,7 @@ def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
 def _reject(tool: Tool, call: ToolCall) -> ToolResult | None:
     """The result of a call with arguments that do not fit; None if they do."""
     try:
-        problem = _find_problem(tool, call.arguments)
+        problem = compile_parameters(tool.parameters)(call.arguments)
     except Exception as error:  # whatever a tool has for a schema
         return ToolResult(f"{call.name} cannot be called: {error}"[:500], ok=False, fault=True)
     return ToolResult(f"{call.name}: {problem}", ok=False) if problem else None
@@ -115,9 +109,7 @@ def _run_queue(requests: list[Request], queue: list[int], results: dict[int, Too
 
 
 def _run_batch(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-    """Run a batch; if it fails, its calls one by one, so that only the call at fault fails. After `UNANSWERED` ConnectionErrors
-    in a row the rest fails too.
-    """
+    """Run a batch; if it fails, its calls one by one, so that only the call at fault fails."""
     outcome = _attempt(tool, arguments)
     if isinstance(outcome, list):
         return outcome
@@ -142,9 +134,7 @@ def _attempt(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult] | 
         return error
     if len(results) == len(arguments) and all(isinstance(r, ToolResult) and isinstance(r.text, str) for r in results):
         return [_cap_output(result, getattr(tool, "max_output", MAX_OUTPUT)) for result in results]
-    return TypeError(
-        f"returned {len(results)} results for {len(arguments)} calls, or not of type ToolResult with a text"
-    )
+    return TypeError(f"returned {len(results)} results for {len(arguments)} calls, or not ToolResults with a text")
 
 
 def _fault(tool: Tool, error: BaseException) -> ToolResult:
@@ -154,8 +144,9 @@ def _fault(tool: Tool, error: BaseException) -> ToolResult:
 def _cap_output(result: ToolResult, longest: int) -> ToolResult:
     if len(result.text) <= longest:
         return result
-    text = f"{result.text[:longest]}\n[cut: {len(result.text)} characters, of which {longest} are shown]"
-    return ToolResult(text, result.data, result.ok, result.fault)
+    return replace(
+        result, text=f"{result.text[:longest]}\n[cut: {len(result.text)} characters, of which {longest} are shown]"
+    )
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------
@@ -164,18 +155,9 @@ def _cap_output(result: ToolResult, longest: int) -> ToolResult:
 def _with_unicode(call: ToolCall) -> ToolCall:
     """The call, with arguments that can be sent, stored and printed."""
     try:
-        if all(map(_is_ascii, call.arguments.values())):
-            return call
         return replace(call, arguments=_replace_surrogates(call.arguments))
     except RecursionError:  # the check of the arguments finds so too, and says it to the agent
         return call
-
-
-def _is_ascii(value: Any) -> bool:
-    """Whether there is no other text in it; of a dict, that is not looked up."""
-    if type(value) is str:
-        return value.isascii()
-    return all(map(_is_ascii, value)) if type(value) is list else not isinstance(value, dict)
 
 
 def _replace_surrogates(value: Any) -> Any:
@@ -184,30 +166,3 @@ def _replace_surrogates(value: Any) -> Any:
     if isinstance(value, dict):
         return {_replace_surrogates(name): _replace_surrogates(inner) for name, inner in value.items()}
     return [_replace_surrogates(inner) for inner in value] if isinstance(value, list) else value
-
-
-def _find_problem(tool: Tool, arguments: dict[str, Any]) -> str | None:
-    """What is wrong with the arguments, in words for the agent; None if they fit the tool's schema.
-
-    Raises:
-        ValueError: the schema cannot be used.
-    """
-    properties = tool.parameters.get("properties", {})
-    # The commonest schema by far, strings alone, needs no validator.
-    if (
-        tool.parameters.keys() <= _PLAIN_OBJECT
-        and arguments.keys() == properties.keys()
-        and all(
-            type(value) is str
-            and type(told := properties[name]) is dict
-            and told.keys() <= _PLAIN_STRING
-            and told.get("type") == "string"
-            for name, value in arguments.items()
-        )
-    ):
-        return None
-    return compile_parameters(tool.parameters)(arguments)
-
-
-_PLAIN_OBJECT = frozenset(("type", "properties", "required", "additionalProperties", "title", "description", "$schema"))
-_PLAIN_STRING = frozenset(("type", "title", "description"))

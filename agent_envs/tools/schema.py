@@ -52,6 +52,7 @@ def compile_parameters(parameters: Mapping[str, Any]) -> Check:
 @lru_cache(maxsize=1024)
 def _compile(text: str) -> Check:
     import jsonschema
+    from referencing.jsonschema import EMPTY_REGISTRY  # jsonschema's own would fetch other documents from the network
 
     if len(text) > MAX_SCHEMA:
         raise ValueError(f"the schema has {len(text):,} characters, {MAX_SCHEMA:,} at most")
@@ -63,7 +64,7 @@ def _compile(text: str) -> Check:
         patterns = _compile_patterns(schema)
         for part in (schema, *_find_referred(schema)):  # a keyword that nobody knows may hold one
             kind.check_schema(part, format_checker=jsonschema.FormatChecker(()))  # its regex would be Python's
-        check = partial(_find_problem, _bounded(kind, patterns)(schema, registry=_no_other_documents()))
+        check = partial(_find_problem, _bounded(kind, patterns)(schema, registry=EMPTY_REGISTRY))
         for arguments in ({}, dict.fromkeys(schema.get("properties", {}), "the first town")):
             check(arguments, strict=True)
     except jsonschema.SchemaError as error:
@@ -80,11 +81,10 @@ def _compile(text: str) -> Check:
     return check
 
 
-def _no_other_documents() -> Any:
-    """What references are looked up in; jsonschema's own would fetch the rest from the network."""
-    import referencing.jsonschema
-
-    return referencing.jsonschema.EMPTY_REGISTRY
+def one_text(name: str) -> dict[str, Any]:
+    """The schema of a tool that takes one argument, a string."""
+    properties = {name: {"type": "string"}}
+    return {"type": "object", "properties": properties, "required": [name], "additionalProperties": False}
 
 
 # -- what a schema may hold --------------------------------------------------------------------------------------------
@@ -112,9 +112,7 @@ def _compile_patterns(schema: dict[str, Any]) -> dict[str, Callable[[str], bool]
         if isinstance(part.get("patternProperties"), dict):
             found |= part["patternProperties"].keys()
             if unevaluated:
-                raise ValueError(
-                    "the schema has patternProperties beside unevaluatedProperties, which is not supported"
-                )
+                raise ValueError("the schema has patternProperties beside unevaluatedProperties: not supported")
     if len(found) > MAX_PATTERNS:
         raise ValueError(f"the schema has {len(found)} patterns, {MAX_PATTERNS} at most")
     return {pattern: _linear(pattern) for pattern in sorted(found)}
@@ -129,8 +127,7 @@ def _linear(pattern: str) -> Callable[[str], bool]:
     try:
         engine = SchemaValidator(core_schema.str_schema(pattern=pattern, regex_engine="rust-regex"))
     except SchemaError as error:
-        reason = str(error).strip().splitlines()[-1].strip()
-        reason = reason.removeprefix("error: ").removeprefix("SchemaError: ")
+        reason = str(error).strip().rpartition("\n")[2].strip().removeprefix("error: ").removeprefix("SchemaError: ")
         raise ValueError(f"the schema has the pattern {pattern[:100]!r}, which cannot be used: {reason}") from None
     return engine.isinstance_python
 

@@ -10,11 +10,13 @@ from functools import lru_cache
 from typing import Any, ClassVar
 
 from agent_envs.tools.function import ToolError
+from agent_envs.tools.schema import one_text
 from agent_envs.types import ToolResult
 from retrieval_index import IndexCorrupt, Passage, Searcher
 from retrieval_index.corpus import Corpus
 
 MORE = " …"  # the mark of a cut; one token in most vocabularies
+MAX_QUERY, MAX_TITLE = 2000, 500  # characters; more of them fail
 _LISTED = 1_000_000  # titles of larger corpora are searched for, and not listed in memory
 _FOUND = 50  # passages of an article, at most, where its title is searched for
 _SENTENCE_END = re.compile(r"[.!?][\"'”’)\]]*(?= )")
@@ -78,36 +80,26 @@ class SearchTool:
         max_chars: of a passage, its title included: see `cut`.
         max_tokens: of a passage, if ``tokenizer`` is given.
         tokenizer: an `agent_envs.tool_env.TokenCounter`.
-        max_query: a query of more characters fails.
         description: what the agent reads about it.
     """
 
     name: ClassVar[str] = "search"
-    parameters: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "properties": {"query": {"type": "string"}},
-        "required": ["query"],
-        "additionalProperties": False,
-    }
-
+    parameters: ClassVar[dict[str, Any]] = one_text("query")
     interchangeable: ClassVar[bool] = True
     ignores_case: ClassVar[bool] = True
 
     searcher: Searcher
     k: int = 3
     max_chars: int = 1200
-    max_query: int = 2000
     max_tokens: int | None = None
     tokenizer: Any = None
     description: str = "search Wikipedia; returns the passages that match the query best."
 
     def __post_init__(self):
-        for name in ("k", "max_chars", "max_query"):
-            if isinstance(value := getattr(self, name), bool) or not isinstance(value, int):
-                raise ValueError(f"{name} must be a whole number, got {value!r}")
-        if min(self.k, self.max_chars, self.max_query) < 1:
-            given = f"{self.k}, {self.max_chars} and {self.max_query}"
-            raise ValueError(f"k, max_chars and max_query must be at least 1, got {given}")
+        for name in ("k", "max_chars"):
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if self.max_tokens is not None and (self.tokenizer is None or self.max_tokens < 2):
             raise ValueError(f"max_tokens needs a tokenizer, and must be at least 2, got {self.max_tokens}")
 
@@ -120,25 +112,18 @@ class SearchTool:
     def batch_key(self) -> tuple:
         """Equal for tools that would find the same: environments over one index make one batch."""
         tokens = self.max_tokens, getattr(self.tokenizer, "name", None)
-        return "search", id(self.searcher), self.k, self.max_chars, self.max_query, *tokens
+        return "search", id(self.searcher), self.k, self.max_chars, *tokens
 
     @property
     def io_bound(self) -> bool:
         """Whether the searcher is: one that asks a server is."""
         return getattr(self.searcher, "io_bound", False)
 
-    def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        """One search; see `execute_batch`."""
-        return self.execute_batch([arguments])[0]
-
     def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """One call of the searcher for all queries; each result lists passages, a line each: see `show_passage`."""
-        queries = [a["query"] for a in arguments]
-        found = iter(_search(self.searcher, [q for q in queries if len(q) <= self.max_query], self.k))
-        return [self._report(next(found)) if len(q) <= self.max_query else self._too_long(q) for q in queries]
-
-    def _too_long(self, query: str) -> ToolResult:
-        return ToolResult(f"A query may have {self.max_query} characters at most, not {len(query)}.", data=[], ok=False)
+        queries = [one["query"] for one in arguments]
+        found = iter(_search(self.searcher, [query for query in queries if len(query) <= MAX_QUERY], self.k))
+        return [self._report(next(found)) if len(q) <= MAX_QUERY else _too_long("query", MAX_QUERY, q) for q in queries]
 
     def _report(self, hits: list) -> ToolResult:
         if not hits:
@@ -163,63 +148,51 @@ class ReadTool:
     Args:
         searcher: over the corpus to read in.
         max_chars: characters of a part.
-        max_title: a title of more characters fails.
     """
 
     name: ClassVar[str] = "read"
     description: ClassVar[str] = "open the article with this title; returns its text in full."
-    parameters: ClassVar[dict[str, Any]] = {
-        "type": "object",
-        "properties": {"title": {"type": "string"}},
-        "required": ["title"],
-        "additionalProperties": False,
-    }
-
+    parameters: ClassVar[dict[str, Any]] = one_text("title")
     interchangeable: ClassVar[bool] = True
     ignores_case: ClassVar[bool] = True
 
     searcher: Searcher
     max_chars: int = 4000
-    max_title: int = 500
 
     @property
     def batch_key(self) -> tuple:
         """Equal for tools that would read the same."""
-        return "read", id(self.searcher), self.max_chars, self.max_title
+        return "read", id(self.searcher), self.max_chars
 
     @property
     def io_bound(self) -> bool:
         """Whether the searcher is: one that asks a server is."""
         return getattr(self.searcher, "io_bound", False)
 
-    def execute(self, arguments: dict[str, Any]) -> ToolResult:
-        """One article, or a part of it. Its passages are the ``data``."""
-        title = arguments["title"]
-        if len(title) > self.max_title:
-            return ToolResult(f"A title may have {self.max_title} characters at most, not {len(title)}.", [], ok=False)
+    def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
+        """An article, or a part of it, each. Its passages are the ``data``."""
+        return [self._read(one["title"]) for one in arguments]
+
+    def _read(self, title: str) -> ToolResult:
+        if len(title) > MAX_TITLE:
+            return _too_long("title", MAX_TITLE, title)
         passages, number = self._find(title), 1
         part = re.fullmatch(r"(.*\S)\s*#(\d{1,4})", title.strip(), re.DOTALL)
         if part and not passages:
             passages, title, number = self._find(part[1]), part[1], int(part[2])
         if not passages:
             near = dict.fromkeys(p.title for p in _search(self.searcher, [title], 3)[0])
-            return ToolResult(
-                "There is no article with this title." + " Near to it: " * bool(near) + "; ".join(near), []
-            )
+            hint = " Near to it: " * bool(near) + "; ".join(near)
+            return ToolResult(f"There is no article with this title.{hint}", [])
         parts = list(self._parts(passages))
-        cut_off = len(passages) == _FOUND and not self._lists_titles()
         if not 1 <= number <= len(parts):
             return ToolResult(f"This article has {len(parts)} parts.", [])
         lines = [line for _, line in parts[number - 1]]
         if number < len(parts):
             lines.append(f"(part {number} of {len(parts)}; the next one is: {passages[0].title} #{number + 1})")
-        elif cut_off:
+        elif len(passages) == _FOUND and not self._lists_titles():
             lines.append(f"(the {_FOUND} passages that a search finds of this article; there may be more)")
         return ToolResult("\n".join(lines), data=[passage for passage, _ in parts[number - 1]])
-
-    def execute_batch(self, arguments: list[dict[str, Any]]) -> list[ToolResult]:
-        """Each as `execute`."""
-        return [self.execute(each) for each in arguments]
 
     def _find(self, title: str) -> list[Passage]:
         wanted = title_key(title)
@@ -255,6 +228,10 @@ class ReadTool:
             yield show_passage(number, replace(passage, text=piece + MORE))
             text = text[len(piece) :].lstrip()
         yield show_passage(number, replace(passage, text=text), self.max_chars)
+
+
+def _too_long(what: str, most: int, given: str) -> ToolResult:
+    return ToolResult(f"A {what} may have {most} characters at most, not {len(given)}.", data=[], ok=False)
 
 
 def _search(searcher: Searcher, queries: list[str], k: int) -> list[list[Passage]]:

@@ -107,7 +107,7 @@ def test_calls_with_typed_arguments(tools):
     assert call(tools, "add", a=1) == ToolResult("3", data={"result": 3})
     assert call(tools, "add", a=1, b=-4).text == "-3"
     assert call(tools, "note", text="Zürich 🦊", tags=["a", "b"]).text.endswith("Zürich 🦊 ['a', 'b']")
-    assert tools["add"].execute({"a": 5}).text == "7"
+    assert tools["add"].execute_batch([{"a": 5}])[0].text == "7"
     assert [result.text for result in tools["add"].execute_batch([{"a": i} for i in range(20)])] == [
         str(i + 2) for i in range(20)
     ]
@@ -116,14 +116,14 @@ def test_calls_with_typed_arguments(tools):
 def test_wrong_arguments_are_the_agents_mistake(tools):
     result = call(tools, "add", a="one")
     assert (result.ok, result.fault) == (False, False) and "'one' is not of type 'integer'" in result.text
-    result = tools["add"].execute({"a": "one"})  # the server itself finds so too
+    result = tools["add"].execute_batch([{"a": "one"}])[0]  # the server itself finds so too
     assert (result.ok, result.fault) == (False, False) and "valid integer" in result.text
 
 
 def test_a_tool_that_raises_and_one_that_floods(tools):
     result = call(tools, "broken", why="because")
     assert (result.ok, result.fault) == (False, False) and "broken" in result.text
-    assert len(tools["flood"].execute({}).text) == 1_000_000
+    assert len(tools["flood"].execute_batch([{}])[0].text) == 1_000_000
     assert len(call(tools, "flood").text) < 21_000 and "1000000 characters" in call(tools, "flood").text
 
 
@@ -152,7 +152,7 @@ def test_a_server_that_dies_is_a_fault_and_comes_back(command):
     assert not any(result.ok for result in results)
     assert call(tools, "note", text="b").text.startswith("1 b")  # a new server, which knows nothing of the old one
     os.kill(int(call(tools, "who").text), signal.SIGKILL)  # while nobody looks
-    assert mount(command, timeout=20.0, only=["add"])[0].execute({"a": 4}).text == "6"
+    assert mount(command, timeout=20.0, only=["add"])[0].execute_batch([{"a": 4}])[0].text == "6"
     tools["add"].connection.close()
 
 
@@ -281,7 +281,7 @@ def test_a_server_that_falls_silent_is_ended_with_all_that_it_started(raw, monke
     (tool,) = mount(raw({"type": "object"}, "x", "child", "late"), timeout=0.5)
     started = descendants() - before
     assert len(started) == 2
-    assert tool.execute({}).fault
+    assert tool.execute_batch([{}])[0].fault
     assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in started)
     tool.connection.close()
 
@@ -330,7 +330,7 @@ def test_arguments_that_a_server_rejects_void_no_episode(raw, code):
     (tool,) = mount(raw({"type": "object"}, "x", "wild"), timeout=2.0)
     said = ANSWER.replace('"result": RESULT', f'"error": {{"code": {code}, "message": "no"}}')
     try:
-        result = tool.execute({"a": said})
+        result = tool.execute_batch([{"a": said}])[0]
         assert (result.ok, result.fault) == (
             False,
             code != -32602,
@@ -344,10 +344,10 @@ def test_structured_content_alone_is_read_and_silence_is_named(raw):
     try:
         both = '{"content": [{"type": "text", "text": "seven"}], "structuredContent": {"n": 7}}'
         structured, mute = '{"content": [], "structuredContent": {"n": 7}}', '{"content": [], "isError": true}'
-        silent = tool.execute({"a": ANSWER.replace("RESULT", mute)})
+        silent = tool.execute_batch([{"a": ANSWER.replace("RESULT", mute)}])[0]
         assert (silent.text, silent.ok) == ("x failed, without saying why.", False)
         for given, read in ((both, "seven"), (structured, '{"n": 7}')):
-            result = tool.execute({"a": ANSWER.replace("RESULT", given)})
+            result = tool.execute_batch([{"a": ANSWER.replace("RESULT", given)}])[0]
             assert (result.text, result.data, result.ok) == (read, {"n": 7}, True)
     finally:
         tool.connection.close()
@@ -362,7 +362,7 @@ def test_answers_that_are_none_are_faults_of_the_tool_and_the_next_call_is_answe
         for answer in rng.sample(answers := WRONG + rng.sample(UNREADABLE, 2), len(answers)):
             (result,) = run_calls([({"x": tool}, ToolCall("x", {"a": answer}))])
             assert result.fault and not result.ok, answer[:100]
-            assert tool.execute({"a": good}).text == "good", answer[:100]
+            assert tool.execute_batch([{"a": good}])[0].text == "good", answer[:100]
     finally:
         tool.connection.close()
     assert "Traceback" not in capfd.readouterr().err

@@ -159,8 +159,8 @@ def test_an_article_from_a_server_comes_in_its_order(count):
 def test_tools_that_would_show_something_else_make_no_batch():
     index = retrieval_index.build(PASSAGES)
     for kind, changes in (
-        (SearchTool, ({}, {"k": 2}, {"max_chars": 90}, {"max_query": 9}, {"max_tokens": 9, "tokenizer": "words"})),
-        (ReadTool, ({}, {"max_chars": 90}, {"max_title": 9})),
+        (SearchTool, ({}, {"k": 2}, {"max_chars": 90}, {"max_tokens": 9, "tokenizer": "words"})),
+        (ReadTool, ({}, {"max_chars": 90})),
     ):
         assert kind(index).batch_key == kind(index).batch_key
         assert len({kind(index, **arguments).batch_key for arguments in changes}) == len(changes)

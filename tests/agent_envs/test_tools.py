@@ -179,20 +179,6 @@ def test_async_functions_run_together():
     assert asyncio.run(inside()) == "3"
 
 
-def test_a_fault_is_tried_again():
-    tries = []
-
-    def f(x: int):
-        """fails twice."""
-        tries.append(x)
-        if tries.count(x) < 3:
-            raise OSError("try again")
-        return x
-
-    assert one(FunctionTool(f, retries=1), x=1).fault and tries == [1, 1]
-    assert one(FunctionTool(f, retries=2), x=2).text == "2" and tries.count(2) == 3
-
-
 def test_a_flood_is_cut():
     def f(n: int):
         """floods."""
@@ -307,7 +293,7 @@ def test_a_call_that_ran_out_of_time_is_not_made_again():
 
     for made_late in (pay, send):
         made.clear()
-        result = one(FunctionTool(made_late, timeout=0.05, retries=3), amount=7)
+        result = one(FunctionTool(made_late, timeout=0.05), amount=7)
         assert result.fault and made == [7]
     never.set()
 
@@ -323,7 +309,7 @@ def test_threads_of_calls_that_hang_are_bounded(monkeypatch):
         """hangs."""
         never.wait(60)
 
-    tool = FunctionTool(f, timeout=0.01, retries=3)  # one that hangs is not tried again
+    tool = FunctionTool(f, timeout=0.01)
     results = tool.execute_batch([{}] * 12)
     assert len(function._abandoned) == 5 and all(result.fault for result in results)
     assert "still hang" in results[-1].text
@@ -336,18 +322,15 @@ def test_a_search_waits_where_its_searcher_is_a_server():
     assert not SearchTool(retrieval_index.build([Passage("1", "Rome", "Rome is a city.")])).io_bound
 
 
-def test_an_async_tool_that_runs_out_of_time_by_itself_is_tried_again():
-    """Its own TimeoutError is a fault as any other; only the limit of the tool is waited for once."""
-    tries = []
+def test_an_async_tool_that_runs_out_of_time_by_itself_is_not_late():
+    """Its own TimeoutError is a fault as any other, with and without a limit of the tool."""
 
     async def weather(town: str) -> str:
         """The weather."""
-        tries.append(town)
         async with asyncio.timeout(0.001):
             await asyncio.sleep(5)
         return "fine"
 
-    result = one(FunctionTool(weather, retries=2), town="Oslo")
-    assert result.fault and len(tries) == 3 and "None" not in result.text
-    result = one(FunctionTool(weather, retries=2, timeout=30.0), town="Oslo")
-    assert result.fault and len(tries) == 6 and "took longer" not in result.text
+    for timeout in (None, 30.0):
+        result = one(FunctionTool(weather, timeout=timeout), town="Oslo")
+        assert result.fault and "None" not in result.text and "took longer" not in result.text
