@@ -31,9 +31,6 @@ _STATED = re.compile(r"#### ?(-?[.,]*[0-9][0-9.,]*)")
 SPLITS = ("train", "validation")
 Parser = Callable[[Mapping], Parsed]
 
-_FLASHRAG_DEV = {"train": "train.jsonl", "validation": "dev.jsonl"}
-_FLASHRAG_TEST = {"train": "train.jsonl", "validation": "test.jsonl"}
-
 
 def read_official(path: str | Path, parse: Callable[[Mapping], Parsed]) -> tuple[tuple[Question, ...], list[Passage]]:
     """The questions of an official file and their paragraphs, each once.
@@ -94,7 +91,6 @@ def parse_hotpotqa(record: Mapping[str, Any], aliases: Mapping[str, Sequence[str
             "supporting_titles": titles,
             "supporting_paragraphs": gold_paragraphs(titles, passages),
             "supporting_facts": facts,
-            "evidences": pairs(record.get("evidences") or [], "fact", "relation", "entity") or None,
         }
     )
     return question, passages
@@ -178,14 +174,8 @@ def parse_popqa(record: Mapping[str, Any]) -> Parsed:
             answers = json.loads(answers)
         except ValueError as error:
             raise ValueError(f"'possible_answers': {error}") from None
-    triple = [record["subj"], record["prop"], record["obj"]]
-    return _question(
-        record["question"],
-        _check_list(answers, "possible_answers"),
-        id=record["id"],
-        type=record["prop"],
-        evidences=[triple] if all(triple) else None,  # the hub's table reader makes null of a name such as "None"
-    )
+    golds = _check_list(answers, "possible_answers")
+    return _question(record["question"], golds, id=record["id"], type=record["prop"])
 
 
 def parse_gsm8k(record: Mapping[str, Any]) -> Parsed:
@@ -307,9 +297,9 @@ class CatalogEntry:
     configuration: str | None = None
     official_files: Mapping[str, tuple[str, ...]]  # by split, the preferred file first; no key for a split it lacks
     parse: Parser  # of a record of an official file
-    flashrag_files: Mapping[str, str]  # by split; FlashRAG's names are the same in the folders of all benchmarks
+    flashrag: str = "test.jsonl"  # FlashRAG's file of the held-out questions; "" where it has none
     held_out: str = "validation"  # what "validation" is called on the hub
-    own_passages: bool = True  # whether questions come with paragraphs to search in
+    own_passages: bool = False  # whether questions come with paragraphs to search in
 
 
 def parser_of(name: str, folder: Path | None) -> Parser:
@@ -318,7 +308,7 @@ def parser_of(name: str, folder: Path | None) -> Parser:
     official = entry.parse
     if name == "2wikimultihopqa" and folder and (folder / ALIASES_FILE).is_file():
         official = partial(parse_hotpotqa, aliases=read_aliases(folder / ALIASES_FILE))
-    if not entry.flashrag_files:
+    if not entry.flashrag:
         return official
 
     def parse(record: Mapping) -> Parsed:
@@ -350,7 +340,8 @@ CATALOG: Mapping[str, CatalogEntry] = {
             "validation": ("hotpot_dev_distractor_v1.json", "hotpot_dev_fullwiki_v1.json"),
         },
         parse=parse_hotpotqa,
-        flashrag_files=_FLASHRAG_DEV,
+        flashrag="dev.jsonl",
+        own_passages=True,
     ),
     "2wikimultihopqa": CatalogEntry(
         title="2WikiMultihopQA",
@@ -359,7 +350,8 @@ CATALOG: Mapping[str, CatalogEntry] = {
         repository="framolfese/2WikiMultihopQA",
         official_files={"train": ("train.json",), "validation": ("dev.json",)},
         parse=parse_hotpotqa,
-        flashrag_files=_FLASHRAG_DEV,
+        flashrag="dev.jsonl",
+        own_passages=True,
     ),
     "musique": CatalogEntry(
         title="MuSiQue",
@@ -370,7 +362,8 @@ CATALOG: Mapping[str, CatalogEntry] = {
             "validation": ("musique_ans_v1.0_dev.jsonl", "musique_full_v1.0_dev.jsonl"),
         },
         parse=parse_musique,
-        flashrag_files=_FLASHRAG_DEV,
+        flashrag="dev.jsonl",
+        own_passages=True,
     ),
     "bamboogle": CatalogEntry(
         title="Bamboogle",
@@ -378,9 +371,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
         repository="chiayewken/bamboogle",
         official_files={"validation": ("Bamboogle Prerelease - Sheet1.csv",)},
         parse=parse_bamboogle,
-        flashrag_files=_FLASHRAG_TEST,
         held_out="test",
-        own_passages=False,
     ),
     "nq": CatalogEntry(
         title="NQ-open",
@@ -388,8 +379,6 @@ CATALOG: Mapping[str, CatalogEntry] = {
         repository="google-research-datasets/nq_open",
         official_files={"train": ("NQ-open.train.jsonl",), "validation": ("NQ-open.dev.jsonl",)},
         parse=parse_nq,
-        flashrag_files=_FLASHRAG_TEST,  # which is NQ-open's dev; FlashRAG's dev was cut off the training questions
-        own_passages=False,
     ),
     "triviaqa": CatalogEntry(
         title="TriviaQA",
@@ -402,8 +391,6 @@ CATALOG: Mapping[str, CatalogEntry] = {
             "validation": ("unfiltered-web-dev.json", "wikipedia-dev.json", "qa/wikipedia-dev.json"),
         },
         parse=parse_triviaqa,
-        flashrag_files=_FLASHRAG_TEST,
-        own_passages=False,
     ),
     "popqa": CatalogEntry(
         title="PopQA",
@@ -411,9 +398,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
         repository="akariasai/PopQA",
         official_files={"validation": ("popQA.tsv",)},
         parse=parse_popqa,
-        flashrag_files=_FLASHRAG_TEST,
         held_out="test",
-        own_passages=False,
     ),
     "gsm8k": CatalogEntry(
         title="GSM8K",
@@ -422,8 +407,7 @@ CATALOG: Mapping[str, CatalogEntry] = {
         configuration="main",
         official_files={"train": ("train.jsonl",), "validation": ("test.jsonl",)},
         parse=parse_gsm8k,
-        flashrag_files={},
+        flashrag="",
         held_out="test",
-        own_passages=False,
     ),
 }

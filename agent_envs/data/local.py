@@ -126,7 +126,8 @@ def _find_in_folder(folder: Path, name: str, split: str) -> Path:
     entry, bases = CATALOG[name], (folder, folder / name)
     wanted = (questions_file(name, split), *entry.official_files[split])
     paths = [base / file for file in wanted for base in bases]
-    if flashrag := entry.flashrag_files.get(split):
+    if entry.flashrag:
+        flashrag = "train.jsonl" if split == "train" else entry.flashrag
         # FlashRAG's files of all benchmarks are called so, and Search-R1's have all benchmarks in them.
         paths += [base / flashrag for base in bases if base.name == name]
         wanted += (f"{name}/{flashrag}",)

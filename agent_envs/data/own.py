@@ -41,8 +41,7 @@ HELD_OUT = ("validation", "valid", "val", "dev", "development", "eval", "test") 
 ANSWERS = ("answer", "answers", "golden_answers")
 _CONTEXTS = ("contexts", "context", "paragraphs", "passages")
 _IDS = ("id", "_id", "question_id", "questionid")
-_ANNOTATIONS = ("decomposition", "evidences")  # of a `Question`; in files of yours the names may mean something else
-_OWN = {*_CONTEXTS, *_ANNOTATIONS, "supporting_titles", "supporting_facts", "aliases", "answer_aliases", "type"}
+_OWN = {*_CONTEXTS, *"decomposition evidences supporting_titles supporting_facts aliases answer_aliases type".split()}
 _OF_FLASHRAG = {"supporting_facts", "context", "paragraphs", "question_decomposition"}  # what its metadata may hold
 HOLDOUT = 5  # one question in so many is held out where nothing else says which
 _FEW, _FEW_HELD_OUT = 100, 50  # questions; below, a sentence says what they are good for
@@ -86,23 +85,23 @@ def load_own(
         raise ValueError(f"give corpus= or index=, not both: got {str(corpus)!r} and {str(index)!r}")
     path = Path(data).expanduser().resolve()
     files = _files_of(path)
-    asked = _read(files, tuple(map(stamp, files)))
+    loaded = _read(files, tuple(map(stamp, files)))
     called = name or path.stem
-    parts, said = _split(asked, called, holdout, split_seed)
+    parts, how = _split(loaded, called, holdout, split_seed)
     if not parts[split]:
         raise ValueError(
-            f"{called}: there is no question to {'train on' if split == 'train' else 'hold out'}, {said}: give more of them, or "
+            f"{called}: there is no question to {'train on' if split == 'train' else 'hold out'}, {how}: give more of them, or "
             "a file or a field 'split' that says what to train on"
         )
     beside = None if corpus or index else _corpus_beside(path)
     where = place_of(corpus) if corpus else beside
-    passages = () if index else read_corpus(where) if where else asked.passages
+    passages = () if index else read_corpus(where) if where else loaded.passages
     if not passages and not index:
         raise FileNotFoundError(
             f"{called}: there is nothing to search: give corpus=FILE_OR_FOLDER or index=FOLDER_OR_URL, put passages.jsonl "
             "beside the questions, or give each question its contexts"
         )
-    source = f"{called} (local:{shorten_path(path)}), {said}" + (f" + corpus {shorten_path(where)}" if where else "")
+    source = f"{called} (local:{shorten_path(path)}), {how}" + (f" + corpus {shorten_path(where)}" if where else "")
     for short, long in find_faults("own", parts[split], passages):
         warnings.warn(f"{called}: {long}", stacklevel=2)
         source += f" ({short})"
@@ -118,7 +117,7 @@ def stamps(data: str | Path | None, corpus: str | Path | None) -> tuple:
 
 
 @dataclass(frozen=True, slots=True)
-class _Asked:
+class _Loaded:
     """The questions of some files by the split that files or rows name (None: they name none), and their contexts."""
 
     by_split: Mapping[str | None, tuple[Question, ...]]
@@ -163,7 +162,7 @@ def _corpus_beside(path: Path) -> Path | None:
 
 
 @lru_cache(maxsize=4)
-def _read(files: tuple[Path, ...], stamps: tuple) -> _Asked:
+def _read(files: tuple[Path, ...], stamps: tuple) -> _Loaded:
     by_split: dict[str | None, list[Question]] = {}
     passages: dict[str, Passage] = {}
     named = dict.fromkeys(_split_in_name(file) if len(files) > 1 else None for file in files)
@@ -178,7 +177,7 @@ def _read(files: tuple[Path, ...], stamps: tuple) -> _Asked:
         raise ValueError(f"{files[0]}: there is no question in it")
     if None in by_split and len(by_split) > 1:
         raise ValueError(f"{files[0]}: some rows have a 'split' and others have none: give it to all, or to none")
-    return _Asked({split: tuple(questions) for split, questions in by_split.items()}, tuple(passages.values()))
+    return _Loaded({split: tuple(questions) for split, questions in by_split.items()}, tuple(passages.values()))
 
 
 def _questions(files: Iterable[Path]) -> Iterator[tuple[str, Question, str | None, list[Passage]]]:
@@ -205,24 +204,23 @@ def _questions(files: Iterable[Path]) -> Iterator[tuple[str, Question, str | Non
 # -- splits --------------------------------------------------------------------------------------------------------
 
 
-def _split(asked: _Asked, name: str, holdout: int, seed: int) -> tuple[dict[str, tuple[Question, ...]], str]:
+def _split(loaded: _Loaded, name: str, holdout: int, seed: int) -> tuple[dict[str, tuple[Question, ...]], str]:
     """The questions of both splits, and what decided on them, in words."""
-    train = tuple(chain.from_iterable(asked.by_split.get(word, ()) for word in TRAIN))
-    word = next((word for word in HELD_OUT if word in asked.by_split), None)
-    pool = train or asked.by_split.get(None, ())
+    train = tuple(chain.from_iterable(loaded.by_split.get(word, ()) for word in TRAIN))
+    word = next((word for word in HELD_OUT if word in loaded.by_split), None)
+    pool = train or loaded.by_split.get(None, ())
     if word and not holdout:
-        held_out = asked.by_split[word]
+        held_out = loaded.by_split[word]
         train = _without(train, held_out, name) if train else ()
-        parts, said = (train, held_out), f'"{word}" held out as the data says'
+        parts, how = (train, held_out), f'"{word}" held out as the data says'
     elif pool:
         parts = _draw(pool, holdout or HOLDOUT, seed)
-        said = f"{len(parts[1])} of {len(pool)} questions held out by seed {seed}"
-        if holdout == 1:
-            said = f"all {len(pool)} questions held out"
+        count = f"all {len(pool)}" if holdout == 1 else f"{len(parts[1])} of {len(pool)}"
+        how = f"{count} questions held out" + f" by seed {seed}" * (holdout != 1)
     else:
         raise ValueError(f'{name}: all of its questions are called "{word}": holdout= is for training questions')
-    _say_what_it_is_good_for(name, *map(len, parts), said)
-    return dict(zip(("train", "validation"), parts, strict=True)), said
+    _say_what_it_is_good_for(name, *map(len, parts), how)
+    return dict(zip(("train", "validation"), parts, strict=True)), how
 
 
 def _draw(pool: Sequence[Question], holdout: int, seed: int) -> tuple[tuple[Question, ...], tuple[Question, ...]]:
@@ -257,12 +255,12 @@ def _key(question: Question) -> str:
 
 
 @lru_cache(maxsize=64)  # said once
-def _say_what_it_is_good_for(name: str, train: int, held_out: int, said: str) -> None:
-    text = f"{name}: {train} questions to train on; {said}."
+def _say_what_it_is_good_for(name: str, train: int, held_out: int, how: str) -> None:
+    text = f"{name}: {train} questions to train on; {how}."
     if train + held_out < _FEW or held_out < _FEW_HELD_OUT:
         margin = min(1 / math.sqrt(held_out), 1) if held_out else 1
-        asked = f"{held_out} held-out question{'s' * (held_out != 1)}"
-        text += f" A score over {asked} is known to ±{margin:.2f} (over 100, to ±0.10)"
+        questions = f"{held_out} held-out question{'s' * (held_out != 1)}"
+        text += f" A score over {questions} is known to ±{margin:.2f} (over 100, to ±0.10)"
         if 0 < train < _FEW:
             text += f", and {train} questions are learned by heart: that is enough to see that everything runs"
         text += ". Use hundreds of questions to compare models, and thousands to train one."
@@ -306,7 +304,7 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
             "supporting_titles": titles,
             "supporting_facts": facts or None,
             "supporting_paragraphs": row.get("supporting_paragraphs", gold_paragraphs(titles, passages)),
-            **_annotations(row),
+            "decomposition": _decomposition(row),
         }
     )
     return question, passages
@@ -320,24 +318,18 @@ def _is_of_flashrag(row: Mapping[str, Any]) -> bool:
     return bool(_OF_FLASHRAG & known) or not (_OWN & row.keys() and set(ANSWERS) & row.keys())
 
 
-def _annotations(row: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of a `Question` that only the benchmarks have. Warns of other things of these names."""
-    found: dict[str, Any] = {}
-    for name in _ANNOTATIONS:
-        value = from_cell(row.get(name))
-        try:
-            if value is not None and name == "evidences":
-                value = pairs(value, "fact", "relation", "entity")
-            question_from_row({"id": "0", "question": "?", "answer": "!", name: value})
-            found |= {name: value} if value else {}
-        except (ValueError, TypeError, LookupError):
-            _say_that_it_is_left_out(name)
-    return found
+def _decomposition(row: Mapping[str, Any]) -> object:
+    """MuSiQue's steps. Warns of something else of that name."""
+    value = from_cell(row.get("decomposition"))
+    if value is None or (isinstance(value, list | tuple) and all(isinstance(step, Mapping) for step in value)):
+        return value or None
+    _say_that_it_is_left_out("decomposition")
+    return None
 
 
 @lru_cache(maxsize=64)  # said once
 def _say_that_it_is_left_out(name: str) -> None:
-    warnings.warn(f"{name!r} is left out: it is not what HotpotQA, 2WikiMultihopQA or MuSiQue have there", stacklevel=2)
+    warnings.warn(f"{name!r} is left out: it is not what MuSiQue has there", stacklevel=2)
 
 
 def _facts(value: object) -> list[tuple]:
@@ -345,9 +337,8 @@ def _facts(value: object) -> list[tuple]:
     try:
         return [(title, number) for title, number in pairs(value, "title", "sent_id")]
     except (ValueError, TypeError, LookupError):
-        raise ValueError(
-            f"'supporting_facts': expected pairs of a title and a sentence's number, got {value!r:.80}"
-        ) from None
+        expected = "expected pairs of a title and a sentence's number"
+        raise ValueError(f"'supporting_facts': {expected}, got {value!r:.80}") from None
 
 
 def _answers(row: Mapping[str, Any]) -> list[str]:
@@ -438,10 +429,9 @@ def _texts(value: object, name: str) -> list[str]:
 
 
 def _text(value: object, name: str) -> str:
-    if isinstance(value, bool):
-        raise ValueError(f'{name!r}: expected text or a number, got {value}: write "yes" or "no"')
-    if not isinstance(value, str | int | float):
-        raise ValueError(f"{name!r}: expected text or a number, got {value!r:.80}")
+    if isinstance(value, bool) or not isinstance(value, str | int | float):
+        hint = ': write "yes" or "no"' * isinstance(value, bool)
+        raise ValueError(f"{name!r}: expected text or a number, got {value!r:.80}{hint}")
     return value if isinstance(value, str) else f"{value:.15g}" if isinstance(value, float) else str(value)
 
 

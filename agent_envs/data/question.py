@@ -25,7 +25,7 @@ class Question:
 
     `supporting_titles` names the gold paragraphs; in MuSiQue a title may come twice. `supporting_paragraphs` has the
     `paragraph_key` of each, or is empty. `supporting_facts` are HotpotQA's and 2WikiMultihopQA's (title, sentence index)
-    pairs; `evidences` (subject, relation, object) triples; `decomposition` MuSiQue's single-hop questions and answers.
+    pairs; `decomposition` MuSiQue's single-hop questions and answers.
     """
 
     id: str
@@ -37,7 +37,6 @@ class Question:
     supporting_paragraphs: tuple[str, ...] = ()
     supporting_facts: tuple[tuple[str, int], ...] | None = None
     decomposition: tuple[Mapping[str, Any], ...] | None = field(default=None, hash=False)
-    evidences: tuple[tuple[str, str, str], ...] | None = None
 
     @property
     def golds(self) -> tuple[str, ...]:
@@ -113,7 +112,6 @@ def question_from_row(row: object) -> Question:
         supporting_paragraphs=paragraphs,
         supporting_facts=facts,
         decomposition=_read_optional(row, "decomposition", _each(_object)),
-        evidences=_read_optional(row, "evidences", _each(_triple)),
     )
 
 
@@ -162,13 +160,6 @@ def _fact(value: object) -> tuple[str, int]:
         case [title, int(sentence)] if not isinstance(sentence, bool):
             return _text(title), sentence
     raise ValueError(f"expected [title, sentence index], got {value!r:.80}")
-
-
-def _triple(value: object) -> tuple[str, str, str]:
-    match value:
-        case [subject, relation, object_]:
-            return _text(subject), _text(relation), _text(object_)
-    raise ValueError(f"expected [subject, relation, object], got {value!r:.80}")
 
 
 def _object(value: object) -> Mapping[str, Any]:

@@ -7,6 +7,7 @@ is positive and has at most two decimals, or is whole, where the story counts th
 import itertools
 import random
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from fractions import Fraction
 
@@ -30,13 +31,12 @@ _GOODS = """notebooks pencils mugs candles lamps cushions scarves plants kites p
 brushes blankets jars tickets helmets bells""".split()
 
 
-class Tale:
-    """A word problem that is being built: sentences, and the steps of the calculation behind them.
+class Told(Exception):
+    """The story has come to its question."""
 
-    Args:
-        rng: makes every choice.
-        length: number of steps that the finished problem has.
-    """
+
+class Tale:
+    """A word problem of ``length`` steps that is being built: sentences, and the calculation behind them."""
 
     def __init__(self, rng: random.Random, length: int):
         self.rng, self.length = rng, length
@@ -54,17 +54,10 @@ class Tale:
         self.sentences.append(self.rng.choice(wordings))
 
     def step(self, expression: str, *, whole: bool = False) -> str:
-        """Append a step to the calculation.
-
-        Args:
-            expression: see `agent_envs.generators.arithmetic.evaluate`.
-            whole: the value must be a whole number; otherwise it may have two decimals.
-
-        Returns:
-            Its value as text, for the steps after it.
+        """Append a step to the calculation; returns its value as text.
 
         Raises:
-            Redraw: the value is not positive, has too many decimals or is too large.
+            Redraw: the value is not positive, has more than two decimals (none, where ``whole``) or is too large.
         """
         value = evaluate(expression)
         places = decimals(value)
@@ -73,11 +66,21 @@ class Tale:
         self.steps.append(expression)
         return number_text(value)
 
-    def ends(self, *wordings: str) -> bool:
-        """Ask the question if no step is left to be told, and return whether it was asked."""
+    def take_off(self, value: str, low: int, high: int, step: int, *wordings: str, whole: bool = False) -> str:
+        """Tell that some percent of a value go; the wordings have the place ``{percent}``."""
+        percent = self.amount(low, high, step)
+        self.say(*(wording.format(percent=percent) for wording in wordings))
+        return self.step(f"{value} * (100 - {percent}) / 100", whole=whole)
+
+    def end(self, *wordings: str) -> None:
+        """Ask the question if no step is left to be told.
+
+        Raises:
+            Told: it was asked.
+        """
         if not self.left:
             self.say(*wordings)
-        return not self.left
+            raise Told
 
     def pick(self, options: Sequence):
         """One of `options`, chosen at random."""
@@ -89,9 +92,8 @@ class Tale:
 
     def price(self, low: int, high: int) -> str:
         """Dollars and cents, in steps of five cents, as text for an expression: ``"3.5"``."""
-        return number_text(
-            Fraction(self.rng.randrange(low * 100, high * 100 + 1, self.rng.choice((5, 25, 50, 100))), 100)
-        )
+        step = self.rng.choice((5, 25, 50, 100))
+        return number_text(Fraction(self.rng.randrange(low * 100, high * 100 + 1, step), 100))
 
 
 def dollars(text: str) -> str:
@@ -132,9 +134,8 @@ def shopping(t: Tale) -> None:
 
 
 def _discount(t: Tale, total: str) -> str:
-    percent = t.amount(5, 40, 5)
-    t.say(f"A discount of {percent}% is taken off everything so far.", f"The sum so far is reduced by {percent}%.")
-    return t.step(f"{total} * (100 - {percent}) / 100")
+    texts = "A discount of {percent}% is taken off everything so far.", "The sum so far is reduced by {percent}%."
+    return t.take_off(total, 5, 40, 5, *texts)
 
 
 def _voucher(t: Tale, total: str) -> str:
@@ -166,9 +167,8 @@ def wages(t: Tale) -> None:
         bonus = t.step(f"{extra} * {rate} * (100 + {percent}) / 100")
         pay = t.step(f"{pay} + {bonus}")
     if t.left >= 2:
-        percent = t.amount(10, 35, 5)
-        t.say(f"Of the week's pay, {percent}% goes to taxes.", f"Taxes take {percent}% of the pay.")
-        pay = t.step(f"{pay} * (100 - {percent}) / 100")
+        texts = "Of the week's pay, {percent}% goes to taxes.", "Taxes take {percent}% of the pay."
+        pay = t.take_off(pay, 10, 35, 5, *texts)
     if t.left >= 2:
         rent = t.amount(60, 240, 10)
         t.say(f"{t.name} then puts ${rent} aside for rent.", f"Rent and food take another ${rent} a week.")
@@ -193,9 +193,8 @@ def trip(t: Tale) -> None:
     t.say(f"{what} costs {dollars(price)} a head.", f"For every one of them, {what.lower()} costs {dollars(price)}.")
     cost = t.step(f"{people} * {price}")
     if t.left >= 2:
-        percent = t.amount(5, 30, 5)
-        t.say(f"Groups of this size pay {percent}% less.", f"The group gets a reduction of {percent}% on that.")
-        cost = t.step(f"{cost} * (100 - {percent}) / 100")
+        texts = "Groups of this size pay {percent}% less.", "The group gets a reduction of {percent}% on that."
+        cost = t.take_off(cost, 5, 30, 5, *texts)
     if t.left >= 2:
         bus = t.amount(80, 600, 20)
         t.say(f"Hiring buses costs another ${bus}.")
@@ -223,19 +222,15 @@ def savings(t: Tale) -> None:
     years = t.amount(2, 9)
     interest = t.step(f"{interest} * {years}")
     t.say(f"The interest is paid out after {years} years.")
-    if t.ends(f"How many dollars of interest does {t.name} get?"):
-        return
+    t.end(f"How many dollars of interest does {t.name} get?")
     if t.left >= 4:
-        percent = t.amount(10, 30, 5)
-        t.say(f"Of the interest, {percent}% is kept back as tax.")
-        interest = t.step(f"{interest} * (100 - {percent}) / 100")
+        interest = t.take_off(interest, 10, 30, 5, "Of the interest, {percent}% is kept back as tax.")
     balance = t.step(f"{capital} + {interest}")
     if t.left >= 2:
         monthly, months = t.amount(10, 120, 5), t.amount(3, 18)
         t.say(f"Besides, {t.name} has saved ${monthly} a month for {months} months in a jar at home.")
         balance = t.step(f"{balance} + {monthly} * {months}")
-    if t.ends(f"How many dollars does {t.name} then have, capital and interest together?"):
-        return
+    t.end(f"How many dollars does {t.name} then have, capital and interest together?")
     price = t.amount(200, 3000, 50)
     t.say(
         f"{t.name} buys a bicycle for ${price:,} from that. How many dollars remain of capital, interest and savings?"
@@ -253,29 +248,26 @@ def stock(t: Tale) -> None:
         event = t.pick(("boxes", "percent", "part", "some", "more"))
         number, each, percent = t.amount(3, 20), t.amount(4, 36), t.amount(5, 75, 5)
         if event == "boxes":
-            t.say(
-                f"Then {number} crates with {each} {goods} each arrive.",
-                f"The {place} receives {number} boxes of {each} {goods}.",
-            )
-            have = t.step(f"{have} + {number} * {each}", whole=True)
+            t.say(f"Then {number} crates with {each} {goods} each arrive.",
+                  f"The {place} receives {number} boxes of {each} {goods}.")  # fmt: skip
+            step = f"{have} + {number} * {each}"
         elif event == "percent":
-            t.say(
-                f"Of what is there, {percent}% is handed out.", f"Next, {percent}% of the {goods} there are handed out."
-            )
-            have = t.step(f"{have} * (100 - {percent}) / 100", whole=True)
+            t.say(f"Of what is there, {percent}% is handed out.",
+                  f"Next, {percent}% of the {goods} there are handed out.")  # fmt: skip
+            step = f"{have} * (100 - {percent}) / 100"
         elif event == "part":
             word, share = t.pick((("half", 2), ("a third", 3), ("a quarter", 4), ("a fifth", 5)))
             t.say(
                 f"After that {word} of the {goods} it has go to a customer.",
                 f"The {place} sells {word} of what it has.",
             )
-            have = t.step(f"{have} - {have} / {share}", whole=True)
+            step = f"{have} - {have} / {share}"
         else:
-            word, sign = (
-                ("turn out to be damaged and are thrown away", "-") if event == "some" else ("are brought back", "+")
-            )
+            lost = event == "some"
+            word = "turn out to be damaged and are thrown away" if lost else "are brought back"
             t.say(f"{each} {goods} {word}.", f"Later, {each} {goods} {word}.")
-            have = t.step(f"{have} {sign} {each}", whole=True)
+            step = f"{have} {'-' if lost else '+'} {each}"
+        have = t.step(step, whole=True)
     size = t.amount(2, 12)
     t.step(f"{have} / {size}", whole=True)
     t.say(f"What is left is packed in bags of {size}. How many bags are filled?",
@@ -291,16 +283,15 @@ def comparison(t: Tale) -> None:
     for before, person in itertools.pairwise(people):
         kind, difference, factor = t.pick(("more", "fewer", "times", "part")), t.amount(3, 40), t.amount(2, 5)
         if kind in ("more", "fewer"):
-            t.say(f"{person} has {difference} {kind} than {before}.")
-            counts.append(t.step(f"{counts[-1]} {'+' if kind == 'more' else '-'} {difference}", whole=True))
+            text, step = f"{difference} {kind} than", f"{'+' if kind == 'more' else '-'} {difference}"
         elif kind == "times":
-            times = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}[factor]
-            t.say(f"{person} has {times} as many as {before}.")
-            counts.append(t.step(f"{counts[-1]} * {factor}", whole=True))
+            text = {2: "twice", 3: "three times", 4: "four times", 5: "five times"}[factor] + " as many as"
+            step = f"* {factor}"
         else:
-            part = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth"}[factor]
-            t.say(f"{person} has {part} as many as {before}.")
-            counts.append(t.step(f"{counts[-1]} / {factor}", whole=True))
+            text = {2: "half", 3: "a third", 4: "a quarter", 5: "a fifth"}[factor] + " as many as"
+            step = f"/ {factor}"
+        t.say(f"{person} has {text} {before}.")
+        counts.append(t.step(f"{counts[-1]} {step}", whole=True))
     t.step(" + ".join(counts), whole=True)
     t.say(f"How many {goods} do they have altogether?", f"How many {goods} is that in all?")
 
@@ -322,11 +313,9 @@ def recipe(t: Tale) -> None:
         have = t.amount(100, 900, 50)
         t.say(f"There are {have} grams in the kitchen already, and only the rest is bought.")
         needed = t.step(f"{needed} - {have}")
-    if t.ends(f"How many grams of {ingredient} are needed?"):
-        return
+    t.end(f"How many grams of {ingredient} are needed?")
     kilos = t.step(f"{needed} / 1000")
-    if t.ends(f"How many kilograms of {ingredient} are needed?"):
-        return
+    t.end(f"How many kilograms of {ingredient} are needed?")
     price = t.pick(("1.2", "2", "2.5", "3", "4", "5"))
     t.step(f"{kilos} * {price}")
     t.say(f"A kilogram costs {dollars(price)}. How many dollars does the {ingredient} that {t.name} buys come to?")
@@ -344,14 +333,12 @@ def factory(t: Tale) -> None:
         others = t.step(f"{slower} * 60 * {more}", whole=True)
         made = t.step(f"{made} + {others}", whole=True)
     if t.left >= 2:
-        percent = t.amount(1, 12)
-        t.say(f"Of all {goods} made, {percent}% are faulty and are thrown away.")
-        made = t.step(f"{made} * (100 - {percent}) / 100", whole=True)
+        text = f"Of all {goods} made, {{percent}}% are faulty and are thrown away."
+        made = t.take_off(made, 1, 12, 1, text, whole=True)
     size = t.amount(4, 60)
     boxes = t.step(f"{made} / {size}", whole=True)
     t.say(f"The good ones are packed in boxes of {size}." if t.length > 2 else f"They are packed in boxes of {size}.")
-    if t.ends("How many boxes are filled?"):
-        return
+    t.end("How many boxes are filled?")
     price = t.price(2, 30)
     t.say(f"A box is sold for {dollars(price)}. How many dollars do all boxes bring in?")
     t.step(f"{boxes} * {price}")
@@ -367,18 +354,15 @@ def reading(t: Tale) -> None:
         t.say(f"On the day after that, {t.name} reads {more} pages.")
         done = t.step(f"{done} + {more}", whole=True)
     rest = t.step(f"{pages} - {done}", whole=True)
-    if t.ends("How many pages are still to be read?"):
-        return
+    t.end("How many pages are still to be read?")
     days = t.amount(2, 14)
     share = t.step(f"{rest} / {days}", whole=True)
     t.say(f"The rest is to be finished in {days} more days, with the same number of pages on each of them.")
-    if t.ends("How many pages a day is that?"):
-        return
+    t.end("How many pages a day is that?")
     seconds = t.amount(30, 150, 15)
     t.say(f"A page takes {t.name} {seconds} seconds.")
     minutes = t.step(f"{share} * {seconds} / 60")
-    if t.ends(f"How many minutes does {t.name} read on each of these days?"):
-        return
+    t.end(f"How many minutes does {t.name} read on each of these days?")
     t.step(f"{minutes} * {days}")
     t.say(f"How many minutes will {t.name} read in these {days} days?")
 
@@ -393,18 +377,15 @@ def journey(t: Tale) -> None:
         t.say(f"After a break, {t.name} goes on for {minutes[1]} minutes at {speeds[1]} km/h.")
         leg = t.step(f"{speeds[1]} * {minutes[1]} / 60")
         distance = t.step(f"{distance} + {leg}")
-    if t.ends("How many kilometres is that in all?", f"How many kilometres does {t.name} cover in all?"):
-        return
+    t.end("How many kilometres is that in all?", f"How many kilometres does {t.name} cover in all?")
     litres = t.price(5, 12)
     t.say(f"The {vehicle} uses {litres} litres of fuel for every 100 km.")
     fuel = t.step(f"{distance} * {litres} / 100")
-    if t.ends("How many litres of fuel does the journey take?"):
-        return
+    t.end("How many litres of fuel does the journey take?")
     price = t.pick(("1.2", "1.5", "1.6", "1.8", "2"))
     t.say(f"A litre costs {dollars(price)}.")
     cost = t.step(f"{fuel} * {price}")
-    if t.ends("How many dollars does the fuel cost?"):
-        return
+    t.end("How many dollars does the fuel cost?")
     people = t.amount(2, 5)
     t.step(f"{cost} / {people}")
     t.say(f"{people} people share the cost of the fuel equally. How many dollars does each pay?")
@@ -422,14 +403,15 @@ def tank(t: Tale) -> None:
         event = t.pick(("in", "out", "part"))
         if event == "in":
             t.say(f"A pump brings in {rate} litres a minute for {minutes} minutes.")
-            level = t.step(f"{level} + {rate} * {minutes}")
+            change = f"+ {rate} * {minutes}"
         elif event == "out":
             t.say(f"Then {rate} litres a minute run out for {minutes} minutes.")
-            level = t.step(f"{level} - {rate} * {minutes}")
+            change = f"- {rate} * {minutes}"
         else:
             word = {2: "half", 4: "a quarter", 5: "a fifth"}[share]
             t.say(f"After that, {word} of the water that is there is used up.")
-            level = t.step(f"{level} - {level} / {share}")
+            change = f"- {level} / {share}"
+        level = t.step(f"{level} {change}")
     if float(level) > volume:
         raise Redraw
     t.say(f"How many litres are missing until the {vessel} is full?", f"How many more litres would fill the {vessel}?")
@@ -461,10 +443,10 @@ def garden(t: Tale) -> None:
         area = t.step(f"{area} * (100 - {bed}) / 100")
     else:
         t.say("The rest is lawn.")
-    grams, price = t.amount(20, 60, 5), t.price(4, 15)
+    grams, price, with_bill = t.amount(20, 60, 5), t.price(4, 15), t.left >= 3
     t.say(f"Every square metre of lawn needs {grams} grams of seed.")
-    if t.left >= 3:
-        kilos = t.step(f"{area} * {grams} / 1000")
+    kilos = t.step(f"{area} * {grams} / 1000")
+    if with_bill:
         cost = t.step(f"{kilos} * {price}")
         bill = t.amount(20, 90, 5)
         t.say(
@@ -472,7 +454,6 @@ def garden(t: Tale) -> None:
         )
         t.step(f"{cost} + {bill}")
     else:
-        kilos = t.step(f"{area} * {grams} / 1000")
         t.say(f"A kilogram of seed costs {dollars(price)}. How many dollars does the seed cost?")
         t.step(f"{kilos} * {price}")
 
@@ -508,7 +489,8 @@ def make_problem(rng: random.Random, difficulty: str = "normal") -> Problem:
     while True:
         tale = Tale(rng, length)
         try:
-            STORIES[kind](tale)
+            with suppress(Told):
+                STORIES[kind](tale)
         except Redraw:
             continue
         assert not tale.left, f"the story {kind} of {length} steps has {len(tale.steps)}"
@@ -520,7 +502,6 @@ def _distract(tale: Tale, count: int) -> None:
     """Put sentences that are beside the point anywhere before the question, but not first."""
     for wording in tale.rng.sample(_BESIDE_THE_POINT, count):
         tiny, tiny2 = tale.rng.sample(range(2, 12), 2)
-        filled = wording.format(
-            name=tale.name, tiny=tiny, tiny2=tiny2, small=tale.amount(12, 60), big=tale.amount(13, 299)
-        )
+        small, big = tale.amount(12, 60), tale.amount(13, 299)
+        filled = wording.format(name=tale.name, tiny=tiny, tiny2=tiny2, small=small, big=big)
         tale.sentences.insert(tale.amount(1, len(tale.sentences) - 1), filled)

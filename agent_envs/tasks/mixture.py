@@ -2,7 +2,7 @@
 
 import json
 import random
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import replace
 from functools import partial
 from typing import Any, ClassVar
@@ -30,12 +30,12 @@ def _interleave(counts: Mapping[str, int]) -> list[tuple[str, int]]:
     return [(id, i) for _, id, i in sorted(places)]
 
 
-def _weight_and_arguments(id: str, asked: Any) -> tuple[float, Mapping[str, Any]]:
-    rest = dict(asked) if isinstance(asked, Mapping) else {"weight": asked}
+def _weight_and_arguments(id: str, requested: Any) -> tuple[float, Mapping[str, Any]]:
+    rest = dict(requested) if isinstance(requested, Mapping) else {"weight": requested}
     weight, own = rest.pop("weight", 1.0), rest.pop("kwargs", {})
     number = isinstance(weight, int | float) and not isinstance(weight, bool)
     if rest or not number or not 0 < weight < float("inf") or not isinstance(own, Mapping):
-        raise ValueError(f"{id}: give a weight above 0, or {{'weight': …, 'kwargs': {{…}}}}, got {asked!r}")
+        raise ValueError(f"{id}: give a weight above 0, or {{'weight': …, 'kwargs': {{…}}}}, got {requested!r}")
     return float(weight), own
 
 
@@ -69,8 +69,8 @@ class MixtureEnv(ToolEnv):
         self.tasks: dict[str, ToolEnv] = {}
         if tasks is not None and not isinstance(tasks, Mapping):
             raise ValueError(f"tasks must be ids with their weights, such as {json.dumps(_DEFAULT)}, got {tasks!r}")
-        for id, asked in (_DEFAULT if tasks is None else tasks).items():
-            weight, own = _weight_and_arguments(id, asked)
+        for id, requested in (_DEFAULT if tasks is None else tasks).items():
+            weight, own = _weight_and_arguments(id, requested)
             arguments, spec = {**kwargs, **own, "render_mode": render_mode}, find_spec(id)
             split = arguments.pop("split", None) if lacks_split(spec) else None
             task = make_registered(spec, **arguments).unwrapped
@@ -89,15 +89,18 @@ class MixtureEnv(ToolEnv):
         self.SCRIPTS = {name: partial(_delegate, name=name) for name in sorted(scripts)}  # type: ignore[misc]
         self._places = _interleave({id: len(task.questions or ()) for id, task in self.tasks.items()})
         if all(task.questions is not None for task in self.tasks.values()):
-            asked = ((id, (self.tasks[id].questions or ())[i]) for id, i in self._places)
+            pairs = ((id, (self.tasks[id].questions or ())[i]) for id, i in self._places)
             # Two tasks may have a question of one id each, and scores are kept by it.
-            self.questions = tuple(replace(question, id=f"{id}: {question.id}") for id, question in asked)
+            self.questions = tuple(replace(question, id=f"{id}: {question.id}") for id, question in pairs)
         self._played = {id: [0, 0.0, 0.0] for id in self.tasks}  # episodes, sum of returns, sum of scores
 
     tools, format, reward, history, results = map(_of_current, ("tools", "format", "reward", "history", "results"))
     answers, instructions, feedback = map(_of_current, ("answers", "instructions", "feedback"))
     max_calls, max_total_calls, max_tokens = map(_of_current, ("max_calls", "max_total_calls", "max_tokens"))
     first_observation, _running = map(_of_current, ("first_observation", "_running"))
+    parse, render, anchor, active_env = map(_of_current, ("parse", "render", "anchor", "active_env"))
+    state_text, describe_instance = map(_of_current, ("state_text", "describe_instance"))
+    found_evidence = _of_current("found_evidence")
     fits = property(lambda self: self.current.fits, lambda self, value: setattr(self.current, "fits", value))
     # Of the task that has the most: which comes next is not known.
     max_turns = property(lambda self: max(task.max_turns for task in self.tasks.values()), lambda self, value: None)
@@ -134,8 +137,8 @@ class MixtureEnv(ToolEnv):
         options = dict(options or {})
         id, inner = options.pop("task", None), int(self.np_random.integers(2**31))
         if id is None and self.questions is not None and options.get("question") is not None:
-            asked = {"question": options["question"]}
-            number = choose_instance(self.np_random, asked, range(len(self.questions)), "question")
+            only = {"question": options["question"]}
+            number = choose_instance(self.np_random, only, range(len(self.questions)), "question")
             id, options["question"] = self._places[number]
         if id is None:
             shares = list(self.weights.values())
@@ -154,9 +157,6 @@ class MixtureEnv(ToolEnv):
         for task in self.tasks.values():
             task.hold_out(split)
 
-    def parse(self, action: str) -> Turn:
-        return self.current.parse(action)
-
     def resolve(self, action: str, turn: Turn, results: list[ToolResult]) -> StepResult:
         observation, reward, terminated, truncated, info = self.current.resolve(action, turn, results)
         self._paid += reward
@@ -167,30 +167,11 @@ class MixtureEnv(ToolEnv):
                 self._played[self.id][i] += value
         return observation, reward, terminated, truncated, info
 
-    def anchor(self) -> Hashable | None:
-        return self.current.anchor()
-
     def describe_source(self) -> str:
         found = {id: task.describe_source() for id, task in self.tasks.items()}
         if len({*found.values()}) == 1:
             return next(iter(found.values()))
         return "; ".join(f"{id}: {source}" for id, source in found.items())
-
-    @property
-    def active_env(self) -> ToolEnv:
-        return self.current.active_env
-
-    def describe_instance(self) -> dict[str, Any]:
-        return self.current.describe_instance()
-
-    def found_evidence(self) -> list[bool]:
-        return self.current.found_evidence()
-
-    def state_text(self) -> str:
-        return self.current.state_text()
-
-    def render(self) -> str | None:
-        return self.current.render()
 
     def close(self) -> None:
         for task in self.tasks.values():

@@ -144,10 +144,8 @@ def test_popqa(tmp_path):
         answer="director",
         aliases=('film "director"',),
         type="occupation",
-        evidences=(("Ada Kern", "occupation", "director"),),
     )
     assert catalog.parse_popqa(POPQA) == (question, [])
-    assert catalog.parse_popqa({**POPQA, "subj": None})[0].evidences is None
     assert catalog.parse_popqa({**POPQA, "possible_answers": ["director", 'film "director"']}) == (question, [])
 
 

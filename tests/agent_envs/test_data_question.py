@@ -20,7 +20,6 @@ ROW = {
     "supporting_titles": ["Nebelmeer", "Ada Kern"],
     "supporting_facts": [["Nebelmeer", 0], ["Ada Kern", 2]],
     "decomposition": [{"question": "Who directed Nebelmeer?", "answer": "Ada Kern"}],
-    "evidences": [["Nebelmeer", "director", "Ada Kern"]],
 }
 
 
@@ -40,7 +39,6 @@ def test_every_field_is_read(tmp_path):
         supporting_titles=("Nebelmeer", "Ada Kern"),
         supporting_facts=(("Nebelmeer", 0), ("Ada Kern", 2)),
         decomposition=({"question": "Who directed Nebelmeer?", "answer": "Ada Kern"},),
-        evidences=(("Nebelmeer", "director", "Ada Kern"),),
     )
     assert question.golds == ("Zürich", "Zurich")
     assert pickle.loads(pickle.dumps(question)) == question
@@ -69,7 +67,6 @@ def test_only_three_fields_are_required(tmp_path):
         ({"answer": "\ud800"}, "'answer': a lone surrogate"),
         ({"supporting_facts": [["Nebelmeer", "0"]]}, r"'supporting_facts': expected \[title, sentence index\]"),
         ({"supporting_facts": [["Nebelmeer"]]}, "'supporting_facts'"),
-        ({"evidences": [["Nebelmeer", "director"]]}, r"'evidences': expected \[subject, relation, object\]"),
         ({"decomposition": ["Who?"]}, "'decomposition': expected an object"),
     ],
 )

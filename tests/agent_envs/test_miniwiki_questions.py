@@ -31,18 +31,17 @@ def test_the_chain_leads_to_the_answer_through_the_stated_sentences(world, type,
         question = make_question(world, type, rng, hops)
         chained = type not in ("comparison", "yes_no")
         expected = {"single": 1, "bridge": hops, "compositional": hops}.get(type, 2)
-        assert len(question.supporting_facts) == len(question.evidences) == len(question.decomposition) == expected
+        assert len(question.supporting_facts) == len(question.decomposition) == expected
         assert tuple(title for title, _ in question.supporting_facts) == question.supporting_titles
         assert len(set(question.supporting_titles)) == expected
-        for (title, sentence), (subject, _, found) in zip(question.supporting_facts, question.evidences, strict=True):
-            assert subject == title and found in articles[title].sentences[sentence]
-        found = [found for _, _, found in question.evidences]
+        found = [step["answer"] for step in question.decomposition]
+        for (title, sentence), answer in zip(question.supporting_facts, found, strict=True):
+            assert answer in articles[title].sentences[sentence]
         if chained:  # each object is the next subject, and the last one is the answer
             assert found[:-1] == list(question.supporting_titles[1:]) and found[-1] == question.answer
         assert question.supporting_titles[0] in question.question and question.question.endswith("?")
         hidden = question.supporting_titles[1:] if chained else ()
         assert not any(title in question.question for title in (*hidden, question.answer) if chained)
-        assert [step["answer"] for step in question.decomposition] == found
 
 
 def test_comparisons_are_right(world):
@@ -64,7 +63,7 @@ def test_yes_no_questions_are_right_and_balanced(world):
     rng, answers = random.Random(2), []
     for _ in range(200):
         question = make_question(world, "yes_no", rng)
-        (_, _, a), (_, _, b) = question.evidences
+        a, b = (step["answer"] for step in question.decomposition)
         assert question.answer == ("yes" if a == b else "no") and question.aliases == ()
         answers.append(question.answer)
     assert 60 < answers.count("yes") < 140

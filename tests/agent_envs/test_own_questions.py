@@ -379,17 +379,14 @@ def test_of_several_held_out_files_one_is_read(tmp_path):
     assert [q.question for q in found.questions] == ["Who dev?"]
 
 
-def test_annotations_of_the_benchmarks_and_other_things_of_their_names():
+def test_another_thing_of_the_name_of_a_decomposition_is_left_out():
     row = {"question": "Who?", "answer": "Mira"}
-    triple = {"fact": "Tarn", "relation": "mayor", "entity": "Mira"}
-    for evidences in ([["Tarn", "mayor", "Mira"]], [triple], {k: [v] for k, v in triple.items()}, json.dumps([triple])):
-        question, _ = parse_row({**row, "evidences": evidences})
-        assert question.evidences == (("Tarn", "mayor", "Mira"),)
+    steps = [{"question": "mayor of Tarn?", "answer": "Mira"}]
+    for given in (steps, json.dumps(steps)):
+        assert parse_row({**row, "decomposition": given})[0].decomposition == tuple(steps)
     own._say_that_it_is_left_out.cache_clear()
-    for name, other in (("evidences", ["some sentence"]), ("decomposition", "first, then")):
-        with pytest.warns(UserWarning, match=f"'{name}' is left out: it is not what HotpotQA"):
-            question, _ = parse_row({**row, name: other})
-        assert getattr(question, name) is None
+    with pytest.warns(UserWarning, match="'decomposition' is left out: it is not what MuSiQue has there"):
+        assert parse_row({**row, "decomposition": "first, then"})[0].decomposition is None
 
 
 def test_fields_of_the_benchmarks_in_a_table():

@@ -229,9 +229,6 @@ def _question(world, type, text, answer, aliases, path: list[Hop], chained: bool
         supporting_titles=tuple(titles),
         supporting_facts=tuple(facts),
         decomposition=tuple(steps),
-        evidences=tuple(
-            (_name(world, h), h.relation.name, world.text(h.relation, h.subject)) for h in path if h.reference < 0
-        ),
     )
 
 
