@@ -17,19 +17,7 @@ from itertools import chain
 from pathlib import Path
 from typing import Any
 
-from agent_envs.data.catalog import (
-    Parsed,
-    benchmark_named_in,
-    gold_paragraphs,
-    hash_id,
-    is_flashrag,
-    metadata_of,
-    pairs,
-    parse_flashrag,
-    parse_musique,
-    parse_records,
-    with_question_of_verl,
-)
+from agent_envs.data import catalog
 from agent_envs.data.local import find_faults, place_of, read_corpus, shorten_path, stamp
 from agent_envs.data.question import FORMATS, Question, numbered_records, question_from_row
 from agent_envs.data.sources import Benchmark
@@ -196,7 +184,7 @@ def _questions(files: Iterable[Path]) -> Iterator[tuple[str, Question, str | Non
                     raise ValueError(f"{where}: {error}") from None
                 yield where, row
 
-    for question, context in parse_records(noted(), parse_row):
+    for question, context in catalog.parse_records(noted(), parse_row):
         if question is not None:
             yield seen[-1][0], question, seen[-1][1], context
 
@@ -270,30 +258,30 @@ def _say_what_it_is_good_for(name: str, train: int, held_out: int, how: str) -> 
 # -- rows ---------------------------------------------------------------------------------------------------------------
 
 
-def parse_row(row: Mapping[str, Any]) -> Parsed:
+def parse_row(row: Mapping[str, Any]) -> catalog.Parsed:
     """Read a row of docs/own_data.md, FlashRAG, Search-R1, HotpotQA, 2WikiMultihopQA or MuSiQue: its question and contexts.
     Field names are in lower case, and no value is absent.
 
     Raises:
         ValueError: a field is missing or of a wrong type, by its name.
     """
-    row = with_question_of_verl(row)
+    row = catalog.with_question_of_verl(row)
     if "question" not in row:
         raise ValueError(f"there is no 'question'; the fields are {_names(row)}")
     if _is_of_flashrag(row):
-        question, passages = parse_flashrag({"id": hash_id(row["question"])} | dict(row))
-        benchmark = benchmark_named_in(row)  # Search-R1's files hold several, each with a question train_0
+        question, passages = catalog.parse_flashrag({"id": catalog.hash_id(row["question"])} | dict(row))
+        benchmark = catalog.benchmark_named_in(row)  # Search-R1's files hold several, each with a question train_0
         if question and benchmark and "id" in row:
             question = replace(question, id=f"{benchmark}/{question.id}")
         return question, passages
     if "question_decomposition" in row:
-        return parse_musique(row)
+        return catalog.parse_musique(row)
     passages = _contexts(row)
     facts = _facts(row["supporting_facts"]) if "supporting_facts" in row else []
     titles = _texts(row.get("supporting_titles", []), "supporting_titles") or [*dict.fromkeys(t for t, _ in facts)]
     golds = [*dict.fromkeys(_answers(row))]
     id = next((row[name] for name in _IDS if name in row), None)
-    id = hash_id(row["question"]) if id is None else id
+    id = catalog.hash_id(row["question"]) if id is None else id
     question = question_from_row(
         {
             "id": int(id) if isinstance(id, float) and id.is_integer() else id,  # as pandas has a column with a gap
@@ -303,7 +291,7 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
             "type": None if (kind := row.get("type")) is None else _text(kind, "type"),
             "supporting_titles": titles,
             "supporting_facts": facts or None,
-            "supporting_paragraphs": row.get("supporting_paragraphs", gold_paragraphs(titles, passages)),
+            "supporting_paragraphs": row.get("supporting_paragraphs", catalog.gold_paragraphs(titles, passages)),
             "decomposition": _decomposition(row),
         }
     )
@@ -312,9 +300,9 @@ def parse_row(row: Mapping[str, Any]) -> Parsed:
 
 def _is_of_flashrag(row: Mapping[str, Any]) -> bool:
     """Whether all but the answers is in the metadata. A row of yours may have a field of that name."""
-    if not is_flashrag(row) or not {"metadata", "reward_model", "data_source"} & row.keys():
+    if not catalog.is_flashrag(row) or not {"metadata", "reward_model", "data_source"} & row.keys():
         return False
-    known = metadata_of(row).keys() if isinstance(row.get("metadata"), Mapping) else set()
+    known = catalog.metadata_of(row).keys() if isinstance(row.get("metadata"), Mapping) else set()
     return bool(_OF_FLASHRAG & known) or not (_OWN & row.keys() and set(ANSWERS) & row.keys())
 
 
@@ -335,7 +323,7 @@ def _say_that_it_is_left_out(name: str) -> None:
 def _facts(value: object) -> list[tuple]:
     value = from_cell(value)
     try:
-        return [(title, number) for title, number in pairs(value, "title", "sent_id")]
+        return [(title, number) for title, number in catalog.pairs(value, "title", "sent_id")]
     except (ValueError, TypeError, LookupError):
         expected = "expected pairs of a title and a sentence's number"
         raise ValueError(f"'supporting_facts': {expected}, got {value!r:.80}") from None

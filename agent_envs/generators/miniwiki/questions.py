@@ -14,16 +14,7 @@ from typing import Any
 import numpy as np
 
 from agent_envs.data.question import Question
-from agent_envs.generators.miniwiki.schema import (
-    BY_KIND,
-    COMPARISONS,
-    IN_TIME,
-    INFERENCES,
-    KINDS,
-    RELATION,
-    SAME,
-    Relation,
-)
+from agent_envs.generators.miniwiki import schema
 from agent_envs.generators.miniwiki.world import World, value_aliases
 
 _TRIES = 200  # a small world may lack some chains and pairs altogether
@@ -35,10 +26,10 @@ class Hop:
     """One reading step: a relation of entity number ``subject``. ``reference`` is the entity that the article refers to
     instead of the object (-1: none); ``told_by`` the relation and subject of another article that states the fact."""
 
-    relation: Relation
+    relation: schema.Relation
     subject: int
     reference: int = -1
-    told_by: tuple[Relation, int] | None = None
+    told_by: tuple[schema.Relation, int] | None = None
 
 
 def make_question(world: World, type: str, rng: random.Random, hops: int = 2) -> Question:
@@ -68,8 +59,8 @@ def make_question(world: World, type: str, rng: random.Random, hops: int = 2) ->
 
 def _one_chain(world: World, type: str, rng: random.Random, hops: int) -> Question | None:
     if type == "inference":
-        phrase, inner, outer = rng.choice(INFERENCES)
-        path = _chain(world, rng, [RELATION["person", inner], RELATION["person", outer]])
+        phrase, inner, outer = rng.choice(schema.INFERENCES)
+        path = _chain(world, rng, [schema.RELATION["person", inner], schema.RELATION["person", outer]])
         text = path and f"Who is the {phrase} of {_name(world, path[0])}?"
     else:
         path = _chain(world, rng, _random_relations(rng, 1 if type == "single" else hops))
@@ -101,7 +92,7 @@ def _read_chain(world: World, type: str, rng: random.Random, hops: int) -> Quest
     return _question(world, type, text, answer, aliases, path, chained=False)
 
 
-def read_path(world: World, subject: int, relations: list[Relation]) -> list[Hop] | None:
+def read_path(world: World, subject: int, relations: list[schema.Relation]) -> list[Hop] | None:
     """The reading steps from entity number ``subject`` along ``relations``; None where a fact is unknown or an article would
     be read twice."""
     path: list[Hop] = []
@@ -129,17 +120,17 @@ def _title(world: World, hop: Hop) -> str:
     return world.names[relation.subject][subject]
 
 
-def _random_relations(rng: random.Random, hops: int) -> list[Relation]:
+def _random_relations(rng: random.Random, hops: int) -> list[schema.Relation]:
     """A chain whose links fit: each object is the next one's subject; no relation twice in a row."""
     while True:
-        relations = [rng.choice(BY_KIND[rng.choice(tuple(KINDS))])]
-        while len(relations) < hops and relations[-1].target in KINDS:
-            relations.append(rng.choice([r for r in BY_KIND[relations[-1].target] if r is not relations[-1]]))
+        relations = [rng.choice(schema.BY_KIND[rng.choice(tuple(schema.KINDS))])]
+        while len(relations) < hops and relations[-1].target in schema.KINDS:
+            relations.append(rng.choice([r for r in schema.BY_KIND[relations[-1].target] if r is not relations[-1]]))
         if len(relations) == hops:
             return relations
 
 
-def _chain(world: World, rng: random.Random, relations: list[Relation]) -> list[Hop] | None:
+def _chain(world: World, rng: random.Random, relations: list[schema.Relation]) -> list[Hop] | None:
     """Start somewhere where every fact along ``relations`` is known and no entity comes twice; None if not found."""
     start = world.names[relations[0].subject]
     for _ in range(_TRIES):
@@ -172,14 +163,14 @@ def _chain_text(world: World, path: list[Hop], type: str, rng: random.Random) ->
 
 def _two_entities(world: World, type: str, rng: random.Random, hops: int) -> Question | None:
     if world.difficulty != "varied":
-        drawn = rng.choice(COMPARISONS)  # always: a seed gives the questions that it always gave
-        kind, name, *asks = SAME[0] if type == "yes_no" else drawn
+        drawn = rng.choice(schema.COMPARISONS)  # always: a seed gives the questions that it always gave
+        kind, name, *asks = schema.SAME[0] if type == "yes_no" else drawn
     elif type == "yes_no":
-        kind, name, *asks = rng.choice(SAME)
+        kind, name, *asks = rng.choice(schema.SAME)
     else:
-        kind, name, text = rng.choice(IN_TIME)
+        kind, name, text = rng.choice(schema.IN_TIME)
         asks = [text.replace("{when}", when) for when in ("earlier", "later")]
-    relation, values = RELATION[kind, name], world.facts[kind, name]
+    relation, values = schema.RELATION[kind, name], world.facts[kind, name]
     if world.difficulty == "varied" and relation.target == "date":
         values = values // (12 * 28)  # in different years, not on different days alone
     equal = rng.random() < 0.5 and type == "yes_no"

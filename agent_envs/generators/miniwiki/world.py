@@ -11,17 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 import retrieval_index
-from agent_envs.generators.miniwiki import names
-from agent_envs.generators.miniwiki.schema import (
-    BY_KIND,
-    COUNTRIES,
-    GENRES,
-    KINDS,
-    MONTHS,
-    OCCUPATIONS,
-    RELATION,
-    Relation,
-)
+from agent_envs.generators.miniwiki import names, schema
 from retrieval_index import Passage, Searcher
 
 # expected misleading sentences in an article
@@ -64,18 +54,18 @@ class World:
         self.seed, self.split, self.difficulty = seed, split, difficulty
         rng = random.Random(f"world:{seed}:{split}")
         taken: set[str] = set()
-        sizes = {kind: int(entities * share) for kind, share in KINDS.items()}
+        sizes = {kind: int(entities * share) for kind, share in schema.KINDS.items()}
         sizes["person"] += entities - sum(sizes.values())
         self.names = {kind: list(names.unique_names(kind, n, split, rng, taken)) for kind, n in sizes.items()}
         self._draw_facts(np.random.default_rng(rng.getrandbits(64)), sizes)
-        self._wordings = {key: _wordings(r.says, difficulty) for key, r in RELATION.items()}
-        self._lookalike = {kind: _next_in_order(self.names[kind]) for kind in KINDS}
+        self._wordings = {key: _wordings(r.says, difficulty) for key, r in schema.RELATION.items()}
+        self._lookalike = {kind: _next_in_order(self.names[kind]) for kind in schema.KINDS}
         if difficulty == "varied":
             self._draw_telling(np.random.default_rng(rng.getrandbits(64)))
 
     def _draw_facts(self, rng: np.random.Generator, sizes: dict[str, int]) -> None:
         self.facts: dict[tuple[str, str], np.ndarray] = {}
-        for (kind, name), relation in RELATION.items():
+        for (kind, name), relation in schema.RELATION.items():
             n = sizes[kind]
             if relation.target in sizes:
                 values = rng.integers(sizes[relation.target], size=n)
@@ -88,7 +78,7 @@ class World:
             elif relation.target == "count":
                 values = rng.integers(101, 1000, n) * (100 if kind == "town" else 1)
             else:
-                values = rng.integers(len(COUNTRIES), size=n)
+                values = rng.integers(len(schema.COUNTRIES), size=n)
             if self.difficulty == "varied" and name == "length":
                 values -= values % 10  # each number a token that comes up often enough to be learned
             values[rng.random(n) < _MISSING.get(name, 0.0)] = -1
@@ -110,16 +100,16 @@ class World:
 
     def _draw_telling(self, rng: np.random.Generator) -> None:
         """Draw for each fact the entity it refers to, the relation of its object told along, and the wrong name; -1: none."""
-        self._references = {key: self._draw_references(relation, rng) for key, relation in RELATION.items()}
+        self._references = {key: self._draw_references(relation, rng) for key, relation in schema.RELATION.items()}
         self._asides, self._rivals = {}, {}
-        for key, relation in RELATION.items():
-            if relation.target in KINDS:
+        for key, relation in schema.RELATION.items():
+            if relation.target in schema.KINDS:
                 told = (self._references[key] < 0) & (self.facts[key] >= 0)
                 self._asides[key] = np.where(told, self._draw_asides(relation, rng), -1)
                 alone = told & (self._asides[key] < 0)  # an aside would give away which of two names is meant
                 self._rivals[key] = np.where(alone, self._draw_rivals(relation, rng), -1)
 
-    def _draw_references(self, relation: Relation, rng: np.random.Generator) -> np.ndarray:
+    def _draw_references(self, relation: schema.Relation, rng: np.random.Generator) -> np.ndarray:
         """Draw references. A fact that is told by reference becomes that of the entity it refers to."""
         values = self.facts[relation.subject, relation.name]
         references = np.full(len(values), -1)
@@ -133,32 +123,32 @@ class World:
                 references[subject], values[subject] = known, values[known]
         return references
 
-    def _draw_asides(self, relation: Relation, rng: np.random.Generator) -> np.ndarray:
-        values, further = self.facts[relation.subject, relation.name], BY_KIND[relation.target]
+    def _draw_asides(self, relation: schema.Relation, rng: np.random.Generator) -> np.ndarray:
+        values, further = self.facts[relation.subject, relation.name], schema.BY_KIND[relation.target]
         asides = np.where(rng.random(len(values)) < _ASIDES, rng.integers(len(further), size=len(values)), -1)
         for number, other in enumerate(further):
             asides[(asides == number) & (self.facts[relation.target, other.name][values] < 0)] = -1
         return asides
 
-    def _draw_rivals(self, relation: Relation, rng: np.random.Generator) -> np.ndarray:
+    def _draw_rivals(self, relation: schema.Relation, rng: np.random.Generator) -> np.ndarray:
         values, names = self.facts[relation.subject, relation.name], self.names[relation.target]
         rivals = np.where(rng.random(len(values)) < _RIVALS, rng.integers(len(names), size=len(values)), -1)
         return np.where(rivals == values, -1, rivals)
 
-    def reference(self, relation: Relation, subject: int) -> int:
+    def reference(self, relation: schema.Relation, subject: int) -> int:
         """The entity that the article of ``subject`` refers to instead of the object; -1 where it names the object."""
         return int(self._references[relation.subject, relation.name][subject]) if self.difficulty == "varied" else -1
 
-    def aside(self, relation: Relation, subject: int) -> Relation | None:
+    def aside(self, relation: schema.Relation, subject: int) -> schema.Relation | None:
         """The relation of its object that the article of ``subject`` tells along with this one."""
-        if self.difficulty != "varied" or relation.target not in KINDS:
+        if self.difficulty != "varied" or relation.target not in schema.KINDS:
             return None
         number = int(self._asides[relation.subject, relation.name][subject])
-        return BY_KIND[relation.target][number] if number >= 0 else None
+        return schema.BY_KIND[relation.target][number] if number >= 0 else None
 
-    def rival(self, relation: Relation, subject: int) -> str:
+    def rival(self, relation: schema.Relation, subject: int) -> str:
         """The wrong name that stands beside the object in the article of ``subject``; "" for none."""
-        if self.difficulty != "varied" or relation.target not in KINDS:
+        if self.difficulty != "varied" or relation.target not in schema.KINDS:
             return ""
         number = int(self._rivals[relation.subject, relation.name][subject])
         return self.names[relation.target][number] if number >= 0 else ""
@@ -166,17 +156,21 @@ class World:
     def __len__(self) -> int:
         return sum(map(len, self.names.values()))
 
-    def value(self, relation: Relation, subject: int) -> int:
+    def value(self, relation: schema.Relation, subject: int) -> int:
         """The object of ``relation`` for entity number ``subject``: an entity number or encoded value, -1 if unknown."""
         return int(self.facts[relation.subject, relation.name][subject])
 
-    def text(self, relation: Relation, subject: int) -> str:
+    def text(self, relation: schema.Relation, subject: int) -> str:
         """The object of ``relation`` for entity number ``subject``, as articles and answers write it."""
         return self.object_text(relation, self.value(relation, subject))
 
-    def object_text(self, relation: Relation, value: int) -> str:
+    def object_text(self, relation: schema.Relation, value: int) -> str:
         """An object of ``relation``, an entity number or encoded value, as articles and answers write it."""
-        return self.names[relation.target][value] if relation.target in KINDS else value_text(relation.target, value)
+        return (
+            self.names[relation.target][value]
+            if relation.target in schema.KINDS
+            else value_text(relation.target, value)
+        )
 
     def lookalike(self, kind: str, index: int) -> int:
         """Another entity of the same kind whose name is easily taken for this one's."""
@@ -186,11 +180,11 @@ class World:
         """The article of entity number ``index`` of a kind, the same at every call."""
         rng = random.Random(f"article:{self.seed}:{self.split}:{kind}:{index}")
         title = self.names[kind][index]
-        label = rng.choice(OCCUPATIONS) if kind == "person" else kind
-        genre = f"{rng.choice(GENRES[kind])} " if kind in GENRES else ""
+        label = rng.choice(schema.OCCUPATIONS) if kind == "person" else kind
+        genre = f"{rng.choice(schema.GENRES[kind])} " if kind in schema.GENRES else ""
         article_word = "an" if (genre or label)[0] in "aeiou" else "a"
         sentences, states = [f"{title} is {article_word} {genre}{label}."], {}
-        relations = [r for r in BY_KIND[kind] if self.facts[kind, r.name][index] >= 0]
+        relations = [r for r in schema.BY_KIND[kind] if self.facts[kind, r.name][index] >= 0]
         rng.shuffle(relations)
         for relation in relations:
             says = rng.choice(self._wordings[kind, relation.name])
@@ -211,7 +205,7 @@ class World:
             sentences.append(wording.format(s=title, o=other))
         return Article(title, tuple(sentences), states)
 
-    def _vary(self, sentence: str, subject: str, relation: Relation, index: int, rng: random.Random) -> str:
+    def _vary(self, sentence: str, subject: str, relation: schema.Relation, index: int, rng: random.Random) -> str:
         """The sentence of a fact, or one that refers to another entity's, or one with a second name in it."""
         reference, rival = self.reference(relation, index), self.rival(relation, index)
         if reference >= 0:
@@ -223,7 +217,7 @@ class World:
             return f"{sentence[:-1]}, not {rival}."
         return f"It was thought to be {rival}, but {sentence}"
 
-    def _tell_aside(self, relation: Relation, aside: Relation, index: int, rng: random.Random) -> str:
+    def _tell_aside(self, relation: schema.Relation, aside: schema.Relation, index: int, rng: random.Random) -> str:
         about = self.value(relation, index)
         sentence = rng.choice(self._wordings[aside.subject, aside.name]).format(
             s=self.names[aside.subject][about], o=self.text(aside, about)
@@ -247,15 +241,15 @@ def value_text(target: str, value: int) -> str:
     """A year, date, count or country as text."""
     if target == "date":
         months, day = divmod(value, 28)
-        return f"{day + 1} {MONTHS[months % 12]} {months // 12}"
-    return COUNTRIES[value] if target == "word" else f"{value:,}" if target == "count" else str(value)
+        return f"{day + 1} {schema.MONTHS[months % 12]} {months // 12}"
+    return schema.COUNTRIES[value] if target == "word" else f"{value:,}" if target == "count" else str(value)
 
 
 def value_aliases(target: str, value: int) -> tuple[str, ...]:
     """Other ways to write a value that count as right, as the benchmarks' alias lists do."""
     if target == "date":
         months, day = divmod(value, 28)
-        return (f"{MONTHS[months % 12]} {day + 1}, {months // 12}",)
+        return (f"{schema.MONTHS[months % 12]} {day + 1}, {months // 12}",)
     return (str(value),) if target == "count" and value >= 1000 else ()
 
 
