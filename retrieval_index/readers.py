@@ -44,7 +44,7 @@ def read_passages(source: str | Path, *, split: str | None = None) -> Iterator[P
             A row has `id`, `title`, `text`; or `id`, `contents` with the title on the first line; or the `context` or
             `paragraphs` of a question, whose passages get a hash of their content as id (see `make_passage`). What a
             file's first row is, its other rows are. Each may have no `id` (or null), which is then that hash, and no
-            `title`, which is then the first words of the text.
+            `title`, which is then the first words of the text. A file may also be one object, sentences by title.
         split: which split of a data set; needed where it has several.
 
     Raises:
@@ -146,8 +146,15 @@ def _field_of(names: Iterable[str]) -> str:
     for field in _FORMS:
         if field in names:
             return field
-    found = ", ".join(repr(name)[:40] for name in names)
+    found = ", ".join(repr(name)[:40] for name in names[:10]) + ", …" * (len(names) > 10)
     raise ValueError(f"the fields are {found or 'none'}; needed are {_NEEDED}")
+
+
+def _is_titles(row: dict) -> bool:
+    """Whether it is a whole corpus, its texts as lists of sentences by title."""
+    texts = list(row.values())
+    lists = all(isinstance(text, list) and text and isinstance(text[0], str) for text in texts)
+    return lists and len(texts) > 1 and not _FORMS.keys() & row.keys()
 
 
 def _columns_of(names: Iterable[str]) -> list[str]:
@@ -163,6 +170,9 @@ def _to_passages(rows: formats.Rows, where: str) -> Iterator[Passage]:
         try:
             if not isinstance(row, dict):
                 raise ValueError(f"expected an object, got {type(row).__name__}")
+            if field is None and _is_titles(row):  # HippoRAG's and KAG's corpora: one object
+                yield from (make_passage(title, " ".join(sentences)) for title, sentences in row.items())
+                continue
             field = field or _field_of(row)
             if field not in row:
                 raise ValueError(f"the row has no {field!r}")

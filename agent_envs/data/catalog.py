@@ -224,11 +224,22 @@ def benchmark_named_in(record: Mapping[str, Any]) -> str | None:
 
 
 def with_question_of_verl(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of Search-R1 as verl's preprocessing leaves it, with the question and an id."""
-    extra = record.get("extra_info")
-    if "question" in record or not isinstance(extra, Mapping) or not isinstance(extra.get("question"), str):
+    """A row of verl with its question, the one in ``extra_info`` or the last message of the user, and an id."""
+    if "question" in record or "reward_model" not in record:
         return record
-    return {"id": hash_id(extra["question"]), **record, "question": extra["question"]}
+    extra = _check_object(record.get("extra_info") or {}, "extra_info")
+    said = [
+        message.get("content")
+        for message in _check_list(record.get("prompt", []), "prompt")
+        if message.get("role") == "user"
+    ]
+    question = extra.get("question") or next(reversed(said), None)
+    if not isinstance(question, str):
+        raise ValueError(
+            "a row of verl needs a 'question' in its 'extra_info', or a message of the user in its 'prompt'"
+        )
+    numbered = f"{extra.get('split', '')}/{extra['index']}".strip("/") if "index" in extra else hash_id(question)
+    return {"id": numbered, **record, "question": question}
 
 
 def has_paragraphs(record: Mapping[str, Any], field: str) -> bool:
@@ -245,7 +256,10 @@ def _passages(metadata: Mapping[str, Any]) -> list[Passage]:
 
 def _golden_answers(record: Mapping[str, Any]) -> list:
     if record.get("golden_answers") is None and "reward_model" in record:
-        return _check_list(record["reward_model"]["ground_truth"]["target"], "target")
+        truth = _check_object(record["reward_model"], "reward_model").get("ground_truth")
+        truth = truth.get("target") if isinstance(truth, Mapping) else truth
+        golds = truth if isinstance(truth, list | tuple) else [] if truth is None else [truth]
+        return [gold if isinstance(gold, str) else str(gold) for gold in golds]
     return _check_list(record["golden_answers"], "golden_answers")
 
 

@@ -19,7 +19,7 @@ from typing import Any
 
 from agent_envs.data import catalog
 from agent_envs.data.local import find_faults, place_of, read_corpus, shorten_path, stamp
-from agent_envs.data.question import FORMATS, Question, numbered_records, question_from_row
+from agent_envs.data.question import FORMATS, Question, numbered_records, paragraph_key, question_from_row
 from agent_envs.data.sources import Benchmark
 from retrieval_index import Passage
 from retrieval_index.readers import context_passages, make_passage, paragraph_passages, title_from
@@ -75,12 +75,6 @@ def load_own(
     files = _files_of(path)
     loaded = _read(files, tuple(map(stamp, files)))
     called = name or path.stem
-    parts, how = _split(loaded, called, holdout, split_seed)
-    if not parts[split]:
-        raise ValueError(
-            f"{called}: there is no question to {'train on' if split == 'train' else 'hold out'}, {how}: give more of them, or "
-            "a file or a field 'split' that says what to train on"
-        )
     beside = None if corpus or index else _corpus_beside(path)
     where = place_of(corpus) if corpus else beside
     passages = () if index else read_corpus(where) if where else loaded.passages
@@ -88,6 +82,12 @@ def load_own(
         raise FileNotFoundError(
             f"{called}: there is nothing to search: give corpus=FILE_OR_FOLDER or index=FOLDER_OR_URL, put passages.jsonl "
             "beside the questions, or give each question its contexts"
+        )
+    parts, how = _split(_resolve_support(loaded, passages, called), called, holdout, split_seed)
+    if not parts[split]:
+        raise ValueError(
+            f"{called}: there is no question to {'train on' if split == 'train' else 'hold out'}, {how}: give more of them, or "
+            "a file or a field 'split' that says what to train on"
         )
     source = f"{called} (local:{shorten_path(path)}), {how}" + (f" + corpus {shorten_path(where)}" if where else "")
     for short, long in find_faults("own", parts[split], passages):
@@ -106,10 +106,12 @@ def stamps(data: str | Path | None, corpus: str | Path | None) -> tuple:
 
 @dataclass(frozen=True, slots=True)
 class _Loaded:
-    """The questions of some files by the split that files or rows name (None: they name none), and their contexts."""
+    """The questions of some files by the split that files or rows name (None: they name none), and their contexts.
+    ``supporting_ids``: of passages of the corpus, by split and question id."""
 
     by_split: Mapping[str | None, tuple[Question, ...]]
     passages: tuple[Passage, ...]
+    supporting_ids: Mapping[tuple[str | None, str], list[str]]
 
 
 # -- files ---------------------------------------------------------------------------------------------------------
@@ -153,24 +155,49 @@ def _corpus_beside(path: Path) -> Path | None:
 def _read(files: tuple[Path, ...], stamps: tuple) -> _Loaded:
     by_split: dict[str | None, list[Question]] = {}
     passages: dict[str, Passage] = {}
+    supporting_ids: dict[tuple[str | None, str], list[str]] = {}
     named = dict.fromkeys(_split_in_name(file) if len(files) > 1 else None for file in files)
     for group in named:  # ids are unique in a split: many files count from 1 in each
         chosen = [file for file in files if len(files) == 1 or _split_in_name(file) == group]
-        for place, question, own, context in _questions(chosen):
+        for place, question, own, context, ids in _questions(chosen):
             if own and group and own != group:
                 raise ValueError(f"{place}: 'split' is {own!r}, and the file's name says {group!r}")
             by_split.setdefault(own or group, []).append(question)
+            if ids:
+                supporting_ids[own or group, question.id] = ids
             passages.update((passage.id, passage) for passage in context)
     if not by_split:
         raise ValueError(f"{files[0]}: there is no question in it")
     if None in by_split and len(by_split) > 1:
         raise ValueError(f"{files[0]}: some rows have a 'split' and others have none: give it to all, or to none")
-    return _Loaded({split: tuple(questions) for split, questions in by_split.items()}, tuple(passages.values()))
+    questions = {split: tuple(questions) for split, questions in by_split.items()}
+    return _Loaded(questions, tuple(passages.values()), supporting_ids)
 
 
-def _questions(files: Iterable[Path]) -> Iterator[tuple[str, Question, str | None, list[Passage]]]:
-    """Each question with its place, the split that its row names, and its contexts."""
-    seen: list[tuple[str, str | None]] = []
+def _resolve_support(loaded: _Loaded, passages: Iterable[Passage], name: str) -> _Loaded:
+    """The same questions with the titles and texts of the passages that their ``supporting_ids`` name."""
+    wanted = {id for ids in loaded.supporting_ids.values() for id in ids}
+    found = {passage.id: passage for passage in passages if passage.id in wanted} if wanted else {}
+    if missing := sorted(wanted - found.keys()):
+        warnings.warn(
+            f"{name}: {len(missing)} of {len(wanted)} supporting_ids are not in the corpus: {missing[0]!r}",
+            stacklevel=3,
+        )
+
+    def resolve(split: str | None, question: Question) -> Question:
+        gold = [found[id] for id in loaded.supporting_ids.get((split, question.id), ()) if id in found]
+        if not gold:
+            return question
+        titles, texts = tuple(p.title for p in gold), tuple(paragraph_key(p.text) for p in gold)
+        return replace(question, supporting_titles=titles, supporting_paragraphs=texts)
+
+    by_split = {split: tuple(resolve(split, q) for q in questions) for split, questions in loaded.by_split.items()}
+    return replace(loaded, by_split=by_split)
+
+
+def _questions(files: Iterable[Path]) -> Iterator[tuple[str, Question, str | None, list[Passage], list[str]]]:
+    """Each question with its place, the split that its row names, its contexts, and the ids of what supports it."""
+    seen: list[tuple[str, str | None, list[str]]] = []
 
     def noted() -> Iterator[tuple[str, Mapping[str, Any]]]:
         for file in files:
@@ -179,14 +206,16 @@ def _questions(files: Iterable[Path]) -> Iterator[tuple[str, Question, str | Non
                 try:
                     if file.suffix.lower() in _TABLES and "answer" in row:
                         row["answer"] = from_cell(row["answer"])
-                    seen.append((where, split_of(row)))
+                    ids = _texts(row.get("supporting_ids", []), "supporting_ids")
+                    seen.append((where, split_of(row) or _split_of_verl(row, file), ids))
                 except ValueError as error:
                     raise ValueError(f"{where}: {error}") from None
                 yield where, row
 
     for question, context in catalog.parse_records(noted(), parse_row):
         if question is not None:
-            yield seen[-1][0], question, seen[-1][1], context
+            where, split, ids = seen[-1]
+            yield where, question, split, context, ids
 
 
 # -- splits --------------------------------------------------------------------------------------------------------
@@ -231,7 +260,16 @@ def _without(train: Sequence[Question], held_out: Sequence[Question], name: str)
             "score would say what was learned by heart",
             stacklevel=2,
         )
-    return tuple(replace(q, id=f"train/{q.id}") if q.id in ids else q for q in kept)
+    taken = ids | {question.id for question in kept}
+    return tuple(replace(q, id=_free_id(q.id, taken)) if q.id in ids else q for q in kept)
+
+
+def _free_id(id: str, taken: set[str]) -> str:
+    """An id that is not taken; from then on it is."""
+    while id in taken:
+        id = f"train/{id}"
+    taken.add(id)
+    return id
 
 
 def _key(question: Question) -> str:
@@ -259,13 +297,15 @@ def _say_what_it_is_good_for(name: str, train: int, held_out: int, how: str) -> 
 
 
 def parse_row(row: Mapping[str, Any]) -> catalog.Parsed:
-    """Read a row of docs/own_data.md, FlashRAG, Search-R1, HotpotQA, 2WikiMultihopQA or MuSiQue: its question and contexts.
-    Field names are in lower case, and no value is absent.
+    """Read a row of docs/own_data.md, FlashRAG, Search-R1, verl, BEIR, HotpotQA, 2WikiMultihopQA or MuSiQue: its question and
+    contexts. Field names are in lower case, and no value is absent.
 
     Raises:
         ValueError: a field is missing or of a wrong type, by its name.
     """
     row = catalog.with_question_of_verl(row)
+    if "_id" in row and "text" in row and "question" not in row:  # BEIR's queries
+        row = {**row, "question": row["text"]}
     if "question" not in row:
         raise ValueError(f"there is no 'question'; the fields are {_names(row)}")
     if _is_of_flashrag(row):
@@ -323,7 +363,9 @@ def _say_that_it_is_left_out(name: str) -> None:
 def _facts(value: object) -> list[tuple]:
     value = from_cell(value)
     try:
-        return [(title, number) for title, number in catalog.pairs(value, "title", "sent_id")]
+        return [
+            (_text(title, "supporting_facts"), number) for title, number in catalog.pairs(value, "title", "sent_id")
+        ]
     except (ValueError, TypeError, LookupError):
         expected = "expected pairs of a title and a sentence's number"
         raise ValueError(f"'supporting_facts': {expected}, got {value!r:.80}") from None
@@ -381,6 +423,13 @@ def split_of(row: Mapping[str, Any]) -> str | None:
     return word
 
 
+def _split_of_verl(row: Mapping[str, Any], file: Path) -> str | None:
+    """The split in ``extra_info``, where it is one that is known and the name of the file says none."""
+    extra = row.get("extra_info")
+    word = str(extra.get("split")).lower() if isinstance(extra, Mapping) else ""
+    return word if word in TRAIN + HELD_OUT and not _split_in_name(file) else None
+
+
 def _listed(value: object, name: str) -> list:
     """A list; or a text with | between its parts, as a table holds it."""
     if isinstance(value, str):
@@ -417,9 +466,10 @@ def _texts(value: object, name: str) -> list[str]:
 
 
 def _text(value: object, name: str) -> str:
+    if isinstance(value, bool) and name in ANSWERS:  # StrategyQA's
+        return "yes" if value else "no"
     if isinstance(value, bool) or not isinstance(value, str | int | float):
-        hint = ': write "yes" or "no"' * isinstance(value, bool)
-        raise ValueError(f"{name!r}: expected text or a number, got {value!r:.80}{hint}")
+        raise ValueError(f"{name!r}: expected text or a number, got {value!r:.80}")
     return value if isinstance(value, str) else f"{value:.15g}" if isinstance(value, float) else str(value)
 
 

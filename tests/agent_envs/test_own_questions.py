@@ -10,6 +10,7 @@ import pytest
 import retrieval_index
 from agent_envs.data import own
 from agent_envs.data.own import _key, load_own, parse_row
+from agent_envs.data.question import paragraph_key
 from agent_envs.integrations import Episode
 from agent_envs.tasks.qa_data import load
 from agent_envs.utils.scripts import roll_out
@@ -192,7 +193,9 @@ def test_what_is_searched(tmp_path, data, corpus):
         ([{"question": "Who?", "answers": []}], r":1: 'answers' holds no answer"),
         ([{"question": "Who?", "answers": ["", " "]}], r":1: 'answers' holds no answer"),
         ([{"question": "Who?", "answer": None}], r":1: there is no 'answer' and no 'answers'"),
-        ([{"question": "Who?", "answer": True}], r':1: \'answer\': expected text or a number, got True: write "yes" or "no"'),
+        ([{"question": "Who?", "answer": "x", "aliases": [True]}], r":1: 'aliases': expected text or a number, got True"),
+        ([{"question": "Who?", "answer": "x", "supporting_facts": [[1, "x"]]}], r":1: 'supporting_facts': expected"),
+        ([{"data_source": "x", "prompt": [], "reward_model": {"ground_truth": "1"}}], ":1: a row of verl needs a 'question'"),
         ([{"question": "Who?", "answer": {"name": "Ada"}}], r":1: 'answer': expected text or a number, got \{"),
         ([{"question": ["Who?"], "answer": "Ada"}], r":1: 'question': expected a string, got \["),
         ([{"question": "Who?", "answer": "Ada", "split": "holdout"}], r":1: 'split' must be train, validation"),
@@ -303,6 +306,46 @@ def test_rows_that_verl_made_of_search_r1(tmp_path, corpus):
     }  # fmt: skip
     found = load_own(write(tmp_path / "rows.jsonl", [row]), split="validation", holdout=1, corpus=corpus)
     assert [(q.question, q.golds) for q in found.questions] == [("Where?", ("Oslo",))]
+
+
+def test_rows_of_verl(tmp_path, corpus):
+    """The question from ``extra_info`` or the last message, the answer in each of its forms, the split from ``extra_info``."""
+    ask = [{"role": "system", "content": "Think."}, {"role": "user", "content": "Which day?"}]
+    truths = [("7", "train"), (["a", "b"], "train"), ({"target": ["c"]}, "train"), ({"target": 5}, "test")]
+    rows = [
+        {
+            "data_source": "openai/gsm8k", "prompt": ask, "ability": "math",
+            "reward_model": {"ground_truth": truth, "style": "rule"},
+            "extra_info": {"split": split, "index": i % 3} | ({"question": f"Q{i}?"} if i else {}),
+        }
+        for i, (truth, split) in enumerate(truths)
+    ]  # fmt: skip
+    path = write(tmp_path / "rows.jsonl", rows)
+    train, held_out = (load_own(path, split=split, corpus=corpus).questions for split in ("train", "validation"))
+    assert [(q.question, q.golds) for q in train] == [("Which day?", ("7",)), ("Q1?", ("a", "b")), ("Q2?", ("c",))]
+    assert [(q.question, q.golds) for q in held_out] == [("Q3?", ("5",))]
+
+
+def test_queries_of_beir_with_the_ids_of_their_passages(tmp_path):
+    corpus = {"Tarn": ["Tarn is old.", "Mira rules it."], "Arn": ["A river."]}
+    (tmp_path / "corpus.json").write_text(json.dumps(corpus))  # one object of sentences by title
+    ids = {passage.title: passage.id for passage in retrieval_index.read_passages(tmp_path / "corpus.json")}
+    rows = [{"_id": "q1", "text": "Who rules Tarn?", "answer": "Mira", "supporting_ids": [ids["Tarn"]]}]
+    rows += [{"_id": "q2", "text": "Is Arn a river?", "answer": True, "supporting_ids": ["gone"]}]
+    with pytest.warns(UserWarning, match="1 of 2 supporting_ids are not in the corpus: 'gone'"):
+        found = load_own(write(tmp_path / "queries.jsonl", rows), split="validation", holdout=1)
+    first, second = found.questions
+    assert (first.question, first.supporting_titles, first.golds) == ("Who rules Tarn?", ("Tarn",), ("Mira",))
+    assert first.supporting_paragraphs == (paragraph_key("Tarn is old. Mira rules it."),)
+    assert (second.golds, second.supporting_titles) == (("yes",), ())
+
+
+def test_ids_stay_apart_where_both_splits_count_from_one(tmp_path, corpus):
+    for split, ids in (("train", ("1", "train/1")), ("validation", ("1",))):
+        rows = [{"id": id, "question": f"{split} {id}?", "answer": "x"} for id in ids]
+        write(tmp_path / "rows" / f"{split}.jsonl", rows)
+    train = load_own(tmp_path / "rows", split="train", corpus=corpus).questions
+    assert [question.id for question in train] == ["train/train/1", "train/1"]
 
 
 def test_files_that_are_passed_over_are_named(tmp_path, corpus):
