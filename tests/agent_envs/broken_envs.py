@@ -59,78 +59,58 @@ class Digit(ToolEnv):
         return TurnOutcome({"right": float(turn.answer == self.digit)})
 
 
-class Warns(Digit):
-    """Nothing is wrong here either."""
-
+class Warns(Digit):  # nothing is wrong here either
     def __init__(self, **common):
         super().__init__(**common)
         warnings.warn("this is a stand-in", stacklevel=2)
 
 
-class Adds(Digit):
-    """A reward beside its terms."""
-
+class Adds(Digit):  # a reward beside its terms
     def resolve(self, *args):
         observation, reward, *rest = super().resolve(*args)
         return observation, reward + 1.0, *rest
 
 
-class PaysToolText(Digit):
-    """A tool may say what it likes, and is paid for it."""
-
+class PaysToolText(Digit):  # a tool may say what it likes, and is paid for it
     def evaluate_turn(self, turn, results, done):
         return TurnOutcome({"right": float(any("yes" in result.text for result in results))})
 
 
-class ReadsToolText(Digit):
-    """Chokes where a result is not what it expects."""
-
+class ReadsToolText(Digit):  # chokes where a result is not what it expects
     def evaluate_turn(self, turn, results, done):
         for result in results:
             assert "town" in result.text, "where is the town?"
         return TurnOutcome()
 
 
-class Raises(Digit):
-    """Not every string is a turn."""
-
+class Raises(Digit):  # not every string is a turn
     def parse(self, action):
         action.encode()  # fails for lone surrogates
         return super().parse(action)
 
 
-class Surrogate(Digit):
-    """What comes back is no Unicode."""
-
+class Surrogate(Digit):  # what comes back is no Unicode
     def resolve(self, *args):
         return "\udfff", *super().resolve(*args)[1:]
 
 
-class Clock(Digit):
-    """Tells the time."""
-
+class Clock(Digit):  # tells the time
     def evaluate_turn(self, turn, results, done):
         return TurnOutcome(info={"now": time.perf_counter()})
 
 
-class OwnDice(Digit):
-    """Randomness of its own."""
-
+class OwnDice(Digit):  # randomness of its own
     def question(self):
         return f"Which digit? {np.random.default_rng().integers(2**62)}"
 
 
-class Unpicklable(Digit):
-    """Holds a lock."""
-
+class Unpicklable(Digit):  # holds a lock
     def begin(self, options):
         self.lock = threading.Lock()
         return super().begin(options)
 
 
-class Forgetful(Digit):
-    """A copy loses its digit."""
-
+class Forgetful(Digit):  # a copy loses its digit
     def begin(self, options):
         super().begin(options)
         self.secret = self.digit
@@ -143,16 +123,12 @@ class Forgetful(Digit):
         return {**self.__dict__, "secret": "lost"}
 
 
-class HashOrder(Digit):
-    """Tells the words of a set in their order there."""
-
+class HashOrder(Digit):  # tells the words of a set in their order there
     def question(self):
         return " ".join(set(_WORDS))
 
 
-class HashOrderOfMaker(Digit):
-    """The same, but the order is fixed once, when it is made."""
-
+class HashOrderOfMaker(Digit):  # the same, but the order is fixed once, when it is made
     def __init__(self, **common):
         super().__init__(**common)
         self.words = list(set(_WORDS))
@@ -161,9 +137,7 @@ class HashOrderOfMaker(Digit):
         return " ".join(self.words)
 
 
-class Counter(Echo):
-    """Keeps a count for one environment, and a batch key that it shares with those of others."""
-
+class Counter(Echo):  # keeps a count for one environment, and a batch key that it shares with those of others
     batch_key = "counter"
     interchangeable = True
 
@@ -175,9 +149,7 @@ class Counter(Echo):
         return ToolResult(f"{self.count} {arguments['text']}")
 
 
-class SharedLane(Digit):
-    """Its tool has a state and says that others may do its work."""
-
+class SharedLane(Digit):  # its tool has a state and says that others may do its work
     def __init__(self, **common):
         super().__init__(Counter(), **common)
 

@@ -18,9 +18,6 @@ def say(*commands):
     return "".join(f"<act>{command}</act>" for command in commands)
 
 
-# -- without the libraries ---------------------------------------------------------------------------------------------
-
-
 @pytest.fixture
 def fakes(tmp_path):
     """Files that look like games from outside."""
@@ -122,9 +119,6 @@ def test_a_replay_does_everything_again_in_the_copy():
     pickle.loads(pickle.dumps(replay.Replay(Counter))).reset(3)
 
 
-# -- TextWorld's games -------------------------------------------------------------------------------------------------
-
-
 @pytest.fixture(scope="module")
 def games(tmp_path_factory):
     textworld = pytest.importorskip("textworld")
@@ -193,8 +187,6 @@ def test_a_game_without_a_walkthrough_says_so(env):
     with pytest.raises(ValueError, match="without a walkthrough"):
         next(env.SCRIPTS["oracle"](env, random.Random(0)))
 
-
-# -- ALFWorld's games --------------------------------------------------------------------------------------------------
 
 PLACES = {"Shelf_bar_1": "ShelfType", "Drawer_bar_1": "DrawerType", "Fridge_bar_1": "FridgeType"}
 PROBLEM = f"""

@@ -4,6 +4,7 @@ import copy
 import json
 import os
 import random
+from functools import reduce
 
 import pytest
 
@@ -14,8 +15,6 @@ from agent_envs.types import ToolCall, Turn
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
 FORBIDDEN = set("cancel_shipped cancel_large shipped_address quantity_large return_late return_sale not_theirs".split())
-
-# -- the functions -----------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
@@ -72,28 +71,23 @@ def test_nothing_that_needs_confirmation_happens_before_it(shop):
         shop.confirm()
 
 
-def test_cancelling_refunds_and_restocks(shop):
-    shop.cancel_order("O1")
+CONFIRMED = [
+    ("cancel_order", ("O1",), {"orders O1 status": "cancelled", "orders O1 refunded": 69, "products P1 stock": 7,
+                               "products P3 stock": 1}),
+    ("exchange_item", ("O1", "P1", "P2"), {"orders O1 items P3": {"quantity": 1, "price": 9}, "products P1 stock": 7,
+                                           "orders O1 items P2": {"quantity": 2, "price": 40}, "products P2 stock": 0}),
+    ("return_items", ("O2", ["P1"]), {"orders O2 refunded": 25, "products P1 stock": 6,
+                                      "orders O2 items": {"P2": {"quantity": 1, "price": 40}}}),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("name", "arguments", "after"), CONFIRMED)
+def test_stock_and_refunds_follow_what_is_confirmed(shop, name, arguments, after):
+    getattr(shop, name)(*arguments)
     shop.confirm()
-    assert shop.state["orders"]["O1"]["status"] == "cancelled" and shop.state["orders"]["O1"]["refunded"] == 69
-    assert (shop.state["products"]["P1"]["stock"], shop.state["products"]["P3"]["stock"]) == (7, 1)
-
-
-def test_exchanging_keeps_the_number_and_takes_the_new_price(shop):
-    shop.exchange_item("O1", "P1", "P2")
-    shop.confirm()
-    assert shop.state["orders"]["O1"]["items"] == {
-        "P3": {"quantity": 1, "price": 9},
-        "P2": {"quantity": 2, "price": 40},
-    }
-    assert (shop.state["products"]["P1"]["stock"], shop.state["products"]["P2"]["stock"]) == (7, 0)
-
-
-def test_returning_refunds_what_was_paid(shop):
-    shop.return_items("O2", ["P1"])
-    shop.confirm()
-    assert shop.state["orders"]["O2"]["refunded"] == 25 and set(shop.state["orders"]["O2"]["items"]) == {"P2"}
-    assert shop.state["products"]["P1"]["stock"] == 6
+    for path, value in after.items():
+        assert reduce(dict.__getitem__, path.split(), shop.state) == value, path
+    assert name != "exchange_item" or len(shop.state["orders"]["O1"]["items"]) == 2
 
 
 def test_quantities_move_stock(shop):
@@ -139,13 +133,10 @@ def test_what_cannot_be_done_is_refused_and_changes_nothing(shop, name, argument
     assert shop.state == before
 
 
-def test_an_order_is_never_emptied(shop):
+def test_an_order_is_never_emptied_and_what_was_prepared_is_checked_again(shop):
     shop.set_quantity("O1", "P3", 0)
     with pytest.raises(ValueError, match="cannot be empty"):
         shop.set_quantity("O1", "P1", 0)
-
-
-def test_what_was_prepared_is_checked_again(shop):
     shop.place_order("C1", "P1", 5)
     shop.set_quantity("O1", "P1", 4)
     before = copy.deepcopy(shop.state)
@@ -154,13 +145,10 @@ def test_what_was_prepared_is_checked_again(shop):
     assert shop.state == before
 
 
-# -- requests ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
 def test_requests_are_what_the_difficulty_says(difficulty):
     kinds = set()
-    for seed in range(150):
+    for seed in range(100):
         request = make_request(random.Random(f"{difficulty}{seed}"), difficulty)
         assert WISHES[difficulty][0] <= len(request.kinds) <= WISHES[difficulty][1]
         assert request.state != request.goal and request.calls[0].name == "find_customer"
@@ -170,10 +158,9 @@ def test_requests_are_what_the_difficulty_says(difficulty):
     assert kinds == set(WISH_KINDS)
 
 
-def of_kind(kind, difficulty="easy"):
-    return next(
-        r for r in (make_request(random.Random(seed), difficulty) for seed in range(2000)) if r.kinds == (kind,)
-    )
+def of_kind(kind):
+    requests = (make_request(random.Random(seed), "easy") for seed in range(2000))
+    return next(request for request in requests if request.kinds == (kind,))
 
 
 def test_descriptions_of_orders_are_unique():
@@ -206,16 +193,14 @@ def test_forbidden_wishes_would_mostly_be_carried_out_by_the_functions():
     assert shop.confirm() == "Done."
 
 
-# -- the task ----------------------------------------------------------------------------------------------------------
-
-
 def make(kind, **arguments):
     """An episode with a request of one kind."""
-    env = APIEnv(**arguments)
-    for seed in range(2000):
-        if env.reset(seed=seed)[1]["kinds"] == [kind]:
-            return env
-    raise AssertionError(kind)
+    env = APIEnv(**{"difficulty": "easy", **arguments})
+    return next(env for seed in range(2000) if env.reset(seed=seed)[1]["kinds"] == [kind])
+
+
+def call(env, name, /, **arguments):
+    return env.step(env.format.write(Turn(calls=(ToolCall(name, arguments),))))
 
 
 def find(env):
@@ -223,32 +208,20 @@ def find(env):
     return call(env, env.request.calls[0].name, **env.request.calls[0].arguments)
 
 
-def call(env, name, /, **arguments):
-    return env.step(env.format.write(_turn(name, arguments)))
-
-
-def _turn(name, arguments):
-    return Turn(calls=(ToolCall(name, arguments),))
-
-
 def test_rewards_to_the_number():
-    env = make("cancel", difficulty="easy")
+    env = make("cancel")
     order = env.request.calls[1].arguments["order_id"]
     assert find(env)[1] == 0.0 and call(env, "get_order", order_id=order)[1] == 0.0
     assert call(env, "cancel_order", order_id="O1")[1] == pytest.approx(-0.1)
     assert call(env, "cancel_order", order_id=order)[1] == 0.0
     _, reward, *_, info = env.step("<confirm></confirm>")
     assert reward == pytest.approx(0.3) and (info["progress"], info["wrong_writes"]) == (1.0, 0.0)
-    _, reward, terminated, truncated, info = env.step("<answer>Cancelled.</answer>")
-    assert (
-        reward == pytest.approx(1.0 + 0.05 - 0.3)
-        and info["success"] == 1.0
-        and (terminated, truncated) == (True, False)
-    )
+    _, reward, *ended, info = env.step("<answer>Cancelled.</answer>")
+    assert reward == pytest.approx(1.0 + 0.05 - 0.3) and info["success"] == 1.0 and ended == [True, False]
 
 
 def test_a_second_confirm_is_no_repeat():
-    env = make("cancel", difficulty="easy")
+    env = make("cancel")
     order = env.request.calls[1].arguments["order_id"]
     call(env, "cancel_order", order_id=order)
     env.step("<confirm></confirm>")
@@ -259,7 +232,7 @@ def test_a_second_confirm_is_no_repeat():
 
 
 def test_a_write_that_nobody_asked_for_fails_and_costs():
-    env = make("cancel", difficulty="easy")
+    env = make("cancel")
     for turn in env.request.calls:
         call(env, turn.name, **turn.arguments)
     customer = env.shop.find_customer(**env.request.calls[0].arguments)["customer_id"]
@@ -271,7 +244,7 @@ def test_a_write_that_nobody_asked_for_fails_and_costs():
 
 
 def test_a_mistake_can_be_made_good():
-    env = make("order_address", difficulty="easy")
+    env = make("order_address")
     find(env)
     order, address = env.request.calls[1].arguments.values()
     assert call(env, "change_order_address", order_id=order, address="99 Nowhere Street")[4]["wrong_writes"] == 1.0
@@ -281,7 +254,7 @@ def test_a_mistake_can_be_made_good():
 
 
 def test_carrying_out_what_is_forbidden_fails():
-    env = make("cancel_large", difficulty="easy")
+    env = make("cancel_large")
     (order,) = env.request.goal["transfers"]
     call(env, "cancel_order", order_id=order)
     env.step("<confirm></confirm>")
@@ -291,7 +264,7 @@ def test_carrying_out_what_is_forbidden_fails():
 
 
 def test_a_transfer_needs_the_right_reason():
-    env = make("return_late", difficulty="easy")
+    env = make("return_late")
     (order,) = env.request.goal["transfers"]
     info = call(env, "transfer", order_id=order, reason="final sale")[4]
     assert (info["progress"], info["wrong_writes"]) == (0.0, 1.0)
@@ -300,7 +273,7 @@ def test_a_transfer_needs_the_right_reason():
 
 
 def test_another_way_to_the_same_state_is_as_good():
-    env = make("exchange", difficulty="easy")
+    env = make("exchange")
     order, old, new = next(c for c in env.request.calls if c.name == "exchange_item").arguments.values()
     pieces = env.shop.state["orders"][order]["items"][old]["quantity"]
     find(env)
@@ -320,7 +293,7 @@ def serve(env, *, first=(), last=()):
 @pytest.mark.parametrize("first", ["nobody", "somebody else"])
 def test_who_does_not_find_the_customer_first_is_not_paid(difficulty, first):
     env = APIEnv(difficulty=difficulty)
-    for seed in range(SEED * 100, SEED * 100 + 12):
+    for seed in range(SEED * 100, SEED * 100 + 5):
         for late in (False, True):
             env.reset(seed=seed)
             found, *others = env.request.calls
@@ -337,24 +310,19 @@ def test_who_does_not_find_the_customer_first_is_not_paid(difficulty, first):
 
 def detour(env, rng, owner):
     """Two calls that change something that nobody asked for and put it back. None where there is nothing to change."""
-    state, goal = env.request.state, env.request.goal
-    theirs = {
-        id for id, order in state["orders"].items() if (order["customer"] == env.request.customer) == (owner == "own")
-    }
-    same = sorted(id for id in theirs if state["orders"][id] == goal["orders"][id] and id not in goal["transfers"])
-    pending = [id for id in same if state["orders"][id]["status"] == "pending"]
-    people = sorted(set(state["customers"]) - {env.request.customer})
-    ways = [("change_order_address", {"order_id": id}, "address", state["orders"][id]["address"]) for id in pending]
-    for id in pending:
-        for product, item in state["orders"][id]["items"].items():
-            place = {"order_id": id, "product_id": product}
-            if item["quantity"] > 1:
-                ways.append(("set_quantity", place, "quantity", item["quantity"]))
+    state, goal, customer = env.request.state, env.request.goal, env.request.customer
+    orders = {id: order for id, order in state["orders"].items() if (order["customer"] == customer) == (owner == "own")}
+    ways = []
+    for id, order in sorted(orders.items()):
+        if order["status"] == "pending" and order == goal["orders"][id] and id not in goal["transfers"]:
+            ways.append(("change_order_address", {"order_id": id}, "address", order["address"]))
+            for product, item in order["items"].items():
+                if item["quantity"] > 1:
+                    place = {"order_id": id, "product_id": product}
+                    ways.append(("set_quantity", place, "quantity", item["quantity"]))
     if owner == "stranger":
-        ways += [
-            ("change_account_address", {"customer_id": id}, "address", state["customers"][id]["address"])
-            for id in people
-        ]
+        people = {id: record["address"] for id, record in sorted(state["customers"].items()) if id != customer}
+        ways += [("change_account_address", {"customer_id": id}, "address", old) for id, old in people.items()]
     if not ways:
         return None
     name, place, key, value = rng.choice(ways)
@@ -367,7 +335,7 @@ def detour(env, rng, owner):
 def test_what_was_touched_and_put_back_is_not_paid(owner, noop):
     """Whatever the seed: a record that the request is not about was changed, or, of a stranger, just written to."""
     env, tried = APIEnv(max_turns=40), 0
-    for seed in range(SEED * 100, SEED * 100 + 25):
+    for seed in range(SEED * 100, SEED * 100 + 16):
         env.reset(seed=seed)
         away_and_back = detour(env, random.Random(seed), owner)
         if away_and_back is None:
@@ -378,11 +346,11 @@ def test_what_was_touched_and_put_back_is_not_paid(owner, noop):
         harmless = owner == "own" and noop
         assert info["success"] == float(harmless) and (info["wrong_writes"] == 0.0) == harmless
         assert bool(info["broken_rules"]) != harmless
-    assert tried > 8
+    assert tried > 4
 
 
 def test_too_many_pieces_for_a_moment_are_not_paid():
-    env = make("quantity", difficulty="easy")
+    env = make("quantity")
     order, product, pieces = env.request.calls[1].arguments.values()
     while env.shop.state["products"][product]["stock"] < 6:
         env.reset(seed=int(env.np_random.integers(1 << 30)))
@@ -396,15 +364,12 @@ def test_too_many_pieces_for_a_moment_are_not_paid():
     assert info["broken_rules"] == ["set_quantity: more than 5 pieces of a product in an order"]
 
 
-def test_a_call_that_was_refused_breaks_no_rule():
-    env = make("order_address", difficulty="easy")
+def test_a_refused_call_breaks_no_rule_and_an_episode_starts_with_a_clean_record():
+    env = make("order_address")
     call(env, "get_order", order_id="O1")
     call(env, "find_customer", name="Nobody", postcode="0")
     assert serve(env)["success"] == 1.0
-
-
-def test_an_episode_starts_with_a_clean_record():
-    env = make("order_address", difficulty="easy")
+    env.reset(seed=0)
     call(env, "find_products", name=next(iter(env.request.state["products"].values()))["name"])
     assert env.conduct.broken
     for _ in range(2):  # nor with the shop that the last one left
@@ -413,7 +378,7 @@ def test_an_episode_starts_with_a_clean_record():
 
 
 def test_without_an_answer_there_is_no_success():
-    env = make("order_address", difficulty="easy", max_turns=2)
-    call(env, env.request.calls[0].name, **env.request.calls[0].arguments)
+    env = make("order_address", max_turns=2)
+    find(env)
     *_, terminated, truncated, info = call(env, env.request.calls[1].name, **env.request.calls[1].arguments)
     assert (terminated, truncated, info["success"]) == (False, True, 0.0)

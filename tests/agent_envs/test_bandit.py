@@ -11,15 +11,12 @@ from agent_envs.generators.instances import make_noise_rng
 from agent_envs.tasks.bandit import BanditEnv
 
 
-def answer(name):
-    return f"<think>bold</think><answer>{name}</answer>"
+def pull(env, name):
+    return env.step(f"<think>bold</think><answer>{name}</answer>")
 
 
 def other(env):
     return next(name for name in env.arms.names if name != env.arms.risky)
-
-
-# -- the game ----------------------------------------------------------------------------------------------------------
 
 
 def test_the_arms_pay_what_they_should():
@@ -56,31 +53,24 @@ def test_neither_place_nor_word_gives_the_risky_arm_away():
     assert risky & safe == middle
 
 
-# -- the task ----------------------------------------------------------------------------------------------------------
-
-
 def test_safe_arm_pays_a_tenth_and_ends_the_episode():
     env = BanditEnv()
     env.reset(seed=0)
-    _, reward, terminated, truncated, info = env.step(answer(f"  {other(env).upper()} "))
+    _, reward, terminated, truncated, info = pull(env, f"  {other(env).upper()} ")
     assert reward == 0.1 and terminated is True and truncated is False
     assert info["reward_terms"] == {"payoff": 0.1} and info["arm"] == other(env)
     assert (info["success"], info["expected"]) == (0.0, 0.1)
-
-
-@pytest.mark.parametrize("said", ["both", "Dragon and Ox", "", "0.25", "Dragonfly"])
-def test_an_answer_that_is_no_arm_pays_nothing(said):
-    env = BanditEnv()
-    env.reset(seed=0)
-    _, reward, terminated, truncated, info = env.step(answer(said))
-    assert reward == 0.0 and terminated and not truncated and info["arm"] == ""
+    for said in ("both", "Dragon and Ox", "", "0.25", "Dragonfly"):
+        env.reset(seed=0)
+        _, reward, terminated, truncated, info = pull(env, said)
+        assert reward == 0.0 and terminated and not truncated and info["arm"] == ""
 
 
 def test_the_mean_may_be_paid_in_its_place():
     env = BanditEnv(rewards="expected")
     for seed, risky in itertools.product(range(5), (True, False)):
         env.reset(seed=seed)
-        assert env.step(answer(env.arms.risky if risky else other(env)))[1] == (0.25 if risky else 0.1)
+        assert pull(env, env.arms.risky if risky else other(env))[1] == (0.25 if risky else 0.1)
 
 
 def test_neither_observation_nor_info_names_the_risky_arm():

@@ -18,8 +18,6 @@ from agent_envs.generators.stories import DIFFICULTIES, STEPS, STORIES, Problem,
 from agent_envs.tasks.calculator import CalculatorEnv
 from agent_envs.utils.scripts import is_drawn, roll_out, roll_out_many, sample_instances
 
-# -- arithmetic --------------------------------------------------------------------------------------------------------
-
 
 @pytest.mark.parametrize(
     ("expression", "value"),
@@ -58,7 +56,7 @@ def test_anything_else_is_refused_in_words(expression):
     assert type(error.value) is ValueError and 0 < len(str(error.value)) < 160
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(st.text(alphabet="0123456789+-*/%() .", max_size=25) | st.text(max_size=25))
 def test_any_string_has_python_s_value_or_a_reason(text):
     try:
@@ -108,23 +106,18 @@ def test_answers_are_compared_as_what_they_are(gold, answer, right):
     assert same_answer(answer, gold) is right
 
 
-# -- stories -----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize("length", range(2, 7))
 @pytest.mark.parametrize("kind", STORIES)
 def test_a_story_tells_as_many_steps_as_it_is_asked_for(kind, length):
     told = 0
     for seed in range(4000):
         tale = Tale(random.Random(seed), length)
-        try:
+        with suppress(Redraw):
             with suppress(Told):
                 STORIES[kind](tale)
-        except Redraw:
-            continue
-        assert tale.left == 0 and tale.sentences[-1].endswith("?")
-        told += 1
-        if told == 5:
+            assert tale.left == 0 and tale.sentences[-1].endswith("?")
+            told += 1
+        if told == 2:
             return
     pytest.fail(f"only {told} in 4000 tries")
 
@@ -132,18 +125,14 @@ def test_a_story_tells_as_many_steps_as_it_is_asked_for(kind, length):
 @pytest.mark.parametrize("difficulty", DIFFICULTIES)
 def test_problems_are_what_the_difficulty_says(difficulty):
     kinds = set()
-    for seed in range(300):
+    for seed in range(200):
         problem = make_problem(random.Random(f"{difficulty}{seed}"), difficulty)
         assert STEPS[difficulty][0] <= len(problem.steps) <= STEPS[difficulty][1]
-        assert (
-            all(value > 0 and decimals(value) <= 2 for value in problem.values) and problem.values[-1] == problem.answer
-        )
-        assert problem.text.endswith("?") and problem.text[0].isupper() and "{" not in problem.text
+        assert all(value > 0 and decimals(value) <= 2 for value in problem.values)
+        assert problem.values[-1] == problem.answer and problem.text[0].isupper()
+        assert problem.text.endswith("?") and "{" not in problem.text
         kinds.add(problem.kind)
     assert kinds == set(STORIES)
-
-
-# -- the task ----------------------------------------------------------------------------------------------------------
 
 
 def make(**arguments):
@@ -171,29 +160,20 @@ def test_rewards_to_the_number():
     assert (terminated, truncated, info["success"], info["gold"]) == (True, False, 1.0, "3")
 
 
-@pytest.mark.parametrize("answer", ["3.6", "3.0001", "three", "3 dollars", "2 or 3", "-3"])
-def test_wrong_answers_earn_their_format_alone(answer):
-    _, reward, _, _, info = make().step(f"<answer>{answer}</answer>")
-    assert reward == pytest.approx(0.05) and info["success"] == 0.0 and info["prediction"] == answer
-
-
-def test_one_large_expression_is_as_good_as_many_steps():
+def test_wrong_answers_earn_their_format_alone_and_one_large_expression_is_as_good_as_many_steps():
+    for answer in ("3.6", "3.0001", "three", "3 dollars", "2 or 3", "-3"):
+        _, reward, _, _, info = make().step(f"<answer>{answer}</answer>")
+        assert reward == pytest.approx(0.05) and info["success"] == 0.0 and info["prediction"] == answer
     assert make().step("<calculate>3 * 1.2 - 0.6</calculate>")[4]["progress"] == 1.0
-
-
-# -- GSM8K -------------------------------------------------------------------------------------------------------------
 
 
 @pytest.fixture
 def gsm8k(tmp_path):
-    rows = [
-        {"question": f"Ann has {n},000 apples and buys 234. How many?", "answer": f"Sum.\n#### {n},234"}
-        for n in range(1, 4)
-    ]
+    question, answer = "Ann has {},000 apples and buys 234. How many?", "Sum.\n#### {},234"
+    rows = [json.dumps({"question": question.format(n), "answer": answer.format(n)}) + "\n" for n in range(1, 4)]
+    (tmp_path / "gsm8k").mkdir()
     for name in ("train", "test"):
-        folder = tmp_path / "gsm8k"
-        folder.mkdir(exist_ok=True)
-        (folder / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+        (tmp_path / "gsm8k" / f"{name}.jsonl").write_text("".join(rows))
     return str(tmp_path / "gsm8k" / "test.jsonl")
 
 

@@ -71,28 +71,23 @@ def test_check_passes_a_sound_environment_and_names_the_fault_of_another(run):
 
 
 def test_play_shows_how_turns_look_and_what_they_earn(run):
-    said = run(
-        "play", "MiniWiki", "--kwargs", WORLD, "--seed", "1", stdin="\n<search>a town</search>\n<answer>x</answer>\n"
-    )
+    turns = "\n<search>a town</search>\n<answer>x</answer>\n"
+    said = run("play", "MiniWiki", "--kwargs", WORLD, "--seed", "1", stdin=turns)
     assert "  <search>the first town</search>\n" in said and "<information>" in said
     assert "[reward +0.05: format +0.05]" in said and "Finished with 0.05." in said and "'golds': [" in said
 
 
 def test_baselines_are_printed_and_written(run, tmp_path):
-    out = tmp_path / "rows.json"
-    said = run(
-        "baselines", "MiniWiki", "Bandit-v0", "--episodes", "5", "--out", str(out), "--kwargs", '{"max_turns": 4}'
-    )
+    out, kwargs = tmp_path / "rows.json", '{"max_turns": 4}'
+    said = run("baselines", "MiniWiki", "Bandit-v0", "--episodes", "5", "--out", str(out), "--kwargs", kwargs)
     rows = json.loads(out.read_text())
-    assert [(row["id"], row["agent"]) for row in rows] == [
-        *[("AgentR1/MiniWiki-v0", agent) for agent in ("random", "yes", "scripted", "reader", "oracle")],
-        *[("AgentR1/Bandit-v0", agent) for agent in ("random", "scripted", "oracle")],
-    ]
+    agents = {"MiniWiki": ("random", "yes", "scripted", "reader", "oracle"), "Bandit": ("random", "scripted", "oracle")}
+    played = [(f"AgentR1/{name}-v0", agent) for name in agents for agent in agents[name]]
+    assert [(row["id"], row["agent"]) for row in rows] == played
     for row in rows:
         low, high = row["interval"]
-        assert (
-            0 <= low <= row["score"] <= high <= 1 and 1 <= row["turns"] <= 4 and row["episodes"] == 5 and row["source"]
-        )
+        assert 0 <= low <= row["score"] <= high <= 1 and 1 <= row["turns"] <= 4
+        assert row["episodes"] == 5 and row["source"]
         assert f"| {row['agent']} | {row['score']:.3f} |" in said
         assert f"{row['id'].removeprefix('AgentR1/')}: {row['source']}\n" in said
     assert rows[7]["score"] == 1.0 and rows[4]["calls"] >= 1
@@ -106,16 +101,22 @@ def test_without_ids_baselines_leave_out_what_cannot_be_played(run, monkeypatch)
     assert "none of the environments" in refusal(run, "baselines", "--kwargs", '{"nobody_takes_this": 1}')
 
 
+UNMAKEABLE = [
+    (("Nowhere",), "there is no environment 'Nowhere': did you register it?"),
+    (("Bandit-v7",), "there is no environment 'Bandit-v7': did you mean Bandit?"),
+    (("bandit",), "there is no environment 'bandit': did you mean Bandit?"),
+    (("no_such_module:AgentR1/X-v0",), "there is no module 'no_such_module' to import"),
+    (("MiniWiki", "--kwargs", '{"colour": "red"}'), "unexpected keyword argument 'colour'"),
+    (("MiniWiki", "--kwargs", '{"max_turns": 0}'), "must be at least 1, got 0"),
+    (("MiniWiki", "--kwargs", "[1]"), "--kwargs must be a JSON object, got [1]"),
+    (("MiniWiki", "--kwargs", "{max_turns: 3}"), "--kwargs is not valid JSON"),
+]
+
+
 @pytest.mark.parametrize("command", ["describe", "check", "play", "baselines"])
 def test_what_cannot_be_made_is_said_in_a_line(run, command):
-    assert "there is no environment 'Nowhere': did you register it?" in refusal(run, command, "Nowhere")
-    assert "there is no environment 'Bandit-v7': did you mean Bandit?" in refusal(run, command, "Bandit-v7")
-    assert "there is no environment 'bandit': did you mean Bandit?" in refusal(run, command, "bandit")
-    assert "there is no module 'no_such_module' to import" in refusal(run, command, "no_such_module:AgentR1/X-v0")
-    assert "unexpected keyword argument 'colour'" in refusal(run, command, "MiniWiki", "--kwargs", '{"colour": "red"}')
-    assert "must be at least 1, got 0" in refusal(run, command, "MiniWiki", "--kwargs", '{"max_turns": 0}')
-    assert "--kwargs must be a JSON object, got [1]" in refusal(run, command, "MiniWiki", "--kwargs", "[1]")
-    assert "--kwargs is not valid JSON" in refusal(run, command, "MiniWiki", "--kwargs", "{max_turns: 3}")
+    for arguments, message in UNMAKEABLE:
+        assert message in refusal(run, command, *arguments)
 
 
 def test_other_mistakes_are_said_in_a_line(run):
@@ -143,8 +144,4 @@ def test_serve_says_what_it_needs(run, monkeypatch):
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "openenv", None)  # as if it were not installed
     message = refusal(run, "serve", "MiniWiki", "--openenv", "--kwargs", WORLD)
-    assert (
-        "mcp<2" in message
-        and "pip install 'agent-r1-envs[openenv]'" in message
-        and "without the extra 'mcp'" in message
-    )
+    assert all(part in message for part in ("mcp<2", "pip install 'agent-r1-envs[openenv]'", "without the extra 'mcp'"))

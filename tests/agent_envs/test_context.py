@@ -36,30 +36,23 @@ def play(env, turns):
 
 
 def said(info):
-    return [(message["role"], message["content"]) for message in info["context"]]
+    """The context of a turn, with each echo as its letter and each result in capitals."""
+    shorten = {"user": "<information>{}</information>", "assistant": "<echo>{}</echo>"}
+    texts = [(shorten[message["role"]], message["content"]) for message in info["context"]]
+    return [next((x for x in "abcdeABCDE" if form.format(x) == text), text) for form, text in texts]
 
 
 def test_a_window_keeps_the_task_and_the_last_turns():
     infos = [info for *_, info in play(Chat(context="window:2"), "abcde")]
     assert ["context" in info for info in infos] == [False, False, True, True, True]
-    assert said(infos[3]) == [
-        ("user", "Hello"),
-        ("assistant", "<echo>c</echo>"),
-        ("user", "<information>C</information>"),
-        ("assistant", "<echo>d</echo>"),
-        ("user", "<information>D</information>"),
-    ]
+    assert said(infos[3]) == ["Hello", "c", "C", "d", "D"]
+    assert [message["role"] for message in infos[3]["context"]] == ["user", *["assistant", "user"] * 2]
 
 
 def test_a_summary_has_a_line_for_each_turn_left_out():
     infos = [info for *_, info in play(Chat(context="summary:1"), "abc")]
-    first, *rest = said(infos[2])
-    assert first == (
-        "user",
-        "Hello\n\nYour turns before, in short:\n"
-        "1. ‹echo›a‹/echo› -> ‹information›A‹/information›\n2. ‹echo›b‹/echo› -> ‹information›B‹/information›",
-    )
-    assert rest == [("assistant", "<echo>c</echo>"), ("user", "<information>C</information>")]
+    lines = "1. ‹echo›a‹/echo› -> ‹information›A‹/information›\n2. ‹echo›b‹/echo› -> ‹information›B‹/information›"
+    assert said(infos[2]) == [f"Hello\n\nYour turns before, in short:\n{lines}", "c", "C"]
     long = play(Chat(context="summary:1"), ["x " * 5000, "b"])[1][4]
     assert len(long["context"][0]["content"]) < 600
 
@@ -71,16 +64,17 @@ def only_the_task(messages):
 def test_a_rewriting_of_ones_own_by_function_or_by_name():
     for spec in (only_the_task, f"{__name__}:only_the_task"):
         env = Chat(context=spec)
-        assert said(play(env, "a")[0][4]) == [("user", "Hello")]
+        assert said(play(env, "a")[0][4]) == ["Hello"]
         assert pickle.loads(pickle.dumps(env)).step("<echo>b</echo>") == env.step("<echo>b</echo>")
 
 
-@pytest.mark.parametrize(
-    "spec", ["window", "window:0", "window:x", "summary:-1", "nowhere:f", "math:nothing", "math:pi", ""]
-)
-def test_bad_contexts_are_refused(spec):
-    with pytest.raises(ValueError, match="context"):
-        make_context(spec)
+def test_bad_contexts_and_budgets_are_refused():
+    for spec in ("window", "window:0", "window:x", "summary:-1", "nowhere:f", "math:nothing", "math:pi", ""):
+        with pytest.raises(ValueError, match="context"):
+            make_context(spec)
+    for budget in ("max_turns", "max_calls", "max_total_calls", "max_tokens"):
+        with pytest.raises(ValueError, match=f"{budget} must be at least 1"):
+            Chat(**{budget: 0})
 
 
 def test_the_call_budget_refuses_the_turn_that_would_exceed_it():
@@ -118,9 +112,3 @@ def test_a_tokenizer_from_a_folder_counts_tokens(tmp_path):
     assert pickle.loads(pickle.dumps(env)).count_tokens("two words") == 2
     with pytest.raises(ValueError, match="tokenizer must be a folder"):
         Chat(max_tokens=10, tokenizer=str(tmp_path / "nothing" / "here"))
-
-
-@pytest.mark.parametrize("budget", ["max_turns", "max_calls", "max_total_calls", "max_tokens"])
-def test_budgets_are_at_least_one(budget):
-    with pytest.raises(ValueError, match=f"{budget} must be at least 1"):
-        Chat(**{budget: 0})

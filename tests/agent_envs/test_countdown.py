@@ -18,13 +18,6 @@ def make(numbers=(3, 5, 2), target=4, **arguments):
     return env
 
 
-def answer(expression):
-    return f"<think>x</think><answer>{expression}</answer>"
-
-
-# -- the game ----------------------------------------------------------------------------------------------------------
-
-
 @pytest.mark.parametrize(
     ("text", "value", "numbers"),
     [
@@ -72,37 +65,23 @@ def test_every_puzzle_is_solved_by_its_solution(split):
     assert counts == {3, 4}
 
 
-# -- the task ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("expression", "correct", "format"),
-    [
-        ("2 + 5 - 3", 1.0, 0.0),
-        ("(5 - 3) * 2", 1.0, 0.0),
-        ("-3 + 2 + 5", 1.0, 0.0),
-        ("2 + 5 + 3", 0.0, 0.1),
-        ("5 / 3 * 2", 0.0, 0.1),
-        ("2 + 2", 0.0, 0.0),  # right value, wrong numbers
-        ("5 - 3", 0.0, 0.0),
-        ("2 + 5 - 3 + 3 - 3", 0.0, 0.0),
-        ("3 / (5 - 5) + 2", 0.0, 0.0),
-        ("2 / (5 - 5)", 0.0, 0.0),
-        ("2 + 5 - 3 = 4", 0.0, 0.0),
-        ("4", 0.0, 0.0),
-        ("52 - 3", 0.0, 0.0),
-        ("the target", 0.0, 0.0),
-    ],
+RIGHT = "2 + 5 - 3", "(5 - 3) * 2", "-3 + 2 + 5"
+WRONG = "2 + 5 + 3", "5 / 3 * 2"
+NONE = (  # the first one has the right value, and wrong numbers
+    *("2 + 2", "5 - 3", "2 + 5 - 3 + 3 - 3", "3 / (5 - 5) + 2", "2 / (5 - 5)", "2 + 5 - 3 = 4", "4", "52 - 3"),
+    "the target",
 )
-def test_rewards_to_the_number(expression, correct, format):
-    _, reward, terminated, truncated, info = make().step(answer(expression))
-    assert info["reward_terms"] == {"correct": correct, "format": pytest.approx(format)}
-    assert reward == pytest.approx(correct + format) and terminated is True and truncated is False
-    assert info["success"] == correct and bool(info["problem"]) == (correct + format == 0)
 
 
-def test_a_turn_without_an_answer_earns_nothing():
-    _, reward, terminated, truncated, info = make().step("2 + 5 - 3")
+def test_rewards_to_the_number():
+    for expressions, correct, format in ((RIGHT, 1.0, 0.0), (WRONG, 0.0, 0.1), (NONE, 0.0, 0.0)):
+        for expression in expressions:
+            action = f"<think>x</think><answer>{expression}</answer>"
+            _, reward, terminated, truncated, info = make().step(action)
+            assert info["reward_terms"] == {"correct": correct, "format": pytest.approx(format)}, expression
+            assert reward == pytest.approx(correct + format) and terminated is True and truncated is False
+            assert info["success"] == correct and bool(info["problem"]) == (correct + format == 0)
+    _, reward, terminated, truncated, info = make().step("2 + 5 - 3")  # without an answer
     assert reward == 0.0 and terminated is True and truncated is False and info["correct"] == 0.0
 
 

@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from dataclasses import replace
+from unittest import mock
 
 import pytest
 
@@ -15,37 +16,26 @@ from agent_envs.data.question import paragraph_key
 
 datasets = pytest.importorskip("datasets")
 
+CONTEXT = {
+    "title": ["Nebelmeer", "Ada Kern"],
+    "sentences": [["Nebelmeer is a film.", " It is by Ada Kern."], ["Ada Kern directs.", " She is of Zürich."]],
+}
+FACTS = {"title": ["Nebelmeer", "Ada Kern"], "sent_id": [0, 1]}
+HOTPOT_ROW = {"answer": "Zürich", "type": "bridge", "level": "hard", "supporting_facts": FACTS, "context": CONTEXT}
 HOTPOT_ROWS = [
-    {
-        "id": f"5a{number}",
-        "question": f"Where was the director of Nebelmeer {number} born?",
-        "answer": "Zürich",
-        "type": "bridge",
-        "level": "hard",
-        "supporting_facts": {"title": ["Nebelmeer", "Ada Kern"], "sent_id": [0, 1]},
-        "context": {
-            "title": ["Nebelmeer", "Ada Kern"],
-            "sentences": [["Nebelmeer is a film.", " It is by Ada Kern."], ["Ada Kern directs.", " She is of Zürich."]],
-        },
-    }
+    HOTPOT_ROW | {"id": f"5a{number}", "question": f"Where was the director of Nebelmeer {number} born?"}
     for number in range(3)
 ]
+STEP = {"id": 1, "question": "Who?", "answer": "Ada Kern", "paragraph_support_idx": 0}
+PARAGRAPH = {"idx": 0, "title": "Nebelmeer", "paragraph_text": "By Ada Kern.", "is_supporting": True}
 MUSIQUE_ROW = {
-    "id": "2hop__1_2",
-    "question": "Where was the director of Nebelmeer born?",
-    "answer": "Zürich",
-    "answer_aliases": [],
-    "answerable": True,
-    "question_decomposition": [{"id": 1, "question": "Who?", "answer": "Ada Kern", "paragraph_support_idx": 0}],
-    "paragraphs": [{"idx": 0, "title": "Nebelmeer", "paragraph_text": "By Ada Kern.", "is_supporting": True}],
+    **{"id": "2hop__1_2", "question": "Where was the director of Nebelmeer born?", "answer": "Zürich"},
+    **{"answer_aliases": [], "answerable": True, "question_decomposition": [STEP], "paragraphs": [PARAGRAPH]},
 }
 
 POPQA_TRIPLE = {"subj": "Nebelmeer", "prop": "director", "obj": "Ada Kern"}
-TRIVIA_ROW = {
-    "question": "Who?",
-    "question_id": "tc_1",
-    "answer": {"value": "Ada Kern", "aliases": ["Kern"], "normalized_aliases": ["ada kern", "kern"]},
-}
+TRIVIA_ANSWER = {"value": "Ada Kern", "aliases": ["Kern"], "normalized_aliases": ["ada kern", "kern"]}
+TRIVIA_ROW = {"question": "Who?", "question_id": "tc_1", "answer": TRIVIA_ANSWER}
 
 
 @pytest.fixture(autouse=True)
@@ -70,10 +60,8 @@ def hotpot(tmp_path, monkeypatch):
     folder = tmp_path / "hotpot_qa"
     (folder / "distractor").mkdir(parents=True)
     datasets.Dataset.from_list(HOTPOT_ROWS).to_parquet(str(folder / "distractor" / "validation-00000-of-00001.parquet"))
-    card = (
-        "configs:\n- config_name: distractor\n  data_files:\n  - split: validation\n    path: distractor/validation-*\n"
-    )
-    (folder / "README.md").write_text(f"---\n{card}---\n")
+    files = "  data_files:\n  - split: validation\n    path: distractor/validation-*\n"
+    (folder / "README.md").write_text(f"---\nconfigs:\n- config_name: distractor\n{files}---\n")
     put_on_hub(monkeypatch, "hotpotqa", folder)
     return folder
 
@@ -81,32 +69,22 @@ def hotpot(tmp_path, monkeypatch):
 def test_hotpotqa_is_downloaded_once(hotpot, tmp_path, monkeypatch, capfd):
     benchmark = load_benchmark("hotpotqa", split="validation")
     assert benchmark.questions[1] == Question(
-        id="5a1",
-        question="Where was the director of Nebelmeer 1 born?",
-        answer="Zürich",
-        type="bridge",
-        supporting_titles=("Nebelmeer", "Ada Kern"),
+        id="5a1", question="Where was the director of Nebelmeer 1 born?", answer="Zürich", type="bridge",
+        supporting_titles=("Nebelmeer", "Ada Kern"), supporting_facts=(("Nebelmeer", 0), ("Ada Kern", 1)),
         supporting_paragraphs=tuple(paragraph_key(passage.text) for passage in benchmark.passages),
-        supporting_facts=(("Nebelmeer", 0), ("Ada Kern", 1)),
-    )
-    assert [passage.text for passage in benchmark.passages] == [
-        "Nebelmeer is a film. It is by Ada Kern.",
-        "Ada Kern directs. She is of Zürich.",
-    ]
+    )  # fmt: skip
+    assert [passage.text for passage in benchmark.passages] == ["".join(texts) for texts in CONTEXT["sentences"]]
     assert benchmark.source == f"hub:{hotpot}"
     assert "hotpotqa.validation" in capfd.readouterr().err, "a progress bar"
     cached = tmp_path / "cache" / "hotpotqa.validation"
-    assert sorted(path.name for path in cached.iterdir()) == [
-        "hotpotqa.validation.jsonl",
-        "origin.json",
-        "passages.jsonl",
-    ]
+    names = sorted(path.name for path in cached.iterdir())
+    assert names == ["hotpotqa.validation.jsonl", "origin.json", "passages.jsonl"]
     assert [path.name for path in cached.parent.iterdir()] == ["hotpotqa.validation"], "and nothing half-written"
 
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("downloaded twice"))
     hub._try_download.cache_clear()
-    assert load_benchmark("hotpotqa", split="validation", source="hub") == benchmark
-    assert load_benchmark("hotpotqa", split="validation", source="local") == benchmark
+    for source in ("hub", "local"):
+        assert load_benchmark("hotpotqa", split="validation", source=source) == benchmark
 
 
 def test_musique_and_two_wiki(tmp_path, monkeypatch):
@@ -155,30 +133,22 @@ def test_questions_without_passages(tmp_path, monkeypatch, name, row, golds):
         load_benchmark(name, split="validation")
 
 
-def test_the_source_names_the_revision(hotpot, monkeypatch):
+def test_the_source_names_the_revision_and_a_split_that_is_not_there_is_a_reason(hotpot, monkeypatch):
     monkeypatch.setattr(hub, "_reachable_revision", lambda repository: "1908d6afbbead072334abe2965f91bd2709910ab")
     assert load_benchmark("hotpotqa", split="validation").source == f"hub:{hotpot}@1908d6a"
+    with pytest.raises(DataUnavailable, match=r"the hub .*train"):
+        load_benchmark("hotpotqa", split="train")
 
 
 def test_a_failure_is_remembered(hotpot, monkeypatch):
-    tries = []
-
-    def fail(*arguments, **options):
-        tries.append(arguments)
-        raise ConnectionError("the cable is cut")
-
+    fail = mock.Mock(side_effect=ConnectionError("the cable is cut"))
     monkeypatch.setattr(datasets, "load_dataset", fail)
     for _ in range(3):
         with pytest.raises(DataUnavailable, match="ConnectionError: the cable is cut"):
             load_benchmark("hotpotqa", split="validation")
     with pytest.raises(FileNotFoundError, match="ConnectionError: the cable is cut"):
         load_benchmark("hotpotqa", split="validation", source="hub")
-    assert len(tries) == 1
-
-
-def test_a_split_that_is_not_there_is_a_reason(hotpot):
-    with pytest.raises(DataUnavailable, match=r"the hub .*train"):
-        load_benchmark("hotpotqa", split="train")
+    assert fail.call_count == 1
 
 
 def test_a_row_of_another_shape_leaves_no_trace_in_the_cache(tmp_path, monkeypatch):
@@ -209,9 +179,7 @@ def test_without_a_network_the_error_comes_at_once(tmp_path, settings):
     """In a process of its own, since these variables are read at import."""
     code = "from agent_envs.data import load_benchmark; load_benchmark('hotpotqa', split='train')"
     homes = {"HF_HOME": str(tmp_path / "home"), "AGENT_ENVS_CACHE": str(tmp_path / "cache")}
-    start = time.monotonic()
-    done = subprocess.run(
-        [sys.executable, "-c", code], env={**os.environ, **homes, **settings}, capture_output=True, text=True
-    )
+    start, environment = time.monotonic(), {**os.environ, **homes, **settings}
+    done = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True)
     assert "DataUnavailable" in done.stderr and "the hub (hotpotqa/hotpot_qa): " in done.stderr
     assert time.monotonic() - start < 15, "most of it importing; load_dataset by itself retries for 23 s"

@@ -8,45 +8,31 @@ import pytest
 from agent_envs.data import Question, load_benchmark
 from agent_envs.data.question import paragraph_key
 
-HOTPOT = {
-    "_id": "5a7",
-    "question": "Where was the director of Nebelmeer born?",
-    "answer": "Zürich",
-    "type": "bridge",
-    "level": "hard",
-    "supporting_facts": [["Nebelmeer", 0], ["Ada Kern", 0], ["Ada Kern", 1]],
-    "context": [
-        ["Nebelmeer", ["Nebelmeer is a film.", " It was directed by Ada Kern."]],
-        ["Ada Kern", ["Ada Kern is a director.", " She was born in Zürich."]],
-        ["Void", []],
-    ],
-}
-TWO_WIKI = {
-    **HOTPOT,
-    "type": "compositional",
-    "context": [
-        ["Nebelmeer", ["Nebelmeer is a film.", "It was directed by Ada Kern."]],
-        ["Ada Kern", ["Ada Kern was born in Zürich."]],
-    ],
-    "evidences": [["Nebelmeer", "director", "Ada Kern"], ["Ada Kern", "place of birth", "Zürich"]],
-    "answer_id": "Q72",
-}
-MUSIQUE = {
-    "id": "2hop__1_2",
-    "question": "Where was the director of Nebelmeer born?",
-    "answer": "Zürich",
-    "answer_aliases": ["Zurich"],
-    "answerable": True,
-    "question_decomposition": [
-        {"id": 1, "question": "Who directed Nebelmeer?", "answer": "Ada Kern", "paragraph_support_idx": 1},
-        {"id": 2, "question": "Where was #1 born?", "answer": "Zürich", "paragraph_support_idx": 2},
-    ],
-    "paragraphs": [
-        {"idx": 0, "title": "Ada Kern", "paragraph_text": "Ada Kern liked cats.", "is_supporting": False},
-        {"idx": 1, "title": "Nebelmeer", "paragraph_text": "Nebelmeer is by Ada Kern.", "is_supporting": True},
-        {"idx": 2, "title": "Ada Kern", "paragraph_text": "Ada Kern was born in Zürich.", "is_supporting": True},
-    ],
-}
+CONTEXT = [
+    ["Nebelmeer", ["Nebelmeer is a film.", " It was directed by Ada Kern."]],
+    ["Ada Kern", ["Ada Kern is a director.", " She was born in Zürich."]],
+    ["Void", []],
+]
+QUESTION = {"question": "Where was the director of Nebelmeer born?", "answer": "Zürich"}
+FACTS = [["Nebelmeer", 0], ["Ada Kern", 0], ["Ada Kern", 1]]
+HOTPOT = QUESTION | {"_id": "5a7", "type": "bridge", "level": "hard", "supporting_facts": FACTS, "context": CONTEXT}
+EVIDENCES = [["Nebelmeer", "director", "Ada Kern"], ["Ada Kern", "place of birth", "Zürich"]]
+TWO_WIKI = HOTPOT | {"type": "compositional", "evidences": EVIDENCES, "answer_id": "Q72"}
+TWO_WIKI["context"] = [
+    ["Nebelmeer", ["Nebelmeer is a film.", "It was directed by Ada Kern."]],
+    ["Ada Kern", ["Ada Kern was born in Zürich."]],
+]
+STEPS = [
+    {"id": 1, "question": "Who directed Nebelmeer?", "answer": "Ada Kern", "paragraph_support_idx": 1},
+    {"id": 2, "question": "Where was #1 born?", "answer": "Zürich", "paragraph_support_idx": 2},
+]
+PARAGRAPHS = [
+    {"idx": 0, "title": "Ada Kern", "paragraph_text": "Ada Kern liked cats.", "is_supporting": False},
+    {"idx": 1, "title": "Nebelmeer", "paragraph_text": "Nebelmeer is by Ada Kern.", "is_supporting": True},
+    {"idx": 2, "title": "Ada Kern", "paragraph_text": "Ada Kern was born in Zürich.", "is_supporting": True},
+]
+MUSIQUE = QUESTION | {"id": "2hop__1_2", "answer_aliases": ["Zurich"], "answerable": True, "paragraphs": PARAGRAPHS}
+MUSIQUE["question_decomposition"] = STEPS
 
 
 GOLD = ("Nebelmeer is a film. It was directed by Ada Kern.", "Ada Kern is a director. She was born in Zürich.")
@@ -62,6 +48,12 @@ def write_jsonl(path, *records):
     return path
 
 
+def write_passages(path):
+    """The gold paragraphs."""
+    rows = zip(("Nebelmeer", "Ada Kern"), GOLD, strict=True)
+    return write_jsonl(path, *({"id": str(i), "title": title, "text": text} for i, (title, text) in enumerate(rows)))
+
+
 def texts(benchmark):
     return [(passage.title, passage.text) for passage in benchmark.passages]
 
@@ -70,15 +62,10 @@ def test_hotpotqa(tmp_path):
     other = {**HOTPOT, "_id": "5a8", "question": "Who directed Nebelmeer?", "answer": "Ada Kern"}
     write_json(tmp_path / "hotpot_dev_distractor_v1.json", HOTPOT, other)
     benchmark = load_benchmark("hotpotqa", split="validation", data=tmp_path)
-    assert benchmark.questions[0] == Question(
-        id="5a7",
-        question="Where was the director of Nebelmeer born?",
-        answer="Zürich",
-        type="bridge",
-        supporting_titles=("Nebelmeer", "Ada Kern"),
-        supporting_paragraphs=tuple(map(paragraph_key, GOLD)),
-        supporting_facts=(("Nebelmeer", 0), ("Ada Kern", 0), ("Ada Kern", 1)),
-    )
+    support = {"supporting_titles": ("Nebelmeer", "Ada Kern"), "supporting_facts": tuple(map(tuple, FACTS))}
+    paragraphs = tuple(map(paragraph_key, GOLD))
+    expected = Question(id="5a7", **QUESTION, type="bridge", supporting_paragraphs=paragraphs, **support)
+    assert benchmark.questions[0] == expected
     assert [question.id for question in benchmark.questions] == ["5a7", "5a8"]
     assert texts(benchmark) == list(zip(("Nebelmeer", "Ada Kern"), GOLD, strict=True))
     assert benchmark.source == f"local:{tmp_path.name}/hotpot_dev_distractor_v1.json"
@@ -86,9 +73,8 @@ def test_hotpotqa(tmp_path):
 
 def test_two_wiki_with_and_without_its_aliases(tmp_path):
     path = write_json(tmp_path / "dev.json", TWO_WIKI)
-    with pytest.warns(
-        match=r"no question has an alias.* put id_aliases\.json, .*2wikimultihop\), beside the official file"
-    ):
+    advice = r"no question has an alias.* put id_aliases\.json, .*2wikimultihop\), beside the official file"
+    with pytest.warns(match=advice):
         benchmark = load_benchmark("2wikimultihopqa", split="validation", data=path)
     (question,) = benchmark.questions
     assert question.aliases == () and benchmark.source.endswith("/dev.json (without aliases)")
@@ -109,21 +95,14 @@ def test_two_wiki_with_and_without_its_aliases(tmp_path):
 @pytest.mark.parametrize("searched", [None, "corpus", "index"])
 def test_a_fullwiki_file_is_told_from_the_distractor_set(tmp_path, searched):
     """It has the same format, and contexts that a search found: most questions lack a gold paragraph."""
-    lacking = {**HOTPOT, "context": [HOTPOT["context"][0], ["Oslo", ["Oslo is a city."]]]}
+    lacking = {**HOTPOT, "context": [CONTEXT[0], ["Oslo", ["Oslo is a city."]]]}
     path = write_json(tmp_path / "hotpot_dev_fullwiki_v1.json", *[{**lacking, "_id": str(i)} for i in range(9)])
+    arguments = {"questions_only": True} if searched == "index" else {}
     if searched == "corpus":
-        texts = zip(("Nebelmeer", "Ada Kern"), GOLD, strict=True)
-        passages = [{"id": str(i), "title": title, "text": text} for i, (title, text) in enumerate(texts)]
-        write_jsonl(tmp_path / "wiki.jsonl", *passages)
+        arguments["corpus"] = write_passages(tmp_path / "wiki.jsonl")
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        benchmark = load_benchmark(
-            "hotpotqa",
-            split="validation",
-            data=tmp_path,
-            corpus=tmp_path / "wiki.jsonl" if searched == "corpus" else None,
-            questions_only=searched == "index",
-        )
+        benchmark = load_benchmark("hotpotqa", split="validation", data=tmp_path, **arguments)
     said = [str(warning.message) for warning in caught]
     if searched:
         assert not said and "lack" not in benchmark.source, "its contexts are not what is searched"
@@ -134,7 +113,7 @@ def test_a_fullwiki_file_is_told_from_the_distractor_set(tmp_path, searched):
 
 def test_a_gold_paragraph_that_is_missing_now_and_then_is_no_fullwiki_file(tmp_path):
     """And a title is the same with HTML entities and without."""
-    entities = [["Salt &amp; Sea", ["Salt & Sea is a film."]], HOTPOT["context"][1]]
+    entities = [["Salt &amp; Sea", ["Salt & Sea is a film."]], CONTEXT[1]]
     rows = [{**HOTPOT, "supporting_facts": [["Salt & Sea", 0]], "context": entities, "_id": str(i)} for i in range(30)]
     lacking = {**HOTPOT, "supporting_facts": [["Bern", 0]]}
     with warnings.catch_warnings():
@@ -163,9 +142,7 @@ def test_rows_without_contexts_are_searched_in_a_corpus(tmp_path, name, change):
     path = write_json(tmp_path / "dev.json", row)
     with pytest.raises(FileNotFoundError, match=r"passages\.jsonl to search in"):
         load_benchmark(name, split="validation", data=path)
-    texts = zip(("Nebelmeer", "Ada Kern"), GOLD, strict=True)
-    passages = [{"id": str(i), "title": title, "text": text} for i, (title, text) in enumerate(texts)]
-    write_jsonl(tmp_path / "passages.jsonl", *passages)
+    write_passages(tmp_path / "passages.jsonl")
     write_jsonl(tmp_path / "id_aliases.json", {"Q_id": "Q72", "aliases": ["Zurich"], "demonyms": []})
     benchmark = load_benchmark(name, split="validation", data=path)
     (question,) = benchmark.questions
@@ -176,18 +153,15 @@ def test_rows_without_contexts_are_searched_in_a_corpus(tmp_path, name, change):
 
 
 def test_musique(tmp_path):
-    unanswerable = {**MUSIQUE, "answerable": False, "paragraphs": [{**MUSIQUE["paragraphs"][0], "title": "Kern"}]}
+    unanswerable = {**MUSIQUE, "answerable": False, "paragraphs": [{**PARAGRAPHS[0], "title": "Kern"}]}
     write_jsonl(tmp_path / "musique_full_v1.0_train.jsonl", MUSIQUE, unanswerable)
     benchmark = load_benchmark("musique", split="train", data=tmp_path)
     (question,) = benchmark.questions
     assert question.golds == ("Zürich", "Zurich")
     assert question.supporting_titles == ("Nebelmeer", "Ada Kern")
-    assert question.supporting_paragraphs == (
-        paragraph_key("Nebelmeer is by Ada Kern."),
-        paragraph_key("Ada Kern was born in Zürich."),
-    )
+    assert question.supporting_paragraphs == tuple(paragraph_key(p["paragraph_text"]) for p in PARAGRAPHS[1:])
     assert question.supporting_facts is None and question.type is None
-    assert question.decomposition == tuple(MUSIQUE["question_decomposition"])
+    assert question.decomposition == tuple(STEPS)
     assert [title for title, _ in texts(benchmark)] == ["Ada Kern", "Nebelmeer", "Ada Kern", "Kern"]
 
 

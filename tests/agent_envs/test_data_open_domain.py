@@ -17,36 +17,20 @@ from agent_envs.tasks.qa_data import load as load_task
 
 ALONE = [name for name, entry in CATALOG.items() if not entry.own_passages]
 TRIVIA_ANSWER = {
-    "Aliases": ["Wilhelmstraße (street)", "Wilhelm Street"],
-    "MatchedWikiEntityName": "Wilhelmstraße",
-    "NormalizedAliases": ["wilhelm street", "wilhelmstraße street", "wilhelmstraße"],
-    "NormalizedValue": "wilhelmstraße",
-    "Type": "WikipediaEntity",
-    "Value": "Wilhelmstraße",
+    **{"Aliases": ["Wilhelmstraße (street)", "Wilhelm Street"], "MatchedWikiEntityName": "Wilhelmstraße"},
+    **{"NormalizedAliases": ["wilhelm street", "wilhelmstraße street", "wilhelmstraße"], "Type": "WikipediaEntity"},
+    **{"NormalizedValue": "wilhelmstraße", "Value": "Wilhelmstraße"},
 }
 TRIVIA = {"Answer": TRIVIA_ANSWER, "EntityPages": [], "Question": "Where is it?", "QuestionId": "tc_1"}
+HUB_NAMES = {"Aliases": "aliases", "NormalizedAliases": "normalized_aliases", "NormalizedValue": "normalized_value",
+             "Type": "type", "Value": "value"}  # fmt: skip
 TRIVIA_HUB = {
-    "question": "Where is it?",
-    "question_id": "tc_1",
-    "question_source": "http://example.org",
-    "entity_pages": {"title": []},
-    "answer": {
-        "aliases": TRIVIA_ANSWER["Aliases"],
-        "normalized_aliases": TRIVIA_ANSWER["NormalizedAliases"],
-        "normalized_value": "wilhelmstraße",
-        "type": "WikipediaEntity",
-        "value": "Wilhelmstraße",
-    },
+    **{"question": "Where is it?", "question_id": "tc_1", "question_source": "http://example.org"},
+    **{"entity_pages": {"title": []}, "answer": {there: TRIVIA_ANSWER[here] for here, there in HUB_NAMES.items()}},
 }
 POPQA = {
-    "id": 4222362,
-    "subj": "Ada Kern",
-    "prop": "occupation",
-    "obj": "director",
-    "subj_id": 1850297,
-    "s_wiki_title": "Ada Kern",
-    "s_pop": 142,
-    "question": "What is Ada Kern's occupation?",
+    **{"id": 4222362, "subj": "Ada Kern", "prop": "occupation", "obj": "director", "subj_id": 1850297, "s_pop": 142},
+    **{"s_wiki_title": "Ada Kern", "question": "What is Ada Kern's occupation?"},
     "possible_answers": '["director", "film \\"director\\""]',
 }
 GSM8K = {"question": "How many?", "answer": "She has 3*4=<<3*4=12>>12 boxes of 100.\n#### 1,200"}
@@ -116,12 +100,7 @@ def test_triviaqa(tmp_path, indent):
     verified = {**TRIVIA, "QuestionId": "tc_2", "Answer": {**TRIVIA_ANSWER, "HumanAnswers": ["W St"]}}
     write_trivia(tmp_path / "wikipedia-dev.json", TRIVIA, verified, indent=indent)
     first, second = load("triviaqa", tmp_path).questions
-    assert first == Question(
-        id="tc_1",
-        question="Where is it?",
-        answer="Wilhelmstraße",
-        aliases=("wilhelm street", "wilhelmstraße street", "wilhelmstraße"),
-    )
+    assert first == Question("tc_1", "Where is it?", "Wilhelmstraße", aliases=tuple(TRIVIA_ANSWER["NormalizedAliases"]))
     assert second.golds == (*first.golds, "W St")
     assert catalog.parse_triviaqa(TRIVIA_HUB) == (first, [])
 
@@ -138,13 +117,8 @@ def test_triviaqa_files_lie_in_a_folder_of_their_own(tmp_path):
 def test_popqa(tmp_path):
     write_table(tmp_path / "popQA.tsv", [POPQA], "\t")
     (question,) = load("popqa", tmp_path).questions
-    assert question == Question(
-        id="4222362",
-        question="What is Ada Kern's occupation?",
-        answer="director",
-        aliases=('film "director"',),
-        type="occupation",
-    )
+    rest = {"aliases": ('film "director"',), "type": "occupation"}
+    assert question == Question("4222362", POPQA["question"], "director", **rest)
     assert catalog.parse_popqa(POPQA) == (question, [])
     assert catalog.parse_popqa({**POPQA, "possible_answers": ["director", 'film "director"']}) == (question, [])
 
@@ -234,37 +208,28 @@ def test_paragraphs_in_flashrag_metadata_are_what_is_searched(tmp_path):
 
 
 def search_r1(source, number, **fields):
-    question = f"who made film {number}?"
+    prompt = [{"role": "user", "content": f"Answer the given question. Question: who made film {number}?\n"}]
     return {
-        "id": f"test_{number}",
-        "question": question,
-        "golden_answers": ["Ada Kern", "Kern"],
-        "data_source": source,
-        "prompt": [{"role": "user", "content": f"Answer the given question. Question: {question}\n"}],
-        "ability": "fact-reasoning",
-        "reward_model": {"style": "rule", "ground_truth": {"target": ["Ada Kern", "Kern"]}},
-        "extra_info": {"split": "test", "index": number},
-        **fields,
+        **{"id": f"test_{number}", "question": f"who made film {number}?", "golden_answers": ["Ada Kern", "Kern"]},
+        **{"data_source": source, "prompt": prompt, "ability": "fact-reasoning"},
+        **{"reward_model": {"style": "rule", "ground_truth": {"target": ["Ada Kern", "Kern"]}}},
+        **{"extra_info": {"split": "test", "index": number}, **fields},
     }
-
-
-def write_search_r1(path, rows):
-    if path.suffix == ".jsonl":
-        return write_jsonl(path, *rows)
-    pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
-    return path
 
 
 @pytest.mark.parametrize("extension", ["jsonl", "parquet"])
 def test_search_r1_has_several_benchmarks_in_a_file(tmp_path, extension):
     metadata = {"type": "bridge", "supporting_facts": {"title": ["Nebelmeer"], "sent_id": [0]}, "context": CONTEXT}
     rows = [
-        search_r1("nq", 0, metadata=None),
-        search_r1("hotpotqa", 1, metadata=metadata),
+        *(search_r1("nq", 0, metadata=None), search_r1("hotpotqa", 1, metadata=metadata)),
         search_r1("searchR1_hotpotqa", 2, metadata=metadata, golden_answers=None),
         search_r1("bamboogle", 3, metadata=None),
     ]
-    path = write_search_r1(tmp_path / f"test.{extension}", rows)
+    path = tmp_path / f"test.{extension}"
+    if extension == "jsonl":
+        write_jsonl(path, *rows)
+    else:
+        pyarrow.parquet.write_table(pyarrow.Table.from_pylist(rows), path)
     hotpot = load_benchmark("hotpotqa", split="validation", data=path)
     assert [question.id for question in hotpot.questions] == ["test_1", "test_2"] and len(hotpot.passages) == 3
     assert {question.golds for question in hotpot.questions} == {("Ada Kern", "Kern")}
@@ -273,43 +238,41 @@ def test_search_r1_has_several_benchmarks_in_a_file(tmp_path, extension):
     assert question == Question("test_0", "who made film 0?", "Ada Kern", aliases=("Kern",))
     with pytest.raises(ValueError, match=rf"test\.{extension}: there is no question of this benchmark in it"):
         load("musique", path)
-
-
-def test_search_r1_is_found_in_its_folder(tmp_path):
-    write_search_r1(tmp_path / "train.parquet", [search_r1("nq", 0), search_r1("popqa", 1)])
-    assert load("nq", tmp_path, "train").source == f"local:{tmp_path.name}/train.parquet"
-    write_jsonl(tmp_path / "NQ-open.train.jsonl", {"question": "who", "answer": ["x"]})
-    assert load("nq", tmp_path, "train").source == f"local:{tmp_path.name}/NQ-open.train.jsonl"
+    path.rename(tmp_path / f"train.{extension}")
+    if extension == "parquet":  # it is found in its folder, after the files of the authors
+        assert load("nq", tmp_path, "train").source == f"local:{tmp_path.name}/train.parquet"
+        write_jsonl(tmp_path / "NQ-open.train.jsonl", {"question": "who", "answer": ["x"]})
+        assert load("nq", tmp_path, "train").source == f"local:{tmp_path.name}/NQ-open.train.jsonl"
 
 
 @pytest.mark.parametrize(
-    ("name", "file", "rows", "message"),
+    ("name", "rows", "message"),
     [
-        ("nq", "a.jsonl", [{"question": "who"}], r"a\.jsonl:1 has no 'answer'"),
-        ("nq", "a.jsonl", [{"question": "who", "answer": ["x"]}, ["who"]], r"a\.jsonl:2: expected an object, got \["),
-        ("nq", "a.jsonl", [{"question": "who", "answer": "x"}], r"a\.jsonl:1: 'answer': expected a list, got 'x'"),
-        ("nq", "a.jsonl", [{"question": "who", "answer": []}], r"a\.jsonl:1: there is no answer"),
-        ("nq", "a.jsonl", [{"question": "who", "answer": ["", " \n"]}], r"a\.jsonl:1: there is no answer"),
-        ("nq", "a.jsonl", [{"question": "who", "answer": ["x", 3]}], r"a\.jsonl:1: expected answers .* got 3"),
-        ("nq", "a.jsonl", [{"question": 3, "answer": ["x"]}], r"a\.jsonl:1: 'question': expected a string, got 3"),
-        ("nq", "a.jsonl", [{"question": " ", "answer": ["x"]}], r"a\.jsonl:1: 'question' is empty"),
-        ("bamboogle", "a.jsonl", [{"Question": "Who?", "Answer": None}], r"a\.jsonl:1: expected answers .* got None"),
-        ("triviaqa", "a.jsonl", [TRIVIA, {**TRIVIA, "Answer": "x"}], r"a\.jsonl:2: expected an object, got 'x'"),
-        ("triviaqa", "a.jsonl", [{"Question": "Who?", "QuestionId": "1"}], r"a\.jsonl:1 has no 'answer'"),
-        ("popqa", "a.jsonl", [{**POPQA, "possible_answers": "[]"}], r"a\.jsonl:1: there is no answer"),
-        ("popqa", "a.jsonl", [{**POPQA, "possible_answers": "[3"}], r"a\.jsonl:1: 'possible_answers': Expecting"),
-        ("popqa", "a.jsonl", [{**POPQA, "possible_answers": '"x"'}], r"a\.jsonl:1: 'possible_answers': expected a li"),
-        ("gsm8k", "a.jsonl", [GSM8K, {**GSM8K, "answer": "#### x"}], r"a\.jsonl:2: 'answer': there is no number"),
-        ("gsm8k", "a.jsonl", [{**GSM8K, "answer": "42"}], r"a\.jsonl:1: 'answer': there is no number after ####"),
-        ("gsm8k", "a.jsonl", [{**GSM8K, "answer": None}], r"a\.jsonl:1: expected string"),
-        ("nq", "a.jsonl", [{**FLASHRAG, "golden_answers": []}], r"a\.jsonl:1: there is no answer"),
-        ("nq", "a.jsonl", [{"question": "who", "golden_answers": ["x"]}], r"a\.jsonl:1 has no 'id'"),
-        ("nq", "a.jsonl", [{**FLASHRAG, "metadata": {"supporting_facts": 3}}], r"a\.jsonl:1: "),
+        ("nq", [{"question": "who"}], r":1 has no 'answer'"),
+        ("nq", [{"question": "who", "answer": ["x"]}, ["who"]], r":2: expected an object, got \["),
+        ("nq", [{"question": "who", "answer": "x"}], r":1: 'answer': expected a list, got 'x'"),
+        ("nq", [{"question": "who", "answer": []}], r":1: there is no answer"),
+        ("nq", [{"question": "who", "answer": ["", " \n"]}], r":1: there is no answer"),
+        ("nq", [{"question": "who", "answer": ["x", 3]}], r":1: expected answers .* got 3"),
+        ("nq", [{"question": 3, "answer": ["x"]}], r":1: 'question': expected a string, got 3"),
+        ("nq", [{"question": " ", "answer": ["x"]}], r":1: 'question' is empty"),
+        ("bamboogle", [{"Question": "Who?", "Answer": None}], r":1: expected answers .* got None"),
+        ("triviaqa", [TRIVIA, {**TRIVIA, "Answer": "x"}], r":2: expected an object, got 'x'"),
+        ("triviaqa", [{"Question": "Who?", "QuestionId": "1"}], r":1 has no 'answer'"),
+        ("popqa", [{**POPQA, "possible_answers": "[]"}], r":1: there is no answer"),
+        ("popqa", [{**POPQA, "possible_answers": "[3"}], r":1: 'possible_answers': Expecting"),
+        ("popqa", [{**POPQA, "possible_answers": '"x"'}], r":1: 'possible_answers': expected a li"),
+        ("gsm8k", [GSM8K, {**GSM8K, "answer": "#### x"}], r":2: 'answer': there is no number"),
+        ("gsm8k", [{**GSM8K, "answer": "42"}], r":1: 'answer': there is no number after ####"),
+        ("gsm8k", [{**GSM8K, "answer": None}], r":1: expected string"),
+        ("nq", [{**FLASHRAG, "golden_answers": []}], r":1: there is no answer"),
+        ("nq", [{"question": "who", "golden_answers": ["x"]}], r":1 has no 'id'"),
+        ("nq", [{**FLASHRAG, "metadata": {"supporting_facts": 3}}], r":1: "),
     ],
 )
-def test_an_error_names_file_and_line(tmp_path, name, file, rows, message):
-    with pytest.raises(ValueError, match=message):
-        load(name, write_jsonl(tmp_path / file, *rows))
+def test_an_error_names_file_and_line(tmp_path, name, rows, message):
+    with pytest.raises(ValueError, match=rf"a\.jsonl{message}"):
+        load(name, write_jsonl(tmp_path / "a.jsonl", *rows))
 
 
 @pytest.mark.parametrize(
@@ -346,10 +309,8 @@ def test_a_split_that_does_not_exist_is_an_error_and_no_stand_in(tmp_path, name)
 def test_questions_without_passages_must_be_asked_for(tmp_path, name):
     row = {"id": "q1", "question": "Who?", "answer": "Ada Kern", "aliases": ["Kern"]}
     write_jsonl(tmp_path / f"{name}.validation.jsonl", row)
-    with pytest.raises(
-        FileNotFoundError,
-        match=r"passages\.jsonl to search in: .* corpus=; an environment also takes an index with index=",
-    ):
+    advice = r"passages\.jsonl to search in: .* corpus=; an environment also takes an index with index="
+    with pytest.raises(FileNotFoundError, match=advice):
         load_benchmark(name, split="validation", data=tmp_path)
     benchmark = load(name, tmp_path)
     assert benchmark.passages == () and benchmark.questions[0].golds == ("Ada Kern", "Kern")
@@ -373,29 +334,23 @@ def test_the_gold_is_right_by_the_metric_of_its_benchmark():
 
 def test_questions_without_ids_get_one_each(tmp_path):
     """NQ-open's ids are made from the questions: one that is asked twice is counted twice, as its script does."""
-    rows = [
-        {"question": question, "answer": [answer]} for question, answer in (("who", "A"), ("why", "B"), ("who", "C"))
-    ]
-    (tmp_path / "NQ-open.dev.jsonl").write_text("".join(json.dumps(row) + "\n" for row in [*rows, rows[0]]))
+    asked = ("who", "A"), ("why", "B"), ("who", "C"), ("who", "A")
+    write_jsonl(tmp_path / "NQ-open.dev.jsonl", *({"question": text, "answer": [answer]} for text, answer in asked))
     found = load("nq", tmp_path).questions
     assert [question.answer for question in found] == ["A", "B", "C", "A"]
     first = found[0].id
     assert [found[2].id, found[3].id] == [f"{first}-2", f"{first}-3"] and found[1].id != first
 
 
-@pytest.mark.parametrize("rows", [[TRIVIA, TRIVIA], [POPQA, POPQA], [FLASHRAG, FLASHRAG]])
-def test_two_questions_of_one_id_are_refused(tmp_path, rows):
-    name = "triviaqa" if rows[0] is TRIVIA else "popqa"
-    path = tmp_path / "a.jsonl"
-    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+@pytest.mark.parametrize("row", [TRIVIA, POPQA, FLASHRAG])
+def test_two_questions_of_one_id_are_refused(tmp_path, row):
     with pytest.raises(ValueError, match=r"a\.jsonl:2: the id .* is that of .*a\.jsonl:1 too"):
-        load(name, path)
+        load("triviaqa" if row is TRIVIA else "popqa", write_jsonl(tmp_path / "a.jsonl", row, row))
 
 
 @pytest.mark.parametrize("metadata", [[["T"]], [1.5], "bridge", {"metadata": ["T"]}])
 @pytest.mark.parametrize("name", ["nq", "hotpotqa"])
 def test_metadata_that_is_none_is_refused_by_the_name_of_its_file(tmp_path, name, metadata):
-    path = tmp_path / f"{name}.validation.jsonl"
-    path.write_text(json.dumps({**FLASHRAG, "metadata": metadata}) + "\n")
+    path = write_jsonl(tmp_path / f"{name}.validation.jsonl", {**FLASHRAG, "metadata": metadata})
     with pytest.raises(ValueError, match=rf"{re.escape(str(path))}.*'metadata': expected an object"):
         locate(path, name, "validation", None)

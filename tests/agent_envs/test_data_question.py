@@ -11,15 +11,12 @@ from hypothesis import strategies as st
 from agent_envs.data import Question, read_questions
 from agent_envs.data.question import question_from_row
 
+FIELDS = {"id": "q1", "question": "Where was the director of Nebelmeer born?", "answer": "Zürich", "type": "bridge"}
+STEP = {"question": "Who directed Nebelmeer?", "answer": "Ada Kern"}
 ROW = {
-    "id": "q1",
-    "question": "Where was the director of Nebelmeer born?",
-    "answer": "Zürich",
-    "aliases": ["Zurich"],
-    "type": "bridge",
-    "supporting_titles": ["Nebelmeer", "Ada Kern"],
+    **FIELDS,
+    **{"aliases": ["Zurich"], "supporting_titles": ["Nebelmeer", "Ada Kern"], "decomposition": [STEP]},
     "supporting_facts": [["Nebelmeer", 0], ["Ada Kern", 2]],
-    "decomposition": [{"question": "Who directed Nebelmeer?", "answer": "Ada Kern"}],
 }
 
 
@@ -30,16 +27,8 @@ def write(path, *rows):
 
 def test_every_field_is_read(tmp_path):
     (question,) = read_questions(write(tmp_path / "q.jsonl", ROW))
-    assert question == Question(
-        id="q1",
-        question="Where was the director of Nebelmeer born?",
-        answer="Zürich",
-        aliases=("Zurich",),
-        type="bridge",
-        supporting_titles=("Nebelmeer", "Ada Kern"),
-        supporting_facts=(("Nebelmeer", 0), ("Ada Kern", 2)),
-        decomposition=({"question": "Who directed Nebelmeer?", "answer": "Ada Kern"},),
-    )
+    rest = {"supporting_facts": (("Nebelmeer", 0), ("Ada Kern", 2)), "decomposition": (STEP,)}
+    assert question == Question(**FIELDS, aliases=("Zurich",), supporting_titles=("Nebelmeer", "Ada Kern"), **rest)
     assert question.golds == ("Zürich", "Zurich")
     assert pickle.loads(pickle.dumps(question)) == question
     assert {question: 1}[question] == 1
@@ -100,7 +89,6 @@ def test_any_row_is_a_question_or_a_value_error(change):
 
 def test_two_questions_of_one_id_are_refused(tmp_path):
     path = write(tmp_path / "q.jsonl", ROW, {**ROW, "id": "other"}, {**ROW, "question": "Who?"})
-    with pytest.raises(
-        ValueError, match=r"q\.jsonl:3: the id '.*' is that of q\.jsonl:1 too: give every question an id"
-    ):
+    message = r"q\.jsonl:3: the id '.*' is that of q\.jsonl:1 too: give every question an id"
+    with pytest.raises(ValueError, match=message):
         read_questions(path)

@@ -62,11 +62,8 @@ def test_auto_ends_in_data_unavailable(tmp_path):
     with pytest.raises(DataUnavailable) as caught:
         load()
     error = caught.value
-    assert [place for place, _ in error.tried] == [
-        "$AGENT_ENVS_DATA",
-        f"the cache {tmp_path / 'cache'}",
-        "the hub (hotpotqa/hotpot_qa)",
-    ]
+    places = ["$AGENT_ENVS_DATA", f"the cache {tmp_path / 'cache'}", "the hub (hotpotqa/hotpot_qa)"]
+    assert [place for place, _ in error.tried] == places
     assert [reason for _, reason in error.tried][::2] == ["it is not set", "no network here"]
     assert str(pickle.loads(pickle.dumps(error))) == str(error)
 
@@ -75,37 +72,31 @@ def test_auto_ends_in_data_unavailable(tmp_path):
     ("source", "places"),
     [("local", ["$AGENT_ENVS_DATA: it is not set", "the cache"]), ("hub", ["the cache", "the hub", "no network here"])],
 )
-def test_a_source_that_was_named_is_never_replaced(source, places):
+def test_a_source_that_was_named_is_never_replaced(source, places, tmp_path):
     with pytest.raises(FileNotFoundError) as caught:
         load(source=source)
     assert "validation split of HotpotQA was found nowhere" in str(caught.value)
     assert all(place in str(caught.value) for place in places)
     assert ("the hub" in str(caught.value)) != (source == "local")
+    with pytest.raises(FileNotFoundError, match="found nowhere"):  # nor by a stand-in where a corpus has no questions
+        load(corpus=make_folder(tmp_path / "corpus"))
 
 
 def test_what_was_named_must_be_there(tmp_path, monkeypatch):
     make_cached(tmp_path)
-    with pytest.raises(FileNotFoundError, match=r"there is no .*typo"):
-        load(data=tmp_path / "typo")
     (tmp_path / "empty").mkdir()
-    with pytest.raises(
-        FileNotFoundError, match=r"data=: .*empty holds none of hotpotqa\.validation\.jsonl, hotpot_dev"
+    files = r"data=: .*empty holds none of hotpotqa\.validation\.jsonl, hotpot_dev"
+    for arguments, message in (
+        ({"data": tmp_path / "typo"}, r"there is no .*typo"),
+        ({"data": tmp_path / "empty"}, files),
+        ({"corpus": tmp_path / "typo"}, r"there is no .*typo to search in"),
     ):
-        load(data=tmp_path / "empty")
-    with pytest.raises(FileNotFoundError, match=r"there is no .*typo to search in"):
-        load(corpus=tmp_path / "typo")
+        with pytest.raises(FileNotFoundError, match=message):
+            load(**arguments)
     monkeypatch.setenv("AGENT_ENVS_DATA", str(tmp_path / "typo"))
     with pytest.raises(FileNotFoundError, match=r"\$AGENT_ENVS_DATA must name a folder"):
         load()
-
-
-def test_a_corpus_without_questions_ends_in_an_error_not_in_a_stand_in(tmp_path):
-    with pytest.raises(FileNotFoundError, match="found nowhere"):
-        load(corpus=make_folder(tmp_path / "corpus"))
-
-
-def test_a_broken_file_is_an_error_wherever_it_lies(tmp_path, monkeypatch):
-    folder = make_folder(tmp_path / "named")
+    folder = make_folder(tmp_path / "named")  # a broken file is an error wherever it lies
     (folder / "hotpotqa.validation.jsonl").write_text('{"id": "q1", "question": "Who?"}\n')
     monkeypatch.setenv("AGENT_ENVS_DATA", str(folder))
     with pytest.raises(ValueError, match=r"hotpotqa\.validation\.jsonl:1: the row has no 'answer'"):
@@ -167,17 +158,11 @@ def test_the_warning_says_what_it_is_not_and_how_to_get_it(name):
     with pytest.raises(DataUnavailable) as caught:
         load_benchmark(name, split="validation")
     text, entry = stand_in_warning(caught.value), CATALOG[name]
-    assert text.startswith(f"THIS IS NOT {entry.title.upper()}.")
-    for part in (
-        f"NOT a score on {entry.title}",
-        "MiniWiki",
-        "AGENT_ENVS_DATA=FOLDER",
-        "data=FOLDER",
-        "no network here",
-    ):
+    assert text.startswith(f"THIS IS NOT {entry.title.upper()}.") and f"NOT a score on {entry.title}" in text
+    for part in ("MiniWiki", "AGENT_ENVS_DATA=FOLDER", "data=FOLDER", "no network here", 'source="local"'):
         assert part in text
     assert f"{name}.validation.jsonl" in text and entry.official_files["validation"][0] in text
-    assert ("no passages of its own" in text) != entry.own_passages and 'source="local"' in text
+    assert ("no passages of its own" in text) != entry.own_passages
 
 
 @pytest.mark.parametrize("place", ["hotpot_dev_distractor_v1.json", "hotpotqa.validation.jsonl"])
@@ -191,7 +176,7 @@ def test_what_is_no_file_of_the_benchmark_is_named_before_its_passages_are_misse
         load(data=tmp_path, corpus=tmp_path / "corpus" if searched else None)
 
 
-def test_one_file_for_both_splits_is_said(tmp_path):
+def test_one_file_for_both_splits_is_said_and_a_corpus_goes_without_an_index(tmp_path):
     make_folder(tmp_path)
     file = tmp_path / "hotpotqa.validation.jsonl"
     with pytest.warns(UserWarning, match="has the questions of both splits: what is trained on is evaluated on too"):
@@ -199,9 +184,5 @@ def test_one_file_for_both_splits_is_said(tmp_path):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         qa_data.load("hotpotqa", split="validation", data=str(file))
-
-
-def test_a_corpus_or_an_index(tmp_path):
-    make_folder(tmp_path)
     with pytest.raises(ValueError, match="give corpus= or index=, not both"):
         qa_data.load("hotpotqa", split="validation", data=str(tmp_path), corpus=str(tmp_path), index="index")

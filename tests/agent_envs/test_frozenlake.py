@@ -14,37 +14,28 @@ from agent_envs.tasks.frozenlake import FrozenLakeEnv
 ROWS = ["SFFF", "FHFH", "FFFH", "HFFG"]
 
 
-def make(rows=None, **arguments):
-    env = FrozenLakeEnv(**arguments)
+def make():
+    env = FrozenLakeEnv(slippery=False)
     env.reset(seed=0)
-    if rows:
-        env.rows, env.lake = rows, Lake(desc=rows, is_slippery=env.slippery)
-        env.lake.reset(seed=0)
+    env.rows, env.lake = ROWS, Lake(desc=ROWS, is_slippery=False)
+    env.lake.reset(seed=0)
     return env
 
 
-def say(*actions):
-    return f"<think>x</think><answer>{' || '.join(actions)}</answer>"
-
-
-def start(rows):
-    return next((r, row.index("S")) for r, row in enumerate(rows) if "S" in row)
-
-
-# -- the game ----------------------------------------------------------------------------------------------------------
+def walk(env, *actions):
+    return env.step(f"<think>x</think><answer>{' || '.join(actions)}</answer>")
 
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_every_goal_can_be_reached_in_time(split):
-    for seed in range(200):
+    for seed in range(100):
         rows = frozenlake.generate(random.Random(seed), 4, 0.8, 10, split)
         assert sum(row.count("S") for row in rows) == sum(row.count("G") for row in rows) == 1
-        r, c = start(rows)
+        r, c = next((r, row.index("S")) for r, row in enumerate(rows) if "S" in row)
         for action in frozenlake.shortest_path(rows, (r, c)):
             r, c = r + frozenlake.STEPS[action][0], c + frozenlake.STEPS[action][1]
             assert rows[r][c] != "H"
-        assert rows[r][c] == "G"
-        assert split_of(canonical_form(rows)) == split
+        assert rows[r][c] == "G" and split_of(canonical_form(rows)) == split
 
 
 def test_directions_are_those_of_gymnasium():
@@ -94,20 +85,12 @@ def test_best_plan_is_the_best_of_all_plans():
         assert value == pytest.approx(chance(lake, 5, turns, left, longest))
 
 
-# -- the task ----------------------------------------------------------------------------------------------------------
-
-
-def test_reaching_the_goal_pays_one():
-    env = make(ROWS, slippery=False)
-    _, reward, terminated, truncated, info = env.step(say("Down", "Down", "Right", "Down", "Right"))
+def test_reaching_the_goal_pays_one_and_a_hole_ends_the_walk():
+    env = make()
+    _, reward, terminated, truncated, info = walk(env, "Down", "Down", "Right", "Down", "Right")
     assert reward == 0.0 and not terminated and not truncated
-    observation, reward, terminated, truncated, info = env.step(say("Right", "Right"))
-    assert reward == 1.0 and terminated is True and truncated is False
+    observation, reward, terminated, truncated, info = walk(env, "Right", "Right")
+    assert reward == 1.0 and terminated is True and truncated is False and "√" in observation
     assert info["reward_terms"] == {"goal": 1.0, "invalid": 0.0} and info["moves"] == 1.0 and info["success"] == 1.0
-    assert "√" in observation
-
-
-def test_a_hole_ends_the_walk_and_pays_nothing():
-    env = make(ROWS, slippery=False)
-    observation, reward, terminated, _, info = env.step(say("Right", "Down", "Down"))
+    observation, reward, terminated, _, info = walk(make(), "Right", "Down", "Down")
     assert reward == 0.0 and terminated is True and info["hole"] == 1.0 and info["moves"] == 2.0 and "X" in observation

@@ -26,10 +26,8 @@ def test_gymnasiums_own_vectors_say_what_ours_says(small):
     assert play(AsyncVectorEnv([make] * 2, shared_memory=False)) == expected
     assert play(gymnasium.make_vec(ID, num_envs=2, vectorization_mode="sync", **small)) == expected
     unshared = {"shared_memory": False}
-    assert (
-        play(gymnasium.make_vec(ID, num_envs=2, vectorization_mode="async", vector_kwargs=unshared, **small))
-        == expected
-    )
+    made = gymnasium.make_vec(ID, num_envs=2, vectorization_mode="async", vector_kwargs=unshared, **small)
+    assert play(made) == expected
     with pytest.raises(ValueError, match="shared_memory=False"):
         AsyncVectorEnv([make] * 2)
 

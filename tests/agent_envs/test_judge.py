@@ -17,7 +17,7 @@ class Endpoint(ThreadingHTTPServer):
 
     def __init__(self):
         super().__init__(("127.0.0.1", 0), Handler)
-        self.replies, self.asked, self.headers, self.paths = ["yes"], [], [], []
+        self.replies, self.asked, self.keys, self.paths = ["yes"], [], [], []
         self.url = f"http://127.0.0.1:{self.server_port}/v1"
 
     @property
@@ -29,16 +29,14 @@ class Handler(BaseHTTPRequestHandler):
     def do_POST(self):
         server = self.server
         server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        server.headers.append({name.lower(): value for name, value in self.headers.items()})
+        server.keys.append(self.headers["Authorization"])
         server.paths.append(self.path)
         reply = server.replies.pop(0) if len(server.replies) > 1 else server.replies[0]
-        said = (
-            reply if isinstance(reply, bytes) else json.dumps({"choices": [{"message": {"content": reply}}]}).encode()
-        )
         self.send_response(reply if isinstance(reply, int) else 200)
         self.send_header("Content-Type", "application/json")
         self.end_headers()
-        self.wfile.write(said)
+        said = {"choices": [{"message": {"content": reply}}]}
+        self.wfile.write(reply if isinstance(reply, bytes) else json.dumps(said).encode())
 
     def log_message(self, *arguments):
         pass
@@ -62,35 +60,37 @@ def judge(endpoint, monkeypatch):
     return Judge(endpoint.url + "/", "small", timeout=10.0)
 
 
-@pytest.mark.parametrize(
-    ("said", "verdict"),
-    [
-        ("yes", 1.0),
-        ("No.", 0.0),
-        ("**no**", 0.0),
-        ("Yes, no doubt.", 1.0),
-        ("Yes\n\nThe proposed answer means the same.", 1.0),
-        ("No – it is another.", 0.0),
-        ("<think>Is it yes or no?</think>\n\nno", 0.0),
-        ([{"type": "text", "text": "no"}], 0.0),
-        ("Well, yes and no", None),
-        ("<think>I must decide yes or no. The", None),
-        ("No doubt: yes", None),
-    ],
-)
+VERDICTS = {
+    1.0: ("yes", "Yes, no doubt.", "Yes\n\nThe proposed answer means the same."),
+    0.0: (
+        "No.",
+        "**no**",
+        "No – it is another.",
+        "<think>Is it yes or no?</think>\n\nno",
+        [{"type": "text", "text": "no"}],
+    ),
+    None: ("Well, yes and no", "<think>I must decide yes or no. The", "No doubt: yes"),
+}
+
+
+@pytest.mark.parametrize(("said", "verdict"), [(said, verdict) for verdict in VERDICTS for said in VERDICTS[verdict]])
 def test_a_reply_begins_with_the_verdict(endpoint, judge, said, verdict):
     endpoint.replies = [said]
     assert judge("Who?", ["Ann"], "Anne") == verdict and type(judge("Who?", ["Ann"], "Anne")) is type(verdict)
     assert len(endpoint.asked) == (3 if verdict is None else 1)
 
 
-def test_what_is_asked(endpoint, judge):
+def test_what_is_asked_and_how_long_is_waited(endpoint, judge, monkeypatch):
     judge("Who {directed} it?", ["Ann Lee", "A. Lee"], "Anne")
     (request,) = endpoint.asked
     assert endpoint.paths == ["/v1/chat/completions"]
     assert (request["model"], request["temperature"]) == ("small", 0)
     for part in ("<question>Who {directed} it?</question>", "Ann Lee | A. Lee", "<proposed>Anne</proposed>"):
         assert part in endpoint.prompts[0]
+    seen, make = [], openai.OpenAI
+    monkeypatch.setattr(openai, "OpenAI", lambda **options: seen.append(options) or make(**options))
+    Judge(endpoint.url, "small", timeout=7.0)("Who is it?", ["Ann"], "Anne")
+    assert seen[0]["timeout"] == 7.0
 
 
 @pytest.mark.parametrize("hiccup", [500, 429, "perhaps", None])
@@ -112,7 +112,7 @@ def test_an_endpoint_that_does_not_answer_gives_no_score(endpoint, judge, reply,
     assert judge("Who?", ["Ann"], "Anne") == 1.0  # a failure is not remembered
 
 
-def test_a_server_that_is_not_there(endpoint):
+def test_what_is_no_server_or_cannot_be_asked(endpoint, monkeypatch):
     with pytest.raises(RuntimeError, match="does not answer: APIConnectionError"):
         Judge("http://127.0.0.1:9/v1", "small", retries=0)("Who?", ["Ann"], "Anne")
     with pytest.raises(RuntimeError, match="does not answer: InvalidURL"):
@@ -120,9 +120,6 @@ def test_a_server_that_is_not_there(endpoint):
     for url in ("127.0.0.1:9/v1", "file:///etc", None):
         with pytest.raises(ValueError, match="url must begin with http:// or https://"):
             Judge(url, "small")
-
-
-def test_without_the_openai_package_it_says_what_to_install(monkeypatch):
     monkeypatch.setattr("agent_envs.judge.find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"pip install 'agent-r1-envs\[api\]'"):
         Judge("http://127.0.0.1:9/v1", "small")
@@ -137,22 +134,14 @@ def test_equal_questions_are_asked_once_of_each_model(endpoint, judge):
     assert judge("Who?", ["Cal"], "Bob") == 0.0 and len(endpoint.asked) == 5  # another reference answer
 
 
-def test_the_client_waits_as_long_as_it_is_told(endpoint, monkeypatch):
-    seen, make = [], openai.OpenAI
-    monkeypatch.setattr(openai, "OpenAI", lambda **options: seen.append(options) or make(**options))
-    Judge(endpoint.url, "small", timeout=7.0)("Who is it?", ["Ann"], "Anne")
-    assert seen[0]["timeout"] == 7.0
-
-
 def test_the_key_comes_from_the_environment(endpoint, monkeypatch):
     monkeypatch.setenv("JUDGE_KEY", "secret\n")  # as it is read from a file
     judge = Judge(endpoint.url, "small", key_variable="JUDGE_KEY")
     judge("Who?", ["Ann"], "Anne")
-    assert endpoint.headers[0]["authorization"] == "Bearer secret"
     assert b"secret" not in pickle.dumps(judge)
     monkeypatch.setenv("JUDGE_KEY", "\n")
     judge("Who?", ["Ann"], "Bob")
-    assert endpoint.headers[1]["authorization"] == "Bearer none"
+    assert endpoint.keys == ["Bearer secret", "Bearer none"]
 
 
 def test_a_prediction_cannot_leave_its_place(endpoint, judge):
@@ -179,18 +168,13 @@ def test_an_environment_with_a_judge_has_its_term(endpoint, small):
     assert info["judge_unclear"] == 0.0
 
 
-def test_an_unclear_verdict_is_that_episodes_alone(endpoint, small):
+def test_an_unclear_verdict_is_that_episodes_alone_and_without_an_answer_there_is_none(endpoint, small):
     endpoint.replies = ["it depends", "it depends", "it depends", "yes"]
-    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small, judge={"url": endpoint.url, "model": "small"})
+    asked = {"url": endpoint.url, "model": "small"}
+    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", **small, max_turns=1, judge=asked)
     infos = [(env.reset(seed=0), env.step(f"<answer>{name}</answer>"))[1][4] for name in ("one", "two")]
     assert [(info["judged"], info["judge_unclear"]) for info in infos] == [(0.0, 1.0), (1.0, 0.0)]
     assert infos[0]["reward_terms"]["judge"] == 0.0
-
-
-def test_a_turn_that_runs_out_without_an_answer_is_not_judged(endpoint, small):
-    env = gymnasium.make(
-        "AgentR1/MiniWiki-Easy-v0", **small, max_turns=1, judge={"url": endpoint.url, "model": "small"}
-    )
     env.reset(seed=0)
     _, _, _, truncated, info = env.step("<search>a town</search>")
-    assert truncated and info["judged"] == 0.0 and not endpoint.asked
+    assert truncated and info["judged"] == 0.0 and len(endpoint.asked) == 4

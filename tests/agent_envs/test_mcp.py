@@ -26,7 +26,7 @@ pytest.importorskip("mcp")
 
 SEED = int(os.environ.get("ATTACK_SEED", "0"))
 
-SERVER = '''
+SERVER = """
 import os, sys
 import anyio
 from mcp.server import MCPServer
@@ -34,46 +34,36 @@ from mcp.server import MCPServer
 server = MCPServer("toys", log_level="CRITICAL")
 notes = []
 
-@server.tool()
 def add(a: int, b: int = 2) -> int:
-    """Add two numbers."""
+    "Add two numbers."
     return a + b
 
-@server.tool()
 def note(text: str, tags: list[str] | None = None) -> str:
-    """Keep a note."""
     notes.append(text)
     return f"{len(notes)} {text} {tags}"
 
-@server.tool()
 def broken(why: str) -> str:
-    """Fail."""
     raise ValueError(why)
 
-@server.tool()
 async def sleep(seconds: float) -> str:
-    """Sleep."""
     await anyio.sleep(seconds)
     return "awake"
 
-@server.tool()
 def flood() -> str:
-    """Say much."""
     return "x" * 1_000_000
 
-@server.tool()
 def who() -> int:
-    """Tell the process."""
     return os.getpid()
 
-@server.tool()
 def die() -> str:
-    """Die."""
     os._exit(1)
 
+for tool in (add, note, broken, sleep, flood, who, die):
+    server.tool()(tool)
 server.run("streamable-http", port=int(sys.argv[1])) if len(sys.argv) > 1 else server.run()
-'''
+"""
 NAMES = ["add", "note", "broken", "sleep", "flood", "who", "die"]
+ANY = {"type": "object"}
 
 
 @pytest.fixture(scope="module")
@@ -108,21 +98,17 @@ def test_calls_with_typed_arguments(tools):
     assert call(tools, "add", a=1, b=-4).text == "-3"
     assert call(tools, "note", text="Zürich 🦊", tags=["a", "b"]).text.endswith("Zürich 🦊 ['a', 'b']")
     assert tools["add"].execute_batch([{"a": 5}])[0].text == "7"
-    assert [result.text for result in tools["add"].execute_batch([{"a": i} for i in range(20)])] == [
-        str(i + 2) for i in range(20)
-    ]
+    results = tools["add"].execute_batch([{"a": i} for i in range(20)])
+    assert [result.text for result in results] == [str(i + 2) for i in range(20)]
 
 
-def test_wrong_arguments_are_the_agents_mistake(tools):
-    result = call(tools, "add", a="one")
-    assert (result.ok, result.fault) == (False, False) and "'one' is not of type 'integer'" in result.text
-    result = tools["add"].execute_batch([{"a": "one"}])[0]  # the server itself finds so too
-    assert (result.ok, result.fault) == (False, False) and "valid integer" in result.text
-
-
-def test_a_tool_that_raises_and_one_that_floods(tools):
-    result = call(tools, "broken", why="because")
-    assert (result.ok, result.fault) == (False, False) and "broken" in result.text
+def test_what_is_the_agents_mistake_and_a_flood(tools):
+    for result, problem in (
+        (call(tools, "add", a="one"), "'one' is not of type 'integer'"),
+        (tools["add"].execute_batch([{"a": "one"}])[0], "valid integer"),  # the server itself finds so too
+        (call(tools, "broken", why="because"), "broken"),
+    ):
+        assert (result.ok, result.fault) == (False, False) and problem in result.text
     assert len(tools["flood"].execute_batch([{}])[0].text) == 1_000_000
     assert len(call(tools, "flood").text) < 21_000 and "1000000 characters" in call(tools, "flood").text
 
@@ -187,7 +173,7 @@ def test_environments_over_a_server_make_a_vector_and_keep_their_promises(comman
     vector.reset(seed=0)
     observations, *_ = vector.step([f'<add>{{"a": {i}}}</add>' for i in range(3)])
     assert observations == tuple(f"<information>{i + 2}</information>" for i in range(3))
-    check_agent_env(Digit(tools["add"]), steps=20)
+    check_agent_env(Digit(tools["add"]), steps=6)
 
 
 def test_a_server_on_the_network(command):
@@ -245,60 +231,69 @@ for line in sys.stdin:
 
 
 @pytest.fixture
-def raw(tmp_path):
-    """A command for a server that lists tools of one schema and answers no call, in any manner."""
-    script = tmp_path / "raw.py"
+def mount_raw(tmp_path):
+    """Mounts a server that lists tools of one schema and answers no call, in any manner."""
+    script, mounted = tmp_path / "raw.py", []
     script.write_text(RAW)
-    return lambda schema, names="x", *manner: [sys.executable, str(script), json.dumps(schema), names, *manner]
+
+    def mount_raw(*manner, schema=ANY, **options):
+        mounted.extend(mount([sys.executable, str(script), json.dumps(schema), "x", *manner], **options))
+        return mounted[-1]
+
+    yield mount_raw
+    for tool in mounted:
+        tool.connection.close()
 
 
 def descendants() -> set[int]:
     return {process.pid for process in psutil.Process().children(recursive=True)}
 
 
+def lives(pid: int) -> bool:
+    return psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"
+
+
 @pytest.mark.parametrize(
-    ("schema", "reason"),
+    ("x", "reason"),
     [
-        ({"type": "object", "properties": {"a": {"$ref": "http://127.0.0.1:9/a"}}}, "refers to 'http://127.0.0.1:9/a'"),
-        ({"type": "object", "properties": {"a": {"type": "strng"}}}, "'strng' is not valid"),
-        ({"type": "object", "properties": {"a": {"pattern": "("}}}, "unclosed group"),
+        ({"$ref": "http://127.0.0.1:9/a"}, "refers to 'http://127.0.0.1:9/a'"),
+        ({"type": "strng"}, "'strng' is not valid"),
+        ({"pattern": "("}, "unclosed group"),
     ],
 )
-def test_a_tool_with_a_hostile_schema_is_refused_when_it_is_mounted(raw, schema, reason):
+def test_a_tool_with_a_hostile_schema_is_refused_when_it_is_mounted(mount_raw, x, reason):
     with pytest.raises(ValueError, match=f"the server's tool 'x' cannot be used: .*{reason}"):
-        mount(raw(schema))
+        mount_raw(schema={"type": "object", "properties": {"a": x}})
 
 
-def test_a_list_of_tools_without_end_is_given_up(raw):
+def test_a_list_of_tools_without_end_is_given_up(mount_raw):
     with pytest.raises(ConnectionError, match="goes on after 100 pages"):
-        mount(raw({"type": "object"}, "x", "endless"))
+        mount_raw("endless")
 
 
-def test_a_server_that_falls_silent_is_ended_with_all_that_it_started(raw, monkeypatch):
+def test_a_server_that_falls_silent_is_ended_with_all_that_it_started(mount_raw, monkeypatch):
     """The program leaves at once when its input is closed; its child, which nobody told, does not."""
     monkeypatch.setattr(mounted, "_PROBE", 0.5)
     before = descendants()
-    (tool,) = mount(raw({"type": "object"}, "x", "child", "late"), timeout=0.5)
+    tool = mount_raw("child", "late", timeout=0.5)
     started = descendants() - before
     assert len(started) == 2
     assert tool.execute_batch([{}])[0].fault
-    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in started)
-    tool.connection.close()
+    assert not any(map(lives, started))
 
 
-def test_a_child_with_an_environment_of_its_own_is_ended_too(raw):
+def test_a_child_with_an_environment_of_its_own_is_ended_too(mount_raw):
     """Such as one that `env -i setsid` started: it carries no mark of ours, and leaves the process group."""
     before = descendants()
-    (tool,) = mount(raw({"type": "object"}, "x", "child", "unmarked"))
+    tool = mount_raw("child", "unmarked")
     started = descendants() - before
     assert len(started) == 2
     tool.connection.close()
-    assert not any(psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie" for pid in started)
+    assert not any(map(lives, started))
 
 
-def test_what_a_program_writes_as_errors_steers_no_terminal_and_has_an_end(raw, capfd):
-    (tool,) = mount(raw({"type": "object"}, "x", "child", "loud"))
-    tool.connection.close()
+def test_what_a_program_writes_as_errors_steers_no_terminal_and_has_an_end(mount_raw, capfd):
+    mount_raw("child", "loud").connection.close()
     deadline = time.monotonic() + 10
     while "noise" not in (said := capfd.readouterr().err) and time.monotonic() < deadline:
         time.sleep(0.01)
@@ -308,15 +303,8 @@ def test_what_a_program_writes_as_errors_steers_no_terminal_and_has_an_end(raw, 
 
 ANSWER = '{"jsonrpc": "2.0", "id": ID, "result": RESULT}'
 DEEP = '{"content": [], "structuredContent": ' + "[" * 5000 + "]" * 5000 + "}"
-UNREADABLE = (
-    "",
-    "{not json",
-    ANSWER[:30],
-    "\udc80\udcff\x00",
-    "[]",
-    ANSWER.replace("ID", "null"),
-    ANSWER.replace("RESULT", DEEP),
-)
+UNREADABLE = ("", "{not json", ANSWER[:30], "\udc80\udcff\x00", "[]", ANSWER.replace("ID", "null"),
+              ANSWER.replace("RESULT", DEEP))  # fmt: skip
 WRONG = [
     *(ANSWER.replace("RESULT", result) for result in ("{}", '{"content": 5}', '{"content": [{"type": 1}]}')),
     ANSWER.replace("RESULT", '{"content": [{"type": "text"}], "isError": "maybe"}'),
@@ -325,46 +313,33 @@ WRONG = [
 
 
 @pytest.mark.parametrize("code", [-32602, -32601, -32603])
-def test_arguments_that_a_server_rejects_void_no_episode(raw, code):
+def test_arguments_that_a_server_rejects_void_no_episode(mount_raw, code):
     """Else an agent could leave a bad episode by calling wrongly. That a listed tool is not there is not its mistake."""
-    (tool,) = mount(raw({"type": "object"}, "x", "wild"), timeout=2.0)
     said = ANSWER.replace('"result": RESULT', f'"error": {{"code": {code}, "message": "no"}}')
-    try:
-        result = tool.execute_batch([{"a": said}])[0]
-        assert (result.ok, result.fault) == (
-            False,
-            code != -32602,
-        )  # a tool that is listed and not there is no mistake of the agent's
-    finally:
-        tool.connection.close()
+    result = mount_raw("wild", timeout=2.0).execute_batch([{"a": said}])[0]
+    assert (result.ok, result.fault) == (False, code != -32602)
 
 
-def test_structured_content_alone_is_read_and_silence_is_named(raw):
-    (tool,) = mount(raw({"type": "object"}, "x", "wild"), timeout=2.0)
-    try:
-        both = '{"content": [{"type": "text", "text": "seven"}], "structuredContent": {"n": 7}}'
-        structured, mute = '{"content": [], "structuredContent": {"n": 7}}', '{"content": [], "isError": true}'
-        silent = tool.execute_batch([{"a": ANSWER.replace("RESULT", mute)}])[0]
-        assert (silent.text, silent.ok) == ("x failed, without saying why.", False)
-        for given, read in ((both, "seven"), (structured, '{"n": 7}')):
-            result = tool.execute_batch([{"a": ANSWER.replace("RESULT", given)}])[0]
-            assert (result.text, result.data, result.ok) == (read, {"n": 7}, True)
-    finally:
-        tool.connection.close()
+def test_structured_content_alone_is_read_and_silence_is_named(mount_raw):
+    tool = mount_raw("wild", timeout=2.0)
+    both = '{"content": [{"type": "text", "text": "seven"}], "structuredContent": {"n": 7}}'
+    mute = ANSWER.replace("RESULT", '{"content": [], "isError": true}')
+    silent = tool.execute_batch([{"a": mute}])[0]
+    assert (silent.text, silent.ok) == ("x failed, without saying why.", False)
+    for given, read in ((both, "seven"), ('{"content": [], "structuredContent": {"n": 7}}', '{"n": 7}')):
+        result = tool.execute_batch([{"a": ANSWER.replace("RESULT", given)}])[0]
+        assert (result.text, result.data, result.ok) == (read, {"n": 7}, True)
 
 
-def test_answers_that_are_none_are_faults_of_the_tool_and_the_next_call_is_answered(raw, capfd):
+def test_answers_that_are_none_are_faults_of_the_tool_and_the_next_call_is_answered(mount_raw, capfd):
     """Those that cannot be read are waited for in vain; a seed says which. None raises, and nobody's console is filled."""
-    (tool,) = mount(raw({"type": "object"}, "x", "wild"), timeout=2.0)
+    tool = mount_raw("wild", timeout=1.0)
     good = ANSWER.replace("RESULT", '{"content": [{"type": "text", "text": "good"}]}')
     rng = random.Random(SEED)
-    try:
-        for answer in rng.sample(answers := WRONG + rng.sample(UNREADABLE, 2), len(answers)):
-            (result,) = run_calls([({"x": tool}, ToolCall("x", {"a": answer}))])
-            assert result.fault and not result.ok, answer[:100]
-            assert tool.execute_batch([{"a": good}])[0].text == "good", answer[:100]
-    finally:
-        tool.connection.close()
+    for answer in rng.sample(answers := WRONG + rng.sample(UNREADABLE, 2), len(answers)):
+        (result,) = run_calls([({"x": tool}, ToolCall("x", {"a": answer}))])
+        assert result.fault and not result.ok, answer[:100]
+        assert tool.execute_batch([{"a": good}])[0].text == "good", answer[:100]
     assert "Traceback" not in capfd.readouterr().err
 
 
@@ -374,4 +349,4 @@ def test_a_program_that_never_answered_is_gone_when_mount_says_so(monkeypatch, t
     with pytest.raises(ConnectionError, match=r"no answer in 0.5 s"):
         mount(["sh", "-c", mute])
     for pid in map(int, (tmp_path / "pids").read_text().split()):
-        assert not psutil.pid_exists(pid) or psutil.Process(pid).status() == "zombie"
+        assert not lives(pid)

@@ -1,6 +1,7 @@
 """MiniWiki's questions: each answer follows from the articles that the question names."""
 
 import random
+from functools import cache
 
 import pytest
 
@@ -9,25 +10,24 @@ from agent_envs.generators.miniwiki.schema import COMPARISONS
 from agent_envs.tasks.qa_data import load
 
 
-def articles_by_title(world):
-    return {names[i]: world.article(kind, i) for kind, names in world.names.items() for i in range(len(names))}
-
-
 @pytest.fixture(scope="module", params=["train", "heldout"])
 def world(request):
     return World(400, seed=3, split=request.param)
 
 
+@cache
+def read_articles(world):
+    return {names[i]: world.article(kind, i) for kind, names in world.names.items() for i in range(len(names))}
+
+
 CASES = [(kind, hops) for kind in ("bridge", "compositional") for hops in (2, 3, 4)]
-CASES += [
-    (kind, 2) for kind in TYPES if kind not in ("bridge", "compositional", "chain")
-]  # that: test_miniwiki_varied.py
+CASES += [(kind, 2) for kind in TYPES if kind not in ("bridge", "compositional", "chain")]
 
 
 @pytest.mark.parametrize(("type", "hops"), CASES)
 def test_the_chain_leads_to_the_answer_through_the_stated_sentences(world, type, hops):
-    articles, rng = articles_by_title(world), random.Random(0)
-    for _ in range(60):
+    articles, rng = read_articles(world), random.Random(0)
+    for _ in range(40):
         question = make_question(world, type, rng, hops)
         chained = type not in ("comparison", "yes_no")
         expected = {"single": 1, "bridge": hops, "compositional": hops}.get(type, 2)
@@ -70,9 +70,8 @@ def test_yes_no_questions_are_right_and_balanced(world):
 
 
 def test_inference_states_the_relation_nowhere(world):
-    question = make_question(world, "inference", random.Random(0))
+    assert "father" in make_question(world, "inference", random.Random(0)).question
     assert all("grandfather" not in p.text and "father-in-law" not in p.text for p in world.passages())
-    assert "father" in question.question
 
 
 def test_a_world_too_small_for_a_question_says_so_instead_of_searching_for_ever():
@@ -87,7 +86,7 @@ def test_a_world_too_small_for_a_question_says_so_instead_of_searching_for_ever(
 
 
 def test_the_questions_of_a_split_are_different_and_have_ids_of_their_own():
-    asked = load("miniwiki", entities=200, questions=600).questions
-    assert len({q.question for q in asked}) == len({q.id for q in asked}) == 600
+    asked = load("miniwiki", entities=200, questions=300).questions
+    assert len({q.question for q in asked}) == len({q.id for q in asked}) == 300
     with pytest.raises(ValueError, match="make it larger"):
-        load("miniwiki", entities=60, questions=50_000)
+        load("miniwiki", entities=60, questions=20_000)

@@ -10,13 +10,10 @@ from agent_envs.generators.mixed import KINDS, YEARS, MixedQuestion, make_mixed_
 from agent_envs.tasks.mixed import MixedEnv
 from agent_envs.types import ToolCall
 
-SMALL = {"entities": 200}
-ORACLE = MixedEnv.SCRIPTS["oracle"]
 
-
-def of_kind(kind, count=20, entities=200):
-    world = make_mixed_world(entities, 0, "train")
-    return [make_question(world, random.Random(f"{kind}{seed}"), (kind,)) for seed in range(count)]
+def of_kind(kind):
+    world = make_mixed_world(200, 0, "train")
+    return [make_question(world, random.Random(f"{kind}{seed}"), (kind,)) for seed in range(20)]
 
 
 def test_the_tables_cover_the_world():
@@ -25,10 +22,8 @@ def test_the_tables_cover_the_world():
     assert towns[0] == len(mixed.world.names["town"]) * len(YEARS)
     assert companies[0] == len(mixed.world.names["company"]) * len(YEARS)
     assert mixed.database.query("SELECT COUNT(*) FROM accounts WHERE profit >= revenue").rows == ((0,),)
-    assert (
-        make_mixed_world(200, 0, "train") is mixed
-        and make_mixed_world(200, 1, "train").world.names != mixed.world.names
-    )
+    assert make_mixed_world(200, 0, "train") is mixed
+    assert make_mixed_world(200, 1, "train").world.names != mixed.world.names
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -36,9 +31,8 @@ def test_a_question_takes_the_tools_that_its_kind_names(kind):
     for question in of_kind(kind):
         used = {call.name for call in question.calls}
         assert "+".join(name for name in ("search", "query", "calculate") if name in used) == kind == question.kind
-        assert question.text.endswith("?") and len(question.calls) == len(question.titles) + len(question.cells) + len(
-            question.values
-        )
+        parts = len(question.titles) + len(question.cells) + len(question.values)
+        assert question.text.endswith("?") and len(question.calls) == parts
 
 
 @pytest.mark.parametrize("kind", ["search+query", "search+query+calculate", "query+calculate", "query"])
@@ -57,28 +51,22 @@ def test_golds_agree_with_the_world():
         question = make_question(mixed, random.Random(seed), ("search+query",))
         sql = question.calls[-1].arguments["sql"]
         subject, year = re.search(r"= '([^']+)' AND year = (\d+)", sql).groups()
-        table = "visitors" if "visitors" in question.text else "profit" if "profit" in question.text else "revenue"
-        where = f"{'town' if table == 'visitors' else 'company'} = '{subject}' AND year = {year}"
-        found = mixed.database.query(
-            f"SELECT {table} FROM {'visitors' if table == 'visitors' else 'accounts'} WHERE {where}"
-        )
+        column = next(name for name in ("visitors", "profit", "revenue") if name in question.text or name == "revenue")
+        table, whose = ("visitors", "town") if column == "visitors" else ("accounts", "company")
+        found = mixed.database.query(f"SELECT {column} FROM {table} WHERE {whose} = '{subject}' AND year = {year}")
         assert found.rows == ((int(question.answer),),)
-
-
-# -- the task ----------------------------------------------------------------------------------------------------------
 
 
 def make():
     """An episode with a question that is known: two articles, one cell, one calculation."""
-    env = MixedEnv(**SMALL)
+    env = MixedEnv(entities=200)
     env.reset(seed=0)
     mixed = env.mixed
     town, other = mixed.world.names["town"][:2]
-    ((cell,),) = mixed.database.query(f"SELECT visitors FROM visitors WHERE town = '{town}' AND year = 2015").rows
-    calls = (ToolCall("query", {"sql": f"SELECT visitors FROM visitors WHERE town = '{town}' AND year = 2015"}),)
-    env.question = MixedQuestion(
-        "?", str(cell + 1), "test", calls, frozenset({town, other}), frozenset({cell}), frozenset({Fraction(cell + 1)})
-    )
+    sql = f"SELECT visitors FROM visitors WHERE town = '{town}' AND year = 2015"
+    ((cell,),) = mixed.database.query(sql).rows
+    needed = [frozenset(part) for part in ({town, other}, {cell}, {Fraction(cell + 1)})]
+    env.question = MixedQuestion("?", str(cell + 1), "test", (ToolCall("query", {"sql": sql}),), *needed)
     env._met = set()
     return env, town, other, cell
 
@@ -94,9 +82,6 @@ def test_rewards_to_the_number():
     assert env.step(f"<search>{town}</search>")[1] == pytest.approx(-0.05)
     env.step(f"<search>{other}</search><calculate>{cell} + 1</calculate>")
     _, reward, terminated, truncated, info = env.step(f"<answer>{cell + 1}</answer>")
-    assert (
-        info["progress"] == 1.0
-        and reward == pytest.approx(1.0 + 0.05 - 0.3)
-        and (terminated, truncated) == (True, False)
-    )
+    assert info["progress"] == 1.0 and reward == pytest.approx(1.0 + 0.05 - 0.3)
+    assert (terminated, truncated) == (True, False)
     assert (info["success"], info["prediction"], info["gold"]) == (1.0, str(cell + 1), str(cell + 1))

@@ -16,12 +16,9 @@ from agent_envs.tasks.qa_data import load
 from agent_envs.utils.scripts import roll_out
 
 TOWNS = ("Arnheim", "Bellwick", "Corran", "Dunmore", "Eastwold", "Farley", "Gannet", "Holm", "Ickford", "Jarrow")
+TEXT = "{} is a town on the river {}el. Its mayor is {}."
 PASSAGES = [
-    {
-        "id": str(i),
-        "title": town,
-        "text": f"{town} is a town on the river {town[:3]}el. Its mayor is {town[::-1].title()}.",
-    }
+    {"id": str(i), "title": town, "text": TEXT.format(town, town[:3], town[::-1].title())}
     for i, town in enumerate(TOWNS)
 ]
 QUESTIONS = [
@@ -100,26 +97,26 @@ def test_the_fields_of_a_row(tmp_path):
 
 
 def test_files_of_flashrag_and_search_r1_load_as_they_are(tmp_path):
-    flashrag = [
-        {"id": f"train_{i}", "question": f"Q{i}?", "golden_answers": ["a", "b"], "metadata": {}} for i in range(4)
-    ]
-    write(tmp_path / "nq" / "train.jsonl", flashrag)
-    write(tmp_path / "nq" / "dev.jsonl", [{"id": "dev_0", "question": "Qd?", "golden_answers": ["c"]}])
-    write(tmp_path / "nq" / "test.jsonl", [{"id": "test_0", "question": "Qt?", "golden_answers": ["c"]}])
+    def flashrag(id, question, golds):
+        return {"id": id, "question": question, "golden_answers": golds}
+
+    rows = [flashrag(f"train_{i}", f"Q{i}?", ["a", "b"]) | {"metadata": {}} for i in range(4)]
+    write(tmp_path / "nq" / "train.jsonl", rows)
+    for part in ("dev", "test"):
+        write(tmp_path / "nq" / f"{part}.jsonl", [flashrag(f"{part}_0", f"Q{part[0]}?", ["c"])])
     train, held_out = both(tmp_path / "nq", index="http://127.0.0.1:9")
     assert len(train.questions) == 4 and asked(held_out) == ["Qd?"] and train.questions[0].golds == ("a", "b")
     assert '"dev" held out as the data says' in held_out.source and held_out.source.startswith("nq (local:")
 
-    def row(source, i, part):
-        prompt = [{"role": "user", "content": f"Answer the given question. Question: {source} {i}?"}]
-        return {
-            "id": f"{part}_{i}", "question": f"{source} {part} {i}?", "golden_answers": ["x"], "data_source": source,
-            "prompt": prompt, "ability": "fact-reasoning", "extra_info": {"index": i, "split": part},
-            "reward_model": {"style": "rule", "ground_truth": {"target": ["x"]}},
-        }  # fmt: skip
-
     for part in ("train", "test"):
-        rows = [row(source, i, part) for source in ("nq", "hotpotqa") for i in range(2)]
+        rows = [
+            flashrag(f"{part}_{i}", f"{source} {part} {i}?", ["x"])
+            | {"data_source": source, "ability": "fact-reasoning", "extra_info": {"index": i, "split": part}}
+            | {"prompt": [{"role": "user", "content": f"Answer the given question. Question: {source} {i}?"}]}
+            | {"reward_model": {"style": "rule", "ground_truth": {"target": ["x"]}}}
+            for source in ("nq", "hotpotqa")
+            for i in range(2)
+        ]
         write(tmp_path / "r1" / f"{part}.parquet", rows)
     train, held_out = both(tmp_path / "r1", index="http://127.0.0.1:9")
     assert [q.id for q in train.questions] == ["nq/train_0", "nq/train_1", "hotpotqa/train_0", "hotpotqa/train_1"]
@@ -171,16 +168,16 @@ def test_what_is_searched(tmp_path, data, corpus):
     apart = load_own(write(tmp_path / "apart" / "my.jsonl", with_contexts), split="train")
     assert [passage.text for passage in apart.passages] == ["A town."] and "corpus" not in apart.source
     alone = write(tmp_path / "alone" / "my.jsonl", QUESTIONS)
-    with pytest.raises(FileNotFoundError, match="nothing to search: give corpus=FILE_OR_FOLDER or index="):
-        load_own(alone, split="train")
-    with pytest.raises(ValueError, match="give corpus= or index=, not both"):
-        load_own(alone, split="train", corpus=corpus, index=corpus)
     (tmp_path / "empty.jsonl").write_text("")
-    with pytest.raises(ValueError, match="there is no passage in it"):
-        load_own(alone, split="train", corpus=tmp_path / "empty.jsonl")
     blank = write(tmp_path / "blank.jsonl", [{"id": "1", "title": "A", "text": " "}])
-    with pytest.raises(ValueError, match="no text in its passages"):
-        load_own(alone, split="train", corpus=blank)
+    for arguments, error, message in (
+        ({}, FileNotFoundError, "nothing to search: give corpus=FILE_OR_FOLDER or index="),
+        ({"corpus": corpus, "index": corpus}, ValueError, "give corpus= or index=, not both"),
+        ({"corpus": tmp_path / "empty.jsonl"}, ValueError, "there is no passage in it"),
+        ({"corpus": blank}, ValueError, "no text in its passages"),
+    ):
+        with pytest.raises(error, match=message):
+            load_own(alone, split="train", **arguments)
     with pytest.warns(UserWarning, match="lack a gold paragraph"):
         load_own(data, split="train", corpus=write(tmp_path / "few.jsonl", PASSAGES[5:]))
 
@@ -213,16 +210,17 @@ def test_a_mistake_is_a_line_that_says_where_and_what(tmp_path, corpus, rows, me
 
 
 def test_paths_that_are_none(tmp_path, corpus):
+    (tmp_path / "my.xlsx").write_text("")
+    (tmp_path / "bare").mkdir()
     with pytest.raises(ValueError, match=r"give your questions with data=.*docs/own_data\.md"):
         gymnasium.make("AgentR1/QA-v0")
-    with pytest.raises(FileNotFoundError, match="data: there is no file or folder"):
-        load_own(tmp_path / "nowhere.jsonl", split="train")
-    (tmp_path / "my.xlsx").write_text("")
-    with pytest.raises(ValueError, match=r"cannot tell the format by the name; known are \.jsonl"):
-        load_own(tmp_path / "my.xlsx", split="train")
-    (tmp_path / "bare").mkdir()
-    with pytest.raises(ValueError, match="there is no file of questions in it"):
-        load_own(tmp_path / "bare", split="train")
+    for name, error, message in (
+        ("nowhere.jsonl", FileNotFoundError, "data: there is no file or folder"),
+        ("my.xlsx", ValueError, r"cannot tell the format by the name; known are \.jsonl"),
+        ("bare", ValueError, "there is no file of questions in it"),
+    ):
+        with pytest.raises(error, match=message):
+            load_own(tmp_path / name, split="train")
 
 
 def test_the_environment_speaks_the_users_words(data, corpus):
@@ -249,12 +247,8 @@ def test_a_built_index_is_searched_in_place_of_the_corpus(tmp_path, data, corpus
 
 def test_fields_of_other_formats_hide_none_of_a_rows_own(tmp_path):
     """A row with metadata of the user's, or a data_source, is not one of FlashRAG for that."""
-    own = {
-        "aliases": ["y"],
-        "type": "bridge",
-        "supporting_titles": ["T"],
-        "contexts": [{"title": "T", "text": "x is here."}],
-    }
+    contexts = [{"title": "T", "text": "x is here."}]
+    own = {"aliases": ["y"], "type": "bridge", "supporting_titles": ["T"], "contexts": contexts}
     rows = [{"question": f"What is {n}?", "golden_answers": ["x"]} | own for n in range(3)]
     rows[0]["metadata"], rows[1]["data_source"] = {"src": "web"}, "my-crm"
     write(tmp_path / "o" / "train.jsonl", rows)
@@ -262,48 +256,41 @@ def test_fields_of_other_formats_hide_none_of_a_rows_own(tmp_path):
         assert (question.aliases, question.type, question.supporting_titles) == (("y",), "bridge", ("T",))
 
 
-def test_a_file_with_another_name_is_read_again(tmp_path, corpus):
-    """Names say which questions are held out."""
-    for name, n in (("a", range(10)), ("b", range(10, 20))):
+def test_a_changed_file_is_read_again_and_so_is_one_with_another_name(tmp_path, data, corpus):
+    assert len(both(data)[0].questions) == len(load("own", data=data).questions) == 2
+    write(Path(data), [*QUESTIONS, {"question": "Who is the mayor of Dunmore?", "answer": "Eromnud"}])
+    assert len(both(data)[0].questions) == len(load("own", data=data).questions) == 3
+    before = load("own", data=data)
+    assert load("own", data=data) is before
+    write(Path(corpus), [*PASSAGES, {"id": "new", "title": "Kell", "text": "Kell is new."}])
+    assert len(load("own", data=data).searcher.corpus) == 11
+    for name, n in (("a", range(10)), ("b", range(10, 20))):  # names say which questions are held out
         write(tmp_path / "n" / f"{name}.jsonl", [{"question": f"What is {i}?", "answer": str(i)} for i in n])
     before = load("own", data=str(tmp_path / "n"), corpus=corpus)
     for name, then in (("a", "train"), ("b", "validation")):
         (tmp_path / "n" / f"{name}.jsonl").rename(tmp_path / "n" / f"{then}.jsonl")
-    after = load("own", data=str(tmp_path / "n"), corpus=corpus)
-    assert len(before.questions) != len(after.questions) == 10
-
-
-def test_a_changed_file_is_read_again(data, corpus):
-    assert len(both(data)[0].questions) == len(load("own", data=data).questions) == 2
-    write_again = [*QUESTIONS, {"question": "Who is the mayor of Dunmore?", "answer": "Eromnud"}]
-    with open(data, "w") as file:
-        file.writelines(json.dumps(row) + "\n" for row in write_again)
-    assert len(both(data)[0].questions) == len(load("own", data=data).questions) == 3
-    before = load("own", data=data)
-    assert load("own", data=data) is before
-    with open(corpus, "a") as file:
-        file.write(json.dumps({"id": "new", "title": "Kell", "text": "Kell is new."}) + "\n")
-    assert len(load("own", data=data).searcher.corpus) == 11
+    assert len(before.questions) != len(load("own", data=str(tmp_path / "n"), corpus=corpus).questions) == 10
 
 
 def test_one_title_of_two_texts_is_evidence_by_its_title(tmp_path):
     """Which of them is meant is not known: neither alone is."""
-    contexts = [
-        {"title": "Tarn", "text": text} for text in ("Tarn was founded by Mira.", "Its market opens on Friday.")
-    ]
-    rows = [{"question": "Who?", "answer": "Mira", "supporting_titles": ["Tarn"], "contexts": contexts}]
-    found = load_own(write(tmp_path / "rows.jsonl", rows), split="validation", holdout=1)
+    texts = ["Tarn was founded by Mira.", "Its market opens on Friday."]
+    row = {"question": "Who?", "answer": "Mira", "supporting_titles": ["Tarn"]}
+    row["contexts"] = [{"title": "Tarn", "text": text} for text in texts]
+    found = load_own(write(tmp_path / "rows.jsonl", [row]), split="validation", holdout=1)
     assert (found.questions[0].supporting_titles, found.questions[0].supporting_paragraphs) == (("Tarn",), ())
-    rows[0]["supporting_paragraphs"] = [text["text"] for text in contexts]
+    row["supporting_paragraphs"] = texts
     with pytest.raises(ValueError, match="one for each of supporting_titles, got 2 for 1; where two have one title"):
-        load_own(write(tmp_path / "other.jsonl", rows), split="validation", holdout=1)
+        load_own(write(tmp_path / "other.jsonl", [row]), split="validation", holdout=1)
 
 
 def test_rows_that_verl_made_of_search_r1(tmp_path, corpus):
     row = {
-        "data_source": "searchR1_nq", "prompt": [], "reward_model": {"ground_truth": {"target": ["Oslo"]}, "style": "rule"},
+        "data_source": "searchR1_nq",
+        "prompt": [],
         "extra_info": {"index": 0, "question": "Where?", "split": "train"},
-    }  # fmt: skip
+    }
+    row["reward_model"] = {"ground_truth": {"target": ["Oslo"]}, "style": "rule"}
     found = load_own(write(tmp_path / "rows.jsonl", [row]), split="validation", holdout=1, corpus=corpus)
     assert [(q.question, q.golds) for q in found.questions] == [("Where?", ("Oslo",))]
 
@@ -348,23 +335,23 @@ def test_ids_stay_apart_where_both_splits_count_from_one(tmp_path, corpus):
     assert [question.id for question in train] == ["train/train/1", "train/1"]
 
 
-def test_files_that_are_passed_over_are_named(tmp_path, corpus):
-    write(tmp_path / "folder" / "train.jsonl", QUESTIONS)
-    write(tmp_path / "folder" / "more.jsonl", QUESTIONS)
+def test_of_several_files_those_that_are_read_are_named(tmp_path, corpus):
+    for name in ("train", "more"):
+        write(tmp_path / "folder" / f"{name}.jsonl", QUESTIONS)
     with pytest.warns(UserWarning, match=r"read are train\.jsonl, whose names say a split; not more\.jsonl"):
         load_own(tmp_path / "folder", split="train", corpus=corpus)
+    for word in ("train", "dev"):
+        write(tmp_path / "held" / f"{word}.jsonl", [{"question": f"Who {word}?", "answer": "Mira"}])
+    write(tmp_path / "held" / "test.jsonl", [{"question": "Who?", "answer": ""}])  # as the test files of benchmarks
+    assert asked(load_own(tmp_path / "held", split="validation", corpus=corpus)) == ["Who dev?"]
 
 
 def test_an_index_that_was_built_again_is_searched_anew(tmp_path, data):
-    seen = []
     for text in ("old text", "new text"):
-        passages = [retrieval_index.Passage("1", "Arnheim", text)]
-        retrieval_index.build(passages).save(tmp_path / "index")
+        retrieval_index.build([retrieval_index.Passage("1", "Arnheim", text)]).save(tmp_path / "index")
         env = gymnasium.make("AgentR1/QA-v0", data=str(data), index=str(tmp_path / "index"))
         env.reset(seed=0)
-        seen.append(env.step("<search>Arnheim</search>")[0])
-    assert "old text" in seen[0]
-    assert "new text" in seen[1]
+        assert text in env.step("<search>Arnheim</search>")[0]
 
 
 def test_a_list_in_the_cell_of_an_answer(tmp_path):
@@ -393,33 +380,22 @@ def test_every_answer_counts():
     assert question.golds == ("Friday", "Fridays", "Fri", "Fr", "day 5", "the fifth")
 
 
-@pytest.mark.parametrize(
-    ("one", "other", "same"),
-    [
-        ("What is 3 + 4?", "What is 34?", False),
-        ("What is 3 + 4?", "What is 3 - 4?", False),
-        ("What is 1.5?", "What is 15?", False),
-        ("Who designed C#?", "Who designed C++?", False),
-        ("कि", "का", False),
-        ("Who is Bob’s wife?", "who is  Bob's wife", True),
-        ("Which state-of-the-art method?", "Which state of the art method", True),
-        ("“Who”, he said, is it?", "Who he said is it?", True),
-        ("It ended in 1990, when?", "It ended in 1990 when?", True),
-    ],
-)
-def test_which_questions_are_one(one, other, same):
+SAME = [
+    ("Who is Bob’s wife?", "who is  Bob's wife"),
+    ("Which state-of-the-art method?", "Which state of the art method"),
+    ("“Who”, he said, is it?", "Who he said is it?"),
+    ("It ended in 1990, when?", "It ended in 1990 when?"),
+]
+OTHERS = [
+    *(("What is 3 + 4?", "What is 34?"), ("What is 3 + 4?", "What is 3 - 4?"), ("What is 1.5?", "What is 15?")),
+    *(("Who designed C#?", "Who designed C++?"), ("कि", "का")),
+]
+
+
+@pytest.mark.parametrize(("one", "other"), [*SAME, *OTHERS])
+def test_which_questions_are_one(one, other):
     keys = [_key(parse_row({"question": text, "answer": "x"})[0]) for text in (one, other)]
-    assert (keys[0] == keys[1]) is same
-
-
-def test_of_several_held_out_files_one_is_read(tmp_path):
-    """The others may have no answers, as the test files of benchmarks."""
-    for word in ("train", "dev"):
-        write(tmp_path / f"{word}.jsonl", [{"question": f"Who {word}?", "answer": "Mira"}])
-    write(tmp_path / "test.jsonl", [{"question": "Who?", "answer": ""}])
-    passages = write(tmp_path / "passages.jsonl", [{"title": "x", "text": "y"}])
-    found = load_own(tmp_path, split="validation", corpus=passages)
-    assert [q.question for q in found.questions] == ["Who dev?"]
+    assert (keys[0] == keys[1]) is ((one, other) in SAME)
 
 
 def test_another_thing_of_the_name_of_a_decomposition_is_left_out():
@@ -434,14 +410,8 @@ def test_another_thing_of_the_name_of_a_decomposition_is_left_out():
 
 def test_fields_of_the_benchmarks_in_a_table():
     """pandas makes floats of numbers in a column with a gap, and writes lists as text."""
-    row = {
-        "question": "When?",
-        "answer": "Friday",
-        "id": 3.0,
-        "type": 2,
-        "supporting_facts": "[['Oslo', 0], ['Rome', 1]]",
-    }
-    question, _ = parse_row(row)
+    row = {"question": "When?", "answer": "Friday", "id": 3.0, "type": 2}
+    question, _ = parse_row(row | {"supporting_facts": "[['Oslo', 0], ['Rome', 1]]"})
     assert (question.id, question.type, question.supporting_titles) == ("3", "2", ("Oslo", "Rome"))
     for wrong in ("Oslo", "[1]", [["Oslo"]], 3):
         with pytest.raises(ValueError, match="'supporting_facts': expected pairs of a title and a sentence's number"):

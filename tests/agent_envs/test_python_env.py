@@ -14,9 +14,6 @@ from agent_envs.types import ToolCall
 WORKS = [name for name, state in sandbox.available().items() if state == "ok" and name != "unsafe"]
 needs_sandbox = pytest.mark.skipif(not WORKS, reason=f"no isolation here: {sandbox.available()}")
 
-# -- puzzles -----------------------------------------------------------------------------------------------------------
-
-
 # Golds of the seeds "<kind>0" to "<kind>3", which were worked out in another way than the programs do it.
 SOLVED = {
     "counting": ("333", "0", "124", "622"), "recurrence": ("3290", "32168", "12875", "71084"),
@@ -31,16 +28,9 @@ SOLVED = {
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_puzzles_are_solved_as_by_other_means(kind):
+def test_puzzles_are_solved_as_by_other_means_and_there_are_many_of_each_kind(kind):
     assert tuple(KINDS[kind](random.Random(f"{kind}{seed}")).answer for seed in range(4)) == SOLVED[kind]
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_there_are_many_of_each_kind(kind):
-    assert len({KINDS[kind](random.Random(seed)).text for seed in range(300)}) > 290
-
-
-# -- the tool ----------------------------------------------------------------------------------------------------------
+    assert len({KINDS[kind](random.Random(seed)).text for seed in range(40)}) > 37
 
 
 @needs_sandbox
@@ -73,9 +63,6 @@ def test_what_is_printed_last_is_shown_however_much_there_is():
     assert "KeyError: 'x'\n[exit status 1]" in error and "step 1" in error
     assert endless.endswith("[stopped after 1 seconds]")
     assert max(map(len, (answer, error, endless))) <= PythonTool.max_output
-
-
-# -- the task ----------------------------------------------------------------------------------------------------------
 
 
 def make(**arguments):

@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import gymnasium
 import pytest
+from tokenizers import Tokenizer, models, pre_tokenizers
 
 from agent_envs.tasks.qa import QAEnv
 
@@ -29,16 +30,12 @@ def test_a_good_episode_itemised(folder):
     assert (last["em"], last["f1"], last["prediction"], last["golds"]) == (1.0, 1.0, "the Zürich.", ["Zürich"])
 
 
+TEXTS = "Ada Kern liked cats.", "Ada Kern made Nebelmeer.", "Kern is a native of Zürich."
 MUSIQUE = {
-    "id": "2hop__1_2",
-    "question": "Where was the director of Nebelmeer born?",
-    "answer": "Zürich",
-    "answerable": True,
-    "question_decomposition": [],
+    **{"id": "2hop__1_2", "question": "Where was the director of Nebelmeer born?", "answer": "Zürich"},
+    **{"answerable": True, "question_decomposition": []},
     "paragraphs": [
-        {"idx": 0, "title": "Ada Kern", "paragraph_text": "Ada Kern liked cats.", "is_supporting": False},
-        {"idx": 1, "title": "Ada Kern", "paragraph_text": "Ada Kern made Nebelmeer.", "is_supporting": True},
-        {"idx": 2, "title": "Ada Kern", "paragraph_text": "Kern is a native of Zürich.", "is_supporting": True},
+        {"idx": i, "title": "Ada Kern", "paragraph_text": text, "is_supporting": i > 0} for i, text in enumerate(TEXTS)
     ],
 }
 
@@ -73,14 +70,11 @@ def test_paragraphs_are_told_by_their_text_whatever_the_corpus_does_to_it(musiqu
     assert recalls(env, "cats", "Nebelmeer", "native") == [0.0, 0.5, 1.0]
 
 
-def test_titles_count_where_the_corpus_has_other_paragraphs(musique):
+def test_titles_count_where_the_corpus_has_other_paragraphs_or_is_on_a_server(musique, monkeypatch):
     """Another edition of Wikipedia, cut in another way: nothing could ever be credited by text."""
     row = {"id": "1", "title": "Ada Kern", "text": "Ada Kern made Nebelmeer. Kern is a native of Zürich."}
     (musique / "c.jsonl").write_text(json.dumps(row), "utf-8")
     assert recalls(musique_env(musique, corpus=str(musique / "c.jsonl")), "Nebelmeer") == [1.0]
-
-
-def test_titles_count_where_the_corpus_is_on_a_server(musique, monkeypatch):
     served = musique_env(musique).task.searcher
     monkeypatch.setattr("agent_envs.tasks.qa_data._open", lambda *_: SimpleNamespace(search=served.search))
     assert recalls(musique_env(musique, index="http://127.0.0.1:1"), "cats", "Nebelmeer") == [1.0, 1.0]
@@ -100,24 +94,17 @@ def test_an_article_is_read_in_full(folder):
     assert env.step("<read> Emil Brunner </read>")[4]["reward_terms"]["repeat"] == -0.05
 
 
-def word_tokenizer(folder):
-    from tokenizers import Tokenizer, models, pre_tokenizers
-
+def test_passages_are_cut_by_tokens(folder, tmp_path):
     tokenizer = Tokenizer(models.WordLevel({"[UNK]": 0}, unk_token="[UNK]"))
     tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    tokenizer.save(f"{folder}/tokenizer.json")
-    return str(folder)
-
-
-def test_passages_are_cut_by_tokens(folder, tmp_path):
-    env = hotpot(folder, k=1, passage_tokens=9, tokenizer=word_tokenizer(tmp_path))
+    tokenizer.save(f"{tmp_path}/tokenizer.json")
+    options = {"data": folder, "passage_tokens": 9, "tokenizer": str(tmp_path)}
+    env = gymnasium.make("AgentR1/HotpotQA-v0", k=1, **options).unwrapped
     env.reset(options={"question": 0})
     shown = env.step("<search>Quiet Mill</search>")[0]
     assert shown == "<information>[1] The Quiet Mill: The Quiet Mill is …</information>" and len(shown.split()) == 9
     assert "…" not in env.step("<search>Oslo Norway</search>")[0], "nine words fit"
-    vector = gymnasium.make_vec(
-        "AgentR1/HotpotQA-v0", num_envs=2, data=folder, passage_tokens=9, tokenizer=str(tmp_path)
-    )
+    vector = gymnasium.make_vec("AgentR1/HotpotQA-v0", num_envs=2, **options)
     assert len({env.tools["search"].batch_key for env in vector.envs}) == 1, "or they would search one by one"
     for wrong in ({"passage_tokens": 9}, {"passage_tokens": 1, "tokenizer": str(tmp_path)}):
         with pytest.raises(ValueError, match="max_tokens needs a tokenizer"):
@@ -151,13 +138,11 @@ def test_invalid_failed_and_repeated_calls_cost(folder):
 def test_held_out_training_questions():
     """Both splits are of the training questions, every fourth of which is kept aside."""
     arguments = {"entities": 100, "questions": 10}
-    whole, ours, aside = (
-        QAEnv(split=split, **arguments, **more).questions
-        for split, more in (("train", {}), ("train", {"holdout": 4}), ("validation", {"holdout": 4}))
-    )
-    assert [question.id for question in aside] == [whole[i].id for i in (0, 4, 8)]
+    whole, ours = QAEnv(**arguments).questions, QAEnv(**arguments, holdout=4).questions
+    aside = QAEnv(split="validation", **arguments, holdout=4)
+    assert [question.id for question in aside.questions] == [whole[i].id for i in (0, 4, 8)]
     assert [question.id for question in ours] == [q.id for i, q in enumerate(whole) if i % 4]
-    assert QAEnv(split="validation", holdout=4, **arguments).task.source.endswith("only each 4th question")
+    assert aside.task.source.endswith("only each 4th question")
     for wrong in (1, -2):
         with pytest.raises(ValueError, match=f"holdout must be 0, or at least 2.*got {wrong}"):
             QAEnv(holdout=wrong)
@@ -176,18 +161,21 @@ def test_shaping_is_taken_back_where_a_caller_ends_the_episode(musique):
 
 def test_a_judge_is_weighed_as_asked_for(folder):
     judge = {"url": "http://127.0.0.1:9/v1", "model": "small"}
-    weights = {"MiniWiki": hotpot(folder, judge=judge), "zero": hotpot(folder, judge=judge, rewards={"judge": 0.0})}
-    weights["half"] = hotpot(folder, judge=judge, rewards={"judge": 0.5})
-    assert [env.reward["judge"][0] for env in weights.values()] == [1.0, 0.0, 0.5]
+    for rewards, weight in (({}, 1.0), ({"judge": 0.0}, 0.0), ({"judge": 0.5}, 0.5)):
+        assert hotpot(folder, judge=judge, rewards=rewards).reward["judge"][0] == weight
     with pytest.raises(ValueError, match="the reward term judge needs a judge"):
         hotpot(folder, rewards={"judge": 1.0})
     hotpot(folder, rewards={"judge": 0.0})
 
 
-def test_a_mistyped_argument_is_answered_with_the_right_one(folder):
-    with pytest.raises(TypeError, match=r"hotpotqa got an unexpected keyword argument 'entities'.*known"):
-        hotpot(folder, entities=100)
-    with pytest.raises(TypeError, match=r"'max_turn' \(did you mean 'max_turns'\?\); known: \['data'"):
-        hotpot(folder, max_turn=3)
-    with pytest.raises(TypeError, match=r"'hold_out' \(did you mean 'holdout'\?\)"):
-        hotpot(folder, hold_out=3)
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("entities", r"hotpotqa got an unexpected keyword argument 'entities'.*known"),
+        ("max_turn", r"'max_turn' \(did you mean 'max_turns'\?\); known: \['data'"),
+        ("hold_out", r"'hold_out' \(did you mean 'holdout'\?\)"),
+    ],
+)
+def test_a_mistyped_argument_is_answered_with_the_right_one(folder, name, message):
+    with pytest.raises(TypeError, match=message):
+        hotpot(folder, **{name: 3})

@@ -66,22 +66,20 @@ def env(tmp_path):
     return gymnasium.make("AgentR1/HotpotQA-v0", data=tmp_path, k=1).unwrapped
 
 
-def test_the_next_query_is_the_title_as_it_was_read(env):
-    turns = roll_out(env, env.SCRIPTS["reader"], 0, {"question": 0})
+def test_what_a_reader_does(tmp_path, env):
+    def rolled(number, **options):
+        reader = gymnasium.make("AgentR1/HotpotQA-v0", data=tmp_path, k=1, **options).unwrapped if options else env
+        return roll_out(reader, reader.SCRIPTS["reader"], 0, {"question": number})
+
+    turns = rolled(0)  # the next query is the title as it was read
     assert check_that_a_reader_could(turns) == ["What is the birthplace of the man who made Nebelmeer?", "Ada Kern"]
     assert turns[-1]["em"] == 1.0
-
-
-def test_a_comparison_is_answered_when_both_sides_were_read(env):
-    for number in (1, 2):
-        turns = roll_out(env, env.SCRIPTS["reader"], 0, {"question": number})
+    for number in (1, 2):  # a comparison is answered when both sides were read
+        turns = rolled(number)
         assert len(check_that_a_reader_could(turns)) == 2 and turns[-1]["support_recall"] == turns[-1]["em"] == 1.0
-
-
-def test_what_no_reader_could_do_is_not_done(env):
-    """No name that was read leads to the second passage, or the answer stands nowhere: the script gives up."""
-    for number in (3, 4):
-        assert roll_out(env, env.SCRIPTS["reader"], 0, {"question": number})[-1]["prediction"] == "unknown"
+    # no name that was read leads to the second passage, or the answer stands nowhere, or passages are cut before it
+    assert [rolled(*asked)[-1]["prediction"] for asked in ((3,), (4,))] == ["unknown"] * 2
+    assert rolled(0, max_chars=8)[-1]["prediction"] == "unknown"
 
 
 @pytest.mark.parametrize("format", ["tags", "hermes", "react", "openai", "harmony"])
@@ -89,11 +87,6 @@ def test_it_reads_what_comes_back_in_any_format(tmp_path, env, format):
     other = gymnasium.make("AgentR1/HotpotQA-v0", data=tmp_path, k=2, format=format).unwrapped
     for script in ("reader", "scripted"):
         assert roll_out(other, other.SCRIPTS[script], 0, {"question": 0})[-1]["prediction"] not in ("", "unknown")
-
-
-def test_passages_that_are_cut_before_their_text_hold_no_answer(tmp_path, env):
-    short = gymnasium.make("AgentR1/HotpotQA-v0", data=tmp_path, k=1, max_chars=8).unwrapped
-    assert roll_out(short, short.SCRIPTS["reader"], 0, {"question": 0})[-1]["prediction"] == "unknown"
 
 
 @pytest.mark.skipif(not REAL_DATA.is_dir(), reason="no AGENT_ENVS_TEST_DATA, and no ../shared/data")

@@ -12,9 +12,7 @@ from agent_envs.tasks import qa_scripts as scripted
 from agent_envs.tasks.mixture import MixtureEnv
 from agent_envs.tools import SearchTool
 from agent_envs.utils.baselines import run_baselines
-from agent_envs.utils.scripts import roll_out, sample_instances
-from trainers.evaluation.evaluator import evaluate_script
-from trainers.factory import make_envs
+from agent_envs.utils.scripts import roll_out, roll_out_many, sample_instances
 
 WRITE = make_format("tags", [SearchTool(None)]).write
 
@@ -26,23 +24,22 @@ def asks(question):
 
 @pytest.fixture(scope="module")
 def envs():
-    return make_envs("AgentR1/MiniWiki-Easy-v0", '{"entities": 300, "questions": 400}', "train", 50)
+    return gymnasium.make_vec("AgentR1/MiniWiki-Easy-v0", num_envs=50, entities=300, questions=400)
 
 
-def turns_of(script):
+def turns_of(script, page="<information>[1] A: b.</information>"):
     texts = [WRITE(next(script))]
-    while True:
-        try:
-            texts.append(WRITE(script.send("<information>[1] A: b.</information>")))
-        except StopIteration:
-            return texts
+    with contextlib.suppress(StopIteration):
+        while True:
+            texts.append(WRITE(script.send(page)))
+    return texts
 
 
 def test_early_stopping_is_right_as_often_as_it_is_patient(envs):
     """EM = continue_probability ** (hops - 1); 400 tries have a standard error of 0.023."""
-    row = evaluate_script(envs, list(range(400)), scripted.early_stopping, "early_stopping")
-    assert row["em"] == pytest.approx(0.3, abs=0.07)
-    assert 2 < row["turns"] < 3
+    episodes = roll_out_many(envs, list(range(400)), scripted.early_stopping)
+    assert sum(turns[-1]["em"] for turns in episodes) / 400 == pytest.approx(0.3, abs=0.07)
+    assert 2 < sum(map(len, episodes)) / 400 < 3
 
 
 def test_early_stopping_follows_the_decomposition(envs):
@@ -68,20 +65,12 @@ def test_early_stopping_makes_do_with_gold_titles(decomposition):
     """HotpotQA and 2WikiMultihopQA have no decomposition, and MuSiQue's names no titles."""
     question = Question("1", "Q?", "a", supporting_titles=("S", "T"), decomposition=decomposition)
     patient = turns_of(scripted.early_stopping(asks(question), random.Random(0), continue_probability=1.0))
-    assert patient == [
-        "<search>S</search>",
-        "<think>S</think><search>T</search>",
-        "<think>T</think><answer>a</answer>",
-    ]
-    assert (
-        turns_of(scripted.early_stopping(asks(question), random.Random(0), 0.0))[-1]
-        == "<think>S</think><answer>T</answer>"
-    )
-    bare = Question("2", "Who?", "a")
-    assert turns_of(scripted.early_stopping(asks(bare), random.Random(0))) == [
-        "<search>Who?</search>",
-        "<think>Who?</think><answer>a</answer>",
-    ]
+    searches = ["<search>S</search>", "<think>S</think><search>T</search>"]
+    assert patient == [*searches, "<think>T</think><answer>a</answer>"]
+    hasty = turns_of(scripted.early_stopping(asks(question), random.Random(0), 0.0))
+    assert hasty[-1] == "<think>S</think><answer>T</answer>"
+    bare = turns_of(scripted.early_stopping(asks(Question("2", "Who?", "a")), random.Random(0)))
+    assert bare == ["<search>Who?</search>", "<think>Who?</think><answer>a</answer>"]
 
 
 def test_the_scripted_searcher_by_hand():
@@ -98,14 +87,8 @@ def test_the_scripted_searcher_answers_in_kind():
     page = "<information>[1] X: X opened on 3 May 1920 with 1,200 seats for Bo.</information>"
     kinds = {"When did X open?": "3 May 1920", "How many seats has X?": "1,200", "Is X open?": "yes"}
     for asked, expected in kinds.items():
-        texts = []
         script = scripted.heuristic(asks(Question("1", asked, "secret")), random.Random(0))
-        texts.append(WRITE(next(script)))
-        try:
-            while True:
-                texts.append(WRITE(script.send(page)))
-        except StopIteration:
-            assert texts[-1] == f"<answer>{expected}</answer>"
+        assert turns_of(script, page)[-1] == f"<answer>{expected}</answer>"
 
 
 @pytest.mark.parametrize(
@@ -130,18 +113,13 @@ def test_the_first_of_two_options(question, option):
 def test_the_rule_by_hand():
     def plays(question, found=""):
         script = scripted.rule(asks(Question("1", question, "secret")), random.Random(0))
-        turns = [WRITE(next(script))]
-        with contextlib.suppress(StopIteration):
-            turns.append(WRITE(script.send(f"<information>{found}</information>")))
-        return turns
+        return turns_of(script, f"<information>{found}</information>")
 
     assert plays("Are Oslo and Bergen in Norway?") == ["<answer>yes</answer>"]
     assert plays("Who is older, Ada Kern or Bo Fox?") == ["<answer>Ada Kern</answer>"]
     asked = "Who directed Red Sea?"
-    assert plays(asked, "[1] Red Sea: Red Sea was directed by Ada Kern.") == [
-        f"<search>{asked}</search>",
-        "<answer>Ada Kern</answer>",
-    ]
+    turns = plays(asked, "[1] Red Sea: Red Sea was directed by Ada Kern.")
+    assert turns == [f"<search>{asked}</search>", "<answer>Ada Kern</answer>"]
     assert plays("What year did Red Sea open?", "[1] X: Bo saw Red Sea open in 1920.")[-1] == "<answer>1920</answer>"
     assert plays(asked)[-1] == "<answer>unknown</answer>"
 
@@ -171,10 +149,8 @@ def test_a_benchmark_that_was_changed_is_read_again(folder):
 
 def test_the_oracle_searches_the_question_where_no_title_is_known():
     question = Question(id="1", question="Who?", answer=" Ada ")
-    assert turns_of(scripted.oracle(asks(question), random.Random(0))) == [
-        "<search>Who?</search>",
-        "<answer>Ada</answer>",
-    ]
+    turns = turns_of(scripted.oracle(asks(question), random.Random(0)))
+    assert turns == ["<search>Who?</search>", "<answer>Ada</answer>"]
 
 
 def test_real_questions_are_sampled_over_the_whole_file(folder, envs, monkeypatch):
@@ -194,9 +170,8 @@ def test_real_questions_are_sampled_over_the_whole_file(folder, envs, monkeypatc
 
 def test_baselines_on_a_file_play_each_question_once(folder):
     rows = run_baselines("AgentR1/HotpotQA-v0", 0, kwargs={"data": folder, "split": "validation"})
-    assert [(row["agent"], row["episodes"]) for row in rows] == [
-        (n, 3) for n in ("random", "yes", "scripted", "reader", "oracle")
-    ]
+    assert [row["agent"] for row in rows] == ["random", "yes", "scripted", "reader", "oracle"]
+    assert {row["episodes"] for row in rows} == {3}
     assert rows[1]["score"] == pytest.approx(1 / 3)
 
 

@@ -32,33 +32,25 @@ def turn_context(**changes):
 GOOD, BAD = Turn(answer="x", thought="so"), Turn(error="?")
 
 
-@pytest.mark.parametrize(
-    ("term", "changes", "value"),
-    [
-        (Metric("em"), {"metrics": {"em": 0.5}}, 0.5),
-        (PerTurn(), {"failed": True}, 1.0),
-        (Invalid(), {"failed": True}, 1.0),
-        (Repeat(), {"repeated": True}, 1.0),
-        (Format(), {"done": True, "turn": GOOD, "previous_turns": [GOOD, BAD, GOOD]}, 0.75),
-        (Format(), {"done": False, "turn": GOOD}, 0.0),
-        (Format(), {"done": True, "turn": BAD, "previous_turns": [GOOD]}, 0.0),
-        (Thought(), {"turn": GOOD}, 1.0),
-        (Thought(), {"turn": Turn(answer="x", thought=" ")}, 0.0),
-        (Thought(), {"turn": Turn(error="?", thought="so")}, 0.0),
-        (Shaping("p"), {"metrics": {"p": 0.75}, "previous_metrics": {"p": 0.5}}, 0.25),
-        (Gain("p"), {"metrics": {"p": 0.75}, "previous_metrics": {"p": 0.5}}, 0.25),
-        (Gain("p"), {"metrics": {"p": 0.75}, "previous_metrics": {"p": 0.5}, "done": True}, 0.25),
-        (Shaping("p", 0.5), {"metrics": {"p": 0.75}, "previous_metrics": {"p": 0.5}}, -0.125),
-        (Shaping("p"), {"metrics": {"p": 1.0}, "previous_metrics": {"p": 0.5}, "done": True}, -0.5),
-        (AtEnd(Metric("em")), {"metrics": {"em": 1.0}}, 0.0),
-        (AtEnd(Metric("em")), {"metrics": {"em": 1.0}, "done": True}, 1.0),
-        (AtLeast(Metric("f"), 0.3), {"metrics": {"f": 0.3}}, 1.0),
-        (AtLeast(Metric("f"), 0.3), {"metrics": {"f": 0.29}}, 0.0),
-        (Gate(Metric("f"), Invalid()), {"metrics": {"f": 0.7}, "failed": True}, 0.7),
-        (Gate(Metric("f"), Invalid()), {"metrics": {"f": 0.7}}, 0.0),
-        (Minus(Metric("f"), 1.0), {"metrics": {"f": 0.25}}, -0.75),
-    ],
-)
+P, F = {"metrics": {"p": 0.75}, "previous_metrics": {"p": 0.5}}, {"metrics": {"f": 0.7}}
+EM, DONE = {"metrics": {"em": 1.0}}, {"done": True}
+TERMS = [
+    *((Metric("em"), {"metrics": {"em": 0.5}}, 0.5), (PerTurn(), {"failed": True}, 1.0)),
+    *((Invalid(), {"failed": True}, 1.0), (Repeat(), {"repeated": True}, 1.0)),
+    (Format(), {"done": True, "turn": GOOD, "previous_turns": [GOOD, BAD, GOOD]}, 0.75),
+    *((Format(), {"done": False, "turn": GOOD}, 0.0), (Format(), DONE | {"turn": BAD, "previous_turns": [GOOD]}, 0.0)),
+    *((Thought(), {"turn": GOOD}, 1.0), (Thought(), {"turn": Turn(answer="x", thought=" ")}, 0.0)),
+    (Thought(), {"turn": Turn(error="?", thought="so")}, 0.0),
+    *((Shaping("p"), P, 0.25), (Gain("p"), P, 0.25), (Gain("p"), P | DONE, 0.25), (Shaping("p", 0.5), P, -0.125)),
+    (Shaping("p"), {"metrics": {"p": 1.0}, "previous_metrics": {"p": 0.5}, "done": True}, -0.5),
+    *((AtEnd(Metric("em")), EM, 0.0), (AtEnd(Metric("em")), EM | DONE, 1.0)),
+    *((AtLeast(Metric("f"), 0.3), {"metrics": {"f": share}}, paid) for share, paid in ((0.3, 1.0), (0.29, 0.0))),
+    *((Gate(Metric("f"), Invalid()), F | {"failed": True}, 0.7), (Gate(Metric("f"), Invalid()), F, 0.0)),
+    (Minus(Metric("f"), 1.0), {"metrics": {"f": 0.25}}, -0.75),
+]
+
+
+@pytest.mark.parametrize(("term", "changes", "value"), TERMS)
 def test_each_term_by_hand(term, changes, value):
     assert term(turn_context(**changes)) == value
     assert pickle.loads(pickle.dumps(term)) == term
@@ -106,36 +98,27 @@ def played(preset, actions, gold="Zug"):
     return sum(env.step(action)[1] for action in actions)
 
 
-@pytest.mark.parametrize(
-    ("preset", "actions", "reward"),
-    [
-        ("search_r1", ["<search>a</search>", "<answer>zug</answer>"], 1.0),
-        ("search_r1", ["nonsense", "<answer>zug</answer>"], 1.0),
-        ("search_r1", ["<answer>Zug lake</answer>"], 0.0),
-        ("em_if_readable", ["<search>a</search>", "<answer>zug</answer>"], 1.0),
-        ("em_if_readable", ["<search>a</search>", "<answer>x</answer>"], 0.0),
-        ("em_if_readable", ["nonsense", "<answer>zug</answer>"], -0.5),  # format 1/2: the right answer does not count
-        ("em_if_readable", ["nonsense"] * 3, -1.0),
-        # −1 + format + (1 for a gold answer in the answer, or .2 for one in the last turn), the latter from format ½ on
-        ("agent_r1", ["<think>t</think><search>a</search>", "<think>t</think><answer>zug</answer>"], 1.0),
-        ("agent_r1", ["<think></think><search>a</search>", "<think></think><answer>Zug lake</answer>"], 1.0),
-        ("agent_r1", ["<think>t</think><search>a</search>", "<think>Zug?</think><answer>x</answer>"], 0.2),
-        ("agent_r1", ["<think>t</think><search>a</search>", "<think>t</think><answer>x</answer>"], 0.0),
-        (
-            "agent_r1",
-            ["<think>t</think><search>a</search>", "<answer>zug</answer>"],
-            0.5,
-        ),  # the last turn has no thought
-        ("agent_r1", ["<think>t</think><answer>zug</answer>"], 0.5),
-        ("agent_r1", ["<search>a</search>", "<answer>zug</answer>"], -1.0),  # without thoughts nothing is paid
-        ("agent_r1", ["nonsense", "<think>t</think><answer>x</answer>"], -0.5),
-        ("agent_r1", ["<think>t</think><search>a</search>"] * 2 + ["<think>t</think><search>zug</search>"], 0.2),
-        ("agent_r1", ["nonsense"] * 3, -1.0),
-        ("ragen", ["<answer>zug</answer>"], 1.0),
-        ("ragen", ["<answer>Zug lake</answer>"], pytest.approx(2 / 3)),
-        ("ragen", ["<answer>Zug a1 b2 c3 d4 e5 f6</answer>"], 0.0),  # F1 = 2/8 is below .3
-        ("ragen", ["nonsense", "<answer>zug</answer>"], 1.0),
+NO, LOOK, THINK = "nonsense", "<search>a</search>", "<think>t</think>"
+RIGHT, LAKE, X = "<answer>zug</answer>", "<answer>Zug lake</answer>", "<answer>x</answer>"
+PLAYED = {
+    "search_r1": [([LOOK, RIGHT], 1.0), ([NO, RIGHT], 1.0), ([LAKE], 0.0)],
+    # of a turn of two that cannot be read, the right answer does not count
+    "em_if_readable": [([LOOK, RIGHT], 1.0), ([LOOK, X], 0.0), ([NO, RIGHT], -0.5), ([NO] * 3, -1.0)],
+    # −1 + format + (1 for a gold answer in the answer, or .2 for one in the last turn), the latter from format ½ on
+    "agent_r1": [
+        *(([THINK + LOOK, THINK + RIGHT], 1.0), (["<think></think>" + LOOK, "<think></think>" + LAKE], 1.0)),
+        *(([THINK + LOOK, "<think>Zug?</think>" + X], 0.2), ([THINK + LOOK, THINK + X], 0.0)),
+        *(([THINK + LOOK, RIGHT], 0.5), ([THINK + RIGHT], 0.5)),  # the first has no thought in its last turn
+        *(([LOOK, RIGHT], -1.0), ([NO, THINK + X], -0.5), ([NO] * 3, -1.0)),  # without thoughts nothing is paid
+        ([THINK + LOOK] * 2 + [f"{THINK}<search>zug</search>"], 0.2),
     ],
+    # F1 = 2/8 is below .3
+    "ragen": [([RIGHT], 1.0), ([LAKE], 2 / 3), (["<answer>Zug a1 b2 c3 d4 e5 f6</answer>"], 0.0), ([NO, RIGHT], 1.0)],
+}
+
+
+@pytest.mark.parametrize(
+    ("preset", "actions", "reward"), [(preset, *case) for preset, cases in PLAYED.items() for case in cases]
 )
 def test_published_rewards_by_hand(preset, actions, reward):
     assert played(preset, actions) == pytest.approx(reward)

@@ -21,10 +21,6 @@ def make(board=None, **arguments):
     return env
 
 
-def say(*actions):
-    return f"<think>x</think><answer>{' || '.join(actions)}</answer>"
-
-
 def fewest(level):
     """Moves to a solution by plain search over all positions: slow, and nothing to go wrong."""
     queue, seen = deque([(level, 0)]), {level}
@@ -40,24 +36,17 @@ def fewest(level):
     return None
 
 
-# -- the game ----------------------------------------------------------------------------------------------------------
-
-
 def test_a_push_moves_box_and_player():
     level = sokoban.move(sokoban.read(CORRIDOR), "Right")
     assert sokoban.render(level).splitlines()[1] == "# _ P √ #"
     assert level.solved and level.placed == 1
 
 
-def test_walls_and_second_boxes_stop_a_push():
+def test_walls_and_second_boxes_stop_a_push_and_boxes_are_not_pulled():
     level = sokoban.move(sokoban.read(CORRIDOR), "Right")
     assert sokoban.move(level, "Right") == level
-    row = "# # # # # #\n# P X X O #\n# O _ _ _ #\n# _ _ _ _ #\n# _ _ _ _ #\n# # # # # #"
-    assert sokoban.move(sokoban.read(row), "Right") == sokoban.read(row)
-    assert sokoban.move(sokoban.read(row), "Up") == sokoban.read(row)
-
-
-def test_boxes_are_not_pulled():
+    row = sokoban.read("# # # # # #\n# P X X O #\n# O _ _ _ #\n# _ _ _ _ #\n# _ _ _ _ #\n# # # # # #")
+    assert sokoban.move(row, "Right") == row == sokoban.move(row, "Up")
     level = sokoban.read("# # # # #\n# _ P X #\n# _ _ _ #\n# _ _ O #\n# # # # #")
     assert sokoban.move(level, "Left").boxes == level.boxes
 
@@ -72,7 +61,8 @@ def test_a_board_is_found_in_what_a_format_puts_around_it():
 
 @pytest.mark.parametrize("split", ["train", "validation"])
 def test_levels_are_solvable_in_the_moves_that_they_say(split):
-    for seed in range(100):
+    lengths = set()
+    for seed in range(80):
         level, length = sokoban.generate(random.Random(seed), 6, 1, (2, 10), split)
         solution = sokoban.solve(level)
         assert 2 <= length <= 10 and len(solution) == length == fewest(level)
@@ -81,66 +71,55 @@ def test_levels_are_solvable_in_the_moves_that_they_say(split):
             assert not level.solved
             level = sokoban.move(level, action)
         assert level.solved
-
-
-def test_what_cannot_be_solved_has_no_solution():
-    cornered = "# # # # #\n# X _ _ #\n# _ P _ #\n# _ _ O #\n# # # # #"
-    assert sokoban.solve(sokoban.read(cornered)) is None
-
-
-def test_lengths_cover_the_range():
-    lengths = {sokoban.generate(random.Random(seed), 6, 1, (2, 10), "train")[1] for seed in range(150)}
+        lengths.add(length)
     assert lengths == set(range(2, 11))
 
 
-def test_hopeless_wishes_end_with_an_error():
+def test_what_cannot_be_solved_has_no_solution_and_hopeless_wishes_end_with_an_error():
+    cornered = "# # # # #\n# X _ _ #\n# _ P _ #\n# _ _ O #\n# # # # #"
+    assert sokoban.solve(sokoban.read(cornered)) is None
     with pytest.raises(ValueError, match="found no 5x5 level"):
         sokoban.generate(random.Random(0), 5, 1, (60, 70), "train")
 
 
-# -- the task ----------------------------------------------------------------------------------------------------------
+def walk(env, *actions):
+    return env.step(f"<think>x</think><answer>{' || '.join(actions)}</answer>")
 
 
-def test_solving_pays_box_and_solution_less_the_moves():
+@pytest.mark.parametrize("more", [(), ("Left", "Left")])  # actions after the solution are not made
+def test_solving_pays_box_and_solution_less_the_moves(more):
     env = make(CORRIDOR)
-    observation, reward, terminated, truncated, info = env.step(say("Right"))
+    observation, reward, terminated, truncated, info = walk(env, "Right", *more)
     assert reward == pytest.approx(1 + 10 - 0.1) and terminated is True and truncated is False
     assert info["reward_terms"] == {"box": 1.0, "solved": 10.0, "move": pytest.approx(-0.1), "invalid": 0.0}
-    assert info["success"] == 1.0 and "Solved." in observation
+    assert info["success"] == info["moves"] == 1.0 and "Solved." in observation and env.level.solved
 
 
 def test_an_episode_played_by_hand():
     two = "# # # # # #\n# P X O _ #\n# _ _ _ _ #\n# _ X O _ #\n# _ _ _ _ #\n# # # # # #"
     env = make(two, boxes=2, moves=(1, 10))
-    _, reward, terminated, _, info = env.step(say("Right"))  # on the target
+    _, reward, terminated, _, info = walk(env, "Right")  # on the target
     assert reward == pytest.approx(1 - 0.1) and info["box"] == 1.0 and not terminated
-    _, reward, terminated, _, info = env.step(say("Right"))  # and off it again
+    _, reward, terminated, _, info = walk(env, "Right")  # and off it again
     assert reward == pytest.approx(-1 - 0.1) and info["reward_terms"]["box"] == -1.0 and not terminated
-    _, reward, _, _, info = env.step(say("Up", "Up"))  # against the wall: it costs all the same
+    _, reward, _, _, info = walk(env, "Up", "Up")  # against the wall: it costs all the same
     assert reward == pytest.approx(-0.2) and info["moves"] == 2.0
     _, reward, _, truncated, _ = env.step("no action at all")
     assert reward == pytest.approx(-0.1) and not truncated
-    _, reward, terminated, truncated, _ = env.step(say("Down", "Left"))
+    _, reward, terminated, truncated, _ = walk(env, "Down", "Left")
     assert reward == pytest.approx(-0.2) and not terminated and truncated is True  # the fifth turn
-
-
-def test_actions_after_the_solution_are_not_made():
-    env = make(CORRIDOR)
-    _, reward, terminated, _, info = env.step(say("Right", "Left", "Left"))
-    assert reward == pytest.approx(10.9) and terminated and info["moves"] == 1.0 and env.level.solved
 
 
 def test_too_many_actions_are_an_error_and_nothing_is_done():
     env = make(CORRIDOR)
     before = env.level
-    observation, reward, _, truncated, _ = env.step(say(*["Down"] * 6))
+    observation, reward, _, truncated, _ = walk(env, *["Down"] * 6)
     assert reward == pytest.approx(-0.1) and env.level == before and env.budget.left == 10 and not truncated
     assert "5 actions at most, not 6" in observation
-    env.step(say(*["Up"] * 5))
-    env.step(say(*["Up"] * 3))
-    observation, reward, _, truncated, _ = env.step(say(*["Up"] * 3))
-    assert (
-        "3 actions are more than the 2 that are left" in observation and reward == pytest.approx(-0.1) and not truncated
-    )
-    _, reward, _, truncated, _ = env.step(say("Up", "Up"))
+    walk(env, *["Up"] * 5)
+    walk(env, *["Up"] * 3)
+    observation, reward, _, truncated, _ = walk(env, *["Up"] * 3)
+    assert "3 actions are more than the 2 that are left" in observation
+    assert reward == pytest.approx(-0.1) and not truncated
+    _, reward, _, truncated, _ = walk(env, "Up", "Up")
     assert reward == pytest.approx(-0.2) and truncated is True

@@ -2,6 +2,7 @@
 
 import copy
 import pickle
+from types import SimpleNamespace
 from typing import Annotated, Literal
 
 import jsonschema
@@ -30,9 +31,6 @@ def test_it_survives_copies_pickling_and_batching():
     batch = batch_space(space, 3)
     batch.seed(1)
     assert batch.sample() in batch and len(batch.sample()) == 3
-
-
-# -- example turns -----------------------------------------------------------------------------------------------------
 
 
 class Tree(pydantic.BaseModel):
@@ -77,55 +75,35 @@ def test_each_tool_gets_a_call_that_fits_and_there_may_be_an_answer():
     assert "page" not in calls[0].calls[0].arguments  # only what is required
 
 
-class Foreign:
+def foreign(**schema):
     """A tool with a schema of somebody else's making, as MCP servers send them."""
-
-    name, description = "foreign", "does things."
-
-    def __init__(self, **schema):
-        self.parameters = schema
+    return SimpleNamespace(name="foreign", description="does things.", parameters=schema)
 
 
-@pytest.mark.parametrize(
-    "schema",
-    [
-        {"type": ["string", "null"]},
-        {"type": ["null", "integer"]},
-        {"const": 0},
-        {"default": "x", "type": "string", "minLength": 1},
-        {"examples": ["2026-01-31"], "type": "string", "pattern": "^[0-9-]+$"},
-        {"allOf": [{"type": "integer"}]},
-        {"oneOf": [{"type": "number"}, {"type": "string"}]},
-        {"type": "array"},
-        {"type": "array", "items": True},
-        {"type": "array", "items": {"type": "integer"}, "minItems": 3},
-        {"type": "object"},
-        {"type": "object", "required": ["x"]},
-        {"type": "integer", "maximum": -2},
-        {"type": "integer", "exclusiveMinimum": 4},
-        {"$ref": "#/definitions/name"},
-        {"$ref": "#/properties/other"},
-        {"enum": [None, 3]},
-        {},
-        True,
-    ],
-    ids=str,
-)
+SCHEMAS = [
+    *({"type": ["string", "null"]}, {"type": ["null", "integer"]}, {"const": 0}, {"enum": [None, 3]}, {}, True),
+    {"default": "x", "type": "string", "minLength": 1},
+    {"examples": ["2026-01-31"], "type": "string", "pattern": "^[0-9-]+$"},
+    *({"allOf": [{"type": "integer"}]}, {"oneOf": [{"type": "number"}, {"type": "string"}]}, {"type": "array"}),
+    *({"type": "array", "items": True}, {"type": "array", "items": {"type": "integer"}, "minItems": 3}),
+    *({"type": "object"}, {"type": "object", "required": ["x"]}, {"type": "integer", "maximum": -2}),
+    {"type": "integer", "exclusiveMinimum": 4},
+    *({"$ref": "#/definitions/name"}, {"$ref": "#/properties/other"}),
+]
+
+
+@pytest.mark.parametrize("schema", SCHEMAS, ids=str)
 def test_any_schema_has_an_example(schema):
-    whole = {
-        "type": "object",
-        "properties": {"x": schema, "other": {"type": "boolean"}},
-        "required": ["x"],
-        "definitions": {"name": {"type": "string"}},
-    }
-    (turn,) = example_turns([Foreign(**whole)], answers=False)
+    properties = {"x": schema, "other": {"type": "boolean"}}
+    whole = {"type": "object", "properties": properties, "required": ["x"], "definitions": {"name": {"type": "string"}}}
+    (turn,) = example_turns([foreign(**whole)], answers=False)
     jsonschema.validate(turn.calls[0].arguments, whole)
 
 
 def test_a_schema_that_leads_nowhere_or_in_circles_does_no_harm():
     lost = {"type": "object", "properties": {"x": {"$ref": "#/$defs/gone"}}, "required": ["x", "undescribed"]}
-    (turn,) = example_turns([Foreign(**lost)], answers=False)
+    (turn,) = example_turns([foreign(**lost)], answers=False)
     assert set(turn.calls[0].arguments) == {"x", "undescribed"}
     endless = {"type": "object", "properties": {"x": {"$ref": "#"}}, "required": ["x"]}
-    assert example_turns([Foreign(**endless)], answers=False)
-    assert example_turns([Foreign()], answers=False)[0].calls[0].arguments == {}
+    assert example_turns([foreign(**endless)], answers=False)
+    assert example_turns([foreign()], answers=False)[0].calls[0].arguments == {}

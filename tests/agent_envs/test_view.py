@@ -10,25 +10,16 @@ from agent_envs.utils.view import find_file, read_entries, show_episode, view
 LONG = "The town lies by a river. " * 40
 
 
-def record(number: int, score: float = 1.0, **other) -> dict:
+def record(number: int, score: float = 1.0, invalid: bool = False, **other) -> dict:
+    call = {"tool": "search", "arguments": '{"query": "town"}', "result": LONG, "fault": False}
+    search, answer = "<search>town</search>", "<answer>x</answer>"
     turns = [
-        {
-            "message": 2, "action": "<search>town</search>", "invalid": False, "found": ["Town"], "reward": 0.25,
-            "calls": [{"tool": "search", "arguments": '{"query": "town"}', "result": LONG, "fault": False}],
-            "observation": LONG, "reward_terms": {"progress": 0.25, "format": 0.0}, "advantage": None,
-        },
-        {
-            "message": 4, "action": "<answer>x</answer>", "invalid": other.pop("invalid", False), "found": [], "calls": [],
-            "observation": "", "reward": score, "reward_terms": {"answer": score}, "advantage": -0.5,
-        },
+        {"message": 2, "action": search, "invalid": False, "found": ["Town"], "reward": 0.25, "calls": [call],
+         "observation": LONG, "reward_terms": {"progress": 0.25, "format": 0.0}, "advantage": None},
+        {"message": 4, "action": answer, "invalid": invalid, "found": [], "reward": score, "calls": [],
+         "observation": "", "reward_terms": {"answer": score}, "advantage": -0.5},
     ]  # fmt: skip
-    contents = [
-        "Instructions.",
-        f"Question {number}?",
-        "<search>town</search>",
-        LONG + "end.",
-        f"<answer>x{number}</answer>",
-    ]
+    contents = ["Instructions.", f"Question {number}?", search, LONG + "end.", f"<answer>x{number}</answer>"]
     roles = ["system", "user", "assistant", "user", "assistant"]
     return {
         "key": f"evaluation/0/policy/{number}/0", "agent": "GRPO", "step": 4, "env": "AgentR1/MiniWiki-Easy-v0",
@@ -57,22 +48,10 @@ def text_of(renderable, width=100) -> str:
     return captured.get()
 
 
-@pytest.mark.parametrize(
-    ("outcome", "numbers"),
-    [
-        ("all", [1, 2, 3, 4]),
-        ("right", [1]),
-        ("wrong", [2, 3, 4]),
-        ("invalid", [3]),
-        ("truncated", [2]),
-        ("failed", [4]),
-    ],
-)
-def test_episodes_are_chosen_by_outcome_and_numbered_by_their_place(file, outcome, numbers):
-    assert [entry.number for entry, _ in read_entries(file, outcome)] == numbers
-
-
-def test_the_search_reaches_into_the_conversation_and_minds_no_case(file):
+def test_episodes_are_chosen_and_numbered_by_their_place(file):
+    chosen = {"all": [1, 2, 3, 4], "right": [1], "wrong": [2, 3, 4], "invalid": [3], "truncated": [2], "failed": [4]}
+    assert {outcome: [entry.number for entry, _ in read_entries(file, outcome)] for outcome in chosen} == chosen
+    # the search reaches into the conversation and minds no case
     assert [entry.number for entry, _ in read_entries(file, text="<ANSWER>x3")] == [3]
     assert not list(read_entries(file, "right", "x3</answer>"))
 
@@ -95,16 +74,8 @@ def test_calls_of_an_api_and_rewritten_contexts_read_well(file):
     odd["messages"][2]["content"] = json.dumps({"role": "assistant", "content": "I look.", "tool_calls": [call]})
     odd["messages"].insert(4, {"role": "system", "content": "Anew."})
     shown = text_of(show_episode(odd, entry))
-    assert (
-        "I look." in shown
-        and 'lookup {"q": 1}' in shown
-        and "tool_calls" not in shown
-        and "context was rewritten" in shown
-    )
-
-
-def test_a_record_of_another_shape_is_one_line(file):
-    entry, _ = next(read_entries(file))
+    assert "I look." in shown and 'lookup {"q": 1}' in shown
+    assert "tool_calls" not in shown and "context was rewritten" in shown
     with pytest.raises(ValueError, match="is no episode as docs"):
         show_episode(record(1) | {"turns": ["a"]}, entry)
 
@@ -120,14 +91,11 @@ def test_it_prints_the_list_or_an_episode(file, capsys):
         view(file, episode="1", outcome="wrong")
 
 
-def test_a_folder_of_runs_names_them(tmp_path, file):
+def test_a_folder_of_runs_names_them_and_a_file_without_episodes_is_an_error(tmp_path, file):
     with pytest.raises(FileNotFoundError, match=f"give one of {tmp_path}"):
         find_file(tmp_path.parent)
     with pytest.raises(FileNotFoundError, match="give the folder of a run"):
         find_file(tmp_path / "nothing")
-
-
-def test_a_file_without_episodes_is_an_error(tmp_path, file):
     wrong = tmp_path / "wrong.jsonl"
     wrong.write_text('garbage\n{"a": 1}\n')
     with pytest.raises(ValueError, match="holds no episode: give"):

@@ -3,8 +3,8 @@
 import contextlib
 import os
 import random
+import re
 import sys
-import textwrap
 
 import pytest
 
@@ -13,118 +13,98 @@ from agent_envs.tasks import webshop
 from agent_envs.tasks.webshop import WebShopEnv, make_vector
 from agent_envs.utils.scripts import roll_out
 
-DOUBLE = textwrap.dedent('''
-    """What WebShop documents: pages as text, two actions, sessions by goal, a score at the purchase; and its habits:
-    it draws from the program's own random generator, prints, reads actions with a regular expression, ignores what it
-    cannot do, and breaks on its internal shortcuts."""
-
-    import random
-    import re
-    import string
+PRODUCTS = {f"B{i:03}": f"{kind} number {i}" for i, kind in enumerate(["shoe", "lamp", "mug"] * 10)}
+OPTIONS = ["red", "extra [large]"]
 
 
-    class Server:
-        def __init__(self, num_products, human_goals):
-            if num_products == 100000:
-                raise FileNotFoundError("items_shuffle.json")
-            print("Products loaded.")
-            self.products = {
-                f"B{i:03}": {"name": f"{kind} number {i}", "price": random.uniform(5, 50), "options": ["red", "extra [large]"]}
-                for i, kind in enumerate(["shoe", "lamp", "mug"] * 10)
-            }
-            self.goals = [
-                {"asin": asin, "name": product["name"], "goal_options": {"color": "red"} if i % 2 else ["red"],
-                 "instruction_text": f"find me a {product['name']}, and price lower than {product['price'] + 5:.2f} dollars"}
-                for i, (asin, product) in enumerate(list(self.products.items()) * (2 if num_products == 100 else 60))
-            ]
-            random.seed(233)
-            random.shuffle(self.goals)
-            self.user_sessions = {}
+class Server:
+    def __init__(self, num_products):
+        if num_products == 100000:
+            raise FileNotFoundError("items_shuffle.json")
+        print("Products loaded.")
+        self.prices = {asin: random.uniform(5, 50) for asin in PRODUCTS}
+        self.goals = [
+            {"asin": asin, "name": name, "goal_options": {"color": "red"} if i % 2 else ["red"],
+             "instruction_text": f"find me a {name}, and price lower than {self.prices[asin] + 5:.2f} dollars"}
+            for i, (asin, name) in enumerate(list(PRODUCTS.items()) * (2 if num_products == 100 else 60))
+        ]  # fmt: skip
+        random.seed(233)
+        random.shuffle(self.goals)
+        self.user_sessions = {}
 
 
-    class WebAgentTextEnv:
-        def __init__(self, observation_mode="html", server=None, session_prefix=None, num_products=None, human_goals=None):
-            assert observation_mode == "text"
-            self.server = Server(num_products, human_goals) if server is None else server
-            self.session_prefix = session_prefix
-            self.reset()
+class WebAgentTextEnv:
+    """What WebShop documents: pages as text, two actions, sessions by goal, a score at the purchase; and its habits: it draws
+    from the program's own random generator, prints, ignores what it cannot do, and breaks on its internal shortcuts."""
 
-        def reset(self, session=None, instruction_text=None):
-            number = session if isinstance(session, int) else random.randrange(len(self.server.goals))
-            name = str(session) if session is not None else "".join(random.choices(string.ascii_lowercase, k=10))
-            self.session = (self.session_prefix or "") + name
-            at = self.server.user_sessions.setdefault(self.session, {"goal": self.server.goals[number]})
-            at |= {"page": "start", "asin": None, "options": set(), "found": []}
-            return self._text(), None
+    def __init__(self, observation_mode="html", server=None, session_prefix="", num_products=None, human_goals=None):
+        assert observation_mode == "text"
+        self.server, self.session_prefix = server or Server(num_products), session_prefix
+        self.reset(random.randrange(len(self.server.goals)))
 
-        def get_available_actions(self):
-            at = self.server.user_sessions[self.session]
-            if at["page"] == "start":
-                return {"has_search_bar": True, "clickables": ["search"]}
-            if at["page"] == "results":
-                first = 10 * at["number"]
-                paging = ["back to search"] + ["next >"] * (first + 10 < len(at["found"])) + ["< prev"] * (first > 0)
-                products = [asin.lower() for asin in at["found"][first : first + 10]]
-                return {"has_search_bar": False, "clickables": paging + products}
-            if at["page"] == "item":
-                options = self.server.products[at["asin"]]["options"]
-                fixed = ["back to search", "< prev", "description", "buy now"]
-                return {"has_search_bar": False, "clickables": fixed + options}
-            return {"has_search_bar": False, "clickables": []}
+    def reset(self, session=None):
+        self.session = f"{self.session_prefix}{session}"
+        at = self.server.user_sessions.setdefault(self.session, {"goal": self.server.goals[session]})
+        at |= {"page": "start", "asin": None, "options": set(), "found": []}
+        return self._text(), None
 
-        def step(self, action):
-            at = self.server.user_sessions[self.session]
-            found = re.match(r"(.+)\\[(.+)\\]", action)
-            name, value = found.groups() if found else (action, None)
-            value = value and value.lower()
-            reward, done = 0, False
-            if name == "search" and value:
-                words = value.split(" ")
-                if words[0] in ("<r>", "<a>", "<c>", "<q>"):
-                    raise TypeError("'NoneType' object is not subscriptable")
-                score = {asin: len(set(words) & set(p["name"].split())) for asin, p in self.server.products.items()}
-                hits = sorted((asin for asin, hit in score.items() if hit), key=lambda asin: -score[asin])
-                at |= {"page": "results", "found": hits, "number": 0, "options": set()}
-            elif name == "click" and value != "search" and value in self.get_available_actions()["clickables"]:
-                if value == "buy now":
-                    product, goal = self.server.products[at["asin"]], at["goal"]
-                    limit = float(goal["instruction_text"].split()[-2])
-                    hits = [at["asin"] == goal["asin"], "red" in at["options"], product["price"] <= limit]
-                    reward, done = sum(hits) / 3, True
-                    at["page"] = "done"
-                elif value == "back to search":
-                    at["page"] = "start"
-                elif value in ("next >", "< prev") and at["page"] == "results":
-                    at["number"] += 1 if value == "next >" else -1
-                elif value == "< prev":
-                    at["page"] = "results"
-                elif value.upper() in self.server.products:
-                    at |= {"page": "item", "asin": value.upper(), "options": set()}
-                else:
-                    at["options"].add(value)
-            at["query"] = value if name == "search" else at.get("query", "")
-            return self._text(), reward, done, None
+    def get_available_actions(self):
+        at = self.server.user_sessions[self.session]
+        first = 10 * at.get("number", 0)
+        paging = ["next >"] * (first + 10 < len(at["found"])) + ["< prev"] * (first > 0)
+        clickables = {
+            "start": ["search"],
+            "results": ["back to search", *paging, *(asin.lower() for asin in at["found"][first : first + 10])],
+            "item": ["back to search", "< prev", "description", "buy now", *OPTIONS],
+        }
+        return {"has_search_bar": at["page"] == "start", "clickables": clickables.get(at["page"], [])}
 
-        def _text(self):
-            at = self.server.user_sessions[self.session]
-            parts = ["WebShop", "Instruction:", at["goal"]["instruction_text"], at["page"]]
-            parts += [f"Current Query: {at.get('query')}"] * (at["page"] == "results")
-            if at["asin"]:
-                product = self.server.products[at["asin"]]
-                parts += [product["name"], f"Price: ${product['price']:.2f}", *sorted(at["options"])]
-            return " [SEP] ".join(parts)
-''')
+    def step(self, action):
+        at = self.server.user_sessions[self.session]
+        name, value = re.match(r"(.+)\[(.+)\]", action.lower()).groups()
+        reward, done = 0, False
+        if name == "search":
+            words = set(value.split(" "))
+            if words & {"<r>", "<a>", "<c>", "<q>"}:
+                raise TypeError("'NoneType' object is not subscriptable")
+            hits = {asin: len(words & set(product.split())) for asin, product in PRODUCTS.items()}
+            found = sorted((asin for asin, hit in hits.items() if hit), key=lambda asin: -hits[asin])
+            at |= {"page": "results", "found": found, "number": 0, "options": set(), "query": value}
+        elif value != "search" and value in self.get_available_actions()["clickables"]:
+            if value == "buy now":
+                goal, price = at["goal"], self.server.prices[at["asin"]]
+                fits = price <= float(goal["instruction_text"].split()[-2])
+                reward, done = sum([at["asin"] == goal["asin"], "red" in at["options"], fits]) / 3, True
+                at["page"] = "done"
+            elif value in ("next >", "< prev") and at["page"] == "results":
+                at["number"] += 1 if value == "next >" else -1
+            elif value in ("back to search", "< prev"):
+                at["page"] = "start" if value == "back to search" else "results"
+            elif value.upper() in PRODUCTS:
+                at |= {"page": "item", "asin": value.upper(), "options": set()}
+            else:
+                at["options"].add(value)
+        return self._text(), reward, done, None
+
+    def _text(self):
+        at = self.server.user_sessions[self.session]
+        parts = ["WebShop", "Instruction:", at["goal"]["instruction_text"], at["page"]]
+        parts += [f"Current Query: {at.get('query')}"] * (at["page"] == "results")
+        if at["asin"]:
+            parts += [PRODUCTS[at["asin"]], f"Price: ${self.server.prices[at['asin']]:.2f}", *sorted(at["options"])]
+        return " [SEP] ".join(parts)
 
 
 @pytest.fixture(scope="module")
 def installed(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shop")
-    (folder / "web_agent_site" / "envs").mkdir(parents=True)
-    (folder / "web_agent_site" / "__init__.py").write_text("")
-    (folder / "web_agent_site" / "envs" / "__init__.py").write_text(DOUBLE)
-    sys.path.insert(0, str(folder))
-    yield
-    sys.path.remove(str(folder))
+    """As if it were installed, for other processes too."""
+    folder = tmp_path_factory.mktemp("shop") / "web_agent_site"
+    folder.mkdir()
+    (folder / "__init__.py").write_text("")
+    (folder / "envs.py").write_text(f"from {__name__} import WebAgentTextEnv")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.syspath_prepend(str(folder.parent))
+        yield
     for name in ("web_agent_site", "web_agent_site.envs"):
         sys.modules.pop(name, None)
 
@@ -144,23 +124,19 @@ def click(element):
     return f"<click>{element}</click>"
 
 
-def test_a_missing_shop_is_explained(monkeypatch):
+def test_a_missing_shop_and_missing_products_are_explained(installed, monkeypatch):
+    with pytest.raises(FileNotFoundError, match=r"items_shuffle.json.*setup.sh"):
+        WebShopEnv(num_products=100_000).reset(seed=0)
     monkeypatch.setattr(webshop, "find_spec", lambda name: None)
     with pytest.raises(ImportError, match=r"clone https://github.com/princeton-nlp/WebShop"):
         WebShopEnv()
-
-
-def test_missing_products_are_explained(installed):
-    env = WebShopEnv(num_products=100_000)
-    with pytest.raises(FileNotFoundError, match=r"items_shuffle.json.*setup.sh"):
-        env.reset(seed=0)
 
 
 def test_both_checkers_have_nothing_to_say(installed):
     from agent_envs.utils.checker import check_agent_env
 
     with open(os.devnull, "w") as nowhere, contextlib.redirect_stderr(nowhere):
-        check_agent_env(WebShopEnv(max_turns=8, max_calls=3), steps=100)
+        check_agent_env(WebShopEnv(max_turns=8, max_calls=3), steps=40)
 
 
 def test_splits_are_those_of_the_baselines(installed):
@@ -208,16 +184,9 @@ def test_the_purchase_pays_the_score_once(env):
 
 def test_what_the_shop_cannot_do_is_refused_in_words(env):
     done = list(env.play.actions)
-    for action, words in (
-        (click("buy now"), "no such element"),
-        (click("search"), "no such element"),
-        (search("<r>"), "give keywords"),
-        (search("  <A> leather"), "give keywords"),
-        (search("[ ]"), "give keywords"),
-        (search("\ud800"), "give keywords"),
-        (search(" ??"), "give keywords"),
-        (search("shoe " * 200), "500 characters"),
-    ):
+    refused = {click(element): "no such element" for element in ("buy now", "search")}
+    refused |= {search(words): "give keywords" for words in ("<r>", "  <A> leather", "[ ]", "\ud800", " ??")}
+    for action, words in (refused | {search("shoe " * 200): "500 characters"}).items():
         observation, reward, terminated, _, info = env.step(action)
         assert words in observation and reward == 0.0 and not terminated and info["tool_faults"] == 0
     assert env.play.actions == done

@@ -20,9 +20,6 @@ def need(module: str):
     return pytest.importorskip(module, reason=f"needs {module}", exc_type=ImportError)
 
 
-# -- text: (start(seed, messages) -> what is read first, step(turn) -> (text, reward, done)) ---------------------------
-
-
 def in_episode(id, kwargs):
     episode = Episode(id, **kwargs)
 
@@ -81,9 +78,6 @@ def in_openenv(id, kwargs):
 
 
 TEXT = {"Episode": in_episode, "gem": in_gem, "skyrl": in_skyrl, "openenv": in_openenv}
-
-
-# -- token ids: what each row's episode came to, as (ids, mask, log-probabilities, return) -------------------------------
 
 
 class Tokens:

@@ -97,9 +97,6 @@ def test_calls_of_a_message_are_one_turn():
     assert environment._episode.env.question.question == held_out["prompt"][1]["content"] != row["prompt"][1]["content"]
 
 
-# -- the methods by which `environment_factory` shows the tools to TRL -----------------------------------------------------
-
-
 class Recorder:
     async def _take(self, name, given):
         return given

@@ -1,3 +1,5 @@
+from unittest import mock
+
 import faiss
 import numpy as np
 import pytest
@@ -71,14 +73,8 @@ def numbered(planted) -> Corpus:
     return Corpus(Passage(str(row), "", str(row)) for row in range(len(planted.vectors)))
 
 
-FACTORIES = {  # and the recall@10 to reach with the shortlist re-scored
-    "Flat": 1,
-    "HNSW32": 0.97,
-    "IVF16,SQ8": 0.99,
-    "IVF,PQ8": 0.95,
-    "RR,IVF16,RaBitQfs": 0.9,
-    "PQ8,RFlat": 0.9,
-}
+# and the recall@10 to reach with the shortlist re-scored
+FACTORIES = {"Flat": 1, "HNSW32": 0.97, "IVF16,SQ8": 0.99, "IVF,PQ8": 0.95, "RR,IVF16,RaBitQfs": 0.9, "PQ8,RFlat": 0.9}
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
@@ -148,35 +144,33 @@ def test_too_few_passages_to_train_on(planted):
         DenseIndex.build(few, encoder=planted, factory="PQ8")
 
 
-def build_in(work, numbered, encoder, factory="IVF16,SQ8") -> DenseIndex:
-    return DenseIndex.build(numbered, encoder=encoder, factory=factory, work=work)
-
-
 def test_a_killed_encoding_goes_on(planted, numbered, tmp_path, monkeypatch):
     monkeypatch.setattr("retrieval_index.dense.ENCODE_BATCH", 256)
     killed = Planted(planted.vectors, fails_at="1500")  # in the sixth batch of twelve
     with pytest.raises(KeyboardInterrupt):
-        build_in(tmp_path, numbered, killed)
+        DenseIndex.build(numbered, encoder=killed, factory="IVF16,SQ8", work=tmp_path)
     assert killed.encoded == 5 * 256
     rest = Planted(planted.vectors)
-    index = build_in(tmp_path, numbered, rest)
+    index = DenseIndex.build(numbered, encoder=rest, factory="IVF16,SQ8", work=tmp_path)
     assert rest.encoded == 3000 - 5 * 256
     np.testing.assert_array_equal(index.vectors, planted.vectors.astype(np.float16))
 
     third = Planted(planted.vectors)
-    build_in(tmp_path, numbered, third, "IVF16,RaBitQ")
+    DenseIndex.build(numbered, encoder=third, factory="IVF16,RaBitQ", work=tmp_path)
     assert third.encoded == 0
 
 
 def test_vectors_of_another_corpus_or_encoder_are_not_taken(planted, numbered, tmp_path):
-    index = build_in(tmp_path / "work", numbered, planted)
+    options = {"factory": "IVF16,SQ8", "work": tmp_path / "work"}
+    index = DenseIndex.build(numbered, encoder=planted, **options)
     index.save(tmp_path / "index")
     index.save(tmp_path / "twin")
     other = Planted(-planted.vectors, name="other")
-    assert build_in(tmp_path / "work", numbered, other).vectors[0, 0] == np.float16(-planted.vectors[0, 0])
+    negative = DenseIndex.build(numbered, encoder=other, **options)
+    assert negative.vectors[0, 0] == np.float16(-planted.vectors[0, 0])
     assert other.encoded == 3000
     backwards = Planted(planted.vectors)
-    build_in(tmp_path / "work", Corpus(list(numbered)[::-1]), backwards)
+    DenseIndex.build(Corpus(list(numbered)[::-1]), encoder=backwards, **options)
     assert backwards.encoded == 3000
     for folder in ("index", "twin"):  # they shared their vectors with the work folder, and keep them
         rows, _ = retrieval_index.load(tmp_path / folder, encoder=planted).top_k(["7"], 5)
@@ -214,10 +208,7 @@ def test_an_encoder_that_gives_no_numbers_is_refused(number, factory):
 
 def test_a_disk_that_is_full_is_said_by_the_file(index, tmp_path, monkeypatch):
     """FAISS passes it on as a RuntimeError of C++, which no command would show in one line."""
-
-    def write(*_):
-        raise RuntimeError("Error: 'ret == (size)' failed: write error in x: 3 != 4 (No space left on device)")
-
-    monkeypatch.setattr(faiss, "write_index", write)
+    full = RuntimeError("Error: 'ret == (size)' failed: write error in x: 3 != 4 (No space left on device)")
+    monkeypatch.setattr(faiss, "write_index", mock.Mock(side_effect=full))
     with pytest.raises(OSError, match=r"vectors\.faiss: No space left on device"):
         index.write(tmp_path)

@@ -31,10 +31,7 @@ def random_postings(draw: np.random.Generator, n_terms: int, n_passages: int):
     scores = np.concatenate(scores).astype(np.float32)
     starts = np.array(starts, np.int64)
     maxima = np.maximum.reduceat(scores, starts[:-1])
-    arrays = scores, np.concatenate(rows).astype(np.int32), starts, maxima
-    for array in arrays:
-        array.setflags(write=False)
-    return arrays
+    return _frozen(scores, np.concatenate(rows).astype(np.int32), starts, maxima)
 
 
 @settings(max_examples=60, deadline=None)
@@ -60,7 +57,7 @@ def test_most_postings_of_common_words_are_never_read():
     scores = np.concatenate([np.full(20, 9), np.linspace(0.1, 0.2, n)]).astype(np.float32)
     starts, maxima = np.array([0, 20, n + 20], np.int64), np.array([9, 0.2], np.float32)
     query, one = np.array([0, 1]), np.array([0, 2])
-    before = kernel.top_k(query, one, 5, *(a.view() for a in _frozen(scores, rows, starts, maxima)))
+    before = kernel.top_k(query, one, 5, *_frozen(scores, rows, starts, maxima))
     assert before[0][0].tolist() == sorted(range(0, n, n // 20), reverse=True)[:5]
     spoilt = scores.copy()
     spoilt[20:][np.arange(n) % (n // 20) > 20_000] = np.nan  # far from every passage that has the name

