@@ -53,40 +53,38 @@ def test_a_limit_of_its_own_holds():
 def test_instructions_and_formats():
     env = hosting.make(PLAIN, instructions="Do as you are told.", format="ragen", words=["red"])
     first, info = env.reset(seed=0)
-    assert (
-        first == "Say red."
-        and info["instructions"].startswith("Do as you are told.")
-        and "<answer>" in info["instructions"]
-    )
-    assert env.step("<think>red</think><answer>red</answer>")[:3] == (
-        "<information>Thank you.</information>",
-        1.1,
-        True,
-    )
+    assert first == "Say red." and info["instructions"].startswith("Do as you are told.")
+    assert "<answer>" in info["instructions"]
+    outcome = env.step("<think>red</think><answer>red</answer>")[:3]
+    assert outcome == ("<information>Thank you.</information>", 1.1, True)
     plain = agent_envs.host(lambda: gymnasium.make(PLAIN, disable_env_checker=True, words=["red"]), "Obey.")
     assert plain.reset(seed=0)[1]["instructions"] == "Obey."
     assert plain.step("<think>\nred?\n</think>\n\nno idea")[0] == "No, say red."  # a thought is no action
 
 
 def test_what_it_raises():
-    env = hosting.make(PLAIN)
-    env.reset(seed=0)
+    env, odd = hosting.make(PLAIN), agent_envs.host(Odd)
+    env.reset(seed=0), odd.reset(seed=0)
     text, reward, _, truncated, info = env.step("scold")  # a ValueError is the agent's mistake
     assert "mind your words" in text and reward == 0 and not truncated and not info["tool_faults"]
-    text, reward, _, truncated, info = env.step("crash")
-    assert "out of order" in text and reward == 0 and truncated and info["tool_faults"] == 1
-    odd = agent_envs.host(Odd)
-    odd.reset(seed=0)
-    *_, truncated, info = odd.step("divide")  # of a tool this would be the agent's mistake
-    assert truncated and info["tool_faults"] == 1
+    for broken, turn, says in ((env, "crash", "out of order"), (odd, "divide", "by itself")):
+        text, reward, _, truncated, info = broken.step(turn)
+        assert says in text and reward == 0 and truncated and info["tool_faults"] == 1
 
 
 class Numbers(gymnasium.Env):
+    """Takes whatever it is given, and says a number."""
+
+    action_space = observation_space = gymnasium.spaces.Text(40)
+
+    def __init__(self, says=5, **kwargs):
+        self.says, self.given = says, kwargs
+
     def reset(self, *, seed=None, options=None):
-        return 5, {}
+        return self.says, {}
 
 
-def test_what_does_not_speak_text_is_refused():
+def test_what_does_not_speak_text_is_refused(tmp_path):
     with pytest.raises(ValueError, match=r"FrozenLakeEnv takes Discrete\(4\), not text"):
         hosting.make("FrozenLake-v1")
     with pytest.raises(ValueError, match="must be text, got int"):
@@ -95,6 +93,23 @@ def test_what_does_not_speak_text_is_refused():
         agent_envs.host(Numbers, split="test")
     with pytest.raises(gymnasium.error.Error, match="Nowhere"):
         make_envs("Nowhere-v0", "{}", "train", 1)
+    with pytest.raises(ValueError, match="scripted agents, which a hosted environment does not have: give a model"):
+        grpo.main(grpo.Args(env=PLAIN, out=tmp_path / "run"))
+
+
+@pytest.fixture
+def register():
+    """Registers an environment for a while."""
+    ids = []
+
+    def register(id, entry_point):
+        gymnasium.register(id, entry_point=entry_point)
+        ids.append(id)
+        return id
+
+    yield register
+    for id in ids:
+        del gymnasium.registry[id]
 
 
 class Words:
@@ -105,11 +120,6 @@ class Words:
 
     def step(self, action):
         return "so", 0.5, True, False, {"success": True}
-
-
-def test_the_tiny_policy_has_nobody_to_learn_from_there(tmp_path):
-    with pytest.raises(ValueError, match="scripted agents, which a hosted environment does not have: give a model"):
-        grpo.main(grpo.Args(env=PLAIN, out=tmp_path / "run"))
 
 
 class Odd(gymnasium.Env):
@@ -129,15 +139,8 @@ class Odd(gymnasium.Env):
         return "go on", 1.0, action == "end", False, info
 
 
-@pytest.fixture
-def odd():
-    gymnasium.register("Test/Odd-v0", entry_point=Odd)
-    yield "Test/Odd-v0"
-    del gymnasium.registry["Test/Odd-v0"]
-
-
-def test_a_context_in_an_info_is_no_conversation(odd):
-    episode = Episode(odd)
+def test_a_context_in_an_info_is_no_conversation(register):
+    episode = Episode(register("Test/Odd-v0", Odd))
     episode.start(0)
     reply = episode.step("red")
     assert reply.context is None and reply.text == "go on"
@@ -186,49 +189,23 @@ class NoSplit(ToolEnv):
         return TurnOutcome({"em": 0.0})
 
 
-def test_a_mixture_gives_a_split_to_a_task_that_takes_none():
-    gymnasium.register("Test/NoSplit-v0", entry_point=NoSplit)
-    try:
-        said = {
-            split: gymnasium.make("AgentR1/Mixture-v0", tasks={"Test/NoSplit-v0": 1}, split=split).reset(seed=0)[0]
-            for split in ("train", "validation")
-        }
-        assert said["train"] != said["validation"]
-    finally:
-        del gymnasium.registry["Test/NoSplit-v0"]
+def test_a_mixture_gives_a_split_to_a_task_that_takes_none(register):
+    tasks = {register("Test/NoSplit-v0", NoSplit): 1}
+    train, held_out = (MixtureEnv(tasks, split=split).reset(seed=0)[0] for split in ("train", "validation"))
+    assert train != held_out
 
 
-class TakesAnything(Numbers):
-    """Speaks text, and takes whatever it is given."""
-
-    action_space = observation_space = gymnasium.spaces.Text(40)
-
-    def __init__(self, **kwargs):
-        self.given = kwargs
-
-    def reset(self, *, seed=None, options=None):
-        return "Guess.", {}
-
-
-def test_the_hosts_arguments_are_the_hosts_where_an_environment_takes_anything():
-    gymnasium.register("Mine/Anything-v0", entry_point=TakesAnything)
-    try:
-        env = hosting.make("Mine/Anything-v0", instructions="Guess!", max_turns=3, format="ragen", words=["red"])
-    finally:
-        del gymnasium.registry["Mine/Anything-v0"]
-    assert env.system_prompt.startswith("Guess!")
-    assert env.max_turns == 3
+def test_the_hosts_arguments_are_the_hosts_where_an_environment_takes_anything(register):
+    options = {"instructions": "Guess!", "max_turns": 3, "format": "ragen", "says": "Guess."}
+    env = hosting.make(register("Mine/Anything-v0", Numbers), **options, words=["red"])
+    assert env.system_prompt.startswith("Guess!") and env.max_turns == 3
     assert env.hosted.unwrapped.given.keys() == {"words"}
 
 
-def test_wrappers_that_are_left_out_are_named():
+def test_wrappers_that_are_left_out_are_named(register):
     def make_wrapped(**options):
         made = gymnasium.make("AgentR1/Bandit-v0", disable_env_checker=True, **options)
         return gymnasium.wrappers.TransformReward(made, lambda reward: 2 * reward)
 
-    gymnasium.register("Mine/Wrapped-v0", entry_point=make_wrapped)
-    try:
-        with pytest.warns(UserWarning, match="TransformReward around it is left out"):
-            hosting.make("Mine/Wrapped-v0")
-    finally:
-        del gymnasium.registry["Mine/Wrapped-v0"]
+    with pytest.warns(UserWarning, match="TransformReward around it is left out"):
+        hosting.make(register("Mine/Wrapped-v0", make_wrapped))

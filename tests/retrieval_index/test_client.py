@@ -77,12 +77,15 @@ def test_passages_survive_the_wire(title, text):
         assert passage_of(entry) == passage
 
 
-def test_many_queries_are_several_requests():
+def test_many_queries_are_several_requests_and_of_too_many_passages_the_first_are_taken():
     queries = [str(number) for number in range(150)]
-    lists = [[entry_of(Passage(query, "t", "x", 1.0), with_score=True)] for query in queries]
+    entries = [entry_of(Passage(query, "t", "x", 1.0), with_score=True) for query in queries]
+    lists = [[entry] for entry in entries]
     with scripted(result(*lists[:64]), result(*lists[64:128]), result(*lists[128:])) as (url, requests):
         assert [found[0].id for found in RemoteSearcher(url).search(queries, 1)] == queries
     assert [len(body["queries"]) for _, body in requests] == [64, 64, 22]
+    with scripted(result(entries[:9])) as (url, _):
+        assert [p.id for p in RemoteSearcher(url).search(["band"], 3)[0]] == ["0", "1", "2"]
 
 
 @pytest.mark.parametrize(
@@ -166,19 +169,10 @@ def test_arguments_are_checked_as_in_process():
             RemoteSearcher(**{"url": "http://localhost", **wrong})
 
 
-def test_it_pickles():
-    copy = pickle.loads(pickle.dumps(RemoteSearcher("http://127.0.0.1:9", timeout=5.0, retries=1)))
+def test_it_pickles_and_a_fork_opens_connections_of_its_own(monkeypatch):
+    searcher = RemoteSearcher("http://127.0.0.1:9", timeout=5.0, retries=1)
+    copy = pickle.loads(pickle.dumps(searcher))
     assert (copy.url, copy.timeout, copy.retries) == ("http://127.0.0.1:9/retrieve", 5.0, 1)
-
-
-def test_a_fork_opens_connections_of_its_own(monkeypatch):
-    searcher = RemoteSearcher("http://127.0.0.1:9")
     assert searcher._client() is (parents := searcher._client())
     monkeypatch.setattr(os, "getpid", lambda: -1)
     assert searcher._client() is not parents
-
-
-def test_of_too_many_passages_the_first_are_taken():
-    entries = [{"document": {"id": str(i), "contents": "x"}, "score": 1.0} for i in range(9)]
-    with scripted((200, json.dumps({"result": [entries]}), {})) as (url, _):
-        assert [p.id for p in RemoteSearcher(url).search(["band"], 3)[0]] == ["0", "1", "2"]

@@ -17,11 +17,6 @@ def stored(passages, folder) -> Corpus:
     return Corpus.open(folder)
 
 
-def test_score_is_no_part_of_equality():
-    assert Passage("1", "a", "b", score=2.0) == Passage("1", "a", "b")
-    assert hash(Passage("1", "a", "b", score=2.0)) == hash(Passage("1", "a", "b"))
-
-
 def test_the_stored_corpus_equals_the_one_in_memory(tmp_path, passages):
     memory, disk = Corpus(ODD + passages), stored(ODD + passages, tmp_path)
     assert len(disk) == len(memory)
@@ -30,6 +25,8 @@ def test_the_stored_corpus_equals_the_one_in_memory(tmp_path, passages):
     assert disk.fingerprint == memory.fingerprint
     assert memory.fingerprint == hashlib.sha256((tmp_path / "passages.jsonl").read_bytes()).hexdigest()
     assert Corpus(passages).fingerprint != memory.fingerprint
+    scored, plain = Passage("1", "a", "b", score=2.0), Passage("1", "a", "b")  # the score is no part of equality
+    assert scored == plain and hash(scored) == hash(plain)
 
 
 @pytest.mark.parametrize("rows", [slice(None), slice(1, 3), slice(-2, None), slice(None, None, -1), slice(2, 99)])
@@ -41,15 +38,11 @@ def test_a_slice_is_a_list(tmp_path, rows):
             disk[row]
 
 
-def test_a_stored_corpus_pickles_by_its_path(tmp_path, passages):
+def test_a_stored_corpus_pickles_by_its_path_and_outlives_its_files(tmp_path, passages):
     disk = stored(passages, tmp_path)
     pickled = pickle.dumps(disk)
     assert len(pickled) < 1000
     assert list(pickle.loads(pickled)) == passages
-
-
-def test_a_stored_corpus_outlives_its_files(tmp_path, passages):
-    disk = stored(passages, tmp_path)
     for path in tmp_path.iterdir():
         path.unlink()
     (tmp_path / "copy").mkdir()

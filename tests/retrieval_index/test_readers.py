@@ -295,17 +295,17 @@ def test_every_text_below_a_folder_is_read_and_what_is_not_is_said(tmp_path):
 
 def test_a_source_that_cannot_be_read_is_refused_at_once(tmp_path):
     (tmp_path / "empty").mkdir()
-    with pytest.raises(ValueError, match="there is no file of passages in it"):
-        read_passages(tmp_path / "empty")
-    with pytest.raises(FileNotFoundError, match="hf:owner/name"):
-        read_passages(tmp_path / "absent.jsonl")
-    with pytest.raises(ValueError, match="names no data set"):
-        read_passages("hf:")
-    for name in ("p.pdf", "p", "p.gz", "p.jsonl.bz2", "p.parquet.gz"):
+    names = "p.pdf", "p", "p.gz", "p.jsonl.bz2", "p.parquet.gz"
+    for name in (*names, "p.jsonl"):
         (tmp_path / name).touch()
-        with pytest.raises(ValueError, match=rf"{name}: cannot tell the format .*\.jsonl"):
-            read_passages(tmp_path / name)
-    (tmp_path / "p.jsonl").touch()
+    for source, error, message in (
+        (tmp_path / "empty", ValueError, "there is no file of passages in it"),
+        (tmp_path / "absent.jsonl", FileNotFoundError, "hf:owner/name"),
+        ("hf:", ValueError, "names no data set"),
+        *((tmp_path / name, ValueError, rf"{name}: cannot tell the format .*\.jsonl") for name in names),
+    ):
+        with pytest.raises(error, match=message):
+            read_passages(source)
     assert list(read_passages(tmp_path / "p.jsonl")) == []
     with pytest.raises(ValueError, match="has no splits"):
         read_passages(tmp_path / "p.jsonl", split="train")
@@ -396,17 +396,13 @@ def test_contents_are_split_into_title_and_text(contents, title, split):
     assert split_contents(contents, title) == split
 
 
-def test_a_comment_in_code_is_no_heading(tmp_path):
-    code = "```sh\n# install it\npip install it\n```\n"
-    (tmp_path / "a.md").write_text(code + "\n# Real title\n\nText.\n")
-    (tmp_path / "b.md").write_text(code)
-    assert {p.title for p in read_passages(tmp_path / "a.md")} == {"Real title"}
-    assert {p.title for p in read_passages(tmp_path / "b.md")} == {"b"}
-
-
-def test_names_of_columns_are_read_in_any_case_and_once(tmp_path):
+def test_names_of_columns_are_read_in_any_case_and_once_and_a_comment_in_code_is_no_heading(tmp_path):
     (tmp_path / "p.csv").write_text("ID,Title,Text\n1,A,one\n")
     assert list(read_passages(tmp_path / "p.csv")) == [Passage("1", "A", "one")]
     (tmp_path / "p.csv").write_text("id,title,text,Text\n1,A,one,two\n")
     with pytest.raises(ValueError, match=r"p\.csv:1: two columns are called 'text'"):
         list(read_passages(tmp_path / "p.csv"))
+    code = "```sh\n# install it\npip install it\n```\n"
+    for name, text, title in (("a", code + "\n# Real title\n\nText.\n", "Real title"), ("b", code, "b")):
+        (tmp_path / f"{name}.md").write_text(text)
+        assert {p.title for p in read_passages(tmp_path / f"{name}.md")} == {title}

@@ -4,6 +4,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from types import SimpleNamespace
 
 import pytest
 
@@ -210,17 +211,18 @@ def play(gated, *arrivals):
     return answered
 
 
-def test_what_waits_is_searched_together_if_its_k_is_equal(gated):
+def test_what_waits_is_searched_together_if_its_k_is_equal_in_batches_that_are_bounded_and_shared(gated):
     play(gated, (["river"], 2), (["town", "film"], 5), (["comet"], 2))
     assert gated.calls == [(["castle"], 1), (["river", "comet"], 2), (["town", "film"], 5)]
-
-
-def test_batches_are_bounded_and_shared(gated):
+    gated.calls.clear()
     sizes = 200, 100, 90, 56, 300, 0, 1
     play(gated, *[([f"castle {WORDS[number]}"] * size, 2) for number, size in enumerate(sizes)])
     assert sum(len(queries) for queries, _ in gated.calls) == 1 + sum(sizes)
     assert max(len(queries) for queries, _ in gated.calls) <= 256
     assert len(set(gated.calls[1][0])) >= 3 and len(gated.calls) <= 8
+    gated.calls.clear()
+    play(gated, (["river " * 1000] * 40, 2))  # a search of long queries takes fewer
+    assert max(len(queries) for queries, _ in gated.calls) <= 12
 
 
 @pytest.mark.parametrize(("large", "k"), [(1, 100), (3, 3)])
@@ -229,11 +231,6 @@ def test_a_small_request_does_not_wait_for_large_ones(gated, large, k):
     assert [number for number, _ in answered[:2]] == [-1, large]  # the small one came last and is answered first
     assert answered[1][1] <= 4  # after the one under way, and two of large ones
     assert max(len(queries) for queries, asked in gated.calls if asked == 100) <= 25
-
-
-def test_a_search_of_long_queries_takes_fewer(gated):
-    play(gated, (["river " * 1000] * 40, 2))
-    assert max(len(queries) for queries, _ in gated.calls) <= 12
 
 
 def test_a_search_that_fails_ends_its_request_and_no_other(gated):
@@ -299,29 +296,17 @@ def test_shutting_down_answers_what_waits(gated):
         first = hold_up(gated, client)
         waiting = in_background(client, ["river"], ["comet"], topk=2)
         client.shut_down()
-        wait_until(lambda: refuses_connections(client))
+        with pytest.raises(ConnectionRefusedError):
+            wait_until(lambda: connect(client).close())
         gated.gate.set()
         assert [answer.result().status_code for answer in [first, *waiting]] == [200] * 3
         assert waiting[0].result().json()["result"][0]
 
 
-def refuses_connections(client) -> bool:
-    try:
-        socket.create_connection((client.base_url.host, client.base_url.port)).close()
-    except ConnectionRefusedError:
-        return True
-    return False
-
-
-class Adapter:
-    """A searcher of another server: it can search, and knows nothing else."""
-
-    def search(self, queries, k):
-        return [[Passage("1", "Arizona", "a state", 1.0)] for _ in queries]
-
-
 def test_what_has_no_corpus_can_be_served():
-    for searcher in (Adapter(), retrieval_index.ShardedSearcher([Adapter(), Adapter()])):
+    """A searcher of another server: it can search, and knows nothing else."""
+    other = SimpleNamespace(search=lambda queries, k: [[Passage("1", "Arizona", "a state", 1.0)] for _ in queries])
+    for searcher in (other, retrieval_index.ShardedSearcher([other, other])):
         with serving(searcher) as client:
             health = client.get("/health").json()
             assert (health["status"], health["passages"], health["fingerprint"]) == ("ok", None, None)
@@ -363,14 +348,9 @@ def test_serve_listens_on_this_machine_alone(index, monkeypatch):
 
 
 def test_a_searcher_that_gives_nonsense_is_an_error_and_no_hang(index):
-    class Nonsense:
-        corpus = index.corpus
-
-        def search(self, queries, k):
-            return {"first": None, "second": iter(())}.get(queries[0])
-
-    with serving(Nonsense()) as client:
-        for query in ("first", "second"):
+    answers = {"first": None, "second": iter(())}
+    with serving(SimpleNamespace(corpus=index.corpus, search=lambda queries, k: answers[queries[0]])) as client:
+        for query in answers:
             answer = client.post("/retrieve", json={"queries": [query]})
             assert answer.status_code == 500
             assert "TypeError" in answer.json()["detail"]

@@ -43,11 +43,9 @@ def test_searchers_pickle(saved):
 
 def test_an_index_that_was_replaced_is_not_sent_on_as_the_old_one(passages, tmp_path):
     retrieval_index.build(passages).save(tmp_path / "index")
-    loaded = retrieval_index.load(tmp_path / "index")
-    sent = pickle.dumps(loaded)
-    assert same_results(loaded, pickle.loads(sent))
+    sent = pickle.dumps(retrieval_index.load(tmp_path / "index"))
     retrieval_index.build(passages[:50]).save(tmp_path / "index")
-    with pytest.raises(retrieval_index.IndexCorrupt, match="is another index than it was"):
+    with pytest.raises(IndexCorrupt, match="is another index than it was"):
         pickle.loads(sent)
 
 
@@ -110,15 +108,11 @@ def test_any_change_to_any_file_is_a_clear_error(saved, tmp_path):
     assert same_results(searcher, retrieval_index.load(folder))
 
 
-def test_a_missing_index_says_how_to_build_one(tmp_path):
-    for folder, problem in ((tmp_path / "none", "does not exist"), (tmp_path, "is not an index")):
-        with pytest.raises(FileNotFoundError, match=problem) as error:
-            retrieval_index.load(folder)
-        assert "python -m retrieval_index build" in str(error.value)
-
-
-def test_another_format_version_is_told_apart_from_damage(saved, tmp_path, monkeypatch):
+def test_another_format_version_and_a_missing_index_are_told_apart_from_damage(saved, tmp_path, monkeypatch):
     searcher, _ = saved
+    for folder, problem in ((tmp_path / "none", "does not exist"), (tmp_path, "is not an index")):
+        with pytest.raises(FileNotFoundError, match=f"{problem}(.|\n)*python -m retrieval_index build"):
+            retrieval_index.load(folder)
     with monkeypatch.context() as patch:
         patch.setattr(store, "FORMAT_VERSION", 99)
         searcher.save(tmp_path / "index")

@@ -118,6 +118,10 @@ def test_a_damaged_block_is_an_error_for_those_who_read_it_alone(stored):
     np.testing.assert_array_equal(lazy[np.arange(100)], array[:100])
     with pytest.raises(IndexCorrupt):
         read_array(path)
+    for content in (b"", b"\x93NUMPY", b"nonsense" * 100):  # what is no array is named
+        path.write_bytes(content)
+        with pytest.raises(IndexCorrupt, match=r"a\.npy"):
+            VerifiedArray(path)
 
 
 def test_more_than_may_be_held_is_forgotten_and_read_again(stored, monkeypatch):
@@ -129,10 +133,3 @@ def test_more_than_may_be_held_is_forgotten_and_read_again(stored, monkeypatch):
         np.testing.assert_array_equal(lazy[np.array([row])], array[[row]])
         assert lazy._bytes <= 5 * BLOCK
     np.testing.assert_array_equal(early[:500], array[:500])
-
-
-@pytest.mark.parametrize("content", [b"", b"\x93NUMPY", b"nonsense" * 100])
-def test_what_is_no_array_is_named(tmp_path, content):
-    (tmp_path / "a.npy").write_bytes(content)
-    with pytest.raises(IndexCorrupt, match=r"a\.npy"):
-        VerifiedArray(tmp_path / "a.npy")
