@@ -36,15 +36,11 @@ def test_data_files_are_in_the_wheel():
         assert {path for path in files if path.suffix != ".py"} == installed
 
 
-@pytest.mark.parametrize("script", PROJECT["project"]["scripts"])
-def test_console_scripts_lead_to_a_function(script):
-    module, function = PROJECT["project"]["scripts"][script].split(":")
-    assert callable(getattr(import_module(module), function))
-
-
-@pytest.mark.parametrize("command", COMMANDS)
-def test_every_command_of_the_trainer_is_a_file(command):
-    assert util.find_spec(f"trainers.{command}")
+def test_console_scripts_lead_to_a_function_and_every_command_of_the_trainer_to_a_file():
+    for script in PROJECT["project"]["scripts"].values():
+        module, function = script.split(":")
+        assert callable(getattr(import_module(module), function))
+    assert [command for command in COMMANDS if not util.find_spec(f"trainers.{command}")] == []
 
 
 def test_help_lists_the_commands_and_imports_nothing_for_it():

@@ -38,26 +38,24 @@ def test_missing_packages_are_named(fakes, monkeypatch):
         ALFWorldEnv(games=str(fakes), split="all")
 
 
-def test_missing_games_are_explained(tmp_path, monkeypatch):
+def test_missing_games_are_explained_and_bad_arguments_refused(tmp_path, monkeypatch):
     monkeypatch.setattr(alfworld, "find_spec", lambda name: name)
     monkeypatch.setenv("ALFWORLD_DATA", str(tmp_path / "nowhere"))
-    with pytest.raises(FileNotFoundError, match=r"nowhere/json_2.1.1/valid_unseen: run `alfworld-download`"):
-        ALFWorldEnv(split="eval_out_of_distribution")
-    with pytest.raises(FileNotFoundError, match=r"elsewhere/json_2.1.1/train"):
-        ALFWorldEnv(data=str(tmp_path / "elsewhere"))
-    with pytest.raises(FileNotFoundError, match="there is no"):
-        ALFWorldEnv(games=str(tmp_path / "nothing"))
-    with pytest.raises(FileNotFoundError, match="no game"):
-        ALFWorldEnv(games=str(tmp_path))
+    cases = [
+        ({"split": "eval_out_of_distribution"}, r"nowhere/json_2.1.1/valid_unseen: run `alfworld-download`"),
+        ({"data": str(tmp_path / "elsewhere")}, r"elsewhere/json_2.1.1/train"),
+        ({"games": str(tmp_path / "nothing")}, "there is no"),
+        ({"games": str(tmp_path)}, "no game"),
+    ]
+    for arguments, message in cases:
+        with pytest.raises(FileNotFoundError, match=message):
+            ALFWorldEnv(**arguments)
     (tmp_path / "zork.z8").write_bytes(b"")
     with pytest.raises(FileNotFoundError, match=r"lacks zork.json"):
         ALFWorldEnv(games=str(tmp_path), split="all")
-
-
-@pytest.mark.parametrize("arguments", [{"split": "test"}, {"split": "all"}, {"games": "x", "data": "y"}])
-def test_bad_arguments_are_refused(arguments):
-    with pytest.raises(ValueError):
-        ALFWorldEnv(**arguments)
+    for arguments in ({"split": "test"}, {"split": "all"}, {"games": "x", "data": "y"}):
+        with pytest.raises(ValueError):
+            ALFWorldEnv(**arguments)
 
 
 def test_games_are_split_by_what_they_are(fakes, tmp_path_factory):
@@ -73,16 +71,11 @@ def test_games_are_split_by_what_they_are(fakes, tmp_path_factory):
         find_games([str(copy / "renamed.z8")], other)
 
 
-def test_interpreter_chatter_is_left_out():
+def test_interpreter_chatter_is_left_out_and_menus_are_read_as_they_are_written():
     text = "\n\n   ____  __ \n  |  $$\\|>$ |\n\nA room.  \n\n\n\nAn exit | a door.\n\n>     -= Room =-0/1\n"
-    assert _clean_text(text) == "A room.\n\nAn exit | a door."
-    assert (
-        _clean_text("Won.\n  *** The End ***\nWould you like to RESTART or QUIT?\n> -= x =-") == "Won.\n*** The End ***"
-    )
-    assert _clean_text("") == ""
-
-
-def test_menus_are_read_as_they_are_written():
+    assert _clean_text(text) == "A room.\n\nAn exit | a door." and _clean_text("") == ""
+    won = "Won.\n  *** The End ***\nWould you like to RESTART or QUIT?\n> -= x =-"
+    assert _clean_text(won) == "Won.\n*** The End ***"
     text = "a [b] Commands: [no]\n" + replay.menu("Commands", ["go east", "open it's box ", "a\nb"])
     assert replay.read_menu("Commands", f'<information>{text}</information>"]') == ["go east", "open it's box", "a b"]
     assert replay.read_menu("Commands", "[x] " + replay.menu("Commands", [])) == []

@@ -51,6 +51,10 @@ def make(request, folder):
     return make
 
 
+def splits(make):
+    return [make(split=split) for split in ("train", "validation")]
+
+
 def test_the_oracle_solves_everything_and_chance_does_not(make):
     _, paid, chance, rule = TASKS[make.task]
     envs, means = splits(make), {}
@@ -58,8 +62,7 @@ def test_the_oracle_solves_everything_and_chance_does_not(make):
         scores = []
         for env, seed in itertools.product(envs, range(4 if make.task == "Python" else 12)):
             episode = roll_out(env, env.SCRIPTS[name], seed)
-            for turn in episode:
-                assert turn["reward"] == sum(turn["reward_terms"].values())
+            assert all(turn["reward"] == sum(turn["reward_terms"].values()) for turn in episode)
             scores.append(episode[-1][env.PRIMARY_METRIC])
             if name == "oracle" and paid is not None:
                 assert sum(turn["reward"] for turn in episode) == pytest.approx(paid)
@@ -83,10 +86,6 @@ def test_held_out_instances_are_never_trained_on(make):
     if make.task == "HotpotQA":  # whose rows are told apart by their ids here
         train, validation = ({question.id for question in env.questions} for env in splits(make))
     assert train and validation and not train & validation
-
-
-def splits(make):
-    return [make(split=split) for split in ("train", "validation")]
 
 
 class Numbers(ToolEnv):
@@ -122,13 +121,6 @@ def test_an_instance_can_be_picked_and_unknown_options_are_refused(make):
         env.reset(options={"nothing": 3})
 
 
-@pytest.mark.parametrize("wrong", [{"noise_seed": "yes"}, {"noise_seed": True}, {"noise_seed": 1.5}])
-@pytest.mark.parametrize("name", ["Bandit", "FrozenLake"])
-def test_noise_seeds_are_whole_numbers(name, wrong):
-    with pytest.raises(ValueError, match="noise_seed must be a whole number"):
-        gymnasium.make(f"AgentR1/{name}-v0").unwrapped.reset(options=wrong)
-
-
 @pytest.mark.parametrize(("name", "instance"), [("Bandit", "arms"), ("FrozenLake", "board")])
 def test_a_noise_seed_changes_what_comes_out_and_not_the_instance(name, instance):
     env = gymnasium.make(f"AgentR1/{name}-v0").unwrapped
@@ -140,6 +132,9 @@ def test_a_noise_seed_changes_what_comes_out_and_not_the_instance(name, instance
         said = repr([(turn["next_observation"], turn["reward"]) for turn in episode])
         assert outcomes.setdefault(noise, said) == said
     assert len(set(outcomes.values())) > 1
+    for wrong in ("yes", True, 1.5):
+        with pytest.raises(ValueError, match="noise_seed must be a whole number"):
+            env.reset(options={"noise_seed": wrong})
 
 
 WRONG = {

@@ -73,20 +73,15 @@ def load(name, data, split="validation", **arguments):
     return load_benchmark(name, split=split, data=data, questions_only=True, **arguments)
 
 
-def test_bamboogle(tmp_path):
+def test_bamboogle_and_nq(tmp_path):
     rows = [{"Question": 'Who was president, when "it" was found?', "Answer": "Taft, William"}]
     write_table(tmp_path / "Bamboogle Prerelease - Sheet1.csv", rows, ",")
     (question,) = load("bamboogle", tmp_path).questions
     assert (question.question, question.golds) == (rows[0]["Question"], ("Taft, William",))
     (again,) = load("bamboogle", write_jsonl(tmp_path / "hub.jsonl", *rows)).questions
     assert again == question, "the id is a hash of the question"
-
-
-def test_nq(tmp_path):
-    rows = [
-        {"question": "when was it", "answer": ["14 December 1972 UTC", "December 1972", "", "December 1972"]},
-        {"question": "who was it", "answer": ["The aorta"]},
-    ]
+    answers = ["14 December 1972 UTC", "December 1972", "", "December 1972"]
+    rows = [{"question": "when was it", "answer": answers}, {"question": "who was it", "answer": ["The aorta"]}]
     write_jsonl(tmp_path / "NQ-open.dev.jsonl", *rows)
     first, second = load("nq", tmp_path).questions
     assert first.golds == ("14 December 1972 UTC", "December 1972") and second.golds == ("The aorta",)

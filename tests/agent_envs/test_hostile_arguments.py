@@ -7,6 +7,7 @@ import gymnasium
 import pytest
 from broken_envs import Digit, Echo
 
+from agent_envs.__main__ import _play
 from agent_envs.sandbox.runner import MAX_CODE
 from agent_envs.tasks.python import PythonTool
 from agent_envs.tools import FunctionTool, ReadTool, SearchTool, run_calls
@@ -86,25 +87,17 @@ def test_numbers_that_break_a_check_do_not_break_the_turn(number):
     assert_no_fault({"echo": tool}, "echo", {"text": number})
 
 
-class Voidable(Digit):
-    """An agent can make its tool break."""
-
-    def __init__(self, **common):
-        super().__init__(FunctionTool(self.look, name="look"), **common)
-
-    def look(self, text: str) -> str:
-        """looks."""
-        return {"a": "b"}[text]
+def look(text: str) -> str:
+    """looks."""
+    return {"a": "b"}[text]
 
 
 def test_the_checker_finds_tools_that_an_agent_can_break():
     with pytest.raises(CheckFailed, match=r"look\('text': .*is reported as a fault of the tool"):
-        check_agent_env(Voidable(), steps=10)
+        check_agent_env(Digit(FunctionTool(look)), steps=10)
 
 
 def test_what_tools_say_cannot_steer_a_terminal(capsys, monkeypatch):
-    from agent_envs.__main__ import _play
-
     said = "\x1b[2J\x00\u202e\x9b"
     env = Digit(render_mode="ansi")
     env.reset(seed=0)

@@ -239,11 +239,8 @@ class Verl(Tokens):
         config.actor_rollout_ref.model.path = str(folder / "model")
         rollout = config.actor_rollout_ref.rollout
         rollout.name, rollout.agent.agent_loop_config_path = "vllm", str(folder / "loops.yaml")
-        rollout.prompt_length, rollout.response_length, rollout.calculate_log_probs = (
-            prompt_length,
-            response_length,
-            True,
-        )
+        rollout.prompt_length, rollout.response_length = prompt_length, response_length
+        rollout.calculate_log_probs = True
         return self.loops.AgentLoopWorker(config, Servers(episodes))
 
     def generate(self, worker, rows):

@@ -121,18 +121,7 @@ def test_the_example_plays(wiki, monkeypatch, capsys):
     assert len(lines) == 2 and f"return {sum(reward for _, reward, _ in played):.2f}, score 0.00" in lines[0]
 
 
-@pytest.fixture
-def run(monkeypatch):
-    """Runs the command line; returns what would have been served."""
-    served = {}
-    monkeypatch.setattr(uvicorn, "run", lambda app, **options: served.update(app=app, **options))
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["agent_envs", "serve", *arguments])
-        agent_envs.__main__.main()
-        return served
-
-    return run
+SMALL_WINDOW = '{"context": "window:1", "entities": 100, "questions": 20}'
 
 
 @pytest.mark.parametrize(
@@ -140,13 +129,12 @@ def run(monkeypatch):
     [
         (["Nope", "--openenv"], "Nope"),
         (["MiniWiki", "--openenv", "--kwargs", '{"nope": 1}'], "nope"),
-        (
-            ["MiniWiki", "--openenv", "--kwargs", '{"context": "window:1", "entities": 100, "questions": 20}'],
-            "leave context at 'append'",
-        ),
+        (["MiniWiki", "--openenv", "--kwargs", SMALL_WINDOW], "leave context at 'append'"),
     ],
 )
-def test_the_command_says_what_is_wrong_in_a_line(run, arguments, message):
+def test_the_command_says_what_is_wrong_in_a_line(monkeypatch, arguments, message):
+    monkeypatch.setattr(uvicorn, "run", lambda app, **options: pytest.fail("it is served"))
+    monkeypatch.setattr(sys, "argv", ["agent_envs", "serve", *arguments])
     with pytest.raises(SystemExit, match=message) as stopped:
-        run(*arguments)
+        agent_envs.__main__.main()
     assert "\n" not in str(stopped.value)

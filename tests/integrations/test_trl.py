@@ -21,18 +21,8 @@ pytestmark = pytest.mark.plug
 TRAINER, EXAMPLE = GRPO.GRPOTrainer, Path(__file__).parents[2] / "examples" / "plug" / "trl_trainer.py"
 
 
-def make_trainer(
-    model,
-    tokenizer,
-    folder,
-    rewards=(),
-    generation=None,
-    max_new_tokens=4096,
-    group_size=4,
-    questions=2,
-    steps=2,
-    **how,
-):
+def make_trainer(model, tokenizer, folder, rewards=(), generation=None, max_new_tokens=4096, group_size=4, **how):
+    questions, steps = how.pop("questions", 2), how.pop("steps", 2)
     config = GRPO.GRPOConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, num_generations=group_size,
         per_device_train_batch_size=questions * group_size, max_steps=steps, max_completion_length=max_new_tokens, beta=0.0,
@@ -102,10 +92,7 @@ def scripts(title, answer):
     far = [("search", {"query": f"{title} {i}"}) for i in range(4)]
     return [
         ([said(look), said(right), "Done.<|im_end|>"], [[look], [right]]),
-        (
-            [said(unknown), said(look), said(right), "Done.<|im_end|>"],
-            [[unknown], [look], [right]],
-        ),  # unknown: TRL's error
+        ([said(unknown), said(look), said(right), "Done.<|im_end|>"], [[unknown], [look], [right]]),  # TRL's own error
         ([said(look), broken], [[look], []]),
         ([said(look, far[0]), "I give up.<|im_end|>"], [[look, far[0]], []]),  # two calls are one turn
         ([*map(said, far), said(right), "Done.<|im_end|>"], [[call] for call in far[:3]]),  # past max_turns
