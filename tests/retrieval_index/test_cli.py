@@ -1,4 +1,3 @@
-import runpy
 import sys
 
 import pytest
@@ -15,10 +14,12 @@ def run(monkeypatch, capsys):
 
     def run(*arguments, expect=0) -> str:
         monkeypatch.setattr(sys, "argv", ["retrieval_index", *map(str, arguments)])
-        with pytest.raises(SystemExit) as stopped:
-            runpy.run_module("retrieval_index", run_name="__main__")
+        try:
+            status = command_line.main()
+        except SystemExit as stopped:  # of help, and of unknown options
+            status = stopped.code
         said = "".join(capsys.readouterr())
-        assert stopped.value.code == expect, said
+        assert status == expect, said
         return said
 
     return run

@@ -258,9 +258,10 @@ def test_a_body_has_to_arrive_in_time(index, monkeypatch):
 
 def test_more_connections_than_there_may_be_are_refused_at_once(index):
     with serving(index, limit_concurrency=3) as client:
-        half_open = [connect(client) for _ in range(3)]
+        half_open = [connect(client) for _ in range(2)]
         for one in half_open:
-            one.sendall(HEAD)
+            one.sendall(HEAD.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
+            assert one.recv(12) == b"HTTP/1.1 100"  # it is being read
         assert retrieve(client, ["castle"]).status_code == 503
         for one in half_open:
             one.close()
