@@ -48,13 +48,10 @@ def entries(part) -> list[str]:
     return [page for inner in (part.values() if isinstance(part, dict) else part) for page in entries(inner)]
 
 
-def test_every_page_is_in_the_navigation_once():
+def test_every_page_is_in_the_navigation_once_and_the_package_page_stands_alone():
     of_docs = {page.relative_to(ROOT / "docs").as_posix() for page in (ROOT / "docs").rglob("*.md")}
     made = {hooks.TWINS[name] for name in ("CONTRIBUTING.md", "CHANGELOG.md")}
     assert sorted(entries(SITE["nav"])) == sorted(of_docs - set(SITE["exclude_docs"].split()) | made)
-
-
-def test_the_package_page_stands_alone():
     assert links(PACKAGE_PAGE) and all(link.startswith("https://") for link in links(PACKAGE_PAGE))
 
 
@@ -81,12 +78,9 @@ def definitions(file: Path) -> dict[str, ast.AST]:
     return {node.name: node for node in tree.body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
 
-@pytest.mark.parametrize("package", ["agent_envs", "agent_envs/integrations", "retrieval_index", "trainers"])
-def test_the_reference_knows_every_package(package):
-    assert any(file.startswith(f"../../{package}") for _, _, file in reference())
-
-
 def test_what_the_reference_lists_is_defined_documented_and_imported_by_that_name():
+    for package in ("agent_envs", "agent_envs/integrations", "retrieval_index", "trainers"):
+        assert any(file.startswith(f"../../{package}") for _, _, file in reference())
     for page, name, link in reference():
         file = (page.parent / f"{link}.py").resolve()
         node = definitions(file).get(name.rpartition(".")[2])
@@ -94,9 +88,8 @@ def test_what_the_reference_lists_is_defined_documented_and_imported_by_that_nam
         assert ast.get_docstring(node), f"{name} has no docstring"
         module = ROOT / name.rpartition(".")[0].replace(".", "/")
         if module.with_suffix(".py") != file and module / "__init__.py" != file:  # a shorter name than that of its file
-            assert (
-                name.rpartition(".")[2] in (module / "__init__.py").read_text(encoding="utf-8").partition("__all__")[2]
-            )
+            exported = (module / "__init__.py").read_text(encoding="utf-8").partition("__all__")[2]
+            assert name.rpartition(".")[2] in exported
 
 
 def test_links_out_of_docs_lead_to_pages_that_show_the_file():
@@ -131,10 +124,8 @@ def test_the_site_is_built_and_asks_the_network_for_nothing(tmp_path):
     assert done.returncode == 0, done.stderr
     for file in [*tmp_path.rglob("*.html"), *tmp_path.rglob("*.css")]:
         text = file.read_text(encoding="utf-8")
-        remote = re.findall(
-            r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?https?:[^>]*>|<link[^>]*href=\"?https?:[^>]*>", text
-        )
-        remote += re.findall(r"url\([\"']?https?:[^)]*\)", text)
+        remote = re.findall(r"<(?:script|img|iframe|source)[^>]*\ssrc=\"?https?:[^>]*>", text)
+        remote += re.findall(r"<link[^>]*href=\"?https?:[^>]*>|url\([\"']?https?:[^)]*\)", text)
         assert not [tag for tag in remote if 'rel="canonical"' not in tag], file
     assert "agent_envs.tool_env.ToolEnv" in (tmp_path / "api" / "environments.html").read_text(encoding="utf-8")
     assert (tmp_path / "source" / "trainers" / "grpo.py.html").exists()

@@ -117,12 +117,13 @@ UNMAKEABLE = [
 def test_what_cannot_be_made_is_said_in_a_line(run, command):
     for arguments, message in UNMAKEABLE:
         assert message in refusal(run, command, *arguments)
-
-
-def test_other_mistakes_are_said_in_a_line(run):
-    known = "script must be one of ['oracle', 'random', 'scripted'], got 'me'"
-    assert known in refusal(run, "describe", "Bandit", "--script", "me")
-    assert "max_tokens needs something that counts" in refusal(run, "play", "Bandit", "--kwargs", '{"max_tokens": 9}')
+    if command == "describe":
+        known = "script must be one of ['oracle', 'random', 'scripted'], got 'me'"
+        assert known in refusal(run, command, "Bandit", "--script", "me")
+    if command == "play":
+        assert "max_tokens needs something that counts" in refusal(
+            run, command, "Bandit", "--kwargs", '{"max_tokens": 9}'
+        )
 
 
 def test_a_script_that_stops_too_early_is_named():

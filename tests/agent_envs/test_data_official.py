@@ -16,8 +16,7 @@ CONTEXT = [
 QUESTION = {"question": "Where was the director of Nebelmeer born?", "answer": "Zürich"}
 FACTS = [["Nebelmeer", 0], ["Ada Kern", 0], ["Ada Kern", 1]]
 HOTPOT = QUESTION | {"_id": "5a7", "type": "bridge", "level": "hard", "supporting_facts": FACTS, "context": CONTEXT}
-EVIDENCES = [["Nebelmeer", "director", "Ada Kern"], ["Ada Kern", "place of birth", "Zürich"]]
-TWO_WIKI = HOTPOT | {"type": "compositional", "evidences": EVIDENCES, "answer_id": "Q72"}
+TWO_WIKI = HOTPOT | {"type": "compositional", "evidences": [["Nebelmeer", "director", "Ada Kern"]], "answer_id": "Q72"}
 TWO_WIKI["context"] = [
     ["Nebelmeer", ["Nebelmeer is a film.", "It was directed by Ada Kern."]],
     ["Ada Kern", ["Ada Kern was born in Zürich."]],

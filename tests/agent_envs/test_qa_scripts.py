@@ -71,6 +71,8 @@ def test_early_stopping_makes_do_with_gold_titles(decomposition):
     assert hasty[-1] == "<think>S</think><answer>T</answer>"
     bare = turns_of(scripted.early_stopping(asks(Question("2", "Who?", "a")), random.Random(0)))
     assert bare == ["<search>Who?</search>", "<think>Who?</think><answer>a</answer>"]
+    oracle = turns_of(scripted.oracle(asks(Question("1", "Who?", " Ada ")), random.Random(0)))
+    assert oracle == ["<search>Who?</search>", "<answer>Ada</answer>"]
 
 
 def test_the_scripted_searcher_by_hand():
@@ -91,23 +93,20 @@ def test_the_scripted_searcher_answers_in_kind():
         assert turns_of(script, page)[-1] == f"<answer>{expected}</answer>"
 
 
-@pytest.mark.parametrize(
-    ("question", "option"),
-    [
-        ("Who was born first, Ada Kern or Bo Fox?", "Ada Kern"),
-        ("Who is older Ada Kern or Bo Fox ?", "Ada Kern"),
-        ("Which film is longer, The Quiet Mill, or Red Sea?", "The Quiet Mill"),
-        ("Between 7 Days and Red Sea or Blue, which came first", "7 Days and Red Sea"),
-        ("Which mosque has a dome, the Old Mosque or the New Mosque?", "the Old Mosque"),
-        ("Is the film Red Sea older: a or b?", "a"),
-        ("Which is sweeter,  a plum or a lemon?", "a plum"),
-        ("Which is sweeter,\na plum or a lemon?", "a plum"),
-        ("Who directed Orson?", ""),
-        ("or?", ""),
-    ],
-)
-def test_the_first_of_two_options(question, option):
-    assert scripted.first_option(question) == option
+OPTIONS = {
+    "Who was born first, Ada Kern or Bo Fox?": "Ada Kern",
+    "Who is older Ada Kern or Bo Fox ?": "Ada Kern",
+    "Which film is longer, The Quiet Mill, or Red Sea?": "The Quiet Mill",
+    "Between 7 Days and Red Sea or Blue, which came first": "7 Days and Red Sea",
+    "Which mosque has a dome, the Old Mosque or the New Mosque?": "the Old Mosque",
+    "Is the film Red Sea older: a or b?": "a",
+    **dict.fromkeys(("Which is sweeter,  a plum or a lemon?", "Which is sweeter,\na plum or a lemon?"), "a plum"),
+    **dict.fromkeys(("Who directed Orson?", "or?"), ""),
+}
+
+
+def test_the_first_of_two_options():
+    assert {question: scripted.first_option(question) for question in OPTIONS} == OPTIONS
 
 
 def test_the_rule_by_hand():
@@ -145,12 +144,6 @@ def test_a_benchmark_that_was_changed_is_read_again(folder):
     with (file.parent / "passages.jsonl").open("a") as passages:
         passages.write('{"id": "new", "title": "New", "text": "This is new."}\n')
     assert len(gymnasium.make("AgentR1/HotpotQA-v0", **named).unwrapped.task.searcher.corpus) == count + 1
-
-
-def test_the_oracle_searches_the_question_where_no_title_is_known():
-    question = Question(id="1", question="Who?", answer=" Ada ")
-    turns = turns_of(scripted.oracle(asks(question), random.Random(0)))
-    assert turns == ["<search>Who?</search>", "<answer>Ada</answer>"]
 
 
 def test_real_questions_are_sampled_over_the_whole_file(folder, envs, monkeypatch):

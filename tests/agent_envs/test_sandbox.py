@@ -47,12 +47,9 @@ def test_errors_are_the_codes_own_fault(backend):
         assert sandbox.run(code, backend=backend).returncode == 1
 
 
-def test_a_time_out_keeps_what_was_printed(backend):
+def test_a_time_out_keeps_what_was_printed_and_signals_are_told_as_subprocess_tells_them(backend):
     done = sandbox.run("print('so far')\nwhile True: pass", timeout=0.5, backend=backend)
     assert done == sandbox.Completed("so far\n", "", -9, timed_out=True)
-
-
-def test_signals_are_told_as_subprocess_tells_them(backend):
     assert sandbox.run("import os; os.abort()", backend=backend).returncode == -signal.SIGABRT
     assert sandbox.run("import os; os.kill(os.getpid(), 9)", backend=backend) == sandbox.Completed("", "", -9)
 
@@ -86,16 +83,13 @@ print(os.getcwd(), sorted(os.listdir()), os.uname().nodename)
     assert done.stdout == "/tmp ['helper.py', 'main.py'] sandbox\n"
 
 
-def test_the_environment_is_not_handed_on(backend, monkeypatch):
-    monkeypatch.setenv("API_KEY", "secret")
-    assert "secret" not in sandbox.run("import os; print(dict(os.environ))", backend=backend).stdout
-
-
-def test_a_batch_keeps_its_order(backend):
+def test_a_batch_keeps_its_order_and_the_environment_is_not_handed_on(backend, monkeypatch):
     done = sandbox.run_batch([f"print({i}, input())" for i in range(6)], stdin=list("abcdef"), backend=backend)
     assert [d.stdout for d in done] == [f"{i} {c}\n" for i, c in enumerate("abcdef")]
     assert [d.stdout for d in sandbox.run_batch(["print(input())"] * 2, stdin="x", backend=backend)] == ["x\n"] * 2
     assert sandbox.run_batch([], backend=backend) == []
+    monkeypatch.setenv("API_KEY", "secret")
+    assert "secret" not in sandbox.run("import os; print(dict(os.environ))", backend=backend).stdout
 
 
 def test_a_caller_that_ignores_its_children(isolated):

@@ -16,24 +16,19 @@ from retrieval_index import Passage
 RED = "The red fox is a mammal. It was named by J. Linnaeus in St. Ives. It lives in forests and meadows."
 
 
-@pytest.mark.parametrize(
-    ("limit", "expected"),
-    [
-        (len(RED), RED),
-        (len(RED) - 1, "The red fox is a mammal. It was named by J. Linnaeus in St. Ives. …"),
-        (67, "The red fox is a mammal. It was named by J. Linnaeus in St. Ives. …"),
-        (66, "The red fox is a mammal. It was named by J. Linnaeus in St. …"),  # an abbreviation ends no sentence
-        (46, "The red fox is a mammal. It was named by J. …"),
-        (35, "The red fox is a mammal. …"),
-        (42, "The red fox is a mammal. It was named by …"),  # the sentence would leave too much room unused
-        (16, "The red fox is …"),
-        (17, "The red fox is …"),
-        (18, "The red fox is a …"),
-        (5, "The …"),
-    ],
-)
-def test_a_text_is_cut_at_a_sentence_or_else_at_a_word(limit, expected):
-    assert cut(RED, limit) == expected
+CUTS = {
+    len(RED): RED,
+    **dict.fromkeys((len(RED) - 1, 67), "The red fox is a mammal. It was named by J. Linnaeus in St. Ives. …"),
+    66: "The red fox is a mammal. It was named by J. Linnaeus in St. …",  # an abbreviation ends no sentence
+    46: "The red fox is a mammal. It was named by J. …",
+    35: "The red fox is a mammal. …",
+    42: "The red fox is a mammal. It was named by …",  # the sentence would leave too much room unused
+    **{16: "The red fox is …", 17: "The red fox is …", 18: "The red fox is a …", 5: "The …"},
+}
+
+
+def test_a_text_is_cut_at_a_sentence_or_else_at_a_word():
+    assert {limit: cut(RED, limit) for limit in CUTS} == CUTS
 
 
 @given(st.text(alphabet='ab .!?"A', max_size=80), st.integers(2, 90))

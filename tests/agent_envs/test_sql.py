@@ -109,25 +109,24 @@ def test_a_stopped_query_stops_at_the_same_place_every_time(database):
             database.query(sql.format(400_000))
 
 
-@pytest.mark.parametrize(
-    ("sql", "rows"),
-    [
-        ("SELECT COUNT(*), AVG(weight) FROM pets", ((3, 8.25),)),
-        ("SELECT name FROM pets JOIN walks ON pet = id GROUP BY id HAVING COUNT(*) = 2", (("Rex",),)),
-        ("SELECT julianday('2024-03-01') - julianday('2024-02-28')", ((2.0,),)),
-        ("SELECT strftime('%Y-%m', day) FROM walks ORDER BY 1", (("2024-02",), ("2024-03",))),
-        ("SELECT date('2024-02-28', '+1 month')", (("2024-03-28",),)),
-        ("SELECT name, RANK() OVER (ORDER BY weight DESC) FROM pets WHERE weight > 0", (("Rex", 1), ("Ann_e", 2))),
-        ("SELECT name FROM pets WHERE name LIKE 'r%X' OR name LIKE '%n_e'", (("Rex",), ("Ann_e",))),
-        ("WITH a AS (SELECT id FROM pets), b AS (SELECT MAX(id) AS m FROM a) SELECT m FROM b", ((3,),)),
-        ("SELECT name FROM sqlite_master ORDER BY 1", (("pets",), ("walks",))),
-        ("SELECT 'it''s; -- fine' AS a", (("it's; -- fine",),)),
-        ("SELECT weight FROM pets WHERE name = 'Tom'", ((None,),)),
-        ("SELECT 1;", ((1,),)),
-    ],
-)
-def test_what_may_be_asked(database, sql, rows):
-    assert database.query(sql).rows == rows
+ROWS = {
+    "SELECT COUNT(*), AVG(weight) FROM pets": ((3, 8.25),),
+    "SELECT name FROM pets JOIN walks ON pet = id GROUP BY id HAVING COUNT(*) = 2": (("Rex",),),
+    "SELECT julianday('2024-03-01') - julianday('2024-02-28')": ((2.0,),),
+    "SELECT strftime('%Y-%m', day) FROM walks ORDER BY 1": (("2024-02",), ("2024-03",)),
+    "SELECT date('2024-02-28', '+1 month')": (("2024-03-28",),),
+    "SELECT name, RANK() OVER (ORDER BY weight DESC) FROM pets WHERE weight > 0": (("Rex", 1), ("Ann_e", 2)),
+    "SELECT name FROM pets WHERE name LIKE 'r%X' OR name LIKE '%n_e'": (("Rex",), ("Ann_e",)),
+    "WITH a AS (SELECT id FROM pets), b AS (SELECT MAX(id) AS m FROM a) SELECT m FROM b": ((3,),),
+    "SELECT name FROM sqlite_master ORDER BY 1": (("pets",), ("walks",)),
+    "SELECT 'it''s; -- fine' AS a": (("it's; -- fine",),),
+    "SELECT weight FROM pets WHERE name = 'Tom'": ((None,),),
+    "SELECT 1;": ((1,),),
+}
+
+
+def test_what_may_be_asked(database):
+    assert {sql: database.query(sql).rows for sql in ROWS} == ROWS
 
 
 @pytest.mark.parametrize(

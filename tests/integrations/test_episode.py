@@ -134,23 +134,15 @@ def test_what_native_calls_cannot_follow_is_refused():
         Episode(MINIWIKI, **SMALL).call([])
 
 
-@pytest.fixture
-def no_waiting(monkeypatch):
-    """Pauses pass at once, and take the minutes that they would."""
-    slept, begun = [], time.monotonic()
+@pytest.mark.parametrize("broken", [3, 1000])
+def test_what_an_outage_made_of_an_episode_is_played_again_for_a_while(monkeypatch, capsys, broken):
+    """An episode of one search and an answer, whose searcher breaks the first ``broken`` times. Pauses pass at once, and take
+    the minutes that they would."""
+    episode, played, slept, begun = Episode(MINIWIKI, **SMALL), [], [], time.monotonic()
+    searcher = episode.env.tools["search"].searcher
 
     async def sleep(seconds):
         slept.append(seconds)
-
-    monkeypatch.setattr(episodes.asyncio, "sleep", sleep)
-    monkeypatch.setattr(episodes.time, "monotonic", lambda: begun + sum(slept))
-    return slept
-
-
-def play_through_an_outage(monkeypatch, broken):
-    """An episode of one search and an answer, whose searcher breaks the first ``broken`` times; and how often it was played."""
-    episode, played = Episode(MINIWIKI, **SMALL), []
-    searcher = episode.env.tools["search"].searcher
 
     async def play():
         monkeypatch.setattr(episode.env.tools["search"], "searcher", None if len(played) < broken else searcher)
@@ -158,21 +150,16 @@ def play_through_an_outage(monkeypatch, broken):
         played.append([episode.step(turn) for turn in ("<search>a town</search>", "<answer>x</answer>")])
         return played[-1]
 
-    return play, episode, played
-
-
-def test_what_an_outage_made_of_an_episode_is_played_again(monkeypatch, no_waiting, capsys):
-    play, episode, played = play_through_an_outage(monkeypatch, 3)
-    last = asyncio.run(episodes.retry_on_tool_failure(play, episode))
-    assert last is played[3] and not episode.metrics["tool_faults"] and no_waiting == [1, 2, 4]
-    assert capsys.readouterr().err.count("a tool broke in an episode: it is run again") == 3
-
-
-def test_an_outage_without_an_end_is_an_error(monkeypatch, no_waiting):
-    play, episode, played = play_through_an_outage(monkeypatch, 1000)
+    monkeypatch.setattr(episodes.asyncio, "sleep", sleep)
+    monkeypatch.setattr(episodes.time, "monotonic", lambda: begun + sum(slept))
+    if broken == 3:
+        last = asyncio.run(episodes.retry_on_tool_failure(play, episode))
+        assert last is played[3] and not episode.metrics["tool_faults"] and slept == [1, 2, 4]
+        assert capsys.readouterr().err.count("a tool broke in an episode: it is run again") == 3
+        return
     with pytest.raises(RuntimeError, match="for 10 minutes"):
         asyncio.run(episodes.retry_on_tool_failure(play, episode))
-    assert 600 <= sum(no_waiting) < 700 and len(played) < 20
+    assert 600 <= sum(slept) < 700 and len(played) < 20
 
 
 def test_a_library_that_cannot_leave_an_episode_out_gets_an_error(monkeypatch):

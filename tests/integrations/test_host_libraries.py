@@ -14,9 +14,8 @@ LIBRARIES = {"Guess": "gem", "Reasoning": "reasoning_gym", "Arena": "textarena"}
 @pytest.fixture(params=LIBRARIES)
 def id(request, monkeypatch):
     """The id of a hosted environment whose library is installed."""
-    pytest.importorskip(
-        LIBRARIES[request.param], reason=f"pip install {LIBRARIES[request.param]}", exc_type=ImportError
-    )
+    library = LIBRARIES[request.param]
+    pytest.importorskip(library, reason=f"pip install {library}", exc_type=ImportError)
     monkeypatch.syspath_prepend(str(Path(__file__).parents[2] / "examples" / "plug"))
     sys.modules.pop("host", None)
     return f"host:Mine/{request.param}-v0"

@@ -52,17 +52,14 @@ def test_a_server_of_search_r1(suffix):
     assert requests == [("/retrieve", {"queries": ["band"], "topk": 2, "return_scores": True})]
 
 
-@pytest.mark.parametrize(
-    ("document", "passage"),
-    [
+def test_documents_of_other_servers():
+    for document, passage in (
         ({"id": 7, "contents": '"Toto"\na\nb'}, Passage("7", "Toto", "a\nb")),
         ({"contents": '"Toto"\na', "title": "Toto", "text": "a"}, Passage("", "Toto", "a")),
         ({"id": "7", "contents": "x\ny", "title": "Toto"}, Passage("7", "Toto", "x\ny")),
         ({"id": "7", "contents": '"Toto"\na', "title": None}, Passage("7", "Toto", "a")),
-    ],
-)
-def test_documents_of_other_servers(document, passage):
-    assert passage_of({"document": document, "score": 1}) == passage
+    ):
+        assert passage_of({"document": document, "score": 1}) == passage
 
 
 @pytest.mark.parametrize("title", ["Toto", "", '"', '""', '"Heroes"', 'a "b"', " a ", "a\nb", '"\n"', "\n", "é☃"])
@@ -88,10 +85,11 @@ def test_many_queries_are_several_requests_and_of_too_many_passages_the_first_ar
         assert [p.id for p in RemoteSearcher(url).search(["band"], 3)[0]] == ["0", "1", "2"]
 
 
+OTHERS = 204, 307, 401, 403, 404, 405, 408, 421, 425, 429
+
+
 @pytest.mark.parametrize(
-    "failure",
-    [None, (500, "oops", {}), (503, '{"detail": "down"}', {}), (429, "", {})]
-    + [(status, "", {}) for status in (204, 307, 401, 403, 404, 405, 408, 421, 425)],
+    "failure", [None, (500, "oops", {}), (503, '{"detail": "down"}', {}), *((n, "", {}) for n in OTHERS)]
 )
 def test_it_tries_again(failure, pauses):
     with scripted(failure, failure, result([TOTO])) as (url, requests):

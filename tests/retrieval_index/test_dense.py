@@ -121,27 +121,22 @@ def test_a_probe_of_few_lists_gives_fewer_and_never_a_wrong_row(planted, numbere
     assert [len(ranking) for ranking in index.search(["5", "unknown"], 1000)] == [n, 0]
 
 
-@pytest.mark.parametrize(
-    ("factory", "says"),
-    [
-        ("Annoy", "try Flat, HNSW32"),
-        ("LSH", "try Flat, HNSW32"),
-        ("IVF16,PQ5", "32 dimensions; these do: PQ4, PQ8, PQ16, PQ32"),
-        ("IVF5000,SQ8", "more lists than there are passages"),
-        ("IDMap,Flat", "leave the IDMap out"),
-    ],
-)
-def test_a_factory_that_cannot_be_is_refused_before_encoding(planted, numbered, factory, says):
+REFUSED = {
+    **dict.fromkeys(("Annoy", "LSH"), "try Flat, HNSW32"),
+    "IVF16,PQ5": "32 dimensions; these do: PQ4, PQ8, PQ16, PQ32",
+    "IVF5000,SQ8": "more lists than there are passages",
+    "IDMap,Flat": "leave the IDMap out",
+}
+
+
+def test_a_factory_that_cannot_be_is_refused_before_encoding(planted, numbered):
     encoder = Planted(planted.vectors)
-    with pytest.raises(ValueError, match=says):
-        DenseIndex.build(numbered, encoder=encoder, factory=factory)
+    for factory, says in REFUSED.items():
+        with pytest.raises(ValueError, match=says):
+            DenseIndex.build(numbered, encoder=encoder, factory=factory)
     assert encoder.encoded == 0
-
-
-def test_too_few_passages_to_train_on(planted):
-    few = Corpus(Passage(str(row), "", str(row)) for row in range(20))
-    with pytest.raises(ValueError, match="over 20 passages"):
-        DenseIndex.build(few, encoder=planted, factory="PQ8")
+    with pytest.raises(ValueError, match="over 20 passages"):  # too few to train on
+        DenseIndex.build(Corpus(numbered[:20]), encoder=planted, factory="PQ8")
 
 
 def test_a_killed_encoding_goes_on(planted, numbered, tmp_path, monkeypatch):

@@ -23,15 +23,11 @@ def test_a_hybrid_finds_what_either_part_finds_first(passages):
         assert hybrid.search(["comet harbour"], 1)[0] == hybrid.search(["comet harbour"], 5)[0][:1]  # looks as deep
 
 
-def test_parts_of_other_kinds_are_saved_too(passages, tmp_path):
-    corpus = Corpus(passages)
+def test_parts_of_other_kinds_are_saved_too_and_wrong_ones_rejected(passages, tmp_path):
+    index, corpus = retrieval_index.build(passages), Corpus(passages)
     hybrid = HybridIndex([retrieval_index.build(corpus), RankBM25Index.build(corpus)])
     hybrid.save(tmp_path / "other")
     assert retrieval_index.load(tmp_path / "other").search(["castle"], 5) == hybrid.search(["castle"], 5)
-
-
-def test_wrong_parts_are_rejected(passages, tmp_path):
-    index = retrieval_index.build(passages)
     with pytest.raises(ValueError, match="two parts"):
         HybridIndex([index])
     with pytest.raises(ValueError, match="same corpus"):

@@ -80,23 +80,24 @@ def test_prefixes_are_put_before_the_texts(small):
     assert not np.allclose(prefixed.encode(["hound"]), plain.encode(["hound"]), atol=1e-3)
 
 
-@pytest.mark.parametrize(
-    ("name", "prompts", "expected"),
-    [
-        ("e5-base-v2", None, ("query: ", "passage: ")),
-        ("bge-small-en-v1.5", None, ("Represent this sentence for searching relevant passages: ", "")),
-        ("contriever", None, ("", "")),
-        ("e5-base-v2", {"query": "Q: ", "document": ""}, ("Q: ", "")),
-        ("mine", {"query": "", "passage": "P: "}, ("", "P: ")),
-    ],
-)
-def test_prefixes_come_from_the_model_or_its_family(tmp_path, name, prompts, expected):
-    (tmp_path / name).mkdir()
-    (tmp_path / name / "config.json").write_text("{}")
-    if prompts is not None:
-        (tmp_path / name / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
-    encoder = PretrainedEncoder(tmp_path / name)
-    assert (encoder.query_prefix, encoder.passage_prefix) == expected
+PREFIXES = [
+    ("e5-base-v2", None, ("query: ", "passage: ")),
+    ("bge-small-en-v1.5", None, ("Represent this sentence for searching relevant passages: ", "")),
+    ("contriever", None, ("", "")),
+    ("e5-base-v2", {"query": "Q: ", "document": ""}, ("Q: ", "")),
+    ("mine", {"query": "", "passage": "P: "}, ("", "P: ")),
+]
+
+
+def test_prefixes_come_from_the_model_or_its_family(tmp_path):
+    for number, (name, prompts, expected) in enumerate(PREFIXES):
+        folder = tmp_path / str(number) / name
+        folder.mkdir(parents=True)
+        (folder / "config.json").write_text("{}")
+        if prompts is not None:
+            (folder / "config_sentence_transformers.json").write_text(json.dumps({"prompts": prompts}))
+        encoder = PretrainedEncoder(folder)
+        assert (encoder.query_prefix, encoder.passage_prefix) == expected
 
 
 def test_the_fingerprint_is_of_what_is_loaded(small, copy):

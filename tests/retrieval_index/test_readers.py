@@ -129,17 +129,14 @@ def test_questions_as_the_hub_has_them(tmp_path, record):
     assert [(p.title, p.text) for p in read_passages(tmp_path / "q.parquet")] == PARAGRAPHS
 
 
-@pytest.mark.parametrize(
-    "record",
-    [
-        {"context": "a paragraph of SQuAD"},
-        {"context": [["title", "no list"]]},
-        {"context": [["title", [7]]]},
-        {"context": {"title": "ab", "sentences": "cd"}},
-        {"paragraphs": None},
-        {"paragraphs": [{"title": None, "paragraph_text": "x"}]},
-    ],
-)
+NO_PARAGRAPHS = [
+    *({"context": wrong} for wrong in ("a paragraph of SQuAD", [["title", "no list"]], [["title", [7]]])),
+    *({"context": {"title": "ab", "sentences": "cd"}}, {"paragraphs": None}),
+    {"paragraphs": [{"title": None, "paragraph_text": "x"}]},
+]
+
+
+@pytest.mark.parametrize("record", NO_PARAGRAPHS)
 def test_a_record_without_paragraphs_is_named(tmp_path, record):
     (good,) = ({"context": [], "paragraphs": []}[name] for name in record)
     (tmp_path / "q.json").write_text(json.dumps([dict.fromkeys(record, good), record]))
@@ -351,18 +348,30 @@ def test_without_a_network_the_error_says_what_to_do(monkeypatch):
         read_passages("hf:owner/name:en")
 
 
-@pytest.mark.parametrize(
-    ("raw", "read"),
-    [
-        ("R&amp;B &quot;live&quot; &#39;99 &#xe9;", 'R&B "live" \'99 é'),
-        ("AT&T & Co; &copy &unknown; B&sect", "AT&T & Co; &copy &unknown; B&sect"),
-        ("&amp;lt;", "&lt;"),
-        ("*p = &current; &notify; &section; &center;", "*p = &current; &notify; &section; &center;"),
-    ],
-)
-def test_html_entities_become_characters_once(raw, read):
-    passage = make_passage(raw, f"x {raw}")
-    assert (passage.title, passage.text) == (read, f"x {read}")
+CONTENTS = [  # contents, the title of the row, and what they are split into
+    ('"Oslo"\nIt has a harbour.', None, ("Oslo", "It has a harbour.")),
+    ("Oslo\nIt has\na harbour.", None, ("Oslo", "It has\na harbour.")),
+    ('"Heroes" (album)\nIt is', None, ('"Heroes" (album)', "It is")),
+    ('"', None, ('"', '"')),
+    ("a b c d e f g", None, ("a b c d e f", "a b c d e f g")),
+    ('"Oslo"\nIt has a harbour.', "Oslo", ("Oslo", "It has a harbour.")),
+    ("Oslo is big.\nIt has a harbour.", "Oslo", ("Oslo", "Oslo is big.\nIt has a harbour.")),
+    ("Oslo", "Oslo", ("Oslo", "Oslo")),
+]
+ENTITIES = {
+    "R&amp;B &quot;live&quot; &#39;99 &#xe9;": 'R&B "live" \'99 é',
+    "AT&T & Co; &copy &unknown; B&sect": "AT&T & Co; &copy &unknown; B&sect",
+    "&amp;lt;": "&lt;",
+    "*p = &current; &notify; &section; &center;": "*p = &current; &notify; &section; &center;",
+}
+
+
+def test_contents_are_split_into_title_and_text_and_html_entities_become_characters_once():
+    for contents, title, split in CONTENTS:
+        assert split_contents(contents, title) == split
+    for raw, read in ENTITIES.items():
+        passage = make_passage(raw, f"x {raw}")
+        assert (passage.title, passage.text) == (read, f"x {read}")
 
 
 def test_an_index_in_the_folder_of_its_corpus_is_no_part_of_it(tmp_path, passages):
@@ -377,23 +386,6 @@ def test_an_index_in_the_folder_of_its_corpus_is_no_part_of_it(tmp_path, passage
             assert list(read_passages(folder)) == before
         with pytest.raises(ValueError, match="is an index, not a corpus: search it as it is, with index="):
             read_passages(folder / "index")
-
-
-@pytest.mark.parametrize(
-    ("contents", "title", "split"),
-    [
-        ('"Oslo"\nIt has a harbour.', None, ("Oslo", "It has a harbour.")),
-        ("Oslo\nIt has\na harbour.", None, ("Oslo", "It has\na harbour.")),
-        ('"Heroes" (album)\nIt is', None, ('"Heroes" (album)', "It is")),
-        ('"', None, ('"', '"')),
-        ("a b c d e f g", None, ("a b c d e f", "a b c d e f g")),
-        ('"Oslo"\nIt has a harbour.', "Oslo", ("Oslo", "It has a harbour.")),
-        ("Oslo is big.\nIt has a harbour.", "Oslo", ("Oslo", "Oslo is big.\nIt has a harbour.")),
-        ("Oslo", "Oslo", ("Oslo", "Oslo")),
-    ],
-)
-def test_contents_are_split_into_title_and_text(contents, title, split):
-    assert split_contents(contents, title) == split
 
 
 def test_names_of_columns_are_read_in_any_case_and_once_and_a_comment_in_code_is_no_heading(tmp_path):
