@@ -148,4 +148,5 @@ def test_other_worlds_are_what_they_were():
     ]
     types = ("comparison", "yes_no", "inference", "single")
     others = load("miniwiki", entities=300, questions=40, types=types, difficulty="hard").questions
-    assert zlib.crc32(repr(others).encode()) == 1763991254
+    kept = [(q.id, q.question, q.golds, q.supporting_facts, q.decomposition) for q in others]
+    assert zlib.crc32(repr(kept).encode()) == 699327760
