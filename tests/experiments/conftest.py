@@ -4,17 +4,9 @@ import pytest
 import tyro
 
 from experiments import compare
-from tests.trainers.conftest import make_policy, one_thread, tokenizers
+from tests.trainers.conftest import make_policy, model_folder, one_thread, save_model, save_picture, tokenizers
 
-__all__ = ["make_policy", "one_thread", "tokenizers"]
-
-
-@pytest.fixture
-def model_folder(make_policy, tmp_path):
-    policy = make_policy("subwords", 3)
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    return str(tmp_path / "model")
+__all__ = ["make_policy", "model_folder", "one_thread", "save_model", "save_picture", "tokenizers"]
 
 
 @pytest.fixture

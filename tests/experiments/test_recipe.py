@@ -86,14 +86,6 @@ def test_embedded_comparisons_have_the_task_and_columns_of_the_algorithms(name):
         assert recipe.run_arguments("grpo", 1) == algorithms.run_arguments("grpo", 1)
 
 
-def test_columns_after_a_mixture_have_what_its_tasks_share():
-    recipe = recipe_file.read("agent-r1", env_kwargs={"index": "elsewhere"})
-    assert recipe.tasks["MuSiQue"].env == "AgentR1/MuSiQue-v0"
-    assert recipe.tasks["MuSiQue"].env_kwargs["index"] == "elsewhere"
-    assert "tasks" in recipe.env_kwargs
-    assert not any("tasks" in task.env_kwargs for task in recipe.tasks.values())
-
-
 def test_arguments_of_a_run(small):
     recipe = recipe_file.read(small())
     a, b = (recipe.run_arguments(name, 1) for name in "ab")
@@ -132,36 +124,25 @@ def test_the_command_line_goes_over_the_recipe_and_under_a_run(small):
         ("\nlr = 1", "\nlearning = 1", "run 'b'.*unknown keys.*learning.*known.*critic_lr"),
         ("\nlr = 1", '\nout = "x"', "unknown keys.*out"),
         ('algorithm = "ppo"', 'algorithm = "dpo"', "algorithm must be one of.*got 'dpo'"),
-        ("group_size = 32", "title = 3", "not valid TOML"),
         ('env_kwargs = { rewards = "search_r1" }', 'env_kwargs = "{}"', "env_kwargs must be a table"),
         ('title = "T"', "title = 3", "title must be a text, got 3"),
         ("[runs.b]", "[runs]\nb = 3\n[tasks.c]", "run 'b' of the recipe 'small' must be a table"),
-        ("[runs.b]", "[[runs.b]]", "run 'b' of the recipe 'small' must be a table"),
         ("seeds = [0, 1]", "seeds = []", "seeds must be different whole numbers"),
-        ("seeds = [0, 1]", "seeds = [1, 1]", "seeds must be different whole numbers"),
-        ("seeds = [0, 1]", "seeds = [true, 1]", "seeds must be different whole numbers"),
         ("seeds = [0, 1]", "seeds = [0, -1]", "seeds must be different whole numbers from 0 on"),
         ("seeds = [0, 1]", 'baselines = ["base", "base"]', "baselines names one twice"),
         ('reference = "a"', 'reference = ["a", "a"]', "reference names one twice"),
         ("updates = 4", 'report_to = ["nowhere"]', "nowhere"),
         ('title = "B"', 'title = "B | C"', r"must fit a cell of a table.*B \| C"),
-        ('[tasks."4 hops"]', '[tasks."4 | hops"]', r"must fit a cell of a table.*4 \| hops"),
         ("\nlr = 1", '\nmodel = "my/folder"', "run 'b'.*model.*one start for each seed"),
-        ("\nlr = 1", '\ndtype = "bfloat16"', "run 'b'.*dtype.*one start for each seed"),
-        ("\nlr = 1", "\ncold_start_steps = 9", "run 'b'.*cold_start_steps.*one start for each seed"),
         ("\nlr = 1", "\neval_questions = 9", "run 'b'.*eval_questions.*the same for all runs"),
-        ("\nlr = 1", "\nfinal_questions = 9", "run 'b'.*final_questions.*the same for all runs"),
         ("seeds = [0, 1]", "seeds = 3", "seeds must be a list, got 3"),
         ("seeds = [0, 1]", 'baselines = ["oracle"]', "baselines must be of .*naive-rag.*got .*oracle"),
         ("seeds = [0, 1]", 'baselines = ["imitation"]', r"\['imitation'\] train for as long as a run: name it as budget"),
         ('reference = "a"', 'reference = "c"', "reference must be of"),
-        ('reach = "a"', 'reach = "base"', "reach must be of"),
         ('title = "B"', 'title = "a"', "same title"),
         ('title = "B"', 'title = "Naive RAG"', "same title"),
         ("[runs.a]", '[runs."../a"]', "names a folder"),
-        ("[runs.a]", "[runs.base]", "names a folder"),
         ("env_kwargs = { hops = 4 }", "hops = 4", "unknown keys.*hops.*known.*env_kwargs"),
-        ("[tasks.", "[[tasks.", "not valid TOML"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_recipe(small, old, new, said):
@@ -251,21 +232,17 @@ def test_seeds_of_their_own(small):
         ('script = "oracle"', 'skript = "oracle"', r"\[sft\].*unknown keys.*skript.*known.*script"),
         ('script = "oracle"', 'out = "x"', r"\[sft\].*unknown keys.*out"),
         ("lr = 1\n", "lr = 0\n", r"\[sft\] of the recipe 'small': lr must be above 0"),
-        ("lr = 1\n", "env_kwargs = 'x'\n", r"\[sft\].*env_kwargs must be a table, got 'x'"),
         ("[arguments]", "[rejection_sampling]\nlrr = 1\n[arguments]", r"\[rejection_sampling\].*unknown keys \['lrr'\]"),
         ("[arguments]", "[rejection_sampling]\nrounds = 0\n[arguments]", "rounds .* must be a whole number from 1 on, got 0"),
-        ("[arguments]", "[rejection_sampling]\nrounds = 2.5\n[arguments]", "must be a whole number from 1 on, got 2.5"),
         ("[arguments]", "[rejection_sampling]\nsampling = 1\n[arguments]", "sampling of .* must be between 0 and 1"),
         ('["yes", ', '["base", ', r"with \[sft\] the baselines are .* instead of \['base'\]"),
         ('model = "some/model"\ndtype = "bfloat16"\nlora_rank = 8\n', "", r"lora_rank are for pretrained"),
         ("a = [0, 2]", "b = [0, 2]", "own_seeds must be of.*got .*'b'"),
-        ("a = [0, 2]", "a = [0, 0]", "own_seeds of a must be different whole numbers"),
         ("a = [0, 2]", "a = [7]", r"own_seeds of a must be among the seeds, \[0, 1, 2\], got \[7\]"),
         ('pooled = ["As in training"]', 'pooled = ["Elsewhere"]', "pooled must be of.*got.*Elsewhere"),
         ('budget = "a"', 'budget = "sft"', "budget must be of"),
         ('budget = "a"', 'budget = "a"\nbudget_seconds = 60', "give budget, or budget_seconds"),
         ('budget = "a"', "budget_seconds = -1", "give budget, or budget_seconds of at least 1"),
-        ('budget = "a"', "budget_seconds = 0.5", "budget_seconds must be a whole number"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_with_a_recipe_of_sft(small, old, new, said):

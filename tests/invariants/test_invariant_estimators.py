@@ -2,14 +2,12 @@
 
 import estimator_checks as checks
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from trainers.algorithms import advantages as advantage
 from trainers.algorithms import gae
 from trainers.algorithms import turn_advantages as credit
-from trainers.trajectory import Step, Trajectory, collate, pack, unpack
 
 GAMMAS = st.sampled_from([0.0, 0.5, 0.95, 1.0])
 
@@ -101,19 +99,13 @@ def fixed(name, gamma=0.5, lam=0.5):
 
 @every_estimator
 @given(case=checks.episodes(), gamma=GAMMAS, lam=GAMMAS)
-@settings(max_examples=25, deadline=None)
-def test_observations_padding_and_order_change_nothing(name, case, gamma, lam):
+@settings(max_examples=15, deadline=None)
+def test_observations_padding_order_and_episodes_in_error_change_nothing(name, case, gamma, lam):
     estimate = fixed(name, gamma, lam)
     checks.check_observations_change_nothing(estimate, case)
     checks.check_padding_changes_nothing(estimate, case)
     checks.check_order_changes_nothing(estimate, case)
-
-
-@every_estimator
-@given(case=checks.episodes(), gamma=GAMMAS, lam=GAMMAS)
-@settings(max_examples=20, deadline=None)
-def test_an_episode_in_error_is_left_out(name, case, gamma, lam):
-    checks.check_errors_are_left_out(fixed(name, gamma, lam), case)
+    checks.check_errors_are_left_out(estimate, case)
 
 
 @every_estimator
@@ -130,13 +122,13 @@ def test_equal_rewards_give_zero(name, reward):
 
 
 @given(case=checks.episodes())
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_leave_one_out_is_the_scaled_group_baseline(case):
     checks.check_leave_one_out(fixed("RLOO"), fixed("Dr. GRPO"), case)
 
 
 @given(case=checks.episodes(), gamma=GAMMAS)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_lambda_one_is_monte_carlo(case, gamma):
     checks.check_monte_carlo(fixed("GAE", gamma, 1.0), gamma, case)
 
@@ -145,40 +137,7 @@ def test_lambda_one_is_monte_carlo(case, gamma):
     ("turns", "trajectory"), [("bi-level GAE", "GAE"), ("GTPO", "GRPO"), ("GiGPO apart", "Dr. GRPO")]
 )
 @given(case=checks.episodes(min_turns=1, max_turns=1), gamma=GAMMAS, lam=GAMMAS)
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=15, deadline=None)
 def test_one_turn_is_the_trajectory(turns, trajectory, case, gamma, lam):
     estimate = ESTIMATORS.get(turns, apart)
     checks.check_one_turn(lambda **a: estimate(**a, gamma=gamma, lam=lam), fixed(trajectory, gamma, lam), case)
-
-
-@every_estimator
-@given(case=checks.episodes(), data=st.data())
-@settings(max_examples=15, deadline=None)
-def test_rewritten_contexts_change_nothing(name, case, data):
-    """The same episodes as steps with real contexts, some of which are rewritten on the way, so that a trajectory has
-    several rows; the rows shuffled; all rewards where a rollout puts them."""
-    estimate = fixed(name)
-    plain = checks.lay_out(case, gaps=False)
-    trajectories = [Trajectory() for _ in case.turns]
-    for trajectory, turns, gaps in zip(trajectories, case.turns, case.gaps, strict=True):
-        context = [1]
-        for turn, gap in zip(turns, gaps, strict=False):
-            context = [2 + len(trajectory.steps)] if data.draw(st.booleans()) else context + [9] * gap
-            tokens = [5] * len(turn.values)
-            logprobs = list(turn.values)  # carried along, to come back as the critic's values
-            trajectory.steps.append(Step(prompt=context, tokens=tokens, logprobs=logprobs, reward=turn.reward))
-            context = context + tokens
-    if not any(trajectory.steps for trajectory in trajectories):
-        return
-    batch = collate(trajectories, pad_id=5)
-    batch = batch[torch.tensor(data.draw(st.permutations(range(len(batch.ids)))))]
-    packed = {
-        "rewards": pack(batch.rewards, batch, len(trajectories)),
-        "values": pack(batch.logprobs, batch, len(trajectories)),
-        "mask": pack(batch.mask, batch, len(trajectories)),
-        "turns": pack(batch.turns, batch, len(trajectories), fill=-1),
-        "groups": torch.tensor(case.groups),
-    }
-    advantages = estimate(**packed)
-    torch.testing.assert_close(advantages[packed["mask"]], checks.own(estimate, plain), rtol=0, atol=1e-5)
-    assert not unpack(advantages, batch)[~batch.mask].any()

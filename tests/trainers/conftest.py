@@ -17,6 +17,7 @@ from agent_envs.tool_env import ToolEnv
 from agent_envs.types import Turn, TurnOutcome
 from agent_envs.vector import ToolVectorEnv
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.episodes.report import figures
 from trainers.factory import make_envs
 from trainers.models import loading
 from trainers.models.policy import Policy
@@ -47,6 +48,15 @@ def pytest_collection_modifyitems(items):
 def one_thread():
     """The models are too small to share out, and two threads may add in two orders."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def save_picture():
+    """Leave pictures out, which take a third of a small run; the value draws one where a test wants it."""
+    with pytest.MonkeyPatch.context() as patch:
+        save = figures.save
+        patch.setattr(figures, "save", lambda figure, out: (Path(out).parent.mkdir(exist_ok=True), Path(out).touch()))
+        yield save
 
 
 def byte_tokenizer(merges: int, pad: str, texts: Sequence[str] = TEXT) -> PreTrainedTokenizerFast:

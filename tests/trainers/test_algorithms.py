@@ -127,21 +127,9 @@ def test_nothing_to_learn_from(run, model_folder, tmp_path, module, capsys):
 
 @pytest.mark.parametrize("module", [ppo, reinforce])
 def test_one_attempt_at_a_question_will_do_where_none_are_compared(run, module, tmp_path):
-    options = {"group_size": 1, "eval_every": 12, "updates": 12, "save_every": 12}
-    summary = run(module, env="AgentR1/MiniWiki-Easy-v0", out=tmp_path / "run", **options)
-    assert "reward deviation collapsed" not in {symptom["name"] for symptom in summary["symptoms"]}
+    run(module, env="AgentR1/MiniWiki-Easy-v0", out=tmp_path / "run", group_size=1, updates=1)
     last = read_metrics(tmp_path / "run" / "metrics.jsonl")[-1]
     assert last["policy/grad_norm"] > 0 and not {"train/group_std", "monitor/reward_deviation"} & set(last)
-
-
-def test_by_default_a_symptom_is_a_warning(run, tmp_path, capsys):
-    options = {"filter": "mixed", "group_size": 2, "eval_every": 1, "updates": 6}
-    summary = run(grpo, env="AgentR1/MiniWiki-Easy-v0", out=tmp_path / "run", **options)
-    assert summary["episodes"] == 6 * 4
-    assert not summary["stopped_on_collapse"]
-    # The fifth evaluation, of which the first is before training, comes with the fourth update.
-    assert [(s["name"], s["update"]) for s in summary["symptoms"]] == [("no success", 4), ("no signal left", 5)]
-    assert capsys.readouterr().err.count("Warning") == 2
 
 
 def test_a_return_below_zero_is_no_rate_of_success():

@@ -27,15 +27,6 @@ def test_a_row_by_hand():
     }  # fmt: skip
 
 
-@pytest.fixture
-def model(make_policy, tmp_path):
-    """The folder of a model."""
-    policy = make_policy("subwords")
-    policy.model.save_pretrained(tmp_path / "model")
-    policy.tokenizer.save_pretrained(tmp_path / "model")
-    return tmp_path / "model"
-
-
 def test_every_question_is_rolled_out_once_however_many_environments_there_are(make_policy):
     policy = make_policy("subwords")
     engine = TransformersEngine(policy, ("</search>", "</answer>"))
@@ -116,8 +107,14 @@ def test_naive_rag_scores_what_is_too_long_to_be_read_as_no_answer(make_policy):
     assert (row["episodes"], row["em"]) == (4, 0.0)
 
 
-def test_the_command_writes_its_table(model, tmp_path, capsys):
-    args = {"env": "MiniWiki-Easy", "env_kwargs": SMALL, "checkpoint": (model,), "questions": 6, "max_new_tokens": 4}
+def test_the_command_writes_its_table(model_folder, tmp_path, capsys):
+    args = {
+        "env": "MiniWiki-Easy",
+        "env_kwargs": SMALL,
+        "checkpoint": (model_folder,),
+        "questions": 6,
+        "max_new_tokens": 4,
+    }
     rows = evaluate.main(evaluate.Args(**args, num_envs=4, out=tmp_path))
     assert rows[0]["em"] == 1.0
     assert all(set(row["kinds"]) == {"bridge", "compositional"} for row in rows)  # policies, scripts and Naive RAG
@@ -126,12 +123,12 @@ def test_the_command_writes_its_table(model, tmp_path, capsys):
     assert [row["name"] for row in written["rows"]] == [row["name"] for row in rows]
     page = (tmp_path / "evaluation.md").read_text()
     assert written["source"] in page and page.count("\n| ") == 2 + len(rows) and "| Bridge | Compositional |" in page
-    assert f"{model}</th>" in (tmp_path / "report.html").read_text()
+    assert f"{model_folder}</th>" in (tmp_path / "report.html").read_text()
     shown, told = capsys.readouterr()
     assert written["source"] in shown and "Naive RAG" in told
 
 
-def test_the_engine_is_the_one_that_was_asked_for(model, tmp_path, monkeypatch):
+def test_the_engine_is_the_one_that_was_asked_for(model_folder, tmp_path, monkeypatch):
     made = []
 
     def make_engine(name, policy, stop, vllm_url, vllm_kv_gib):
@@ -139,7 +136,7 @@ def test_the_engine_is_the_one_that_was_asked_for(model, tmp_path, monkeypatch):
         return TransformersEngine(policy, stop)
 
     monkeypatch.setattr(evaluate, "make_engine", make_engine)
-    options = {"env_kwargs": SMALL, "model": str(model), "questions": 2, "max_new_tokens": 2, "engine": "vllm"}
+    options = {"env_kwargs": SMALL, "model": str(model_folder), "questions": 2, "max_new_tokens": 2, "engine": "vllm"}
     for more in ({"vllm_url": ("http://h",)}, {"vllm_kv_gib": 0.5}):
         evaluate.main(evaluate.Args(**options, **more, num_envs=2, out=tmp_path))
     assert made == [("vllm", ("http://h",), 2.0), ("vllm", (), 0.5)]

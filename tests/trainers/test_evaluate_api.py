@@ -11,7 +11,7 @@ from agent_envs import scoring
 from trainers import evaluate
 from trainers.checkpoints.lock import FolderInUse, hold_folder
 from trainers.episodes.records import read_episodes
-from trainers.evaluation import api_agent, evaluator
+from trainers.evaluation import evaluator
 from trainers.evaluation.answers import ANSWERS_FILE
 from trainers.factory import make_envs
 from trainers.runtime.signals import TrainingStopped
@@ -46,12 +46,6 @@ def run(out, url, *models, **args):
     return evaluate.main(evaluate.Args(api=url, model=models, **options | args))
 
 
-def save_model(policy, folder):
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    return folder
-
-
 def written(out):
     return json.loads((out / "evaluation.json").read_text()), (out / "evaluation.md").read_text()
 
@@ -81,54 +75,19 @@ def test_models_are_compared_in_one_table(answer_some, tmp_path, monkeypatch, ca
     assert not any(b"secret" in content for content in kept)
 
 
-def test_a_checkpoint_is_compared_with_it(answer_some, make_policy, tmp_path):
-    folder = str(save_model(make_policy("bpe"), tmp_path / "model"))
+def test_a_checkpoint_is_compared_with_it(answer_some, model_folder, tmp_path):
+    folder = str(model_folder)
     with serve(answer_some) as chat:
         rows = run(tmp_path / "out", chat.url, "good", checkpoint=(folder,), questions=2, max_new_tokens=4)
     assert [row["name"] for row in rows][-3:] == [f"Naive RAG ({folder})", folder, "good"]
     assert rows[-1]["difference_to"] == folder and rows[-1]["difference"] == 1.0
 
 
-def test_after_a_crash_the_same_command_asks_for_the_rest(answer_some, tmp_path, monkeypatch):
-    monkeypatch.setattr(api_agent, "RETRIES", 2)  # or it is asked again for half a minute
-
-    def dies(request):
-        if len(chat.heard) > 9:
-            chat.alive = False
-            raise Trouble("reset")
-        return answer_some(request)
-
-    with serve(dies) as chat, pytest.raises(TrainingStopped, match=r" of 8 episodes of half are kept in") as stopped:
-        run(tmp_path / "a", chat.url, "half")
-    done = {r["instance"] for r in read_answers(tmp_path / "a")}
-    assert f" {len(done)} of 8 " in str(stopped.value) and 0 < len(done) < 8
-    with open(tmp_path / "a" / ANSWERS_FILE, "a") as file:
-        file.write('{"key":"table/0/api-half/9')  # and the crash cut a line short
-    with serve(answer_some) as chat:
-        _same_address(tmp_path / "a", chat.url)
-        rows = run(tmp_path / "a", chat.url, "half")
-        assert len(chat.heard) == 2 * (8 - len(done))
-        again = run(tmp_path / "a", chat.url, "half")
-        assert len(chat.heard) == 2 * (8 - len(done))  # nothing is left to ask
-        whole = run(tmp_path / "b", chat.url, "half")
-    assert rows == again == whole
-    records = [sorted(r["key"] for r in read_episodes(tmp_path / name / "episodes.jsonl")) for name in "ab"]
-    assert records[0] == records[1] and len(records[0]) == len(set(records[0]))
-
-
-def _same_address(folder, url):
-    """The stand-in has another port each time."""
-    settings, *records = (folder / ANSWERS_FILE).read_text().splitlines(keepends=True)
-    settings = json.loads(settings)
-    settings["settings"]["api"] = url
-    (folder / ANSWERS_FILE).write_text("".join([json.dumps(settings) + "\n", *records]))
-
-
 def read_answers(folder):
     return list(read_episodes(folder / ANSWERS_FILE))
 
 
-def test_ctrl_c_keeps_what_was_played(answer_some, tmp_path, capsys):
+def test_what_was_played_before_ctrl_c_is_not_asked_for_again(answer_some, tmp_path, capsys):
     def say(request):
         if len(chat.heard) == 9:
             os.kill(os.getpid(), signal.SIGINT)
@@ -141,10 +100,15 @@ def test_ctrl_c_keeps_what_was_played(answer_some, tmp_path, capsys):
         assert ended.value.code == 128 + signal.SIGINT
         kept = read_answers(tmp_path)
         assert 0 < len(kept) < 8 and f"{len(kept)} of 8 episodes of half are kept" in told
+        with open(tmp_path / ANSWERS_FILE, "a") as file:
+            file.write('{"key":"table/0/api-half/9')  # as where it was killed in a line
         before = len(chat.heard)
         rows = run(tmp_path, chat.url, "half")
+        again = run(tmp_path, chat.url, "half")
         assert len(chat.heard) - before == 2 * (8 - len(kept))
-    assert rows[-1]["em"] == 0.5
+    assert rows == again and rows[-1]["em"] == 0.5
+    keys = [record["key"] for record in read_episodes(tmp_path / "episodes.jsonl")]
+    assert len(keys) == len(set(keys))
 
 
 def test_more_questions_attempts_and_models_go_on_and_other_settings_are_refused(answer_some, tmp_path):
@@ -273,9 +237,8 @@ def test_two_evaluations_of_one_folder(tmp_path):
         evaluate.main(evaluate.Args(env_kwargs=SMALL, questions=2, out=tmp_path / "a"))
 
 
-def test_a_model_here_tries_each_question_several_times(make_policy, tmp_path):
-    folder = save_model(make_policy("bpe"), tmp_path / "model")
-    options = {"env_kwargs": SMALL, "checkpoint": (folder,), "max_new_tokens": 6, "questions": 5}
+def test_a_model_here_tries_each_question_several_times(model_folder, tmp_path):
+    options = {"env_kwargs": SMALL, "checkpoint": (model_folder,), "max_new_tokens": 6, "questions": 5}
     rows = evaluate.main(evaluate.Args(**options, samples=3, num_envs=4, out=tmp_path / "a"))
     assert rows[-1]["episodes"] == 15 and rows[-1]["samples"] == 3 and "pass_at_k" in rows[-1]
     assert "EM avg@3 | 95 % interval | pass@3 |" in (tmp_path / "a" / "evaluation.md").read_text()

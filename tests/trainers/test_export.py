@@ -22,12 +22,9 @@ EXPORTED = {**EXTRA, "env_kwargs": '{"k": 2, "max_chars": 500}'}
 del EXPORTED["model"]
 
 
-@pytest.fixture
-def base(make_policy, tmp_path):
-    policy = make_policy("bpe", 3)
-    policy.model.save_pretrained(tmp_path / "base")
-    policy.tokenizer.save_pretrained(tmp_path / "base")
-    return tmp_path / "base"
+@pytest.fixture(scope="module")
+def base(save_model):
+    return save_model("bpe")
 
 
 def save(policy, folder):
@@ -70,13 +67,6 @@ def test_a_whole_model_keeps_its_tokenizer(base, tmp_path):
         torch.testing.assert_close(a.float(), b, rtol=0.01, atol=0)
     with pytest.raises(ValueError, match="no base model"):
         export.main(export.Args(checkpoint=saved, out=tmp_path / "other", base_model="someone/their-model"))
-
-
-def test_what_is_no_checkpoint_is_said(base, tmp_path):
-    with pytest.raises(ValueError, match="give --checkpoint"):
-        export.main(export.Args(out=tmp_path / "out"))
-    with pytest.raises(FileNotFoundError, match="is not a checkpoint"):
-        export.main(export.Args(checkpoint=base, out=tmp_path / "out"))
 
 
 @pytest.mark.parametrize(

@@ -8,10 +8,12 @@ import pytest
 
 from trainers import evaluate, factory, grpo
 from trainers.checkpoints import checkpoint
+from trainers.episodes.report import figures
 from trainers.runtime.progress import read_metrics
 
 
-def test_a_whole_run(short_run, letters, tmp_path, capsys):
+def test_a_whole_run(short_run, letters, tmp_path, capsys, monkeypatch, save_picture):
+    monkeypatch.setattr(figures, "save", save_picture)
     out = tmp_path / "run"
     args = short_run(grpo, updates=4, save_every=2, final_questions=6, report_to=("tensorboard",), out=out)
     summary = grpo.main(args)
@@ -71,10 +73,10 @@ def test_questions_of_ones_own_kind_need_no_ids():
 
 def test_learning_raises_the_return(short_run, tmp_path):
     """A random policy is paid for lower-case letters, so it should soon write little else."""
-    many = dict(updates=25, questions_per_update=4, group_size=8, lr=0.02, eval_every=100, save_every=100)
+    many = dict(updates=12, questions_per_update=2, group_size=8, lr=0.03, eval_every=100, save_every=100)
     grpo.main(short_run(grpo, **many, out=tmp_path / "run"))
     returns = [line["train/return"] for line in read_metrics(tmp_path / "run" / "metrics.jsonl")[1:]]
-    assert np.mean(returns[-3:]) > np.mean(returns[:3]) + 0.4
+    assert np.mean(returns[-3:]) > np.mean(returns[:3]) + 0.3
 
 
 def test_a_run_without_a_name_gets_a_folder_of_its_own(short_run, tmp_path, monkeypatch):

@@ -82,23 +82,3 @@ def test_an_adapter_needs_its_base_from_the_hub(hub, tmp_path):
     with pytest.raises(ValueError, match="there is no model 'me/none'"):
         inputs.check_model(tmp_path)
     inputs.check_model(tmp_path, "me/there")  # is put on another one
-
-
-def test_a_name_beside_a_folder_is_a_folder(hub, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").mkdir()
-    with pytest.raises(ValueError, match="there is no model folder runs/sft"):
-        inputs.check_model("runs/sft")
-
-
-def test_an_adapter_whose_base_is_gone_is_found_out_at_once(tmp_path):
-    pytest.importorskip("peft")
-    (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "/no/such/model.gguf"}))
-    with pytest.raises(ValueError, match=r"is an adapter of /no/such/model\.gguf, which is not here"):
-        inputs.check_model(str(tmp_path))
-
-
-def test_a_run_is_not_written_into_an_evaluation(tmp_path):
-    (tmp_path / "evaluation.json").write_text("{}")
-    with pytest.raises(ValueError, match="holds an evaluation: give another --out"):
-        inputs.check_unused(tmp_path)

@@ -13,7 +13,7 @@ from agent_envs.integrations import hosting
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import HELD_OUT, ToolEnv
 from agent_envs.types import TurnOutcome
-from trainers import evaluate, grpo
+from trainers import grpo
 from trainers.factory import make_envs
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -90,14 +90,3 @@ def test_a_script_that_lies_elsewhere_finds_the_module_in_the_working_folder(fol
     script.write_text(f"from agent_envs.integrations import hosting\nprint(hosting.make({ID!r}).reset(seed=0)[0])\n")
     run = subprocess.run([sys.executable, script], capture_output=True, text=True, env={"PYTHONPATH": str(ROOT)})
     assert run.stdout == "I have thought of a number between 1 and 100.\n", run.stderr
-
-
-def test_a_report_on_questions_of_ones_own_carries_their_name(tmp_path):
-    town = ROOT / "examples" / "town"
-    kwargs = json.dumps({"data": str(town / "questions.jsonl"), "name": "Tarn guide", "holdout": 1})
-    rows = evaluate.main(evaluate.Args(env="AgentR1/QA-v0", env_kwargs=kwargs, questions=0, num_envs=4, out=tmp_path))
-    report = (tmp_path / "evaluation.md").read_text()
-    assert report.startswith("AgentR1/QA-v0, validation · source: Tarn guide (local:town/questions.jsonl)")
-    assert "all 9 questions held out" in report and "hotpot" not in report.lower()
-    scores = {row["name"]: (row["em"], row["episodes"]) for row in rows}
-    assert scores["Oracle (knows the answer)"] == (1.0, 9)

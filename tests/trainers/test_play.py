@@ -11,11 +11,8 @@ SMALL = '{"entities": 60, "questions": 30}'
 
 
 @pytest.fixture
-def agent(make_policy, tmp_path):
-    policy = make_policy("bpe")
-    policy.model.save_pretrained(tmp_path)
-    policy.tokenizer.save_pretrained(tmp_path)
-    return str(tmp_path)
+def agent(model_folder):
+    return str(model_folder)
 
 
 def test_an_episode_is_shown(agent, capsys):

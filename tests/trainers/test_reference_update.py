@@ -17,14 +17,10 @@ COMMON = dict(
 ONE_STEP = dict(epochs=1, minibatches=1)
 CASES = {
     "grpo": ("grpo", {}),
-    "grpo, one step": ("grpo", ONE_STEP),
-    "grpo, four passes": ("grpo", dict(epochs=4, minibatches=3, max_grad_norm=0.05)),
     "grpo, clip-higher": ("grpo", dict(clip_low=0.05, clip_high=0.5)),
     "grpo, by the paper": ("grpo", dict(scale_by_std=True, normalize="sequences")),
-    "grpo, turn credit": ("grpo", dict(turn_credit=True, turn_gamma=0.6)),
-    "grpo, turn credit by std": ("grpo", dict(turn_credit=True, scale_by_std=True)),
-    "grpo, process weight": ("grpo", dict(process_weight=0.7)),
-    "grpo, process weight by std": ("grpo", dict(process_weight=0.7, scale_by_std=True)),
+    "grpo, turn credit": ("grpo", dict(turn_credit=True, turn_gamma=0.6, scale_by_std=True)),
+    "grpo, process weight": ("grpo", dict(process_weight=0.7, scale_by_std=True)),
     "grpo, gspo": ("grpo", dict(loss="gspo", normalize="sequences")),
     "grpo, gspo by turns": ("grpo", dict(loss="gspo", normalize="sequences", turn_credit=True, importance="tis")),
     "grpo, gspo in one step": ("grpo", dict(loss="gspo", normalize="sequences", **ONE_STEP)),
@@ -43,12 +39,9 @@ CASES = {
     "grpo, k1 by turns": ("grpo", dict(kl_coef=0.5, kl="k1", turn_credit=True, importance="tis")),
     "rloo": ("rloo", {}),
     "rloo, turn credit": ("rloo", dict(turn_credit=True, turn_gamma=0.6)),
-    "reinforce++": ("reinforce", {}),
     "reinforce++, k1": ("reinforce", dict(kl_coef=0.5, kl="k1")),
-    "reinforce++-baseline": ("reinforce", dict(baseline="group")),
     "reinforce++-baseline, turn credit": ("reinforce", dict(baseline="group", turn_credit=True, turn_gamma=0.6)),
     "reinforce++-baseline, k2": ("reinforce", dict(baseline="group", kl_coef=0.5, kl="k2")),
-    "gigpo": ("gigpo", {}),
     "gigpo, discounted": ("gigpo", dict(step_gamma=0.5, step_weight=0.4)),
     "gigpo, by std": ("gigpo", dict(scale_by_std=True)),
     "ppo": ("ppo", {}),
@@ -116,7 +109,7 @@ def policy(make_policy):
 
 @pytest.fixture(scope="module")
 def batches(policy):
-    """Two, so that the second begins with weights that are not those of the start."""
+    """Two: the second begins with weights that are not those of the start, which a KL penalty must not take for its reference."""
     return [make_episodes(policy, seed) for seed in (0, 1)]
 
 
@@ -124,22 +117,6 @@ def batches(policy):
 def critic_head():
     generator = torch.Generator().manual_seed(5)
     return torch.randn(1, 32, generator=generator) * 0.2, torch.tensor([0.3])
-
-
-def test_the_episodes_hold_what_the_reference_is_for(policy, batches):
-    for episodes in batches:
-        ends = {turn.tokens[-1] == policy.eos_id for episode in episodes for turn in episode.turns}
-        assert ends == {True, False}
-        assert {len(strip_padding(episode)) for episode in episodes} == {1, 2, 3}
-        assert {episode.failed for episode in episodes if len(strip_padding(episode)) > 1} == {True, False}
-        ratios = []
-        for episode in (e for e in episodes if not e.failed):
-            for row in strip_padding(episode):
-                with torch.no_grad():
-                    new = logprobs(policy.model, row, TEMPERATURE)[0].tolist()
-                ratios += [np.exp(x - token.old) for x, token in zip(new, row.tokens, strict=True)]
-        assert min(ratios) < 0.8 and max(ratios) > 1.28  # on both sides of any clip, before the first step
-        assert min(abs(np.log(ratios))) < 0.02
 
 
 def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> float:
@@ -153,6 +130,7 @@ def distance(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor]) -> 
 def test_gradients_and_weights_are_those_of_the_plain_loop(case, policy, batches, critic_head):
     algorithm, changes = CASES[case]
     options = COMMON | changes
+    batches = batches if not changes or "kl_coef" in changes else batches[:1]
     got = run_update(algorithm, options, policy, batches, critic_head)
     expected = Reference(algorithm, options, policy.model, critic_head, follow=got.gradients)
     before = {name: weight.detach().clone() for name, weight in expected.weights().items()}

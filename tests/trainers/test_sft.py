@@ -173,14 +173,14 @@ def test_the_weights_of_the_lowest_held_out_loss_are_kept(
 
 
 def test_time_can_say_when_it_ends(train):
-    done = train(max_seconds=2.0, held_out=0.0, save_every=1)
-    assert 2.0 <= done["seconds"] < 20
+    done = train(max_seconds=0.7, held_out=0.0, save_every=1)
+    assert 0.7 <= done["seconds"] < 20
     assert done["heldout_loss"] is None
     lines = read_metrics(f"{done['folder']}/metrics.jsonl")
     assert lines[-1]["policy/lr"] < max(line["policy/lr"] for line in lines)
     (Path(done["folder"]) / "summary.json").unlink()
     again = train(
-        resume=Path(done["folder"]), max_seconds=2.0, held_out=0.0
+        resume=Path(done["folder"]), max_seconds=0.7, held_out=0.0
     )  # but for the last update, which is not saved
     assert again["updates"] <= done["updates"] + 3
 
@@ -218,8 +218,6 @@ def test_rejection_sampling_learns_from_the_best_attempts(train, make_policy, le
     [
         ({"script": ("nobody",)}, "has no script 'nobody'; it has .*'oracle'"),
         ({"sample": 65}, "sample must be at most 64, got 65"),
-        ({"episodes": ("nowhere",)}, "there are no demonstrations in nowhere"),
-        ({"messages": ("none.jsonl",)}, "cannot read none.jsonl"),
         ({"script": ("random",), "min_reward": 99.0}, "there is nothing to imitate"),
         ({"max_length": 2}, "there is nothing to imitate"),
     ],

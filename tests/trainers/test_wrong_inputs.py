@@ -10,7 +10,6 @@ from pathlib import Path
 import pytest
 
 from trainers import grpo
-from trainers.checkpoints import checkpoint
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {"entities": 60, "questions": 20, "max_turns": 2}
@@ -27,6 +26,8 @@ BEFORE_TORCH = [
     ("grpo --model none.gguf", "there is no file none.gguf"),
     ("grpo --model damaged", "damaged/config.json is damaged"),
     ("grpo --model text", "text is a file and no GGUF file"),
+    ("grpo --model empty/sft", "there is no model folder empty/sft"),
+    ("grpo --model adapter", "is an adapter of /no/such/model.gguf, which is not here"),
     (f"grpo --model {HUB_ID}", f"there is no folder '{HUB_ID}' here, and http://127.0.0.1:9 cannot be asked for it"),
     (f"evaluate --checkpoint {HUB_ID}", "where there is a network, hf download somebody/some-model"),
     ("grpo --dtype bfloat16", "dtype and lora_rank are for pretrained models: give a model too"),
@@ -64,6 +65,7 @@ BEFORE_TORCH = [
     ("grpo --resume RUN --env-kwargs {\"k\":7}", "RUN was trained with env_kwargs="),
     ("grpo --out text", "cannot write to text: text is a file: give another --out"),
     ("grpo --out /dev/null/x", "cannot write to /dev/null/x: /dev/null is a file"),
+    ("grpo --out evaluated", "holds an evaluation: give another --out"),
     ("grpo --out RUN", "RUN holds an earlier run: give another --out, or go on with --resume RUN"),
     ("sft --messages none.jsonl", "there is no file of messages none.jsonl"),
     ("sft --episodes empty", "empty is not the folder of a run of sft: there is no demonstrations.jsonl"),
@@ -81,6 +83,14 @@ BEFORE_TORCH = [
     ("export_episodes", "give the folder of a run or of an evaluation, or an episodes.jsonl"),
     ("export_episodes nowhere --out new", "there is no nowhere: give the folder of a run"),
     ("export_episodes RUN", "give --out: the file to write"),
+    ("report", "there is no source"),
+    ("report nowhere", "nowhere does not exist"),
+    ("report empty", "holds no summary.json, evaluation.json, metrics.jsonl or episodes.jsonl"),
+    ("report RUN --episodes -1", "--episodes must be at least 0"),
+    ("report text", "holds no episode"),
+    ("report other.jsonl", "'a' is no episode as we write them"),
+    ("report damaged", "summary.json is damaged"),
+    ("report damaged --out text/x.html", "cannot write to text: text is a file"),
     ("compare --recipe nope", "there is no recipe 'nope': give a file, or one of ['agent-r1', 'algorithms'"),
     ("compare --recipe bad.toml", "bad.toml is not valid TOML"),
     ("compare --arguments {", "arguments is not valid JSON"),
@@ -100,6 +110,7 @@ AFTER_TORCH = [
     ("sft --messages text --model model --env-kwargs SMALL --out new", "text"),
     ("compare --recipe algorithm.toml", "algorithm must be one of ['grpo', "),
     ("compare --arguments {\"lrr\":1}", "unknown keys ['lrr']; known: "),
+    ("compare --recipe mine.toml --report", "runs/mine holds no result of this recipe yet"),
     ("compare --runs nope", "has no runs ['nope']; it has "),
     ("play --agent model --env Sokoban --question Why?", "a question can be asked of an environment of questions alone"),
 ]  # fmt: skip
@@ -138,10 +149,17 @@ def place(tmp_path_factory, model_folder, short_run):
     grpo.main(short_run(grpo, updates=1, **where))
     shutil.copytree(folder / "RUN", folder / "DAMAGED")
     (folder / "DAMAGED" / "checkpoint-1" / "model.safetensors").write_bytes(b"1234")
-    for name in ("empty", "damaged"):
+    for name in ("empty", "damaged", "adapter", "evaluated"):
         (folder / name).mkdir()
     texts = {"damaged/config.json": "{", "text": "hello", "text.gguf": "hello", "bad.toml": "title = "}
+    texts |= {
+        "damaged/summary.json": "[]",
+        "other.jsonl": '{"key": "a", "turns": 5}',
+        "evaluated/evaluation.json": "{}",
+    }
+    texts |= {"adapter/adapter_config.json": '{"base_model_name_or_path": "/no/such/model.gguf"}'}
     texts |= {"bad.jsonl": '{"id": 1}', "algorithm.toml": 'title = "x"\n[runs.a]\nalgorithm = "grop"\n'}
+    texts["mine.toml"] = 'title = "Mine"\nenv = "mine:Mine/Task-v0"\n[runs.a]\nalgorithm = "grpo"\n'
     texts["mine.py"] = (
         "import gymnasium\nfrom agent_envs.tool_env import ToolEnv\nclass Task(ToolEnv):\n"
         "    def __init__(self, split='train'):\n        super().__init__()\n"
@@ -172,7 +190,7 @@ def start(place: Path, cases: list, *imported: str) -> dict:
 
 @pytest.fixture(scope="module")
 def before_torch(place):
-    return start(place, BEFORE_TORCH, "tyro", "agent_envs", "agent_envs.tasks.qa")
+    return start(place, BEFORE_TORCH, "tyro", "trainers.cli", "agent_envs.tasks.qa", "huggingface_hub.hf_api")
 
 
 @pytest.fixture(scope="module")
@@ -182,7 +200,7 @@ def after_torch(place):
 
 @pytest.fixture(scope="module")
 def others(place):
-    return start(place, OTHERS, "tyro", "agent_envs", "agent_envs.tasks.qa", "retrieval_index.build")
+    return start(place, OTHERS, "tyro", "trainers.cli", "agent_envs.tasks.qa", "retrieval_index.build")
 
 
 @pytest.mark.parametrize(("words", "said"), BEFORE_TORCH)
@@ -192,6 +210,12 @@ def test_it_is_said_before_torch_is_imported(before_torch, words, said):
     assert done["said"].startswith(f"python -m {MODULES.get(words.split()[0], 'trainers.' + words.split()[0])}: ")
     assert said in done["said"]
     assert "\n" not in done["said"]
+
+
+def test_help_comes_before_torch(place):
+    cases = [(f"{name} --help", "") for name in "reinforce starpo evaluate sft compare".split()]
+    for done in start(place, cases, "tyro", "trainers.cli", "agent_envs.tasks.qa").values():
+        assert done["status"] == 0 and not done["loaded"], done["said"]
 
 
 @pytest.mark.parametrize(("words", "said"), AFTER_TORCH)
@@ -210,6 +234,21 @@ def test_environments_and_indexes_say_it_too(others, words, said):
     assert (
         said in done["said"].splitlines()[-1] and "Traceback" not in done["said"]
     )  # a build shows its progress before
+
+
+def test_a_command_that_lies_elsewhere_finds_an_environment_in_the_users_folder(place):
+    """Started as a file, whose folder Python puts in place of the working folder."""
+    command = [
+        sys.executable,
+        ROOT / "trainers" / "evaluate.py",
+        "--env",
+        "mine:Mine/Task-v0",
+        "--env-kwargs",
+        '{"hop":1}',
+    ]
+    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=others)
+    assert "mine:Mine/Task-v0 has no argument 'hop'" in done.stderr
 
 
 def test_a_fault_of_ours_keeps_its_traceback(place):
@@ -240,7 +279,3 @@ def test_arguments_in_the_words_of_python():
     assert evaluate.Args(checkpoint="a", out="b").checkpoint == (Path("a"),)
     assert compare.Args(arguments={"lr": 1}, out="b").arguments == '{"lr": 1}'
     assert export.Args(checkpoint="a").checkpoint == Path("a")
-
-
-def test_the_damaged_run_is_one(place):
-    assert checkpoint.find_latest(place / "RUN")[0] and not checkpoint.find_latest(place / "DAMAGED")[0]

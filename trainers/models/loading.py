@@ -16,7 +16,6 @@ from transformers import (
 from transformers.utils import cached_file, logging
 
 from trainers.models import gguf, lora
-from trainers.models.architecture import find_backbone
 from trainers.models.hidden_states import has_bfloat16_products, round_frozen
 from trainers.models.policy import Policy, check_finite
 from trainers.runtime.errors import UserError
@@ -42,7 +41,7 @@ def set_matmul_precision(model: PreTrainedModel, dtype: str) -> None:
     torch.set_float32_matmul_precision("highest")
     if dtype != "bfloat16" or model.device.type != "cuda":
         return
-    rotary = getattr(find_backbone(model), "rotary_emb", None)
+    rotary = getattr(model.base_model, "rotary_emb", None)
     try:
         expected = _rotary_angles(rotary, model.device)
         torch.set_float32_matmul_precision("high")

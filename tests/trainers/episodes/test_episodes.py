@@ -22,20 +22,14 @@ def policy(make_policy):
 
 
 @pytest.fixture(scope="module")
-def train(letters, policy, tmp_path_factory):
+def train(short_run, tmp_path_factory):
     """``train(name, **changes)``: a run of two updates and its folder; the folder of a run that was made is kept."""
     folder = tmp_path_factory.mktemp("runs")
-    policy.model.save_pretrained(folder / "model")
-    policy.tokenizer.save_pretrained(folder / "model")
+    few = {"group_size": 2, "eval_questions": 2, "eval_every": 1, "final_questions": 3, "keep_episodes": 3}
 
     def run(name, module=grpo, **changes):
         out = {} if "resume" in changes else {"out": folder / name}
-        options = {
-            "env": letters, "env_kwargs": SMALL, "model": str(folder / "model"), "updates": 2, "questions_per_update": 2,
-            "group_size": 2, "lr": 0.01, "max_new_tokens": 6, "eval_questions": 2, "eval_every": 1, "final_questions": 3,
-            "keep_episodes": 3,
-        }  # fmt: skip
-        return module.main(module.Args(**{**options, **out, **changes})), folder / name
+        return module.main(short_run(module, **few | out | changes)), folder / name
 
     return run
 

@@ -4,7 +4,6 @@ import base64
 import gzip
 import json
 import re
-import subprocess
 import sys
 from html.parser import HTMLParser
 
@@ -13,7 +12,6 @@ import pytest
 from played_records import HOSTILE, SUMMARY
 
 from trainers import report as command
-from trainers.cli import parse
 from trainers.episodes.report import episode_data
 from trainers.episodes.report import page as html_report
 
@@ -193,15 +191,6 @@ def test_of_an_unfinished_run_the_newest_episodes_are_read(run, played):
     assert {e["key"] for e in last.blocks["data"]["episodes"]} == {record["key"] for record in played[-3:]}
 
 
-def test_damage_is_left_out_or_named(run, played):
-    with (run / "episodes.jsonl").open("a") as file:
-        file.write('[1]\n{"no": "key"}\n{"key": "cut')
-    assert len(read(run).blocks["data"]["episodes"]) == len(played)
-    (run / "episode_tokens.jsonl").write_text(json.dumps({"key": played[0]["key"], "sequences": [{"ids": [1]}]}) + "\n")
-    with pytest.raises(ValueError, match="no tokens as we write them"):
-        read(run)
-
-
 def test_several_runs_are_told_apart(run, tmp_path, played):
     data = read([run, records.write(tmp_path / "other" / "run", played)]).blocks["data"]
     assert [part["name"] for part in data["parts"]] == [f"{tmp_path.name}/run", "other/run"]
@@ -246,32 +235,3 @@ def test_the_command_writes_beside_the_first_source(run, capsys):
     path = command.main(command.Args(sources=(run,)))
     assert path == run / "report.html" and "MiB" in capsys.readouterr().out
     assert command.main(command.Args(sources=(run / "episodes.jsonl",), out=run / "x.html")) == run / "x.html"
-
-
-@pytest.mark.parametrize(
-    ("words", "said"),
-    [
-        ([], "there is no source"),
-        (["nowhere"], "nowhere does not exist"),
-        (["."], "holds no summary.json, evaluation.json, metrics.jsonl or episodes.jsonl"),
-        ([".", "--episodes", "-1"], "--episodes must be at least 0"),
-        (["notes.txt"], "holds no episode"),
-        (["other.jsonl"], "'a' is no episode as we write them"),
-        (["damaged"], "summary.json is damaged"),
-        (["damaged", "--out", "notes.txt/x.html"], "cannot write to notes.txt: notes.txt is a file"),
-    ],
-)
-def test_a_mistake_is_one_line(words, said, tmp_path, monkeypatch):
-    (tmp_path / "notes.txt").write_text("hello\n")
-    (tmp_path / "other.jsonl").write_text('{"key": "a", "turns": 5}\n')
-    (tmp_path / "damaged").mkdir()
-    (tmp_path / "damaged" / "summary.json").write_text("[]")
-    monkeypatch.chdir(tmp_path)
-    with pytest.raises(ValueError, match=re.escape(said)) as raised:
-        command.main(parse(command.Args(), command.__doc__, "report", words))
-    assert "\n" not in str(raised.value)
-
-
-def test_nothing_of_it_imports_torch():
-    code = "import sys, trainers.report, trainers.episodes.report.page; print('torch' in sys.modules)"
-    assert subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout == "False\n"

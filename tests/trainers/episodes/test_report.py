@@ -27,11 +27,10 @@ def runs(tmp_path):
 
 
 @pytest.fixture
-def drawn(monkeypatch):
+def drawn(monkeypatch, save_picture):
     """The axes of the figures that are drawn."""
     kept = []
-    save = figures.save
-    monkeypatch.setattr(figures, "save", lambda figure, out: (kept.extend(figure.axes), save(figure, out))[1])
+    monkeypatch.setattr(figures, "save", lambda figure, out: (kept.extend(figure.axes), save_picture(figure, out))[1])
     return kept
 
 

@@ -2,9 +2,7 @@
 
 import json
 import threading
-from dataclasses import replace
 
-import gymnasium
 import pytest
 from chat_server import Trouble, calls, number_of_turn, serve
 
@@ -12,7 +10,6 @@ pytest.importorskip("openai", reason="pip install openai", exc_type=ImportError)
 import openai
 
 from agent_envs.integrations.episode import UNREADABLE
-from agent_envs.types import ToolCall, Turn
 from trainers.episodes.records import Origin
 from trainers.evaluation import api_agent
 from trainers.evaluation.api_agent import ApiAgent, EndpointStopped
@@ -43,53 +40,21 @@ def instances(count):
     return [(number, 0) for number in range(count)]
 
 
-def env_at(number, **kwargs):
-    env = gymnasium.make(MINIWIKI, **SMALL, **kwargs).unwrapped
-    return env, *env.reset(seed=number, options={"question": number})
-
-
-def turns_for(env):
-    """What a model does: it looks for two articles at once, repeats itself, and every second time knows the answer."""
-    first, *rest = env.question.supporting_titles
-    second = (rest or [first])[0]
-    right = len(env.question.question) % 2
-    return [
-        Turn(calls=(ToolCall("search", {"query": first}), ToolCall("search", {"query": "Ünknown “東京”"}))),
-        Turn(calls=(ToolCall("search", {"query": second}),)),
-        Turn(calls=(ToolCall("search", {"query": first}),)) if right else Turn(),
-        Turn(answer=env.question.answer if right else "no idea"),
-    ]
-
-
-def test_function_calls_earn_what_the_same_turns_earn_in_gymnasium():
-    scripts, expected = {}, []
-    for number in range(6):
-        env, question, _ = env_at(number, format="openai")
-        turns, rewards = turns_for(env), []
-        for turn in turns:
-            text = env.format.write(turn) if turn != Turn() else '{"role": "assistant", "content": null}'
-            _, reward, terminated, _, info = env.step(text)
-            rewards.append(reward)
-        assert terminated
-        scripts[question] = [
-            [("answer", json.dumps({"text": turn.answer}))] * (turn.answer is not None)
-            + [(call.name, json.dumps(call.arguments)) for call in turn.calls]
-            for turn in turns
-        ]
-        expected.append((rewards, float(info["em"]), info["support_recall"]))
-    assert {em for _, em, _ in expected} == {0.0, 1.0}
-    with serve(lambda request: scripts[request["messages"][1]["content"]][number_of_turn(request)]) as chat:
+def test_episodes_of_function_calls():
+    """`tests/integrations/test_episode.py` has what they earn."""
+    searches = [("search", '{"query": "a town"}'), ("search", '{"query": "Ünknown “東京”"}')]
+    script = [searches, {"content": None}, [("answer", '{"text": "no idea"}')]]
+    with serve(lambda request: script[number_of_turn(request)]) as chat:
         records, _ = roll_out(chat.url, instances(6))
     assert chat.busiest <= 3
-    for record, (rewards, em, recall) in zip(records, expected, strict=True):
-        assert [turn["reward"] for turn in record["turns"]] == rewards
-        assert record["score"] == record["metrics"]["em"] == em and record["metrics"]["support_recall"] == recall
-        assert record["return"] == pytest.approx(sum(rewards))
-        assert (record["prompt_tokens"], record["completion_tokens"]) == (40, 12)
+    for record in records:
+        assert record["score"] == record["metrics"]["em"] == 0 and record["metrics"]["support_recall"] >= 0
+        assert record["return"] == pytest.approx(sum(turn["reward"] for turn in record["turns"]))
+        assert (record["prompt_tokens"], record["completion_tokens"]) == (30, 9)
         assert record["terminated"] and not record["failed"] and record["env"] == MINIWIKI
         assert not {"score", "valid", "tool_faults"} & set(record["metrics"])
         roles = [message["role"] for message in record["messages"]]
-        assert roles[:6] == ["system", "user", "assistant", "tool", "tool", "assistant"] and roles[-1] == "assistant"
+        assert roles == ["system", "user", "assistant", "tool", "tool", "assistant", "user", "assistant"]
         assert [call["tool"] for call in record["turns"][0]["calls"]] == ["search", "search"]
         assert record["turns"][0]["calls"][0]["result"] == record["messages"][3]["content"]
     tools = {tool["function"]["name"] for tool in chat.heard[0]["tools"]}
@@ -98,44 +63,18 @@ def test_function_calls_earn_what_the_same_turns_earn_in_gymnasium():
     assert answered and all(message["tool_call_id"] for message in answered)
 
 
-@pytest.mark.parametrize("format", ["tags", "hermes", "react"])
-def test_text_reads_and_earns_what_gymnasium_gives(format):
-    """The server ends turns at the strings that it is given, and leaves them out, as OpenAI does."""
-    scripts, expected = {}, []
-    for number in range(4):
-        env, question, info = env_at(number, format=format)
-        several = 1 if format == "tags" else 2  # whose turns end with the first call
-        asked = [replace(turn, calls=turn.calls[:several]) for turn in turns_for(env)]
-        turns = [env.format.write(turn) if turn != Turn() else "hm" for turn in asked]
-        scripts[question], shown, rewards = turns, [info["instructions"], question], []
-        for turn in turns:
-            observation, reward, terminated, _, _ = env.step(turn)
-            rewards.append(reward)
-            shown += [turn, observation]
-        expected.append((shown[:-1], rewards))
-        assert terminated
-
-    def say(request):
-        turn = scripts[request["messages"][1]["content"]][number_of_turn(request)]
-        ends = [turn.find(stop) for stop in request.get("stop", ()) if stop in turn]
-        return turn[: min(ends)] if ends else turn
-
-    with serve(say) as chat:
-        records, _ = roll_out(chat.url, instances(4), format)
-    for record, (shown, rewards) in zip(records, expected, strict=True):
-        assert [message["content"] for message in record["messages"]] == shown
-        assert [turn["reward"] for turn in record["turns"]] == rewards
-    assert all("tools" not in request for request in chat.heard)
-
-
 def test_a_server_that_goes_on_behind_a_turn_is_cut_where_our_engines_stop():
-    """A thought that comes beside the text is in the record alone."""
+    """One that ends turns at the strings leaves them out, as OpenAI does. A thought beside the text is in the record alone."""
     more = "<search>a town</search><information>[1] all mine</information><answer>x</answer>"
-    script = [more, {"content": "<answer>no idea</answer> and more", "reasoning": "<answer>x</answer>?"}]
+    script = [
+        more,
+        "<search>a place",
+        {"content": "<answer>no idea</answer> and more", "reasoning": "<answer>x</answer>?"},
+    ]
     with serve(lambda request: script[number_of_turn(request)]) as chat:
         (record,), _ = roll_out(chat.url, instances(1), "tags")
     thought = "<think>\n<answer>x</answer>?\n</think>\n\n"
-    actions = ["<search>a town</search>", f"{thought}<answer>no idea</answer>"]
+    actions = ["<search>a town</search>", "<search>a place</search>", f"{thought}<answer>no idea</answer>"]
     assert [turn["action"] for turn in record["turns"]] == actions and record["terminated"]
 
 
@@ -246,20 +185,6 @@ def test_what_passes_is_asked_again(trouble):
     assert len(chat.heard) == 6
 
 
-def test_an_episode_that_cannot_be_finished_is_failed_and_no_other():
-    def say(request):
-        if request["messages"][1]["content"] == bad and number_of_turn(request):
-            raise Trouble(400, {"error": {"message": "This model's maximum context length is 9 tokens"}})
-        return [("search", '{"query": "a"}')] if not number_of_turn(request) else answers(request)
-
-    bad = env_at(1)[1]
-    with serve(say) as chat:
-        records, agent = roll_out(chat.url, instances(4))
-    assert [record["failed"] for record in records] == [False, True, False, False]
-    assert records[1]["score"] == 0 and len(records[1]["turns"]) == 1 and records[1]["truncated"]
-    assert list(agent.problems) == ["400: This model's maximum context length is 9 tokens"]
-
-
 def test_nobody_there_ends_it_at_once():
     with serve(answers) as chat:
         url = chat.url
@@ -347,16 +272,6 @@ def test_a_rewritten_context_is_what_the_api_gets():
     assert [len(messages) for messages in seen] == [2, 4, 4, 4] and seen[3][2] == "turn 3"
     written = [message["content"] for message in record["messages"]]
     assert written[:5] == seen[1] + ["turn 2"] and written[5:9] == seen[2]  # it begins anew with the system message
-
-
-def test_attempts_at_one_board_slip_in_their_own_ways():
-    say = [("move", '{"actions": ["Right", "Right", "Down", "Down", "Right"]}')]
-    jobs = [(3, sample) for sample in range(6)]
-    with serve(lambda request: say) as chat:
-        records, _ = roll_out(chat.url, jobs, env="AgentR1/FrozenLake-v0", kwargs={})
-    assert len({record["question"] for record in records}) == 1
-    assert len({json.dumps(record["messages"]) for record in records}) > 1
-    assert [record["sample"] for record in records] == list(range(6))
 
 
 def test_without_the_client_one_line_says_what_to_install(monkeypatch):

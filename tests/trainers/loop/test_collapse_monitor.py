@@ -1,4 +1,3 @@
-import json
 import math
 
 import pytest
@@ -109,8 +108,6 @@ def test_a_reward_is_hacked_where_returns_rise_and_scores_fall():
     assert found[:-1] == [[]] * 19
     assert [(s.name, s.stop) for s in found[-1]] == [("reward hacked", False)]
     assert found[-1][0].message == "the return rose from 0.5 to 1.5, the score fell from 0.4 to 0.1"
-    resumed = CollapseMonitor(json.loads(json.dumps(monitor.state)))
-    assert resumed.state == monitor.state
 
 
 @pytest.mark.parametrize(
@@ -120,14 +117,6 @@ def test_a_reward_is_hacked_where_returns_rise_and_scores_fall():
 def test_scores_that_do_not_fall_or_returns_that_do_are_no_hack(returns, scores):
     monitor = CollapseMonitor()
     assert not any(monitor.check_reward(*pair) for pair in zip(returns, scores, strict=True))
-
-
-def test_a_monitor_goes_on_from_its_state():
-    values = [0.5] * 10 + [0.01] * 10
-    monitor = CollapseMonitor()
-    assert run(monitor, "reward_deviation", values[:15]) == []
-    resumed = CollapseMonitor(json.loads(json.dumps(monitor.state)))
-    assert run(resumed, "reward_deviation", values[15:]) == [(4, "reward deviation collapsed")]
 
 
 def test_repeated_ngrams_by_hand():

@@ -1,6 +1,8 @@
-"""What each of two processes does, for `test_distributed`: `torchrun --nproc-per-node 2 two_processes.py FOLDER`."""
+"""What each of two processes does, for `test_distributed`: `two_processes.py FOLDER` forks both, as torchrun would start them."""
 
+import os
 import random
+import socket
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -17,24 +19,23 @@ from trainers.models.kl_reference import KLPenalty
 from trainers.models.lora import add_lora, trainable_parameters
 from trainers.models.policy import Policy
 from trainers.runtime import distributed
+from trainers.tiny import curriculum
 from trainers.tiny.model import make_model, make_tokenizer
 from trainers.trajectory import Step, Trajectory, to_sequences
 
 # Several parts in each step, and a gradient that is not clipped.
+POOL = 16  # episodes of the cold start
 SMALL = {"max_tokens_per_micro_batch": 60, "max_grad_norm": 1e6, "lr": 1e-3}
 CASES = {
-    "grpo": grpo.Args(**SMALL),
     "grpo-steps": grpo.Args(
         **SMALL, epochs=2, minibatches=5, normalize="sequences", scale_by_std=True, turn_credit=True
     ),
     "grpo-kl": grpo.Args(**SMALL, kl_coef=0.1, kl_target=0.01, importance="tis", entropy_coef=0.01, minibatches=2),
     "grpo-filter": grpo.Args(**SMALL, filter="uncertain", loss="gspo"),
-    "grpo-clipped": grpo.Args(**SMALL | {"max_grad_norm": 1e-2}),
-    "grpo-recompute": grpo.Args(**SMALL, minibatches=2),
     "grpo-lora": grpo.Args(**SMALL, kl_coef=0.1),
     "ppo": ppo.Args(**SMALL, kl_coef=0.1, kl="k1", minibatches=2),
     "ppo-unmasked": ppo.Args(**SMALL, loss_mask=False, advantage_mask=False),
-    "reinforce": reinforce.Args(**SMALL, baseline="group"),
+    "reinforce": reinforce.Args(**SMALL | {"max_grad_norm": 1e-2}, baseline="group"),  # clipped
     "sft": sft.Args(**SMALL),
 }
 
@@ -67,9 +68,9 @@ def make_learner(name: str):
     model = make_model(len(tokenizer), hidden_size=32, layers=2, heads=2)
     if name == "grpo-lora":
         add_lora(model, 4, 8)
-    if name == "grpo-recompute":
+    if name == "grpo-steps":
         recompute_activations(model)
-    policy, args = Policy(model, tokenizer), CASES[name]
+    policy, args = Policy(model, tokenizer), CASES.get(name, grpo.Args(**SMALL))
     return policy, Learner(args, policy)
 
 
@@ -165,6 +166,7 @@ def break_once() -> None:
 def main(folder: Path) -> None:
     with distributed.join_processes():
         torch.set_num_threads(1)
+        curriculum.POOL = POOL
         found = {name: learn(name, folder / name) for name in CASES}
         found["few"] = learn("grpo", folder / "few", count=3)
         found["one"] = learn("ppo-unmasked", folder / "one", count=1)
@@ -175,4 +177,17 @@ def main(folder: Path) -> None:
 
 
 if __name__ == "__main__":
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+    os.environ |= {
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": str(port),
+        "WORLD_SIZE": "2",
+        "TORCHELASTIC_RUN_ID": "two",
+    }
+    if second := os.fork():
+        os.environ |= {"RANK": "0", "LOCAL_RANK": "0"}
+        main(Path(sys.argv[1]))
+        sys.exit(os.waitstatus_to_exitcode(os.waitpid(second, 0)[1]))
+    os.environ |= {"RANK": "1", "LOCAL_RANK": "1"}
     main(Path(sys.argv[1]))

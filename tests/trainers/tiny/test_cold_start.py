@@ -42,13 +42,13 @@ def fail_if_taught(*_):
 
 def test_the_cold_start_learns_and_is_kept(envs, tmp_path):
     seen = []
-    first, seconds = run_cold_start(envs, 0, 24, lambda *given: seen.append(given))
-    assert [step for step, _, _ in seen] == list(range(1, 25))
+    first, seconds = run_cold_start(envs, 0, 14, lambda *given: seen.append(given))
+    assert [step for step, _, _ in seen] == list(range(1, 15))
     assert {lesson for _, lesson, _ in seen} == {"repetition", "browsing", "episodes"}
     losses = [loss for _, lesson, loss in seen if lesson != "repetition"]
-    assert losses[-1] < 0.7 * losses[0]
+    assert losses[-1] < 0.8 * losses[0]
     drawn = torch.rand(3)
-    again, seconds_again = run_cold_start(envs, 0, 24, fail_if_taught)
+    again, seconds_again = run_cold_start(envs, 0, 14, fail_if_taught)
     assert seconds_again == seconds > 0
     assert torch.equal(torch.rand(3), drawn)  # what follows does not depend on the cache either
     for a, b in zip(first.model.parameters(), again.model.parameters(), strict=True):
@@ -59,9 +59,9 @@ def test_the_cold_start_learns_and_is_kept(envs, tmp_path):
     assert not torch.equal(other.model.lm_head.weight, first.model.lm_head.weight)
     (weights, _) = sorted(tmp_path.rglob("model.safetensors"), key=lambda path: path.stat().st_mtime)
     weights.write_bytes(weights.read_bytes()[:-1] + b"?")
-    made_anew, _ = run_cold_start(envs, 0, 24, lambda *_: None)
+    made_anew, _ = run_cold_start(envs, 0, 14, lambda *_: None)
     assert torch.equal(made_anew.model.lm_head.weight, first.model.lm_head.weight)
-    run_cold_start(envs, 0, 24, fail_if_taught)  # it is whole again
+    run_cold_start(envs, 0, 14, fail_if_taught)  # it is whole again
 
 
 def find_folder(env="AgentR1/MiniWiki-Easy-v0", count=8, seed=0, steps=24, demonstrator=Demonstrator(), **own):  # noqa: B008
@@ -147,7 +147,7 @@ def test_a_demonstrator_may_be_given_easier_instances(monkeypatch):
     scripted_episodes = curriculum.lessons.scripted_episodes
 
     def watch(stage, *args):
-        boards = [sokoban.read(stage.envs[0].reset(seed=seed)[0]) for seed in range(30)]
+        boards = [sokoban.read(stage.envs[0].reset(seed=seed)[0]) for seed in range(12)]
         stages.append(({len(sokoban.solve(board)) for board in boards}, {board.size for board in boards}))
         assert isinstance(stage.envs[0], ToolEnv) and {env.split for env in stage.envs} == {"train"}
         return scripted_episodes(stage, *args)
@@ -156,7 +156,7 @@ def test_a_demonstrator_may_be_given_easier_instances(monkeypatch):
     easy = ppo.Args(env="Sokoban", cold_start_skill=1.0, cold_start_env_kwargs='{"moves": [1, 2]}').demonstrator()
     shown = Teacher(policy, envs, random.Random(0), easy).episodes()
     usual = Teacher(policy, envs, random.Random(0), Demonstrator(skill=1.0)).episodes()
-    assert stages[0] == ({1, 2}, {7}) and stages[1][0] <= set(range(3, 10)) and len(stages[1][0]) > 3
+    assert stages[0] == ({1, 2}, {7}) and stages[1][0] <= set(range(3, 10)) and len(stages[1][0]) > 2
     taught = [sum(sum(sequence.mask) for sequence in sequences) for sequences in (shown, usual)]
     assert taught[0] < taught[1]  # fewer moves
     assert envs.envs[0].moves == (3, 9)

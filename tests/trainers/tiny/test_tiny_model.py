@@ -2,7 +2,7 @@ import re
 
 import pytest
 import torch
-from hypothesis import assume, given
+from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
 from agent_envs.formats import SearchTags
@@ -17,6 +17,7 @@ def tokenizer():
 
 
 @given(st.text(max_size=30))
+@settings(max_examples=40)
 def test_no_text_is_lost(tokenizer, text):
     """White space at the ends is not kept, and a tag takes the white space before it."""
     text = re.sub(r"[▁\s]+", " ", text).strip()
