@@ -50,7 +50,15 @@ def describe(id: Id, /, kwargs: Kwargs = "{}", script: str = "oracle", seed: int
     print(printable(text))
 
 
-def play(id: Id, /, kwargs: Kwargs = "{}", seed: int | None = None, agent: str = "", base_model: str = "") -> None:
+def play(
+    id: Id,
+    /,
+    kwargs: Kwargs = "{}",
+    seed: int | None = None,
+    agent: str = "",
+    base_model: str = "",
+    chat_template: str = "",
+) -> None:
     """Be the agent: read the observation, type a turn, see what it earns. An empty line shows how turns look.
 
     Args:
@@ -58,6 +66,7 @@ def play(id: Id, /, kwargs: Kwargs = "{}", seed: int | None = None, agent: str =
         agent: watch this model play instead: a checkpoint, a folder, a GGUF file or a hub id. For more options, python -m
             trainers.play.
         base_model: where the base of an adapter among --agent is, if not where the adapter says.
+        chat_template: a file with the chat template of --agent, if not its own.
     """
     id, options = full_id(id), _parse_kwargs(kwargs)
     with _exit_on_user_error(id):
@@ -67,11 +76,17 @@ def play(id: Id, /, kwargs: Kwargs = "{}", seed: int | None = None, agent: str =
             _play(make(id, **options), seed)  # a judge that does not answer is said in a line, too
             return
         try:
-            importlib.import_module("trainers.inputs").check_model(agent, base_model)
+            inputs = importlib.import_module("trainers.inputs")
+            inputs.check_model(agent, base_model)
+            inputs.check_chat_template(chat_template)
             player = importlib.import_module("trainers.play")  # by name: this package stands without that one
         except ModuleNotFoundError as error:
             raise SystemExit(f"--agent needs what the trainers need: {error}") from error
-        player.main(player.Args(env=id, env_kwargs=kwargs, agent=agent, base_model=base_model, seed=seed))
+        player.main(
+            player.Args(
+                env=id, env_kwargs=kwargs, agent=agent, base_model=base_model, chat_template=chat_template, seed=seed
+            )
+        )
 
 
 def check(id: Id, /, kwargs: Kwargs = "{}", steps: int = 200) -> None:

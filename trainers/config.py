@@ -79,6 +79,8 @@ class ModelArgs:
     policy here and teaches it the tools by imitation first."""
     base_model: str = option("", advanced=True)
     """The base of the adapter in --model, if it is not where the adapter says: a folder, a GGUF file or a hub id."""
+    chat_template: str = option("", advanced=True)
+    """A file with a chat template (Jinja), for a model that has none or to use another one. Checkpoints keep it."""
     cold_start_steps: int | None = option(None, advanced=True)
     """Gradient steps of imitation for the tiny policy: by default 1,900 in MiniWiki's varied worlds, and 2,800 elsewhere."""
     cold_start_continue_probability: float = option(Demonstrator.continue_probability, config_only=True)
@@ -363,6 +365,8 @@ class Checks:
         self.check_unused(self.model == "tiny", "to a model that is not tiny, without a cold start", *cold_start)
         if self.model == "tiny" and self.base_model:
             raise UserError("base_model is for a LoRA adapter: give it as model too")
+        if self.model == "tiny" and self.chat_template:
+            raise UserError("chat_template is for a pretrained model, and tiny has its own: give a model too")
 
 
 # Dataclasses collect fields from the last base to the first: this is the order of `--help` from its end.

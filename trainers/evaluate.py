@@ -45,6 +45,8 @@ class Args(Checks):
     With --checkpoint and without --api, the base of LoRA adapters, instead of the one that they name."""
     checkpoint: Annotated[tuple[Path, ...], tyro.conf.UseAppendAction] = ()
     """A trained model or LoRA adapter (a folder in the Hugging Face format). Repeat the option to compare several."""
+    chat_template: str = ""
+    """A file with a chat template (Jinja) for models here, instead of their own."""
     api: str = ""
     """Ask an OpenAI-compatible server, such as http://127.0.0.1:8000/v1 (pip install 'agent-r1-envs[api]'): each --model is
     one of its models."""
@@ -90,7 +92,7 @@ class Args(Checks):
         self.check_positive("timeout", "vllm_kv_gib")
         self.check_choices()
         self.check_unused(self.api, "without api", "concurrency", "timeout")
-        self.check_unused(self.here, "without a model that runs here", "dtype", "engine")
+        self.check_unused(self.here, "without a model that runs here", "dtype", "engine", "chat_template")
         in_process = self.engine == "vllm" and not self.vllm_url
         self.check_unused(in_process, "but to vLLM in this process", "vllm_kv_gib")
         if len({*self.model, *map(str, self.checkpoint)}) < len(self.model) + len(self.checkpoint):
@@ -118,6 +120,7 @@ class Args(Checks):
             raise UserError(f"{self.out} is the folder of a run, whose episodes would be lost: give another --out")
         for model in self.here:
             inputs.check_model(model, "".join(self.model) * bool(self.checkpoint and not self.api))
+        inputs.check_chat_template(self.chat_template)
         inputs.check_environment(self.env, self.env_kwargs, self.split)
 
     @property
@@ -213,7 +216,9 @@ class _Evaluation:
     def evaluate_model(self, name: str, base_model: str) -> None:
         """A model or checkpoint in this process, after Naive RAG with it where there are questions to search for."""
         args = self.args
-        policy, longest = load_agent(name, base_model, args.dtype, args.max_new_tokens, args.env, args.env_kwargs)
+        policy, longest = load_agent(
+            name, base_model, args.dtype, args.max_new_tokens, args.env, args.env_kwargs, args.chat_template
+        )
         engine = make_engine(args.engine, policy, self.task.stop, args.vllm_url, args.vllm_kv_gib)
         if evaluator.can_be_searched_for(self.task):
             print(f"{name} answers {len(self.questions)} questions from one search each (Naive RAG)", file=sys.stderr)

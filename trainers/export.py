@@ -60,7 +60,7 @@ import torch
 from trainers.checkpoints import card, checkpoint
 from trainers.checkpoints.settings import ARGUMENTS_FILE, select_interface
 from trainers.models import lora
-from trainers.models.loading import load_policy
+from trainers.models.loading import load_policy, load_tokenizer
 from trainers.runtime import signals
 
 # Of the settings; of env_kwargs the agent's interface.
@@ -93,7 +93,10 @@ def _export(args: Args) -> Path:
         kept["env_kwargs"] = json.dumps(select_interface(saved["env_kwargs"]))
     of_run = (args.checkpoint / ARGUMENTS_FILE).is_file()
     texts = {CARD_FILE: card.make_card_of(args.checkpoint, base_model=args.base_model)} if of_run else {}
-    tokenizer = None if has_lora else policy.tokenizer  # an adapter's is that of its base
+    # An adapter's tokenizer is that of its base, unless it was trained with another chat template.
+    base = lora.find_base_model(args.checkpoint) if has_lora else None
+    own = base is None or load_tokenizer(base).chat_template != policy.tokenizer.chat_template
+    tokenizer = policy.tokenizer if own else None
     path = checkpoint.save(args.out, model=model, tokenizer=tokenizer, optimizers=[], step=0, extra=kept, texts=texts)
     task = f" --env {saved['env']}" if "env" in saved else ""
     size = sum(file.stat().st_size for file in path.rglob("*") if file.is_file())

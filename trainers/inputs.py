@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from trainers.config import TrainArgs
+from trainers.config import ModelArgs, TrainArgs
 from trainers.runtime.errors import UserError
 from trainers.runtime.integrity import is_written_here, step_folders
 
@@ -29,7 +29,7 @@ def check_trainer(args: TrainArgs) -> None:
     check_run(args.out, args.resume, args.report_to, args.push_to_hub)
     if args.engine == "vllm" and not args.vllm_url:
         check_package("vllm", "engine 'vllm' without vllm_url", "vllm")
-    check_training(args.model, args.base_model, args.lora_rank)
+    check_training(args)
     check_environment(args.env, args.env_kwargs, "train", "validation")
 
 
@@ -64,6 +64,12 @@ def check_model(path_or_id: str | Path, base_model: str = "") -> None:
         raise UserError(f"there is no model folder {name}: {_WHAT}")
     else:
         _check_hub_model(name)
+
+
+def check_chat_template(file: str) -> None:
+    """That a chat template, if one is given, is a file."""
+    if file and not Path(file).is_file():
+        raise UserError(f"there is no file {file} with a chat template")
 
 
 def check_demonstrations(path: Path) -> None:
@@ -192,12 +198,13 @@ def _check_hub_model(name: str) -> None:
         constants.HF_HUB_OFFLINE = True
 
 
-def check_training(model: str, base_model: str, lora_rank: int) -> None:
+def check_training(args: ModelArgs) -> None:
     """That there is the model that is to be trained, and what it takes."""
-    if model == "tiny":
+    if args.model == "tiny":
         return
-    check_model(model, base_model)
-    if lora_rank:
+    check_model(args.model, args.base_model)
+    check_chat_template(args.chat_template)
+    if args.lora_rank:
         check_package("peft", "a LoRA adapter", "lora")
 
 

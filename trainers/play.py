@@ -29,6 +29,8 @@ class Args(Checks):
     """A folder, a GGUF file or a hub id of a model, or a LoRA adapter."""
     base_model: str = ""
     """Where the base of an adapter is, if not where the adapter says."""
+    chat_template: str = ""
+    """A file with a chat template (Jinja), instead of the model's own."""
     question: str = ""
     """A question of your own, in place of one of the split's; nobody knows its answer, so there are no scores."""
     split: str = "validation"
@@ -50,6 +52,7 @@ class Args(Checks):
         if not self.agent:
             raise UserError("give --agent, such as the folder of a checkpoint")
         inputs.check_model(self.agent, self.base_model)
+        inputs.check_chat_template(self.chat_template)
         inputs.check_environment(self.env, self.env_kwargs, self.split)
 
 
@@ -88,8 +91,9 @@ def main(args: Args) -> list[dict]:
     """Roll out and print the episode; returns its turns."""
     args.check_inputs()
     policy, longest = load_agent(
-        args.agent, args.base_model, max_new_tokens=args.max_new_tokens, env=args.env, env_kwargs=args.env_kwargs
-    )
+        args.agent, args.base_model, max_new_tokens=args.max_new_tokens, env=args.env, env_kwargs=args.env_kwargs,
+        chat_template=args.chat_template,
+    )  # fmt: skip
     envs = make_envs(args.env, args.env_kwargs, args.split, 1)
     if args.question:
         ask(envs, args.question)

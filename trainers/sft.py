@@ -124,7 +124,7 @@ class Args(OutputArgs, FittingArgs, DemonstrationArgs, ModelArgs, EnvironmentArg
             for run in self.episodes:
                 inputs.check_demonstrations(Path(run))
         inputs.check_run(self.out, self.resume, self.report_to, self.push_to_hub)
-        inputs.check_training(self.model, self.base_model, self.lora_rank)
+        inputs.check_training(self)
         inputs.check_environment(self.env, self.env_kwargs, "train")
 
     def _check_idle(self) -> None:

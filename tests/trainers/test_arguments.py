@@ -80,6 +80,7 @@ WRONG = [  # what is given, and a word of what is said
     (sft, dict(schedule="square"), "schedule must be one of"),
     (sft, dict(epochs=0), "epochs must be above 0"),
     (sft, dict(base_model="x"), "base_model is for a LoRA adapter"),
+    (grpo, dict(chat_template="x"), "chat_template is for a pretrained model"),
     (sft, dict(lora_rank=4), "give a model too"),
 ]
 

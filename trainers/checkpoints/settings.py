@@ -137,7 +137,7 @@ def check_settings(folder: Path, summary: Mapping, args: Any) -> None:
         raise SettingsDiffer(f"{folder} holds a run with other settings ({listed}): give another --out")
 
 
-_PATHS = ("model", "base_model", "episodes", "messages")
+_PATHS = ("model", "base_model", "chat_template", "episodes", "messages")
 
 
 def _is_same(name: str, saved: Any, wanted: Any) -> bool:

@@ -227,7 +227,7 @@ def data_digest(env: ToolEnv) -> str:
 
 def load_agent(
     folder: str | Path, base_model: str = "", dtype: str | None = None, max_new_tokens: int | None = None, env: str = "",
-    env_kwargs: str = "{}",
+    env_kwargs: str = "{}", chat_template: str = "",
 ) -> tuple[Policy, int]:  # fmt: skip
     """A model or a checkpoint, and how many tokens its turns may have.
 
@@ -235,6 +235,7 @@ def load_agent(
         env, env_kwargs: where it is to act; a warning says if it was trained with other arguments.
         base_model: what an adapter is put on, in place of the model that it names.
         dtype: by default what it was trained in, and float32 for a model that none of our trainers wrote.
+        chat_template: a file with one, instead of the model's own.
         max_new_tokens: by default what it was trained with, as many as the longest turn that it was taught has, and 512.
 
     Raises:
@@ -243,5 +244,6 @@ def load_agent(
     saved = checkpoint.read_extra(folder) if checkpoint.is_written_here(folder) else {}
     if env:
         warn_of_other_env_kwargs(str(folder), saved, env, env_kwargs)
-    policy = load_policy(folder, dtype=dtype or saved.get("dtype", "float32"), base_model=base_model or None)
+    dtype = dtype or saved.get("dtype", "float32")
+    policy = load_policy(folder, dtype=dtype, base_model=base_model or None, chat_template=chat_template)
     return policy, max_new_tokens or max(saved.get("max_new_tokens", 512), saved.get("longest_turn", 0))

@@ -31,10 +31,13 @@ def read_config(path_or_id: str | Path, **options: Any) -> PreTrainedConfig:
     return AutoConfig.from_pretrained(path_or_id, **options)
 
 
-def convert(path: str | Path) -> Path:
+def convert(path: str | Path, has_template: bool = False) -> Path:
     """Convert a GGUF file once into a folder of the cache in Hugging Face's format, in float32; return that folder.
 
     The cache key is the file's path, size and modification time.
+
+    Args:
+        has_template: the file need not hold a chat template, since another one is given.
 
     Raises:
         ImportError: the package gguf is not installed.
@@ -49,7 +52,9 @@ def convert(path: str | Path) -> Path:
     folder = root / hashlib.sha256(identity.encode()).hexdigest()[:16]
     if folder.is_dir():
         return folder
-    architecture, special_ids = _read_header(path)
+    architecture, special_ids, holds_template = _read_header(path)
+    if not has_template and not holds_template:
+        raise UserError(f"{path.name} has no chat template: use an instruction-tuned model, or --chat-template FILE")
     print(f"{path.name} ({architecture}) is converted once, into {folder}", file=sys.stderr)
     try:
         durable.make_folder(root)
@@ -64,8 +69,8 @@ def convert(path: str | Path) -> Path:
     return folder
 
 
-def _read_header(path: Path) -> tuple[str, dict[str, int]]:
-    """The architecture, and the ids of the special tokens by their names in a tokenizer."""
+def _read_header(path: Path) -> tuple[str, dict[str, int], bool]:
+    """The architecture, the ids of the special tokens by their names in a tokenizer, and whether there is a chat template."""
     try:
         import gguf
     except ImportError as error:
@@ -74,11 +79,12 @@ def _read_header(path: Path) -> tuple[str, dict[str, int]]:
         with warnings.catch_warnings(action="ignore"):
             reader = gguf.GGUFReader(path)
             architecture = reader.get_field("general.architecture")
+            template = reader.get_field("tokenizer.chat_template")
             fields = {name: reader.get_field(f"tokenizer.ggml.{key}_token_id") for name, key in _SPECIAL_TOKENS.items()}
     except Exception as error:  # whatever it makes of bytes that are something else
         raise UserError(f"{path} is not a GGUF file, or not all of one: {error}") from error
     ids = {name: int(field.contents()) for name, field in fields.items() if field}
-    return str(architecture.contents()) if architecture else "unknown", ids
+    return str(architecture.contents()) if architecture else "unknown", ids, bool(template and template.contents())
 
 
 def _write_folder(path: Path, architecture: str, special_ids: dict[str, int], target: Path) -> None:
@@ -91,8 +97,6 @@ def _write_folder(path: Path, architecture: str, special_ids: dict[str, int], ta
             f"{path.name}: transformers {transformers.__version__} cannot read a GGUF of the architecture "
             f"{architecture!r}: {' '.join(str(error).split())[:200]}"
         ) from error
-    if tokenizer.chat_template is None:
-        raise UserError(f"{path.name} has no chat template: use an instruction-tuned model")
     # Some versions of transformers take bos for eos.
     for name, id in special_ids.items():
         setattr(tokenizer, name, tokenizer.convert_ids_to_tokens(id))

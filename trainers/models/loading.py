@@ -63,7 +63,7 @@ def _rotary_angles(rotary: Any, device: torch.device) -> tuple[torch.Tensor, ...
 
 def load_policy(
     path_or_id: str | Path, device: str | None = None, dtype: str = "float32", lora_rank: int = 0, lora_alpha: int = 32,
-    base_model: str | Path | None = None,
+    base_model: str | Path | None = None, chat_template: str | Path = "",
 ) -> Policy:  # fmt: skip
     """Load a causal language model with a chat template that transformers reads, or a LoRA adapter of one.
 
@@ -74,17 +74,20 @@ def load_policy(
         dtype: "bfloat16" runs the layers in it and stores frozen linear layers in it, if the processor supports it.
         lora_rank: of a new adapter; 0 for none. Its output is scaled by ``lora_alpha / lora_rank``.
         base_model: the base of the adapter in ``path_or_id``, instead of the one that it names.
+        chat_template: a file with one, instead of the tokenizer's own.
 
     Raises:
-        ValueError: there is no such model or base; ``lora_rank`` with an adapter, ``base_model`` without one; NaN weights.
+        ValueError: there is no such model or base; no chat template, or one that cannot be rendered; ``lora_rank`` with an
+            adapter, ``base_model`` without one; NaN weights.
     """
     device = device or default_device()
     base = _find_base(path_or_id, base_model)
     if base and lora_rank:
         raise UserError(f"{path_or_id} is an adapter of {base} already: leave out lora_rank to train it further")
-    folder, base_folder = _to_folder(path_or_id), _to_folder(base or path_or_id)
+    has_template = bool(chat_template)
+    folder, base_folder = _to_folder(path_or_id, has_template), _to_folder(base or path_or_id, has_template)
     try:
-        tokenizer = _load_tokenizer(folder if base and _has_tokenizer(folder) else base_folder)
+        tokenizer = load_tokenizer(folder if base and _has_tokenizer(folder) else base_folder)
         model = AutoModelForCausalLM.from_pretrained(base_folder, dtype=torch.float32)
         _align(model)
         model.name_or_path = str(base or path_or_id)  # what an adapter names as its base: not a folder of the cache
@@ -94,6 +97,8 @@ def load_policy(
         raise
     except Exception as error:  # each library has errors of its own for files that are cut short, changed or another's
         raise _explain(path_or_id, error) from error
+    if chat_template:
+        _set_chat_template(tokenizer, Path(chat_template))
     check_finite(model.named_parameters(), path_or_id)
     if lora_rank:
         lora.add_lora(model, lora_rank, lora_alpha)
@@ -132,8 +137,20 @@ def _explain(path_or_id: str | Path, error: Exception) -> UserError:
     return UserError(f"cannot load a model from {str(path_or_id)!r}: {what}. {fault[:300]}")
 
 
-def _to_folder(path_or_id: str | Path) -> str:
-    return str(gguf.convert(path_or_id) if gguf.is_gguf(path_or_id) else path_or_id)
+def _to_folder(path_or_id: str | Path, has_template: bool) -> str:
+    return str(gguf.convert(path_or_id, has_template) if gguf.is_gguf(path_or_id) else path_or_id)
+
+
+def _set_chat_template(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
+    """Give a tokenizer the template in a file. Raises ValueError if that cannot be read or rendered."""
+    try:
+        tokenizer.chat_template = file.read_text(encoding="utf-8")
+        tokenizer.apply_chat_template(
+            [{"role": "user", "content": "hello"}], tokenize=False, add_generation_prompt=True
+        )
+    except Exception as error:  # a template raises what it likes
+        fault = " ".join(str(error).split())[:200]
+        raise UserError(f"{file} is no chat template: {fault or type(error).__name__}") from error
 
 
 @torch.no_grad()
@@ -150,8 +167,9 @@ def _has_tokenizer(path_or_id: str) -> bool:
     return found is not None
 
 
-def _load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
-    """Load the tokenizer as tokenizer.json has it: AutoTokenizer would replace a word-level one by the model type's own."""
+def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
+    """Load a tokenizer as tokenizer.json has it: AutoTokenizer would replace a word-level one by the model type's own."""
+    path_or_id = _to_folder(path_or_id, has_template=True)
     try:
         return PreTrainedTokenizerFast.from_pretrained(path_or_id)
     except (OSError, ValueError):  # no tokenizer.json: a slow tokenizer

@@ -67,7 +67,9 @@ def start_policy(
     if args.model != "tiny":
         if checkpoint.is_written_here(args.model):
             checkpoint.verify(args.model)
-        policy = load_policy(args.model, None, args.dtype, args.lora_rank, args.lora_alpha, args.base_model or None)
+        policy = load_policy(
+            args.model, None, args.dtype, args.lora_rank, args.lora_alpha, args.base_model or None, args.chat_template
+        )
         if args.gradient_checkpointing:
             recompute_activations(policy.model)
         return policy, 0.0

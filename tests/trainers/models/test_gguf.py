@@ -122,7 +122,7 @@ def test_what_cannot_be_read_is_refused_in_one_line(policy, tmp_path, monkeypatc
     for name, said in [
         ("part.gguf", "or not all of one"),
         ("other.gguf", "cannot read a GGUF of the architecture 'rwkv6'"),
-        ("plain.gguf", "plain.gguf has no chat template"),
+        ("plain.gguf", "plain.gguf has no chat template: .* or --chat-template FILE"),
     ]:
         with pytest.raises(ValueError, match=said) as error:
             load_policy(tmp_path / name, "cpu")
@@ -130,6 +130,18 @@ def test_what_cannot_be_read_is_refused_in_one_line(policy, tmp_path, monkeypatc
     monkeypatch.setitem(__import__("sys").modules, "gguf", None)
     with pytest.raises(ImportError, match=r"pip install 'agent-r1-envs\[gguf\]'"):
         load_policy(tmp_path / "plain.gguf", "cpu")
+
+
+def test_a_file_without_a_chat_template_is_refused_before_it_is_read_or_given_one(policy, tmp_path, monkeypatch, cache):
+    path, template = write_gguf(tmp_path / "plain.gguf", policy, template=False), tmp_path / "chat.jinja"
+    with monkeypatch.context() as patched:
+        patched.setattr(gguf, "_write_folder", None)
+        with pytest.raises(ValueError, match="no chat template"):
+            load_policy(path, "cpu")
+    template.write_text(policy.tokenizer.chat_template)
+    assert load_policy(path, "cpu", chat_template=template).prompt_ids("", "x") == policy.prompt_ids("", "x")
+    with pytest.raises(ValueError, match="chat template"):  # converted by now, and as bare as before
+        load_policy(path, "cpu")
 
 
 def test_an_adapter_names_the_file_and_can_be_given_another(file, tmp_path):

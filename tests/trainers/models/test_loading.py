@@ -3,6 +3,8 @@
 import pytest
 import torch
 
+from trainers import export
+from trainers.checkpoints import checkpoint
 from trainers.models import loading
 from trainers.models.loading import _align, load_policy
 
@@ -25,6 +27,25 @@ def test_a_weight_at_an_odd_address_is_copied_and_a_tied_one_stays_tied(make_pol
     assert head.weight is embedding.weight
     assert head.weight.data_ptr() % 64 == 0
     assert torch.equal(head.weight, values)
+
+
+def test_a_chat_template_of_ones_own_goes_with_the_checkpoints(model_folder, tmp_path):
+    """And with an exported adapter, which is otherwise without a tokenizer."""
+    file, given = tmp_path / "chat.jinja", "{% for m in messages %}<|im_start|>{{ m.content }}<|im_end|>{% endfor %}"
+    file.write_text(given)
+    for rank in (0, 2):
+        policy = load_policy(model_folder, "cpu", lora_rank=rank, chat_template=file)
+        assert policy.prompt_ids("a", "b") == policy.encode("<|im_start|>a<|im_end|><|im_start|>b<|im_end|>")
+        saved = checkpoint.save(
+            tmp_path / str(rank), model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=1, extra={}
+        )
+        out = export.main(export.Args(checkpoint=saved, out=tmp_path / f"out{rank}"))
+        for folder in (saved, out):
+            assert load_policy(folder, "cpu").tokenizer.chat_template == given
+    file.write_text("{% for m in messages %}")
+    with pytest.raises(ValueError, match=r"chat\.jinja is no chat template: ") as error:
+        load_policy(model_folder, "cpu", chat_template=file)
+    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(("has_products", "runs_in"), [(True, torch.bfloat16), (False, torch.float32)])
