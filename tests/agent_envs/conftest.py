@@ -1,13 +1,24 @@
 """A small world to play in, and a made-up benchmark in a folder."""
 
 import json
+from unittest import mock
 
 import gymnasium
 import pytest
 
 import agent_envs  # noqa: F401  (registers the ids)
+from agent_envs.data import sources
+from agent_envs.data.local import NotHere
 
 SMALL = {"entities": 150, "questions": 120, "types": ["bridge", "compositional", "comparison", "yes_no"]}
+
+
+@pytest.fixture
+def alone(tmp_path, monkeypatch):
+    """No data of the machine's own, and no network."""
+    monkeypatch.delenv("AGENT_ENVS_DATA", raising=False)
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setattr(sources, "download", mock.Mock(side_effect=NotHere("no network here")))
 
 
 @pytest.fixture

@@ -9,12 +9,13 @@ import pyarrow.parquet
 import pytest
 
 from agent_envs import scoring
-from agent_envs.data import Question, catalog, load_benchmark, sources
+from agent_envs.data import Question, catalog, load_benchmark
 from agent_envs.data.catalog import CATALOG
-from agent_envs.data.local import NotHere, locate
+from agent_envs.data.local import locate
 from agent_envs.data.question import paragraph_key
 from agent_envs.tasks.qa_data import load as load_task
 
+pytestmark = pytest.mark.usefixtures("alone")
 ALONE = [name for name, entry in CATALOG.items() if not entry.own_passages]
 TRIVIA_ANSWER = {
     **{"Aliases": ["Wilhelmstraße (street)", "Wilhelm Street"], "MatchedWikiEntityName": "Wilhelmstraße"},
@@ -35,18 +36,6 @@ POPQA = {
 }
 GSM8K = {"question": "How many?", "answer": "She has 3*4=<<3*4=12>>12 boxes of 100.\n#### 1,200"}
 FLASHRAG = {"id": "test_0", "question": "who wrote it", "golden_answers": ["Ada Kern", "Kern", "Ada Kern"]}
-
-
-@pytest.fixture(autouse=True)
-def alone(tmp_path, monkeypatch):
-    """No data of the machine's own, and no network."""
-
-    def unreachable(name, split):
-        raise NotHere("no network here")
-
-    monkeypatch.delenv("AGENT_ENVS_DATA", raising=False)
-    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(sources, "download", unreachable)
 
 
 def write_jsonl(path, *rows):

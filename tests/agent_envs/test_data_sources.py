@@ -9,20 +9,9 @@ import pytest
 from agent_envs.data import Benchmark, DataUnavailable, load_benchmark, stand_in_warning
 from agent_envs.data import sources as data_sources
 from agent_envs.data.catalog import CATALOG
-from agent_envs.data.local import NotHere
 from agent_envs.tasks import qa_data
 
-
-@pytest.fixture(autouse=True)
-def alone(tmp_path, monkeypatch):
-    """No data of the machine's own, and no network."""
-
-    def unreachable(name, split):
-        raise NotHere("no network here")
-
-    monkeypatch.delenv("AGENT_ENVS_DATA", raising=False)
-    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(data_sources, "download", unreachable)
+pytestmark = pytest.mark.usefixtures("alone")
 
 
 def make_folder(path, name="hotpotqa", split="validation", answer="Zürich"):

@@ -10,8 +10,6 @@ import pytest
 from gymnasium.envs.registration import EnvSpec
 
 from agent_envs import IDS
-from agent_envs.data import sources
-from agent_envs.data.local import NotHere
 from agent_envs.utils import checker
 
 REAL = {f"AgentR1/{name}-v0" for name in "HotpotQA 2WikiMultihopQA MuSiQue Bamboogle NQ TriviaQA PopQA".split()}
@@ -58,13 +56,7 @@ def test_every_id_plays_the_same_in_a_process_with_another_hash_seed(folder, sma
         assert line.split() == [checker.transcript(env, 12, 0)] * 2, env.spec.id
 
 
-def test_where_there_is_no_data_a_stand_in_says_so_loudly_each_time(tmp_path, monkeypatch, folder):
-    def unreachable(name, split):
-        raise NotHere("no network here")
-
-    monkeypatch.setattr(sources, "download", unreachable)
-    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.delenv("AGENT_ENVS_DATA", raising=False)
+def test_where_there_is_no_data_a_stand_in_says_so_loudly_each_time(alone, monkeypatch, folder):
     for _ in range(2):
         with pytest.warns(UserWarning, match="THIS IS NOT HOTPOTQA"):
             env = gymnasium.make("AgentR1/HotpotQA-v0")

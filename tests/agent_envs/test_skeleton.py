@@ -59,8 +59,10 @@ def test_nothing_is_overwritten_and_bad_names_are_refused(run, tmp_path):
 
 def test_it_trains(run, tmp_path, monkeypatch):
     from trainers import grpo
+    from trainers.tiny import curriculum
 
     run("new", "guess_it")
+    monkeypatch.setattr(curriculum, "POOL", 16)  # demonstrations made at a time: three steps need no more
     monkeypatch.chdir(tmp_path / "guess_it")  # as the README has it: the module is found beside the user
     args = grpo.Args(
         env="guess_it:Mine/GuessIt-v0", env_kwargs='{"largest": 4}', out=tmp_path / "run", updates=1, max_new_tokens=8,

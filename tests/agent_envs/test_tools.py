@@ -6,7 +6,7 @@ import datetime
 import enum
 import threading
 import time
-from typing import ClassVar, Literal
+from typing import Literal
 
 import pytest
 
@@ -181,49 +181,33 @@ def test_a_flood_is_cut():
     assert one(tool, n=100).text == "x" * 100
 
 
-class Broken:
-    """A tool of somebody's whose batches fail, or are no results."""
+class Batches:
+    """A tool of somebody's whose batches fail, or are no results; ``asked``: how large each was."""
 
-    name, description, parameters = "broken", "breaks.", {"type": "object", "properties": {"x": {}}}
-
-    def execute_batch(self, arguments):
-        if any(a["x"] == "raise" for a in arguments):
-            raise RuntimeError("broke")
-        return [None if a["x"] == "none" else ToolResult(str(a["x"])) for a in arguments]
-
-
-def test_a_broken_call_in_a_batch_hurts_only_itself():
-    calls = [ToolCall("broken", {"x": x}) for x in (1, "raise", "none", 2)]
-    tools = {"broken": Broken()}
-    results = run_calls([(tools, call) for call in calls])
-    assert [r.fault for r in results] == [False, True, True, False]
-    assert [results[0].text, results[3].text] == ["1", "2"] and "RuntimeError: broke" in results[1].text
-
-
-class Unanswered:
-    """A tool over a server that answers nothing but "up"; ``asked``: how large each batch was."""
-
-    name, description = "ask", "asks."
-    parameters: ClassVar = {"type": "object", "properties": {"x": {"type": "string"}}, "required": ["x"]}
+    name, description, parameters = "ask", "asks.", {"type": "object", "properties": {"x": {}}}
 
     def __init__(self):
         self.asked = []
 
     def execute_batch(self, arguments):
         self.asked.append(len(arguments))
-        if any(one["x"] != "up" for one in arguments):
+        if any(a["x"] == "down" for a in arguments):
             raise ConnectionError("nobody is there")
-        return [ToolResult("yes") for _ in arguments]
+        return [None if a["x"] == "none" else ToolResult(str(a["x"])) for a in arguments]
 
 
-def test_a_server_that_is_gone_is_not_waited_for_once_for_each_call():
-    tool = Unanswered()
-    results = run_calls([({"ask": tool}, ToolCall("ask", {"x": "down"})) for _ in range(50)])
-    assert all(result.fault and "nobody is there" in result.text for result in results)
+def test_a_broken_call_hurts_only_itself_and_a_server_that_is_gone_is_not_waited_for_once_for_each():
+    def ask(tool, *words):
+        return run_calls([({"ask": tool}, ToolCall("ask", {"x": word})) for word in words])
+
+    results = ask(Batches(), 1, "down", "none", 2)
+    assert [r.fault for r in results] == [False, True, True, False]
+    assert [results[0].text, results[3].text] == ["1", "2"] and "ConnectionError: nobody is there" in results[1].text
+    tool = Batches()
+    assert all(result.fault and "nobody is there" in result.text for result in ask(tool, *["down"] * 50))
     assert tool.asked == [50, 1, 1, 1]
     words = ["down", "down", "up", "down", "up"]
-    results = run_calls([({"ask": tool}, ToolCall("ask", {"x": word})) for word in words])
-    assert [result.ok for result in results] == [word == "up" for word in words]
+    assert [result.ok for result in ask(tool, *words)] == [word == "up" for word in words]
 
 
 class Meal(enum.Enum):
