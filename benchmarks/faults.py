@@ -205,7 +205,7 @@ ENVS = [
     ("turn-beyond-max-tokens", "tool_env.py", "test_context.py",
         "self.tokens + self._length(action) > self.max_tokens", "self.tokens > self.max_tokens"),
     ("every-tool-ignores-case", "tool_env.py", "test_tool_env.py",
-        'if getattr(tool, "ignores_case", False) else text', "if tool else text"),
+        'if getattr(tool, "ignores_case", False) else call', "if tool else call"),
     ("calls-of-the-last-episode", "tool_env.py", "test_tool_env.py",
         "        self._made: set[str] = set()", '        self._made: set[str] = getattr(self, "_made", set())'),
     ("threshold-is-exclusive", "rewards.py", "test_rewards.py", ">= self.threshold", "> self.threshold"),
