@@ -21,11 +21,12 @@ pytestmark = pytest.mark.plug
 TRAINER, EXAMPLE = GRPO.GRPOTrainer, Path(__file__).parents[2] / "examples" / "plug" / "trl_trainer.py"
 
 
-def make_trainer(model, tokenizer, folder, rewards=(), generation=None, max_new_tokens=4096, group_size=4, **how):
-    questions, steps = how.pop("questions", 2), how.pop("steps", 2)
+def make_trainer(
+    model, tokenizer, folder, rewards=(), generation=None, tokens=4096, group_size=4, questions=2, steps=2, **how
+):
     config = GRPO.GRPOConfig(
         output_dir=str(folder), use_cpu=True, bf16=False, num_generations=group_size,
-        per_device_train_batch_size=questions * group_size, max_steps=steps, max_completion_length=max_new_tokens, beta=0.0,
+        per_device_train_batch_size=questions * group_size, max_steps=steps, max_completion_length=tokens, beta=0.0,
         learning_rate=1e-2, lr_scheduler_type="constant", generation_kwargs=generation, gradient_checkpointing=False,
         disable_dropout=True, shuffle_dataset=False, dataloader_pin_memory=False, logging_steps=1, save_strategy="no",
         report_to="none", disable_tqdm=True, top_k=0, scale_rewards="none",
