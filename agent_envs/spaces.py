@@ -1,20 +1,17 @@
 """A text space for turns of any length and any characters, and example turns to sample from it."""
 
-import copy
 import itertools
 import string
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from gymnasium.spaces import Text, Tuple
-from gymnasium.vector.utils import batch_space, create_shared_memory
+from gymnasium.spaces import Text
+from gymnasium.vector.utils import create_shared_memory
 
 from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, Turn
 
 _WORDS = "the first town"
-
-
 LONGEST = 1_000_000  # characters of a text
 
 
@@ -49,14 +46,6 @@ class AnyText(Text):
         return f"AnyText({self.max_length})"
 
 
-@batch_space.register(AnyText)
-def _batch_space(space: AnyText, n: int = 1) -> Tuple:
-    """What Gymnasium's own gives, without n deep copies of a generator that is seeded anew: a quarter of the time."""
-    batch = Tuple([AnyText(space.max_length, space.phrases) for _ in range(n)])
-    batch.seed([int(seed) for seed in copy.deepcopy(space.np_random).integers(0, int(1e8), n)])
-    return batch
-
-
 @create_shared_memory.register(AnyText)
 def _no_shared_memory(space: AnyText, n: int = 1, ctx: Any = None) -> None:
     """Gymnasium keeps a text in an array of its longest length, and its AsyncVectorEnv then returns zeros."""
@@ -80,11 +69,8 @@ def _example(
     if not isinstance(schema, dict) or next(parts) > 1000:
         return _WORDS
     if (reference := schema.get("$ref")) is not None:
-        return (
-            None
-            if reference in within
-            else _example(_resolve_reference(reference, root), root, (*within, reference), parts)
-        )
+        found = None if reference in within else _resolve_reference(reference, root)
+        return None if reference in within else _example(found, root, (*within, reference), parts)
     for key in ("const", "default"):
         if key in schema:
             return schema[key]

@@ -94,9 +94,8 @@ def question_from_row(row: object) -> Question:
     if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):
         row = {**row, "id": str(row["id"])}
     facts = _read_optional(row, "supporting_facts", _each(_fact))
-    titles = _read_optional(row, "supporting_titles", _each(_text)) or tuple(
-        dict.fromkeys(title for title, _ in facts or ())
-    )
+    named = tuple(dict.fromkeys(title for title, _ in facts or ()))
+    titles = _read_optional(row, "supporting_titles", _each(_text)) or named
     paragraphs = _read_optional(row, "supporting_paragraphs", _each(_text)) or ()
     if paragraphs and len(paragraphs) != len(titles):
         raise ValueError(

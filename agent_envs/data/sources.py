@@ -15,6 +15,7 @@ from agent_envs.data.question import Question
 from retrieval_index import Passage
 
 DATA_VARIABLE = "AGENT_ENVS_DATA"
+Look = Callable[[], tuple[Path, str | None]]
 SOURCES = ("auto", "local", "hub")
 
 
@@ -126,9 +127,7 @@ def stand_in_warning(error: DataUnavailable) -> str:
     )
 
 
-def _places(
-    name: str, split: str, data: str | Path | None, source: str
-) -> Iterator[tuple[str, Callable[[], tuple[Path, str | None]]]]:
+def _places(name: str, split: str, data: str | Path | None, source: str) -> Iterator[tuple[str, Look]]:
     """The name of each place, in order, and the function that gives its path and a download's origin."""
     if data is not None:
         yield "data=", lambda: (Path(data).expanduser().resolve(), None)

@@ -74,12 +74,10 @@ def best_plan(lake: FrozenLakeEnv, state: int, turns: int, left: int, longest: i
     goal = (np.asarray(lake.desc).ravel() == b"G").astype(float)
     values = [goal] * (left + 1)
     for _ in range(turns - 1):
-        values = [
-            np.max(
-                [goal, *((after @ values[n - k]).max(axis=0) for k, after in enumerate(outcomes, 1) if k <= n)], axis=0
-            )
-            for n in range(left + 1)
+        after_n = [
+            [(after @ values[n - k]).max(axis=0) for k, after in enumerate(outcomes[:n], 1)] for n in range(left + 1)
         ]
+        values = [np.max([goal, *chances], axis=0) for chances in after_n]
     best: tuple[list[str], float] = ([], float(goal[state]))
     for k, after in enumerate(outcomes, 1):
         chances = after[:, state] @ values[left - k]

@@ -71,16 +71,13 @@ class TextWorldGame:
             if self._env is not None:
                 self._env.close()
             wanted = textworld.EnvInfos(won=True, lost=True, score=True, max_score=True, admissible_commands=True)
-            wrappers = [_alfred_names()] if is_pddl else []
+            wrappers = []
+            if is_pddl:
+                from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
+
+                wrappers.append(AlfredDemangler)  # "Mug_bar__plus_01_dot_00" becomes "mug 1"
             self._env = textworld.start(path, wanted, wrappers=wrappers)
         self._path = path
-
-
-def _alfred_names():
-    # Optional, and without types.
-    from alfworld.agents.environment.alfred_tw_env import AlfredDemangler
-
-    return AlfredDemangler  # "Mug_bar__plus_01_dot_00" becomes "mug 1"
 
 
 @contextmanager
@@ -128,9 +125,7 @@ def find_games(places: str | Sequence[str], split: str) -> tuple[str, ...]:
 def _split(path: Path) -> str:
     described = path if path.suffix == ".tw-pddl" else path.with_suffix(".json")
     if not described.is_file():
-        raise FileNotFoundError(
-            f"{path} lacks {described.name} beside it, which TextWorld writes and reads with a game"
-        )
+        raise FileNotFoundError(f"{path} lacks {described.name} beside it, which TextWorld writes with a game")
     return split_of(described.read_text(encoding="utf-8"))
 
 

@@ -50,10 +50,8 @@ class WebShopGame:
         offered = self._env.get_available_actions()
         self.has_search_bar = bool(offered["has_search_bar"]) and not self.bought
         # Searching has a form of its own, and WebShop cannot read a click on something with brackets in it.
-        clickable = [
-            one for one in offered["clickables"] if one.strip() and one != "search" and not set(one) & set("[]")
-        ]
-        self.elements = [] if self.bought else clickable
+        offered = [] if self.bought else offered["clickables"]
+        self.elements = [one for one in offered if one.strip() and one != "search" and not set(one) & set("[]")]
 
 
 @cache

@@ -25,9 +25,7 @@ CREATE TABLE visitors (town TEXT NOT NULL, year INTEGER NOT NULL, visitors INTEG
 CREATE TABLE accounts (company TEXT NOT NULL, year INTEGER NOT NULL, revenue INTEGER NOT NULL, profit INTEGER NOT NULL);
 """
 _SPLITS = {"train": "train", "validation": "heldout"}
-_TO_TOWN, _TO_COMPANY, _YEARS_OF = (
-    tuple(r for r in RELATIONS if r.target == target) for target in ("town", "company", "year")
-)
+_TO_TOWN, _TO_COMPANY, _YEARS_OF = (tuple(r for r in RELATIONS if r.target == t) for t in ("town", "company", "year"))
 
 
 @dataclass(frozen=True)
@@ -49,11 +47,9 @@ def make_mixed_world(entities: int, seed: int, split: str) -> MixedWorld:
     revenue = _avoid_hundreds(rng.integers(12_000, 90_000, (len(companies), len(YEARS))))
     profit = _avoid_hundreds((revenue * rng.uniform(0.2, 0.5, revenue.shape)).astype(np.int64))
     rows: dict[str, list[tuple]] = {
-        "visitors": [(town, year, int(visitors[i, j])) for i, town in enumerate(towns) for j, year in enumerate(YEARS)],
+        "visitors": [(t, y, int(visitors[i, j])) for i, t in enumerate(towns) for j, y in enumerate(YEARS)],
         "accounts": [
-            (company, year, int(revenue[i, j]), int(profit[i, j]))
-            for i, company in enumerate(companies)
-            for j, year in enumerate(YEARS)
+            (c, y, int(revenue[i, j]), int(profit[i, j])) for i, c in enumerate(companies) for j, y in enumerate(YEARS)
         ],
     }
     return MixedWorld(world, world.build_index(), Database(SCRIPT, rows))
@@ -175,11 +171,11 @@ def total_revenue(a: Asker) -> MixedQuestion:
     """The revenue of a company over several years."""
     company = a.rng.choice(a.world.names["company"])
     first, last = sorted(a.rng.sample(YEARS, 2))
-    total = a.query(
-        f"SELECT SUM(revenue) FROM accounts WHERE company = '{company}' AND year BETWEEN {first} AND {last}"
+    where = f"company = '{company}' AND year BETWEEN {first} AND {last}"
+    total = a.query(f"SELECT SUM(revenue) FROM accounts WHERE {where}")
+    return a.question(
+        f"What was the revenue of {company} from {first} to {last} together, in thousands of dollars?", total
     )
-    text = f"What was the revenue of {company} from {first} to {last} together, in thousands of dollars?"
-    return a.question(text, total)
 
 
 def busier(a: Asker) -> MixedQuestion:
@@ -206,24 +202,21 @@ def together(a: Asker) -> MixedQuestion:
     phrase, one = a.hop(_TO_TOWN)
     other = a.rng.randrange(len(a.world.names["town"]))
     total = a.compute(f"{a.population(one)} + {a.population(other)}")
-    text = f"How many inhabitants do {phrase} and {a.world.names['town'][other]} have together?"
-    return a.question(text, total)
+    return a.question(f"How many inhabitants do {phrase} and {a.world.names['town'][other]} have together?", total)
 
 
 def visitors_of(a: Asker) -> MixedQuestion:
     """The visitors in a year of a town that an article names."""
     phrase, town = a.hop(_TO_TOWN)
-    number = a.query(_visitors(a, town))
-    return a.question(f"How many visitors did {phrase} have in {a.year}?", number)
+    return a.question(f"How many visitors did {phrase} have in {a.year}?", a.query(_visitors(a, town)))
 
 
 def profit_of(a: Asker) -> MixedQuestion:
     """The revenue or profit in a year of a company that an article names."""
     phrase, company = a.hop(_TO_COMPANY)
     what = a.rng.choice(("revenue", "profit"))
-    number = a.query(
-        f"SELECT {what} FROM accounts WHERE company = '{a.world.names['company'][company]}' AND year = {a.year}"
-    )
+    name = a.world.names["company"][company]
+    number = a.query(f"SELECT {what} FROM accounts WHERE company = '{name}' AND year = {a.year}")
     return a.question(f"What was the {what} of {phrase} in {a.year}, in thousands of dollars?", number)
 
 
@@ -233,10 +226,8 @@ def margin(a: Asker) -> MixedQuestion:
     where = f"FROM accounts WHERE company = '{company}' AND year = {a.year}"
     revenue, profit = a.query(f"SELECT revenue {where}"), a.query(f"SELECT profit {where}")
     costs = a.compute(f"{revenue} - {profit}")
-    text = (
-        f"What were the costs of {company} in {a.year}, that is, its revenue less its profit, in thousands of dollars?"
-    )
-    return a.question(text, costs)
+    what = f"the costs of {company} in {a.year}, that is, its revenue less its profit"
+    return a.question(f"What were {what}, in thousands of dollars?", costs)
 
 
 def two_towns(a: Asker) -> MixedQuestion:

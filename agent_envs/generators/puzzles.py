@@ -142,10 +142,8 @@ def days_after(rng: random.Random) -> Puzzle:
     else:
         text = f"Which date is it {days:,} days after {start}? Write it as year-month-day, like {start}."
         last = "print(one.isoformat())"
-    program = (
-        f"from datetime import date, timedelta\none = date.fromisoformat('{start}') + timedelta(days={days})\n{last}"
-    )
-    return _solve(text, program)
+    when = f"one = date.fromisoformat('{start}') + timedelta(days={days})"
+    return _solve(text, f"from datetime import date, timedelta\n{when}\n{last}")
 
 
 def change(rng: random.Random) -> Puzzle:

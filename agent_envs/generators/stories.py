@@ -232,9 +232,8 @@ def savings(t: Tale) -> None:
         balance = t.step(f"{balance} + {monthly} * {months}")
     t.end(f"How many dollars does {t.name} then have, capital and interest together?")
     price = t.amount(200, 3000, 50)
-    t.say(
-        f"{t.name} buys a bicycle for ${price:,} from that. How many dollars remain of capital, interest and savings?"
-    )
+    question = "How many dollars remain of capital, interest and savings?"
+    t.say(f"{t.name} buys a bicycle for ${price:,} from that. {question}")
     t.step(f"{balance} - {price}")
 
 
@@ -449,9 +448,8 @@ def garden(t: Tale) -> None:
     if with_bill:
         cost = t.step(f"{kilos} * {price}")
         bill = t.amount(20, 90, 5)
-        t.say(
-            f"A kilogram of seed costs {dollars(price)}, and a gardener charges ${bill}. How many dollars is that together?"
-        )
+        costs = f"A kilogram of seed costs {dollars(price)}, and a gardener charges ${bill}."
+        t.say(f"{costs} How many dollars is that together?")
         t.step(f"{cost} + {bill}")
     else:
         t.say(f"A kilogram of seed costs {dollars(price)}. How many dollars does the seed cost?")

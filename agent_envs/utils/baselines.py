@@ -51,19 +51,12 @@ def run_baselines(
                 "that of the outage: run them again when it works"
             )
         scores = [float(episode[-1].get(env.PRIMARY_METRIC, 0.0)) for episode in episodes_run]
-        rows.append(
-            {
-                "id": id,
-                "agent": name,
-                "score": float(np.mean(scores)),
-                "interval": bootstrap_interval(scores),
-                "reward": float(np.mean([sum(turn["reward"] for turn in episode) for episode in episodes_run])),
-                "turns": float(np.mean([len(episode) for episode in episodes_run])),
-                "calls": float(np.mean([episode[-1]["calls"] for episode in episodes_run])),
-                "episodes": len(episodes_run),
-                "source": str(env.reset(seed=seed)[1].get("source", id)),
-            }
-        )
+        row = {"id": id, "agent": name, "score": float(np.mean(scores)), "interval": bootstrap_interval(scores)}
+        row["reward"] = float(np.mean([sum(turn["reward"] for turn in episode) for episode in episodes_run]))
+        row["turns"] = float(np.mean([len(episode) for episode in episodes_run]))
+        row["calls"] = float(np.mean([episode[-1]["calls"] for episode in episodes_run]))
+        row |= {"episodes": len(episodes_run), "source": str(env.reset(seed=seed)[1].get("source", id))}
+        rows.append(row)
     return rows
 
 

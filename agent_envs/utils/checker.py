@@ -12,8 +12,8 @@ import random
 import subprocess
 import sys
 import warnings
+from collections.abc import Iterator
 from dataclasses import replace
-from typing import Any
 
 import gymnasium
 from gymnasium.utils.env_checker import check_env
@@ -72,29 +72,29 @@ def check_agent_env(env: gymnasium.Env, steps: int = 200, seed: int = 0) -> None
             raise CheckFailed(f"the check {where!r} met {type(error).__name__}: {error}") from error
 
 
-def transcript(env: ToolEnv, steps: int, seed: int, sampled: bool = True) -> str:
+def transcript(env: ToolEnv, steps: int, seed: int) -> str:
     """A digest of all observations, rewards, flags and infos of a random agent in ``steps`` turns."""
-    digest, rng = hashlib.sha256(), random.Random(f"check:{seed}")
-    env.action_space.seed(seed)
-    for happened in _roll_out_randomly(env, steps, seed, rng, sampled):
+    digest = hashlib.sha256()
+    for happened in _roll_out_randomly(env, steps, seed, sampled=0.7):
         digest.update(repr(happened).encode("utf-8", "surrogatepass"))
     return digest.hexdigest()
 
 
-def _phrases(env: ToolEnv) -> tuple[str, ...]:
-    return env.action_space.phrases
-
-
-def _roll_out_randomly(env: ToolEnv, steps: int, seed: int, rng: random.Random, sampled: bool):
-    episode, done, observation = 0, True, ""
+def _roll_out_randomly(env: ToolEnv, steps: int, seed: int, sampled: float) -> Iterator[tuple]:
+    """What resets and steps return, these after their action: a share of them is ``sampled`` from the action space."""
+    rng, episode, done, observation = random.Random(f"check:{seed}"), 0, True, ""
+    env.action_space.seed(seed)
     for _ in range(steps):
         if done:
             observation, info = env.reset(seed=seed + episode)
             episode, done = episode + 1, False
             yield observation, info
-        fuzzed = make_hostile_turn(rng, _phrases(env), observation)
-        action = env.action_space.sample() if sampled and rng.random() < 0.7 else fuzzed
-        observation, reward, terminated, truncated, info = env.step(action)
+        fuzzed = make_hostile_turn(rng, env.action_space.phrases, observation)
+        action = env.action_space.sample() if rng.random() < sampled else fuzzed
+        try:
+            observation, reward, terminated, truncated, info = env.step(action)
+        except Exception as error:
+            raise CheckFailed(f"step({action[:200]!r}) raised {type(error).__name__}: {error}") from error
         done = terminated or truncated
         yield action, observation, reward, terminated, truncated, info
 
@@ -111,23 +111,14 @@ def _check_gymnasium(env: ToolEnv) -> None:
 
 
 def _check_totality(env: ToolEnv, steps: int, seed: int) -> None:
-    rng, done, observation = random.Random(f"fuzz:{seed}"), True, ""
-    env.action_space.seed(seed)
-    for step in range(steps):
-        if done:
-            observation, _ = env.reset(seed=seed + step)
-            _check_observation(env, f"reset(seed={seed + step})", observation)
-        sampled = rng.random() < 0.3
-        action = env.action_space.sample() if sampled else make_hostile_turn(rng, _phrases(env), observation)
-        try:
-            outcome = env.step(action)
-        except Exception as error:
-            raise CheckFailed(f"step({action[:200]!r}) raised {type(error).__name__}: {error}") from error
-        check_step(env, action, outcome)
-        observation, done = outcome[0], outcome[2] or outcome[3]
+    for first, *rest in _roll_out_randomly(env, steps, seed, sampled=0.3):
+        if len(rest) > 1:
+            check_step(env, first, tuple(rest))
+        else:
+            _check_observation(env, "reset()", first)
 
 
-def check_step(env: ToolEnv, action: str, outcome: tuple[str, float, bool, bool, dict[str, Any]]) -> None:
+def check_step(env: ToolEnv, action: str, outcome: tuple) -> None:
     """Check the outcome of one step.
 
     Raises:
@@ -166,14 +157,11 @@ def _check_arguments(env: ToolEnv, steps: int, seed: int) -> None:
             call = ToolCall(tool.name, make_hostile_arguments(rng, tool.parameters))
             (result,) = run_calls([(env.tools, call)])
             if result.fault:
+                given = ", ".join(f"{name!r}: {repr(value)[:100]}" for name, value in call.arguments.items())
                 raise CheckFailed(
-                    f"{tool.name}({_shorten(call.arguments)}) is reported as a fault of the tool ({result.text[:200]!r}); "
+                    f"{tool.name}({given}) is reported as a fault of the tool ({result.text[:200]!r}); "
                     "a tool raises ToolError, or returns ok=False, where its arguments are to blame"
                 )
-
-
-def _shorten(arguments: dict[str, Any]) -> str:
-    return ", ".join(f"{name!r}: {repr(value)[:100]}" for name, value in arguments.items())
 
 
 def _check_tool_text(env: ToolEnv, steps: int, seed: int) -> None:

@@ -25,13 +25,15 @@ def page(
     about = (inspect.getdoc(type(env)) or "").replace("``", "`")
     task, _, arguments = about.partition("\n\nArgs:\n")
     arguments, _, rest = arguments.partition("\n\n")
+    listed = textwrap.dedent(arguments).replace("\n    ", " ").replace("\n", "\n- ")
     observation, info = env.reset(seed=seed)
     episode = roll_out(env, env.SCRIPTS[script], seed) if env.SCRIPTS else []
+    tasks = ", ".join(f"`{id}` ({weight:g})" for id, weight in getattr(env, "weights", {}).items())  # of a mixture
     parts = [
         f"# {id}",
         task,
         f'```python\nenv = gymnasium.make("{id}"{"".join(f", {k}={v!r}" for k, v in (kwargs or {}).items())})\n```',
-        _describe_mixture(env),
+        f"Here, by weight: {tasks}. What follows is about the one that the seed draws." if tasks else "",
         "## What the agent sees",
         f"Instances: {info.get('source', 'made from the seed')}. The system prompt:",
         _fence(info["instructions"]),
@@ -46,24 +48,12 @@ def page(
         f'The score that is reported is `info["{env.PRIMARY_METRIC}"]` of the last turn.',
         f"## An episode\n\nThe {script} agent, seed {seed}." if episode else "",
         *[_describe_turn(number, turn) for number, turn in enumerate(episode, 1)],
-        f"## Arguments\n\n{_bullet_list(arguments)}" if arguments else "",
+        f"## Arguments\n\n- {listed}" if arguments else "",
         rest.strip(),
     ]
     if rows:
         parts += ["## Baselines", baselines.table(rows)]
     return "\n\n".join(filter(None, parts)) + "\n"
-
-
-def _describe_mixture(env: ToolEnv) -> str:
-    """The tasks of a mixture; everything below is about the one that the seed draws."""
-    if not (weights := getattr(env, "weights", None)):
-        return ""
-    tasks = ", ".join(f"`{id}` ({weight:g})" for id, weight in weights.items())
-    return f"Here, by weight: {tasks}. What follows is about the one that the seed draws."
-
-
-def _bullet_list(arguments: str) -> str:
-    return "- " + textwrap.dedent(arguments).replace("\n    ", " ").replace("\n", "\n- ")
 
 
 def _fence(text: str) -> str:
@@ -73,20 +63,13 @@ def _fence(text: str) -> str:
 
 def _describe_tools(env: ToolEnv) -> str:
     env = env.active_env  # of a mixture, the task that the seed draws
-    lines = [
-        f"- `{tool.name}`: {tool.description} Arguments: `{_argument_types(tool.parameters)}`."
-        for tool in env.tools.values()
-    ]
-    budget = [f"{env.max_turns} turns", f"{env.max_calls} calls a turn"]
+    lines = []
+    for tool in env.tools.values():
+        of = tool.parameters.get("properties", {})
+        types = json.dumps({k: v.get("enum") or v.get("type", "any") for k, v in of.items()}, ensure_ascii=False)
+        lines.append(f"- `{tool.name}`: {tool.description} Arguments: `{types}`.")
     lines.append(f"- {'Give a final answer, which ends the episode.' if env.answers else 'There is no final answer.'}")
-    return "\n".join(lines) + f"\n\nBudget: {', '.join(budget)}."
-
-
-def _argument_types(schema: dict[str, Any]) -> str:
-    kinds = {
-        name: value.get("enum") or value.get("type", "any") for name, value in schema.get("properties", {}).items()
-    }
-    return json.dumps(kinds, ensure_ascii=False)
+    return "\n".join(lines) + f"\n\nBudget: {env.max_turns} turns, {env.max_calls} calls a turn."
 
 
 def _describe_turn(number: int, turn: dict[str, Any]) -> str:

@@ -61,26 +61,17 @@ _TEXTS = (
     *("a " * 5000, "x" * ((1 << 20) + 1), "import os; os.kill(os.getppid(), 9)", "1" + "+1" * 240, "\n" * 300, "NaN"),
 )
 _NUMBERS = (0, -1, 1, 1 << 63, -(1 << 64), 10**400, 0.5, -0.0, 1e308, math.inf, -math.inf, math.nan)
-_OTHERS: tuple[Any, ...] = (
-    None,
-    True,
-    False,
-    [],
-    {},
-    [[]],
-    {"": ""},
-    [None, "\ud800"],
-    {"\ud800": "\x00"},
-    ["a"] * 3000,
-)
+_LISTS: tuple[Any, ...] = ([], [[]], [None, "\ud800"], ["a"] * 3000)
+_OBJECTS: tuple[Any, ...] = ({}, {"": ""}, {"\ud800": "\x00"})
+_OTHERS = (None, True, False, *_LISTS, *_OBJECTS)
 _OF_TYPE: dict[str, tuple[Any, ...]] = {
     "string": _TEXTS,
     "integer": tuple(number for number in _NUMBERS if isinstance(number, int)),
     "number": _NUMBERS,
     "boolean": (True, False),
     "null": (None,),
-    "array": tuple(value for value in _OTHERS if isinstance(value, list)),
-    "object": tuple(value for value in _OTHERS if isinstance(value, dict)),
+    "array": _LISTS,
+    "object": _OBJECTS,
 }
 
 

@@ -158,11 +158,8 @@ def _roll_out_batch(
         observations, rewards, terminated, truncated, infos = envs.step(actions)
         for i in sorted(running):
             seen = {"observation": before[i], "instructions": first["instructions"][i], "action": actions[i]}
-            came = {
-                "reward": float(rewards[i]),
-                "next_observation": observations[i],
-                "recorded": recorders[i].record_turn(),
-            }
+            came = {"reward": float(rewards[i]), "next_observation": observations[i]}
+            came["recorded"] = recorders[i].record_turn()
             info = info_of(infos, i) | {"terminated": bool(terminated[i])}
             begun = {} if episodes[i] else {"instance": recorders[i].instance}
             episodes[i].append({**seen, **came, **info, **begun})

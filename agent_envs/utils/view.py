@@ -108,25 +108,17 @@ def show_episode(record: Mapping[str, Any], entry: Entry, unfold: bool = False) 
 
 
 def _header(record: Mapping[str, Any], entry: Entry) -> Iterator[RenderableType]:
-    place = (
-        f"{_clean(record.get('env'))} · {_clean(record.get('agent'))} · step {record.get('step')} · {_clean(entry.key)}"
-    )
+    place = [_clean(record.get("env")), _clean(record.get("agent")), f"step {record.get('step')}", _clean(entry.key)]
     yield Rule(Text(f"Episode {entry.number}", "bold"), style="cyan")
-    yield Text(place, "dim")
-    yield Text.assemble(
-        _mark(entry), f" {_clean(record.get('score_name'))} {entry.score:.3g} · return {_number(record.get('return'))}"
-    )
+    yield Text(" · ".join(place), "dim")
+    score = f"{_clean(record.get('score_name'))} {entry.score:.3g} · return {_number(record.get('return'))}"
+    yield Text.assemble(_mark(entry), f" {score}")
     if golds := record.get("golds"):
         yield Text.assemble(("gold ", "dim"), _clean(" | ".join(map(str, golds))))
     if supporting := record.get("supporting"):
-        found = {
-            title: number
-            for number, turn in enumerate(record.get("turns") or (), 1)
-            for title in turn.get("found") or ()
-        }
-        words = [
-            f"✓ {title} (turn {found[title]})" if title in found else f"✗ {title}" for title in map(str, supporting)
-        ]
+        turns = enumerate(record.get("turns") or (), 1)
+        found = {title: number for number, turn in turns for title in turn.get("found") or ()}
+        words = [f"✓ {name} (turn {found[name]})" if name in found else f"✗ {name}" for name in map(str, supporting)]
         yield Text.assemble(("evidence ", "dim"), _clean(" · ".join(words)))
 
 
@@ -154,10 +146,9 @@ def _list_messages(record: Mapping[str, Any], unfold: bool) -> Iterator[Renderab
                 yield _folded(str(turn["observation"]), unfold)
         else:
             name = "Returned" if place > first_turn and role in ("user", "tool") else _clean(role).capitalize()
-            rewritten = (
-                ": the context was rewritten, the model saw only what follows" if role == "system" and place else ""
-            )
-            yield Text(f"\n{name}{rewritten}", "bold blue")
+            if role == "system" and place:
+                name += ": the context was rewritten, the model saw only what follows"
+            yield Text(f"\n{name}", "bold blue")
             yield _folded(content, unfold or (role == "user" and place < first_turn))
 
 
@@ -170,9 +161,8 @@ def _annotations(turn: Mapping[str, Any]) -> Iterator[Text]:
     for title in turn.get("found") or ():
         yield Text(f"  ✓ evidence: {_clean(title)}", "green")
     if turn:
-        terms = ", ".join(
-            f"{_clean(name)} {value:+.3g}" for name, value in (turn.get("reward_terms") or {}).items() if value
-        )
+        paid = (turn.get("reward_terms") or {}).items()
+        terms = ", ".join(f"{_clean(name)} {value:+.3g}" for name, value in paid if value)
         advantage = "" if turn.get("advantage") is None else f" · advantage {turn['advantage']:+.3g}"
         yield Text(f"  reward {_number(turn.get('reward'))}{f' ({terms})' if terms else ''}{advantage}", "yellow")
 
@@ -190,19 +180,16 @@ def _native(content: str) -> str:
     """A turn; one with calls of an API, which is a message as JSON, as its words and the calls."""
     with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
         if content.startswith("{") and (calls := json.loads(content)["tool_calls"]):
-            words = json.loads(content).get("content")
-            return "\n".join(
-                [words] * bool(words) + [f"{c['function']['name']} {c['function']['arguments']}" for c in calls]
-            )
+            words, functions = json.loads(content).get("content"), [call["function"] for call in calls]
+            return "\n".join([words] * bool(words) + [f"{f['name']} {f['arguments']}" for f in functions])
     return content
 
 
 def _row(entry: Entry) -> Text:
     word, style = _mark(entry)
     turns = f"{entry.turns} turn{'s' * (entry.turns != 1)}"
-    return Text.assemble(
-        (f"{entry.number:6} ", "dim"), (f"{word:17}", style), f" {entry.score:5.2f} {turns:>8}  {entry.title}"
-    )
+    rest = f" {entry.score:5.2f} {turns:>8}  {entry.title}"
+    return Text.assemble((f"{entry.number:6} ", "dim"), (f"{word:17}", style), rest)
 
 
 def _mark(entry: Entry) -> tuple[str, str]:

@@ -20,9 +20,8 @@ _NOUNS = """harbor river garden mountain letter shadow mirror lantern orchard wi
 storm kingdom window doctor soldier stranger daughter brother widow hunter sailor teacher thief prince queen tower valley
 desert ocean station circus carnival wedding promise memory silence whisper thunder feather arrow candle crown diamond
 engine falcon horse lion owl raven serpent sparrow tiger wolf road train ship meadow night dawn""".split()
-_INDUSTRIES = (
-    "Shipping Motors Pictures Press Records Steel Mills Bank Foods Airways Chemicals Media Textiles Mining".split()
-)
+_INDUSTRIES = """Shipping Motors Pictures Press Records Steel Mills Bank Foods Airways Chemicals Media Textiles
+Mining""".split()
 _PLACE_PREFIXES = "Port Upper Lower Saint New Old East West North South".split()
 _PLACE_SUFFIXES = "Falls Heights Springs Bay Hill Cross".split()
 
@@ -53,15 +52,7 @@ def split_of(name: str) -> str:
 _POOLS = {"given": 120, "family": 200, "place": 200, "river": 160}
 _BAND_WORDS = ("Band", "Trio", "Quartet", "Orchestra")
 _RIVER_WORDS = ("River", "Great", "Little", "Black", "White", "Blue")
-_COMBINATIONS = {
-    "person": 24_000,
-    "town": 3_200,
-    "river": 960,
-    "company": 2_800,
-    "band": 8_800,
-    "film": 5_000,
-    "book": 5_000,
-}
+_COMBINATIONS = dict(person=24_000, town=3_200, river=960, company=2_800, band=8_800, film=5_000, book=5_000)
 
 
 def _candidate(kind: str, rng: random.Random, scale: int) -> str:

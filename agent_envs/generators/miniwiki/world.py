@@ -219,9 +219,8 @@ class World:
 
     def _tell_aside(self, relation: schema.Relation, aside: schema.Relation, index: int, rng: random.Random) -> str:
         about = self.value(relation, index)
-        sentence = rng.choice(self._wordings[aside.subject, aside.name]).format(
-            s=self.names[aside.subject][about], o=self.text(aside, about)
-        )
+        wording = rng.choice(self._wordings[aside.subject, aside.name])
+        sentence = wording.format(s=self.names[aside.subject][about], o=self.text(aside, about))
         return sentence[0].upper() + sentence[1:]
 
     def passages(self) -> Iterator[Passage]:

@@ -58,10 +58,9 @@ class Conduct:
     def wrong_records(self, state: ShopState) -> set[Path]:
         """The records that were written to against the rules, or hold a value that nobody asked for."""
         now = values_of(state)
-        others = now.keys() | self._before.keys() | self._goal.keys()
-        return self.touched | {
-            path[:2] for path in others if _at(now, path) not in (_at(self._before, path), _at(self._goal, path))
-        }
+        before, goal = self._before, self._goal
+        paths = now.keys() | before.keys() | goal.keys()
+        return self.touched | {path[:2] for path in paths if _at(now, path) not in (_at(before, path), _at(goal, path))}
 
     def progress(self, state: ShopState) -> float:
         """The share of the values to change that are as they should be."""

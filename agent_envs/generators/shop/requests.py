@@ -32,13 +32,9 @@ def make_state(rng: random.Random) -> ShopState:
     for name in sorted(rng.sample(_PRODUCTS, 14)):
         base = rng.randrange(12, 120)
         for colour in rng.sample(COLOURS, rng.randint(3, 4)):
-            state["products"][f"P{100 + len(state['products'])}"] = {
-                "name": name,
-                "colour": colour,
-                "price": base + rng.randrange(0, 12),
-                "stock": rng.choice((0, 6, 9, 14)),
-                "final_sale": rng.random() < 0.15,
-            }
+            record = {"name": name, "colour": colour, "price": base + rng.randrange(0, 12)}
+            record |= {"stock": rng.choice((0, 6, 9, 14)), "final_sale": rng.random() < 0.15}
+            state["products"][f"P{100 + len(state['products'])}"] = record
     people = map(" ".join, zip(rng.sample(GIVEN_NAMES, 10), rng.sample(FAMILY_NAMES, 10), strict=True))
     for number, name in zip(rng.sample(range(100, 1000), 10), people, strict=True):
         state["customers"][f"C{number}"] = {
@@ -239,9 +235,8 @@ def exchange(d: Draft) -> Wording:
     old = d.rng.choice(sorted(d.items))
     new = d.rng.choice(d.variants_in_stock(d.name(old), d.items[old]["quantity"], without=old))
     d.add_exchange(order, old, new)
-    return lambda: (
-        f"In {d.refer_to(order, old)}, I would like the {d.name(old)} in {d.colour(new)} rather than in {d.colour(old)}."
-    )
+    wish = f"I would like the {d.name(old)} in {d.colour(new)} rather than in {d.colour(old)}"
+    return lambda: f"In {d.refer_to(order, old)}, {wish}."
 
 
 def exchange_cheapest(d: Draft) -> Wording:
@@ -292,9 +287,8 @@ def give_back_sale(d: Draft) -> Wording:
     if not sale:
         raise Redraw
     d.add_call("transfer", order_id=order, reason="final sale")
-    return lambda: (
-        f"The {d.name(sale[0])} from {d.refer_to(order, sale[0])} is not what I expected, so I am sending it back for a refund."
-    )
+    wish = "is not what I expected, so I am sending it back for a refund."
+    return lambda: f"The {d.name(sale[0])} from {d.refer_to(order, sale[0])} {wish}"
 
 
 def place(d: Draft) -> Wording:
@@ -306,27 +300,23 @@ def place(d: Draft) -> Wording:
     d.add_call("find_products", name=name)
     d.add_call("place_order", customer_id=d.customer, product_id=product, quantity=pieces)
     d.add_call("confirm")
-    return lambda: (
-        f"I want to order {pieces} of your cheapest {name}, in whatever colour, as long as there are enough of it."
-    )
+    stock = "in whatever colour, as long as there are enough of it"
+    return lambda: f"I want to order {pieces} of your cheapest {name}, {stock}."
 
 
 def not_theirs(d: Draft) -> Wording:
     """Against the policy: cancel the order of another customer."""
-    foreign = sorted(
-        id
-        for id, order in d.state["orders"].items()
-        if order["customer"] != d.customer and order["status"] == "pending" and order_total(order) <= _LIMIT
-    )
+    others = {id: o for id, o in d.state["orders"].items() if o["customer"] != d.customer and o["status"] == "pending"}
+    foreign = sorted(id for id, order in others.items() if order_total(order) <= _LIMIT)
     if not foreign:
         raise Redraw
     order = d.rng.choice(foreign)
     d.add_call("transfer", order_id=order, reason="not their order")
-    wordings = (
+    excuses = (
         "Please cancel order {}, which a friend placed for me.",
         "Cancel order {}, my neighbour asked me to see to it.",
     )
-    return lambda: d.rng.choice(wordings).format(order)
+    return lambda: d.rng.choice(excuses).format(order)
 
 
 _BY_NAME: tuple[Callable[[Draft], Wording], ...] = (
@@ -394,6 +384,5 @@ def _write_message(draft: Draft, record: dict[str, Any], texts: list[str]) -> st
         link + (text[0].lower() + text[1:] if link and not text.startswith("I ") else text)
         for link, text in zip(links, texts, strict=False)
     ]
-    return " ".join(
-        [f"{hello}, {who.format(**record)}", *sentences, draft.rng.choice(("Thank you!", "Thanks.", "Many thanks."))]
-    )
+    thanks = draft.rng.choice(("Thank you!", "Thanks.", "Many thanks."))
+    return " ".join([f"{hello}, {who.format(**record)}", *sentences, thanks])

@@ -86,11 +86,10 @@ class Shop:
     def find_products(self, name: str) -> dict[str, Any]:
         """all colours of a product, by product id, with price and stock."""
         wanted = _normalize(name)
-        found = {
-            id: r for id, r in self.state["products"].items() if wanted in (r["name"], f"{r['colour']} {r['name']}")
-        }
+        products = self.state["products"]
+        found = {id: r for id, r in products.items() if wanted in (r["name"], f"{r['colour']} {r['name']}")}
         if not found:
-            names = sorted({record["name"] for record in self.state["products"].values()})
+            names = sorted({record["name"] for record in products.values()})
             raise ValueError(f"there is no product of that name; there are: {', '.join(names)}.")
         return copy.deepcopy(found)
 
@@ -137,9 +136,8 @@ class Shop:
     @_watched
     def cancel_order(self, order_id: str) -> str:
         """prepare to cancel a pending order and refund it."""
-        return self._prepare(
-            f"cancel order {order_id} and refund ${order_total(self._get_pending(order_id))}", "_cancel", order_id
-        )
+        refund = order_total(self._get_pending(order_id))
+        return self._prepare(f"cancel order {order_id} and refund ${refund}", "_cancel", order_id)
 
     def _cancel(self, order_id: str) -> None:
         order = self._get_pending(order_id)
@@ -174,9 +172,8 @@ class Shop:
     def return_items(self, order_id: str, product_ids: list[str]) -> str:
         """prepare to take back products of a delivered order, all pieces of each, and refund them."""
         refund = self._compute_refund(order_id, product_ids)
-        return self._prepare(
-            f"take {', '.join(product_ids)} back and refund ${refund}", "_return", order_id, product_ids
-        )
+        what = f"take {', '.join(product_ids)} back and refund ${refund}"
+        return self._prepare(what, "_return", order_id, product_ids)
 
     def _compute_refund(self, order_id: str, product_ids: list[str]) -> int:
         order = self._get("orders", order_id)
@@ -202,9 +199,8 @@ class Shop:
             raise ValueError(f"the quantity must be from 1 to 100, got {quantity}.")
         self._check_stock(product_id, quantity)
         price = self.state["products"][product_id]["price"] * quantity
-        return self._prepare(
-            f"order {quantity} of {product_id} for ${price}", "_place", customer_id, product_id, quantity
-        )
+        what = f"order {quantity} of {product_id} for ${price}"
+        return self._prepare(what, "_place", customer_id, product_id, quantity)
 
     def _place(self, customer_id: str, product_id: str, quantity: int) -> None:
         self._take_stock(product_id, quantity)

@@ -3,7 +3,7 @@ each. A database is a pure function of its number."""
 
 import random
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from datetime import date, timedelta
 from fractions import Fraction
@@ -16,6 +16,7 @@ from agent_envs.generators.people import FAMILY_NAMES, GIVEN_NAMES
 from agent_envs.generators.sql.sqlite import Database, QueryResult
 from agent_envs.generators.sql.templates import TEMPLATES
 
+Slots = dict[str, str]
 TableRows = dict[str, list[tuple]]
 
 CITIES = "Ashford Brighton Calder Dunmore Elmstead Fairview Glenrock Harwick Ironbridge Kingsley".split()
@@ -78,22 +79,14 @@ def _random_day(rng: random.Random, first: int = 2023, last: int = 2024) -> str:
 
 
 def _random_people(rng: random.Random, count: int) -> list[str]:
-    return [
-        f"{given} {family}" for given, family in rng.sample([(g, f) for g in GIVEN_NAMES for f in FAMILY_NAMES], count)
-    ]
-
-
-def _random_pairs(rng: random.Random, first: list[str], second: list[str], count: int) -> Iterator[str]:
-    yield from rng.sample([f"{a} {b}" for a in first for b in second], count)
+    return rng.sample([f"{given} {family}" for given in GIVEN_NAMES for family in FAMILY_NAMES], count)
 
 
 def _fill_shop(rng: random.Random) -> TableRows:
     people = _random_people(rng, rng.randint(30, 45))
     cities = rng.sample(CITIES, 6)
     customers = [(i, name, rng.choice(cities), _random_day(rng, 2018, 2022)) for i, name in enumerate(people, 1)]
-    kinds = [
-        (f"{material} {thing}", kind) for kind in _PRODUCTS for thing in _PRODUCTS[kind] for material in _MATERIALS
-    ]
+    kinds = [(f"{of} {thing}", kind) for kind, things in _PRODUCTS.items() for thing in things for of in _MATERIALS]
     chosen = rng.sample(kinds, rng.randint(24, 32))
     products = [(i, name, kind, rng.randrange(5, 300)) for i, (name, kind) in enumerate(chosen, 1)]
     states = ("delivered", "delivered", "delivered", "shipped", "pending", "cancelled")
@@ -113,9 +106,9 @@ def _fill_library(rng: random.Random) -> TableRows:
     countries, towns = rng.sample(COUNTRIES, 5), rng.sample(CITIES, 5)
     authors = [(i, name, rng.choice(countries), rng.randrange(1900, 1990)) for i, name in enumerate(writers, 1)]
     genres = rng.sample(["crime", "fantasy", "history", "travel", "poetry", "science", "romance"], 5)
-    titles = _random_pairs(rng, ["The " + word for word in _ADJECTIVES], _NOUNS, rng.randint(45, 65))
+    titles = [f"The {adjective} {noun}" for adjective in _ADJECTIVES for noun in _NOUNS]
     books = []
-    for i, title in enumerate(titles, 1):
+    for i, title in enumerate(rng.sample(titles, rng.randint(45, 65)), 1):
         author = rng.choice(authors)
         year = min(2022, author[3] + rng.randint(22, 60))
         books.append((i, title, author[0], rng.choice(genres), year, rng.randrange(90, 900)))
@@ -130,16 +123,13 @@ def _fill_library(rng: random.Random) -> TableRows:
 def _fill_league(rng: random.Random) -> TableRows:
     animals = rng.sample("Falcons Lions Wolves Ravens Bears Otters Foxes Hawks Bulls Sharks".split(), 8)
     cities = rng.sample(CITIES, 8)
-    teams = [
-        (i, f"{c} {a}", c, rng.randrange(1890, 2001)) for i, (c, a) in enumerate(zip(cities, animals, strict=True), 1)
-    ]
+    named = enumerate(zip(cities, animals, strict=True), 1)
+    teams = [(i, f"{city} {animal}", city, rng.randrange(1890, 2001)) for i, (city, animal) in named]
     positions = ["goalkeeper", "defender", "defender", "defender", "midfielder", "midfielder", "forward", "forward"]
     slots = [(team[0], position) for team in teams for position in positions]
     people = _random_people(rng, len(slots))
-    players = [
-        (i, name, *slot, _random_day(rng, 1985, 2004))
-        for i, (name, slot) in enumerate(zip(people, slots, strict=True), 1)
-    ]
+    taken = enumerate(zip(people, slots, strict=True), 1)
+    players = [(i, name, *slot, _random_day(rng, 1985, 2004)) for i, (name, slot) in taken]
     fixtures = [(home, away) for home in range(1, 9) for away in range(1, 9) if home != away]
     rng.shuffle(fixtures)
     matches, goals = [], []
@@ -147,9 +137,8 @@ def _fill_league(rng: random.Random) -> TableRows:
         score = [rng.choice((0, 0, 1, 1, 1, 2, 2, 3, 4)) for _ in pair]
         matches.append((i, day, *pair, *score))
         for team, count in zip(pair, score, strict=True):
-            scorers = [
-                p[0] for p in players if p[2] == team for _ in range({"forward": 4, "midfielder": 2}.get(p[3], 1))
-            ]
+            shares = {"forward": 4, "midfielder": 2}
+            scorers = [p[0] for p in players if p[2] == team for _ in range(shares.get(p[3], 1))]
             goals += [(i, rng.choice(scorers), rng.randint(1, 90)) for _ in range(count)]
     return {"teams": teams, "players": players, "matches": matches, "goals": goals}
 
@@ -157,14 +146,12 @@ def _fill_league(rng: random.Random) -> TableRows:
 def _fill_airport(rng: random.Random) -> TableRows:
     places = rng.sample(COUNTRIES, 6)
     words = rng.sample("Aurora Meridian Zephyr Horizon Polar Coral Summit Atlas".split(), 6)
-    airlines = [
-        (i, f"{word} {rng.choice(('Air', 'Airways', 'Wings'))}", rng.choice(places)) for i, word in enumerate(words, 1)
-    ]
+    kinds = ("Air", "Airways", "Wings")
+    airlines = [(i, f"{word} {rng.choice(kinds)}", rng.choice(places)) for i, word in enumerate(words, 1)]
     cities = rng.sample([f"{a} {b}" for a in ("Port", "New", "Saint", "Upper") for b in FAMILY_NAMES], 14)
     codes = rng.sample([a + b + c for a in "BCDFGK" for b in "AEIOU" for c in "LMNRST"], 14)
-    destinations = [
-        (code, city, rng.choice(places), rng.randrange(150, 9000, 10)) for code, city in zip(codes, cities, strict=True)
-    ]
+    pairs = zip(codes, cities, strict=True)
+    destinations = [(code, city, rng.choice(places), rng.randrange(150, 9000, 10)) for code, city in pairs]
     flights = []
     for i, day in enumerate(sorted(_random_day(rng) for _ in range(rng.randint(180, 260))), 1):
         delay = max(0, rng.randint(-40, 120))
@@ -206,11 +193,8 @@ _MOST_NAMES = 6
 _TRIES = 5  # of a database, before another is made
 _MONTHS = "January February March April May June July August September October November December".split()
 _SLOT = re.compile(r"\{([\w.-]+)\}")
-_FORMAT_REQUESTS = {
-    "average": " Give two decimals.",
-    "percentage": " Give two decimals.",
-    "names": " Separate the names with commas.",
-}
+_FORMAT_REQUESTS = dict.fromkeys(("average", "percentage"), " Give two decimals.")
+_FORMAT_REQUESTS["names"] = " Separate the names with commas."
 _HALF_A_CENT = Fraction(1, 200)
 
 
@@ -251,12 +235,9 @@ def _is_askable(kind: str, golds: tuple) -> bool:
     return len(golds) == 1 and golds[0] not in (None, 0)
 
 
-def _draw_slot_values(
-    template: str, schema: str, number: int, rng: random.Random
-) -> tuple[dict[str, str], dict[str, str]]:
+def _draw_slot_values(template: str, schema: str, number: int, rng: random.Random) -> tuple[Slots, Slots]:
     """What to put in each slot: in the question, and in the SQL."""
-    in_text: dict[str, str] = {}
-    in_sql: dict[str, str] = {}
+    in_text, in_sql = Slots(), Slots()
     for slot in dict.fromkeys(_SLOT.findall(template)):
         if slot == "month":
             year, month = rng.choice((2023, 2024)), rng.randint(1, 12)
@@ -269,7 +250,7 @@ def _draw_slot_values(
     return in_text, in_sql
 
 
-def _fill_slots(values: dict[str, str], template: str) -> str:
+def _fill_slots(values: Slots, template: str) -> str:
     return _SLOT.sub(lambda slot: values[slot[1]], template)
 
 
