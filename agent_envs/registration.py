@@ -21,26 +21,14 @@ _TASKS: dict[str, tuple[str, dict[str, Any]]] = {
     "PopQA": (_QA, {"benchmark": "popqa", "split": "validation"}),
     "MiniWiki": (
         _QA,
-        {
-            "benchmark": "miniwiki",
-            "k": 2,
-            "types": ["chain", "chain", "chain", "comparison", "yes_no"],
-            "hops": [1, 2, 3],
-            "difficulty": "varied",
-        },
+        {"types": ["chain", "chain", "chain", "comparison", "yes_no"], "hops": [1, 2, 3]}
+        | {"benchmark": "miniwiki", "k": 2, "difficulty": "varied"},
     ),
     "MiniWiki-Easy": (_QA, {"benchmark": "miniwiki", "k": 2}),
     "MiniWiki-Hard": (
         _QA,
-        {
-            "benchmark": "miniwiki",
-            "k": 3,
-            "types": ["bridge", "compositional", "inference", "comparison", "yes_no"],
-            "hops": [2, 3, 4],
-            "difficulty": "hard",
-            "entities": 5000,
-            "max_turns": 8,
-        },
+        {"types": ["bridge", "compositional", "inference", "comparison", "yes_no"], "hops": [2, 3, 4]}
+        | {"benchmark": "miniwiki", "k": 3, "difficulty": "hard", "entities": 5000, "max_turns": 8},
     ),
     "Calculator": ("agent_envs.tasks.calculator:CalculatorEnv", {}),
     "Python": ("agent_envs.tasks.python:PythonEnv", {}),

@@ -12,6 +12,10 @@ from gymnasium.vector.utils import batch_space
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import run_calls
 
+Info = dict[str, Any]
+Seeds = int | Sequence[int | None] | None
+VectorStep = tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, Info]  # as of gymnasium's vectors
+
 
 class ToolVectorEnv(VectorEnv):
     """``num_envs`` copies of a `ToolEnv` that share what they can, such as an index.
@@ -33,9 +37,7 @@ class ToolVectorEnv(VectorEnv):
 
     envs: Sequence[ToolEnv] = ()  # so that a vector that could not be made can still be closed
 
-    def __init__(
-        self, make: Callable[[], ToolEnv], num_envs: int, autoreset_mode: str | AutoresetMode = AutoresetMode.DISABLED
-    ):
+    def __init__(self, make: Callable[[], ToolEnv], num_envs: int, autoreset_mode: str | AutoresetMode = "DISABLED"):
         if num_envs < 1:
             raise ValueError(f"num_envs must be at least 1, got {num_envs}")
         self.autoreset_mode = _autoreset_mode(autoreset_mode)
@@ -50,9 +52,7 @@ class ToolVectorEnv(VectorEnv):
         self._observations = [""] * num_envs
         self._begun, self._terminated, self._truncated = (np.zeros(num_envs, dtype=bool) for _ in range(3))
 
-    def reset(
-        self, *, seed: int | Sequence[int | None] | None = None, options: dict[str, Any] | None = None
-    ) -> tuple[tuple[str, ...], dict[str, Any]]:
+    def reset(self, *, seed: Seeds = None, options: Info | None = None) -> tuple[tuple[str, ...], Info]:
         """Start episodes.
 
         Args:
@@ -88,9 +88,7 @@ class ToolVectorEnv(VectorEnv):
             raise ValueError(f"expected {self.num_envs} seeds, got {len(seed)}")
         return [None if s is None else int(s) for s in seed]
 
-    def step(
-        self, actions: Sequence[str | None]
-    ) -> tuple[tuple[str, ...], np.ndarray, np.ndarray, np.ndarray, dict[str, Any]]:
+    def step(self, actions: Sequence[str | None]) -> VectorStep:
         """Take a turn in each environment; an action of ``None`` leaves one as it is, with reward 0 and no info."""
         if len(actions) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} actions, got {len(actions)}")
@@ -171,9 +169,7 @@ def _autoreset_mode(value: str | AutoresetMode) -> AutoresetMode:
 def vector_entry_point(task: type[ToolEnv]) -> Callable[..., ToolVectorEnv]:
     """The entry point that ``gymnasium.make_vec`` wants, for a task."""
 
-    def make_vector(
-        num_envs: int = 1, autoreset_mode: str | AutoresetMode = "DISABLED", **kwargs: Any
-    ) -> ToolVectorEnv:
+    def make_vector(num_envs: int = 1, autoreset_mode: Any = "DISABLED", **kwargs: Any) -> ToolVectorEnv:
         if kwargs.pop("vectorization_mode", None) not in (None, "vector_entry_point"):
             raise gymnasium.error.Error("these environments come with their own vectorization")
         if "max_episode_steps" in kwargs:

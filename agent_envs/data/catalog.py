@@ -114,9 +114,7 @@ def parse_musique(record: Mapping[str, Any]) -> Parsed:
         return None, passages
     gold = [paragraph for paragraph in record["paragraphs"] if paragraph["is_supporting"]]
     question = {
-        "id": record["id"],
-        "question": record["question"],
-        "answer": record["answer"],
+        **{name: record[name] for name in ("id", "question", "answer")},
         "aliases": record.get("answer_aliases"),
         "supporting_titles": [paragraph["title"] for paragraph in gold],
         "supporting_paragraphs": [paragraph_key(paragraph["paragraph_text"]) for paragraph in gold],

@@ -3,19 +3,14 @@
 import ast
 import operator
 import re
+from collections.abc import Callable
 from fractions import Fraction
 
 MAX_LENGTH = 500  # characters of an expression
 _MAX_BITS = 512  # of a numerator or denominator: some 150 digits
 _MAX_EXPONENT = 200
-_OPERATORS = {
-    ast.Add: operator.add,
-    ast.Sub: operator.sub,
-    ast.Mult: operator.mul,
-    ast.Div: operator.truediv,
-    ast.FloorDiv: operator.floordiv,
-    ast.Mod: operator.mod,
-}
+_OPERATORS: dict[type, Callable] = {ast.Add: operator.add, ast.Sub: operator.sub, ast.Mult: operator.mul}
+_OPERATORS |= {ast.Div: operator.truediv, ast.FloorDiv: operator.floordiv, ast.Mod: operator.mod}
 _LITERAL = re.compile(r"\d+(\.\d*)?|\.\d+", re.ASCII)
 _NUMBER = re.compile(r"([-+−]?)\s*[$€£]?\s*(\d{1,3}(?:,\d{3})+|\d{1,60})?(\.\d{0,60})?\s*\.?", re.ASCII)
 

@@ -213,10 +213,9 @@ print(''.join(out))"""
 def table(rng: random.Random) -> Puzzle:
     """A sum over, or the best group of, the rows of a CSV table."""
     things = rng.sample(_WORDS, 5)
-    rows = [
-        (rng.choice(_CITIES), rng.choice(things), rng.randint(1, 40), rng.randint(3, 90))
-        for _ in range(rng.randrange(18, 45))
-    ]
+    rows = []
+    for _ in range(rng.randrange(18, 45)):
+        rows.append((rng.choice(_CITIES), rng.choice(things), rng.randint(1, 40), rng.randint(3, 90)))
     lines = "\n".join(["city,item,quantity,price", *(",".join(map(str, row)) for row in rows)])
     city, thing, limit = rng.choice(rows)[0], rng.choice(rows)[1], rng.randint(10, 40)
     revenue: Counter[str] = Counter()
@@ -357,11 +356,6 @@ print(len(seen))"""
     return _solve(text, program)
 
 
-KINDS: dict[str, Callable[[random.Random], Puzzle]] = {
-    make.__name__: make
-    for make in (
-        *(counting, recurrence, chains, primes, weekdays, days_after, change),
-        *(windows, cipher, table, walks, roads),
-        *(circle, automaton, robot),
-    )
-}
+_ALL = counting, recurrence, chains, primes, weekdays, days_after, change, windows, cipher, table, walks, roads
+_ALL += circle, automaton, robot
+KINDS: dict[str, Callable[[random.Random], Puzzle]] = {make.__name__: make for make in _ALL}

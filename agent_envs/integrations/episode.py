@@ -26,21 +26,19 @@ from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.tools import run_calls
 
 Message = dict[str, Any]
+_TEXT = {"type": "string", "description": "the final answer"}
 ANSWER: dict[str, Any] = {
     "type": "function",
     "function": {
         "name": "answer",
         "description": "Give the final answer, as short as possible, and finish.",
-        "parameters": {
-            "type": "object",
-            "properties": {"text": {"type": "string", "description": "the final answer"}},
-            "required": ["text"],
-        },
+        "parameters": {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]},
     },
 }
 T = TypeVar("T")
 OUTAGE_MINUTES = 10.0
 UNREADABLE = "The arguments of a call have to be a JSON object."
+_FINISH = " To finish, call answer with the final answer alone."
 _NO_ACTION = '{"role": "assistant", "content": null}'
 
 
@@ -94,9 +92,7 @@ class Episode:
 
     def __init__(self, id: str, *, native: bool = False, **env_kwargs: Any):
         if env_kwargs.get("instructions_in_observation"):
-            raise ValueError(
-                "an Episode has a system message for the instructions: leave out instructions_in_observation"
-            )
+            raise ValueError("an Episode has a system message: leave out instructions_in_observation")
         if native:
             if "format" in env_kwargs:
                 raise ValueError("native=True leaves the format to the chat template or the API: leave out format")
@@ -142,7 +138,9 @@ class Episode:
             given["noise_seed"] = attempt
         observation, info = self.env.reset(seed=seed, options=given)
         self.rewards, self.metrics, self.done, self.info = [], {}, False, info
-        system = self._native_prompt() if self.native else info["instructions"]
+        system = info["instructions"]
+        if self.native:
+            system = f"{self.env.instructions} {NATIVE_CALLS}".strip() + _FINISH * self.env.answers
         return [{"role": "system", "content": system}, {"role": "user", "content": observation}]
 
     def step(self, text: str) -> Reply:
@@ -163,8 +161,7 @@ class Episode:
         if not self.native:
             raise ValueError("call() is for an Episode made with native=True; step() takes text")
         if not calls:
-            finish = " To finish, call answer with the final answer alone." * self.env.answers
-            return self._reject(f"No function was called: call one.{finish}")
+            return self._reject(f"No function was called: call one.{_FINISH * self.env.answers}")
         if not all(isinstance(arguments, Mapping) for _, arguments in calls):
             return self._reject("The arguments of a function are a JSON object.")
         if not self.env.answers or "answer" not in dict(calls):
@@ -185,20 +182,18 @@ class Episode:
         state = self.env.state_text()
         return replace(reply, results=(f"{why}\n{state}" if state else why,))
 
-    def _native_prompt(self) -> str:
-        text = f"{self.env.instructions} {NATIVE_CALLS}"
-        return text.strip() + " To finish, call answer with the final answer alone." * self.env.answers
-
     def _reply(self, stepped: StepResult) -> Reply:
         observation, reward, terminated, truncated, info = stepped
         self.rewards.append(reward)
         self.done = terminated or truncated
-        metrics = {name: float(value) for name, value in info.items() if _is_number(value)}
+        metrics = {name: float(value) for name, value in info.items() if isinstance(value, int | float | np.number)}
         metrics |= {f"reward/{name}": value for name, value in info["reward_terms"].items()}
         metrics.pop("score", None)  # of a task whose own measure has that name, in every turn
         if self.done:
             metrics["score"] = float(info.get(self.env.PRIMARY_METRIC, 0.0))
-        self.metrics = _add_up(self.metrics, metrics)
+        summed = [name for name in metrics if name == "tool_faults" or name.startswith("reward/")]
+        sums = {name: self.metrics.get(name, 0.0) + metrics[name] for name in summed}
+        self.metrics = {**self.metrics, **metrics, **sums}
         return Reply(
             text=observation, reward=reward, terminated=terminated, truncated=truncated, metrics=metrics,
             results=tuple(self.env.feedback), context=info.get("context"),
@@ -298,13 +293,3 @@ def _message(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
         return json.dumps({"role": "assistant", "content": None, "tool_calls": made})
     except (ValueError, TypeError):  # arguments that are no JSON
         return _NO_ACTION
-
-
-def _add_up(before: Mapping[str, float], metrics: Mapping[str, float]) -> dict[str, float]:
-    """Of the turns before and this one: what counts in each turn is summed, of anything else the last is kept."""
-    summed = [name for name in metrics if name == "tool_faults" or name.startswith("reward/")]
-    return {**before, **metrics, **{name: before.get(name, 0.0) + metrics[name] for name in summed}}
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, bool | int | float | np.number)

@@ -158,9 +158,7 @@ def make(id: str, **kwargs: Any) -> ToolEnv:
     env = make_registered(spec, disable_env_checker=True, **own)
     if isinstance(env.unwrapped, ToolEnv):
         if wrappers := _name_wrappers(env):
-            warnings.warn(
-                f"{id}: {', '.join(wrappers)} around it is left out here, which plays the environment", stacklevel=2
-            )
+            warnings.warn(f"{id}: {', '.join(wrappers)} around it is left out here", stacklevel=2)
         if "split" in mine:
             env.unwrapped.hold_out(mine.pop("split"))
         if mine:

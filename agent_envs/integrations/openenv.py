@@ -77,9 +77,7 @@ class AgentR1Environment(Environment):
     def step(self, action: Turn, timeout_s: float | None = None, **rest: Any) -> Seen:
         """Take a turn."""
         if not self._episodes:
-            raise ValueError(
-                "no episode is running: reset first, in the same session (a WebSocket, as OpenEnv's clients use)"
-            )
+            raise ValueError("no episode is running: reset first, in the same session (a WebSocket)")
         reply: Reply = self._episode.step(action.text)
         self._state.step_count += 1
         notes = {**reply.metrics, "truncated": float(reply.truncated)}

@@ -45,9 +45,8 @@ def executor(id: str, **env_kwargs: Any) -> type[AgentExecutorBase]:
         ValueError: a format made of special tokens, or a context that is rewritten on the way.
     """
     check_one_sequence(Episode(id, **env_kwargs), "OpenRLHF")
-    return type(
-        "AgentExecutor", (_Executor,), {"_make": staticmethod(lambda **split: Episode(id, **env_kwargs | split))}
-    )
+    make = staticmethod(lambda **split: Episode(id, **env_kwargs | split))
+    return type("AgentExecutor", (_Executor,), {"_make": make})
 
 
 class _Executor(AgentExecutorBase):
@@ -83,13 +82,14 @@ class _Executor(AgentExecutorBase):
         reply = await retry_on_tool_failure(again, episode)
         pool.append(episode)
         start = len(tokens.prompt)
+        edges = (start + np.flatnonzero(np.diff([0, *tokens.mask, 0]))).tolist()  # where sampled turns begin and end
         return {
             "prompt": prompt,
             "label": label,
             "images": images,
             "mm_train_inputs": None,
             "observation_tokens": tokens.prompt + tokens.ids,
-            "action_ranges": [(start + first, start + last) for first, last in _ranges(tokens.mask)],
+            "action_ranges": list(zip(edges[::2], edges[1::2], strict=True)),
             "rollout_log_probs": None if sampling_params.logprobs is None else [0.0] * start + tokens.logprobs,
             "truncated": not reply.terminated,
             "reward": sum(episode.rewards),
@@ -107,9 +107,7 @@ class _Executor(AgentExecutorBase):
             raise ValueError("the dataset has other questions than the environment: give both the same arguments")
         room = max_length - len(tokens.prompt)
         if room < 1:
-            raise ValueError(
-                f"the prompt has {len(tokens.prompt)} tokens of the {max_length} of an episode: raise --data.max_len"
-            )
+            raise ValueError(f"the prompt has {len(tokens.prompt)} of {max_length} tokens: raise --data.max_len")
         options = deepcopy(sampling_params)
         options.stop, options.include_stop_str_in_output = list(tokens.episode.stop), True
         while not tokens.done:
@@ -131,9 +129,3 @@ def _read(label: str) -> dict[str, Any]:
         return {"seed": int(question["seed"]), "split": str(question["split"])}
     except (ValueError, TypeError, KeyError):
         raise ValueError("a label without a seed: train on agent_envs.integrations.openrlhf.dataset(id, n)") from None
-
-
-def _ranges(mask: list[int]) -> list[tuple[int, int]]:
-    """Where the runs of ones begin and end."""
-    edges = np.flatnonzero(np.diff([0, *mask, 0])).tolist()
-    return list(zip(edges[::2], edges[1::2], strict=True))

@@ -12,13 +12,7 @@ from typing import Any, ClassVar
 import skyrl_gym
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
-from agent_envs.integrations.episode import (
-    Episode,
-    Message,
-    check_question,
-    draw_questions,
-    raise_on_tool_failure,
-)
+from agent_envs.integrations.episode import Episode, check_question, draw_questions, raise_on_tool_failure
 from agent_envs.integrations.token_episode import check_one_sequence
 
 
@@ -65,7 +59,7 @@ class AgentR1Env(BaseTextEnv):
         self._seed, self.max_turns = int(row["seed"]), self._episode.max_turns
         self._question = (env_id, row.get("split"), self._seed)
 
-    def init(self, prompt: list[Message]) -> tuple[list[Message], dict[str, Any]]:
+    def init(self, prompt: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], dict[str, Any]]:
         """Begin; the prompt holds the question already."""
         # Attempts at a question differ in chance alone, in tasks that have any.
         messages = self._episode.start(self._seed, attempt=self._attempts[self._question])
@@ -84,9 +78,8 @@ class AgentR1Env(BaseTextEnv):
         raise_on_tool_failure(reply, "SkyRL")
         self.turns += 1
         observations = [] if reply.done else [{"role": "user", "content": reply.text}]
-        return BaseTextEnvStepOutput(
-            observations=observations, reward=reply.reward, done=reply.done, metadata=dict(reply.metrics)
-        )
+        numbers = dict(reply.metrics)
+        return BaseTextEnvStepOutput(observations=observations, reward=reply.reward, done=reply.done, metadata=numbers)
 
     def get_metrics(self) -> dict[str, float]:
         """`Episode.metrics`; SkyRL averages them over episodes. ``score`` is 0 where the episode has not ended."""

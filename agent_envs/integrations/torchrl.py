@@ -104,9 +104,8 @@ class AgentR1ChatEnv(ChatEnv):
 
     def _step(self, tensordict: TensorDictBase) -> TensorDictBase:
         rewards = [0.0] * len(self._token_episodes)
-        for i, (one, full) in enumerate(
-            zip(self._token_episodes, tensordict["tokens"].get("full", as_list=True), strict=True)
-        ):
+        fulls = tensordict["tokens"].get("full", as_list=True)
+        for i, (one, full) in enumerate(zip(self._token_episodes, fulls, strict=True)):
             if one.done:
                 continue
             before, full = one.prompt + one.ids, full.tolist()

@@ -128,9 +128,7 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
 
 def _check_trainer(trainer: Any) -> None:
     if not hasattr(trainer, "_generate_single_turn"):
-        raise ValueError(
-            "this TRL samples in another way: rollout_func is made for TRL 1.16 (pip install 'trl==1.16.*')"
-        )
+        raise ValueError("this TRL samples in another way: rollout_func is for TRL 1.16 (pip install 'trl==1.16.*')")
     if trainer.mask_truncated_completions:
         raise ValueError(
             "mask_truncated_completions looks for an end-of-turn token, which a turn that a closing tag ends does not "
@@ -140,9 +138,7 @@ def _check_trainer(trainer: Any) -> None:
 
 def _stop_at_tags(trainer: Any, row: TokenEpisode) -> None:
     """Let generation end at any of the model's ends of turn, and at a closing tag that is one token."""
-    if hasattr(
-        trainer, "generation_config"
-    ):  # not with vLLM, where `cut` is enough, as it is for tags of several tokens
+    if hasattr(trainer, "generation_config"):  # not with vLLM; `cut` is enough there, and for tags of several tokens
         words = row.chat.tokenizer.get_vocab()
         tags = {words[string] for string in row.episode.stop if string in words}
         trainer.generation_config.eos_token_id = sorted({*trainer.eos_token_ids, *row.chat.end_ids, *tags})
@@ -272,9 +268,10 @@ def _method(function: dict[str, Any]) -> Callable:
     method.omitted = omitted  # type: ignore[attr-defined]
     hints = {name: _hint(of) if name in required else _hint(of) | None for name, of in properties.items()}
     own = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
-    taken = [
-        _parameter(name, hints[name], name in required) for name in sorted(properties, key=lambda n: n not in required)
-    ]
+    taken = []
+    for name in sorted(properties, key=lambda name: name not in required):
+        default = inspect.Parameter.empty if name in required else None
+        taken.append(own.replace(name=name, annotation=hints[name], default=default))
     lines = [f"    {name}: {' '.join(str(of.get('description') or name).split())}" for name, of in properties.items()]
     described = " ".join(function["description"].split()) or function["name"]
     method.__doc__ = "\n".join([described, *(["", "Args:", *lines] if lines else [])])
@@ -287,11 +284,6 @@ def _method(function: dict[str, Any]) -> Callable:
 def _takes_null(schema: dict[str, Any]) -> bool:
     kinds = schema.get("type", "null" if "anyOf" not in schema and "enum" not in schema else [])
     return "null" in kinds or None in schema.get("enum", ()) or any(map(_takes_null, schema.get("anyOf", ())))
-
-
-def _parameter(name: str, hint: Any, required: bool) -> inspect.Parameter:
-    default = inspect.Parameter.empty if required else None
-    return inspect.Parameter(name, inspect.Parameter.POSITIONAL_OR_KEYWORD, annotation=hint, default=default)
 
 
 def _hint(schema: dict[str, Any]) -> Any:

@@ -117,11 +117,8 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
         episode = await asyncio.to_thread(data.make_episode)
         # Chance that goes on after the start is another one in each rollout of a question.
         await asyncio.to_thread(episode.start, data.seed, attempt=zlib.crc32(trace.id.encode()))
-        messages = [
-            {"role": role, "content": content}
-            for role, content in (("system", data.system_prompt), ("user", data.prompt))
-            if content
-        ]
+        pairs = ("system", data.system_prompt), ("user", data.prompt)
+        messages = [{"role": role, "content": content} for role, content in pairs if content]
         opening = messages[:-1]
         options = {"tools": episode.tools} if data.native else {}
         async with AsyncOpenAI(base_url=endpoint, api_key=secret, timeout=None) as client:
@@ -134,10 +131,8 @@ class AgentR1Harness(vf.Harness[vf.HarnessConfig]):
                 reply, back = await asyncio.to_thread(take_message, episode, message.model_dump(exclude_none=True))
                 if reply.metrics["tool_faults"]:
                     raise vf.ToolsetError("a tool broke, so the episode says nothing about the model")
-                recorded["turn_rewards"], recorded["metrics"] = (
-                    list(episode.rewards),
-                    {**recorded["metrics"], **episode.metrics},
-                )
+                recorded["turn_rewards"] = list(episode.rewards)
+                recorded["metrics"] = {**recorded["metrics"], **episode.metrics}
                 messages += [message.model_dump(exclude_none=True), *back]
                 if reply.context is not None:
                     messages = opening + reply.context

@@ -104,9 +104,8 @@ class AgentR1Loop(AgentLoopBase):
         extra: dict[str, Any] = {}
         while not episode.done:
             with simple_timer("generate_sequences", timing):
-                answer = await self.server_manager.generate(
-                    request_id=request, prompt_ids=tokens.prompt + tokens.ids, sampling_params=dict(options)
-                )
+                ask = {"request_id": request, "sampling_params": dict(options)}
+                answer = await self.server_manager.generate(prompt_ids=tokens.prompt + tokens.ids, **ask)
             turn = answer.token_ids[: room - len(tokens.ids)]
             told = told and answer.log_probs is not None
             extra = {**answer.extra_fields, **{k: v for k, v in extra.items() if k == "min_global_steps"}}

@@ -53,9 +53,8 @@ ctypes.CDLL(None).dl_iterate_phdr(visit(each), None)
 @cache
 def visible_tree() -> tuple[dict[str, str], list[str]]:
     """What is shown of the machine, read-only: path inside -> path outside; and folders in it that are hidden."""
-    listed = subprocess.run(
-        [python(), "-I", "-S", "-c", _LIBRARIES], env={}, capture_output=True, text=True, check=True
-    )
+    command = [python(), "-I", "-S", "-c", _LIBRARIES]
+    listed = subprocess.run(command, env={}, capture_output=True, text=True, check=True)
     paths = [os.path.normpath(line) for line in listed.stdout.splitlines() if line.startswith("/")]
     shown: dict[str, str] = {}
     for path in (*paths, python(), "/etc/ld.so.cache", "/usr/share/zoneinfo"):

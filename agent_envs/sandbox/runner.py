@@ -57,16 +57,11 @@ def run_batch(
     if len(inputs) != len(codes):
         raise ValueError(f"one stdin for each of the {len(codes)} programs, got {len(inputs)}")
     backend = choose_backend(backend)
-    with ThreadPoolExecutor(_cores()) as pool:
-        runs = [
-            pool.submit(run, code, stdin=text, backend=backend, **limits)
-            for code, text in zip(codes, inputs, strict=True)
-        ]
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    with ThreadPoolExecutor(cores) as pool:
+        pairs = zip(codes, inputs, strict=True)
+        runs = [pool.submit(run, code, stdin=text, backend=backend, **limits) for code, text in pairs]
         return [future.result() for future in runs]
-
-
-def _cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def _check(code: str, stdin: str, timeout: float, memory_mb: int, max_output: int) -> None:

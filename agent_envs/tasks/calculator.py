@@ -167,9 +167,7 @@ def _gsm8k(split: str, data: str | None, places: tuple) -> tuple[tuple[Problem, 
     for question in found.questions:
         answer = parse_number(question.answer)
         if answer is None:
-            raise ValueError(
-                f"question {question.id} of {found.source} has the answer {question.answer!r}, which is not a number"
-            )
+            raise ValueError(f"question {question.id} of {found.source}: its answer {question.answer!r} is no number")
         problems.append(Problem(question.question, answer, (), "gsm8k"))
     return tuple(problems), found.questions, found.source
 

@@ -152,9 +152,8 @@ class MixedEnv(ToolEnv):
             elif result.data in question.values:
                 self._met.add(("value", result.data))
         progress = len(self._met) / (len(question.titles) + len(question.cells) + len(question.values))
-        return score_answer(
-            turn, done, progress, lambda answer: same_answer(answer, question.answer), gold=question.answer
-        )
+        gold = question.answer
+        return score_answer(turn, done, progress, lambda answer: same_answer(answer, gold), gold=gold)
 
 
 make_vector = vector_entry_point(MixedEnv)

@@ -129,9 +129,8 @@ def _load_real(benchmark, split, *, data=None, corpus=None, source="auto", index
     if corpus and index:
         raise ValueError(f"give corpus= or index=, not both: got {str(corpus)!r} and {str(index)!r}")
     try:
-        found = load_benchmark(
-            benchmark, split=split, data=data, corpus=corpus, source=source, questions_only=bool(index)
-        )
+        places = {"data": data, "corpus": corpus, "source": source}
+        found = load_benchmark(benchmark, split=split, questions_only=bool(index), **places)
     except DataUnavailable as reason:
         task = miniwiki(split)
         source = f"{STAND_IN} {benchmark}: {task.source}"
@@ -173,9 +172,8 @@ def _with_known_paragraphs(questions: Sequence[Question], searcher: retrieval_in
 def _open(index: str, stamps: tuple) -> retrieval_index.Searcher:
     """A searcher over a folder, until it is built again, or a server. Benchmarks and splits share it."""
     if index.startswith(("http://", "https://")):
-        return cast(
-            retrieval_index.Searcher, retrieval_index.RemoteSearcher(index)
-        )  # an environment only needs `search`
+        remote = retrieval_index.RemoteSearcher(index)
+        return cast(retrieval_index.Searcher, remote)  # an environment only needs `search`
     return retrieval_index.load(Path(index).expanduser())
 
 
@@ -226,8 +224,6 @@ def miniwiki(
         if drawn.setdefault(question.question, question) is question:
             last_new = attempts
         elif attempts - last_new > 1000:
-            raise ValueError(
-                f"this world of {entities} entities has no {questions} different questions: make it larger"
-            )
+            raise ValueError(f"a world of {entities} entities has no {questions} different questions: make it larger")
     source = f"miniwiki:{split}-{world_seed} ({entities} articles, {difficulty}, {' or '.join(map(str, lengths))} hops)"
     return QATask("miniwiki", split, tuple(drawn.values()), world.build_index(), source, drawn=True)

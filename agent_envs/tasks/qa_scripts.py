@@ -307,9 +307,8 @@ def _choose_query(env: Any, read: list[str], queries: list[str]) -> str | None:
     """The title of a missing gold passage, if it stands in what was read; else a name that finds one."""
     text = "\n".join(read)
     titles = [name for title in env.missing_titles() for name in (title, _BRACKETS.sub("", title))]
-    return _best_query(env, (t for t in titles if _stands_in(t, text)), queries) or _best_query(
-        env, _names(read), queries
-    )
+    known = _best_query(env, (title for title in titles if _stands_in(title, text)), queries)
+    return known or _best_query(env, _names(read), queries)
 
 
 def _best_query(env: Any, candidates: Iterable[str], queries: list[str]) -> str | None:

@@ -199,7 +199,7 @@ def _model_of(function: Callable[..., Any]) -> Any:
         name = parameter.name
         if parameter.kind not in (parameter.POSITIONAL_OR_KEYWORD, parameter.KEYWORD_ONLY):
             raise ValueError(
-                f"{_name_of(function)}: a tool's parameters have names; *{name} or positional-only ones do not"
+                f"{_name_of(function)}: a tool's parameters have names, unlike *{name} or positional-only ones"
             )
         if name not in hints:
             raise ValueError(f"{_name_of(function)}: the parameter {name!r} has no type hint")

@@ -69,9 +69,8 @@ def _take(connection: Connection, listed: Any) -> MCPTool:
             raise ValueError("a tool's name is made of letters, digits, '_', '-', '.' and '/'")
         compile_parameters(tool.parameters)
     except ValueError as error:
-        raise ValueError(
-            f"the server's tool {tool.name[:128]!r} cannot be used: {error}; only=[...] takes others"
-        ) from None
+        name = tool.name[:128]
+        raise ValueError(f"the server's tool {name!r} cannot be used: {error}; only=[...] takes others") from None
     return tool
 
 
@@ -133,9 +132,8 @@ class Connection:
             except Exception as error:
                 problem = error
                 thread.close()
-        raise ConnectionError(
-            f"the MCP server {self.server!r} does not list its tools: {_describe_error(problem)}"
-        ) from problem
+        why = _describe_error(problem)
+        raise ConnectionError(f"the MCP server {self.server!r} does not list its tools: {why}") from problem
 
     def call(self, name: str, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         """Call one tool several times at once. What fails is a result that says so; a connection that broke is closed."""
@@ -147,9 +145,8 @@ class Connection:
 
         thread = self._open()
         replies = thread.run(all_of_them, self.timeout + 5)
-        if any(_has_code(reply, "CONNECTION_CLOSED") for reply in replies) or (
-            all(isinstance(reply, TimeoutError) for reply in replies) and not self._is_alive(thread)
-        ):
+        silent = all(isinstance(reply, TimeoutError) for reply in replies)
+        if any(_has_code(reply, "CONNECTION_CLOSED") for reply in replies) or (silent and not self._is_alive(thread)):
             thread.close()
         return [_as_result(name, reply) for reply in replies]
 
@@ -157,10 +154,8 @@ class Connection:
         """Whether the server still answers anything at all. One that is silent is ended, and started anew."""
         try:
             thread.run(lambda client: client.session.list_tools(), _PROBE)
-        except (
-            Exception
-        ) as error:  # other than silence: an answer, though not a good one, or a connection that broke already
-            return not isinstance(error, TimeoutError)
+        except Exception as error:
+            return not isinstance(error, TimeoutError)  # others are an answer, or a connection that broke already
         return True
 
     def close(self) -> None:

@@ -144,9 +144,8 @@ def _fault(tool: Tool, error: BaseException) -> ToolResult:
 def _cap_output(result: ToolResult, longest: int) -> ToolResult:
     if len(result.text) <= longest:
         return result
-    return replace(
-        result, text=f"{result.text[:longest]}\n[cut: {len(result.text)} characters, of which {longest} are shown]"
-    )
+    cut = f"[cut: {len(result.text)} characters, of which {longest} are shown]"
+    return replace(result, text=f"{result.text[:longest]}\n{cut}")
 
 
 # -- arguments ---------------------------------------------------------------------------------------------------------

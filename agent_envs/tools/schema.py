@@ -219,9 +219,8 @@ def _bounded(kind: Any, patterns: Mapping[str, Callable[[str], bool]]) -> Any:
     if patterns:
         own["additionalProperties"] = check_additional
     checks = {name: own.get(name, check) for name, check in kind.VALIDATORS.items()}
-    return jsonschema.validators.extend(
-        kind, {name: check if name in _LEAVES else _counted(name, check) for name, check in checks.items()}
-    )
+    counted = {name: check if name in _LEAVES else _counted(name, check) for name, check in checks.items()}
+    return jsonschema.validators.extend(kind, counted)
 
 
 def _counted(name: str, check: Callable[..., Any]) -> Callable[..., Any]:

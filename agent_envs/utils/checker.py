@@ -54,15 +54,8 @@ def check_agent_env(env: gymnasium.Env, steps: int = 200, seed: int = 0) -> None
     if not isinstance(task, ToolEnv):
         raise TypeError(f"check_agent_env checks environments made from ToolEnv, got {type(task).__name__}")
     _check_gymnasium(task)
-    for check in (
-        _check_totality,
-        _check_arguments,
-        _check_tool_text,
-        _check_repeating,
-        _check_pickling,
-        _check_processes,
-        _check_vector,
-    ):
+    turns = _check_totality, _check_arguments, _check_tool_text
+    for check in (*turns, _check_repeating, _check_pickling, _check_processes, _check_vector):
         try:
             check(task, steps, seed)
         except CheckFailed:
@@ -219,9 +212,8 @@ def _check_processes(env: ToolEnv, steps: int, seed: int) -> None:
     )
     other = "4711" if os.environ.get("PYTHONHASHSEED") != "4711" else "4712"
     environment = os.environ | {"PYTHONHASHSEED": other, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
-    run = subprocess.run(
-        [sys.executable, "-c", code], input=pickle.dumps((env, steps, seed)), capture_output=True, env=environment
-    )
+    given = pickle.dumps((env, steps, seed))
+    run = subprocess.run([sys.executable, "-c", code], input=given, capture_output=True, env=environment)
     if run.returncode:
         raise CheckFailed(f"another process could not play it: {run.stderr.decode(errors='replace')[-800:]}")
     copied, made = run.stdout.split()[-2:]

@@ -15,13 +15,12 @@ from agent_envs.tool_env import ToolEnv
 from agent_envs.types import Turn
 from agent_envs.vector import ToolVectorEnv, info_of
 
+Info = dict[str, Any]
 Script = Generator[Turn, str, None]
 ScriptMaker = Callable[[Any, random.Random], Script]  # the first argument is the environment, of the script's task
 
 
-def roll_out(
-    env: ToolEnv, script: ScriptMaker, seed: int, options: dict[str, Any] | None = None
-) -> list[dict[str, Any]]:
+def roll_out(env: ToolEnv, script: ScriptMaker, seed: int, options: Info | None = None) -> list[Info]:
     """One episode, from ``reset(seed=seed)`` on.
 
     Returns:
@@ -89,9 +88,7 @@ class EpisodeRecorder:
         return {"calls": calls, "found": found, "invalid": turn.error is not None}
 
 
-def begin(
-    envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] = ()
-) -> tuple[tuple[str, ...], dict[str, Any]]:
+def begin(envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] = ()) -> tuple[tuple[str, ...], Info]:
     """Start numbered instances in the first environments of a vector: a question of ``questions``, else ``reset(seed=n)``.
 
     Args:
@@ -126,9 +123,7 @@ def is_drawn(env: ToolEnv) -> bool:
     return all(getattr(getattr(task, "task", task), "drawn", True) for task in tasks.values())
 
 
-def roll_out_many(
-    envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int = 0
-) -> list[list[dict[str, Any]]]:
+def roll_out_many(envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int = 0) -> list[list[Info]]:
     """Let ``script`` act in numbered instances (see `begin`), as many at once as there are environments.
 
     Returns:
@@ -142,9 +137,7 @@ def roll_out_many(
     return episodes
 
 
-def _roll_out_batch(
-    envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int
-) -> list[list[dict[str, Any]]]:
+def _roll_out_batch(envs: ToolVectorEnv, questions: list[int], script: ScriptMaker, seed: int) -> list[list[Info]]:
     count, total = len(questions), envs.num_envs
     observations, first = begin(envs, questions)
     write = [env.format.write for env in envs.envs]

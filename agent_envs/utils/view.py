@@ -129,9 +129,8 @@ def show_conversation(record: Mapping[str, Any], unfold: bool = False) -> Group:
 
 def _list_messages(record: Mapping[str, Any], unfold: bool) -> Iterator[RenderableType]:
     messages = list(record.get("messages") or ())
-    turns: dict[Any, tuple[int, Mapping[str, Any]]] = {
-        turn.get("message"): (number, turn) for number, turn in enumerate(record.get("turns") or (), 1)
-    }
+    numbered = enumerate(record.get("turns") or (), 1)
+    turns: dict[Any, tuple[int, Mapping[str, Any]]] = {turn.get("message"): (number, turn) for number, turn in numbered}
     first_turn = min((place for place in turns if place is not None), default=len(messages))
     for place, message in enumerate(messages):
         role, content = str(message.get("role")), str(message.get("content") or "")

@@ -92,11 +92,10 @@ def _fill_shop(rng: random.Random) -> TableRows:
     states = ("delivered", "delivered", "delivered", "shipped", "pending", "cancelled")
     days = sorted(_random_day(rng) for _ in range(rng.randint(90, 140)))
     orders = [(i, rng.randint(1, len(customers)), day, rng.choice(states)) for i, day in enumerate(days, 1)]
-    items = [
-        (order[0], product, rng.randint(1, 6))
-        for order in orders
-        for product in sorted(rng.sample(range(1, len(products) + 1), rng.randint(1, 4)))
-    ]
+    items = []
+    for order in orders:
+        chosen_ids = sorted(rng.sample(range(1, len(products) + 1), rng.randint(1, 4)))
+        items += [(order[0], product, rng.randint(1, 6)) for product in chosen_ids]
     return {"customers": customers, "products": products, "orders": orders, "order_items": items}
 
 
