@@ -26,11 +26,6 @@ class ToolVectorEnv(VectorEnv):
       ``reset(options={"reset_mask": mask})``. One that was never reset behaves the same.
     - NEXT_STEP: its next step ignores the action and resets it.
     - SAME_STEP: it is reset at once; ``info["final_obs"]`` and ``info["final_info"]`` hold what came last.
-
-    Args:
-        make: makes one environment.
-        num_envs: how many.
-        autoreset_mode: an `AutoresetMode` or its name.
     """
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012

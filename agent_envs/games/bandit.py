@@ -31,12 +31,8 @@ HIGH, CHANCE = 1.0, 0.25
 
 @dataclass(frozen=True, slots=True)
 class Arms:
-    """A pair of arms.
-
-    Attributes:
-        names: in the order in which they are shown.
-        risky: the one that pays ``HIGH`` with probability ``CHANCE`` and else nothing; the other always pays ``SAFE``.
-    """
+    """Two arms, in the order in which they are shown: ``risky`` pays ``HIGH`` with probability ``CHANCE`` and else nothing, the
+    other one always ``SAFE``."""
 
     names: tuple[str, str]
     risky: str

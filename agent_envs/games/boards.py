@@ -27,12 +27,7 @@ def board_rows(text: str, symbols: str) -> list[list[str]]:
 
 @dataclass(slots=True)
 class Budget:
-    """What may still be done.
-
-    Attributes:
-        per_turn: actions that one turn may hold.
-        left: actions that the episode still has.
-    """
+    """What may still be done: actions that one turn may hold, and those that the episode still has."""
 
     per_turn: int
     left: int

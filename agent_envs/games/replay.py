@@ -8,11 +8,8 @@ from typing import Any
 class Replay:
     """A game that may not survive pickling, as most that run native code do not, together with what was done in it.
 
-    A copy makes a game of its own and repeats the actions when `game` is first read.
-
-    Args:
-        make: makes the game; it has to survive pickling itself, as a class does. A game has ``reset(instance)`` and
-            ``step(action)``, which raises ValueError for an action that cannot be done; equal actions lead to equal places.
+    A copy makes a game of its own and repeats the actions when `game` is first read. ``make`` has to survive pickling itself, as
+    a class does. A game has ``reset(instance)`` and ``step(action)``; equal actions lead to equal places.
     """
 
     def __init__(self, make: Callable[[], Any]):

@@ -15,13 +15,8 @@ _sessions = count()
 class WebShopGame:
     """One customer of a shop whose products and search engine all customers of this process share.
 
-    Attributes:
-        page: the text of the page.
-        has_search_bar: whether it can be searched from there.
-        elements: what can be clicked there.
-        bought: whether the purchase is made.
-        score: of the purchase, in [0, 1].
-        count: how many goals there are.
+    It has the text of its ``page``, whether that ``has_search_bar``, the ``elements`` that can be clicked, whether the
+    purchase is ``bought`` and its ``score`` in [0, 1]; ``count`` is the number of goals.
     """
 
     def __init__(self, num_products: int | None, human_goals: bool):

@@ -74,10 +74,7 @@ class Reply:
 class Episode:
     """One conversation at a time with an environment; `start` begins another.
 
-    Args:
-        id: a registered environment, see `agent_envs.integrations.hosting.make`.
-        native: the agent acts by function calls.
-        env_kwargs: of the environment, such as ``split``, ``format``, ``max_turns``, ``rewards``.
+    ``id`` and ``env_kwargs`` are those of `agent_envs.integrations.hosting.make`; ``native``: the agent acts by calls.
 
     Attributes:
         env: the environment, for what is not in a `Reply`, such as ``env.question``.
@@ -128,10 +125,8 @@ class Episode:
     ) -> list[Message]:
         """Begin: the system and the user message.
 
-        Args:
-            seed: of the question.
-            attempt: at this question; decides chance after the start.
-            options: of the environment's ``reset``, such as ``{"question": 7}``.
+        ``seed`` is that of the question; ``attempt`` decides chance after the start; ``options`` are those of ``reset``, such as
+        ``{"question": 7}``.
         """
         given = dict(options or {})
         if attempt is not None and self.env.TAKES_NOISE_SEED:

@@ -99,12 +99,7 @@ class AgentR1Environment(Environment):
 
 
 def make_app(id: str, sessions: int = 128, **env_kwargs: Any) -> Any:
-    """The FastAPI application of OpenEnv's server.
-
-    Args:
-        id: a registered environment.
-        sessions: clients at once.
-        env_kwargs: of the environment. ``split`` is the one of clients that do not name theirs.
+    """The FastAPI application of OpenEnv's server; ``split`` is the one of clients that do not name theirs.
 
     Raises:
         ValueError: for a rewritten context: the history is the client's.

@@ -25,9 +25,7 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
     """``n`` questions as a `datasets.Dataset` with the columns ``input``, the question, and ``label``, its seed and split as
     JSON: for ``--data.input_key input --data.label_key label``.
 
-    Args:
-        seed: draws the questions' seeds.
-        env_kwargs: the same as for `executor`. ``split`` may differ: each question is run in its own.
+    ``env_kwargs`` are those of `executor`, but for ``split``: each question is run in its own. ``seed`` draws the questions.
     """
     from datasets import Dataset
 
@@ -57,17 +55,7 @@ class _Executor(AgentExecutorBase):
         self._attempts: Counter = Counter()
 
     async def execute(self, prompt, label, sampling_params, max_length: int, hf_tokenizer, llm_engine, images=None):
-        """Run an episode.
-
-        Args:
-            prompt, label: of `dataset`.
-            sampling_params: vLLM's; its ``max_tokens`` bounds a turn.
-            max_length: tokens of the whole episode, the prompt's among them.
-            hf_tokenizer: with a chat template.
-            llm_engine: ``await generate(ids, sampling_params, …)`` gives what vLLM gives.
-
-        Returns:
-            ``observation_tokens``, ``action_ranges``, ``rollout_log_probs``, ``reward``, ….
+        """Run the question of a row of `dataset`; vLLM's ``max_tokens`` bounds a turn, ``max_length`` the whole episode.
 
         Raises:
             ValueError: the dataset is another one, or there is no room for the prompt.

@@ -25,9 +25,7 @@ def register(id: str, **env_kwargs: Any) -> None:
 def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
     """``n`` questions as a `datasets.Dataset` with the columns that SkyRL wants, and ``seed`` and ``split``.
 
-    Args:
-        seed: draws the questions' seeds.
-        env_kwargs: the same as for `register`. ``split`` may differ: each question is run in its own.
+    ``env_kwargs`` are those of `register`, but for ``split``: each question is run in its own. ``seed`` draws the questions.
     """
     from datasets import Dataset
 
@@ -39,12 +37,7 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
 
 class AgentR1Env(BaseTextEnv):
-    """An episode of this suite; SkyRL makes one for each trajectory.
-
-    Args:
-        env_config: further arguments of the environment.
-        extras: the columns of the dataset's row.
-    """
+    """An episode of this suite; SkyRL makes one for each trajectory, ``extras`` being the columns of the dataset's row."""
 
     _attempts: ClassVar[Counter] = Counter()  # at each question, in this process
 

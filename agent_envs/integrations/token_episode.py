@@ -10,10 +10,7 @@ from agent_envs.integrations.episode import Episode, Message, Reply
 class TokenEpisode:
     """An `Episode` whose turns are ids, the same as in `trainers.rollouts.rollout`.
 
-    Args:
-        episode: what is run.
-        tokenizer: of `transformers`, with a chat template.
-        eos_ids: what the model may end a turn with beside the tokenizer's own eos.
+    ``eos_ids`` are what the model may end a turn with, beside the tokenizer's own eos.
 
     Attributes:
         prompt: ids before the first turn, or before the next one where the environment rewrites the context.

@@ -26,7 +26,6 @@ def chat_env(id: str, tokenizer: Any, *, num_envs: int = 1, group_size: int = 1,
     and all, and its action ``("tokens", "full")``, the same with the turn behind it.
 
     Args:
-        id: a registered environment, with ``env_kwargs``.
         tokenizer: the policy's, with a chat template.
         num_envs: the batch size.
         group_size: so many neighbours get the same questions, as in GRPO.

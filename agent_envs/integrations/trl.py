@@ -30,10 +30,8 @@ ENDED = "The episode has ended."
 def dataset(id: str, n: int, *, seed: int = 0, native: bool = False, **env_kwargs: Any) -> Any:
     """``n`` questions as a `datasets.Dataset` with ``prompt``, the messages before the first turn, and ``seed``.
 
-    Args:
-        seed: draws the questions' seeds.
-        native: for `environment_factory`; without, for `rollout_func`.
-        env_kwargs: the same as there. ``split`` may differ: each question is run in its own.
+    ``native`` is for `environment_factory`, without it for `rollout_func`; ``env_kwargs`` are those given there, but for
+    ``split``: each question is run in its own. ``seed`` draws the questions.
     """
     from datasets import Dataset
 

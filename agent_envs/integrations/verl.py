@@ -31,9 +31,7 @@ _FIRST_ATTEMPT = secrets.randbelow(2**31)
 def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
     """``n`` questions as a `datasets.Dataset` with the columns that verl wants; write it with ``to_parquet``.
 
-    Args:
-        seed: draws the questions' seeds.
-        env_kwargs: the same as for the loop. ``split`` may differ: each question is run in its own.
+    ``env_kwargs`` are those of the loop, but for ``split``: each question is run in its own. ``seed`` draws the questions.
     """
     from datasets import Dataset
 
@@ -51,12 +49,7 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
 
 class AgentR1Loop(AgentLoopBase):
-    """Runs an episode turn by turn, with the ids as they were sampled.
-
-    Args:
-        args, kwargs: verl's own.
-        id: a registered environment.
-        env_kwargs: its arguments.
+    """Runs an episode of the environment ``id`` turn by turn, with the ids as they were sampled.
 
     Raises:
         ValueError: a format made of special tokens, or a context that is rewritten on the way.
@@ -70,12 +63,7 @@ class AgentR1Loop(AgentLoopBase):
         self._id, self._env_kwargs = id, OmegaConf.to_container(OmegaConf.create(env_kwargs or {}))
 
     async def run(self, sampling_params: dict[str, Any], *, extra_info: Any = None, **row: Any) -> AgentLoopOutput:
-        """Run the question of a row of `dataset`.
-
-        Returns:
-            ``response_ids``, turns and what came back to them; ``response_mask``, which of these were sampled;
-            ``response_logprobs``; ``reward_score``, the return; ``turn_scores``; and the task's ``score`` for logs, as ``acc``.
-        """
+        """Run the question of a row of `dataset`; the reward is the return, and the task's ``score`` is logged as ``acc``."""
         if not extra_info or "seed" not in extra_info:
             raise ValueError("a row without a seed: train on agent_envs.integrations.verl.dataset(id, n)")
         split = {"split": extra_info["split"]} if extra_info.get("split") else {}

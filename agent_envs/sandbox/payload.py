@@ -39,11 +39,6 @@ def _child() -> CodeType | None:
     return spec.loader.get_code(spec.name)
 
 
-@cache
-def _filter() -> bytes:
-    return seccomp.program()
-
-
 def encode(text: str) -> bytes:
     """UTF-8 that lets lone surrogates pass, since code and standard input may hold any string."""
     return text.encode("utf-8", "surrogatepass")
@@ -73,22 +68,21 @@ def encode_payload(
         limits["RLIMIT_NPROC"] = 64  # threads; outside a namespace it would count all that the user runs
         shown, hidden = visible_tree()
         setup = {"calls": seccomp.setup_numbers(), "devices": DEVICES, "readonly": shown, "hidden": hidden}
+    shared = {"report": report, "uid": NOBODY}
     monitor = {
+        **shared,
         "parent": os.getpid(),
-        "report": report,
         "deadline": deadline,
         "namespaces": isolated,
-        "uid": NOBODY,
         "scratch": SCRATCH_BYTES,
         **setup,
     }
     confine = {
-        "report": report,
-        "uid": NOBODY,
+        **shared,
         "cwd": scratch,
         "code": encode(code),
         "limits": limits,
-        "filter": _filter() if isolated else b"",
+        "filter": seccomp.program() if isolated else b"",
         "python": [python(), f"{scratch}/main.py"],
         "environment": {**ENVIRONMENT, "HOME": scratch, "TMPDIR": scratch},
     }

@@ -9,10 +9,11 @@ import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Any
 
-from agent_envs.sandbox.capture import CHUNK, Capture
 from agent_envs.sandbox.payload import encode, encode_payload, first_command
 
+CHUNK = 1 << 16  # bytes read at a time
 _GRACE = 0.25  # seconds that the monitor has to clear up after the deadline, before it is killed itself
 
 
@@ -38,6 +39,36 @@ class Completed:
     truncated: bool = False
 
 
+class Capture:
+    """The first and the last half of a stream, in memory bounded whatever its length."""
+
+    def __init__(self, limit: int):
+        self.first, self.last, self.total = limit - limit // 2, limit // 2, 0
+        self.head, self.tail = bytearray(), bytearray()
+
+    def add(self, data: bytes) -> None:
+        """Take the next bytes of the stream."""
+        self.total += len(data)
+        room = self.first - len(self.head)
+        self.head += data[:room]
+        self.tail += data[room:]
+        if len(self.tail) > self.last + CHUNK:
+            del self.tail[: len(self.tail) - self.last]
+
+    @property
+    def truncated(self) -> bool:
+        """Whether the middle of the stream was dropped."""
+        return self.total > self.first + self.last
+
+    def text(self) -> str:
+        """What was kept, decoded, invalid UTF-8 replaced; a line says how many bytes were left out."""
+        data = bytes(self.head + self.tail)
+        if self.truncated:
+            left_out = b"\n[... %d bytes left out ...]\n" % (self.total - self.first - self.last)
+            data = bytes(self.head) + left_out + bytes(self.tail[len(self.tail) - self.last :])
+        return data.decode("utf-8", "replace")
+
+
 def execute(
     backend: str, code: str, *, stdin: str = "", timeout: float = 5.0, memory_mb: int = 256, max_output: int = 20_000
 ) -> Completed:
@@ -56,17 +87,9 @@ def execute(
         stack.callback(os.close, reports)
         with os.fdopen(report, "wb"):  # ours to close as soon as the child has it
             payload = encode_payload(backend, code, report, deadline, scratch, timeout, memory_mb) + encode(stdin)
-            process = subprocess.Popen(
-                first_command(),
-                bufsize=0,
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.PIPE,
-                env={},
-                cwd="/",
-                pass_fds=(report,),
-                start_new_session=True,
-            )
+            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            place: dict[str, Any] = {"env": {}, "cwd": "/", "pass_fds": (report,), "start_new_session": True}
+            process = subprocess.Popen(first_command(), bufsize=0, **pipes, **place)
         assert process.stdin and process.stdout and process.stderr  # pipes, all three
         try:
             report_line = _communicate(process, payload, reports, deadline + _GRACE, out, err)
@@ -109,7 +132,10 @@ def _communicate(
         while reports in selector.get_map() and (left := until - time.monotonic()) > 0:
             for key, _ in selector.select(left):
                 if key.fd == stdin:
-                    unsent = _send(key.fd, unsent)
+                    try:
+                        unsent = unsent[os.write(key.fd, unsent[:CHUNK]) :]
+                    except BrokenPipeError:  # the reader has gone
+                        unsent = unsent[:0]
                     over = not unsent
                 else:
                     data = os.read(key.fd, CHUNK)
@@ -122,14 +148,6 @@ def _communicate(
                     if key.fd == stdin:
                         process.stdin.close()
     return report.decode("utf-8", "replace").partition("\n")[0]
-
-
-def _send(fd: int, unsent: memoryview) -> memoryview:
-    """Writes what the pipe will take and returns the rest, which is empty where the reader has gone."""
-    try:
-        return unsent[os.write(fd, unsent[:CHUNK]) :]
-    except BrokenPipeError:
-        return unsent[:0]
 
 
 def _drain(fd: int, capture: Capture) -> None:

@@ -26,7 +26,6 @@ def run(
 
     Args:
         code: the source. It runs as ``main.py`` in an empty folder, with the standard library only.
-        stdin: what ``input()`` reads.
         timeout: seconds of wall time, the start of the interpreter included.
         memory_mb: MiB of address space.
         max_output: bytes of stdout, and as many of stderr, that are kept.
@@ -44,13 +43,7 @@ def run(
 def run_batch(
     codes: Sequence[str], *, stdin: str | Sequence[str] = "", backend: str = "auto", **limits
 ) -> list[Completed]:
-    """`run` for each of many programs, as many at a time as there are cores; results in their order.
-
-    Args:
-        codes: the programs.
-        stdin: one text for all, or one for each.
-        backend, **limits: as of `run`.
-    """
+    """`run` for each of many programs, with one ``stdin`` for all or one for each; as many at a time as there are cores."""
     if isinstance(codes, str):
         raise ValueError("codes must be a sequence of programs, got one string; use run for a single one")
     inputs = [stdin] * len(codes) if isinstance(stdin, str) else list(stdin)

@@ -7,6 +7,7 @@ threads, makes the memory limit exact and daemons impossible.
 import errno
 import platform
 import struct
+from functools import cache
 
 # Name, number on x86-64, number on AArch64; '-' where the machine has no such call.
 _TABLE = """
@@ -70,6 +71,7 @@ def setup_numbers() -> dict[str, int]:
     return {name: numbers[column] for name, numbers in _SETUP.items()}
 
 
+@cache
 def program(machine: str | None = None) -> bytes:
     """The filter as an array of ``struct sock_filter``, for `machine` or this one.
 

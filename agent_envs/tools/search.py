@@ -75,12 +75,10 @@ class SearchTool:
     """Search over a corpus of passages.
 
     Args:
-        searcher: what to search.
         k: passages per query.
         max_chars: of a passage, its title included: see `cut`.
         max_tokens: of a passage, if ``tokenizer`` is given.
         tokenizer: an `agent_envs.tool_env.TokenCounter`.
-        description: what the agent reads about it.
     """
 
     name: ClassVar[str] = "search"
@@ -144,10 +142,6 @@ class ReadTool:
 
     What is longer than ``max_chars`` comes in parts, asked for as "Title #2". A searcher on a server, or over more than a
     million passages, is searched for the title, among its first 50 passages.
-
-    Args:
-        searcher: over the corpus to read in.
-        max_chars: characters of a part.
     """
 
     name: ClassVar[str] = "read"

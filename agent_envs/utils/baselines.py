@@ -21,9 +21,7 @@ def run_baselines(
     """One row for each script of a task.
 
     Args:
-        id: a registered environment.
         episodes: of each script, from ``seed`` on; questions of a file once each, see `sample_instances`. 0 is all of them.
-        kwargs: arguments of the environment.
         track: shows progress, such as ``tqdm``.
 
     Returns:

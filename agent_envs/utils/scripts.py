@@ -49,14 +49,9 @@ def _next(agent: Script, reply: str | None, turns: int) -> Turn:
 
 
 class EpisodeRecorder:
-    """Records what an episode file needs and no observation holds.
+    """Records what an episode file needs and no observation holds, from the reset of ``env`` on.
 
-    Args:
-        env: just reset.
-        info: of the reset.
-
-    Attributes:
-        instance: ``question`` (the first observation) and `ToolEnv.describe_instance`.
+    ``instance`` has the ``question`` (the first observation) and what `ToolEnv.describe_instance` says.
     """
 
     def __init__(self, env: ToolEnv, info: dict[str, Any]):
@@ -90,10 +85,7 @@ class EpisodeRecorder:
 
 def begin(envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] = ()) -> tuple[tuple[str, ...], Info]:
     """Start numbered instances in the first environments of a vector: a question of ``questions``, else ``reset(seed=n)``.
-
-    Args:
-        attempts: which attempt at its instance each is, from 0; decides chance after the start.
-    """
+    ``attempts``: which attempt at its instance each is, from 0; decides chance after the start."""
     count, total = len(numbers), envs.num_envs
     padded = [*numbers, *[0] * (total - count)]
     options: dict[str, Any] = {"reset_mask": np.arange(total) < count}

@@ -68,13 +68,9 @@ def read_entries(file: Path, outcome: str = "all", text: str = "") -> Iterator[t
 
 
 def view(path: Path, episode: str = "", outcome: str = "all", text: str = "", unfold: bool = False) -> None:
-    """Print the list of the episodes of a file or a folder, or one of them.
+    """Print the list of the episodes of a file or a folder, or one of them, by its number in the file or its key.
 
-    Args:
-        episode: its number in the file, or its key; by default the list.
-        outcome: "all", "right", "wrong", "invalid", "truncated" or "failed".
-        text: what the episodes hold.
-        unfold: show long results whole.
+    The list has those with an ``outcome`` ("all", "right", "wrong", "invalid", "truncated", "failed") that hold a ``text``.
 
     Raises:
         OSError: there is no such file.

@@ -10,7 +10,7 @@ import pytest
 
 from agent_envs import sandbox
 from agent_envs.sandbox import probe
-from agent_envs.sandbox.capture import Capture
+from agent_envs.sandbox.process import Capture
 
 ROOT = Path(__file__).parent.parent.parent
 linux = pytest.mark.skipif(sys.platform != "linux", reason="backends need Linux")

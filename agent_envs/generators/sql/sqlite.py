@@ -58,12 +58,7 @@ class QueryResult:
 
 
 class Database:
-    """A database in memory that can only be read from once it is made.
-
-    Args:
-        script: SQL that creates the tables.
-        rows: table name -> its rows.
-    """
+    """A database in memory that can only be read from once it is made, with SQL that creates the tables and their rows."""
 
     def __init__(self, script: str, rows: Mapping[str, Iterable[tuple]]):
         # Without the statement cache the authorizer sees every query, and so records which tables it reads.
@@ -73,10 +68,8 @@ class Database:
             values = list(values)
             connection.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(values[0]))})", values)
         connection.commit()
-        connection.executescript(
-            f"PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA query_only = ON; "
-            f"PRAGMA hard_heap_limit = {_MAX_HEAP};"
-        )
+        connection.executescript("PRAGMA temp_store = MEMORY; PRAGMA trusted_schema = OFF; PRAGMA query_only = ON;")
+        connection.execute(f"PRAGMA hard_heap_limit = {_MAX_HEAP}")
         self._guard = guard = _Guard()
         for name in _DATES:
             connection.create_function(name, -1, partial(guard.date, name), deterministic=True)
@@ -117,14 +110,15 @@ class Database:
         return QueryResult(columns, tuple(found[:MAX_ROWS]), frozenset(self._guard.tables), len(found) > MAX_ROWS)
 
 
+_MEANINGS = {
+    **dict.fromkeys(("not authorized", "prohibited"), "this database can only be read, with SELECT."),
+    "interrupted": "the query takes too long; make it simpler.",
+    "one statement": "one statement at a time.",
+}
+
+
 def _explain(message: str) -> str:
-    if "not authorized" in message or "prohibited" in message:
-        return "this database can only be read, with SELECT."
-    if "interrupted" in message:
-        return "the query takes too long; make it simpler."
-    if "one statement" in message:
-        return "one statement at a time."
-    return message[:300]
+    return next((meaning for part, meaning in _MEANINGS.items() if part in message), message[:300])
 
 
 class _Guard:
