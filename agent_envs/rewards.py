@@ -98,9 +98,7 @@ class Thought(_Term):
 @dataclass(frozen=True)
 class ThoughtfulFormat(_Term):
     """½ for each turn of a thought and one call, and ½ for a last turn of a thought and an answer; 1 at most.
-
-    Source: Agent-R1's ``qa_em_and_format.py``, which does not read the call either.
-    """
+    Source: Agent-R1's ``qa_em_and_format.py``, which does not read the call either."""
 
     SAYS = "½ for each turn of a thought and a call or the answer, 1 at most"
 
@@ -115,9 +113,7 @@ class ThoughtfulFormat(_Term):
 @dataclass(frozen=True)
 class Shaping(_Term):
     """Potential-based shaping, F = γΦ(s') − Φ(s), by a metric Φ (Ng, Harada & Russell 1999).
-
-    Φ is 0 once the episode is over, so the optimal policy stays the same. γ is the trainer's discount.
-    """
+    Φ is 0 once the episode is over, so the optimal policy stays the same. γ is the trainer's discount."""
 
     potential: str
     gamma: float = 1.0

@@ -145,9 +145,7 @@ def answer_scores(prediction: str, golds: Sequence[str], normalize: Normalizer =
 
 def support_scores(predicted: Collection[Hashable], gold: Collection[Hashable]) -> Scores:
     """Scores of a set of supporting facts, `(title, sentence index)` pairs, or of titles.
-
-    2WikiMultihopQA's script lower-cases the titles first.
-    """
+    2WikiMultihopQA's script lower-cases the titles first."""
     predicted, gold = set(predicted), set(gold)
     hits = len(predicted & gold)
     return _scores(float(predicted == gold), hits / len(predicted), hits / len(gold)) if hits else _ZERO
@@ -160,10 +158,7 @@ def joint_scores(answer: Scores, support: Scores) -> Scores:
 
 def pass_at_k(attempts: int, solved: int, k: int) -> float:
     """The unbiased estimate of pass@k, 1 - C(n - c, k) / C(n, k) (Chen et al. 2021).
-
-    Raises:
-        ValueError: ``attempts`` is less than ``k`` or ``solved``.
-    """
+    Raises ValueError: ``attempts`` is less than ``k`` or ``solved``."""
     if not 1 <= k <= attempts or not 0 <= solved <= attempts:
         raise ValueError(f"pass@{k} cannot be told from {attempts} attempts of which {solved} solved the question")
     return 1 - comb(attempts - solved, k) / comb(attempts, k)
@@ -173,10 +168,7 @@ def bootstrap_interval(
     values: Sequence[float], confidence: float = 0.95, samples: int = 2000, seed: int = 0
 ) -> tuple[float, float]:
     """The percentile bootstrap interval of the mean (Efron 1979), from `samples` resamples.
-
-    Raises:
-        ValueError: there are no values, or `confidence` is not between 0 and 1.
-    """
+    Raises ValueError: there are no values, or `confidence` is not between 0 and 1."""
     if len(values) == 0:
         raise ValueError("a bootstrap interval needs at least one value")
     if not 0 < confidence < 1:

@@ -33,9 +33,7 @@ class ToolResult:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One parsed assistant turn: tool calls, or a final answer, or an error that the agent should read.
-
-    ``thought`` is the reasoning in front of them, where the format has a place for it; None where it was left out.
-    """
+    ``thought`` is the reasoning in front of them, where the format has a place for it; None where it was left out."""
 
     calls: tuple[ToolCall, ...] = ()
     answer: str | None = None

@@ -33,11 +33,7 @@ Parser = Callable[[Mapping], Parsed]
 
 
 def read_official(path: str | Path, parse: Callable[[Mapping], Parsed]) -> tuple[tuple[Question, ...], list[Passage]]:
-    """The questions of an official file and their paragraphs, each once.
-
-    Raises:
-        ValueError: by file and record.
-    """
+    """The questions of an official file and their paragraphs, each once. Raises ValueError: by file and record."""
     questions: list[Question] = []
     passages: dict[str, Passage] = {}
     for question, context in parse_records(numbered_records(Path(path)), parse):

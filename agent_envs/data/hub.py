@@ -26,10 +26,7 @@ def cache_folder() -> Path:
 
 def find_cached(name: str, split: str) -> tuple[Path, str]:
     """The folder of an earlier download and where it came from, as `hub:repository@revision`.
-
-    Raises:
-        NotHere: it was not downloaded yet.
-    """
+    Raises NotHere: it was not downloaded yet."""
     folder = cache_folder() / f"{name}.{split}"
     if not (folder / ORIGIN_FILE).is_file():
         raise NotHere(f"there is no {folder}")
@@ -38,10 +35,7 @@ def find_cached(name: str, split: str) -> tuple[Path, str]:
 
 def download(name: str, split: str) -> tuple[Path, str]:
     """Download a split into the cache; returns what `find_cached` returns.
-
-    Raises:
-        NotHere: the hub could not be reached or does not have it. A process tries once.
-    """
+    Raises NotHere: the hub could not be reached or does not have it. A process tries once."""
     if reason := _try_download(name, split, cache_folder()):
         raise NotHere(reason)
     return find_cached(name, split)

@@ -80,11 +80,7 @@ def locate(place: Path, name: str, split: str, corpus: str | Path | None, questi
 
 
 def load(location: Location) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
-    """Read questions and passages.
-
-    Raises:
-        ValueError: by file, line and field.
-    """
+    """Read questions and passages. Raises ValueError: by file, line and field."""
     path, corpus = location.questions, location.passages
     if location.official:
         questions, passages = _read_official(location.name, path, (*stamp(path), *stamp(path.with_name(ALIASES_FILE))))

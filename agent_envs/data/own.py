@@ -446,10 +446,7 @@ def from_cell(value: object) -> object:
 
 def _written_list(text: str) -> list | None:
     """The list that a cell of a table was written from, in Python or JSON; None for other text.
-
-    Raises:
-        ValueError: it is an array of numpy, without commas.
-    """
+    Raises ValueError: it is an array of numpy, without commas."""
     for read in (json.loads, ast.literal_eval) if text[:1] == "[" and text[-1:] == "]" else ():
         try:
             found = read(text)

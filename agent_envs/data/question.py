@@ -74,21 +74,14 @@ def read_questions(path: str | Path) -> tuple[Question, ...]:
 
 
 def note_id(id: str, place: str, places: dict[str, str]) -> None:
-    """Note where the question of this id stands.
-
-    Raises:
-        ValueError: a question noted before has the same id.
-    """
+    """Note where the question of this id stands. Raises ValueError: a question noted before has the same id."""
     if (other := places.setdefault(id, place)) != place:
         raise ValueError(f"the id {id!r:.80} is that of {other} too: give every question an id of its own")
 
 
 def question_from_row(row: object) -> Question:
     """Check a decoded row and make a `Question` of it.
-
-    Raises:
-        ValueError: naming the field that is missing or of the wrong type.
-    """
+    Raises ValueError: naming the field that is missing or of the wrong type."""
     if not isinstance(row, Mapping):
         raise ValueError(f"expected an object with id, question and answer, got {type(row).__name__}")
     if isinstance(row.get("id"), int) and not isinstance(row["id"], bool):

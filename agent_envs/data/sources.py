@@ -22,10 +22,8 @@ SOURCES = ("auto", "local", "hub")
 @dataclass(frozen=True, slots=True)
 class Benchmark:
     """A split of a benchmark with the corpus to search.
-
     `source` says for reports where the data came from, such as "hub:hotpotqa/hotpot_qa@1908d6a", and in brackets what it
-    lacks (see `agent_envs.data.local.find_faults`).
-    """
+    lacks (see `agent_envs.data.local.find_faults`)."""
 
     name: str
     split: str

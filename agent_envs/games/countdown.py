@@ -34,10 +34,7 @@ def generate(rng: random.Random, counts: tuple[int, int], largest: int, split: s
 
 def evaluate(text: str) -> tuple[Fraction, list[int]]:
     """The exact value of an expression of whole numbers, + - * /, a minus in front, and brackets; and its numbers in order.
-
-    Raises:
-        ValueError: for any other string.
-    """
+    Raises ValueError: for any other string."""
     if not re.fullmatch(r"[0-9+\-*/()\s]*", text) or re.search(r"//|\*\*|(?:^|[(+\-*/])\s*\+", text):
         raise ValueError("an expression may hold whole numbers, + - * / and brackets only")
     return arithmetic.evaluate(text), [int(number) for number in re.findall(r"\d+", text)]

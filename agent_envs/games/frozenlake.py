@@ -66,10 +66,8 @@ def shortest_path(rows: list[str], start: tuple[int, int]) -> list[str] | None:
 
 def best_plan(lake: FrozenLakeEnv, state: int, turns: int, left: int, longest: int) -> tuple[list[str], float]:
     """The best actions for this turn, and the probability of reaching the goal with them.
-
     Value iteration over turns. A turn is a sequence of up to ``longest`` actions, chosen before the ice is seen to slip;
-    ``values[n]`` (``[states]``) is the best chance of reaching the goal in the turns to come with n actions left.
-    """
+    ``values[n]`` (``[states]``) is the best chance of reaching the goal in the turns to come with n actions left."""
     outcomes = _outcomes(lake, min(longest, left, LONGEST_PLAN))
     goal = (np.asarray(lake.desc).ravel() == b"G").astype(float)
     values = [goal] * (left + 1)

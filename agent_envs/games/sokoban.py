@@ -89,9 +89,7 @@ def read(text: str) -> Level:
 
 def solve(level: Level) -> list[str] | None:
     """A shortest solution in moves, by A* search; None where none is found within ``MAX_STATES`` positions.
-
-    The lower bound is the sum over boxes of the pushes to the nearest target on an otherwise empty board.
-    """
+    The lower bound is the sum over boxes of the pushes to the nearest target on an otherwise empty board."""
     pushes = _pushes(level.floor, level.targets)
     start: State = (level.player, level.boxes)
     moves: dict[State, int] = {start: 0}

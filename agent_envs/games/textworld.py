@@ -45,10 +45,7 @@ class TextWorldGame:
 
     def step(self, command: str) -> None:
         """Give one of the ``commands``. Others would reach the interpreter, which knows ``undo``, ``save`` and more.
-
-        Raises:
-            ValueError: it is none of them.
-        """
+        Raises ValueError: it is none of them."""
         if command not in self.commands:
             raise ValueError(f"{command!r} is not among the commands {self.commands}")
         self._update(self._env.step(command)[0])

@@ -14,10 +14,8 @@ _sessions = count()
 
 class WebShopGame:
     """One customer of a shop whose products and search engine all customers of this process share.
-
     It has the text of its ``page``, whether that ``has_search_bar``, the ``elements`` that can be clicked, whether the
-    purchase is ``bought`` and its ``score`` in [0, 1]; ``count`` is the number of goals.
-    """
+    purchase is ``bought`` and its ``score`` in [0, 1]; ``count`` is the number of goals."""
 
     def __init__(self, num_products: int | None, human_goals: bool):
         server = _server(num_products, human_goals)

@@ -17,10 +17,7 @@ _NUMBER = re.compile(r"([-+−]?)\s*[$€£]?\s*(\d{1,3}(?:,\d{3})+|\d{1,60})?(\
 
 def evaluate(expression: str) -> Fraction:
     """The exact value of an expression of numbers, ``+ - * / // % **`` and parentheses.
-
-    Raises:
-        ValueError: it holds anything else, divides by zero, is too long or its value too large.
-    """
+    Raises ValueError: it holds anything else, divides by zero, is too long or its value too large."""
     if len(expression) > MAX_LENGTH:
         raise ValueError(f"the expression has {len(expression)} characters; {MAX_LENGTH} are allowed.")
     source = " ".join(expression.split())

@@ -58,11 +58,7 @@ def check_options(options: Mapping[str, Any], *known: str) -> None:
 def choose_instance(
     np_random: np.random.Generator, options: Mapping[str, Any], numbers: range = INSTANCES, name: str = "instance"
 ) -> int:
-    """The reset option ``name``, or any of ``numbers``.
-
-    Raises:
-        ValueError: another option, or another number.
-    """
+    """The reset option ``name``, or any of ``numbers``. Raises ValueError: another option, or another number."""
     check_options(options, name)
     number = options.get(name)
     if number is None:

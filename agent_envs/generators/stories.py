@@ -55,10 +55,7 @@ class Tale:
 
     def step(self, expression: str, *, whole: bool = False) -> str:
         """Append a step to the calculation; returns its value as text.
-
-        Raises:
-            Redraw: the value is not positive, has more than two decimals (none, where ``whole``) or is too large.
-        """
+        Raises Redraw: the value is not positive, has more than two decimals (none, where ``whole``) or is too large."""
         value = evaluate(expression)
         places = decimals(value)
         if value <= 0 or places is None or places > (0 if whole else 2) or value >= 10**7:
@@ -73,11 +70,7 @@ class Tale:
         return self.step(f"{value} * (100 - {percent}) / 100", whole=whole)
 
     def end(self, *wordings: str) -> None:
-        """Ask the question if no step is left to be told.
-
-        Raises:
-            Told: it was asked.
-        """
+        """Ask the question if no step is left to be told. Raises Told: it was asked."""
         if not self.left:
             self.say(*wordings)
             raise Told

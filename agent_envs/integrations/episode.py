@@ -139,11 +139,7 @@ class Episode:
         return [{"role": "system", "content": system}, {"role": "user", "content": observation}]
 
     def step(self, text: str) -> Reply:
-        """Take a turn that the agent wrote.
-
-        Raises:
-            gymnasium.error.ResetNeeded: no episode is running.
-        """
+        """Take a turn that the agent wrote. Raises gymnasium.error.ResetNeeded: no episode is running."""
         return self._reply(self.env.step(text))
 
     def call(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> Reply:
@@ -220,10 +216,7 @@ def raise_on_tool_failure(reply: Reply, library: str) -> None:
 
 async def retry_on_tool_failure(run: Callable[[], Awaitable[T]], episode: Episode) -> T:
     """Run an episode again, after pauses of 1, 2, 4 … 60 s, until no tool breaks in it; return what ``run`` returned.
-
-    Raises:
-        RuntimeError: a tool broke each time, for ``OUTAGE_MINUTES``.
-    """
+    Raises RuntimeError: a tool broke each time, for ``OUTAGE_MINUTES``."""
     pause, end = 1.0, math.inf
     while True:
         result = await run()

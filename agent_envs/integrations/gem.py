@@ -35,10 +35,8 @@ def register(*ids: str, **env_kwargs: Any) -> None:
 
 class GemEnv(gem.Env):
     """An environment of this suite in GEM.
-
     A reset with a seed asks for its question; the seed of the constructor, which ``gem.make_vec`` gives to each of a
-    vector, decides what resets without one ask for. Infos hold numbers for logs.
-    """
+    vector, decides what resets without one ask for. Infos hold numbers for logs."""
 
     def __init__(self, id: str, seed: int | None = None, **env_kwargs: Any):
         self._id, self._env_kwargs = id, env_kwargs

@@ -100,10 +100,7 @@ class AgentR1Environment(Environment):
 
 def make_app(id: str, sessions: int = 128, **env_kwargs: Any) -> Any:
     """The FastAPI application of OpenEnv's server; ``split`` is the one of clients that do not name theirs.
-
-    Raises:
-        ValueError: for a rewritten context: the history is the client's.
-    """
+    Raises ValueError: for a rewritten context: the history is the client's."""
     episode = Episode(id, **env_kwargs)  # fails here, and not at a client's first reset
     if episode.env.context is not None:
         raise ValueError("OpenEnv's clients keep the history themselves: leave context at 'append'")

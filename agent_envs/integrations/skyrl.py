@@ -24,9 +24,7 @@ def register(id: str, **env_kwargs: Any) -> None:
 
 def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
     """``n`` questions as a `datasets.Dataset` with the columns that SkyRL wants, and ``seed`` and ``split``.
-
-    ``env_kwargs`` are those of `register`, but for ``split``: each question is run in its own. ``seed`` draws the questions.
-    """
+    ``env_kwargs`` are those of `register`, but for ``split``: each question is run in its own. ``seed`` draws the questions."""
     from datasets import Dataset
 
     rows = [
@@ -63,10 +61,7 @@ class AgentR1Env(BaseTextEnv):
 
     def step(self, action: str) -> BaseTextEnvStepOutput:
         """Take a turn. What comes back is a user message; numbers for logs are in ``metadata``.
-
-        Raises:
-            RuntimeError: a tool broke.
-        """
+        Raises RuntimeError: a tool broke."""
         reply = self._episode.step(action)
         raise_on_tool_failure(reply, "SkyRL")
         self.turns += 1

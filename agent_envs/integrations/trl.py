@@ -29,10 +29,8 @@ ENDED = "The episode has ended."
 
 def dataset(id: str, n: int, *, seed: int = 0, native: bool = False, **env_kwargs: Any) -> Any:
     """``n`` questions as a `datasets.Dataset` with ``prompt``, the messages before the first turn, and ``seed``.
-
     ``native`` is for `environment_factory`, without it for `rollout_func`; ``env_kwargs`` are those given there, but for
-    ``split``: each question is run in its own. ``seed`` draws the questions.
-    """
+    ``split``: each question is run in its own. ``seed`` draws the questions."""
     from datasets import Dataset
 
     rows = [

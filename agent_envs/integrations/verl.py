@@ -30,9 +30,7 @@ _FIRST_ATTEMPT = secrets.randbelow(2**31)
 
 def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
     """``n`` questions as a `datasets.Dataset` with the columns that verl wants; write it with ``to_parquet``.
-
-    ``env_kwargs`` are those of the loop, but for ``split``: each question is run in its own. ``seed`` draws the questions.
-    """
+    ``env_kwargs`` are those of the loop, but for ``split``: each question is run in its own. ``seed`` draws the questions."""
     from datasets import Dataset
 
     rows = [

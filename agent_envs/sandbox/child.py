@@ -122,9 +122,7 @@ def clone_namespaces(config: dict, run_next) -> int:
 
 def map_identities(pid: int, nobody: int) -> None:
     """Map the caller without rights, and nobody where that is root, into the user namespace.
-
-    Root builds the sandbox as itself, since its files may be under /root; `exec_code` then turns into nobody.
-    """
+    Root builds the sandbox as itself, since its files may be under /root; `exec_code` then turns into nobody."""
     as_root = os.geteuid() == 0 and is_mapped(nobody)
     if not as_root:
         write(f"/proc/{pid}/setgroups", "deny")

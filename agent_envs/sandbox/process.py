@@ -72,11 +72,7 @@ class Capture:
 def execute(
     backend: str, code: str, *, stdin: str = "", timeout: float = 5.0, memory_mb: int = 256, max_output: int = 20_000
 ) -> Completed:
-    """`run` without checks, on a backend by name.
-
-    Raises:
-        SandboxError: the sandbox could not be made or broke.
-    """
+    """`run` without checks, on a backend by name. Raises SandboxError: the sandbox could not be made or broke."""
     deadline = time.monotonic() + timeout
     out, err = Capture(max_output), Capture(max_output)
     with contextlib.ExitStack() as stack:

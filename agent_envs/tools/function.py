@@ -159,10 +159,7 @@ def _as_result(value: Any) -> ToolResult:
 
 def schema_of(function: Callable[..., Any]) -> dict[str, Any]:
     """JSON schema of a function's arguments, by pydantic, with descriptions from its docstring.
-
-    Raises:
-        ValueError: a parameter without a type hint, one that has no name or no JSON form.
-    """
+    Raises ValueError: a parameter without a type hint, one that has no name or no JSON form."""
     import pydantic
     import pydantic_core
 

@@ -108,11 +108,7 @@ class Connection:
         return _connect, (self.server, self.timeout)
 
     def list_tools(self) -> list[Any]:
-        """The tools of the server; with a second try on a new connection.
-
-        Raises:
-            ConnectionError: both failed.
-        """
+        """The tools of the server; with a second try on a new connection. Raises ConnectionError: both failed."""
 
         async def all_pages(client: Any) -> list[Any]:
             found, cursor = [], None

@@ -51,10 +51,8 @@ Request = tuple[Mapping[str, Tool], ToolCall]
 
 def run_calls(requests: Iterable[Request]) -> list[ToolResult]:
     """Run calls, each with the tools it may choose from by name; results come in the order of the requests.
-
     An unknown tool, arguments that do not fit and `ToolError` give a result with an error message. A tool that raises anything
-    else, or returns no result, gives its own call a ``fault``. Lone surrogates in arguments become "?".
-    """
+    else, or returns no result, gives its own call a ``fault``. Lone surrogates in arguments become "?"."""
     requests = [(tools, _with_unicode(call)) for tools, call in requests]
     results: dict[int, ToolResult] = {}  # by number of the request
     queues: dict[Hashable, list[int]] = {}  # numbers of requests by batch key

@@ -25,10 +25,8 @@ _LINE = re.compile(r'\[\d+\] (?:"((?:[^"]|"")*)"|(.*?)): (.*)')
 
 def show_passage(number: int, passage: Passage, max_chars: int | None = None) -> str:
     """A passage as the agent reads it, on one line: ``[1] Title: text``, of at most ``max_chars`` characters.
-
     A title with ": " in it, or a quote at its start, stands in double quotes, those inside it doubled. `read_shown` is the
-    inverse.
-    """
+    inverse."""
     title, text = (" ".join(part.split()) for part in (passage.title, passage.text))
     if ": " in title or title.startswith('"'):
         title = '"' + title.replace('"', '""') + '"'
@@ -139,10 +137,8 @@ class SearchTool:
 @dataclass(eq=False)
 class ReadTool:
     """Open an article by its title, compared without case: all passages under that title, in full.
-
     What is longer than ``max_chars`` comes in parts, asked for as "Title #2". A searcher on a server, or over more than a
-    million passages, is searched for the title, among its first 50 passages.
-    """
+    million passages, is searched for the title, among its first 50 passages."""
 
     name: ClassVar[str] = "read"
     description: ClassVar[str] = "open the article with this title; returns its text in full."

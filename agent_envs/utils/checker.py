@@ -112,11 +112,7 @@ def _check_totality(env: ToolEnv, steps: int, seed: int) -> None:
 
 
 def check_step(env: ToolEnv, action: str, outcome: tuple) -> None:
-    """Check the outcome of one step.
-
-    Raises:
-        CheckFailed: the observation, reward, flags or info violate the contract.
-    """
+    """Check the outcome of one step. Raises CheckFailed: the observation, reward, flags or info violate the contract."""
     observation, reward, terminated, truncated, info = outcome
     where = f"step({action[:200]!r})"
     _check_observation(env, where, observation)

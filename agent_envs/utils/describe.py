@@ -15,10 +15,7 @@ def page(
     id: str, kwargs: dict[str, Any] | None = None, script: str = "oracle", seed: int = 0, rows: list[dict] | None = None
 ) -> str:
     """Markdown about a registered environment; ``rows`` are those of `agent_envs.utils.baselines.run_baselines`.
-
-    Raises:
-        ValueError: the task has scripts, and none of that name.
-    """
+    Raises ValueError: the task has scripts, and none of that name."""
     env = make_tool_env(id, **(kwargs or {}))
     if env.SCRIPTS and script not in env.SCRIPTS:
         raise ValueError(f"script must be one of {sorted(env.SCRIPTS)}, got {script!r}")

@@ -50,9 +50,7 @@ def _next(agent: Script, reply: str | None, turns: int) -> Turn:
 
 class EpisodeRecorder:
     """Records what an episode file needs and no observation holds, from the reset of ``env`` on.
-
-    ``instance`` has the ``question`` (the first observation) and what `ToolEnv.describe_instance` says.
-    """
+    ``instance`` has the ``question`` (the first observation) and what `ToolEnv.describe_instance` says."""
 
     def __init__(self, env: ToolEnv, info: dict[str, Any]):
         id = next((info[name] for name in ("question_id", "instance", "board") if name in info), None)
@@ -98,9 +96,7 @@ def begin(envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] =
 
 def sample_instances(env: ToolEnv, count: int) -> list[int]:
     """The numbers of ``count`` instances to evaluate on, in ascending order; 0 is all, or 500 of those made from seeds.
-
-    Questions of a file, which may be ordered by kind, are drawn at random, always the same; fewer are some of more.
-    """
+    Questions of a file, which may be ordered by kind, are drawn at random, always the same; fewer are some of more."""
     if env.questions is None:
         return list(range(count or 500))
     order = list(range(len(env.questions)))

@@ -37,11 +37,7 @@ class Entry:
 
 
 def find_file(path: Path) -> Path:
-    """The file of episodes that a path means: itself, or the one in a folder.
-
-    Raises:
-        FileNotFoundError: there is none.
-    """
+    """The file of episodes that a path means: itself, or the one in a folder. Raises FileNotFoundError: there is none."""
     file = path / EPISODES_FILE if path.is_dir() else path
     if file.is_file():
         return file

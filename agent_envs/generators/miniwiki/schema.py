@@ -18,9 +18,7 @@ MONTHS = "January February March April May June July August September October No
 @dataclass(frozen=True, slots=True)
 class Relation:
     """``subject`` kind -> ``target``: a kind of entity, or one of the value types year, date, count, word.
-
-    Templates: ``{s}`` the subject in an article, ``{o}`` the object, ``{x}`` the subject's noun phrase in a question.
-    """
+    Templates: ``{s}`` the subject in an article, ``{o}`` the object, ``{x}`` the subject's noun phrase in a question."""
 
     subject: str
     name: str

@@ -97,10 +97,7 @@ class Draft:
 
     def add_order(self, status: str, *, days_ago: int = 0, products: tuple[str, ...] = ()) -> str:
         """Add an order of the customer to the shop and return its id; `items` are then those of this order.
-
-        Raises:
-            Redraw: another wish is about one of its products.
-        """
+        Raises Redraw: another wish is about one of its products."""
         id = add_order(self.state, self.rng, self.customer, status, days_ago=days_ago, products=products)
         self.items = self.state["orders"][id]["items"]
         self.claim_products({self.name(product) for product in self.items})
@@ -108,10 +105,7 @@ class Draft:
 
     def claim_products(self, names: set[str]) -> None:
         """Reserve products, by name, for the present wish, since two wishes could need the same stock.
-
-        Raises:
-            Redraw: another wish is about one of them.
-        """
+        Raises Redraw: another wish is about one of them."""
         if names & self._claimed:
             raise Redraw
         self._claimed |= names

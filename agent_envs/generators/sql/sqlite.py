@@ -81,11 +81,7 @@ class Database:
         self._lock = Lock()  # one database serves many environments, perhaps of several threads
 
     def query(self, sql: str) -> QueryResult:
-        """Run one SELECT statement.
-
-        Raises:
-            QueryError: it is not one, is wrong, or takes too long.
-        """
+        """Run one SELECT statement. Raises QueryError: it is not one, is wrong, or takes too long."""
         if len(sql) > _MAX_SQL:
             raise QueryError(f"a query may have {_MAX_SQL} characters at most.")
         with self._lock:
