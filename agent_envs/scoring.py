@@ -121,11 +121,6 @@ def exact_match(prediction: str, golds: Sequence[str], normalize: Normalizer = n
     return float(normalize(prediction) in normalized or _is_bare(prediction, bare))
 
 
-def f1(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
-    """Token F1 against the gold answer or alias that fits best."""
-    return answer_scores(prediction, golds, normalize).f1
-
-
 def substring_match(prediction: str, golds: Sequence[str], normalize: Normalizer = normalize_answer) -> float:
     """1.0 where a normalised gold is a substring of the normalised prediction (cover EM). To report, never to reward."""
     normalized, bare = _normalize_golds(golds, normalize)

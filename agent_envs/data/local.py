@@ -174,9 +174,6 @@ def _read_official(name: str, path: Path, stamps: tuple) -> tuple[tuple[Question
     return questions, tuple(passages)
 
 
-# -- what is searched ---------------------------------------------------------------------------------------------------
-
-
 def place_of(corpus: str | Path) -> Path | str:
     """A file or folder by its full path, a data set on the hub by its name."""
     return str(corpus) if str(corpus).startswith("hf:") else Path(corpus).expanduser().resolve()

@@ -351,13 +351,8 @@ def _decomposition(row: Mapping[str, Any]) -> object:
     value = from_cell(row.get("decomposition"))
     if value is None or (isinstance(value, list | tuple) and all(isinstance(step, Mapping) for step in value)):
         return value or None
-    _say_that_it_is_left_out("decomposition")
+    warnings.warn("'decomposition' is left out: it is not what MuSiQue has there", stacklevel=2)
     return None
-
-
-@lru_cache(maxsize=64)  # said once
-def _say_that_it_is_left_out(name: str) -> None:
-    warnings.warn(f"{name!r} is left out: it is not what MuSiQue has there", stacklevel=2)
 
 
 def _facts(value: object) -> list[tuple]:

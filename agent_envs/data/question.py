@@ -160,9 +160,6 @@ def _object(value: object) -> Mapping[str, Any]:
     return value
 
 
-# -- files --------------------------------------------------------------------------------------------------------------
-
-
 def numbered_records(path: Path) -> Iterator[tuple[str, Record]]:
     """Stream records, each with its place: `file:line`, or `file: record number`.
 

@@ -69,9 +69,6 @@ def _quote(text: str) -> str:
     return repr(text if len(text) <= 60 else text[:60] + "…")
 
 
-# -- numbers as text, and answers --------------------------------------------------------------------------------------
-
-
 def number_text(value: Fraction | int) -> str:
     """A terminating decimal in full, ``"12.5"``; any other number rounded and as a fraction, ``"3.333333 (10/3)"``."""
     value = Fraction(value)

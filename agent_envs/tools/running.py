@@ -146,9 +146,6 @@ def _cap_output(result: ToolResult, longest: int) -> ToolResult:
     return replace(result, text=f"{result.text[:longest]}\n{cut}")
 
 
-# -- arguments ---------------------------------------------------------------------------------------------------------
-
-
 def _with_unicode(call: ToolCall) -> ToolCall:
     """The call, with arguments that can be sent, stored and printed."""
     try:

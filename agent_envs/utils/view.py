@@ -88,9 +88,6 @@ def view(path: Path, episode: str = "", outcome: str = "all", text: str = "", un
         print(f"{file} holds no such episode", file=sys.stderr)
 
 
-# -- what is shown ---------------------------------------------------------------------------------------------------
-
-
 def show_episode(record: Mapping[str, Any], entry: Entry, unfold: bool = False) -> RenderableType:
     """An episode as a conversation: what was read and written, and under each turn its reward, its calls and the evidence."""
     try:

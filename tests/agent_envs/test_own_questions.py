@@ -8,7 +8,6 @@ import gymnasium
 import pytest
 
 import retrieval_index
-from agent_envs.data import own
 from agent_envs.data.own import _key, load_own, parse_row
 from agent_envs.data.question import paragraph_key
 from agent_envs.integrations import Episode
@@ -403,7 +402,6 @@ def test_another_thing_of_the_name_of_a_decomposition_is_left_out():
     steps = [{"question": "mayor of Tarn?", "answer": "Mira"}]
     for given in (steps, json.dumps(steps)):
         assert parse_row({**row, "decomposition": given})[0].decomposition == tuple(steps)
-    own._say_that_it_is_left_out.cache_clear()
     with pytest.warns(UserWarning, match="'decomposition' is left out: it is not what MuSiQue has there"):
         assert parse_row({**row, "decomposition": "first, then"})[0].decomposition is None
 

@@ -46,7 +46,7 @@ def test_what_cannot_be_trained_is_refused():
     trainer.mask_truncated_completions = True
     with pytest.raises(ValueError, match="leave it off"):
         trl.rollout_func(MINIWIKI, policy.tokenizer, **SMALL)(prompts, trainer)
-    with pytest.raises(ValueError, match="made for TRL"):
+    with pytest.raises(ValueError, match="is for TRL"):
         trl.rollout_func(MINIWIKI, policy.tokenizer, **SMALL)(prompts, SimpleNamespace())
     with pytest.raises(ValueError, match="needs rollout_func or environment_factory"):
         trl.episode_return([])

@@ -172,10 +172,6 @@ class World:
             else value_text(relation.target, value)
         )
 
-    def lookalike(self, kind: str, index: int) -> int:
-        """Another entity of the same kind whose name is easily taken for this one's."""
-        return int(self._lookalike[kind][index])
-
     def article(self, kind: str, index: int) -> Article:
         """The article of entity number ``index`` of a kind, the same at every call."""
         rng = random.Random(f"article:{self.seed}:{self.split}:{kind}:{index}")

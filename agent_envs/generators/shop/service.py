@@ -61,8 +61,6 @@ class Shop:
         self.state, self.watch = copy.deepcopy(state), watch
         self._unconfirmed: tuple[str, tuple] | None = None
 
-    # -- reading ---------------------------------------------------------------------------------------------------
-
     @_watched
     def find_customer(self, name: str, postcode: str) -> dict[str, Any]:
         """look up a customer by full name and postcode; gives the customer's data and orders."""
@@ -92,8 +90,6 @@ class Shop:
             names = sorted({record["name"] for record in products.values()})
             raise ValueError(f"there is no product of that name; there are: {', '.join(names)}.")
         return copy.deepcopy(found)
-
-    # -- writing at once -------------------------------------------------------------------------------------------
 
     @_watched
     def change_order_address(self, order_id: str, address: str) -> str:
@@ -130,8 +126,6 @@ class Shop:
         self._get("orders", order_id)
         self.state["transfers"][order_id] = reason
         return f"A colleague will see to order {order_id}."
-
-    # -- writing after confirmation --------------------------------------------------------------------------------
 
     @_watched
     def cancel_order(self, order_id: str) -> str:
@@ -223,8 +217,6 @@ class Shop:
         (name, arguments), self._unconfirmed = self._unconfirmed, None
         getattr(self, name)(*arguments)
         return "Done."
-
-    # -- inside ----------------------------------------------------------------------------------------------------
 
     def _prepare(self, what: str, name: str, *arguments: Any) -> str:
         self._unconfirmed = name, arguments
