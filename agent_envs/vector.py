@@ -153,9 +153,7 @@ def info_of(infos: dict[str, Any], i: int) -> dict[str, Any]:
 
 
 def _autoreset_mode(value: str | AutoresetMode) -> AutoresetMode:
-    names = {key: mode for mode in AutoresetMode for key in (mode.name, mode.value)}
-    if isinstance(value, AutoresetMode):
-        return value
+    names = {key: mode for mode in AutoresetMode for key in (mode, mode.name, mode.value)}
     if value not in names:
         raise ValueError(f"autoreset_mode must be one of {[mode.name for mode in AutoresetMode]}, got {value!r}")
     return names[value]

@@ -31,15 +31,11 @@ _FOLDERS = {
 _MENU = "Commands"
 
 
-def _act(command: str) -> Turn:
-    return call("act", command=command)
-
-
 def wander(env: ToolEnv, rng: random.Random) -> Script:
     """Any of the listed commands."""
     text = env.first_observation
     while True:
-        text = yield _act(rng.choice(read_menu(_MENU, text)))
+        text = yield call("act", command=rng.choice(read_menu(_MENU, text)))
 
 
 def explore(env: ToolEnv, rng: random.Random) -> Script:
@@ -52,7 +48,7 @@ def explore(env: ToolEnv, rng: random.Random) -> Script:
         fewest = min((one in idle, given[one]) for one in commands)
         command = rng.choice([one for one in commands if (one in idle, given[one]) == fewest])
         given[command] += 1
-        text = yield _act(command)
+        text = yield call("act", command=command)
 
 
 def walkthrough(env: "ALFWorldEnv", rng: random.Random) -> Script:
@@ -61,7 +57,7 @@ def walkthrough(env: "ALFWorldEnv", rng: random.Random) -> Script:
     if not commands:
         raise ValueError(f"the game {env.play.instance} comes without a walkthrough")
     for command in commands:
-        yield _act(command)
+        yield call("act", command=command)
 
 
 class ALFWorldEnv(ToolEnv):

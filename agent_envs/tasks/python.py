@@ -75,15 +75,10 @@ def _shorten(text: str, longest: int) -> str:
     return text if len(text) <= longest or half <= 0 else text[:half] + _LEFT_OUT + text[-half:]
 
 
-def run(code: str) -> Turn:
-    """A turn that runs one program."""
-    return call("python", code=code)
-
-
 def guess(env: ToolEnv, rng: random.Random) -> Script:
     """Computes something with two numbers of the question."""
     numbers = list(map(int, re.findall(r"\d+", env.first_observation) or ["1"]))
-    found = yield run(f"print({rng.choice(numbers)} {rng.choice('+-*')} {rng.choice(numbers)})")
+    found = yield call("python", code=f"print({rng.choice(numbers)} {rng.choice('+-*')} {rng.choice(numbers)})")
     yield Turn(answer=(re.findall(r"-?\d+", found) or ["0"])[-1])
 
 
@@ -107,13 +102,13 @@ def heuristic(env: ToolEnv, rng: random.Random) -> Script:
     elif found := _SEQUENCE.search(question):
         a, b, x, y, modulus, n = found.groups()
         code = f"a, b = {a}, {b}\nfor _ in range({n} - 1):\n    a, b = b, ({x} * b + {y} * a) % {modulus}\nprint(a)"
-    printed = re.sub(r"<[^>]*>", " ", (yield run(code))).split()
+    printed = re.sub(r"<[^>]*>", " ", (yield call("python", code=code))).split()
     yield Turn(answer=printed[-1] if printed else "0")
 
 
 def oracle(env: "PythonEnv", rng: random.Random) -> Script:
     """Runs a program that solves the puzzle, and gives the gold answer."""
-    yield run(env.puzzle.program)
+    yield call("python", code=env.puzzle.program)
     yield Turn(answer=env.puzzle.answer)
 
 

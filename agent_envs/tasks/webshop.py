@@ -29,10 +29,6 @@ def _search(keywords: str) -> Turn:
     return call("search", keywords=normalize_command(keywords)[:_KEYWORDS].strip())
 
 
-def _click(element: str) -> Turn:
-    return call("click", element=element)
-
-
 def _wish(text: str) -> str:
     """The instruction that every page repeats."""
     found = re.search(r"Instruction:(?:\s|\[SEP\])*([^][]*)", text)
@@ -52,7 +48,7 @@ def wander(env: ToolEnv, rng: random.Random, text: str = "") -> Script:
             words = _wish(env.first_observation).split() or ["shoes"]
             text = yield _search(" ".join(rng.sample(words, min(3, len(words)))))
         else:
-            text = yield _click(rng.choice(read_menu(_MENU, text)))
+            text = yield call("click", element=rng.choice(read_menu(_MENU, text)))
 
 
 def first_result(env: ToolEnv, rng: random.Random) -> Script:
@@ -60,8 +56,8 @@ def first_result(env: ToolEnv, rng: random.Random) -> Script:
     text = yield _search(_wish(env.first_observation))
     if not (products := _products(text)):
         yield from wander(env, rng, text)
-    yield _click(products[0])
-    yield _click("buy now")
+    yield call("click", element=products[0])
+    yield call("click", element="buy now")
 
 
 def buyer(env: "WebShopEnv", rng: random.Random) -> Script:
@@ -70,14 +66,14 @@ def buyer(env: "WebShopEnv", rng: random.Random) -> Script:
     wanted, options = goal["asin"].lower(), goal["goal_options"]
     text = yield _search(goal["name"])
     while wanted not in read_menu(_MENU, text) and "next >" in read_menu(_MENU, text):
-        text = yield _click("next >")
+        text = yield call("click", element="next >")
     if not (products := _products(text)):
         yield from wander(env, rng, text)
-    text = yield _click(wanted if wanted in products else products[0])
+    text = yield call("click", element=wanted if wanted in products else products[0])
     for option in options.values() if isinstance(options, dict) else options:
         if normalize_command(option) in read_menu(_MENU, text):
-            text = yield _click(normalize_command(option))
-    yield _click("buy now")
+            text = yield call("click", element=normalize_command(option))
+    yield call("click", element="buy now")
 
 
 class WebShopEnv(ToolEnv):

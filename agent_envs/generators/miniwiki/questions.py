@@ -65,12 +65,7 @@ def _one_chain(world: World, type: str, rng: random.Random, hops: int) -> Questi
     else:
         path = _chain(world, rng, _random_relations(rng, 1 if type == "single" else hops))
         text = path and _chain_text(world, path, type, rng)
-    if not path:
-        return None
-    last = path[-1]
-    answer = world.text(last.relation, last.subject)
-    aliases = value_aliases(last.relation.target, world.value(last.relation, last.subject))
-    return _question(world, type, text, answer, aliases, path, chained=True)
+    return _chain_question(world, type, text, path, chained=True) if path else None
 
 
 def _read_chain(world: World, type: str, rng: random.Random, hops: int) -> Question | None:
@@ -86,10 +81,14 @@ def _read_chain(world: World, type: str, rng: random.Random, hops: int) -> Quest
         return None
     asked = [Hop(relations[0], subject), *(Hop(relation, -1) for relation in relations[1:])]
     text = _chain_text(world, asked, rng.choice(("bridge", "compositional")), rng)
-    last = path[-1]
-    answer = world.text(last.relation, last.subject)
-    aliases = value_aliases(last.relation.target, world.value(last.relation, last.subject))
-    return _question(world, type, text, answer, aliases, path, chained=False)
+    return _chain_question(world, type, text, path, chained=False)
+
+
+def _chain_question(world: World, type: str, text: Any, path: list[Hop], chained: bool) -> Question:
+    """A question whose answer is the object of the last hop."""
+    relation, subject = path[-1].relation, path[-1].subject
+    aliases = value_aliases(relation.target, world.value(relation, subject))
+    return _question(world, type, text, world.text(relation, subject), aliases, path, chained)
 
 
 def read_path(world: World, subject: int, relations: list[schema.Relation]) -> list[Hop] | None:
