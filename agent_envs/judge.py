@@ -50,9 +50,7 @@ class Judge:
         self.timeout, self.retries = timeout, retries
 
     def __call__(self, question: str, golds: Sequence[str], prediction: str) -> float | None:
-        """Raises:
-        RuntimeError: the endpoint cannot be reached.
-        """
+        """The verdict on an answer. Raises RuntimeError: the endpoint cannot be reached."""
         if not prediction.strip():
             return 0.0
         key = (self.url, self.model, question, *golds, prediction)
@@ -71,13 +69,12 @@ class Judge:
     def _complete(self, content: str) -> str:
         key = os.environ.get(self.key_variable, "").strip()  # a newline in a header is an error that shows the key
         try:
-            reply = _make_client(self.url, key, self.timeout, self.retries).chat.completions.create(
-                model=self.model,
-                temperature=0,
-                max_tokens=1024,  # some think first
-                messages=[{"role": "user", "content": content}],
-            )
-            return _read_text(reply.choices[0].message.content)
+            client = _make_client(self.url, key, self.timeout, self.retries)
+            prompt = {"messages": [{"role": "user", "content": content}], "max_tokens": 1024}  # some think first
+            reply = client.chat.completions.create(model=self.model, temperature=0, **prompt)
+            text = reply.choices[0].message.content
+            parts = text if isinstance(text, list) else [text]  # a text, or parts that have one
+            return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in parts)
         except Exception as error:  # of the client, or at a reply of another shape
             raise RuntimeError(f"the judge at {self.url} does not answer: {type(error).__name__}: {error}") from error
 
@@ -87,9 +84,3 @@ def _make_client(url: str, key: str, timeout: float, retries: int) -> Any:
     import openai
 
     return openai.OpenAI(base_url=url, api_key=key or "none", timeout=timeout, max_retries=retries)
-
-
-def _read_text(content: Any) -> str:
-    """A message's content: a text, or parts that have one."""
-    parts = content if isinstance(content, list) else [content]
-    return "".join(str(part.get("text", "")) if isinstance(part, dict) else str(part) for part in parts)

@@ -307,7 +307,7 @@ def parse_row(row: Mapping[str, Any]) -> catalog.Parsed:
     if "_id" in row and "text" in row and "question" not in row:  # BEIR's queries
         row = {**row, "question": row["text"]}
     if "question" not in row:
-        raise ValueError(f"there is no 'question'; the fields are {_names(row)}")
+        raise ValueError(f"there is no 'question'; the fields are {', '.join(map(repr, row))}")
     if _is_of_flashrag(row):
         question, passages = catalog.parse_flashrag({"id": catalog.hash_id(row["question"])} | dict(row))
         benchmark = catalog.benchmark_named_in(row)  # Search-R1's files hold several, each with a question train_0
@@ -369,7 +369,9 @@ def _facts(value: object) -> list[tuple]:
 def _answers(row: Mapping[str, Any]) -> list[str]:
     names = [name for name in ANSWERS if name in row]
     if not names:
-        raise ValueError(f"there is no 'answer' and no 'answers'; the fields that hold anything are {_names(row)}")
+        raise ValueError(
+            f"there is no 'answer' and no 'answers'; the fields that hold anything are {', '.join(map(repr, row))}"
+        )
     golds: list[str] = []
     for name in names:
         value = row[name]
@@ -396,17 +398,13 @@ def _contexts(row: Mapping[str, Any]) -> list[Passage]:
         texts = [value] if isinstance(value, str) else value
         return [make_passage(str(row.get("title", "")) or title_from(t), t) for t in (_text(t, name) for t in texts)]
     if isinstance(first, Mapping) and "text" in first:
-        return [_context(item, name) for item in value]
+        if odd := [item for item in value if not isinstance(item, Mapping) or "text" not in item]:
+            raise ValueError(f"{name!r}: expected objects with title and text, got {odd[0]!r:.80}")
+        pairs = ((str(item.get("title") or ""), _text(item["text"], name)) for item in value)
+        return [make_passage(title or title_from(text), text) for title, text in pairs]
     if name == "paragraphs":
         return paragraph_passages(dict(row))
     return context_passages({"context": value})
-
-
-def _context(item: object, name: str) -> Passage:
-    if not isinstance(item, Mapping) or "text" not in item:
-        raise ValueError(f"{name!r}: expected objects with title and text, got {item!r:.80}")
-    text = _text(item["text"], name)
-    return make_passage(str(item.get("title") or "") or title_from(text), text)
 
 
 def split_of(row: Mapping[str, Any]) -> str | None:
@@ -467,7 +465,3 @@ def _text(value: object, name: str) -> str:
 
 def is_absent(value: object) -> bool:
     return value is None or value == "" or (isinstance(value, float) and math.isnan(value))
-
-
-def _names(row: Mapping[str, Any]) -> str:
-    return ", ".join(map(repr, row)) or "none"

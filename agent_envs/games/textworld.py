@@ -29,12 +29,7 @@ class TextWorldGame:
         self._path: str | None = None
 
     def reset(self, path: str) -> None:
-        """Start the game in this file.
-
-        Raises:
-            ImportError: a package is missing.
-            FileNotFoundError: the file is.
-        """
+        """Start the game in this file."""
         with _keep_argv_and_warnings():
             if path != self._path:
                 self._load(path)
@@ -98,11 +93,7 @@ def _clean_text(text: str) -> str:
 
 def find_games(places: str | Sequence[str], split: str) -> tuple[str, ...]:
     """The game files in folders, or given one by one, that belong to ``split`` by a digest of the game, or to "all".
-
-    Raises:
-        FileNotFoundError: a place does not exist, there are no games, or a ``.z8`` file lacks its ``.json``.
-        ValueError: none of the games belongs to ``split``.
-    """
+    Raises FileNotFoundError where a place, its games, or the ``.json`` of a ``.z8`` is missing."""
     files: list[Path] = []
     for place in map(Path, [places] if isinstance(places, str) else places):
         if not place.exists():

@@ -143,12 +143,7 @@ class Episode:
         return self._reply(self.env.step(text))
 
     def call(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> Reply:
-        """Take a turn of function calls, (name, arguments) each, which run together; a turn without any is invalid.
-
-        Raises:
-            ValueError: the episode was not made with ``native=True``.
-            gymnasium.error.ResetNeeded: no episode is running.
-        """
+        """Take a turn of function calls, (name, arguments) each, which run together; a turn without any is invalid."""
         if not self.native:
             raise ValueError("call() is for an Episode made with native=True; step() takes text")
         if not calls:

@@ -157,32 +157,26 @@ def make(id: str, **kwargs: Any) -> ToolEnv:
     check_arguments(id, spec, own)
     env = make_registered(spec, disable_env_checker=True, **own)
     if isinstance(env.unwrapped, ToolEnv):
-        if wrappers := _name_wrappers(env):
-            warnings.warn(f"{id}: {', '.join(wrappers)} around it is left out here", stacklevel=2)
+        layers, layer = [], env  # those that change what it does: not Gymnasium's own checks
+        while isinstance(layer, gymnasium.Wrapper):
+            layers += [type(layer).__name__] * (not isinstance(layer, OrderEnforcing | PassiveEnvChecker))
+            layer = layer.env
+        if layers:
+            warnings.warn(f"{id}: {', '.join(layers)} around it is left out here", stacklevel=2)
         if "split" in mine:
             env.unwrapped.hold_out(mine.pop("split"))
         if mine:
-            raise ValueError(_no_argument(id, next(iter(mine)), accepted or set()))
+            raise ValueError(f"{id} has no argument {next(iter(mine))!r}; it has: {', '.join(sorted(accepted or ()))}")
         return env.unwrapped
     knows_splits = accepted is not None and "split" in accepted
     return HostedEnv(lambda: env, **mine | {"split": "train" if knows_splits else kwargs.get("split", "train")})
-
-
-def _name_wrappers(env: gymnasium.Env) -> list[str]:
-    """The wrappers around an environment that change what it does: not Gymnasium's own checks."""
-    found = []
-    while isinstance(env, gymnasium.Wrapper):
-        if not isinstance(env, OrderEnforcing | PassiveEnvChecker):
-            found.append(type(env).__name__)
-        env = env.env
-    return found
 
 
 def check_arguments(id: str, spec: EnvSpec, names: Iterable[str]) -> None:
     """Raise a ValueError where the constructor behind ``spec`` has no argument of one of these names."""
     accepted = _parameters(spec)
     if accepted is not None and (unknown := sorted(set(names) - accepted)):
-        raise ValueError(_no_argument(id, unknown[0], accepted))
+        raise ValueError(f"{id} has no argument {unknown[0]!r}; it has: {', '.join(sorted(accepted))}")
 
 
 def lacks_split(spec: EnvSpec) -> bool:
@@ -200,12 +194,7 @@ def make_registered(id_or_spec: str | EnvSpec, **kwargs: Any) -> gymnasium.Env:
 
 def find_spec(id: str) -> EnvSpec:
     """What is registered under an id, in full or as `registration.full_id` takes it; "module:Name-v0" imports the module
-    first, from the working folder too.
-
-    Raises:
-        UnknownEnvironment: nothing is.
-        ValueError: there is no such module.
-    """
+    first, from the working folder too. Raises UnknownEnvironment, or ValueError where there is no such module."""
     module = id.rpartition(":")[0]
     if module and os.getcwd() not in sys.path:  # a script that was started elsewhere, an installed command
         sys.path.append(os.getcwd())
@@ -228,13 +217,8 @@ def find_spec(id: str) -> EnvSpec:
 
 @contextmanager
 def explaining(spec: EnvSpec) -> Iterator[None]:
-    """Turn errors while an environment of this suite is made into one line; leave those of other environments as they are.
-
-    Raises:
-        TypeError, ValueError: a wrong argument.
-        ImportError: a package is not installed.
-        OSError: data is not there.
-    """
+    """Turn errors while an environment of this suite is made into one line: TypeErrors and ValueErrors of arguments,
+    ImportErrors, OSErrors of data. Leave those of other environments as they are."""
     try:
         yield
     except Exception as error:
@@ -249,10 +233,6 @@ def explaining(spec: EnvSpec) -> Iterator[None]:
         hint = ": is an argument of a wrong type?" * (isinstance(error, TypeError) and "argument" not in message)
         kind = next((kind for kind in (TypeError, ImportError) if isinstance(error, kind)), ValueError)
         raise kind(f"{spec.id} cannot be made: {message}{hint}") from error
-
-
-def _no_argument(id: str, name: str, accepted: set[str]) -> str:
-    return f"{id} has no argument {name!r}; it has: {', '.join(sorted(accepted))}"
 
 
 def has_vector(spec: EnvSpec) -> bool:

@@ -53,17 +53,14 @@ class _Executor(AgentExecutorBase):
 
     async def execute(self, prompt, label, sampling_params, max_length: int, hf_tokenizer, llm_engine, images=None):
         """Run the question of a row of `dataset`; vLLM's ``max_tokens`` bounds a turn, ``max_length`` the whole episode.
-
-        Raises:
-            ValueError: the dataset is another one, or there is no room for the prompt.
-            RuntimeError: a tool breaks for ten minutes.
-        """
-        question = _read(label)
-        pool = self._idle.setdefault(question["split"], [])
-        episode = pool.pop() if pool else self._make(**({"split": question["split"]} if question["split"] else {}))
+        Raises a ValueError where the dataset is another one or the prompt has no room, a RuntimeError where a tool breaks for ten
+        minutes."""
+        seed, split = _read(label)
+        pool = self._idle.setdefault(split, [])
+        episode = pool.pop() if pool else self._make(**({"split": split} if split else {}))
         tokens = TokenEpisode(episode, hf_tokenizer)
         attempt, self._attempts[label] = self._attempts[label], self._attempts[label] + 1
-        again = partial(self._run, tokens, question["seed"], attempt, prompt, sampling_params, max_length, llm_engine)
+        again = partial(self._run, tokens, seed, attempt, prompt, sampling_params, max_length, llm_engine)
         reply = await retry_on_tool_failure(again, episode)
         pool.append(episode)
         start = len(tokens.prompt)
@@ -108,9 +105,9 @@ class _Executor(AgentExecutorBase):
         return reply
 
 
-def _read(label: str) -> dict[str, Any]:
+def _read(label: str) -> tuple[int, str]:
     try:
         question = json.loads(label)
-        return {"seed": int(question["seed"]), "split": str(question["split"])}
+        return int(question["seed"]), str(question["split"])
     except (ValueError, TypeError, KeyError):
         raise ValueError("a label without a seed: train on agent_envs.integrations.openrlhf.dataset(id, n)") from None

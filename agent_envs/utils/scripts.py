@@ -40,9 +40,9 @@ def roll_out(env: ToolEnv, script: ScriptMaker, seed: int, options: Info | None 
         observation = reply = following
 
 
-def _next(agent: Script, reply: str | None, turns: int) -> Turn:
+def _next(agent: Script, reply: Any, turns: int) -> Turn:
     try:
-        return next(agent) if reply is None else agent.send(reply)
+        return agent.send(reply)  # None begins
     except StopIteration:
         name = getattr(agent, "__name__", "the script")
         raise ValueError(f"{name} stopped after {turns} turns, and the episode goes on") from None
