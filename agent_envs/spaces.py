@@ -9,6 +9,7 @@ from gymnasium.spaces import Text
 from gymnasium.vector.utils import create_shared_memory
 
 from agent_envs.tools import Tool
+from agent_envs.tools.schema import look_up
 from agent_envs.types import ToolCall, Turn
 
 _WORDS = "the first town"
@@ -69,7 +70,7 @@ def _example(
     if not isinstance(schema, dict) or next(parts) > 1000:
         return _WORDS
     if (reference := schema.get("$ref")) is not None:
-        found = None if reference in within else _resolve_reference(reference, root)
+        found = None if reference in within else look_up(reference, root)
         return None if reference in within else _example(found, root, (*within, reference), parts)
     for key in ("const", "default"):
         if key in schema:
@@ -91,11 +92,3 @@ def _example(
         number = max(1 if kind == "integer" else 1.5, schema.get("minimum", schema.get("exclusiveMinimum", 0) + 1))
         return min(number, schema.get("maximum", number))
     return True if kind == "boolean" else None if kind == "null" else _WORDS
-
-
-def _resolve_reference(reference: str, root: dict[str, Any]) -> Any:
-    """What ``#/$defs/Name`` stands for; None for what is not in this schema."""
-    place: Any = root
-    for part in filter(None, reference.removeprefix("#").split("/")):
-        place = place.get(part) if isinstance(place, dict) else None
-    return place

@@ -222,12 +222,12 @@ def with_question_of_verl(record: Mapping[str, Any]) -> Mapping[str, Any]:
     if "question" in record or "reward_model" not in record:
         return record
     extra = _check_object(record.get("extra_info") or {}, "extra_info")
-    said = [
+    messages = [
         message.get("content")
         for message in _check_list(record.get("prompt", []), "prompt")
         if message.get("role") == "user"
     ]
-    question = extra.get("question") or next(reversed(said), None)
+    question = extra.get("question") or next(reversed(messages), None)
     if not isinstance(question, str):
         raise ValueError(
             "a row of verl needs a 'question' in its 'extra_info', or a message of the user in its 'prompt'"

@@ -99,7 +99,11 @@ def solve(level: Level) -> list[str] | None:
     while queue and len(moves) <= MAX_STATES:
         _, _, state = heappop(queue)
         if state[1] == level.targets:
-            return _trace(came, state)
+            actions = []
+            while state in came:
+                state, action = came[state]
+                actions.append(action)
+            return actions[::-1]
         for action, step in DIRECTIONS.items():
             after = _move(level.floor, state, step)
             if after is None or not after[1] <= pushes.keys():
@@ -161,14 +165,6 @@ def _pushes(floor: frozenset[Cell], targets: frozenset[Cell]) -> dict[Cell, int]
                 pushes[origin] = pushes[r, c] + 1
                 queue.append(origin)
     return pushes
-
-
-def _trace(came: dict[State, tuple[State, str]], state: State) -> list[str]:
-    actions = []
-    while state in came:
-        state, action = came[state]
-        actions.append(action)
-    return actions[::-1]
 
 
 # -- levels -------------------------------------------------------------------------------------------------------------

@@ -65,13 +65,10 @@ class Menu(gymnasium.Wrapper, gymnasium.utils.RecordConstructorArgs):
     def _encode(self, text: str) -> np.ndarray:
         symbols = getattr(self._game, "BOARD_SYMBOLS", "")
         if not symbols:
-            return self._encode_bytes(text)
+            encoded = np.frombuffer(text.encode(), dtype=np.uint8)
+            if len(encoded) > self.max_bytes:
+                raise ValueError(f"a text of {len(encoded)} bytes: give Menu a max_bytes of that or more")
+            return np.pad(encoded / np.float32(255), (0, self.max_bytes - len(encoded)))
         cells = [symbols.index(cell) for row in board_rows(self._game.state_text(), symbols) for cell in row]
         left = 1 - len(self._game.history.turns) / self._game.max_turns
         return np.append(np.eye(len(symbols), dtype=np.float32)[cells], np.float32(left))
-
-    def _encode_bytes(self, text: str) -> np.ndarray:
-        encoded = np.frombuffer(text.encode(), dtype=np.uint8)
-        if len(encoded) > self.max_bytes:
-            raise ValueError(f"a text of {len(encoded)} bytes: give Menu a max_bytes of that or more")
-        return np.pad(encoded / np.float32(255), (0, self.max_bytes - len(encoded)))

@@ -17,6 +17,7 @@ import keyword
 import os
 from collections import Counter
 from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import numpy as np
@@ -173,12 +174,12 @@ def environment_factory(id: str, **env_kwargs: Any) -> type:
     return type("AgentR1Environment", (_Environment,), {**methods, "_make": make, "_count": first})
 
 
+@dataclass
 class _Turn:
     """The calls of one message, and what comes back."""
 
-    def __init__(self):
-        self.calls: list[tuple[str, dict[str, Any]]] = []
-        self.texts: list[str] | None = None
+    calls: list[tuple[str, dict[str, Any]]] = field(default_factory=list)
+    texts: list[str] | None = None
 
 
 class _Environment:

@@ -116,7 +116,8 @@ def _run_batch(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult]:
         if len(arguments) > 1 and unanswered < UNANSWERED:
             outcome = _attempt(tool, [one])
             unanswered = unanswered + 1 if isinstance(outcome, ConnectionError) else 0
-        found += outcome if isinstance(outcome, list) else [_fault(tool, outcome)]
+        failed = ToolResult(f"{tool.name} failed: {f'{type(outcome).__name__}: {outcome}'[:500]}", ok=False, fault=True)
+        found += outcome if isinstance(outcome, list) else [failed]
     return found
 
 
@@ -133,10 +134,6 @@ def _attempt(tool: Tool, arguments: list[dict[str, Any]]) -> list[ToolResult] | 
     if len(results) == len(arguments) and all(isinstance(r, ToolResult) and isinstance(r.text, str) for r in results):
         return [_cap_output(result, getattr(tool, "max_output", MAX_OUTPUT)) for result in results]
     return TypeError(f"returned {len(results)} results for {len(arguments)} calls, or not ToolResults with a text")
-
-
-def _fault(tool: Tool, error: BaseException) -> ToolResult:
-    return ToolResult(f"{tool.name} failed: {f'{type(error).__name__}: {error}'[:500]}", ok=False, fault=True)
 
 
 def _cap_output(result: ToolResult, longest: int) -> ToolResult:

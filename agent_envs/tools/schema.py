@@ -143,7 +143,7 @@ def _find_referred(schema: dict[str, Any]) -> Iterator[Any]:
             reference = part.get(keyword)
             if not isinstance(reference, str):
                 continue
-            place = _look_up(reference, schema)
+            place = look_up(reference, schema)
             if place is None:
                 raise ValueError(f"the schema refers to {reference[:100]!r}; references must be to #/... inside it")
             if not isinstance(place, bool) and id(place) not in schemas:  # nobody has looked at it
@@ -151,7 +151,7 @@ def _find_referred(schema: dict[str, Any]) -> Iterator[Any]:
             yield place
 
 
-def _look_up(reference: str, schema: dict[str, Any]) -> Any:
+def look_up(reference: str, schema: dict[str, Any]) -> Any:
     """What a reference inside a schema is to; None where there is nothing."""
     place: Any = schema
     if reference != "#" and not reference.startswith("#/"):

@@ -354,20 +354,15 @@ def make_request(rng: random.Random, difficulty: str = "normal") -> Request:
         try:
             wishes = [WISH_KINDS[kind](draft) for kind in kinds]
             texts = [wish() for wish in wishes]  # worded once all orders are there, so that descriptions are unique
-            goal = _apply_calls(draft)
+            shop = Shop()
+            shop.load(draft.state)
+            for call in draft.calls:
+                getattr(shop, call.name)(**call.arguments)
         except (Redraw, ValueError):
             continue
-        if goal != draft.state:
+        if shop.state != draft.state:
             text = _write_message(draft, record, texts)
-            return Request(text, draft.state, goal, tuple(draft.calls), tuple(kinds), draft.customer)
-
-
-def _apply_calls(draft: Draft) -> ShopState:
-    shop = Shop()
-    shop.load(draft.state)
-    for call in draft.calls:
-        getattr(shop, call.name)(**call.arguments)
-    return shop.state
+            return Request(text, draft.state, shop.state, tuple(draft.calls), tuple(kinds), draft.customer)
 
 
 def _write_message(draft: Draft, record: dict[str, Any], texts: list[str]) -> str:

@@ -223,15 +223,9 @@ def make_question(rng: random.Random, split: str, difficulty: str) -> SQLQuestio
         text, sql = _fill_slots(in_text, rng.choice(texts.split(" | "))), _fill_slots(in_sql, sql)
         found = open_database(schema, number).query(sql)
         golds = tuple(row[0] for row in found.rows)
-        if _is_askable(kind, golds):
+        if 1 <= len(golds) <= _MOST_NAMES if kind == "names" else len(golds) == 1 and golds[0] not in (None, 0):
             text += _FORMAT_REQUESTS.get(kind, "")
             return SQLQuestion(text, schema, number, kind, sql, golds, found.tables)
-
-
-def _is_askable(kind: str, golds: tuple) -> bool:
-    if kind == "names":
-        return 1 <= len(golds) <= _MOST_NAMES
-    return len(golds) == 1 and golds[0] not in (None, 0)
 
 
 def _draw_slot_values(template: str, schema: str, number: int, rng: random.Random) -> tuple[Slots, Slots]:
@@ -266,7 +260,11 @@ def _column_values(schema: str, number: int, table: str, column: str) -> list[st
 def is_right(question: SQLQuestion, answer: str) -> bool:
     """Whether an answer is the gold one; names in any order, averages and percentages to two decimals."""
     if question.kind != "names":
-        return _equal(question.kind, answer.strip(), question.golds[0])
+        gold, answer, rounded = question.golds[0], answer.strip(), question.kind in ("average", "percentage")
+        if isinstance(gold, str):
+            return normalize_text(answer) == normalize_text(gold)
+        value = parse_number(answer.removesuffix("%") if question.kind == "percentage" else answer)
+        return value is not None and abs(value - Fraction(gold)) <= (_HALF_A_CENT if rounded else 0)
     names = [normalize_text(name) for name in re.split(r",\s*and\s|\sand\s|[,;\n]", answer) if name.strip()]
     return sorted(names) == sorted(map(normalize_text, question.golds))
 
@@ -275,14 +273,6 @@ def matches(question: SQLQuestion, found: QueryResult) -> bool:
     """Whether a column of a result holds the gold values and nothing else, in any order."""
     columns = [sorted(map(_key, column)) for column in zip(*found.rows, strict=True)]
     return not found.more and sorted(map(_key, question.golds)) in columns
-
-
-def _equal(kind: str, answer: str, gold: Any) -> bool:
-    if isinstance(gold, str):
-        return normalize_text(answer) == normalize_text(gold)
-    value = parse_number(answer.removesuffix("%") if kind == "percentage" else answer)
-    tolerance = _HALF_A_CENT if kind in ("average", "percentage") else 0
-    return value is not None and abs(value - Fraction(gold)) <= tolerance
 
 
 def _key(value: Any) -> tuple[str, str]:
