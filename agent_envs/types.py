@@ -68,23 +68,13 @@ class TurnOutcome:
 
 @dataclass(frozen=True, slots=True)
 class TurnContext:
-    """A turn as reward terms see it: the agent's own text and the environment's own records, nothing a tool wrote.
-
-    Attributes:
-        turn: the parsed turn.
-        metrics, previous_metrics: the task's metrics after this turn and after the turn before it.
-        done: the episode ends with this turn.
-        number: of the turn, from 1.
-        previous_turns: the turns before this one.
-        failed: it could not be parsed, or a call in it failed by the agent's mistake.
-        repeated: it makes calls, and all of them were made before.
-    """
+    """A turn as reward terms see it: the agent's own text and the environment's own records, nothing a tool wrote."""
 
     turn: Turn
-    metrics: dict[str, float]
-    previous_metrics: dict[str, float]
-    done: bool
-    number: int
+    metrics: dict[str, float]  # the task's, after this turn
+    previous_metrics: dict[str, float]  # and after the turn before it
+    done: bool  # the episode ends with this turn
+    number: int  # of the turn, from 1
     previous_turns: list[Turn]
-    failed: bool
-    repeated: bool
+    failed: bool  # it could not be parsed, or a call in it failed by the agent's mistake
+    repeated: bool  # it makes calls, and all of them were made before

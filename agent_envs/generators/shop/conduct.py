@@ -19,18 +19,13 @@ class Conduct:
     A call breaks a rule for good if the customer has not been found before it, if it writes to somebody else's order or
     account, puts too many pieces into an order, or changes a value that the request leaves as it is. A wrong value in the
     right place breaks no rule.
-
-    Attributes:
-        asked: the paths of the values that serving the request changes.
-        touched: the records, ("orders", "O1001"), that calls wrote to against the rules.
-        broken: what was against the rules, in words, a line for each call and reason.
     """
 
     def __init__(self, request: Request):
         self._before, self._goal = values_of(request.state), values_of(request.goal)
-        self.asked = different_paths(self._before, self._goal)
-        self.touched: set[Path] = set()
-        self.broken: list[str] = []
+        self.requested = different_paths(self._before, self._goal)  # values that serving the request changes
+        self.touched: set[Path] = set()  # records, ("orders", "O1001"), that calls wrote to against the rules
+        self.broken: list[str] = []  # what was against the rules, a line for each call and reason
         self._customer = request.customer
         self._found = False
         self._now = self._before
@@ -48,7 +43,7 @@ class Conduct:
         self._now = now
         records = {path[:2] for path in changed} | _named_records(call)
         strangers = {record for record in records if self._is_strangers(record, state)}
-        others = {path[:2] for path in changed - self.asked} - strangers
+        others = {path[:2] for path in changed - self.requested} - strangers
         self.touched |= strangers | others
         self.broken += [f"{call.name}: {id} belongs to another customer" for _, id in sorted(strangers)]
         self.broken += [f"{call.name}: nobody asked to change {id} in this way" for _, id in sorted(others)]
@@ -65,7 +60,7 @@ class Conduct:
     def progress(self, state: ShopState) -> float:
         """The share of the values to change that are as they should be."""
         now = values_of(state)
-        return sum(_at(now, path) == _at(self._goal, path) for path in self.asked) / len(self.asked)
+        return sum(_at(now, path) == _at(self._goal, path) for path in self.requested) / len(self.requested)
 
     def _is_strangers(self, record: Path, state: ShopState) -> bool:
         table, id = record
