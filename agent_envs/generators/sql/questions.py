@@ -223,9 +223,15 @@ def make_question(rng: random.Random, split: str, difficulty: str) -> SQLQuestio
         text, sql = _fill_slots(in_text, rng.choice(texts.split(" | "))), _fill_slots(in_sql, sql)
         found = open_database(schema, number).query(sql)
         golds = tuple(row[0] for row in found.rows)
-        if 1 <= len(golds) <= _MOST_NAMES if kind == "names" else len(golds) == 1 and golds[0] not in (None, 0):
+        if _is_askable(kind, golds):
             text += _FORMAT_REQUESTS.get(kind, "")
             return SQLQuestion(text, schema, number, kind, sql, golds, found.tables)
+
+
+def _is_askable(kind: str, golds: tuple) -> bool:
+    if kind == "names":
+        return 1 <= len(golds) <= _MOST_NAMES
+    return len(golds) == 1 and golds[0] not in (None, 0)
 
 
 def _draw_slot_values(template: str, schema: str, number: int, rng: random.Random) -> tuple[Slots, Slots]:
