@@ -179,10 +179,8 @@ def _resolve_support(loaded: _Loaded, passages: Iterable[Passage], name: str) ->
     wanted = {id for ids in loaded.supporting_ids.values() for id in ids}
     found = {passage.id: passage for passage in passages if passage.id in wanted} if wanted else {}
     if missing := sorted(wanted - found.keys()):
-        warnings.warn(
-            f"{name}: {len(missing)} of {len(wanted)} supporting_ids are not in the corpus: {missing[0]!r}",
-            stacklevel=3,
-        )
+        count = f"{len(missing)} of {len(wanted)}"
+        warnings.warn(f"{name}: {count} supporting_ids are not in the corpus: {missing[0]!r}", stacklevel=3)
 
     def resolve(split: str | None, question: Question) -> Question:
         gold = [found[id] for id in loaded.supporting_ids.get((split, question.id), ()) if id in found]
@@ -255,11 +253,8 @@ def _without(train: Sequence[Question], held_out: Sequence[Question], name: str)
     keys, ids = {_key(question) for question in held_out}, {question.id for question in held_out}
     kept = [question for question in train if _key(question) not in keys]
     if shared := len(train) - len(kept):
-        warnings.warn(
-            f"{name}: {shared} of {len(train)} training questions are held out too; they are left out of training, or the "
-            "score would say what was learned by heart",
-            stacklevel=2,
-        )
+        both = f"{shared} of {len(train)} training questions are held out too"
+        warnings.warn(f"{name}: {both}; they are left out of training", stacklevel=2)
     taken = ids | {question.id for question in kept}
     return tuple(replace(q, id=_free_id(q.id, taken)) if q.id in ids else q for q in kept)
 

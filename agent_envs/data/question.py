@@ -91,10 +91,8 @@ def question_from_row(row: object) -> Question:
     titles = _read_optional(row, "supporting_titles", _each(_text)) or named
     paragraphs = _read_optional(row, "supporting_paragraphs", _each(_text)) or ()
     if paragraphs and len(paragraphs) != len(titles):
-        raise ValueError(
-            f"'supporting_paragraphs': give one for each of supporting_titles, got {len(paragraphs)} for {len(titles)}; "
-            "where two have one title, the title twice"
-        )
+        got = f"got {len(paragraphs)} for {len(titles)}; where two have one title, the title twice"
+        raise ValueError(f"'supporting_paragraphs': give one for each of supporting_titles, {got}")
     return Question(
         id=_read_required(row, "id", _identifier),
         **{name: _read_required(row, name, _text) for name in ("question", "answer")},

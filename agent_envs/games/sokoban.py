@@ -192,10 +192,8 @@ def generate(rng: random.Random, size: int, boxes: int, moves: tuple[int, int], 
         level = Level(size, floor, targets, at, player)
         if split_of(canonical_form(rows(level))) == split:
             return level, length
-    raise ValueError(
-        f"found no {size}x{size} level with {boxes} boxes that takes {moves[0]} to {moves[1]} moves; "
-        "ask for fewer boxes or moves, or another size"
-    )
+    level_of = f"{size}x{size} level with {boxes} boxes that takes {moves[0]} to {moves[1]} moves"
+    raise ValueError(f"found no {level_of}; ask for fewer boxes or moves, or another size")
 
 
 def _undo(floor: frozenset[Cell], targets: frozenset[Cell], depth: int) -> dict[State, int]:

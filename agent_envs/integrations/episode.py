@@ -202,10 +202,9 @@ def check_question(messages: Sequence[Message], prompt: Sequence[Mapping[str, An
 def raise_on_tool_failure(reply: Reply, library: str) -> None:
     """Raise a RuntimeError where a tool broke in a turn, for libraries that cannot leave an episode out."""
     if reply.metrics["tool_faults"]:
-        results = "; ".join(reply.results)[:200]
+        broken = f"a tool broke, so the return says nothing about the policy: {'; '.join(reply.results)[:200]}"
         raise RuntimeError(
-            f"a tool broke, and what the episode earned says nothing about the policy: {results}. {library} would learn from it "
-            "all the same; continue from the last checkpoint when the tool works"
+            f"{broken}. {library} would learn from it; continue from the last checkpoint when the tool works"
         )
 
 

@@ -127,10 +127,7 @@ def _check_trainer(trainer: Any) -> None:
     if not hasattr(trainer, "_generate_single_turn"):
         raise ValueError("this TRL samples in another way: rollout_func is for TRL 1.16 (pip install 'trl==1.16.*')")
     if trainer.mask_truncated_completions:
-        raise ValueError(
-            "mask_truncated_completions looks for an end-of-turn token, which a turn that a closing tag ends does not "
-            "have, and would mask whole episodes: leave it off"
-        )
+        raise ValueError("mask_truncated_completions would mask episodes that end at a closing tag: leave it off")
 
 
 def _stop_at_tags(trainer: Any, row: TokenEpisode) -> None:

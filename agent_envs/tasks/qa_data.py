@@ -90,11 +90,8 @@ def stamp_places(benchmark: str, data: str | None, corpus: str | None = None) ->
 def warn_of_shared(data: str | None, advice: str = "") -> None:
     """Warn of a file of questions, which is taken for both splits."""
     if data and Path(data).expanduser().is_file():
-        warnings.warn(
-            f"{data} is a file, and so has the questions of both splits: what is trained on is evaluated on too. Give a folder "
-            f"with a file of each{advice}",
-            stacklevel=3,
-        )
+        both = "has the questions of both splits: what is trained on is evaluated on too"
+        warnings.warn(f"{data} is a file, and so {both}. Give a folder with a file of each{advice}", stacklevel=3)
 
 
 def source_parameters(benchmark: str) -> list[str]:
@@ -114,10 +111,8 @@ def _load(benchmark: str, split: str, places: tuple, holdout: int, **arguments) 
         task, aside = _load(benchmark, "train", places, 0, **arguments), split == "validation"
         questions = tuple(q for i, q in enumerate(task.questions) if (i % holdout == 0) == aside)
         if not questions:
-            raise ValueError(
-                f"holdout={holdout} leaves no {split} question of the {len(task.questions)} in {task.source}: give more "
-                "questions, or a file of each split"
-            )
+            count = f"the {len(task.questions)} in {task.source}"
+            raise ValueError(f"holdout={holdout} leaves no {split} question of {count}: give more questions")
         source = f"{task.source}, {'only' if aside else 'without'} each {holdout}th question"
         return replace(task, split=split, questions=questions, source=source)
     if benchmark == "miniwiki":

@@ -44,10 +44,8 @@ def run_baselines(
     for name, script in env.SCRIPTS.items():
         episodes_run = [roll_out(env, script, seed + i, options) for i, options in enumerate(track(numbers))]
         if broken := sum(any(turn["tool_faults"] for turn in episode) for episode in episodes_run):
-            raise RuntimeError(
-                f"{id}: a tool broke in {broken} of the {len(episodes_run)} episodes of the agent {name!r}, whose score would be "
-                "that of the outage: run them again when it works"
-            )
+            share = f"{broken} of the {len(episodes_run)} episodes of the agent {name!r}"
+            raise RuntimeError(f"{id}: a tool broke in {share}: run them again when it works")
         scores = [float(episode[-1].get(env.PRIMARY_METRIC, 0.0)) for episode in episodes_run]
         row = {"id": id, "agent": name, "score": float(np.mean(scores)), "interval": bootstrap_interval(scores)}
         row["reward"] = float(np.mean([sum(turn["reward"] for turn in episode) for episode in episodes_run]))
