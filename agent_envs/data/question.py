@@ -190,7 +190,6 @@ def _json_rows(path: Path) -> Rows:
 
 
 # Extension -> its reader, and what comes between file and number in errors.
-_LINES = {".jsonl": (jsonl_rows, ":"), ".tsv": (tsv_rows, ":"), ".csv": (csv_rows, ":")}
-_TABLE = partial(parquet_rows, columns_of=lambda names: names)
-_READERS: Mapping[str, tuple[Callable[[Path], Rows], str]] = {**_LINES, ".parquet": (_TABLE, ": row ")}
+_READERS: dict[str, tuple[Callable[[Path], Rows], str]] = {".jsonl": (jsonl_rows, ":"), ".tsv": (tsv_rows, ":")}
+_READERS |= {".csv": (csv_rows, ":"), ".parquet": (partial(parquet_rows, columns_of=lambda names: names), ": row ")}
 FORMATS = (".jsonl", ".json", ".csv", ".tsv", ".parquet")  # those that a name can tell

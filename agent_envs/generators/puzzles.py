@@ -356,6 +356,6 @@ print(len(seen))"""
     return _solve(text, program)
 
 
-_ALL = counting, recurrence, chains, primes, weekdays, days_after, change, windows, cipher, table, walks, roads
-_ALL += circle, automaton, robot
-KINDS: dict[str, Callable[[random.Random], Puzzle]] = {make.__name__: make for make in _ALL}
+_NUMBERS = counting, recurrence, chains, primes, weekdays, days_after, change
+_DATA, _RULES = (windows, cipher, table, walks, roads), (circle, automaton, robot)
+KINDS: dict[str, Callable[[random.Random], Puzzle]] = {make.__name__: make for make in (*_NUMBERS, *_DATA, *_RULES)}

@@ -83,9 +83,9 @@ def execute(
         stack.callback(os.close, reports)
         with os.fdopen(report, "wb"):  # ours to close as soon as the child has it
             payload = encode_payload(backend, code, report, deadline, scratch, timeout, memory_mb) + encode(stdin)
-            pipes = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
-            place: dict[str, Any] = {"env": {}, "cwd": "/", "pass_fds": (report,), "start_new_session": True}
-            process = subprocess.Popen(first_command(), bufsize=0, **pipes, **place)
+            options: dict[str, Any] = dict.fromkeys(("stdin", "stdout", "stderr"), subprocess.PIPE)
+            options |= {"env": {}, "cwd": "/", "pass_fds": (report,), "start_new_session": True}
+            process = subprocess.Popen(first_command(), bufsize=0, **options)
         assert process.stdin and process.stdout and process.stderr  # pipes, all three
         try:
             report_line = _communicate(process, payload, reports, deadline + _GRACE, out, err)
