@@ -144,6 +144,7 @@ def test_a_demonstrator_may_be_given_easier_instances(monkeypatch):
     """Those of ``env_kwargs``; what else the task was made with stays, and the policy learns on the task itself."""
     envs, stages = make_envs("AgentR1/Sokoban-v0", '{"size": 7, "moves": [3, 9]}', "train", 4), []
     policy = cold_start.make_policy(envs, 0)
+    monkeypatch.setattr(curriculum, "POOL", 4)
     scripted_episodes = curriculum.lessons.scripted_episodes
 
     def watch(stage, *args):
