@@ -1,4 +1,4 @@
-"""An engine's passes through the model: by `llama` or by the library, and on a GPU decoding steps as CUDA graphs."""
+"""An engine's passes through the model: by `llama` or in the library's layers, on a GPU decoding steps as CUDA graphs."""
 
 import collections
 import os
@@ -10,37 +10,40 @@ from retrieval_index.verified_array import usable_memory
 from trainers.engines import llama
 from trainers.engines.cuda_graphs import CUDAGraphCache, bucket_size, supports_cuda_graphs
 from trainers.engines.kv_cache import KVCache
+from trainers.models.architecture import layer_kinds, local_widths, narrow_window
 from trainers.models.policy import Policy
-from trainers.runtime.errors import UserError
 
 PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
+PROBE_WINDOW = 8  # tokens: sliding windows are this narrow in the passes that are compared, so that rows outgrow them
+PROBE_WIDTH = 512  # columns of the cache, or as many as are wider than all windows: most of them behind the rows' end
 # Of the device's memory: buffers up to this size stay while the policy is trained, as graphs read them on a GPU, and on a
 # CPU new memory has to be cleared; larger ones are made again for each rollout.
 KEPT_FRACTION = 0.1
 
 
 class ModelRunner:
-    """Token ids in, hidden states out; keys and values go into the KV cache that `reset` returned."""
+    """Token ids in, hidden states out; keys and values go into the KV cache that `reset` returned.
+
+    Attributes:
+        unfit: why the model cannot be run with that cache, "" if it can.
+    """
 
     def __init__(self, policy: Policy):
-        config = policy.model.config.get_text_config()
-        kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-        if other := kinds - {"full_attention", "sliding_attention"}:
-            raise UserError(f"{type(policy.model).__name__} has layers that this engine cannot cache: {sorted(other)}")
+        self._config = policy.model.config.get_text_config()
+        self._kinds = layer_kinds(self._config)
         self.processed: collections.Counter[str] = collections.Counter()
-        self._policy, self._backbone = policy, policy.model.base_model
+        self._policy, self._backbone, self._kv_cache = policy, policy.backbone, KVCache()
         self._merges = self._has_room_to_merge()
         self._weights: llama.CastWeights | None = None
         self._graphs: CUDAGraphCache | None = None
-        kind, on_gpu = type(policy.model).__name__, supports_cuda_graphs(policy.device)
-        exact = policy.dtype == torch.float32
+        on_gpu, exact = supports_cuda_graphs(policy.device), policy.dtype == torch.float32
         # In bfloat16 a small difference, as in the rotary embedding, looks like rounding: so not any model is tried.
-        self._runs_as_llama = getattr(config, "model_type", None) in llama.MODEL_TYPES
+        self._runs_as_llama = len(self._kinds) == 1 and getattr(self._config, "model_type", None) in llama.MODEL_TYPES
         if self._runs_as_llama:
             self._runs_as_llama = not self._find_difference(1e-4 if exact else 0.05)
-        if not self._runs_as_llama and (reason := self._find_difference(1e-3 if exact else 0.25)):
-            raise UserError(f"{kind} cannot be sampled from with this engine's cache ({reason}): try --engine vllm")
-        if on_gpu and not self._runs_as_llama:
+        self.unfit = "" if self._runs_as_llama else self._find_difference(1e-3 if exact else 0.25)
+        if on_gpu and not self._runs_as_llama and not self.unfit:
+            kind = type(policy.model).__name__
             slow = f"{kind} is sampled from in the library's layers, without CUDA graphs: several times as slow"
             warnings.warn(slow, stacklevel=3)
         if on_gpu and self._runs_as_llama:
@@ -52,16 +55,20 @@ class ModelRunner:
 
         So layers are found that keep another state, or tell positions by the width of the cache.
         """
-        window = getattr(self._policy.model.config.get_text_config(), "sliding_window", None)
-        ids, device = self._policy.encode(PROBE_TEXT)[:window], self._policy.device
+        if other := self._kinds - {"full_attention", "sliding_attention"}:
+            return f"it has layers of the kinds {sorted(other)}"
+        ids, device = self._policy.encode(PROBE_TEXT), self._policy.device
         rows = [ids, ids[: 1 + len(ids) // 2]]
+        width = max([PROBE_WIDTH, *local_widths(self._config)]) + 1
+        width = max(len(ids), int(min(width, self._policy.max_length)))
         self._kv_cache, self._weights, self._weights_changed = KVCache(), None, True
         try:
-            with self._policy.autocast():
+            with self._policy.autocast(), narrow_window(self._config, PROBE_WINDOW):
                 passes = [self._backbone(torch.tensor([row], device=device), use_cache=False) for row in rows]
-                self._kv_cache.reserve(len(rows), 0)
+                self._kv_cache.reserve(len(rows), width)
                 self.prefill([row[:-1] for row in rows], [0, 1], [0, 0])
-                found = self.decode([row[-1] for row in rows], [len(row) - 1 for row in rows], len(ids))
+                last, columns = torch.tensor([[row[-1], len(row) - 1] for row in rows], device=device).T[..., None]
+                found = self._run(last, columns, slice(0, len(rows)), width, len(ids))[:, -1]
             expected = torch.stack([one.last_hidden_state[0, -1] for one in passes]).float()
             difference = float((found.float() - expected).abs().max() / expected.abs().max())
             return "" if difference <= tolerance else f"they differ by {difference:.2g}"
@@ -147,11 +154,12 @@ class ModelRunner:
             max_length: what is behind it is padding, whose position need only be one that the model has.
         """
         self._kv_cache.set_positions(rows, columns, width)
-        attention_mask = torch.arange(width, device=ids.device) <= columns[:, None, :, None]
+        masks = self._attention_masks(columns, width)
         positions = columns.clamp(max=max_length - 1)
         if not self._runs_as_llama:
+            converted = {kind: self._policy.to_model_mask(mask) for kind, mask in masks.items()}
             return self._backbone(
-                ids, attention_mask=self._policy.to_model_mask(attention_mask), position_ids=positions,
+                ids, attention_mask=converted if len(masks) > 1 else converted.popitem()[1], position_ids=positions,
                 past_key_values=self._kv_cache, use_cache=True,
             ).last_hidden_state  # fmt: skip
         if self._weights is None:
@@ -159,7 +167,17 @@ class ModelRunner:
         elif self._weights_changed:
             self._weights.refresh()
         self._weights_changed = False
+        (attention_mask,) = masks.values()
         return llama.forward(self._backbone, self._weights, ids, positions, attention_mask, self._kv_cache)
+
+    def _attention_masks(self, columns: torch.Tensor, width: int) -> dict[str, torch.Tensor]:
+        """Which columns of the cache the tokens in ``columns`` [m, w] attend to, bool [m, 1, w, width] by kind of layer."""
+        key, query = torch.arange(width, device=columns.device), columns[:, None, :, None]
+        causal = key <= query
+        return {
+            kind: causal if kind == "full_attention" else causal & (key > query - self._config.sliding_window)
+            for kind in self._kinds
+        }
 
 
 def _device_memory(device: torch.device) -> int:

@@ -1,7 +1,6 @@
 """Sampling from a `transformers` model, with keys and values kept across turns."""
 
 import collections
-import math
 import warnings
 from dataclasses import replace
 
@@ -9,6 +8,7 @@ import torch
 
 from agent_envs.chat_tokens import StopChecker
 from trainers.engines.engine import Completion, SamplingParams, turn_lengths
+from trainers.engines.library_sampler import LibrarySampler
 from trainers.engines.model_runner import ModelRunner
 from trainers.engines.prefix_cache import CachedSequence, PrefixCache
 from trainers.engines.sampling import sample
@@ -21,18 +21,20 @@ MIN_SHARED_PREFIX = 16  # tokens that all new prompts begin with, such as instru
 class TransformersEngine:
     """An `Engine` with continuous batching over a KV cache of shared prefixes.
 
+    A model that keeps another state than keys and values is sampled from by `LibrarySampler`, with a warning.
+
     Raises:
-        ValueError: the model keeps a state other than keys and values.
+        ValueError: nor does the library's own cache give what the model computes without one.
     """
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
         self.policy, self._runner, self._is_complete = policy, ModelRunner(policy), StopChecker(policy, stop)
-        # Attention is over all that the KV cache holds, so no conversation may be longer than a layer's window.
-        window = getattr(policy.model.config.get_text_config(), "sliding_window", None) or math.inf
-        self.max_length = min(policy.max_length, window)
-        if window < policy.max_length:
-            limit = f"conversations end at {window} tokens, the window of {type(policy.model).__name__}'s attention"
-            warnings.warn(f"{limit}: take short passages (k, max_chars), another model, or --engine vllm", stacklevel=2)
+        self.max_length = policy.max_length
+        self._library: LibrarySampler | None = None
+        if reason := self._runner.unfit:
+            kind = type(policy.model).__name__
+            warnings.warn(f"{kind} is sampled from with the library's own cache, which is slower: {reason}", stacklevel=2)
+            self._library = LibrarySampler(policy, self._is_complete, self._runner.processed)
         self.reset()
 
     @property
@@ -45,6 +47,7 @@ class TransformersEngine:
         self._cache = PrefixCache(self._runner.reset())
         self._open: dict[int, tuple[Completion, int]] = {}  # by conversation, with the turn's maximal length
         self._running: list[CachedSequence] = []  # those with open turns
+        self._waiting: dict[int, list[int]] = {}  # prompts for the library
         self._params = SamplingParams(max_new_tokens=1)  # of the open turns
 
     @property
@@ -60,13 +63,16 @@ class TransformersEngine:
             raise ValueError(f"conversations {repeated} have an open turn already")
         lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length)
         self._params = params
+        self._open |= {key: (Completion(), length) for key, length in lengths.items()}
+        if self._library is not None:
+            self._waiting |= prompts
+            return
         matched = self._cache.match(prompts)
         with torch.no_grad(), self.policy.autocast():
             self._prefill({sequence: ids[:-1] for sequence, ids in matched.items()})
         for sequence, ids in matched.items():
             sequence.next_id = ids[-1]
         self._running += matched
-        self._open |= {key: (Completion(), length) for key, length in lengths.items()}
 
     def wait(self) -> dict[int, Completion]:
         """`Engine.wait`."""
@@ -75,8 +81,15 @@ class TransformersEngine:
         # Around all of it: under autocast weights are rounded once, and not for each token.
         with torch.no_grad(), self.policy.autocast():
             while self._open and len(done) <= enough:
-                done |= self._decode_step()
+                done |= self._decode_step() if self._library is None else self._sample_by(self._library)
         return done
+
+    def _sample_by(self, library: LibrarySampler) -> dict[int, Completion]:
+        """Whole turns of some of the waiting conversations."""
+        prompts = {key: self._waiting.pop(key) for key in library.choose(self._waiting)}
+        turns = {key: self._open.pop(key) for key in prompts}
+        library.sample_turns(prompts, turns, self._params)
+        return {key: completion for key, (completion, _) in turns.items()}
 
     def _prefill(self, wanted: dict[CachedSequence, list[int]]) -> None:
         """Let the KV cache hold all of these ids."""

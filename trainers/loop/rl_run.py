@@ -39,7 +39,7 @@ class RLRun:
     def __init__(self, setup: Setup, optimizer: torch.optim.Optimizer, **modules: torch.nn.Module):
         self.setup, self.args, self.policy = setup, setup.args, setup.policy
         self.key, self.episodes_so_far, self._warned = f"eval/{setup.score}", 0, False
-        self.tracker, self._meter = CollapseTracker(setup.score), ForwardTokenMeter(setup.policy.model.base_model)
+        self.tracker, self._meter = CollapseTracker(setup.score), ForwardTokenMeter(setup.policy.backbone)
         self.run = Run(
             setup.args, setup.algorithm, setup.folder, setup.player, optimizer, self, updates=setup.args.updates,
             learner=setup.policy, modules=modules,

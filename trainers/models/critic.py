@@ -21,7 +21,7 @@ class Critic(torch.nn.Module):
         self.shared = shared
         self._policy = [policy] if shared else []  # in a list: its weights are not this module's
         self.dtype, self.tree_attention = policy.dtype, policy.tree_attention  # before the copy: it may replace layers
-        self.backbone = None if shared else copy_trainable(policy.model.base_model, policy.model)
+        self.backbone = None if shared else copy_trainable(policy.backbone, policy.model)
         size = policy.model.config.get_text_config().hidden_size
         self.head = torch.nn.Linear(size, 1, device=policy.device)
         torch.nn.init.zeros_(self.head.weight)
@@ -33,7 +33,7 @@ class Critic(torch.nn.Module):
         ``states``: `Policy.hidden_states` if already known, for a critic that shares the policy's layers.
         """
         if states is None:
-            backbone = self._policy[0].model.base_model if self.backbone is None else self.backbone
+            backbone = self._policy[0].backbone if self.backbone is None else self.backbone
             states = compute_hidden_states(backbone, batch, self.dtype, self.tree_attention)
         hidden, node_index = states
         values = torch.nn.functional.pad(self.head(hidden).squeeze(-1)[node_index[:, :-1]], (1, 0))

@@ -11,6 +11,7 @@ from transformers import PreTrainedConfig, PreTrainedModel
 from transformers.modeling_layers import GradientCheckpointingLayer
 
 from trainers.models import flex_attention, row_attention
+from trainers.models.architecture import layer_kinds, local_widths
 from trainers.models.prefix_trees import TOKEN_COST, build_trees
 from trainers.trajectory import Batch, Sequence, collate_sequences
 
@@ -127,8 +128,7 @@ def choose_tree_attention(backbone: torch.nn.Module, ids: list[int], dtype: torc
     with an attention mask; "" not at all. For "packed" and "rows" gradients are compared too.
     """
     config = _text_config(backbone)
-    kinds = set(getattr(config, "layer_types", None) or ["full_attention"])
-    if kinds != {"full_attention"} or getattr(config, "sliding_window", None):
+    if layer_kinds(config) != {"full_attention"} or local_widths(config):
         return ""  # a window would have to be cut out of the mask
     device, usual = next(backbone.parameters()).device, config._attn_implementation
     if device.type == "cuda" and usual in ("sdpa", flex_attention.ATTENTION_NAME):

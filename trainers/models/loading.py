@@ -16,6 +16,7 @@ from transformers import (
 from transformers.utils import cached_file, logging
 
 from trainers.models import gguf, lora
+from trainers.models.architecture import find_backbone
 from trainers.models.hidden_states import has_bfloat16_products, round_frozen
 from trainers.models.policy import Policy, check_finite
 from trainers.runtime.errors import UserError
@@ -41,7 +42,7 @@ def set_matmul_precision(model: PreTrainedModel, dtype: str) -> None:
     torch.set_float32_matmul_precision("highest")
     if dtype != "bfloat16" or model.device.type != "cuda":
         return
-    rotary = getattr(model.base_model, "rotary_emb", None)
+    rotary = getattr(find_backbone(model), "rotary_emb", None)
     try:
         expected = _rotary_angles(rotary, model.device)
         torch.set_float32_matmul_precision("high")

@@ -1,11 +1,72 @@
 """From hidden states to log-probabilities, without ever holding all logits of a large vocabulary."""
 
+from collections.abc import Callable
+from dataclasses import dataclass
+
 import torch
 from torch.utils.checkpoint import checkpoint
+from transformers import PreTrainedModel
 
 from trainers.algorithms.losses import entropy
+from trainers.models.architecture import find_backbone
+from trainers.runtime.errors import UserError
 
 MAX_LOGITS = 2**24  # that are held at once, and again in the backward pass: 64 MiB
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AfterHead:
+    """What a model does to the output x of its head: cap · tanh(scale · x / cap), or scale · x without a cap."""
+
+    scale: float = 1.0
+    cap: float | None = None
+
+    def __call__(self, logits: torch.Tensor) -> torch.Tensor:
+        """The logits [..., V] that the model samples from."""
+        if self.scale != 1:
+            logits = logits * self.scale
+        return logits if self.cap is None else torch.tanh(logits / self.cap) * self.cap
+
+
+_SMALL, _LARGE = 2.0**-10, 1e6  # outputs of a head that show what it is scaled by, and its cap
+
+
+@torch.no_grad()
+def find_after_head(model: PreTrainedModel, ids: torch.Tensor) -> AfterHead:
+    """Find what a model does to the output of its head, by putting known numbers in its place.
+
+    Args:
+        ids: int64 [1, T], any tokens.
+
+    Raises:
+        ValueError: the head reads something else than the last hidden states, or its output is neither scaled nor capped.
+    """
+    kind, head = type(model).__name__, model.get_output_embeddings()
+    inputs: list[torch.Tensor] = []
+    values: list[torch.Tensor] = []  # [3, T, V]
+
+    def replace_output(module: torch.nn.Module, args: tuple[torch.Tensor], output: torch.Tensor) -> torch.Tensor:
+        steps = torch.linspace(-200, 200, output.shape[-1], device=output.device).expand(output.shape[1:])
+        inputs.append(args[0])
+        values.append(torch.stack([torch.full_like(steps, _SMALL), torch.full_like(steps, _LARGE), steps]))
+        return values[-1]
+
+    if head is None:
+        raise UserError(f"{kind} has no head between its last hidden states and its logits: take another model")
+    hook = head.register_forward_hook(replace_output)
+    try:
+        found = model(ids.expand(3, -1), use_cache=False).logits.float()
+    finally:
+        hook.remove()
+    hidden = find_backbone(model)(ids, use_cache=False)[0].float()
+    same_shape = len(inputs) == 1 and inputs[0].shape[1:] == hidden.shape[1:]
+    if not same_shape or (inputs[0][:1].float() - hidden).abs().max() > 1e-2 * hidden.abs().max():
+        raise UserError(f"the head of {kind} reads something else than its last hidden states: take another model")
+    scale, most = float(found[0, 0, 0]) / _SMALL, float(found[1, 0, 0])
+    after = AfterHead(scale=1.0 if abs(scale - 1) < 1e-5 else scale, cap=most if most < 0.9 * scale * _LARGE else None)
+    if found.shape != values[0].shape or not torch.allclose(after(values[0]), found, rtol=1e-3, atol=1e-3):
+        raise UserError(f"{kind} neither scales nor caps its logits, but changes them otherwise: take another model")
+    return after
 
 
 def compute_logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
@@ -15,7 +76,7 @@ def compute_logits(head: torch.nn.Module, hidden: torch.Tensor) -> torch.Tensor:
 
 
 def token_logprobs(
-    head: torch.nn.Module,
+    logits_of: Callable[[torch.Tensor], torch.Tensor],
     hidden: torch.Tensor,
     rows: torch.Tensor,
     targets: torch.Tensor,
@@ -25,7 +86,7 @@ def token_logprobs(
     """Compute the log-probability of each token and the entropy of each distribution, `MAX_LOGITS` logits at a time.
 
     Args:
-        head: hidden states [n, H] to logits [n, V].
+        logits_of: hidden states [n, H] to float32 logits [n, V].
         hidden: [N, H], each of which may have been drawn from several times.
         rows: int64 [M], the hidden state that each token was drawn from.
         targets: int64 [M], the tokens.
@@ -35,14 +96,14 @@ def token_logprobs(
     """
 
     def part(hidden: torch.Tensor, rows: torch.Tensor, targets: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-        logprobs = (compute_logits(head, hidden) / temperature).log_softmax(-1)
+        logprobs = (logits_of(hidden) / temperature).log_softmax(-1)
         with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
             uncertainty = entropy(logprobs)
         return logprobs[rows, targets], uncertainty
 
     if not len(hidden):
         return part(hidden, rows, targets)
-    size = max(1, MAX_LOGITS // compute_logits(head, hidden[:1].detach()).shape[-1])
+    size = max(1, MAX_LOGITS // logits_of(hidden[:1].detach()).shape[-1])
     if len(hidden) <= size:
         return part(hidden, rows, targets)
     # The tokens in the order of the hidden states that they were drawn from, and how many each part has.

@@ -1,6 +1,5 @@
 """A causal language model and its tokenizer."""
 
-import math
 from collections.abc import Iterable
 from functools import cached_property
 from typing import cast
@@ -10,6 +9,7 @@ from torch.distributed.tensor import DTensor
 from transformers import PreTrainedModel, PreTrainedTokenizerBase
 
 from agent_envs.chat_tokens import ChatTokens
+from trainers.models.architecture import find_backbone, max_positions
 from trainers.models.hidden_states import (
     HiddenStates,
     autocast,
@@ -17,7 +17,7 @@ from trainers.models.hidden_states import (
     compute_hidden_states,
     token_cost_of,
 )
-from trainers.models.logits import compute_logits, token_logprobs
+from trainers.models.logits import compute_logits, find_after_head, token_logprobs
 from trainers.runtime.errors import UserError
 from trainers.trajectory import Batch
 
@@ -40,41 +40,28 @@ class Policy(ChatTokens):
         if self.device.type == "cuda":
             # cuDNN's attention plans for each shape anew, and here shapes change all the time.
             torch.backends.cuda.enable_cudnn_sdp(False)
-        self._check_head(self._sample)
+        with self.autocast():
+            self.after_head = find_after_head(model, torch.tensor([self._sample[:8]], device=self.device))
 
     @cached_property
     def tree_attention(self) -> str:
         """How rows with common prefixes are run, by `choose_tree_attention`: found at the first update."""
-        return choose_tree_attention(self.model.base_model, self._sample, self.dtype)
+        return choose_tree_attention(self.backbone, self._sample, self.dtype)
 
     @property
     def token_cost(self) -> int | None:
         """What a token costs this model apart from attention, for `micro_batches`; None where it runs each row by itself."""
         return token_cost_of(self.tree_attention)
 
-    @torch.no_grad()
-    def _check_head(self, text: list[int]) -> None:
-        """Logits are made here from the last hidden state; some models scale or cap them on the way."""
-        ids = torch.tensor([text], device=self.device)
-        with self.autocast():
-            logits = self.model(ids, use_cache=False).logits
-            difference = self.model.get_output_embeddings()(self.model.base_model(ids, use_cache=False)[0]) - logits
-        caps = getattr(self.model.config.get_text_config(), "final_logit_softcapping", None)
-        if caps or difference.abs().max() > 1e-2 * logits.abs().max():
-            raise UserError(f"{type(self.model).__name__} transforms its logits, which this policy does not support")
+    @property
+    def backbone(self) -> torch.nn.Module:
+        """The model's layers below its head."""
+        return find_backbone(self.model)
 
     @property
     def max_length(self) -> float:
-        """Tokens of the longest conversation that the model reads, by positions and rope scaling; ``math.inf`` if unlimited."""
-        config = self.model.config.get_text_config()
-        positions = getattr(config, "max_position_embeddings", None) or math.inf
-        rope = getattr(config, "rope_parameters", None) or {}
-        kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings") or positions
-        if kind in ("dynamic", "longrope"):  # past these the angles depend on the length, also those of cached keys
-            return min(positions, original)
-        if kind in ("yarn", "linear"):  # of the others the positions are stretched already
-            return max(positions, original * rope["factor"])
-        return positions
+        """Tokens of the longest conversation that the model reads: `max_positions`."""
+        return max_positions(self.model.config.get_text_config())
 
     @property
     def device(self) -> torch.device:
@@ -87,7 +74,7 @@ class Policy(ChatTokens):
 
     def logits(self, hidden: torch.Tensor) -> torch.Tensor:
         """Float32 logits [..., V] of hidden states [..., H]."""
-        return compute_logits(self.model.get_output_embeddings(), hidden)
+        return self.after_head(compute_logits(self.model.get_output_embeddings(), hidden))
 
     def to_model_mask(self, attention_mask: torch.Tensor) -> torch.Tensor:
         """A bool mask [B, 1, T, S], true where a token attends, in the form that the model's attention takes."""
@@ -98,7 +85,7 @@ class Policy(ChatTokens):
 
     def hidden_states(self, batch: Batch) -> HiddenStates:
         """The last hidden states of the model, and which of them is each token's: `compute_hidden_states`."""
-        return compute_hidden_states(self.model.base_model, batch, self.dtype, self.tree_attention)
+        return compute_hidden_states(self.backbone, batch, self.dtype, self.tree_attention)
 
     def logprobs(
         self, batch: Batch, temperature: float = 1.0, entropy_gradient: bool = False, states: HiddenStates | None = None
@@ -113,8 +100,8 @@ class Policy(ChatTokens):
         hidden, node_index = self.hidden_states(batch) if states is None else states
         target_mask = batch.mask[:, 1:]
         nodes, which = node_index[:, :-1][target_mask].unique(return_inverse=True)
-        head, targets = self.model.get_output_embeddings(), batch.ids[:, 1:][target_mask]
-        of_tokens, of_nodes = token_logprobs(head, hidden[nodes], which, targets, temperature, entropy_gradient)
+        targets = batch.ids[:, 1:][target_mask]
+        of_tokens, of_nodes = token_logprobs(self.logits, hidden[nodes], which, targets, temperature, entropy_gradient)
         return _scatter(of_tokens, batch.mask), _scatter(of_nodes[which], batch.mask)
 
 

@@ -1,0 +1,182 @@
+"""Every family of models: what is sampled, what is learned from and what the library computes agree, in small random models."""
+
+import warnings
+
+import pytest
+import torch
+from test_agreement import batch_of
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from trainers.checkpoints import checkpoint
+from trainers.engines.engine import generate
+from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.loading import load_policy
+from trainers.models.lora import add_lora, trainable_parameters
+from trainers.models.policy import Policy
+from trainers.trajectory import Step, Trajectory, collate
+
+WINDOW = 8
+MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
+EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
+DELTA = {
+    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
+}  # fmt: skip
+LATENT = {
+    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
+    "num_key_value_heads": 4, "head_dim": None, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+    "first_k_dense_replace": 1,
+}  # fmt: skip
+MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
+
+# Layers run by ourselves, by the library over our cache, or over the library's cache; and what is not as in Llama.
+FAMILIES = {
+    "llama": ("ours", {}),
+    "mistral": ("ours", {"sliding_window": WINDOW}),
+    "qwen2": ("ours", {}),
+    "qwen3": ("ours", {}),
+    "mixtral": ("layers", {**EXPERTS, "sliding_window": WINDOW}),
+    "qwen2-windows": ("layers", {"use_sliding_window": True, "max_window_layers": 1, "sliding_window": WINDOW}),
+    "qwen3_moe": ("layers", EXPERTS),
+    "gpt2": ("layers", {}),
+    "gpt_neox": ("layers", {}),
+    "opt": ("layers", {"ffn_dim": 64, "word_embed_proj_dim": 32}),
+    "falcon": ("layers", {"head_dim": None}),
+    "gemma": ("layers", {}),
+    "gemma2": ("layers", {**MIXED, "final_logit_softcapping": 2.0}),
+    "gemma3_text": ("layers", MIXED),
+    "phi3": ("layers", {"sliding_window": WINDOW}),
+    "cohere": ("layers", {"logit_scale": 0.3}),
+    "cohere2": ("layers", {**MIXED, "logit_scale": 0.3}),
+    "granite": ("layers", {"logits_scaling": 3.0}),
+    "olmo2": ("layers", {}),
+    "olmo3": ("layers", MIXED),
+    "glm4": ("layers", {}),
+    "gpt_oss": ("layers", {**EXPERTS, **MIXED}),
+    "nanochat": ("layers", {"final_logit_softcapping": 2.0}),
+    "smollm3": ("layers", {"no_rope_layers": [1, 0]}),
+    "deepseek_v3": ("layers", {**EXPERTS, **LATENT}),
+    "gpt_neo": ("library", {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW}),
+    "mpt": ("library", {"n_heads": 4, "n_layers": 2, "d_model": 32, "max_seq_len": 4096}),
+    "bloom": ("library", {"n_head": 4, "n_layer": 2}),
+    "falcon-alibi": ("library", {"head_dim": None, "alibi": True}),
+    "llama4_text": (
+        "library",
+        {**EXPERTS, "num_local_experts": 2, "attention_chunk_size": WINDOW, "intermediate_size_mlp": 64,
+         "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
+    ),  # fmt: skip
+    "qwen3_next": ("library", {**EXPERTS, **DELTA, "shared_expert_intermediate_size": 16}),
+    "qwen3_5_text": ("library", DELTA),
+    "granitemoehybrid": (
+        "library",
+        {**EXPERTS, **MAMBA2, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32,
+         "logits_scaling": 3.0},
+    ),  # fmt: skip
+    "lfm2": ("library", {"layer_types": ["conv", "full_attention"]}),
+    "jamba": (
+        "library",
+        {**EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "mamba_d_state": 4,
+         "mamba_dt_rank": 2, "use_mamba_kernels": False},
+    ),  # fmt: skip
+    "mamba": ("library", {"state_size": 4, "time_step_rank": 2}),
+    "mamba2": ("library", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 16}),
+    "rwkv": ("library", {"attention_hidden_size": 32}),
+}  # fmt: skip
+every_family = pytest.mark.parametrize("family", FAMILIES)
+
+
+def build(tokenizers, family: str, lora: bool = False) -> Policy:
+    """A small policy of a family, all of whose weights matter."""
+    tokenizer, options = tokenizers["bytes"], FAMILIES[family][1]
+    common = {
+        "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 4096,
+        "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None, "pad_token_id": 0,
+    }  # fmt: skip
+    config = AutoConfig.for_model(
+        family.split("-")[0], **{name: value for name, value in {**common, **options}.items() if value is not None}
+    )
+    torch.manual_seed(0)
+    model = AutoModelForCausalLM.from_config(config)
+    if lora:
+        with warnings.catch_warnings(action="ignore"):
+            add_lora(model, 2, 4)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter += torch.randn_like(parameter) * 0.15
+    return Policy(model, tokenizer)
+
+
+def plain_logprobs(policy: Policy, ids: list[int], temperature: float = 1.0) -> torch.Tensor:
+    """The log-probability of each token but the first, by the model as the library has it."""
+    logp = (policy.model(torch.tensor([ids]), use_cache=False).logits[0].float() / temperature).log_softmax(-1)
+    return logp[:-1].gather(1, torch.tensor(ids[1:])[:, None])[:, 0]
+
+
+@every_family
+def test_the_sampler_the_trainer_and_the_library_agree(tokenizers, family):
+    """Over turns of conversations of different lengths, which outgrow windows, blocks and chunks beside longer ones."""
+    policy, how = build(tokenizers, family), FAMILIES[family][0]
+    with warnings.catch_warnings(record=True) as said:
+        warnings.simplefilter("always")
+        engine = TransformersEngine(policy, ())
+    assert (how == "library") == any("is sampled from with the library's own cache" in str(w.message) for w in said)
+    assert engine._runner._runs_as_llama == (how == "ours")
+    contexts, episodes = {0: [7, 8, 9], 1: [*range(40, 70)], 2: [5] * 11}, {key: Trajectory() for key in range(3)}
+    for turn in range(2):
+        for key, done in generate(engine, contexts, 7 - turn, 0.8).items():
+            episodes[key].steps.append(Step(prompt=contexts[key], tokens=done.tokens, logprobs=done.logprobs))
+            contexts[key] = [*contexts[key], *done.tokens, *range(80, 84 + 3 * key)]
+    batch = collate(list(episodes.values()), policy.pad_id)
+    with torch.no_grad():
+        trained = policy.logprobs(batch, 0.8)[0]
+        for row, mask, length, own, sampled in zip(
+            batch.ids, batch.mask, batch.lengths, trained, batch.logprobs, strict=True
+        ):
+            mask = mask[:length]
+            expected = plain_logprobs(policy, row[:length].tolist(), 0.8)[mask[1:]]
+            torch.testing.assert_close(own[:length][mask], expected, rtol=0, atol=1e-4)
+            torch.testing.assert_close(sampled[:length][mask], expected, rtol=0, atol=1e-4)
+
+
+@every_family
+@pytest.mark.parametrize("lora", [False, True])
+def test_gradients_through_the_masked_loss_are_plain_ones(tokenizers, family, lora):
+    """In rows that share a prefix longer than windows, and end at different lengths."""
+    policy = build(tokenizers, family, lora)
+    rows = [[*range(20, 32), *tail] for tail in ([3, 4, 5, 6, 7, 8], [9], [3, 4, 40, 41, 42, 43, 44, 45, 46, 47])]
+    batch, parameters = batch_of(rows), trainable_parameters(policy.model)
+    logprobs, _ = policy.logprobs(batch)
+    found = torch.autograd.grad((logprobs * batch.mask).sum(), parameters, allow_unused=True)
+    total = sum(plain_logprobs(policy, row)[mask[1 : len(row)]].sum() for row, mask in zip(rows, batch.mask, strict=True))
+    assert logprobs.sum().item() == pytest.approx(float(total), rel=1e-5)
+    expected = torch.autograd.grad(total, parameters, allow_unused=True)
+    for a, b in zip(found, expected, strict=True):
+        assert (a is None) == (b is None)
+        if b is not None:
+            torch.testing.assert_close(a, b, rtol=1e-3, atol=1e-5 * max(1.0, b.abs().max().item()))
+
+
+def logits(model) -> torch.Tensor:
+    with torch.no_grad():
+        return model(torch.arange(20, 45)[None], use_cache=False).logits
+
+
+@every_family
+def test_an_adapter_merges_and_what_is_saved_is_what_is_loaded(tokenizers, family, tmp_path):
+    peft = pytest.importorskip("peft")
+    policy = build(tokenizers, family)
+    common = {"tokenizer": policy.tokenizer, "optimizers": [], "step": 1, "extra": {}}
+    base = checkpoint.save(tmp_path / "base", model=policy.model, **common)
+    assert torch.equal(logits(load_policy(base, "cpu").model), logits(policy.model))
+    with warnings.catch_warnings(action="ignore"):
+        adapted = load_policy(base, "cpu", lora_rank=2)
+    with torch.no_grad():
+        for parameter in trainable_parameters(adapted.model):
+            parameter += torch.randn_like(parameter) * 0.3
+    expected = logits(adapted.model)
+    assert not torch.allclose(expected, logits(policy.model), atol=1e-2)
+    saved = checkpoint.save(tmp_path / "adapter", model=adapted.model, **common)
+    assert torch.equal(logits(load_policy(saved, "cpu").model), expected)
+    merged = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), saved).merge_and_unload()
+    torch.testing.assert_close(logits(merged.eval()), expected, rtol=0, atol=1e-4)

@@ -1,0 +1,165 @@
+"""Whole turns by the library's own `generate` and cache, for models that keep other states than keys and values.
+
+Prompts are run anew in each turn, and rows of a batch wait for the longest turn among them.
+"""
+
+import collections
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
+
+import torch
+from transformers import (
+    GenerationConfig,
+    LogitsProcessor,
+    LogitsProcessorList,
+    StoppingCriteria,
+    StoppingCriteriaList,
+)
+
+from trainers.engines.engine import Completion, SamplingParams
+from trainers.engines.sampling import sample
+from trainers.models.policy import Policy
+from trainers.runtime.errors import UserError
+
+PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
+PROBE_TOKENS = 3
+MAX_BATCH_TOKENS = 2**15  # of the prompts of a batch, padding included
+
+Turns = Mapping[int, tuple[Completion, int]]
+"""By conversation, the completion to fill and the turn's maximal length."""
+
+
+class LibrarySampler:
+    """Samples turns of a model as the library generates them.
+
+    Args:
+        is_complete: whether the last of a turn's tokens ends it.
+        processed: `Engine.processed`.
+
+    Raises:
+        ValueError: the library's cache does not give what the model computes without one.
+    """
+
+    def __init__(self, policy: Policy, is_complete: Callable[[list[int]], bool], processed: collections.Counter[str]):
+        self._policy, self._is_complete, self._processed = policy, is_complete, processed
+        self._pads = True  # on the left, so that a batch holds prompts of different lengths
+        if self._find_difference():
+            self._pads = False
+            if reason := self._find_difference():
+                kind = type(policy.model).__name__
+                raise UserError(f"{kind} cannot be sampled from with the library's cache ({reason}): try --engine vllm")
+
+    def choose(self, prompts: dict[int, list[int]]) -> list[int]:
+        """The conversations of the next batch: the longest prompts, if need be those of one length."""
+        ordered = sorted(prompts, key=lambda key: len(prompts[key]), reverse=True)
+        longest = len(prompts[ordered[0]])
+        fitting = ordered if self._pads else [key for key in ordered if len(prompts[key]) == longest]
+        return fitting[: max(1, MAX_BATCH_TOKENS // longest)]
+
+    @torch.no_grad()
+    def sample_turns(self, prompts: dict[int, list[int]], turns: Turns, params: SamplingParams) -> None:
+        """Sample the turns of a batch into their completions."""
+        policy, longest = self._policy, max(map(len, prompts.values()))
+        rows = [[policy.pad_id] * (longest - len(prompt)) + prompt for prompt in prompts.values()]
+        is_real = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts.values()]
+        ids, attention_mask = torch.tensor([rows, is_real], device=policy.device)
+        sampler = _TurnSampler([turns[key] for key in prompts], params, self._is_complete)
+        config = GenerationConfig(
+            max_new_tokens=max(length for _, length in sampler.turns), do_sample=False, pad_token_id=policy.pad_id
+        )
+        with _as_sampled(policy):
+            policy.model.generate(
+                ids,
+                attention_mask=attention_mask,
+                generation_config=config,
+                logits_processor=LogitsProcessorList([sampler]),
+                stopping_criteria=StoppingCriteriaList([_AllEnded(sampler)]),
+            )
+        self._processed["prefill"] += ids.numel()
+        self._processed["decode"] += len(rows) * (sampler.steps - 1)
+        self._processed["decode_steps"] += sampler.steps - 1
+
+    def _find_difference(self) -> str:
+        """Say why generating differs from a pass without a cache; "" if it does not. Leaves counts as they were."""
+        policy, counts = self._policy, self._processed.copy()
+        ids = policy.encode(PROBE_TEXT)
+        prompts = {0: ids, 1: ids[: 1 + len(ids) // 2]}
+        turns = {key: (Completion(), PROBE_TOKENS) for key in prompts}
+        params, error = SamplingParams(max_new_tokens=PROBE_TOKENS, temperature=0), 0.0
+        try:
+            with policy.autocast():
+                for batch in [prompts] if self._pads else [{key: prompt} for key, prompt in prompts.items()]:
+                    self.sample_turns(batch, turns, params)
+                for key, prompt in prompts.items():
+                    error = max(error, self._error(prompt, turns[key][0]))
+        except torch.cuda.OutOfMemoryError:
+            raise
+        except Exception as problem:  # whatever a model may make of padding
+            return f"{type(problem).__name__}: {problem}"
+        finally:
+            self._processed.clear()
+            self._processed.update(counts)
+        tolerance = 1e-3 if policy.dtype == torch.float32 else 0.25
+        return "" if error <= tolerance else f"log-probabilities differ by {error:.2g}"
+
+    @torch.no_grad()
+    def _error(self, prompt: list[int], completion: Completion) -> float:
+        """The largest difference of a greedy turn's log-probabilities to those of one pass."""
+        tokens, device = torch.tensor(completion.tokens, device=self._policy.device), self._policy.device
+        ids = torch.tensor([prompt + completion.tokens], device=device)
+        hidden = self._policy.backbone(ids, use_cache=False)[0][0, len(prompt) - 1 : -1]
+        expected = self._policy.logits(hidden).log_softmax(-1).gather(-1, tokens[:, None])[:, 0]
+        return float((expected - torch.tensor(completion.logprobs, device=device)).abs().max())
+
+
+class _TurnSampler(LogitsProcessor):
+    """Draws a token for each row, and leaves it as the only possible one."""
+
+    def __init__(
+        self, turns: list[tuple[Completion, int]], params: SamplingParams, is_complete: Callable[[list[int]], bool]
+    ):
+        self.turns, self._params, self._is_complete = turns, params, is_complete
+        self.ended, self.steps = [False] * len(turns), 0
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
+        params, rows = self._params, torch.arange(len(scores), device=scores.device)
+        tokens, logprobs = sample(scores, rows, params.temperature, params.top_p, params.min_p)
+        self.steps += 1
+        for row, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
+            completion, max_length = self.turns[row]
+            if self.ended[row]:
+                continue
+            completion.tokens.append(token)
+            completion.logprobs.append(logprob)
+            if self._is_complete(completion.tokens):
+                completion.finish_reason = "stop"
+            self.ended[row] = completion.finish_reason == "stop" or len(completion.tokens) == max_length
+        return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
+
+
+class _AllEnded(StoppingCriteria):
+    """Which rows have ended."""
+
+    def __init__(self, sampler: _TurnSampler):
+        self._sampler = sampler
+
+    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
+        return torch.tensor(self._sampler.ended, device=input_ids.device)
+
+
+@contextmanager
+def _as_sampled(policy: Policy) -> Iterator[None]:
+    """Run the model's head in float32, as `Policy.logits` does, and let no defaults of the model change its distribution."""
+    model, head = policy.model, policy.model.get_output_embeddings()
+    kept, forward = model.generation_config, head.forward
+
+    def exact(hidden: torch.Tensor) -> torch.Tensor:
+        with torch.autocast(hidden.device.type, enabled=False):
+            return forward(hidden.float())
+
+    model.generation_config, head.forward = GenerationConfig(), exact
+    try:
+        yield
+    finally:
+        model.generation_config = kept
+        del head.forward

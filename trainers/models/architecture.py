@@ -1,0 +1,59 @@
+"""What is read off a model and its configuration: the layers below the head, the kinds of layers, the longest conversation."""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from transformers import PreTrainedConfig, PreTrainedModel
+
+# How far attention reaches back in some layers, by the names that configurations have for it.
+_WIDTHS = ("sliding_window", "sliding_window_size", "window_size", "attention_window_size", "attention_chunk_size", "local_attention")  # fmt: skip
+_LENGTHS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "n_ctx")
+
+
+def find_backbone(model: PreTrainedModel) -> torch.nn.Module:
+    """The layers below the head. In Llama 4 ``base_model`` is the model itself."""
+    if model.base_model is not model:
+        return model.base_model
+    return next(child for child in model.children() if isinstance(child, PreTrainedModel))
+
+
+def layer_kinds(config: PreTrainedConfig) -> set[str]:
+    """The kinds of layers, "full_attention" and others as `transformers` calls them."""
+    if kinds := getattr(config, "layer_types", None):
+        return set(kinds)
+    return {"sliding_attention" if getattr(config, "sliding_window", None) else "full_attention"}
+
+
+def local_widths(config: PreTrainedConfig) -> list[int]:
+    """The widths of windows and blocks that attention stays within, in layers of any kind."""
+    return [width for name in _WIDTHS if isinstance(width := getattr(config, name, None), int) and width > 0]
+
+
+@contextmanager
+def narrow_window(config: PreTrainedConfig, width: int) -> Iterator[None]:
+    """Let a sliding window, where there is one, be ``width`` tokens wide: the masks of a pass are made from the config."""
+    window = getattr(config, "sliding_window", None)
+    if not window or window <= width:
+        yield
+        return
+    config.sliding_window = width
+    try:
+        yield
+    finally:
+        config.sliding_window = window
+
+
+def max_positions(config: PreTrainedConfig) -> float:
+    """Tokens of the longest conversation that the model reads, by positions and rope scaling; ``math.inf`` if unlimited."""
+    known: list[Any] = [getattr(config, name, None) for name in _LENGTHS]
+    positions: float = next((length for length in known if length), math.inf)
+    rope = getattr(config, "rope_parameters", None) or {}
+    kind, original = rope.get("rope_type"), rope.get("original_max_position_embeddings") or positions
+    if kind in ("dynamic", "longrope"):  # past these the angles depend on the length, also those of cached keys
+        return min(positions, original)
+    if kind in ("yarn", "linear"):  # of the others the positions are stretched already
+        return max(positions, original * rope["factor"])
+    return positions
