@@ -33,7 +33,9 @@ class TransformersEngine:
         self._library: LibrarySampler | None = None
         if reason := self._runner.unfit:
             kind = type(policy.model).__name__
-            warnings.warn(f"{kind} is sampled from with the library's own cache, which is slower: {reason}", stacklevel=2)
+            warnings.warn(
+                f"{kind} is sampled from with the library's own cache, which is slower: {reason}", stacklevel=2
+            )
             self._library = LibrarySampler(policy, self._is_complete, self._runner.processed)
         self.reset()
 

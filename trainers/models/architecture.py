@@ -9,7 +9,7 @@ import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
 # How far attention reaches back in some layers, by the names that configurations have for it.
-_WIDTHS = ("sliding_window", "sliding_window_size", "window_size", "attention_window_size", "attention_chunk_size", "local_attention")  # fmt: skip
+_WIDTHS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size", "local_attention")
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "n_ctx")
 
 

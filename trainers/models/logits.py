@@ -49,7 +49,7 @@ def find_after_head(model: PreTrainedModel, ids: torch.Tensor) -> AfterHead:
         steps = torch.linspace(-200, 200, output.shape[-1], device=output.device).expand(output.shape[1:])
         inputs.append(args[0])
         values.append(torch.stack([torch.full_like(steps, _SMALL), torch.full_like(steps, _LARGE), steps]))
-        return values[-1]
+        return values[-1].clone()  # some models mask logits in place
 
     if head is None:
         raise UserError(f"{kind} has no head between its last hidden states and its logits: take another model")

@@ -4,6 +4,7 @@ The adapter is put into the model in place, so the model keeps its class and is 
 """
 
 import copy
+import warnings
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
@@ -20,12 +21,53 @@ from trainers.runtime.errors import UserError
 
 T = TypeVar("T")
 _PREFIX = "base_model.model."  # before every name in a saved adapter
+_FUSED = {
+    "mamba",
+    "mamba2",
+    "falcon_mamba",
+    "falcon_h1",
+    "nemotron_h",
+}  # model types whose kernels take a weight themselves
 
 
 def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
-    """Freeze the model and put a new adapter beside all its linear layers but the head. Raises ImportError without peft."""
-    peft = _peft()
-    _inject(model, peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM"))
+    """Freeze the model and put a new adapter beside all its linear layers but the head. Raises ImportError without peft.
+
+    A warning says if experts, which are no linear layers, stay as they are.
+    """
+    peft, excluded = _peft(), _find_uncalled(model)
+    config = peft.LoraConfig(r=rank, lora_alpha=alpha, target_modules="all-linear", task_type="CAUSAL_LM")
+    config.exclude_modules = excluded or None
+    _inject(model, config)
+    experts = sum(p.numel() for name, p in model.named_parameters() if p.ndim == 3 and "experts" in name)
+    if experts:
+        share = experts / sum(p.numel() for p in model.parameters())
+        kind = type(model).__name__
+        warnings.warn(f"an adapter of {kind} leaves its experts frozen, {share:.0%} of all weights", stacklevel=2)
+
+
+@torch.no_grad()
+def _find_uncalled(model: PreTrainedModel) -> list[str]:
+    """Last names of linear layers that are not called for a tensor: their weights are read, and an adapter would be idle."""
+    called: dict[str, bool] = {}
+    hooks = []
+    for name, module in model.named_modules():
+        if isinstance(module, torch.nn.Linear) and module is not model.get_output_embeddings():
+            last = name.rpartition(".")[2]
+            called.setdefault(last, False)
+
+            def mark(module: torch.nn.Module, args: Any, output: Any, last: str = last) -> None:
+                called[last] = torch.is_tensor(output)
+
+            hooks.append(module.register_forward_hook(mark))
+    try:
+        model(torch.arange(8, device=model.device)[None], use_cache=False)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    if model.config.model_type in _FUSED and "out_proj" in called:
+        called["out_proj"] = False
+    return sorted(name for name, was_called in called.items() if not was_called)
 
 
 def add_saved_lora(model: PreTrainedModel, path_or_id: str | Path) -> None:

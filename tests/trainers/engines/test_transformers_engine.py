@@ -4,18 +4,10 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import (
-    BloomConfig,
-    BloomForCausalLM,
-    GPTNeoConfig,
-    GPTNeoForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-    RwkvConfig,
-    RwkvForCausalLM,
-)
 
 from trainers.engines.engine import generate
+from trainers.engines.library_sampler import LibrarySampler
+from trainers.engines.model_runner import ModelRunner
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.models.policy import Policy
 
@@ -131,48 +123,45 @@ def test_every_tensor_is_made_where_the_policy_is(make_policy):
         generate(engine, longer, 3, 1.0)
 
 
-def test_a_window_that_holes_would_eat_into_is_refused(make_policy):
-    policy = make_policy("bytes")
-    config = MistralConfig(
-        vocab_size=len(policy.tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=4, num_key_value_heads=4, sliding_window=16, eos_token_id=None, bos_token_id=None,
-    )  # fmt: skip
-    windowed = Policy(MistralForCausalLM(config), policy.tokenizer)
-    with pytest.warns(
-        UserWarning, match="conversations end at 16 tokens, the window of MistralForCausalLM's attention"
+@pytest.mark.parametrize("pads", [True, False], ids=["padded", "of one length"])
+@pytest.mark.parametrize("params", [{"temperature": 0.0}, {"temperature": 0.8, "top_p": 0.9, "min_p": 0.05}])
+def test_the_librarys_cache_gives_the_turns_of_ours(make_policy, monkeypatch, pads, params):
+    """With stop strings, ends and lengths; one conversation draws the same numbers."""
+    policy = make_policy("bytes", 1)
+    prompts = {key: policy.encode(text) for key, text in PROMPTS.items()}
+    stop = (policy.tokenizer.decode(by_transformers(policy, prompts[3], 6)[4:6]),)
+    if params["temperature"]:
+        prompts = {3: prompts[3]}
+    ours = TransformersEngine(policy, stop)
+    monkeypatch.setattr(ModelRunner, "_find_difference", lambda *_: "of a test")
+    with pytest.warns(UserWarning, match="Qwen2ForCausalLM is sampled from with the library's own cache.*: of a test"):
+        library = TransformersEngine(policy, stop)
+    library._library._pads = pads
+    found = []
+    for engine in (ours, library):
+        torch.manual_seed(0)
+        first = generate(engine, prompts, 9, **params)
+        longer = {key: prompts[key] + done.tokens + [9] * (key + 1) for key, done in first.items()}
+        found += [first, generate(engine, longer, 5, **params)]
+    for a, b in zip(found[:2], found[2:], strict=True):
+        assert list(a) == list(b)
+        for key, one in a.items():
+            assert (one.tokens, one.finish_reason) == (b[key].tokens, b[key].finish_reason)
+            assert one.logprobs == pytest.approx(b[key].logprobs, abs=1e-4)
+    if len(prompts) > 1:
+        assert {done.finish_reason for done in found[0].values()} == {"stop", "length"}
+    assert library.processed["prefill"] >= sum(map(len, prompts.values()))
+    assert "forward" not in vars(policy.model.get_output_embeddings())
+
+
+def test_a_cache_that_is_wrong_in_the_library_too_is_refused(make_policy, monkeypatch):
+    monkeypatch.setattr(ModelRunner, "_find_difference", lambda *_: "of a test")
+    monkeypatch.setattr(LibrarySampler, "_error", lambda *_: 0.5)
+    with (
+        pytest.raises(ValueError, match=r"cannot be sampled from .*differ by 0.5.*--engine vllm"),
+        pytest.warns(UserWarning, match="of a test"),
     ):
-        engine = TransformersEngine(windowed, ())
-    assert len(generate(engine, {0: [5] * 8}, 8, 0.0)[0].tokens) == 8
-    assert len(generate(engine, {0: [6] * 12}, 8, 0.0)[0].tokens) == 4
-    with pytest.raises(ValueError, match="1 conversations have up to 17 tokens, and the model reads 16 at most"):
-        generate(engine, {0: [6] * 17, 1: [6] * 12}, 8, 0.0)
-    windowed.model.config.layer_types = ["linear_attention"]
-    with pytest.raises(ValueError, match="linear_attention"):
-        TransformersEngine(windowed, ())
-
-
-OTHERS = {
-    "another state": (RwkvForCausalLM, RwkvConfig(attention_hidden_size=32, num_hidden_layers=2, intermediate_size=64)),
-    "a window of the cache": (
-        GPTNeoForCausalLM,
-        GPTNeoConfig(num_layers=2, num_heads=4, attention_types=[[["global", "local"], 1]], window_size=8),
-    ),
-    "another mask": (BloomForCausalLM, BloomConfig(n_layer=2, n_head=4)),
-}
-
-
-@pytest.mark.parametrize("name", OTHERS)
-def test_models_that_our_cache_is_not_for_are_refused(make_policy, name):
-    """They would be sampled from wrongly, or fail in the middle of a rollout."""
-    policy, (kind, config) = make_policy("bytes"), copy.deepcopy(OTHERS[name])
-    config.update({"vocab_size": len(policy.tokenizer), "hidden_size": 32, "bos_token_id": None, "eos_token_id": None})
-    torch.manual_seed(0)
-    model = kind(config)
-    for parameter in model.parameters():
-        if parameter.ndim > 1:
-            torch.nn.init.normal_(parameter, std=0.3)
-    with pytest.raises(ValueError, match=f"{kind.__name__} cannot be sampled from with this engine's cache"):
-        TransformersEngine(Policy(model, policy.tokenizer), ())
+        TransformersEngine(make_policy("bytes"), ())
 
 
 def test_a_pad_token_that_the_model_does_not_know(make_policy):

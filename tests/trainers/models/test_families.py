@@ -15,18 +15,29 @@ from trainers.models.lora import add_lora, trainable_parameters
 from trainers.models.policy import Policy
 from trainers.trajectory import Step, Trajectory, collate
 
-WINDOW = 8
+WINDOW = 12
 MIXED = {"sliding_window": WINDOW, "layer_types": ["sliding_attention", "full_attention"]}
 EXPERTS = {"num_experts": 4, "num_local_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 16}
 DELTA = {
-    "layer_types": ["linear_attention", "full_attention"], "linear_num_key_heads": 2, "linear_num_value_heads": 4,
-    "linear_key_head_dim": 8, "linear_value_head_dim": 8,
-}  # fmt: skip
+    "layer_types": ["linear_attention", "full_attention"],
+    "linear_num_key_heads": 2,
+    "linear_num_value_heads": 4,
+    "linear_key_head_dim": 8,
+    "linear_value_head_dim": 8,
+}
 LATENT = {
-    "q_lora_rank": 16, "kv_lora_rank": 16, "qk_rope_head_dim": 4, "qk_nope_head_dim": 4, "v_head_dim": 8,
-    "num_key_value_heads": 4, "head_dim": None, "n_routed_experts": 4, "n_group": 1, "topk_group": 1,
+    "q_lora_rank": 16,
+    "kv_lora_rank": 16,
+    "qk_rope_head_dim": 4,
+    "qk_nope_head_dim": 4,
+    "v_head_dim": 8,
+    "num_key_value_heads": 4,
+    "head_dim": None,
+    "n_routed_experts": 4,
+    "n_group": 1,
+    "topk_group": 1,
     "first_k_dense_replace": 1,
-}  # fmt: skip
+}
 MAMBA2 = {"mamba_n_heads": 4, "mamba_d_head": 16, "mamba_d_state": 8, "mamba_n_groups": 1, "mamba_chunk_size": 16}
 
 # Layers run by ourselves, by the library over our cache, or over the library's cache; and what is not as in Llama.
@@ -57,31 +68,50 @@ FAMILIES = {
     "smollm3": ("layers", {"no_rope_layers": [1, 0]}),
     "deepseek_v3": ("layers", {**EXPERTS, **LATENT}),
     "gpt_neo": ("library", {"attention_types": [[["global", "local"], 1]], "window_size": WINDOW}),
-    "mpt": ("library", {"n_heads": 4, "n_layers": 2, "d_model": 32, "max_seq_len": 4096}),
+    "gpt_neo-wide": ("library", {"attention_types": [[["global", "local"], 1]], "window_size": 256}),
+    "mpt": ("layers", {"n_heads": 4, "n_layers": 2, "d_model": 32, "max_seq_len": 4096}),
     "bloom": ("library", {"n_head": 4, "n_layer": 2}),
     "falcon-alibi": ("library", {"head_dim": None, "alibi": True}),
     "llama4_text": (
         "library",
-        {**EXPERTS, "num_local_experts": 2, "attention_chunk_size": WINDOW, "intermediate_size_mlp": 64,
-         "layer_types": ["chunked_attention", "full_attention"], "no_rope_layers": [1, 0]},
-    ),  # fmt: skip
+        {
+            **EXPERTS,
+            "num_local_experts": 2,
+            "attention_chunk_size": WINDOW,
+            "intermediate_size_mlp": 64,
+            "layer_types": ["chunked_attention", "full_attention"],
+            "no_rope_layers": [1, 0],
+        },
+    ),
     "qwen3_next": ("library", {**EXPERTS, **DELTA, "shared_expert_intermediate_size": 16}),
     "qwen3_5_text": ("library", DELTA),
     "granitemoehybrid": (
         "library",
-        {**EXPERTS, **MAMBA2, "layer_types": ["mamba", "attention"], "shared_intermediate_size": 32,
-         "logits_scaling": 3.0},
-    ),  # fmt: skip
+        {
+            **EXPERTS,
+            **MAMBA2,
+            "layer_types": ["mamba", "attention"],
+            "shared_intermediate_size": 32,
+            "logits_scaling": 3.0,
+        },
+    ),
     "lfm2": ("library", {"layer_types": ["conv", "full_attention"]}),
     "jamba": (
         "library",
-        {**EXPERTS, "attn_layer_period": 2, "attn_layer_offset": 1, "expert_layer_period": 2, "mamba_d_state": 4,
-         "mamba_dt_rank": 2, "use_mamba_kernels": False},
-    ),  # fmt: skip
+        {
+            **EXPERTS,
+            "attn_layer_period": 2,
+            "attn_layer_offset": 1,
+            "expert_layer_period": 2,
+            "mamba_d_state": 4,
+            "mamba_dt_rank": 2,
+            "use_mamba_kernels": False,
+        },
+    ),
     "mamba": ("library", {"state_size": 4, "time_step_rank": 2}),
     "mamba2": ("library", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 16}),
     "rwkv": ("library", {"attention_hidden_size": 32}),
-}  # fmt: skip
+}
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -89,10 +119,18 @@ def build(tokenizers, family: str, lora: bool = False) -> Policy:
     """A small policy of a family, all of whose weights matter."""
     tokenizer, options = tokenizers["bytes"], FAMILIES[family][1]
     common = {
-        "vocab_size": len(tokenizer), "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2,
-        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "max_position_embeddings": 4096,
-        "eos_token_id": tokenizer.eos_token_id, "bos_token_id": None, "pad_token_id": 0,
-    }  # fmt: skip
+        "vocab_size": len(tokenizer),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 2,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+        "max_position_embeddings": 4096,
+        "eos_token_id": tokenizer.eos_token_id,
+        "bos_token_id": None,
+        "pad_token_id": 0,
+    }
     config = AutoConfig.for_model(
         family.split("-")[0], **{name: value for name, value in {**common, **options}.items() if value is not None}
     )
@@ -148,7 +186,9 @@ def test_gradients_through_the_masked_loss_are_plain_ones(tokenizers, family, lo
     batch, parameters = batch_of(rows), trainable_parameters(policy.model)
     logprobs, _ = policy.logprobs(batch)
     found = torch.autograd.grad((logprobs * batch.mask).sum(), parameters, allow_unused=True)
-    total = sum(plain_logprobs(policy, row)[mask[1 : len(row)]].sum() for row, mask in zip(rows, batch.mask, strict=True))
+    total = sum(
+        plain_logprobs(policy, row)[mask[1 : len(row)]].sum() for row, mask in zip(rows, batch.mask, strict=True)
+    )
     assert logprobs.sum().item() == pytest.approx(float(total), rel=1e-5)
     expected = torch.autograd.grad(total, parameters, allow_unused=True)
     for a, b in zip(found, expected, strict=True):
@@ -173,10 +213,26 @@ def test_an_adapter_merges_and_what_is_saved_is_what_is_loaded(tokenizers, famil
         adapted = load_policy(base, "cpu", lora_rank=2)
     with torch.no_grad():
         for parameter in trainable_parameters(adapted.model):
-            parameter += torch.randn_like(parameter) * 0.3
+            parameter += torch.randn_like(parameter) * 0.1
     expected = logits(adapted.model)
     assert not torch.allclose(expected, logits(policy.model), atol=1e-2)
     saved = checkpoint.save(tmp_path / "adapter", model=adapted.model, **common)
     assert torch.equal(logits(load_policy(saved, "cpu").model), expected)
     merged = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), saved).merge_and_unload()
-    torch.testing.assert_close(logits(merged.eval()), expected, rtol=0, atol=1e-4)
+    torch.testing.assert_close(logits(merged.eval()), expected, rtol=0, atol=5e-4)
+
+
+def test_experts_that_an_adapter_leaves_frozen_are_named(tokenizers):
+    policy = build(tokenizers, "gpt_oss")
+    with pytest.warns(
+        UserWarning, match=r"an adapter of GptOssForCausalLM leaves its experts frozen, \d\d% of all weights"
+    ):
+        add_lora(policy.model, 2, 4)
+
+
+def test_an_adapter_is_beside_what_is_called_alone(tokenizers):
+    """Jamba multiplies by the weight of dt_proj itself, and Mamba's kernels by that of out_proj."""
+    for family, idle in (("jamba", "dt_proj"), ("mamba", "out_proj")):
+        policy = build(tokenizers, family, lora=True)
+        adapted = {name.split(".")[-4] for name, p in policy.model.named_parameters() if p.requires_grad}
+        assert "in_proj" in adapted and idle not in adapted

@@ -1,8 +1,10 @@
 import copy
+import math
+from types import SimpleNamespace
 
 import pytest
-from transformers import GraniteConfig, GraniteForCausalLM
 
+from trainers.models.architecture import max_positions
 from trainers.models.policy import Policy
 
 
@@ -57,15 +59,20 @@ def test_models_and_tokenizers_that_would_go_wrong_are_refused(make_policy):
     bare.chat_template = "{% for m in messages %}{{ m.role }}{% endfor %}"
     with pytest.raises(ValueError, match="appended"):
         Policy(policy.model, bare)
-    config = GraniteConfig(
-        vocab_size=len(policy.tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=1,
-        num_attention_heads=4, num_key_value_heads=4, logits_scaling=8.0, initializer_range=0.1,
-        eos_token_id=None, bos_token_id=None, pad_token_id=None,
-    )  # fmt: skip
-    with pytest.raises(ValueError, match="transforms its logits"):
-        Policy(GraniteForCausalLM(config), policy.tokenizer)
-    config.logits_scaling = 1.0
-    Policy(GraniteForCausalLM(config), policy.tokenizer)
+
+
+def test_logits_that_are_changed_otherwise_than_by_a_scale_or_a_cap_are_refused(make_policy):
+    policy = make_policy("bytes")
+
+    class Odd(type(policy.model)):
+        def forward(self, *args, **kwargs):
+            output = super().forward(*args, **kwargs)
+            output.logits[..., 7] = -1e4
+            return output
+
+    policy.model.__class__ = Odd
+    with pytest.raises(ValueError, match="Odd neither scales nor caps its logits"):
+        Policy(policy.model, policy.tokenizer)
 
 
 @pytest.mark.parametrize(
@@ -86,6 +93,12 @@ def test_how_long_a_conversation_may_be(make_policy, rope, length):
     assert policy.model.config.max_position_embeddings == 4096
     policy.model.config.rope_parameters = rope
     assert policy.max_length == length
+
+
+@pytest.mark.parametrize(("names", "length"), [({"max_seq_len": 512}, 512), ({"n_positions": 64}, 64), ({}, math.inf)])
+def test_positions_have_several_names(names, length):
+    """MPT's is max_seq_len: without it, its bias would run out in the middle of a rollout."""
+    assert max_positions(SimpleNamespace(**names)) == length
 
 
 def test_a_template_without_a_system_role_has_the_instructions_in_the_first_message(make_policy):
