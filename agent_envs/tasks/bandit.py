@@ -78,8 +78,8 @@ class BanditEnv(ToolEnv):
         return f"The arms are {first} and {second}.", info
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
-        asked = (turn.answer or "").strip().casefold()
-        arm = next((name for name in self.arms.names if name.casefold() == asked), "")
+        requested = (turn.answer or "").strip().casefold()
+        arm = next((name for name in self.arms.names if name.casefold() == requested), "")
         metrics = {"payoff": 0.0, "expected": 0.0, "success": float(arm == self.arms.risky)}
         if arm:
             metrics |= {"payoff": self.arms.pull(arm, self._noise), "expected": self.arms.expected(arm)}

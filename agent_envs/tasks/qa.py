@@ -223,8 +223,8 @@ def name_kind(kind: Mapping[str, Any]) -> str:
 
 def _written(turn: Turn) -> str:
     """What a turn says, without its tags."""
-    asked = (str(value) for call in turn.calls for value in call.arguments.values())
-    return " ".join(filter(None, (turn.thought, *asked, turn.answer)))
+    arguments = (str(value) for call in turn.calls for value in call.arguments.values())
+    return " ".join(filter(None, (turn.thought, *arguments, turn.answer)))
 
 
 make_vector = vector_entry_point(QAEnv)

@@ -79,8 +79,8 @@ def _read_chain(world: World, type: str, rng: random.Random, hops: int) -> Quest
             break
     else:
         return None
-    asked = [Hop(relations[0], subject), *(Hop(relation, -1) for relation in relations[1:])]
-    text = _chain_text(world, asked, rng.choice(("bridge", "compositional")), rng)
+    requested = [Hop(relations[0], subject), *(Hop(relation, -1) for relation in relations[1:])]
+    text = _chain_text(world, requested, rng.choice(("bridge", "compositional")), rng)
     return _chain_question(world, type, text, path, chained=False)
 
 
