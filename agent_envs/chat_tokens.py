@@ -4,11 +4,19 @@ Sampled ids are kept: only the prompt and observations are encoded, since byte-p
 tokenizer of `transformers` and imports none of it.
 """
 
+import hashlib
+import json
 import re
 from collections.abc import Iterable
 from functools import lru_cache
 from typing import Any
 
+from agent_envs.formats.base import Malformed
+from agent_envs.formats.dialects import find_dialect, to_tool_call, write_turn
+from agent_envs.formats.json_text import dumps
+
+Message = dict[str, Any]
+Schemas = list[dict[str, Any]]  # of functions, as chat templates take them
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
 _TAG = re.compile(r"</?\w+>")  # <think>, </tool_call>: formats are made of these, and some tokenizers call them special
 _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
@@ -17,11 +25,17 @@ _NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_
 class ChatTokens:
     """Turns and observations as ids, by the chat template of a tokenizer.
 
+    Functions (the format "native") are written and read as the template does: their schemas are its ``tools``, results are
+    messages of the role "tool". What was sampled stays in the context as it is, also where the template would drop earlier
+    thoughts, or write arguments in another way.
+
     Args:
         tokenizer: of `transformers`, with a chat template.
         eos_ids: what the model may end a turn with beside the tokenizer's own eos.
 
     Attributes:
+        dialect: how the template writes calls; None where functions cannot be used with it.
+        refusal: why not, in one line.
         end_ids: special tokens that end a turn, whoever wrote them.
         turn_end_ids: the one that the template ends turns with, if any.
 
@@ -44,11 +58,15 @@ class ChatTokens:
         if text.count(_MARK) != 2:
             raise ValueError("the chat template rewrites earlier messages, so turns cannot be appended to each other")
         _, self._turn_end, self._turn_start = text.split(_MARK)
+        # The last turn of a conversation may end with another token, which is then the one that is sampled.
+        last = self._template([{"role": r, "content": c} for r, c in conversation[:2]]).partition(_MARK)[2]
+        self._last_end = last
+        own_end = self.encode(last)[:1] or self.encode(self._turn_end)[:1]
         # A model may end its turns with several tokens, eos not always among them; an ordinary token is never one.
-        ends = {self.eos_id, *eos_ids, *self.encode(self._turn_end)[:1]}
+        ends = {self.eos_id, *eos_ids, *own_end}
         self.end_ids = ends & {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
         # What a turn should end with.
-        self.turn_end_ids = [i for i in self.encode(self._turn_end)[:1] if i in self.end_ids]
+        self.turn_end_ids = [i for i in own_end if i in self.end_ids]
         named = {getattr(tokenizer, name) for name in _NAMED}  # <s> and </s> are no tags
         self._control = {
             i: token.content
@@ -58,8 +76,20 @@ class ChatTokens:
         specials = sorted(map(re.escape, self._control.values()), key=len, reverse=True)
         self._special = re.compile("|".join(specials) or r"(?!)")
         self._sample = self.encode(text)
+        self.dialect, self.refusal = None, ""
+        try:
+            self.dialect = find_dialect(self._render, lambda turn: self._decode_turn(self._cut(self.encode(turn))))
+        except ValueError as reason:
+            self.refusal = str(reason)
+        else:
+            words = tokenizer.get_vocab()
+            self.end_ids |= {words[token] for token in self.dialect.family.ends if token in words}
 
-    def _template(self, messages: list[dict[str, str]], **kwargs) -> str:
+    def _render(self, messages: list[Message], tools: Schemas | None, add_generation_prompt: bool) -> str:
+        # Some templates take an empty list for functions.
+        return self._template(messages, tools=tools or None, add_generation_prompt=add_generation_prompt)
+
+    def _template(self, messages: list[Message], **kwargs) -> str:
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
         assert isinstance(text, str)
         return text
@@ -87,28 +117,159 @@ class ChatTokens:
         """Break spelled-out control tokens in outside text with a word joiner, so that they stay text."""
         return self._special.sub(lambda found: f"{found[0][:1]}\u2060{found[0][1:]}", text)
 
-    def prompt_ids(self, instructions: str, context: str | list[dict[str, str]]) -> list[int]:
-        """The ids of `prompt_messages`."""
-        return self.encode(self._template(self.prompt_messages(instructions, context), add_generation_prompt=True))
+    def prompt_ids(self, instructions: str, context: str | list[Message], tools: Schemas | None = None) -> list[int]:
+        """The ids of `prompt_messages`, with the functions that may be called."""
+        return self.encode(self._render(self.prompt_messages(instructions, context), tools, True))
 
-    def prompt_messages(self, instructions: str, context: str | list[dict[str, str]]) -> list[dict[str, str]]:
+    def prompt_messages(self, instructions: str, context: str | list[Message]) -> list[Message]:
         """The messages before a turn: the instructions as system message, then the first observation or a rewritten context."""
         messages = [{"role": "user", "content": context}] if isinstance(context, str) else context
         messages = [{"role": "system", "content": instructions}, *messages]
-        return self.fold_system([{**message, "content": self.inert(message["content"])} for message in messages])
+        return self.fold_system([self.to_template(message) for message in messages])
 
-    def observation_ids(self, observation: str, after: list[int]) -> list[int]:
-        """The ids from a sampled turn ``after`` to the next: its end if not sampled, the observation, the next turn's start."""
-        ids = self.encode(self._turn_end + self.inert(observation) + self._turn_start)
+    def to_template(self, message: Message) -> Message:
+        """A message as templates want it: the arguments of calls are objects, ids have nine letters or digits; control tokens
+        that are spelled out anywhere stay text."""
+        kept = {**message, "content": message.get("content") or ""}
+        if calls := kept.pop("tool_calls", None):
+            kept["tool_calls"] = [
+                to_tool_call(call["function"]["name"], read_arguments(call), _short_id(call.get("id") or ""))
+                for call in calls
+            ]
+        if "tool_call_id" in kept:
+            kept["tool_call_id"] = _short_id(kept["tool_call_id"])
+        if self.dialect and not self.dialect.shows_thought:
+            thought = kept.pop("reasoning_content", None)
+            if thought and calls:  # text beside calls is all that there is
+                kept["content"] = f"{thought}\n\n{kept['content']}".strip()
+        elif thought := kept.get("reasoning_content"):
+            kept["thinking"] = thought  # the name that gpt-oss has for it
+        return self.inert_all(kept)
+
+    def inert_all(self, value: Any) -> Any:
+        """`inert` for all texts in a JSON value."""
+        if isinstance(value, str):
+            return self.inert(value)
+        if isinstance(value, dict):
+            return {name: self.inert_all(item) for name, item in value.items()}
+        return [self.inert_all(item) for item in value] if isinstance(value, list) else value
+
+    def turn_ids(self, message: Message, tools: Schemas | None = None) -> list[int]:
+        """An assistant's message as the ids of a turn with its end, for teaching it.
+
+        Raises:
+            ValueError: the template cannot write it, or what it writes is not read as these calls.
+        """
+        ids = self._cut(self.encode(write_turn(self._render, self.to_template(message), tools)))
+        wanted = [(call["function"]["name"], read_arguments(call)) for call in message.get("tool_calls") or ()]
+        read = self.read_turn(ids, tools)
+        written = [(call["function"]["name"], read_arguments(call)) for call in read.get("tool_calls") or ()]
+        if wanted != written:
+            raise ValueError(f"the chat template does not write calls so that they are read back: {read}")
+        return ids
+
+    def answer_opening(self, tools: Schemas) -> list[int]:
+        """The beginning of a turn that calls the function ``answer``, up to its text."""
+        turn = {
+            "role": "assistant",
+            "content": "",
+            "tool_calls": [to_tool_call("answer", {"text": _MARK}, "answer000")],
+        }
+        return self.encode(write_turn(self._render, turn, tools).partition(_MARK)[0])
+
+    def _cut(self, ids: list[int]) -> list[int]:
+        """A turn up to its last end: a template may go on with a line break."""
+        last = max((place for place, id in enumerate(ids, 1) if id in self.end_ids), default=len(ids))
+        return ids[:last]
+
+    def observation_ids(
+        self, observation: str | list[Message], after: list[int], tools: Schemas | None = None
+    ) -> list[int]:
+        """The ids from a sampled turn ``after`` to the next: its end if not sampled, what came back, the next turn's start.
+
+        ``observation``: a text or one message of the user, or the results of all calls of the turn as messages.
+        """
+        if isinstance(observation, list) and [message["role"] for message in observation] == ["user"]:
+            observation = observation[0]["content"]
+        if isinstance(observation, str):
+            ids = self.encode(self._turn_end + self.inert(observation) + self._turn_start)
+        else:
+            ids = self.encode(self._render_results(observation, tools))
         if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:
             return ids[1:]
         return ids
+
+    def _render_results(self, messages: list[Message], tools: Schemas | None) -> str:
+        """What the template writes from the end of a turn with calls to the next: what two renderings differ in."""
+        calls = [
+            to_tool_call(message.get("name") or "function", {"text": _MARK}, message["tool_call_id"])
+            for message in messages
+            if message["role"] == "tool"
+        ]
+        if self.dialect and not self.dialect.parallel:
+            calls = calls[:1]
+        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        told = [self.to_template(message) for message in messages]
+        opening = [{"role": "user", "content": "hello"}, self.to_template(turn)]
+        alone, answered = (
+            self._render([*opening, *more], tools, bool(more)).split(_MARK, len(calls))[-1] for more in ([], told)
+        )
+        call_end = alone.removesuffix(self._last_end)
+        if not answered.startswith(call_end):
+            raise ValueError("the chat template rewrites calls once they have results")
+        return answered[len(call_end) :]
+
+    def read_turn(self, ids: list[int], tools: Schemas | None = None) -> Message:
+        """A sampled turn as an assistant's message; its ``error`` says why it is none.
+
+        Raises:
+            ValueError: functions cannot be used with this template.
+        """
+        if self.dialect is None:
+            raise ValueError(f"the model cannot call functions: {self.refusal}; choose another format than native")
+        try:
+            said = self.dialect.read(self._decode_turn(ids), tools or [])
+        except Malformed as problem:
+            return {"role": "assistant", "content": self.decode(ids), "error": str(problem)}
+        message: Message = {"role": "assistant", "content": said.text.strip()}
+        if thought := "\n".join(said.thoughts):
+            message["reasoning_content"] = thought
+        if said.calls:
+            message["tool_calls"] = [
+                to_tool_call(call.name, dumps(call.arguments), call.id or f"call_{place}")
+                for place, call in enumerate(said.calls)
+            ]
+        return message
+
+    def act(self, ids: list[int], tools: Schemas | None = None) -> str:
+        """A sampled turn as an action: its text, or where there are functions, as only the format "native" has, its message."""
+        return dumps(self.read_turn(ids, tools)) if tools else self.decode(ids)
+
+    def _decode_turn(self, ids: list[int]) -> str:
+        """The text of a turn without its end: calls may be made of control tokens."""
+        ids = ids[:-1] if ids and ids[-1] in self.end_ids else ids
+        text = self.tokenizer.decode(ids, skip_special_tokens=False)
+        assert isinstance(text, str)
+        return text
 
     def decode(self, ids: list[int]) -> str:
         """The text of ids, without control tokens."""
         text = self.tokenizer.decode([i for i in ids if i not in self._control], skip_special_tokens=False)
         assert isinstance(text, str)
         return text
+
+
+def read_arguments(call: Message) -> Any:
+    """The arguments of a call as an object; some APIs and files have none, or text."""
+    given = call["function"].get("arguments")
+    if given in (None, ""):
+        return {}
+    return json.loads(given) if isinstance(given, str) else given
+
+
+def _short_id(id: str) -> str:
+    """The id itself where it has the form that Mistral's templates want, else one that stands for it."""
+    return id if re.fullmatch(r"[a-zA-Z0-9]{9}", id) else hashlib.sha256(id.encode()).hexdigest()[:9]
 
 
 class StopChecker:

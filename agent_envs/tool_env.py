@@ -37,7 +37,7 @@ class ToolEnv(gymnasium.Env[str, str]):
     Args:
         tools: what the agent may call; a plain function with type hints and a docstring is one (see `FunctionTool`).
         instructions: the task in a sentence or two. ``info["instructions"]`` at reset adds how the format wants calls written.
-        format: how turns are written: "tags", "ragen", "hermes", "react", "openai" or "harmony".
+        format: how turns are written: "tags", "ragen", "hermes", "react", "native" or "harmony".
         answers: whether the agent ends the episode with a final answer.
         max_turns: after this many turns the episode is truncated.
         max_calls: a turn with more calls is invalid.
@@ -337,7 +337,15 @@ class ToolEnv(gymnasium.Env[str, str]):
         grown, self._shown = self._shown + latest, self.context([dict(message) for message in self._messages])
         if not isinstance(self._shown, list) or not all({"role", "content"} <= set(m) for m in self._shown):
             raise ValueError("a context is a list of messages, each with a role and a content")
-        return {} if self._shown == grown else {"context": [dict(message) for message in self._shown]}
+        if self._shown == grown:
+            return {}
+        first, *others = self._shown
+        return {"context": [dict(first), *(each for message in others for each in self._to_chat(message))]}
+
+    def _to_chat(self, message: dict[str, str]) -> list[dict[str, Any]]:
+        """A message of a context as the chat has it."""
+        text = message["content"]
+        return [self.format.message(text)] if message["role"] == "assistant" else self.format.messages(text)
 
     def _is_repeat(self, calls: tuple[ToolCall, ...], results: list[ToolResult]) -> bool:
         """Whether all of ``calls`` were made in earlier turns. Calls that a fault of the tool lost do not count."""

@@ -8,13 +8,13 @@ from collections.abc import Sequence
 from agent_envs.formats.base import Format
 from agent_envs.formats.harmony import Harmony
 from agent_envs.formats.hermes import Hermes
-from agent_envs.formats.openai import OpenAI
+from agent_envs.formats.native import Native
 from agent_envs.formats.plain import Plain
 from agent_envs.formats.react import React
 from agent_envs.formats.tags import Ragen, SearchTags
 from agent_envs.tools import Tool
 
-FORMATS: dict[str, type[Format]] = {kind.name: kind for kind in (SearchTags, Ragen, Hermes, React, OpenAI, Harmony)}
+FORMATS: dict[str, type[Format]] = {kind.name: kind for kind in (SearchTags, Ragen, Hermes, React, Native, Harmony)}
 _MADE: dict[str, type[Format]] = {
     **FORMATS,
     Plain.name: Plain,
@@ -37,4 +37,4 @@ def make_format(name: str, tools: Sequence[Tool], *, answers: bool = True) -> Fo
     return _MADE[name](tools, answers=answers)
 
 
-__all__ = ["FORMATS", "Format", "Harmony", "Hermes", "OpenAI", "Plain", "Ragen", "React", "SearchTags", "make_format"]
+__all__ = ["FORMATS", "Format", "Harmony", "Hermes", "Native", "Plain", "Ragen", "React", "SearchTags", "make_format"]

@@ -54,6 +54,18 @@ class Format(Protocol):
         """What comes back for a turn that is rejected."""
         ...
 
+    def schemas(self) -> list[dict[str, Any]]:
+        """What the chat template or the API describes to the agent as its functions; none where `instructions` do it."""
+        return []
+
+    def message(self, action: str) -> dict[str, Any]:
+        """A turn as a message of a chat."""
+        return {"role": "assistant", "content": action}
+
+    def messages(self, observation: str) -> list[dict[str, Any]]:
+        """What came back to a turn, as `render` and `render_error` wrote it, as messages of a chat."""
+        return [{"role": "user", "content": observation}]
+
 
 class Malformed(ValueError):
     """A turn cannot be parsed; the agent reads the message."""

@@ -52,26 +52,7 @@ class Harmony(Format):
 
     @total
     def parse(self, text: str) -> Turn:
-        text = text.rstrip()
-        text = text if text.lstrip().startswith("<|start|>") else _START + text
-        thoughts, calls, answers = [], [], []
-        place = 0
-        while place < len(text):
-            message = _MESSAGE.match(text, place)
-            if not message:
-                raise Malformed(f"The turn is not made of messages. Write {self._usage}.")
-            place = message.end()
-            channel, recipient = _read_header(message["role"], message["channel"] or "")
-            content = message["content"].strip()
-            if _TOKEN.search(content):
-                raise Malformed("A message was not ended before the next one began.")
-            if recipient is not None:
-                calls.append(_read_call(channel, recipient, content, message["end"]))
-            elif channel == "analysis":
-                thoughts.append(content)
-            elif channel == "final":
-                answers.append(content)
-        return make_turn(thoughts, calls, answers, self._usage, self._answers)
+        return make_turn(*read_messages(text, self._usage), self._usage, self._answers)
 
     @exact
     def write(self, turn: Turn) -> str:
@@ -94,6 +75,30 @@ class Harmony(Format):
         # The usage is ours, and is shown as it has to be written; the rest may quote the agent.
         text = self._usage.join(map(_plain, error.split(self._usage)))
         return f"<|start|>developer<|message|>Invalid turn: {text}<|end|>"
+
+
+def read_messages(text: str, usage: str = f"{_CALL} or {_ANSWER}") -> tuple[list[str], list[ToolCall], list[str]]:
+    """The thoughts, the calls and the answers of a turn. Raises `Malformed` where it is none; ``usage`` says what to write."""
+    text = text.rstrip()
+    text = text if text.lstrip().startswith("<|start|>") else _START + text
+    thoughts, calls, answers = [], [], []
+    place = 0
+    while place < len(text):
+        message = _MESSAGE.match(text, place)
+        if not message:
+            raise Malformed(f"The turn is not made of messages. Write {usage}.")
+        place = message.end()
+        channel, recipient = _read_header(message["role"], message["channel"] or "")
+        content = message["content"].strip()
+        if _TOKEN.search(content):
+            raise Malformed("A message was not ended before the next one began.")
+        if recipient is not None:
+            calls.append(_read_call(channel, recipient, content, message["end"]))
+        elif channel == "analysis":
+            thoughts.append(content)
+        elif channel == "final":
+            answers.append(content)
+    return thoughts, calls, answers
 
 
 def _read_header(role: str, channel: str) -> tuple[str, str | None]:

@@ -20,14 +20,33 @@ def read_object(text: str, what: str) -> dict[str, Any]:
     Raises:
         Malformed: it is no object, repeats a key, holds NaN or an infinity, or is nested too deeply.
     """
-    try:
-        _check_depth(text)
-        value = _DECODER.decode(text)
-    except ValueError as problem:
-        raise Malformed(f"{what} must be a JSON object: {problem}") from None
+    value = read_value(text, f"{what} must be a JSON object")
     if not isinstance(value, dict):
         raise Malformed(f'{what} must be a JSON object, as {{"key": "value"}}.')
     return value
+
+
+def read_value(text: str, problem: str) -> Any:
+    """Read any JSON value, within the same bounds. Raises `Malformed` with ``problem`` and the reason."""
+    try:
+        _check_depth(text)
+        return _DECODER.decode(text)
+    except ValueError as reason:
+        raise Malformed(f"{problem}: {reason}") from None
+
+
+def read_value_at(text: str, start: int, problem: str) -> tuple[Any, int]:
+    """Read the JSON object or list that begins at ``start`` or after the white space there, and where it ends: what looks like
+    a tag in its strings is text. Raises `Malformed` with ``problem`` and the reason."""
+    depth = 0
+    for token in _TOKEN.finditer(text, start):
+        first = token.group()[0]
+        depth += (first in "[{") - (first in "]}")
+        if not depth:
+            return read_value(text[start : token.end()], problem), token.end()
+        if depth > _DEEPEST:
+            break
+    return read_value(text[start:], problem), len(text)
 
 
 def read_scalar(text: str, what: str) -> int | float | bool:

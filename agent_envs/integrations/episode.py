@@ -14,32 +14,21 @@ import math
 import sys
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
 import numpy as np
 
 from agent_envs.formats.json_text import dumps, function_schema, read_object
-from agent_envs.formats.openai import NATIVE_CALLS
 from agent_envs.integrations import hosting
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.tools import run_calls
 
 Message = dict[str, Any]
-_TEXT = {"type": "string", "description": "the final answer"}
-ANSWER: dict[str, Any] = {
-    "type": "function",
-    "function": {
-        "name": "answer",
-        "description": "Give the final answer, as short as possible, and finish.",
-        "parameters": {"type": "object", "properties": {"text": _TEXT}, "required": ["text"]},
-    },
-}
 T = TypeVar("T")
 OUTAGE_MINUTES = 10.0
 UNREADABLE = "The arguments of a call have to be a JSON object."
 _FINISH = " To finish, call answer with the final answer alone."
-_NO_ACTION = '{"role": "assistant", "content": null}'
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -93,7 +82,7 @@ class Episode:
         if native:
             if "format" in env_kwargs:
                 raise ValueError("native=True leaves the format to the chat template or the API: leave out format")
-            env_kwargs["format"] = "openai"
+            env_kwargs["format"] = "native"
         self.env: ToolEnv = hosting.make(id, **env_kwargs)
         self.native, self.done = native, True
         self.info: dict[str, Any] = {}
@@ -101,14 +90,11 @@ class Episode:
         self.metrics: dict[str, float] = {}
         if native and hasattr(self.env, "weights"):  # a mixture
             raise ValueError(f"{id} has other tools in each episode, which native calls cannot follow; take one task")
-        if native and self.env.answers and "answer" in self.env.tools:
-            raise ValueError("a tool called 'answer' stands in the way of the final answer: rename it")
 
     @property
     def tools(self) -> list[dict[str, Any]]:
         """What the agent may call, as chat APIs describe it; with ``native``, ``answer`` as well."""
-        schemas = [function_schema(tool) for tool in self.env.tools.values()]
-        return schemas + [ANSWER] * (self.native and self.env.answers)
+        return self.env.format.schemas() or [function_schema(tool) for tool in self.env.tools.values()]
 
     @property
     def stop(self) -> tuple[str, ...]:
@@ -133,10 +119,7 @@ class Episode:
             given["noise_seed"] = attempt
         observation, info = self.env.reset(seed=seed, options=given)
         self.rewards, self.metrics, self.done, self.info = [], {}, False, info
-        system = info["instructions"]
-        if self.native:
-            system = f"{self.env.instructions} {NATIVE_CALLS}".strip() + _FINISH * self.env.answers
-        return [{"role": "system", "content": system}, {"role": "user", "content": observation}]
+        return [{"role": "system", "content": info["instructions"]}, {"role": "user", "content": observation}]
 
     def step(self, text: str) -> Reply:
         """Take a turn that the agent wrote. Raises gymnasium.error.ResetNeeded: no episode is running."""
@@ -150,23 +133,15 @@ class Episode:
             return self._reject(f"No function was called: call one.{_FINISH * self.env.answers}")
         if not all(isinstance(arguments, Mapping) for _, arguments in calls):
             return self._reject("The arguments of a function are a JSON object.")
-        if not self.env.answers or "answer" not in dict(calls):
-            return self.step(_message(calls))
-        if len(calls) > 1:
-            return self._reject("A turn either calls tools or gives exactly one answer.")
-        text = calls[0][1].get("text")
-        if not isinstance(text, str) or not text.strip():
-            return self._reject('answer: give the final answer as "text".')
-        return self.step(dumps({"role": "assistant", "content": text}))
+        message = _message(calls)
+        return self._reject(UNREADABLE) if message is None else self.step(message)
 
     def close(self) -> None:
         """Close the environment."""
         self.env.close()
 
     def _reject(self, why: str) -> Reply:
-        reply = self.step(_NO_ACTION)
-        state = self.env.state_text()
-        return replace(reply, results=(f"{why}\n{state}" if state else why,))
+        return self.step(dumps({"role": "assistant", "error": why}))
 
     def _reply(self, stepped: StepResult) -> Reply:
         observation, reward, terminated, truncated, info = stepped
@@ -265,13 +240,13 @@ def step_all(episodes: Sequence[Episode], texts: Sequence[str]) -> list[Reply]:
     ]
 
 
-def _message(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str:
-    """The assistant message of these calls, for the format "openai"."""
+def _message(calls: Sequence[tuple[str, Mapping[str, Any]]]) -> str | None:
+    """The assistant message of these calls, for the format "native"; None where the arguments are no JSON."""
     try:
         made = [
             {"id": f"call_{i}", "type": "function", "function": {"name": name, "arguments": dumps(dict(arguments))}}
             for i, (name, arguments) in enumerate(calls)
         ]
         return json.dumps({"role": "assistant", "content": None, "tool_calls": made})
-    except (ValueError, TypeError):  # arguments that are no JSON
-        return _NO_ACTION
+    except (ValueError, TypeError):
+        return None

@@ -30,8 +30,9 @@ class TokenEpisode:
     def start(self, seed: int, attempt: int | None = None) -> list[Message]:
         """Begin an episode, see `Episode.start`."""
         messages = self.episode.start(seed, attempt=attempt)
-        self._system = messages[0]["content"]
-        self._begin(self.chat.prompt_ids(self._system, messages[1:]))
+        self._system, self._format = messages[0]["content"], self.episode.env.format
+        self._tools = self._format.schemas()
+        self._begin(self.chat.prompt_ids(self._system, messages[1:], self._tools))
         return messages
 
     def _begin(self, prompt: list[int]) -> None:
@@ -59,7 +60,7 @@ class TokenEpisode:
             left, turn = room - len(self.ids), self._turn
             # A context that is rewritten begins a prompt of its own.
             self.episode.env.fits = lambda observation, context: (
-                context is not None or len(self.chat.observation_ids(observation, turn)) < left
+                context is not None or len(self._observation_ids(observation, turn)) < left
             )
         reply = self.episode.step(text)
         self.append_reply(reply)
@@ -69,17 +70,20 @@ class TokenEpisode:
         """First half of `take`, for many turns that are taken at once: the text of the turn."""
         self._turn = self.cut(sampled)
         self._append(self._turn, True, (logprobs or [0.0] * len(sampled))[: len(self._turn)])
-        return self.chat.decode(self._turn)
+        return self.chat.act(self._turn, self._tools)
 
     def append_reply(self, reply: Reply) -> None:
         """Second half of `take`: what came back to the turn."""
         if reply.done:
             return
         if reply.context is not None:
-            self._begin(self.chat.prompt_ids(self._system, reply.context))
+            self._begin(self.chat.prompt_ids(self._system, reply.context, self._tools))
             return
-        response = self.chat.observation_ids(reply.text, self._turn)
+        response = self._observation_ids(reply.text, self._turn)
         self._append(response, False, [0.0] * len(response))
+
+    def _observation_ids(self, observation: str, turn: list[int]) -> list[int]:
+        return self.chat.observation_ids(self._format.messages(observation), turn, self._tools)
 
     def _append(self, ids: list[int], sampled: bool, logprobs: list[float]) -> None:
         self.ids += ids

@@ -38,7 +38,7 @@ def show_passage(number: int, passage: Passage, max_chars: int | None = None) ->
 
 def read_shown(observation: str) -> list[tuple[str, str]]:
     """The (title, text) of each passage that `show_passage` wrote into an observation, in any of the formats."""
-    if observation.startswith("[{"):  # messages of the format "openai": JSON has their line breaks escaped
+    if observation.startswith("[{"):  # messages of the format "native": JSON has their line breaks escaped
         with contextlib.suppress(ValueError):
             observation = "\n".join(str(message.get("content")) for message in json.loads(observation))
     found = (_LINE.search(line) for line in observation.removesuffix("</information>").splitlines())

@@ -116,8 +116,9 @@ def roll_out_many(envs: ToolVectorEnv, questions: list[int], script: ScriptMaker
 
     Returns:
         For each instance its turns: dicts with ``observation``, ``instructions`` (the system prompt), ``action``,
-        ``reward``, ``next_observation``, ``recorded`` (by an `EpisodeRecorder`) and the entries of the info; the first one
-        also has the recorder's ``instance``.
+        ``reward``, ``next_observation``, ``recorded`` (by an `EpisodeRecorder`), ``chat`` (the messages of the observation and
+        of the action), ``tools`` (`Format.schemas`) and the entries of the info; the first one also has the recorder's
+        ``instance``.
     """
     episodes: list[list[dict[str, Any]]] = []
     for start in range(0, len(questions), envs.num_envs):
@@ -138,7 +139,10 @@ def _roll_out_batch(envs: ToolVectorEnv, questions: list[int], script: ScriptMak
         before = observations
         observations, rewards, terminated, truncated, infos = envs.step(actions)
         for i in sorted(running):
-            seen = {"observation": before[i], "instructions": first["instructions"][i], "action": actions[i]}
+            seen: Info = {"observation": before[i], "instructions": first["instructions"][i], "action": actions[i]}
+            format = envs.envs[i].format
+            read = format.messages(before[i]) if episodes[i] else [{"role": "user", "content": before[i]}]
+            seen |= {"tools": format.schemas(), "chat": [*read, format.message(actions[i])]}
             came = {"reward": float(rewards[i]), "next_observation": observations[i]}
             came["recorded"] = recorders[i].record_turn()
             info = info_of(infos, i) | {"terminated": bool(terminated[i])}

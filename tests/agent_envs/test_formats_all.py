@@ -158,7 +158,7 @@ FRAMES = {
 
 
 def framed(name, arguments):
-    if name != "openai":
+    if name != "native":
         return FRAMES[name].format(arguments)
     function = {"name": "note", "arguments": arguments}
     return json.dumps({"role": "assistant", "tool_calls": [{"type": "function", "function": function}]})
@@ -263,7 +263,9 @@ def assert_framed(format, observation, count):
         )
         assert len(re.findall(r"<\|\w+\|>", observation)) == 4 * count
     else:
-        assert [list(message) for message in json.loads(observation)] == [["role", "tool_call_id", "content"]] * count
+        assert [list(message) for message in json.loads(observation)] == [
+            ["role", "tool_call_id", "name", "content"]
+        ] * count
 
 
 @every

@@ -14,7 +14,7 @@ TOOLS = (
     tool("look", "see the board."),
     tool("hint", "ask for help.", about=STRING),
 )
-HERMES, REACT, OPENAI, HARMONY = (make_format(name, TOOLS) for name in ("hermes", "react", "openai", "harmony"))
+HERMES, REACT, NATIVE, HARMONY = (make_format(name, TOOLS) for name in ("hermes", "react", "native", "harmony"))
 
 
 def assert_refused(format, text):
@@ -147,7 +147,7 @@ def test_react_says_any_string_bare_or_as_json(query):
     assert REACT.parse(REACT.write(call("hint", {"about": query}))) == call("hint", {"about": query})
 
 
-# -- openai ------------------------------------------------------------------------------------------------------------
+# -- native ------------------------------------------------------------------------------------------------------------
 
 
 def message(**parts):
@@ -158,22 +158,24 @@ def tool_call(name="search", arguments='{"query": "a"}', **more):
     return {"type": "function", "function": {"name": name, "arguments": arguments}, **more}
 
 
-def test_openai_writes_the_messages_of_the_api():
+def test_native_writes_the_messages_of_the_api():
     turn = Turn(calls=(ToolCall("search", {"query": "a"}), ToolCall("look", {}, id="xyz")), thought="hm")
-    assert json.loads(OPENAI.write(turn)) == {
+    assert json.loads(NATIVE.write(turn)) == {
         "role": "assistant",
         "content": None,
         "reasoning_content": "hm",
         "tool_calls": [tool_call(id="call_0"), tool_call("look", "{}", id="xyz")],
     }
-    assert json.loads(OPENAI.render(turn, [ToolResult('x"}]'), ToolResult("y")])) == [
-        {"role": "tool", "tool_call_id": "call_0", "content": 'x"}]'},
-        {"role": "tool", "tool_call_id": "xyz", "content": "y"},
+    assert json.loads(NATIVE.render(turn, [ToolResult('x"}]'), ToolResult("y")])) == [
+        {"role": "tool", "tool_call_id": "call_0", "name": "search", "content": 'x"}]'},
+        {"role": "tool", "tool_call_id": "xyz", "name": "look", "content": "y"},
     ]
-    assert OPENAI.write(Turn(answer="Zug")) == '{"role": "assistant", "content": "Zug"}'
-    assert json.loads(OPENAI.render_error("why")) == [{"role": "user", "content": "Invalid turn: why"}]
+    answered = json.loads(NATIVE.write(Turn(answer="Zug")))
+    assert answered["tool_calls"] == [tool_call("answer", '{"text": "Zug"}', id="call_0")]
+    assert json.loads(NATIVE.render_error("why")) == [{"role": "user", "content": "Invalid turn: why"}]
     described = {"name": "look", "description": "see the board.", "parameters": TOOLS[2].parameters}
-    assert OPENAI.schemas()[2] == {"type": "function", "function": described}
+    assert NATIVE.schemas()[2] == {"type": "function", "function": described}
+    assert [schema["function"]["name"] for schema in NATIVE.schemas()[3:]] == ["hint", "answer"]
 
 
 @pytest.mark.parametrize(
@@ -184,6 +186,7 @@ def test_openai_writes_the_messages_of_the_api():
         (message(content="I look.", tool_calls=[tool_call(), tool_call()], refusal=None), search("a", "a")),
         (message(content="<think>b</think>", tool_calls=[tool_call()]), search("a", thought="b")),
         (message(content="Zug", reasoning="b"), Turn(answer="Zug", thought="b")),
+        (message(tool_calls=[tool_call("answer", '{"text": " Zug"}')]), Turn(answer="Zug")),
         (message(content="b</think>Zug", tool_calls=None), Turn(answer="Zug", thought="b")),
         (message(tool_calls=[tool_call("no such", "{}")]), call("no such", {})),
         (message(tool_calls=[tool_call("look", "")]), call("look", {})),
@@ -194,8 +197,8 @@ def test_openai_writes_the_messages_of_the_api():
         (f"<think>b</think>\n{message(tool_calls=[tool_call()])}", search("a", thought="b")),
     ],
 )
-def test_openai_reads(text, turn):
-    assert OPENAI.parse(text) == (turn or Turn(answer="Zug", thought=message(tool_calls=[tool_call()])))
+def test_native_reads(text, turn):
+    assert NATIVE.parse(text) == (turn or Turn(answer="Zug", thought=message(tool_calls=[tool_call()])))
 
 
 @pytest.mark.parametrize(
@@ -215,12 +218,15 @@ def test_openai_reads(text, turn):
         message(tool_calls=[tool_call(id="x"), tool_call(id="x")]),
         message(tool_calls=[tool_call(id="call_1"), tool_call()]),
         message(tool_calls=[tool_call(name=None)]),
+        message(tool_calls=[tool_call("answer", "{}")]),
+        message(tool_calls=[tool_call(), tool_call("answer", '{"text": "Zug"}')]),
+        message(content="Zug", error="It is not closed."),
         message(tool_calls=[tool_call() | {"type": "custom"}]),
         message(tool_calls=[tool_call()])[:-1],
     ],
 )
-def test_openai_refuses(text):
-    assert_refused(OPENAI, text)
+def test_native_refuses(text):
+    assert_refused(NATIVE, text)
 
 
 # -- harmony -----------------------------------------------------------------------------------------------------------
@@ -313,7 +319,7 @@ def test_harmony_refuses(text):
 # -- without an answer, without a tool ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", [HERMES, REACT, OPENAI, HARMONY], ids=lambda format: format.name)
+@pytest.mark.parametrize("format", [HERMES, REACT, NATIVE, HARMONY], ids=lambda format: format.name)
 def test_without_answers_there_is_none(format):
     acting = make_format(format.name, TOOLS, answers=False)
     assert acting.parse(format.write(search("a"))) == search("a")
@@ -323,7 +329,7 @@ def test_without_answers_there_is_none(format):
         acting.write(Turn(answer="Zug"))
 
 
-@pytest.mark.parametrize("format", [HERMES, REACT, OPENAI, HARMONY], ids=lambda format: format.name)
+@pytest.mark.parametrize("format", [HERMES, REACT, NATIVE, HARMONY], ids=lambda format: format.name)
 def test_without_tools_there_are_answers(format):
     answering = make_format(format.name, ())
     assert answering.parse(answering.write(Turn(answer="Zug"))) == Turn(answer="Zug")

@@ -45,7 +45,7 @@ REACT = [
     f"Action: finish\nAction Input: {GOLD}",
     f"Thought: a\nFinal Answer: {GOLD}\nFinal Answer: Oslo",
 ]
-OPENAI = [
+NATIVE = [
     json.dumps({"role": "tool", "content": GOLD}),
     json.dumps([{"role": "assistant", "content": GOLD}]),
     json.dumps({"role": "assistant", "content": None, "reasoning": GOLD}),
@@ -57,7 +57,7 @@ HARMONY = [
 ]
 TRIES = {
     "tags": [*TAGS, *(f"<answer>{text}</answer>" for text in SPRAYED)],
-    **{"hermes": HERMES, "react": REACT, "openai": OPENAI, "harmony": HARMONY},
+    **{"hermes": HERMES, "react": REACT, "native": NATIVE, "harmony": HARMONY},
 }
 
 

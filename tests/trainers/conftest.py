@@ -10,6 +10,7 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
 
+from agent_envs.formats import Format
 from agent_envs.generators.miniwiki import World
 from agent_envs.rewards import Metric, Reward
 from agent_envs.tasks.qa import QAEnv
@@ -116,7 +117,7 @@ def make_policy(tokenizers):
     return lambda kind="bytes", seed=0, **options: build_policy(tokenizers, kind, seed, **options)
 
 
-class Raw:
+class Raw(Format):
     """A format in which any text is a turn that neither calls a tool nor answers."""
 
     stop = ("</search>", "</answer>")
@@ -137,7 +138,7 @@ class Reciter(ToolEnv):
 
     def __init__(self, texts: list[str], rewards: list[float]):
         super().__init__((), instructions="Say something.", max_turns=len(texts))
-        self.format, self.texts, self.rewards = Raw(), texts, rewards
+        self.format, self.texts, self.rewards = Raw(()), texts, rewards
 
     def begin(self, options):
         return self.texts[0], {}

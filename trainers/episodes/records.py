@@ -155,9 +155,10 @@ def record_turns(turns: Sequence[Mapping[str, Any]], origin: Origin, instance: i
     first, last, placed = turns[0], turns[-1], []
     messages = [{"role": "system", "content": first["instructions"]}]
     for turn in turns:
-        messages.append({"role": "user", "content": turn["observation"]})
+        *read, said = turn["chat"]
+        messages += read
         placed.append({**turn, **turn["recorded"], "message": len(messages)})
-        messages.append({"role": "assistant", "content": turn["action"]})
+        messages.append(said)
     faults = sum(int(turn["tool_faults"]) for turn in turns)
     info = {name: value for name, value in last.items() if name != "reward"}
     return make_record(

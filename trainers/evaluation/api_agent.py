@@ -70,8 +70,6 @@ def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
     for form in episode.env.formats:
         if form.special_tokens:
             raise UserError(f"a chat API takes special tokens out of a text: choose another format than {form.name!r}")
-        if form.name == "openai":
-            raise UserError("the format 'openai' is that of function calls: leave it out, or give --format native")
     return episode
 
 
@@ -383,7 +381,7 @@ class _Record:
 
 
 def _write_turn(response: Message, native: bool) -> str:
-    """A turn in one text: of function calls the message as JSON, as the format "openai" has it; a thought that came beside a
+    """A turn in one text: of function calls the message as JSON, as the format "native" has it; a thought that came beside a
     turn in text stands before it."""
     if native:
         return dumps({name: value for name, value in response.items() if value})

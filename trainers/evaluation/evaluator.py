@@ -173,19 +173,28 @@ def _run_naive_rag_batch(
     count = len(instance_ids)
     observations, infos = begin(envs, instance_ids)
     records = [EpisodeRecorder(envs.envs[i], info_of(infos, i)) for i in range(count)]
-    queries = [envs.envs[i].format.write(search(observations[i])) for i in range(count)]
+    formats = [envs.envs[i].format for i in range(count)]
+    queries = [format.write(search(observations[i])) for i, format in enumerate(formats)]
     results, _, _, _, step_infos = envs.step(queries + [""] * (envs.num_envs - count))
-    prompts = {}
-    for i in range(count):
-        prompt = policy.prompt_ids(infos["instructions"][i], observations[i]) + policy.encode(queries[i])
-        prompts[i] = prompt + policy.observation_ids(results[i], prompt) + policy.encode("<answer>")
+    prompts, openings = {}, [policy.encode("<answer>")] * count
+    for i, format in enumerate(formats):
+        tools = format.schemas()
+        prompt = policy.prompt_ids(infos["instructions"][i], observations[i], tools)
+        prompt += policy.turn_ids(format.message(queries[i]), tools) if tools else policy.encode(queries[i])
+        openings[i] = policy.answer_opening(tools) if tools else openings[i]
+        prompts[i] = prompt + policy.observation_ids(format.messages(results[i]), prompt, tools) + openings[i]
     engine.reset()
     fitting = {i: prompt for i, prompt in prompts.items() if len(prompt) < engine.max_length}
     done = dict.fromkeys(prompts, Completion()) | generate(engine, fitting, max_new_tokens, 0.0)  # else no answer
     engine.reset()
     episodes: list[dict[str, Any]] = []
     for i in range(count):
-        response, env = policy.decode(done[i].tokens), cast(QAEnv, envs.envs[i].active_env)
+        env, tools = cast(QAEnv, envs.envs[i].active_env), formats[i].schemas()
+        if tools:
+            action = policy.act(openings[i] + done[i].tokens, tools)
+            response = formats[i].parse(action).answer or ""
+        else:
+            action, response = f"<answer>{policy.decode(done[i].tokens)}", policy.decode(done[i].tokens)
         em, f1, *_ = env.task.score(response.split("</answer>")[0], env.question.golds)
         info = {
             "em": em, envs.envs[i].PRIMARY_METRIC: em,  # a mixture has its own name for it
@@ -195,17 +204,23 @@ def _run_naive_rag_batch(
         faults, kind = int(step_infos["tool_faults"][i]), name_kind(records[i].instance.get("kind") or {})
         episodes.append({**info, "tool_faults": faults, "kind": kind})
         if recorder:
-            opening = policy.prompt_messages(infos["instructions"][i], observations[i])
-            answer = f"<answer>{response}"
-            rest = ("assistant", queries[i]), ("user", policy.inert(results[i])), ("assistant", answer)
-            unpaid = {"reward": 0.0, "reward_terms": {}}
-            turns = [
-                {"message": 2, "action": queries[i], "next_observation": results[i], **records[i].record_turn(), **unpaid},
-                {"message": 4, "action": answer, "next_observation": "", "calls": [], "found": [], "invalid": False, **unpaid},
-            ]  # fmt: skip
+            messages = policy.prompt_messages(infos["instructions"][i], observations[i])
+            back = policy.inert_all(formats[i].messages(results[i]))
+            messages += [formats[i].message(queries[i]), *back, formats[i].message(action)]
+            unpaid, place = {"reward": 0.0, "reward_terms": {}}, len(messages) - 1
+            searched = {"message": place - len(back) - 1, "action": queries[i], "next_observation": results[i]}
+            answered = {
+                "message": place,
+                "action": action,
+                "next_observation": "",
+                "calls": [],
+                "found": [],
+                "invalid": False,
+            }
+            turns = [searched | records[i].record_turn() | unpaid, answered | unpaid]
             recorder.add(make_record(
                 recorder.origin, {**records[i].instance, "instance": instance_ids[i]},
-                opening + [{"role": role, "content": content} for role, content in rest], turns, info, failed=faults > 0,
+                messages, turns, info, failed=faults > 0,
                 tool_faults=faults, prompt_tokens=len(prompts[i]), completion_tokens=len(done[i].tokens),
             ))  # fmt: skip
     return episodes

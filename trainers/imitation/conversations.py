@@ -14,15 +14,14 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from agent_envs.chat_tokens import Message, Schemas, read_arguments
 from agent_envs.formats.base import Format
-from agent_envs.formats.openai import NATIVE_CALLS, OpenAI
+from agent_envs.formats.native import NATIVE_CALLS, Native
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, ToolResult, Turn
 from trainers.models.policy import Policy
 from trainers.runtime.errors import UserError
 from trainers.trajectory import Step
-
-Message = dict[str, Any]
 
 
 def read_conversations(path: Path, policy: Policy, env: ToolEnv | None) -> Iterator[tuple[str, list[Step]]]:
@@ -61,7 +60,8 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
     _check(messages)
     question = next((message["content"] or "" for message in messages if message["role"] == "user"), "")
     if env is not None and (tools or any(message.get("tool_calls") for message in messages)):
-        return question, to_episode_steps(write_calls(messages, env.format, env.system_prompt, env.tools), policy)
+        written = write_calls(messages, env.format, env.system_prompt, env.tools)
+        return question, to_episode_steps(written, policy, env.format.schemas())
     return question, to_steps(messages, policy, tools)
 
 
@@ -98,21 +98,28 @@ def _check(messages: list[Message]) -> None:
                 raise UserError('a tool call holds a "function" with its "name" and "arguments"')
 
 
-def to_episode_steps(messages: list[Message], policy: Policy) -> list[Step]:
-    """The assistant's messages as steps of a rollout: each turn stays in the context as it was written, thoughts included."""
+def to_episode_steps(messages: list[Message], policy: Policy, tools: Schemas | None = None) -> list[Step]:
+    """The assistant's messages as steps of a rollout: each turn stays in the context as it was written, thoughts included.
+
+    ``tools``: with the format "native", the functions that may be called.
+    """
     ids: list[int] = []
     steps: list[Step] = []
     read: list[Message] = []  # since the last turn
     for message in messages:
         if message["role"] != "assistant":
-            read.append({"role": "user" if steps else message["role"], "content": message["content"] or ""})
+            read.append({**message, "content": message["content"] or ""})
             continue
         if steps:
-            ids = ids + steps[-1].tokens
-            ids = ids + policy.observation_ids("\n\n".join(m["content"] for m in read), steps[-1].tokens)
+            told: Any = read if any(m["role"] == "tool" for m in read) else "\n\n".join(m["content"] for m in read)
+            ids = ids + steps[-1].tokens + policy.observation_ids(told, steps[-1].tokens, tools)
         else:
-            ids = policy.encode(_write(policy, [_for_template(m, policy) for m in read], add_generation_prompt=True))
-        tokens = policy.encode(policy.inert(message["content"])) + policy.turn_end_ids
+            first = [_for_template(m, policy) for m in read]
+            ids = policy.encode(_write(policy, first, tools or None, add_generation_prompt=True))
+        if tools:
+            tokens = policy.turn_ids(message, tools)
+        else:
+            tokens = policy.encode(policy.inert(message["content"])) + policy.turn_end_ids
         steps.append(Step(prompt=ids, tokens=tokens, logprobs=[0.0] * len(tokens)))
         read = []
     weights = [message.get("weight") for message in messages if message["role"] == "assistant"]
@@ -164,33 +171,11 @@ def _write(policy: Policy, messages: list[Message], tools: list[dict] | None = N
 
 
 def _for_template(message: Message, policy: Policy) -> Message:
-    """A message as templates want it: text as content, and the arguments of calls as objects; control tokens spelled out
-    in either stay text."""
-    calls = [
-        {"type": "function", **call, "function": {**call["function"], "arguments": _arguments(call)}}
-        for call in message.get("tool_calls") or ()
-    ]
-    kept = {name: value for name, value in message.items() if name not in ("weight", "tool_calls")}
+    """A message as templates want it (`ChatTokens.to_template`)."""
+    kept = {name: value for name, value in message.items() if name != "weight"}
     if message["role"] == "developer":  # OpenAI's newer name of it, which most templates leave out or do not know
         kept["role"] = "system"
-    return _map_text(
-        {**kept, "content": message.get("content") or "", **({"tool_calls": calls} if calls else {})}, policy
-    )
-
-
-def _map_text(value: Any, policy: Policy) -> Any:
-    if isinstance(value, str):
-        return policy.inert(value)
-    if isinstance(value, dict):
-        return {name: _map_text(item, policy) for name, item in value.items()}
-    return [_map_text(item, policy) for item in value] if isinstance(value, list) else value
-
-
-def _arguments(call: dict) -> Any:
-    given = call["function"].get("arguments")
-    if given in (None, ""):  # as some servers write none
-        return {}
-    return json.loads(given) if isinstance(given, str) else given
+    return policy.to_template(kept)
 
 
 # -- tool calls in an environment's own format ---------------------------------------------------------------------
@@ -199,7 +184,7 @@ def _arguments(call: dict) -> Any:
 def write_calls(
     messages: list[Message], format: Format, instructions: str, tools: Collection[str] = ()
 ) -> list[Message]:
-    """The same conversation without tool calls: turns, and the results that come back, are text in a format.
+    """The same conversation in a format: turns, and the results that come back, are text, or with "native" messages again.
 
     Text beside calls is the turn's thought. A message without calls is the final answer, unless it reads as a turn of the
     format; so is a call of `answer`, unless that is among the ``tools``. ``instructions`` replace those to call functions.
@@ -222,7 +207,7 @@ def write_calls(
             if missing := [id for id in open_calls if id not in results]:
                 raise UserError(f"the tool call {missing[0]!r} has no result")
             given = [ToolResult(results[id]) for id in open_calls]
-            written.append({"role": "user", "content": format.render(turn, given)})
+            written.extend(format.messages(format.render(turn, given)))
             open_calls.clear()
 
     for message in messages:
@@ -252,11 +237,11 @@ def write_calls(
         open_calls += [call.id or f"call_{i}" for i, call in enumerate(turn.calls)]
         turn = replace(turn, calls=tuple(replace(call, id="") for call in turn.calls))  # few formats can write them
         ended = turn.answer is not None and message.get("weight") != 0
-        written.append({**message, "content": format.write(turn), "tool_calls": None})
+        written.append({"weight": message.get("weight"), **format.message(format.write(turn))})
     return written
 
 
-_OPENAI = OpenAI(())
+_NATIVE = Native(())
 _THINK = re.compile(r"</?think>(.*?)(?=</?think>|\Z)", re.DOTALL)
 
 
@@ -268,7 +253,7 @@ def _read_turn(message: Message, format: Format) -> Turn:
             return _parse({**message, "content": content})
         return replace(turn, thought=turn.thought or message.get("reasoning_content"))
     calls = [
-        {**call, "function": {**call["function"], "arguments": json.dumps(_arguments(call))}} for call in calls
+        {**call, "function": {**call["function"], "arguments": json.dumps(read_arguments(call))}} for call in calls
     ]  # some data sets hold objects where the API has text
     content = _THINK.sub(r"\1", content).strip()  # models that think in their text do so beside calls too
     thought = {"reasoning_content": content} if content and "reasoning_content" not in message else {}
@@ -276,7 +261,7 @@ def _read_turn(message: Message, format: Format) -> Turn:
 
 
 def _parse(message: Message) -> Turn:
-    turn = _OPENAI.parse(json.dumps(message))
+    turn = _NATIVE.parse(json.dumps(message))
     if turn.error:
         raise UserError(turn.error)
     return turn

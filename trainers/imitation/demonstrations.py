@@ -129,14 +129,18 @@ def episode_sequences(turns: list[dict], policy: Policy, stop: tuple[str, ...]) 
     """The turns of a script (`roll_out_many`) as a rollout would have left them; the end token is a target where no ``stop``
     string ends a turn."""
     steps: list[Step] = []
-    instructions, rewritten = turns[0]["instructions"], None
-    context = policy.prompt_ids(instructions, turns[0]["observation"])
+    instructions, tools, rewritten = turns[0]["instructions"], turns[0]["tools"], None
+    context = policy.prompt_ids(instructions, turns[0]["observation"], tools)
     for turn in turns:
+        *read, said = turn["chat"]
         if rewritten is not None:  # the agent sees what the environment left of the conversation
-            context = policy.prompt_ids(instructions, rewritten)
+            context = policy.prompt_ids(instructions, rewritten, tools)
         elif steps:
-            context = context + steps[-1].tokens + policy.observation_ids(turn["observation"], steps[-1].tokens)
-        tokens = policy.encode(turn["action"]) + policy.turn_end_ids * (not turn["action"].endswith(stop))
+            context = context + steps[-1].tokens + policy.observation_ids(read, steps[-1].tokens, tools)
+        if tools:
+            tokens = policy.turn_ids(said, tools)
+        else:
+            tokens = policy.encode(turn["action"]) + policy.turn_end_ids * (not turn["action"].endswith(stop))
         steps.append(Step(prompt=context, tokens=tokens, logprobs=[0.0] * len(tokens)))
         rewritten = turn.get("context")
     return to_sequences(steps)

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from agent_envs.context import Messages
+from agent_envs.formats import Format
 from agent_envs.utils.scripts import EpisodeRecorder, begin
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.engines.engine import Completion, Engine, SamplingParams
@@ -57,7 +58,8 @@ def rollout(
         recorder = EpisodeRecorder(envs.envs[i], info_of(infos, i))
         instance = {"instance": requested[i // group_size], "sample": i % group_size, **recorder.instance}
         trajectory = Trajectory(group=i // group_size, instance=instance)
-        episodes.append(_Episode(i, policy, infos["instructions"][i], observations[i], trajectory, recorder))
+        format = envs.envs[i].format
+        episodes.append(_Episode(i, policy, format, infos["instructions"][i], observations[i], trajectory, recorder))
         if engine.max_length < math.inf:
             envs.envs[i].fits = partial(episodes[i].has_room, min(max_new_tokens, LEAST_TURN), engine.max_length)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
@@ -93,13 +95,14 @@ class _Episode:
     """
 
     def __init__(
-        self, number: int, policy: Policy, instructions: str, observation: str, trajectory: Trajectory,
+        self, number: int, policy: Policy, format: Format, instructions: str, observation: str, trajectory: Trajectory,
         recorder: EpisodeRecorder,
     ):  # fmt: skip
         self.number, self.policy, self.instructions, self.observation = number, policy, instructions, observation
         self.trajectory, self.recorder, self.ended = trajectory, recorder, False
+        self.format, self.tools = format, format.schemas()
         self.sampled: list[int] = []
-        self.context = policy.prompt_ids(instructions, observation)
+        self.context = policy.prompt_ids(instructions, observation, self.tools)
         trajectory.messages = policy.prompt_messages(instructions, observation)
 
     def act(self, completion: Completion, anchor: Hashable) -> str:
@@ -108,15 +111,15 @@ class _Episode:
         step = Step(prompt=self.context, tokens=completion.tokens, logprobs=completion.logprobs)
         self.trajectory.steps.append(step)
         self.trajectory.anchors.append(anchor)
-        return self.policy.decode(completion.tokens)
+        return self.policy.act(completion.tokens, self.tools)
 
     def has_room(self, turn: int, max_length: float, observation: str, rewritten: Messages | None) -> bool:
         """Whether the model can read what comes after this turn, and write another ``turn``."""
         if rewritten is None:
-            new = self.policy.observation_ids(observation, self.sampled)
+            new = self.policy.observation_ids(self.format.messages(observation), self.sampled, self.tools)
             length = len(self.context) + len(self.sampled) + len(new)
         else:
-            length = len(self.policy.prompt_ids(self.instructions, rewritten))
+            length = len(self.policy.prompt_ids(self.instructions, rewritten, self.tools))
         return length + turn <= max_length
 
     def observe(
@@ -140,13 +143,14 @@ class _Episode:
             trajectory.info = {k: v for k, v in info_of(infos, i).items() if not isinstance(v, dict)}
             return 0
         if "context" in infos and infos["_context"][i]:  # rewritten: the next step starts a sequence of its own
-            self.context = self.policy.prompt_ids(self.instructions, infos["context"][i])
+            self.context = self.policy.prompt_ids(self.instructions, infos["context"][i], self.tools)
             trajectory.messages += self.policy.prompt_messages(self.instructions, infos["context"][i])
             return len(self.context)
         # What was sampled stays as it is, and the observation is encoded after it.
-        observation_ids = self.policy.observation_ids(observation, self.sampled)
+        messages = self.format.messages(observation)
+        observation_ids = self.policy.observation_ids(messages, self.sampled, self.tools)
         self.context = self.context + self.sampled + observation_ids
-        trajectory.messages.append({"role": "user", "content": self.policy.inert(observation)})
+        trajectory.messages += self.policy.inert_all(messages)
         return len(observation_ids)
 
     def _record_turn(self, action: str | None, observation: str, reward: float, infos: dict[str, Any]) -> None:
@@ -158,7 +162,7 @@ class _Episode:
         texts = {"observation": self.observation, "action": action, "next_observation": observation}
         earned = {"reward": reward, "reward_terms": terms}
         trajectory.turns.append({"message": len(trajectory.messages), **texts, **earned, **self.recorder.record_turn()})
-        trajectory.messages.append({"role": "assistant", "content": action or ""})
+        trajectory.messages.append(self.format.message(action or ""))
 
 
 class _Turns:

@@ -260,7 +260,7 @@ def test_the_format_of_a_task():
         api_agent.make_episode(MINIWIKI, "harmony", **SMALL)
     assert api_agent.make_episode(MINIWIKI, "", **SMALL, format="react").env.format.name == "react"
     with pytest.raises(ValueError, match="give --format native"):
-        api_agent.make_episode(MINIWIKI, "", **SMALL, format="openai")
+        api_agent.make_episode(MINIWIKI, "", **SMALL, format="native")
     with pytest.raises(ValueError, match="choose a --format of text"):
         api_agent.make_episode(MINIWIKI, "native", context="window:2", **SMALL)
 

@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 
 import agent_envs  # noqa: F401
-from agent_envs.formats.openai import NATIVE_CALLS, OpenAI
+from agent_envs.formats.native import NATIVE_CALLS, Native
 from agent_envs.types import ToolCall, ToolResult, Turn
 from trainers.imitation.conversations import read_conversations, to_steps, write_calls
 from trainers.trajectory import to_sequences
@@ -105,7 +105,7 @@ def test_calls_are_written_as_the_environment_reads_them(env):
     again = write_calls([*own, {**ADA, "content": "<answer>Ada</answer>"}], env.format, env.system_prompt)
     assert again[0]["content"] == "Mine." and again[4]["content"] == written[4]["content"]
     assert env.format.parse(again[2]["content"]) == Turn(calls=turn.calls)
-    assert write_calls([USER, calls(("x", ""), name="confirm")], OpenAI(()), "")[-1]["content"]
+    assert write_calls([USER, calls(("x", ""), name="confirm")], Native(()), "")[-1]["tool_calls"]
 
 
 def test_results_of_calls_in_one_turn_come_in_the_order_of_the_calls():

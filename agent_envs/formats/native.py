@@ -1,5 +1,6 @@
-"""Turns as messages of the OpenAI chat API, for agents behind an API."""
+"""Function calls in the form of the chat API, which chat templates and APIs put into a model's own words."""
 
+import json
 from collections.abc import Sequence
 from typing import Any
 
@@ -10,40 +11,50 @@ from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
 NATIVE_CALLS = "Use the functions that you are given; several calls in one message run together."
+ANSWER: dict[str, Any] = {
+    "type": "function",
+    "function": {
+        "name": "answer",
+        "description": "Give the final answer, as short as possible, and finish.",
+        "parameters": {
+            "type": "object",
+            "properties": {"text": {"type": "string", "description": "the final answer"}},
+            "required": ["text"],
+        },
+    },
+}
 
 
-class OpenAI(Format):
+class Native(Format):
     """A turn is the assistant message of the chat-completions API, as JSON; results are messages of the role "tool".
 
-    ``content`` without ``tool_calls`` is the final answer, and so is text that is no JSON object. Reasoning is in
-    ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the start of the content. Other keys are ignored.
-    A call without an id goes by its place in the turn: ``call_0``, ``call_1`` in text, "" in a `ToolCall`.
+    A pretrained model reads and writes them as its chat template does (`agent_envs.chat_tokens.ChatTokens`), a model behind an
+    API as that does.
+
+    The final answer is a call of `ANSWER`, or ``content`` without ``tool_calls``, or text that is no JSON object. Reasoning is
+    in ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the start of the content. ``error`` says why the
+    message of a model could not be read. Other keys are ignored. A call without an id goes by its place in the turn:
+    ``call_0``, ``call_1`` in text, "" in a `ToolCall`.
     """
 
-    name = "openai"
+    name = "native"
     special_tokens = False
     stop: tuple[str, ...] = ()
 
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True):
-        check_tools(tools, answers)
+        check_tools(tools, answers, reserved=("answer",) * answers)
         self._tools, self._answers = tools, answers
-        usage = ['{"role": "assistant", "content": null, "tool_calls": […]}'] * bool(tools) + [
-            "the answer as text"
-        ] * answers
-        self._usage = " or ".join(usage)
+        call = '{"role": "assistant", "content": null, "tool_calls": […]}'
+        self._usage = " or ".join([call] * bool(tools) + ["the answer as text"] * answers)
 
     def schemas(self) -> list[dict[str, Any]]:
-        """The list for the ``tools`` argument of the API."""
-        return [function_schema(tool) for tool in self._tools]
+        """The list for the ``tools`` argument of the API or of a chat template."""
+        return [function_schema(tool) for tool in self._tools] + [ANSWER] * self._answers
 
     def instructions(self) -> str:
-        """For an agent that is shown `schemas` by its API."""
-        text = ""
-        if self._tools:
-            text = NATIVE_CALLS
-        if self._answers:
-            text += " To finish, reply with the final answer alone, as short as possible, and call nothing."
-        return text.strip()
+        """For an agent that is shown `schemas`."""
+        finish = "To finish, call answer with the final answer alone."
+        return " ".join([NATIVE_CALLS] * bool(self._tools) + [finish] * self._answers)
 
     @total
     def parse(self, text: str) -> Turn:
@@ -54,6 +65,8 @@ class OpenAI(Format):
             message = read_object(text, "The message")
             if message.get("role") != "assistant":
                 raise Malformed('The message must have "role": "assistant".')
+            if isinstance(message.get("error"), str):
+                raise Malformed(message["error"])
         content = message.get("content") or ""
         reasoning = [message[key] for key in ("reasoning_content", "reasoning") if message.get(key) is not None][:1]
         if not all(isinstance(part, str) for part in [content, *reasoning]):
@@ -62,24 +75,48 @@ class OpenAI(Format):
         thoughts += [*map(str.strip, reasoning), *within]
         calls = _read_calls(message.get("tool_calls") or [])
         answers = [content.strip()] if content.strip() and not calls else []
+        if any(call.name == "answer" for call in calls) and all(tool.name != "answer" for tool in self._tools):
+            answers = [_read_answer(call) for call in calls if call.name == "answer"]
+            calls = [call for call in calls if call.name != "answer"]
         return make_turn(thoughts, calls, answers, self._usage, self._answers)
 
     @exact
     def write(self, turn: Turn) -> str:
-        message: dict[str, Any] = {"role": "assistant", "content": turn.answer}
+        message: dict[str, Any] = {"role": "assistant", "content": None}
         if turn.thought is not None:
             message["reasoning_content"] = turn.thought
-        if turn.calls:
-            message["tool_calls"] = [_write_call(call, place) for place, call in enumerate(turn.calls)]
+        calls = [*turn.calls, *[ToolCall("answer", {"text": turn.answer})] * (turn.answer is not None)]
+        message["tool_calls"] = [_write_call(call, place) for place, call in enumerate(calls)]
         return dumps(message)
 
     def render(self, turn: Turn, results: list[ToolResult]) -> str:
         ids = [call.id or _id(place) for place, call in enumerate(turn.calls)]
-        pairs = zip(ids, results, strict=True)
-        return dumps([{"role": "tool", "tool_call_id": id, "content": result.text} for id, result in pairs])
+        told = zip(turn.calls, ids, results, strict=True)
+        return dumps(
+            [{"role": "tool", "tool_call_id": id, "name": call.name, "content": r.text} for call, id, r in told]
+        )
 
     def render_error(self, error: str) -> str:
         return dumps([{"role": "user", "content": f"Invalid turn: {error}"}])
+
+    def message(self, action: str) -> dict[str, Any]:
+        """A turn as a message of a chat; what cannot be read is its content."""
+        try:
+            message = read_object(action, "The message")
+        except Malformed:
+            return {"role": "assistant", "content": action}
+        kept = {name: message[name] for name in ("reasoning_content", "tool_calls") if message.get(name)}
+        return {"role": "assistant", "content": message.get("content") or "", **kept}
+
+    def messages(self, observation: str) -> list[dict[str, Any]]:
+        return json.loads(observation)
+
+
+def _read_answer(call: ToolCall) -> str:
+    text = call.arguments.get("text")
+    if not isinstance(text, str) or not text.strip():
+        raise Malformed('answer: give the final answer as "text".')
+    return text.strip()
 
 
 def _id(place: int) -> str:
