@@ -79,10 +79,9 @@ class Episode:
     def __init__(self, id: str, *, native: bool = False, **env_kwargs: Any):
         if env_kwargs.get("instructions_in_observation"):
             raise ValueError("an Episode has a system message: leave out instructions_in_observation")
-        if native:
-            if "format" in env_kwargs:
-                raise ValueError("native=True leaves the format to the chat template or the API: leave out format")
-            env_kwargs["format"] = "native"
+        native = native or env_kwargs.get("format") == "native"
+        if native and env_kwargs.setdefault("format", "native") != "native":
+            raise ValueError("native=True leaves the format to the chat template or the API: leave out format")
         self.env: ToolEnv = hosting.make(id, **env_kwargs)
         self.native, self.done = native, True
         self.info: dict[str, Any] = {}

@@ -61,12 +61,13 @@ def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
     Raises:
         ValueError: the task, or the format, is not for chat APIs.
     """
-    if format == NATIVE:
-        episode = Episode(id, native=True, **env_kwargs)
+    env_kwargs |= {"format": format} if format else {}
+    if env_kwargs.get("format") == NATIVE:
+        episode = Episode(id, **env_kwargs)
         if episode.env.context is not None:
             raise UserError("function calls stay in the conversation: with a context, choose a --format of text")
         return episode
-    episode = Episode(id, **{**env_kwargs, **({"format": format} if format else {})})
+    episode = Episode(id, **env_kwargs)
     for form in episode.env.formats:
         if form.special_tokens:
             raise UserError(f"a chat API takes special tokens out of a text: choose another format than {form.name!r}")
@@ -75,6 +76,7 @@ def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
 
 def choose_format(id: str, format: str, env_kwargs: Mapping[str, Any]) -> str:
     """Function calls where nothing else is wanted and the task allows them; "" is the environment's own format."""
+    format = format or (NATIVE if env_kwargs.get("format") == NATIVE else "")
     if format or "format" in env_kwargs or env_kwargs.get("context", "append") != "append":
         return format
     try:

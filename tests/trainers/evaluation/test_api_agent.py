@@ -259,8 +259,8 @@ def test_the_format_of_a_task():
     with pytest.raises(ValueError, match="special tokens"):
         api_agent.make_episode(MINIWIKI, "harmony", **SMALL)
     assert api_agent.make_episode(MINIWIKI, "", **SMALL, format="react").env.format.name == "react"
-    with pytest.raises(ValueError, match="give --format native"):
-        api_agent.make_episode(MINIWIKI, "", **SMALL, format="native")
+    assert api_agent.choose_format(MINIWIKI, "", SMALL | {"format": "native"}) == "native"
+    assert api_agent.make_episode(MINIWIKI, "", **SMALL, format="native").native
     with pytest.raises(ValueError, match="choose a --format of text"):
         api_agent.make_episode(MINIWIKI, "native", context="window:2", **SMALL)
 
