@@ -20,13 +20,9 @@ PASSAGES = [
     {"id": str(i), "title": town, "text": TEXT.format(town, town[:3], town[::-1].title())}
     for i, town in enumerate(TOWNS)
 ]
+ASK = "Who is the mayor of {}?"
 QUESTIONS = [
-    {
-        "id": f"q{i}",
-        "question": f"Who is the mayor of {town}?",
-        "answer": town[::-1].title(),
-        "supporting_titles": [town],
-    }
+    {"id": f"q{i}", "question": ASK.format(town), "answer": town[::-1].title(), "supporting_titles": [town]}
     for i, town in enumerate(TOWNS[:3])
 ]
 

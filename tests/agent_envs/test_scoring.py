@@ -25,14 +25,8 @@ def token_f1(*arguments) -> float:
 NORMALIZED = {
     "hotpotqa": {  # an article is a whole word; punctuation goes first, and leaves one; only ASCII punctuation is dropped
         **{"The  Beatles": "beatles", "An  apple a\tday": "apple day", "theatre": "theatre", "t-he": "", "U.S.": "us"},
-        **{
-            "«Żołnierz»": "«żołnierz»",
-            "1,000": "1000",
-            "Straße": "straße",
-            "a\u00a0b\u2003c": "b c",
-            "...": "",
-            "": "",
-        },
+        **{"«Żołnierz»": "«żołnierz»", "1,000": "1000", "Straße": "straße", "a\u00a0b\u2003c": "b c", "...": ""},
+        "": "",
     },
     "popqa": {"AC/DC": "acdc"},
     "triviaqa": {
@@ -50,15 +44,8 @@ NORMALIZED = {
         "x<y, x > y, a!=b, a = b, x ≤ 5": "x<y x>y a!=b a=b x<=5",
     },
     "gsm8k": {  # as the script reads it, which takes the first, so a list of guesses is one guess
-        **{
-            " $1,200.50 ": "1200.5",
-            "42.": "42",
-            "-0.50": "-0.5",
-            "-$3": "-3",
-            "-0": "0",
-            ".5": "0.5",
-            "#### 167%": "167",
-        },
+        **{" $1,200.50 ": "1200.5", "42.": "42", "-0.50": "-0.5", "-$3": "-3", "-0": "0", ".5": "0.5"},
+        "#### 167%": "167",
         **{"6 * 7 = 42\n#### 42 boxes": "42", "#### 41\n#### 42": "41", f"1{'0' * 37}1": f"1{'0' * 37}1"},
         **dict.fromkeys(["167%", "42 boxes", "41 42", "1.2.3", "٤٢", "-", "", "1e3"], ""),
     },

@@ -70,10 +70,8 @@ def test_vectors_do_not_depend_on_the_batch(encoder):
 
 
 def test_prefixes_are_put_before_the_texts(small):
-    plain, prefixed = (
-        PretrainedEncoder(small),
-        PretrainedEncoder(small, query_prefix="query: ", passage_prefix="text: "),
-    )
+    plain = PretrainedEncoder(small)
+    prefixed = PretrainedEncoder(small, query_prefix="query: ", passage_prefix="text: ")
     assert prefixed.parameters["fingerprint"] == plain.parameters["fingerprint"]
     np.testing.assert_allclose(prefixed.encode(["hound"]), plain.encode(["text: hound"]), atol=1e-6)
     np.testing.assert_allclose(prefixed.encode_queries(["hound"]), plain.encode(["query: hound"]), atol=1e-6)

@@ -92,11 +92,8 @@ def test_any_change_to_any_file_is_a_clear_error(saved, tmp_path):
         whole = path.read_bytes()
         middle = len(whole) // 2
         flipped = whole[:middle] + bytes([whole[middle] ^ 1]) + whole[middle + 1 :]
-        for damaged in (
-            flipped,
-            None,
-            *((whole[:middle], b"", whole + b"\n", b"{}") if searcher.backend == "bm25" else ()),
-        ):
+        others = [whole[:middle], b"", whole + b"\n", b"{}"] if searcher.backend == "bm25" else []
+        for damaged in (flipped, None, *others):
             path.unlink(missing_ok=True)
             if damaged is not None:
                 path.write_bytes(damaged)
