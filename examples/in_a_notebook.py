@@ -39,7 +39,7 @@ def main(out: str = "runs/notebook", quick: bool = False) -> None:
     policy, longest = evaluator.load_agent(folder)
     envs = make_envs(args.env, args.env_kwargs, "validation", 1)
     engine = TransformersEngine(policy, envs.envs[0].stop)
-    _, transcripts = evaluator.evaluate_policy(envs, policy, engine, [0], longest, "trained")
+    _, transcripts = evaluator.run_policy(envs, policy, engine, [0], longest)
     for turn in transcripts[0]:
         print(turn.get("observation", "")[:80], "->", turn.get("action", turn))
 

@@ -21,6 +21,7 @@ from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Literal
 
+import numpy as np
 import torch
 import tyro
 
@@ -150,15 +151,15 @@ def evaluate(game: Game, policy: Policy | None = None) -> dict[str, dict[str, fl
         envs = make_envs(game.env, json.dumps(game.kwargs), split, 64)
         if policy is None:
             scripts = envs.envs[0].SCRIPTS
-            rows = {title: evaluator.evaluate_script(envs, numbers, scripts[s], title) for s, title in SCRIPTS.items()}
+            infos = {title: evaluator.run_script(envs, numbers, scripts[script]) for script, title in SCRIPTS.items()}
         else:
             engine, length = TransformersEngine(policy, envs.envs[0].stop), ppo.Args.max_new_tokens
             torch.manual_seed(0)  # of the sampling
-            rows = {
-                how: evaluator.evaluate_policy(envs, policy, engine, numbers, length, line, temperature)[0]
+            infos = {
+                how: evaluator.run_policy(envs, policy, engine, numbers, length, temperature)[0]
                 for how, temperature in (("greedy", 0.0), ("sampled", 1.0))
             }
-        found[line] = {name: row["success"] for name, row in rows.items()}
+        found[line] = {name: float(np.mean([info["success"] for info in own])) for name, own in infos.items()}
     return found
 
 

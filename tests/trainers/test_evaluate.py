@@ -33,10 +33,10 @@ def test_every_question_is_rolled_out_once_however_many_environments_there_are(m
     rows, seen = [], []
     for num_envs in (4, 7, 30):
         envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", num_envs)
-        row, transcripts = evaluator.evaluate_policy(envs, policy, engine, list(range(10)), 4, "policy")
-        rows.append(row)
+        infos, transcripts = evaluator.run_policy(envs, policy, engine, list(range(10)), 4)
+        rows.append(evaluator.summarize("policy", infos))
         seen.append([turns[0]["observation"] for turns in transcripts])
-        assert evaluator.evaluate_naive_rag(envs, policy, engine, list(range(10)), 4)["episodes"] == 10
+        assert len(evaluator.run_naive_rag(envs, policy, engine, list(range(10)), 4)) == 10
     assert rows[0] == rows[1] == rows[2]
     assert seen[0] == seen[1] == seen[2] == [q.question for q in envs.envs[0].questions[:10]]
 
@@ -67,7 +67,7 @@ def test_naive_rag_searches_the_question_once_and_scores_the_answer(make_policy)
     envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 4)
     question = envs.envs[0].questions[2]
     engine = Parrot(policy, f"{question.answer}</answer> and more")
-    row = evaluator.evaluate_naive_rag(envs, policy, engine, [2], 50)
+    (row,) = evaluator.run_naive_rag(envs, policy, engine, [2], 50)
     assert (row["em"], row["calls"]) == (1.0, 1.0)
     prompt = policy.tokenizer.decode(engine.prompts[0])
     assert f"<search>{question.question}</search>" in prompt
@@ -81,9 +81,9 @@ def test_naive_rag_searches_in_the_format_of_each_task_of_a_mixture(make_policy)
     easy, world = "AgentR1/MiniWiki-Easy-v0", json.loads(SMALL)
     tasks = {easy: {"kwargs": world}, "AgentR1/MiniWiki-v0": {"kwargs": {**world, "format": "hermes"}}}
     envs = make_envs("AgentR1/Mixture-v0", json.dumps({"tasks": tasks}), "validation", 4)
-    row = evaluator.evaluate_naive_rag(envs, policy, Parrot(policy, "x</answer>"), list(range(4)), 50)
+    infos = evaluator.run_naive_rag(envs, policy, Parrot(policy, "x</answer>"), list(range(4)), 50)
     assert {env.id for env in envs.envs} == set(tasks)
-    assert row["calls"] == 1.0 and all(env.history.turns[0].error is None for env in envs.envs)
+    assert all(info["calls"] == 1 for info in infos) and all(env.history.turns[0].error is None for env in envs.envs)
 
 
 def test_each_kind_of_question_has_a_score():
@@ -103,8 +103,8 @@ def test_naive_rag_scores_what_is_too_long_to_be_read_as_no_answer(make_policy):
     policy = make_policy("words")
     engine = TransformersEngine(policy, envs.envs[0].stop)
     engine.max_length = 10
-    row = evaluator.evaluate_naive_rag(envs, policy, engine, list(range(4)), 4)
-    assert (row["episodes"], row["em"]) == (4, 0.0)
+    infos = evaluator.run_naive_rag(envs, policy, engine, list(range(4)), 4)
+    assert [info["em"] for info in infos] == [0.0] * 4
 
 
 def test_the_command_writes_its_table(model_folder, tmp_path, capsys):

@@ -74,16 +74,6 @@ def _estimate_pass(scores: np.ndarray) -> Row:
     }
 
 
-def evaluate_policy(
-    envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int, name: str,
-    temperature: float = 0.0, recorder: Recorder | None = None,
-) -> tuple[Row, list[list[dict]]]:  # fmt: skip
-    """The row of a policy over numbered instances, greedy by default, and the turns of every episode. ``recorder``: takes the
-    records of the episodes, here and below."""
-    infos, transcripts = run_policy(envs, policy, engine, instance_ids, max_new_tokens, temperature, recorder)
-    return summarize(name, infos, envs.envs[0].PRIMARY_METRIC), transcripts
-
-
 def run_policy(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int,
     temperature: float = 0.0, recorder: Recorder | None = None, samples: int = 1,
@@ -91,7 +81,7 @@ def run_policy(
 ) -> tuple[list[dict], list[list[dict]]]:  # fmt: skip
     """The last info of each episode of a policy on numbered instances, with the ``tool_faults`` of all its turns; and the turns
     of every episode. ``samples`` attempts at an instance follow each other; ``show`` gets the episodes of each batch.
-    """
+    ``recorder`` takes the records of the episodes, here and below."""
     infos: list[dict] = []
     transcripts: list[list[dict]] = []
     own, groups = distributed.shard(instance_ids), envs.num_envs // samples
@@ -113,13 +103,6 @@ def run_policy(
     return distributed.all_gather(infos), distributed.all_gather(transcripts)
 
 
-def evaluate_script(
-    envs: ToolVectorEnv, instance_ids: list[int], script: ScriptMaker, name: str, recorder: Recorder | None = None
-) -> Row:
-    """The row of a scripted agent over numbered instances."""
-    return summarize(name, run_script(envs, instance_ids, script, recorder), envs.envs[0].PRIMARY_METRIC)
-
-
 def run_script(
     envs: ToolVectorEnv, instance_ids: list[int], script: ScriptMaker, recorder: Recorder | None = None
 ) -> list[dict]:
@@ -137,15 +120,6 @@ def can_be_searched_for(env: ToolEnv) -> bool:
     """Whether each episode is a question about a corpus, which Naive RAG can answer; of a mixture, whether all tasks are."""
     tasks = getattr(env, "tasks", None) or {"": env}
     return all(isinstance(task, QAEnv) for task in tasks.values())
-
-
-def evaluate_naive_rag(
-    envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int,
-    name: str = "Naive RAG", recorder: Recorder | None = None,
-) -> Row:  # fmt: skip
-    """The row of Naive RAG over numbered questions."""
-    infos = run_naive_rag(envs, policy, engine, instance_ids, max_new_tokens, recorder)
-    return summarize(name, infos, envs.envs[0].PRIMARY_METRIC)
 
 
 def run_naive_rag(

@@ -7,7 +7,6 @@ that is hacked is our own; the others are on what the papers plot, by a rule of 
 
 import math
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -31,11 +30,16 @@ class Rule:
     exact: bool = False
 
 
-RULES = {
+RULES = {  # by statistic
+    # mean over groups of the deviation of the raw returns, before any filter
     "reward_deviation": (Rule(symptom="reward deviation collapsed", bound=0.1, stop=True, exact=True),),
+    # mean per action token, in nats
     "entropy": (Rule(symptom="entropy collapsed", bound=0.1), Rule(symptom="entropy exploded", bound=3.0)),
+    # mean tokens of a turn
     "response_length": (Rule(symptom="responses shrank", bound=0.25), Rule(symptom="responses grew", bound=4.0)),
+    # mean share of n-grams that occurred before
     "repetition": (Rule(symptom="text repeats itself", bound=2.0),),
+    # shares of turns that use a tool, and that could be parsed
     "search_rate": (Rule(symptom="search was given up", bound=0.1),),
     "valid_turns": (Rule(symptom="turns became invalid", bound=0.5),),
     "mutual_information": (Rule(symptom="template collapse", bound=0.1),),
@@ -54,55 +58,33 @@ class Symptom:
 
 
 class CollapseMonitor:
-    """Names the symptoms of collapse as they begin; each is reported once, and again if it went away and came back.
+    """Names the symptoms of collapse as they begin; each is reported once, and again if it went away and came back."""
 
-    Args:
-        state: the ``state`` of an earlier monitor, to go on with; it is plain data, fit for JSON.
-    """
-
-    def __init__(self, state: dict[str, Any] | None = None):
-        self.state = state or {"first": {}, "lasting": {}, "gradient_norm": None, "updates": 0}
-        self.state.setdefault("first_paid", [])
-        self.state.setdefault("last_paid", [])
+    def __init__(self):
+        self._updates = 0
+        self._first: dict[str, list[float]] = {}  # of each statistic, the first ones
+        self._lasting: dict[str, int] = {}  # of each symptom, for how long it has lasted
+        self._gradient_norm: float | None = None  # moving average
+        self._first_paid: list[tuple[float, float]] = []  # returns and scores
+        self._last_paid: list[tuple[float, float]] = []
 
     def update(
-        self,
-        *,
-        reward_deviation: float | None = None,
-        gradient_norm: float | None = None,
-        empty_filter: bool | None = None,
-        entropy: float | None = None,
-        response_length: float | None = None,
-        repetition: float | None = None,
-        search_rate: float | None = None,
-        valid_turns: float | None = None,
-        mutual_information: float | None = None,
+        self, *, gradient_norm: float | None = None, empty_filter: bool | None = None, **statistics: float
     ) -> list[Symptom]:
         """Take the statistics of one update, whichever there are; one that is left out neither continues nor ends a symptom.
 
         Args:
-            reward_deviation: mean over groups of the deviation of the raw returns, before any filter.
             gradient_norm: before clipping; left out where the update was skipped.
             empty_filter: whether the filter left no group, so that the update was skipped.
-            entropy: mean per action token, in nats.
-            response_length: mean tokens of a turn or of an episode.
-            repetition: mean of `repeated_ngrams` over the sampled text.
-            search_rate: share of turns that use the tool.
-            valid_turns: share of turns that could be parsed.
-            mutual_information: `mutual_information`.
+            statistics: by the names of `RULES`.
         """
-        statistics = {
-            "reward_deviation": reward_deviation, "entropy": entropy, "response_length": response_length,
-            "repetition": repetition, "search_rate": search_rate, "valid_turns": valid_turns,
-            "mutual_information": mutual_information,
-        }  # fmt: skip
-        found = [s for name, value in statistics.items() if value is not None for s in self._compare(name, value)]
+        found = [s for name in RULES if name in statistics for s in self._compare(name, statistics[name])]
         if gradient_norm is not None:
             found += self._check_gradient(gradient_norm)
         if empty_filter is not None:
             message = f"the filter left no group, {EMPTY_FILTERS} times in a row: no group's returns differ"
             found += self._count("no signal left", empty_filter, EMPTY_FILTERS, message, stop=True)
-        self.state["updates"] += 1
+        self._updates += 1
         return found
 
     def validate(self, success: float) -> list[Symptom]:
@@ -122,11 +104,11 @@ class CollapseMonitor:
         """
         if not (math.isfinite(returns) and math.isfinite(score)):
             return []
-        first, last = self.state["first_paid"], self.state["last_paid"]
+        first = self._first_paid
         if len(first) < WINDOW:
-            first.append([float(returns), float(score)])
+            first.append((returns, score))
             return []
-        self.state["last_paid"] = last = [*last, [float(returns), float(score)]][-WINDOW:]
+        self._last_paid = last = [*self._last_paid, (returns, score)][-WINDOW:]
         before, after = torch.tensor(first, dtype=torch.float64), torch.tensor(last, dtype=torch.float64)
         error = ((before.var(0) + after.var(0)) / WINDOW).sqrt() if len(last) == WINDOW else torch.tensor(math.inf)
         moved = (after.mean(0) - before.mean(0)) * torch.tensor([1.0, -1.0]) > HACKED * error
@@ -139,7 +121,7 @@ class CollapseMonitor:
     def _compare(self, name: str, value: float) -> list[Symptom]:
         if not math.isfinite(value):
             return [Symptom(name=f"{name.replace('_', ' ')} is not finite", message=f"{name} {value}", stop=True)]
-        first = self.state["first"].setdefault(name, [])
+        first = self._first.setdefault(name, [])
         found = []
         for rule in RULES[name]:
             least = WINDOW if rule.exact else FEW
@@ -156,24 +138,23 @@ class CollapseMonitor:
             message = f"{name} {value:.3g}, {WINDOW} updates beyond {rule.bound:g} x its first ones ({mean:.3g})"
             found += self._count(rule.symptom, beyond, WINDOW, message, rule.stop)
         if len(first) < WINDOW:
-            first.append(float(value))
+            first.append(value)
         return found
 
     def _check_gradient(self, norm: float) -> list[Symptom]:
         if not math.isfinite(norm):
             return [Symptom(name="gradient norm is not finite", message=f"gradient norm {norm}", stop=True)]
-        average, self.state["gradient_norm"] = self.state["gradient_norm"], norm
+        average, self._gradient_norm = self._gradient_norm, norm
         if average is not None:
-            self.state["gradient_norm"] = EMA * average + (1 - EMA) * norm
-        if self.state["updates"] < WINDOW or average is None or norm <= SPIKE * average:
+            self._gradient_norm = EMA * average + (1 - EMA) * norm
+        if self._updates < WINDOW or average is None or norm <= SPIKE * average:
             return []
         message = f"gradient norm {norm:.3g}, over {SPIKE:g} x its moving average ({average:.3g})"
         return [Symptom(name="gradient norm spiked", message=message, stop=False)]
 
     def _count(self, symptom: str, present: bool, needed: int, message: str, stop: bool) -> list[Symptom]:
-        lasting = self.state["lasting"]
-        lasting[symptom] = lasting.get(symptom, 0) + 1 if present else 0
-        return [Symptom(name=symptom, message=message, stop=stop)] if lasting[symptom] == needed else []
+        self._lasting[symptom] = self._lasting.get(symptom, 0) + 1 if present else 0
+        return [Symptom(name=symptom, message=message, stop=stop)] if self._lasting[symptom] == needed else []
 
 
 def mutual_information(logprobs: torch.Tensor) -> float:

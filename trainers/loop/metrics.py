@@ -5,8 +5,8 @@ its monitor back from ``metrics.jsonl``.
 """
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import asdict, replace
 from typing import Any
 
 import torch
@@ -74,19 +74,14 @@ class CollapseTracker:
 
     Args:
         score: the task's own measure; ``eval/<score>`` is the success rate of a validation.
-        lines: the metrics of an earlier part of the run, to go on from.
 
     Attributes:
         symptoms: all of them in order: ``update``, ``name``, ``message`` and ``stop`` of each, fit for JSON.
     """
 
-    def __init__(self, score: str, lines: Iterable[Mapping[str, float | None]] = ()):
+    def __init__(self, score: str):
         self.score, self._monitor = score, CollapseMonitor()
         self.symptoms: list[dict[str, Any]] = []
-        for line in lines:
-            step = line["step"]
-            assert step is not None
-            self.record(int(step), line)
 
     def record(self, update: int, metrics: Mapping[str, float | None], progress: Progress | None = None) -> bool:
         """Pass on the metrics of one update, and warn of symptoms that appear for the first time; returns whether training
@@ -107,6 +102,5 @@ class CollapseTracker:
             if progress and symptom.name not in {known["name"] for known in self.symptoms}:
                 text = f"Warning: {symptom.name} at update {update} ({symptom.message})"
                 progress.console.print(text, style="yellow", markup=False, highlight=False, soft_wrap=True)
-            named = {"name": symptom.name, "message": symptom.message, "stop": symptom.stop}
-            self.symptoms.append({"update": update, **named})
+            self.symptoms.append({"update": update, **asdict(symptom)})
         return any(symptom.stop for symptom in found)

@@ -126,7 +126,7 @@ class RLRun:
             torch.manual_seed(self.args.seed + distributed.rank())
             recorder = self.setup.make_recorder(self.setup.title, "policy", done)
             temperature = self.args.eval_temperature
-            row, _ = self.setup.evaluate(self.args.eval_questions, temperature=temperature, recorder=recorder)
+            row = self.setup.evaluate(self.args.eval_questions, temperature=temperature, recorder=recorder)
         self._record(recorder)
         self.run.logger.show_episodes(done, (line for line, _ in recorder.lines))
         names = (self.setup.score, "f1", "support_recall", "turns", "calls", "failed", "tool_faults")
@@ -161,7 +161,7 @@ class RLRun:
         self.run.close()
         recorder = setup.make_recorder(setup.title, "trained", saved, tokens=True, in_table=True)
         try:
-            row, _ = setup.evaluate(self.args.final_questions, setup.title, recorder=recorder)
+            row = setup.evaluate(self.args.final_questions, setup.title, recorder=recorder)
         except ToolsFailed as error:
             self.run.stop(saved, error)
         self._record(recorder)

@@ -74,23 +74,27 @@ class Setup:
 
     def evaluate(
         self, questions: int, name: str = "", temperature: float = 0.0, recorder: Recorder | None = None
-    ) -> tuple[dict, list[list[dict]]]:
-        """Evaluate the newest weights on so many held-out questions; returns the row of a table, and the episodes.
-
-        Args:
-            recorder: takes the records of the episodes.
+    ) -> dict:
+        """Evaluate the newest weights on so many held-out questions; returns the row of a table. ``recorder`` takes the records
+        of the episodes.
 
         Raises:
             ToolsFailed: tools failed in more than half of the episodes, for ``tool_outage_minutes``.
         """
         self.collector.update_weights()
-        run = partial(
-            evaluator.evaluate_policy, self.held_out, self.collector.policy, self.engine,
-            sample_instances(self.held_out.envs[0], questions), self.args.max_new_tokens, name, temperature=temperature,
-            recorder=recorder,
-        )  # fmt: skip
-        minutes = self.args.tool_outage_minutes
-        return retry.retry_on_tool_failure(run, lambda result: cast(float, result[0]["failed"]), minutes)
+        instance_ids, length = sample_instances(self.held_out.envs[0], questions), self.args.max_new_tokens
+        agent = self.held_out, self.collector.policy, self.engine
+        return self._make_row(
+            name, lambda: evaluator.run_policy(*agent, instance_ids, length, temperature, recorder)[0]
+        )
+
+    def _make_row(self, name: str, run: Callable[[], list[dict]]) -> dict:
+        """The row of the episodes of ``run``, which is called again while tools fail."""
+        return retry.retry_on_tool_failure(
+            lambda: evaluator.summarize(name, run(), self.score),
+            lambda row: cast(float, row["failed"]),
+            self.args.tool_outage_minutes,
+        )
 
     def _find_baselines(self) -> list[dict]:
         """The rows of the baselines: a resumed run has them already, unless more or other questions are requested."""
@@ -106,35 +110,28 @@ class Setup:
     def _evaluate_baselines(self) -> list[dict]:
         """What the trained policy is compared with: Naive RAG if there are questions to search for, the policy before
         training (greedy, then sampled as in training) and the task's scripted agent."""
-        held_out, args, rows = self.held_out, self.args, []
+        held_out, args, rows = self.held_out, self.args, list[dict]()
         questions, count = sample_instances(held_out.envs[0], args.final_questions), args.final_questions
         searches, scripted = evaluator.can_be_searched_for(held_out.envs[0]), held_out.envs[0].SCRIPTS.get("scripted")
         with Progress((2 + searches + bool(scripted)) * len(questions), "episodes", "baselines") as progress:
 
             def add(run: Callable[[Recorder], dict], agent: str, name: str, tokens: bool = False) -> None:
                 recorder = self.make_recorder(agent, name, 0, tokens=tokens, in_table=True)
-                minutes, failed = args.tool_outage_minutes, lambda row: row["failed"]
-                rows.append(retry.retry_on_tool_failure(partial(run, recorder), failed, minutes))
+                rows.append(run(recorder))
                 self.recorded.append(recorder)
                 progress.update(len(rows) * len(questions))
 
             progress.update(0)  # with a large model they take minutes
             if searches:
-                rag = partial(
-                    evaluator.evaluate_naive_rag,
-                    held_out,
-                    self.collector.policy,
-                    self.engine,
-                    questions,
-                    args.max_new_tokens,
-                )
-                add(lambda recorder: rag("Naive RAG", recorder), "Naive RAG", "naive-rag")
-            add(lambda recorder: self.evaluate(count, BEFORE, 0.0, recorder)[0], BEFORE, "before", True)
+                agent = self.collector.policy, self.engine
+                rag = partial(evaluator.run_naive_rag, held_out, *agent, questions, args.max_new_tokens)
+                add(lambda recorder: self._make_row("Naive RAG", lambda: rag(recorder)), "Naive RAG", "naive-rag")
+            add(lambda recorder: self.evaluate(count, BEFORE, 0.0, recorder), BEFORE, "before", True)
             sampled = partial(self.evaluate, count, BEFORE_SAMPLED, args.temperature)
-            add(lambda recorder: sampled(recorder)[0], BEFORE_SAMPLED, "before-sampled", True)
+            add(sampled, BEFORE_SAMPLED, "before-sampled", True)
             if scripted:
-                script = partial(evaluator.evaluate_script, held_out, questions, scripted, "Scripted agent")
-                add(script, "Scripted agent", "scripted")
+                script, name = partial(evaluator.run_script, held_out, questions, scripted), "Scripted agent"
+                add(lambda recorder: self._make_row(name, lambda: script(recorder)), name, "scripted")
                 self.recorded.insert(0, self.recorded.pop())  # it fills every field, see `trainers.episodes.records`
         return rows
 
