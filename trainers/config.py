@@ -187,11 +187,6 @@ class AlgorithmArgs:
     filter: Literal["none", "mixed", "outcome", "uncertain", "signal"] = "none"
     """Groups to learn from: all; those whose returns differ (DAPO); those whose task scores differ, whatever shaping adds; the
     25% with the largest deviation (StarPO-S); or those that hold 90% of it (RAGEN-2). An update without a group is skipped."""
-    selection_eps: float = option(0.01, config_only=True)
-    """With --filter signal, how far below 90% of the sum of all deviations the kept groups may be, in units of the returns."""
-    prime_norm: bool = option(False, config_only=True)
-    """Divide process rewards, those before an episode's last turn, by the largest sum that any turn of the batch has ahead
-    (Agent-R1's first version, after PRIME)."""
     dynamic_sampling: int = option(0, advanced=True)
     """How many more batches may replace groups that --filter mixed or outcome drops. DAPO allows 10; 0 only drops."""
     overlong_buffer: int = option(0, config_only=True)
@@ -233,8 +228,8 @@ class OutputArgs:
     save_total_limit: int = option(2, advanced=True, mutable_on_resume=True)
     """The newest checkpoints that are kept; the weights of the best evaluation are kept besides, in "best"."""
     report_to: tuple[str, ...] = option((), mutable_on_resume=True)
-    """Where else metrics and first episodes of evaluations go: tensorboard, trackio, wandb. Project, name and group come from
-    the environment variables of Trackio and W&B."""
+    """Where else metrics go: tensorboard, trackio, wandb. Project, name and group come from the environment variables of Trackio
+    and W&B."""
     push_to_hub: str = option("", advanced=True, mutable_on_resume=True)
     """A repository of the Hugging Face hub, "NAME" or "USER/NAME", to upload the trained weights to; created private if it does
     not exist. Needs HF_TOKEN or hf auth login."""
@@ -387,7 +382,7 @@ class TrainArgs(
         group_size = 2 if self.compares_attempts() else 1
         self.check_least(**least, group_size=group_size, seed=0, max_tokens_per_micro_batch=1)
         self._check_loss()
-        self.check_least(eval_temperature=0, kl_coef=0, kl_target=0, overlong_buffer=0, selection_eps=0, max_seconds=0)
+        self.check_least(eval_temperature=0, kl_coef=0, kl_target=0, overlong_buffer=0, max_seconds=0)
         self.check_least(entropy_coef=0, dynamic_sampling=0, tool_outage_minutes=0, keep_episodes=0)
         self.check_share("warmup")
         self.check_positive("lr", "temperature", "max_grad_norm", "vllm_kv_gib")
@@ -395,7 +390,6 @@ class TrainArgs(
         self.check_choices()
         self._check_sampling()
         self.check_unused(self.kl_coef, "without kl_coef", "kl")
-        self.check_unused(self.filter == "signal", "without filter 'signal'", "selection_eps")
         if self.vllm_url and self.engine != "vllm":
             raise UserError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
         if self.kl_target and not self.kl_coef:

@@ -17,9 +17,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal, cast
 
-if not __package__:  # run as a file: the packages lie beside its folder
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
-
 import tyro
 
 from agent_envs.formats import FORMATS

@@ -9,12 +9,8 @@ turn are kept, so evaluate and play need no arguments for them, and what it read
 environment gives it something else. Other settings, such as paths of yours, are left out.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
-
-if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers import inputs
 from trainers.cli import parse

@@ -16,13 +16,9 @@ Where the context was rewritten (context="window:2"), each context is a conversa
 such episodes make no pairs. Pairs leave out episodes in which a tool failed.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Literal
-
-if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 import tyro
 

@@ -9,12 +9,7 @@ unless --scale-by-std, and the upper clip is wider (DAPO). Loop and loss are tho
     python -m trainers.gigpo
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-
-if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers.cli import parse
 from trainers.config import TrainArgs

@@ -27,12 +27,7 @@ the longest. A row is an episode, or a part of one whose context was rewritten o
     python -m trainers.grpo --env AgentR1/HotpotQA-v0 --model PATH_OR_ID --lr 1e-6
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-
-if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers.cli import parse
 from trainers.config import TrainArgs, option

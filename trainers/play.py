@@ -4,12 +4,7 @@ python -m trainers.play --agent runs/…/checkpoint-50 --env AgentR1/HotpotQA-v0
 python -m agent_envs play HotpotQA --agent runs/…/checkpoint-50            # the same
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-
-if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers import inputs
 from trainers.cli import parse

@@ -12,12 +12,7 @@ The loop is that of trainers/grpo.py, written out once more with the critic in i
     python -m trainers.ppo --bi-level
 """
 
-import sys
 from dataclasses import dataclass, replace
-from pathlib import Path
-
-if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers.cli import parse
 from trainers.config import TrainArgs, option

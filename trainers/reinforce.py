@@ -9,17 +9,11 @@ those of trainers/grpo.py.
     python -m trainers.reinforce --baseline group
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
-
-if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers.cli import parse
 from trainers.config import TrainArgs
-from trainers.runtime.errors import UserError
 
 
 @dataclass(kw_only=True)
@@ -28,21 +22,9 @@ class Args(TrainArgs):
 
     baseline: Literal["batch", "group"] = "batch"
     """What a return is compared with: the mean of the batch, or first that of its group."""
-    turn_credit: bool = False
-    """With baseline group, compare the return from each turn on with those of the same turn in the group; the other
-    baseline has such returns anyway."""
-    turn_gamma: float = 1.0
-    """Discount of a turn, with turn_credit."""
 
     def compares_attempts(self) -> bool:
         return self.baseline == "group" or self.filter != "none"
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check_share("turn_gamma")
-        self.check_unused(self.turn_credit, "without turn_credit", "turn_gamma")
-        if self.turn_credit and self.baseline != "group":
-            raise UserError("turn_credit is for baseline 'group': against the batch, returns are from each token on")
 
 
 if __name__ == "__main__":
@@ -51,19 +33,13 @@ if __name__ == "__main__":
 import torch
 
 from trainers import grpo
-from trainers.algorithms.advantages import reinforce_plus_plus, reinforce_plus_plus_baseline, whiten
-from trainers.algorithms.turn_advantages import turn_advantage
+from trainers.algorithms.advantages import reinforce_plus_plus, reinforce_plus_plus_baseline
 from trainers.trajectory import PackedEpisodes
 
 
 def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
     """Whitened returns at each of an episode's own tokens: float32 [N, A]."""
     e = episodes
-    if args.turn_credit:
-        compared = turn_advantage(
-            e.rewards, e.turns, e.mask, e.groups, args.turn_gamma, scale_by_std=False, valid=e.valid
-        )
-        return whiten(compared, e.mask & e.valid[:, None])
     if args.baseline == "group":
         return reinforce_plus_plus_baseline(e.rewards, e.mask, e.groups, e.valid)
     return reinforce_plus_plus(e.rewards, e.mask, valid=e.valid)

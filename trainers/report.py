@@ -8,13 +8,9 @@
 The page needs nothing else: neither a server nor a network. Runs and evaluations write theirs when they end.
 """
 
-import sys
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
-
-if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 import tyro
 

@@ -3,18 +3,12 @@
 An episode's advantage is its return minus the mean return of the *other* episodes of its group, which leaves the
 gradient unbiased: for a group of G it is GRPO's advantage times G / (G − 1). Loop and loss are those of trainers/grpo.py.
 Where this departs from the paper: the ratio is clipped (--clip-low, --clip-high), which does nothing with one epoch and one
-minibatch, and the KL penalty in the reward is off by default (--kl-coef .01 --kl k1). --turn-credit compares the returns from
-each turn on, so that process rewards count at once.
+minibatch, and the KL penalty in the reward is off by default (--kl-coef .01 --kl k1).
 
     python -m trainers.rloo
 """
 
-import sys
 from dataclasses import dataclass
-from pathlib import Path
-
-if __name__ == "__main__" and not __package__:  # run as a file: the packages lie beside its folder
-    sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
 
 from trainers.cli import parse
 from trainers.config import TrainArgs
@@ -24,17 +18,6 @@ from trainers.config import TrainArgs
 class Args(TrainArgs):
     """Train a policy with RLOO in a tool-using environment, and compare it with baselines on held-out questions."""
 
-    turn_credit: bool = False
-    """Compare the return from each turn on with those of the same turn number in the other attempts, in place of whole
-    episodes."""
-    turn_gamma: float = 1.0
-    """Discount of a turn, with turn_credit."""
-
-    def __post_init__(self):
-        super().__post_init__()
-        self.check_share("turn_gamma")
-        self.check_unused(self.turn_credit, "without turn_credit", "turn_gamma")
-
 
 if __name__ == "__main__":
     ARGS = parse(Args(), __doc__, "rloo")  # before torch is imported: --help and mistakes answer at once
@@ -43,16 +26,12 @@ import torch
 
 from trainers import grpo
 from trainers.algorithms.advantages import leave_one_out, to_tokens
-from trainers.algorithms.turn_advantages import turn_advantage
 from trainers.trajectory import PackedEpisodes
 
 
 def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
     """An attempt's return against the mean of the others at its question, at each of its tokens: float32 [N, A]."""
-    e = episodes
-    if args.turn_credit:
-        return turn_advantage(e.rewards, e.turns, e.mask, e.groups, args.turn_gamma, valid=e.valid, leave_out=True)
-    return to_tokens(leave_one_out(e.returns, e.groups, e.valid), e.mask)
+    return to_tokens(leave_one_out(episodes.returns, episodes.groups, episodes.valid), episodes.mask)
 
 
 def main(args: Args) -> dict:

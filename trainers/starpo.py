@@ -13,13 +13,10 @@ A door to its configurations in trainers/configs. Those named -grpo are of train
 
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 NAMES = [f"{name}{over}" for over in ("", "-grpo") for name in ("starpo", "starpo-s", "ragen-2")]
 
 if __name__ == "__main__":
-    if not __package__:  # run as a file: the packages lie beside its folder
-        sys.path[:1] = [str(Path(__file__).resolve().parents[1]), str(Path.cwd())]
     if sys.argv[1:2] not in [[name] for name in NAMES]:  # answers before torch is imported
         wants_help = bool({"-h", "--help", "--help-all"} & set(sys.argv))
         usage = f"usage: python -m trainers.starpo {{{','.join(NAMES)}}} [OPTIONS]"

@@ -220,17 +220,13 @@ def add_advantages(algorithm: str, o: SimpleNamespace, played: list[Played]) -> 
         add_by_episode(played, o.scale_by_std)
         if o.process_weight:
             add_by_turn(played, 0.0, scale=o.scale_by_std, weight=o.process_weight)
-    elif algorithm == "rloo" and o.turn_credit:
-        add_by_turn(played, o.turn_gamma, leave_out=True)
     elif algorithm == "rloo":
         add_by_episode(played, leave_out=True)
     elif algorithm == "gigpo":
         add_by_episode(played, o.scale_by_std)
         add_by_turn(played, o.step_gamma, scale=o.scale_by_std, weight=o.step_weight, by_anchor=True)
     elif algorithm == "reinforce":
-        if o.turn_credit:
-            add_by_turn(played, o.turn_gamma)
-        elif o.baseline == "group":
+        if o.baseline == "group":
             add_by_episode(played)
         else:
             add_returns_to_go(played)

@@ -26,7 +26,6 @@ WRONG = [  # what is given, and a word of what is said
     (grpo, dict(kl_coef=-1.0), "kl_coef"),
     (grpo, dict(kl_target=0.1), "kl_target steers kl_coef"),
     (grpo, dict(kl_target=-1.0, kl_coef=1.0), "kl_target"),
-    (grpo, dict(selection_eps=-0.1, filter="signal"), "selection_eps"),
     (grpo, dict(entropy_coef=-1.0), "entropy_coef"),
     (grpo, dict(overlong_buffer=65), "overlong_buffer must be at most max_new_tokens"),
     (grpo, dict(loss="ppo"), "loss must be one of"),
@@ -95,10 +94,7 @@ def test_arguments_that_make_no_sense(module, arguments, message):
     ("make", "unused", "used"),
     [
         (grpo.Args, dict(kl="k1"), dict(kl_coef=0.1)),
-        (grpo.Args, dict(selection_eps=0.1), dict(filter="signal")),
         (grpo.Args, dict(turn_gamma=0.5), dict(turn_credit=True)),
-        (rloo.Args, dict(turn_gamma=0.5), dict(turn_credit=True)),
-        (reinforce.Args, dict(turn_gamma=0.5), dict(turn_credit=True, baseline="group")),
         (ppo.Args, dict(turn_gamma=0.5), dict(turn_level=True)),
         (ppo.Args, dict(turn_lam=0.5), dict(bi_level=True)),
         (ppo.Args, dict(turn_level=True, lam=0.5), dict(turn_level=False)),

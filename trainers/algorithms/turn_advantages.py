@@ -5,11 +5,10 @@ and ``valid`` see `trainers.algorithms.gae`. ``turns`` is read inside the mask o
 """
 
 from collections.abc import Hashable, Sequence
-from functools import partial
 
 import torch
 
-from trainers.algorithms.advantages import episode_returns, group_advantage, leave_one_out, to_tokens
+from trainers.algorithms.advantages import episode_returns, group_advantage, to_tokens
 from trainers.algorithms.gae import check_turns, discount, own_tokens
 
 
@@ -47,7 +46,6 @@ def turn_advantage(
     gamma: float = 1.0,
     scale_by_std: bool = True,
     valid: torch.Tensor | None = None,
-    leave_out: bool = False,
 ) -> torch.Tensor:
     """A_{i,k} = (G_{i,k} − mean_j G_{j,k}) / std_j G_{j,k}: GTPO's normalised turn returns (Ding et al. 2025, arXiv 2511.14846).
 
@@ -55,7 +53,6 @@ def turn_advantage(
 
     Args:
         groups: int [N].
-        leave_out: compare with the *other* attempts only, as RLOO does; without a division.
 
     Returns:
         float [N, A].
@@ -65,8 +62,7 @@ def turn_advantage(
     returns, taken = turn_returns(rewards.double(), turns, mask, gamma, valid)
     returns = returns.to(rewards.dtype)
     labels = (groups[:, None] * returns.shape[1] + torch.arange(returns.shape[1], device=groups.device))[taken]
-    compare = leave_one_out if leave_out else partial(group_advantage, scale_by_std=scale_by_std)
-    compared = compare(returns[taken], labels)
+    compared = group_advantage(returns[taken], labels, scale_by_std)
     return turns_to_tokens(torch.zeros_like(returns).masked_scatter(taken, compared), turns, own)
 
 

@@ -3,32 +3,18 @@
 from __future__ import annotations
 
 import contextlib
-import itertools
 import json
 import os
 import sys
-import textwrap
 import time
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from retrieval_index import durable
-from retrieval_index.printable import printable
 from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 
 PROJECT = "agent-r1"  # of Trackio and W&B, unless TRACKIO_PROJECT or WANDB_PROJECT names another
-EPISODES_SHOWN, _TABLE = 16, "eval/episodes"
-
-
-@dataclass(frozen=True, slots=True)
-class _Sink:
-    """Where metrics go besides the file."""
-
-    log: Callable[[dict[str, float], int], None]
-    show: Callable[[list[dict[str, Any]], int], None]  # rows of a table
-    close: Callable[[], None]
+_Sink = tuple[Callable[[dict[str, float], int], None], Callable[[], None]]  # logs metrics of a step; closes
 
 
 class Logger(contextlib.AbstractContextManager):
@@ -40,9 +26,6 @@ class Logger(contextlib.AbstractContextManager):
         config: the arguments of the run, for the sinks to show beside the curves.
         resume_from: the first step that this run is going to log. Lines of that step and later ones, left by a run
             that continued after the checkpoint, are dropped, and seconds continue from the last line kept. 0 starts over.
-
-    Attributes:
-        seconds_before: that the lines kept took.
     """
 
     def __init__(self, folder: Path | str, sinks: Sequence[str] = (), config: dict | None = None, resume_from: int = 0):
@@ -51,8 +34,7 @@ class Logger(contextlib.AbstractContextManager):
         settings = to_json_types(config or {})
         self._sinks = [_SINKS[sink](folder, settings, resume_from) for sink in dict.fromkeys(sinks)]
         self._path = folder / METRICS_FILE
-        self.seconds_before = _keep_before(self._path, resume_from)
-        self._start = time.monotonic() - self.seconds_before
+        self._start = time.monotonic() - _keep_before(self._path, resume_from)
         self._file = self._path.open("a", encoding="utf-8")
 
     def log(self, step: int, metrics: dict[str, float]) -> None:
@@ -62,8 +44,8 @@ class Logger(contextlib.AbstractContextManager):
         line = {"step": step, "seconds": round(time.monotonic() - self._start, 3), **numbers}
         self._file.write(json.dumps(to_json_types(line), allow_nan=False) + "\n")
         self._file.flush()  # a killed run keeps every line it logged
-        for sink in self._sinks:
-            sink.log(numbers, step)
+        for log, _ in self._sinks:
+            log(numbers, step)
 
     def amend(self, step: int, metrics: dict[str, float]) -> None:
         """Add metrics to the line of a step that was logged before, were it by an earlier part of the run."""
@@ -72,21 +54,14 @@ class Logger(contextlib.AbstractContextManager):
         self._file.close()
         durable.write_text(self._path, "".join(json.dumps(line, allow_nan=False) + "\n" for line in lines))
         self._file = self._path.open("a", encoding="utf-8")
-        for sink in self._sinks:
-            sink.log(numbers, step)
-
-    def show_episodes(self, step: int, lines: Iterable[str]) -> None:
-        """Send the first `EPISODES_SHOWN` of some episodes, lines of episodes.jsonl, to each sink as a table."""
-        if self._sinks:
-            rows = [_make_row(json.loads(line)) for line in itertools.islice(lines, EPISODES_SHOWN)]
-            for sink in self._sinks:
-                sink.show(rows, step)
+        for log, _ in self._sinks:
+            log(numbers, step)
 
     def close(self) -> None:
         """Close the file and every sink."""
         self._file.close()
-        for sink in self._sinks:
-            sink.close()
+        for _, close in self._sinks:
+            close()
 
     def __exit__(self, *error) -> None:
         self.close()
@@ -102,15 +77,6 @@ def _keep_before(path: Path, step: int) -> float:
     return kept[-1].get("seconds", 0.0) if kept else 0.0
 
 
-def _make_row(record: dict) -> dict[str, Any]:
-    """An episode in a table; what models and tools wrote is made fit to be looked at."""
-    said = "\n\n".join(f"[{message['role']}] {message['content']}" for message in record["messages"])
-    return {
-        "question": printable(record["question"]), "golds": printable(" | ".join(record["golds"])), "score": record["score"],
-        "return": record["return"], "turns": len(record["turns"]), "conversation": printable(said), "key": record["key"],
-    }  # fmt: skip
-
-
 def _open_tensorboard(folder: Path, config: dict, resume_from: int) -> _Sink:
     from torch.utils.tensorboard import SummaryWriter
 
@@ -121,13 +87,7 @@ def _open_tensorboard(folder: Path, config: dict, resume_from: int) -> _Sink:
         for name, value in metrics.items():
             writer.add_scalar(name, value, step)
 
-    def show(rows: list[dict[str, Any]], step: int) -> None:
-        parts = ["\n".join(f"{name}: {value}" for name, value in row.items()) for row in rows]
-        # Indented by four, text is shown as it is, whatever fences are in it.
-        indented = [textwrap.indent(part, "    ", lambda _: True) for part in parts]
-        writer.add_text(_TABLE, "\n\n---\n\n".join(indented), step)
-
-    return _Sink(log, show, writer.close)
+    return log, writer.close
 
 
 def _open_trackio(folder: Path, config: dict, resume_from: int) -> _Sink:
@@ -135,7 +95,7 @@ def _open_trackio(folder: Path, config: dict, resume_from: int) -> _Sink:
 
     project = os.environ.get("TRACKIO_PROJECT", PROJECT)
     run = trackio.init(project=project, name=folder.name, config=config, resume="allow" if resume_from else "never")
-    return _Sink(run.log, _show_with(trackio.Table, run.log), trackio.finish)
+    return run.log, trackio.finish
 
 
 def _open_wandb(folder: Path, config: dict, resume_from: int) -> _Sink:
@@ -146,16 +106,7 @@ def _open_wandb(folder: Path, config: dict, resume_from: int) -> _Sink:
     project, name = os.environ.get("WANDB_PROJECT", PROJECT), os.environ.get("WANDB_NAME", folder.name)
     run = wandb.init(project=project, name=name, dir=folder, config=config, id=identity, resume="allow")
     known.write_text(run.id)
-    return _Sink(run.log, _show_with(wandb.Table, run.log), run.finish)
-
-
-def _show_with(table: Any, log: Callable) -> Callable[[list[dict[str, Any]], int], None]:
-    def show(rows: list[dict[str, Any]], step: int) -> None:
-        import pandas  # a dependency of `datasets`; both packages take its tables, and not much else alike
-
-        log({_TABLE: table(dataframe=pandas.DataFrame(rows))}, step=step)
-
-    return show
+    return run.log, run.finish
 
 
 _SINKS = {"tensorboard": _open_tensorboard, "trackio": _open_trackio, "wandb": _open_wandb}

@@ -20,7 +20,7 @@ from trainers.loop.setup import BEFORE, BEFORE_SAMPLED, Setup
 from trainers.models.hidden_states import ForwardTokenMeter
 from trainers.rollouts.statistics import episode_metrics
 from trainers.runtime import distributed
-from trainers.runtime.progress import METRICS_FILE, Progress, read_metrics
+from trainers.runtime.progress import Progress
 from trainers.runtime.retry import ToolsFailed
 from trainers.trajectory import Trajectory
 
@@ -128,7 +128,6 @@ class RLRun:
             temperature = self.args.eval_temperature
             row = self.setup.evaluate(self.args.eval_questions, temperature=temperature, recorder=recorder)
         self._record(recorder)
-        self.run.logger.show_episodes(done, (line for line, _ in recorder.lines))
         names = (self.setup.score, "f1", "support_recall", "turns", "calls", "failed", "tool_faults")
         return {f"eval/{name}": row[name] for name in names if name in row} | {"episodes": float(self.episodes_so_far)}
 
@@ -183,6 +182,6 @@ class RLRun:
             **({"em_naive_rag": reached["Naive RAG"]} if "Naive RAG" in reached else {}),
             "seconds_cold_start": self.setup.seconds_cold_start, "rows": rows, "folder": str(self.setup.folder),
             "evaluation": {n: v for n, v in asdict(args).items() if n.startswith("eval_") or n == "final_questions"},
-            "algorithm": self.setup.algorithm, "seconds_training": read_metrics(self.setup.folder / METRICS_FILE)[-1]["seconds"],
+            "algorithm": self.setup.algorithm, "seconds_training": self.run.seconds,
             "episodes": self.episodes_so_far, "stopped_on_collapse": self.run.stopped,
         }  # fmt: skip

@@ -15,7 +15,6 @@ import torch
 from trainers.algorithms import group_filters, importance
 from trainers.algorithms.losses import aggregate, kl_k3, sum_of_sequence
 from trainers.algorithms.overlong import overlong_penalty
-from trainers.algorithms.process_rewards import prime_norm
 from trainers.config import TrainArgs
 from trainers.engines.mismatch import measure_mismatch
 from trainers.models.kl_reference import KLPenalty
@@ -50,8 +49,7 @@ def filter_groups(trajectories: list[Trajectory], args: TrainArgs) -> list[Traje
     returns = torch.tensor([t.score if args.filter == "outcome" else t.episode_return for t in trajectories])
     groups = torch.tensor([t.group for t in trajectories])
     valid = torch.tensor([not t.failed for t in trajectories])
-    options = {"selection_eps": args.selection_eps} if args.filter == "signal" else {}
-    keep = GROUP_FILTERS[args.filter](returns, groups, valid=valid, **options)
+    keep = GROUP_FILTERS[args.filter](returns, groups, valid=valid)
     return [t for t, kept in zip(trajectories, keep.tolist(), strict=True) if kept]
 
 
@@ -91,24 +89,9 @@ def select_episodes(trajectories: list[Trajectory], args: TrainArgs) -> tuple[li
     kept = filter_groups(trajectories, args)
     counts = args.filter != "none" and not args.dynamic_sampling  # `refill_groups` has counted already, and filtered
     metrics = {"filter/kept": len(kept) / len(trajectories)} if counts else {}
-    if args.prime_norm and kept:
-        kept = normalize_process_rewards(kept)
     if args.overlong_buffer:
         kept = [replace(t, steps=[add_overlong_penalty(step, args) for step in t.steps]) for t in kept]
     return kept, metrics
-
-
-def normalize_process_rewards(trajectories: list[Trajectory]) -> list[Trajectory]:
-    """The same episodes with the rewards of their turns by `prime_norm`, but for the last turn of each, which is paid the
-    outcome."""
-    longest = max(len(t.steps) for t in trajectories)
-    paid = [[step.reward for step in t.steps[:-1]] for t in trajectories]
-    table = torch.tensor([own + [0.0] * (longest - len(own)) for own in paid], dtype=torch.float64)
-    scaled = prime_norm(table, torch.tensor([not t.failed for t in trajectories])).tolist()
-    return [
-        replace(t, steps=[replace(s, reward=r) for s, r in zip(t.steps[:-1], own, strict=False)] + t.steps[-1:])
-        for t, own in zip(trajectories, scaled, strict=True)
-    ]
 
 
 def add_overlong_penalty(step: Step, args: TrainArgs) -> Step:

@@ -6,7 +6,6 @@ import numpy as np
 import pytest
 import torch
 
-from trainers import grpo
 from trainers.loop.logger import Logger
 from trainers.runtime.progress import METRICS_FILE, read_metrics
 
@@ -44,13 +43,9 @@ def test_a_line_that_is_none_does_not_keep_a_run_from_going_on(tmp_path, damage)
 
 
 class Hosted:
-    """Stands for both packages, of which this uses `init`, `log`, `finish`, the `id` of a run and `Table`."""
+    """Stands for both packages, of which this uses `init`, `log`, `finish` and the `id` of a run."""
 
     __spec__ = True  # installed
-
-    class Table:
-        def __init__(self, *, dataframe):
-            self.rows = dataframe.to_dict("records")
 
     def __init__(self):
         self.id, self.inits, self.logged, self.finished = "abc", [], [], 0
@@ -97,39 +92,10 @@ def test_hosted_sinks_get_the_same_numbers_and_a_resumed_run_keeps_its_identity(
     ]
 
 
-EPISODE = {
-    "key": "evaluation/4/policy/0/0", "question": "Where?\x1b[2J", "golds": ["a", "b"], "score": 1.0, "return": 1.25,
-    "turns": [{}, {}], "messages": [{"role": "user", "content": "Where?"}, {"role": "assistant", "content": "``` <b>there"}],
-}  # fmt: skip
-
-
-def test_hosted_sinks_get_a_table_of_the_first_episodes(tmp_path, hosted):
-    with Logger(tmp_path, ("trackio", "wandb")) as logger:
-        logger.show_episodes(4, [json.dumps(EPISODE | {"score": float(number)}) for number in range(20)])
-    for sink in hosted:
-        ((step, shown),) = sink.logged
-        rows = shown["eval/episodes"].rows
-        assert step == 4 and [row["score"] for row in rows] == list(range(16))
-        assert rows[0]["question"] == "Where?\\x1b[2J" and rows[0]["golds"] == "a | b" and rows[0]["turns"] == 2
-        assert rows[0]["conversation"] == "[user] Where?\n\n[assistant] ``` <b>there"
-
-
-def test_tensorboard_gets_the_same_numbers_and_episodes_as_text_that_is_no_markup(tmp_path):
+def test_tensorboard_gets_the_same_numbers(tmp_path):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
     with Logger(tmp_path, sinks=("tensorboard",), config={"lr": math.nan, "folder": tmp_path}) as logger:
         logger.log(1, {"eval/em": 0.25})
         logger.log(2, {"eval/em": 0.75})
-        logger.show_episodes(4, [json.dumps(EPISODE)])
     events = accumulator.EventAccumulator(str(tmp_path / "tensorboard")).Reload()
     assert [(event.step, event.value) for event in events.Scalars("eval/em")] == [(1, 0.25), (2, 0.75)]
-    (event,) = events.Tensors("eval/episodes/text_summary")
-    text = event.tensor_proto.string_val[0].decode()
-    assert event.step == 4 and "<b>there" in text and all(line.startswith("    ") for line in text.splitlines())
-
-
-def test_an_evaluation_of_a_run_shows_its_episodes(tmp_path, hosted, short_run):
-    options = {"updates": 1, "eval_questions": 3, "eval_every": 1, "report_to": ("wandb",)}
-    grpo.main(short_run(grpo, **options, out=tmp_path / "run"))
-    shown = [(step, metrics["eval/episodes"].rows) for step, metrics in hosted[1].logged if "eval/episodes" in metrics]
-    assert [(step, len(rows)) for step, rows in shown] == [(0, 3), (1, 3)]
-    assert all(row["key"].startswith(f"evaluation/{step}/policy/") for step, rows in shown for row in rows)

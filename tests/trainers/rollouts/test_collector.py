@@ -127,7 +127,6 @@ def test_an_evaluation_waits_for_what_is_being_played():
     )  # fmt: skip
     run = SimpleNamespace(
         setup=setup, args=grpo.Args(seed=5), episodes_so_far=7, _record=lambda _: None,
-        run=SimpleNamespace(logger=SimpleNamespace(show_episodes=lambda *_: None)),
     )  # fmt: skip
     torch.manual_seed(77)
     assert RLRun.evaluate(run, 0) == {"eval/em": 5, "episodes": 7}
