@@ -181,9 +181,9 @@ class AlgorithmArgs:
     """Adapt β so that the KL per token stays at this (nats; Ziegler et al. 2019); 0 leaves β fixed."""
     entropy_coef: float = option(0.0, advanced=True)
     """Weight of an entropy bonus in the loss."""
-    importance: Literal["none", "tis", "icepop", "sequence"] = option("none", advanced=True)
+    importance: Literal["none", "tis", "icepop"] = option("none", advanced=True)
     """Correction for a sampler whose probabilities differ from the trainer's, with one more forward pass: weights cut at 2
-    (TIS), token weights outside 0.5 to 5 dropped (IcePop), or sequences of a weight above 2 dropped."""
+    (TIS), or token weights outside 0.5 to 5 dropped (IcePop)."""
     filter: Literal["none", "mixed", "outcome", "uncertain", "signal"] = "none"
     """Groups to learn from: all; those whose returns differ (DAPO); those whose task scores differ, whatever shaping adds; the
     25% with the largest deviation (StarPO-S); or those that hold 90% of it (RAGEN-2). An update without a group is skipped."""
@@ -419,10 +419,6 @@ class TrainArgs(
         if (self.top_p < 1 or self.min_p) and self.importance == "none":
             raise UserError(
                 "top_p and min_p sample from another distribution than the policy: give importance 'tis' too"
-            )
-        if (self.top_p < 1 or self.min_p) and self.importance == "sequence":
-            raise UserError(
-                "with top_p or min_p the weight of a whole sequence, a product over its tokens, goes to 0: give importance 'tis'"
             )
 
     def _check_loss(self) -> None:

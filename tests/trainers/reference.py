@@ -386,7 +386,6 @@ class Reference:
                 token.old, token.weight = x, {
                     "tis": min(ratio, 2.0),
                     "icepop": ratio if 0.5 <= ratio <= 5.0 else 0.0,
-                    "sequence": math.prod(ratios) if math.prod(ratios) <= 2.0 else 0.0,
                 }[o.importance]  # fmt: skip
         for row in (row for p in played for row in p.rows):
             if o.kl_coef:

@@ -55,11 +55,6 @@ WRONG = [  # what is given, and a word of what is said
     (grpo, dict(top_p=0.0), "top_p must be above 0"),
     (grpo, dict(top_p=1.1), "top_p must be in"),
     (grpo, dict(min_p=-0.1), "min_p must be in"),
-    (
-        grpo,
-        dict(top_p=0.9, importance="sequence"),
-        r"the weight of a whole sequence.* goes to 0: give importance 'tis'",
-    ),
     (grpo, dict(process_weight=0.5, turn_credit=True), "leave out process_weight"),
     (reinforce, dict(baseline="critic"), "baseline"),
     (gigpo, dict(step_gamma=1.1), "step_gamma"),

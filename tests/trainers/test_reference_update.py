@@ -31,7 +31,6 @@ CASES = {
     "grpo, overlong turns": ("grpo", dict(overlong_buffer=3, max_new_tokens=5)),
     "grpo, tis": ("grpo", dict(importance="tis")),
     "grpo, icepop": ("grpo", dict(importance="icepop")),
-    "grpo, masked sequences": ("grpo", dict(importance="sequence")),
     "grpo, k1": ("grpo", dict(kl_coef=0.5, kl="k1")),
     "grpo, k2": ("grpo", dict(kl_coef=0.5, kl="k2")),
     "grpo, k3": ("grpo", dict(kl_coef=0.5)),

@@ -2,8 +2,6 @@
 
 import torch
 
-from trainers.algorithms.losses import sum_of_sequence
-
 
 @torch.no_grad()
 def truncated_importance(trainer: torch.Tensor, sampler: torch.Tensor, cap: float = 2.0) -> torch.Tensor:
@@ -25,23 +23,3 @@ def masked_importance(
     """w where α ≤ w ≤ β, else 0: IcePop (Ling team 2025, arXiv 2510.18855). Arguments as in `truncated_importance`."""
     weight = torch.exp(trainer - sampler)
     return torch.where((weight >= low) & (weight <= high), weight, 0.0)
-
-
-@torch.no_grad()
-def sequence_masked_importance(
-    trainer: torch.Tensor,
-    sampler: torch.Tensor,
-    mask: torch.Tensor,
-    owners: torch.Tensor | None = None,
-    cap: float = 2.0,
-) -> torch.Tensor:
-    """W where W ≤ C, else 0, with W = Π_t w_t over a sequence's tokens: masked sequence weights (Liu et al. 2025).
-
-    The same number at all tokens of a sequence, [B, T]; 1 in one without tokens. ``owners``: int [B], the sequence that each
-    row is part of; by default each row is one.
-    """
-    log_weight = torch.where(mask, trainer - sampler, 0.0).sum(1)
-    if owners is not None:
-        log_weight = sum_of_sequence(log_weight, owners)
-    weight = log_weight.exp()[:, None]
-    return torch.where(weight <= cap, weight, 0.0).expand_as(trainer)

@@ -152,8 +152,8 @@ class Run:
             self.logger = stack.enter_context(Logger(metrics_folder, sinks, asdict(args), begin))
             self.lines: list[dict] = distributed.broadcast(read_metrics(metrics_folder / METRICS_FILE))
             self.seconds = sum(line.get("time/rollout", 0.0) + line.get("time/update", 0.0) for line in self.lines)
-            by_time = math.isinf(updates)
-            by_updates = updates, "updates", 0.0 if by_time else self._share() * updates
+            by_time, done = math.isinf(updates), measure_share(args, self.first, updates, self.seconds)
+            by_updates = updates, "updates", 0.0 if by_time else done * updates
             total, unit, at = (args.max_seconds, "s", self.seconds) if by_time else by_updates
             self.progress = stack.enter_context(Progress(total, unit, algorithm, at))
             self._exits = stack.pop_all()
@@ -193,7 +193,7 @@ class Run:
                 signal = max(distributed.all_gather([signals.received()]))
                 is_due = not self.evaluation.at_end if ends else self.done % self.args.save_every == 0
                 if is_due or signal:
-                    self.save(self.done)
+                    self.save(self.done, page=not signal)
                 if signal:
                     self._exit_by_signal(signal)
                 if ends:
@@ -237,29 +237,33 @@ class Run:
         """Evaluate before the first update, or make up for the evaluation that a tool failure kept the run from."""
         key, first = self.evaluation.key, self.first
         if not first:
-            if not (metrics := self.evaluation.evaluate(0)):
+            if not (metrics := self._evaluate_now(0)):
                 return
             self.logger.log(0, metrics)
             if not self.evaluation.at_end:
                 self.best = metrics[key]  # weights are kept if they do better than the start
             self.progress.update(0, **self._held_out(metrics))
         elif self.lines and first % self.args.eval_every == 0 and self.lines[-1].get(key) is None:
-            if not (metrics := self.evaluation.evaluate(first)):
+            if not (metrics := self._evaluate_now(first)):
                 return
+            self._keep_best(
+                first, metrics
+            )  # first: a kill before the line is amended leaves the evaluation to be made again
             self.logger.amend(first, metrics)
-            self._keep_best(first, metrics)
         else:
             return
         self.evaluation.observe(first, metrics, self.progress)
+
+    def _evaluate_now(self, done: int) -> Metrics:
+        try:
+            return self.evaluation.evaluate(done)
+        except ToolsFailed as error:
+            self.stop(done, error)
 
     def _held_out(self, metrics: Metrics) -> Metrics:
         """The evaluation by its name in the progress; nothing if there was none."""
         key = self.evaluation.key
         return {f"held-out {key.removeprefix('eval/')}": metrics[key]} if key in metrics else {}
-
-    def _share(self) -> float:
-        """The share of the run that is done."""
-        return measure_share(self.args, self.first, self.updates, self.seconds)
 
     def _is_out_of_time(self) -> bool:
         """Whether updates have taken ``max_seconds``, if there is such a limit."""
@@ -287,19 +291,20 @@ class Run:
         """Write the weights after ``done`` updates as those that come of the run so far."""
         run_dir.save_best(self.folder, self.policy, done, score, self.args, self.extra)
 
-    def save(self, done: int) -> None:
-        """Write the checkpoint of the state after ``done`` updates."""
+    def save(self, done: int, page: bool = True) -> None:
+        """Write the checkpoint of the state after ``done`` updates, and the ``page`` of an unfinished run."""
         self.evaluation.prepare_save()
         run_dir.save(self.folder, self.policy, [self.optimizer], self.modules, done, self.args)
         self.saved = done
-        if not distributed.rank() and done < self.updates and (summary := self.evaluation.describe()):
+        if page and not distributed.rank() and done < self.updates and (summary := self.evaluation.describe()):
             run_dir.write_unfinished_page(self.folder, summary, self.describe_share(done))
 
     def stop(self, done: int, error: Exception) -> NoReturn:
         """End the run, which cannot continue, with a checkpoint of the state after ``done`` updates."""
+        signal = max(distributed.all_gather([signals.received()]))
         if done and self.saved < done:
-            self.save(done)
-        if signal := max(distributed.all_gather([signals.received()])):
+            self.save(done, page=not signal)
+        if signal:
             self._exit_by_signal(signal)
         raise signals.TrainingStopped(f"{error} {self.describe_rest()}") from None
 
@@ -319,6 +324,4 @@ class Run:
 
     def describe_share(self, done: int) -> str:
         """Say how far the run is."""
-        limit = self.args.max_seconds
-        parts = [] if math.isinf(self.updates) else [f"{done} of {self.updates:.0f} updates"]
-        return ", ".join(parts + ([f"{self.seconds:.0f} of {limit:g} seconds"] if limit else []))
+        return f"{done} updates" if math.isinf(self.updates) else f"{done} of {self.updates:.0f} updates"

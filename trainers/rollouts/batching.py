@@ -159,11 +159,8 @@ def correct_for_sampler(batch: Batch, policy: Policy, args: TrainArgs) -> tuple[
     metrics = measure_mismatch(trainer_logprobs, batch.logprobs, batch.mask)
     if args.importance == "none":
         return batch, metrics
-    if args.importance == "sequence":
-        weights = importance.sequence_masked_importance(trainer_logprobs, batch.logprobs, batch.mask, batch.trajectory)
-    else:
-        compute_weights = importance.truncated_importance if args.importance == "tis" else importance.masked_importance
-        weights = compute_weights(trainer_logprobs, batch.logprobs)
+    compute_weights = importance.truncated_importance if args.importance == "tis" else importance.masked_importance
+    weights = compute_weights(trainer_logprobs, batch.logprobs)
     return replace(
         batch, logprobs=trainer_logprobs, sampler_logprobs=batch.logprobs, importance_weights=weights
     ), metrics

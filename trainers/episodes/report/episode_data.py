@@ -16,7 +16,6 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from agent_envs import scoring
 from retrieval_index.printable import printable
 from trainers.episodes.records import TOKENS_FILE, read_episodes
 from trainers.runtime.errors import UserError
@@ -27,8 +26,7 @@ _LONGEST = 20_000  # characters of a message that are shown
 _HEADING = 400  # of a question, in the list
 OUTCOMES = ("right", "invalid", "truncated", "failed")  # bits of an episode's ``flags``, from the lowest
 _SUMMED_UP = (
-    "key", "phase", "step", "agent", "table", "env", "split", "source", "score", "score_name", "metrics", "tool_faults",
-    "failed",
+    "key", "phase", "step", "agent", "table", "env", "split", "source",
 )  # fmt: skip
 _UNREADABLE = AttributeError, LookupError, TypeError, ValueError  # what a record of others makes of our code
 
@@ -65,25 +63,6 @@ def choose(files: Sequence[Path | None], limit: int, newest: int | None = None) 
     for *_, number, key in sorted(order)[: limit or None]:
         keys[number].add(key)
     return Chosen(files, by_part, keys, newest)
-
-
-def make_rows(episodes: Sequence[Mapping]) -> list[dict]:
-    """The rows of a table by the episodes alone."""
-    rows = []
-    for agent, own in _behind_table(episodes).items():
-        score, by_question = str(own[0]["score_name"]), dict[str, list[float]]()
-        for episode in own:
-            by_question.setdefault(repr(episode["question"]), []).append(float(episode["score"] or 0))
-        scores = [sum(each) / len(each) for each in by_question.values()]  # means over attempts: questions are drawn
-        found: list[Mapping] = [episode["metrics"] or {} for episode in own]
-        also = [name for name in ("f1", "support_recall", "turns", "calls") if all(name in each for each in found)]
-        rows.append({
-            "name": agent, score: sum(scores) / len(scores), f"{score}_interval": scoring.bootstrap_interval(scores),
-            **{name: sum(float(metrics[name] or 0) for metrics in found) / len(found) for name in also},
-            "failed": sum(bool(episode["failed"] or episode["tool_faults"]) for episode in own) / len(own),
-            "episodes": len(own),
-        })  # fmt: skip
-    return rows
 
 
 def _behind_table(episodes: Sequence[Mapping]) -> dict[str, list[Mapping]]:

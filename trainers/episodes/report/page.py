@@ -61,8 +61,6 @@ def write(
     for source, part, summaries in zip(sources, parts, chosen.by_part, strict=True):
         if not summaries and not part["metrics"] and not part["rows"]:
             raise UserError(f"{source} holds no episode, no metrics and no table: there is nothing to show")
-        if not part["rows"] and (rows := episode_data.make_rows(summaries)):
-            part |= {"rows": rows, "score": _find_score(rows, ())}
         for name in ("env", "split", "source") if not part["env"] else ():
             part[name] = ", ".join(dict.fromkeys(str(episode[name]) for episode in summaries if episode[name]))
     page = render(parts, list(episode_data.pack(chosen)), left_out=chosen.left_out)
