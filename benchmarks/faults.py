@@ -80,8 +80,6 @@ TRAINING = [
     Fault("ratios-are-of-rows", PREPARATION, "sum_of_sequence(own, part.trajectory) - own", "0.0", "gspo"),
     Fault("ppo-ratios-are-of-rows", PPO,
         "        batch = add_sequence_ratios(batch, rows, policy, args)", "        batch = batch", "ppo and gspo"),
-    Fault("sequence-weights-are-of-rows", PREPARATION,
-        "batch.mask, batch.trajectory)\n    else", "batch.mask)\n    else", "masked"),
     Fault("failed-episodes-count", PREPARATION,
         "valid=torch.tensor([not t.failed for t in trajectories]", "valid=torch.tensor([True for t in trajectories]"),
     Fault("failed-episodes-have-entropy", GRPO,

@@ -142,7 +142,6 @@ import torch
 from agent_envs.tasks.qa import name_kind
 from agent_envs.utils.scripts import sample_instances
 from retrieval_index import durable
-from trainers.checkpoints import checkpoint
 from trainers.checkpoints.lock import hold_folder
 from trainers.episodes.records import EPISODES_FILE, TOKENS_FILE, EpisodeWriter, Origin, Recorder, make_pieces
 from trainers.episodes.report import page as html_report
@@ -246,11 +245,9 @@ class _Evaluation:
         before = {job: answers.records[model, *job] for job in jobs if (model, *job) in answers.records}
         failed = [job for job, record in before.items() if record["failed"]]
         requested = [job for job in jobs if job not in before or job in failed]
-        known_to_fail = len(failed) if len(before) > len(failed) else 0  # it has answered others
         agent = api_agent.ApiAgent(
             args.api, model, self._make_origin(model, f"api-{model.replace('/', '-')}"), key_variable=args.api_key_env,
             temperature=args.temperature, max_new_tokens=args.max_new_tokens, timeout=args.timeout,
-            known_to_fail=known_to_fail,
         )  # fmt: skip
         format, kwargs = str(self.settings["format"]), {**json.loads(args.env_kwargs), "split": args.split}
         at_once = min(args.concurrency, len(requested))
@@ -292,14 +289,14 @@ class _Evaluation:
         self.rows.append(evaluator.summarize(name, infos, self.score, samples))
         self._scores[name] = np.array([float(info[self.score]) for info in infos]).reshape(-1, samples).mean(axis=1)
 
-    def _make_origin(self, agent: str, name: str, step: int = 0) -> Origin:
+    def _make_origin(self, agent: str, name: str) -> Origin:
         return Origin(
             phase="evaluation", agent=agent, name=name, env=self.args.env, split=self.args.split, source=self.source,
-            score=self.score, step=step, in_table=True,
+            score=self.score, in_table=True,
         )  # fmt: skip
 
     def _make_recorder(self, agent: str, policy: Policy | None = None) -> Recorder:
-        origin = self._make_origin(agent, str(len(self.rows)), _updates_of(Path(agent)) if policy else 0)
+        origin = self._make_origin(agent, str(len(self.rows)))
         return Recorder(origin, make_pieces(policy.tokenizer) if policy else None)
 
     def _choose_settings(self) -> dict[str, object]:
@@ -314,14 +311,6 @@ class _Evaluation:
             "format": format, "temperature": args.temperature, "max_new_tokens": args.max_new_tokens,
             "data": evaluator.data_digest(self.task),
         }  # fmt: skip
-
-
-def _updates_of(folder: Path) -> int:
-    """The updates that a checkpoint of a run has had; 0 for any other model."""
-    if folder.name == "best" and checkpoint.is_written_here(folder):
-        return checkpoint.read_extra(folder).get("best", {}).get("update", 0)
-    number = folder.name.removeprefix("checkpoint-")
-    return int(number) if number != folder.name and number.isdecimal() else 0
 
 
 def _infos_of(records: list[dict], score: str) -> list[dict]:

@@ -199,9 +199,7 @@ def train(
         algorithm: its short name, for the folder of the run.
         title: its name in the table of results.
     """
-    with open_setup(
-        args, algorithm, f"Trained with {title}"
-    ) as setup:  # folder, environments, policy, engine; baselines
+    with open_setup(args, algorithm, f"Trained with {title}") as setup:  # folder, environments, policy; baselines
         policy = setup.policy
         optimizer = make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": args.lr}])
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None

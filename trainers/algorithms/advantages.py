@@ -14,12 +14,8 @@ def group_advantage(
 ) -> torch.Tensor:
     """A_i = R_i − mean(R of its group), divided by the standard deviation if ``scale_by_std``.
 
-    With the division GRPO's (Shao et al. 2024, section 4.1.2), without it Dr. GRPO's (Liu et al. 2025).
-
-    Args:
-        returns: float [N].
-        groups: int [N], any labels.
-        valid: bool [N]; the others (episodes that ended in error) are left out of their group's mean and get zero.
+    With the division GRPO's (Shao et al. 2024, section 4.1.2), without it Dr. GRPO's (Liu et al. 2025). ``returns``: float [N];
+    ``groups``: int [N], any labels; episodes that are not ``valid`` are left out of their group's mean and get zero.
 
     Returns:
         float [N]; zero for a group whose returns are all equal, and for a group of one.
@@ -84,13 +80,7 @@ def reinforce_plus_plus(
 ) -> torch.Tensor:
     """A_t = Σ_{s≥t} (r_s − β KL_s), whitened over the batch: REINFORCE++ (Hu 2025, arXiv 2501.03262).
 
-    Args:
-        rewards, mask: [N, A].
-        kl: [N, A], each token's `trainers.algorithms.losses.kl_k1`; read inside the mask only.
-        kl_coef: β.
-
-    Returns:
-        float [N, A].
+    ``kl``: [N, A], each token's `trainers.algorithms.losses.kl_k1`; read inside the mask only. ``kl_coef``: β.
     """
     own = own_tokens(rewards, mask, valid)
     if kl_coef and kl is None:

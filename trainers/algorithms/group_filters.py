@@ -12,16 +12,8 @@ ZERO_STD = 1e-6
 def group_deviation(
     returns: torch.Tensor, groups: torch.Tensor, valid: torch.Tensor | None = None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Compute the standard deviation (n − 1) of each group's returns, and which group each episode is in.
-
-    Args:
-        returns: float [N].
-        groups: int [N], any labels.
-        valid: bool [N]; the others (episodes that ended in error) are not counted.
-
-    Returns:
-        float [G], by label, exactly 0 for equal returns and for fewer than two; int [N], an index into it.
-    """
+    """Compute the standard deviation (n − 1) of each group's returns, float [G] by label, exactly 0 for equal returns and for
+    fewer than two; and which of them each episode is in, int [N]. Episodes that are not ``valid`` are not counted."""
     labels, index = groups.unique(return_inverse=True)
     counted = torch.ones_like(groups, dtype=torch.bool) if valid is None else valid
     returns, own = returns[counted], index[counted]

@@ -7,11 +7,8 @@ import torch
 def truncated_importance(trainer: torch.Tensor, sampler: torch.Tensor, cap: float = 2.0) -> torch.Tensor:
     """min(w, C) with w = π_trainer / π_sampler: truncated importance sampling, TIS (Yao et al. 2025).
 
-    Multiply each token's loss by this; clipping uses the ratio to the *trainer's* old policy.
-
-    Args:
-        trainer, sampler: log-probabilities [B, T] of the trainer before the update, and of the engine that sampled.
-        cap: C.
+    Multiply each token's loss by this; clipping uses the ratio to the *trainer's* old policy. ``trainer``, ``sampler``: [B, T]
+    log-probabilities of the trainer before the update, and of the engine that sampled. ``cap``: C.
     """
     return torch.exp(trainer - sampler).clamp(max=cap)
 

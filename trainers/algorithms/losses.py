@@ -1,8 +1,9 @@
 """Losses as pure functions of log-probabilities. All are per token, shape [B, T]; `aggregate` makes them a number.
 
 Values outside the mask are never read; log-probabilities there should be 0, or an overflow would poison the gradient.
-A *sequence* is an episode, which has several rows if its context was rewritten: ``sequence_tokens``, int [B], and
-``other_log_ratios``, float [B], tell what is known of it beyond a row; by default each row is a sequence.
+A *sequence* is an episode, which has several rows if its context was rewritten. ``sequence_tokens``, int [B], are the action
+tokens of the sequence that a row is part of, ``other_log_ratios``, float [B], is Σ log r over those of them that other rows
+hold; by default each row is a sequence.
 """
 
 import torch
@@ -22,9 +23,8 @@ def clipped_policy_loss(
 
     PPO (Schulman et al. 2017, eq. 7); with ε_high > ε_low the "clip-higher" of DAPO (Yu et al. 2025, eq. 10).
 
-    Args:
-        dual_clip: c > 1, the most that r may weigh where A < 0: −max(min(r A, clip(r) A), c A) (Ye et al. 2020,
-            arXiv 1912.09729, eq. 5). 0 leaves it unbounded up to `MAX_LOG_RATIO`.
+    ``dual_clip``: c > 1, the most that r may weigh where A < 0: −max(min(r A, clip(r) A), c A) (Ye et al. 2020, arXiv
+    1912.09729, eq. 5). 0 leaves it unbounded up to `MAX_LOG_RATIO`.
     """
     ratio = bounded_ratio(logprobs, old_logprobs)
     clipped = ratio.clamp(1 - clip_low, 1 + clip_high)
@@ -52,9 +52,7 @@ def gspo_loss(
     GSPO in its token form (Zheng et al. 2025, arXiv 2507.18071, eqs. 7 and 13-14): every token has the value of its
     sequence's ratio s, and the gradient of its own log-probability. Under `sequence_mean` it equals the sequence form (eq. 5).
 
-    Args:
-        mask: bool [B, T]; the ratio is taken over it.
-        clip_low, clip_high: three orders below those of a token's ratio; the paper has 3e-4 and 4e-4.
+    ``mask``: bool [B, T]; the ratio is taken over it. The paper's ε are 3e-4 and 4e-4.
     """
     of_sequence = sequence_log_ratio(logprobs, old_logprobs, mask, sequence_tokens, other_log_ratios)
     straight_through = logprobs - logprobs.detach()  # 0, with the gradient of the log-probability
@@ -70,12 +68,7 @@ def sequence_log_ratio(
     sequence_tokens: torch.Tensor | None = None,
     other_log_ratios: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """The mean over a sequence's tokens of log r, float [B, 1].
-
-    Args:
-        sequence_tokens: int [B], the action tokens of the sequence that a row is part of.
-        other_log_ratios: float [B], Σ log r over those tokens of it that other rows hold.
-    """
+    """The mean over a sequence's tokens of log r, float [B, 1]."""
     total = torch.where(mask, logprobs - old_logprobs, 0.0).sum(1)
     if other_log_ratios is not None:
         total = total + other_log_ratios
@@ -154,9 +147,7 @@ def sequence_mean(
 ) -> torch.Tensor:
     """Mean over each sequence's tokens, summed over sequences and divided by ``normalizer``: GRPO (Shao et al. 2024, eq. 3).
 
-    Args:
-        normalizer: number of sequences in the whole batch, empty ones included.
-        sequence_tokens: int [B], the action tokens of the sequence that a row is part of.
+    ``normalizer``: number of sequences in the whole batch, empty ones included.
     """
     tokens = mask.sum(1) if sequence_tokens is None else sequence_tokens
     return aggregate(loss / tokens.clamp(min=1)[:, None], mask, normalizer)

@@ -49,13 +49,7 @@ def turn_advantage(
 ) -> torch.Tensor:
     """A_{i,k} = (G_{i,k} − mean_j G_{j,k}) / std_j G_{j,k}: GTPO's normalised turn returns (Ding et al. 2025, arXiv 2511.14846).
 
-    A turn number that only one attempt of the group reached gets zero.
-
-    Args:
-        groups: int [N].
-
-    Returns:
-        float [N, A].
+    Float [N, A]; a turn number that only one attempt of the group reached gets zero.
     """
     own = own_tokens(rewards, mask, valid)
     # Summed in double precision: equal returns are equal then, whatever order their rewards came in.
@@ -83,7 +77,6 @@ def gigpo(
     turns of the group in the same state. The mean is over trajectories; the authors' code weighs an episode by its length.
 
     Args:
-        groups: int [N].
         anchors: for each trajectory, a label for the state before each of its turns, in order. Equal labels in one
             group are one state; ``None`` is a state of its own.
         step_weight: ω.

@@ -158,10 +158,6 @@ def _is_same_path(saved: str, wanted: str) -> bool:
 
 
 def _comparable(name: str, value: Any) -> Any:
-    if name == "env" and isinstance(value, str) and "/" not in value:
-        from agent_envs.registration import full_id
-
-        return full_id(value)
     try:
         return json.loads(value) if name.endswith("env_kwargs") else value
     except ValueError:

@@ -95,7 +95,6 @@ class ApiAgent:
         key_variable: the environment variable that holds the key; without one none is sent.
         temperature, max_new_tokens: None leaves them to the server.
         timeout: seconds that an answer may take.
-        known_to_fail: how many episodes may fail again, as they have before, without a doubt about the endpoint.
 
     Attributes:
         problems: why episodes could not be finished, and how many of them.
@@ -103,14 +102,14 @@ class ApiAgent:
 
     def __init__(
         self, url: str, model: str, origin: Origin, *, key_variable: str = "OPENAI_API_KEY",
-        temperature: float | None = None, max_new_tokens: int | None = None, timeout: float = 600.0, known_to_fail: int = 0,
+        temperature: float | None = None, max_new_tokens: int | None = None, timeout: float = 600.0,
     ):  # fmt: skip
         self.url, self.model, self.origin = url, model, origin
         self.temperature, self.max_new_tokens, self.timeout = temperature, max_new_tokens, timeout
         self.problems: Counter[str] = Counter()
         self._key = os.environ.get(key_variable, "").strip()  # a newline in a header shows it in an error
         self._quirks: set[str] = set()  # of `_QUIRKS`, as they come up
-        self._refused = -known_to_fail  # episodes in a row, without a request that was answered
+        self._refused = 0  # episodes in a row, without a request that was answered
         self._lock = Lock()
 
     def run(self, episodes: Sequence[Episode], jobs: Iterable[Job], keep: Callable[[dict], None]) -> None:
