@@ -57,24 +57,18 @@ from trainers.checkpoints import card, checkpoint
 from trainers.checkpoints.settings import ARGUMENTS_FILE, select_interface
 from trainers.models import lora
 from trainers.models.loading import load_policy, load_tokenizer
-from trainers.runtime import signals
 
 # Of the settings; of env_kwargs the agent's interface.
 KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn")
 
 
 def main(args: Args) -> Path:
-    """Write the folder; return it. SIGTERM or SIGINT leaves no ``out``.
+    """Write the folder; return it.
 
     Raises:
         ValueError: ``out`` exists; the checkpoint or the base model is not here; or a base is given for a whole model.
     """
     args.check_inputs()
-    with signals.handle_signals():
-        return _export(args)
-
-
-def _export(args: Args) -> Path:
     assert args.checkpoint is not None, "`check_inputs` asks for it"
     saved, policy = checkpoint.read_extra(args.checkpoint), load_policy(args.checkpoint, device="cpu")
     model, has_lora = policy.model, lora.has_lora(policy.model)

@@ -1,19 +1,13 @@
-"""Hand episodes to others: conversations for SFT, or preference pairs.
+"""Hand episodes to others, as conversations for SFT: {"messages": […]}, as OpenAI and TRL have them.
 
-    python -m trainers.export_episodes RUN --out good.jsonl                          # {"messages": […]}, of OpenAI and TRL
-    python -m trainers.export_episodes RUN --format completions --out good.jsonl     # TRL's {"prompt": […], "completion": […]}
-    python -m trainers.export_episodes RUN --format preferences --out pairs.jsonl    # TRL's {"prompt", "chosen", "rejected"}
+    python -m trainers.export_episodes RUN --out good.jsonl
+    python -m trainers.sft --messages good.jsonl             # learns from it
 
 RUN is the folder of a run or of an evaluation, or an episodes.jsonl. A run keeps the training episodes that keep_episodes says.
 Of evaluations nothing is exported unless --phase says so: who learns from them has no held-out questions left.
 
-- messages: a conversation a line, each once. Messages of the assistant that the agent did not write itself have "weight": 0.
-  python -m trainers.sft --messages good.jsonl learns from it.
-- completions: a turn a line, and all before it as its prompt, so that nothing but the agent's own words is learned.
-- preferences: of each group of attempts at one question, the best against the worst by return, where they differ.
-
-Where the context was rewritten (context="window:2"), each context is a conversation of its own, with the turns written in it;
-such episodes make no pairs. Pairs leave out episodes in which a tool failed.
+A line is a conversation, each once. Messages of the assistant that the agent did not write itself have "weight": 0. Where the
+context was rewritten (context="window:2"), each context is a conversation of its own, with the turns written in it.
 """
 
 from dataclasses import dataclass
@@ -37,15 +31,12 @@ class Args(Checks):
     """The folder of a run or of an evaluation, or its episodes.jsonl."""
     out: Path | None = None
     """The file to write; it must not exist."""
-    format: Literal["messages", "completions", "preferences"] = "messages"
-    """What a line is: a conversation, a turn with all before it, or a pair of attempts."""
     phase: Literal["training", "evaluation", "any"] = "training"
     """Which episodes. Those of evaluations are about held-out questions."""
     agent: str = ""
     """Only episodes of this agent, by its name in the table; "Naive RAG" and scripted agents are in evaluations as well."""
-    min_score: float | None = None
-    """Only episodes with at least this score; of pairs, the chosen ones. By default 1 for messages and completions, and any score
-    else."""
+    min_score: float = 1.0
+    """Only episodes with at least this score."""
 
     def check_inputs(self) -> None:
         if self.source is None:
@@ -76,7 +67,6 @@ from retrieval_index.printable import printable
 from trainers.episodes.records import read_episodes, to_line
 
 Message = dict[str, Any]
-_Episodes = Iterator[tuple[dict, list[list[Message]]]]  # records, and their conversations
 
 
 def main(args: Args) -> Path:
@@ -84,15 +74,11 @@ def main(args: Args) -> Path:
     args.check_inputs()
     assert args.source is not None and args.out is not None, "`check_inputs` asks for them"
     file, left_out = find_file(args.source), Counter[str]()
-    convert, what = {
-        "messages": (make_conversations, "conversations"), "completions": (make_completions, "turns"),
-        "preferences": (make_pairs, "pairs"),
-    }[args.format]  # fmt: skip
     staging, count = args.out.with_name(f".{args.out.name}.staging"), 0
     args.out.parent.mkdir(parents=True, exist_ok=True)
     try:
         with staging.open("wb") as lines:
-            for line in convert(_readable(_choose(file, args, left_out), file), left_out):
+            for line in make_conversations(_readable(_choose(file, args, left_out), file), left_out):
                 lines.write(f"{to_line(line)}\n".encode("utf-8", "replace"))
                 count += 1
         reasons = ", ".join(f"{number} {reason}" for reason, number in sorted(left_out.items()))
@@ -101,36 +87,30 @@ def main(args: Args) -> Path:
         durable.publish(staging, args.out)
     finally:
         staging.unlink(missing_ok=True)
-    print(printable(f"{args.out}: {count} {what}{f'; left out: {reasons}' if reasons else ''}"))
+    print(printable(f"{args.out}: {count} conversations{f'; left out: {reasons}' if reasons else ''}"))
     return args.out
 
 
 def _choose(file: Path, args: Args, left_out: Counter) -> Iterator[dict]:
     """The episodes that the arguments name; why others are not among them is counted."""
-    lowest = args.min_score
-    if lowest is None and args.format in ("messages", "completions"):
-        lowest = 1.0
     for record in read_episodes(file):
         if args.phase != "any" and record.get("phase") != args.phase:
             left_out[f"of another phase (--phase {args.phase})"] += 1
         elif args.agent and record.get("agent") != args.agent:
             left_out[f"of other agents (--agent {args.agent!r})"] += 1
-        elif lowest is not None and args.format != "preferences" and not (record.get("score") or 0) >= lowest:
-            left_out[f"with a score below {lowest:g} (--min-score)"] += 1
+        elif not (record.get("score") or 0) >= args.min_score:
+            left_out[f"with a score below {args.min_score:g} (--min-score)"] += 1
         else:
-            yield record | {"may_be_chosen": lowest is None or (record.get("score") or 0) >= lowest}
+            yield record
 
 
-def _readable(records: Iterator[dict], file: Path) -> _Episodes:
-    """Each record, and its contexts."""
+def _readable(records: Iterator[dict], file: Path) -> Iterator[list[Message]]:
+    """The conversations of each record."""
     for record in records:
         try:
-            yield record, split_contexts(record)
+            yield from split_contexts(record)
         except (AttributeError, LookupError, TypeError, ValueError) as error:
             raise UserError(f"{file}: {record['key']!r} is no episode as in docs/episodes.md: {error!r}") from None
-
-
-# -- the formats -----------------------------------------------------------------------------------------------------
 
 
 def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
@@ -157,10 +137,10 @@ def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
     return [part for part in parts if part]
 
 
-def make_conversations(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
+def make_conversations(parts: Iterator[list[Message]], left_out: Counter) -> Iterator[dict]:
     """Each conversation once. A turn of no words, such as an end of turn alone, is none to be taught."""
     seen = set()
-    for part in itertools.chain.from_iterable(parts for _, parts in episodes):
+    for part in parts:
         part = [m | {"weight": 0} if _is_own(m) and not (m["content"] or m.get("tool_calls")) else m for m in part]
         if not any(map(_is_own, part)):
             left_out["without a word"] += 1
@@ -170,41 +150,6 @@ def make_conversations(episodes: _Episodes, left_out: Counter) -> Iterator[dict]
             continue
         seen.add(line)
         yield {"messages": part}
-
-
-def make_completions(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
-    """Each turn of each conversation, behind what the agent had read."""
-    for line in make_conversations(episodes, left_out):
-        part = line["messages"]
-        plain = [{name: value for name, value in message.items() if name != "weight"} for message in part]
-        for place, message in enumerate(part):
-            if _is_own(message):
-                yield {"prompt": plain[:place], "completion": [plain[place]]}
-
-
-def make_pairs(episodes: _Episodes, left_out: Counter) -> Iterator[dict]:
-    """Of each group the attempt with the highest return, and that with the lowest."""
-    groups: dict[tuple, list[tuple[float, bool, list[Message]]]] = {}
-    for record, parts in episodes:
-        if record.get("failed"):
-            left_out["in which a tool failed"] += 1
-        elif len(parts) != 1:
-            left_out["whose context was rewritten"] += 1
-        else:
-            name = tuple(record.get(part) for part in ("phase", "table", "step", "agent", "env", "group"))
-            groups.setdefault(name, []).append((float(record["return"]), record["may_be_chosen"], parts[0]))
-    for group in groups.values():
-        chosen = max((attempt for attempt in group if attempt[1]), key=lambda attempt: attempt[0], default=None)
-        rejected = min(group, key=lambda attempt: attempt[0])
-        if chosen is None or chosen[0] <= rejected[0]:
-            left_out["in groups without a better and a worse attempt"] += len(group)
-            continue
-        better, worse = chosen[2], rejected[2]
-        begin = next(place for place, message in enumerate(better) if _is_own(message))
-        if better[:begin] != worse[:begin]:
-            left_out["in groups whose questions differ"] += len(group)
-            continue
-        yield {"prompt": better[:begin], "chosen": better[begin:], "rejected": worse[begin:]}
 
 
 def _is_own(message: Message) -> bool:

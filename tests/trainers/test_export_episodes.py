@@ -1,4 +1,4 @@
-"""Episodes for others: conversations, pairs and rows that their readers and ours load."""
+"""Episodes for others: conversations that their readers and ours load."""
 
 import json
 
@@ -39,10 +39,10 @@ def episode(
 
 @pytest.fixture
 def export(tmp_path):
-    def export(records, format="messages", **options):
+    def export(records):
         (tmp_path / "episodes.jsonl").write_text("".join(to_line(each) + "\n" for each in records), encoding="utf-8")
         out = tmp_path / f"out-{len(list(tmp_path.iterdir()))}"
-        return main(Args(source=tmp_path, out=out, format=format, **options))
+        return main(Args(source=tmp_path, out=out))
 
     return export
 
@@ -69,37 +69,6 @@ def test_conversations_load_into_sft_and_datasets(export, make_policy, capsys):
     assert rows[1]["messages"] == records[1]["messages"]
 
 
-def test_completions_are_turns_behind_all_that_was_read(export, make_policy):
-    out = export([episode(1)], "completions")
-    first, second = read(out)
-    assert contents(first["prompt"]) == ["Instructions.", "Question 1?"]
-    assert contents(first["completion"]) == ["<search>0</search>"]
-    assert contents(second["prompt"])[2:] == ["<search>0</search>", "Results."]
-    policy = make_policy("bytes")
-    taught = [steps[-1].tokens for _, steps in read_conversations(out, policy, None)]
-    assert policy.tokenizer.decode(taught[1]) == "<answer>0</answer><|im_end|>"
-
-
-def test_pairs_are_the_best_and_the_worst_of_a_group(export):
-    group = [episode(1, sample, score, group=7) for sample, score in enumerate((0.5, 1.0, 0.0))]
-    alike = [episode(2, sample, group=8) for sample in range(2)]
-    broken = [episode(3, 0, group=9), episode(3, 1, 0.0, group=9, failed=True)]
-    out = export([*group, *alike, *broken], "preferences")
-    (pair,) = read(out)
-    assert contents(pair["prompt"]) == ["Instructions.", "Question 1?"]
-    assert contents(pair["chosen"]) == ["<search>1</search>", "Results.", "<answer>1</answer>"]
-    assert contents(pair["rejected"])[-1] == "<answer>2</answer>"
-    rows = load_dataset("json", data_files=str(out), split="train", cache_dir=str(out.parent / "cache"))
-    assert set(rows.column_names) == {"prompt", "chosen", "rejected"}
-    for attempts, options, told in (
-        (group, {"min_score": 1.5}, "without a better and a worse attempt"),
-        ([episode(1, group=1), episode(2, score=0.0, group=1)], {}, "2 in groups whose questions differ"),
-        ([episode(1, group=1), episode(1, 1, score=0.0, group=1) | {"step": 4}], {}, "2 in groups without"),
-    ):
-        with pytest.raises(ValueError, match=told):
-            export(attempts, "preferences", **options)
-
-
 def test_a_rewritten_context_is_a_conversation_of_its_own(export):
     messages = [
         SYSTEM, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "one"}, {"role": "user", "content": "cut"},
@@ -109,11 +78,6 @@ def test_a_rewritten_context_is_a_conversation_of_its_own(export):
     first, second = (line["messages"] for line in read(export([episode(1, messages=messages)])))
     assert contents(first) == ["Instructions.", "Q", "one"]
     assert [message.get("weight") for message in second] == [None, None, 0, None, None]
-    turns = read(export([episode(1, messages=messages)], "completions"))
-    assert [contents(turn["completion"]) for turn in turns] == [["one"], ["two"]]
-    assert all("weight" not in message for turn in turns for message in turn["prompt"])
-    with pytest.raises(ValueError, match="1 whose context was rewritten"):
-        export([episode(1, messages=messages)], "preferences")
 
 
 def test_calls_of_an_api_are_calls_again_with_their_results(export):
@@ -150,5 +114,3 @@ def test_a_turn_without_a_word_is_context_and_not_taught(export, make_policy):
     ]  # fmt: skip
     ((_, steps),) = read_conversations(export([episode(1, messages=messages)]), make_policy("bytes"), None)
     assert len(steps) == 1
-    (line,) = read(export([episode(1, messages=messages)], "completions"))
-    assert contents(line["completion"]) == ["<answer>it</answer>"]

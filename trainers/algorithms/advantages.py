@@ -71,23 +71,12 @@ def whiten(values: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
 
 
 @torch.no_grad()
-def reinforce_plus_plus(
-    rewards: torch.Tensor,
-    mask: torch.Tensor,
-    kl: torch.Tensor | None = None,
-    kl_coef: float = 0.0,
-    valid: torch.Tensor | None = None,
-) -> torch.Tensor:
-    """A_t = Σ_{s≥t} (r_s − β KL_s), whitened over the batch: REINFORCE++ (Hu 2025, arXiv 2501.03262).
+def reinforce_plus_plus(rewards: torch.Tensor, mask: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
+    """A_t = Σ_{s≥t} r_s, whitened over the batch: REINFORCE++ (Hu 2025, arXiv 2501.03262), float [N, A].
 
-    ``kl``: [N, A], each token's `trainers.algorithms.losses.kl_k1`; read inside the mask only. ``kl_coef``: β.
+    The paper's rewards are less β times each token's `trainers.algorithms.losses.kl_k1`.
     """
-    own = own_tokens(rewards, mask, valid)
-    if kl_coef and kl is None:
-        raise ValueError(f"kl_coef is {kl_coef} but there is no kl")
-    if kl is not None:
-        rewards = rewards - kl_coef * torch.where(own, kl, 0.0)
-    return whiten(returns_to_go(rewards, mask, valid=valid), own)
+    return whiten(returns_to_go(rewards, mask, valid=valid), own_tokens(rewards, mask, valid))
 
 
 @torch.no_grad()

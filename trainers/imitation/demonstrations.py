@@ -37,22 +37,13 @@ FILE = DEMONSTRATIONS_FILE
 
 @dataclass(slots=True, kw_only=True)
 class Demonstration:
-    """An episode to imitate.
+    """An episode to imitate."""
 
-    Attributes:
-        question: its text, or whatever the episode began with. Episodes of one question are held out together, wherever they
-            come from.
-        sequences: one, or several where the context was rewritten on the way.
-        score: the task's primary metric; 1 for conversations.
-        episode_return: what the episode was paid; None for conversations.
-        calls: how often it called a tool, where that is known.
-    """
-
-    question: str
-    sequences: list[Sequence]
-    score: float = 1.0
-    episode_return: float | None = None
-    calls: int | None = field(default=None, compare=False)
+    question: str  # or whatever it began with; episodes of one are held out together, wherever they come from
+    sequences: list[Sequence]  # several where the context was rewritten on the way
+    score: float = 1.0  # the task's primary metric; 1 for conversations
+    episode_return: float | None = None  # None for conversations
+    calls: int | None = field(default=None, compare=False)  # how often it called a tool, where that is known
 
 
 def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:

@@ -40,23 +40,15 @@ Metrics = dict[str, float]
 
 @dataclass(slots=True, kw_only=True)
 class UpdateStep:
-    """An update of a run.
+    """An update of a run."""
 
-    Attributes:
-        number: from 0.
-        rng: what the minibatches are shuffled with; a seed and ``number`` give it.
-        metrics: of this update.
-        figures: what the progress shows of it.
-        recorded: episodes that are recorded once they have been learned from.
-        waited: seconds of collecting beyond ``time/rollout`` (tool failures, pauses), which do not count; below 0 if a batch was
-            sampled while the one before it was learned from.
-    """
-
-    number: int
-    rng: np.random.Generator = field(default_factory=np.random.default_rng)
-    metrics: Metrics = field(default_factory=dict)
-    figures: Metrics = field(default_factory=dict)
-    recorded: list[Trajectory] = field(default_factory=list)
+    number: int  # from 0
+    rng: np.random.Generator = field(default_factory=np.random.default_rng)  # shuffles the minibatches
+    metrics: Metrics = field(default_factory=dict)  # of this update
+    figures: Metrics = field(default_factory=dict)  # what the progress shows of it
+    recorded: list[Trajectory] = field(default_factory=list)  # episodes to record once they have been learned from
+    # Seconds of collecting beyond ``time/rollout`` (tool failures, pauses), which do not count; below 0 if a batch was sampled
+    # while the one before it was learned from.
     waited: float = 0.0
 
     def log(self, metrics: Metrics) -> None:
@@ -65,17 +57,11 @@ class UpdateStep:
 
 
 class Evaluation(Protocol):
-    """How a run is judged between its updates.
+    """How a run is judged between its updates."""
 
-    Attributes:
-        key: the metric that the best weights are chosen by.
-        sign: 1 if more of it is better, -1 if less is.
-        at_end: whether the last update is evaluated too, and saved only as what comes of it.
-    """
-
-    key: str
-    sign: int
-    at_end: bool
+    key: str  # the metric that the best weights are chosen by
+    sign: int  # 1 if more of it is better, -1 if less is
+    at_end: bool  # whether the last update is evaluated too, and saved only as what comes of it
 
     def evaluate(self, done: int) -> Metrics:
         """Metrics of held-out data after so many updates; none if there is no such data."""

@@ -29,21 +29,13 @@ PROCESSED = {  # counts of the engine: names of metrics
 
 @dataclass(slots=True, kw_only=True)
 class Collected:
-    """What was sampled for an update.
+    """What was sampled for an update."""
 
-    Attributes:
-        sampled: all episodes.
-        episodes: those to learn from.
-        rng: what drew the questions, and goes on to shuffle the minibatches.
-        metrics: of the rollout.
-        seconds: that the rollout took, without attempts that failed and pauses.
-    """
-
-    sampled: list[Trajectory]
-    episodes: list[Trajectory]
-    rng: np.random.Generator
-    metrics: dict[str, float]
-    seconds: float
+    sampled: list[Trajectory]  # all episodes
+    episodes: list[Trajectory]  # those to learn from
+    rng: np.random.Generator  # what drew the questions, and goes on to shuffle the minibatches
+    metrics: dict[str, float]  # of the rollout
+    seconds: float  # that the rollout took, without attempts that failed and pauses
 
 
 def collect_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:

@@ -37,19 +37,16 @@ NUM_ENVS = 64  # that demonstrations are made in, other than those in a fresh wo
 
 @dataclass(frozen=True)
 class Curriculum:
-    """What a cold start teaches, to how large a policy, for how long.
+    """What a cold start teaches, to how large a policy, for how long."""
 
-    Attributes:
-        phases: of each the share of the gradient steps, and the lessons (methods of `Teacher`) that batches are drawn from.
-        demonstrator: the script that whole episodes are of.
-        size: of the policy, arguments of `trainers.tiny.model.make_model`.
-    """
-
+    # Of each the share of the gradient steps, and the lessons (methods of `Teacher`) that batches are drawn from.
     phases: tuple[tuple[float, tuple[str, ...]], ...]
-    demonstrator: Callable[..., Script]
+    demonstrator: Callable[..., Script]  # the script that whole episodes are of
     steps: int = STEPS
     tokens_per_step: int = 1250
-    size: Mapping[str, int] = field(default_factory=dict)
+    size: Mapping[str, int] = field(
+        default_factory=dict
+    )  # of the policy, arguments of `trainers.tiny.model.make_model`
     orders_numbers: bool = False
 
 

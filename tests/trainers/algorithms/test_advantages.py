@@ -19,8 +19,3 @@ def test_whitening_equal_values_one_value_or_none_gives_exact_zeros(value):
     for tokens in (21, 1, 0):
         mask = torch.arange(21).view(3, 7) < tokens
         assert not whiten(values, mask).any()
-
-
-def test_a_kl_penalty_needs_a_kl():
-    with pytest.raises(ValueError, match="there is no kl"):
-        reinforce_plus_plus(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.bool), kl_coef=0.4)
