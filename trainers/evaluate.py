@@ -245,9 +245,11 @@ class _Evaluation:
         before = {job: answers.records[model, *job] for job in jobs if (model, *job) in answers.records}
         failed = [job for job, record in before.items() if record["failed"]]
         requested = [job for job in jobs if job not in before or job in failed]
+        known_to_fail = len(failed) if len(before) > len(failed) else 0  # it has answered others
         agent = api_agent.ApiAgent(
             args.api, model, self._make_origin(model, f"api-{model.replace('/', '-')}"), key_variable=args.api_key_env,
             temperature=args.temperature, max_new_tokens=args.max_new_tokens, timeout=args.timeout,
+            known_to_fail=known_to_fail,
         )  # fmt: skip
         format, kwargs = str(self.settings["format"]), {**json.loads(args.env_kwargs), "split": args.split}
         at_once = min(args.concurrency, len(requested))

@@ -194,10 +194,7 @@ def train(
 ) -> dict:
     """Train a policy: rollouts and updates in turn. Returns the summary of the run, which its folder holds as summary.json.
 
-    Args:
-        advantage_fn: the advantage of each action token; another one makes another algorithm of this loop.
-        algorithm: its short name, for the folder of the run.
-        title: its name in the table of results.
+    Another ``advantage_fn`` makes another algorithm of this loop. ``title``: its name in the table of results.
     """
     with open_setup(args, algorithm, f"Trained with {title}") as setup:  # folder, environments, policy; baselines
         policy = setup.policy

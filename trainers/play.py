@@ -71,11 +71,7 @@ from trainers.rollouts.rollout import rollout
 
 
 def ask(envs: ToolVectorEnv, text: str) -> None:
-    """Put a question of the user's own in place of those of the first environment. It has no gold answer.
-
-    Raises:
-        ValueError: the environment does not ask questions.
-    """
+    """Put a question of the user's own in place of those of the first environment. It has no gold answer."""
     env = envs.envs[0]
     if not isinstance(env, QAEnv):
         raise UserError("a question can be asked of an environment of questions alone, such as AgentR1/HotpotQA-v0")

@@ -24,32 +24,24 @@ class Step:
 
 @dataclass(slots=True, kw_only=True)
 class Trajectory:
-    """One episode. ``group``: attempts at the same question share a number. ``info``: the environment's last info.
-    ``anchors``: for each step, a label of the state it was taken in. ``failed``: a tool failed in ``tool_faults`` calls, so
-    the return says nothing about the policy. ``score``: the task's primary metric at the end.
-
-    For records of episodes (`trainers.episodes.records`), as text:
-
-    Attributes:
-        instance: the number, its ``sample``, and what an `EpisodeRecorder` adds.
-        messages: what the policy read and wrote. A system message after the first begins a context that was rewritten.
-        turns: for each turn its ``message`` (place in ``messages``), ``observation`` (read before it), ``action``,
-            ``reward``, ``reward_terms``, ``next_observation`` and what the recorder adds.
-        advantages: of each sequence of `to_sequences`, float32 [its length], once an update has computed them.
-    """
+    """One episode; the last four fields are for records of episodes (`trainers.episodes.records`)."""
 
     steps: list[Step] = field(default_factory=list)
-    group: int = 0
-    info: dict[str, Any] = field(default_factory=dict)
+    group: int = 0  # attempts at the same question share a number
+    info: dict[str, Any] = field(default_factory=dict)  # the environment's last info
     reward_terms: dict[str, float] = field(default_factory=dict)
-    anchors: list[Any] = field(default_factory=list)
+    anchors: list[Any] = field(default_factory=list)  # for each step, a label of the state it was taken in
     truncated: bool = False
-    failed: bool = False
-    score: float = 0.0
+    failed: bool = False  # a tool failed in ``tool_faults`` calls, so the return says nothing about the policy
+    score: float = 0.0  # the task's primary metric at the end
     tool_faults: int = 0
-    instance: dict[str, Any] = field(default_factory=dict)
+    instance: dict[str, Any] = field(default_factory=dict)  # the number, its ``sample``, what an `EpisodeRecorder` adds
+    # What the policy read and wrote, as text. A system message after the first begins a context that was rewritten.
     messages: list[dict[str, str]] = field(default_factory=list)
+    # Of each turn its ``message`` (place in ``messages``), ``observation`` (read before it), ``action``, ``reward``,
+    # ``reward_terms``, ``next_observation`` and what the recorder adds.
     turns: list[dict[str, Any]] = field(default_factory=list)
+    # Of each sequence of `to_sequences`, float32 [its length], once an update has computed them.
     advantages: list[torch.Tensor] = field(default_factory=list, compare=False)
 
     @property

@@ -27,11 +27,10 @@ _HIDDEN = {
 def make_card(
     arguments: Mapping[str, Any], run: Path, folder: str, base_model: str | None, summary: Mapping | None = None
 ) -> str:
-    """Make the text of the card of a checkpoint.
+    """Make the text of the card of the checkpoint ``folder`` of a ``run``.
 
     Args:
         arguments: of the run, from `trainers.checkpoints.settings.describe_arguments`.
-        run: its folder; ``folder`` is the name of the checkpoint in it.
         base_model: the folder or hub id of the model that the checkpoint is an adapter of; None for a whole model.
         summary: of a run that has ended.
     """

@@ -24,12 +24,8 @@ class FolderInUse(UserError):
 
 @contextmanager
 def hold_folder(folder: Path) -> Iterator[None]:
-    """Make the folder if need be, and keep other processes from `hold_folder` of it; remove it again if it stays empty.
-
-    Raises:
-        FolderInUse: another process holds it.
-        UserError: it cannot be written to, its disk is full, or its file system has no locks.
-    """
+    """Make the folder if need be, and keep other processes from `hold_folder` of it; remove it again if it stays empty. Raises
+    FolderInUse, or a UserError if it cannot be written to, its disk is full, or its file system has no locks."""
     made, file = not folder.exists(), folder / LOCK_FILE
     check_writable(folder)
     lock = FileLock(file)
@@ -57,10 +53,8 @@ def hold_folder(folder: Path) -> Iterator[None]:
 
 @contextmanager
 def wait_for(path: Path, what: str) -> Iterator[None]:
-    """Hold the lock of a file beside ``path`` while ``path`` is looked up or made, waiting for a process that makes ``what`` now.
-
-    Without effect on a file system without locks.
-    """
+    """Hold the lock of a file beside ``path`` while ``path`` is looked up or made, waiting for a process that makes ``what`` now;
+    without effect on a file system without locks."""
     lock = FileLock(path.with_name(f".{path.name}.lock"))
     try:
         lock.acquire(blocking=False)

@@ -53,14 +53,8 @@ def check(url: str) -> None:
 
 
 def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
-    """An episode in which a model behind an API can act.
-
-    Args:
-        format: "native" for function calls, or a format of text.
-
-    Raises:
-        ValueError: the task, or the format, is not for chat APIs.
-    """
+    """An episode in which a model behind an API can act, by "native" function calls or in a ``format`` of text. Raises a
+    ValueError if the task, or the format, is not for chat APIs."""
     env_kwargs |= {"format": format} if format else {}
     if env_kwargs.get("format") == NATIVE:
         episode = Episode(id, **env_kwargs)
@@ -95,6 +89,7 @@ class ApiAgent:
         key_variable: the environment variable that holds the key; without one none is sent.
         temperature, max_new_tokens: None leaves them to the server.
         timeout: seconds that an answer may take.
+        known_to_fail: how many episodes may fail again, as they have before, without a doubt about the endpoint.
 
     Attributes:
         problems: why episodes could not be finished, and how many of them.
@@ -102,22 +97,19 @@ class ApiAgent:
 
     def __init__(
         self, url: str, model: str, origin: Origin, *, key_variable: str = "OPENAI_API_KEY",
-        temperature: float | None = None, max_new_tokens: int | None = None, timeout: float = 600.0,
+        temperature: float | None = None, max_new_tokens: int | None = None, timeout: float = 600.0, known_to_fail: int = 0,
     ):  # fmt: skip
         self.url, self.model, self.origin = url, model, origin
         self.temperature, self.max_new_tokens, self.timeout = temperature, max_new_tokens, timeout
         self.problems: Counter[str] = Counter()
         self._key = os.environ.get(key_variable, "").strip()  # a newline in a header shows it in an error
         self._quirks: set[str] = set()  # of `_QUIRKS`, as they come up
-        self._refused = 0  # episodes in a row, without a request that was answered
+        self._refused = -known_to_fail  # episodes in a row, without a request that was answered
         self._lock = Lock()
 
     def run(self, episodes: Sequence[Episode], jobs: Iterable[Job], keep: Callable[[dict], None]) -> None:
-        """Run the jobs, as many at once as there are episodes; ``keep`` gets the record of each as soon as it is over.
-
-        Raises:
-            EndpointStopped: it is gone, or refuses everybody.
-        """
+        """Run the jobs, as many at once as there are episodes; ``keep`` gets the record of each as soon as it is over. Raises
+        EndpointStopped if the endpoint is gone, or refuses everybody."""
         import openai
 
         rest, results, running = iter(list(jobs)), SimpleQueue[dict | BaseException | None](), len(episodes)
@@ -167,12 +159,7 @@ class ApiAgent:
         return record.finish(self.origin, number, sample, time.monotonic() - begun)
 
     def _request_turn(self, messages: list[Message], episode: Episode) -> tuple[Message, Message]:
-        """The next turn of the model, and its usage.
-
-        Raises:
-            EpisodeFailed: the API refuses the conversation, or gives no turn.
-            EndpointStopped: it is gone, or refuses everybody.
-        """
+        """The next turn of the model, and its usage. Raises EpisodeFailed if the API refuses the conversation."""
         import openai
 
         problem: Exception
@@ -260,16 +247,9 @@ _MOST_STOPS = 4  # strings that OpenAI takes; a turn is cut at all of them here 
 _LONGEST_ERROR = 300  # characters
 
 
-# -- what the API sends -------------------------------------------------------------------------------------------------
-
-
 def _read_turn(body: bytes, episode: Episode) -> tuple[Message, Message]:
     """The assistant message of an answer, with text as ``content`` and ``reasoning_content`` and a list of ``tool_calls``
-    that have ids and names; and its usage.
-
-    Raises:
-        ValueError: there is none.
-    """
+    that have ids and names; and its usage. Raises a ValueError if there is none."""
     try:
         answer = json.loads(json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace"))
         choice = answer["choices"][0]
@@ -337,9 +317,6 @@ def _with_json_arguments(call: dict[str, Any]) -> dict[str, Any]:
     except ValueError:
         written = dumps({"unreadable": written})
     return {**call, "function": {**call["function"], "arguments": written}}
-
-
-# -- what is left of an episode ----------------------------------------------------------------------------------------
 
 
 class _Record:

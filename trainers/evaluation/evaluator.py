@@ -221,14 +221,11 @@ def load_agent(
     """A model or a checkpoint, and how many tokens its turns may have.
 
     Args:
-        env, env_kwargs: where it is to act; a warning says if it was trained with other arguments.
         base_model: what an adapter is put on, in place of the model that it names.
         dtype: by default what it was trained in, and float32 for a model that none of our trainers wrote.
         chat_template: a file with one, instead of the model's own.
         max_new_tokens: by default what it was trained with, as many as the longest turn that it was taught has, and 512.
-
-    Raises:
-        ValueError: as `trainers.models.loading.load_policy`; or the checkpoint is damaged.
+        env, env_kwargs: where it is to act; a warning says if it was trained with other arguments.
     """
     saved = checkpoint.read_extra(folder) if checkpoint.is_written_here(folder) else {}
     if env:

@@ -47,11 +47,7 @@ class Demonstration:
 
 
 def draw_questions(envs: ToolVectorEnv, count: int, seed: int) -> list[int]:
-    """Draw numbers of ``count`` instances (0: each question once); none comes twice before all came once.
-
-    Raises:
-        ValueError: ``count`` is 0, and the task makes its instances from seeds.
-    """
+    """Draw numbers of ``count`` instances (0: each question once); none comes twice before all came once."""
     rng = np.random.default_rng([seed, 0])
     if (questions := envs.envs[0].questions) is None:
         if not count:
@@ -151,13 +147,8 @@ def split_by_length(sequences: list[Sequence], tokens: int) -> list[list[Sequenc
 def select(
     demonstrations: Iterable[Demonstration], only_solved: bool = True, min_reward: float | None = None, keep: int = 0
 ) -> list[Demonstration]:
-    """Those that are worth imitating, in order.
-
-    Args:
-        only_solved: drop episodes whose score is below 1.
-        min_reward: if given, drop episodes that were paid less; conversations stay.
-        keep: of each question, so many with the highest returns, no two of them alike; 0 keeps all.
-    """
+    """Those that are worth imitating, in order. ``only_solved``: drop episodes whose score is below 1; ``min_reward``: drop those
+    that were paid less, conversations stay; ``keep``: of each question so many with the highest returns, no two alike, or all."""
     least = -math.inf if min_reward is None else min_reward
     solved = [d for d in demonstrations if d.score >= 1 or not only_solved]
     good = [d for d in solved if d.episode_return is None or d.episode_return >= least]
@@ -173,11 +164,7 @@ def select(
 
 
 def choose_scripts(args: Any, envs: ToolVectorEnv) -> tuple[str, ...]:
-    """The scripts that are imitated, of the arguments of `trainers.sft`.
-
-    Raises:
-        ValueError: one of them is not there, or more attempts are asked for than there are environments.
-    """
+    """The scripts that are imitated, of the arguments of `trainers.sft`. Raises a UserError for one that is not there."""
     scripts = args.script or ("oracle",) * (not args.messages and not args.sample and not args.episodes)
     if unknown := sorted(set(scripts) - set(envs.envs[0].SCRIPTS)):
         raise UserError(f"{args.env} has no script {unknown[0]!r}; it has {sorted(envs.envs[0].SCRIPTS)}")
@@ -187,12 +174,7 @@ def choose_scripts(args: Any, envs: ToolVectorEnv) -> tuple[str, ...]:
 
 
 def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstration]:
-    """All that is to be imitated, by the arguments of `trainers.sft`.
-
-    Raises:
-        ValueError: a script or file is not there, or nothing is left of what was rolled out.
-        ToolsFailed: tools failed in more than half of a batch of episodes, for ``tool_outage_minutes``.
-    """
+    """All that is to be imitated, by the arguments of `trainers.sft`. Raises a UserError if nothing is left of it."""
     scripts, minutes = choose_scripts(args, envs), args.tool_outage_minutes
     told: list[Demonstration] = []
     format_of = envs.envs[0] if args.tool_calls == "environment" else None
@@ -266,11 +248,8 @@ def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration], po
 
 
 def read_demonstrations(path: Path, policy: Policy) -> list[Demonstration]:
-    """What `write_demonstrations` wrote; ``path`` is the file, or the folder of the run that holds it.
-
-    Raises:
-        ValueError: there is no such file, a line is damaged, or the ids are those of another tokenizer.
-    """
+    """What `write_demonstrations` wrote; ``path`` is the file, or the folder of the run that holds it. Raises a UserError if
+    a line is damaged, or the ids are those of another tokenizer."""
     path = path / FILE if path.is_dir() else path
     if not path.is_file():
         raise UserError(f"there are no demonstrations in {path}")

@@ -70,18 +70,12 @@ def find_not_finite(metrics: Mapping[str, float], modules: Mapping[str, torch.nn
 
 
 class CollapseTracker:
-    """Passes each line of the metrics to a `CollapseMonitor`, and keeps the symptoms that it names.
-
-    Args:
-        score: the task's own measure; ``eval/<score>`` is the success rate of a validation.
-
-    Attributes:
-        symptoms: all of them in order: ``update``, ``name``, ``message`` and ``stop`` of each, fit for JSON.
-    """
+    """Passes each line of the metrics to a `CollapseMonitor`, and keeps the symptoms that it names. ``eval/<score>`` is the
+    success rate of a validation."""
 
     def __init__(self, score: str):
         self.score, self._monitor = score, CollapseMonitor()
-        self.symptoms: list[dict[str, Any]] = []
+        self.symptoms: list[dict[str, Any]] = []  # in order: ``update``, ``name``, ``message`` and ``stop`` of each
 
     def record(self, update: int, metrics: Mapping[str, float | None], progress: Progress | None = None) -> bool:
         """Pass on the metrics of one update, and warn of symptoms that appear for the first time; returns whether training

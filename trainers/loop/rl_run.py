@@ -26,13 +26,7 @@ from trainers.trajectory import Trajectory
 
 
 class RLRun:
-    """The updates of a run of reinforcement learning. It is the `Evaluation` of its `Run`.
-
-    Args:
-        setup: environments, policy and engine.
-        optimizer: of the setup's policy and ``modules``.
-        modules: what is trained or adapted beside the policy, such as a critic, by name; a checkpoint holds it.
-    """
+    """The updates of a run of reinforcement learning. It is the `Evaluation` of its `Run`, which explains ``modules``."""
 
     sign, at_end = 1, False
 
@@ -112,7 +106,6 @@ class RLRun:
             self._record(recorder)
 
     def _record(self, recorder: Recorder) -> None:
-        """The first of several processes writes the episodes that were recorded."""
         if not distributed.rank():
             self._episodes.write_recorded(recorder)
 

@@ -97,17 +97,14 @@ class Run:
 
     Args:
         algorithm: its name in the progress.
-        policy: what is saved, and samples.
+        policy: what is saved, and samples; ``learner`` is what is trained, if it is a sharded copy of it.
         optimizer: of ``learner`` and ``modules``.
-        learner: what is trained, if it is a sharded copy of the policy.
         modules: what is trained or adapted beside the policy, such as a critic, by name; a checkpoint holds it.
         updates: how many there are at most.
         extra: what is kept with the best weights.
 
     Attributes:
-        done: updates so far.
-        first: updates that it had before it was resumed.
-        saved: updates that the newest checkpoint has had.
+        done, first, saved: updates so far, before it was resumed, and in the newest checkpoint.
         seconds: of all updates, rollouts included, evaluations not.
         lines: the metrics of the run so far.
         best: the best evaluation so far.

@@ -138,12 +138,8 @@ class Setup:
 
 @contextmanager
 def open_setup(args: TrainArgs, algorithm: str, title: str) -> Iterator[Setup]:
-    """Yield the setup of a run, in a folder of its own.
-
-    Args:
-        algorithm: its short name, for the folder of the run.
-        title: what the trained policy is called in the table.
-    """
+    """Yield the setup of a run, in a folder of its own that has the name of the ``algorithm``; ``title`` is what the trained
+    policy is called in the table."""
     with open_run_dir(args, algorithm) as folder:
         setup = Setup(args, algorithm, title, folder)
         try:

@@ -59,12 +59,8 @@ def refill_groups(
     """DAPO's dynamic sampling (Yu et al. 2025, arXiv 2503.14476): sample until ``questions_per_update`` groups hold
     returns that differ, for ``args.dynamic_sampling`` more batches at most.
 
-    Args:
-        sampled: the first batch.
-        sample: samples another one, of other questions.
-
-    Returns:
-        All episodes; those to learn from, which are all of them where nothing is refilled; metrics.
+    ``sampled`` is the first batch, ``sample`` samples another one, of other questions. Returns all episodes; those to learn from,
+    which are all of them where nothing is refilled; and metrics.
     """
     if not args.dynamic_sampling:
         return sampled, sampled, {}
@@ -127,11 +123,7 @@ def note_advantages(trajectories: list[Trajectory], batch: Batch) -> None:
 
 
 def pack_episodes(trajectories: list[Trajectory], batch: Batch, returns_from_rewards: bool = False) -> PackedEpisodes:
-    """A collated batch as the advantage estimators see it.
-
-    Args:
-        returns_from_rewards: the returns are those of ``batch.rewards``, which a KL penalty has changed.
-    """
+    """A collated batch as the advantage estimators see it. ``returns_from_rewards``: a KL penalty has changed them."""
     size, device = len(trajectories), batch.ids.device
     rewards = pack(batch.rewards, batch, size)
     returns = torch.tensor([t.episode_return for t in trajectories], dtype=torch.float32, device=device)
@@ -148,11 +140,8 @@ def pack_episodes(trajectories: list[Trajectory], batch: Batch, returns_from_rew
 
 def correct_for_sampler(batch: Batch, policy: Policy, args: TrainArgs) -> tuple[Batch, Metrics]:
     """Importance weights for a sampler whose probabilities are not quite the trainer's. The ratio of the surrogate is then
-    to the trainer's own log-probabilities before the update, and each token's loss is weighted.
-
-    Returns:
-        The batch, and how far sampler and trainer are apart, where the sampler is another program.
-    """
+    to the trainer's own log-probabilities before the update, and each token's loss is weighted. Metrics say how far sampler and
+    trainer are apart."""
     if args.importance == "none" and args.engine == "transformers":
         return batch, {}
     trainer_logprobs = compute_logprobs(policy, batch, args.temperature, args.max_tokens_per_micro_batch)
@@ -223,11 +212,7 @@ class UpdateMetrics:
     @staticmethod
     @torch.no_grad()
     def of_tokens(batch: Batch, logprobs: torch.Tensor, entropy: torch.Tensor, clipped: torch.Tensor) -> Metrics:
-        """Means over the action tokens of a micro-batch; all tensors are [B, T].
-
-        Args:
-            clipped: where the ratio lies outside of its range.
-        """
+        """Means over the action tokens of a micro-batch; all tensors are [B, T]. ``clipped``: where the ratio is out of range."""
         sampler = batch.logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
         values = {"entropy": entropy, "clip_fraction": clipped.float(), "sampler_kl": kl_k3(sampler, logprobs)}
         if batch.importance_weights is not None:

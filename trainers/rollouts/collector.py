@@ -81,10 +81,8 @@ class Collector:
 
     With ``args.one_step_off_policy``, while an update learns from one batch, a copy of the policy samples the next with the
     weights from before that update. So a batch is one update old when it is learned from, never more; the ratio of the
-    surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs.
-
-    Attributes:
-        policy: what samples: the policy itself, or its copy.
+    surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs. Its ``policy`` is
+    what samples: the policy itself, or its copy.
     """
 
     def __init__(self, args: TrainArgs, policy: Policy):

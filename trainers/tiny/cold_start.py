@@ -56,14 +56,8 @@ def start_run(args, envs: ToolVectorEnv, run: Path) -> tuple[Policy, float]:
 def start_policy(
     args: ModelArgs, envs: ToolVectorEnv, seed: int, outage_minutes: float = retry.MINUTES
 ) -> tuple[Policy, float]:
-    """The policy that training starts from, and the seconds that its cold start took.
-
-    Raises:
-        ValueError: as `trainers.models.loading.load_policy`; the model is a checkpoint of ours, and damaged; or the tiny
-            policy has nobody to learn from there, or an argument says how well somebody else acts.
-        TrainingStopped: the loss of the cold start is not finite, or a tool that its demonstrators need fails for
-            ``outage_minutes``.
-    """
+    """The policy that training starts from, and the seconds that its cold start took. Raises TrainingStopped if the loss of the
+    cold start is not finite, or a tool that its demonstrators need fails for ``outage_minutes``."""
     if args.model != "tiny":
         if checkpoint.is_written_here(args.model):
             checkpoint.verify(args.model)
@@ -108,11 +102,8 @@ def run_cold_start(
     envs: ToolVectorEnv, seed: int, steps: int, report: Report, demonstrator: Demonstrator = DEMONSTRATOR,
     outage_minutes: float = retry.MINUTES,
 ) -> tuple[Policy, float]:  # fmt: skip
-    """Make the tiny policy and teach it the tools; a second call with the same arguments loads it from the cache.
-
-    Returns:
-        The policy, and the seconds that teaching it took when it was made. The random state is the same in both cases.
-    """
+    """Make the tiny policy and teach it the tools; a second call with the same arguments loads it from the cache, with the same
+    random state. Returns the policy, and the seconds that teaching it took when it was made."""
     if envs.num_envs != curriculum.NUM_ENVS:  # which decides who meets what: batches of any shape have the same start
         with contextlib.closing(curriculum.remake(envs, num_envs=curriculum.NUM_ENVS)) as same:
             return run_cold_start(same, seed, steps, report, demonstrator, outage_minutes)

@@ -102,11 +102,8 @@ def difficulty_of(envs: ToolVectorEnv) -> str:
 
 
 def choose_script(envs: ToolVectorEnv, demonstrator: Demonstrator) -> partial[Script]:
-    """What the cold start imitates in ``envs``, acting as well as ``demonstrator`` says.
-
-    Raises:
-        ValueError: it differs from the usual one in what makes no difference there.
-    """
+    """What the cold start imitates in ``envs``, acting as well as ``demonstrator`` says. Raises a UserError if that differs from
+    the usual one in what makes no difference there."""
     script = choose_curriculum(envs).demonstrator
     takes = {*inspect.signature(script).parameters, *(() if has_corpus(envs) else ("env_kwargs",))}
     given = asdict(demonstrator)
@@ -195,11 +192,7 @@ def remake(envs: ToolVectorEnv, **changes: object) -> ToolVectorEnv:
 
 @contextlib.contextmanager
 def open_demonstration_envs(envs: ToolVectorEnv, demonstrator: Demonstrator) -> Iterator[ToolVectorEnv]:
-    """Where a noisy expert acts: ``envs``, or such environments with the arguments that ``demonstrator`` has for them.
-
-    Raises:
-        ValueError: the task does not take these arguments.
-    """
+    """Where a noisy expert acts: ``envs``, or such environments with the arguments that ``demonstrator`` has for them."""
     if not (changes := json.loads(demonstrator.env_kwargs)):
         yield envs
         return

@@ -53,11 +53,8 @@ def make_model(
     vocab_size: int, hidden_size: int = 128, layers: int = 3, heads: int = 4, intermediate_size: int = 128,
     numbers: Mapping[int, int] | None = None,
 ) -> Qwen2ForCausalLM:  # fmt: skip
-    """A Qwen2 model whose first attention layers start as a circuit that copies (see `_init_for_copying`).
-
-    Args:
-        numbers: the tokens that are numbers (`number_tokens`), whose embeddings are to start in their order.
-    """
+    """A Qwen2 model whose first attention layers start as a circuit that copies (see `_init_for_copying`), and the embeddings of
+    ``numbers`` (`number_tokens`) in their order."""
     config = Qwen2Config(
         vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=intermediate_size, num_hidden_layers=layers,
         num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=4096, tie_word_embeddings=True,
