@@ -30,11 +30,8 @@ T = TypeVar("T")
 def parse(defaults: T, description: str | None, command: str, words: Sequence[str] | None = None) -> T:
     """Read and check the arguments of a command, over those of --resume and --config. A mistake ends the process with status 2.
 
-    Args:
-        defaults: a dataclass; what is not given stays as it is there.
-        description: the docstring of the command's module.
-        command: its name, as in "python -m trainers.<command>", or its whole module.
-        words: by default those of the process; then `trainers.inputs`, or its ``check_inputs``, checks what they name.
+    ``command``: as in "python -m trainers.<command>", or its whole module. ``words``: by default those of the process; then
+    `trainers.inputs`, or ``check_inputs``, checks what they name.
     """
     program = f"python -m {command if '.' in command else f'trainers.{command}'}"
     is_command = words is None

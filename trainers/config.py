@@ -273,13 +273,7 @@ def find_config(name: str) -> Path:
 def read_config(name: str, args: Any, algorithm: str) -> dict[str, Any]:
     """Read the arguments that a configuration sets; a table is an argument in JSON, such as ``[env_kwargs]``.
 
-    Args:
-        name: a path, or the name of a shipped file.
-        args: a dataclass with the arguments that there are.
-        algorithm: the trainer that asks; it must be the file's key ``algorithm``, if there is one.
-
-    Raises:
-        UserError: the file is no TOML, is for another trainer, or has an unknown key.
+    Raises a UserError if the file is no TOML, has keys that ``args`` have not, or is for another trainer than ``algorithm``.
     """
     path = find_config(name)
     try:

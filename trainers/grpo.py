@@ -124,11 +124,8 @@ def policy_loss(
 ) -> tuple[torch.Tensor, Metrics]:  # fmt: skip
     """The loss of a micro-batch as a scalar, and metrics: means over its action tokens.
 
-    Args:
-        batch: with its advantages.
-        normalizer: action tokens (or sequences) of the whole gradient step, so that any split into micro-batches gives
-            one gradient.
-        states: `Policy.hidden_states` of the batch, where they are known already.
+    ``normalizer``: action tokens (or sequences) of the whole gradient step, so that any split gives one gradient.
+    ``states``: `Policy.hidden_states` of the batch, where they are known already.
     """
     logprobs, entropy = policy.logprobs(batch, args.temperature, args.entropy_coef > 0, states)
     loss = surrogate_loss(args, logprobs, batch)

@@ -9,7 +9,6 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
 
 from trainers.config import ModelArgs, TrainArgs
 from trainers.runtime.errors import UserError
@@ -25,17 +24,12 @@ def check_trainer(args: TrainArgs) -> None:
     """All that the arguments of an algorithm name, and that none of the options makes no difference."""
     if not args.resume:  # which brings the arguments of its run
         args.check_unused(args.engine == "vllm" and not args.vllm_url, "but to vLLM in this process", "vllm_kv_gib")
-        check_idle(args)
+        args.check_unused(args.lora_rank, "without lora_rank: an adapter that exists keeps its own", "lora_alpha")
     check_run(args.out, args.resume, args.report_to, args.push_to_hub)
     if args.engine == "vllm" and not args.vllm_url:
         check_package("vllm", "engine 'vllm' without vllm_url", "vllm")
     check_training(args)
     check_environment(args.env, args.env_kwargs, "train", "validation")
-
-
-def check_idle(args: Any) -> None:
-    """Raise a ValueError where an option that every training takes, be it imitation, makes no difference."""
-    args.check_unused(args.lora_rank, "without lora_rank: an adapter that exists keeps its own", "lora_alpha")
 
 
 def check_environment(env: str, env_kwargs: str, *splits: str) -> None:

@@ -101,11 +101,8 @@ from trainers.trajectory import Batch, Trajectory, pack, unpack
 
 
 def add_advantages(args: Args, policy: Policy, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:
-    """The batch with its advantages, the critic's values and their targets, each float32 [B, T].
-
-    Args:
-        valid: bool [N]; the other trajectories ended in an error and have no advantage.
-    """
+    """The batch with its advantages, the critic's values and their targets, each float32 [B, T]. Trajectories that are not
+    ``valid``, bool [N], ended in an error and have no advantage."""
     if args.advantage_mask or not args.loss_mask:  # where there is no loss mask, the batch has lost its mask already
         return estimate_advantages(args, critic, batch, valid)
     # The paper's ablation: GAE steps over what tools returned as well, and the loss does not.
@@ -116,10 +113,7 @@ def add_advantages(args: Args, policy: Policy, critic: Critic, batch: Batch, val
 
 
 def estimate_advantages(args: Args, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:
-    """GAE over the tokens of the mask, by turns first with ``args.bi_level``, over turns alone with ``args.turn_level``.
-
-    Arguments and result as `add_advantages`.
-    """
+    """GAE over the tokens of the mask, by turns first with ``args.bi_level``, over turns alone with ``args.turn_level``."""
     values, size = critic.values(batch, args.max_tokens_per_micro_batch), len(valid)
     rewards, mask = pack(batch.rewards, batch, size), pack(batch.mask, batch, size)
     turns, packed = pack(batch.turns, batch, size, fill=-1), pack(values, batch, size)

@@ -133,7 +133,7 @@ class Args(OutputArgs, FittingArgs, DemonstrationArgs, ModelArgs, EnvironmentArg
         self.check_unused(acts or self.episodes, "to files of messages", "only_solved", "min_reward")
         self.check_unused(self.messages, "without messages", "tool_calls")
         self.check_unused(self.sample, "without sample", "keep", "temperature", "max_new_tokens")
-        inputs.check_idle(self)
+        self.check_unused(self.lora_rank, "without lora_rank: an adapter that exists keeps its own", "lora_alpha")
 
 
 if __name__ == "__main__":

@@ -31,19 +31,17 @@ SECRET = "s3cr3t-" + "".join(random.Random("canary").choices("abcdef0123456789",
 # System calls by number on x86-64 and on AArch64; each is to answer ENOSYS or EPERM.
 _CALLS = """
 fork 57 -, vfork 58 -, clone 56 220, clone3 435 435, ptrace 101 117, process_vm_readv 310 270,
-process_vm_writev 311 271,
-pidfd_open 434 434, pidfd_getfd 438 438, kcmp 312 272, mount 165 40, umount2 166 39, pivot_root 155 41, chroot 161 51,
-unshare 272 97, setns 308 268, open_tree 428 428, move_mount 429 429, fsopen 430 430, fsmount 432 432,
-mount_setattr 442 442, name_to_handle_at 303 264, open_by_handle_at 304 265, mknod 133 -, mknodat 259 33,
-add_key 248 217,
-request_key 249 218, keyctl 250 219, io_uring_setup 425 425, bpf 321 280, perf_event_open 298 241, userfaultfd 323 282,
-memfd_create 319 279, memfd_secret 447 447, shmget 29 194, shmat 30 196, msgget 68 186, semget 64 190, mq_open 240 180,
-sethostname 170 161, setdomainname 171 162, clock_settime 227 112, settimeofday 164 170, adjtimex 159 171,
-reboot 169 142,
-kexec_load 246 104, init_module 175 105, swapon 167 224, syslog 103 116, seccomp 317 277, personality 135 92,
-sched_setscheduler 144 119, setpriority 141 140, ioprio_set 251 30, iopl 172 -, ioperm 173 -, modify_ldt 154 -,
-quotactl 179 60, acct 163 89, fanotify_init 300 262, vhangup 153 58, setuid 105 146, setresuid 117 147, setgid 106 144,
-setgroups 116 159, capset 126 91, setsid 112 157, setpgid 109 154, execveat 322 281, process_madvise 440 440
+process_vm_writev 311 271, pidfd_open 434 434, pidfd_getfd 438 438, kcmp 312 272, mount 165 40, umount2 166 39,
+pivot_root 155 41, chroot 161 51, unshare 272 97, setns 308 268, open_tree 428 428, move_mount 429 429, fsopen 430 430,
+fsmount 432 432, mount_setattr 442 442, name_to_handle_at 303 264, open_by_handle_at 304 265, mknod 133 -,
+mknodat 259 33, add_key 248 217, request_key 249 218, keyctl 250 219, io_uring_setup 425 425, bpf 321 280,
+perf_event_open 298 241, userfaultfd 323 282, memfd_create 319 279, memfd_secret 447 447, shmget 29 194, shmat 30 196,
+msgget 68 186, semget 64 190, mq_open 240 180, sethostname 170 161, setdomainname 171 162, clock_settime 227 112,
+settimeofday 164 170, adjtimex 159 171, reboot 169 142, kexec_load 246 104, init_module 175 105, swapon 167 224,
+syslog 103 116, seccomp 317 277, personality 135 92, sched_setscheduler 144 119, setpriority 141 140, ioprio_set 251 30,
+iopl 172 -, ioperm 173 -, modify_ldt 154 -, quotactl 179 60, acct 163 89, fanotify_init 300 262, vhangup 153 58,
+setuid 105 146, setresuid 117 147, setgid 106 144, setgroups 116 159, capset 126 91, setsid 112 157, setpgid 109 154,
+execveat 322 281, process_madvise 440 440
 """
 CALLS = {
     name: int(number)

@@ -8,8 +8,8 @@ MiniWiki's too, about entities of the corpus; their words are as frequent as can
 beside a name or two.
 
 Vectors are unit vectors made from a seed: what is measured is `retrieval_index.vectors`, all that `DenseIndex` does
-after encoding. "clustered" ones lie around many centres in a space of 64 dimensions with a decaying spectrum, with a
-little noise in all, as embeddings of text do; "random" ones point anywhere: the hardest case for approximate indexes.
+after encoding. They lie around many centres in a space of 64 dimensions with a decaying spectrum, with a little noise in
+all, as embeddings of text do.
 
 Build and search run in processes of their own, whose memory is measured with all pages that they map. The first opening
 is cold: the files of the index are dropped from the page cache before. Ends with one line of JSON.
@@ -28,7 +28,6 @@ from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import psutil
@@ -199,7 +198,6 @@ class Data:
     folder: str
     vectors: int
     dimension: int
-    kind: str
     factory: str
     queries: int
     shortlist: int
@@ -215,15 +213,13 @@ class Data:
 def draw(data: Data, n: int, stream: int) -> np.ndarray:
     """Unit vectors, float32 [n, dimension]; streams are independent of each other."""
     rng = np.random.default_rng([0, stream])
-    drawn = rng.standard_normal((n, data.dimension), dtype=np.float32)
-    if data.kind == "clustered":
-        shape = np.random.default_rng(0)
-        axes = shape.standard_normal((LATENT, data.dimension), dtype=np.float32)
-        axes /= np.sqrt(np.arange(1, LATENT + 1, dtype=np.float32))[:, None]
-        centres = shape.standard_normal((max(1, data.vectors // PER_CLUSTER), LATENT), dtype=np.float32)
-        latent = 0.6 * rng.standard_normal((n, LATENT), dtype=np.float32) + centres[rng.integers(len(centres), size=n)]
-        drawn = 0.3 / np.sqrt(data.dimension) * drawn + _normalised(latent @ axes)
-    return _normalised(drawn)
+    noise = rng.standard_normal((n, data.dimension), dtype=np.float32)
+    shape = np.random.default_rng(0)
+    axes = shape.standard_normal((LATENT, data.dimension), dtype=np.float32)
+    axes /= np.sqrt(np.arange(1, LATENT + 1, dtype=np.float32))[:, None]
+    centres = shape.standard_normal((max(1, data.vectors // PER_CLUSTER), LATENT), dtype=np.float32)
+    latent = 0.6 * rng.standard_normal((n, LATENT), dtype=np.float32) + centres[rng.integers(len(centres), size=n)]
+    return _normalised(0.3 / np.sqrt(data.dimension) * noise + _normalised(latent @ axes))
 
 
 def _normalised(rows: np.ndarray) -> np.ndarray:
@@ -287,7 +283,6 @@ def search_dense(settings: dict, **arguments) -> dict:
 def dense(
     vectors: int = 1_000_000,
     dimension: int = 384,
-    data: Literal["clustered", "random"] = "clustered",
     factory: str = "RR,IVF,RaBitQ",
     queries: int = 200,
     shortlist: int = 100,
@@ -298,14 +293,13 @@ def dense(
     Args:
         vectors: how many.
         dimension: of a vector.
-        data: how the vectors lie, see above.
         factory: FAISS factory string.
         queries: how many; each is searched for alone.
         shortlist: candidates of a compressed index whose scores are computed from the vectors.
         out: folder for vectors (2 bytes a dimension) and indexes.
     """
-    folder = out / f"{data}-{vectors}x{dimension}"
-    made = Data(str(folder), vectors, dimension, data, factory, queries, shortlist)
+    folder = out / f"{vectors}x{dimension}"
+    made = Data(str(folder), vectors, dimension, factory, queries, shortlist)
     make_data(made)
     built = in_new_process("build_dense", folder, asdict(made))
     found = in_new_process("search_dense", folder, asdict(made) | {"settings": built["settings"]})

@@ -2,24 +2,22 @@
 
     python -m benchmarks.training.games                                 # 3 seeds of every game
     python -m benchmarks.training.games --games bandit --seeds 0
-    python -m benchmarks.training.games --games --out FOLDER            # table and picture of FOLDER/results.json
+    python -m benchmarks.training.games --games --out FOLDER            # the table of FOLDER/results.json
 
 For each seed of a game, one cold start, which imitates an agent that acts at random in a share of its episodes; from it,
 reinforcement learning, and more imitation: the cold start continued for as many seconds as reinforcement learning took
 for rollouts and updates. Each is evaluated on the same held-out instances, greedily and sampled as in training. Beside
 them: the scripted agents.
 
-Writes table.md, success.png and results.json, also of other seeds and games that its folder holds. Runs that are complete
+Writes table.md and results.json, also of other seeds and games that its folder holds. Runs that are complete
 are not run again.
 """
 
 import itertools
 import json
-import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Literal
 
 import numpy as np
 import torch
@@ -30,7 +28,6 @@ from trainers import ppo
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import check_settings
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.episodes.report import figures
 from trainers.episodes.report.intervals import mean_and_half
 from trainers.evaluation import evaluator
 from trainers.factory import make_envs
@@ -41,7 +38,6 @@ from trainers.tiny.cold_start import run_cold_start
 
 SCRIPTS = {"random": "Random agent", "scripted": "Scripted agent", "oracle": "Oracle"}
 BEFORE, IMITATION, AFTER = LEARNERS = "Cold start", "More imitation", "PPO"
-Scores = Mapping[str, Mapping[str, tuple[float, float | None]]]  # by agent and line the mean, and half of its interval
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -98,9 +94,7 @@ GAMES = {
 class Args:
     """Learn RAGEN's games, and compare with imitation and with scripted agents."""
 
-    games: tuple[Literal["bandit", "sokoban", "sokoban-shown-easy", "frozenlake-firm", "frozenlake"], ...] = tuple(
-        GAMES
-    )
+    games: tuple[str, ...] = tuple(GAMES)
     """Which to learn."""
     seeds: tuple[int, ...] = (0, 1, 2)
     """One cold start, one run and one more imitation for each."""
@@ -163,16 +157,6 @@ def evaluate(game: Game, policy: Policy | None = None) -> dict[str, dict[str, fl
     return found
 
 
-def success(results: Mapping, how: str) -> Scores:
-    """Of the policies, greedily or sampled, and beside the sampled ones of the random agent."""
-    found = {name: {line: mean_and_half([s["success"][name][line][how] for s in seeds]) for line, seeds in _lines(results)}
-             for name in LEARNERS}  # fmt: skip
-    if how == "greedy":
-        return found
-    rates = {line: rate for game in results["seeds"] for line, rate in results["scripts"][game].items()}
-    return {"Random": {line: (rate["Random agent"], None) for line, rate in rates.items()}, **found}
-
-
 def _lines(results: Mapping) -> list[tuple[str, list[dict]]]:
     """Each line of the table with the seeds of its game."""
     return [(line, seeds) for game, seeds in results["seeds"].items() for line in results["scripts"][game]]
@@ -212,33 +196,10 @@ def _row(cells: list[str]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def draw_success(scores: Mapping[str, Scores], out_png: Path) -> None:
-    """A row for ``sampled`` and for ``greedy``, a panel for each game: each agent's mean and its 95 % interval."""
-    games = list(next(iter(next(iter(scores.values())).values())))
-    agents = [list(own) for own in scores.values()]
-    titles = {game: "\n".join(textwrap.wrap(game, max(10, 78 // len(games)))) for game in games}
-    with figures.style():
-        lines = max(title.count("\n") for title in titles.values())
-        height = 0.95 + 0.15 * lines + 0.42 * len(scores) + 0.27 * sum(map(len, agents))
-        figure = figures.new_figure(height, "Success", "share of held-out instances: mean and 95 % interval over seeds")
-        ratios = {"height_ratios": [len(names) + 0.2 for names in agents]}
-        panels = figure.subplots(len(scores), len(games), sharex=True, sharey="row", squeeze=False, gridspec_kw=ratios)
-        for row, (how, own) in zip(panels, scores.items(), strict=True):
-            for axes, game in zip(row, games, strict=True):
-                figures.draw_dots(axes, [found[game] for found in own.values()])
-                axes.set_yticks(range(len(own)), list(own))
-            row[0].set_ylabel(how, weight="bold")
-        for axes, game in zip(panels[0], games, strict=True):
-            axes.set_title(titles[game], loc="left", weight="bold")
-        panels[0, 0].set_xlim(-0.08, 1.08)
-        figures.save(figure, out_png)
-
-
 def main(args: Args) -> dict:
     file = args.out / "results.json"
-    results = (
-        json.loads(file.read_text(encoding="utf-8")) if file.exists() else {"games": {}, "scripts": {}, "seeds": {}}
-    )
+    empty: dict = {"games": {}, "scripts": {}, "seeds": {}}
+    results = json.loads(file.read_text(encoding="utf-8")) if file.exists() else empty
     args.out.mkdir(parents=True, exist_ok=True)
     for name in args.games:
         results["games"][name] = asdict(GAMES[name])
@@ -252,7 +213,6 @@ def main(args: Args) -> dict:
         results["seeds"][name] = sorted([*others, to_json_types(one)], key=lambda one: one["seed"])
         file.write_text(json.dumps(results, indent=2) + "\n", encoding="utf-8")  # so far: the experiment is long
     (args.out / "table.md").write_text(table(results), encoding="utf-8")
-    draw_success({how: success(results, how) for how in ("sampled", "greedy")}, args.out / "success.png")
     print(table(results))
     return results
 

@@ -1,7 +1,7 @@
 """Speed on one GPU with models of Qwen2.5's shapes and random weights, each figure beside its limit in the same run.
 
     python -m benchmarks.training.gpu --out OUT                       # all parts, at most 8 minutes; writes OUT/gpu.json
-    python -m benchmarks.training.gpu --out OUT --parts limits decode_3b profile_decode_3b
+    python -m benchmarks.training.gpu --out OUT --parts limits decode_3b
     python -m benchmarks.training.gpu --shapes tiny                   # on a CPU: shows that every part runs
 
 The file is written after each part. A part that takes too long, fails or runs out of memory says so, and the next one runs.
@@ -131,21 +131,6 @@ def peak_gib() -> float:
     return torch.cuda.max_memory_allocated() / 2**30 if IS_GPU else 0.0
 
 
-def list_kernels(job: Callable[[], object], count: int = 25) -> list[Result]:
-    """The kernels (on a CPU: operations) that took longest, with calls, milliseconds and share of all kernels' time."""
-    kinds = torch.profiler.ProfilerActivity
-    with torch.profiler.profile(activities=[kinds.CUDA if IS_GPU else kinds.CPU]) as profiler:
-        job()
-        now()
-    name = "self_device_time_total" if IS_GPU else "self_cpu_time_total"
-    found = sorted(profiler.key_averages(), key=lambda event: -getattr(event, name))
-    total = sum(getattr(event, name) for event in found) or 1.0
-    return [
-        {"kernel": e.key[:160], "calls": e.count, "ms": getattr(e, name) / 1e3, "share": getattr(e, name) / total}
-        for e in found[:count]
-    ]
-
-
 def measure_limits() -> Result:
     """Bytes a second (read and written) of a copy, operations a second of a matrix product: the best of ten."""
     size, num_bytes = (8192, 2**32) if IS_GPU else (512, 2**24)
@@ -159,7 +144,7 @@ def measure_limits() -> Result:
     }  # fmt: skip
 
 
-def measure_decoding(shape: str, lora_rank: int, rows: int, context: int, new: int, is_profiled=False) -> Result:
+def measure_decoding(shape: str, lora_rank: int, rows: int, context: int, new: int) -> Result:
     """Prefill, the best of three, and decoding the third time, when steps are compiled and captured; nothing is shared."""
     policy = make_policy(shape, lora_rank)
     config, rng = policy.model.config, np.random.default_rng(0)
@@ -179,8 +164,6 @@ def measure_decoding(shape: str, lora_rank: int, rows: int, context: int, new: i
     for _ in range(2):
         decode()
         prefill()  # the same prompts again begin from nothing
-    if is_profiled:
-        return {"steps": new, "rows": rows, "context": context, "kernels": list_kernels(decode)}
     step, prefill_s = time_it(decode) / new, min(prefills)
     layers, head = count_weights(policy.model)
     head_size = config.hidden_size // config.num_attention_heads
@@ -211,16 +194,14 @@ def make_episodes(vocab_size: int, count: int, turn: int, seed: int) -> list[Tra
     return episodes
 
 
-def measure_update(shape: str, lora_rank: int, count: int, turn: int, is_profiled=False) -> Result:
-    """`grpo.update` with recomputed activations: the first, and the best of two more; or the kernels of a second one."""
+def measure_update(shape: str, lora_rank: int, count: int, turn: int) -> Result:
+    """`grpo.update` with recomputed activations: the first, and the best of two more."""
     policy, optimizer = make_policy(shape, lora_rank), make_optimizer(shape, lora_rank)
     recompute_activations(policy.model)
     args, config, seconds = grpo.Args(group_size=GROUP), policy.model.config, []
     for number in range(3):
         episodes, rng = make_episodes(config.vocab_size, count, turn, number), np.random.default_rng(0)
         job = partial(grpo.update, args, policy, optimizer, None, grpo.compute_advantages, episodes, rng)
-        if is_profiled and number:
-            return {"episodes": count, "kernels": list_kernels(job)}
         seconds.append(time_it(job))
     layers, head = count_weights(policy.model)
     sequences = [sequence.ids for episode in episodes for sequence in episode.sequences]
@@ -307,9 +288,7 @@ class Part:
 PARTS = {
     "limits": Part("limits", measure_limits),
     "decode_3b": Part("3b", measure_decoding, ("3b", 0, 64, 1000, 64), ("tiny", 0, 4, 40, 8)),
-    "profile_decode_3b": Part("3b", measure_decoding, ("3b", 0, 64, 1000, 16, True), ("tiny", 0, 4, 40, 8, True)),
     "update_3b": Part("3b", measure_update, ("3b", 0, 64, 64), ("tiny", 0, 8, 4), 1.5),
-    "profile_update_3b": Part("3b", measure_update, ("3b", 0, 16, 64, True), ("tiny", 0, 8, 4, True)),
     "rollout_512_3b": Part("3b", measure_steps, ("3b", 512, 64, 1, False), ("tiny", 16, 4, 1, False), 1.5),
     "decode_7b_lora": Part("7b", measure_decoding, ("7b", 32, 32, 1000, 64), ("tiny", 2, 4, 40, 8)),
     "update_7b_lora": Part("7b", measure_update, ("7b", 32, 32, 64), ("tiny", 2, 8, 4), 1.5),
@@ -432,8 +411,7 @@ def main(args: Args) -> dict:
         whole = args.out / "gpu.json.tmp"
         whole.write_text(json.dumps(result, indent=1))
         whole.replace(args.out / "gpu.json")
-        shown = {key: value for key, value in found.items() if key != "kernels"}
-        print(f"{time.monotonic() - begin:5.0f} s  {name}: {json.dumps(shown)}", flush=True)
+        print(f"{time.monotonic() - begin:5.0f} s  {name}: {json.dumps(found)}", flush=True)
 
     with tempfile.TemporaryDirectory(ignore_cleanup_errors=True) as cached:
         measure(args, cached, save)

@@ -12,11 +12,8 @@ import torch
 
 
 def own_tokens(rewards: torch.Tensor, mask: torch.Tensor, valid: torch.Tensor | None = None) -> torch.Tensor:
-    """Select the tokens that an estimator runs over, bool [N, A].
-
-    Raises:
-        ValueError: shapes or types do not fit, a reward lies outside the mask, or one that counts is not finite.
-    """
+    """Select the tokens that an estimator runs over, bool [N, A]. Raises a ValueError if shapes or types do not fit, a reward
+    lies outside the mask, or one that counts is not finite."""
     if not rewards.is_floating_point():
         raise ValueError(f"rewards must be floats, or discounts would be rounded; got {rewards.dtype}")
     if mask.dtype != torch.bool or mask.shape != rewards.shape or mask.ndim != 2:
@@ -74,10 +71,8 @@ def gae(
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """A_t = δ_t + γλ A_{t+1}, with δ_t = r_t + γ V_{t+1} − V_t: token-level GAE (Schulman et al. 2016, eq. 16).
 
-    ``values`` [N, A] are the critic's V_t when token t is about to be sampled.
-
-    Returns:
-        The advantages, and A_t + V_t, the targets of the critic; zero outside the mask.
+    ``values`` [N, A] are the critic's V_t when token t is about to be sampled. Returns the advantages, and A_t + V_t, the targets
+    of the critic; zero outside the mask.
     """
     own, values = own_tokens(rewards, mask, valid), values.to(rewards.dtype)
     advantages = discount(rewards + gamma * following(values, own) - values, own, gamma * lam)
@@ -106,7 +101,7 @@ def bi_level_gae(
     turn_lam: float = 1.0,
     valid: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """GAE over turns first, then over the tokens inside each turn: bi-level GAE (RAGEN, Wang et al. 2025).
+    """GAE over turns first, then over the tokens inside each turn: bi-level GAE (RAGEN, Wang et al. 2025). Returns as `gae`.
 
     With e_k the last token of turn k, r_k the reward there and V_k = V(e_k):
 
@@ -117,12 +112,8 @@ def bi_level_gae(
     A reward at a token that ends no turn (a KL penalty) counts inside its own turn only. RAGEN's own code takes a token with
     a non-zero reward for a turn's end, which merges a turn without reward into the next one.
 
-    Args:
-        turns: int, each token's turn, read inside the mask only.
-        turn_gamma, turn_lam: γ_H and λ_H. RAGEN uses γ_H = .95 and the same λ at both levels.
-
-    Returns:
-        The advantages, and A_t + V_t, the targets of the critic; zero outside the mask.
+    ``turns``: int, each token's turn, read inside the mask only. ``turn_gamma``, ``turn_lam``: γ_H and λ_H; RAGEN uses γ_H = .95
+    and the same λ at both levels.
     """
     own, values = own_tokens(rewards, mask, valid), values.to(rewards.dtype)
     check_turns(turns, own)

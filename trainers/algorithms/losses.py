@@ -154,11 +154,7 @@ def sequence_mean(
 
 
 def total_loss(
-    mean_over: str,
-    loss: torch.Tensor,
-    mask: torch.Tensor,
-    normalizer: int,
-    sequence_tokens: torch.Tensor | None = None,
+    mean_over: str, loss: torch.Tensor, mask: torch.Tensor, normalizer: int, sequence_tokens: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The losses of tokens [B, T] as one number: `aggregate` for ``"tokens"``, `sequence_mean` for ``"sequences"``."""
     if mean_over == "tokens":

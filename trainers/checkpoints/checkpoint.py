@@ -63,16 +63,12 @@ def save(
 
     Args:
         folder: `RUN/checkpoint-<step>`, or any other name for a checkpoint by itself.
-        model: with `save_pretrained`. Of a model with a LoRA adapter only the adapter is written.
+        model: of one with a LoRA adapter only the adapter is written.
         tokenizer: None for an adapter that uses that of its base.
         extra: what else the trainer needs to continue, in the types of JSON; tuples come back as lists.
         modules: what was trained beside the model, such as a critic, by name; frozen weights are left out.
         keep_last: how many checkpoints of earlier steps stay beside this one.
         texts: other files by name.
-
-    Raises:
-        TypeError: `extra` is not JSON, or an optimizer's state holds more than tensors and plain values.
-        FileExistsError: `folder` holds something that is not a checkpoint.
     """
     folder = Path(folder).absolute()
     state = {"step": step, "extra": json.dumps(extra), "rng": _rng_state()}

@@ -232,12 +232,8 @@ def write_unfinished_page(run: Path, summary: dict, done: str) -> None:
 
 
 def write_report(run: Path, summary: dict, records: list[dict]) -> None:
-    """Write the closing table, the learning curve and the page; print a sample episode and where all of it lies.
-
-    ``summary`` has ``rows`` by `trainers.evaluation.evaluator.summarize`, ``records`` are those of the trained policy.
-    """
-    console = Console()
-    rows = summary["rows"]
+    """Write the closing table, the learning curve and the page; print an episode of the trained policy, one of ``records``."""
+    console, rows = Console(), summary["rows"]
     _draw_curve(run, summary)
     header = f"{summary['env']} · source: {summary['source']}\n\n"
     durable.write_text(run / "evaluation.md", header + report.table(rows))
@@ -249,8 +245,7 @@ def write_report(run: Path, summary: dict, records: list[dict]) -> None:
     console.print(f"source: {summary['source']}", markup=False)
     report.print_table(rows, console)
     files = "report.html, summary.json, learning_curve.png, metrics.jsonl, episodes.jsonl, checkpoints"
-    where = f"Everything is in {run}: {files}."
-    console.print(where, markup=False, highlight=False)
+    console.print(f"Everything is in {run}: {files}.", markup=False, highlight=False)
 
 
 def _draw_curve(run: Path, summary: dict) -> None:

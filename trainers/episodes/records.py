@@ -43,13 +43,10 @@ class Origin:
 
 @dataclass(slots=True)
 class Recorder:
-    """Takes the records of an agent's episodes as they end, as lines of JSON: each a record and its tokens, or None.
-
-    ``pieces`` makes the texts of token ids; None keeps no tokens.
-    """
+    """Takes the records of an agent's episodes as they end, as lines of JSON: each a record and its tokens, or None."""
 
     origin: Origin
-    pieces: Pieces | None = None
+    pieces: Pieces | None = None  # makes the texts of token ids; None keeps no tokens
     lines: list[tuple[str, str | None]] = field(default_factory=list)
 
     def add(self, record: dict, tokens: dict | None = None) -> None:
@@ -65,10 +62,8 @@ class Recorder:
 class EpisodeWriter(contextlib.AbstractContextManager):
     """Appends episodes to the files of a folder. If the disk fails, it warns once and continues without them.
 
-    Args:
-        resume_from: the updates of a resumed run. Lines of later ones, of the closing table and incomplete ones are
-            dropped. By default the files begin anew; `math.inf` drops only incomplete lines.
-        baselines_again: drop those of the baselines as well.
+    ``resume_from``: the updates of a resumed run. Lines of later ones, of the closing table and incomplete ones are dropped, with
+    ``baselines_again`` those of the baselines as well. By default the files begin anew; `math.inf` drops only incomplete lines.
     """
 
     def __init__(self, folder: Path | str, resume_from: float | None = None, baselines_again: bool = False):
@@ -173,13 +168,8 @@ def make_record(
     failed: bool = False, tool_faults: int = 0, prompt_tokens: int = 0, completion_tokens: int = 0,
     seconds: float | None = None,
 ) -> dict:  # fmt: skip
-    """Make the record of an episode; every record has the same fields in the same order.
-
-    Args:
-        instance: its number as ``instance``, which attempt at it as ``sample``, and `EpisodeRecorder.instance`.
-        turns: as in `trainers.trajectory.Trajectory.turns`.
-        info: the environment's last info.
-    """
+    """Make the record of an episode; every record has the same fields in the same order. ``instance`` and ``turns`` are as in
+    `trainers.trajectory.Trajectory`; ``info`` is the environment's last one."""
     number, sample = int(instance["instance"]), int(instance.get("sample", 0))
     share = number if group is None else group
     what, name = "table" if origin.in_table else origin.phase, origin.name

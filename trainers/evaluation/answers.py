@@ -13,17 +13,8 @@ ANSWERS_FILE = "api_answers.jsonl"
 
 
 class Answers:
-    """The episodes of an API in a folder of results; the first line of their file holds the settings that they were made under.
-
-    Args:
-        settings: what decides about these episodes, by the names of the options.
-
-    Attributes:
-        records: the latest record of each episode, by agent, instance and attempt.
-
-    Raises:
-        UserError: there are answers, under other settings.
-    """
+    """The episodes of an API in a folder of results: ``records``, the latest of each by agent, instance and attempt. The first
+    line of their file holds the settings that they were made under; others are a UserError."""
 
     def __init__(self, folder: Path, settings: Mapping[str, Any]):
         path, self.records = folder / ANSWERS_FILE, dict[tuple[str, int, int], dict]()

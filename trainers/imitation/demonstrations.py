@@ -207,11 +207,10 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
         raise UserError("there is nothing to imitate: no episode was solved, paid enough and short enough")
     total = len(made) + len(sampled)
     dropped, failed = total - len(kept), wanted + len(given) - total
-    left_out = f"{total} episodes"
-    left_out += f"; {dropped} of them were not solved, or paid too little, or were alike" * bool(dropped)
-    left_out += f"; {len(kept) + len(told) - len(short)} were too long"
-    left_out += f"; {failed} more had a tool failure" * bool(failed)
-    print(f"{len(short)} demonstrations ({left_out})", file=sys.stderr)
+    left_out = f"{dropped} of them were not solved, paid too little or were alike; {len(kept) + len(told) - len(short)} were too long"
+    print(
+        f"{len(short)} demonstrations ({total} episodes; {left_out}; {failed} more had a tool failure)", file=sys.stderr
+    )
     if envs.envs[0].tools and all(one.calls == 0 for one in short):
         print("Warning: none of them calls a tool, so to answer from memory is what they teach", file=sys.stderr)
     return short

@@ -160,15 +160,9 @@ class CollapseMonitor:
 def mutual_information(logprobs: torch.Tensor) -> float:
     """How much a policy's reasoning tells about the prompt that it belongs to, in nats: E_i[l_ii − log mean_j exp l_ij].
 
-    The proxy of RAGEN-2. Near log N each prompt has reasoning of its own; near 0 the same template answers them all,
-    which entropy does not show.
-
-    Args:
-        logprobs: [N, N], l_ij = log p(reasoning i | prompt j), summed over the reasoning's tokens or, where that would
-            always be near log N, their mean.
-
-    Returns:
-        At most log N.
+    The proxy of RAGEN-2. Near log N, its most, each prompt has reasoning of its own; near 0 the same template answers them all,
+    which entropy does not show. ``logprobs``: [N, N], l_ij = log p(reasoning i | prompt j), summed over the reasoning's tokens
+    or, where that would always be near log N, their mean.
     """
     if logprobs.ndim != 2 or logprobs.shape[0] != logprobs.shape[1] or not len(logprobs):
         raise ValueError(f"expected one log-probability per reasoning and prompt, [N, N]; got {list(logprobs.shape)}")

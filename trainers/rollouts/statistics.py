@@ -42,11 +42,8 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, flo
 
 
 def rollout_statistics(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[str, float]:
-    """Statistics of a batch of episodes for the monitor, under ``monitor/``; what is not known is left out.
-
-    Args:
-        envs: those that have just played ``episodes``, one each, before any of them is reset.
-    """
+    """Statistics of a batch of episodes for the monitor, under ``monitor/``; what is not known is left out. ``envs`` have just
+    rolled them out, one each, and none of them is reset since."""
     returns = torch.tensor([t.episode_return for t in episodes])
     groups, valid = torch.tensor([t.group for t in episodes]), torch.tensor([not t.failed for t in episodes])
     sampled = [step.tokens for t in episodes for step in t.steps]

@@ -28,14 +28,11 @@ def retry_on_tool_failure(
 ) -> T:
     """Call ``roll_out`` until at most a share ``most`` of its episodes failed, after pauses of 1, 2, 4 to 60 seconds.
 
-    Each call gets the same random numbers: an outage does not change a run.
-
-    Args:
-        failed: the share of failed episodes in what was rolled out; the same in every process.
-        minutes: how long, from the first failure on, rollouts included.
+    Each call gets the same random numbers: an outage does not change a run. ``failed``: the share of failed episodes in what was
+    rolled out; the same in every process.
 
     Raises:
-        ToolsFailed: it took that long, or a signal has asked the process to stop. The random state is as before.
+        ToolsFailed: it took ``minutes`` from the first failure on, or a signal asks to stop. The random state is as before.
     """
     end, pause = math.inf, FIRST_PAUSE
     while True:

@@ -163,8 +163,7 @@ def _read_tokens(path: Path, keys: set[str], newest: int | None) -> dict[str, st
 
 def _make_runs(sequence: Mapping) -> list[list]:
     """Convert a sequence for the page: [0, text, number of tokens] of what the policy read, shortened, and [1, pieces, ids,
-    log-probabilities, advantages] of what it sampled, with None for unknown values.
-    """
+    log-probabilities, advantages] of what it sampled, with None for unknown values."""
     own, pieces = [bool(value) for value in sequence["mask"]], sequence["pieces"]
     edges = [0, *(i for i in range(1, len(own)) if own[i] != own[i - 1]), len(own)]
     runs: list[list] = []

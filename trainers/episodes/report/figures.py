@@ -141,10 +141,9 @@ def draw_learning_curve(
 
     Args:
         metrics_files: a label for each run and its `metrics.jsonl`.
-        out_png: the picture to write.
         baselines: scores to compare with; each is a dashed line, named at its right end.
         key: the metric; the training metric is "train/em" for "eval/em".
-        x: "seconds", "episodes" or "step"; a run without any is a ValueError.
+        x: "seconds", "episodes" or "step".
     """
     runs = [read_metrics(path) for path in metrics_files.values()]
     curves = [_curve(lines, x, key) for lines in runs]

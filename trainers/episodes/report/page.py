@@ -39,18 +39,13 @@ def write(
     sources: Sequence[str | Path], out: str | Path, *, episodes: int = EPISODES, summary: Mapping | None = None,
     unfinished: str = "", newest: int | None = None,
 ) -> Path:  # fmt: skip
-    """Write the page of one or several runs, evaluations or files of episodes.
+    """Write the page ``out`` of one or several runs, evaluations or files of episodes or metrics. Raises a UserError for a source
+    that holds nothing of that.
 
     Args:
-        sources: folders of runs or evaluations, or files of episodes or metrics.
-        out: the page; a file of that name is replaced in one step.
         episodes: how many at most, whole questions, those behind the table first; 0 is all.
-        summary: of a run that has not written its own yet.
-        unfinished: how far that run is, such as "12 of 50 updates".
+        summary: of a run that has not written its own yet; ``unfinished`` is how far it is, such as "12 of 50 updates".
         newest: read only this many bytes at the end of each file of episodes.
-
-    Raises:
-        ValueError: a source holds neither a table nor metrics nor episodes.
     """
     paths = [Path(source) for source in sources]
     parts = [
@@ -70,11 +65,7 @@ def write(
 
 
 def read_part(path: Path, summary: Mapping | None = None, unfinished: str = "") -> dict[str, Any]:
-    """Read what the page shows of one run or evaluation, a folder or a file. Raises UserError if it holds nothing of that.
-
-    Among it: ``rows`` of the table ([] if only the episodes know), ``notes`` (what to know before believing a number),
-    ``metrics`` by column, and ``episodes_file`` or None.
-    """
+    """Read what the page shows of one run or evaluation, a folder or a file. Raises UserError if it holds nothing of that."""
     if not path.exists():
         raise UserError(f"{path} does not exist: give the folder of a run or an evaluation, or an episodes.jsonl")
     folder, names = path, ("summary.json", "evaluation.json", METRICS_FILE, EPISODES_FILE)
