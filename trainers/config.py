@@ -22,13 +22,8 @@ STEPS, STEPS_OF_DECISIONS = 2800, 1900
 
 
 def option(default: Any, *, advanced: bool = False, config_only: bool = False, mutable_on_resume: bool = False) -> Any:
-    """Declare an argument of a dataclass.
-
-    Args:
-        advanced: shown by ``--help-all``, not by ``--help``.
-        config_only: set in a ``--config`` file or from Python; no option of the command line.
-        mutable_on_resume: ``--resume`` takes another value than the run had.
-    """
+    """Declare an argument of a dataclass: ``advanced`` is shown by ``--help-all`` only, ``config_only`` is set in a
+    ``--config`` file or from Python, and ``mutable_on_resume`` may change on ``--resume``."""
     kind = "config" if config_only else "advanced" if advanced else "shown"
     return field(default=default, metadata={"kind": kind, "mutable_on_resume": mutable_on_resume})
 

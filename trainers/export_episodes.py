@@ -114,10 +114,8 @@ def _readable(records: Iterator[dict], file: Path) -> Iterator[list[Message]]:
 
 
 def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
-    """Split an episode at rewritten contexts into conversations, each up to its last turn.
-
-    Messages of the assistant that are no turn of the agent have a ``weight`` of 0; calls of an API are ``tool_calls`` again.
-    """
+    """Split an episode at rewritten contexts into conversations, each up to its last turn. Messages of the assistant that are
+    no turn of the agent have a ``weight`` of 0; calls of an API are ``tool_calls`` again."""
     own = {turn["message"] for turn in record["turns"]}
     parts: list[list[Message]] = []
     for place, message in enumerate(record["messages"]):

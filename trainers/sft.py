@@ -208,17 +208,13 @@ def batches(args: Args, episodes: list[Sequence]) -> Iterator[list[Sequence]]:
 
 
 class HeldOutLoss:
-    """The loss on held-out demonstrations: which weights are the best, and when to stop (`trainers.loop.run.Evaluation`).
-
-    Attributes:
-        losses: by the number of updates, in nats per taught token.
-    """
+    """The loss on held-out demonstrations: which weights are the best, and when to stop (`trainers.loop.run.Evaluation`)."""
 
     key, sign, at_end = "eval/loss", -1, True
 
     def __init__(self, args: Args, policy: Policy, episodes: list[Sequence]):
         self.args, self.policy, self.episodes = args, policy, episodes
-        self.losses: dict[int, float] = {}
+        self.losses: dict[int, float] = {}  # by the number of updates, in nats per taught token
 
     def evaluate(self, done: int) -> dict[str, float]:
         """Mean negative log-probability of the taught tokens; nothing if no demonstration is held out."""
@@ -245,12 +241,8 @@ class HeldOutLoss:
 
 
 def fit(args: Args, policy: Policy, demonstrations: list[Demonstration], folder: Path) -> dict[str, Any]:
-    """Train a policy on demonstrations; with ``args.resume``, from the latest checkpoint of the folder on.
-
-    Returns:
-        ``checkpoint``, the folder with the weights of the lowest held-out loss, or the last; that ``heldout_loss``, None if
-        nothing was held out; and what the training took.
-    """
+    """Train a policy on demonstrations; with ``args.resume``, from the latest checkpoint of the folder on. Returns the summary:
+    ``checkpoint`` has the weights of the lowest ``heldout_loss`` or, where nothing is held out, the last."""
     learned, held_out = hold_out(demonstrations, args.held_out, args.seed)
     taught, tested = [s for one in learned for s in one.sequences], [s for one in held_out for s in one.sequences]
     longest = max(end - begin for one in demonstrations for s in one.sequences for begin, end in target_spans(s.mask))

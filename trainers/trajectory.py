@@ -172,13 +172,8 @@ def collate_sequences(sequences: list[Sequence], owners: list[int], pad_id: int)
 def pack(values: torch.Tensor, batch: Batch, trajectories: int | None = None, fill: float = 0) -> torch.Tensor:
     """Put the action tokens of each trajectory side by side, over all of its rows and in the order they were sampled.
 
-    Args:
-        values: [B, T].
-        trajectories: N, if some trajectories may have no row in the batch.
-        fill: padding; -1 for ``batch.turns``.
-
-    Returns:
-        [N, A], A the most action tokens of a trajectory; differentiable in ``values``.
+    From [B, T] to [N, A], A the most action tokens of a trajectory; differentiable in ``values``. ``trajectories``: N, if some
+    may have no row in the batch. ``fill``: padding; -1 for ``batch.turns``.
     """
     index, mask = _packing(batch, trajectories)
     return values.flatten()[index].masked_fill(~mask, fill)

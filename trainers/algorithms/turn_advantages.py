@@ -78,12 +78,9 @@ def gigpo(
 
     Args:
         anchors: for each trajectory, a label for the state before each of its turns, in order. Equal labels in one
-            group are one state; ``None`` is a state of its own.
+            group are one state; ``None`` is a state of its own, and has only A_episode.
         step_weight: ω.
         scale_by_std: divide both by their group's standard deviation; the paper has it both ways (F_norm = σ or 1).
-
-    Returns:
-        float [N, A]; a turn whose state nobody else was in has only A_episode.
     """
     own = own_tokens(rewards, mask, valid)
     exact = rewards.double()  # equal returns are equal then, whatever order their rewards came in

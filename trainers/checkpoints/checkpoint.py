@@ -111,7 +111,6 @@ def load_state(
     """Verify a checkpoint, restore optimizers, modules and random states; return `(step, extra)`.
 
     Raises:
-        FileNotFoundError: there is no checkpoint here.
         CheckpointDamaged: a file is missing or changed, including the list of checksums.
         ValueError: the optimizers or modules are not those that were saved, or what was saved is NaN or infinite.
     """

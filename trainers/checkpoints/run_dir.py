@@ -49,9 +49,7 @@ BASELINES_FILE = "baselines.json"
 def create_run_dir(args, algorithm: str) -> Iterator[Path]:
     """Yield the folder of the run, locked; the first of several processes chooses it, never one with an earlier run.
 
-    Raises:
-        ValueError: ``resume`` has no fitting checkpoint; ``out`` holds an earlier run, is in use, or cannot be written to.
-        TrainingStopped: inside, the disk got full or read-only. What was half written has another name than what is whole.
+    Inside, a disk that gets full or read-only is a TrainingStopped. What was half written has another name than what is whole.
     """
     with ExitStack() as stack:
         folder = None if distributed.rank() else _claim(args, algorithm, stack)
@@ -208,14 +206,9 @@ def load_weights(policy: Policy, folder: Path) -> None:
         policy.model.load_state_dict(saved.model.state_dict())
 
 
-def is_finished(run: Path) -> bool:
-    """Whether the run in a folder has come to its end."""
-    return (run / report.SUMMARY_FILE).exists()
-
-
-def remove_summary(run: Path) -> None:
-    """Remove what a finished run said of weights that are trained further now."""
-    (run / report.SUMMARY_FILE).unlink(missing_ok=True)
+def find_summary(run: Path) -> Path:
+    """Where a run that has come to its end has its summary."""
+    return run / report.SUMMARY_FILE
 
 
 def write_unfinished_report(run: Path, summary: dict, done: str) -> None:

@@ -32,9 +32,8 @@ def summarize(name: str, episodes: list[dict], score: str = "em", samples: int =
     """One row of the table from the last info of each episode: means, and the 95 % bootstrap interval over questions of
     ``score``, the task's primary metric. ``failed`` is the share of episodes that say so themselves, or have ``tool_faults``.
 
-    Args:
-        samples: attempts at each question, one after the other. With several the score is average@k, and ``pass`` has the
-            estimate of pass@k (a score of 1 passes) for 1, 2, 4, … and all of them.
+    ``samples``: attempts at each question, one after the other. With several the score is average@k, and ``pass`` has the
+    estimate of pass@k (a score of 1 passes) for 1, 2, 4, … and all of them.
     """
     scores = np.array([float(e[score]) for e in episodes]).reshape(-1, samples)
     faults = [int(e.get("tool_faults", 0)) for e in episodes]

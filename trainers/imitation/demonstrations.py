@@ -207,7 +207,7 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
         raise UserError("there is nothing to imitate: no episode was solved, paid enough and short enough")
     total = len(made) + len(sampled)
     dropped, failed = total - len(kept), wanted + len(given) - total
-    left_out = f"{dropped} of them were not solved, paid too little or were alike; {len(kept) + len(told) - len(short)} were too long"
+    left_out = f"{dropped} of them not solved, paid too little or alike; {len(kept) + len(told) - len(short)} too long"
     print(
         f"{len(short)} demonstrations ({total} episodes; {left_out}; {failed} more had a tool failure)", file=sys.stderr
     )

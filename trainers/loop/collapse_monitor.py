@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 
 WINDOW = 10  # the first updates, which are the measure of the later ones, and how long a symptom must last
-FEW = 3  # of them, where a policy may collapse before they are over
+FEW = 3  # of them, where a policy may collapse before they are over, and be its own measure
 EMPTY_FILTERS = 5
 FAILED_VALIDATIONS, SUCCESS = 5, 0.01
 SPIKE, EMA = 5.0, 0.9  # times the moving average of the gradient norm; its memory
@@ -21,8 +21,7 @@ HACKED = 3.0  # standard errors by which returns must have risen, and scores fal
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Rule:
     """Fires where a number was, for `WINDOW` updates in a row, beyond ``bound`` times its mean over the first ones: `WINDOW` of
-    them or, where it is not ``exact``, as few as `FEW`, those by which it moved most. Else what moves at once is its own measure.
-    """
+    them or, where it is not ``exact``, as few as `FEW`, those by which it moved most."""
 
     symptom: str
     bound: float

@@ -47,7 +47,7 @@ class RLRun:
                 self._record(recorder)
             self._exits = stack.pop_all()
         if self.run.first and not distributed.rank():  # of weights that are trained further now
-            run_dir.remove_summary(setup.folder)
+            run_dir.find_summary(setup.folder).unlink(missing_ok=True)
 
     def __enter__(self) -> Self:
         return self

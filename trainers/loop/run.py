@@ -141,7 +141,9 @@ class Run:
             self.progress = stack.enter_context(Progress(total, unit, algorithm, at))
             self._exits = stack.pop_all()
         stops = [evaluation.observe(int(line["step"]), line, None) for line in self.lines]
-        was_to_end = bool(stops) and stops[-1] and not run_dir.is_finished(folder)  # and was killed before its report
+        was_to_end = (
+            bool(stops) and stops[-1] and not run_dir.find_summary(folder).exists()
+        )  # and was killed before its report
         self.stopped: bool = distributed.broadcast(was_to_end)
         self.best: float = distributed.broadcast(self._read_best())
 

@@ -31,13 +31,10 @@ class Setup:
     which samples its share of the questions.
 
     Attributes:
-        envs, held_out: where it trains, and where it is evaluated.
-        score: the primary metric of the task.
         sources: of the held-out and of the training questions.
         player: the policy that samples; ``one_step_off_policy`` samples with a copy of it, `Collector.policy`.
         policy: what learns: the player or, with several processes, a sharded copy of it.
-        rows: the rows of the baselines.
-        recorded: the episodes of the baselines, if they have been evaluated now.
+        rows, recorded: of the baselines the rows and, if they have been evaluated now, the episodes.
     """
 
     def __init__(self, args: TrainArgs, algorithm: str, title: str, folder: Path):

@@ -198,12 +198,7 @@ def fit(
     policy: Policy, batches: Iterator[tuple[str, list[Sequence]]], share_done: Callable[[int], float], report: Report
 ) -> None:
     """Train by token-level cross-entropy on the target tokens, the learning rate falling to zero: Muon (Jordan et al. 2024)
-    for the matrices, AdamW for embeddings, norms and biases.
-
-    Args:
-        batches: lesson and sequences of each batch.
-        share_done: of the training, in [0, 1], after so many steps; at 1 it ends.
-    """
+    for the matrices, AdamW for embeddings, norms and biases. ``share_done``: of the training, after so many steps."""
     model = policy.model.train()
     named = [(p.ndim == 2 and "embed" not in name, p) for name, p in model.named_parameters() if p.requires_grad]
     optimizers: list[torch.optim.Optimizer] = [

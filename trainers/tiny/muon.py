@@ -13,13 +13,10 @@ ITERATIONS = 5
 
 
 class Muon(torch.optim.Optimizer):
-    """What ``torch.optim.Muon`` does with Nesterov's momentum, without weight decay, for matrices of one shape at a time.
+    """What ``torch.optim.Muon`` does with Nesterov's momentum, without weight decay, for matrices of one shape at a time. ``lr``
+    is the step of a square or wide matrix; of a tall one √(rows / columns) times that.
 
     PyTorch's always computes in bfloat16. On a processor without such products that took more than half of a cold start.
-
-    Args:
-        params: matrices, all of which have a gradient in each step.
-        lr: the step of a square or wide matrix; of a tall one √(rows / columns) times that.
     """
 
     def __init__(self, params: Iterable[torch.nn.Parameter], lr: float, momentum: float = 0.95):
