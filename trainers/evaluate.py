@@ -285,8 +285,6 @@ class _Evaluation:
             self.rows[-1] |= used
         self.rows[-1]["problems"] = dict(agent.problems)
 
-    # -- inside ----------------------------------------------------------------------------------------------------
-
     def _add(self, name: str, infos: list[dict], samples: int) -> None:
         self.rows.append(evaluator.summarize(name, infos, self.score, samples))
         self._scores[name] = np.array([float(info[self.score]) for info in infos]).reshape(-1, samples).mean(axis=1)
@@ -331,8 +329,7 @@ def main(args: Args) -> list[Row]:
     """Evaluate, print and write the table; returns its rows.
 
     Raises:
-        TrainingStopped: more than ``max_failed`` of an agent's episodes failed (all is written before), or the API is not
-            there, or refuses everything.
+        TrainingStopped: more than ``max_failed`` of an agent's episodes failed, or the API is not there, or refuses all.
         SystemExit: SIGTERM or SIGINT came; the table of an earlier evaluation stays, answers of an API are kept.
     """
     with signals.handle_signals(), hold_folder(args.out):

@@ -304,9 +304,7 @@ def main(args: Args) -> dict[str, Any]:
     """Run the command; returns the summary, which the folder of the run holds as summary.json."""
     with open_run_dir(args, "sft") as folder:
         if args.resume and (folder / tables.SUMMARY_FILE).exists():
-            raise UserError(
-                f"{folder} is finished: to train its weights further, give them as model, and another --out"
-            )
+            raise UserError(f"{folder} is finished: to train its weights further, give them as model, and an --out")
         return train(args, folder)
 
 

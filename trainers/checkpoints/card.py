@@ -27,13 +27,8 @@ _HIDDEN = {
 def make_card(
     arguments: Mapping[str, Any], run: Path, folder: str, base_model: str | None, summary: Mapping | None = None
 ) -> str:
-    """Make the text of the card of the checkpoint ``folder`` of a ``run``.
-
-    Args:
-        arguments: of the run, from `trainers.checkpoints.settings.describe_arguments`.
-        base_model: the folder or hub id of the model that the checkpoint is an adapter of; None for a whole model.
-        summary: of a run that has ended.
-    """
+    """Make the text of the card of the checkpoint ``folder`` of a ``run``, with the ``summary`` of one that has ended.
+    ``base_model``: the folder or hub id of the model that the checkpoint is an adapter of; None for a whole model."""
     env, algorithm, step = arguments["env"], str(arguments["algorithm"]), STEP_FOLDER.fullmatch(folder)
     kwargs = json.loads(arguments["env_kwargs"])
     which = f"after {step[1]} updates" if step else "that did best on held-out questions"

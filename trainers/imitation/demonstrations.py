@@ -232,9 +232,6 @@ def hold_out(
     return learned, [one for one, name in zip(demonstrations, names, strict=True) if name in chosen]
 
 
-# -- on disk -----------------------------------------------------------------------------------------------------------
-
-
 def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration], policy: Policy) -> None:
     """Write one a line, as JSON: question, score, return, and of each sequence the ids and where target tokens begin and end."""
     tokenizer = _fingerprint(policy)

@@ -21,8 +21,7 @@ class Logger(contextlib.AbstractContextManager):
     """Appends one JSON line to `folder/metrics.jsonl` for every `log`, and sends the same numbers to each sink.
 
     Args:
-        folder: the folder of the run. Its name is that of the run in Trackio and W&B, unless their variables name another.
-        sinks: any of "tensorboard", "trackio" and "wandb".
+        folder: of the run. Its name is that of the run in Trackio and W&B, unless their variables name another.
         config: the arguments of the run, for the sinks to show beside the curves.
         resume_from: the first step that this run is going to log. Lines of that step and later ones, left by a run
             that continued after the checkpoint, are dropped, and seconds continue from the last line kept. 0 starts over.

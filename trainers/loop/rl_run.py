@@ -109,8 +109,6 @@ class RLRun:
         if not distributed.rank():
             self._episodes.write_recorded(recorder)
 
-    # -- as the evaluation of the run ------------------------------------------------------------------------------
-
     def evaluate(self, done: int) -> Metrics:
         """Metrics of held-out questions."""
         self.setup.collector.update_weights()  # its thread, one step ahead, draws from the same generator
@@ -144,8 +142,6 @@ class RLRun:
             "settings": settings(args) | {n: getattr(args, n) for n in LENGTHS}, "command": html_report.typed_command(),
             "symptoms": self.tracker.symptoms,
         }  # fmt: skip
-
-    # -- the end ---------------------------------------------------------------------------------------------------
 
     def close(self) -> dict[str, Any]:
         """Evaluate the trained policy, and write the summary and the report; returns the summary."""

@@ -67,8 +67,7 @@ class Evaluation(Protocol):
         """Metrics of held-out data after so many updates; none if there is no such data."""
 
     def observe(self, done: int, metrics: Mapping[str, float | None], progress: Progress | None) -> bool:
-        """Take the metrics of an update, and say whether the run is to end. A resumed run has its earlier lines observed
-        first, without a ``progress`` to warn on."""
+        """Take the metrics of an update, of a resumed run the earlier ones first; returns whether the run is to end."""
 
     def prepare_save(self) -> None:
         """Bring to rest what a checkpoint depends on."""
@@ -156,8 +155,6 @@ class Run:
     def close(self) -> None:
         """Close the metrics and the progress; evaluations and reports may follow."""
         self._exits.close()
-
-    # -- the loop --------------------------------------------------------------------------------------------------
 
     def steps(self) -> Iterator[UpdateStep]:
         """Yield the updates; the algorithm collects and learns between them."""
@@ -253,8 +250,6 @@ class Run:
     def _is_out_of_time(self) -> bool:
         """Whether updates have taken ``max_seconds``, if there is such a limit."""
         return 0 < self.args.max_seconds <= distributed.broadcast(self.seconds)
-
-    # -- checkpoints -----------------------------------------------------------------------------------------------
 
     def _read_best(self) -> float:
         kept = run_dir.read_best(self.folder, self.args) if self.first else None
