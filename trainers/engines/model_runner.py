@@ -3,6 +3,7 @@
 import collections
 import os
 import warnings
+from typing import Any
 
 import torch
 
@@ -32,7 +33,8 @@ class ModelRunner:
         self._config = policy.model.config.get_text_config()
         self._kinds = layer_kinds(self._config)
         self.processed: collections.Counter[str] = collections.Counter()
-        self._policy, self._backbone, self._kv_cache = policy, policy.backbone, KVCache()
+        self._policy, self._kv_cache = policy, KVCache()
+        self._backbone: Any = policy.backbone
         self._merges = self._has_room_to_merge()
         self._weights: llama.CastWeights | None = None
         self._graphs: CUDAGraphCache | None = None

@@ -21,13 +21,6 @@ from trainers.runtime.errors import UserError
 
 T = TypeVar("T")
 _PREFIX = "base_model.model."  # before every name in a saved adapter
-_FUSED = {
-    "mamba",
-    "mamba2",
-    "falcon_mamba",
-    "falcon_h1",
-    "nemotron_h",
-}  # model types whose kernels take a weight themselves
 
 
 def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
@@ -48,7 +41,10 @@ def add_lora(model: PreTrainedModel, rank: int, alpha: int) -> None:
 
 @torch.no_grad()
 def _find_uncalled(model: PreTrainedModel) -> list[str]:
-    """Last names of linear layers that are not called for a tensor: their weights are read, and an adapter would be idle."""
+    """Last names of linear layers that are not called for a tensor: their weights are read, and an adapter would be idle.
+
+    With the kernels of state spaces, which have a matrix D, that is their output layer.
+    """
     called: dict[str, bool] = {}
     hooks = []
     for name, module in model.named_modules():
@@ -65,7 +61,7 @@ def _find_uncalled(model: PreTrainedModel) -> list[str]:
     finally:
         for hook in hooks:
             hook.remove()
-    if model.config.model_type in _FUSED and "out_proj" in called:
+    if any(hasattr(module, "D") and hasattr(module, "out_proj") for module in model.modules()):
         called["out_proj"] = False
     return sorted(name for name, was_called in called.items() if not was_called)
 

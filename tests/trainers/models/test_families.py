@@ -112,6 +112,8 @@ FAMILIES = {
     "mamba2": ("library", {"num_heads": 8, "head_dim": 8, "state_size": 8, "n_groups": 1, "chunk_size": 16}),
     "rwkv": ("library", {"attention_hidden_size": 32}),
 }
+# Of those over our cache, the ones whose sequences run by themselves in an update: others run as prefix trees.
+ROWS = {"mistral", "mixtral", "qwen2-windows", "gemma2", "gemma3_text", "phi3", "cohere2", "olmo3", "gpt_oss", "mpt"}
 every_family = pytest.mark.parametrize("family", FAMILIES)
 
 
@@ -160,6 +162,7 @@ def test_the_sampler_the_trainer_and_the_library_agree(tokenizers, family):
         engine = TransformersEngine(policy, ())
     assert (how == "library") == any("is sampled from with the library's own cache" in str(w.message) for w in said)
     assert engine._runner._runs_as_llama == (how == "ours")
+    assert (policy.tree_attention == "") == (how == "library" or family in ROWS)
     contexts, episodes = {0: [7, 8, 9], 1: [*range(40, 70)], 2: [5] * 11}, {key: Trajectory() for key in range(3)}
     for turn in range(2):
         for key, done in generate(engine, contexts, 7 - turn, 0.8).items():
@@ -175,6 +178,22 @@ def test_the_sampler_the_trainer_and_the_library_agree(tokenizers, family):
             expected = plain_logprobs(policy, row[:length].tolist(), 0.8)[mask[1:]]
             torch.testing.assert_close(own[:length][mask], expected, rtol=0, atol=1e-4)
             torch.testing.assert_close(sampled[:length][mask], expected, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "qwen3_5_text", "granitemoehybrid"])
+def test_in_bfloat16_what_was_sampled_is_near(tokenizers, family):
+    """The head and what comes after it stay float32."""
+    policy = build(tokenizers, family)
+    policy.dtype = torch.bfloat16
+    with warnings.catch_warnings(action="ignore"):
+        engine = TransformersEngine(policy, ())
+    prompts = {0: [7, 8, 9], 1: [*range(40, 70)]}
+    done = generate(engine, prompts, 9, 1.0)
+    steps = [Step(prompt=prompts[k], tokens=c.tokens, logprobs=c.logprobs) for k, c in done.items()]
+    batch = collate([Trajectory(steps=[step]) for step in steps], policy.pad_id)
+    with torch.no_grad():
+        difference = (policy.logprobs(batch)[0] - batch.logprobs)[batch.mask].abs()
+    assert difference.mean() < 0.03 and difference.max() < 0.2
 
 
 @every_family
