@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
@@ -26,6 +27,7 @@ PASSAGES_FILE = "passages.jsonl"
 _PARAGRAPHS = {"context", "paragraphs"}  # fields of a question that comes with what to search
 # Fields that our own rows never have.
 _PUBLISHED = _PARAGRAPHS | {"_id", "answer_id", "possible_answers", "golden_answers", "reward_model"}
+_FEWEST_COUNTED = 20  # questions whose answers may be called lopsided
 _SEARCH_R1 = {"train": "train", "validation": "test"}  # what it calls the splits
 
 
@@ -93,7 +95,7 @@ def load(location: Location) -> tuple[tuple[Question, ...], tuple[Passage, ...]]
 
 def find_faults(name: str, questions: Sequence[Question], passages: Sequence[Passage]) -> Iterator[tuple[str, str]]:
     """What the data lacks, in a few words for the source and in full for a warning: a gold paragraph for more than a
-    twentieth of the questions, as in HotpotQA's fullwiki files, or 2WikiMultihopQA's aliases."""
+    twentieth of the questions, as in HotpotQA's fullwiki files, 2WikiMultihopQA's aliases, or other answers than one."""
     titles = {html.unescape(passage.title) for passage in passages}
     gold = [set(map(html.unescape, question.supporting_titles)) for question in questions]
     share = sum(not titles.issuperset(each) for each in gold) / len(gold) if titles else 0.0
@@ -110,6 +112,18 @@ def find_faults(name: str, questions: Sequence[Question], passages: Sequence[Pas
             f"no question has an alias, and the official scores count them: put {ALIASES_FILE}, which is published with "
             f"the questions ({CATALOG[name].homepage}), beside the official file, or the names into the rows",
         )
+
+    answers = Counter(question.answer.strip().lower() for question in questions)
+    closed = {answer: answers[answer] for answer in ("yes", "no")}
+    for kind, counts, most in (("yes/no questions", closed, 2 / 3), ("questions", answers, 1 / 4)):
+        answer, count = max(counts.items(), key=lambda item: item[1], default=("", 0))
+        share = count / max(1, sum(counts.values()))
+        if sum(counts.values()) >= _FEWEST_COUNTED and share > most:
+            told = f"{share:.0%} of the {kind} have the answer {answer!r}"
+            yield (
+                told,
+                f"{told}: a model learns to say it. Balance the answers, and compare with the row of constant answers",
+            )
 
 
 def shorten_path(path: Path | str) -> str:

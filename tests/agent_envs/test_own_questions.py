@@ -1,5 +1,6 @@
 """AgentR1/QA-v0: questions of your own, from every format, split, searched, and refused in words that help."""
 
+import contextlib
 import csv
 import json
 from pathlib import Path
@@ -410,3 +411,20 @@ def test_fields_of_the_benchmarks_in_a_table():
     for wrong in ("Oslo", "[1]", [["Oslo"]], 3):
         with pytest.raises(ValueError, match="'supporting_facts': expected pairs of a title and a sentence's number"):
             parse_row({**row, "supporting_facts": wrong})
+
+
+@pytest.mark.parametrize(
+    ("answers", "told"),
+    [
+        (["no"] * 15 + ["yes"] * 5 + ["Oslo", "Rome"] * 40, "75% of the yes/no questions have the answer 'no'"),
+        (["Oslo"] * 8 + [f"a{i}" for i in range(14)], "36% of the questions have the answer 'oslo'"),
+        (["no"] * 10 + ["yes"] * 10 + [f"a{i}" for i in range(60)], None),
+        (["no"] * 15 + [f"a{i}" for i in range(60)], None),  # too few to tell
+    ],
+)
+def test_answers_that_are_lopsided_are_warned_of(tmp_path, corpus, answers, told):
+    rows = [{"question": f"Question {i}?", "answer": answer} for i, answer in enumerate(answers)]
+    path = write(tmp_path / "rows.jsonl", rows)
+    with pytest.warns(UserWarning, match=told) if told else contextlib.nullcontext():
+        found = load_own(path, split="validation", holdout=1, corpus=corpus)
+    assert (told or "have the answer") in found.source if told else "have the answer" not in found.source
