@@ -111,7 +111,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         if len(self.tools) < len(made):
             raise ValueError(f"two tools have the same name: {[tool.name for tool in made]}")
         self.instructions, self.answers = instructions, answers
-        self.format = written = make_format(format, made, answers=answers)
+        self.format = self._own_format = written = make_format(format, made, answers=answers)
         self.reward = make_reward(rewards, self.REWARD, self.PRESETS)
         self.max_turns, self.max_calls, self.max_total_calls = max_turns, max_calls, max_total_calls
         self.max_tokens, self.render_mode = max_tokens, render_mode
@@ -187,6 +187,14 @@ class ToolEnv(gymnasium.Env[str, str]):
                 )
             return
         self._seed_offset = offset
+
+    def use_format(self, name: str | None) -> None:
+        """Have turns written in another format from the next episode on; None is the one that the environment was made with.
+
+        Raises:
+            ValueError: these tools cannot be called in it.
+        """
+        self.format = make_format(name, list(self.tools.values()), answers=self.answers) if name else self._own_format
 
     # -- Gymnasium -------------------------------------------------------------------------------------------------
 

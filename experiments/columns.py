@@ -18,6 +18,7 @@ from trainers.evaluation import evaluator
 from trainers.factory import make_envs
 from trainers.models.loading import episodes_at_once
 from trainers.models.policy import Policy
+from trainers.rollouts.formats import choose_format
 from trainers.runtime import retry
 from trainers.runtime.progress import to_json_types
 
@@ -121,11 +122,13 @@ def _summarize(title: str, header: Mapping, episodes: list[dict]) -> evaluator.R
 # -- who plays ---------------------------------------------------------------------------------------------------------
 
 
-def policy_player(policy: Policy, max_new_tokens: int, naive_rag: bool = False) -> Player:
-    """The policy, with greedy decoding; with ``naive_rag`` it answers from one search for the question."""
+def policy_player(policy: Policy, model: str, max_new_tokens: int, naive_rag: bool = False) -> Player:
+    """The policy out of ``model``, with greedy decoding; with ``naive_rag`` it answers from one search for the question."""
     engine_of = functools.cache(lambda stop: TransformersEngine(policy, stop))
 
     def play(envs: ToolVectorEnv, numbers: list[int]) -> list[dict]:
+        given = envs.spec.kwargs if envs.spec else {}
+        choose_format(policy, model, json.dumps({"format": given["format"]} if "format" in given else {}), envs)
         engine = engine_of(envs.envs[0].stop)
         if naive_rag:
             return evaluator.run_naive_rag(envs, policy, engine, numbers, max_new_tokens)

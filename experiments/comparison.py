@@ -83,7 +83,7 @@ class Comparison:
                 if name in SCRIPTS:
                     return columns.script_player(SCRIPTS[name])
                 policy = load_policy(model, dtype=args.dtype, base_model=base_model or None)
-                return columns.policy_player(policy, args.max_new_tokens, name == "naive-rag")
+                return columns.policy_player(policy, model, args.max_new_tokens, name == "naive-rag")
 
             row = columns.evaluate(
                 title, self.columns, args.max_new_tokens, folder / "evaluations", f"{name}:{columns.fingerprint(model)}",

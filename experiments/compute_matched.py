@@ -23,6 +23,7 @@ from trainers.factory import make_envs
 from trainers.imitation.demonstrations import FILE, draw_questions, sample, select, write_demonstrations
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
+from trainers.rollouts.formats import choose_format
 from trainers.runtime.progress import Progress, read_metrics
 from trainers.tiny import curriculum
 from trainers.tiny.cold_start import fit, start_policy
@@ -167,6 +168,7 @@ def _sample(args: sft.Args, attempts: int, seconds: float, folder: Path, at_once
         return records
     envs = make_envs(args.env, args.env_kwargs, "train", at_once * attempts)
     policy, _ = start_policy(args, envs, args.seed)
+    choose_format(policy, args.model, args.env_kwargs, envs)
     engine = TransformersEngine(policy, envs.envs[0].stop)
     folder.mkdir(parents=True, exist_ok=True)
     while sum(record["seconds"] for record in records) < seconds:

@@ -152,6 +152,7 @@ from trainers.evaluation.answers import Answers
 from trainers.evaluation.evaluator import Row, load_agent
 from trainers.factory import make_engine, make_envs
 from trainers.models.policy import Policy
+from trainers.rollouts.formats import choose_format
 from trainers.runtime import signals
 from trainers.runtime.progress import Progress, to_json_types
 
@@ -215,6 +216,7 @@ class _Evaluation:
         policy, longest = load_agent(
             name, base_model, args.dtype, args.max_new_tokens, args.env, args.env_kwargs, args.chat_template
         )
+        choose_format(policy, name, args.env_kwargs, self.envs)
         engine = make_engine(args.engine, policy, self.task.stop, args.vllm_url, args.vllm_kv_gib)
         if evaluator.can_be_searched_for(self.task):
             print(f"{name} answers {len(self.questions)} questions from one search each (Naive RAG)", file=sys.stderr)

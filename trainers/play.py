@@ -67,6 +67,7 @@ from trainers.engines.transformers_engine import TransformersEngine
 from trainers.episodes.records import Origin, record_trajectory
 from trainers.evaluation.evaluator import load_agent
 from trainers.factory import make_envs
+from trainers.rollouts.formats import choose_format
 from trainers.rollouts.rollout import rollout
 
 
@@ -86,6 +87,7 @@ def main(args: Args) -> list[dict]:
         chat_template=args.chat_template,
     )  # fmt: skip
     envs = make_envs(args.env, args.env_kwargs, args.split, 1)
+    choose_format(policy, args.agent, args.env_kwargs, envs)
     if args.question:
         ask(envs, args.question)
     engine = TransformersEngine(policy, envs.envs[0].stop)

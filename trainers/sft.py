@@ -172,6 +172,7 @@ from trainers.models.fsdp import ShardedPolicy, clip_gradients
 from trainers.models.lora import trainable_parameters
 from trainers.models.micro_batches import compute_logprobs, micro_batches
 from trainers.models.policy import Policy
+from trainers.rollouts.formats import choose_format
 from trainers.runtime import distributed, signals
 from trainers.runtime.progress import Progress
 from trainers.trajectory import Sequence, collate_sequences
@@ -278,6 +279,7 @@ def train(args: Args, folder: Path) -> dict[str, Any]:
     envs = make_envs(args.env, args.env_kwargs, "train", 64)
     choose_scripts(args, envs)  # a mistake is said before the model is loaded, or taught
     policy, _ = start_policy(args, envs, folder)
+    choose_format(policy, args.model, args.env_kwargs, envs)
     if args.resume:
         demonstrations = read_demonstrations(folder, policy)
     else:

@@ -153,6 +153,10 @@ class MixtureEnv(ToolEnv):
         observation, info = self.current.reset(seed=inner, options=options)
         return observation, {**info, "task": id}
 
+    def use_format(self, name: str | None) -> None:
+        for task in self.tasks.values():
+            task.use_format(name)
+
     def hold_out(self, split: str) -> None:
         for task in self.tasks.values():
             task.hold_out(split)

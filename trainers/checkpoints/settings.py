@@ -59,6 +59,8 @@ def warn_of_other_env_kwargs(name: str, saved: Mapping[str, Any], env: str, env_
         return
     tasks = _list_tasks(saved["env"], saved["env_kwargs"])
     trained, here = select_interface(saved["env_kwargs"]), select_interface(env_kwargs)
+    if "format" in trained:
+        here = {"format": trained["format"]} | here  # where none is named it keeps its own
     if trained != here or not tasks & _list_tasks(env, env_kwargs):
         print(
             f"Warning: {name} was trained on {', '.join(sorted(tasks))} with {json.dumps(trained)}, which decides what it reads "

@@ -18,6 +18,7 @@ from trainers.models.fsdp import ShardedPolicy
 from trainers.models.loading import episodes_at_once
 from trainers.models.policy import Policy
 from trainers.rollouts.collector import Collector
+from trainers.rollouts.formats import choose_format
 from trainers.rollouts.rollout import check_formats
 from trainers.runtime import distributed, retry
 from trainers.runtime.progress import Progress
@@ -49,6 +50,7 @@ class Setup:
         self.sources = self.held_out.envs[0].describe_source(), self.envs.envs[0].describe_source()
         check_formats(self.envs)
         self.player, self.seconds_cold_start = start_policy(args, self.envs, folder)
+        choose_format(self.player, args.model, args.env_kwargs, self.envs, self.held_out)
         self.pieces = make_pieces(self.player.tokenizer)
         self.collector = Collector(args, self.player)
         stop = self.envs.envs[0].stop

@@ -1,0 +1,264 @@
+"""Function calls as models of each kind of chat template write them: ids, reading back, what is refused."""
+
+import json
+import time
+from itertools import pairwise
+
+import pytest
+from chat_templates import KINDS, end_ids, make_tokenizer
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent_envs.chat_tokens import ChatTokens
+from agent_envs.formats import Native
+from agent_envs.formats.dialects import FAMILIES, Dialect, read_typed
+from agent_envs.tools import FunctionTool
+from agent_envs.types import ToolCall, ToolResult, Turn
+
+FAMILY = {
+    "hermes": "Hermes", "qwen3": "Hermes", "qwen3.5": "Qwen3-Coder", "drops": "Hermes", "llama3.1": "Llama",
+    "mistral": "Mistral", "glm": "GLM", "gpt-oss": "harmony", "gemma4": "Gemma 4",
+}  # fmt: skip
+ONE_CALL = ("llama3.1", "gpt-oss")
+
+
+def search(query: str, k: int = 3, exact: bool = False, among: list[str] | None = None) -> str:
+    """Find passages.
+
+    Args:
+        query: what is looked for
+    """
+    return query
+
+
+NATIVE = Native([FunctionTool(search)])
+TOOLS = NATIVE.schemas()
+QUERY = 'explain "the </tool_call> token" of\nZürich: {a: [1, 2]}, 5'
+
+
+def chat_of(kind: str) -> ChatTokens:
+    return ChatTokens(make_tokenizer(kind), end_ids(kind))
+
+
+def turn_of(*queries: str, thought: str | None = None, **more) -> dict:
+    calls = tuple(ToolCall("search", {"query": query, **more}) for query in queries)
+    return NATIVE.message(NATIVE.write(Turn(calls=calls, thought=thought)))
+
+
+def results_of(turn: dict, *texts: str) -> list[dict]:
+    calls = NATIVE.parse(json.dumps(turn)).calls
+    return NATIVE.messages(NATIVE.render(Turn(calls=calls), [ToolResult(text) for text in texts]))
+
+
+def converse(chat: ChatTokens, messages: list[dict]) -> list[int]:
+    """The ids of a conversation piece by piece, as a rollout makes them."""
+    ids = chat.prompt_ids("Be brief.", "Where?", TOOLS)
+    for turn, back in zip(messages[::2], messages[1::2], strict=True):
+        tokens = chat.turn_ids(turn, TOOLS)
+        ids += tokens + chat.observation_ids(back, tokens, TOOLS)
+    return ids
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_the_ids_of_a_conversation_are_those_of_its_messages(kind):
+    chat = chat_of(kind)
+    assert chat.dialect.family.name == FAMILY[kind] and chat.dialect.parallel == (kind not in ONE_CALL)
+    queries = ("a", "b")[: 1 if kind in ONE_CALL else 2]
+    thought = "hm" if chat.dialect.shows_thought and kind != "drops" else None
+    first, second = turn_of(*queries, thought=thought), turn_of("c", thought=thought, k=2)
+    back = results_of(first, *(f"result {query}" for query in queries))
+    ids = converse(chat, [first, back, second, results_of(second, "result c")])
+
+    def render(back):
+        messages = [{"role": "user", "content": "Where?"}, first, *back, second, *results_of(second, "result c")]
+        whole = chat.prompt_messages("Be brief.", messages)
+        return chat.tokenizer.apply_chat_template(whole, tools=TOOLS, add_generation_prompt=True, return_dict=False)
+
+    assert ids == render(back)
+    text = chat.tokenizer.decode(ids)
+    places = [text.index(f"result {query}") for query in (*queries, "c")]
+    assert all(one < other for one, other in pairwise(places))
+    if len(queries) == 2:  # and results in another order would be seen
+        assert converse(chat, [first, back[::-1], second, results_of(second, "result c")]) != ids
+
+
+def test_a_thought_that_the_template_drops_is_kept():
+    chat, first = chat_of("drops"), turn_of("a", thought="I wonder")
+    text = chat.tokenizer.decode(converse(chat, [first, results_of(first, "x")]))
+    messages = [{"role": "user", "content": "Where?"}, first, *results_of(first, "x")]
+    whole = chat.tokenizer.apply_chat_template(chat.prompt_messages("", messages), tools=TOOLS, tokenize=False)
+    assert "I wonder" in text and "I wonder" not in whole
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_what_the_template_writes_is_read_back(kind):
+    chat = chat_of(kind)
+    queries = (QUERY, "42")[: 1 if kind in ONE_CALL else 2]
+    if chat.dialect.family.name in (
+        "Qwen3-Coder",
+        "GLM",
+    ):  # values between tags cannot hold their own end, but any other
+        queries = (QUERY.replace("</tool_call>", "</tool-call>"), "42")
+    turn = turn_of(*queries, thought="hm", exact=True, among=["x", "ü\n"], k=7)
+    read = NATIVE.parse(chat.act(chat.turn_ids(turn, TOOLS), TOOLS))
+    assert [call.arguments for call in read.calls] == [
+        {"query": query, "exact": True, "among": ["x", "ü\n"], "k": 7} for query in queries
+    ]
+    assert (read.thought == "hm") == chat.dialect.shows_thought
+    answer = NATIVE.message(NATIVE.write(Turn(answer="42")))
+    assert NATIVE.parse(chat.act(chat.turn_ids(answer, TOOLS), TOOLS)) == Turn(answer="42")
+    opening = chat.answer_opening(TOOLS)
+    assert opening == chat.turn_ids(answer, TOOLS)[: len(opening)] and len(opening) > 3
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_text_without_a_call_is_an_answer(kind):
+    chat = chat_of(kind)
+    text = {"qwen3.5": "hm</think>\n\nZug", "gpt-oss": "<|channel|>final<|message|>Zug"}.get(kind, "Zug")
+    ids = [*chat.encode(text), *chat.turn_end_ids]
+    assert NATIVE.parse(chat.act(ids, TOOLS)).answer == "Zug"
+    assert NATIVE.parse(chat.act([], TOOLS)).error
+
+
+MALFORMED = {
+    "hermes": [
+        '<tool_call>{"name": "search", "arguments": {"query": "a"}}',
+        '<tool_call>{"name": "search", "arguments": {"query": "a"</tool_call>',
+        '<tool_call>{"name": "search", "parameters": {}}</tool_call>',
+        '<tool_call>["search"]</tool_call>',
+        "<tool_call></tool_call>",
+        "Zug</tool_call>",
+        '<tool_call>{"name": "search", "arguments": {}}</tool_call><tool_response>x</tool_response>',
+        "<think>Zug",
+    ],
+    "qwen3.5": [
+        "Zug",  # still in the thought that the prompt opened
+        "</think><tool_call><function=search><parameter=query>a</function></tool_call>",
+        "</think><tool_call><function=search><parameter=query>a</parameter></tool_call>",
+        "</think><tool_call>search</tool_call>",
+        "</think><tool_call><function=search><parameter=query>a</parameter><parameter=query>b</parameter></function></tool_call>",
+        "</think><function=search></function>",
+    ],
+    "glm": [
+        "<tool_call>search<arg_key>query</arg_key></tool_call>",
+        "<tool_call>search\n<arg_key>query</arg_key><arg_value>a",
+        "<tool_call></tool_call>",
+    ],
+    "llama3.1": [
+        '{"name": "search", "parameters": {"query": "a"}',
+        '{"name": "search", "parameters": {"query": "a"}} and then',
+        '{"name": "search", "parameters": {}}; {"name": "search", "parameters": {}}',  # its template writes one
+        '{"query": "a"}',
+        '{"name": "search", "parameters": "a"}',
+        "I call <|python_tag|>",
+    ],
+    "mistral": [
+        '[TOOL_CALLS] [{"name": "search", "arguments": {"query": "a"}}',
+        '[TOOL_CALLS] {"arguments": {}}',
+        "[TOOL_CALLS]",
+        '[TOOL_CALLS] [{"name": "search", "arguments": {}, "id": 1}]',
+        "[TOOL_RESULTS] Zug",
+    ],
+    "gpt-oss": [
+        "Zug",
+        "<|channel|>analysis<|message|>Zug",
+        " to=functions.search<|channel|>commentary json<|message|>a",
+    ],
+    "gemma4": [
+        '<|tool_call>call:search{query:<|"|>a<|"|>}',
+        '<|tool_call>call:search{query:<|"|>a}<tool_call|>',
+        "<|tool_call>call:search{query:a}<tool_call|>",
+        "<|tool_call>search{}<tool_call|>",
+        "<|tool_call>call:search{k:1,k:2}<tool_call|>",
+        "<|tool_call>call:search" + "{a:" * 60,
+    ],
+}
+
+
+@pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in MALFORMED.items() for text in texts])
+def test_malformed_turns(kind, text):
+    chat = chat_of(kind)
+    turn = NATIVE.parse(chat.act(chat.encode(text), TOOLS))
+    assert turn.error and turn == Turn(error=turn.error)
+
+
+PARTS = [
+    *dict.fromkeys(mark for family in FAMILIES for mark in family.marks), "</think>", "<think>", "{", "}", "[", "]", '"', ",",
+    '{"name": "search", "arguments": {"query": "a"}}', "call:search{", '<|"|>', "query:", "</parameter>", "</arg_value>",
+    "<|start|>assistant", "<|message|>", "<|channel|>final", "<tool_call|>", "<|call|>", "\n", "search",
+]  # fmt: skip
+
+
+@given(parts=st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=12))
+@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize("kind", FAMILY)
+def test_any_text_is_a_turn(kind, parts):
+    chat = chat_of(kind)
+    turn = NATIVE.parse(chat.act(chat.encode("".join(parts)), TOOLS))
+    assert (turn.error is not None) + (turn.answer is not None) + bool(turn.calls) == 1
+
+
+@pytest.mark.parametrize("family", FAMILIES, ids=lambda family: family.name)
+def test_reading_takes_linear_time(family):
+    dialect = Dialect(family)
+    begun = time.perf_counter()
+    for part in (*PARTS, '<tool_call>{"', '[TOOL_CALLS]{"a": "', "<tool_call><function=f><parameter=a>", "[[", '{"a":'):
+        try:
+            dialect.read(part * 20_000, TOOLS)
+        except ValueError:
+            continue
+    assert time.perf_counter() - begun < 5
+
+
+@pytest.mark.parametrize(
+    ("text", "schema", "value"),
+    [
+        ("5", {"type": "string"}, "5"), ("5", {"type": "integer"}, 5), ("True", {"type": "boolean"}, True),
+        ("[1]", {"type": "array"}, [1]), ("null", {"anyOf": [{"type": "string"}, {"type": "null"}]}, None),
+        ("five", {"type": "integer"}, "five"), ("5", {"enum": ["5", "6"]}, "5"), ("a", {}, "a"), ("[1", {}, "[1"),
+    ],
+)  # fmt: skip
+def test_values_without_quotes_have_the_type_of_their_schema(text, schema, value):
+    assert read_typed(text, schema) == value and type(read_typed(text, schema)) is type(value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "old", "new", "why"),
+    [
+        ("plain", "", "", "does not take tools"),
+        ("gemma", "", "", "does not take tools"),
+        ("hermes", "tool_call>", "invocation>", "nothing here reads calls"),
+        ("hermes", "{{ m.content }}\n</tool_response>", "</tool_response>", "leaves out results"),
+        ("hermes", "{% for m in messages %}", "{% for m in messages | sort(attribute='role') %}", "after its generation prompt"),
+        (
+            "hermes", "\n<tool_response>\n{{ m.content }}",
+            "\n<tool_response>\n{{ messages[5 - loop.index0].content }}",
+            "changes their order",
+        ),
+    ],
+)  # fmt: skip
+def test_a_template_is_refused_with_the_reason(kind, old, new, why):
+    tokenizer = make_tokenizer(kind)
+    other = type(tokenizer)(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token=tokenizer.eos_token, bos_token=tokenizer.bos_token,
+        chat_template=tokenizer.chat_template.replace(old, new),
+    )  # fmt: skip
+    chat = ChatTokens(other)
+    assert chat.dialect is None and why in chat.refusal and "\n" not in chat.refusal
+    with pytest.raises(ValueError, match="choose another format than native"):
+        chat.act([5], TOOLS)
+
+
+def test_what_would_be_read_as_something_else_is_not_taught():
+    with pytest.raises(ValueError, match="read back"):
+        chat_of("glm").turn_ids(turn_of("a</arg_value>b"), TOOLS)
+
+
+@pytest.mark.parametrize(("kind", "ends"), [("gpt-oss", ["<|call|>", "<|return|>"]), ("mistral", ["</s>"])])
+def test_the_tokens_that_end_a_turn(kind, ends):
+    chat = chat_of(kind)
+    assert sorted(chat.tokenizer.convert_ids_to_tokens(chat.end_ids)) == ends
+
+
+def test_all_kinds_are_covered():
+    assert set(KINDS) == {*FAMILY, "plain", "gemma", "phi3"}

@@ -1,0 +1,55 @@
+"""Which format a policy acts in."""
+
+import contextlib
+import json
+import sys
+from pathlib import Path
+
+from agent_envs.vector import ToolVectorEnv
+from trainers.checkpoints.settings import ARGUMENTS_FILE
+from trainers.models.policy import Policy
+from trainers.runtime import distributed
+from trainers.runtime.errors import UserError
+
+
+def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVectorEnv) -> None:
+    """Set the format of environments: what they were made with, if ``env_kwargs`` names it; else what the policy was trained
+    with; else function calls, if its chat template and the tasks take them; else the environments' own.
+
+    Args:
+        model: where the policy comes from.
+
+    Raises:
+        ValueError: function calls are asked for, and cannot be used with the chat template.
+    """
+    envs = [env for vector in vectors for env in vector.envs]
+    names, reason = _names(vectors), policy.refusal
+    if "format" not in json.loads(env_kwargs) and "plain" not in names:
+        try:
+            for env in envs:
+                env.use_format(_trained_format(model) or ("native" if policy.dialect else None))
+        except ValueError as problem:  # not in this task
+            reason = str(problem)
+            for env in envs:
+                env.use_format(None)
+        names = _names(vectors)
+    else:
+        reason = ""
+    if "native" in names and policy.dialect is None:
+        raise UserError(f"{model} cannot call functions: {policy.refusal}; choose another format than native")
+    if policy.dialect and not distributed.rank():
+        how = f"function calls, as {policy.dialect.family.name} writes them"
+        text = f"text, format {', '.join(sorted(names))}" + f": {reason}" * bool(reason)
+        print(f"{model} acts by {how if 'native' in names else text}", file=sys.stderr)
+
+
+def _names(vectors: tuple[ToolVectorEnv, ...]) -> set[str]:
+    return {format.name for vector in vectors for format in vector.envs[0].formats}
+
+
+def _trained_format(model: str) -> str | None:
+    """The format that a checkpoint of ours was trained with, if its arguments name one."""
+    with contextlib.suppress(OSError, ValueError):
+        arguments = json.loads((Path(model) / ARGUMENTS_FILE).read_text(encoding="utf-8"))
+        return json.loads(arguments["env_kwargs"]).get("format")
+    return None
