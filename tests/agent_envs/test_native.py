@@ -231,8 +231,8 @@ def test_values_without_quotes_have_the_type_of_their_schema(text, schema, value
         ("hermes", "{{ m.content }}\n</tool_response>", "</tool_response>", "leaves out results"),
         ("hermes", "{% for m in messages %}", "{% for m in messages | sort(attribute='role') %}", "after its generation prompt"),
         (
-            "hermes", "\n<tool_response>\n{{ m.content }}",
-            "\n<tool_response>\n{{ messages[5 - loop.index0].content }}",
+            "hermes", "<tool_response>\n{{ m.content }}",
+            "<tool_response>\n{{ messages[5 - loop.index0].content }}",
             "changes their order",
         ),
     ],
