@@ -36,6 +36,8 @@ class ChatTokens:
     Attributes:
         dialect: how the template writes calls; None where functions cannot be used with it.
         refusal: why not, in one line.
+        opened_thought: what the generation prompt begins a thought with, such as ``<think>`` and a line break; "" where
+            thoughts are the model's to open.
         end_ids: special tokens that end a turn, whoever wrote them.
         turn_end_ids: the one that the template ends turns with, if any.
 
@@ -58,6 +60,8 @@ class ChatTokens:
         if text.count(_MARK) != 2:
             raise ValueError("the chat template rewrites earlier messages, so turns cannot be appended to each other")
         _, self._turn_end, self._turn_start = text.split(_MARK)
+        opens = self._turn_start.rstrip().endswith("<think>")
+        self.opened_thought = self._turn_start[self._turn_start.rindex("<think>") :] if opens else ""
         # The last turn of a conversation may end with another token, which is then the one that is sampled.
         last = self._template([{"role": r, "content": c} for r, c in conversation[:2]]).partition(_MARK)[2]
         self._last_end = last
@@ -242,8 +246,12 @@ class ChatTokens:
         return message
 
     def act(self, ids: list[int], tools: Schemas | None = None) -> str:
-        """A sampled turn as an action: its text, or where there are functions, as only the format "native" has, its message."""
-        return dumps(self.read_turn(ids, tools)) if tools else self.decode(ids)
+        """A sampled turn as an action: its text with the thought that the prompt opened, or where there are functions, as only
+        the format "native" has, its message."""
+        if tools:
+            return dumps(self.read_turn(ids, tools))
+        text = self.decode(ids)
+        return text if text.lstrip().startswith("<think>") else self.opened_thought + text
 
     def _decode_turn(self, ids: list[int]) -> str:
         """The text of a turn without its end: calls may be made of control tokens."""
@@ -273,10 +281,12 @@ def _short_id(id: str) -> str:
 
 
 class StopChecker:
-    """Whether the last token ends a turn: by an end-of-turn token, or by completing a stop string."""
+    """Whether the last token ends a turn: by an end-of-turn token, or by completing a stop string outside of thoughts."""
 
     def __init__(self, policy: ChatTokens, stop: tuple[str, ...]):
         self._decode, self._end_ids, self._stop = policy.tokenizer.decode, policy.end_ids, stop
+        self._begins_inside = bool(policy.opened_thought)
+        self._event = re.compile("|".join(map(re.escape, ("<think>", "</think>", *stop))))
         last_characters = {s[-1] for s in stop}
         texts = policy.tokenizer.batch_decode([[i] for i in range(len(policy.tokenizer))])
         # A stop string can only be completed by a token that holds its last character, so no other one is looked at.
@@ -288,13 +298,27 @@ class StopChecker:
         self._tail = 4 + max((len(s.encode()) for s in stop), default=0)
 
     def __call__(self, tokens: list[int]) -> bool:
-        """Whether the last of a turn's tokens ends it."""
+        """Whether the last of a turn's tokens ends it, which none before it did."""
         if tokens[-1] in self._end_ids:
             return True
         if tokens[-1] not in self._may_stop:
             return False
         tail = self._decode(tokens[-self._tail :])
-        return any(s in tail for s in self._stop)
+        return any(s in tail for s in self._stop) and not self._is_thought(tokens)
+
+    def _is_thought(self, tokens: list[int]) -> bool:
+        """Whether the last stop string stands in a thought: what comes before it tells, a tag, or a stop string that did not
+        end the turn, so one in a thought. Reads no further back than that, so all calls for a turn take linear time."""
+        width = self._tail
+        while True:
+            width *= 2
+            *before, last = self._event.findall(self._decode(tokens[-width:])) or [""]
+            while last not in self._stop and before:
+                last = before.pop()
+            if before:
+                return before[-1] != "</think>"
+            if width >= len(tokens):
+                return self._begins_inside
 
     def cut(self, tokens: list[int]) -> list[int]:
         """A turn up to the token that ends it; all of it where none does."""

@@ -33,7 +33,8 @@ class Plain(Format):
 
     @total
     def parse(self, text: str) -> Turn:
-        thoughts, action = split_thought(text) if "</think>" in text else ([], text)
+        thinks = "</think>" in text or text.lstrip().startswith("<think>")
+        thoughts, action = split_thought(text) if thinks else ([], text)
         action = action.lstrip() if thoughts else action
         call = ToolCall(self._tool.name, {self._argument: action})
         return Turn(calls=(call,), thought="\n".join(thoughts) if thoughts else None)
