@@ -32,7 +32,7 @@ def test_a_draft_in_a_thought_is_no_action(kind, opening, name):
     turn = format.parse(chat.act(ends_turn.cut(ids), format.schemas()))
     assert (turn.answer, turn.error) == ("London", None)
     open_thought = chat.act(chat.encode(said.partition("</think>")[0]), format.schemas())
-    assert "<think>" in (format.parse(open_thought).error or "")
+    assert "think>" in (format.parse(open_thought).error or "")
 
 
 def test_the_environment_gets_the_thought_that_the_prompt_opened():
