@@ -142,12 +142,12 @@ class ChatTokens:
             ]
         if "tool_call_id" in kept:
             kept["tool_call_id"] = _short_id(kept["tool_call_id"])
-        if self.dialect and not self.dialect.shows_thought:
-            thought = kept.pop("reasoning_content", None)
-            if thought and calls:  # text beside calls is all that there is
+        thought = kept.pop("reasoning_content", None)
+        if thought and self.dialect and not self.dialect.shows_thought:
+            if calls:  # text beside calls is all that there is
                 kept["content"] = f"{thought}\n\n{kept['content']}".strip()
-        elif thought := kept.get("reasoning_content"):
-            kept["thinking"] = thought  # the name that gpt-oss has for it
+        elif thought:
+            kept |= {"reasoning_content": thought, "thinking": thought}  # gpt-oss has the other name
         return self.inert_all(kept)
 
     def inert_all(self, value: Any) -> Any:

@@ -55,9 +55,6 @@ class Args(Checks):
 if __name__ == "__main__":
     ARGS = parse(Args(), __doc__, "export_episodes")
 
-import contextlib
-import itertools
-import json
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from typing import Any
@@ -67,6 +64,7 @@ from retrieval_index.printable import printable
 from trainers.episodes.records import read_episodes, to_line
 
 Message = dict[str, Any]
+_KEPT = ("reasoning_content", "tool_calls", "tool_call_id", "name")
 
 
 def main(args: Args) -> Path:
@@ -115,20 +113,15 @@ def _readable(records: Iterator[dict], file: Path) -> Iterator[list[Message]]:
 
 def split_contexts(record: Mapping[str, Any]) -> list[list[Message]]:
     """Split an episode at rewritten contexts into conversations, each up to its last turn. Messages of the assistant that are
-    no turn of the agent have a ``weight`` of 0; calls of an API are ``tool_calls`` again."""
+    no turn of the agent have a ``weight`` of 0."""
     own = {turn["message"] for turn in record["turns"]}
     parts: list[list[Message]] = []
     for place, message in enumerate(record["messages"]):
         if not parts or message["role"] == "system":
             parts.append([])
-        part, copy = parts[-1], {"role": str(message["role"]), "content": str(message["content"] or "")}
-        if copy["role"] == "assistant":
-            copy = _with_calls(copy["content"]) or copy
-            part.append(copy if place in own else copy | {"weight": 0})
-        elif copy["role"] == "tool":
-            part.append(copy | _answered_call(part))
-        else:
-            part.append(copy)
+        kept = {name: message[name] for name in _KEPT if message.get(name)}
+        copy = {"role": str(message["role"]), "content": str(message["content"] or ""), **kept}
+        parts[-1].append(copy | {"weight": 0} if copy["role"] == "assistant" and place not in own else copy)
     for part in parts:
         while part and not _is_own(part[-1]):
             part.pop()
@@ -152,25 +145,6 @@ def make_conversations(parts: Iterator[list[Message]], left_out: Counter) -> Ite
 
 def _is_own(message: Message) -> bool:
     return message["role"] == "assistant" and "weight" not in message
-
-
-def _with_calls(content: str) -> Message | None:
-    """A message of an API that was kept as JSON, for its calls. What a model wrote may look like one and be none."""
-    with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        message = json.loads(content)
-        calls, words = message["tool_calls"], message.get("content") or ""
-        texts = [text for c in calls for text in (c["id"], c["function"]["name"], c["function"]["arguments"])]
-        if message["role"] == "assistant" and texts and all(isinstance(text, str) for text in (words, *texts)):
-            return {"role": "assistant", "content": words, "tool_calls": calls}
-    return None
-
-
-def _answered_call(before: list[Message]) -> Message:
-    """The id of the call that the next result answers: results follow in the order of the calls."""
-    results = list(itertools.takewhile(lambda message: message["role"] == "tool", reversed(before)))
-    caller = before[-1 - len(results)] if len(results) < len(before) else {}
-    calls = caller.get("tool_calls") or []
-    return {"tool_call_id": calls[len(results)]["id"]} if len(results) < len(calls) else {}
 
 
 if __name__ == "__main__":

@@ -100,13 +100,16 @@ class Native(Format):
         return dumps([{"role": "user", "content": f"Invalid turn: {error}"}])
 
     def message(self, action: str) -> dict[str, Any]:
-        """A turn as a message of a chat; what cannot be read is its content."""
+        """A turn as a message of a chat, always with the same keys; what cannot be read is its content."""
         try:
             message = read_object(action, "The message")
         except Malformed:
-            return {"role": "assistant", "content": action}
-        kept = {name: message[name] for name in ("reasoning_content", "tool_calls") if message.get(name)}
-        return {"role": "assistant", "content": message.get("content") or "", **kept}
+            return {"role": "assistant", "content": action, "reasoning_content": "", "tool_calls": []}
+        thought = message.get("reasoning_content") or message.get("reasoning") or ""
+        calls = message.get("tool_calls") or []
+        return {
+            "role": "assistant", "content": message.get("content") or "", "reasoning_content": thought, "tool_calls": calls,
+        }  # fmt: skip
 
     def messages(self, observation: str) -> list[dict[str, Any]]:
         return json.loads(observation)

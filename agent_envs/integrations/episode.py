@@ -215,7 +215,10 @@ def take_message(episode: Episode, message: Mapping[str, Any]) -> tuple[Reply, l
     # A turn that was refused as a whole has one result, which is that of each call.
     results = reply.results if len(reply.results) == len(requested) else reply.results[:1] * len(requested)
     pairs = zip(requested, results, strict=False)  # a final answer has none
-    return reply, [{"role": "tool", "tool_call_id": call["id"], "content": text} for call, text in pairs]
+    return reply, [
+        {"role": "tool", "tool_call_id": call["id"], "name": call["function"]["name"], "content": text}
+        for call, text in pairs
+    ]
 
 
 def _read_calls(requested: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[str, Any]]] | None:

@@ -5,7 +5,6 @@ It prints the list, or one episode as a conversation. All text is that of models
 
 from __future__ import annotations
 
-import contextlib
 import json
 import sys
 from collections.abc import Iterator, Mapping
@@ -127,7 +126,7 @@ def _list_messages(record: Mapping[str, Any], unfold: bool) -> Iterator[Renderab
             number, turn = turns.get(place, (0, {}))
             name = f"Turn {number}" if number else "Assistant"
             yield Text(f"\n{name}", "bold magenta" if number else "bold")
-            yield Padding(Text(_clean(_native(content))), (0, 0, 0, 2))
+            yield Padding(Text(_clean(say(message))), (0, 0, 0, 2))
             yield from _annotations(turn)
             if place + 1 >= len(messages) and turn.get("observation"):
                 yield Text("\nReturned, and read no more", "bold")
@@ -164,13 +163,12 @@ def _folded(content: str, unfold: bool) -> RenderableType:
     return Padding(Text.assemble(shown, (f"… {left:,} more characters", "dim italic")), (0, 0, 0, 2))
 
 
-def _native(content: str) -> str:
-    """A turn; one with calls of an API, which is a message as JSON, as its words and the calls."""
-    with contextlib.suppress(ValueError, RecursionError, LookupError, TypeError, AttributeError):
-        if content.startswith("{") and (calls := json.loads(content)["tool_calls"]):
-            words, functions = json.loads(content).get("content"), [call["function"] for call in calls]
-            return "\n".join([words] * bool(words) + [f"{f['name']} {f['arguments']}" for f in functions])
-    return content
+def say(message: Mapping[str, Any]) -> str:
+    """A message in one text: its thought, its words and its calls."""
+    thought = f"<think>{message['reasoning_content']}</think>" if message.get("reasoning_content") else ""
+    functions = [call["function"] for call in message.get("tool_calls") or ()]
+    calls = [f"{function['name']} {function['arguments']}" for function in functions]
+    return "\n".join(filter(None, [thought, str(message.get("content") or ""), *calls]))
 
 
 def _row(entry: Entry) -> Text:

@@ -68,13 +68,13 @@ def test_an_episode_shows_rewards_evidence_calls_and_folds_results(file):
     assert "end." in text_of(show_episode(record(1), entry, unfold=True))
 
 
-def test_calls_of_an_api_and_rewritten_contexts_read_well(file):
+def test_function_calls_and_rewritten_contexts_read_well(file):
     (entry, _), odd = next(read_entries(file)), record(1)
     call = {"function": {"name": "lookup", "arguments": '{"q": 1}'}}
-    odd["messages"][2]["content"] = json.dumps({"role": "assistant", "content": "I look.", "tool_calls": [call]})
+    odd["messages"][2] = {"role": "assistant", "content": "I look.", "reasoning_content": "Hm.", "tool_calls": [call]}
     odd["messages"].insert(4, {"role": "system", "content": "Anew."})
     shown = text_of(show_episode(odd, entry))
-    assert "I look." in shown and 'lookup {"q": 1}' in shown
+    assert "<think>Hm.</think>" in shown and "I look." in shown and 'lookup {"q": 1}' in shown
     assert "tool_calls" not in shown and "context was rewritten" in shown
     with pytest.raises(ValueError, match="is no episode as docs"):
         show_episode(record(1) | {"turns": ["a"]}, entry)

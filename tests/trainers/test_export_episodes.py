@@ -31,7 +31,7 @@ def episode(
         }
         for place in places
     ]  # fmt: skip
-    messages = [{name: message[name] for name in ("role", "content")} for message in messages]
+    messages = [{name: value for name, value in message.items() if name != "read"} for message in messages]
     return make_record(
         origin, {"instance": number, "sample": sample}, messages, turns, {"em": score}, group=group, **outcome
     )
@@ -80,19 +80,18 @@ def test_a_rewritten_context_is_a_conversation_of_its_own(export):
     assert [message.get("weight") for message in second] == [None, None, 0, None, None]
 
 
-def test_calls_of_an_api_are_calls_again_with_their_results(export):
+def test_function_calls_keep_their_results(export):
     calls = [{"id": n, "type": "function", "function": {"name": "search", "arguments": '{"query": "x"}'}} for n in "ab"]
-    odd = '{"role": "assistant", "tool_calls": [{"id": 3}]}'
+    back = [{"role": "tool", "tool_call_id": n, "name": "search", "content": n} for n in "ab"]
+    empty = {"reasoning_content": "", "tool_calls": []}
     messages = [
-        SYSTEM, {"role": "user", "content": "Q"},
-        {"role": "assistant", "content": json.dumps({"role": "assistant", "content": "I look.", "tool_calls": calls})},
-        {"role": "tool", "content": "first"}, {"role": "tool", "content": "second"}, {"role": "assistant", "content": odd},
+        SYSTEM, {"role": "user", "content": "Q"}, {"role": "assistant", "content": "I look.", **empty, "tool_calls": calls},
+        *back, {"role": "assistant", "content": "Zug", **empty},
     ]  # fmt: skip
     (line,) = read(export([episode(1, messages=messages)]))
     said = line["messages"]
     assert said[2] == {"role": "assistant", "content": "I look.", "tool_calls": calls}
-    assert [message["tool_call_id"] for message in said[3:5]] == ["a", "b"]
-    assert said[5] == {"role": "assistant", "content": odd}
+    assert said[3:] == [*back, {"role": "assistant", "content": "Zug"}]
 
 
 def test_mistakes_are_one_line_and_leave_nothing(export, tmp_path):

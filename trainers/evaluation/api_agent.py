@@ -336,11 +336,11 @@ class _Record:
         observation = "" if reply.terminated else "\n\n".join(message["content"] for message in back)
         turn = {"message": len(self._messages), "action": action, "next_observation": observation}
         self._turns.append(turn | self._recorder.record_turn() | {"reward": reply.reward, "reward_terms": terms})
-        self._messages.append({"role": "assistant", "content": action})
+        self._messages.append(self._episode.env.format.message(action))
         if reply.context is not None:  # a system message says that another context begins
             self._messages += [*self._opening[:-1], *reply.context]
         elif not reply.done:  # what it does not get to see is in the turn alone
-            self._messages += [{"role": message["role"], "content": message["content"]} for message in back]
+            self._messages += back
         for name in self._tokens:
             self._tokens[name] += count if isinstance(count := usage.get(name), int) else 0
         self._terminated = reply.terminated

@@ -16,6 +16,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from agent_envs.utils.view import say
 from retrieval_index.printable import printable
 from trainers.episodes.records import TOKENS_FILE, read_episodes
 from trainers.runtime.errors import UserError
@@ -134,7 +135,7 @@ def _make_entry(record: Mapping, part: int, question: int) -> dict:
 def _make_body(record: Mapping) -> dict:
     """What is shown of an opened episode. A turn's text and results stand in the messages and are not held twice."""
     kept = record.get("messages") or []
-    messages = [{"role": each.get("role"), "text": _cut(str(each.get("content") or ""))} for each in kept]
+    messages = [{"role": each.get("role"), "text": _cut(say(each))} for each in kept]
     turns = []
     for turn in record.get("turns") or []:
         calls = [{name: call.get(name) for name in ("tool", "arguments", "fault")} for call in turn.get("calls") or []]
