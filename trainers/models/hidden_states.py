@@ -37,6 +37,14 @@ def round_frozen(model: PreTrainedModel) -> None:
             module.to(torch.bfloat16)
 
 
+def round_experts(model: PreTrainedModel) -> None:
+    """Store frozen experts, stacked in one tensor each, in bfloat16, in place: their products run in what they are stored in."""
+    for name, module in model.named_modules():
+        for parameter in module.parameters(recurse=False) if name.endswith("experts") else ():
+            if not parameter.requires_grad:
+                parameter.data = parameter.data.to(torch.bfloat16)
+
+
 def recompute_activations(model: PreTrainedModel) -> None:
     """Turn on gradient checkpointing (Chen et al. 2016) in `compute_hidden_states`.
 

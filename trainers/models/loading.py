@@ -7,21 +7,27 @@ from typing import Any
 
 import torch
 from transformers import (
+    MODEL_FOR_CAUSAL_LM_MAPPING,
+    AutoConfig,
     AutoModelForCausalLM,
+    AutoModelForImageTextToText,
     AutoTokenizer,
+    FineGrainedFP8Config,
     PreTrainedModel,
     PreTrainedTokenizerBase,
     PreTrainedTokenizerFast,
 )
 from transformers.utils import cached_file, logging
+from transformers.utils.quantization_config import Mxfp4Config
 
 from trainers.models import gguf, lora
 from trainers.models.architecture import find_backbone
-from trainers.models.hidden_states import has_bfloat16_products, round_frozen
+from trainers.models.hidden_states import has_bfloat16_products, round_experts, round_frozen
 from trainers.models.policy import Policy, check_finite
 from trainers.runtime.errors import UserError
 
 logging.disable_progress_bar()  # they would disturb ours
+_UNPACKED = {"mxfp4": Mxfp4Config, "fp8": FineGrainedFP8Config}  # packed weights that are read as what they stand for
 
 
 def default_device() -> str:
@@ -89,12 +95,11 @@ def load_policy(
     folder, base_folder = _to_folder(path_or_id, has_template), _to_folder(base or path_or_id, has_template)
     try:
         tokenizer = load_tokenizer(folder if base and _has_tokenizer(folder) else base_folder)
-        model = AutoModelForCausalLM.from_pretrained(base_folder, dtype=torch.float32)
-        _align(model)
+        model = _load_model(base_folder)
         model.name_or_path = str(base or path_or_id)  # what an adapter names as its base: not a folder of the cache
         if base:
             lora.add_saved_lora(model, path_or_id)
-    except (MemoryError, torch.OutOfMemoryError):
+    except (MemoryError, torch.OutOfMemoryError, UserError):
         raise
     except Exception as error:  # each library has errors of its own for files that are cut short, changed or another's
         raise _explain(path_or_id, error) from error
@@ -108,6 +113,8 @@ def load_policy(
         dtype = "float32"
     if dtype == "bfloat16":
         round_frozen(model)
+        if lora.has_lora(model):
+            round_experts(model)
     model = model.to(device)  # type: ignore[arg-type]  # transformers wraps the method without its self
     set_matmul_precision(model, dtype)
     return Policy(model, tokenizer, getattr(torch, dtype))
@@ -152,6 +159,33 @@ def _set_chat_template(tokenizer: PreTrainedTokenizerBase, file: Path) -> None:
     except Exception as error:  # a template raises what it likes
         fault = " ".join(str(error).split())[:200]
         raise UserError(f"{file} is no chat template: {fault or type(error).__name__}") from error
+
+
+def _load_model(folder: str) -> PreTrainedModel:
+    """Load a model in float32; one that reads images too where there is no other.
+
+    Raises:
+        ValueError: there are weights that are packed in another way than `_UNPACKED`, or weights are missing.
+    """
+    config = AutoConfig.from_pretrained(folder)
+    auto = AutoModelForCausalLM if type(config) in MODEL_FOR_CAUSAL_LM_MAPPING else AutoModelForImageTextToText
+    packed, options = getattr(config, "quantization_config", None), {}
+    if packed is not None:
+        method = (packed if isinstance(packed, dict) else packed.to_dict()).get("quant_method")
+        if method not in _UNPACKED:
+            raise UserError(f"{folder} holds weights packed by {method}: take the model that it was made from")
+        options = {"quantization_config": _UNPACKED[method](dequantize=True)}
+    loaded: Any = auto.from_pretrained(folder, dtype=torch.float32, output_loading_info=True, **options)
+    model, found = loaded
+    if missing := sorted(found["missing_keys"]):  # the library would make them up
+        raise UserError(f"{folder} lacks {len(missing)} weights of {type(model).__name__}, such as {missing[0]}")
+    if packed is not None:
+        model._weight_conversions = None  # or they would be saved under the names of the packed ones
+    for parameter in model.parameters():
+        if parameter.is_floating_point():  # those that were packed come in bfloat16
+            parameter.data = parameter.data.float()
+    _align(model)
+    return model
 
 
 @torch.no_grad()

@@ -1,15 +1,19 @@
 """Every family of models: what is sampled, what is learned from and what the library computes agree, in small random models."""
 
+import json
 import warnings
 
 import pytest
 import torch
+from peft.tuners.tuners_utils import BaseTunerLayer
+from safetensors.torch import load_file, save_file
 from test_agreement import batch_of
-from transformers import AutoConfig, AutoModelForCausalLM
+from transformers import AutoConfig, AutoModelForCausalLM, AutoModelForImageTextToText
 
 from trainers.checkpoints import checkpoint
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
+from trainers.models.hidden_states import round_experts, round_frozen
 from trainers.models.loading import load_policy
 from trainers.models.lora import add_lora, trainable_parameters
 from trainers.models.policy import Policy
@@ -180,11 +184,13 @@ def test_the_sampler_the_trainer_and_the_library_agree(tokenizers, family):
             torch.testing.assert_close(sampled[:length][mask], expected, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "qwen3_5_text", "granitemoehybrid"])
+@pytest.mark.parametrize("family", ["gemma2", "gpt_oss", "mixtral", "qwen3_5_text", "granitemoehybrid"])
 def test_in_bfloat16_what_was_sampled_is_near(tokenizers, family):
-    """The head and what comes after it stay float32."""
-    policy = build(tokenizers, family)
+    """Beside an adapter, where experts are stored in it; the head and what comes after it stay float32."""
+    policy = build(tokenizers, family, lora=True)
     policy.dtype = torch.bfloat16
+    round_frozen(policy.model)
+    round_experts(policy.model)
     with warnings.catch_warnings(action="ignore"):
         engine = TransformersEngine(policy, ())
     prompts = {0: [7, 8, 9], 1: [*range(40, 70)]}
@@ -223,22 +229,24 @@ def logits(model) -> torch.Tensor:
 
 @every_family
 def test_an_adapter_merges_and_what_is_saved_is_what_is_loaded(tokenizers, family, tmp_path):
-    peft = pytest.importorskip("peft")
     policy = build(tokenizers, family)
     common = {"tokenizer": policy.tokenizer, "optimizers": [], "step": 1, "extra": {}}
     base = checkpoint.save(tmp_path / "base", model=policy.model, **common)
-    assert torch.equal(logits(load_policy(base, "cpu").model), logits(policy.model))
     with warnings.catch_warnings(action="ignore"):
         adapted = load_policy(base, "cpu", lora_rank=2)
+    assert torch.equal(logits(adapted.model), logits(policy.model))  # a new adapter adds zeros
     with torch.no_grad():
         for parameter in trainable_parameters(adapted.model):
             parameter += torch.randn_like(parameter) * 0.1
     expected = logits(adapted.model)
     assert not torch.allclose(expected, logits(policy.model), atol=1e-2)
     saved = checkpoint.save(tmp_path / "adapter", model=adapted.model, **common)
-    assert torch.equal(logits(load_policy(saved, "cpu").model), expected)
-    merged = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), saved).merge_and_unload()
-    torch.testing.assert_close(logits(merged.eval()), expected, rtol=0, atol=5e-4)
+    loaded = load_policy(saved, "cpu").model
+    assert torch.equal(logits(loaded), expected)
+    for module in loaded.modules():
+        if isinstance(module, BaseTunerLayer):
+            module.merge()
+    torch.testing.assert_close(logits(loaded), expected, rtol=0, atol=5e-4)
 
 
 def test_experts_that_an_adapter_leaves_frozen_are_named(tokenizers):
@@ -255,3 +263,68 @@ def test_an_adapter_is_beside_what_is_called_alone(tokenizers):
         policy = build(tokenizers, family, lora=True)
         adapted = {name.split(".")[-4] for name, p in policy.model.named_parameters() if p.requires_grad}
         assert "in_proj" in adapted and idle not in adapted
+
+
+def test_packed_experts_are_read_as_the_numbers_that_they_stand_for(tokenizers, tmp_path):
+    """gpt-oss as it is published, in MXFP4: four bits and a power of two for each 32 of them."""
+    FAMILIES["gpt_oss-packed"] = (
+        "layers",
+        {**EXPERTS, **MIXED, "hidden_size": 64, "num_hidden_layers": 1, "layer_types": None},
+    )
+    policy = build(tokenizers, "gpt_oss-packed")
+    folder = checkpoint.save(
+        tmp_path / "base", model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=1, extra={}
+    )
+    weights = load_file(folder / "model.safetensors")
+    for name in [name for name in weights if name.endswith(("gate_up_proj", "down_proj"))]:
+        experts, rows, columns = weights.pop(name).transpose(1, 2).shape
+        weights[f"{name}_blocks"] = torch.full((experts, rows, columns // 32, 16), 0x21, dtype=torch.uint8)  # .5, 1., …
+        weights[f"{name}_scales"] = torch.full((experts, rows, columns // 32), 126, dtype=torch.uint8)  # halves
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"quantization_config": {"quant_method": "mxfp4"}}))
+    loaded = load_policy(folder, "cpu").model
+    experts = loaded.model.layers[0].mlp.experts
+    assert experts.down_proj.dtype == torch.float32 and experts.down_proj[0, :4, 0].tolist() == [0.25, 0.5, 0.25, 0.5]
+    again = load_policy(
+        checkpoint.save(tmp_path / "again", model=loaded, tokenizer=policy.tokenizer, optimizers=[], step=1, extra={}),
+        "cpu",
+    )
+    assert torch.equal(logits(again.model), logits(loaded))
+    (folder / "config.json").write_text(
+        json.dumps(config | {"quantization_config": {"quant_method": "gptq", "bits": 4}})
+    )
+    with pytest.raises(ValueError, match="holds weights packed by gptq: take the model that it was made from"):
+        load_policy(folder, "cpu")
+
+
+def test_a_model_that_reads_images_too_is_one_of_text(tokenizers, tmp_path):
+    """Mistral 3 has no class for text alone."""
+    text = {
+        "model_type": "mistral",
+        "vocab_size": len(tokenizers["bytes"]),
+        "hidden_size": 32,
+        "intermediate_size": 64,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+        "head_dim": 8,
+    }
+    vision = {
+        "model_type": "pixtral",
+        "hidden_size": 32,
+        "num_hidden_layers": 1,
+        "num_attention_heads": 4,
+        "intermediate_size": 64,
+        "image_size": 28,
+        "patch_size": 14,
+    }
+    config = AutoConfig.for_model("mistral3", text_config=text, vision_config=vision)
+    torch.manual_seed(0)
+    model = AutoModelForImageTextToText.from_config(config)
+    common = {"tokenizer": tokenizers["bytes"], "optimizers": [], "step": 1, "extra": {}}
+    policy = load_policy(checkpoint.save(tmp_path / "base", model=model, **common), "cpu")
+    assert torch.equal(logits(policy.model), logits(model.eval()))
+    done = generate(TransformersEngine(policy, ()), {0: [5, 6, 7]}, 5, 1.0)[0]
+    expected = plain_logprobs(policy, [5, 6, 7, *done.tokens])[2:]
+    torch.testing.assert_close(torch.tensor(done.logprobs), expected, rtol=0, atol=1e-4)

@@ -2,6 +2,7 @@
 
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from trainers import export
 from trainers.checkpoints import checkpoint
@@ -46,6 +47,20 @@ def test_a_chat_template_of_ones_own_goes_with_the_checkpoints(model_folder, tmp
     with pytest.raises(ValueError, match=r"chat\.jinja is no chat template: ") as error:
         load_policy(model_folder, "cpu", chat_template=file)
     assert "\n" not in str(error.value)
+
+
+def test_weights_that_are_missing_are_not_made_up(make_policy, tmp_path):
+    policy = make_policy("bpe")
+    folder = checkpoint.save(
+        tmp_path / "m", model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=1, extra={}
+    )
+    weights = load_file(folder / "model.safetensors")
+    del weights["model.layers.1.mlp.up_proj.weight"]
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(
+        ValueError, match=r"lacks 1 weights of Qwen2ForCausalLM, such as model.layers.1.mlp.up_proj.weight"
+    ):
+        load_policy(folder, "cpu")
 
 
 @pytest.mark.parametrize(("has_products", "runs_in"), [(True, torch.bfloat16), (False, torch.float32)])
