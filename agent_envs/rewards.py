@@ -74,14 +74,14 @@ class Repeat(_Term):
 
 @dataclass(frozen=True)
 class Format(_Term):
-    """In the last turn, if it answers, the share of turns that could be parsed; 0 otherwise."""
+    """In the last turn, if it answers, the share of turns that could be parsed, without those that were cut; 0 otherwise."""
 
     SAYS = "share of readable turns, once there is an answer"
 
     def __call__(self, context: TurnContext) -> float:
         if not context.done or context.turn.answer is None:
             return 0.0
-        turns = [*context.previous_turns, context.turn]
+        turns = [turn for turn in (*context.previous_turns, context.turn) if not turn.cut]
         return sum(turn.error is None for turn in turns) / len(turns)
 
 

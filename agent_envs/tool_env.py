@@ -16,7 +16,7 @@ from agent_envs.rewards import Reward, make_reward
 from agent_envs.spaces import AnyText, example_turns
 from agent_envs.tools import FunctionTool, Tool, run_calls
 from agent_envs.tools.schema import compile_parameters
-from agent_envs.types import History, ToolCall, ToolResult, Turn, TurnContext, TurnOutcome
+from agent_envs.types import CUT, History, ToolCall, ToolResult, Turn, TurnContext, TurnOutcome
 from retrieval_index.printable import printable
 
 if TYPE_CHECKING:
@@ -227,14 +227,20 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._running = True
         return observation, {**info, "instructions": instructions}
 
-    def step(self, action: str) -> StepResult:
+    def step(self, action: str, *, cut: bool = False) -> StepResult:
         """Take one assistant turn: observation, reward, terminated, truncated, info.
+
+        Args:
+            action: the text of the turn.
+            cut: sampling reached its limit before the turn ended. It is then no action, whatever it holds, the agent is told
+                so, and it has no price of an invalid turn.
 
         Raises:
             gymnasium.error.ResetNeeded: no episode is running.
             ValueError: ``action`` is not a string.
         """
         turn = self.parse(action)
+        turn = CUT if cut else turn
         return self.resolve(action, turn, run_calls([(self.tools, call) for call in turn.calls]))
 
     def parse(self, action: str) -> Turn:
@@ -274,7 +280,7 @@ class ToolEnv(gymnasium.Env[str, str]):
             done=terminated or truncated,
             number=number,
             previous_turns=self.history.turns,
-            failed=turn.error is not None or any(not result.ok and not result.fault for result in results),
+            failed=(turn.error is not None and not turn.cut) or any(not r.ok and not r.fault for r in results),
             repeated=self._is_repeat(turn.calls, results),
         )
         terms = self.reward(context)
@@ -286,6 +292,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         self._running = not context.done
         self._transcript += [action, observation]
         info = {**outcome.metrics, **outcome.info, "reward_terms": terms, "valid": turn.error is None, "turns": number}
+        info["cut"] = turn.cut
         info["calls"] = len(self.history.calls)
         info["tool_faults"] = sum(result.fault for result in results)
         if self.max_tokens is not None:

@@ -33,12 +33,20 @@ class ToolResult:
 @dataclass(frozen=True, slots=True)
 class Turn:
     """One parsed assistant turn: tool calls, or a final answer, or an error that the agent should read.
-    ``thought`` is the reasoning in front of them, where the format has a place for it; None where it was left out."""
+
+    Attributes:
+        thought: the reasoning in front of them, where the format has a place for it; None where it was left out.
+        cut: sampling reached its limit before the turn ended. Such a turn is no action, and no mistake of the agent's.
+    """
 
     calls: tuple[ToolCall, ...] = ()
     answer: str | None = None
     error: str | None = None
     thought: str | None = None
+    cut: bool = False
+
+
+CUT = Turn(error="The turn was cut at the longest length that a turn may have, before it ended. Write less.", cut=True)
 
 
 @dataclass(slots=True)

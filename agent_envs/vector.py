@@ -1,7 +1,7 @@
 """Many environments in one process, whose tool calls are run as one batch."""
 
 import inspect
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import gymnasium
@@ -11,6 +11,7 @@ from gymnasium.vector.utils import batch_space
 
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import run_calls
+from agent_envs.types import CUT
 
 Info = dict[str, Any]
 Seeds = int | Sequence[int | None] | None
@@ -83,8 +84,11 @@ class ToolVectorEnv(VectorEnv):
             raise ValueError(f"expected {self.num_envs} seeds, got {len(seed)}")
         return [None if s is None else int(s) for s in seed]
 
-    def step(self, actions: Sequence[str | None]) -> VectorStep:
-        """Take a turn in each environment; an action of ``None`` leaves one as it is, with reward 0 and no info."""
+    def step(self, actions: Sequence[str | None], *, cut: Collection[int] = ()) -> VectorStep:
+        """Take a turn in each environment; an action of ``None`` leaves one as it is, with reward 0 and no info.
+
+        ``cut``: the numbers of environments whose turn was cut, see `ToolEnv.step`.
+        """
         if len(actions) != self.num_envs:
             raise ValueError(f"expected {self.num_envs} actions, got {len(actions)}")
         if not self._begun.any():
@@ -92,7 +96,8 @@ class ToolVectorEnv(VectorEnv):
         ready = np.array([action is not None for action in actions])
         finished = (self._terminated | self._truncated) & ready
         pending = {i: action for i, action in enumerate(actions) if action is not None}
-        turns = {i: self.envs[i].parse(pending[i]) for i in _places(self._begun & ready & ~finished)}
+        acting = _places(self._begun & ready & ~finished)
+        turns = {i: CUT if i in cut else self.envs[i].parse(pending[i]) for i in acting}
         results = iter(run_calls([(self.envs[i].tools, call) for i, turn in turns.items() for call in turn.calls]))
         rewards = np.zeros(self.num_envs)
         infos: dict[int, dict[str, Any]] = {}

@@ -50,6 +50,19 @@ def read_blocks(text: str, tag: re.Pattern[str]) -> tuple[list[str], list[tuple[
     return thoughts, blocks
 
 
+def find_end(text: str, stop: Iterable[str]) -> int | None:
+    """Where the first of the ``stop`` strings outside of thoughts ends; None where there is none. As in `read_blocks`, a text
+    may begin inside a thought."""
+    head, closed, _ = text.partition("</think>")
+    thinks = bool(closed) and "<think>" not in head
+    for found in re.finditer("|".join(map(re.escape, ("<think>", "</think>", *stop))), text):
+        if THINK.fullmatch(found[0]):
+            thinks = found[0] == "<think>"
+        elif not thinks:
+            return found.end()
+    return None
+
+
 def escape(json: str, tag: re.Pattern[str]) -> str:
     """The same JSON value without any tag in the text: a ``<`` stands only in strings, where it can be escaped."""
     return tag.sub(lambda found: "\\u003c" + found.group()[1:], json)

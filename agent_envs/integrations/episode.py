@@ -120,9 +120,10 @@ class Episode:
         self.rewards, self.metrics, self.done, self.info = [], {}, False, info
         return [{"role": "system", "content": info["instructions"]}, {"role": "user", "content": observation}]
 
-    def step(self, text: str) -> Reply:
-        """Take a turn that the agent wrote. Raises gymnasium.error.ResetNeeded: no episode is running."""
-        return self._reply(self.env.step(text))
+    def step(self, text: str, *, cut: bool = False) -> Reply:
+        """Take a turn that the agent wrote; ``cut`` as in `ToolEnv.step`. Raises gymnasium.error.ResetNeeded: no episode is
+        running."""
+        return self._reply(self.env.step(text, cut=True) if cut else self.env.step(text))
 
     def call(self, calls: Sequence[tuple[str, Mapping[str, Any]]]) -> Reply:
         """Take a turn of function calls, (name, arguments) each, which run together; a turn without any is invalid."""
@@ -198,18 +199,23 @@ async def retry_on_tool_failure(run: Callable[[], Awaitable[T]], episode: Episod
         pause = min(2 * pause, 60.0)
 
 
-def take_message(episode: Episode, message: Mapping[str, Any]) -> tuple[Reply, list[Message]]:
+def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = False) -> tuple[Reply, list[Message]]:
     """Take the turn in an assistant message of a chat API: its calls where the episode is native, else its content.
+
+    ``cut``: the message was cut by its length, so it is no action.
 
     Returns:
         The reply, and the messages that answer it: a result for each call, or one from the user.
     """
     if not episode.native:
-        reply = episode.step(message.get("content") or "")
+        reply = episode.step(message.get("content") or "", cut=cut)
         return reply, [{"role": "user", "content": reply.text}]
     requested = message.get("tool_calls") or []
     calls = _read_calls(requested)
-    reply = episode.call(calls) if calls is not None else episode._reject(UNREADABLE)
+    if cut:
+        reply = episode.step(message.get("content") or "", cut=True)
+    else:
+        reply = episode.call(calls) if calls is not None else episode._reject(UNREADABLE)
     if not requested:
         return reply, [{"role": "user", "content": text} for text in reply.results]
     # A turn that was refused as a whole has one result, which is that of each call.

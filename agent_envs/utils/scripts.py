@@ -68,7 +68,7 @@ class EpisodeRecorder:
         self._env, self._found = env, env.found_evidence()
 
     def record_turn(self) -> dict[str, Any]:
-        """After each step: the ``calls`` with their results, ``found`` (supporting names first shown) and ``invalid``."""
+        """After each step: the ``calls`` with their results, ``found`` (supporting names first shown), ``invalid``, ``cut``."""
         env, before = self._env, self._found
         turn, results, self._found = env.history.turns[-1], env.results, env.found_evidence()
         texts = env.feedback if len(env.feedback) == len(turn.calls) else [result.text for result in results]
@@ -78,7 +78,7 @@ class EpisodeRecorder:
         ]
         new = [now and not earlier for now, earlier in zip(self._found, before, strict=True)]
         found = [name for name, is_new in zip(self.instance["supporting"], new, strict=True) if is_new]
-        return {"calls": calls, "found": found, "invalid": turn.error is not None}
+        return {"calls": calls, "found": found, "invalid": turn.error is not None and not turn.cut, "cut": turn.cut}
 
 
 def begin(envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] = ()) -> tuple[tuple[str, ...], Info]:

@@ -3,11 +3,14 @@
 import time
 
 import pytest
+from chat_templates import end_ids, make_tokenizer
+from toy_tools import STRING, tool
 
 from agent_envs.chat_tokens import ChatTokens, StopChecker
 from agent_envs.formats import make_format
-from toy_tools import STRING, tool
-from chat_templates import end_ids, make_tokenizer
+from agent_envs.integrations import hosting
+from agent_envs.rewards import Format, Invalid, Reward
+from agent_envs.vector import ToolVectorEnv
 
 
 def make_chat(kind: str) -> ChatTokens:
@@ -72,3 +75,34 @@ def test_stop_strings_within_a_long_thought_take_linear_time():
         assert not any(ends_turn(ids[:n]) for n in range(count - 400, count))
         seconds.append(time.perf_counter() - begun)
     assert seconds[1] < 4 * seconds[0] + 0.1
+
+
+def make_priced(**options):
+    rewards = Reward(price=(-1.0, Invalid()), readable=(0.5, Format()))
+    return hosting.make("AgentR1/MiniWiki-Easy-v0", entities=60, questions=20, max_turns=4, rewards=rewards, **options)
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_a_cut_turn_is_no_action_and_no_invalid_turn(name):
+    env = make_priced(format=name)
+    env.reset(seed=0)
+    half, whole = ANSWERS[name].format("Zug is what I would"), ANSWERS[name].format("Zug")
+    told, reward, terminated, truncated, info = env.step(half, cut=True)
+    assert "cut" in told and (reward, terminated, truncated, info["cut"], info["valid"]) == (
+        0,
+        False,
+        False,
+        True,
+        False,
+    )
+    _, reward, *_, info = env.step("<think>so")
+    assert (reward, info["cut"]) == (-1, False)
+    _, reward, terminated, *_ = env.step(whole)
+    assert (reward, terminated) == (0.25, True)  # one of the two turns that were not cut
+
+
+def test_cut_turns_of_a_vector():
+    envs = ToolVectorEnv(make_priced, 2)
+    envs.reset(seed=0)
+    _, rewards, terminated, _, infos = envs.step(["<answer>a</answer>"] * 2, cut={1})
+    assert (terminated.tolist(), infos["cut"].tolist(), rewards[1]) == ([True, False], [False, True], 0)

@@ -130,7 +130,9 @@ class Scripted:
     def wait(self):
         tokens = {key: self.policy.encode(next(self.said[key])) for key in self.open}
         self.open = []
-        return {key: Completion(tokens=ids, logprobs=[0.0] * len(ids)) for key, ids in tokens.items()}
+        return {
+            key: Completion(tokens=ids, logprobs=[0.0] * len(ids), finish_reason="stop") for key, ids in tokens.items()
+        }
 
     def reset(self):
         self.open = []

@@ -17,6 +17,7 @@ from urllib.parse import urlsplit
 
 import httpx
 
+from agent_envs.formats.blocks import find_end
 from agent_envs.formats.json_text import dumps, read_object
 from agent_envs.integrations.episode import Episode, Message, Reply, take_message
 from agent_envs.utils.scripts import EpisodeRecorder
@@ -148,8 +149,8 @@ class ApiAgent:
         record = _Record(episode, opening)
         try:
             while not episode.done:
-                response, usage = self._request_turn(messages, episode)
-                reply, back = take_message(episode, response)
+                response, usage, cut = self._request_turn(messages, episode)
+                reply, back = take_message(episode, response, cut=cut)
                 record.add(response, usage, reply, back)
                 messages = [*messages, response, *back] if reply.context is None else [*opening[:-1], *reply.context]
         except EpisodeFailed as problem:
@@ -158,8 +159,8 @@ class ApiAgent:
                 self.problems[record.problem] += 1
         return record.finish(self.origin, number, sample, time.monotonic() - begun)
 
-    def _request_turn(self, messages: list[Message], episode: Episode) -> tuple[Message, Message]:
-        """The next turn of the model, and its usage. Raises EpisodeFailed if the API refuses the conversation."""
+    def _request_turn(self, messages: list[Message], episode: Episode) -> tuple[Message, Message, bool]:
+        """The next turn of the model, its usage, and whether it was cut. Raises EpisodeFailed if the API refuses."""
         import openai
 
         problem: Exception
@@ -182,8 +183,9 @@ class ApiAgent:
                 raise EndpointStopped(f"{self.url} gives no turn of {self.model}: {text}")
         raise EpisodeFailed(text)
 
-    def _request(self, messages: list[Message], episode: Episode) -> tuple[Message, Message]:
-        """One request. Where the API names another parameter that it wants, that is what it gets from then on."""
+    def _request(self, messages: list[Message], episode: Episode) -> tuple[Message, Message, bool]:
+        """One request. Where the API names another parameter that it wants, that is what it gets from then on; a model that
+        thinks gets no stop strings, which would end its thoughts."""
         import openai
 
         while True:
@@ -193,7 +195,11 @@ class ApiAgent:
                     model=self.model, messages=[_to_send(message, quirks) for message in messages],
                     **self._options(episode, quirks),
                 )  # fmt: skip
-                return _read_turn(raw.http_response.content, episode)
+                turn = _read_turn(raw.http_response.content, episode)
+                if thinks := _thinks(turn[0]):
+                    self._quirks.add("no stop")
+                if thinks != "still" or turn[2] or episode.native or "no stop" in quirks:
+                    return turn
             except openai.BadRequestError as error:
                 wanted = next((quirk for quirk, words in _QUIRKS.items() if words in str(error)), None)
                 if wanted is None or wanted in quirks:
@@ -247,9 +253,9 @@ _MOST_STOPS = 4  # strings that OpenAI takes; a turn is cut at all of them here 
 _LONGEST_ERROR = 300  # characters
 
 
-def _read_turn(body: bytes, episode: Episode) -> tuple[Message, Message]:
+def _read_turn(body: bytes, episode: Episode) -> tuple[Message, Message, bool]:
     """The assistant message of an answer, with text as ``content`` and ``reasoning_content`` and a list of ``tool_calls``
-    that have ids and names; and its usage. Raises a ValueError if there is none."""
+    that have ids and names; its usage; whether its length cut it. Raises a ValueError if there is none."""
     try:
         answer = json.loads(json.dumps(json.loads(body), ensure_ascii=False).encode("utf-8", "replace"))
         choice = answer["choices"][0]
@@ -261,11 +267,24 @@ def _read_turn(body: bytes, episode: Episode) -> tuple[Message, Message]:
         raise ValueError(f"the answer is no chat completion: {body[:200].decode('utf-8', 'replace')!r}") from None
     if len({call["id"] for call in calls}) < len(calls):
         calls = [{**call, "id": f"call_{place}"} for place, call in enumerate(calls)]
+    cut = choice.get("finish_reason") == "length"
     if not episode.native:
-        content, calls = _end_turn(content, episode), []
+        end = find_end(content, episode.stop)
+        cut = cut and end is None
+        if not cut:
+            content = _end_turn(content, episode) if end is None else content[:end]
+        calls = []
     usage = answer.get("usage")
     response = {"role": "assistant", "content": content, "reasoning_content": reasoning, "tool_calls": calls}
-    return response, usage if isinstance(usage, dict) else {}
+    return response, usage if isinstance(usage, dict) else {}, cut
+
+
+def _thinks(response: Message) -> str:
+    """Whether there is a thought in an answer: "", "ended", or "still" where nothing follows it."""
+    content = response["content"]
+    if "</think>" in content or (response["reasoning_content"] and (content or response["tool_calls"])):
+        return "ended"
+    return "still" if "<think>" in content or response["reasoning_content"] else ""
 
 
 def _read_text(content: Any) -> str:
@@ -286,10 +305,7 @@ def _read_call(call: Any, place: int) -> dict[str, Any]:
 
 
 def _end_turn(text: str, episode: Episode) -> str:
-    """A turn in text as our own engines end it: with the first of the strings that end one, which an API leaves out."""
-    ends = [place + len(stop) for stop in episode.stop if (place := text.find(stop)) >= 0]
-    if ends:
-        return text[: min(ends)]
+    """A turn in text as our own engines end it: with one of the strings that end one, which an API leaves out."""
     if episode.env.parse(text).error:
         return next((text + stop for stop in episode.stop if not episode.env.parse(text + stop).error), text)
     return text

@@ -69,7 +69,8 @@ def rollout(
         actions: list[str | None] = [None] * envs.num_envs
         for i, completion in completions.items():
             actions[i] = episodes[i].act(completion, envs.envs[i].anchor())
-        (observations, rewards, terminated, truncated, infos), next_completions = turns.step(actions)
+        cut = {i for i, completion in completions.items() if completion.finish_reason == "length"}
+        (observations, rewards, terminated, truncated, infos), next_completions = turns.step(actions, cut)
         num_new_ids = 0
         for i in completions:
             ended = bool(terminated[i]), bool(truncated[i])
@@ -189,24 +190,26 @@ class _Turns:
             self.engine.submit({episode.number: episode.context for episode in episodes}, self.params)
         return completions or self._wait()
 
-    def step(self, actions: list[str | None]) -> tuple[tuple, dict[int, Completion]]:
+    def step(self, actions: list[str | None], cut: set[int]) -> tuple[tuple, dict[int, Completion]]:
         """A step of the environments, and the turns that were completed while their tools waited.
+
+        ``cut``: the environments whose turn reached its greatest length, or the model's last position, before its end.
 
         The order of events does not depend on how long they take, so a seed repeats. Where no tool waits, one batch with
         all turns is faster.
         """
         if self.pool is None:
-            return self._step(actions), {}
+            return self._step(actions, cut), {}
         completions = self.pool.submit(self._wait)
         try:
-            stepped = self._step(actions)
+            stepped = self._step(actions, cut)
         finally:
             wait([completions])
         return stepped, completions.result()
 
-    def _step(self, actions: list[str | None]) -> tuple:
+    def _step(self, actions: list[str | None], cut: set[int]) -> tuple:
         with self.timing.measure("tools"):
-            return self.envs.step(actions)
+            return self.envs.step(actions, cut=cut)
 
     def _wait(self) -> dict[int, Completion]:
         with self.timing.measure("decode"):

@@ -28,6 +28,8 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, flo
         "train/failed": np.mean([t.failed for t in trajectories]),
         "train/tool_faults": sum(t.tool_faults for t in trajectories),
     }
+    if turns := [turn for t in trajectories for turn in t.turns if "cut" in turn]:
+        metrics["train/cut_turns"] = np.mean([turn["cut"] for turn in turns])
     if len(groups) < len(valid):  # a group of one has no deviation
         spread, outcomes = np.array([np.ptp(group, axis=0) for group in groups]).T
         metrics["train/group_std"] = np.mean([np.std(group, axis=0)[0] for group in groups])

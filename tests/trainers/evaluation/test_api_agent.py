@@ -79,6 +79,43 @@ def test_a_server_that_goes_on_behind_a_turn_is_cut_where_our_engines_stop():
 
 
 @pytest.mark.parametrize(
+    ("format", "turn"),
+    [
+        ("tags", {"content": "<answer>Paris is what I would say but"}),
+        ("native", {"content": "Paris is what I would say but"}),
+        ("native", {"content": "", "reasoning_content": "Paris is what"}),
+    ],
+)
+def test_a_turn_that_was_cut_by_its_length_is_not_closed_and_no_answer(format, turn):
+    choice = {"message": {"role": "assistant", **turn}, "finish_reason": "length"}
+    with serve(lambda request: json.dumps({"choices": [choice]}).encode()) as chat:
+        (record,), _ = roll_out(chat.url, instances(1), format, kwargs=SMALL | {"max_turns": 1})
+    (turn_of_record,) = record["turns"]
+    assert "</answer>" not in turn_of_record["action"] and not turn_of_record["invalid"]
+    assert record["truncated"] and record["metrics"]["cut"] == 1
+
+
+def test_a_turn_that_a_stop_string_ended_is_whole_whatever_the_server_says():
+    choice = {"message": {"content": "<answer>a</answer> and"}, "finish_reason": "length"}
+    with serve(lambda request: json.dumps({"choices": [choice]}).encode()) as chat:
+        (record,), _ = roll_out(chat.url, instances(1), "tags")
+    assert record["terminated"] and record["turns"][0]["action"] == "<answer>a</answer>"
+
+
+def test_stop_strings_do_not_end_thoughts():
+    """A server that ends a thought at one is asked again without."""
+    said = "<think>maybe <answer>London</answer></think><answer>Paris</answer>"
+
+    def say(request):
+        return said.partition("</answer>")[0] if "stop" in request else said + " and more"
+
+    with serve(say) as chat:
+        (record,), _ = roll_out(chat.url, instances(1), "tags")
+    assert [turn["action"] for turn in record["turns"]] == [said]
+    assert ["stop" in request for request in chat.heard] == [True, False]
+
+
+@pytest.mark.parametrize(
     "turn",
     [
         [("search", "{broken")],

@@ -9,6 +9,7 @@ from agent_envs.context import make_context
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
 from trainers.rollouts.rollout import rollout
+from trainers.rollouts.statistics import episode_metrics
 from trainers.rollouts.timing import Timing
 
 SMALL = '{"entities": 60, "questions": 20, "max_turns": 2}'
@@ -44,10 +45,10 @@ def test_other_turns_go_on_while_tools_wait(playing, recite, monkeypatch):
         went_on.set()
         return wait()
 
-    def waiting(actions):
+    def waiting(actions, **options):
         assert went_on.wait(30)
         went_on.clear()
-        return step(actions)
+        return step(actions, **options)
 
     monkeypatch.setattr(engine, "wait", noted)
     monkeypatch.setattr(envs, "step", waiting)
@@ -58,6 +59,14 @@ def test_other_turns_go_on_while_tools_wait(playing, recite, monkeypatch):
         [step.tokens for step in e.steps] for e in expected
     ]
     assert [e.episode_return for e in episodes] == [e.episode_return for e in expected]
+
+
+def test_turns_that_reach_their_length_are_cut_and_not_invalid(playing):
+    policy, engine = playing
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 2)
+    episodes = rollout(envs, policy, engine, seeds=[1, 2], max_new_tokens=3, temperature=0)
+    assert all(turn["cut"] and not turn["invalid"] for episode in episodes for turn in episode.turns)
+    assert episode_metrics(episodes, "em")["train/cut_turns"] == 1
 
 
 @pytest.mark.parametrize("asked", [{"seeds": [3, 4], "group_size": 2}, {"questions": [7, 0]}])
