@@ -60,9 +60,8 @@ class ToolEnv(gymnasium.Env[str, str]):
         str
     ]  # to the last turn, a text for each call, or one that says why it was rejected; no format's tags
     results: list[ToolResult]  # of the last turn's calls
-    # Asked about each observation and the context that takes the place of the conversation, None where that only grows; from the
-    # next reset on no more. Where it is false, the episode is truncated. For callers that know whether their model can read it
-    # and still take a turn.
+    # Set by the trainer for one episode: whether its model can read the next prompt (the observation, or a rewritten context)
+    # and still take a turn. False truncates the episode.
     fits: Callable[[str, Messages | None], bool] | None
 
     metadata = {"render_modes": ["ansi"], "render_fps": 1}  # noqa: RUF012
@@ -344,7 +343,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         return self.count_tokens(text)
 
     def _rewrite(self, action: str, observation: str) -> dict[str, Any]:
-        """``{"context": messages}`` where that is not what the agent saw before with this turn added."""
+        """Return ``{"context": messages}`` if the context policy rewrote the conversation, else {}."""
         if self.context is None:
             return {}
         latest = [{"role": "assistant", "content": action}, {"role": "user", "content": observation}]

@@ -287,7 +287,7 @@ def _seed_values(seeds: Sequence[Mapping], task: str | None, key: str) -> list[f
 
 
 def _differences(results: Mapping, name: str, other: str) -> list[float]:
-    """Of the mean scores, seed by seed, so that what a seed's start and questions do to both falls out."""
+    """Return the paired differences of mean scores, one for each seed."""
     ours, theirs = (
         dict(zip(results["seeds"][agent], _seed_values(results["rows"][agent], None, "score"), strict=False))
         for agent in (name, other)

@@ -88,7 +88,7 @@ class Statistics:
 
     @classmethod
     def sum(cls, parts: list[Statistics]) -> Statistics:
-        """Those of a corpus from those of its shards."""
+        """Combine the statistics of shards."""
         keys = np.unique(np.concatenate([part.keys for part in parts]))
         frequencies = np.zeros(len(keys), np.int64)
         for part in parts:

@@ -402,7 +402,7 @@ class TrainArgs(
         return default if self.normalize == "auto" else self.normalize
 
     def _check_sampling(self) -> None:
-        """Raise a UserError if tokens are cut off and the loss is not told."""
+        """Raise a UserError if top_p or min_p is set without an importance correction."""
         self.check_positive("top_p")
         self.check_share("top_p", "min_p")
         if (self.top_p < 1 or self.min_p) and self.importance == "none":
@@ -411,7 +411,7 @@ class TrainArgs(
             )
 
     def _check_loss(self) -> None:
-        """Raise a UserError if an argument is none of the surrogate's."""
+        """Raise a UserError if a clipping or normalisation option is invalid for the loss."""
         if not (0 <= self.clip_range[0] <= 1 and self.clip_range[1] >= 0):
             raise UserError(
                 f"clip_low must be in [0, 1] and clip_high at least 0, got {self.clip_low}, {self.clip_high}"

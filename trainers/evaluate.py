@@ -145,7 +145,7 @@ from retrieval_index import durable
 from trainers.checkpoints.lock import hold_folder
 from trainers.episodes.records import EPISODES_FILE, TOKENS_FILE, EpisodeWriter, Origin, Recorder, make_pieces
 from trainers.episodes.report import page as html_report
-from trainers.episodes.report import tables as report
+from trainers.episodes.report import tables
 from trainers.episodes.report.intervals import bootstrap
 from trainers.evaluation import evaluator
 from trainers.evaluation.answers import Answers
@@ -187,7 +187,7 @@ class _Evaluation:
                 durable.publish(self._unfinished / name, args.out / name)
         result: Row = {"env": args.env, "source": self.source, "split": args.split, "api": self.settings}
         result |= {"command": html_report.typed_command(), "rows": self.rows}
-        durable.write_text(args.out / "evaluation.md", f"{self.header}\n\n{report.table(self.rows)}")
+        durable.write_text(args.out / "evaluation.md", f"{self.header}\n\n{tables.table(self.rows)}")
         text = json.dumps(to_json_types(result), indent=2, ensure_ascii=False)
         durable.write_text(args.out / "evaluation.json", f"{text}\n")
         html_report.write_beside(args.out)
@@ -365,7 +365,7 @@ def _evaluate_all(evaluation: _Evaluation) -> None:
     if agents := (*args.here, *remote):
         evaluation.compare(agents[0])
     print(evaluation.header.replace(f"{args.env}, {args.split} · ", ""))
-    report.print_table(evaluation.rows)  # first: a disk may be full by now
+    tables.print_table(evaluation.rows)  # first: a disk may be full by now
     evaluation.publish()
 
 

@@ -109,9 +109,9 @@ def compute_advantages(args: Args, episodes: PackedEpisodes) -> torch.Tensor:
 def surrogate_loss(args: TrainArgs, logprobs: torch.Tensor, batch: Batch) -> torch.Tensor:
     """The loss of each token before penalties, float32 [B, T]; its gradient is −A ∇ log π where nothing is clipped."""
     assert batch.advantages is not None
-    old_logprobs, advantages = batch.logprobs, batch.advantages
+    old_logprobs, advantages = batch.old_logprobs, batch.advantages
     if args.loss == "gspo":
-        sequence = batch.sequence_tokens, batch.other_log_ratios
+        sequence = batch.episode_tokens, batch.other_log_ratios
         return gspo_loss(logprobs, old_logprobs, advantages, batch.mask, *args.clip_range, *sequence)
     if args.loss == "cispo":
         return cispo_loss(logprobs, old_logprobs, advantages, *args.clip_range)
@@ -135,10 +135,10 @@ def policy_loss(
         loss = loss + kl_penalty.loss(logprobs, batch)
     if args.entropy_coef:
         loss = loss - args.entropy_coef * entropy
-    sequence = batch.sequence_tokens, batch.other_log_ratios
-    clipped = is_clipped(args.loss, logprobs, batch.logprobs, batch.mask, *args.clip_range, *sequence)
+    sequence = batch.episode_tokens, batch.other_log_ratios
+    clipped = is_clipped(args.loss, logprobs, batch.old_logprobs, batch.mask, *args.clip_range, *sequence)
     metrics = UpdateMetrics.of_tokens(batch, logprobs, entropy, clipped)
-    total = total_loss(args.mean_over, loss, batch.mask, normalizer, batch.sequence_tokens)  # the mask is applied here
+    total = total_loss(args.mean_over, loss, batch.mask, normalizer, batch.episode_tokens)  # the mask is applied here
     return total, metrics
 
 
@@ -183,7 +183,7 @@ def update(
         optimizer.zero_grad()  # here, so that rollouts have the memory of the gradients
     if kl_penalty is not None:
         kl_penalty.adapt()
-    return metrics | prepared | means.compute(optimizer.param_groups[0]["lr"])
+    return metrics | prepared | means.compute()
 
 
 def train(
@@ -199,7 +199,7 @@ def train(
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
         saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, if it is adapted
         with RLRun(setup, optimizer, **saved) as run:  # resumes
-            for step in run.steps():  # evaluates, logs and saves between updates
+            for step in run.steps():  # sets the learning rate; evaluates, logs and saves between updates
                 trajectories = run.collect(step)  # rollouts; with dynamic sampling, more of them, filtered already
                 step.log(update(args, policy, optimizer, kl_penalty, advantage_fn, trajectories, step.rng))
             return run.close()  # the closing table and the report

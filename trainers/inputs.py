@@ -21,7 +21,7 @@ _WHAT = "give a folder, a GGUF file or a hub id"
 
 
 def check_trainer(args: TrainArgs) -> None:
-    """All that the arguments of an algorithm name, and that none of the options makes no difference."""
+    """Check everything that the arguments of an algorithm name, and reject options without effect."""
     if not args.resume:  # which brings the arguments of its run
         args.check_unused(args.engine == "vllm" and not args.vllm_url, "but to vLLM in this process", "vllm_kv_gib")
         args.check_unused(args.lora_rank, "without lora_rank: an adapter that exists keeps its own", "lora_alpha")
@@ -95,8 +95,8 @@ def check_sinks(names: Sequence[str]) -> None:
             raise ValueError(f"logging to {name} needs a package: pip install {name}")
 
 
-def check_unused(folder: Path) -> None:
-    """That neither a run nor an evaluation lies in a folder."""
+def check_folder_free(folder: Path) -> None:
+    """Check that neither a run nor an evaluation lies in a folder."""
     if (folder / "evaluation.json").exists():
         raise UserError(f"{folder} holds an evaluation: give another --out")
     if is_used(folder):
@@ -206,7 +206,7 @@ def check_run(out: Path | None, resume: Path | None, log: Sequence[str], push_to
     """The folder of a run, and where its results go."""
     if out and not resume:
         check_out(out)
-        check_unused(out)
+        check_folder_free(out)
     check_sinks(log)
     if push_to_hub:
         check_push(push_to_hub)

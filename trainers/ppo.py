@@ -143,7 +143,7 @@ def actor_critic_loss(
         tokens = batch.mask.sum().clamp(min=1)
         metrics["value_loss"] = aggregate(value_losses, batch.mask, tokens).item()
         metrics["value"] = aggregate(values, batch.mask, tokens).item()
-    of_values = total_loss(args.mean_over, value_losses, batch.mask, normalizer, batch.sequence_tokens)
+    of_values = total_loss(args.mean_over, value_losses, batch.mask, normalizer, batch.episode_tokens)
     return loss + args.value_coef * of_values, metrics
 
 
@@ -184,7 +184,7 @@ def update(
         optimizer.zero_grad()  # here, so that rollouts have the memory of the gradients
     if kl_penalty is not None:
         kl_penalty.adapt()
-    return metrics | prepared | means.compute(optimizer.param_groups[0]["lr"])
+    return metrics | prepared | means.compute()
 
 
 def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:

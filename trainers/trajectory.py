@@ -104,16 +104,18 @@ class Batch:
     ids: torch.Tensor  # int64, padded with the pad id
     lengths: torch.Tensor  # int64 [B], real tokens in each row; the pad id may equal the eos id
     mask: torch.Tensor  # bool, the action mask; mask[:, 0] is never set: nothing predicts the first token
-    logprobs: torch.Tensor  # float32, at sampling time
+    old_logprobs: (
+        torch.Tensor
+    )  # float32, of the policy before the update: at sampling time, or with ``sampler_logprobs`` the trainer's
     rewards: torch.Tensor  # float32, each turn's reward at its last sampled token
     turns: torch.Tensor  # int64, each action token's turn within its trajectory, from 0; -1 where the mask is 0
     trajectory: torch.Tensor  # int64 [B], which of the collated trajectories a row belongs to
     # What an update adds, float32:
-    sequence_tokens: torch.Tensor | None = None  # int64 [B], the action tokens of a row's trajectory, over all its rows
+    episode_tokens: torch.Tensor | None = None  # int64 [B], the action tokens of a row's trajectory, over all its rows
     other_log_ratios: torch.Tensor | None = None  # [B], Σ log r over those of them that other rows hold; for GSPO
     advantages: torch.Tensor | None = None
     importance_weights: torch.Tensor | None = None  # factors of losses where the sampler differs from the trainer
-    sampler_logprobs: torch.Tensor | None = None  # then those at sampling time; ``logprobs`` are the trainer's own
+    sampler_logprobs: torch.Tensor | None = None  # at sampling time, where the trainer's own differ
     reference_logprobs: torch.Tensor | None = None  # of the reference policy of a KL penalty
     values: torch.Tensor | None = None  # the critic's estimates before the update
     value_targets: torch.Tensor | None = None
@@ -162,7 +164,7 @@ def collate_sequences(sequences: list[Sequence], owners: list[int], pad_id: int)
         ids=padded("ids", pad_id, torch.long),
         lengths=torch.tensor([len(s.ids) for s in sequences]),
         mask=padded("mask", False, torch.bool),
-        logprobs=padded("logprobs", 0.0, torch.float32),
+        old_logprobs=padded("logprobs", 0.0, torch.float32),
         rewards=padded("rewards", 0.0, torch.float32),
         turns=padded("turns", -1, torch.long),
         trajectory=torch.tensor(owners),

@@ -110,7 +110,7 @@ def test_what_was_sampled_is_as_probable_in_the_update(make_policy_on, letters, 
     batch = collate(played, policy.pad_id).to("cuda")
     with torch.no_grad():
         logprobs, _ = policy.logprobs(batch)
-    difference = (logprobs - batch.logprobs)[batch.mask].abs()
+    difference = (logprobs - batch.old_logprobs)[batch.mask].abs()
     assert float(difference.mean()) < (1e-4 if dtype == "float32" else 0.05)
     assert engine.num_cuda_graphs > 0
     assert policy.tree_attention == "packed"

@@ -134,9 +134,11 @@ def test_what_is_measured_of_a_sampler_that_disagrees(played, module):
     _, metrics = update(policy, episodes, module, importance="tis", temperature=0.7)
     batch = collate(episodes, policy.pad_id)
     own = policy.logprobs(batch, 0.7)[0].detach()
-    weights = torch.exp(own - batch.logprobs).clamp(max=2.0)[batch.mask]
+    weights = torch.exp(own - batch.old_logprobs).clamp(max=2.0)[batch.mask]
     assert metrics["policy/importance"] == pytest.approx(weights.mean().item(), rel=1e-4)
-    assert metrics["policy/sampler_kl"] == pytest.approx(kl_k3(batch.logprobs, own)[batch.mask].mean().item(), rel=1e-4)
+    assert metrics["policy/sampler_kl"] == pytest.approx(
+        kl_k3(batch.old_logprobs, own)[batch.mask].mean().item(), rel=1e-4
+    )
     assert metrics["policy/clip_fraction"] == 0
 
 
@@ -147,7 +149,7 @@ def test_the_kl_is_measured_on_valid_episodes_at_the_temperature_of_the_rollouts
     _, metrics = update(policy, episodes, penalty=KLPenalty(reference, grpo.Args(**args)), **args)
     batch = collate([episodes[0], *episodes[3:]], policy.pad_id)
     of_reference = reference.logprobs(batch, 0.7)[0].detach()
-    expected = kl_k3(batch.logprobs, of_reference)[batch.mask].mean().item()
+    expected = kl_k3(batch.old_logprobs, of_reference)[batch.mask].mean().item()
     assert metrics["policy/kl"] == pytest.approx(expected, rel=1e-4)
 
 

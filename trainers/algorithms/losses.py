@@ -1,7 +1,7 @@
 """Losses as pure functions of log-probabilities. All are per token, shape [B, T]; `aggregate` makes them a number.
 
 Values outside the mask are never read; log-probabilities there should be 0, or an overflow would poison the gradient.
-A *sequence* is an episode, which has several rows if its context was rewritten. ``sequence_tokens``, int [B], are the action
+A *sequence* is an episode, which has several rows if its context was rewritten. ``episode_tokens``, int [B], are the action
 tokens of the sequence that a row is part of, ``other_log_ratios``, float [B], is Σ log r over those of them that other rows
 hold; by default each row is a sequence.
 """
@@ -44,7 +44,7 @@ def gspo_loss(
     mask: torch.Tensor,
     clip_low: float,
     clip_high: float,
-    sequence_tokens: torch.Tensor | None = None,
+    episode_tokens: torch.Tensor | None = None,
     other_log_ratios: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """−min(s A, clip(s, 1 − ε_low, 1 + ε_high) A), s = exp(mean over the sequence's tokens of log r).
@@ -54,7 +54,7 @@ def gspo_loss(
 
     ``mask``: bool [B, T]; the ratio is taken over it. The paper's ε are 3e-4 and 4e-4.
     """
-    of_sequence = sequence_log_ratio(logprobs, old_logprobs, mask, sequence_tokens, other_log_ratios)
+    of_sequence = sequence_log_ratio(logprobs, old_logprobs, mask, episode_tokens, other_log_ratios)
     straight_through = logprobs - logprobs.detach()  # 0, with the gradient of the log-probability
     same = torch.zeros_like(logprobs)
     return clipped_policy_loss(of_sequence + straight_through, same, advantages, clip_low, clip_high)
@@ -65,14 +65,14 @@ def sequence_log_ratio(
     logprobs: torch.Tensor,
     old_logprobs: torch.Tensor,
     mask: torch.Tensor,
-    sequence_tokens: torch.Tensor | None = None,
+    episode_tokens: torch.Tensor | None = None,
     other_log_ratios: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """The mean over a sequence's tokens of log r, float [B, 1]."""
     total = torch.where(mask, logprobs - old_logprobs, 0.0).sum(1)
     if other_log_ratios is not None:
         total = total + other_log_ratios
-    tokens = mask.sum(1) if sequence_tokens is None else sequence_tokens
+    tokens = mask.sum(1) if episode_tokens is None else episode_tokens
     return (total / tokens.clamp(min=1))[:, None]
 
 
@@ -143,23 +143,23 @@ def sequence_mean(
     loss: torch.Tensor,
     mask: torch.Tensor,
     normalizer: float | torch.Tensor,
-    sequence_tokens: torch.Tensor | None = None,
+    episode_tokens: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Mean over each sequence's tokens, summed over sequences and divided by ``normalizer``: GRPO (Shao et al. 2024, eq. 3).
 
     ``normalizer``: number of sequences in the whole batch, empty ones included.
     """
-    tokens = mask.sum(1) if sequence_tokens is None else sequence_tokens
+    tokens = mask.sum(1) if episode_tokens is None else episode_tokens
     return aggregate(loss / tokens.clamp(min=1)[:, None], mask, normalizer)
 
 
 def total_loss(
-    mean_over: str, loss: torch.Tensor, mask: torch.Tensor, normalizer: int, sequence_tokens: torch.Tensor | None = None
+    mean_over: str, loss: torch.Tensor, mask: torch.Tensor, normalizer: int, episode_tokens: torch.Tensor | None = None
 ) -> torch.Tensor:
     """The losses of tokens [B, T] as one number: `aggregate` for ``"tokens"``, `sequence_mean` for ``"sequences"``."""
     if mean_over == "tokens":
         return aggregate(loss, mask, normalizer)
-    return sequence_mean(loss, mask, normalizer, sequence_tokens)
+    return sequence_mean(loss, mask, normalizer, episode_tokens)
 
 
 @torch.no_grad()
@@ -170,13 +170,13 @@ def is_clipped(
     mask: torch.Tensor,
     clip_low: float,
     clip_high: float,
-    sequence_tokens: torch.Tensor | None = None,
+    episode_tokens: torch.Tensor | None = None,
     other_log_ratios: torch.Tensor | None = None,
 ) -> torch.Tensor:
     """Where the ratio that the surrogate of this name looks at lies outside of its range, bool [B, T]."""
     log_ratio = logprobs - old_logprobs
     if name == "gspo":
-        of_sequence = sequence_log_ratio(logprobs, old_logprobs, mask, sequence_tokens, other_log_ratios)
+        of_sequence = sequence_log_ratio(logprobs, old_logprobs, mask, episode_tokens, other_log_ratios)
         log_ratio = of_sequence.expand_as(log_ratio)
     ratio = log_ratio.exp()
     return (ratio < 1 - clip_low) | (ratio > 1 + clip_high)

@@ -30,8 +30,8 @@ from trainers.checkpoints.lock import FolderInUse, hold_folder
 from trainers.checkpoints.settings import ARGUMENTS_FILE, check_resumed, describe_arguments, settings
 from trainers.episodes.records import EPISODES_FILE, TOKENS_FILE
 from trainers.episodes.report import page as html_report
-from trainers.episodes.report import tables as report
-from trainers.inputs import check_unused, is_used
+from trainers.episodes.report import tables
+from trainers.inputs import check_folder_free, is_used
 from trainers.models import lora
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
@@ -81,7 +81,7 @@ def _claim(args, algorithm: str, stack: ExitStack) -> Path:
         return args.resume
     if args.out:
         stack.enter_context(hold_folder(args.out))
-        check_unused(args.out)
+        check_folder_free(args.out)
         _clear(args.out)
         return args.out
     name = Path("runs") / f"{algorithm}-{args.env.split('/')[-1]}-{args.seed}"
@@ -216,7 +216,7 @@ def write_unfinished_report(run: Path, summary: dict, done: str) -> None:
     _draw_curve(run, summary)
     write_unfinished_page(run, summary, done)
     header = f"{summary['env']} · source: {summary['source']}\n\nUnfinished, after {done}.\n\n"
-    durable.write_text(run / "evaluation.md", header + report.table(summary["rows"]))
+    durable.write_text(run / "evaluation.md", header + tables.table(summary["rows"]))
 
 
 def write_unfinished_page(run: Path, summary: dict, done: str) -> None:
@@ -229,14 +229,14 @@ def write_report(run: Path, summary: dict, records: list[dict]) -> None:
     console, rows = Console(), summary["rows"]
     _draw_curve(run, summary)
     header = f"{summary['env']} · source: {summary['source']}\n\n"
-    durable.write_text(run / "evaluation.md", header + report.table(rows))
+    durable.write_text(run / "evaluation.md", header + tables.table(rows))
     report.write_summary(run, summary)
     card.write_cards(run)
     html_report.write_beside(run)
     longest = max(records, key=lambda record: (record["turns"][-1]["reward"] > 0.5, len(record["turns"])))
     console.print("A sample episode", show_conversation(longest), sep="\n")
     console.print(f"source: {summary['source']}", markup=False)
-    report.print_table(rows, console)
+    tables.print_table(rows, console)
     files = "report.html, summary.json, learning_curve.png, metrics.jsonl, episodes.jsonl, checkpoints"
     console.print(f"Everything is in {run}: {files}.", markup=False, highlight=False)
 

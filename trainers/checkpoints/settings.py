@@ -151,8 +151,7 @@ def _is_same(name: str, saved: Any, wanted: Any) -> bool:
 
 
 def _is_same_path(saved: str, wanted: str) -> bool:
-    """What is not there any more may have been moved, with the folder of a whole comparison: then its own name and that of
-    its folder count."""
+    """Compare two paths; if the saved one is gone (moved with the folder of a comparison), its last two components."""
     had, wants = Path(saved), Path(wanted)
     if saved == wanted or not (wants.exists() and had.name):
         return saved == wanted

@@ -41,7 +41,7 @@ def check_engine(engine: Engine, policy: Policy) -> None:
     batch = collate([Trajectory(steps=[step])], policy.pad_id).to(policy.device)
     with torch.no_grad():
         own, _ = policy.logprobs(batch, temperature)
-    found = measure_mismatch(own, batch.logprobs, batch.mask)["mismatch/logprob"]
+    found = measure_mismatch(own, batch.old_logprobs, batch.mask)["mismatch/logprob"]
     if not found <= TOLERANCE:  # NaN is not
         raise UserError(
             f"the engine's log-probabilities at temperature {temperature} are {found:.3f} nats a token away from the "

@@ -57,11 +57,11 @@ class UpdateStep:
 
 
 class Evaluation(Protocol):
-    """How a run is judged between its updates."""
+    """What `Run` calls between updates: evaluations, the stopping rule, and what a checkpoint waits for."""
 
     key: str  # the metric that the best weights are chosen by
     sign: int  # 1 if more of it is better, -1 if less is
-    at_end: bool  # whether the last update is evaluated too, and saved only as what comes of it
+    at_end: bool  # always evaluate after the last update, and keep only what the evaluation chose
 
     def evaluate(self, done: int) -> Metrics:
         """Metrics of held-out data after so many updates; none if there is no such data."""

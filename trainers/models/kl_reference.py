@@ -47,9 +47,9 @@ class KLPenalty(torch.nn.Module):
         batch.reference_logprobs = reference
         counted = batch.mask & valid[batch.trajectory][:, None]
         self._measured = bool(counted.any())
-        self._kl = aggregate(kl_k3(batch.logprobs, reference), counted, counted.sum().clamp(min=1)).item()
+        self._kl = aggregate(kl_k3(batch.old_logprobs, reference), counted, counted.sum().clamp(min=1)).item()
         if not self.in_loss:
-            penalty = self.coef.item() * kl_k1(batch.logprobs, reference)
+            penalty = self.coef.item() * kl_k1(batch.old_logprobs, reference)
             batch.rewards = batch.rewards - torch.where(batch.mask, penalty, 0.0)
         return {"policy/kl": self._kl, "policy/kl_coef": self.coef.item()}
 

@@ -73,7 +73,7 @@ def map_parts(
     function: Callable[[Batch], torch.Tensor], batch: Batch, max_tokens: int, token_cost: int | None = TOKEN_COST
 ) -> torch.Tensor:
     """Compute ``function`` of each row, float [B, T], without a gradient; all processes must pass the same batch."""
-    found = torch.zeros_like(batch.logprobs)
+    found = torch.zeros_like(batch.old_logprobs)
     for rows, counts in split_rows_of_rank(batch, max_tokens, token_cost):
         part = batch[rows]
         values = function(part)
@@ -98,4 +98,4 @@ def remove_mask(batch: Batch, policy: Policy, temperature: float, max_tokens: in
     turns = torch.where(mask, batch.turns.cummax(1).values, -1)
     wide = replace(batch, mask=mask, turns=turns)
     logprobs = compute_logprobs(policy, wide, temperature, max_tokens)
-    return replace(wide, logprobs=torch.where(batch.mask, batch.logprobs, logprobs))
+    return replace(wide, old_logprobs=torch.where(batch.mask, batch.old_logprobs, logprobs))

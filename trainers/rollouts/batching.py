@@ -103,7 +103,7 @@ def prepare_batch(
     batch = collate(trajectories, policy.pad_id).to(policy.device)
     if not args.loss_mask:
         batch = remove_mask(batch, policy, args.temperature, args.max_tokens_per_micro_batch)
-    batch.sequence_tokens = sum_of_sequence(batch.mask.sum(1), batch.trajectory)
+    batch.episode_tokens = sum_of_sequence(batch.mask.sum(1), batch.trajectory)
     batch, metrics = correct_for_sampler(batch, policy, args)
     valid = torch.tensor([not t.failed for t in trajectories], device=policy.device)
     if kl is not None:
@@ -145,13 +145,13 @@ def correct_for_sampler(batch: Batch, policy: Policy, args: TrainArgs) -> tuple[
     if args.importance == "none" and args.engine == "transformers":
         return batch, {}
     trainer_logprobs = compute_logprobs(policy, batch, args.temperature, args.max_tokens_per_micro_batch)
-    metrics = measure_mismatch(trainer_logprobs, batch.logprobs, batch.mask)
+    metrics = measure_mismatch(trainer_logprobs, batch.old_logprobs, batch.mask)
     if args.importance == "none":
         return batch, metrics
     compute_weights = importance.truncated_importance if args.importance == "tis" else importance.masked_importance
-    weights = compute_weights(trainer_logprobs, batch.logprobs)
+    weights = compute_weights(trainer_logprobs, batch.old_logprobs)
     return replace(
-        batch, logprobs=trainer_logprobs, sampler_logprobs=batch.logprobs, importance_weights=weights
+        batch, old_logprobs=trainer_logprobs, sampler_logprobs=batch.old_logprobs, importance_weights=weights
     ), metrics
 
 
@@ -192,11 +192,11 @@ def add_sequence_ratios(batch: Batch, rows: torch.Tensor, policy: Policy, args: 
     learns = torch.zeros(int(batch.trajectory.max()) + 1, dtype=torch.bool, device=batch.ids.device)
     learns[batch.trajectory[rows]] = True
     has_others = torch.bincount(batch.trajectory)[batch.trajectory] > 1
-    others = torch.zeros_like(batch.logprobs[:, 0])
+    others = torch.zeros_like(batch.old_logprobs[:, 0])
     if len(split := (has_others & learns[batch.trajectory]).nonzero()[:, 0]):
         part = batch[split]
         logprobs = compute_logprobs(policy, part, args.temperature, args.max_tokens_per_micro_batch)
-        own = torch.where(part.mask, logprobs - part.logprobs, 0.0).sum(1)
+        own = torch.where(part.mask, logprobs - part.old_logprobs, 0.0).sum(1)
         others[split] = sum_of_sequence(own, part.trajectory) - own
     return replace(batch, other_log_ratios=others)
 
@@ -213,7 +213,7 @@ class UpdateMetrics:
     @torch.no_grad()
     def of_tokens(batch: Batch, logprobs: torch.Tensor, entropy: torch.Tensor, clipped: torch.Tensor) -> Metrics:
         """Means over the action tokens of a micro-batch; all tensors are [B, T]. ``clipped``: where the ratio is out of range."""
-        sampler = batch.logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
+        sampler = batch.old_logprobs if batch.sampler_logprobs is None else batch.sampler_logprobs
         values = {"entropy": entropy, "clip_fraction": clipped.float(), "sampler_kl": kl_k3(sampler, logprobs)}
         if batch.importance_weights is not None:
             values["importance"] = batch.importance_weights
@@ -235,10 +235,10 @@ class UpdateMetrics:
         self._steps += 1
         self._norm += norm.item()
 
-    def compute(self, lr: float) -> Metrics:
+    def compute(self) -> Metrics:
         """All of it under ``policy/``, over all processes."""
         sums = all_reduce_sums(self._sums)
         loss, tokens = sums.pop("loss"), sums.pop("tokens")
         means = {name: value / max(tokens, 1) for name, value in sums.items()}
-        means |= {"loss": loss / self._steps, "grad_norm": self._norm / self._steps, "lr": lr}
+        means |= {"loss": loss / self._steps, "grad_norm": self._norm / self._steps}
         return {f"policy/{name}": value for name, value in means.items()}

@@ -166,7 +166,7 @@ def guided_episodes(
 
 
 def _hide_decisions(sequence: Sequence, steps: Iterable[Mapping], tags: set[int]) -> list[bool]:
-    """The mask of (a part of) an episode of one turn for each step and one before, less what is a decision."""
+    """Return the loss mask of an episode with the tokens of decisions left out: tags, and steps with a rival."""
     rivals = [False, *("rival" in step for step in steps)]
     tokens = zip(sequence.ids, sequence.mask, sequence.turns, strict=True)
     return [taught and token not in tags and not rivals[turn] for token, taught, turn in tokens]

@@ -76,4 +76,4 @@ def test_sequence_mean_by_hand():
     loss = torch.tensor([[2.0, 99.0, 4.0], [8.0, math.nan, 1.0], [5.0, 5.0, 5.0]])
     mask = torch.tensor([[True, False, True], [True, False, False], [False, False, False]])
     assert sequence_mean(loss, mask, 3).item() == pytest.approx(11 / 3)
-    assert sequence_mean(loss, mask, 2, sequence_tokens=torch.tensor([3, 3, 0])).item() == pytest.approx(14 / 6)
+    assert sequence_mean(loss, mask, 2, episode_tokens=torch.tensor([3, 3, 0])).item() == pytest.approx(14 / 6)

@@ -129,7 +129,7 @@ def test_sampled_tokens_are_in_the_set_with_its_probabilities(played):
     batch = collate(episodes, policy.pad_id)
     left, mass = kept_logprobs(policy, batch)
     assert left.isfinite().all()
-    torch.testing.assert_close(batch.logprobs, left, rtol=0, atol=1e-3)
+    torch.testing.assert_close(batch.old_logprobs, left, rtol=0, atol=1e-3)
     assert (mass[batch.mask] >= 0.55).all()
     assert (mass[batch.mask] < 0.95).any()
 

@@ -90,7 +90,7 @@ def test_what_was_sampled_is_what_the_mask_says_with_the_probabilities_of_an_upd
         assert batch.ids[rows][batch.mask[rows]].tolist() == [token for step in episode.steps for token in step.tokens]
     with torch.no_grad():
         logprobs, _ = policy.logprobs(batch, temperature)
-    torch.testing.assert_close(logprobs, batch.logprobs, rtol=0, atol=1e-4)
+    torch.testing.assert_close(logprobs, batch.old_logprobs, rtol=0, atol=1e-4)
 
 
 tokens = st.lists(st.integers(3, 5), max_size=6)
@@ -179,7 +179,7 @@ def test_in_bfloat16_they_stay_close(make, name, lora):
     for one in (policy, exact):
         logprobs, _ = one.logprobs(batch)
         gradients.append(torch.autograd.grad(logprobs[:, ::2].sum(), trainable_parameters(one.model)))
-        gap = (logprobs - batch.logprobs)[batch.mask].detach()
+        gap = (logprobs - batch.old_logprobs)[batch.mask].detach()
         if one is policy:
             assert (gap.exp() - 1 - gap).mean() < (
                 2e-4 if lora else 1e-4

@@ -25,8 +25,7 @@ from agent_envs.tasks.qa_data import STAND_IN
 from retrieval_index import durable
 from retrieval_index.printable import printable
 from trainers.episodes.records import EPISODES_FILE
-from trainers.episodes.report import episode_data
-from trainers.episodes.report import tables as report
+from trainers.episodes.report import episode_data, tables
 from trainers.runtime.errors import UserError
 from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 
@@ -135,8 +134,8 @@ def _title(parts: Sequence[Mapping]) -> str:
 def _table(part: Mapping) -> dict:
     """Make the table of a part: headings and rows with cells; ``kinds`` is a second one, by kind of question."""
     rows, score = part["rows"], part["score"]
-    every = [key for key in report.list_columns(rows) if key not in ("name", f"{score}_interval")]
-    columns, kinds = ([key for key in every if report.is_kind(key) == wanted] for wanted in (False, True))
+    every = [key for key in tables.list_columns(rows) if key not in ("name", f"{score}_interval")]
+    columns, kinds = ([key for key in every if tables.is_kind(key) == wanted] for wanted in (False, True))
     bounds = [v for row in rows for v in (row.get(score), *(row.get(f"{score}_interval") or ())) if v is not None]
     low, high = min(0.0, *bounds, 0.0), max(1.0, *bounds, 1.0)  # a return may leave [0, 1]
     lines, lines_of_kinds = [], []
@@ -148,14 +147,14 @@ def _table(part: Mapping) -> dict:
                 "left": f"{start:.2%}", "width": f"{max(end - start, 0):.2%}", "middle": f"{middle:.2%}",
                 "text": f"{interval[0]:.3f} – {interval[1]:.3f}",
             }  # fmt: skip
-        name, cells = printable(str(row["name"])), report.make_cells(row, columns)
+        name, cells = printable(str(row["name"])), tables.make_cells(row, columns)
         lines.append({"name": name, "cells": cells, "interval": drawn, "n": row.get("episodes")})
         if row.get("kinds"):
-            lines_of_kinds.append({"name": name, "cells": report.make_cells(row, kinds)})
+            lines_of_kinds.append({"name": name, "cells": tables.make_cells(row, kinds)})
     return {
-        "headings": report.make_headings(columns, rows), "lines": lines, "score": report.make_heading(score),
+        "headings": tables.make_headings(columns, rows), "lines": lines, "score": tables.make_heading(score),
         "first": columns[:1] == [score],
-        "kinds": {"headings": [report.make_heading(key) for key in kinds], "lines": lines_of_kinds},
+        "kinds": {"headings": [tables.make_heading(key) for key in kinds], "lines": lines_of_kinds},
     }  # fmt: skip
 
 
