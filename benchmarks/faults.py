@@ -239,7 +239,7 @@ TRAINERS = [
         "return self.after_head(compute_logits(", "return (compute_logits("),
     ("self-check-at-a-narrow-cache", "engines/model_runner.py",
         "models/test_families.py::test_the_sampler_the_trainer_and_the_library_agree",
-        "max([PROBE_WIDTH, *local_widths(self._config)]) + 1", "0"),
+        "max(PROBE_WIDTH, *local, 0) + 1", "0"),
     ("curve-labelled-with-its-best", "episodes/report/figures.py", "episodes/test_report.py",
         "np.mean([ys[-1] for _, ys in curves])", "np.mean([max(ys) for _, ys in curves])"),
     ("seconds-forgotten-on-resume", "loop/run.py", "test_sft.py::test_time_can_say_when_it_ends",

@@ -49,11 +49,12 @@ class LibrarySampler:
                 kind = type(policy.model).__name__
                 raise UserError(f"{kind} cannot be sampled from with the library's cache ({reason}): try --engine vllm")
 
-    def choose(self, prompts: dict[int, list[int]]) -> list[int]:
+    def choose(self, prompts: dict[int, list[int]], turns: Turns) -> list[int]:
         """The conversations of the next batch: the longest prompts, if need be those of one length."""
         ordered = sorted(prompts, key=lambda key: len(prompts[key]), reverse=True)
         longest = len(prompts[ordered[0]])
-        fitting = ordered if self._pads else [key for key in ordered if len(prompts[key]) == longest]
+        room = self._policy.max_length - longest  # also a row that has ended moves on to the next position
+        fitting = [key for key in ordered if turns[key][1] <= room and (self._pads or len(prompts[key]) == longest)]
         return fitting[: max(1, MAX_BATCH_TOKENS // longest)]
 
     @torch.no_grad()

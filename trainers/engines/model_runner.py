@@ -16,7 +16,7 @@ from trainers.models.policy import Policy
 
 PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
 PROBE_WINDOW = 8  # tokens: sliding windows are this narrow in the passes that are compared, so that rows outgrow them
-PROBE_WIDTH = 512  # columns of the cache, or as many as are wider than all windows: most of them behind the rows' end
+PROBE_WIDTH, MAX_PROBE_WIDTH = 512, 4096  # columns of the cache: more than other windows have, and than the rows fill
 # Of the device's memory: buffers up to this size stay while the policy is trained, as graphs read them on a GPU, and on a
 # CPU new memory has to be cleared; larger ones are made again for each rollout.
 KEPT_FRACTION = 0.1
@@ -61,8 +61,10 @@ class ModelRunner:
             return f"it has layers of the kinds {sorted(other)}"
         ids, device = self._policy.encode(PROBE_TEXT), self._policy.device
         rows = [ids, ids[: 1 + len(ids) // 2]]
-        width = max([PROBE_WIDTH, *local_widths(self._config)]) + 1
-        width = max(len(ids), int(min(width, self._policy.max_length)))
+        local = {*local_widths(self._config)} - {getattr(self._config, "sliding_window", None)}
+        if local and max(local) > MAX_PROBE_WIDTH:
+            return f"its attention stays within {max(local)} tokens"
+        width = max(len(ids), int(min(max(PROBE_WIDTH, *local, 0) + 1, self._policy.max_length)))
         self._kv_cache, self._weights, self._weights_changed = KVCache(), None, True
         try:
             with self._policy.autocast(), narrow_window(self._config, PROBE_WINDOW):

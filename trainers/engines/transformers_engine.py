@@ -88,7 +88,7 @@ class TransformersEngine:
 
     def _sample_by(self, library: LibrarySampler) -> dict[int, Completion]:
         """Whole turns of some of the waiting conversations."""
-        prompts = {key: self._waiting.pop(key) for key in library.choose(self._waiting)}
+        prompts = {key: self._waiting.pop(key) for key in library.choose(self._waiting, self._open)}
         turns = {key: self._open.pop(key) for key in prompts}
         library.sample_turns(prompts, turns, self._params)
         return {key: completion for key, (completion, _) in turns.items()}

@@ -265,11 +265,26 @@ def test_an_adapter_is_beside_what_is_called_alone(tokenizers):
         assert "in_proj" in adapted and idle not in adapted
 
 
-def test_packed_experts_are_read_as_the_numbers_that_they_stand_for(tokenizers, tmp_path):
+def test_a_short_conversation_beside_one_that_fills_all_positions(tokenizers, monkeypatch):
+    """A row that has ended goes on with its batch, and must not go beyond the positions that the model has."""
+    monkeypatch.setitem(
+        FAMILIES, "gpt_neo-short", ("library", {**FAMILIES["gpt_neo"][1], "max_position_embeddings": 256})
+    )
+    policy = build(tokenizers, "gpt_neo-short")
+    with warnings.catch_warnings(action="ignore"):
+        done = generate(TransformersEngine(policy, ()), {0: [5] * 252, 1: [6, 7]}, 9, 1.0)
+    assert [len(one.tokens) for one in done.values()] == [4, 9]
+
+
+def test_packed_experts_are_read_as_the_numbers_that_they_stand_for(tokenizers, tmp_path, monkeypatch):
     """gpt-oss as it is published, in MXFP4: four bits and a power of two for each 32 of them."""
-    FAMILIES["gpt_oss-packed"] = (
-        "layers",
-        {**EXPERTS, **MIXED, "hidden_size": 64, "num_hidden_layers": 1, "layer_types": None},
+    monkeypatch.setitem(
+        FAMILIES,
+        "gpt_oss-packed",
+        (
+            "layers",
+            {**EXPERTS, **MIXED, "hidden_size": 64, "num_hidden_layers": 1, "layer_types": None},
+        ),
     )
     policy = build(tokenizers, "gpt_oss-packed")
     folder = checkpoint.save(
