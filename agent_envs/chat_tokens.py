@@ -18,8 +18,8 @@ from agent_envs.formats.json_text import dumps
 Message = dict[str, Any]
 Schemas = list[dict[str, Any]]  # of functions, as chat templates take them
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
-_TAG = re.compile(r"</?\w+>")  # <think>, </tool_call>: formats are made of these, and some tokenizers call them special
-_NAMED = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
+_THINK = ("<think>", "</think>")  # every format has thoughts
+_MARKUP = re.compile(r"[^\w\s]")  # a token that is a word or white space is text
 
 
 class ChatTokens:
@@ -38,8 +38,9 @@ class ChatTokens:
         refusal: why not, in one line.
         opened_thought: what the generation prompt begins a thought with, such as ``<think>`` and a line break; "" where
             thoughts are the model's to open.
-        end_ids: special tokens that end a turn, whoever wrote them.
-        turn_end_ids: the one that the template ends turns with, if any.
+        end_ids: control tokens that end a turn, whoever wrote them.
+        turn_end_ids: what the template ends a turn with, up to the first of them. A template that writes no end has the token
+            that begins the next message here, which its models sample, or else eos.
 
     Raises:
         ValueError: it has no chat template, or one that rewrites earlier messages.
@@ -54,7 +55,10 @@ class ChatTokens:
         self.eos_id = tokenizer.eos_token_id
         # Padding is masked, so without a token for it any will do.
         self.pad_id = next(i for i in (tokenizer.pad_token_id, self.eos_id, 0) if i is not None)
-        self._has_system_role = self._accepts_system_messages()
+        # Some tokenizers put a space before a text that is encoded by itself.
+        self._prepends = self._encoded("x\ny") != self._encoded("x\n") + self._encoded("y")
+        self._written = ""  # what holds the tokens that the template writes around messages
+        self._has_system_role = self._keeps_system_messages()
         conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]
         text = self._template([{"role": r, "content": c} for r, c in conversation], add_generation_prompt=True)
         if text.count(_MARK) != 2:
@@ -65,20 +69,17 @@ class ChatTokens:
         # The last turn of a conversation may end with another token, which is then the one that is sampled.
         last = self._template([{"role": r, "content": c} for r, c in conversation[:2]]).partition(_MARK)[2]
         self._last_end = last
-        own_end = self.encode(last)[:1] or self.encode(self._turn_end)[:1]
+        self._lead = self._find_lead()
+        self._written += text + last
+        self._kept: set[str] = set()
+        self._ends = {self.eos_id, *eos_ids}
+        self.keep(_THINK)
+        self._own_end = last if self._special.search(last) else self._turn_end
+        end = self.encode(self._own_end)
+        place = next((place for place, i in enumerate(end, 1) if i in self._control), 0)
         # A model may end its turns with several tokens, eos not always among them; an ordinary token is never one.
-        ends = {self.eos_id, *eos_ids, *own_end}
-        self.end_ids = ends & {i for i, token in tokenizer.added_tokens_decoder.items() if token.special}
-        # What a turn should end with.
-        self.turn_end_ids = [i for i in own_end if i in self.end_ids]
-        named = {getattr(tokenizer, name) for name in _NAMED}  # <s> and </s> are no tags
-        self._control = {
-            i: token.content
-            for i, token in tokenizer.added_tokens_decoder.items()
-            if token.special and (token.content in named or not _TAG.fullmatch(token.content))
-        }
-        specials = sorted(map(re.escape, self._control.values()), key=len, reverse=True)
-        self._special = re.compile("|".join(specials) or r"(?!)")
+        self.turn_end_ids = end[:place] or [i for i in [self.eos_id] if i in self._control]
+        self.end_ids = {*self._ends, *self.turn_end_ids[-1:]} & self._control.keys()
         self._sample = self.encode(text)
         self.dialect, self.refusal = None, ""
         try:
@@ -88,34 +89,78 @@ class ChatTokens:
         else:
             words = tokenizer.get_vocab()
             self.end_ids |= {words[token] for token in self.dialect.family.ends if token in words}
+            self.end_ids -= {words[token] for token in self.dialect.family.goes_on if token in words}
 
     def _render(self, messages: list[Message], tools: Schemas | None, add_generation_prompt: bool) -> str:
         # Some templates take an empty list for functions.
-        return self._template(messages, tools=tools or None, add_generation_prompt=add_generation_prompt)
+        return self._template(
+            messages, tools=self.inert_all(tools) or None, add_generation_prompt=add_generation_prompt
+        )
 
     def _template(self, messages: list[Message], **kwargs) -> str:
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
         assert isinstance(text, str)
         return text
 
-    def _accepts_system_messages(self) -> bool:
-        messages = [{"role": role, "content": _MARK} for role in ("system", "user")]
+    def _keeps_system_messages(self) -> bool:
+        """Whether the template writes a system message, and leaves it where it is when the conversation goes on."""
+        roles = ("system", "user", "assistant", "user")
         try:
-            self._template(messages, add_generation_prompt=True)
+            text = self._template([{"role": r, "content": _MARK + r} for r in roles], add_generation_prompt=True)
         except Exception:  # a template raises what it likes at a role that it does not know
             return False
-        return True
+        self._written = text
+        return -1 < text.find(_MARK + "system") < text.find(_MARK + "assistant")
+
+    def _find_lead(self) -> str:
+        """What the template writes between the start of a turn and its text, other than thoughts."""
+        question = [{"role": "user", "content": "hello"}]
+        before = self._template(question, add_generation_prompt=True)
+        turn = self._template([*question, {"role": "assistant", "content": _MARK}])
+        lead = turn[len(before) :].partition(_MARK)[0] if turn.startswith(before) else ""
+        return "" if "think>" in lead else lead
+
+    def keep(self, tags: Iterable[str]) -> None:
+        """Let turns and instructions hold the tags of a format (`Format.tags`) that the tokenizer has as special tokens. Every
+        other special token is control, and so is every token that the template writes around messages."""
+        if (kept := self._kept | {*tags}) == self._kept:
+            return
+        self._kept = kept
+        added = {i: token for i, token in self.tokenizer.added_tokens_decoder.items() if _MARKUP.search(token.content)}
+        written = {*self._encoded(self._written), *self._ends} & added.keys()
+        written -= {i for i in written if added[i].content in _THINK}
+        self._control = {
+            i: token.content
+            for i, token in added.items()
+            if i in written or (token.special and token.content not in self._kept)
+        }
+        specials = sorted(map(re.escape, self._control.values()), key=len, reverse=True)
+        self._special = re.compile("|".join(specials) or r"(?!)")
 
     def fold_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-        """Move a leading system message into the user message after it where the chat template refuses the system role."""
+        """Move a leading system message into the user message after it where the chat template has no place for it."""
         if self._has_system_role or len(messages) < 2 or [m["role"] for m in messages[:2]] != ["system", "user"]:
             return messages
         first, second, *others = messages
         return [{**second, "content": f"{first['content']}\n\n{second['content']}"}, *others]
 
-    def encode(self, text: str) -> list[int]:
-        """Encode a text without the ids that a tokenizer adds around it."""
+    def encode(self, text: str, after: str = "\n") -> list[int]:
+        """Encode a piece of a conversation as it stands ``after`` others, "" at the beginning, without the ids that a tokenizer
+        adds around a text."""
+        if self._prepends and after:
+            for other in (after, "\n", "]"):
+                before, whole = self._encoded(other), self._encoded(other + text)
+                if whole[: len(before)] == before:
+                    return list(whole[len(before) :])
         return list(self._encoded(text))
+
+    def text_ids(self, text: str, ended: bool = True) -> list[int]:
+        """A turn that is text, as the ids after a generation prompt, for teaching it. ``ended``: with its end."""
+        text = self._lead + self.inert(text)
+        if not ended:
+            return self.encode(text, self._turn_start)
+        ids = self._cut(self.encode(text + self._own_end, self._turn_start))
+        return ids if ids[-1] in self.end_ids else self.encode(text, self._turn_start) + self.turn_end_ids
 
     def inert(self, text: str) -> str:
         """Break spelled-out control tokens in outside text with a word joiner, so that they stay text."""
@@ -123,7 +168,7 @@ class ChatTokens:
 
     def prompt_ids(self, instructions: str, context: str | list[Message], tools: Schemas | None = None) -> list[int]:
         """The ids of `prompt_messages`, with the functions that may be called."""
-        return self.encode(self._render(self.prompt_messages(instructions, context), tools, True))
+        return self.encode(self._render(self.prompt_messages(instructions, context), tools, True), after="")
 
     def prompt_messages(self, instructions: str, context: str | list[Message]) -> list[Message]:
         """The messages before a turn: the instructions as system message, then the first observation or a rewritten context."""
@@ -148,14 +193,17 @@ class ChatTokens:
                 kept["content"] = f"{thought}\n\n{kept['content']}".strip()
         elif thought:
             kept |= {"reasoning_content": thought, "thinking": thought}  # gpt-oss has the other name
+        if kept.get("role") == "tool" and self.dialect:  # nor can a result pose as two, or as a call
+            for mark in self.dialect.family.marks:
+                kept["content"] = kept["content"].replace(mark, f"{mark[:1]}\u2060{mark[1:]}")
         return self.inert_all(kept)
 
     def inert_all(self, value: Any) -> Any:
-        """`inert` for all texts in a JSON value."""
+        """`inert` for all texts in a JSON value, names too."""
         if isinstance(value, str):
             return self.inert(value)
         if isinstance(value, dict):
-            return {name: self.inert_all(item) for name, item in value.items()}
+            return {self.inert(name): self.inert_all(item) for name, item in value.items()}
         return [self.inert_all(item) for item in value] if isinstance(value, list) else value
 
     def turn_ids(self, message: Message, tools: Schemas | None = None) -> list[int]:
@@ -164,13 +212,22 @@ class ChatTokens:
         Raises:
             ValueError: the template cannot write it, or what it writes is not read as these calls.
         """
-        ids = self._cut(self.encode(write_turn(self._render, self.to_template(message), tools)))
-        wanted = [(call["function"]["name"], read_arguments(call)) for call in message.get("tool_calls") or ()]
+        given = self.to_template(message)
+        ids = self._cut(self.encode(write_turn(self._render, given, tools), self._turn_start))
+        wanted = [(call["function"]["name"], read_arguments(call)) for call in given.get("tool_calls") or ()]
         read = self.read_turn(ids, tools)
         written = [(call["function"]["name"], read_arguments(call)) for call in read.get("tool_calls") or ()]
         if wanted != written:
             raise ValueError(f"the chat template does not write calls so that they are read back: {read}")
-        return ids
+        return ids if ids[-1:] and ids[-1] in self.end_ids else ids + self.end_of(message, tools)
+
+    def end_of(self, message: Message, tools: Schemas | None = None) -> list[int]:
+        """The end of a turn that the template writes without one: what the model samples there begins the next message."""
+        if not message.get("tool_calls"):
+            return self.turn_end_ids
+        results = [{"role": "tool", "tool_call_id": "call_0", "name": "function", "content": ""}]
+        follows = self.encode(self._render_results(results, tools))[:1]
+        return follows if follows and follows[0] in self._control else self.turn_end_ids
 
     def answer_opening(self, tools: Schemas) -> list[int]:
         """The beginning of a turn that calls the function ``answer``, up to its text."""
@@ -179,12 +236,11 @@ class ChatTokens:
             "content": "",
             "tool_calls": [to_tool_call("answer", {"text": _MARK}, "answer000")],
         }
-        return self.encode(write_turn(self._render, turn, tools).partition(_MARK)[0])
+        return self.encode(write_turn(self._render, turn, tools).partition(_MARK)[0], self._turn_start)
 
     def _cut(self, ids: list[int]) -> list[int]:
-        """A turn up to its last end: a template may go on with a line break."""
-        last = max((place for place, id in enumerate(ids, 1) if id in self.end_ids), default=len(ids))
-        return ids[:last]
+        """A turn up to its first end, where sampling stops: a template may go on with a line break, or another end."""
+        return ids[: next((place for place, id in enumerate(ids, 1) if id in self.end_ids), len(ids))]
 
     def observation_ids(
         self, observation: str | list[Message], after: list[int], tools: Schemas | None = None
@@ -199,8 +255,10 @@ class ChatTokens:
             ids = self.encode(self._turn_end + self.inert(observation) + self._turn_start)
         else:
             ids = self.encode(self._render_results(observation, tools))
-        if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:
-            return ids[1:]
+        if after and after[-1] in self.end_ids:
+            first = next((place for place, i in enumerate(ids) if i in self._control), 0)
+            if ids[first : first + 1] == after[-1:]:
+                return ids[first + 1 :]
         return ids
 
     def _render_results(self, messages: list[Message], tools: Schemas | None) -> str:

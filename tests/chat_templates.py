@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 
-from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
+from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 from transformers import PreTrainedTokenizerFast
 
 TEXT = (
@@ -184,6 +184,23 @@ PHI3 = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<|user|>\n{{ m.content }}<|end|>\n<|assistant|>\n"
     "{% elif m.role == 'assistant' %}{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
 )
+# A space and the end follow a turn; only the ends are tokens.
+LLAMA2 = (
+    "{% set task = '' %}{% if messages[0].role == 'system' %}"
+    "{% set task = '<<SYS>>\n' + messages[0].content + '\n<</SYS>>\n\n' %}"
+    "{% set messages = messages[1:] %}{% endif %}{% for m in messages %}"
+    "{% if m.role == 'user' %}{{ bos_token }}[INST] {{ task if loop.first }}{{ m.content | trim }} [/INST]"
+    "{% else %} {{ m.content | trim }} {{ eos_token }}{% endif %}{% endfor %}"
+)
+ZEPHYR = (
+    "{% for m in messages %}<|{{ m.role }}|>\n{{ m.content }}{{ eos_token }}\n{% endfor %}"
+    "{% if add_generation_prompt %}<|assistant|>\n{% endif %}"
+)
+# No end of a turn, and no token at all.
+VICUNA = (
+    "{% for m in messages %}{{ {'system': 'TASK', 'user': 'USER', 'assistant': 'ASSISTANT'}[m.role] }}: {{ m.content }}\n"
+    "{% endfor %}{% if add_generation_prompt %}ASSISTANT: {% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -194,6 +211,7 @@ class Kind:
         specials: the tokens that the tokenizer flags as special.
         added: tokens of their own that it does not flag.
         ends: what `generation_config.json` names beside eos.
+        spaces: whether a space is put before every text between special tokens, as by SentencePiece.
     """
 
     template: str
@@ -202,12 +220,15 @@ class Kind:
     bos: str = ""
     added: Sequence[str] = ()
     ends: Sequence[str] = ()
+    spaces: bool = False
 
 
 _CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 KINDS = {
     "plain": Kind(PLAIN, _CHATML_TOKENS, "<|im_end|>"),  # no functions
+    "unflagged": Kind(PLAIN, _CHATML_TOKENS[:1], "<|endoftext|>", added=_CHATML_TOKENS[1:]),
+    "flagged": Kind(HERMES, (*_CHATML_TOKENS, *_TAGS, "<search>", "</search>", "<image>"), "<|im_end|>"),
     "hermes": Kind(HERMES, _CHATML_TOKENS, "<|im_end|>", added=_TAGS[:2]),  # Qwen 2.5
     "qwen3": Kind(QWEN3, _CHATML_TOKENS, "<|im_end|>", added=_TAGS),
     "qwen3.5": Kind(QWEN35, _CHATML_TOKENS, "<|im_end|>", added=_TAGS),  # opens the thought itself
@@ -286,6 +307,9 @@ KINDS = {
         "<s>",
         ends=("<|end|>",),
     ),
+    "llama2": Kind(LLAMA2, ("<unk>", "<s>", "</s>"), "</s>", "<s>", spaces=True),
+    "zephyr": Kind(ZEPHYR, ("<unk>", "<s>", "</s>"), "</s>", "<s>", spaces=True),
+    "vicuna": Kind(VICUNA, ("<unk>", "<s>", "</s>"), "</s>", "<s>", spaces=True),
 }
 
 
@@ -293,10 +317,15 @@ KINDS = {
 def make_tokenizer(kind: str, merges: int = 120, texts: Iterable[str] = TEXT) -> PreTrainedTokenizerFast:
     """A byte-level BPE tokenizer with the template and the tokens of ``KINDS[kind]``; the same object each time."""
     of = KINDS[kind]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    alphabet = pre_tokenizers.ByteLevel.alphabet()
+    tokenizer = Tokenizer(models.BPE(unk_token=of.specials[0] if of.spaces else None))
+    if of.spaces:
+        tokenizer.normalizer = normalizers.Sequence([normalizers.Prepend("▁"), normalizers.Replace(" ", "▁")])
+        tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.Fuse()])
+        alphabet = ["▁", "\n", "ü", "\u2060", "\u2063", *map(chr, range(33, 127))]
+    else:
+        tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+        tokenizer.decoder = decoders.ByteLevel()
+        alphabet = pre_tokenizers.ByteLevel.alphabet()
     trainer = trainers.BpeTrainer(
         vocab_size=len(of.specials) + len(alphabet) + merges,
         special_tokens=list(of.specials),

@@ -13,6 +13,11 @@ def tag_pattern(names: Iterable[str]) -> re.Pattern[str]:
     return re.compile(f"<(/?)({'|'.join(map(re.escape, [*names, 'think']))})>")
 
 
+def list_tags(names: Iterable[str]) -> tuple[str, ...]:
+    """The opening and closing tags of ``names``."""
+    return tuple(f"<{slash}{name}>" for name in names for slash in ("", "/"))
+
+
 def read_blocks(text: str, tag: re.Pattern[str]) -> tuple[list[str], list[tuple[str, str]]]:
     """The thoughts in a text, and its other blocks as (name, content), stripped, in order.
 

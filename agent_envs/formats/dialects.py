@@ -35,12 +35,14 @@ class Family:
             turn of this family; takes time linear in the length of the text.
         marks: strings that stand nowhere but around calls and results.
         ends: tokens that end a turn, where the template alone does not tell.
+        goes_on: tokens that end a message, and not the turn.
     """
 
     name: str
     read: Callable[[str, Schemas], Said]
     marks: tuple[str, ...] = ()
     ends: tuple[str, ...] = ()
+    goes_on: tuple[str, ...] = ()
 
 
 def _read_between(opening: str, read_one: Callable[[str, int, Schemas], tuple[list[ToolCall], int]]) -> Callable:
@@ -279,7 +281,7 @@ FAMILIES = (
         "FunctionGemma", _read_gemma("<start_function_call>", "<end_function_call>", "<escape>"),
         ("<start_function_call>", "<start_function_response>"),
     ),
-    Family("harmony", _read_harmony, ends=("<|call|>", "<|return|>")),
+    Family("harmony", _read_harmony, ends=("<|call|>", "<|return|>"), goes_on=("<|end|>",)),
     Family("Llama", _read_llama, ("<|python_tag|>",)),
 )  # fmt: skip
 

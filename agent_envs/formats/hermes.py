@@ -4,12 +4,13 @@ import re
 from collections.abc import Sequence
 
 from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
-from agent_envs.formats.blocks import escape, read_blocks, tag_pattern
+from agent_envs.formats.blocks import escape, list_tags, read_blocks, tag_pattern
 from agent_envs.formats.json_text import dumps, function_schema, read_object
 from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
-_TAG = tag_pattern(["tool_call", "tool_response", "answer"])
+_NAMES = ("tool_call", "tool_response", "answer")
+_TAG = tag_pattern(_NAMES)
 _CALL = '<tool_call>\n{"name": …, "arguments": {…}}\n</tool_call>'
 _ANSWER = "<answer>text</answer>"
 # What would let a result end its block, or speak as the agent or in a message of its own (``<|im_start|>``).
@@ -25,6 +26,7 @@ class Hermes(Format):
 
     name = "hermes"
     special_tokens = False
+    tags = list_tags([*_NAMES, "tools"])
 
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True):
         check_tools(tools, answers)

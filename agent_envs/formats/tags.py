@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from agent_envs.formats import arguments
 from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
-from agent_envs.formats.blocks import escape, read_blocks, tag_pattern
+from agent_envs.formats.blocks import escape, list_tags, read_blocks, tag_pattern
 from agent_envs.formats.json_text import dumps
 from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
@@ -26,6 +26,7 @@ class SearchTags(Format):
         self._answers = answers
         tags = [*self._tools, *["answer"] * answers]
         self._tag = tag_pattern([*tags, "information"])
+        self.tags = list_tags([*tags, "information"])
         self.stop = tuple(f"</{tag}>" for tag in tags)
 
     def _tag_of(self, tool: Tool) -> str:

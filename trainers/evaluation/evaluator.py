@@ -147,6 +147,7 @@ def _run_naive_rag_batch(
     observations, infos = begin(envs, instance_ids)
     records = [EpisodeRecorder(envs.envs[i], info_of(infos, i)) for i in range(count)]
     formats = [envs.envs[i].format for i in range(count)]
+    policy.keep(tag for format in formats for tag in format.tags)
     queries = [format.write(search(observations[i])) for i, format in enumerate(formats)]
     results, _, _, _, step_infos = envs.step(queries + [""] * (envs.num_envs - count))
     prompts, openings = {}, [policy.encode("<answer>")] * count

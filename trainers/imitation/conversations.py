@@ -59,6 +59,8 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
     messages = _join(data)
     _check(messages)
     question = next((message["content"] or "" for message in messages if message["role"] == "user"), "")
+    if env is not None:
+        policy.keep(env.format.tags)
     if env is not None and (tools or any(message.get("tool_calls") for message in messages)):
         written = write_calls(messages, env.format, env.system_prompt, env.tools)
         return question, to_episode_steps(written, policy, env.format.schemas())
@@ -115,11 +117,8 @@ def to_episode_steps(messages: list[Message], policy: Policy, tools: Schemas | N
             ids = ids + steps[-1].tokens + policy.observation_ids(told, steps[-1].tokens, tools)
         else:
             first = [_for_template(m, policy) for m in read]
-            ids = policy.encode(_write(policy, first, tools or None, add_generation_prompt=True))
-        if tools:
-            tokens = policy.turn_ids(message, tools)
-        else:
-            tokens = policy.encode(policy.inert(message["content"])) + policy.turn_end_ids
+            ids = policy.encode(_write(policy, first, tools, add_generation_prompt=True), after="")
+        tokens = policy.turn_ids(message, tools) if tools else policy.text_ids(message["content"])
         steps.append(Step(prompt=ids, tokens=tokens, logprobs=[0.0] * len(tokens)))
         read = []
     weights = [message.get("weight") for message in messages if message["role"] == "assistant"]
@@ -136,6 +135,7 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
     written = [_for_template(message, policy) for message in messages]
     steps: list[Step] = []
     ids: list[int] = []
+    own_end: list[int] = []  # of the last turn, where the template writes none
     written_out = ""  # what ids stand for
     for place, message in enumerate(messages):
         if message["role"] != "assistant" or message.get("weight") == 0:
@@ -146,22 +146,34 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
         if len(turn) + len(before) != len(after):
             raise UserError("the chat template does not put a turn behind its generation prompt")
         for call in message.get("tool_calls") or ():
-            if call["function"]["name"] not in turn:
-                raise UserError("the chat template leaves tool calls out: have them written as the environment does")
+            if policy.inert(call["function"]["name"]) not in turn:
+                raise UserError(_LEFT_OUT)
+        if len(calls := written[place].get("tool_calls") or []) > 1:
+            fewer = _write(policy, [*written[:place], {**written[place], "tool_calls": calls[:-1]}], tools)
+            if fewer == after:
+                raise UserError(_LEFT_OUT)
         if not before.startswith(written_out):
             ids, written_out = [], ""
-        ids = ids + policy.encode(before[len(written_out) :])
-        tokens = policy.encode(turn)
-        ends = [i for i, token in enumerate(tokens, 1) if token in policy.end_ids]
-        targets = tokens[: ends[-1]] if ends else tokens  # a template may go on behind the end, with a line break
+        new = policy.encode(before[len(written_out) :], written_out[-_CONTEXT:])
+        if steps and ids and new[:1] == ids[-1:] == own_end:  # it was taught, and begins what follows too
+            new = new[1:]
+        ids = ids + new
+        tokens = policy.encode(turn, before[-_CONTEXT:])
+        end = next((i for i, token in enumerate(tokens, 1) if token in policy.end_ids), 0)
+        own_end = [] if end else policy.end_of(written[place], tools)
+        targets = tokens[:end] if end else tokens + own_end  # a template may go on after the end, or write none
         steps.append(Step(prompt=ids, tokens=targets, logprobs=[0.0] * len(targets)))
-        ids, written_out = ids + tokens, after
+        ids, written_out = ids + tokens + own_end, after
     return steps
+
+
+_CONTEXT = 64  # characters that a piece is encoded after
+_LEFT_OUT = "the chat template leaves tool calls out: have them written as the environment does"
 
 
 def _write(policy: Policy, messages: list[Message], tools: list[dict] | None = None, **options: Any) -> str:
     try:
-        given: list[Any] | None = tools  # whose type has functions too
+        given: list[Any] | None = policy.inert_all(tools) or None  # an empty list is not None to some templates
         text = policy.tokenizer.apply_chat_template(
             policy.fold_system(messages), tools=given, tokenize=False, **options
         )

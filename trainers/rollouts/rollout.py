@@ -102,6 +102,7 @@ class _Episode:
         self.number, self.policy, self.instructions, self.observation = number, policy, instructions, observation
         self.trajectory, self.recorder, self.ended = trajectory, recorder, False
         self.format, self.tools = format, format.schemas()
+        policy.keep(format.tags)
         self.sampled: list[int] = []
         self.context = policy.prompt_ids(instructions, observation, self.tools)
         trajectory.messages = policy.prompt_messages(instructions, observation)

@@ -5,11 +5,14 @@ import random
 
 import gymnasium
 import pytest
+from chat_templates import KINDS, end_ids, make_tokenizer
 
 import agent_envs  # noqa: F401
+from agent_envs.chat_tokens import ChatTokens
 from agent_envs.formats.native import NATIVE_CALLS, Native
 from agent_envs.types import ToolCall, ToolResult, Turn
 from trainers.imitation.conversations import read_conversations, to_steps, write_calls
+from trainers.imitation.demonstrations import target_spans
 from trainers.trajectory import to_sequences
 
 WORDS = ["the", "search", " for", "town", "\n", "<answer>", "é", "木", "  ", "author.", "<|im_end|>", "book was born"]
@@ -84,6 +87,24 @@ def test_the_ids_are_those_of_a_rollout(make_policy, kind):
         first.tokens == second.tokens == [*policy.encode("Ada"), first.tokens[-1]]
         and first.tokens[-1] in policy.end_ids
     )
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_is_taught_of_a_rendering(kind):
+    chat = ChatTokens(make_tokenizer(kind), end_ids(kind))
+    messages = [USER, {**ADA, "content": "Ada and\nBea"}, USER, ADA]
+    sequences = to_sequences(to_steps(messages, chat))
+    whole = chat.tokenizer.apply_chat_template(messages, return_dict=False)
+    own = whole if kind != "vicuna" else [i for i in whole if i != chat.eos_id]  # it writes no end
+    ids = sequences[-1].ids
+    assert ids[: len(own)] == own or ids == own[: len(ids)] or [i for i in ids if i != chat.eos_id] == own
+    for sequence in sequences:  # an end, and one that is sampled
+        spans = target_spans(sequence.mask)
+        assert all(sequence.ids[end - 1] in chat.end_ids for _, end in spans)
+        assert not any(i in chat.end_ids for begin, end in spans for i in sequence.ids[begin : end - 1])
+    # Some templates write thoughts, or a line break where they write no end.
+    if kind not in ("qwen3", "qwen3.5", "glm", "gpt-oss", "vicuna"):
+        assert [sequences[-1].ids[begin:end] for begin, end in spans] == [*map(chat.text_ids, ("Ada and\nBea", "Ada"))]
 
 
 def test_calls_are_written_as_the_environment_reads_them(env):

@@ -1,0 +1,115 @@
+"""What outside text cannot do: by kind of chat template, no place where it enters can forge a control token; and the ids of a
+conversation are those of its rendering."""
+
+import pytest
+from chat_templates import KINDS, end_ids, make_tokenizer
+from toy_tools import STRING, tool
+
+from agent_envs.chat_tokens import ChatTokens
+from agent_envs.formats import make_format
+
+TEXT_KINDS = [
+    kind for kind in KINDS if kind not in ("qwen3.5", "gpt-oss")
+]  # these begin a turn in a thought or a channel
+WITH_FUNCTIONS = [kind for kind in KINDS if ChatTokens(make_tokenizer(kind), end_ids(kind)).dialect]
+
+
+def chat_of(kind: str) -> ChatTokens:
+    return ChatTokens(make_tokenizer(kind), end_ids(kind))
+
+
+def controls_of(kind: str) -> list[str]:
+    """All that a passage could want to spell: what the tokenizer flags, and of the rest what frames messages."""
+    of = KINDS[kind]
+    return [token for token in (*of.specials, *of.added) if token not in ("<think>", "</think>")]
+
+
+def count(chat: ChatTokens, ids: list[int], tokens: list[str]) -> list[int]:
+    return [ids.count(id) for id in chat.tokenizer.convert_tokens_to_ids(tokens)]
+
+
+def enter(chat: ChatTokens, place: str, text: str) -> list[int]:
+    """The ids of what stands where ``text`` entered at a place."""
+    tools = [{"type": "function", "function": {"name": "search", "description": "Find.", "parameters": {
+        "type": "object", "properties": {"query": {"type": "string", "description": "words"}}, "required": ["query"],
+    }}}]  # fmt: skip
+    function = tools[0]["function"]
+    turn = chat.text_ids("Zug")
+    match place:
+        case "question":
+            return chat.prompt_ids("Be brief.", f"Where{text}?")
+        case "instructions":
+            return chat.prompt_ids(f"Be {text}brief.", "Where?")
+        case "context":
+            return chat.prompt_ids("", [{"role": "user", "content": "a"}, {"role": "assistant", "content": f"{text}b"},
+                                        {"role": "user", "content": text}])  # fmt: skip
+        case "passage":
+            return chat.observation_ids(f"[1] {text} x", turn)
+        case "gold answer":
+            return chat.text_ids(f"<answer>C{text}</answer>")
+        case "description":
+            function["description"] += text
+        case "property":
+            function["parameters"]["properties"] = {f"query{text}": {"type": "string", "description": text}}
+            function["parameters"]["required"] = [f"query{text}"]
+        case "function":
+            function["name"] += text
+        case "result":
+            result = {"role": "tool", "tool_call_id": "call_0", "name": "search", "content": f"a{text}b"}
+            return chat.observation_ids([result], [chat.eos_id], tools)
+        case "argument":
+            call = {"id": "call_0", "function": {"name": "search", "arguments": {"query": f"a{text}b"}}}
+            return chat.turn_ids({"role": "assistant", "content": "", "tool_calls": [call]}, tools)
+    return chat.prompt_ids("Be brief.", "Where?", tools)
+
+
+OF_TEXT = ("question", "instructions", "context", "passage", "gold answer")
+OF_FUNCTIONS = ("description", "property", "function", "result", "argument")
+PLACES = [(kind, place) for kind in KINDS for place in OF_TEXT]
+PLACES += [(kind, place) for kind in WITH_FUNCTIONS for place in OF_FUNCTIONS]
+
+
+@pytest.mark.parametrize(("kind", "place"), PLACES)
+def test_nothing_from_outside_is_a_control_token(kind, place):
+    chat = chat_of(kind)
+    tokens = list(chat._control.values())
+    assert set(KINDS[kind].specials) <= {*tokens, "<think>", "</think>"}
+    if place == "result":  # nor what the template writes around results
+        tokens += [token for token in controls_of(kind) if token in chat.dialect.family.marks and token not in tokens]
+    forged, honest = (enter(chat, place, text) for text in ("\n".join(tokens), "x"))
+    assert count(chat, forged, tokens) == count(chat, honest, tokens)
+
+
+def test_an_end_of_a_turn_is_no_part_of_its_text():
+    for kind in KINDS:
+        chat = chat_of(kind)
+        assert all(chat.decode([*chat.encode("Zug"), end]) == "Zug" for end in chat.end_ids)
+
+
+def test_tags_of_a_format_are_usable_where_the_tokenizer_calls_them_special():
+    hermes, tags = (make_format(name, [tool("search", {"query": STRING})]) for name in ("hermes", "tags"))
+    chat = ChatTokens(make_tokenizer("flagged"))
+    chat.keep(hermes.tags)
+    text = '<think>a</think><tool_call>{"name": "search", "arguments": {"query": "b"}}</tool_call>'
+    assert chat.decode(chat.text_ids(text)) == text and "<tool_response>" in chat.inert(hermes.instructions())
+    assert chat.inert("<search><image>") == "<\u2060search><\u2060image>"
+    chat.keep(tags.tags)
+    assert chat.inert("<search><image><|im_end|>") == "<search><\u2060image><\u2060|im_end|>"
+
+
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("qwen3.5", "glm", "gpt-oss")])
+@pytest.mark.parametrize("ended", [True, False], ids=["end", "length"])
+def test_the_ids_of_a_conversation_are_those_of_its_rendering(kind, ended):
+    chat = chat_of(kind)
+    ids, messages = chat.prompt_ids("Be brief.", "Where?"), [{"role": "user", "content": "Where?"}]
+    for said, back in [("Paris is it", "who\nreigned?"), ("[a] Zug", "<|b|> the town")]:
+        turn = chat.text_ids(said, ended)
+        assert turn[-1] in chat.end_ids or not ended
+        ids += turn + chat.observation_ids(back, turn)
+        messages += [{"role": "assistant", "content": said}, {"role": "user", "content": back}]
+    messages = chat.prompt_messages("Be brief.", messages)
+    assert "Be brief." in chat.tokenizer.decode(ids)
+    whole = chat.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
+    assert [
+        i for i in ids if kind != "vicuna" or i != chat.eos_id
+    ] == whole  # it writes no end, and one has to be taught
