@@ -208,7 +208,7 @@ def load_weights(policy: Policy, folder: Path) -> None:
 
 def find_summary(run: Path) -> Path:
     """Where a run that has come to its end has its summary."""
-    return run / report.SUMMARY_FILE
+    return run / tables.SUMMARY_FILE
 
 
 def write_unfinished_report(run: Path, summary: dict, done: str) -> None:
@@ -230,7 +230,7 @@ def write_report(run: Path, summary: dict, records: list[dict]) -> None:
     _draw_curve(run, summary)
     header = f"{summary['env']} · source: {summary['source']}\n\n"
     durable.write_text(run / "evaluation.md", header + tables.table(rows))
-    report.write_summary(run, summary)
+    tables.write_summary(run, summary)
     card.write_cards(run)
     html_report.write_beside(run)
     longest = max(records, key=lambda record: (record["turns"][-1]["reward"] > 0.5, len(record["turns"])))
