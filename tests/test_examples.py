@@ -23,6 +23,7 @@ SAID = {
     "resume": ("saved: ['checkpoint-2']", "resumed: update 4", "the same weights: True"),
     "in_a_notebook": ("Trained with GRPO", "held out: {", "->"),
     "api_model": ("Use the functions that you are given", "'name': 'answer'", "exact match in 4 episodes"),
+    "native_tools": ("functions: search, answer", "<tool_call>", "<|tool|>", "Base Tool Call", "Trained with GRPO"),
     "mixture": ("AgentR1/Calculator-v0", "score: {"),
 }
 NEEDS = {"mcp_tools": "mcp", "lora_one_gpu": "peft", "api_model": "openai"}

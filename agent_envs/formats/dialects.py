@@ -419,8 +419,8 @@ def write_turn(render: Render, message: dict[str, Any], tools: Sequence[Mapping[
     return after[len(before) :]
 
 
-def to_tool_call(name: str, arguments: dict[str, Any], id: str) -> dict[str, Any]:
-    """A call as chat templates want it."""
+def to_tool_call(name: str, arguments: Any, id: str) -> dict[str, Any]:
+    """A call in a message: for chat templates the arguments are an object, in the API its JSON."""
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
