@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from agent_envs.formats.base import Malformed
-from agent_envs.formats.dialects import find_dialect, to_tool_call, write_turn
+from agent_envs.formats.dialects import find_dialect, one_line, to_tool_call, write_turn
 from agent_envs.formats.json_text import dumps
 
 Message = dict[str, Any]
@@ -60,7 +60,10 @@ class ChatTokens:
         self._written = ""  # what holds the tokens that the template writes around messages
         self._has_system_role = self._keeps_system_messages()
         conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]
-        text = self._template([{"role": r, "content": c} for r, c in conversation], add_generation_prompt=True)
+        try:
+            text = self._template([{"role": r, "content": c} for r, c in conversation], add_generation_prompt=True)
+        except Exception as error:  # templates are programs, and raise what they like
+            raise ValueError(f"the chat template cannot write a conversation: {one_line(error)}") from error
         if text.count(_MARK) != 2:
             raise ValueError("the chat template rewrites earlier messages, so turns cannot be appended to each other")
         _, self._turn_end, self._turn_start = text.split(_MARK)

@@ -4,8 +4,10 @@ import re
 from collections.abc import Iterable
 
 from agent_envs.formats.base import Malformed
+from agent_envs.formats.json_text import read_value_at
 
 THINK = re.compile("</?think>")
+_OBJECT = re.compile(r"\s*\{")
 
 
 def tag_pattern(names: Iterable[str]) -> re.Pattern[str]:
@@ -18,11 +20,11 @@ def list_tags(names: Iterable[str]) -> tuple[str, ...]:
     return tuple(f"<{slash}{name}>" for name in names for slash in ("", "/"))
 
 
-def read_blocks(text: str, tag: re.Pattern[str]) -> tuple[list[str], list[tuple[str, str]]]:
+def read_blocks(text: str, tag: re.Pattern[str], json: str = "") -> tuple[list[str], list[tuple[str, str]]]:
     """The thoughts in a text, and its other blocks as (name, content), stripped, in order.
 
     Some chat templates open the thought themselves, so a turn may begin inside one. Text between blocks is ignored, and
-    so are tags within a thought.
+    so are tags within a thought, and those in a JSON object that a block named ``json`` begins with.
 
     Raises:
         Malformed: tags are nested, or left open.
@@ -35,12 +37,16 @@ def read_blocks(text: str, tag: re.Pattern[str]) -> tuple[list[str], list[tuple[
         text = rest
     opened: str | None = None
     start = 0
-    for found in tag.finditer(text):
+    place = 0
+    while found := tag.search(text, place):
         closing, name = found.groups()
+        place = found.end()
         if opened == "think" and name != "think":
             continue
         if not closing and opened is None:
             opened, start = name, found.end()
+            if name == json and _OBJECT.match(text, start):
+                _, place = read_value_at(text, start, f"A <{name}> must hold a JSON object")
         elif closing and opened == name:
             content = text[start : found.start()].strip()
             if name == "think":

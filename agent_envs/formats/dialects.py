@@ -162,7 +162,7 @@ def _read_tags(
 def read_typed(text: str, schema: Any) -> Any:
     """A value without quotes, of the type that its schema wants: a string where it takes strings alone, else JSON; what is
     neither stays text, and the tool says what it wants."""
-    kinds = _kinds(schema)
+    kinds = kinds_of(schema)
     if text in ("null", "None") and "null" in kinds:
         return None
     if kinds and not kinds - {"string", "null"}:
@@ -176,12 +176,12 @@ def read_typed(text: str, schema: Any) -> Any:
 _PYTHON = {"True": True, "False": False, "None": None}  # as templates write them that print values
 
 
-def _kinds(schema: Any) -> set[str]:
+def kinds_of(schema: Any) -> set[str]:
     """The types that a schema allows; empty where it does not say."""
     if not isinstance(schema, dict):
         return set()
     if options := schema.get("anyOf") or schema.get("oneOf"):
-        return set().union(*map(_kinds, options)) if all(map(_kinds, options)) else set()
+        return set().union(*map(kinds_of, options)) if all(map(kinds_of, options)) else set()
     if "enum" in schema and all(isinstance(option, str) for option in schema["enum"]):
         return {"string"}
     kind = schema.get("type", [])
@@ -268,7 +268,10 @@ FAMILIES = (
         "Qwen3-Coder", _read_tags(_FUNCTION, _PARAMETER, "</parameter>", "</function> </tool_call>", True),
         (*_TAGS, "<function=", "</function>", "<parameter=", "</parameter>"),
     ),
-    Family("GLM", _read_tags(_NAME, _KEY, "</arg_value>", "</tool_call>", False), (*_TAGS, "<arg_key>", "<arg_value>")),
+    Family(
+        "GLM", _read_tags(_NAME, _KEY, "</arg_value>", "</tool_call>", False), (*_TAGS, "<arg_key>", "<arg_value>"),
+        ends=("<|observation|>", "<|user|>"),
+    ),
     Family("Mistral", _read_list("[TOOL_CALLS]", "", "arguments"), ("[TOOL_CALLS]", "[TOOL_RESULTS]")),
     Family("Granite", _read_list("<|tool_call|>", "", "arguments"), ("<|tool_call|>",)),
     Family("Phi-4", _read_list("<|tool_call|>", "<|/tool_call|>", "arguments"), ("<|tool_call|>", "<|/tool_call|>")),
@@ -362,13 +365,13 @@ def find_dialect(render: Render, decode: Callable[[str], str]) -> Dialect:
     except ValueError:
         raise
     except Exception as error:  # templates are programs, and raise what they like
-        raise ValueError(f"its chat template does not take tools: {_one_line(error)}") from error
+        raise ValueError(f"its chat template does not take tools: {one_line(error)}") from error
     problems = []
     for count in (2, 1):
         try:
             return _find(render, decode, question, prompt, count)
         except Exception as error:
-            problems.append(_one_line(error))
+            problems.append(one_line(error))
     raise ValueError(problems[0] if problems[0] == problems[1] else "; with one call: ".join(problems))
 
 
@@ -424,5 +427,5 @@ def to_tool_call(name: str, arguments: Any, id: str) -> dict[str, Any]:
     return {"id": id, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
-def _one_line(error: Exception) -> str:
+def one_line(error: Exception) -> str:
     return " ".join(str(error).split())[:300] or type(error).__name__

@@ -49,7 +49,7 @@ class Hermes(Format):
 
     @total
     def parse(self, text: str) -> Turn:
-        thoughts, blocks = read_blocks(text.rstrip().removesuffix("<tool_response>"), _TAG)
+        thoughts, blocks = read_blocks(text.rstrip().removesuffix("<tool_response>"), _TAG, json="tool_call")
         if any(name == "tool_response" for name, _ in blocks):
             raise Malformed("Only tools write <tool_response>: end the turn after the last call.")
         calls = [_read_call(content) for name, content in blocks if name == "tool_call"]

@@ -48,6 +48,10 @@ CALL = '<tool_call>{"name": "search", "arguments": {"query": "a"}}</tool_call>'
         (f"<think>{CALL}</think>{CALL}", search("a", thought=CALL)),
         (f"{CALL}</think>{CALL}", search("a", thought=CALL)),
         (f"{CALL}\n<tool_response>", search("a")),
+        (
+            CALL.replace('"a"', '"the </tool_call> <answer> token"') + CALL,
+            search("the </tool_call> <answer> token", "a"),
+        ),
         ('<tool_call>{"name": "no such", "arguments": {}}</tool_call>', call("no such", {})),
         ('<tool_call>{"name": "look"}</tool_call>', call("look", {})),
         ('<tool_call>{"name": "search", "arguments": {"query": 5}}</tool_call>', call("search", {"query": 5})),

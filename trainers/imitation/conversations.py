@@ -19,6 +19,7 @@ from agent_envs.formats.base import Format
 from agent_envs.formats.native import NATIVE_CALLS, Native
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, ToolResult, Turn
+from trainers.imitation.arguments import clean_calls, drop_nulls
 from trainers.models.policy import Policy
 from trainers.runtime.errors import UserError
 from trainers.trajectory import Step
@@ -56,8 +57,14 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
         raise UserError('a line holds "messages", or "prompt" and "completion"')
     tools = data.get("tools")
     tools = json.loads(tools) if isinstance(tools, str) else tools  # a column of text, which TRL takes as well
+    tools = drop_nulls(tools)
     messages = _join(data)
     _check(messages)
+    functions = [tool.get("function", tool) for tool in tools or ()]
+    parameters = {function.get("name"): function.get("parameters") for function in functions}
+    if env is not None:
+        parameters = {name: tool.parameters for name, tool in env.tools.items()}
+    messages = [clean_calls(message, parameters) for message in messages]
     question = next((message["content"] or "" for message in messages if message["role"] == "user"), "")
     if env is not None:
         policy.keep(env.format.tags)
@@ -73,6 +80,7 @@ def _join(data: dict[str, Any]) -> list[Message]:
     if not all(isinstance(part, list) and all(isinstance(message, dict) for message in part) for part in parts):
         raise UserError("messages, or prompt and completion, must be lists of objects with role and content")
     messages = parts[-1] if len(parts) == 1 else [*({**message, "weight": 0} for message in parts[0]), *parts[1]]
+    messages = [{name: value for name, value in message.items() if value is not None} for message in messages]
     return [{**message, "content": _to_text(message.get("content"))} for message in messages]
 
 

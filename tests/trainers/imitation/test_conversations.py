@@ -212,6 +212,52 @@ def test_thoughts_beside_calls_stay_whatever_the_template_drops(make_policy, env
     assert "I look." in policy.decode(one[0].tokens) and "I look." in policy.decode(one[1].prompt)
 
 
+NULLED = {
+    "query": {"type": "string", "enum": None}, "k": {"type": ["integer", "null"]}, "expr": None,
+    "where": {"type": "object", "properties": {"year": {"type": "integer"}}},
+}  # fmt: skip
+SEARCH = {"type": "function", "function": {"name": "search", "strict": None, "parameters": {"properties": NULLED}}}
+
+
+@pytest.mark.parametrize("tools", [[SEARCH], json.dumps([SEARCH]), [], None])
+def test_nulls_that_a_table_filled_in_are_dropped(tmp_path, tools):
+    """As Arrow writes structs: every one has the keys of all."""
+    chat = ChatTokens(make_tokenizer("llama3.1"))
+    arguments = {"query": "a", "k": None, "expr": None, "where": {"year": 1900, "month": None}}
+    called = calls((None, arguments)) | {"weight": None}
+    called["tool_calls"][0]["type"] = None
+    line = {"messages": [{**USER, "tool_calls": None}, called, {"role": "tool", "content": "x"}, ADA], "tools": tools}
+    ((_, steps),) = read_conversations(write(tmp_path / "m.jsonl", line), chat, None)
+    text = chat.tokenizer.decode(steps[-1].prompt)
+    kept = ', "k": null' if tools else ""  # which the schema allows
+    assert f'{{"query": "a"{kept}, "where": {{"year": 1900}}}}' in text
+    assert not {"expr", "month", "enum", "strict"} & {word.strip('":') for word in text.split()}
+    assert ("ipython" in text.partition("Who?")[0]) == bool(tools)  # no functions are none, and no empty list
+
+
+@pytest.mark.parametrize("arguments", [{"query": 5}, {}, {"query": "a", "more": 1}])
+def test_arguments_that_do_not_fit_are_refused(env, tmp_path, arguments):
+    """With the tools of the line, or of the environment; a turn that is not taught may hold them."""
+    chat, tools = ChatTokens(make_tokenizer("hermes")), Native([*env.tools.values()]).schemas()
+    wrong = {"messages": [USER, calls(("a", arguments)), FOUND, ADA], "tools": tools}
+    unread = {"messages": [USER, calls(("a", arguments)) | {"weight": 0}, FOUND, ADA], "tools": tools}
+    path = write(tmp_path / "m.jsonl", unread, wrong)
+    for own in (None, env):
+        with pytest.raises(
+            ValueError, match=r"a call of 'search' cannot be taught: the arguments.* do not fit"
+        ) as error:
+            list(read_conversations(path, chat, own))
+        assert "m.jsonl:2:" in str(error.value)
+        path = write(tmp_path / "m.jsonl", {"messages": [USER, ADA]}, wrong)
+
+
+def test_calls_that_a_template_drops_are_refused(tmp_path):
+    chat = ChatTokens(make_tokenizer("gpt-oss"))
+    line = {"messages": [USER, calls(("a", {"query": "a"}), ("b", {"query": "b"}))]}
+    with pytest.raises(ValueError, match=r"m.jsonl:1: the chat template leaves tool calls out"):
+        list(read_conversations(write(tmp_path / "m.jsonl", line), chat, None))
+
+
 @pytest.mark.parametrize(
     ("line", "said"),
     [
