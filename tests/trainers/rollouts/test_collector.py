@@ -45,7 +45,7 @@ def test_each_batch_is_played_with_the_weights_of_one_update_before(arguments, m
         episodes = collate(batch.episodes, policy.pad_id)
         with torch.no_grad():
             own, _ = policy.logprobs(episodes)
-        torch.testing.assert_close(own, episodes.logprobs, rtol=0, atol=1e-4)
+        torch.testing.assert_close(own, episodes.old_logprobs, rtol=0, atol=1e-4)
 
 
 @pytest.mark.parametrize("cut", [{"top_p": 1e-6}, {"min_p": 1.0}])
