@@ -13,7 +13,7 @@ import json
 import math
 import sys
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
@@ -23,6 +23,7 @@ from agent_envs.formats.json_text import dumps, function_schema, read_object
 from agent_envs.integrations import hosting
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.tools import run_calls
+from agent_envs.types import CUT
 
 Message = dict[str, Any]
 T = TypeVar("T")
@@ -237,9 +238,11 @@ def _read_calls(requested: Sequence[Mapping[str, Any]]) -> list[tuple[str, dict[
     return calls if all(isinstance(name, str) for name, _ in calls) else None
 
 
-def step_all(episodes: Sequence[Episode], texts: Sequence[str]) -> list[Reply]:
-    """`Episode.step` of many at once; their tool calls run as one batch, as in a vector of environments."""
-    turns = [episode.env.parse(text) for episode, text in zip(episodes, texts, strict=True)]
+def step_all(episodes: Sequence[Episode], texts: Sequence[str], cut: Collection[int] = ()) -> list[Reply]:
+    """`Episode.step` of many at once; their tool calls run as one batch, as in a vector of environments. ``cut``: the numbers
+    of those whose turn was cut."""
+    numbered = enumerate(zip(episodes, texts, strict=True))
+    turns = [CUT if number in cut else episode.env.parse(text) for number, (episode, text) in numbered]
     pairs = zip(episodes, turns, strict=True)
     results = iter(run_calls([(episode.env.tools, call) for episode, turn in pairs for call in turn.calls]))
     return [

@@ -17,6 +17,7 @@ class TokenEpisode:
         ids: sampled turns and what came back to them, after the prompt.
         mask: which of ``ids`` were sampled.
         logprobs: of ``ids``, 0.0 where the environment speaks.
+        was_cut: the last turn has no end, so sampling reached its limit; it is no action.
 
     Raises:
         ValueError: a format that is made of special tokens.
@@ -63,13 +64,14 @@ class TokenEpisode:
             self.episode.env.fits = lambda observation, context: (
                 context is not None or len(self._observation_ids(observation, turn)) < left
             )
-        reply = self.episode.step(text)
+        reply = self.episode.step(text, cut=self.was_cut)
         self.append_reply(reply)
         return reply
 
     def append_turn(self, sampled: list[int], logprobs: list[float] | None = None) -> str:
         """First half of `take`, for many turns that are taken at once: the text of the turn."""
         self._turn = self.cut(sampled)
+        self.was_cut = not self._turn or not self._ends_turn(self._turn)
         self._append(self._turn, True, (logprobs or [0.0] * len(sampled))[: len(self._turn)])
         return self.chat.act(self._turn, self._tools)
 

@@ -107,7 +107,8 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
             sampled, logprobs = trainer._generate_single_turn([row.prompt + row.ids for row in running], None, {}, 1)
             given = logprobs or [None] * len(running)
             texts = [row.append_turn(*turn) for row, *turn in zip(running, sampled, given, strict=True)]
-            replies = step_all([row.episode for row in running], texts)
+            cut = {number for number, row in enumerate(running) if row.was_cut}
+            replies = step_all([row.episode for row in running], texts, cut)
             for row, reply in zip(running, replies, strict=True):
                 row.append_reply(reply)
             running = [row for row in running if not row.done]
