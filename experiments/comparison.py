@@ -82,7 +82,9 @@ class Comparison:
             def make_player() -> Player:
                 if name in SCRIPTS:
                     return columns.script_player(SCRIPTS[name])
-                policy = load_policy(model, dtype=args.dtype, base_model=base_model or None)
+                policy = load_policy(
+                    model, dtype=args.dtype, base_model=base_model or None, chat_template=args.chat_template
+                )
                 return columns.policy_player(policy, model, args.max_new_tokens, name == "naive-rag")
 
             row = columns.evaluate(

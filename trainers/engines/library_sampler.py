@@ -17,11 +17,11 @@ from transformers import (
 )
 
 from trainers.engines.engine import Completion, SamplingParams
+from trainers.engines.model_runner import PROBE_TEXT
 from trainers.engines.sampling import sample
 from trainers.models.policy import Policy
 from trainers.runtime.errors import UserError
 
-PROBE_TEXT = "Which of the towns on the river was founded first, and by whom? " * 3
 PROBE_TOKENS = 3
 MAX_BATCH_TOKENS = 2**15  # of the prompts of a batch, padding included
 
