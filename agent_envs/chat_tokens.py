@@ -19,7 +19,9 @@ Message = dict[str, Any]
 Schemas = list[dict[str, Any]]  # of functions, as chat templates take them
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
 _THINK = ("<think>", "</think>")  # every format has thoughts
-_MARKUP = re.compile(r"[^\w\s]")  # a token that is a word or white space is text
+# As messages are framed where no special tokens do it.
+_MARK_UP = re.compile(r"<\|[^|<>\s]+\|>|</?\w+>|\[/?[A-Z_]+\]")
+_NO_WORD = re.compile(r"[^\w\s]")  # a token that is a word or white space is text
 
 
 class ChatTokens:
@@ -38,7 +40,8 @@ class ChatTokens:
         refusal: why not, in one line.
         opened_thought: what the generation prompt begins a thought with, such as ``<think>`` and a line break; "" where
             thoughts are the model's to open.
-        end_ids: control tokens that end a turn, whoever wrote them.
+        control: the control tokens, by their ids; outside text never holds one.
+        end_ids: those that end a turn, whoever wrote them.
         turn_end_ids: what the template ends a turn with, up to the first of them. A template that writes no end has the token
             that begins the next message here, which its models sample, or else eos.
 
@@ -55,7 +58,7 @@ class ChatTokens:
         self.eos_id = tokenizer.eos_token_id
         # Padding is masked, so without a token for it any will do.
         self.pad_id = next(i for i in (tokenizer.pad_token_id, self.eos_id, 0) if i is not None)
-        # Some tokenizers put a space before a text that is encoded by itself.
+        # Some tokenizers put a space before a text that is encoded alone.
         self._prepends = self._encoded("x\ny") != self._encoded("x\n") + self._encoded("y")
         self._written = ""  # what holds the tokens that the template writes around messages
         self._has_system_role = self._keeps_system_messages()
@@ -78,15 +81,17 @@ class ChatTokens:
         self._ends = {self.eos_id, *eos_ids}
         self.keep(_THINK)
         self._own_end = last if self._special.search(last) else self._turn_end
-        end = self.encode(self._own_end)
-        place = next((place for place, i in enumerate(end, 1) if i in self._control), 0)
+        end = self.encode(self._own_end, "\n")
+        place = next((place for place, i in enumerate(end, 1) if i in self.control), 0)
         # A model may end its turns with several tokens, eos not always among them; an ordinary token is never one.
-        self.turn_end_ids = end[:place] or [i for i in [self.eos_id] if i in self._control]
-        self.end_ids = {*self._ends, *self.turn_end_ids[-1:]} & self._control.keys()
+        self.turn_end_ids = end[:place] or [i for i in [self.eos_id] if i in self.control]
+        self.end_ids = {*self._ends, *self.turn_end_ids[-1:]} & self.control.keys()
         self._sample = self.encode(text)
         self.dialect, self.refusal = None, ""
         try:
-            self.dialect = find_dialect(self._render, lambda turn: self._decode_turn(self._cut(self.encode(turn))))
+            self.dialect = find_dialect(
+                self._render, lambda turn: self._decode_turn(self._cut(self.encode(turn, "\n")))
+            )
         except ValueError as reason:
             self.refusal = str(reason)
         else:
@@ -106,14 +111,16 @@ class ChatTokens:
         return text
 
     def _keeps_system_messages(self) -> bool:
-        """Whether the template writes a system message, and leaves it where it is when the conversation goes on."""
+        """Whether the template writes a system message, and leaves it where it is when the conversation goes on. One that leaves
+        out the role by name, as the tiny model's, does so on purpose."""
         roles = ("system", "user", "assistant", "user")
         try:
             text = self._template([{"role": r, "content": _MARK + r} for r in roles], add_generation_prompt=True)
         except Exception:  # a template raises what it likes at a role that it does not know
             return False
         self._written = text
-        return -1 < text.find(_MARK + "system") < text.find(_MARK + "assistant")
+        place = text.find(_MARK + "system")
+        return place < text.find(_MARK + "assistant") and (place >= 0 or "system" in str(self.tokenizer.chat_template))
 
     def _find_lead(self) -> str:
         """What the template writes between the start of a turn and its text, other than thoughts."""
@@ -129,15 +136,17 @@ class ChatTokens:
         if (kept := self._kept | {*tags}) == self._kept:
             return
         self._kept = kept
-        added = {i: token for i, token in self.tokenizer.added_tokens_decoder.items() if _MARKUP.search(token.content)}
+        added = {i: token for i, token in self.tokenizer.added_tokens_decoder.items() if _NO_WORD.search(token.content)}
         written = {*self._encoded(self._written), *self._ends} & added.keys()
         written -= {i for i in written if added[i].content in _THINK}
-        self._control = {
+        self.control = {
             i: token.content
             for i, token in added.items()
             if i in written or (token.special and token.content not in self._kept)
         }
-        specials = sorted(map(re.escape, self._control.values()), key=len, reverse=True)
+        # What a template writes around messages may be several tokens, as [INST] and <|user|> are to some tokenizers.
+        marks = {*self.control.values(), *_MARK_UP.findall(self._written)} - self._kept
+        specials = sorted(map(re.escape, marks), key=len, reverse=True)
         self._special = re.compile("|".join(specials) or r"(?!)")
 
     def fold_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -147,9 +156,8 @@ class ChatTokens:
         first, second, *others = messages
         return [{**second, "content": f"{first['content']}\n\n{second['content']}"}, *others]
 
-    def encode(self, text: str, after: str = "\n") -> list[int]:
-        """Encode a piece of a conversation as it stands ``after`` others, "" at the beginning, without the ids that a tokenizer
-        adds around a text."""
+    def encode(self, text: str, after: str = "") -> list[int]:
+        """Encode a text, or a piece of one as it stands ``after`` another, without the ids that a tokenizer adds around it."""
         if self._prepends and after:
             for other in (after, "\n", "]"):
                 before, whole = self._encoded(other), self._encoded(other + text)
@@ -171,7 +179,7 @@ class ChatTokens:
 
     def prompt_ids(self, instructions: str, context: str | list[Message], tools: Schemas | None = None) -> list[int]:
         """The ids of `prompt_messages`, with the functions that may be called."""
-        return self.encode(self._render(self.prompt_messages(instructions, context), tools, True), after="")
+        return self.encode(self._render(self.prompt_messages(instructions, context), tools, True))
 
     def prompt_messages(self, instructions: str, context: str | list[Message]) -> list[Message]:
         """The messages before a turn: the instructions as system message, then the first observation or a rewritten context."""
@@ -229,8 +237,8 @@ class ChatTokens:
         if not message.get("tool_calls"):
             return self.turn_end_ids
         results = [{"role": "tool", "tool_call_id": "call_0", "name": "function", "content": ""}]
-        follows = self.encode(self._render_results(results, tools))[:1]
-        return follows if follows and follows[0] in self._control else self.turn_end_ids
+        follows = self.encode(self._render_results(results, tools), "\n")[:1]
+        return follows if follows and follows[0] in self.control else self.turn_end_ids
 
     def answer_opening(self, tools: Schemas) -> list[int]:
         """The beginning of a turn that calls the function ``answer``, up to its text."""
@@ -255,11 +263,12 @@ class ChatTokens:
         if isinstance(observation, list) and [message["role"] for message in observation] == ["user"]:
             observation = observation[0]["content"]
         if isinstance(observation, str):
-            ids = self.encode(self._turn_end + self.inert(observation) + self._turn_start)
+            told = self._turn_end + self.inert(observation) + self._turn_start
         else:
-            ids = self.encode(self._render_results(observation, tools))
+            told = self._render_results(observation, tools)
+        ids = self.encode(told, "\n")
         if after and after[-1] in self.end_ids:
-            first = next((place for place, i in enumerate(ids) if i in self._control), 0)
+            first = next((place for place, i in enumerate(ids) if i in self.control), 0)
             if ids[first : first + 1] == after[-1:]:
                 return ids[first + 1 :]
         return ids
@@ -323,7 +332,7 @@ class ChatTokens:
 
     def decode(self, ids: list[int]) -> str:
         """The text of ids, without control tokens."""
-        text = self.tokenizer.decode([i for i in ids if i not in self._control], skip_special_tokens=False)
+        text = self.tokenizer.decode([i for i in ids if i not in self.control], skip_special_tokens=False)
         assert isinstance(text, str)
         return text
 

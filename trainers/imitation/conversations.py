@@ -125,7 +125,7 @@ def to_episode_steps(messages: list[Message], policy: Policy, tools: Schemas | N
             ids = ids + steps[-1].tokens + policy.observation_ids(told, steps[-1].tokens, tools)
         else:
             first = [_for_template(m, policy) for m in read]
-            ids = policy.encode(_write(policy, first, tools, add_generation_prompt=True), after="")
+            ids = policy.encode(_write(policy, first, tools, add_generation_prompt=True))
         tokens = policy.turn_ids(message, tools) if tools else policy.text_ids(message["content"])
         steps.append(Step(prompt=ids, tokens=tokens, logprobs=[0.0] * len(tokens)))
         read = []
@@ -163,15 +163,18 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
         if not before.startswith(written_out):
             ids, written_out = [], ""
         new = policy.encode(before[len(written_out) :], written_out[-_CONTEXT:])
-        if steps and ids and new[:1] == ids[-1:] == own_end:  # it was taught, and begins what follows too
+        if ids and new[:1] == ids[-1:] == own_end:  # it was taught, and begins what follows too
             new = new[1:]
         ids = ids + new
         tokens = policy.encode(turn, before[-_CONTEXT:])
         end = next((i for i, token in enumerate(tokens, 1) if token in policy.end_ids), 0)
         own_end = [] if end else policy.end_of(written[place], tools)
         targets = tokens[:end] if end else tokens + own_end  # a template may go on after the end, or write none
+        if end:
+            head, mark, _ = turn.partition(policy.control[tokens[end - 1]])
+            turn = head + mark
         steps.append(Step(prompt=ids, tokens=targets, logprobs=[0.0] * len(targets)))
-        ids, written_out = ids + tokens + own_end, after
+        ids, written_out = ids + targets, before + turn
     return steps
 
 
