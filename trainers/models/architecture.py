@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from transformers import PreTrainedConfig, PreTrainedModel
 
-# How far attention reaches back in some layers, by the names that configurations have for it.
-_WIDTHS = ("sliding_window", "window_size", "attention_window_size", "attention_chunk_size", "local_attention")
+# Besides what is called a window. A count of layers is none.
+_WIDTHS, _NO_WIDTHS = {"attention_chunk_size", "local_attention"}, {"max_window_layers"}
 _LENGTHS = ("max_position_embeddings", "max_seq_len", "max_sequence_length", "n_positions", "n_ctx")
 
 
@@ -28,8 +28,9 @@ def layer_kinds(config: PreTrainedConfig) -> set[str]:
 
 
 def local_widths(config: PreTrainedConfig) -> list[int]:
-    """The widths of windows and blocks that attention stays within, in layers of any kind."""
-    return [width for name in _WIDTHS if isinstance(width := getattr(config, name, None), int) and width > 0]
+    """The widths of windows and blocks that attention stays within, in layers of any kind, by the names in the config."""
+    named = {name: value for name, value in config.to_dict().items() if "window" in name or name in _WIDTHS}
+    return [value for name, value in named.items() if type(value) is int and value and name not in _NO_WIDTHS]
 
 
 @contextmanager
