@@ -230,17 +230,6 @@ def test_the_environment_speaks_the_users_words(data, corpus):
     assert messages[0]["content"] == info["instructions"] and messages[1]["content"] == question
 
 
-def test_a_built_index_is_searched_in_place_of_the_corpus(tmp_path, data, corpus):
-    retrieval_index.build_folder(corpus, tmp_path / "index")
-    task = load("own", data=data, index=str(tmp_path / "index"))
-    assert task.searcher.search(["Arnheim"], 1)[0][0].title == "Arnheim" and task.source.endswith("/index")
-    (tmp_path / "notes").mkdir()
-    (tmp_path / "notes" / "holm.md").write_text("# Holm\n\nA town in the north.")
-    retrieval_index.build_folder(tmp_path / "notes", tmp_path / "texts")
-    task = load("own", data=data, index=str(tmp_path / "texts"), holdout=3)
-    assert [hit.id for hit in task.searcher.search(["north"], 1)[0]] == ["holm.md#1"]
-
-
 def test_fields_of_other_formats_hide_none_of_a_rows_own(tmp_path):
     """A row with metadata of the user's, or a data_source, is not one of FlashRAG for that."""
     contexts = [{"title": "T", "text": "x is here."}]
@@ -278,17 +267,6 @@ def test_one_title_of_two_texts_is_evidence_by_its_title(tmp_path):
     row["supporting_paragraphs"] = texts
     with pytest.raises(ValueError, match="one for each of supporting_titles, got 2 for 1; where two have one title"):
         load_own(write(tmp_path / "other.jsonl", [row]), split="validation", holdout=1)
-
-
-def test_rows_that_verl_made_of_search_r1(tmp_path, corpus):
-    row = {
-        "data_source": "searchR1_nq",
-        "prompt": [],
-        "extra_info": {"index": 0, "question": "Where?", "split": "train"},
-    }
-    row["reward_model"] = {"ground_truth": {"target": ["Oslo"]}, "style": "rule"}
-    found = load_own(write(tmp_path / "rows.jsonl", [row]), split="validation", holdout=1, corpus=corpus)
-    assert [(q.question, q.golds) for q in found.questions] == [("Where?", ("Oslo",))]
 
 
 def test_rows_of_verl(tmp_path, corpus):

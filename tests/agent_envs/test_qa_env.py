@@ -166,16 +166,3 @@ def test_a_judge_is_weighed_as_asked_for(folder):
     with pytest.raises(ValueError, match="the reward term judge needs a judge"):
         hotpot(folder, rewards={"judge": 1.0})
     hotpot(folder, rewards={"judge": 0.0})
-
-
-@pytest.mark.parametrize(
-    ("name", "message"),
-    [
-        ("entities", r"hotpotqa got an unexpected keyword argument 'entities'.*known"),
-        ("max_turn", r"'max_turn' \(did you mean 'max_turns'\?\); known: \['data'"),
-        ("hold_out", r"'hold_out' \(did you mean 'holdout'\?\)"),
-    ],
-)
-def test_a_mistyped_argument_is_answered_with_the_right_one(folder, name, message):
-    with pytest.raises(TypeError, match=message):
-        hotpot(folder, **{name: 3})

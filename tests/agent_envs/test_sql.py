@@ -8,18 +8,7 @@ from collections import Counter
 import pytest
 
 from agent_envs.generators.instances import split_of
-from agent_envs.generators.sql.questions import (
-    SCHEMAS,
-    SQLQuestion,
-    _draw_slot_values,
-    _fill_slots,
-    _is_askable,
-    describe,
-    is_right,
-    matches,
-    open_database,
-    rows_of,
-)
+from agent_envs.generators.sql import questions
 from agent_envs.generators.sql.sqlite import Database, QueryError, QueryResult
 from agent_envs.generators.sql.templates import TEMPLATES
 from agent_envs.tasks.sql import SQLEnv
@@ -154,29 +143,29 @@ def test_results_name_their_tables_and_are_cut(database):
     assert database.query("SELECT 1").tables == frozenset()
 
 
-@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("schema", questions.SCHEMAS)
 def test_every_template_makes_questions(schema):
     for level, kind, texts, sql in TEMPLATES[schema]:
         fit = 0
         for number in range(16):
-            said, meant = _draw_slot_values(texts + sql, schema, number, random.Random(number))
-            found = open_database(schema, number).query(_fill_slots(meant, sql))
-            fit += _is_askable(kind, tuple(row[0] for row in found.rows))
-            assert found.tables <= set(rows_of(schema, number))
-            assert "{" not in _fill_slots(said, texts) + _fill_slots(meant, sql)
+            said, meant = questions._draw_slot_values(texts + sql, schema, number, random.Random(number))
+            found = questions.open_database(schema, number).query(questions._fill_slots(meant, sql))
+            fit += questions._is_askable(kind, tuple(row[0] for row in found.rows))
+            assert found.tables <= set(questions.rows_of(schema, number))
+            assert "{" not in questions._fill_slots(said, texts) + questions._fill_slots(meant, sql)
         assert fit >= 2, (level, texts)
 
 
-@pytest.mark.parametrize("schema", SCHEMAS)
+@pytest.mark.parametrize("schema", questions.SCHEMAS)
 def test_databases_hold_together(schema):
     """Foreign keys lead somewhere, by SQLite's own check."""
     for number in range(6):
         plain = sqlite3.connect(":memory:")
-        plain.executescript(SCHEMAS[schema].script)
-        for table, rows in rows_of(schema, number).items():
+        plain.executescript(questions.SCHEMAS[schema].script)
+        for table, rows in questions.rows_of(schema, number).items():
             plain.executemany(f"INSERT INTO {table} VALUES ({', '.join('?' * len(rows[0]))})", rows)
         assert plain.execute("PRAGMA foreign_key_check").fetchall() == []
-    assert rows_of(schema, 1) != rows_of(schema, 2) and "-- rows:" in describe(schema, 1)
+    assert questions.rows_of(schema, 1) != questions.rows_of(schema, 2) and "-- rows:" in questions.describe(schema, 1)
 
 
 def template(schema, part):
@@ -185,7 +174,7 @@ def template(schema, part):
 
 def test_golds_agree_with_counting_by_hand():
     for number in range(6):
-        shop, league = rows_of("shop", number), rows_of("league", number)
+        shop, league = questions.rows_of("shop", number), questions.rows_of("league", number)
         prices = {product[0]: product[3] for product in shop["products"]}
         delivered = {order[0]: order[1] for order in shop["orders"] if order[3] == "delivered"}
         spent = Counter()
@@ -197,19 +186,19 @@ def test_golds_agree_with_counting_by_hand():
         if most := max(spent[c] for c in inhabitants):
             sql = template("shop", "has spent the most").replace("{customers.city}", f"'{city}'")
             best = {name for c, name in inhabitants.items() if spent[c] == most}
-            assert {row[0] for row in open_database("shop", number).query(sql).rows} == best
+            assert {row[0] for row in questions.open_database("shop", number).query(sql).rows} == best
         id, name = league["teams"][0][:2]
         scored = [
             (h, a) if home == id else (a, h) for _, _, home, away, h, a in league["matches"] if id in (home, away)
         ]
         points = sum(3 * (own > other) + (own == other) for own, other in scored)
         sql = template("league", "How many points").replace("{teams.name}", f"'{name}'")
-        assert open_database("league", number).query(sql).rows == ((points,),)
+        assert questions.open_database("league", number).query(sql).rows == ((points,),)
         assert len(league["goals"]) == sum(match[4] + match[5] for match in league["matches"])
 
 
 def question(kind, *golds):
-    return SQLQuestion("?", "shop", 0, kind, "", golds, frozenset({"products", "orders"}))
+    return questions.SQLQuestion("?", "shop", 0, kind, "", golds, frozenset({"products", "orders"}))
 
 
 ANSWERS = [  # kind, golds, right answers, wrong ones
@@ -228,17 +217,17 @@ ANSWERS = [  # kind, golds, right answers, wrong ones
 
 @pytest.mark.parametrize(("kind", "golds", "right", "wrong"), ANSWERS)
 def test_answers_are_compared_as_what_they_are(kind, golds, right, wrong):
-    assert [answer for answer in right + wrong if is_right(question(kind, *golds), answer)] == right
+    assert [answer for answer in right + wrong if questions.is_right(question(kind, *golds), answer)] == right
 
 
 def test_a_result_matches_if_one_of_its_columns_does():
     asked = question("names", "Ada", "Bo")
-    assert matches(asked, QueryResult(("n", "c"), (("Bo", 1), ("Ada", 2)), frozenset()))
-    assert not matches(asked, QueryResult(("n",), (("Bo",), ("Ada",), ("Cy",)), frozenset()))
-    assert not matches(asked, QueryResult(("n",), (), frozenset()))
-    assert not matches(asked, QueryResult(("n",), (("Bo",), ("Ada",)), frozenset(), more=True))
-    assert matches(question("average", 2 / 3), QueryResult(("a",), ((0.67,),), frozenset()))
-    assert matches(question("number", 3), QueryResult(("a", "b"), ((None, 3.0),), frozenset()))
+    assert questions.matches(asked, QueryResult(("n", "c"), (("Bo", 1), ("Ada", 2)), frozenset()))
+    assert not questions.matches(asked, QueryResult(("n",), (("Bo",), ("Ada",), ("Cy",)), frozenset()))
+    assert not questions.matches(asked, QueryResult(("n",), (), frozenset()))
+    assert not questions.matches(asked, QueryResult(("n",), (("Bo",), ("Ada",)), frozenset(), more=True))
+    assert questions.matches(question("average", 2 / 3), QueryResult(("a",), ((0.67,),), frozenset()))
+    assert questions.matches(question("number", 3), QueryResult(("a", "b"), ((None, 3.0),), frozenset()))
 
 
 def make(**arguments):
@@ -246,9 +235,9 @@ def make(**arguments):
     env = SQLEnv(**arguments)
     env.reset(seed=0)
     sql = "SELECT COUNT(*) FROM orders o JOIN customers c ON c.id = o.customer_id WHERE city = 'x' OR 1"
-    golds = (len(rows_of("shop", 0)["orders"]),)
+    golds = (len(questions.rows_of("shop", 0)["orders"]),)
     tables = frozenset({"orders", "customers"})
-    env.question = SQLQuestion("How many orders?", "shop", 0, "number", sql, golds, tables)
+    env.question = questions.SQLQuestion("How many orders?", "shop", 0, "number", sql, golds, tables)
     env._read, env._matched = set(), False
     return env
 

@@ -6,47 +6,39 @@ import loss_checks as checks
 import pytest
 import torch
 
-from trainers.algorithms.losses import (
-    aggregate,
-    cispo_loss,
-    clipped_policy_loss,
-    gspo_loss,
-    kl_k2,
-    kl_k3,
-    sequence_mean,
-)
+from trainers.algorithms import losses
 
 
 def grpo(logprobs, old, advantages, mask, tokens, sequences):
-    return sequence_mean(clipped_policy_loss(logprobs, old, advantages, 0.2, 0.2), mask, sequences)
+    return losses.sequence_mean(losses.clipped_policy_loss(logprobs, old, advantages, 0.2, 0.2), mask, sequences)
 
 
 def dapo(logprobs, old, advantages, mask, tokens, sequences):
-    return aggregate(clipped_policy_loss(logprobs, old, advantages, 0.2, 0.28), mask, tokens)
+    return losses.aggregate(losses.clipped_policy_loss(logprobs, old, advantages, 0.2, 0.28), mask, tokens)
 
 
 def dr_grpo(logprobs, old, advantages, mask, tokens, sequences):
-    return aggregate(clipped_policy_loss(logprobs, old, advantages, 0.2, 0.2), mask, sequences * 32)
+    return losses.aggregate(losses.clipped_policy_loss(logprobs, old, advantages, 0.2, 0.2), mask, sequences * 32)
 
 
 def gspo(logprobs, old, advantages, mask, tokens, sequences):
-    return sequence_mean(gspo_loss(logprobs, old, advantages, mask, 0.1, 0.1), mask, sequences)
+    return losses.sequence_mean(losses.gspo_loss(logprobs, old, advantages, mask, 0.1, 0.1), mask, sequences)
 
 
 def cispo(logprobs, old, advantages, mask, tokens, sequences):
-    return aggregate(cispo_loss(logprobs, old, advantages, 1.0, 0.2), mask, tokens)
+    return losses.aggregate(losses.cispo_loss(logprobs, old, advantages, 1.0, 0.2), mask, tokens)
 
 
 def with_kl(estimate):
     def loss(logprobs, old, advantages, mask, tokens, sequences):
-        penalised = clipped_policy_loss(logprobs, old, advantages, 0.2, 0.2) + 0.1 * estimate(logprobs, old)
-        return aggregate(penalised, mask, tokens)
+        penalised = losses.clipped_policy_loss(logprobs, old, advantages, 0.2, 0.2) + 0.1 * estimate(logprobs, old)
+        return losses.aggregate(penalised, mask, tokens)
 
     return loss
 
 
 LOSSES = {"GRPO": grpo, "DAPO": dapo, "Dr. GRPO": dr_grpo, "GSPO": gspo, "CISPO": cispo}
-LOSSES |= {"k2 in the loss": with_kl(kl_k2), "k3 in the loss": with_kl(kl_k3)}
+LOSSES |= {"k2 in the loss": with_kl(losses.kl_k2), "k3 in the loss": with_kl(losses.kl_k3)}
 every_loss = pytest.mark.parametrize("loss", LOSSES.values(), ids=LOSSES)
 
 
@@ -59,7 +51,7 @@ def test_layouts_and_micro_batches_and_empty_rows_change_nothing(loss):
 
 
 def test_on_policy_every_loss_is_reinforce():
-    for loss in (dapo, cispo, with_kl(kl_k2), with_kl(kl_k3)):
+    for loss in (dapo, cispo, with_kl(losses.kl_k2), with_kl(losses.kl_k3)):
         checks.check_on_policy_is_reinforce(loss, checks.Data(), checks.token_weights)
     for loss in (grpo, gspo):
         checks.check_on_policy_is_reinforce(loss, checks.Data(), checks.sequence_weights)
@@ -78,10 +70,12 @@ def test_without_a_clip_cispo_and_ppo_have_one_gradient():
     """Off-policy too: the gradient of r A is r A grad log pi."""
 
     def unclipped(make):
-        return lambda logprobs, old, advantages, mask, tokens, sequences: aggregate(
+        return lambda logprobs, old, advantages, mask, tokens, sequences: losses.aggregate(
             make(logprobs, old, advantages, math.inf, math.inf), mask, tokens
         )
 
     data = checks.Data()
-    gradients = [data.run(unclipped(make), data.layout())[1] for make in (cispo_loss, clipped_policy_loss)]
+    gradients = [
+        data.run(unclipped(make), data.layout())[1] for make in (losses.cispo_loss, losses.clipped_policy_loss)
+    ]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)

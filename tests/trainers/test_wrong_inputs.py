@@ -26,14 +26,12 @@ BEFORE_TORCH = [
     ("grpo --model none.gguf", "there is no file none.gguf"),
     ("grpo --model damaged", "damaged/config.json is damaged"),
     ("grpo --model text", "text is a file and no GGUF file"),
-    ("grpo --model empty/sft", "there is no model folder empty/sft"),
     ("grpo --model adapter", "is an adapter of /no/such/model.gguf, which is not here"),
     (f"grpo --model {HUB_ID}", f"there is no folder '{HUB_ID}' here, and http://127.0.0.1:9 cannot be asked for it"),
     (f"evaluate --checkpoint {HUB_ID}", "where there is a network, hf download somebody/some-model"),
     ("grpo --dtype bfloat16", "dtype and lora_rank are for pretrained models: give a model too"),
     ("ppo --env AgentR1/MiniWik-v0", "there is no environment 'AgentR1/MiniWik-v0': did you mean MiniWiki"),
     ("rloo --env hotpotqa", "there is no environment 'hotpotqa': did you mean HotpotQA"),
-    ("rloo --env 2wiki", "there is no environment '2wiki': did you mean 2WikiMultihopQA"),
     ("gigpo --env Nothing", "there is no environment 'Nothing': did you register it?"),
     ("grpo --env nowhere:Mine/Task-v0", "there is no module 'nowhere' to import for the environment"),
     ("grpo --env CartPole-v1", "CartPole-v1 has a vector of its own, which knows no split"),
@@ -42,7 +40,6 @@ BEFORE_TORCH = [
     ("grpo --env mine:Mine/Task-v0 --env-kwargs {\"hop\":1}", "mine:Mine/Task-v0 has no argument 'hop'; it has: "),
     ("grpo --env-kwargs {\"hop\":2}", "unexpected keyword argument 'hop' (did you mean 'hops'?); known: ['entities', 'types'"),
     ("grpo --env Bandit --env-kwargs {\"rewards\":{\"answr\":1}}", "answr"),
-    ("grpo --env-kwargs {\"k\":\"two\"}", "k must be a whole number of at least 1, got 'two'"),
     ("grpo --env Bandit --env-kwargs {\"max_turns\":\"three\"}", "max_turns must be a whole number, got 'three'"),
     ("grpo --env-kwargs {hops:2}", "env_kwargs is not valid JSON"),
     ("sft --env-kwargs [1]", "env_kwargs must be a JSON object"),
@@ -64,21 +61,17 @@ BEFORE_TORCH = [
     ("grpo --resume RUN --lr 0.5", "RUN was trained with lr=0.01, not 0.5: leave that out"),
     ("grpo --resume RUN --env-kwargs {\"k\":7}", "RUN was trained with env_kwargs="),
     ("grpo --out text", "cannot write to text: text is a file: give another --out"),
-    ("grpo --out /dev/null/x", "cannot write to /dev/null/x: /dev/null is a file"),
     ("grpo --out evaluated", "holds an evaluation: give another --out"),
     ("grpo --out RUN", "RUN holds an earlier run: give another --out, or go on with --resume RUN"),
     ("sft --messages none.jsonl", "there is no file of messages none.jsonl"),
     ("sft --episodes empty", "empty is not the folder of a run of sft: there is no demonstrations.jsonl"),
     ("sft --updates 3 --max-seconds 3", "updates and max_seconds both say how long to train"),
     ("evaluate --split tst", "split must be one of ('train', 'validation'), got 'tst'"),
-    ("evaluate --checkpoint no/such/folder", "there is no model folder no/such/folder"),
     ("evaluate --checkpoint model --engine vllm --vllm-url http://a http://b", "vllm_url takes one server here"),
     ("evaluate --questions -3", "questions must be at least 0, got -3"),
-    ("evaluate --num-envs 0", "num_envs must be at least 1, got 0"),
     ("evaluate --out text", "cannot write to text"),
     ("export", "give --checkpoint"),
     ("export --checkpoint model", "model is not a checkpoint of a trainer"),
-    ("export --checkpoint RUN", "is the folder of a run: give one of its checkpoints"),
     ("export --checkpoint RUN/checkpoint-1 --out model", "model exists already: give another --out"),
     ("export_episodes", "give the folder of a run or of an evaluation, or an episodes.jsonl"),
     ("export_episodes nowhere --out new", "there is no nowhere: give the folder of a run"),
@@ -90,24 +83,20 @@ BEFORE_TORCH = [
     ("report text", "holds no episode"),
     ("report other.jsonl", "'a' is no episode as we write them"),
     ("report damaged", "summary.json is damaged"),
-    ("report damaged --out text/x.html", "cannot write to text: text is a file"),
     ("compare --recipe nope", "there is no recipe 'nope': give a file, or one of ['agent-r1', 'algorithms'"),
     ("compare --recipe bad.toml", "bad.toml is not valid TOML"),
     ("compare --arguments {", "arguments is not valid JSON"),
     ("compare --recipe real --model /no/where", "there is no model folder /no/where"),
     ("play", "give --agent"),
-    ("play --agent model --env miniwiki", "did you mean MiniWiki"),
 ]  # fmt: skip
 
 AFTER_TORCH = [
     ("starpo starpo-s --env Nope", "there is no environment 'Nope'"),
-    ("starpo starpo-s --out text", "cannot write to text"),
     ("grpo --model cut --env-kwargs SMALL --out new", "cannot load a model from 'cut': "),
     ("grpo --resume DAMAGED", "no checkpoint in DAMAGED is whole: "),
     ("evaluate --checkpoint DAMAGED/checkpoint-1 --env-kwargs SMALL", "is not what was saved: its checksum differs"),
     ("export --checkpoint DAMAGED/checkpoint-1 --out new", "is not what was saved: its checksum differs"),
     ("sft --script nosuch --model model --env-kwargs SMALL --out new", "has no script 'nosuch'; it has ['oracle'"),
-    ("sft --messages text --model model --env-kwargs SMALL --out new", "text"),
     ("compare --recipe algorithm.toml", "algorithm must be one of ['grpo', "),
     ("compare --arguments {\"lrr\":1}", "unknown keys ['lrr']; known: "),
     ("compare --recipe mine.toml --report", "runs/mine holds no result of this recipe yet"),
@@ -116,19 +105,9 @@ AFTER_TORCH = [
 ]  # fmt: skip
 
 OTHERS = [
-    ("agent_envs play Nope", "there is no environment 'Nope': did you register it?"),
-    ("agent_envs describe miniwiki", "did you mean MiniWiki"),
-    ("agent_envs describe MiniWiki --kwargs {\"hop\":1}", "unexpected keyword argument 'hop'"),
-    ("agent_envs describe MiniWiki --kwargs {", "--kwargs is not valid JSON"),
-    ("agent_envs describe MiniWiki --script nobody", "script must be one of"),
     ("agent_envs describe CartPole-v1", "CartPoleEnv takes Discrete(2), not text"),
-    ("agent_envs check nowhere:Mine/Task-v0", "there is no module 'nowhere'"),
     ("agent_envs play MiniWiki --agent no/such/folder", "there is no model folder no/such/folder"),
-    ("agent_envs serve MiniWiki", "say how to serve it: --openenv"),
-    ("agent_envs view nowhere", "there is no nowhere: give the folder of a run or of an evaluation"),
-    ("agent_envs view .", "there is no episodes.jsonl: give one of DAMAGED, RUN"),
     ("agent_envs view RUN --episode 999", "RUN/episodes.jsonl has no episode '999' among the "),
-    ("agent_envs baselines Bandit --episodes -1", "--episodes must be at least 0"),
     ("agent_envs baselines Bandit --episodes 0", "episodes must be at least 1 where instances are made from seeds"),
     ("agent_envs baselines Bandit --episodes 1 --out /dev/null/x", "cannot write /dev/null/x"),
     ("retrieval_index build --corpus none.jsonl --out new", "none.jsonl"),
@@ -136,6 +115,12 @@ OTHERS = [
     ("retrieval_index search --index none question", "none"),
     ("retrieval_index serve --index empty", "empty"),
 ]  # fmt: skip
+
+GROUPS = [  # commands, and what the process that starts them has imported
+    (BEFORE_TORCH, "tyro trainers.cli agent_envs.tasks.qa huggingface_hub.hf_api"),
+    (AFTER_TORCH, "torch trainers.grpo experiments.compare trainers.sft"),
+    (OTHERS, "tyro trainers.cli agent_envs.tasks.qa retrieval_index.build"),
+]
 
 
 @pytest.fixture(scope="module")
@@ -174,11 +159,8 @@ def start(place: Path, cases: list, *imported: str) -> dict:
     """What came of each command, by its words; all of them are started from one process."""
     commands = [words.replace("SMALL", json.dumps(SMALL).replace(" ", "")).split() for words, _ in cases]
     commands = [[MODULES.get(w, f"trainers.{w}"), *rest] for w, *rest in commands]
-    settings = {
-        "HF_ENDPOINT": "http://127.0.0.1:9",
-        "HF_HOME": str(place / "hub"),
-        "AGENT_ENVS_CACHE": str(place / "cache"),
-    }
+    settings = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(place / "hub")}
+    settings |= {"AGENT_ENVS_CACHE": str(place / "cache")}
     others = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "AGENT_ENVS_"))}
     done = subprocess.run(
         [sys.executable, Path(__file__).with_name("start_commands.py"), place, *imported], input=json.dumps(commands),
@@ -189,66 +171,26 @@ def start(place: Path, cases: list, *imported: str) -> dict:
 
 
 @pytest.fixture(scope="module")
-def before_torch(place):
-    return start(place, BEFORE_TORCH, "tyro", "trainers.cli", "agent_envs.tasks.qa", "huggingface_hub.hf_api")
+def ended(place):
+    return {words: end for cases, modules in GROUPS for words, end in start(place, cases, *modules.split()).items()}
 
 
-@pytest.fixture(scope="module")
-def after_torch(place):
-    return start(place, AFTER_TORCH, "torch", "trainers.grpo", "experiments.compare", "trainers.sft")
-
-
-@pytest.fixture(scope="module")
-def others(place):
-    return start(place, OTHERS, "tyro", "trainers.cli", "agent_envs.tasks.qa", "retrieval_index.build")
-
-
-@pytest.mark.parametrize(("words", "said"), BEFORE_TORCH)
-def test_it_is_said_before_torch_is_imported(before_torch, words, said):
-    done = before_torch[words]
-    assert done["status"] == 2 and not done["loaded"], done["said"]
-    assert done["said"].startswith(f"python -m {MODULES.get(words.split()[0], 'trainers.' + words.split()[0])}: ")
-    assert said in done["said"]
-    assert "\n" not in done["said"]
+@pytest.mark.parametrize(("words", "said"), [case for cases, _ in GROUPS for case in cases])
+def test_a_mistake_is_said_in_a_line(ended, words, said):
+    end, case, (command, *_) = ended[words], (words, said), words.split()
+    *before, last = end["said"].splitlines()  # a build shows its progress before
+    assert end["status"] in (1, 2) and "Traceback" not in end["said"] and said in last, end["said"]
+    assert end["loaded"] == (case in AFTER_TORCH)
+    if case not in OTHERS:
+        assert last.startswith(f"python -m {MODULES.get(command, 'trainers.' + command)}")
+    if case in BEFORE_TORCH:
+        assert end["status"] == 2 and not before
 
 
 def test_help_comes_before_torch(place):
     cases = [(f"{name} --help", "") for name in "reinforce starpo evaluate sft compare".split()]
     for done in start(place, cases, "tyro", "trainers.cli", "agent_envs.tasks.qa").values():
         assert done["status"] == 0 and not done["loaded"], done["said"]
-
-
-@pytest.mark.parametrize(("words", "said"), AFTER_TORCH)
-def test_it_is_said_in_one_line(after_torch, words, said):
-    done = after_torch[words]
-    last = done["said"].splitlines()[-1]
-    assert done["status"] in (1, 2) and "Traceback" not in done["said"], done["said"]
-    assert last.startswith(f"python -m {MODULES.get(words.split()[0], 'trainers.' + words.split()[0])}")
-    assert said in last
-
-
-@pytest.mark.parametrize(("words", "said"), OTHERS)
-def test_environments_and_indexes_say_it_too(others, words, said):
-    done = others[words]
-    assert done["status"] in (1, 2) and not done["loaded"], done["said"]
-    assert (
-        said in done["said"].splitlines()[-1] and "Traceback" not in done["said"]
-    )  # a build shows its progress before
-
-
-def test_a_command_that_lies_elsewhere_finds_an_environment_in_the_users_folder(place):
-    """Started as a file, whose folder Python puts in place of the working folder."""
-    command = [
-        sys.executable,
-        ROOT / "trainers" / "evaluate.py",
-        "--env",
-        "mine:Mine/Task-v0",
-        "--env-kwargs",
-        '{"hop":1}',
-    ]
-    others = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
-    done = subprocess.run(command, cwd=place, capture_output=True, text=True, env=others)
-    assert "mine:Mine/Task-v0 has no argument 'hop'" in done.stderr
 
 
 def test_a_fault_of_ours_keeps_its_traceback(place):

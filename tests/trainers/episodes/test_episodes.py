@@ -9,7 +9,7 @@ import pytest
 
 from agent_envs.tasks.qa import QAEnv
 from agent_envs.utils.scripts import EpisodeRecorder, roll_out
-from trainers import evaluate, grpo, ppo
+from trainers import grpo, ppo
 from trainers.episodes import records as episodes
 from trainers.episodes.records import EpisodeWriter, Origin, read_episodes, record_tokens, record_trajectory
 
@@ -195,17 +195,6 @@ def test_pieces_are_the_text(make_policy):
         assert len(pieces) == len(ids)
         if kind != "bytes":  # a byte is no text alone
             assert "".join(pieces) == policy.tokenizer.decode(ids)
-
-
-@pytest.mark.parametrize("env", ["AgentR1/FrozenLake-v0", "AgentR1/Calculator-v0"])
-def test_an_evaluation_loads_as_a_data_set(env, tmp_path):
-    evaluate.main(evaluate.Args(env=env, questions=4, num_envs=4, out=tmp_path))
-    records = list(read_episodes(tmp_path / "episodes.jsonl"))
-    rows = load(tmp_path / "episodes.jsonl", tmp_path)
-    assert len(rows) == len(records) == 4 * 3  # scripts
-    assert rows["key"] == [record["key"] for record in records]
-    assert rows[0]["metrics"]["success"] == records[0]["score"]
-    assert all(bool(golds) == ("Calculator" in env) for golds in rows["golds"])
 
 
 def test_a_run_loads_as_a_data_set(whole):

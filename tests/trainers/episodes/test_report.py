@@ -73,13 +73,6 @@ def test_the_label_of_a_curve_has_its_last_score_not_its_best(drawn, tmp_path):
     assert [text.get_text() for text in drawn[0].texts] == ["held out  0.30"]
 
 
-def test_the_mean_is_taken_where_all_curves_are():
-    one, other = (np.array([0.0, 10.0]), np.array([0.0, 1.0])), (np.array([2.0, 4.0, 6.0]), np.array([1.0, 1.0, 0.0]))
-    xs, ys = figures._common([one, other])
-    assert xs.tolist() == [2.0, 4.0, 6.0]
-    assert np.allclose(ys.mean(0), [0.6, 0.7, 0.3])
-
-
 ROWS = [
     {"name": "Naive | RAG [1]", "em": 0.1234, "em_interval": (0.1, 0.15), "f1": 0.2, "support_recall": None},
     {
@@ -111,11 +104,6 @@ EVERYTHING = {
             ],
             "Agent | EM | Calls | 1 hop | Yes or no",
             ["one | 0.500 | 1.50 | 0.750 | 0.250", "older | 0.250 | 1.00 | – | –"],
-        ),
-        (  # a measure that only its task knows
-            [{"name": "one", "accuracy": 0.5, "accuracy_interval": (0.4, 0.6), "turns": 2}],
-            "Agent | Accuracy | 95 % interval | Turns",
-            ["one | 0.500 | 0.400–0.600 | 2.00"],
         ),
         (
             [EVERYTHING],
