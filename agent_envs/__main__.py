@@ -123,7 +123,7 @@ def baselines(
     """
     if episodes < 0:
         raise SystemExit(f"--episodes must be at least 0 (all of them), got {episodes}")
-    if out and (out.is_dir() or not os.access(out.parent, os.W_OK)):
+    if out and (out.is_dir() or not out.parent.is_dir() or not os.access(out.parent, os.W_OK)):
         raise SystemExit(f"cannot write {out}: give a file in a folder that may be written to")
     from rich.progress import track
 

@@ -236,9 +236,8 @@ def data(tmp_path_factory):
 
 
 def test_alfworld_says_which_games_there_are(data, capsys):
-    names = {
-        split: [short_name(file) for file in ALFWorldEnv(split, data=data).files] for split in ("train", "validation")
-    }
+    found = {split: ALFWorldEnv(split, data=data).files for split in ("train", "validation")}
+    names = {split: [short_name(file) for file in files] for split, files in found.items()}
     train = ["pick_and_place_simple-Mug-None-Drawer-1/trial_T1", "pick_and_place_simple-Mug-None-Fridge-1/trial_T2"]
     assert names == {"train": train, "validation": ["pick_and_place_simple-Mug-None-Fridge-4/trial_T5"]}
     assert capsys.readouterr() == ("", "")

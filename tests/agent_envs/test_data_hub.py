@@ -87,7 +87,7 @@ def test_hotpotqa_is_downloaded_once(hotpot, tmp_path, monkeypatch, capfd):
         assert load_benchmark("hotpotqa", split="validation", source=source) == benchmark
 
 
-def test_musique_and_two_wiki(tmp_path, monkeypatch):
+def test_musique(tmp_path, monkeypatch):
     (tmp_path / "MuSiQue").mkdir()
     (tmp_path / "MuSiQue" / "musique_ans_v1.0_train.jsonl").write_text(json.dumps(MUSIQUE_ROW) + "\n")
     (tmp_path / "MuSiQue" / "musique_ans_v1.0_dev.jsonl").write_text(json.dumps({**MUSIQUE_ROW, "id": "dev"}) + "\n")
@@ -95,13 +95,6 @@ def test_musique_and_two_wiki(tmp_path, monkeypatch):
     (question,) = load_benchmark("musique", split="validation").questions
     assert question.id == "dev" and question.supporting_titles == ("Nebelmeer",)
     assert dict(question.decomposition[0]) == MUSIQUE_ROW["question_decomposition"][0]
-
-    (tmp_path / "2wiki").mkdir()
-    rows = datasets.Dataset.from_list([HOTPOT_ROWS[0]])
-    rows.to_parquet(str(tmp_path / "2wiki" / "train-00000-of-00001.parquet"))
-    put_on_hub(monkeypatch, "2wikimultihopqa", tmp_path / "2wiki")
-    (question,) = load_benchmark("2wikimultihopqa", split="train").questions
-    assert question.id == HOTPOT_ROWS[0]["id"]
 
 
 @pytest.mark.parametrize(

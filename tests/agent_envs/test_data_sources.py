@@ -114,8 +114,6 @@ def test_a_corpus_may_have_any_form_that_passages_come_in(tmp_path):
         benchmark = load(data=data, corpus=tmp_path / corpus)
         assert [(p.title, p.text.splitlines()[-1]) for p in benchmark.passages] == [("Ada", "Ada was born in Wil.")]
         assert benchmark.source.endswith(f"/{corpus}")
-    (tmp_path / "notes" / "ada.md").write_text("Ada was born in Chur.")
-    assert load(data=data, corpus=tmp_path / "notes").passages[0].text == "Ada was born in Chur."
 
 
 def test_a_corpus_is_read_once_and_again_when_it_changes(tmp_path):

@@ -62,13 +62,7 @@ def judge(endpoint, monkeypatch):
 
 VERDICTS = {
     1.0: ("yes", "Yes, no doubt.", "Yes\n\nThe proposed answer means the same."),
-    0.0: (
-        "No.",
-        "**no**",
-        "No – it is another.",
-        "<think>Is it yes or no?</think>\n\nno",
-        [{"type": "text", "text": "no"}],
-    ),
+    0.0: ("**no**", "No – it is another.", "<think>Is it yes or no?</think>\n\nno", [{"type": "text", "text": "no"}]),
     None: ("Well, yes and no", "<think>I must decide yes or no. The", "No doubt: yes"),
 }
 

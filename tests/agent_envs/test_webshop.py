@@ -50,11 +50,9 @@ class WebAgentTextEnv:
 
     def get_available_actions(self):
         at = self.server.user_sessions[self.session]
-        first = 10 * at.get("number", 0)
-        paging = ["next >"] * (first + 10 < len(at["found"])) + ["< prev"] * (first > 0)
         clickables = {
             "start": ["search"],
-            "results": ["back to search", *paging, *(asin.lower() for asin in at["found"][first : first + 10])],
+            "results": ["back to search", *(asin.lower() for asin in at["found"][:10])],
             "item": ["back to search", "< prev", "description", "buy now", *OPTIONS],
         }
         return {"has_search_bar": at["page"] == "start", "clickables": clickables.get(at["page"], [])}
@@ -69,15 +67,13 @@ class WebAgentTextEnv:
                 raise TypeError("'NoneType' object is not subscriptable")
             hits = {asin: len(words & set(product.split())) for asin, product in PRODUCTS.items()}
             found = sorted((asin for asin, hit in hits.items() if hit), key=lambda asin: -hits[asin])
-            at |= {"page": "results", "found": found, "number": 0, "options": set(), "query": value}
+            at |= {"page": "results", "found": found, "options": set(), "query": value}
         elif value != "search" and value in self.get_available_actions()["clickables"]:
             if value == "buy now":
                 goal, price = at["goal"], self.server.prices[at["asin"]]
                 fits = price <= float(goal["instruction_text"].split()[-2])
                 reward, done = sum([at["asin"] == goal["asin"], "red" in at["options"], fits]) / 3, True
                 at["page"] = "done"
-            elif value in ("next >", "< prev") and at["page"] == "results":
-                at["number"] += 1 if value == "next >" else -1
             elif value in ("back to search", "< prev"):
                 at["page"] = "start" if value == "back to search" else "results"
             elif value.upper() in PRODUCTS:

@@ -283,11 +283,9 @@ def test_what_was_rolled_out_on_data_that_changed_does_not_count(tmp_path):
         content["runs"] = {"g": {"algorithm": "grpo"}}
         return check.check(recipe_file.make("T", content))[0]["As in training"].data
 
-    (
-        write("passages.jsonl", passages),
-        write("validation.jsonl", rows),
-        write("train.jsonl", [rows[0] | {"id": "t", "question": "Has Town 0 a gate?"}]),
-    )
+    asked = [rows[0] | {"id": "t", "question": "Has Town 0 a gate?"}]
+    for name, lines in (("passages", passages), ("validation", rows), ("train", asked)):
+        write(f"{name}.jsonl", lines)
     digests = [digest(), digest()]
     write("validation.jsonl", [row | {"answer": "none of them"} for row in rows])
     digests.append(digest())

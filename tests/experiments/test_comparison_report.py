@@ -98,17 +98,9 @@ def test_any_score_can_be_pooled():
 def test_intervals_are_over_questions_where_columns_are_pooled():
     """A column without scores of its questions has no dot."""
     scored = lambda *em: {"measure": "em", "questions": {"id": [*range(len(em))], "em": [*em]}}  # noqa: E731
-    rows = {
-        "A": [
-            {"x": scored(*[0.0, 1.0] * 50), "y": scored(*[1.0] * 100), "z": {"measure": "em", "questions": {"id": [0]}}}
-        ]
-    }
-    results = {
-        "recipe": {"tasks": {"x": {}, "y": {}, "z": {}}, "pooled": ["x", "y"]},
-        "rows": rows,
-        "seeds": {"A": [0]},
-    }
-    found = report.mean_scores(results)["A"]
+    row = {"x": scored(*[0.0, 1.0] * 50), "y": scored(*[1.0] * 100), "z": {"measure": "em", "questions": {"id": [0]}}}
+    recipe = {"tasks": {"x": {}, "y": {}, "z": {}}, "pooled": ["x", "y"]}
+    found = report.mean_scores({"recipe": recipe, "rows": {"A": [row]}, "seeds": {"A": [0]}})["A"]
     assert list(found) == ["x", "y", "x + y"]
     assert found["x"] == (0.5, pytest.approx(1.96 * 0.05, abs=0.01)) and found["y"] == pytest.approx((1.0, 0.0))
     assert found["x + y"][0] == 0.75 and 0 < found["x + y"][1] < found["x"][1]
@@ -118,12 +110,8 @@ def test_the_pooled_table_by_hand():
     """Four questions in two columns, two seeds: what is below was counted, not computed."""
 
     def row(*em):
-        return {
-            "score": sum(em) / len(em),
-            "f1": 0.5,
-            "measure": "em",
-            "questions": {"id": ["x", "y"], "em": em, "f1": [0.5, 0.5]},
-        }
+        questions = {"id": ["x", "y"], "em": em, "f1": [0.5, 0.5]}
+        return {"score": sum(em) / len(em), "f1": 0.5, "measure": "em", "questions": questions}
 
     results = {
         "recipe": {

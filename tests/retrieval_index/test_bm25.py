@@ -114,11 +114,7 @@ def test_passages_that_share_no_word_are_not_returned(backend):
 
 WRONG_REQUESTS = [
     *(("band", 1, TypeError, r"search\(\[query\], k\)"), ([None], 1, TypeError, "NoneType")),
-    *(
-        (["band"], 1.5, TypeError, "."),
-        (["band"], 0, ValueError, "at least 1"),
-        (["band"], -1, ValueError, "at least 1"),
-    ),
+    *((["band"], 1.5, TypeError, "."), (["band"], 0, ValueError, "at least 1")),
 ]
 
 

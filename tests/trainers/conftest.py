@@ -33,11 +33,8 @@ SMALL = {"entities": 60, "questions": 20, "max_turns": 2}
 TEXT = ("the search for the town where the author of the book was born", "</search> <answer> the answer </answer>")
 
 
-FIRST = (
-    "test_distributed.py",
-    "test_wrong_inputs.py",
-    "test_interruptions.py",
-)  # their fixtures are the most expensive ones
+# Their fixtures are the most expensive ones.
+FIRST = "test_distributed.py", "test_wrong_inputs.py", "test_interruptions.py"
 
 
 def pytest_collection_modifyitems(items):

@@ -87,10 +87,8 @@ def test_naive_rag_searches_in_the_format_of_each_task_of_a_mixture(make_policy)
 
 
 def test_each_kind_of_question_has_a_score():
-    episodes = [
-        {"em": em, "kind": kind}
-        for em, kind in ((1, "2 hops"), (0, "1 hop"), (0, "2 hops"), (1, "1 hop"), (1, "1 hop"))
-    ]
+    asked = (1, "2 hops"), (0, "1 hop"), (0, "2 hops"), (1, "1 hop"), (1, "1 hop")
+    episodes = [{"em": em, "kind": kind} for em, kind in asked]
     assert evaluator.summarize("agent", episodes)["kinds"] == {"1 hop": pytest.approx(2 / 3), "2 hops": 0.5}
     assert evaluator.summarize("agent", episodes[::2], samples=3).get("kinds") is None  # one question
     assert "kinds" not in evaluator.summarize("agent", [*episodes, {"em": 1}])  # not all have one
@@ -108,14 +106,8 @@ def test_naive_rag_scores_what_is_too_long_to_be_read_as_no_answer(make_policy):
 
 
 def test_the_command_writes_its_table(model_folder, tmp_path, capsys):
-    args = {
-        "env": "MiniWiki-Easy",
-        "env_kwargs": SMALL,
-        "checkpoint": (model_folder,),
-        "questions": 6,
-        "max_new_tokens": 4,
-    }
-    rows = evaluate.main(evaluate.Args(**args, num_envs=4, out=tmp_path))
+    args = {"env": "MiniWiki-Easy", "env_kwargs": SMALL, "checkpoint": (model_folder,), "questions": 6}
+    rows = evaluate.main(evaluate.Args(**args, max_new_tokens=4, num_envs=4, out=tmp_path))
     assert rows[0]["em"] == 1.0
     assert all(set(row["kinds"]) == {"bridge", "compositional"} for row in rows)  # policies, scripts and Naive RAG
     written = json.loads((tmp_path / "evaluation.json").read_text())

@@ -102,12 +102,7 @@ def test_every_pass_has_every_episode_once_in_another_order():
 
 @pytest.mark.parametrize(
     ("patience", "losses", "stops"),
-    [
-        (2, [3.0, 2.0, 2.5], False),
-        (2, [3.0, 2.0, 2.5, 2.1], True),
-        (2, [3.0, 2.0, 2.5, 2.0], False),
-        (0, [3.0, 4.0, 5.0], False),
-    ],
+    [(2, [3.0, 2.0, 2.5, 2.1], True), (2, [3.0, 2.0, 2.5, 2.0], False), (0, [3.0, 4.0, 5.0], False)],
 )
 def test_it_stops_after_losses_without_a_new_lowest(patience, losses, stops):
     evaluation = sft.HeldOutLoss(sft.Args(patience=patience), None, [])
@@ -179,10 +174,8 @@ def test_time_can_say_when_it_ends(train):
     lines = read_metrics(f"{done['folder']}/metrics.jsonl")
     assert lines[-1]["policy/lr"] < max(line["policy/lr"] for line in lines)
     (Path(done["folder"]) / "summary.json").unlink()
-    again = train(
-        resume=Path(done["folder"]), max_seconds=0.7, held_out=0.0
-    )  # but for the last update, which is not saved
-    assert again["updates"] <= done["updates"] + 3
+    again = train(resume=Path(done["folder"]), max_seconds=0.7, held_out=0.0)
+    assert again["updates"] <= done["updates"] + 3  # but for the last update, which is not saved
 
 
 def test_several_sources_at_once(train, tmp_path):

@@ -7,11 +7,8 @@ from trainers.algorithms.turn_advantages import gigpo, turn_advantage
 def test_equal_returns_give_exactly_zero_in_any_order():
     """.1 + .2 + .3 is not .3 + .2 + .1 in single precision."""
     paid = torch.tensor([[0.1, 0.2, 0.3, 1.0], [0.3, 0.2, 0.1, 1.0], [0.2, 0.3, 0.1, 1.0], [0.3, 0.1, 0.2, 1.0]])
-    turns, mask, groups = (
-        torch.arange(4).expand(4, 4),
-        torch.ones(4, 4, dtype=torch.bool),
-        torch.zeros(4, dtype=torch.long),
-    )
+    turns, groups = torch.arange(4).expand(4, 4), torch.zeros(4, dtype=torch.long)
+    mask = turns >= 0
     assert turn_advantage(paid, turns, mask, groups, 1.0, True)[:, 0].eq(0).all()
     assert gigpo(paid, turns, mask, groups, [[None] * 4] * 4, 1.0, scale_by_std=True).eq(0).all()
 

@@ -106,12 +106,8 @@ def test_while_a_checkpoint_is_replaced_there_is_always_one(tmp_path):
         (folder / "model.safetensors").write_bytes(b"weights")
 
     folder, small = tmp_path / "c", SimpleNamespace(save_pretrained=save_pretrained)
-    other = threading.Thread(
-        target=lambda: [
-            checkpoint.save(folder, model=small, tokenizer=small, optimizers=[], step=step, extra={})
-            for step in range(20)
-        ]
-    )
+    parts = {"model": small, "tokenizer": small, "optimizers": [], "extra": {}}
+    other = threading.Thread(target=lambda: [checkpoint.save(folder, step=step, **parts) for step in range(20)])
     other.start()
     while not folder.exists() and other.is_alive():
         time.sleep(0.001)

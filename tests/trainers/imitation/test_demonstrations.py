@@ -98,12 +98,8 @@ def test_a_damaged_file(make_policy, tmp_path):
         demos.read_demonstrations(tmp_path, policy)
     demos.write_demonstrations(tmp_path / demos.FILE, [of_ids("1", [1, 2, 3])], policy)
     line = json.loads((tmp_path / demos.FILE).read_text())
-    for broken in (
-        "{",
-        "{}",
-        json.dumps({n: v for n, v in line.items() if n != "tokenizer"}),
-        json.dumps(line | {"sequences": [{"ids": [1, 2], "target_tokens": [[0, 1]]}]}),
-    ):
+    wrong = line | {"sequences": [{"ids": [1, 2], "target_tokens": [[0, 1]]}]}
+    for broken in ("{", json.dumps({n: v for n, v in line.items() if n != "tokenizer"}), json.dumps(wrong)):
         (tmp_path / demos.FILE).write_text(broken)
         with pytest.raises(ValueError, match=r"demonstrations\.jsonl:1 is not a demonstration"):
             demos.read_demonstrations(tmp_path, policy)

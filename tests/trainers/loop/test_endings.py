@@ -161,9 +161,8 @@ def test_training_stops_where_a_number_is_not_finite(train, model_folder, monkey
     with pytest.raises(TrainingStopped, match=said):
         if what == "sft":
             kwargs, out = {"entities": 60, "questions": 24}, tmp_path / "run"
-            sft.main(
-                sft.Args(env_kwargs=kwargs, model=model_folder, demonstrations=6, updates=3, save_every=1, out=out)
-            )
+            few = {"demonstrations": 6, "updates": 3, "save_every": 1}
+            sft.main(sft.Args(env_kwargs=kwargs, model=model_folder, out=out, **few))
         else:
             train(save_every=1)
     assert checkpoint.latest(tmp_path / "run") is None
