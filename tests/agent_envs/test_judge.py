@@ -1,57 +1,47 @@
-"""A language model as a judge, against a server of our own."""
+"""A language model as a judge, against an endpoint of our own."""
 
+import itertools
 import json
 import pickle
-import threading
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import gymnasium
+import httpx
 import openai
 import pytest
 
 from agent_envs.judge import Judge
 
 
-class Endpoint(ThreadingHTTPServer):
+class Endpoint:
     """Says ``replies`` one after the other (a status, or a text), then the last of them for ever; keeps what it was asked."""
 
+    numbers = itertools.count()  # verdicts are kept by address
+
     def __init__(self):
-        super().__init__(("127.0.0.1", 0), Handler)
         self.replies, self.asked, self.keys, self.paths = ["yes"], [], [], []
-        self.url = f"http://127.0.0.1:{self.server_port}/v1"
+        self.url = f"http://judge-{next(self.numbers)}/v1"
 
     @property
     def prompts(self) -> list[str]:
         return [request["messages"][0]["content"] for request in self.asked]
 
-
-class Handler(BaseHTTPRequestHandler):
-    def do_POST(self):
-        server = self.server
-        server.asked.append(json.loads(self.rfile.read(int(self.headers["Content-Length"]))))
-        server.keys.append(self.headers["Authorization"])
-        server.paths.append(self.path)
-        reply = server.replies.pop(0) if len(server.replies) > 1 else server.replies[0]
-        self.send_response(reply if isinstance(reply, int) else 200)
-        self.send_header("Content-Type", "application/json")
-        self.end_headers()
-        said = {"choices": [{"message": {"content": reply}}]}
-        self.wfile.write(reply if isinstance(reply, bytes) else json.dumps(said).encode())
-
-    def log_message(self, *arguments):
-        pass
+    def __call__(self, request: httpx.Request) -> httpx.Response:
+        self.asked.append(json.loads(request.content))
+        self.keys.append(request.headers["Authorization"])
+        self.paths.append(request.url.path)
+        reply = self.replies.pop(0) if len(self.replies) > 1 else self.replies[0]
+        said = reply if isinstance(reply, bytes) else json.dumps({"choices": [{"message": {"content": reply}}]})
+        status = reply if isinstance(reply, int) else 200
+        return httpx.Response(status, content=said, headers={"Content-Type": "application/json"})
 
 
 @pytest.fixture
 def endpoint(monkeypatch):
-    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY", "all_proxy", "OPENAI_API_KEY"):
-        monkeypatch.delenv(name, raising=False)
-    with Endpoint() as server:
-        thread = threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01})
-        thread.start()
-        yield server
-        server.shutdown()
-        thread.join()
+    monkeypatch.delenv("OPENAI_API_KEY", raising=False)
+    endpoint, make = Endpoint(), openai.OpenAI
+    client = httpx.Client(transport=httpx.MockTransport(endpoint))
+    monkeypatch.setattr(openai, "OpenAI", lambda **options: make(**options, http_client=client))
+    return endpoint
 
 
 @pytest.fixture
@@ -106,7 +96,7 @@ def test_an_endpoint_that_does_not_answer_gives_no_score(endpoint, judge, reply,
     assert judge("Who?", ["Ann"], "Anne") == 1.0  # a failure is not remembered
 
 
-def test_what_is_no_server_or_cannot_be_asked(endpoint, monkeypatch):
+def test_what_is_no_server_or_cannot_be_asked(monkeypatch):
     with pytest.raises(RuntimeError, match="does not answer: APIConnectionError"):
         Judge("http://127.0.0.1:9/v1", "small", retries=0)("Who?", ["Ann"], "Anne")
     with pytest.raises(RuntimeError, match="does not answer: InvalidURL"):

@@ -344,7 +344,6 @@ def test_a_list_in_the_cell_of_an_answer(tmp_path):
 
 
 def test_every_answer_counts():
-    """Those of all fields, as data sets have one for reading and several for scoring."""
     row = {"question": "When?", "answer": "Friday", "answers": ["Friday", "Fridays"], "golden_answers": "Fri | Fr"}
     question, _ = parse_row({**row, "aliases": ["day 5"], "answer_aliases": ["the fifth"]})
     assert question.golds == ("Friday", "Fridays", "Fri", "Fr", "day 5", "the fifth")

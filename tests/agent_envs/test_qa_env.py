@@ -136,7 +136,6 @@ def test_invalid_failed_and_repeated_calls_cost(folder):
 
 
 def test_held_out_training_questions():
-    """Both splits are of the training questions, every fourth of which is kept aside."""
     arguments = {"entities": 100, "questions": 10}
     whole, ours = QAEnv(**arguments).questions, QAEnv(**arguments, holdout=4).questions
     aside = QAEnv(split="validation", **arguments, holdout=4)

@@ -47,7 +47,6 @@ for env in pickle.load(sys.stdin.buffer):
 
 
 def test_every_id_plays_the_same_in_a_process_with_another_hash_seed(folder, small):
-    """As a pickled copy, and made there from its spec."""
     envs = [make(id, folder, small).unwrapped for id in OURS]
     environment = os.environ | {"PYTHONHASHSEED": "4711", "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     command = [sys.executable, "-c", PLAY]

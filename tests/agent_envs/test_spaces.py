@@ -33,12 +33,6 @@ def test_it_survives_copies_pickling_and_batching():
     assert batch.sample() in batch and len(batch.sample()) == 3
 
 
-class Tree(pydantic.BaseModel):
-    name: str
-    above: "Tree | None"
-    below: list["Tree"]
-
-
 class Wish(pydantic.BaseModel):
     what: Literal["a room", "a meal"]
     price: float = pydantic.Field(ge=100)
@@ -51,10 +45,7 @@ def book(
     meal: Literal["none", "half"],
     guests: Annotated[list[str], pydantic.Field(min_length=2)],
     wish: Wish,
-    wishes: dict[str, Wish] | None,
-    tree: Tree,
     late: bool,
-    nothing: None,
     page: int = 7,
 ) -> str:
     """books."""

@@ -158,7 +158,6 @@ def test_every_template_makes_questions(schema):
 
 @pytest.mark.parametrize("schema", questions.SCHEMAS)
 def test_databases_hold_together(schema):
-    """Foreign keys lead somewhere, by SQLite's own check."""
     for number in range(6):
         plain = sqlite3.connect(":memory:")
         plain.executescript(questions.SCHEMAS[schema].script)

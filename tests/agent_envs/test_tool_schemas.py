@@ -104,7 +104,6 @@ def test_nothing_is_fetched(monkeypatch):
 
 @pytest.mark.parametrize("pattern", ["^(a+)+$", "^(a|a)*$", "^(a|aa)+$", "(.*a){20}$", r"^(\w+\s?)*$", "^([a-z]+)*$"])
 def test_catastrophic_patterns_are_checked_in_time_linear_in_the_text(pattern):
-    """Each takes a backtracking engine longer than anybody lives."""
     text = "a" * 50_000 + "!"
     tool = Takes(schema({"type": "string", "pattern": pattern}))
     (result,) = run_calls([({"takes": tool}, ToolCall("takes", {"x": text}))])

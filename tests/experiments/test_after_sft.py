@@ -168,7 +168,6 @@ def test_a_baseline_with_seconds_of_its_own_waits_for_no_run(ask, tmp_path):
 
 
 def test_what_was_killed_goes_on(ask, tmp_path, monkeypatch):
-    """In fine-tuning, in a run, and in the middle of a column."""
     out, words = tmp_path / "out", ("--runs", "grpo", "--seeds", "0")
     whole = compare.main(ask(*words, "--out", str(tmp_path / "other")))["rows"]["GRPO"]
 

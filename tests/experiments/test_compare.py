@@ -60,14 +60,20 @@ def never(*_, **__):
 NEVER = {name: (never, preset) for name, (_, preset) in ALGORITHMS.items()}
 
 
-def test_a_run_that_stops_by_itself_leaves_the_others(tmp_path, monkeypatch, ask, model_folder):
+@pytest.fixture
+def few(model_folder):
+    """Words for runs of one short update from a random model."""
+    few = {"updates": 1, "questions_per_update": 2, "group_size": 2, "max_new_tokens": 6, "eval_questions": 2}
+    return "--arguments", json.dumps(few | {"model": str(model_folder)})
+
+
+def test_a_run_that_stops_by_itself_leaves_the_others(tmp_path, monkeypatch, ask, few):
     def diverge(args):
         raise signals.TrainingStopped("the gradient is not finite")
 
     monkeypatch.setitem(ALGORITHMS, "rloo", (diverge, ALGORITHMS["rloo"][1]))
-    words = ("--arguments", json.dumps({"model": str(model_folder), "max_new_tokens": 6, "updates": 1}), "--seeds", "3")
     with pytest.raises(signals.TrainingStopped, match=r"not all came.*RLOO, seed 3: the gradient is not finite"):
-        compare.main(ask(SMALL, *words, "--runs", "rloo", "starpo-s"))
+        compare.main(ask(SMALL, *few, "--seeds", "3", "--runs", "rloo", "starpo-s"))
     kept = json.loads((tmp_path / "out" / "results.json").read_text())
     assert list(kept["rows"]) == ["StarPO-S"] and "RLOO, seed 3" in kept["missing"]
 
@@ -126,7 +132,7 @@ def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
     assert list(wider["rows"]["RLOO"][0]) == ["As in training", "Another world", "3 hops", "2 hops"]
 
 
-def test_a_game(tmp_path, ask, model_folder):
+def test_a_game(tmp_path, ask, few):
     text = """
     title = "A game"
     env = "AgentR1/Sokoban-v0"
@@ -134,18 +140,12 @@ def test_a_game(tmp_path, ask, model_folder):
     seeds = [0]
     symptoms = true
     reference = "base"
-    [arguments]
-    updates = 1
-    questions_per_update = 2
-    group_size = 2
-    max_new_tokens = 6
-    eval_questions = 2
     [tasks."Short"]
     env_kwargs = { max_turns = 2 }
     [runs.gigpo]
     algorithm = "gigpo"
     """
-    results = compare.main(ask(text, "--arguments", json.dumps({"model": str(model_folder)})))
+    results = compare.main(ask(text, *few))
     assert list(results["rows"]) == [BASE, "gigpo"]
     assert list(results["left_out"]) == ["naive-rag"]
     told = (tmp_path / "out" / "table.md").read_text()
@@ -153,7 +153,7 @@ def test_a_game(tmp_path, ask, model_folder):
     assert "First symptom |" in told
 
 
-def test_a_mixture(tmp_path, ask, model_folder):
+def test_a_mixture(tmp_path, ask, few):
     """Columns of other tasks have what the tasks of the mixture share."""
     text = """
     title = "A mixture"
@@ -166,19 +166,12 @@ def test_a_mixture(tmp_path, ask, model_folder):
     entities = 100
     questions = 20
     max_turns = 2
-    [arguments]
-    model = "MODEL"
-    updates = 1
-    questions_per_update = 2
-    group_size = 2
-    max_new_tokens = 4
-    eval_questions = 2
     [tasks.Easy]
     env = "AgentR1/MiniWiki-Easy-v0"
     [runs.rloo]
     algorithm = "rloo"
     """
-    results = compare.main(ask(text.replace("MODEL", str(model_folder))))
+    results = compare.main(ask(text, *few))
     assert list(results["rows"]) == [NAIVE_RAG, BASE, "rloo"]
     assert results["recipe"]["tasks"]["Easy"]["env_kwargs"] == {"entities": 100, "questions": 20, "max_turns": 2}
     summary = json.loads((tmp_path / "out" / "rloo-0" / "summary.json").read_text())

@@ -107,7 +107,6 @@ def test_intervals_are_over_questions_where_columns_are_pooled():
 
 
 def test_the_pooled_table_by_hand():
-    """Four questions in two columns, two seeds: what is below was counted, not computed."""
 
     def row(*em):
         questions = {"id": ["x", "y"], "em": em, "f1": [0.5, 0.5]}

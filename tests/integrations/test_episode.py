@@ -172,7 +172,6 @@ def test_a_library_that_cannot_leave_an_episode_out_gets_an_error(monkeypatch):
 
 
 def test_the_score_comes_when_the_episode_is_over():
-    """Also where a task has a measure called ``score`` in every turn."""
 
     class Scored(ToolEnv):
         PRIMARY_METRIC = "score"

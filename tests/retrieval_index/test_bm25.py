@@ -74,7 +74,6 @@ def test_the_words_of_a_hybrid_take_the_fields_too(passages):
 
 @pytest.mark.parametrize("backend", BACKENDS)
 def test_a_passage_is_found_by_its_own_title_before_those_that_say_more_of_it(backend):
-    """As with "Arizona" and "Mick Jagger" among Wikipedia's passages, whose own text uses other words."""
     passages = [
         *(Passage(f"o{n}", f"Arizona Arizona {n}", "Arizona Arizona Arizona state") for n in range(20)),
         Passage("own", "Arizona", "It lies in the south-west of the country and " + "borders on many others " * 9),

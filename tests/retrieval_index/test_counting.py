@@ -1,6 +1,5 @@
 import json
 import os
-import signal
 import subprocess
 import sys
 import time
@@ -8,7 +7,6 @@ import time
 import numpy as np
 import pytest
 
-import retrieval_index
 from retrieval_index import BM25Index, Corpus, Passage, counting, postings
 from retrieval_index.progress import silent
 from retrieval_index.tokenizer import Analyzer
@@ -48,7 +46,6 @@ def test_a_worker_that_fails_is_an_error(passages, tmp_path, monkeypatch):
 
 
 def test_a_worker_ends_with_its_parent(tmp_path):
-    """A killed build must not leave processes that go on writing."""
     Corpus([Passage("0", "title", "word " * 2000)] * 4000).write(tmp_path)
     (tmp_path / "work").mkdir()
     own = [str(tmp_path), str(tmp_path / "work"), json.dumps(Analyzer().parameters), str(counting.BLOCK)]
@@ -59,52 +56,3 @@ def test_a_worker_ends_with_its_parent(tmp_path):
     worker.stdin.close()  # as the system does when the parent has gone
     assert worker.wait(timeout=20) == 1
     assert os.listdir(tmp_path / "work") == []
-
-
-RESUMED = """
-import os, sys, retrieval_index
-from retrieval_index import build, counting
-counting.BLOCK, os.cpu_count = 50, lambda: 1
-if sys.argv[3] == "die":
-    count, done = counting._count_block, []
-    def once(*arguments):
-        if len(done) == 2:
-            os.kill(os.getpid(), 9)
-        done.append(1)
-        return count(*arguments)
-    counting._count_block = once
-else:
-    build.read_passages = None  # the passages are there already
-    count, counted = counting._count_block, []
-    counting._count_block = lambda *of: counted.append(of[-1]) or count(*of)
-retrieval_index.build_folder(sys.argv[1], sys.argv[2])
-if sys.argv[3] != "die":
-    print(*counted)
-"""
-
-
-def build(tmp_path, how):
-    command = [sys.executable, "-c", RESUMED, str(tmp_path / "passages.jsonl"), str(tmp_path / "index"), how]
-    return subprocess.run(command, capture_output=True, text=True, check=False)
-
-
-def test_a_killed_build_goes_on(passages, tmp_path):
-    folder = tmp_path / "index"
-    Corpus(passages).write(tmp_path)
-    assert build(tmp_path, "die").returncode == -signal.SIGKILL
-    assert not folder.exists()
-    done = build(tmp_path, "go on")
-    assert done.returncode == 0, done.stderr
-    assert done.stdout.split() == ["100", "150"]
-    queries = [p.title for p in passages]
-    assert retrieval_index.load(folder).search(queries, 9) == retrieval_index.build(passages).search(queries, 9)
-    assert sorted(os.listdir(tmp_path)) == ["index", "offsets.npy", "passages.jsonl"]
-
-
-def test_a_source_that_has_changed_is_read_anew(passages, tmp_path):
-    source, folder = tmp_path / "passages.jsonl", tmp_path / "index"
-    Corpus(passages).write(tmp_path)
-    assert build(tmp_path, "die").returncode
-    source.write_text('{"id": "1", "title": "only", "text": "one"}\n')
-    retrieval_index.build_folder(source, folder)
-    assert [p.title for p in retrieval_index.load(folder).corpus] == ["only"]

@@ -6,7 +6,7 @@ import os
 import pytest
 
 import retrieval_index
-from retrieval_index import Corpus, store
+from retrieval_index import Corpus, counting, store
 
 build = importlib.import_module("retrieval_index.build")  # whose name in the package is that of its function
 QUERIES = ["river town", "film castle", "comet"]
@@ -49,6 +49,31 @@ def test_a_sharded_build_goes_on_between_shards(source, tmp_path, backend, optio
     for number in range(2):
         part = retrieval_index.load(tmp_path / "index" / f"shard-{number}")
         assert part.search(QUERIES, 5) == expected.shards[number].search(QUERIES, 5)
+
+
+def test_a_stopped_build_counts_no_block_again_and_a_source_that_has_changed_is_read_anew(
+    source, passages, tmp_path, monkeypatch
+):
+    monkeypatch.setattr(counting, "BLOCK", 50)
+    monkeypatch.setattr("os.cpu_count", lambda: 1)
+    for out in ("index", "changed"):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            stop_after(patch, counting, "_count_block", 1)  # in the second of four
+            retrieval_index.build_folder(source, tmp_path / out)
+        assert not (tmp_path / out).exists()
+    count, counted = counting._count_block, []
+    with monkeypatch.context() as patch:
+        patch.setattr(build, "read_passages", None)  # the passages are there already
+        patch.setattr(counting, "_count_block", lambda *of: counted.append(of[-1]) or count(*of))
+        retrieval_index.build_folder(source, tmp_path / "index")
+    assert counted == [100, 150]
+    queries = [p.title for p in passages]
+    found = retrieval_index.load(tmp_path / "index").search(queries, 9)
+    assert found == retrieval_index.build(passages).search(queries, 9)
+    source.write_text('{"id": "1", "title": "only", "text": "one"}\n')
+    retrieval_index.build_folder(source, tmp_path / "changed")
+    assert [p.title for p in retrieval_index.load(tmp_path / "changed").corpus] == ["only"]
+    assert sorted(os.listdir(tmp_path)) == ["changed", "index", "source"]
 
 
 def test_a_build_that_could_not_be_published_is_published_by_the_next(source, tmp_path, monkeypatch):

@@ -63,7 +63,6 @@ def test_a_loaded_index_is_pickled_as_its_folder(passages, tmp_path, backend):
 
 
 def test_full_verification_reads_every_byte_of_a_large_file(tmp_path, monkeypatch):
-    """Fast verification looks at samples of it."""
     monkeypatch.setattr(store, "SMALL", 1 << 20)
     folder, last = tmp_path / "index", (4 << 20) - store._SAMPLE
     retrieval_index.build([Passage("0", "long", "." * (4 << 20))], "rank-bm25").save(folder)

@@ -84,7 +84,6 @@ def test_the_learning_rate_falls_over_what_ends_first(run, tmp_path, monkeypatch
 
 
 def test_a_finished_run_that_goes_on_and_is_killed_is_not_finished(run, tmp_path, monkeypatch):
-    """Neither its page nor the card of its weights has the scores of before."""
     out = tmp_path / "run"
     run(grpo, out=out)
     monkeypatch.setattr(grpo, "update", lambda *_: 1 / 0)

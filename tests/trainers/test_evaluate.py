@@ -156,7 +156,6 @@ def test_an_evaluation_that_breaks_off_leaves_the_earlier_one_whole(tmp_path, mo
 
 
 def test_gsm8k_has_questions_and_nothing_to_search(tmp_path):
-    """Each is asked once, and there is no Naive RAG over them."""
     for name in ("train", "test"):
         rows = [{"question": f"What is {i} plus 1 ({name})?", "answer": f"It is\n#### {i + 1}"} for i in range(6)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))

@@ -84,7 +84,6 @@ def test_turns_are_those_of_a_cpu(make_policy_on):
 
 
 def test_a_step_that_cannot_be_captured(make_policy_on, monkeypatch):
-    """It is run as it is, with a warning, and random numbers can still be drawn."""
     policy = make_policy_on("cuda")
     run = model_runner.ModelRunner._decode_step
 

@@ -41,7 +41,6 @@ def test_shared_layers_are_passed_once_for_both_losses(played, monkeypatch):
 
 
 def test_policy_and_critic_have_learning_rates_of_their_own(short_run, tmp_path, monkeypatch):
-    """In every update of a run, whatever the schedule makes of them."""
     rates, make = [], ppo.make_optimizer
 
     def watched(*arguments):

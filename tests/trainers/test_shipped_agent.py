@@ -63,7 +63,6 @@ def test_its_weights_fit_the_model_that_it_names(folder):
      *((name, None) for name in ("Rejection sampling", "Rejection sampling, temperature 1", "GRPO", "GRPO, 125 updates"))],
 )  # fmt: skip
 def test_its_tables_are_made_of_the_scores_of_each_question(title, card):
-    """Exact match and F1, in the card and on the page of comparisons."""
     kept = json.loads((ROOT / "docs" / "results" / "real_questions.json").read_text())
     own = {record["seed"]: record for record in kept["agents"][title]}[0]
     em = {column: list(map(int, scores["em"])) for column, scores in own["columns"].items()}

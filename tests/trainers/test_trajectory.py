@@ -55,7 +55,6 @@ def rewritten():
 
 
 def test_packing_is_undone_in_any_order_of_the_rows_and_lets_gradients_through(rewritten):
-    """And what lies outside the mask does not enter."""
     expected = pack(rewritten.ids, rewritten)
     for seed in range(5):
         batch = rewritten[torch.randperm(6, generator=torch.Generator().manual_seed(seed))]

@@ -194,7 +194,6 @@ def test_help_comes_before_torch(place):
 
 
 def test_a_fault_of_ours_keeps_its_traceback(place):
-    """What was not written for the user is to be looked into."""
     (place / "faulty.py").write_text("from trainers import inputs\ninputs.check_out = lambda folder: 1 / 0\n")
     cases = [("evaluate --out new", "")]
     done = start(place, cases, "faulty")["evaluate --out new"]

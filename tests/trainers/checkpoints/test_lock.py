@@ -73,7 +73,6 @@ def test_a_file_system_without_locks(tmp_path, monkeypatch):
 
 
 def test_what_another_process_makes_is_waited_for(tmp_path):
-    """Two runs of one seed need the same cold start: one of them makes it."""
     path, made = tmp_path / "cold-start", []
 
     def make(name):

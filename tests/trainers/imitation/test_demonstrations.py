@@ -119,7 +119,6 @@ def test_demonstrations_that_call_no_tool_are_said_to(envs, make_policy, monkeyp
 
 
 def test_a_question_of_two_sources_is_held_out_of_both(envs, make_policy, tmp_path):
-    """What a script plays, and the same questions as messages of somebody else's."""
     asked = [question.question for question in envs.envs[0].questions[:10]]
     lines = [{"messages": [{"role": "user", "content": q}, {"role": "assistant", "content": "hm"}]} for q in asked]
     (tmp_path / "m.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))

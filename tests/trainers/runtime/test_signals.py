@@ -103,7 +103,6 @@ def test_a_command_shows_no_traceback_of_an_end_that_is_no_fault(report, error, 
     "error", [ValueError("x"), ImportError(name="nowhere"), FileNotFoundError(2, "no", "/no/such")]
 )
 def test_a_fault_keeps_its_traceback(report, error):
-    """Also a ValueError that is no `UserError`."""
     status, said = report(error)
     assert status == 1 and type(error).__name__ in said and "python -m" not in said
 
