@@ -58,7 +58,7 @@ def test_a_stopped_build_counts_no_block_again_and_a_source_that_has_changed_is_
     monkeypatch.setattr("os.cpu_count", lambda: 1)
     for out in ("index", "changed"):
         with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
-            stop_after(patch, counting, "_count_block", 1)  # in the second of four
+            stop_after(patch, counting, "_count_block", 2)  # in the third of four
             retrieval_index.build_folder(source, tmp_path / out)
         assert not (tmp_path / out).exists()
     count, counted = counting._count_block, []
