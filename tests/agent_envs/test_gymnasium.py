@@ -2,7 +2,7 @@
 
 import gymnasium
 import pytest
-from gymnasium.vector import AsyncVectorEnv, SyncVectorEnv
+from gymnasium.vector import AsyncVectorEnv
 from gymnasium.wrappers import TransformObservation
 
 from agent_envs.integrations import Episode
@@ -22,7 +22,6 @@ def play(envs, seed=0):
 
 def test_gymnasiums_own_vectors_say_what_ours_says(small):
     expected, make = play(gymnasium.make_vec(ID, num_envs=2, **small)), lambda: gymnasium.make(ID, **small)
-    assert play(SyncVectorEnv([make] * 2)) == expected
     assert play(AsyncVectorEnv([make] * 2, shared_memory=False)) == expected
     assert play(gymnasium.make_vec(ID, num_envs=2, vectorization_mode="sync", **small)) == expected
     unshared = {"shared_memory": False}
