@@ -121,9 +121,8 @@ def test_what_cannot_be_made_is_said_in_a_line(run, command):
         known = "script must be one of ['oracle', 'random', 'scripted'], got 'me'"
         assert known in refusal(run, command, "Bandit", "--script", "me")
     if command == "play":
-        assert "max_tokens needs something that counts" in refusal(
-            run, command, "Bandit", "--kwargs", '{"max_tokens": 9}'
-        )
+        said = refusal(run, command, "Bandit", "--kwargs", '{"max_tokens": 9}')
+        assert "max_tokens needs something that counts" in said
 
 
 def test_a_script_that_stops_too_early_is_named():

@@ -176,9 +176,8 @@ def test_golds_agree_with_counting_by_hand():
             best = {name for c, name in inhabitants.items() if spent[c] == most}
             assert {row[0] for row in questions.open_database("shop", number).query(sql).rows} == best
         id, name = league["teams"][0][:2]
-        scored = [
-            (h, a) if home == id else (a, h) for _, _, home, away, h, a in league["matches"] if id in (home, away)
-        ]
+        played = [match[2:] for match in league["matches"] if id in match[2:4]]
+        scored = [(h, a) if home == id else (a, h) for home, _, h, a in played]
         points = sum(3 * (own > other) + (own == other) for own, other in scored)
         sql = template("league", "How many points").replace("{teams.name}", f"'{name}'")
         assert questions.open_database("league", number).query(sql).rows == ((points,),)

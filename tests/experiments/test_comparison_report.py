@@ -169,9 +169,8 @@ def test_each_agent_has_a_panel_with_the_others_in_grey(tmp_path, drawn):
 
 
 def test_scores_are_drawn_with_their_intervals(tmp_path, drawn):
-    draw_scores(
-        {"A": {"x": (0.5, 0.2), "y": (0.1, None)}, "B": {"x": (0.7, 0.1)}}, tmp_path / "s.png", "EM", "An experiment"
-    )
+    scores = {"A": {"x": (0.5, 0.2), "y": (0.1, None)}, "B": {"x": (0.7, 0.1)}}
+    draw_scores(scores, tmp_path / "s.png", "EM", "An experiment")
     left, right = drawn[0].axes
     drawn_x = [x for line in left.get_lines() for x in line.get_xdata()]
     assert drawn_x == pytest.approx([0.3, 0.7, 0.5, 0.6, 0.8, 0.7])

@@ -4,7 +4,7 @@ import pytest
 from plug_setup import MINIWIKI, SMALL, make_policy
 
 from agent_envs.integrations import Episode
-from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
+from agent_envs.integrations.token_episode import TokenEpisode
 
 SEED = 11
 
@@ -37,5 +37,3 @@ def test_what_cannot_be_played_is_refused():
     policy = make_policy("bytes")
     with pytest.raises(ValueError, match="special tokens"):
         TokenEpisode(Episode(MINIWIKI, format="harmony", **SMALL), policy.tokenizer)
-    with pytest.raises(ValueError, match="verl trains an episode as one sequence"):
-        check_one_sequence(Episode(MINIWIKI, context="window:1", **SMALL), "verl")

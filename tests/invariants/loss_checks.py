@@ -37,14 +37,12 @@ class Data:
     def run(self, loss: Loss, mask: torch.Tensor, parts: list[torch.Tensor] | None = None):
         """The loss, and its gradient by the sampled tokens' log-probabilities: what must not depend on the layout."""
         leaf = self.logprobs.clone().requires_grad_()
-        logprobs, old, advantages = (
-            torch.zeros(mask.shape).masked_scatter(mask, x) for x in (leaf, self.old, self.advantages)
-        )
+        given = leaf, self.old, self.advantages
+        logprobs, old, advantages = (torch.zeros(mask.shape).masked_scatter(mask, x) for x in given)
         advantages = advantages.masked_fill(~mask, 777.0)
         rows = [torch.arange(len(mask))] if parts is None else parts
-        total = sum(
-            loss(logprobs[r], old[r], advantages[r], mask[r], sum(self.lengths), len(self.lengths)) for r in rows
-        )
+        counts = sum(self.lengths), len(self.lengths)
+        total = sum(loss(logprobs[r], old[r], advantages[r], mask[r], *counts) for r in rows)
         (gradient,) = torch.autograd.grad(total, leaf)
         return total.detach(), gradient
 

@@ -75,7 +75,6 @@ def test_without_a_clip_cispo_and_ppo_have_one_gradient():
         )
 
     data = checks.Data()
-    gradients = [
-        data.run(unclipped(make), data.layout())[1] for make in (losses.cispo_loss, losses.clipped_policy_loss)
-    ]
+    makers = losses.cispo_loss, losses.clipped_policy_loss
+    gradients = [data.run(unclipped(make), data.layout())[1] for make in makers]
     torch.testing.assert_close(*gradients, rtol=0, atol=1e-6)

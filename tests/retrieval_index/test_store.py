@@ -21,9 +21,8 @@ def saved(request, passages, tmp_path_factory):
 
 
 def same_results(one, other) -> bool:
-    return all(
-        (a == b).all() for k in (1, 500) for a, b in zip(one.top_k(QUERIES, k), other.top_k(QUERIES, k), strict=True)
-    )
+    found = [[searcher.top_k(QUERIES, k) for k in (1, 500)] for searcher in (one, other)]
+    return all((a == b).all() for at in zip(*found, strict=True) for a, b in zip(*at, strict=True))
 
 
 def test_a_folder_built_from_a_file_equals_one_built_in_memory(saved, passages, tmp_path):

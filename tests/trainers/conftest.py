@@ -97,9 +97,8 @@ def tokenizers():
 def build_policy(tokenizers, kind: str, seed: int, scale: float = 0.15, family: str = "qwen2", **changes) -> Policy:
     torch.manual_seed(seed)
     tokenizer = tokenizers[kind]
-    make_config, make_model = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}[
-        family
-    ]
+    families = {"qwen2": (Qwen2Config, Qwen2ForCausalLM), "llama": (LlamaConfig, LlamaForCausalLM)}
+    make_config, make_model = families[family]
     options = dict(
         vocab_size=len(tokenizer), hidden_size=32, intermediate_size=64, num_hidden_layers=2, num_attention_heads=4,
         num_key_value_heads=2, max_position_embeddings=4096, initializer_range=scale,

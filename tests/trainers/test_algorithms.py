@@ -188,9 +188,8 @@ def test_what_the_first_turns_tell_about_their_prompts(make_policy):
     prompts = [policy.encode(text) for text in ("ab", "ab", "cd", "ef", "gh", "ij", "kl", "mn", "op", "qr", "st")]
     turns = [policy.encode(text) for text in ("xyz", "a", "cd", "e", "ggg", "h", "i", "jk", "l", "m", "n")]
     pairs = list(zip(prompts, turns, strict=True))
-    episodes = [
-        Trajectory(steps=[Step(prompt=p, tokens=t, logprobs=[0.0] * len(t))], group=g) for g, (p, t) in enumerate(pairs)
-    ]
+    steps = [Step(prompt=p, tokens=t, logprobs=[0.0] * len(t)) for p, t in pairs]
+    episodes = [Trajectory(steps=[step], group=g) for g, step in enumerate(steps)]
     episodes.insert(0, Trajectory(steps=[Step(prompt=[9], tokens=[9], logprobs=[0.0])], failed=True))
     pairs = [pairs[0], *pairs[2:9]]  # the first eight prompts
     table = torch.zeros(8, 8)
@@ -200,12 +199,9 @@ def test_what_the_first_turns_tell_about_their_prompts(make_policy):
         table[i, j] = torch.stack([logp[len(prompt) + k - 1, token] for k, token in enumerate(turn)]).mean()
     told = mutual_information_statistics(policy, episodes, grpo.Args())
     assert told == {"monitor/mutual_information": pytest.approx(mutual_information(table), abs=1e-5)}
-    assert (
-        mutual_information_statistics(policy, episodes[1:2] * 4, grpo.Args()) == {}
-    )  # one prompt has nothing to be told from
-    assert (
-        mutual_information_statistics(policy, episodes[1:4], grpo.Args()) == {}
-    )  # of three groups two have one prompt
+    # One prompt has nothing to be told from; of three groups two have one prompt.
+    assert mutual_information_statistics(policy, episodes[1:2] * 4, grpo.Args()) == {}
+    assert mutual_information_statistics(policy, episodes[1:4], grpo.Args()) == {}
 
 
 def test_failed_episodes_are_counted_and_are_no_part_of_what_is_measured():

@@ -32,9 +32,8 @@ def save(policy, folder):
     for parameter in trainable_parameters(policy.model):
         parameter.grad = torch.randn_like(parameter)
     optimizer.step()
-    return checkpoint.save(
-        folder, model=policy.model, tokenizer=policy.tokenizer, optimizers=[optimizer], step=4, extra=EXTRA
-    )
+    parts = {"model": policy.model, "tokenizer": policy.tokenizer, "optimizers": [optimizer]}
+    return checkpoint.save(folder, **parts, step=4, extra=EXTRA)
 
 
 def test_an_adapter_is_small_names_its_public_base_and_plays_as_it_did(base, tmp_path, capsys, bfloat16_products):

@@ -58,9 +58,8 @@ def play(policy: Policy, letters: str, temperature: float = 1.0):
     envs = make_envs(letters, SMALL, "train", 16)
     engine = TransformersEngine(policy, ("</search>",))
     torch.manual_seed(0)
-    return rollout(
-        envs, policy, engine, seeds=[0, 1, 2, 3], group_size=4, max_new_tokens=24, temperature=temperature
-    ), engine
+    options = {"seeds": [0, 1, 2, 3], "group_size": 4, "max_new_tokens": 24, "temperature": temperature}
+    return rollout(envs, policy, engine, **options), engine
 
 
 def test_turns_are_those_of_a_cpu(make_policy_on):

@@ -20,9 +20,8 @@ def test_a_whole_run(short_run, letters, tmp_path, capsys, monkeypatch, save_pic
     written = json.loads((out / "summary.json").read_text())
     assert written["env"] == letters and written["episodes"] == 4 * 6
     assert written["source"].startswith("miniwiki:validation")
-    assert {"seed", "em_cold_start", "em_trained", "em_naive_rag", "seconds_cold_start", "seconds_training"} <= set(
-        written
-    )
+    scores = {f"em_{agent}" for agent in ("cold_start", "trained", "naive_rag")}
+    assert scores | {"seed", "seconds_cold_start", "seconds_training"} <= set(written)
     assert [row["episodes"] for row in summary["rows"]] == [6] * 5
     lines = read_metrics(out / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]

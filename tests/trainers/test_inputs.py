@@ -64,15 +64,11 @@ def test_a_model_in_the_cache_does_without_a_hub_out_of_reach(hub, cached, monke
     assert not constants.HF_HUB_OFFLINE  # it could be asked
     monkeypatch.setattr(constants, "ENDPOINT", "http://127.0.0.1:9")
     monkeypatch.setenv("HF_HUB_OFFLINE", "0")  # put back after the test
-    with pytest.raises(
-        ValueError, match=r"there is no folder 'me/other' here, and http://127.0.0.1:9 cannot be asked for it"
-    ):
+    with pytest.raises(ValueError, match=r"no folder 'me/other' here, and http://127.0.0.1:9 cannot be asked for it"):
         inputs.check_model("me/other")
     inputs.check_model(cached)
     assert constants.HF_HUB_OFFLINE and os.environ["HF_HUB_OFFLINE"] == "1"  # no file of it is asked for, 24 s each
-    with pytest.raises(
-        ValueError, match=r"'me/other' here nor in the cache .*, and HF_HUB_OFFLINE forbids to ask the hub"
-    ):
+    with pytest.raises(ValueError, match=r"'me/other' here nor in the cache .*, and HF_HUB_OFFLINE forbids to ask"):
         inputs.check_model("me/other")
 
 

@@ -31,9 +31,8 @@ def test_what_is_given_is_put_over_them():
 
 def test_a_configuration_is_put_over_the_defaults_and_options_over_it(tmp_path):
     file = tmp_path / "mine.toml"
-    file.write_text(
-        'algorithm = "grpo"\nlr = 0.25\ndual_clip = 3.0\ngroup_size = 4\nout = "a/b"\n[env_kwargs]\nk = 2\n'
-    )
+    text = 'algorithm = "grpo"\nlr = 0.25\ndual_clip = 3.0\ngroup_size = 4\nout = "a/b"\n[env_kwargs]\nk = 2\n'
+    file.write_text(text)
     given = parse(grpo.Args(), "", "grpo", ["--config", str(file), "--group-size", "6"])
     assert (given.lr, given.dual_clip, given.group_size, given.out) == (0.25, 3.0, 6, Path("a/b"))
     assert given.env_kwargs == '{"k": 2}'
@@ -109,9 +108,8 @@ def test_the_help_of_an_option_is_that_of_the_class_that_sets_it(capsys):
         """A rate of my own,
         over two lines."""
 
-    assert "A rate of my own, over two lines. (default: 0.0001)" in " ".join(
-        read_help(capsys, Mine(), "--help").split()
-    )
+    shown = " ".join(read_help(capsys, Mine(), "--help").split())
+    assert "A rate of my own, over two lines. (default: 0.0001)" in shown
 
 
 def test_what_a_resumed_run_may_change():

@@ -23,9 +23,8 @@ def test_a_new_critic_expects_nothing(played):
     for own, of_policy in zip(critic.backbone.parameters(), policy.model.base_model.parameters(), strict=True):
         assert torch.equal(own, of_policy) and own is not of_policy
     _, metrics = update(policy, episodes, ppo)
-    to_come = [
-        sum(s.reward for s in e.steps[k:]) for e in episodes for k, step in enumerate(e.steps) for _ in step.tokens
-    ]
+    turns = [(e.steps[k:], step.tokens) for e in episodes for k, step in enumerate(e.steps)]
+    to_come = [sum(step.reward for step in rest) for rest, tokens in turns for _ in tokens]
     assert metrics["policy/value_loss"] == pytest.approx(np.square(to_come).mean() / 2, rel=1e-4)
 
 

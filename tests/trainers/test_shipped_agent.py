@@ -44,9 +44,8 @@ def test_it_is_whole_small_and_names_no_folder(folder):
 def test_its_weights_fit_the_model_that_it_names(folder):
     peft = pytest.importorskip("peft")
     heads = {"num_attention_heads": 9, "num_key_value_heads": 3, "num_hidden_layers": 30}
-    shape = LlamaConfig(
-        hidden_size=576, intermediate_size=1536, vocab_size=64, **heads
-    )  # the embeddings have no adapter
+    sizes = {"hidden_size": 576, "intermediate_size": 1536, "vocab_size": 64}  # the embeddings have no adapter
+    shape = LlamaConfig(**sizes, **heads)
     with torch.device("meta"):
         model = LlamaForCausalLM(shape)
     adapted = peft.get_peft_model(model, peft.PeftConfig.from_pretrained(folder))

@@ -70,9 +70,8 @@ def test_latest_goes_by_number_and_old_steps_are_removed(tmp_path, tokenizer):
     for step in (5, 9, 10, 11):
         save(tmp_path / f"checkpoint-{step}", tokenizer, step, keep_last=2)
     assert checkpoint.latest(tmp_path) == tmp_path / "checkpoint-11"
-    assert sorted(path.name for path in tmp_path.iterdir()) == [
-        *("checkpoint-10", "checkpoint-11", "checkpoint-9", "checkpoint-99")
-    ]
+    names = sorted(path.name for path in tmp_path.iterdir())
+    assert names == ["checkpoint-10", "checkpoint-11", "checkpoint-9", "checkpoint-99"]
 
 
 def test_a_folder_of_something_else_is_neither_loaded_nor_overwritten(tmp_path, tokenizer):

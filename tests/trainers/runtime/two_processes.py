@@ -53,9 +53,8 @@ def make_episodes(count: int = 18, size: int = 50) -> list[Trajectory]:
         for turn in range(draw.randint(1, 3)):
             tokens = some(1, 8)
             logprobs = [-draw.random() - 3 for _ in tokens]
-            trajectory.steps.append(
-                Step(prompt=context, tokens=tokens, logprobs=logprobs, reward=float(draw.randint(0, 2)))
-            )
+            reward = float(draw.randint(0, 2))
+            trajectory.steps.append(Step(prompt=context, tokens=tokens, logprobs=logprobs, reward=reward))
             trajectory.anchors.append(None)
             context = some(2, 4) if (i, turn) == (4, 0) else context + tokens + some(0, 5)
         made.append(trajectory)
@@ -83,9 +82,8 @@ class Learner:
         self.kl = KLPenalty(trained, args) if getattr(args, "kl_coef", 0) else None
         self.critic = ppo.Critic(trained, args.share_layers) if isinstance(args, ppo.Args) else None
         models = [(trained.model, args.lr)] + ([(self.critic, args.critic_lr)] if self.critic else [])
-        self.optimizer = grpo.make_optimizer(
-            trained, [{"params": trainable_parameters(m), "lr": lr} for m, lr in models]
-        )
+        groups = [{"params": trainable_parameters(m), "lr": lr} for m, lr in models]
+        self.optimizer = grpo.make_optimizer(trained, groups)
         self.modules = {"critic": self.critic} if self.critic else {}
         self.modules |= {"kl": self.kl} if self.kl and args.kl_target else {}
         if isinstance(trained, ShardedPolicy):

@@ -105,9 +105,8 @@ def is_true(first, second, found, asked, as_asked):
     """Whether this is how two texts compare, and whether the answer to the second question is right."""
     if found.endswith("same"):
         return (found == "same") == (first == second) and asked is None
-    return (int(second) > int(first)) == (found == "later") and (
-        asked is None or (as_asked == "same") == (asked == found)
-    )
+    right = asked is None or (as_asked == "same") == (asked == found)
+    return (int(second) > int(first)) == (found == "later") and right
 
 
 def test_comparing_teaches_how_two_compare_and_the_answer(policy):
