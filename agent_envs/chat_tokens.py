@@ -34,10 +34,12 @@ class ChatTokens:
     Args:
         tokenizer: of `transformers`, with a chat template.
         eos_ids: what the model may end a turn with beside the tokenizer's own eos.
+        thinking: "on" or "off" sets the template's switch (``enable_thinking``, or ``thinking``), "auto" leaves it as it is.
 
     Attributes:
         dialect: how the template writes calls; None where functions cannot be used with it.
         refusal: why not, in one line.
+        template_options: what the template is given beside messages and tools.
         opened_thought: what the generation prompt begins a thought with, such as ``<think>`` and a line break; "" where
             thoughts are the model's to open.
         control: the control tokens, by their ids; outside text never holds one.
@@ -46,13 +48,14 @@ class ChatTokens:
             that begins the next message here, which its models sample, or else eos.
 
     Raises:
-        ValueError: it has no chat template, or one that rewrites earlier messages.
+        ValueError: it has no chat template, or one that rewrites earlier messages; or none with such a switch.
     """
 
-    def __init__(self, tokenizer: Any, eos_ids: Iterable[int | None] = ()):
+    def __init__(self, tokenizer: Any, eos_ids: Iterable[int | None] = (), thinking: str = "auto"):
         if tokenizer.chat_template is None:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model")
         self.tokenizer = tokenizer
+        self.template_options = _find_switch(tokenizer, thinking)
         # Attempts at one question read the same, again and again.
         self._encoded = lru_cache(2**10)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
         self.eos_id = tokenizer.eos_token_id
@@ -75,7 +78,9 @@ class ChatTokens:
         # The last turn of a conversation may end with another token, which is then the one that is sampled.
         last = self._template([{"role": r, "content": c} for r, c in conversation[:2]]).partition(_MARK)[2]
         self._last_end = last
-        self._lead = self._find_lead()
+        lead = self._find_lead()
+        self._lead = "" if "think>" in lead else lead
+        self._no_thought = lead if "</think>" in lead else "\n</think>\n\n"  # closes the one that the prompt opened
         self._written += text + last
         self._kept: set[str] = set()
         self._ends = {self.eos_id, *eos_ids}
@@ -106,7 +111,7 @@ class ChatTokens:
         )
 
     def _template(self, messages: list[Message], **kwargs) -> str:
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, **kwargs)
+        text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_options, **kwargs)
         assert isinstance(text, str)
         return text
 
@@ -123,12 +128,11 @@ class ChatTokens:
         return place < text.find(_MARK + "assistant") and (place >= 0 or "system" in str(self.tokenizer.chat_template))
 
     def _find_lead(self) -> str:
-        """What the template writes between the start of a turn and its text, other than thoughts."""
+        """What the template writes between the start of a turn and its text, an empty thought perhaps."""
         question = [{"role": "user", "content": "hello"}]
         before = self._template(question, add_generation_prompt=True)
         turn = self._template([*question, {"role": "assistant", "content": _MARK}])
-        lead = turn[len(before) :].partition(_MARK)[0] if turn.startswith(before) else ""
-        return "" if "think>" in lead else lead
+        return turn[len(before) :].partition(_MARK)[0] if turn.startswith(before) else ""
 
     def keep(self, tags: Iterable[str]) -> None:
         """Let turns and instructions hold the tags of a format (`Format.tags`) that the tokenizer has as special tokens. Every
@@ -167,7 +171,7 @@ class ChatTokens:
 
     def text_ids(self, text: str, ended: bool = True) -> list[int]:
         """A turn that is text, as the ids after a generation prompt, for teaching it. ``ended``: with its end."""
-        text = self._lead + self.inert(text)
+        text = self._lead + self.inert(self.continue_prompt(text))
         if not ended:
             return self.encode(text, self._turn_start)
         ids = self._cut(self.encode(text + self._own_end, self._turn_start))
@@ -191,6 +195,8 @@ class ChatTokens:
         """A message as templates want it: the arguments of calls are objects, ids have nine letters or digits; control tokens
         that are spelled out anywhere stay text."""
         kept = {**message, "content": message.get("content") or ""}
+        if message["role"] == "assistant" and (self.opened_thought or (self.dialect and self.dialect.shows_thought)):
+            kept = _split_message(kept)
         if calls := kept.pop("tool_calls", None):
             kept["tool_calls"] = [
                 to_tool_call(call["function"]["name"], read_arguments(call), _short_id(call.get("id") or ""))
@@ -216,6 +222,16 @@ class ChatTokens:
         if isinstance(value, dict):
             return {self.inert(name): self.inert_all(item) for name, item in value.items()}
         return [self.inert_all(item) for item in value] if isinstance(value, list) else value
+
+    def continue_prompt(self, text: str) -> str:
+        """What follows the generation prompt of an assistant's text: its thought goes on where the prompt opened one, and is
+        empty where the text has none."""
+        said = text.lstrip()
+        if not self.opened_thought or ("</think>" in said and "<think>" not in said.partition("</think>")[0]):
+            return text
+        if said.startswith("<think>"):
+            return said.removeprefix("<think>").removeprefix(self.opened_thought.removeprefix("<think>"))
+        return self._no_thought + text
 
     def turn_ids(self, message: Message, tools: Schemas | None = None) -> list[int]:
         """An assistant's message as the ids of a turn with its end, for teaching it.
@@ -343,6 +359,28 @@ def read_arguments(call: Message) -> Any:
     if given in (None, ""):
         return {}
     return json.loads(given) if isinstance(given, str) else given
+
+
+def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:
+    """The options of a chat template that turn thoughts "on" or "off"; none for "auto"."""
+    if thinking == "auto":
+        return {}
+    options = [dict.fromkeys(("enable_thinking", "thinking"), on) for on in (True, False)]
+    hello = [{"role": "user", "content": "hello"}]
+    prompts = [
+        tokenizer.apply_chat_template(hello, tokenize=False, add_generation_prompt=True, **each) for each in options
+    ]
+    if prompts[0] == prompts[1]:
+        raise ValueError(f"the chat template has no switch for thoughts, got thinking {thinking!r}: leave it at auto")
+    return options[thinking == "off"]
+
+
+def _split_message(message: Message) -> Message:
+    """The thought at the start of a message's content as ``reasoning_content``."""
+    begun, closed, rest = message["content"].lstrip().partition("</think>")
+    if not closed or not begun.startswith("<think>") or message.get("reasoning_content"):
+        return message
+    return {**message, "reasoning_content": begun.removeprefix("<think>").strip(), "content": rest.lstrip()}
 
 
 def _short_id(id: str) -> str:

@@ -59,6 +59,13 @@ PLAIN = (
     "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}"
     "{% if add_generation_prompt %}<|im_start|>assistant\n{% endif %}"
 )
+# The prompt opens a thought; in messages there is none.
+R1 = (
+    "{% for m in messages %}<|im_start|>{{ m.role }}\n"
+    "{% set content = m.content %}{% if m.role == 'assistant' and '</think>' in content %}"
+    "{% set content = content.split('</think>')[-1].lstrip('\n') %}{% endif %}{{ content }}<|im_end|>\n{% endfor %}"
+    "{% if add_generation_prompt %}<|im_start|>assistant\n<think>\n{% endif %}"
+)
 HERMES = _chatml("{{ m.content or '' }}" + _HERMES_CALLS)
 # A thought stands in the turns after the last message of the user; in the last of them an empty one where there is none.
 QWEN3 = _chatml(
@@ -227,6 +234,7 @@ _CHATML_TOKENS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>")
 _TAGS = ("<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>")
 KINDS = {
     "plain": Kind(PLAIN, _CHATML_TOKENS, "<|im_end|>"),  # no functions
+    "r1": Kind(R1, _CHATML_TOKENS, "<|im_end|>", added=_TAGS[-2:]),  # no functions
     "unflagged": Kind(PLAIN, _CHATML_TOKENS[:1], "<|endoftext|>", added=_CHATML_TOKENS[1:]),
     "flagged": Kind(HERMES, (*_CHATML_TOKENS, *_TAGS, "<search>", "</search>", "<image>"), "<|im_end|>"),
     "hermes": Kind(HERMES, _CHATML_TOKENS, "<|im_end|>", added=_TAGS[:2]),  # Qwen 2.5

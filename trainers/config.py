@@ -76,6 +76,8 @@ class ModelArgs:
     """The base of the adapter in --model, if it is not where the adapter says: a folder, a GGUF file or a hub id."""
     chat_template: str = option("", advanced=True)
     """A file with a chat template (Jinja), for a model that has none or to use another one. Checkpoints keep it."""
+    thinking: Literal["auto", "on", "off"] = option("auto", advanced=True)
+    """Whether the model thinks before it acts, where its chat template has a switch for that; auto: as the template has it."""
     cold_start_steps: int | None = option(None, advanced=True)
     """Gradient steps of imitation for the tiny policy: by default 1,900 in MiniWiki's varied worlds, and 2,800 elsewhere."""
     cold_start_continue_probability: float = option(Demonstrator.continue_probability, config_only=True)
@@ -351,6 +353,10 @@ class Checks:
             raise UserError("base_model is for a LoRA adapter: give it as model too")
         if self.model == "tiny" and self.chat_template:
             raise UserError("chat_template is for a pretrained model, and tiny has its own: give a model too")
+        if self.model == "tiny" and self.thinking != "auto":
+            raise UserError(
+                "thinking is for a pretrained model whose chat template has a switch for it: give a model too"
+            )
 
 
 # Dataclasses collect fields from the last base to the first: this is the order of `--help` from its end.

@@ -44,6 +44,9 @@ class Args(Checks):
     """A trained model or LoRA adapter (a folder in the Hugging Face format). Repeat the option to compare several."""
     chat_template: str = ""
     """A file with a chat template (Jinja) for models here, instead of their own."""
+    thinking: Literal["auto", "on", "off"] | None = None
+    """Whether models think before they act, where their chat template has a switch for that; by default as they were trained,
+    and as the template has it for others."""
     api: str = ""
     """Ask an OpenAI-compatible server, such as http://127.0.0.1:8000/v1 (pip install 'agent-r1-envs[api]'): each --model is
     one of its models."""
@@ -89,7 +92,7 @@ class Args(Checks):
         self.check_positive("timeout", "vllm_kv_gib")
         self.check_choices()
         self.check_unused(self.api, "without api", "concurrency", "timeout")
-        self.check_unused(self.here, "without a model that runs here", "dtype", "engine", "chat_template")
+        self.check_unused(self.here, "without a model that runs here", "dtype", "engine", "chat_template", "thinking")
         in_process = self.engine == "vllm" and not self.vllm_url
         self.check_unused(in_process, "but to vLLM in this process", "vllm_kv_gib")
         if len({*self.model, *map(str, self.checkpoint)}) < len(self.model) + len(self.checkpoint):
@@ -214,8 +217,9 @@ class _Evaluation:
         """A model or checkpoint in this process, after Naive RAG with it where there are questions to search for."""
         args = self.args
         policy, longest = load_agent(
-            name, base_model, args.dtype, args.max_new_tokens, args.env, args.env_kwargs, args.chat_template
-        )
+            name, base_model, args.dtype, args.max_new_tokens, args.env, args.env_kwargs, args.chat_template,
+            args.thinking,
+        )  # fmt: skip
         choose_format(policy, name, args.env_kwargs, self.envs)
         engine = make_engine(args.engine, policy, self.task.stop, args.vllm_url, args.vllm_kv_gib)
         if evaluator.can_be_searched_for(self.task):

@@ -5,6 +5,7 @@ python -m agent_envs play HotpotQA --agent runs/…/checkpoint-50            # t
 """
 
 from dataclasses import dataclass
+from typing import Literal
 
 from trainers import inputs
 from trainers.cli import parse
@@ -26,6 +27,9 @@ class Args(Checks):
     """Where the base of an adapter is, if not where the adapter says."""
     chat_template: str = ""
     """A file with a chat template (Jinja), instead of the model's own."""
+    thinking: Literal["auto", "on", "off"] | None = None
+    """Whether the model thinks before it acts, where its chat template has a switch for that; by default as it was trained,
+    and as the template has it for others."""
     question: str = ""
     """A question of your own, in place of one of the split's; nobody knows its answer, so there are no scores."""
     split: str = "validation"
@@ -40,6 +44,7 @@ class Args(Checks):
     def __post_init__(self):
         super().__post_init__()
         self.check_least(temperature=0)
+        self.check_choices()
         least = {"seed": 0, "max_new_tokens": 1}
         self.check_least(**{name: value for name, value in least.items() if getattr(self, name) is not None})
 
@@ -84,7 +89,7 @@ def main(args: Args) -> list[dict]:
     args.check_inputs()
     policy, longest = load_agent(
         args.agent, args.base_model, max_new_tokens=args.max_new_tokens, env=args.env, env_kwargs=args.env_kwargs,
-        chat_template=args.chat_template,
+        chat_template=args.chat_template, thinking=args.thinking,
     )  # fmt: skip
     envs = make_envs(args.env, args.env_kwargs, args.split, 1)
     choose_format(policy, args.agent, args.env_kwargs, envs)

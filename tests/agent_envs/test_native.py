@@ -261,5 +261,5 @@ def test_the_tokens_that_end_a_turn(kind, ends):
 
 
 def test_all_kinds_are_covered():
-    without = {"plain", "unflagged", "flagged", "gemma", "phi3", "llama2", "zephyr", "vicuna"}
+    without = {"plain", "r1", "unflagged", "flagged", "gemma", "phi3", "llama2", "zephyr", "vicuna"}
     assert set(KINDS) == {*FAMILY, *without}

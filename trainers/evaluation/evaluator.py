@@ -150,11 +150,12 @@ def _run_naive_rag_batch(
     policy.keep(tag for format in formats for tag in format.tags)
     queries = [format.write(search(observations[i])) for i, format in enumerate(formats)]
     results, _, _, _, step_infos = envs.step(queries + [""] * (envs.num_envs - count))
-    prompts, openings = {}, [policy.encode("<answer>")] * count
+    prompts, openings = {}, [policy.text_ids("<answer>", ended=False)] * count
     for i, format in enumerate(formats):
         tools = format.schemas()
         prompt = policy.prompt_ids(infos["instructions"][i], observations[i], tools)
-        prompt += policy.turn_ids(format.message(queries[i]), tools) if tools else policy.encode(queries[i])
+        said = policy.turn_ids(format.message(queries[i]), tools) if tools else None
+        prompt += policy.text_ids(queries[i], ended=False) if said is None else said
         openings[i] = policy.answer_opening(tools) if tools else openings[i]
         prompts[i] = prompt + policy.observation_ids(format.messages(results[i]), prompt, tools) + openings[i]
     engine.reset()
@@ -216,7 +217,7 @@ def data_digest(env: ToolEnv) -> str:
 
 def load_agent(
     folder: str | Path, base_model: str = "", dtype: str | None = None, max_new_tokens: int | None = None, env: str = "",
-    env_kwargs: str = "{}", chat_template: str = "",
+    env_kwargs: str = "{}", chat_template: str = "", thinking: str | None = None,
 ) -> tuple[Policy, int]:  # fmt: skip
     """A model or a checkpoint, and how many tokens its turns may have.
 
@@ -224,6 +225,7 @@ def load_agent(
         base_model: what an adapter is put on, in place of the model that it names.
         dtype: by default what it was trained in, and float32 for a model that none of our trainers wrote.
         chat_template: a file with one, instead of the model's own.
+        thinking: "on", "off" or "auto"; by default as it was trained, and "auto" for other models.
         max_new_tokens: by default what it was trained with, as many as the longest turn that it was taught has, and 512.
         env, env_kwargs: where it is to act; a warning says if it was trained with other arguments.
     """
@@ -231,5 +233,8 @@ def load_agent(
     if env:
         warn_of_other_env_kwargs(str(folder), saved, env, env_kwargs)
     dtype = dtype or saved.get("dtype", "float32")
-    policy = load_policy(folder, dtype=dtype, base_model=base_model or None, chat_template=chat_template)
+    policy = load_policy(
+        folder, dtype=dtype, base_model=base_model or None, chat_template=chat_template,
+        thinking=thinking or saved.get("thinking", "auto"),
+    )  # fmt: skip
     return policy, max_new_tokens or max(saved.get("max_new_tokens", 512), saved.get("longest_turn", 0))

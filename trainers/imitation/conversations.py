@@ -150,6 +150,8 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
             continue
         before = _write(policy, written[:place], tools, add_generation_prompt=True)
         after = _write(policy, written[: place + 1], tools)
+        if policy.opened_thought and not after.startswith(before):
+            after = _write_thought(policy, written[place], before, after)
         turn = after.removeprefix(before)
         if len(turn) + len(before) != len(after):
             raise UserError("the chat template does not put a turn behind its generation prompt")
@@ -182,11 +184,21 @@ _CONTEXT = 64  # characters that a piece is encoded after
 _LEFT_OUT = "the chat template leaves tool calls out: have them written as the environment does"
 
 
+def _write_thought(policy: Policy, message: Message, before: str, after: str) -> str:
+    """A conversation ``after`` a message whose thought the template leaves out, though its generation prompt, the end of
+    ``before``, opens one."""
+    stem, thought = before.removesuffix(policy.opened_thought), message.get("reasoning_content")
+    if not after.startswith(stem):
+        return after
+    begun = f"{policy.opened_thought}{thought}\n</think>\n\n" if thought else ""
+    return before + policy.continue_prompt(begun + after[len(stem) :])
+
+
 def _write(policy: Policy, messages: list[Message], tools: list[dict] | None = None, **options: Any) -> str:
     try:
         given: list[Any] | None = policy.inert_all(tools) or None  # an empty list is not None to some templates
         text = policy.tokenizer.apply_chat_template(
-            policy.fold_system(messages), tools=given, tokenize=False, **options
+            policy.fold_system(messages), tools=given, tokenize=False, **policy.template_options, **options
         )
     except Exception as error:  # templates are programs, and raise what they like
         raise UserError(f"the chat template cannot write this: {error}") from error

@@ -70,7 +70,7 @@ def _rotary_angles(rotary: Any, device: torch.device) -> tuple[torch.Tensor, ...
 
 def load_policy(
     path_or_id: str | Path, device: str | None = None, dtype: str = "float32", lora_rank: int = 0, lora_alpha: int = 32,
-    base_model: str | Path | None = None, chat_template: str | Path = "",
+    base_model: str | Path | None = None, chat_template: str | Path = "", thinking: str = "auto",
 ) -> Policy:  # fmt: skip
     """Load a causal language model with a chat template that transformers reads, or a LoRA adapter of one.
 
@@ -82,6 +82,7 @@ def load_policy(
         lora_rank: of a new adapter; 0 for none. Its output is scaled by ``lora_alpha / lora_rank``.
         base_model: the base of the adapter in ``path_or_id``, instead of the one that it names.
         chat_template: a file with one, instead of the tokenizer's own.
+        thinking: "on", "off", or "auto", see `ChatTokens`.
 
     Raises:
         ValueError: there is no such model or base; no chat template, or one that cannot be rendered; ``lora_rank`` with an
@@ -117,7 +118,7 @@ def load_policy(
             round_experts(model)
     model = model.to(device)  # type: ignore[arg-type]  # transformers wraps the method without its self
     set_matmul_precision(model, dtype)
-    return Policy(model, tokenizer, getattr(torch, dtype))
+    return Policy(model, tokenizer, getattr(torch, dtype), thinking)
 
 
 def _find_base(path_or_id: str | Path, base_model: str | Path | None) -> str | None:

@@ -25,14 +25,17 @@ from trainers.trajectory import Batch
 class Policy(ChatTokens):
     """Token ids in, token ids and log-probabilities out; a conversation is built from ids (`ChatTokens`).
 
-    ``dtype``: bfloat16 or float32, what the layers run in for sampling and training alike.
+    ``dtype``: bfloat16 or float32, what the layers run in for sampling and training alike. ``thinking``: see `ChatTokens`.
     """
 
     tokenizer: PreTrainedTokenizerBase
 
-    def __init__(self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype = torch.float32):
+    def __init__(
+        self, model: PreTrainedModel, tokenizer: PreTrainedTokenizerBase, dtype: torch.dtype = torch.float32,
+        thinking: str = "auto",
+    ):  # fmt: skip
         eos_ids = model.generation_config.eos_token_id
-        super().__init__(tokenizer, eos_ids if isinstance(eos_ids, list) else [eos_ids])
+        super().__init__(tokenizer, eos_ids if isinstance(eos_ids, list) else [eos_ids], thinking)
         # Without dropout, or a rollout and its update would see two different policies.
         self.model, self.dtype = model.eval(), dtype
         if self.pad_id >= cast(torch.Tensor, model.get_input_embeddings().weight).shape[0]:

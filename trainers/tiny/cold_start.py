@@ -62,8 +62,9 @@ def start_policy(
         if checkpoint.is_written_here(args.model):
             checkpoint.verify(args.model)
         policy = load_policy(
-            args.model, None, args.dtype, args.lora_rank, args.lora_alpha, args.base_model or None, args.chat_template
-        )
+            args.model, None, args.dtype, args.lora_rank, args.lora_alpha, args.base_model or None, args.chat_template,
+            args.thinking,
+        )  # fmt: skip
         if args.gradient_checkpointing:
             recompute_activations(policy.model)
         return policy, 0.0
