@@ -12,7 +12,7 @@ from functools import lru_cache
 from typing import Any
 
 from agent_envs.formats.base import Malformed
-from agent_envs.formats.dialects import find_dialect, one_line, to_tool_call, write_turn
+from agent_envs.formats.dialects import find_dialect, one_line, read_by_tokenizer, to_tool_call, write_turn
 from agent_envs.formats.json_text import dumps
 
 Message = dict[str, Any]
@@ -94,8 +94,11 @@ class ChatTokens:
         self._sample = self.encode(text)
         self.dialect, self.refusal = None, ""
         try:
+            has_own = getattr(tokenizer, "response_template", None)
             self.dialect = find_dialect(
-                self._render, lambda turn: self._decode_turn(self._cut(self.encode(turn, "\n")))
+                self._render,
+                lambda turn: self._decode_turn(self._cut(self.encode(turn, "\n"))),
+                [read_by_tokenizer(tokenizer, self._turn_start)] if has_own else [],
             )
         except ValueError as reason:
             self.refusal = str(reason)

@@ -79,16 +79,16 @@ def escape(json: str, tag: re.Pattern[str]) -> str:
     return tag.sub(lambda found: "\\u003c" + found.group()[1:], json)
 
 
-def split_thought(text: str) -> tuple[list[str], str]:
+def split_thought(text: str, opening: str = "<think>", closing: str = "</think>") -> tuple[list[str], str]:
     """The thought that a text begins with, if it does, and the rest; for forms that have no tags but this one.
 
     Raises:
         Malformed: a thought is left open, or stands anywhere else.
     """
-    head, closed, rest = text.partition("</think>")
+    head, closed, rest = text.partition(closing)
     if not closed:
         head, rest = "", text
-    head = head.strip().removeprefix("<think>")
-    if THINK.search(head) or THINK.search(rest):
-        raise Malformed("<think> may stand once, at the start, and must be closed with </think>.")
+    head = head.strip().removeprefix(opening)
+    if any(tag in part for tag in (opening, closing) for part in (head, rest)):
+        raise Malformed(f"{opening} may stand once, at the start, and must be closed with {closing}.")
     return [head.strip()] if closed else [], rest

@@ -34,6 +34,7 @@ class Family:
         read: the `Said` of a turn without its end, given the `Schemas`. Raises `Malformed`, and nothing else, for what is no
             turn of this family; takes time linear in the length of the text.
         marks: strings that stand nowhere but around calls and results.
+        thought: what a thought stands between, at the start of a turn; None where `read` finds thoughts itself.
         ends: tokens that end a turn, where the template alone does not tell.
         goes_on: tokens that end a message, and not the turn.
     """
@@ -41,6 +42,7 @@ class Family:
     name: str
     read: Callable[[str, Schemas], Said]
     marks: tuple[str, ...] = ()
+    thought: tuple[str, str] | None = ("<think>", "</think>")
     ends: tuple[str, ...] = ()
     goes_on: tuple[str, ...] = ()
 
@@ -272,19 +274,19 @@ FAMILIES = (
         "GLM", _read_tags(_NAME, _KEY, "</arg_value>", "</tool_call>", False), (*_TAGS, "<arg_key>", "<arg_value>"),
         ends=("<|observation|>", "<|user|>"),
     ),
-    Family("Mistral", _read_list("[TOOL_CALLS]", "", "arguments"), ("[TOOL_CALLS]", "[TOOL_RESULTS]")),
+    Family("Mistral", _read_list("[TOOL_CALLS]", "", "arguments"), ("[TOOL_CALLS]", "[TOOL_RESULTS]"), ("[THINK]", "[/THINK]")),
     Family("Granite", _read_list("<|tool_call|>", "", "arguments"), ("<|tool_call|>",)),
     Family("Phi-4", _read_list("<|tool_call|>", "<|/tool_call|>", "arguments"), ("<|tool_call|>", "<|/tool_call|>")),
     Family("Cohere", _read_list("<|START_ACTION|>", "<|END_ACTION|>", "parameters"), ("<|START_ACTION|>",)),
     Family(
         "Gemma 4", _read_gemma("<|tool_call>", "<tool_call|>", '<|"|>'), ("<|tool_call>", "<|tool_response>"),
-        ends=("<|tool_response>", "<turn|>"),
+        ("<|channel>thought", "<channel|>"), ends=("<|tool_response>", "<turn|>"),
     ),
     Family(
         "FunctionGemma", _read_gemma("<start_function_call>", "<end_function_call>", "<escape>"),
         ("<start_function_call>", "<start_function_response>"),
     ),
-    Family("harmony", _read_harmony, ends=("<|call|>", "<|return|>"), goes_on=("<|end|>",)),
+    Family("harmony", _read_harmony, thought=None, ends=("<|call|>", "<|return|>"), goes_on=("<|end|>",)),
     Family("Llama", _read_llama, ("<|python_tag|>",)),
 )  # fmt: skip
 
@@ -308,8 +310,8 @@ class Dialect:
         """Read a turn without its end. Raises `Malformed` where it is none."""
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
         thoughts: list[str] = []
-        if self.family.read is not _read_harmony:
-            thoughts, text = split_thought(text)
+        if self.family.thought:
+            thoughts, text = split_thought(text, *self.family.thought)
             if self.opens_thought and not thoughts:
                 raise Malformed("The thought is never closed with </think>.")
         said = self.family.read(text, schemas)
@@ -347,8 +349,26 @@ _KNOWN_THOUGHT, _KNOWN_RESULTS = "They-ask-for-words", ("first-result", "second-
 Render = Callable[..., str]  # (messages, tools, add_generation_prompt)
 
 
-def find_dialect(render: Render, decode: Callable[[str], str]) -> Dialect:
-    """The dialect of a chat template: it writes a known message, which one of the `FAMILIES` reads back.
+def read_by_tokenizer(tokenizer: Any, prompt: str) -> Family:
+    """How a tokenizer of `transformers` with a ``response_template`` reads turns after a generation prompt."""
+
+    def read(text: str, schemas: Schemas) -> Said:
+        tools = [{"type": "function", "function": {"name": n, "parameters": schema}} for n, schema in schemas.items()]
+        try:
+            message = tokenizer.parse_response(text, prefix=prompt, tools=tools)
+            calls = [call["function"] for call in message.get("tool_calls") or ()]
+            thoughts = [str(message[name]) for name in ("reasoning_content", "thinking") if message.get(name)]
+            made = [{"name": call["name"], "arguments": call.get("arguments") or {}} for call in calls]
+            return Said(thoughts, [_to_call(call, "arguments") for call in made], str(message.get("content") or ""))
+        except Exception as problem:  # it raises what it likes
+            raise Malformed(f"The turn cannot be read: {one_line(problem)}") from None
+
+    return Family("its own tokenizer", read, thought=None)
+
+
+def find_dialect(render: Render, decode: Callable[[str], str], more: Sequence[Family] = ()) -> Dialect:
+    """The dialect of a chat template: it writes a known message, which one of the `FAMILIES` reads back, or of ``more``. Ours
+    come first, since they tell a malformed call from text.
 
     Args:
         render: a conversation by the template, as text.
@@ -369,13 +389,15 @@ def find_dialect(render: Render, decode: Callable[[str], str]) -> Dialect:
     problems = []
     for count in (2, 1):
         try:
-            return _find(render, decode, question, prompt, count)
+            return _find(render, decode, question, prompt, count, (*FAMILIES, *more))
         except Exception as error:
             problems.append(one_line(error))
     raise ValueError(problems[0] if problems[0] == problems[1] else "; with one call: ".join(problems))
 
 
-def _find(render: Render, decode: Callable[[str], str], question: list, prompt: str, count: int) -> Dialect:
+def _find(
+    render: Render, decode: Callable[[str], str], question: list, prompt: str, count: int, families: Sequence[Family]
+) -> Dialect:  # fmt: skip
     calls = [ToolCall("look_up", arguments) for arguments in _KNOWN_ARGUMENTS[:count]]
     made = [to_tool_call(call.name, call.arguments, f"known000{i}") for i, call in enumerate(calls)]
     turn = {"role": "assistant", "content": "", "tool_calls": made}
@@ -391,7 +413,7 @@ def _find(render: Render, decode: Callable[[str], str], question: list, prompt: 
         raise ValueError("its chat template leaves out results, or changes their order")
     whole = render([*question, thinking], [_KNOWN_TOOL], False)
     shows_thought = whole.startswith(prompt) and _KNOWN_THOUGHT in whole
-    for family in FAMILIES:
+    for family in families:
         for end in family.ends:
             text = text.removesuffix(end)
         dialect = Dialect(family, prompt.rstrip().endswith("<think>"), shows_thought, parallel=count > 1)

@@ -249,6 +249,41 @@ def test_a_template_is_refused_with_the_reason(kind, old, new, why):
         chat.act([5], TOOLS)
 
 
+def test_a_tokenizer_that_reads_its_own_calls():
+    tokenizer = make_tokenizer("hermes")
+    own = type(tokenizer)(
+        tokenizer_object=tokenizer.backend_tokenizer, eos_token=tokenizer.eos_token,
+        chat_template=tokenizer.chat_template.replace("tool_call>", "invocation>"),
+        response_template={
+            "defaults": {"role": "assistant"},
+            "start_anchor": "<|im_start|>assistant\n",
+            "fields": {
+                "tool_calls": {
+                    "open_pattern": r"\s*<invocation>", "close": "</invocation>", "repeats": True, "content": "json",
+                    "transform": {"type": "function", "function": "{content}"},
+                },
+                "content": {"content": "text"},
+            },
+        },
+    )  # fmt: skip
+    chat, turn = ChatTokens(own), turn_of("a", QUERY)
+    ids = chat.turn_ids(turn, TOOLS)
+    assert chat.dialect.family.name == "its own tokenizer" and "<invocation>" in own.decode(ids)
+    assert [call.arguments["query"] for call in NATIVE.parse(chat.act(ids, TOOLS)).calls] == ["a", QUERY]
+    assert NATIVE.parse(chat.act(chat.encode("Zug"), TOOLS)) == Turn(answer="Zug")
+    assert NATIVE.parse(chat.act(chat.encode("<invocation>{</invocation>"), TOOLS)).error
+
+
+@pytest.mark.parametrize(
+    ("kind", "text"),
+    [("gemma4", "<|channel>thought\nI wonder<channel|>Zug"), ("mistral", "[THINK]I wonder[/THINK]Zug")],
+)
+def test_thoughts_between_tokens_of_the_family(kind, text):
+    chat = chat_of(kind)
+    assert NATIVE.parse(chat.act(chat.encode(text), TOOLS)) == Turn(answer="Zug", thought="I wonder")
+    assert NATIVE.parse(chat.act(chat.encode(text.replace("<channel|>", "").replace("[/THINK]", "")), TOOLS)).error
+
+
 def test_what_would_be_read_as_something_else_is_not_taught():
     with pytest.raises(ValueError, match="read back"):
         chat_of("glm").turn_ids(turn_of("a</arg_value>b"), TOOLS)
