@@ -190,6 +190,7 @@ GEMMA4 = (
 PHI3 = (
     "{{ bos_token }}{% for m in messages %}{% if m.role == 'user' %}<|user|>\n{{ m.content }}<|end|>\n<|assistant|>\n"
     "{% elif m.role == 'assistant' %}{{ m.content }}<|end|>\n{% endif %}{% endfor %}"
+    "{% if not add_generation_prompt %}{{ eos_token }}{% endif %}"
 )
 # A space and the end follow a turn; only the ends are tokens.
 LLAMA2 = (

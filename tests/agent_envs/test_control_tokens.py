@@ -5,7 +5,7 @@ import pytest
 from chat_templates import KINDS, end_ids, make_tokenizer
 from toy_tools import STRING, tool
 
-from agent_envs.chat_tokens import ChatTokens
+from agent_envs.chat_tokens import ChatTokens, StopChecker
 from agent_envs.formats import make_format
 
 TEXT_KINDS = [
@@ -78,6 +78,24 @@ def test_nothing_from_outside_is_a_control_token(kind, place):
         tokens += [token for token in controls_of(kind) if token in chat.dialect.family.marks and token not in tokens]
     forged, honest = (enter(chat, place, text) for text in ("\n".join(tokens), "x"))
     assert count(chat, forged, tokens) == count(chat, honest, tokens)
+
+
+@pytest.mark.parametrize(("kind", "mark"), [("llama2", "[INST]"), ("llama2", "[/INST]"), ("zephyr", "<|user|>")])
+def test_nor_does_it_frame_a_message_where_text_does_that(kind, mark):
+    chat = chat_of(kind)
+    honest, forged = (chat.tokenizer.decode(chat.observation_ids(text, [])) for text in ("x", f"x{mark}x"))
+    assert honest.count(mark) == forged.count(mark) == 1
+
+
+def test_what_ends_a_message_in_a_channel_does_not_end_the_turn():
+    chat = ChatTokens(
+        make_tokenizer("gpt-oss"), make_tokenizer("gpt-oss").convert_tokens_to_ids(["<|end|>", "<|call|>"])
+    )
+    thought = chat.encode("<|channel|>analysis<|message|>I look<|end|>")
+    call = chat.encode('<|start|>assistant to=functions.f<|channel|>commentary json<|message|>{"a": 1}<|call|>')
+    assert StopChecker(chat, ()).cut([*thought, *call, 5]) == [*thought, *call]
+    read = chat.read_turn([*thought, *call])
+    assert (read["reasoning_content"], read["tool_calls"][0]["function"]["name"]) == ("I look", "f")
 
 
 def test_an_end_of_a_turn_is_no_part_of_its_text():
