@@ -115,7 +115,7 @@ def test_tags_of_a_format_are_usable_where_the_tokenizer_calls_them_special():
     assert chat.inert("<search><image><|im_end|>") == "<search><\u2060image><\u2060|im_end|>"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("qwen3.5", "glm", "gpt-oss")])
+@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("qwen3.5", "r1", "glm", "gpt-oss")])
 @pytest.mark.parametrize("ended", [True, False], ids=["end", "length"])
 def test_the_ids_of_a_conversation_are_those_of_its_rendering(kind, ended):
     chat = chat_of(kind)
