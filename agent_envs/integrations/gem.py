@@ -17,7 +17,7 @@ import numpy as np
 from gem.envs.registration import ENV_REGISTRY
 
 from agent_envs.integrations.episode import Episode
-from agent_envs.integrations.token_episode import check_one_sequence
+from agent_envs.integrations.token_episode import check_one_sequence, check_text
 from agent_envs.registration import IDS
 
 
@@ -43,6 +43,7 @@ class GemEnv(gem.Env):
         self._rng = np.random.default_rng(seed)
         self._episode = Episode(id, **env_kwargs)
         check_one_sequence(self._episode, "GEM")
+        check_text(self._episode, "GEM")
 
     def reset(self, seed: int | None = None) -> tuple[str, dict[str, Any]]:
         """Start an episode; GEM's own way to seed, Python's and NumPy's global generators, is left alone."""

@@ -13,7 +13,7 @@ import skyrl_gym
 from skyrl_gym.envs.base_text_env import BaseTextEnv, BaseTextEnvStepOutput
 
 from agent_envs.integrations.episode import Episode, check_question, draw_questions, raise_on_tool_failure
-from agent_envs.integrations.token_episode import check_one_sequence
+from agent_envs.integrations.token_episode import check_one_sequence, check_text
 
 
 def register(id: str, **env_kwargs: Any) -> None:
@@ -47,6 +47,7 @@ class AgentR1Env(BaseTextEnv):
         split = {"split": row["split"]} if row.get("split") else {}
         self._episode = Episode(env_id, **env_kwargs | dict(env_config or {}) | split)
         check_one_sequence(self._episode, "SkyRL")
+        check_text(self._episode, "SkyRL")
         self._seed, self.max_turns = int(row["seed"]), self._episode.max_turns
         self._question = (env_id, row.get("split"), self._seed)
 

@@ -101,6 +101,12 @@ def check_format(episode: Episode) -> None:
             raise ValueError(f"the format {format.name!r} is made of special tokens; choose another one")
 
 
+def check_text(episode: Episode, library: str) -> None:
+    """Raise a ValueError for function calls, which a library that passes turns on as text does not tell from words."""
+    if episode.native:
+        raise ValueError(f"{library} passes turns on as text: choose another format than native")
+
+
 def check_one_sequence(episode: Episode, library: str) -> None:
     """Raise a ValueError where the context is rewritten on the way."""
     if episode.env.context is not None:

@@ -36,10 +36,14 @@ def test_it_says_and_pays_what_gymnasium_does(library, id, kwargs):
             assert step(turn) == ("" if done and library == "skyrl" else observation, reward, done)
 
 
+@pytest.mark.parametrize(
+    ("kwargs", "why"),
+    [({"context": "window:1"}, "leave context at 'append'"), ({"format": "native"}, "another format than native")],
+)
 @pytest.mark.parametrize("library", [mark("gem"), mark("skyrl")])
-def test_text_whose_past_is_rewritten_is_refused(library):
-    with pytest.raises(ValueError, match="leave context at 'append'"):
-        start, _ = TEXT[library](MINIWIKI, {**SMALL, "context": "window:1"})
+def test_text_that_is_rewritten_or_holds_calls_is_refused(library, kwargs, why):
+    with pytest.raises(ValueError, match=why):
+        start, _ = TEXT[library](MINIWIKI, {**SMALL, **kwargs})
         start(0, [])
 
 

@@ -196,9 +196,10 @@ def _write_thought(policy: Policy, message: Message, before: str, after: str) ->
 
 def _write(policy: Policy, messages: list[Message], tools: list[dict] | None = None, **options: Any) -> str:
     try:
+        options |= policy.template_options
         given: list[Any] | None = policy.inert_all(tools) or None  # an empty list is not None to some templates
         text = policy.tokenizer.apply_chat_template(
-            policy.fold_system(messages), tools=given, tokenize=False, **policy.template_options, **options
+            policy.fold_system(messages), tools=given, tokenize=False, **options
         )
     except Exception as error:  # templates are programs, and raise what they like
         raise UserError(f"the chat template cannot write this: {error}") from error
