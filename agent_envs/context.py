@@ -19,8 +19,8 @@ def make_context(spec: str | Rewriting) -> Rewriting | None:
     """Make a rewriting by name; None where the context only grows.
 
     Args:
-        spec: ``"append"``; ``"window:n"``, the task and the last n turns; ``"summary:n"``, the same with a line for each
-            earlier turn; ``"module:function"``, or a function.
+        spec: ``"append"``; ``"template"``, see `Template`; ``"window:n"``, the task and the last n turns; ``"summary:n"``, the
+            same with a line for each earlier turn; ``"module:function"``, or a function.
 
     Raises:
         ValueError: it is none of these.
@@ -29,6 +29,8 @@ def make_context(spec: str | Rewriting) -> Rewriting | None:
         return spec
     if spec == "append":
         return None
+    if spec == "template":
+        return Template()
     kind, _, value = str(spec).partition(":")
     if kind in _KINDS:
         if not value.isascii() or not value.isdigit() or int(value) < 1:
@@ -37,11 +39,19 @@ def make_context(spec: str | Rewriting) -> Rewriting | None:
     try:
         function = getattr(import_module(kind), value)
     except (ImportError, AttributeError, ValueError) as error:
-        known = "'append', 'window:n', 'summary:n' or 'module:function'"
+        known = "'append', 'template', 'window:n', 'summary:n' or 'module:function'"
         raise ValueError(f"context must be {known}, got {spec!r} ({error})") from error
     if not callable(function):
         raise ValueError(f"context {spec!r} is not a function")
     return function
+
+
+class Template:
+    """Keep all messages, and have the chat template write them anew for each turn: it keeps or drops earlier thoughts as the
+    model is used to. With "append" all that was sampled stays, and an episode is one sequence of ids."""
+
+    def __call__(self, messages: Messages) -> Messages:
+        return messages
 
 
 class Window:

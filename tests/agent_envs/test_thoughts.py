@@ -101,6 +101,85 @@ def test_a_cut_turn_is_no_action_and_no_invalid_turn(name):
     assert (reward, terminated) == (0.25, True)  # one of the two turns that were not cut
 
 
+@pytest.mark.parametrize("name", ["tags", "native"])
+@pytest.mark.parametrize(
+    ("kind", "context", "kept"),
+    [
+        ("hermes", "template", {"tags": 2, "native": 2}),  # it has no place for thoughts, so they are text
+        ("qwen3", "template", {"tags": 0, "native": 2}),  # dropped before a message of the user, and results are none
+        ("drops", "template", {"tags": 0, "native": 0}),
+        ("qwen3.5", "append", {"tags": None, "native": None}),
+    ],
+)
+def test_earlier_thoughts_are_kept_as_the_template_keeps_them(kind, context, kept, name):
+    chat, env = make_chat(kind), make_priced(format=name, context=context)
+    _, opening = env.reset(seed=0)
+    format, infos = env.format, []
+    for query in ("a", "b"):
+        call = {"function": {"name": "search", "arguments": {"query": query}}}
+        message = {"role": "assistant", "content": "", "reasoning_content": "so-it-is", "tool_calls": [call]}
+        said = f"<think>\nso-it-is\n</think>\n\n<search>{query}</search>"
+        ids = chat.turn_ids(message, format.schemas()) if name == "native" else chat.text_ids(said)
+        infos.append(env.step(chat.act(ids, format.schemas()))[-1])
+    assert all(info["valid"] for info in infos) and ("context" in infos[-1]) == (context == "template")
+    if context == "template":
+        prompt = chat.decode(chat.prompt_ids(opening["instructions"], infos[-1]["context"], format.schemas()))
+        assert prompt.count("so-it-is") == kept[name]
+
+
+@pytest.mark.parametrize(
+    ("kind", "thinking", "ending", "opened"),
+    [
+        ("qwen3", "on", "assistant\n", ""),
+        ("qwen3", "off", "<think>\n\n</think>\n\n", ""),
+        ("qwen3.5", "auto", "<think>\n", "<think>\n"),
+        ("qwen3.5", "off", "<think>\n\n</think>\n\n", ""),
+    ],
+)
+def test_the_switch_of_the_template(kind, thinking, ending, opened):
+    chat = ChatTokens(make_tokenizer(kind), thinking=thinking)
+    user = [{"role": "user", "content": "hello"}]
+    for tools in (None, make_format("native", [SEARCH]).schemas()):
+        assert chat.decode(chat.prompt_ids("", user, tools)).endswith(ending)
+    assert chat.opened_thought == opened and chat.dialect.opens_thought == bool(opened)
+    assert chat.decode(chat.observation_ids("more", [])).endswith(ending)
+
+
+@pytest.mark.parametrize("kind", ["hermes", "r1", "llama3.1", "gemma"])
+def test_a_template_without_a_switch_is_refused(kind):
+    with pytest.raises(ValueError, match="has no switch for thoughts, got thinking 'off': leave it at auto"):
+        ChatTokens(make_tokenizer(kind), thinking="off")
+
+
+MODEL_OPENS = ("plain", "hermes", "qwen3", "drops", "llama3.1", "mistral", "glm", "gemma", "phi3")
+
+
+@pytest.mark.parametrize(
+    ("kind", "thought"),
+    [(kind, thought) for kind in MODEL_OPENS for thought in ("model", "none")]
+    + [("r1", "prompt"), ("qwen3.5", "prompt")],
+)
+@pytest.mark.parametrize("end", ["eos", "stop", "length"])
+def test_turns_of_all_kinds(kind, thought, end):
+    """A draft in the thought, then the answer, with more behind it; or nothing but the thought."""
+    chat, format = make_chat(kind), make_format("tags", [SEARCH])
+    assert bool(chat.opened_thought) == (thought == "prompt")
+    inside = "Is it <answer>Paris</answer>? No."
+    said = {"prompt": f"{inside}\n</think>\n\n", "model": f"<think>{inside}</think>", "none": ""}[thought]
+    if end == "length":
+        said = said.partition("</think>")[0] or "<answer>Lond"
+    else:
+        said += "<answer>London</answer>" + " and more" * (end == "stop")
+    ids, ends_turn = chat.encode(said), StopChecker(chat, format.stop)
+    ids += [min(chat.end_ids)] * (end == "eos")
+    ends = [n for n in range(1, len(ids) + 1) if ends_turn(ids[:n])]
+    if end == "length":
+        assert not ends and format.parse(chat.act(ids)).error
+    else:
+        turn = format.parse(chat.act(ids[: ends[0]]))
+        assert (turn.answer, turn.thought) == ("London", None if thought == "none" else inside)
+
+
 def test_cut_turns_of_a_vector():
     envs = ToolVectorEnv(make_priced, 2)
     envs.reset(seed=0)
