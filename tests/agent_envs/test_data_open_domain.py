@@ -17,23 +17,13 @@ from agent_envs.tasks.qa_data import load as load_task
 
 pytestmark = pytest.mark.usefixtures("alone")
 ALONE = [name for name, entry in CATALOG.items() if not entry.own_passages]
-TRIVIA_ANSWER = {
-    **{"Aliases": ["Wilhelmstraße (street)", "Wilhelm Street"], "MatchedWikiEntityName": "Wilhelmstraße"},
-    **{"NormalizedAliases": ["wilhelm street", "wilhelmstraße street", "wilhelmstraße"], "Type": "WikipediaEntity"},
-    **{"NormalizedValue": "wilhelmstraße", "Value": "Wilhelmstraße"},
-}
+NORMALIZED = ["wilhelm street", "wilhelmstraße street", "wilhelmstraße"]
+TRIVIA_ANSWER = {"Value": "Wilhelmstraße", "Aliases": ["Wilhelm Street"], "NormalizedAliases": NORMALIZED}
 TRIVIA = {"Answer": TRIVIA_ANSWER, "EntityPages": [], "Question": "Where is it?", "QuestionId": "tc_1"}
-HUB_NAMES = {"Aliases": "aliases", "NormalizedAliases": "normalized_aliases", "NormalizedValue": "normalized_value",
-             "Type": "type", "Value": "value"}  # fmt: skip
-TRIVIA_HUB = {
-    **{"question": "Where is it?", "question_id": "tc_1", "question_source": "http://example.org"},
-    **{"entity_pages": {"title": []}, "answer": {there: TRIVIA_ANSWER[here] for here, there in HUB_NAMES.items()}},
-}
-POPQA = {
-    **{"id": 4222362, "subj": "Ada Kern", "prop": "occupation", "obj": "director", "subj_id": 1850297, "s_pop": 142},
-    **{"s_wiki_title": "Ada Kern", "question": "What is Ada Kern's occupation?"},
-    "possible_answers": '["director", "film \\"director\\""]',
-}
+HUB_ANSWER = {"value": "Wilhelmstraße", "aliases": ["Wilhelm Street"], "normalized_aliases": NORMALIZED}
+TRIVIA_HUB = {"question": "Where is it?", "question_id": "tc_1", "answer": HUB_ANSWER}
+POPQA = {"id": 4222362, "prop": "occupation", "obj": "director", "question": "What is Ada Kern's occupation?"}
+POPQA["possible_answers"] = '["director", "film \\"director\\""]'
 GSM8K = {"question": "How many?", "answer": "She has 3*4=<<3*4=12>>12 boxes of 100.\n#### 1,200"}
 FLASHRAG = {"id": "test_0", "question": "who wrote it", "golden_answers": ["Ada Kern", "Kern", "Ada Kern"]}
 
@@ -84,7 +74,7 @@ def test_triviaqa(tmp_path, indent):
     verified = {**TRIVIA, "QuestionId": "tc_2", "Answer": {**TRIVIA_ANSWER, "HumanAnswers": ["W St"]}}
     write_trivia(tmp_path / "wikipedia-dev.json", TRIVIA, verified, indent=indent)
     first, second = load("triviaqa", tmp_path).questions
-    assert first == Question("tc_1", "Where is it?", "Wilhelmstraße", aliases=tuple(TRIVIA_ANSWER["NormalizedAliases"]))
+    assert first == Question("tc_1", "Where is it?", "Wilhelmstraße", aliases=tuple(NORMALIZED))
     assert second.golds == (*first.golds, "W St")
     assert catalog.parse_triviaqa(TRIVIA_HUB) == (first, [])
 
