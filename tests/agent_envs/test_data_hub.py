@@ -16,10 +16,8 @@ from agent_envs.data.question import paragraph_key
 
 datasets = pytest.importorskip("datasets")
 
-CONTEXT = {
-    "title": ["Nebelmeer", "Ada Kern"],
-    "sentences": [["Nebelmeer is a film.", " It is by Ada Kern."], ["Ada Kern directs.", " She is of Zürich."]],
-}
+SENTENCES = [["Nebelmeer is a film.", " It is by Ada Kern."], ["Ada Kern directs.", " She is of Zürich."]]
+CONTEXT = {"title": ["Nebelmeer", "Ada Kern"], "sentences": SENTENCES}
 FACTS = {"title": ["Nebelmeer", "Ada Kern"], "sent_id": [0, 1]}
 HOTPOT_ROW = {"answer": "Zürich", "type": "bridge", "level": "hard", "supporting_facts": FACTS, "context": CONTEXT}
 HOTPOT_ROWS = [

@@ -141,10 +141,8 @@ def test_flashrag_keeps_the_support_of_multi_hop_questions(tmp_path):
     assert question.supporting_titles == ("Nebelmeer",) and question.decomposition == tuple(steps)
 
 
-CONTEXT = {
-    "title": ["Nebelmeer", "Ada Kern", "Oslo"],
-    "sentences": [["Nebelmeer is a film.", " It is by Ada Kern."], ["Ada Kern is of Zürich."], ["Oslo is a city."]],
-}
+SENTENCES = [["Nebelmeer is a film.", " It is by Ada Kern."], ["Ada Kern is of Zürich."], ["Oslo is a city."]]
+CONTEXT = {"title": ["Nebelmeer", "Ada Kern", "Oslo"], "sentences": SENTENCES}
 
 
 @pytest.mark.parametrize("name", ["hotpotqa", "2wikimultihopqa"])
@@ -156,7 +154,7 @@ def test_contexts_in_flashrag_metadata_are_what_is_searched(tmp_path, name):
     assert benchmark.passages[0].text == "Nebelmeer is a film. It is by Ada Kern."
     keys = tuple(paragraph_key(passage.text) for passage in benchmark.passages[:2])
     assert benchmark.questions[0].supporting_paragraphs == keys
-    content = {"title": CONTEXT["title"], "content": CONTEXT["sentences"]}  # its 2WikiMultihopQA
+    content = {"title": CONTEXT["title"], "content": SENTENCES}  # its 2WikiMultihopQA
     row["metadata"]["context"] = content
     again = load_benchmark(name, split="validation", data=write_jsonl(tmp_path / "content.jsonl", row))
     assert again.questions == benchmark.questions and again.passages == benchmark.passages
