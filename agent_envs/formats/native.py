@@ -10,7 +10,7 @@ from agent_envs.formats.json_text import dumps, function_schema, read_object
 from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
-NATIVE_CALLS = "Use the functions that you are given; several calls in one message run together."
+NATIVE_CALLS = "Use the functions that you are given."
 ANSWER: dict[str, Any] = {
     "type": "function",
     "function": {
