@@ -57,6 +57,9 @@ def test_models_and_tokenizers_that_would_go_wrong_are_refused(make_policy):
     with pytest.raises(ValueError, match="chat template"):
         Policy(policy.model, bare)
     bare.chat_template = "{% for m in messages %}{{ m.role }}{% endfor %}"
+    with pytest.raises(ValueError, match="leaves out messages"):
+        Policy(policy.model, bare)
+    bare.chat_template = "{% for m in messages %}{{ m.role }}{{ m.content if loop.last }}{% endfor %}"
     with pytest.raises(ValueError, match="appended"):
         Policy(policy.model, bare)
 
