@@ -39,9 +39,10 @@ TRAINING = [
     Fault("one-question-in-all-updates", COLLECTOR,
         "default_rng([args.seed, number])", "default_rng([args.seed, 0])", "batch_of"),
     Fault("end-token-doubled", "agent_envs/chat_tokens.py",
-        "            return ids[1:]\n", "            return ids\n", "ends_once"),
+        "return ids[first + 1 :]\n", "return ids\n", "ends_once"),
     Fault("end-token-lost", "agent_envs/chat_tokens.py",
-        "if after and after[-1] in self.end_ids and ids[:1] == after[-1:]:", "if after:", "ends_once"),
+        "            if ids[first : first + 1] == after[-1:]:", "        if after:\n            if not (first := 0):",
+        "ends_once"),
     Fault("failed-forgotten", ROLL, "trajectory.failed |= ", "trajectory.failed = ", "stays_failed"),
     Fault("anchor-after-the-step", ROLL,
         "            ended = bool(terminated[i])", "            episodes[i].trajectory.anchors[-1] = envs.envs[i].anchor()\n"

@@ -3,8 +3,9 @@
 from functools import lru_cache
 from typing import Any
 
-from agent_envs.chat_tokens import ChatTokens, StopChecker
+from agent_envs.chat_tokens import ChatTokens
 from agent_envs.integrations.episode import Episode, Message, Reply
+from agent_envs.stopping import StopChecker
 
 
 class TokenEpisode:

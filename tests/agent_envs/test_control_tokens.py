@@ -5,8 +5,9 @@ import pytest
 from chat_templates import KINDS, end_ids, make_tokenizer
 from toy_tools import STRING, tool
 
-from agent_envs.chat_tokens import ChatTokens, StopChecker
+from agent_envs.chat_tokens import ChatTokens
 from agent_envs.formats import make_format
+from agent_envs.stopping import StopChecker
 
 TEXT_KINDS = [
     kind for kind in KINDS if kind not in ("qwen3.5", "gpt-oss")

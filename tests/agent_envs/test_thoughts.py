@@ -6,10 +6,11 @@ import pytest
 from chat_templates import end_ids, make_tokenizer
 from toy_tools import STRING, tool
 
-from agent_envs.chat_tokens import ChatTokens, StopChecker
+from agent_envs.chat_tokens import ChatTokens
 from agent_envs.formats import make_format
 from agent_envs.integrations import hosting
 from agent_envs.rewards import Format, Invalid, Reward
+from agent_envs.stopping import StopChecker
 from agent_envs.vector import ToolVectorEnv
 
 

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import torch
 
-from agent_envs.chat_tokens import StopChecker
+from agent_envs.stopping import StopChecker
 from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.library_sampler import LibrarySampler
 from trainers.engines.model_runner import ModelRunner

@@ -16,7 +16,7 @@ import httpx
 import torch
 from safetensors.torch import save_file
 
-from agent_envs.chat_tokens import StopChecker
+from agent_envs.stopping import StopChecker
 from trainers.engines.engine import Completion, SamplingParams, turn_lengths
 from trainers.engines.mismatch import check_engine
 from trainers.engines.vllm_engine import WeightSync

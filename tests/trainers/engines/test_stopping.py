@@ -1,6 +1,6 @@
 import pytest
 
-from agent_envs.chat_tokens import StopChecker
+from agent_envs.stopping import StopChecker
 
 STOP = ("</search>", "</answer>")
 

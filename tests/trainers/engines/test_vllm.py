@@ -16,7 +16,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from agent_envs.chat_tokens import StopChecker
+from agent_envs.stopping import StopChecker
 from trainers.engines import vllm_client
 from trainers.engines.engine import SamplingParams, generate
 from trainers.engines.sampling import truncate

@@ -1,0 +1,50 @@
+"""Where a sampled turn ends."""
+
+import re
+
+from agent_envs.chat_tokens import ChatTokens
+
+
+class StopChecker:
+    """Whether the last token ends a turn: by an end-of-turn token, or by completing a stop string outside of thoughts."""
+
+    def __init__(self, policy: ChatTokens, stop: tuple[str, ...]):
+        self._decode, self._end_ids, self._stop = policy.tokenizer.decode, policy.end_ids, stop
+        self._begins_inside = bool(policy.opened_thought)
+        self._event = re.compile("|".join(map(re.escape, ("<think>", "</think>", *stop))))
+        last_characters = {s[-1] for s in stop}
+        texts = policy.tokenizer.batch_decode([[i] for i in range(len(policy.tokenizer))])
+        # A stop string can only be completed by a token that holds its last character, so no other one is looked at.
+        # A token that holds only a part of a character is decoded to U+FFFD; it may hold the last part of that one.
+        self._may_stop = {
+            i for i, text in enumerate(texts) if "\ufffd" in text or any(last in text for last in last_characters)
+        }
+        # Tokens of at least a byte each, and those of a character that comes before.
+        self._tail = 4 + max((len(s.encode()) for s in stop), default=0)
+
+    def __call__(self, tokens: list[int]) -> bool:
+        """Whether the last of a turn's tokens ends it, which none before it did."""
+        if tokens[-1] in self._end_ids:
+            return True
+        if tokens[-1] not in self._may_stop:
+            return False
+        tail = self._decode(tokens[-self._tail :])
+        return any(s in tail for s in self._stop) and not self._is_thought(tokens)
+
+    def _is_thought(self, tokens: list[int]) -> bool:
+        """Whether the last stop string stands in a thought: what comes before it tells, a tag, or a stop string that did not
+        end the turn, so one in a thought. Reads no further back than that, so all calls for a turn take linear time."""
+        width = self._tail
+        while True:
+            width *= 2
+            *before, last = self._event.findall(self._decode(tokens[-width:])) or [""]
+            while last not in self._stop and before:
+                last = before.pop()
+            if before:
+                return before[-1] != "</think>"
+            if width >= len(tokens):
+                return self._begins_inside
+
+    def cut(self, tokens: list[int]) -> list[int]:
+        """A turn up to the token that ends it; all of it where none does."""
+        return next((tokens[:n] for n in range(1, len(tokens)) if self(tokens[:n])), tokens)
