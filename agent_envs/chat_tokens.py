@@ -8,7 +8,7 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 from agent_envs.formats.base import Malformed
@@ -372,9 +372,11 @@ def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:
         return {}
     options = [dict.fromkeys(("enable_thinking", "thinking"), on) for on in (True, False)]
     hello = [{"role": "user", "content": "hello"}]
-    prompts = [
-        tokenizer.apply_chat_template(hello, tokenize=False, add_generation_prompt=True, **each) for each in options
-    ]
+    write = partial(tokenizer.apply_chat_template, hello, tokenize=False, add_generation_prompt=True)
+    try:
+        prompts = [write(**each) for each in options]
+    except Exception as error:  # a template raises what it likes
+        raise ValueError(f"the chat template cannot write a conversation: {error}") from error
     if prompts[0] == prompts[1]:
         raise ValueError(f"the chat template has no switch for thoughts, got thinking {thinking!r}: leave it at auto")
     return options[thinking == "off"]

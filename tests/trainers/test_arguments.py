@@ -58,6 +58,7 @@ WRONG = [  # what is given, and a word of what is said
     (sft, dict(updates=2, max_seconds=3.0), "give one"),
     (sft, dict(base_model="x"), "base_model is for a LoRA adapter"),
     (grpo, dict(chat_template="x"), "chat_template is for a pretrained model"),
+    (grpo, dict(thinking="off"), "thinking is for a pretrained model"),
     (sft, dict(lora_rank=4), "give a model too"),
 ]
 
