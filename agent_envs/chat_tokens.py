@@ -325,7 +325,7 @@ class ChatTokens:
         try:
             said = self.dialect.read(self._decode_turn(ids), tools or [])
         except Malformed as problem:
-            return {"role": "assistant", "content": self.decode(ids), "error": str(problem)}
+            return {"role": "assistant", "content": self._with_opening(self.decode(ids)), "error": str(problem)}
         message: Message = {"role": "assistant", "content": said.text.strip()}
         if thought := "\n".join(said.thoughts):
             message["reasoning_content"] = thought
@@ -341,7 +341,9 @@ class ChatTokens:
         the format "native" has, its message."""
         if tools:
             return dumps(self.read_turn(ids, tools))
-        text = self.decode(ids)
+        return self._with_opening(self.decode(ids))
+
+    def _with_opening(self, text: str) -> str:
         return text if text.lstrip().startswith("<think>") else self.opened_thought + text
 
     def _decode_turn(self, ids: list[int]) -> str:

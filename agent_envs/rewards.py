@@ -81,7 +81,7 @@ class Format(_Term):
     def __call__(self, context: TurnContext) -> float:
         if not context.done or context.turn.answer is None:
             return 0.0
-        turns = [turn for turn in (*context.previous_turns, context.turn) if not turn.cut]
+        turns = [turn for turn in (*context.previous_turns, context.turn) if turn.is_mistake or not turn.cut]
         return sum(turn.error is None for turn in turns) / len(turns)
 
 

@@ -231,18 +231,17 @@ class ToolEnv(gymnasium.Env[str, str]):
 
         Args:
             action: the text of the turn.
-            cut: sampling reached its limit before the turn ended. It is then no action, whatever it holds, the agent is told
-                so, and it has no price of an invalid turn.
+            cut: sampling reached its limit before the turn ended, so the turn is no action, whatever it holds. One that holds
+                an action, or was cut inside a thought or at the model's last position, has no price of an invalid turn.
 
         Raises:
             gymnasium.error.ResetNeeded: no episode is running.
             ValueError: ``action`` is not a string.
         """
-        turn = self.parse(action)
-        turn = CUT if cut else turn
+        turn = self.parse(action, cut)
         return self.resolve(action, turn, run_calls([(self.tools, call) for call in turn.calls]))
 
-    def parse(self, action: str) -> Turn:
+    def parse(self, action: str, cut: bool = False) -> Turn:
         """First half of a step: what the agent wants. Changes nothing."""
         if not self._running:
             raise gymnasium.error.ResetNeeded("the episode has ended, or has not begun: call reset() first")
@@ -251,6 +250,9 @@ class ToolEnv(gymnasium.Env[str, str]):
         if self.max_tokens is not None and self.tokens + self._length(action) > self.max_tokens:
             return Turn(error=f"The turn goes beyond the {self.max_tokens} tokens of the episode.")
         turn = self.format.parse(action)
+        if cut:
+            in_thought = action.rfind("<think>") > action.rfind("</think>")
+            return CUT if turn.error is None or in_thought else replace(turn, cut=True)
         count = len(turn.calls)
         if count > self.max_calls:
             return Turn(error=f"A turn may hold {self.max_calls} calls at most, this one has {count}.")
@@ -269,6 +271,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         if self.fits is not None and not (answered or spent):
             rewritten = self._rewrite(action, observation)
             spent = not self.fits(observation, rewritten.get("context"))
+            turn = CUT if turn.cut and spent else turn
         outcome = self.evaluate_turn(turn, results, answered or spent)
         terminated = answered or outcome.terminated
         truncated = not terminated and (spent or outcome.truncated)
@@ -279,7 +282,7 @@ class ToolEnv(gymnasium.Env[str, str]):
             done=terminated or truncated,
             number=number,
             previous_turns=self.history.turns,
-            failed=(turn.error is not None and not turn.cut) or any(not r.ok and not r.fault for r in results),
+            failed=turn.is_mistake or any(not r.ok and not r.fault for r in results),
             repeated=self._is_repeat(turn.calls, results),
         )
         terms = self.reward(context)

@@ -36,7 +36,7 @@ class Turn:
 
     Attributes:
         thought: the reasoning in front of them, where the format has a place for it; None where it was left out.
-        cut: sampling reached its limit before the turn ended. Such a turn is no action, and no mistake of the agent's.
+        cut: sampling reached its limit before the turn ended, so the turn is no action.
     """
 
     calls: tuple[ToolCall, ...] = ()
@@ -44,6 +44,11 @@ class Turn:
     error: str | None = None
     thought: str | None = None
     cut: bool = False
+
+    @property
+    def is_mistake(self) -> bool:
+        """Whether the turn is invalid by the agent's own doing: unreadable, and not `CUT`."""
+        return self.error is not None and self.error != CUT.error
 
 
 CUT = Turn(error="The turn was cut at the longest length that a turn may have, before it ended. Write less.", cut=True)

@@ -11,7 +11,6 @@ from gymnasium.vector.utils import batch_space
 
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import run_calls
-from agent_envs.types import CUT
 
 Info = dict[str, Any]
 Seeds = int | Sequence[int | None] | None
@@ -97,7 +96,7 @@ class ToolVectorEnv(VectorEnv):
         finished = (self._terminated | self._truncated) & ready
         pending = {i: action for i, action in enumerate(actions) if action is not None}
         acting = _places(self._begun & ready & ~finished)
-        turns = {i: CUT if i in cut else self.envs[i].parse(pending[i]) for i in acting}
+        turns = {i: self.envs[i].parse(pending[i], i in cut) for i in acting}
         results = iter(run_calls([(self.envs[i].tools, call) for i, turn in turns.items() for call in turn.calls]))
         rewards = np.zeros(self.num_envs)
         infos: dict[int, dict[str, Any]] = {}

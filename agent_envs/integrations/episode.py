@@ -23,7 +23,6 @@ from agent_envs.formats.json_text import dumps, function_schema, read_object
 from agent_envs.integrations import hosting
 from agent_envs.tool_env import StepResult, ToolEnv
 from agent_envs.tools import run_calls
-from agent_envs.types import CUT
 
 Message = dict[str, Any]
 T = TypeVar("T")
@@ -242,7 +241,7 @@ def step_all(episodes: Sequence[Episode], texts: Sequence[str], cut: Collection[
     """`Episode.step` of many at once; their tool calls run as one batch, as in a vector of environments. ``cut``: the numbers
     of those whose turn was cut."""
     numbered = enumerate(zip(episodes, texts, strict=True))
-    turns = [CUT if number in cut else episode.env.parse(text) for number, (episode, text) in numbered]
+    turns = [episode.env.parse(text, number in cut) for number, (episode, text) in numbered]
     pairs = zip(episodes, turns, strict=True)
     results = iter(run_calls([(episode.env.tools, call) for episode, turn in pairs for call in turn.calls]))
     return [

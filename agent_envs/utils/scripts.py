@@ -78,7 +78,7 @@ class EpisodeRecorder:
         ]
         new = [now and not earlier for now, earlier in zip(self._found, before, strict=True)]
         found = [name for name, is_new in zip(self.instance["supporting"], new, strict=True) if is_new]
-        return {"calls": calls, "found": found, "invalid": turn.error is not None and not turn.cut, "cut": turn.cut}
+        return {"calls": calls, "found": found, "invalid": turn.is_mistake, "cut": turn.cut}
 
 
 def begin(envs: ToolVectorEnv, numbers: Sequence[int], attempts: Sequence[int] = ()) -> tuple[tuple[str, ...], Info]:

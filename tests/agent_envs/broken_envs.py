@@ -84,9 +84,9 @@ class ReadsToolText(Digit):  # chokes where a result is not what it expects
 
 
 class Raises(Digit):  # not every string is a turn
-    def parse(self, action):
+    def parse(self, action, cut=False):
         action.encode()  # fails for lone surrogates
-        return super().parse(action)
+        return super().parse(action, cut)
 
 
 class Surrogate(Digit):  # what comes back is no Unicode

@@ -80,26 +80,31 @@ def test_stop_strings_within_a_long_thought_take_linear_time():
 
 def make_priced(**options):
     rewards = Reward(price=(-1.0, Invalid()), readable=(0.5, Format()))
-    return hosting.make("AgentR1/MiniWiki-Easy-v0", entities=60, questions=20, max_turns=4, rewards=rewards, **options)
+    return hosting.make("AgentR1/MiniWiki-Easy-v0", entities=60, questions=20, max_turns=6, rewards=rewards, **options)
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_a_cut_turn_is_no_action_and_no_invalid_turn(name):
+def test_a_cut_turn_is_no_action_and_priced_only_where_it_is_malformed(name):
     env = make_priced(format=name)
     env.reset(seed=0)
-    half, whole = ANSWERS[name].format("Zug is what I would"), ANSWERS[name].format("Zug")
-    told, reward, terminated, truncated, info = env.step(half, cut=True)
-    assert "cut" in told and (reward, terminated, truncated, info["cut"], info["valid"]) == (
-        0,
-        False,
-        False,
-        True,
-        False,
-    )
-    _, reward, *_, info = env.step("<think>so")
-    assert (reward, info["cut"]) == (-1, False)
-    _, reward, terminated, *_ = env.step(whole)
-    assert (reward, terminated) == (0.25, True)  # one of the two turns that were not cut
+    whole = ANSWERS[name].format("Zug")
+    for said in (whole, "<think>so", f"<think>{whole}"):
+        told, reward, terminated, truncated, info = env.step(said, cut=True)
+        assert "cut" in told and (reward, terminated, truncated) == (0, False, False)
+        assert (info["cut"], info["valid"]) == (True, False)
+    malformed = '{"role": "user"}' if name == "native" else "so"
+    _, reward, *_, info = env.step(malformed, cut=True)
+    assert (reward, info["cut"]) == (-1, True)
+    _, reward, terminated, *_, info = env.step(whole)
+    assert (reward, terminated, info["cut"]) == (0.25, True, False)  # one of the two turns that count
+
+
+def test_a_turn_that_is_cut_at_the_last_position_of_the_model_is_truncated_only():
+    env = make_priced()
+    env.reset(seed=0)
+    env.fits = lambda observation, context: False
+    _, reward, terminated, truncated, info = env.step("so", cut=True)
+    assert (reward, terminated, truncated, info["cut"]) == (0, False, True, True)
 
 
 @pytest.mark.parametrize("name", ["tags", "native"])
