@@ -113,7 +113,10 @@ def test_a_fullwiki_file_is_told_from_the_distractor_set(tmp_path, searched):
 def test_a_gold_paragraph_that_is_missing_now_and_then_is_no_fullwiki_file(tmp_path):
     """And a title is the same with HTML entities and without."""
     entities = [["Salt &amp; Sea", ["Salt & Sea is a film."]], CONTEXT[1]]
-    rows = [{**HOTPOT, "supporting_facts": [["Salt & Sea", 0]], "context": entities, "_id": str(i)} for i in range(30)]
+    rows = [
+        {**HOTPOT, "supporting_facts": [["Salt & Sea", 0]], "context": entities, "_id": str(i), "answer": f"a{i}"}
+        for i in range(30)
+    ]
     lacking = {**HOTPOT, "supporting_facts": [["Bern", 0]]}
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -48,13 +48,15 @@ def one_thread():
     torch.set_num_threads(1)
 
 
+SAVE_FIGURE = figures.save  # before any fixture: the tests of comparisons have these fixtures too
+
+
 @pytest.fixture(scope="session", autouse=True)
 def save_picture():
     """Leave pictures out, which take a third of a small run; the value draws one where a test wants it."""
     with pytest.MonkeyPatch.context() as patch:
-        save = figures.save
         patch.setattr(figures, "save", lambda figure, out: (Path(out).parent.mkdir(exist_ok=True), Path(out).touch()))
-        yield save
+        yield SAVE_FIGURE
 
 
 def byte_tokenizer(merges: int, pad: str, texts: Sequence[str] = TEXT) -> PreTrainedTokenizerFast:

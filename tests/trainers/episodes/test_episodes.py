@@ -165,7 +165,7 @@ def test_found_evidence_and_results_by_hand():
     env.reset(options={"question": 1})
     again = EpisodeRecorder(env, info)
     env.step("nonsense")
-    assert again.record_turn() == {"calls": [], "found": [], "invalid": True}
+    assert again.record_turn() == {"calls": [], "found": [], "invalid": True, "cut": False}
 
 
 def test_lines_are_cut_by_the_step_of_their_key(tmp_path):
