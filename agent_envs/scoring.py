@@ -36,12 +36,14 @@ _ARTICLES = re.compile(r"\b(?:a|an|the)\b")
 _STATED = re.compile(r"#### ?(-?[0-9.,]+)")
 _BARE_ARTICLES = re.compile(r"\b(?:a|an|the)\b(?![+#!<>=])")  # A+ is a grade, a=b a formula
 _SPELLED = str.maketrans({**dict.fromkeys("‐‑–−", "-"), "≤": "<=", "≥": ">=", "≠": "!="})
-_LOOSE_MINUS = re.compile(r"(?<!\w)(?<!\w )-\s+(?=[$€£¥]?\.?\d)")  # "- 5", but not "Paris - 2010"
-_LOOSE_COMPARISON = re.compile(r"\s*([<>!=]=|[<>=])\s*(?=[\w($€£¥.+-])")
+_LOOSE_MINUS = re.compile(
+    r"(?<!\w)(?<!\w )-\s+(?=[$€£¥₹₿]?\.?\d|[√∞π½¼¾(]|[a-zα-ω]\b)"
+)  # "- 5", but not "Paris - 2010"
+_LOOSE_COMPARISON = re.compile(r"\s*([<>!=]=|[<>=])\s*(?=[\w($€£¥₹₿∞π√.+-])")
 _MEANT = re.compile(  # 1.5, 1e-5, -5, -$5, -x, C++, C#, 2+3, 3,5 and 1,2,3 but not the comma of 3,500, <5, x<=y, a!=b
-    r"(?<=\d)[./:-](?=\d)|(?<=\de)[-+](?=\d)|(?<!\w)[-.](?=\.?\d)|(?<!\w)-(?=[$€£¥√∞π]|[a-z]\b)"
+    r"(?<=\d)[./:-](?=\d)|(?<=\de)[-+](?=\d)|(?<!\w)[-.](?=\.?\d)|(?<!\w)-(?=[$€£¥₹₿√∞π½¼¾(]|[a-zα-ω]\b)"
     r"|(?<=[a-z+])\+|(?<=[a-z])#|(?<=\w)[+*^](?=\w)|(?<=\d),(?=\d)(?!\d{3}(?!\d))"
-    r"|[<>](?==?-?\.?\d)|(?<=[<>!=])=|[!=](?==)|(?<=[\w)])[<>=](?=[\w($€£¥.+-])"
+    r"|[<>](?==?-?\.?\d)|(?<=[<>!=])=|[!=](?==)|(?<=[\w)%])[<>=](?=[\w($€£¥₹₿∞π√.+=-])"
 )
 _NUMBER = re.compile(r"(-?)([0-9]*)(?:\.([0-9]*))?")
 _CLOSED_ANSWERS = frozenset(("yes", "no", "noanswer"))

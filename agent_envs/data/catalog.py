@@ -253,7 +253,7 @@ def _golden_answers(record: Mapping[str, Any]) -> list:
         truth = _check_object(record["reward_model"], "reward_model").get("ground_truth")
         truth = truth.get("target") if isinstance(truth, Mapping) else truth
         golds = truth if isinstance(truth, list | tuple) else [] if truth is None else [truth]
-        return [gold if isinstance(gold, str) else str(gold) for gold in golds]
+        return [("no", "yes")[gold] if isinstance(gold, bool) else str(gold) for gold in golds]
     return _check_list(record["golden_answers"], "golden_answers")
 
 

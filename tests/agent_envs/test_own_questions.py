@@ -268,7 +268,7 @@ def test_one_title_of_two_texts_is_evidence_by_its_title(tmp_path):
 def test_rows_of_verl(tmp_path, corpus):
     """The question from ``extra_info`` or the last message, the answer in each of its forms, the split from ``extra_info``."""
     ask = [{"role": "system", "content": "Think."}, {"role": "user", "content": "Which day?"}]
-    truths = [("7", "train"), (["a", "b"], "train"), ({"target": ["c"]}, "train"), ({"target": 5}, "test")]
+    truths = [("7", "train"), (["a", "b"], "train"), ({"target": ["c"]}, "train"), ({"target": True}, "test")]
     rows = [
         {
             "data_source": "openai/gsm8k", "prompt": ask, "ability": "math",
@@ -280,7 +280,7 @@ def test_rows_of_verl(tmp_path, corpus):
     path = write(tmp_path / "rows.jsonl", rows)
     train, held_out = (load_own(path, split=split, corpus=corpus).questions for split in ("train", "validation"))
     assert [(q.question, q.golds) for q in train] == [("Which day?", ("7",)), ("Q1?", ("a", "b")), ("Q2?", ("c",))]
-    assert [(q.question, q.golds) for q in held_out] == [("Q3?", ("5",))]
+    assert [(q.question, q.golds) for q in held_out] == [("Q3?", ("yes",))]
 
 
 def test_queries_of_beir_with_the_ids_of_their_passages(tmp_path):

@@ -42,6 +42,9 @@ NORMALIZED = {
         "−$5, - 5, $-5; it - 5": "-5 -5 -5 it 5",
         "-x, -∞, well - known, Paris - 2010": "-x -∞ well known paris 2010",
         "x<y, x > y, a!=b, a = b, x ≤ 5": "x<y x>y a!=b a=b x<=5",
+        "a<=b, x >= y, a≤b, 5%<x": "a<=b x>=y a<=b 5<x",
+        "- x": "-x",
+        "-½, -₹5": "-½ -₹5",
     },
     "gsm8k": {  # as the script reads it, which takes the first, so a list of guesses is one guess
         **{" $1,200.50 ": "1200.5", "42.": "42", "-0.50": "-0.5", "-$3": "-3", "-0": "0", ".5": "0.5"},
