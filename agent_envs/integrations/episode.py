@@ -207,15 +207,20 @@ def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = Fa
     Returns:
         The reply, and the messages that answer it: a result for each call, or one from the user.
     """
+    said = message.get("content") or ""
+    if cut and not said and (thought := message.get("reasoning_content")):
+        said = f"<think>\n{thought}"  # it was cut before it ended
     if not episode.native:
-        reply = episode.step(message.get("content") or "", cut=cut)
+        reply = episode.step(said, cut=cut)
         return reply, [{"role": "user", "content": reply.text}]
     requested = message.get("tool_calls") or []
     calls = _read_calls(requested)
     if cut:
-        reply = episode.step(message.get("content") or "", cut=True)
+        reply = episode.step(said, cut=True)
+    elif calls is None:
+        reply = episode._reject(UNREADABLE)
     else:
-        reply = episode.call(calls) if calls is not None else episode._reject(UNREADABLE)
+        reply = episode.call(calls)
     if not requested:
         return reply, [{"role": "user", "content": text} for text in reply.results]
     # A turn that was refused as a whole has one result, which is that of each call.

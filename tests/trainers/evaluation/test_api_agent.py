@@ -92,6 +92,9 @@ def test_a_turn_that_was_cut_by_its_length_is_not_closed_and_no_answer(format, t
         (record,), _ = roll_out(chat.url, instances(1), format, kwargs=SMALL | {"max_turns": 1})
     (turn_of_record,) = record["turns"]
     assert "</answer>" not in turn_of_record["action"]
+    assert turn_of_record["invalid"] == (
+        format == "tags"
+    )  # what was cut inside a thought, or is an action, is no mistake
     assert record["truncated"] and record["metrics"]["cut"] == 1
 
 
