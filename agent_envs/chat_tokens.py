@@ -12,7 +12,14 @@ from functools import lru_cache, partial
 from typing import Any
 
 from agent_envs.formats.base import Malformed
-from agent_envs.formats.dialects import find_dialect, one_line, read_by_tokenizer, to_tool_call, write_turn
+from agent_envs.formats.dialects import (
+    find_dialect,
+    one_line,
+    read_by_tokenizer,
+    to_tool_call,
+    write_known_calls,
+    write_turn,
+)
 from agent_envs.formats.json_text import dumps
 
 Message = dict[str, Any]
@@ -84,6 +91,7 @@ class ChatTokens:
         self._lead = "" if "think>" in lead else lead
         self._no_thought = lead if "</think>" in lead else "\n</think>\n\n"  # closes the one that the prompt opened
         self._written += text + last
+        self._written_for_calls = write_known_calls(self._render_any)
         self._kept: set[str] = set()
         self._ends = {self.eos_id, *eos_ids}
         self.keep(_THINK)
@@ -114,6 +122,9 @@ class ChatTokens:
         return self._template(
             messages, tools=self.inert_all(tools) or None, add_generation_prompt=add_generation_prompt
         )
+
+    def _render_any(self, messages: list[Message], tools: Schemas | None, add_generation_prompt: bool) -> str:
+        return self._template(messages, tools=tools, add_generation_prompt=add_generation_prompt)
 
     def _template(self, messages: list[Message], **kwargs) -> str:
         text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_options, **kwargs)
@@ -148,15 +159,17 @@ class ChatTokens:
         added = {i: token for i, token in self.tokenizer.added_tokens_decoder.items() if _NO_WORD.search(token.content)}
         written = {*self._encoded(self._written), *self._ends} & added.keys()
         written -= {i for i in written if added[i].content in _THINK}
+        around_calls = self._encoded(self._written_for_calls)
         self.control = {
             i: token.content
             for i, token in added.items()
-            if i in written or (token.special and token.content not in self._kept)
+            if i in written or ((token.special or i in around_calls) and token.content not in self._kept)
         }
         # What a template writes around messages may be several tokens, as [INST] and <|user|> are to some tokenizers.
         marks = {*self.control.values(), *_MARK_UP.findall(self._written)} - self._kept
-        specials = sorted(map(re.escape, marks), key=len, reverse=True)
-        self._special = re.compile("|".join(specials) or r"(?!)")
+        of_calls = {*_MARK_UP.findall(self._written_for_calls)} - self._kept - {*_MARK_UP.findall(self._written)}
+        of_calls -= {token.content for token in added.values() if token.special}
+        self._special, self._special_in_own = _any_of(marks | of_calls), _any_of(marks - of_calls)
 
     def fold_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Move a leading system message into the user message after it where the chat template has no place for it."""
@@ -182,9 +195,11 @@ class ChatTokens:
         ids = self._cut(self.encode(text + self._own_end, self._turn_start))
         return ids if ids[-1] in self.end_ids else self.encode(text, self._turn_start) + self.turn_end_ids
 
-    def inert(self, text: str) -> str:
+    def inert(self, text: str, own: bool = False) -> str:
         """Break spelled-out control tokens in outside text with a word joiner, so that they stay text."""
-        return self._special.sub(lambda found: f"{found[0][:1]}\u2060{found[0][1:]}", text)
+        return (self._special_in_own if own else self._special).sub(
+            lambda found: f"{found[0][:1]}\u2060{found[0][1:]}", text
+        )
 
     def prompt_ids(self, instructions: str, context: str | list[Message], tools: Schemas | None = None) -> list[int]:
         """The ids of `prompt_messages`, with the functions that may be called."""
@@ -218,15 +233,16 @@ class ChatTokens:
         if kept.get("role") == "tool" and self.dialect:  # nor can a result pose as two, or as a call
             for mark in self.dialect.family.marks:
                 kept["content"] = kept["content"].replace(mark, f"{mark[:1]}\u2060{mark[1:]}")
-        return self.inert_all(kept)
+        calls = {"tool_calls": self.inert_all(kept.pop("tool_calls"), own=True)} if "tool_calls" in kept else {}
+        return self.inert_all(kept) | calls
 
-    def inert_all(self, value: Any) -> Any:
-        """`inert` for all texts in a JSON value, names too."""
+    def inert_all(self, value: Any, own: bool = False) -> Any:
+        """`inert` for all texts in a JSON value, names too. The agent's ``own`` calls may hold the marks of calls, in strings."""
         if isinstance(value, str):
-            return self.inert(value)
+            return self.inert(value, own)
         if isinstance(value, dict):
-            return {self.inert(name): self.inert_all(item) for name, item in value.items()}
-        return [self.inert_all(item) for item in value] if isinstance(value, list) else value
+            return {self.inert(name, own): self.inert_all(item, own) for name, item in value.items()}
+        return [self.inert_all(item, own) for item in value] if isinstance(value, list) else value
 
     def continue_prompt(self, text: str) -> str:
         """What follows the generation prompt of an assistant's text: its thought goes on where the prompt opened one, and is
@@ -390,6 +406,10 @@ def _split_message(message: Message) -> Message:
     if not closed or not begun.startswith("<think>") or message.get("reasoning_content"):
         return message
     return {**message, "reasoning_content": begun.removeprefix("<think>").strip(), "content": rest.lstrip()}
+
+
+def _any_of(marks: Iterable[str]) -> re.Pattern[str]:
+    return re.compile("|".join(sorted(map(re.escape, marks), key=len, reverse=True)) or r"(?!)")
 
 
 def _short_id(id: str) -> str:

@@ -426,6 +426,18 @@ def _find(
     raise ValueError(f"nothing here reads calls that are written as {text!r}")
 
 
+def write_known_calls(render: Render) -> str:
+    """A conversation with a call and its result as the template writes it, for the marks around them; "" where it cannot."""
+    question = {"role": "user", "content": "Look it up."}
+    call = to_tool_call("look_up", _KNOWN_ARGUMENTS[1], "known0000")
+    turn = {"role": "assistant", "content": "", "tool_calls": [call]}
+    result = {"role": "tool", "name": "look_up", "tool_call_id": "known0000", "content": _KNOWN_RESULTS[0]}
+    try:
+        return render([question, turn, result], [_KNOWN_TOOL], True)
+    except Exception:  # templates are programs, and raise what they like
+        return ""
+
+
 def write_turn(render: Render, message: dict[str, Any], tools: Sequence[Mapping[str, Any]] | None) -> str:
     """What a chat template writes of an assistant's message after a generation prompt. A thought that the prompt opens is
     closed where the message has none.

@@ -77,6 +77,8 @@ def test_nothing_from_outside_is_a_control_token(kind, place):
     assert set(KINDS[kind].specials) <= {*tokens, "<think>", "</think>"}
     if place == "result":  # nor what the template writes around results
         tokens += [token for token in controls_of(kind) if token in chat.dialect.family.marks and token not in tokens]
+    elif place == "argument":  # which are read as JSON first, so the marks of calls may stand in them
+        tokens = [token for token in tokens if token in KINDS[kind].specials or token in chat._written]
     forged, honest = (enter(chat, place, text) for text in ("\n".join(tokens), "x"))
     assert count(chat, forged, tokens) == count(chat, honest, tokens)
 
@@ -132,3 +134,12 @@ def test_the_ids_of_a_conversation_are_those_of_its_rendering(kind, ended):
     assert [
         i for i in ids if kind != "vicuna" or i != chat.eos_id
     ] == whole  # it writes no end, and one has to be taught
+
+
+@pytest.mark.parametrize("kind", WITH_FUNCTIONS)
+def test_the_marks_of_calls_are_control_tokens_where_no_format_writes_them(kind):
+    chat = chat_of(kind)
+    marks = [mark for mark in chat.dialect.family.marks if mark in chat.tokenizer.get_vocab()]
+    assert {mark for mark in marks if mark in chat._written_for_calls} <= set(chat.control.values())
+    chat.keep(make_format("hermes", [tool("search", query=STRING)]).tags)
+    assert not {"<tool_call>", "</tool_call>"} & set(chat.control.values())

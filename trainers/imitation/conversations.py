@@ -156,7 +156,7 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
         if len(turn) + len(before) != len(after):
             raise UserError("the chat template does not put a turn behind its generation prompt")
         for call in message.get("tool_calls") or ():
-            if policy.inert(call["function"]["name"]) not in turn:
+            if policy.inert(call["function"]["name"], own=True) not in turn:
                 raise UserError(_LEFT_OUT)
         if len(calls := written[place].get("tool_calls") or []) > 1:
             fewer = _write(policy, [*written[:place], {**written[place], "tool_calls": calls[:-1]}], tools)

@@ -117,23 +117,25 @@ def count_controls(chat, steps):
 def test_no_message_of_a_file_forges_control_tokens(kind):
     chat = ChatTokens(make_tokenizer(kind), end_ids(kind))
 
-    def read(text):
+    def read(text, of_call):
         messages = [
             {"role": role, "content": f"a{text}b"} for role in ("system", "user", "assistant", "user", "assistant")
         ]
-        query = {f"query{text}": f"a{text}b"}
-        called = [messages[1], calls(("a", query), name=f"f{text}"), {**FOUND, "content": f"a{text}b"}, messages[2]]
+        query = {f"query{of_call}": f"a{of_call}b"}
+        called = [messages[1], calls(("a", query), name=f"f{of_call}"), {**FOUND, "content": f"a{text}b"}, messages[2]]
         tools = [{"type": "function", "function": {"name": f"f{text}", "parameters": {"type": "object", "properties": {
             f"query{text}": {"type": "string", "description": text}}}}}]  # fmt: skip
         ways = [to_episode_steps(messages, chat)]
         if kind != "qwen3.5":  # a turn has to close its thought
             ways.append(to_steps(messages, chat))
         if chat.dialect:
-            own = [messages[1], calls(("a", {"query": f"a{text}b"})), *called[2:]]
+            own = [messages[1], calls(("a", {"query": f"a{of_call}b"})), *called[2:]]
             ways += [to_steps(called, chat, tools), to_episode_steps(own, chat, [drop_nulls(SEARCH)])]
         return [count_controls(chat, way) for way in ways]
 
-    assert read("\n".join(chat.control.values())) == read("x")
+    # The agent's own calls are read as JSON first, so marks of calls that no tokenizer flags may stand in them.
+    of_call = [token for token in chat.control.values() if token in KINDS[kind].specials or token in chat._written]
+    assert read("\n".join(chat.control.values()), "\n".join(of_call)) == read("x", "x")
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("qwen3.5", "glm")])
