@@ -120,7 +120,7 @@ class ChatTokens:
     def _render(self, messages: list[Message], tools: Schemas | None, add_generation_prompt: bool) -> str:
         # Some templates take an empty list for functions.
         return self._template(
-            messages, tools=self.inert_all(tools) or None, add_generation_prompt=add_generation_prompt
+            messages, tools=self.escape_all(tools) or None, add_generation_prompt=add_generation_prompt
         )
 
     def _render_any(self, messages: list[Message], tools: Schemas | None, add_generation_prompt: bool) -> str:
@@ -189,13 +189,13 @@ class ChatTokens:
 
     def text_ids(self, text: str, ended: bool = True) -> list[int]:
         """A turn that is text, as the ids after a generation prompt, for teaching it. ``ended``: with its end."""
-        text = self._lead + self.inert(self.continue_prompt(text))
+        text = self._lead + self.escape(self.continue_prompt(text))
         if not ended:
             return self.encode(text, self._turn_start)
         ids = self._cut(self.encode(text + self._own_end, self._turn_start))
         return ids if ids[-1] in self.end_ids else self.encode(text, self._turn_start) + self.turn_end_ids
 
-    def inert(self, text: str, own: bool = False) -> str:
+    def escape(self, text: str, own: bool = False) -> str:
         """Break spelled-out control tokens in outside text with a word joiner, so that they stay text."""
         return (self._special_in_own if own else self._special).sub(
             lambda found: f"{found[0][:1]}\u2060{found[0][1:]}", text
@@ -233,16 +233,16 @@ class ChatTokens:
         if kept.get("role") == "tool" and self.dialect:  # nor can a result pose as two, or as a call
             for mark in self.dialect.family.marks:
                 kept["content"] = kept["content"].replace(mark, f"{mark[:1]}\u2060{mark[1:]}")
-        calls = {"tool_calls": self.inert_all(kept.pop("tool_calls"), own=True)} if "tool_calls" in kept else {}
-        return self.inert_all(kept) | calls
+        calls = {"tool_calls": self.escape_all(kept.pop("tool_calls"), own=True)} if "tool_calls" in kept else {}
+        return self.escape_all(kept) | calls
 
-    def inert_all(self, value: Any, own: bool = False) -> Any:
-        """`inert` for all texts in a JSON value, names too. The agent's ``own`` calls may hold the marks of calls, in strings."""
+    def escape_all(self, value: Any, own: bool = False) -> Any:
+        """`escape` for all texts in a JSON value, names too. The agent's ``own`` calls may hold marks of calls in strings."""
         if isinstance(value, str):
-            return self.inert(value, own)
+            return self.escape(value, own)
         if isinstance(value, dict):
-            return {self.inert(name, own): self.inert_all(item, own) for name, item in value.items()}
-        return [self.inert_all(item, own) for item in value] if isinstance(value, list) else value
+            return {self.escape(name, own): self.escape_all(item, own) for name, item in value.items()}
+        return [self.escape_all(item, own) for item in value] if isinstance(value, list) else value
 
     def continue_prompt(self, text: str) -> str:
         """What follows the generation prompt of an assistant's text: its thought goes on where the prompt opened one, and is
@@ -300,7 +300,7 @@ class ChatTokens:
         if isinstance(observation, list) and [message["role"] for message in observation] == ["user"]:
             observation = observation[0]["content"]
         if isinstance(observation, str):
-            told = self._turn_end + self.inert(observation) + self._turn_start
+            told = self._turn_end + self.escape(observation) + self._turn_start
         else:
             told = self._render_results(observation, tools)
         ids = self.encode(told, "\n")
@@ -339,20 +339,20 @@ class ChatTokens:
         if self.dialect is None:
             raise ValueError(f"the model cannot call functions: {self.refusal}; choose another format than native")
         try:
-            said = self.dialect.read(self._decode_turn(ids), tools or [])
+            response = self.dialect.read(self._decode_turn(ids), tools or [])
         except Malformed as problem:
             return {"role": "assistant", "content": self._with_opening(self.decode(ids)), "error": str(problem)}
-        message: Message = {"role": "assistant", "content": said.text.strip()}
-        if thought := "\n".join(said.thoughts):
+        message: Message = {"role": "assistant", "content": response.text.strip()}
+        if thought := "\n".join(response.thoughts):
             message["reasoning_content"] = thought
-        if said.calls:
+        if response.calls:
             message["tool_calls"] = [
                 to_tool_call(call.name, dumps(call.arguments), call.id or f"call_{place}")
-                for place, call in enumerate(said.calls)
+                for place, call in enumerate(response.calls)
             ]
         return message
 
-    def act(self, ids: list[int], tools: Schemas | None = None) -> str:
+    def decode_action(self, ids: list[int], tools: Schemas | None = None) -> str:
         """A sampled turn as an action: its text with the thought that the prompt opened, or where there are functions, as only
         the format "native" has, its message."""
         if tools:

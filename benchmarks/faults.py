@@ -48,7 +48,7 @@ TRAINING = [
         "            ended = bool(terminated[i])", "            episodes[i].trajectory.anchors[-1] = envs.envs[i].anchor()\n"
         "            ended = bool(terminated[i])", "anchors"),
     Fault("anchor-constant", ROLL,
-        "act(completion, envs.envs[i].anchor())", "act(completion, ())", "anchors"),
+        "record_sampled(completion, envs.envs[i].anchor())", "record_sampled(completion, ())", "anchors"),
     Fault("rewritten-context-ignored", ROLL,
         'if "context" in infos and infos["_context"][i]:', "if False:", "rewrote"),
     Fault("one-noise-seed-for-a-group", ROLL,
@@ -191,7 +191,7 @@ ENVS = [
     ("lost-call-was-made", "tool_env.py", "test_tool_env.py",
         "zip(keys, results, strict=True) if not result.fault)", "zip(keys, results, strict=True))"),
     ("tool-failure-is-an-invalid-turn", "tool_env.py", "test_tool_env.py",
-        "any(not result.ok and not result.fault for result", "any(not result.ok for result"),
+        "any(not r.ok and not r.fault for r in results", "any(not r.ok for r in results"),
     ("held-out-seeds-are-trained-on", "tool_env.py",
         "test_conformance.py::test_seeds_that_are_held_out_are_none_that_training_draws",
         'return HELD_OUT if split == "validation" else 0', "return 0"),

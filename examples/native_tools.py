@@ -49,7 +49,7 @@ def show_turn(model: str) -> None:
     prompt = policy.prompt_ids(info["instructions"], question, tools)
     calls = tuple(ToolCall("search", {"query": query}) for query in (env.question.supporting_titles[0], "a river"))
     sampled = policy.turn_ids(env.format.message(env.format.write(Turn(calls=calls))), tools)  # as a model samples it
-    observation, *_ = env.step(policy.act(sampled, tools))
+    observation, *_ = env.step(policy.decode_action(sampled, tools))
     back = policy.observation_ids(env.format.messages(observation), sampled, tools)
     print(f"prompt: {decode(prompt)}\nturn: {decode(sampled)}\nback: {decode(back)}")
 

@@ -117,7 +117,7 @@ class Comparison:
             if not checkpoint.is_checkpoint(folder):
                 if self.read_only:
                     raise NotThere(f"the cold start of seed {seed}")
-                policy, _ = start_policy(args, make_train_envs(args), seed)
+                policy, _ = start_policy(args, make_train_envs(args))
                 checkpoint.save(
                     folder, optimizers=[], step=0, model=policy.model, tokenizer=policy.tokenizer, extra={"start": wanted}
                 )  # fmt: skip

@@ -167,7 +167,7 @@ def _sample(args: sft.Args, attempts: int, seconds: float, folder: Path, at_once
     if sum(record["seconds"] for record in records) >= seconds:
         return records
     envs = make_envs(args.env, args.env_kwargs, "train", at_once * attempts)
-    policy, _ = start_policy(args, envs, args.seed)
+    policy, _ = start_policy(args, envs)
     choose_format(policy, args.model, args.env_kwargs, envs)
     engine = TransformersEngine(policy, envs.envs[0].stop)
     folder.mkdir(parents=True, exist_ok=True)

@@ -194,7 +194,7 @@ def train(
     Another ``advantage_fn`` makes another algorithm of this loop. ``title``: its name in the table of results.
     """
     with open_setup(args, algorithm, f"Trained with {title}") as setup:  # folder, environments, policy; baselines
-        policy = setup.policy
+        policy = setup.learner
         optimizer = make_optimizer(policy, [{"params": trainable_parameters(policy.model), "lr": args.lr}])
         kl_penalty = KLPenalty(policy, args) if args.kl_coef else None
         saved = {"kl": kl_penalty} if kl_penalty and args.kl_target else {}  # β, if it is adapted

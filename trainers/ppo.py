@@ -190,7 +190,7 @@ def update(
 def train(args: Args, algorithm: str = "ppo", title: str = "PPO") -> dict:
     """Train a policy: rollouts and updates in turn. Returns the summary of the run, which its folder holds as summary.json."""
     with open_setup(args, algorithm, f"Trained with {title}") as setup:  # folder, environments, policy; baselines
-        policy = setup.policy
+        policy = setup.learner
         critic = Critic(policy, args.share_layers)
         actor_group = {"params": trainable_parameters(policy.model), "lr": args.lr}
         critic_group = {"params": trainable_parameters(critic), "lr": args.critic_lr}

@@ -167,7 +167,6 @@ from trainers.imitation.demonstrations import (
     write_demonstrations,
 )
 from trainers.loop.run import Run, open_run_dir
-from trainers.loop.setup import start_policy
 from trainers.models.fsdp import ShardedPolicy, clip_gradients
 from trainers.models.lora import trainable_parameters
 from trainers.models.micro_batches import compute_logprobs, micro_batches
@@ -175,12 +174,13 @@ from trainers.models.policy import Policy
 from trainers.rollouts.formats import choose_format
 from trainers.runtime import distributed, signals
 from trainers.runtime.progress import Progress
-from trainers.trajectory import Sequence, collate_sequences
+from trainers.tiny.cold_start import start_policy
+from trainers.trajectory import BatchRow, collate_rows
 
 
-def update(args: Args, policy: Policy, optimizer: torch.optim.Optimizer, episodes: list[Sequence]) -> dict[str, float]:
+def update(args: Args, policy: Policy, optimizer: torch.optim.Optimizer, episodes: list[BatchRow]) -> dict[str, float]:
     """Take one gradient step on the taught tokens of some episodes; returns metrics."""
-    batch = collate_sequences(episodes, list(range(len(episodes))), policy.pad_id).to(policy.device)
+    batch = collate_rows(episodes, list(range(len(episodes))), policy.pad_id).to(policy.device)
     tokens = int(batch.mask.sum())  # of the whole step, so that any split into micro-batches gives one gradient
     optimizer.zero_grad()
     total = 0.0
@@ -198,7 +198,7 @@ def update(args: Args, policy: Policy, optimizer: torch.optim.Optimizer, episode
     return {"train/loss": total, "policy/grad_norm": float(norm), **sizes}
 
 
-def batches(args: Args, episodes: list[Sequence]) -> Iterator[list[Sequence]]:
+def batches(args: Args, episodes: list[BatchRow]) -> Iterator[list[BatchRow]]:
     """Yield the episodes of one gradient step after the other, without end. Every pass has as many of them, in an order that
     the seed and its number give."""
     for epoch in itertools.count():
@@ -213,7 +213,7 @@ class HeldOutLoss:
 
     key, sign, at_end = "eval/loss", -1, True
 
-    def __init__(self, args: Args, policy: Policy, episodes: list[Sequence]):
+    def __init__(self, args: Args, policy: Policy, episodes: list[BatchRow]):
         self.args, self.policy, self.episodes = args, policy, episodes
         self.losses: dict[int, float] = {}  # by the number of updates, in nats per taught token
 
@@ -221,7 +221,7 @@ class HeldOutLoss:
         """Mean negative log-probability of the taught tokens; nothing if no demonstration is held out."""
         if not self.episodes:
             return {}
-        batch = collate_sequences(self.episodes, list(range(len(self.episodes))), self.policy.pad_id)
+        batch = collate_rows(self.episodes, list(range(len(self.episodes))), self.policy.pad_id)
         batch = batch.to(self.policy.device)
         total = compute_logprobs(self.policy, batch, 1.0, self.args.max_tokens_per_micro_batch).sum()
         return {self.key: -float(total / batch.mask.sum())}
@@ -245,8 +245,8 @@ def fit(args: Args, policy: Policy, demonstrations: list[Demonstration], folder:
     """Train a policy on demonstrations; with ``args.resume``, from the latest checkpoint of the folder on. Returns the summary:
     ``checkpoint`` has the weights of the lowest ``heldout_loss`` or, where nothing is held out, the last."""
     learned, held_out = hold_out(demonstrations, args.held_out, args.seed)
-    taught, tested = [s for one in learned for s in one.sequences], [s for one in held_out for s in one.sequences]
-    longest = max(end - begin for one in demonstrations for s in one.sequences for begin, end in target_spans(s.mask))
+    taught, tested = [s for one in learned for s in one.rows], [s for one in held_out for s in one.rows]
+    longest = max(end - begin for one in demonstrations for s in one.rows for begin, end in target_spans(s.mask))
     updates = math.inf if args.max_seconds else args.updates
     updates = updates or math.ceil(args.epochs * len(split_by_length(taught, args.tokens_per_update)))
     learner = ShardedPolicy(policy) if distributed.world_size() > 1 else policy

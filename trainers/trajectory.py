@@ -4,8 +4,7 @@ The one invariant: a token has action mask 1 if and only if the policy sampled i
 multiplied by that mask.
 """
 
-from collections.abc import Callable, Hashable
-from collections.abc import Sequence as SequenceOf
+from collections.abc import Callable, Hashable, Sequence
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -41,13 +40,13 @@ class Trajectory:
     # Of each turn its ``message`` (place in ``messages``), ``observation`` (read before it), ``action``, ``reward``,
     # ``reward_terms``, ``next_observation`` and what the recorder adds.
     turns: list[dict[str, Any]] = field(default_factory=list)
-    # Of each sequence of `to_sequences`, float32 [its length], once an update has computed them.
+    # Of each row of `to_rows`, float32 [its length], once an update has computed them.
     advantages: list[torch.Tensor] = field(default_factory=list, compare=False)
 
     @property
-    def sequences(self) -> list["Sequence"]:
-        """Its steps, see `to_sequences`."""
-        return to_sequences(self.steps)
+    def rows(self) -> list["BatchRow"]:
+        """Its steps, see `to_rows`."""
+        return to_rows(self.steps)
 
     @property
     def episode_return(self) -> float:
@@ -56,11 +55,11 @@ class Trajectory:
 
 
 @dataclass(slots=True, kw_only=True)
-class Sequence:
-    """Consecutive steps as one sequence for the model; all lists have the same length.
+class BatchRow:
+    """One row of a batch: consecutive steps as one sequence for the model; all lists have the same length.
 
     ``rewards`` holds each turn's reward at that turn's last sampled token. ``turns`` holds the number of each action token's
-    turn, from 0 over the trajectory, and -1 elsewhere; a sequence made without it is one turn.
+    turn, from 0 over the trajectory, and -1 elsewhere; a row made without it is one turn.
     """
 
     ids: list[int]
@@ -73,9 +72,9 @@ class Sequence:
         self.turns = self.turns or [int(own) - 1 for own in self.mask]
 
 
-def to_sequences(steps: list[Step]) -> list[Sequence]:
-    """Merge each step into the sequence before it if its prompt extends that sequence; else start a new one."""
-    sequences: list[Sequence] = []
+def to_rows(steps: list[Step]) -> list[BatchRow]:
+    """Merge each step into the row before it if its prompt extends that row; else start a new one."""
+    rows: list[BatchRow] = []
     for turn, step in enumerate(steps):
         if not step.tokens:
             raise ValueError("a step without sampled tokens has nowhere to keep its reward")
@@ -83,10 +82,10 @@ def to_sequences(steps: list[Step]) -> list[Sequence]:
             raise ValueError("a step without a prompt: nothing predicts its first token")
         if len(step.tokens) != len(step.logprobs):
             raise ValueError(f"a step with {len(step.tokens)} tokens and {len(step.logprobs)} log-probabilities")
-        last = sequences[-1] if sequences else None
+        last = rows[-1] if rows else None
         if last is None or step.prompt[: len(last.ids)] != last.ids:
-            last = Sequence(ids=[], mask=[], logprobs=[], rewards=[])
-            sequences.append(last)
+            last = BatchRow(ids=[], mask=[], logprobs=[], rewards=[])
+            rows.append(last)
         context = step.prompt[len(last.ids) :]
         n, m = len(context), len(step.tokens)
         last.ids += context + step.tokens
@@ -94,7 +93,7 @@ def to_sequences(steps: list[Step]) -> list[Sequence]:
         last.logprobs += [0.0] * n + step.logprobs
         last.rewards += [0.0] * (n + m - 1) + [step.reward]
         last.turns += [-1] * n + [turn] * m
-    return sequences
+    return rows
 
 
 @dataclass(slots=True, kw_only=True)
@@ -144,25 +143,25 @@ class PackedEpisodes:
     turns: torch.Tensor  # int64 [N, A], -1 outside the mask
     groups: torch.Tensor  # int64 [N], attempts at the same question share a number
     valid: torch.Tensor  # bool [N]; the others ended in a tool failure
-    anchors: SequenceOf[SequenceOf[Hashable]]  # for each trajectory, the label of the state before each turn
+    anchors: Sequence[Sequence[Hashable]]  # for each trajectory, the label of the state before each turn
 
 
 def collate(trajectories: list[Trajectory], pad_id: int) -> Batch:
-    """All sequences of all trajectories as one batch on the CPU."""
-    rows = [(i, s) for i, trajectory in enumerate(trajectories) for s in to_sequences(trajectory.steps)]
-    return collate_sequences([s for _, s in rows], [i for i, _ in rows], pad_id)
+    """All rows of all trajectories as one batch on the CPU."""
+    rows = [(i, s) for i, trajectory in enumerate(trajectories) for s in to_rows(trajectory.steps)]
+    return collate_rows([s for _, s in rows], [i for i, _ in rows], pad_id)
 
 
-def collate_sequences(sequences: list[Sequence], owners: list[int], pad_id: int) -> Batch:
-    """Sequences as one batch on the CPU. ``owners``: the trajectory that each belongs to."""
-    width = max(len(s.ids) for s in sequences)
+def collate_rows(rows: list[BatchRow], owners: list[int], pad_id: int) -> Batch:
+    """Rows as one batch on the CPU. ``owners``: the trajectory that each belongs to."""
+    width = max(len(s.ids) for s in rows)
 
     def padded(name: str, fill: float, dtype: torch.dtype) -> torch.Tensor:
-        return torch.tensor([getattr(s, name) + [fill] * (width - len(s.ids)) for s in sequences], dtype=dtype)
+        return torch.tensor([getattr(s, name) + [fill] * (width - len(s.ids)) for s in rows], dtype=dtype)
 
     return Batch(
         ids=padded("ids", pad_id, torch.long),
-        lengths=torch.tensor([len(s.ids) for s in sequences]),
+        lengths=torch.tensor([len(s.ids) for s in rows]),
         mask=padded("mask", False, torch.bool),
         old_logprobs=padded("logprobs", 0.0, torch.float32),
         rewards=padded("rewards", 0.0, torch.float32),

@@ -18,7 +18,7 @@ Schemas = Mapping[str, Mapping[str, Any]]  # of the parameters of functions, by 
 
 
 @dataclass(slots=True)
-class Said:
+class Response:
     """The parts of a turn: thoughts, calls, and the text outside of both."""
 
     thoughts: list[str] = field(default_factory=list)
@@ -31,7 +31,7 @@ class Family:
     """A way to write calls.
 
     Attributes:
-        read: the `Said` of a turn without its end, given the `Schemas`. Raises `Malformed`, and nothing else, for what is no
+        read: the `Response` of a turn without its end, given the `Schemas`. Raises `Malformed`, and nothing else, for what is no
             turn of this family; takes time linear in the length of the text.
         marks: strings that stand nowhere but around calls and results.
         thought: what a thought stands between, at the start of a turn; None where `read` finds thoughts itself.
@@ -40,7 +40,7 @@ class Family:
     """
 
     name: str
-    read: Callable[[str, Schemas], Said]
+    read: Callable[[str, Schemas], Response]
     marks: tuple[str, ...] = ()
     thought: tuple[str, str] | None = ("<think>", "</think>")
     ends: tuple[str, ...] = ()
@@ -50,13 +50,13 @@ class Family:
 def _read_between(opening: str, read_one: Callable[[str, int, Schemas], tuple[list[ToolCall], int]]) -> Callable:
     """A reader of what begins with ``opening``: ``read_one`` gets the place after it, and returns calls and where they end."""
 
-    def read(text: str, schemas: Schemas) -> Said:
+    def read(text: str, schemas: Schemas) -> Response:
         calls, outside, place = list[ToolCall](), list[str](), 0
         while (start := text.find(opening, place)) >= 0:
             outside.append(text[place:start])
             made, place = read_one(text, start + len(opening), schemas)
             calls += made
-        return Said(calls=calls, text="".join([*outside, text[place:]]))
+        return Response(calls=calls, text="".join([*outside, text[place:]]))
 
     return read
 
@@ -70,25 +70,25 @@ def _read_hermes(text: str, place: int, schemas: Schemas) -> tuple[list[ToolCall
     return [_to_call(made, "arguments")], _skip(text, end, "</tool_call>")
 
 
-def _read_llama(text: str, schemas: Schemas) -> Said:
+def _read_llama(text: str, schemas: Schemas) -> Response:
     """``{"name": …, "parameters": {…}}`` is the whole turn, several of them stand between semicolons."""
     body = text.strip().removeprefix("<|python_tag|>").lstrip()
     if not body.startswith("{"):
-        return Said(text=text)
-    said, place = Said(), 0
+        return Response(text=text)
+    response, place = Response(), 0
     while place < len(body):
         made, end = read_value_at(body, place, "A call must be a JSON object")
-        said.calls.append(_to_call(made, "parameters"))
+        response.calls.append(_to_call(made, "parameters"))
         place = _SEPARATOR.match(body, end).end()  # type: ignore[union-attr]  # it matches nothing as well
         if place < len(body) and body[place] != "{":
             raise Malformed("A turn that calls functions holds nothing but the calls.")
-    return said
+    return response
 
 
 _SEPARATOR = re.compile(r"[\s;]*")
 
 
-def _read_list(opening: str, closing: str, arguments: str) -> Callable[[str, Schemas], Said]:
+def _read_list(opening: str, closing: str, arguments: str) -> Callable[[str, Schemas], Response]:
     """``opening [{"name": …, arguments: {…}}, …] closing``, or one name and its arguments behind the opening."""
     named = re.compile(r"\s*([\w./-]+)(?:\[CALL_ID\](\w+))?(?:\[ARGS\])?(?=\s*\{)")
 
@@ -133,7 +133,7 @@ _NAME, _KEY = re.compile(r"\s*([^\s<>]+)\s*"), re.compile(r"<arg_key>([^<>]+)</a
 
 def _read_tags(
     begin: re.Pattern[str], key: re.Pattern[str], value_end: str, call_end: str, framed: bool
-) -> Callable[[str, Schemas], Said]:
+) -> Callable[[str, Schemas], Response]:
     """``<tool_call>``, the name, keys with their values between tags, ``call_end``.
 
     ``framed``: a value stands between line breaks that are not its own.
@@ -196,7 +196,7 @@ _CALL = re.compile(r"\s*call:([\w./-]+)(?=\{)")
 _BARE = re.compile(r"[^,:{}\[\]<]*")
 
 
-def _read_gemma(opening: str, closing: str, quote: str) -> Callable[[str, Schemas], Said]:
+def _read_gemma(opening: str, closing: str, quote: str) -> Callable[[str, Schemas], Response]:
     """``opening call:name{key:value,…} closing``, strings between two ``quote``."""
 
     def read_one(text: str, place: int, schemas: Schemas) -> tuple[list[ToolCall], int]:
@@ -257,9 +257,9 @@ def _read_gemma_key(text: str, place: int, quote: str) -> tuple[str, int]:
 # -- which one ---------------------------------------------------------------------------------------------------------
 
 
-def _read_harmony(text: str, schemas: Schemas) -> Said:
+def _read_harmony(text: str, schemas: Schemas) -> Response:
     thoughts, calls, answers = read_messages(text)
-    return Said(thoughts, calls, "\n".join(answers))
+    return Response(thoughts, calls, "\n".join(answers))
 
 
 _RESPONSE = ("<tool_response>", "</tool_response>")
@@ -306,7 +306,7 @@ class Dialect:
     shows_thought: bool = False
     parallel: bool = True
 
-    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Said:
+    def read(self, text: str, tools: Sequence[Mapping[str, Any]]) -> Response:
         """Read a turn without its end. Raises `Malformed` where it is none."""
         schemas = {tool["function"]["name"]: tool["function"]["parameters"] for tool in tools}
         thoughts: list[str] = []
@@ -314,13 +314,13 @@ class Dialect:
             thoughts, text = split_thought(text, *self.family.thought)
             if self.opens_thought and not thoughts:
                 raise Malformed("The thought is never closed with </think>.")
-        said = self.family.read(text, schemas)
-        said.thoughts = [*filter(None, thoughts), *said.thoughts]
-        if mark := next((mark for mark in self.family.marks if mark in said.text), None):
+        response = self.family.read(text, schemas)
+        response.thoughts = [*filter(None, thoughts), *response.thoughts]
+        if mark := next((mark for mark in self.family.marks if mark in response.text), None):
             raise Malformed(f"{mark} is out of place.")
-        if len(said.calls) > 1 and not self.parallel:
+        if len(response.calls) > 1 and not self.parallel:
             raise Malformed("A turn calls one function.")
-        return said
+        return response
 
 
 _KNOWN_TOOL: dict[str, Any] = {
@@ -352,14 +352,14 @@ Render = Callable[..., str]  # (messages, tools, add_generation_prompt)
 def read_by_tokenizer(tokenizer: Any, prompt: str) -> Family:
     """How a tokenizer of `transformers` with a ``response_template`` reads turns after a generation prompt."""
 
-    def read(text: str, schemas: Schemas) -> Said:
+    def read(text: str, schemas: Schemas) -> Response:
         tools = [{"type": "function", "function": {"name": n, "parameters": schema}} for n, schema in schemas.items()]
         try:
             message = tokenizer.parse_response(text, prefix=prompt, tools=tools)
             calls = [call["function"] for call in message.get("tool_calls") or ()]
             thoughts = [str(message[name]) for name in ("reasoning_content", "thinking") if message.get(name)]
             made = [{"name": call["name"], "arguments": call.get("arguments") or {}} for call in calls]
-            return Said(thoughts, [_to_call(call, "arguments") for call in made], str(message.get("content") or ""))
+            return Response(thoughts, [_to_call(call, "arguments") for call in made], str(message.get("content") or ""))
         except Exception as problem:  # it raises what it likes
             raise Malformed(f"The turn cannot be read: {one_line(problem)}") from None
 
@@ -418,10 +418,10 @@ def _find(
             text = text.removesuffix(end)
         dialect = Dialect(family, prompt.rstrip().endswith("<think>"), shows_thought, parallel=count > 1)
         try:
-            said = dialect.read(text, [_KNOWN_TOOL])
+            response = dialect.read(text, [_KNOWN_TOOL])
         except Malformed:
             continue
-        if [(call.name, call.arguments) for call in said.calls] == [(call.name, call.arguments) for call in calls]:
+        if [(call.name, call.arguments) for call in response.calls] == [(call.name, call.arguments) for call in calls]:
             return dialect
     raise ValueError(f"nothing here reads calls that are written as {text!r}")
 

@@ -74,7 +74,7 @@ class TokenEpisode:
         self._turn = self.cut(sampled)
         self.was_cut = not self._turn or not self._ends_turn(self._turn)
         self._append(self._turn, True, (logprobs or [0.0] * len(sampled))[: len(self._turn)])
-        return self.chat.act(self._turn, self._tools)
+        return self.chat.decode_action(self._turn, self._tools)
 
     def append_reply(self, reply: Reply) -> None:
         """Second half of `take`: what came back to the turn."""

@@ -112,10 +112,10 @@ def test_tags_of_a_format_are_usable_where_the_tokenizer_calls_them_special():
     chat = ChatTokens(make_tokenizer("flagged"))
     chat.keep(hermes.tags)
     text = '<think>a</think><tool_call>{"name": "search", "arguments": {"query": "b"}}</tool_call>'
-    assert chat.decode(chat.text_ids(text)) == text and "<tool_response>" in chat.inert(hermes.instructions())
-    assert chat.inert("<search><image>") == "<\u2060search><\u2060image>"
+    assert chat.decode(chat.text_ids(text)) == text and "<tool_response>" in chat.escape(hermes.instructions())
+    assert chat.escape("<search><image>") == "<\u2060search><\u2060image>"
     chat.keep(tags.tags)
-    assert chat.inert("<search><image><|im_end|>") == "<search><\u2060image><\u2060|im_end|>"
+    assert chat.escape("<search><image><|im_end|>") == "<search><\u2060image><\u2060|im_end|>"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("qwen3.5", "r1", "glm", "gpt-oss")])

@@ -100,13 +100,13 @@ def test_what_the_template_writes_is_read_back(kind):
     ):  # values between tags cannot hold their own end, but any other
         queries = (QUERY.replace("</tool_call>", "</tool-call>"), "42")
     turn = turn_of(*queries, thought="hm", exact=True, among=["x", "ü\n"], k=7)
-    read = NATIVE.parse(chat.act(chat.turn_ids(turn, TOOLS), TOOLS))
+    read = NATIVE.parse(chat.decode_action(chat.turn_ids(turn, TOOLS), TOOLS))
     assert [call.arguments for call in read.calls] == [
         {"query": query, "exact": True, "among": ["x", "ü\n"], "k": 7} for query in queries
     ]
     assert (read.thought == "hm") == chat.dialect.shows_thought
     answer = NATIVE.message(NATIVE.write(Turn(answer="42")))
-    assert NATIVE.parse(chat.act(chat.turn_ids(answer, TOOLS), TOOLS)) == Turn(answer="42")
+    assert NATIVE.parse(chat.decode_action(chat.turn_ids(answer, TOOLS), TOOLS)) == Turn(answer="42")
     opening = chat.answer_opening(TOOLS)
     assert opening == chat.turn_ids(answer, TOOLS)[: len(opening)] and len(opening) > 3
 
@@ -116,8 +116,8 @@ def test_text_without_a_call_is_an_answer(kind):
     chat = chat_of(kind)
     text = {"qwen3.5": "hm</think>\n\nZug", "gpt-oss": "<|channel|>final<|message|>Zug"}.get(kind, "Zug")
     ids = [*chat.encode(text), *chat.turn_end_ids]
-    assert NATIVE.parse(chat.act(ids, TOOLS)).answer == "Zug"
-    assert NATIVE.parse(chat.act([], TOOLS)).error
+    assert NATIVE.parse(chat.decode_action(ids, TOOLS)).answer == "Zug"
+    assert NATIVE.parse(chat.decode_action([], TOOLS)).error
 
 
 MALFORMED = {
@@ -178,7 +178,7 @@ MALFORMED = {
 @pytest.mark.parametrize(("kind", "text"), [(kind, text) for kind, texts in MALFORMED.items() for text in texts])
 def test_malformed_turns(kind, text):
     chat = chat_of(kind)
-    turn = NATIVE.parse(chat.act(chat.encode(text), TOOLS))
+    turn = NATIVE.parse(chat.decode_action(chat.encode(text), TOOLS))
     assert turn.error and turn == Turn(error=turn.error)
 
 
@@ -194,7 +194,7 @@ PARTS = [
 @pytest.mark.parametrize("kind", FAMILY)
 def test_any_text_is_a_turn(kind, parts):
     chat = chat_of(kind)
-    turn = NATIVE.parse(chat.act(chat.encode("".join(parts)), TOOLS))
+    turn = NATIVE.parse(chat.decode_action(chat.encode("".join(parts)), TOOLS))
     assert (turn.error is not None) + (turn.answer is not None) + bool(turn.calls) == 1
 
 
@@ -246,7 +246,7 @@ def test_a_template_is_refused_with_the_reason(kind, old, new, why):
     chat = ChatTokens(other)
     assert chat.dialect is None and why in chat.refusal and "\n" not in chat.refusal
     with pytest.raises(ValueError, match="choose another format than native"):
-        chat.act([5], TOOLS)
+        chat.decode_action([5], TOOLS)
 
 
 def test_a_tokenizer_that_reads_its_own_calls():
@@ -269,9 +269,9 @@ def test_a_tokenizer_that_reads_its_own_calls():
     chat, turn = ChatTokens(own), turn_of("a", QUERY)
     ids = chat.turn_ids(turn, TOOLS)
     assert chat.dialect.family.name == "its own tokenizer" and "<invocation>" in own.decode(ids)
-    assert [call.arguments["query"] for call in NATIVE.parse(chat.act(ids, TOOLS)).calls] == ["a", QUERY]
-    assert NATIVE.parse(chat.act(chat.encode("Zug"), TOOLS)) == Turn(answer="Zug")
-    assert NATIVE.parse(chat.act(chat.encode("<invocation>{</invocation>"), TOOLS)).error
+    assert [call.arguments["query"] for call in NATIVE.parse(chat.decode_action(ids, TOOLS)).calls] == ["a", QUERY]
+    assert NATIVE.parse(chat.decode_action(chat.encode("Zug"), TOOLS)) == Turn(answer="Zug")
+    assert NATIVE.parse(chat.decode_action(chat.encode("<invocation>{</invocation>"), TOOLS)).error
 
 
 @pytest.mark.parametrize(
@@ -280,8 +280,10 @@ def test_a_tokenizer_that_reads_its_own_calls():
 )
 def test_thoughts_between_tokens_of_the_family(kind, text):
     chat = chat_of(kind)
-    assert NATIVE.parse(chat.act(chat.encode(text), TOOLS)) == Turn(answer="Zug", thought="I wonder")
-    assert NATIVE.parse(chat.act(chat.encode(text.replace("<channel|>", "").replace("[/THINK]", "")), TOOLS)).error
+    assert NATIVE.parse(chat.decode_action(chat.encode(text), TOOLS)) == Turn(answer="Zug", thought="I wonder")
+    assert NATIVE.parse(
+        chat.decode_action(chat.encode(text.replace("<channel|>", "").replace("[/THINK]", "")), TOOLS)
+    ).error
 
 
 def test_what_would_be_read_as_something_else_is_not_taught():

@@ -33,17 +33,17 @@ def test_a_draft_in_a_thought_is_no_action(kind, opening, name):
     chat, format = make_chat(kind), make_format(name, [SEARCH])
     said = f"{opening}Maybe {ANSWERS[name].format('Paris')}? No.\n</think>\n\n{ANSWERS[name].format('London')}"
     ends_turn, ids = StopChecker(chat, format.stop), [*chat.encode(said), *chat.turn_end_ids]
-    turn = format.parse(chat.act(ends_turn.cut(ids), format.schemas()))
+    turn = format.parse(chat.decode_action(ends_turn.cut(ids), format.schemas()))
     assert (turn.answer, turn.error) == ("London", None)
-    open_thought = chat.act(chat.encode(said.partition("</think>")[0]), format.schemas())
+    open_thought = chat.decode_action(chat.encode(said.partition("</think>")[0]), format.schemas())
     assert "think>" in (format.parse(open_thought).error or "")
 
 
 def test_the_environment_gets_the_thought_that_the_prompt_opened():
     chat = make_chat("qwen3.5")
-    assert chat.act(chat.encode("so\n</think>\n\n<answer>x</answer>")).startswith("<think>\nso\n</think>")
-    assert chat.act(chat.encode("<think>\nso\n</think>\n\n<answer>x</answer>")).count("<think>") == 1
-    assert make_chat("qwen3").act(chat.encode("so")) == "so"
+    assert chat.decode_action(chat.encode("so\n</think>\n\n<answer>x</answer>")).startswith("<think>\nso\n</think>")
+    assert chat.decode_action(chat.encode("<think>\nso\n</think>\n\n<answer>x</answer>")).count("<think>") == 1
+    assert make_chat("qwen3").decode_action(chat.encode("so")) == "so"
 
 
 @pytest.mark.parametrize("opening", ["", "<think>"])
@@ -126,7 +126,7 @@ def test_earlier_thoughts_are_kept_as_the_template_keeps_them(kind, context, kep
         message = {"role": "assistant", "content": "", "reasoning_content": "so-it-is", "tool_calls": [call]}
         said = f"<think>\nso-it-is\n</think>\n\n<search>{query}</search>"
         ids = chat.turn_ids(message, format.schemas()) if name == "native" else chat.text_ids(said)
-        infos.append(env.step(chat.act(ids, format.schemas()))[-1])
+        infos.append(env.step(chat.decode_action(ids, format.schemas()))[-1])
     assert all(info["valid"] for info in infos) and ("context" in infos[-1]) == (context == "template")
     if context == "template":
         prompt = chat.decode(chat.prompt_ids(opening["instructions"], infos[-1]["context"], format.schemas()))
@@ -180,9 +180,9 @@ def test_turns_of_all_kinds(kind, thought, end):
     ids += [min(chat.end_ids)] * (end == "eos")
     ends = [n for n in range(1, len(ids) + 1) if ends_turn(ids[:n])]
     if end == "length":
-        assert not ends and format.parse(chat.act(ids)).error
+        assert not ends and format.parse(chat.decode_action(ids)).error
     else:
-        turn = format.parse(chat.act(ids[: ends[0]]))
+        turn = format.parse(chat.decode_action(ids[: ends[0]]))
         assert (turn.answer, turn.thought) == ("London", None if thought == "none" else inside)
 
 

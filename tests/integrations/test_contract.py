@@ -6,7 +6,7 @@ from adapters import TEXT, TOKENS
 from plug_setup import LAKE, MINIWIKI, SMALL, make_policy, ours
 
 from agent_envs.integrations.episode import draw_questions
-from trainers.trajectory import to_sequences
+from trainers.trajectory import to_rows
 
 TASKS = [
     (MINIWIKI, SMALL),
@@ -58,7 +58,7 @@ def test_ids_masks_logprobs_and_returns_are_those_of_our_rollout(library, id, kw
     episodes = ours(policy, id, kwargs, [adapter.seed_of(row) for row in rows], 3)
     rows = [row for row in rows for _ in range(3)]
     for episode, came in zip(episodes, adapter.run(policy, id, kwargs, rows, episodes), strict=True):
-        (sequence,) = to_sequences(episode.steps)
+        (sequence,) = to_rows(episode.steps)
         ids, mask, logprobs, paid = came
         assert ids == sequence.ids and [bool(own) for own in mask] == sequence.mask
         assert logprobs == pytest.approx(sequence.logprobs) and paid == pytest.approx(episode.episode_return)

@@ -14,7 +14,7 @@ pytestmark = pytest.mark.plug
 agent = pytest.importorskip("openrlhf.utils.agent", reason="pip install openrlhf", exc_type=ImportError)
 
 from agent_envs.integrations import openrlhf  # noqa: E402
-from trainers.trajectory import to_sequences  # noqa: E402
+from trainers.trajectory import to_rows  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plug" / "in_openrlhf.py"
 
@@ -63,7 +63,7 @@ def test_openrlhf_makes_its_experience_of_it(no_vllm):
     (episode,) = ours(policy, MINIWIKI, SMALL, [json.loads(row["label"])["seed"]], 1)
     played = run(row, Engine(episode.steps), policy.tokenizer)
     experience = SamplesGenerator._process_response_into_experience(None, played, max_len=100_000)
-    (sequence,) = to_sequences(episode.steps)
+    (sequence,) = to_rows(episode.steps)
     assert experience.sequences[0].tolist() == sequence.ids
     assert experience.action_mask[0].bool().tolist() == sequence.mask[1:]
     assert experience.rollout_log_probs[0].tolist() == pytest.approx(sequence.logprobs[1:])

@@ -13,7 +13,7 @@ from agent_envs.integrations import Episode, trl
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
 from trainers.rollouts.rollout import rollout
-from trainers.trajectory import to_sequences
+from trainers.trajectory import to_rows
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
 GRPO = pytest.importorskip("trl", reason="TRL is not installed: pip install 'agent-r1-envs[trl]'")
@@ -60,7 +60,7 @@ def test_its_rollouts_are_ours_and_it_learns_from_them(kind, tmp_path):
     )  # fmt: skip
     trainer.train()
     for i, episode in enumerate(ours):  # of the first step: the weights are those of the start
-        (sequence,) = to_sequences(episode.steps)
+        (sequence,) = to_rows(episode.steps)
         assert played[0]["prompt_ids"][i] + played[0]["completion_ids"][i] == sequence.ids
         assert [bool(own) for own in played[0]["env_mask"][i]] == sequence.mask[len(episode.steps[0].prompt) :]
     logs = [line for line in trainer.state.log_history if "reward" in line]

@@ -54,7 +54,7 @@ class PlayedRun:
     """Takes the place of a run and its setup: episodes that were played before, and a look at what the optimizer gets."""
 
     def __init__(self, policy: Policy, played: list[list[Episode]], critic_head):
-        self.policy, self.played, self.critic_head = policy, played, critic_head
+        self.learner, self.played, self.critic_head = policy, played, critic_head
         self.named, self.gradients, self.metrics = dict(policy.model.named_parameters()), [], []
 
     def __enter__(self):

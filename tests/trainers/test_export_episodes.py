@@ -8,7 +8,7 @@ from datasets import load_dataset
 from trainers.episodes.records import Origin, make_record, to_line
 from trainers.export_episodes import Args, main
 from trainers.imitation.conversations import read_conversations
-from trainers.trajectory import to_sequences
+from trainers.trajectory import to_rows
 
 SYSTEM = {"role": "system", "content": "Instructions."}
 
@@ -62,7 +62,7 @@ def test_conversations_load_into_sft_and_datasets(export, make_policy, capsys):
     said = capsys.readouterr().out
     assert all(told in said for told in ("2 conversations", "1 alike", "1 with a score below 1", "1 of another phase"))
     policy = make_policy("bytes")
-    sequences = [sequence for _, steps in read_conversations(out, policy, None) for sequence in to_sequences(steps)]
+    sequences = [sequence for _, steps in read_conversations(out, policy, None) for sequence in to_rows(steps)]
     taught = [id for id, own in zip(sequences[0].ids, sequences[0].mask, strict=True) if own]
     assert policy.tokenizer.decode(taught) == "<search>0</search><|im_end|><answer>0</answer><|im_end|>"
     rows = load_dataset("json", data_files=str(out), split="train", cache_dir=str(out.parent / "cache"))

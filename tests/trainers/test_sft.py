@@ -13,7 +13,7 @@ from trainers.evaluation.evaluator import load_agent
 from trainers.imitation.demonstrations import FILE, Demonstration, read_demonstrations, split_by_length
 from trainers.models.loading import load_policy
 from trainers.runtime.progress import read_metrics
-from trainers.trajectory import Sequence
+from trainers.trajectory import BatchRow
 
 SMALL = '{"entities": 60, "questions": 24}'
 
@@ -22,7 +22,7 @@ def sequence(rng, vocabulary=200):
     ids = [rng.randrange(10, vocabulary) for _ in range(rng.randint(4, 30))]
     mask = [False, *(rng.random() < 0.5 for _ in ids[2:]), True]
     zeros = [0.0] * len(ids)
-    return Sequence(ids=ids, mask=mask, logprobs=zeros, rewards=zeros)
+    return BatchRow(ids=ids, mask=mask, logprobs=zeros, rewards=zeros)
 
 
 @pytest.fixture
@@ -157,7 +157,7 @@ def test_the_weights_of_the_lowest_held_out_loss_are_kept(
     make_policy, measured, tmp_path, capsys, losses, options, best, done
 ):
     weights, rng = measured(*losses), random.Random(4)
-    demonstrations = [Demonstration(question=str(i), sequences=[sequence(rng)]) for i in range(6)]
+    demonstrations = [Demonstration(question=str(i), rows=[sequence(rng)]) for i in range(6)]
     summary = sft.fit(sft.Args(held_out=0.2, **options), make_policy("bytes"), demonstrations, tmp_path)
     assert summary["checkpoint"] == str(tmp_path / "best") and summary["updates"] == done
     assert torch.equal(load_policy(tmp_path / "best", "cpu").model.get_input_embeddings().weight, weights[best])
@@ -224,7 +224,7 @@ def test_what_cannot_be_imitated(train, tmp_path, options, said):
 def test_what_was_taught_is_played_with_turns_as_long(train, make_policy):
     done = train(updates=1, held_out=0.0)
     extra = checkpoint.read_extra(done["checkpoint"])
-    masks = [s.mask for one in read_demonstrations(Path(done["folder"]), make_policy("bpe")) for s in one.sequences]
+    masks = [s.mask for one in read_demonstrations(Path(done["folder"]), make_policy("bpe")) for s in one.rows]
     longest = max(len(run) for mask in masks for run in "".join("x" if t else " " for t in mask).split())
     assert extra["longest_turn"] == longest
     assert load_agent(done["checkpoint"])[1] == max(128, longest)

@@ -1,7 +1,7 @@
 import pytest
 import torch
 
-from trainers.trajectory import Sequence, Step, Trajectory, collate, collate_sequences, pack, to_sequences, unpack
+from trainers.trajectory import BatchRow, Step, Trajectory, collate, collate_rows, pack, to_rows, unpack
 
 
 def step(prompt, tokens, reward=0.0):
@@ -15,7 +15,7 @@ def step(prompt, tokens, reward=0.0):
 )
 def test_a_step_that_cannot_be_trained_on_is_refused(bad):
     with pytest.raises(ValueError, match="step with"):
-        to_sequences([bad])
+        to_rows([bad])
 
 
 def test_collate_pads_on_the_right_and_knows_the_owners():
@@ -35,15 +35,15 @@ def test_collate_pads_on_the_right_and_knows_the_owners():
 
 def test_turns_are_numbered_over_all_rows_and_zero_reward_turns_count():
     steps = [step([1, 2], [3, 4]), step([1, 2, 3, 4], [5]), step([7], [6, 6]), step([7, 6, 6, 8], [9])]
-    first, second = to_sequences(steps)
+    first, second = to_rows(steps)
     assert first.turns == [-1, -1, 0, 0, 1]  # an empty observation between two turns does not merge them
     assert second.turns == [-1, 2, 2, -1, 3]
     batch = collate([Trajectory(steps=steps), Trajectory(steps=[step([1], [2])])], pad_id=0)
     assert batch.turns.tolist() == [[-1, -1, 0, 0, 1], [-1, 2, 2, -1, 3], [-1, 0, -1, -1, -1]]
     assert torch.equal(batch.turns >= 0, batch.mask)
     assert batch[torch.tensor([2, 1])].to("cpu").turns.tolist() == [[-1, 0, -1, -1, -1], [-1, 2, 2, -1, 3]]
-    by_hand = Sequence(ids=[1, 2, 3], mask=[False, True, True], logprobs=[0.0] * 3, rewards=[0.0] * 3)
-    assert collate_sequences([by_hand], [0], 0).turns.tolist() == [[-1, 0, 0]]  # is one turn
+    by_hand = BatchRow(ids=[1, 2, 3], mask=[False, True, True], logprobs=[0.0] * 3, rewards=[0.0] * 3)
+    assert collate_rows([by_hand], [0], 0).turns.tolist() == [[-1, 0, 0]]  # is one turn
 
 
 @pytest.fixture

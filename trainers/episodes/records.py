@@ -129,19 +129,19 @@ def read_episodes(path: str | Path, newest: int | None = None) -> Iterator[dict]
 
 def record_trajectory(trajectory: Any, origin: Origin, group: int | None = None) -> dict:
     """Make the record of a `trainers.trajectory.Trajectory`; ``group`` is by default the number of the question."""
-    t, sequences = trajectory, trajectory.sequences
+    t, rows = trajectory, trajectory.rows
     by_turn: dict[int, list[float]] = {}  # advantages of its own tokens
-    for sequence, advantages in zip(sequences if t.advantages else (), t.advantages, strict=True):
-        for turn, own, advantage in zip(sequence.turns, sequence.mask, advantages.tolist(), strict=True):
+    for row, advantages in zip(rows if t.advantages else (), t.advantages, strict=True):
+        for turn, own, advantage in zip(row.turns, row.mask, advantages.tolist(), strict=True):
             if own:
                 by_turn.setdefault(turn, []).append(advantage)
-    completion = sum(sum(sequence.mask) for sequence in sequences)
+    completion = sum(sum(row.mask) for row in rows)
     return make_record(
         origin, t.instance, t.messages,
         [turn | {"advantage": _mean(by_turn.get(number, []))} for number, turn in enumerate(t.turns)], t.info,
         group=group, advantage=_mean([each for own in by_turn.values() for each in own]), truncated=t.truncated,
         failed=t.failed, tool_faults=t.tool_faults, completion_tokens=completion,
-        prompt_tokens=sum(len(sequence.ids) for sequence in sequences) - completion,
+        prompt_tokens=sum(len(row.ids) for row in rows) - completion,
     )  # fmt: skip
 
 
@@ -194,15 +194,15 @@ def make_record(
 
 def record_tokens(trajectory: Any, key: str, pieces: Pieces) -> dict:
     """Make the line of an episode's tokens: ids, action mask, log-probabilities when sampled, advantages and texts."""
-    sequences = []
-    for number, sequence in enumerate(trajectory.sequences):
+    rows = []
+    for number, row in enumerate(trajectory.rows):
         advantages = trajectory.advantages[number].tolist() if trajectory.advantages else None
-        sequences.append({
-            "ids": sequence.ids, "mask": [int(own) for own in sequence.mask],
-            "logprobs": [round(value, 4) for value in sequence.logprobs],
-            "advantages": advantages and [round(value, 4) for value in advantages], "pieces": pieces(sequence.ids),
+        rows.append({
+            "ids": row.ids, "mask": [int(own) for own in row.mask],
+            "logprobs": [round(value, 4) for value in row.logprobs],
+            "advantages": advantages and [round(value, 4) for value in advantages], "pieces": pieces(row.ids),
         })  # fmt: skip
-    return {"key": key, "sequences": sequences}
+    return {"key": key, "sequences": rows}
 
 
 def make_pieces(tokenizer: Any) -> Pieces:

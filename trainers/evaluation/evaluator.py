@@ -166,7 +166,7 @@ def _run_naive_rag_batch(
     for i in range(count):
         env, tools = cast(QAEnv, envs.envs[i].active_env), formats[i].schemas()
         if tools:
-            action = policy.act(openings[i] + done[i].tokens, tools)
+            action = policy.decode_action(openings[i] + done[i].tokens, tools)
             response = formats[i].parse(action).answer or ""
         else:
             action, response = f"<answer>{policy.decode(done[i].tokens)}", policy.decode(done[i].tokens)
@@ -180,7 +180,7 @@ def _run_naive_rag_batch(
         episodes.append({**info, "tool_faults": faults, "kind": kind})
         if recorder:
             messages = policy.prompt_messages(infos["instructions"][i], observations[i])
-            back = policy.inert_all(formats[i].messages(results[i]))
+            back = policy.escape_all(formats[i].messages(results[i]))
             messages += [formats[i].message(queries[i]), *back, formats[i].message(action)]
             unpaid, place = {"reward": 0.0, "reward_terms": {}}, len(messages) - 1
             searched = {"message": place - len(back) - 1, "action": queries[i], "next_observation": results[i]}

@@ -156,7 +156,7 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
         if len(turn) + len(before) != len(after):
             raise UserError("the chat template does not put a turn behind its generation prompt")
         for call in message.get("tool_calls") or ():
-            if policy.inert(call["function"]["name"], own=True) not in turn:
+            if policy.escape(call["function"]["name"], own=True) not in turn:
                 raise UserError(_LEFT_OUT)
         if len(calls := written[place].get("tool_calls") or []) > 1:
             fewer = _write(policy, [*written[:place], {**written[place], "tool_calls": calls[:-1]}], tools)
@@ -197,7 +197,7 @@ def _write_thought(policy: Policy, message: Message, before: str, after: str) ->
 def _write(policy: Policy, messages: list[Message], tools: list[dict] | None = None, **options: Any) -> str:
     try:
         options |= policy.template_options
-        given: list[Any] | None = policy.inert_all(tools) or None  # an empty list is not None to some templates
+        given: list[Any] | None = policy.escape_all(tools) or None  # an empty list is not None to some templates
         text = policy.tokenizer.apply_chat_template(
             policy.fold_system(messages), tools=given, tokenize=False, **options
         )

@@ -29,7 +29,7 @@ from trainers.rollouts.rollout import rollout
 from trainers.runtime import distributed, retry
 from trainers.runtime.errors import UserError
 from trainers.runtime.progress import Progress
-from trainers.trajectory import Sequence, Step, to_sequences
+from trainers.trajectory import BatchRow, Step, to_rows
 
 T = TypeVar("T")
 FILE = DEMONSTRATIONS_FILE
@@ -40,7 +40,7 @@ class Demonstration:
     """An episode to imitate."""
 
     question: str  # or whatever it began with; episodes of one are held out together, wherever they come from
-    sequences: list[Sequence]  # several where the context was rewritten on the way
+    rows: list[BatchRow]  # several where the context was rewritten on the way
     score: float = 1.0  # the task's primary metric; 1 for conversations
     episode_return: float | None = None  # None for conversations
     calls: int | None = field(default=None, compare=False)  # how often it called a tool, where that is known
@@ -75,7 +75,7 @@ def run_script(
         for turns in _run_together(run, share_failed, outage_minutes):
             if not _has_failed(turns):
                 yield Demonstration(
-                    question=turns[0]["observation"], sequences=episode_sequences(turns, policy, stop),
+                    question=turns[0]["observation"], rows=episode_rows(turns, policy, stop),
                     score=float(turns[-1][metric]), episode_return=sum(turn["reward"] for turn in turns),
                     calls=turns[-1]["calls"],
                 )  # fmt: skip
@@ -94,7 +94,7 @@ def sample(
         for episode in _run_together(run, lambda all: sum(t.failed for t in all) / len(all), outage_minutes):
             if not episode.failed:
                 yield Demonstration(
-                    question=episode.turns[0]["observation"], sequences=to_sequences(episode.steps),
+                    question=episode.turns[0]["observation"], rows=to_rows(episode.steps),
                     score=float(episode.info[metric]), episode_return=episode.episode_return,
                     calls=episode.info["calls"],
                 )  # fmt: skip
@@ -113,7 +113,7 @@ def share_failed(episodes: list[list[dict[str, Any]]]) -> float:
     return sum(map(_has_failed, episodes)) / max(len(episodes), 1)
 
 
-def episode_sequences(turns: list[dict], policy: Policy, stop: tuple[str, ...]) -> list[Sequence]:
+def episode_rows(turns: list[dict], policy: Policy, stop: tuple[str, ...]) -> list[BatchRow]:
     """The turns of a script (`roll_out_many`) as a rollout would have left them; the end token is a target where no ``stop``
     string ends a turn."""
     steps: list[Step] = []
@@ -131,17 +131,17 @@ def episode_sequences(turns: list[dict], policy: Policy, stop: tuple[str, ...]) 
             tokens = policy.text_ids(turn["action"], ended=not turn["action"].endswith(stop))
         steps.append(Step(prompt=context, tokens=tokens, logprobs=[0.0] * len(tokens)))
         rewritten = turn.get("context")
-    return to_sequences(steps)
+    return to_rows(steps)
 
 
-def split_by_length(sequences: list[Sequence], tokens: int) -> list[list[Sequence]]:
+def split_by_length(rows: list[BatchRow], tokens: int) -> list[list[BatchRow]]:
     """Sequences in batches of about the same length, the shortest first, of at most so many tokens with padding (a single
-    sequence may exceed them)."""
-    batches: list[list[Sequence]] = [[]]
-    for sequence in sorted(sequences, key=lambda s: len(s.ids)):
-        if batches[-1] and (len(batches[-1]) + 1) * len(sequence.ids) > tokens:
+    row may exceed them)."""
+    batches: list[list[BatchRow]] = [[]]
+    for row in sorted(rows, key=lambda s: len(s.ids)):
+        if batches[-1] and (len(batches[-1]) + 1) * len(row.ids) > tokens:
             batches.append([])
-        batches[-1].append(sequence)
+        batches[-1].append(row)
     return batches
 
 
@@ -158,7 +158,7 @@ def select(
     kept: set[int] = set()
     places: dict[str, dict[tuple, int]] = defaultdict(dict)  # of each question, the first of those that are alike
     for place, one in enumerate(good):
-        places[one.question].setdefault(tuple(tuple(s.ids) for s in one.sequences), place)
+        places[one.question].setdefault(tuple(tuple(s.ids) for s in one.rows), place)
     for own in places.values():
         kept.update(sorted(own.values(), key=lambda place: -(good[place].episode_return or 0.0))[:keep])
     return [one for place, one in enumerate(good) if place in kept]
@@ -181,7 +181,7 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
     format_of = envs.envs[0] if args.tool_calls == "environment" else None
     for path in args.messages:  # first: a wrong line is said before minutes are spent on rollouts
         for question, steps in read_conversations(Path(path), policy, format_of):
-            told.append(Demonstration(question=question, sequences=to_sequences(steps)))
+            told.append(Demonstration(question=question, rows=to_rows(steps)))
     given = [one for path in args.episodes for one in read_demonstrations(Path(path), policy)]
     questions = draw_questions(envs, args.demonstrations, args.seed) if scripts or args.sample else []
     wanted, made, sampled = len(questions) * (len(scripts) + args.sample), list(given), list[Demonstration]()
@@ -203,7 +203,7 @@ def collect(args: Any, policy: Policy, envs: ToolVectorEnv) -> list[Demonstratio
     kept = select(made, args.only_solved, args.min_reward)
     kept += select(sampled, args.only_solved, args.min_reward, args.keep)
     longest = min(args.max_length, policy.max_length)
-    short = [one for one in kept + told if max(len(s.ids) for s in one.sequences) <= longest]
+    short = [one for one in kept + told if max(len(s.ids) for s in one.rows) <= longest]
     if not short:
         raise UserError("there is nothing to imitate: no episode was solved, paid enough and short enough")
     total = len(made) + len(sampled)
@@ -238,9 +238,9 @@ def write_demonstrations(path: Path, demonstrations: Iterable[Demonstration], po
     tokenizer = _fingerprint(policy)
     lines = []
     for one in demonstrations:
-        sequences = [{"ids": s.ids, "target_tokens": target_spans(s.mask)} for s in one.sequences]
+        rows = [{"ids": s.ids, "target_tokens": target_spans(s.mask)} for s in one.rows]
         line = {"question": one.question, "score": one.score, "return": one.episode_return, "tokenizer": tokenizer}
-        lines.append(json.dumps(line | {"sequences": sequences}) + "\n")
+        lines.append(json.dumps(line | {"sequences": rows}) + "\n")
     durable.write_text(path, "".join(lines))
 
 
@@ -254,9 +254,9 @@ def read_demonstrations(path: Path, policy: Policy) -> list[Demonstration]:
     for number, text in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
         try:
             line = json.loads(text)
-            sequences = [_to_sequence(s["ids"], s["target_tokens"]) for s in line["sequences"]]
+            rows = [_to_row(s["ids"], s["target_tokens"]) for s in line["sequences"]]
             found.append(Demonstration(
-                question=line["question"], sequences=sequences, score=line["score"], episode_return=line["return"],
+                question=line["question"], rows=rows, score=line["score"], episode_return=line["return"],
             ))  # fmt: skip
             tokenizer = line["tokenizer"]
         except (ValueError, LookupError, TypeError) as error:
@@ -278,11 +278,11 @@ def target_spans(mask: list[bool]) -> list[tuple[int, int]]:
     return list(zip(edges[::2], edges[1::2], strict=True))
 
 
-def _to_sequence(ids: list[int], targets: list[tuple[int, int]]) -> Sequence:
+def _to_row(ids: list[int], targets: list[tuple[int, int]]) -> BatchRow:
     mask = [False] * len(ids)
     for begin, end in targets:
         if not 0 < begin < end <= len(ids):
             raise UserError(f"tokens {begin} to {end} of {len(ids)} cannot be taught")
         mask[begin:end] = [True] * (end - begin)
     zeros = [0.0] * len(ids)
-    return Sequence(ids=ids, mask=mask, logprobs=zeros, rewards=zeros)
+    return BatchRow(ids=ids, mask=mask, logprobs=zeros, rewards=zeros)

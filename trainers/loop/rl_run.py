@@ -31,12 +31,12 @@ class RLRun:
     sign, at_end = 1, False
 
     def __init__(self, setup: Setup, optimizer: torch.optim.Optimizer, **modules: torch.nn.Module):
-        self.setup, self.args, self.policy = setup, setup.args, setup.policy
+        self.setup, self.args, self.policy = setup, setup.args, setup.learner
         self.key, self.episodes_so_far, self._warned = f"eval/{setup.score}", 0, False
-        self.tracker, self._meter = CollapseTracker(setup.score), ForwardTokenMeter(setup.policy.backbone)
+        self.tracker, self._meter = CollapseTracker(setup.score), ForwardTokenMeter(setup.learner.backbone)
         self.run = Run(
-            setup.args, setup.algorithm, setup.folder, setup.player, optimizer, self, updates=setup.args.updates,
-            learner=setup.policy, modules=modules,
+            setup.args, setup.algorithm, setup.folder, setup.policy, optimizer, self, updates=setup.args.updates,
+            learner=setup.learner, modules=modules,
         )  # fmt: skip
         with ExitStack() as stack:
             stack.enter_context(self.run)

@@ -4,10 +4,9 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import partial
 from pathlib import Path
-from typing import Any, cast
+from typing import cast
 
 from agent_envs.utils.scripts import sample_instances
-from agent_envs.vector import ToolVectorEnv
 from trainers import factory
 from trainers.checkpoints import run_dir
 from trainers.config import TrainArgs
@@ -22,7 +21,7 @@ from trainers.rollouts.formats import choose_format
 from trainers.rollouts.rollout import check_formats
 from trainers.runtime import distributed, retry
 from trainers.runtime.progress import Progress
-from trainers.tiny.cold_start import start_run
+from trainers.tiny.cold_start import start_policy
 
 BEFORE, BEFORE_SAMPLED = "Base Tool Call (before RL)", "Base Tool Call, sampled"  # names of rows
 
@@ -33,8 +32,8 @@ class Setup:
 
     Attributes:
         sources: of the held-out and of the training questions.
-        player: the policy that samples; ``one_step_off_policy`` samples with a copy of it, `Collector.policy`.
-        policy: what learns: the player or, with several processes, a sharded copy of it.
+        policy: what samples; ``one_step_off_policy`` samples with a copy of it, `Collector.policy`.
+        learner: what learns: the policy or, with several processes, a sharded copy of it.
         rows, recorded: of the baselines the rows and, if they have been evaluated now, the episodes.
     """
 
@@ -49,16 +48,16 @@ class Setup:
         # Now: an environment that has to be asked is reset by it.
         self.sources = self.held_out.envs[0].describe_source(), self.envs.envs[0].describe_source()
         check_formats(self.envs)
-        self.player, self.seconds_cold_start = start_policy(args, self.envs, folder)
-        choose_format(self.player, args.model, args.env_kwargs, self.envs, self.held_out)
-        self.pieces = make_pieces(self.player.tokenizer)
-        self.collector = Collector(args, self.player)
+        self.policy, self.seconds_cold_start = start_policy(args, self.envs, folder)
+        choose_format(self.policy, args.model, args.env_kwargs, self.envs, self.held_out)
+        self.pieces = make_pieces(self.policy.tokenizer)
+        self.collector = Collector(args, self.policy)
         stop = self.envs.envs[0].stop
         self.engine = factory.make_engine(args.engine, self.collector.policy, stop, args.vllm_url, args.vllm_kv_gib)
         self.recorded: list[Recorder] = []
         self.rows = self._find_baselines()
         # After the baselines, which need memory for their keys and values: with several processes it is a copy.
-        self.policy: Policy = ShardedPolicy(self.player) if distributed.world_size() > 1 else self.player
+        self.learner: Policy = ShardedPolicy(self.policy) if distributed.world_size() > 1 else self.policy
 
     def make_recorder(
         self, agent: str, name: str, step: int, *, training: bool = False, tokens: bool = False, in_table: bool = False
@@ -145,12 +144,3 @@ def open_setup(args: TrainArgs, algorithm: str, title: str) -> Iterator[Setup]:
             yield setup
         finally:
             setup.collector.close()
-
-
-def start_policy(args: Any, envs: ToolVectorEnv, folder: Path) -> tuple[Policy, float]:
-    """The policy that training starts from, the same in all processes, and the seconds of its cold start."""
-    with distributed.first_before_others():
-        policy, seconds = start_run(args, envs, folder)
-    distributed.broadcast_weights(policy.model)
-    distributed.reseed(args.seed)
-    return policy, seconds

@@ -13,7 +13,7 @@ from transformers.modeling_layers import GradientCheckpointingLayer
 from trainers.models import flex_attention, row_attention
 from trainers.models.architecture import layer_kinds, local_widths
 from trainers.models.prefix_trees import TOKEN_COST, build_trees
-from trainers.trajectory import Batch, Sequence, collate_sequences
+from trainers.trajectory import Batch, BatchRow, collate_rows
 
 
 def has_bfloat16_products(device: str | torch.device) -> bool:
@@ -171,8 +171,8 @@ def _find_difference(
     Compares hidden states and, where enabled, gradients of some weights.
     """
     rows = [row for start in starts for row in (start, start[: len(start) // 2] * 2)]
-    sequences = [Sequence(ids=r, mask=[False] * len(r), logprobs=[0.0] * len(r), rewards=[0.0] * len(r)) for r in rows]
-    batch = collate_sequences(sequences, list(range(len(rows))), 0).to(device)
+    sequences = [BatchRow(ids=r, mask=[False] * len(r), logprobs=[0.0] * len(r), rewards=[0.0] * len(r)) for r in rows]
+    batch = collate_rows(sequences, list(range(len(rows))), 0).to(device)
     real = torch.arange(batch.ids.shape[1], device=device) < batch.lengths[:, None]
 
     def values(tree_attention: str) -> list[torch.Tensor]:

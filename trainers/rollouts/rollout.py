@@ -68,7 +68,7 @@ def rollout(
     while completions:
         actions: list[str | None] = [None] * envs.num_envs
         for i, completion in completions.items():
-            actions[i] = episodes[i].act(completion, envs.envs[i].anchor())
+            actions[i] = episodes[i].record_sampled(completion, envs.envs[i].anchor())
         cut = {i for i, completion in completions.items() if completion.finish_reason == "length"}
         (observations, rewards, terminated, truncated, infos), next_completions = turns.step(actions, cut)
         num_new_ids = 0
@@ -107,13 +107,13 @@ class _Episode:
         self.context = policy.prompt_ids(instructions, observation, self.tools)
         trajectory.messages = policy.prompt_messages(instructions, observation)
 
-    def act(self, completion: Completion, anchor: Hashable) -> str:
+    def record_sampled(self, completion: Completion, anchor: Hashable) -> str:
         """Take a sampled turn; returns its text. What it earns is added by `observe`."""
         self.sampled = completion.tokens
         step = Step(prompt=self.context, tokens=completion.tokens, logprobs=completion.logprobs)
         self.trajectory.steps.append(step)
         self.trajectory.anchors.append(anchor)
-        return self.policy.act(completion.tokens, self.tools)
+        return self.policy.decode_action(completion.tokens, self.tools)
 
     def has_room(self, turn: int, max_length: float, observation: str, rewritten: Messages | None) -> bool:
         """Whether the model can read what comes after this turn, and write another ``turn``."""
@@ -152,7 +152,7 @@ class _Episode:
         messages = self.format.messages(observation)
         observation_ids = self.policy.observation_ids(messages, self.sampled, self.tools)
         self.context = self.context + self.sampled + observation_ids
-        trajectory.messages += self.policy.inert_all(messages)
+        trajectory.messages += self.policy.escape_all(messages)
         return len(observation_ids)
 
     def _record_turn(self, action: str | None, observation: str, reward: float, infos: dict[str, Any]) -> None:

@@ -8,7 +8,7 @@ import torch
 from agent_envs.vector import ToolVectorEnv
 from trainers.algorithms import group_filters as filters
 from trainers.runtime import distributed
-from trainers.trajectory import Trajectory, to_sequences
+from trainers.trajectory import Trajectory, to_rows
 
 MONITOR = "monitor/"  # prefix of the metrics that the collapse monitor takes
 
@@ -17,10 +17,10 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, flo
     """What the episodes of a batch were like."""
     valid = [t for t in trajectories if not t.failed] or trajectories  # as those that are learned from
     groups = [[(t.episode_return, t.score) for t in valid if t.group == g] for g in {t.group for t in valid}]
-    sequences = [s for t in trajectories for s in to_sequences(t.steps)]
+    rows = [s for t in trajectories for s in to_rows(t.steps)]
     metrics = {
-        "tokens/action": sum(sum(s.mask) for s in sequences),
-        "tokens/all": sum(len(s.ids) for s in sequences),
+        "tokens/action": sum(sum(s.mask) for s in rows),
+        "tokens/all": sum(len(s.ids) for s in rows),
         "train/return": np.mean([t.episode_return for t in valid]),
         f"train/{score}": np.mean([t.info[score] for t in valid]),
         "train/turns": np.mean([len(t.steps) for t in trajectories]),

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator
 from dataclasses import asdict
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 
@@ -22,7 +22,7 @@ from agent_envs.vector import ToolVectorEnv
 from trainers.algorithms.losses import aggregate
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.lock import check_writable, wait_for
-from trainers.config import DEMONSTRATOR, Demonstrator, ModelArgs
+from trainers.config import DEMONSTRATOR, Demonstrator
 from trainers.evaluation.evaluator import data_digest
 from trainers.models.hidden_states import recompute_activations
 from trainers.models.loading import default_device, load_policy
@@ -35,29 +35,33 @@ from trainers.tiny import curriculum, lessons
 from trainers.tiny import model as tiny
 from trainers.tiny.curriculum import Teacher
 from trainers.tiny.muon import Muon
-from trainers.trajectory import Sequence, collate_sequences
+from trainers.trajectory import BatchRow, collate_rows
 
 START = "start"  # the folder in that of a run with its cold start
 VERSION = 2  # of cold starts in the cache: add 1 whenever lessons, model or optimizer change
 Report = Callable[[int, str, float], None]  # called as report(step, lesson, loss) after each gradient step
 
 
-def start_run(args, envs: ToolVectorEnv, run: Path) -> tuple[Policy, float]:
-    """The policy that a run starts from, as `start_policy` gives it. A resumed run starts from the cold start in its folder:
-    the cache may not have it any more, and another machine would teach another one."""
-    if args.resume and (kept := read(run / START)) is not None:
-        return kept
-    policy, seconds = start_policy(args, envs, args.seed, args.tool_outage_minutes)
-    if args.model == "tiny" and not distributed.rank():
-        save(run / START, policy, seconds)
+def start_policy(args: Any, envs: ToolVectorEnv, run: Path | None = None) -> tuple[Policy, float]:
+    """The policy that training starts from, the same in all processes, and the seconds that its cold start took.
+
+    ``run``: the folder of the run, which keeps the cold start. A resumed run starts from that one: the cache may not have it any
+    more, and another machine would teach another one.
+
+    Raises:
+        TrainingStopped: the loss of the cold start is not finite, or a tool that its demonstrators need fails for too long.
+    """
+    with distributed.first_before_others():
+        kept = read(run / START) if run and args.resume else None
+        policy, seconds = kept or _make_start(args, envs)
+        if run and not kept and args.model == "tiny" and not distributed.rank():
+            save(run / START, policy, seconds)
+    distributed.broadcast_weights(policy.model)
+    distributed.reseed(args.seed)
     return policy, seconds
 
 
-def start_policy(
-    args: ModelArgs, envs: ToolVectorEnv, seed: int, outage_minutes: float = retry.MINUTES
-) -> tuple[Policy, float]:
-    """The policy that training starts from, and the seconds that its cold start took. Raises TrainingStopped if the loss of the
-    cold start is not finite, or a tool that its demonstrators need fails for ``outage_minutes``."""
+def _make_start(args: Any, envs: ToolVectorEnv) -> tuple[Policy, float]:
     if args.model != "tiny":
         if checkpoint.is_written_here(args.model):
             checkpoint.verify(args.model)
@@ -78,7 +82,7 @@ def start_policy(
                 raise TrainingStopped(f"the loss of the cold start is {loss} at step {step}: try another --seed")
             progress.update(step, loss=loss)
 
-        return run_cold_start(envs, seed, steps, report, demonstrator, outage_minutes)
+        return run_cold_start(envs, args.seed, steps, report, demonstrator, args.tool_outage_minutes)
 
 
 def _check_demonstrator(envs: ToolVectorEnv, demonstrator: Demonstrator) -> None:
@@ -196,7 +200,7 @@ def list_texts(world: World, envs: ToolVectorEnv) -> Iterator[str]:
 
 
 def fit(
-    policy: Policy, batches: Iterator[tuple[str, list[Sequence]]], share_done: Callable[[int], float], report: Report
+    policy: Policy, batches: Iterator[tuple[str, list[BatchRow]]], share_done: Callable[[int], float], report: Report
 ) -> None:
     """Train by token-level cross-entropy on the target tokens, the learning rate falling to zero: Muon (Jordan et al. 2024)
     for the matrices, AdamW for embeddings, norms and biases. ``share_done``: of the training, after so many steps."""
@@ -213,8 +217,8 @@ def fit(
         factor = min(1.0, (step + 1) / 30, max(0.02, 2 * (1 - done)))
         for optimizer, lr in zip(optimizers, base, strict=True):
             optimizer.param_groups[0]["lr"] = lr * factor
-        lesson, sequences = next(batches)
-        batch = collate_sequences(sequences, list(range(len(sequences))), policy.pad_id).to(policy.device)
+        lesson, rows = next(batches)
+        batch = collate_rows(rows, list(range(len(rows))), policy.pad_id).to(policy.device)
         logprobs, _ = policy.logprobs(batch)
         loss = aggregate(-logprobs, batch.mask, batch.mask.sum())
         loss.backward()

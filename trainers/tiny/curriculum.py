@@ -29,7 +29,7 @@ from trainers.models.policy import Policy
 from trainers.runtime import retry
 from trainers.runtime.errors import UserError
 from trainers.tiny import lessons
-from trainers.trajectory import Sequence
+from trainers.trajectory import BatchRow
 
 POOL = 256  # demonstrations made at a time, from one fresh world
 NUM_ENVS = 64  # that demonstrations are made in, other than those in a fresh world
@@ -118,7 +118,7 @@ def choose_script(envs: ToolVectorEnv, demonstrator: Demonstrator) -> partial[Sc
 
 @dataclass(frozen=True)
 class Teacher:
-    """Makes lessons, a pool of sequences at a time. ``demonstrator`` acts in whole episodes, which are rolled out again for
+    """Makes lessons, a pool of rows at a time. ``demonstrator`` acts in whole episodes, which are rolled out again for
     ``outage_minutes`` while a tool fails."""
 
     policy: Policy
@@ -127,31 +127,31 @@ class Teacher:
     demonstrator: Demonstrator = DEMONSTRATOR
     outage_minutes: float = retry.MINUTES
 
-    def repetition(self) -> list[Sequence]:
+    def repetition(self) -> list[BatchRow]:
         """Copies of random strings of whole words."""
         vocabulary = self.policy.tokenizer.get_vocab()
         words = sorted(i for token, i in vocabulary.items() if token.startswith("▁") and len(token) > 2)
         return lessons.repetition(POOL, words, self.rng)
 
-    def browsing(self) -> list[Sequence]:
+    def browsing(self) -> list[BatchRow]:
         """Facts in search results; in one world for all pools, a policy memorises its facts instead of reading."""
         world = World(600, self.rng.getrandbits(32), difficulty=difficulty_of(self.envs))
         own = cast(SearchTool, self.envs.envs[0].tools["search"])
         tool = SearchTool(world.build_index(), own.k, own.max_chars)
         return lessons.browsing(POOL, world, tool, self.policy, self.rng)
 
-    def pairs(self) -> list[Sequence]:
+    def pairs(self) -> list[BatchRow]:
         """How two things compare."""
         return lessons.pairs(4 * POOL, self._make_world(), self.policy, self.rng)
 
-    def comparing(self) -> list[Sequence]:
+    def comparing(self) -> list[BatchRow]:
         """Questions that compare, without what is read."""
         return lessons.comparing(4 * POOL, self._make_world(), self.policy, self.rng)
 
     def _make_world(self) -> World:
         return World(600, self.rng.getrandbits(32), difficulty="varied")
 
-    def guided(self) -> list[Sequence]:
+    def guided(self) -> list[BatchRow]:
         """An episode without a mistake about each question of a fresh world, less what there is to decide."""
         stage = self._make_fresh_envs()
         numbers = list(range(len(cast(QAEnv, stage.envs[0]).questions)))
@@ -159,7 +159,7 @@ class Teacher:
         seed = self.rng.getrandbits(32)
         return lessons.guided_episodes(stage, self.policy, numbers, script, seed, self.outage_minutes)
 
-    def episodes(self) -> list[Sequence]:
+    def episodes(self) -> list[BatchRow]:
         """Whole episodes of the demonstrator: in a fresh world where there is one to make."""
         if has_corpus(self.envs):
             is_made = cast(QAEnv, self.envs.envs[0]).task.name == "miniwiki"
@@ -171,7 +171,7 @@ class Teacher:
             numbers = [rng.getrandbits(31) if own is None else rng.randrange(len(own)) for _ in range(POOL)]
             return self._run_script(stage, numbers)
 
-    def _run_script(self, stage: ToolVectorEnv, numbers: list[int]) -> list[Sequence]:
+    def _run_script(self, stage: ToolVectorEnv, numbers: list[int]) -> list[BatchRow]:
         script, seed = choose_script(self.envs, self.demonstrator), self.rng.getrandbits(32)
         return lessons.scripted_episodes(stage, self.policy, numbers, script, seed, self.outage_minutes)
 
@@ -202,8 +202,8 @@ def open_demonstration_envs(envs: ToolVectorEnv, demonstrator: Demonstrator) -> 
         yield stage
 
 
-def make_batches(teacher: Teacher, steps: int) -> Iterator[tuple[str, list[Sequence]]]:
-    """Lesson and sequences of each gradient step of a cold start of so many."""
+def make_batches(teacher: Teacher, steps: int) -> Iterator[tuple[str, list[BatchRow]]]:
+    """Lesson and rows of each gradient step of a cold start of so many."""
     curriculum, rng = choose_curriculum(teacher.envs), teacher.rng
     kinds = {kind for _, kinds in curriculum.phases for kind in kinds}
     batches = {kind: batch_by_length(getattr(teacher, kind), rng, curriculum.tokens_per_step) for kind in kinds}
@@ -213,8 +213,8 @@ def make_batches(teacher: Teacher, steps: int) -> Iterator[tuple[str, list[Seque
             yield kind, next(batches[kind])
 
 
-def batch_by_length(make: Callable[[], list[Sequence]], rng: random.Random, tokens: int) -> Iterator[list[Sequence]]:
-    """Endless batches of about so many tokens, each of sequences of about the same length."""
+def batch_by_length(make: Callable[[], list[BatchRow]], rng: random.Random, tokens: int) -> Iterator[list[BatchRow]]:
+    """Endless batches of about so many tokens, each of rows of about the same length."""
     while True:
         batches = split_by_length(make(), tokens)
         rng.shuffle(batches)

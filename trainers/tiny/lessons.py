@@ -21,27 +21,27 @@ from agent_envs.tools import SearchTool
 from agent_envs.utils.scripts import Script, ScriptMaker, roll_out_many
 from agent_envs.vector import ToolVectorEnv
 from trainers.config import Demonstrator
-from trainers.imitation.demonstrations import episode_sequences, share_failed
+from trainers.imitation.demonstrations import episode_rows, share_failed
 from trainers.models.policy import Policy
 from trainers.runtime import retry
-from trainers.trajectory import Sequence
+from trainers.trajectory import BatchRow
 
 Parts = list[tuple[list[int], bool]]  # ids, and whether they are taught
 
 
-def _sequence(parts: Parts) -> Sequence:
+def _row(parts: Parts) -> BatchRow:
     ids = [i for part, _ in parts for i in part]
     mask = [taught for part, taught in parts for _ in part]
-    return Sequence(ids=ids, mask=mask, logprobs=[0.0] * len(ids), rewards=[0.0] * len(ids))
+    return BatchRow(ids=ids, mask=mask, logprobs=[0.0] * len(ids), rewards=[0.0] * len(ids))
 
 
-def repetition(count: int, words: list[int], rng: random.Random, longest: int = 30) -> list[Sequence]:
+def repetition(count: int, words: list[int], rng: random.Random, longest: int = 30) -> list[BatchRow]:
     """A random string of words, then the same string again, which is taught. Brings induction heads."""
     strings = [rng.choices(words, k=rng.randint(5, longest)) for _ in range(count)]
-    return [_sequence([(string, False), (string, True)]) for string in strings]
+    return [_row([(string, False), (string, True)]) for string in strings]
 
 
-def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: random.Random) -> list[Sequence]:
+def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: random.Random) -> list[BatchRow]:
     """Results of three searches in a row, each followed by questions about the article that was meant. Taught are the thought
     that names the fact, and the copy of what the article says."""
 
@@ -52,7 +52,7 @@ def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: ra
     drawn = [[draw_entity() for _ in range(3)] for _ in range(count)]
     results = tool.execute_batch([{"query": world.names[kind][i]} for entities in drawn for kind, i in entities])
     texts = iter(result.text for result in results)
-    sequences = []
+    rows = []
     for entities in drawn:
         parts: Parts = []
         for kind, index in entities:
@@ -62,8 +62,8 @@ def browsing(count: int, world: World, tool: SearchTool, policy: Policy, rng: ra
             told = [relation for relation in known if world.text(relation, index) in text]  # articles may be cut
             for relation in rng.sample(told, min(4, len(told))):
                 parts += _ask_fact(world, relation, index, policy, rng)
-        sequences.append(_sequence(parts))
-    return sequences
+        rows.append(_row(parts))
+    return rows
 
 
 def _ask_fact(world: World, relation: Relation, index: int, policy: Policy, rng: random.Random) -> Parts:
@@ -77,11 +77,11 @@ def _ask_fact(world: World, relation: Relation, index: int, policy: Policy, rng:
     return [(question, False), (thought, True), ([tag], False), (copied, True)]  # the tag is a coin flip: not taught
 
 
-def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest: int = 50) -> list[Sequence]:
+def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest: int = 50) -> list[BatchRow]:
     """Two years, names or nouns and how they compare, many in a row; how they compare is taught."""
     values = {key: [v for v in world.facts[key] if v >= 0] for key in sorted({c[:2] for c in (*IN_TIME, *SAME)})}
     names, nouns = {relation[:2] for relation in SAME}, [relation.noun for relation in RELATION.values()]
-    sequences = []
+    rows = []
     for _ in range(count):
         parts: Parts = []
         for _ in range(rng.randint(10, longest)):
@@ -96,14 +96,14 @@ def pairs(count: int, world: World, policy: Policy, rng: random.Random, longest:
             compared = verdict(first, second, rng.choice(("", "earlier", "later")))
             for number, part in enumerate(re.split(r"(?<=:)( [a-z ]+?)(?= /|$)", compared)):
                 parts.append((policy.encode(part), number % 2 == 1))
-        sequences.append(_sequence(parts))
-    return sequences
+        rows.append(_row(parts))
+    return rows
 
 
-def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> list[Sequence]:
+def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> list[BatchRow]:
     """Questions that compare two things, with the turns of an agent that reads about the one and then about the other, without
     what it read. Taught are its searches and its answer, what the question asks for, and how the two compare."""
-    sequences = []
+    rows = []
     for _ in range(count):
         question = make_question(world, rng.choice(("comparison", "yes_no")), rng)
         parts: Parts = [(policy.prompt_ids("", question.question), False)]
@@ -122,8 +122,8 @@ def comparing(count: int, world: World, policy: Policy, rng: random.Random) -> l
             parts += [(thought[:before], False), (thought[before:], True)]
         tag, *answer = policy.encode(f"<answer>{question.answer}</answer>")
         parts += [([tag], False), (answer, True)]
-        sequences.append(_sequence(parts))
-    return sequences
+        rows.append(_row(parts))
+    return rows
 
 
 def noisy_expert(env: ToolEnv, rng: random.Random, skill: float = Demonstrator.skill) -> Script:
@@ -144,29 +144,29 @@ def run_unbroken(
 def scripted_episodes(
     envs: ToolVectorEnv, policy: Policy, numbers: list[int], script: ScriptMaker, seed: int,
     outage_minutes: float = retry.MINUTES,
-) -> list[Sequence]:  # fmt: skip
+) -> list[BatchRow]:  # fmt: skip
     """Whole episodes of a script on numbered instances; the tokens of its turns are taught."""
     episodes = run_unbroken(envs, numbers, script, seed, outage_minutes)
-    return [sequence for turns in episodes for sequence in episode_sequences(turns, policy, envs.envs[0].stop)]
+    return [row for turns in episodes for row in episode_rows(turns, policy, envs.envs[0].stop)]
 
 
 def guided_episodes(
     envs: ToolVectorEnv, policy: Policy, numbers: list[int], script: ScriptMaker, seed: int = 0,
     outage_minutes: float = retry.MINUTES,
-) -> list[Sequence]:  # fmt: skip
+) -> list[BatchRow]:  # fmt: skip
     """Whole episodes of a script that makes no mistake, without what there is to decide: the tag, search or answer, is not
     taught, nor is the turn after an article that has two names for what was looked up."""
     tags = {int(policy.tokenizer.convert_tokens_to_ids(tag)) for tag in ("<search>", "<answer>")}  # type: ignore[arg-type]
-    sequences = []
+    rows = []
     for number, turns in zip(numbers, run_unbroken(envs, numbers, script, seed, outage_minutes), strict=True):
         steps = cast(QAEnv, envs.envs[0]).questions[number].decomposition or ()
-        for sequence in episode_sequences(turns, policy, envs.envs[0].stop):  # several where the context is rewritten
-            sequences.append(replace(sequence, mask=_hide_decisions(sequence, steps, tags)))
-    return sequences
+        for row in episode_rows(turns, policy, envs.envs[0].stop):  # several where the context is rewritten
+            rows.append(replace(row, mask=_hide_decisions(row, steps, tags)))
+    return rows
 
 
-def _hide_decisions(sequence: Sequence, steps: Iterable[Mapping], tags: set[int]) -> list[bool]:
+def _hide_decisions(row: BatchRow, steps: Iterable[Mapping], tags: set[int]) -> list[bool]:
     """Return the loss mask of an episode with the tokens of decisions left out: tags, and steps with a rival."""
     rivals = [False, *("rival" in step for step in steps)]
-    tokens = zip(sequence.ids, sequence.mask, sequence.turns, strict=True)
+    tokens = zip(row.ids, row.mask, row.turns, strict=True)
     return [taught and token not in tags and not rivals[turn] for token, taught, turn in tokens]

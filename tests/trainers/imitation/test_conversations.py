@@ -13,8 +13,8 @@ from agent_envs.formats.native import NATIVE_CALLS, Native
 from agent_envs.types import ToolCall, ToolResult, Turn
 from trainers.imitation.arguments import drop_nulls
 from trainers.imitation.conversations import read_conversations, to_episode_steps, to_steps, write_calls
-from trainers.imitation.demonstrations import episode_sequences, target_spans
-from trainers.trajectory import to_sequences
+from trainers.imitation.demonstrations import episode_rows, target_spans
+from trainers.trajectory import to_rows
 
 WORDS = ["the", "search", " for", "town", "\n", "<answer>", "é", "木", "  ", "author.", "<|im_end|>", "book was born"]
 
@@ -45,8 +45,8 @@ def env():
 @pytest.mark.parametrize("seed", range(10))
 def test_the_assistants_tokens_are_taught_and_no_others(make_policy, kind, seed):
     policy, messages = make_policy(kind), conversation(random.Random(seed))
-    inert = [{**message, "content": policy.inert(message["content"])} for message in messages]
-    (sequence,) = to_sequences(to_steps(messages, policy))
+    inert = [{**message, "content": policy.escape(message["content"])} for message in messages]
+    (sequence,) = to_rows(to_steps(messages, policy))
     decode = policy.tokenizer.decode
     pieces, begin = [], 0
     for place in range(1, len(sequence.ids) + 1):
@@ -94,7 +94,7 @@ def test_the_ids_are_those_of_a_rollout(make_policy, kind):
 def test_what_is_taught_of_a_rendering(kind):
     chat = ChatTokens(make_tokenizer(kind), end_ids(kind))
     messages = [USER, {**ADA, "content": "Ada and\nBea"}, USER, ADA]
-    sequences = to_sequences(to_steps(messages, chat))
+    sequences = to_rows(to_steps(messages, chat))
     whole = chat.tokenizer.apply_chat_template(messages, return_dict=False)
     own = whole if kind != "vicuna" else [i for i in whole if i != chat.eos_id]  # it writes no end
     ids = sequences[-1].ids
@@ -109,7 +109,7 @@ def test_what_is_taught_of_a_rendering(kind):
 
 
 def count_controls(chat, steps):
-    ids = [i for sequence in to_sequences(steps) for i in sequence.ids]
+    ids = [i for sequence in to_rows(steps) for i in sequence.ids]
     return {i: ids.count(i) for i in chat.control}
 
 
@@ -158,7 +158,7 @@ def test_turns_of_a_file_and_of_a_script_are_those_of_a_rollout(make_policy, kin
         }
         for read in ([], [USER])
     ]
-    (sequence,) = episode_sequences(script, chat, ("</answer>",))
+    (sequence,) = episode_rows(script, chat, ("</answer>",))
     assert sequence.ids == ids + turn
 
 
@@ -254,7 +254,7 @@ def test_a_template_that_drops_earlier_thoughts_gives_a_sequence_for_each_turn(m
     change_template(monkeypatch, policy, "{{ m.content if loop.last else m.content.split('|')[-1] }}")
     steps = to_steps([USER, {**ADA, "content": "thought|b"}] * 2, policy)
     assert [policy.decode(step.tokens) for step in steps] == ["thought|b"] * 2
-    assert len(to_sequences(steps)) == 2 and "thought" not in policy.decode(steps[1].prompt)
+    assert len(to_rows(steps)) == 2 and "thought" not in policy.decode(steps[1].prompt)
 
 
 def test_thoughts_beside_calls_stay_whatever_the_template_drops(make_policy, env, tmp_path, monkeypatch):
@@ -263,7 +263,7 @@ def test_thoughts_beside_calls_stay_whatever_the_template_drops(make_policy, env
     ways = {"content": "I look."}, {"content": "<think>\nI look.\n</think>"}, {"reasoning_content": "I look."}
     lines = ({"messages": [USER, calls(("a", BOOK)) | way, FOUND, ADA]} for way in ways)
     one, *others = (steps for _, steps in read_conversations(write(tmp_path / "m.jsonl", *lines), policy, env))
-    assert others == [one, one] and len(to_sequences(one)) == 1
+    assert others == [one, one] and len(to_rows(one)) == 1
     assert "I look." in policy.decode(one[0].tokens) and "I look." in policy.decode(one[1].prompt)
 
 
@@ -371,7 +371,7 @@ def test_a_thought_that_the_prompt_opened_is_continued_or_closed(kind, own, teac
     assert (said.count("<think>"), said.count("</think>")) in ([(1, 1), (0, 0)] if kind == "qwen3" else [(1, 1)])
     assert step.tokens[-1] in chat.end_ids
     tags = gymnasium.make("AgentR1/MiniWiki-Easy-v0", entities=60, questions=5).unwrapped.format
-    turn = tags.parse(chat.act(step.tokens))
+    turn = tags.parse(chat.decode_action(step.tokens))
     assert (turn.answer, turn.thought or None) == ("Zug", "so" if own else None)
     # A rollout that sampled this text has the same ids.
-    assert step.tokens[:-1] == chat.encode(chat.continue_prompt(chat.act(step.tokens)))
+    assert step.tokens[:-1] == chat.encode(chat.continue_prompt(chat.decode_action(step.tokens)))

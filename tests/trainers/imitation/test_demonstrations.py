@@ -11,7 +11,7 @@ from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
 from trainers.imitation import demonstrations as demos
 from trainers.rollouts.rollout import rollout
-from trainers.trajectory import Sequence, to_sequences
+from trainers.trajectory import BatchRow, to_rows
 
 SMALL = '{"entities": 60, "questions": 30}'
 
@@ -23,8 +23,8 @@ def envs():
 
 def of_ids(question, ids, paid=1.0, score=1.0):
     zeros = [0.0] * len(ids)
-    sequence = Sequence(ids=ids, mask=[False, *[True] * (len(ids) - 1)], logprobs=zeros, rewards=zeros)
-    return demos.Demonstration(question=question, sequences=[sequence], score=score, episode_return=paid)
+    sequence = BatchRow(ids=ids, mask=[False, *[True] * (len(ids) - 1)], logprobs=zeros, rewards=zeros)
+    return demos.Demonstration(question=question, rows=[sequence], score=score, episode_return=paid)
 
 
 def test_questions_are_drawn_over_the_whole_split_and_none_twice_too_early(envs):
@@ -49,7 +49,7 @@ def test_what_was_sampled_is_kept_id_by_id(envs, make_policy):
     assert [one.question for one in found] == [envs.envs[0].questions[int(n)].question for n in "442277"]
     torch.manual_seed(0)
     played = rollout(envs, policy, engine, questions=[4, 2], group_size=2, max_new_tokens=5, temperature=1.0)
-    assert [one.sequences for one in found[:4]] == [to_sequences(episode.steps) for episode in played]
+    assert [one.rows for one in found[:4]] == [to_rows(episode.steps) for episode in played]
     assert [one.episode_return for one in found[:4]] == [episode.episode_return for episode in played]
 
 
@@ -71,7 +71,7 @@ def test_selection_by_hand():
 def test_questions_are_held_out_whole(share):
     everything = [of_ids(str(i % 10), [1, i]) for i in range(40)]
     learned, held_out = demos.hold_out(everything, share, 0)
-    assert sorted(one.sequences[0].ids[1] for one in learned + held_out) == list(range(40))
+    assert sorted(one.rows[0].ids[1] for one in learned + held_out) == list(range(40))
     ours, theirs = {one.question for one in learned}, {one.question for one in held_out}
     assert not ours & theirs
     assert len(theirs) == {0.0: 0, 0.01: 1, 0.3: 3, 1.0: 9}[share]
@@ -87,7 +87,7 @@ def test_a_file_gives_back_what_was_written(envs, make_policy, tmp_path):
         (one.question, one.score, one.episode_return) for one in found
     ]
     for ours, theirs in zip(again, found, strict=True):
-        assert [(s.ids, s.mask) for s in ours.sequences] == [(s.ids, s.mask) for s in theirs.sequences]
+        assert [(s.ids, s.mask) for s in ours.rows] == [(s.ids, s.mask) for s in theirs.rows]
     with pytest.raises(ValueError, match="ids of another tokenizer"):
         demos.read_demonstrations(tmp_path, make_policy("bytes"))
 
@@ -144,7 +144,7 @@ def test_a_script_is_recorded_as_it_acted(make_policy, format, end):
     numbers, env = (3, 1, 2, 0, 5), envs.envs[0]
     found = list(demos.run_script(envs, policy, list(numbers), env.SCRIPTS["oracle"], 0))
     for one, question in zip(found, (env.questions[number] for number in numbers), strict=True):
-        (sequence,) = one.sequences
+        (sequence,) = one.rows
         assert one.question == question.question and one.score == 1 and one.episode_return > 1
         turns = [Turn(calls=(ToolCall("search", {"query": title}),)) for title in question.supporting_titles]
         expected = "".join(f"{env.format.write(turn)}{end}" for turn in turns) + f"<answer>{question.answer}</answer>"

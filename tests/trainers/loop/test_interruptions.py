@@ -191,7 +191,7 @@ def damage(lose):
         with pytest.raises(checkpoint.CheckpointDamaged):  # nor is it taken for a plain model
             evaluator.load_agent(folder / "checkpoint-4")
         with pytest.raises(checkpoint.CheckpointDamaged):
-            start_policy(grpo.Args(model=str(folder / "checkpoint-4")), None, 0)
+            start_policy(grpo.Args(model=str(folder / "checkpoint-4")), None)
 
     return interrupt
 

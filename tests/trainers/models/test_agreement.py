@@ -17,7 +17,7 @@ from trainers.models.hidden_states import choose_tree_attention, round_frozen, t
 from trainers.models.lora import add_lora, trainable_parameters
 from trainers.models.micro_batches import split_rows
 from trainers.models.policy import Policy
-from trainers.trajectory import Sequence, Step, Trajectory, collate, collate_sequences, to_sequences
+from trainers.trajectory import BatchRow, Step, Trajectory, collate, collate_rows, to_rows
 
 LLAMA3 = dict(
     rope_type="llama3", rope_theta=1e4, factor=8.0, low_freq_factor=1.0, high_freq_factor=4.0,
@@ -86,7 +86,7 @@ def test_what_was_sampled_is_what_the_mask_says_with_the_probabilities_of_an_upd
     batch = collate(episodes, policy.pad_id)
     for i, episode in enumerate(episodes):
         rows = batch.trajectory == i
-        assert int(rows.sum()) == len(to_sequences(episode.steps))
+        assert int(rows.sum()) == len(to_rows(episode.steps))
         assert batch.ids[rows][batch.mask[rows]].tolist() == [token for step in episode.steps for token in step.tokens]
     with torch.no_grad():
         logprobs, _ = policy.logprobs(batch, temperature)
@@ -104,9 +104,9 @@ families = st.lists(
 
 def batch_of(rows: list[list[int]], pad_id: int = 0):
     """The second token and every third one after it are the policy's."""
-    return collate_sequences(
+    return collate_rows(
         [
-            Sequence(ids=r, mask=[i % 3 == 1 for i in range(len(r))], logprobs=[0.0] * len(r), rewards=[0.0] * len(r))
+            BatchRow(ids=r, mask=[i % 3 == 1 for i in range(len(r))], logprobs=[0.0] * len(r), rewards=[0.0] * len(r))
             for r in rows
         ],
         list(range(len(rows))),

@@ -120,11 +120,11 @@ def test_tags_that_a_tokenizer_calls_special_are_read_and_kept(make_policy):
     tokenizer.add_special_tokens({"bos_token": "<s>", "additional_special_tokens": tags})
     special = Policy(policy.model, tokenizer)
     text = "<tool_call>x</tool_call>"
-    assert special.inert(text) == "<\u2060tool_call>x<\u2060/tool_call>"  # until a format writes them
+    assert special.escape(text) == "<\u2060tool_call>x<\u2060/tool_call>"  # until a format writes them
     special.keep(tags[:2])
     assert special.decode(special.encode(f"<s>{text}<|call|><|im_end|>")) == text
-    assert special.inert(text) == text
-    assert special.inert("<s><|call|>") == "<\u2060s><\u2060|call|>"
+    assert special.escape(text) == text
+    assert special.escape("<s><|call|>") == "<\u2060s><\u2060|call|>"
 
 
 def test_a_tokenizer_may_have_neither_eos_nor_padding(make_policy):

@@ -15,11 +15,11 @@ from trainers import evaluate, export_episodes, grpo, sft
 from trainers.engines.engine import Completion
 from trainers.factory import make_envs
 from trainers.imitation.conversations import read_conversations
-from trainers.imitation.demonstrations import episode_sequences
+from trainers.imitation.demonstrations import episode_rows
 from trainers.models.policy import Policy
 from trainers.rollouts.formats import choose_format
 from trainers.rollouts.rollout import rollout
-from trainers.trajectory import to_sequences
+from trainers.trajectory import to_rows
 
 MINIWIKI = "AgentR1/MiniWiki-Easy-v0"
 WORLD = {"entities": 60, "questions": 20, "max_turns": 4}
@@ -77,14 +77,14 @@ def test_the_ids_of_an_episode_are_those_of_its_messages_and_the_mask_is_of_the_
         assert episode.info["em"] == 1 and len(episode.steps) > 1
         roles = [message["role"] for message in episode.messages]
         assert roles[-3:] == ["assistant", "tool", "assistant"]
-        (sequence,) = to_sequences(episode.steps)
+        (sequence,) = to_rows(episode.steps)
         assert [id for id, own in zip(sequence.ids, sequence.mask, strict=True) if own] == [
             id for step in episode.steps for id in step.tokens
         ]
         before = [policy.to_template(message) for message in episode.messages[:-1]]
         whole = policy.tokenizer.apply_chat_template(before, tools=tools, add_generation_prompt=True, return_dict=False)
         assert episode.steps[-1].prompt == whole
-        (taught,) = episode_sequences(turns, policy, ())
+        (taught,) = episode_rows(turns, policy, ())
         assert (taught.ids, taught.mask) == (sequence.ids, sequence.mask)
 
 
@@ -111,7 +111,7 @@ def test_results_in_another_order_are_seen(monkeypatch):
     env.reset(seed=0)
     calls = [{"name": "search", "arguments": {"query": query}} for query in ("one town", "another person")]
     ids = policy.encode("\n".join(f"<tool_call>{json.dumps(call)}</tool_call>" for call in calls))
-    observation, *_ = env.step(policy.act(ids, env.format.schemas()))
+    observation, *_ = env.step(policy.decode_action(ids, env.format.schemas()))
     back = env.format.messages(observation)
     assert [message["content"] for message in back] == env.feedback and env.feedback[0] != env.feedback[1]
     right, wrong = (policy.tokenizer.decode(policy.observation_ids(some, ids)) for some in (back, back[::-1]))

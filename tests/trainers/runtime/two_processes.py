@@ -21,7 +21,7 @@ from trainers.models.policy import Policy
 from trainers.runtime import distributed
 from trainers.tiny import curriculum
 from trainers.tiny.model import make_model, make_tokenizer
-from trainers.trajectory import Step, Trajectory, to_sequences
+from trainers.trajectory import Step, Trajectory, to_rows
 
 # Several parts in each step, and a gradient that is not clipped.
 POOL = 16  # episodes of the cold start
@@ -77,7 +77,7 @@ class Learner:
     """What `Run` and an algorithm's loop make of a policy, on one process or several, for episodes that are given."""
 
     def __init__(self, args, policy: Policy):
-        self.args, self.player = args, policy
+        self.args, self.unsharded = args, policy
         self.policy = trained = ShardedPolicy(policy) if distributed.world_size() > 1 else policy
         self.kl = KLPenalty(trained, args) if getattr(args, "kl_coef", 0) else None
         self.critic = ppo.Critic(trained, args.share_layers) if isinstance(args, ppo.Args) else None
@@ -91,10 +91,10 @@ class Learner:
 
     def update(self, episodes: list[Trajectory], rng) -> dict[str, float]:
         if isinstance(self.policy, ShardedPolicy):
-            self.policy.read_weights(self.player)
+            self.policy.read_weights(self.unsharded)
         common = self.args, self.policy
         if isinstance(self.args, sft.Args):
-            taught = [sequence for episode in episodes for sequence in to_sequences(episode.steps)]
+            taught = [sequence for episode in episodes for sequence in to_rows(episode.steps)]
             before = sft.HeldOutLoss(self.args, self.policy, taught).evaluate(0)["eval/loss"]
             metrics = sft.update(self.args, self.policy, self.optimizer, taught) | {"before": before}
         elif self.critic:
@@ -103,7 +103,7 @@ class Learner:
             algorithm = reinforce if isinstance(self.args, reinforce.Args) else grpo
             metrics = grpo.update(*common, self.optimizer, self.kl, algorithm.compute_advantages, episodes, rng)
         if isinstance(self.policy, ShardedPolicy):
-            self.policy.write_weights(self.player)
+            self.policy.write_weights(self.unsharded)
         return metrics
 
 

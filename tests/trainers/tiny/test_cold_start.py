@@ -178,4 +178,4 @@ def test_how_well_somebody_else_acts_is_no_argument(env, demonstrator, message):
     envs = make_envs(f"AgentR1/{env}-v0", SMALL if env != "Bandit" else "{}", "train", 1)
     with pytest.raises((ValueError, TypeError), match=message):
         args = {f"cold_start_{name}": value for name, value in asdict(demonstrator).items()}
-        start_policy(ppo.Args(**args), envs, 0)
+        start_policy(ppo.Args(**args), envs)
