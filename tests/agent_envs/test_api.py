@@ -4,7 +4,7 @@ import copy
 import json
 import os
 import random
-from functools import reduce
+from functools import cache, reduce
 
 import pytest
 
@@ -155,9 +155,17 @@ def test_requests_are_what_the_difficulty_says(difficulty):
     assert kinds == set(WISH_KINDS)
 
 
-def of_kind(kind):
-    requests = (make_request(random.Random(seed), "easy") for seed in range(2000))
-    return next(request for request in requests if request.kinds == (kind,))
+@cache
+def seed_of(kind):
+    """An episode with one wish, of that kind."""
+    env = APIEnv(difficulty="easy")
+    return next(seed for seed in range(2000) if env.reset(seed=seed)[1]["kinds"] == [kind])
+
+
+def make(kind, **arguments):
+    env = APIEnv(**{"difficulty": "easy", **arguments})
+    env.reset(seed=seed_of(kind))
+    return env
 
 
 def test_descriptions_of_orders_are_unique():
@@ -178,22 +186,16 @@ def test_descriptions_of_orders_are_unique():
 def test_forbidden_wishes_would_mostly_be_carried_out_by_the_functions():
     """So the agent has to mind the policy; and each is against it for one reason alone."""
     for kind in FORBIDDEN:
-        request = of_kind(kind)
+        request = make(kind).request
         ((order, reason),) = request.goal["transfers"].items()
         record = request.state["orders"][order]
         assert (record["status"] == "shipped") == (reason == "already shipped")
         assert (record["status"] == "pending" and order_total(record) > 500) == (reason == "refund above limit")
-    shop, request = Shop(), of_kind("return_late")
+    shop, request = Shop(), make("return_late").request
     shop.load(request.state)
     (order,) = request.goal["transfers"]
     shop.return_items(order, [next(iter(request.state["orders"][order]["items"]))])
     assert shop.confirm() == "Done."
-
-
-def make(kind, **arguments):
-    """An episode with a request of one kind."""
-    env = APIEnv(**{"difficulty": "easy", **arguments})
-    return next(env for seed in range(2000) if env.reset(seed=seed)[1]["kinds"] == [kind])
 
 
 def call(env, name, /, **arguments):
@@ -215,13 +217,7 @@ def test_rewards_to_the_number():
     assert reward == pytest.approx(0.3) and (info["progress"], info["wrong_writes"]) == (1.0, 0.0)
     _, reward, *ended, info = env.step("<answer>Cancelled.</answer>")
     assert reward == pytest.approx(1.0 + 0.05 - 0.3) and info["success"] == 1.0 and ended == [True, False]
-    assert set(info["reward_terms"]) == {
-        "answer",
-        "format",
-        "progress",
-        "invalid",
-        "wrong",
-    }  # a second confirm is no repeat
+    assert set(info["reward_terms"]) == {"answer", "format", "progress", "invalid", "wrong"}
 
 
 def test_a_write_that_nobody_asked_for_fails_and_costs():

@@ -28,7 +28,6 @@ SEED = int(os.environ.get("ATTACK_SEED", "0"))
 
 SERVER = """
 import os, sys
-import anyio
 from mcp.server import MCPServer
 
 server = MCPServer("toys", log_level="CRITICAL")
@@ -45,25 +44,25 @@ def note(text: str, tags: list[str] | None = None) -> str:
 def broken(why: str) -> str:
     raise ValueError(why)
 
-async def sleep(seconds: float) -> str:
-    await anyio.sleep(seconds)
-    return "awake"
-
 def flood() -> str:
     return "x" * 1_000_000
 
 def who() -> int:
     return os.getpid()
 
-def die() -> str:
-    os._exit(1)
-
-for tool in (add, note, broken, sleep, flood, who, die):
+for tool in (add, note, broken, flood, who):
     server.tool()(tool)
 server.run("streamable-http", port=int(sys.argv[1])) if len(sys.argv) > 1 else server.run()
 """
-NAMES = ["add", "note", "broken", "sleep", "flood", "who", "die"]
+NAMES = ["add", "note", "broken", "flood", "who"]
 ANY = {"type": "object"}
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch):
+    """The client's own patience with a program that does not leave."""
+    for name in ("PROCESS_TERMINATION_TIMEOUT", "FORCE_KILL_TIMEOUT"):
+        monkeypatch.setattr(f"mcp.client.stdio.{name}", 0.3)
 
 
 @pytest.fixture(scope="module")
@@ -120,28 +119,6 @@ def test_no_text_of_an_agent_breaks_the_connection(tools, text):
     assert call(tools, "who").text == before
 
 
-def test_a_call_that_takes_too_long_hurts_only_itself(command):
-    tools = {tool.name: tool for tool in mount(command, timeout=2.0)}
-    names = [("add", {"a": 1}), ("sleep", {"seconds": 600}), ("sleep", {"seconds": 0}), ("add", {"a": 2})]
-    results = run_calls([(tools, ToolCall(*one)) for one in names])
-    assert [result.text for result in results] == ["3", "sleep took too long.", "awake", "4"]
-    assert [result.fault for result in results] == [False, True, False, False]
-    assert call(tools, "add", a=3).text == "5"
-    tools["add"].connection.close()
-
-
-def test_a_server_that_dies_is_a_fault_and_comes_back(command):
-    tools = {tool.name: tool for tool in mount(command, timeout=20.0)}
-    call(tools, "note", text="a")
-    results = run_calls([(tools, ToolCall(name, {})) for name in ("die", "die")])
-    assert any(result.fault and "Connection closed" in result.text for result in results)
-    assert not any(result.ok for result in results)
-    assert call(tools, "note", text="b").text.startswith("1 b")  # a new server, which knows nothing of the old one
-    os.kill(int(call(tools, "who").text), signal.SIGKILL)  # while nobody looks
-    assert mount(command, timeout=20.0, only=["add"])[0].execute_batch([{"a": 4}])[0].text == "6"
-    tools["add"].connection.close()
-
-
 @pytest.mark.parametrize(
     ("server", "problem"),
     [
@@ -154,26 +131,6 @@ def test_a_server_that_dies_is_a_fault_and_comes_back(command):
 def test_a_server_that_is_none(server, problem):
     with pytest.raises(ConnectionError, match=problem):
         mount(server)
-
-
-def test_a_process_has_one_connection_to_a_server(command, tools):
-    with ThreadPoolExecutor(4) as pool:
-        again = list(pool.map(lambda _: mount(command)[0], range(4)))
-    assert {id(tool.connection) for tool in again} == {id(tools["add"].connection)}
-    envs = [Digit(tool) for tool in again]
-    copies = pickle.loads(pickle.dumps(envs))
-    assert {id(env.tools["add"].connection) for env in copies} == {id(tools["add"].connection)}
-    assert len({env.tools["add"].batch_key for env in copies}) == 1  # so that a vector makes one batch
-    assert mount(command, timeout=29.0)[0].connection is not again[0].connection
-    mount(command, timeout=29.0)[0].connection.close()
-
-
-def test_environments_over_a_server_make_a_vector_and_keep_their_promises(command, tools):
-    vector = ToolVectorEnv(lambda: Digit(*mount(command, only=["add"])), 3)
-    vector.reset(seed=0)
-    observations, *_ = vector.step([f'<add>{{"a": {i}}}</add>' for i in range(3)])
-    assert observations == tuple(f"<information>{i + 2}</information>" for i in range(3))
-    check_agent_env(Digit(tools["add"]), steps=6)
 
 
 def test_a_server_on_the_network(command):
@@ -198,7 +155,7 @@ def test_a_server_on_the_network(command):
 
 
 RAW = """
-import json, subprocess, sys, time
+import json, os, subprocess, sys
 
 def reply(message, **result):
     print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "result": result}), flush=True)
@@ -208,7 +165,7 @@ if "child" in sys.argv:
         "env": {}, "start_new_session": True} if "unmarked" in sys.argv else {}))
 if "loud" in sys.argv:
     sys.stderr.write("\\x1b]0;mine\\x07 bell\\n" + "noise\\n" * 50_000)
-pages = 0
+pages = count = 0
 for line in sys.stdin:
     message = json.loads(line)
     if message["method"] == "initialize":
@@ -225,20 +182,32 @@ for line in sys.stdin:
         answer = message["params"]["arguments"]["a"].replace("ID", str(message["id"])) + "\\n"
         sys.stdout.buffer.write(answer.encode("utf-8", "surrogateescape"))
         sys.stdout.buffer.flush()
+    elif message["method"] == "tools/call" and "toys" in sys.argv:
+        name, a = message["params"]["name"], message["params"]["arguments"].get("a", 0)
+        count += 1
+        if name == "die":
+            os._exit(1)
+        if name != "sleep" or not a:
+            said = {"add": a + 2, "sleep": "awake", "count": count, "who": os.getpid()}[name]
+            reply(message, content=[{"type": "text", "text": str(said)}])
     elif "id" in message and message["method"] != "tools/call":
         print(json.dumps({"jsonrpc": "2.0", "id": message["id"], "error": {"code": -32601, "message": "no"}}), flush=True)
 """
 
 
+TOYS = "add,sleep,count,who,die"
+
+
 @pytest.fixture
 def mount_raw(tmp_path):
-    """Mounts a server that lists tools of one schema and answers no call, in any manner."""
+    """Mounts a server that lists tools of one schema, and answers calls in any manner or none: its tool, or all by name."""
     script, mounted = tmp_path / "raw.py", []
     script.write_text(RAW)
 
-    def mount_raw(*manner, schema=ANY, **options):
-        mounted.extend(mount([sys.executable, str(script), json.dumps(schema), "x", *manner], **options))
-        return mounted[-1]
+    def mount_raw(*manner, schema=ANY, names="x", **options):
+        found = mount([sys.executable, str(script), json.dumps(schema), names, *manner], **options)
+        mounted.extend(found)
+        return found[0] if names == "x" else {tool.name: tool for tool in found}
 
     yield mount_raw
     for tool in mounted:
@@ -251,6 +220,45 @@ def descendants() -> set[int]:
 
 def lives(pid: int) -> bool:
     return psutil.pid_exists(pid) and psutil.Process(pid).status() != "zombie"
+
+
+def test_a_call_that_takes_too_long_hurts_only_itself(mount_raw):
+    toys = mount_raw("toys", names=TOYS, timeout=0.7)
+    names = [("add", {"a": 1}), ("sleep", {"a": 600}), ("sleep", {"a": 0}), ("add", {"a": 2})]
+    results = run_calls([(toys, ToolCall(*one)) for one in names])
+    assert [result.text for result in results] == ["3", "sleep took too long.", "awake", "4"]
+    assert [result.fault for result in results] == [False, True, False, False]
+    assert call(toys, "add", a=3).text == "5"
+
+
+def test_a_server_that_dies_is_a_fault_and_comes_back(mount_raw):
+    toys = mount_raw("toys", names=TOYS, timeout=20.0)
+    assert call(toys, "count").text == "1"
+    results = run_calls([(toys, ToolCall(name, {})) for name in ("die", "die")])
+    assert any(result.fault and "Connection closed" in result.text for result in results)
+    assert not any(result.ok for result in results)
+    assert call(toys, "count").text == "1"  # a new server, which knows nothing of the old one
+    os.kill(int(call(toys, "who").text), signal.SIGKILL)  # while nobody looks
+    command = toys["add"].connection.server
+    assert mount(command, timeout=20.0, only=["add"])[0].execute_batch([{"a": 4}])[0].text == "6"
+
+
+def test_a_process_has_one_connection_to_a_server(mount_raw):
+    connection = mount_raw().connection
+    with ThreadPoolExecutor(4) as pool:
+        again = [tool for (tool,) in pool.map(lambda _: mount(connection.server), range(4))]
+    copies = [env.tools["x"] for env in pickle.loads(pickle.dumps([Digit(tool) for tool in again]))]
+    assert {id(tool.connection) for tool in (*again, *copies)} == {id(connection)}
+    assert len({tool.batch_key for tool in copies}) == 1  # so that a vector makes one batch
+    assert mount_raw(timeout=29.0).connection is not connection
+
+
+def test_environments_over_a_server_make_a_vector_and_keep_their_promises(mount_raw):
+    vector = ToolVectorEnv(lambda: Digit(mount_raw("toys", names=TOYS)["add"]), 3)
+    vector.reset(seed=0)
+    observations, *_ = vector.step([f'<add>{{"a": {i}}}</add>' for i in range(3)])
+    assert observations == tuple(f"<information>{i + 2}</information>" for i in range(3))
+    check_agent_env(Digit(mount_raw("toys", names=TOYS)["add"]), steps=6)
 
 
 @pytest.mark.parametrize(
@@ -333,7 +341,7 @@ def test_structured_content_alone_is_read_and_silence_is_named(mount_raw):
 
 def test_answers_that_are_none_are_faults_of_the_tool_and_the_next_call_is_answered(mount_raw, capfd):
     """Those that cannot be read are waited for in vain; a seed says which. None raises, and nobody's console is filled."""
-    tool = mount_raw("wild", timeout=1.0)
+    tool = mount_raw("wild", timeout=0.7)
     good = ANSWER.replace("RESULT", '{"content": [{"type": "text", "text": "good"}]}')
     rng = random.Random(SEED)
     for answer in rng.sample(answers := WRONG + rng.sample(UNREADABLE, 2), len(answers)):

@@ -1,5 +1,6 @@
 """Function calls as models of each kind of chat template write them: ids, reading back, what is refused."""
 
+import functools
 import json
 import time
 from itertools import pairwise
@@ -36,6 +37,7 @@ TOOLS = NATIVE.schemas()
 QUERY = 'explain "the </tool_call> token" of\nZürich: {a: [1, 2]}, 5'
 
 
+@functools.cache
 def chat_of(kind: str) -> ChatTokens:
     return ChatTokens(make_tokenizer(kind), end_ids(kind))
 
@@ -190,7 +192,7 @@ PARTS = [
 
 
 @given(parts=st.lists(st.sampled_from(PARTS) | st.text(max_size=5), max_size=12))
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=60, deadline=None)
 @pytest.mark.parametrize("kind", FAMILY)
 def test_any_text_is_a_turn(kind, parts):
     chat = chat_of(kind)

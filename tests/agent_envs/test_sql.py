@@ -22,8 +22,8 @@ def database():
     return Database(f"{pets}; CREATE TABLE walks (pet INTEGER, day DATE);", rows)
 
 
-def copies(levels, body="SELECT p.x FROM a{0} p, a{0} q"):
-    tables = "".join(f", a{i + 1} AS ({body.format(i)})" for i in range(levels))
+def copies(levels):
+    tables = "".join(f", a{i + 1} AS (SELECT p.x FROM a{i} p, a{i} q)" for i in range(levels))
     return f"WITH a0 AS (SELECT 1 x){tables} SELECT x FROM a{levels}"
 
 
@@ -35,7 +35,6 @@ def nested(levels, column="x + x"):
 
 
 ENDLESS = "WITH RECURSIVE c(x) AS (SELECT 1 UNION ALL SELECT x + 1 FROM c) SELECT COUNT(*) FROM c"
-FORWARD = ", ".join(f"a{i} AS (SELECT p.x FROM a{i + 1} p, a{i + 1} q)" for i in range(30))
 WRITES = [
     "INSERT INTO pets VALUES (4, 'New', 1)", "DELETE FROM pets", "UPDATE pets SET name = 'x'", "DROP TABLE pets",
     "ALTER TABLE pets RENAME TO x", "CREATE TABLE x (a)", "CREATE TEMP TABLE x (a)", "CREATE VIEW v AS SELECT 1",
@@ -60,10 +59,7 @@ BOMBS = [
     "SELECT COUNT(*) FROM " + ", ".join(f"pets p{i}" for i in range(40)),
     ENDLESS + " WHERE x LIKE '%1%1%1%1%1%1%1%1%1%x'",
     f"{ENDLESS} WHERE '{'a' * 900}' || x LIKE '{'%a' * 400}b'",
-    copies(40), copies(30, "SELECT x FROM a{0} UNION ALL SELECT x FROM a{0}"),
-    copies(30, "SELECT (SELECT x FROM a{0}) + (SELECT x FROM a{0}) AS x"),
-    f"WITH {FORWARD}, a30 AS (SELECT 1 x) SELECT x FROM a0",
-    "WITH a AS (" * 25 + "SELECT 1 x" + ") SELECT p.x FROM a p, a q" * 25,
+    copies(40), "WITH a AS (" * 25 + "SELECT 1 x" + ") SELECT p.x FROM a p, a q" * 25,
     nested(8, "x+x+x+x+x+x+x+x+x+x"), nested(24, "(SELECT x) + (SELECT x)"),
 ]  # fmt: skip
 
@@ -250,8 +246,8 @@ def test_splits_share_neither_questions_nor_databases():
     seen = {}
     for split in ("train", "validation"):
         env = SQLEnv(split=split, difficulty="hard")
-        questions = [(env.reset(seed=seed), env.question)[1] for seed in range(60)]
+        questions = [(env.reset(seed=seed), env.question)[1] for seed in range(40)]
         assert all(split_of(q.text) == split for q in questions)
         seen[split] = {q.text for q in questions}, {(q.schema, q.number) for q in questions}
-        assert len({(q.text, q.number) for q in questions}) > 56
+        assert len({(q.text, q.number) for q in questions}) > 36
     assert not seen["train"][0] & seen["validation"][0] and not seen["train"][1] & seen["validation"][1]
