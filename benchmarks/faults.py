@@ -28,7 +28,7 @@ COLLECTOR, KL = "trainers/rollouts/collector.py", "trainers/models/kl_reference.
 TRAINING = [
     # -- what is played
     Fault("groups-mixed-in-rollout", ROLL,
-        "Trajectory(group=i // group_size, ", "Trajectory(group=i % len(requested), ", "group"),
+        "number, i % group_size, i // group_size)", "number, i % group_size, i % group_size)", "group"),
     Fault("questions-mixed-in-rollout", ROLL,
         "[value for value in requested for _ in range(group_size)]", "requested * group_size", "group"),
     Fault("groups-mixed-in-batch", COLLECTOR,
@@ -152,9 +152,9 @@ TRAINING = [
     Fault("turn-lambda-ignored", PPO,
         "args.lam, args.turn_gamma, args.turn_lam, valid", "args.lam, args.turn_gamma, 1.0, valid", "ppo and level"),
     Fault("turn-level-ignored", PPO,
-        "    elif args.turn_level:\n        advantages", "    elif False:\n        advantages", "ppo and level"),
+        "    elif args.gae == \"turns\":\n        advantages", "    elif False:\n        advantages", "ppo and level"),
     Fault("bi-level-ignored", PPO,
-        "    if args.bi_level:\n        advantages", "    if False:\n        advantages", "ppo and level"),
+        "    if args.gae == \"bi-level\":\n        advantages", "    if False:\n        advantages", "ppo and level"),
 ]  # fmt: skip
 # Of the next lists: name, file of the package, tests below tests/<package>, the right text and the wrong one.
 INDEX = [

@@ -78,7 +78,7 @@ class ModelArgs:
     """A file with a chat template (Jinja), for a model that has none or to use another one. Checkpoints keep it."""
     thinking: Literal["auto", "on", "off"] = option("auto", advanced=True)
     """Whether the model thinks before it acts, where its chat template has a switch for that; auto: as the template has it."""
-    cold_start_steps: int | None = option(None, advanced=True)
+    cold_start_steps: int | None = option(None, config_only=True)
     """Gradient steps of imitation for the tiny policy: by default 1,900 in MiniWiki's varied worlds, and 2,800 elsewhere."""
     cold_start_continue_probability: float = option(Demonstrator.continue_probability, config_only=True)
     """How often the imitated agent searches on after an article. Lower values make right answers rarer at the start."""
@@ -152,7 +152,7 @@ class OptimisationArgs:
     """Gradient clipping."""
     max_tokens_per_micro_batch: int = option(8192, mutable_on_resume=True)
     """Tokens (padding included) in one forward and backward pass (gradient accumulation): sets memory, not results."""
-    stop_on_collapse: bool = option(False, advanced=True, mutable_on_resume=True)
+    stop_on_collapse: bool = option(False, config_only=True, mutable_on_resume=True)
     """End the training, with its report, if the monitor names a symptom of collapse that the papers stop at."""
 
 

@@ -1,7 +1,7 @@
 """PPO: a critic, generalised advantage estimation over the policy's own tokens, and the clipped surrogate.
 
 Schulman et al. 2017 with the details that matter (Huang et al. 2022): whitened advantages and a clipped value loss. The
-critic reads with layers of its own that start as a copy of the policy's. --bi-level is RAGEN's turn-level estimator:
+critic reads with layers of its own that start as a copy of the policy's. --gae bi-level is RAGEN's turn-level estimator:
 GAE over turns first, with a discount of its own, then over the tokens inside each turn. Where this departs from the
 papers: the upper clip is wider (DAPO), γ = λ = 1 by default, as reward comes late and episodes are short, and the critic
 has a learning rate of its own.
@@ -9,10 +9,11 @@ has a learning rate of its own.
 The loop is that of trainers/grpo.py, written out once more with the critic in it; the surrogate is GRPO's `policy_loss`.
 
     python -m trainers.ppo
-    python -m trainers.ppo --bi-level
+    python -m trainers.ppo --gae bi-level
 """
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 from trainers.cli import parse
 from trainers.config import TrainArgs, option
@@ -27,15 +28,13 @@ class Args(TrainArgs):
     """Discount from token to token."""
     lam: float = 1.0
     """λ of GAE; at 1 the advantage is the return less the critic's estimate."""
-    bi_level: bool = False
-    """Estimate over turns first, then inside them (RAGEN)."""
-    turn_level: bool = option(False, advanced=True)
-    """Take a turn as one action: one value, before its first token, and one advantage for all of its tokens (Agent-R1's
-    step-level GAE; it whitens over turns, here it is over tokens)."""
-    turn_gamma: float = option(0.95, advanced=True)
-    """Discount from turn to turn, with --bi-level or --turn-level."""
-    turn_lam: float = option(1.0, advanced=True)
-    """λ from turn to turn, with --bi-level or --turn-level."""
+    gae: Literal["tokens", "bi-level", "turns"] = "tokens"
+    """What GAE steps over: tokens; turns first, then the tokens inside them (RAGEN's bi-level GAE); or turns, each with one value
+    and one advantage (Agent-R1's step-level GAE; it whitens over turns, here it is over tokens)."""
+    turn_gamma: float = option(0.95, config_only=True)
+    """Discount from turn to turn, with gae bi-level or turns."""
+    turn_lam: float = option(1.0, config_only=True)
+    """λ from turn to turn, with gae bi-level or turns."""
     critic_lr: float = 1e-3
     """Learning rate of the critic. The default is for the tiny policy; start at 1e-5 for a pretrained model."""
     value_clip: float = option(0.2, config_only=True)
@@ -56,17 +55,14 @@ class Args(TrainArgs):
         super().__post_init__()
         self.check_positive("critic_lr", "value_clip")
         self.check_share("gamma", "lam", "turn_gamma", "turn_lam")
-        self.check_unused(self.bi_level or self.turn_level, "without bi_level or turn_level", "turn_gamma", "turn_lam")
-        self.check_unused(
-            not self.turn_level, "with turn_level, whose discounts are turn_gamma and turn_lam", "gamma", "lam"
-        )
+        self.check_unused(self.gae != "tokens", "with gae 'tokens'", "turn_gamma", "turn_lam")
+        instead = "with gae 'turns', whose discounts are turn_gamma and turn_lam"
+        self.check_unused(self.gae != "turns", instead, "gamma", "lam")
         self.check_least(value_coef=0)
         if self.advantage_mask and not self.loss_mask:
             raise UserError("without the loss mask there is no advantage mask either: set advantage_mask = false too")
-        if self.bi_level and self.turn_level:
-            raise UserError("bi_level and turn_level are two ways to see turns: give one of them")
-        if (self.bi_level or self.turn_level) and not self.advantage_mask:
-            raise UserError("bi_level and turn_level find turns by the advantage mask: leave advantage_mask on")
+        if self.gae != "tokens" and not self.advantage_mask:
+            raise UserError(f"gae {self.gae!r} finds turns by the advantage mask: leave advantage_mask on")
 
 
 if __name__ == "__main__":
@@ -113,15 +109,15 @@ def add_advantages(args: Args, policy: Policy, critic: Critic, batch: Batch, val
 
 
 def estimate_advantages(args: Args, critic: Critic, batch: Batch, valid: torch.Tensor) -> Batch:
-    """GAE over the tokens of the mask, by turns first with ``args.bi_level``, over turns alone with ``args.turn_level``."""
+    """GAE over the tokens of the mask or over their turns, as ``args.gae`` says."""
     values, size = critic.values(batch, args.max_tokens_per_micro_batch), len(valid)
     rewards, mask = pack(batch.rewards, batch, size), pack(batch.mask, batch, size)
     turns, packed = pack(batch.turns, batch, size, fill=-1), pack(values, batch, size)
-    if args.bi_level:
+    if args.gae == "bi-level":
         advantages, targets = bi_level_gae(
             rewards, packed, turns, mask, args.gamma, args.lam, args.turn_gamma, args.turn_lam, valid
         )
-    elif args.turn_level:
+    elif args.gae == "turns":
         advantages, targets = turn_level_gae(rewards, packed, turns, mask, args.turn_gamma, args.turn_lam, valid)
     else:
         advantages, targets = gae(rewards, packed, mask, args.gamma, args.lam, valid)

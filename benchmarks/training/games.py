@@ -82,7 +82,7 @@ GAMES = {
         groups=256, group_size=2, instances=2000,  # success moves between .2 and .5
         options={
             # Slips are luck, which a critic of turns sees. A start with little chance in it tries only the shortest way.
-            "turn_level": True, "turn_gamma": 1.0, "turn_lam": 0.5, "share_layers": True, "cold_start_skill": 0.25,
+            "gae": "turns", "turn_gamma": 1.0, "turn_lam": 0.5, "share_layers": True, "cold_start_skill": 0.25,
             "epochs": 2, "lr": 1e-3, "eval_every": 10, "eval_questions": 500, "final_questions": 500,
             "eval_temperature": 1.0,
         },

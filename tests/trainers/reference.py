@@ -26,7 +26,7 @@ DEFAULTS = dict(
     step_weight=1.0,
 )  # fmt: skip
 PPO_DEFAULTS = dict(
-    gamma=1.0, lam=1.0, bi_level=False, turn_level=False, turn_gamma=0.95, turn_lam=1.0, critic_lr=1e-3, value_clip=0.2,
+    gamma=1.0, lam=1.0, gae="tokens", turn_gamma=0.95, turn_lam=1.0, critic_lr=1e-3, value_clip=0.2,
     value_coef=0.5, share_layers=False, whiten_advantages=True,
 )  # fmt: skip
 GSPO_CLIP = 3e-4, 4e-4
@@ -233,13 +233,13 @@ def add_advantages(algorithm: str, o: SimpleNamespace, played: list[Played]) -> 
         whiten(played)
     else:
         for p in played:
-            if o.bi_level:
+            if o.gae == "bi-level":
                 add_bi_level_gae(p.tokens, o.gamma, o.lam, o.turn_gamma, o.turn_lam)
-            elif o.turn_level:
+            elif o.gae == "turns":
                 add_turn_level_gae(p.tokens, o.turn_gamma, o.turn_lam)
             else:
                 add_gae(p.tokens, o.gamma, o.lam)
-            for token in p.tokens if not o.turn_level else []:
+            for token in p.tokens if o.gae != "turns" else []:
                 token.target = token.advantage + token.value
         if o.whiten_advantages:
             whiten(played)

@@ -45,15 +45,15 @@ CASES = {
     "ppo, discounted": ("ppo", dict(gamma=0.9, lam=0.8, normalize="sequences")),
     "ppo, values that clip": ("ppo", dict(value_clip=0.02, critic_lr=2e-2, epochs=3, value_coef=0.8)),
     "ppo, advantages as they are": ("ppo", dict(whiten_advantages=False)),
-    "ppo, bi-level": ("ppo", dict(bi_level=True, gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)),
-    "ppo, turn level": ("ppo", dict(turn_level=True, turn_gamma=0.7, turn_lam=0.6)),
-    "ppo, turn level, k1": ("ppo", dict(turn_level=True, kl_coef=0.5, kl="k1", whiten_advantages=False)),
+    "ppo, bi-level": ("ppo", dict(gae="bi-level", gamma=0.9, lam=0.8, turn_gamma=0.7, turn_lam=0.6)),
+    "ppo, turn level": ("ppo", dict(gae="turns", turn_gamma=0.7, turn_lam=0.6)),
+    "ppo, turn level, k1": ("ppo", dict(gae="turns", kl_coef=0.5, kl="k1", whiten_advantages=False)),
     "ppo, shared layers": ("ppo", dict(share_layers=True, value_coef=1.5, value_clip=0.05)),
     "ppo, k1, entropy and tis": ("ppo", dict(kl_coef=0.5, kl="k1", entropy_coef=0.1, importance="tis")),
     "grpo, no loss mask": ("grpo", dict(loss_mask=False)),
     "ppo, no advantage mask": ("ppo", dict(advantage_mask=False, gamma=0.9, lam=0.8)),
     "ppo, no masks": ("ppo", dict(loss_mask=False, advantage_mask=False)),
-    "ppo, k3 and bi-level": ("ppo", dict(kl_coef=0.5, bi_level=True)),
+    "ppo, k3 and bi-level": ("ppo", dict(kl_coef=0.5, gae="bi-level")),
 }
 
 

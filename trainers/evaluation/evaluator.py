@@ -89,8 +89,9 @@ def run_policy(
     for start in range(0, len(own), groups):
         episodes = rollout(
             envs, policy, engine, questions=own[start : start + groups], group_size=samples,
-            max_new_tokens=max_new_tokens, temperature=temperature, transcripts=transcripts,
+            max_new_tokens=max_new_tokens, temperature=temperature,
         )  # fmt: skip
+        transcripts += [episode.turns for episode in episodes]
         infos += [episode.info | {"tool_faults": episode.tool_faults} for episode in episodes]
         if recorder:
             for episode in episodes:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from agent_envs.context import Messages
-from agent_envs.formats import Format
+from agent_envs.tool_env import ToolEnv
 from agent_envs.utils.scripts import EpisodeRecorder, begin
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.engines.engine import Completion, Engine, SamplingParams
@@ -33,7 +33,6 @@ def rollout(
     temperature: float = 1.0,
     top_p: float = 1.0,
     min_p: float = 0.0,
-    transcripts: list[list[dict]] | None = None,
     timing: Timing | None = None,
 ) -> list[Trajectory]:
     """Roll out one episode in each environment to its end, which is at the latest where the model cannot read another turn.
@@ -44,7 +43,6 @@ def rollout(
             there are environments.
         max_new_tokens: of one turn.
         top_p, min_p: what is cut off before sampling, `trainers.engines.sampling.truncate`.
-        transcripts: if given, filled with each episode's `Trajectory.turns`.
         timing: if given, gets what ``prefill`` (of new ids), ``decode`` and ``tools`` took.
 
     Returns:
@@ -52,16 +50,13 @@ def rollout(
     """
     engine.reset()
     observations, infos = _reset(envs, seeds, questions, group_size)
-    requested = seeds or questions or []
-    episodes: list[_Episode] = []
-    for i in range(len(requested) * group_size):
-        recorder = EpisodeRecorder(envs.envs[i], info_of(infos, i))
-        instance = {"instance": requested[i // group_size], "sample": i % group_size, **recorder.instance}
-        trajectory = Trajectory(group=i // group_size, instance=instance)
-        format = envs.envs[i].format
-        episodes.append(_Episode(i, policy, format, infos["instructions"][i], observations[i], trajectory, recorder))
+    episodes = [
+        _Episode(i, policy, envs.envs[i], observations[i], info_of(infos, i), number, i % group_size, i // group_size)
+        for i, number in enumerate(number for number in seeds or questions or [] for _ in range(group_size))
+    ]
+    for env, episode in zip(envs.envs, episodes, strict=False):
         if engine.max_length < math.inf:
-            envs.envs[i].fits = partial(episodes[i].has_room, min(max_new_tokens, LEAST_TURN), engine.max_length)
+            env.fits = partial(episode.has_room, min(max_new_tokens, LEAST_TURN), engine.max_length)
     params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
     turns = _Turns(envs, engine, timing or Timing(), params)
     completions = turns.submit(episodes, sum(len(episode.context) for episode in episodes))
@@ -81,8 +76,6 @@ def rollout(
         episode.trajectory.score = float(episode.trajectory.info.get(env.PRIMARY_METRIC, 0.0))
         env.fits = None  # which knows the policy and the engine
     engine.reset()  # the memory of keys and values is wanted while the episodes are learned from
-    if transcripts is not None:
-        transcripts += [episode.trajectory.turns for episode in episodes]
     return [episode.trajectory for episode in episodes]
 
 
@@ -96,16 +89,19 @@ class _Episode:
     """
 
     def __init__(
-        self, number: int, policy: Policy, format: Format, instructions: str, observation: str, trajectory: Trajectory,
-        recorder: EpisodeRecorder,
+        self, number: int, policy: Policy, env: ToolEnv, observation: str, info: dict[str, Any], instance: int,
+        sample: int, group: int,
     ):  # fmt: skip
-        self.number, self.policy, self.instructions, self.observation = number, policy, instructions, observation
-        self.trajectory, self.recorder, self.ended = trajectory, recorder, False
-        self.format, self.tools = format, format.schemas()
-        policy.keep(format.tags)
+        self.number, self.policy, self.observation, self.ended = number, policy, observation, False
+        self.recorder, self.instructions = EpisodeRecorder(env, info), info["instructions"]
+        self.format, self.tools = env.format, env.format.schemas()
+        policy.keep(self.format.tags)
         self.sampled: list[int] = []
-        self.context = policy.prompt_ids(instructions, observation, self.tools)
-        trajectory.messages = policy.prompt_messages(instructions, observation)
+        self.context = policy.prompt_ids(self.instructions, observation, self.tools)
+        self.trajectory = Trajectory(
+            group=group, instance={"instance": instance, "sample": sample, **self.recorder.instance},
+            messages=policy.prompt_messages(self.instructions, observation),
+        )  # fmt: skip
 
     def record_sampled(self, completion: Completion, anchor: Hashable) -> str:
         """Take a sampled turn; returns its text. What it earns is added by `observe`."""

@@ -73,16 +73,15 @@ def test_turns_that_reach_their_length_are_cut(playing):
 def test_transcripts_are_complete(playing, asked):
     policy, engine = playing
     envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "train", 5)  # some stay idle
-    transcripts = []
-    episodes = rollout(envs, policy, engine, **asked, max_new_tokens=4, transcripts=transcripts)
-    questions = [turns[0]["observation"] for turns in transcripts]
+    episodes = rollout(envs, policy, engine, **asked, max_new_tokens=4)
+    questions = [episode.turns[0]["observation"] for episode in episodes]
     if "questions" in asked:
         assert questions == [envs.envs[0].questions[number].question for number in asked["questions"]]
     else:
         assert questions[0] == questions[1] != questions[2] == questions[3]
-    for episode, turns in zip(episodes, transcripts, strict=True):
-        assert [turn["action"] for turn in turns] == [policy.decode(step.tokens) for step in episode.steps]
-        assert sum(turn["reward"] for turn in turns) == pytest.approx(episode.episode_return)
+    for episode in episodes:
+        assert [turn["action"] for turn in episode.turns] == [policy.decode(step.tokens) for step in episode.steps]
+        assert sum(turn["reward"] for turn in episode.turns) == pytest.approx(episode.episode_return)
         assert sum(episode.reward_terms.values()) == pytest.approx(episode.episode_return)
         assert {"em", "f1", "support_recall", "turns", "calls"} <= set(episode.info)
 
