@@ -41,7 +41,8 @@ class ChatTokens:
     Args:
         tokenizer: of `transformers`, with a chat template.
         eos_ids: what the model may end a turn with beside the tokenizer's own eos.
-        thinking: "on" or "off" sets the template's switch (``enable_thinking``, or ``thinking``), "auto" leaves it as it is.
+        thinking: "on" or "off" sets the template's switch (``enable_thinking``, or ``thinking``), "auto" leaves it as it is; a
+            number is "on" where there is a switch.
 
     Attributes:
         dialect: how the template writes calls; None where functions cannot be used with it.
@@ -385,7 +386,7 @@ def read_arguments(call: Message) -> Any:
 
 
 def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:
-    """The options of a chat template that turn thoughts "on" or "off"; none for "auto"."""
+    """The options of a chat template that turn thoughts "on" or "off"; none for "auto", or a number where it has no switch."""
     if thinking == "auto":
         return {}
     options = [dict.fromkeys(("enable_thinking", "thinking"), on) for on in (True, False)]
@@ -395,6 +396,8 @@ def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:
         prompts = [write(**each) for each in options]
     except Exception as error:  # a template raises what it likes
         raise ValueError(f"the chat template cannot write a conversation: {error}") from error
+    if prompts[0] == prompts[1] and thinking.isdecimal():
+        return {}
     if prompts[0] == prompts[1]:
         raise ValueError(f"the chat template has no switch for thoughts, got thinking {thinking!r}: leave it at auto")
     return options[thinking == "off"]

@@ -76,8 +76,9 @@ class ModelArgs:
     """The base of the adapter in --model, if it is not where the adapter says: a folder, a GGUF file or a hub id."""
     chat_template: str = option("", advanced=True)
     """A file with a chat template (Jinja), for a model that has none or to use another one. Checkpoints keep it."""
-    thinking: Literal["auto", "on", "off"] = option("auto", advanced=True)
-    """Whether the model thinks before it acts, where its chat template has a switch for that; auto: as the template has it."""
+    thinking: str = option("auto", advanced=True)
+    """Whether the model thinks before it acts, on or off, where its chat template has a switch for that; auto: as the template
+    has it. A number, such as 512, is on, and the tokens after which a turn's thoughts are closed."""
     cold_start_steps: int | None = option(None, config_only=True)
     """Gradient steps of imitation for the tiny policy: by default 1,900 in MiniWiki's varied worlds, and 2,800 elsewhere."""
     cold_start_continue_probability: float = option(Demonstrator.continue_probability, config_only=True)
@@ -254,7 +255,7 @@ def convert(kind: Any, value: Any) -> Any:
         return tuple(convert(one, item) for item in ([value] if isinstance(value, str | Path) else value))
     if isinstance(value, str) and (kind is Path or Path in get_args(kind)):
         return Path(value)
-    return str(value) if isinstance(value, Path) and kind is str else value
+    return str(value) if isinstance(value, Path | int) and kind in (str, str | None) else value
 
 
 def find_config(name: str) -> Path:
@@ -337,6 +338,18 @@ class Checks:
             if get_origin(argument.type) is Literal and value not in get_args(argument.type):
                 raise UserError(f"{argument.name} must be one of {get_args(argument.type)}, got {value!r}")
 
+    def check_thinking(self: Any, longest: int | None) -> None:
+        """Raise a UserError if thinking is none of its values, or leaves nothing of the ``longest`` turn."""
+        value = self.thinking
+        if value in (None, "auto", "on", "off"):
+            return
+        if not (value.isascii() and value.isdecimal() and int(value) > 0):
+            raise UserError(f"thinking must be auto, on, off or a number of tokens above 0, got {value!r}")
+        if longest is not None and int(value) >= longest:
+            raise UserError(
+                f"thinking must be below max_new_tokens ({longest}), or no action fits in a turn, got {value}"
+            )
+
     def check_model(self: Any) -> None:
         """Raise a UserError if `ModelArgs` contradict each other."""
         self.check_least(lora_rank=0)
@@ -382,6 +395,7 @@ class TrainArgs(
         self.check_share("warmup")
         self.check_positive("lr", "temperature", "max_grad_norm", "vllm_kv_gib")
         self.check_model()
+        self.check_thinking(self.max_new_tokens)
         self.check_choices()
         self._check_sampling()
         self.check_unused(self.kl_coef, "without kl_coef", "kl")

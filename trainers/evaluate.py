@@ -44,9 +44,9 @@ class Args(Checks):
     """A trained model or LoRA adapter (a folder in the Hugging Face format). Repeat the option to compare several."""
     chat_template: str = ""
     """A file with a chat template (Jinja) for models here, instead of their own."""
-    thinking: Literal["auto", "on", "off"] | None = None
-    """Whether models think before they act, where their chat template has a switch for that; by default as they were trained,
-    and as the template has it for others."""
+    thinking: str | None = None
+    """Whether models think before they act, on or off, where their chat template has a switch for that; by default as they were
+    trained, and as the template has it (auto) for others. A number is on, and the tokens after which thoughts are closed."""
     api: str = ""
     """Ask an OpenAI-compatible server, such as http://127.0.0.1:8000/v1 (pip install 'agent-r1-envs[api]'): each --model is
     one of its models."""
@@ -91,6 +91,7 @@ class Args(Checks):
         self.check_least(**{name: least for name, least in given.items() if getattr(self, name) is not None})
         self.check_positive("timeout", "vllm_kv_gib")
         self.check_choices()
+        self.check_thinking(self.max_new_tokens)
         self.check_unused(self.api, "without api", "concurrency", "timeout")
         self.check_unused(self.here, "without a model that runs here", "dtype", "engine", "chat_template", "thinking")
         in_process = self.engine == "vllm" and not self.vllm_url

@@ -42,11 +42,19 @@ def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
 def make_engine(
     name: str, policy: Policy, stop: tuple[str, ...], vllm_url: tuple[str, ...] = (), vllm_kv_gib: float = 2.0
 ) -> Engine:
-    """Make "transformers", or "vllm" in this process or on ``vllm_url``. Raises UserError without a server for each process."""
+    """Make "transformers", or "vllm" in this process or on ``vllm_url``.
+
+    Raises:
+        ValueError: there is no server for each process, or vLLM is to keep thoughts to a budget.
+    """
     if name == "transformers":
         from trainers.engines.transformers_engine import TransformersEngine
 
         return TransformersEngine(policy, stop)
+    if policy.thought_tokens:
+        raise UserError(
+            f"engine 'vllm' cannot close a thought after {policy.thought_tokens} tokens: give thinking 'on', or leave out engine"
+        )
     if not vllm_url:
         from trainers.engines.vllm_engine import VLLMEngine
 

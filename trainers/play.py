@@ -5,7 +5,6 @@ python -m agent_envs play HotpotQA --agent runs/…/checkpoint-50            # t
 """
 
 from dataclasses import dataclass
-from typing import Literal
 
 from trainers import inputs
 from trainers.cli import parse
@@ -27,9 +26,9 @@ class Args(Checks):
     """Where the base of an adapter is, if not where the adapter says."""
     chat_template: str = ""
     """A file with a chat template (Jinja), instead of the model's own."""
-    thinking: Literal["auto", "on", "off"] | None = None
-    """Whether the model thinks before it acts, where its chat template has a switch for that; by default as it was trained,
-    and as the template has it for others."""
+    thinking: str | None = None
+    """Whether the model thinks before it acts, on or off, where its chat template has a switch for that; by default as it was
+    trained, and as the template has it (auto) for others. A number is on, and the tokens after which thoughts are closed."""
     question: str = ""
     """A question of your own, in place of one of the split's; nobody knows its answer, so there are no scores."""
     split: str = "validation"
@@ -45,6 +44,7 @@ class Args(Checks):
         super().__post_init__()
         self.check_least(temperature=0)
         self.check_choices()
+        self.check_thinking(self.max_new_tokens)
         least = {"seed": 0, "max_new_tokens": 1}
         self.check_least(**{name: value for name, value in least.items() if getattr(self, name) is not None})
 

@@ -107,6 +107,7 @@ class Args(OutputArgs, FittingArgs, DemonstrationArgs, ModelArgs, EnvironmentArg
         self.check_positive("lr", "epochs", "temperature", "max_grad_norm")
         self.check_share("warmup", "held_out")
         self.check_model()
+        self.check_thinking(self.max_new_tokens if self.sample else None)
         self.check_choices()
         if self.updates and self.max_seconds:
             raise UserError("updates and max_seconds both say how long to train: give one")

@@ -8,7 +8,7 @@ A door to its configurations in trainers/configs. Those named -grpo are of train
 
     python -m trainers.starpo starpo-s                    # python -m trainers.ppo --config starpo-s
     python -m trainers.starpo ragen-2-grpo --updates 100
-    python -m trainers.starpo starpo-s --help             # its options
+    python -m trainers.starpo starpo-s --help             # its options; --help-all alone lists those of starpo
 """
 
 import sys
@@ -17,6 +17,8 @@ from dataclasses import replace
 NAMES = [f"{name}{over}" for over in ("", "-grpo") for name in ("starpo", "starpo-s", "ragen-2")]
 
 if __name__ == "__main__":
+    if sys.argv[1:] == ["--help-all"]:
+        sys.argv.insert(1, NAMES[0])
     if sys.argv[1:2] not in [[name] for name in NAMES]:  # answers before torch is imported
         wants_help = bool({"-h", "--help", "--help-all"} & set(sys.argv))
         usage = f"usage: python -m trainers.starpo {{{','.join(NAMES)}}} [OPTIONS]"

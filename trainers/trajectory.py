@@ -13,11 +13,14 @@ import torch
 
 @dataclass(slots=True, kw_only=True)
 class Step:
-    """One turn: every id before it, the ids that were sampled, their log-probabilities then, and the turn's reward."""
+    """One turn: every id before it, the ids that were sampled, their log-probabilities then, and the turn's reward.
+
+    A token whose log-probability is None was not sampled: the engine closed a thought with it.
+    """
 
     prompt: list[int]
     tokens: list[int]
-    logprobs: list[float]
+    logprobs: SequenceOf[float | None]
     reward: float = 0.0
 
 
@@ -76,12 +79,13 @@ def to_rows(steps: list[Step]) -> list[BatchRow]:
     """Merge each step into the row before it if its prompt extends that row; else start a new one."""
     rows: list[BatchRow] = []
     for turn, step in enumerate(steps):
-        if not step.tokens:
-            raise ValueError("a step without sampled tokens has nowhere to keep its reward")
         if not step.prompt:
             raise ValueError("a step without a prompt: nothing predicts its first token")
         if len(step.tokens) != len(step.logprobs):
             raise ValueError(f"a step with {len(step.tokens)} tokens and {len(step.logprobs)} log-probabilities")
+        sampled = [logprob is not None for logprob in step.logprobs]
+        if not any(sampled):
+            raise ValueError("a step without sampled tokens has nowhere to keep its reward")
         last = rows[-1] if rows else None
         if last is None or step.prompt[: len(last.ids)] != last.ids:
             last = BatchRow(ids=[], mask=[], logprobs=[], rewards=[])
@@ -89,10 +93,11 @@ def to_rows(steps: list[Step]) -> list[BatchRow]:
         context = step.prompt[len(last.ids) :]
         n, m = len(context), len(step.tokens)
         last.ids += context + step.tokens
-        last.mask += [False] * n + [True] * m
-        last.logprobs += [0.0] * n + step.logprobs
-        last.rewards += [0.0] * (n + m - 1) + [step.reward]
-        last.turns += [-1] * n + [turn] * m
+        last.mask += [False] * n + sampled
+        last.logprobs += [0.0] * n + [logprob or 0.0 for logprob in step.logprobs]
+        last.rewards += [0.0] * (n + m)
+        last.rewards[len(last.ids) - 1 - sampled[::-1].index(True)] = step.reward
+        last.turns += [-1] * n + [turn if own else -1 for own in sampled]
     return rows
 
 

@@ -57,6 +57,10 @@ WRONG = [  # what is given, and a word of what is said
     (sft, dict(base_model="x"), "base_model is for a LoRA adapter"),
     (grpo, dict(chat_template="x"), "chat_template is for a pretrained model"),
     (grpo, dict(thinking="off"), "thinking is for a pretrained model"),
+    (grpo, dict(model="some/model", thinking=64), r"thinking must be below max_new_tokens \(64\), .* got 64"),
+    (sft, dict(model="some/model", thinking="128", sample=2), r"thinking must be below max_new_tokens \(128\)"),
+    (evaluate, dict(model="some/model", thinking="maybe"), "auto, on, off or a number of tokens above 0, got 'maybe'"),
+    (evaluate, dict(model="some/model", thinking=0), "a number of tokens above 0, got '0'"),
     (sft, dict(lora_rank=4), "give a model too"),
 ]
 

@@ -9,10 +9,13 @@ from trainers.runtime.errors import UserError
 
 @dataclass(slots=True, kw_only=True)
 class Completion:
-    """A sampled turn: ids with the one that ended it, their log-probabilities when sampled, and "stop" or "length"."""
+    """A turn: ids with the one that ended it, their log-probabilities when sampled, and "stop" or "length".
+
+    A token whose log-probability is None was not sampled: it is of what closes a thought that has used up its budget.
+    """
 
     tokens: list[int] = field(default_factory=list)
-    logprobs: list[float] = field(default_factory=list)
+    logprobs: list[float | None] = field(default_factory=list)
     finish_reason: str = "length"
 
 

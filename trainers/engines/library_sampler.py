@@ -4,7 +4,7 @@ Prompts are run anew in each turn, and rows of a batch wait for the longest turn
 """
 
 import collections
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 
 import torch
@@ -19,29 +19,28 @@ from transformers import (
 from trainers.engines.engine import Completion, SamplingParams
 from trainers.engines.model_runner import PROBE_TEXT
 from trainers.engines.sampling import sample
+from trainers.engines.turns import OpenTurn
 from trainers.models.policy import Policy
 from trainers.runtime.errors import UserError
 
 PROBE_TOKENS = 3
 MAX_BATCH_TOKENS = 2**15  # of the prompts of a batch, padding included
 
-Turns = Mapping[int, tuple[Completion, int]]
-"""By conversation, the completion to fill and the turn's maximal length."""
+Turns = Mapping[int, OpenTurn]  # by conversation
 
 
 class LibrarySampler:
     """Samples turns of a model as the library generates them.
 
     Args:
-        is_complete: whether the last of a turn's tokens ends it.
         processed: `Engine.processed`.
 
     Raises:
         ValueError: the library's cache does not give what the model computes without one.
     """
 
-    def __init__(self, policy: Policy, is_complete: Callable[[list[int]], bool], processed: collections.Counter[str]):
-        self._policy, self._is_complete, self._processed = policy, is_complete, processed
+    def __init__(self, policy: Policy, processed: collections.Counter[str]):
+        self._policy, self._processed = policy, processed
         self._pads = True  # on the left, so that a batch holds prompts of different lengths
         if self._find_difference():
             self._pads = False
@@ -54,7 +53,9 @@ class LibrarySampler:
         ordered = sorted(prompts, key=lambda key: len(prompts[key]), reverse=True)
         longest = len(prompts[ordered[0]])
         room = self._policy.max_length - longest  # also a row that has ended moves on to the next position
-        fitting = [key for key in ordered if turns[key][1] <= room and (self._pads or len(prompts[key]) == longest)]
+        fitting = [
+            key for key in ordered if turns[key].longest <= room and (self._pads or len(prompts[key]) == longest)
+        ]
         return fitting[: max(1, MAX_BATCH_TOKENS // longest)]
 
     @torch.no_grad()
@@ -64,9 +65,9 @@ class LibrarySampler:
         rows = [[policy.pad_id] * (longest - len(prompt)) + prompt for prompt in prompts.values()]
         is_real = [[0] * (longest - len(prompt)) + [1] * len(prompt) for prompt in prompts.values()]
         ids, attention_mask = torch.tensor([rows, is_real], device=policy.device)
-        sampler = _TurnSampler([turns[key] for key in prompts], params, self._is_complete)
+        sampler = _TurnSampler([turns[key] for key in prompts], params)
         config = GenerationConfig(
-            max_new_tokens=max(length for _, length in sampler.turns), do_sample=False, pad_token_id=policy.pad_id
+            max_new_tokens=max(turn.longest for turn in sampler.turns), do_sample=False, pad_token_id=policy.pad_id
         )
         with _as_sampled(policy):
             policy.model.generate(
@@ -85,14 +86,14 @@ class LibrarySampler:
         policy, counts = self._policy, self._processed.copy()
         ids = policy.encode(PROBE_TEXT)
         prompts = {0: ids, 1: ids[: 1 + len(ids) // 2]}
-        turns = {key: (Completion(), PROBE_TOKENS) for key in prompts}
+        turns = {key: OpenTurn(longest=PROBE_TOKENS, is_complete=lambda tokens: False) for key in prompts}
         params, error = SamplingParams(max_new_tokens=PROBE_TOKENS, temperature=0), 0.0
         try:
             with policy.autocast():
                 for batch in [prompts] if self._pads else [{key: prompt} for key, prompt in prompts.items()]:
                     self.sample_turns(batch, turns, params)
                 for key, prompt in prompts.items():
-                    error = max(error, self._error(prompt, turns[key][0]))
+                    error = max(error, self._error(prompt, turns[key].completion))
         except torch.cuda.OutOfMemoryError:
             raise
         except Exception as problem:  # whatever a model may make of padding
@@ -116,26 +117,17 @@ class LibrarySampler:
 class _TurnSampler(LogitsProcessor):
     """Draws a token for each row, and leaves it as the only possible one."""
 
-    def __init__(
-        self, turns: list[tuple[Completion, int]], params: SamplingParams, is_complete: Callable[[list[int]], bool]
-    ):
-        self.turns, self._params, self._is_complete = turns, params, is_complete
-        self.ended, self.steps = [False] * len(turns), 0
+    def __init__(self, turns: list[OpenTurn], params: SamplingParams):
+        self.turns, self._params, self.steps = turns, params, 0
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         params, rows = self._params, torch.arange(len(scores), device=scores.device)
-        tokens, logprobs = sample(scores, rows, params.temperature, params.top_p, params.min_p)
+        drawn, logprobs = sample(scores, rows, params.temperature, params.top_p, params.min_p)
         self.steps += 1
-        for row, (token, logprob) in enumerate(zip(tokens.tolist(), logprobs.tolist(), strict=True)):
-            completion, max_length = self.turns[row]
-            if self.ended[row]:
-                continue
-            completion.tokens.append(token)
-            completion.logprobs.append(logprob)
-            if self._is_complete(completion.tokens):
-                completion.finish_reason = "stop"
-            self.ended[row] = completion.finish_reason == "stop" or len(completion.tokens) == max_length
-        return torch.full_like(scores, -torch.inf).scatter(1, tokens[:, None], 0.0)
+        triples = zip(self.turns, drawn.tolist(), logprobs.tolist(), strict=True)
+        tokens = [token if turn.ended else turn.append(token, logprob) for turn, token, logprob in triples]
+        chosen = torch.tensor(tokens, device=scores.device)
+        return torch.full_like(scores, -torch.inf).scatter(1, chosen[:, None], 0.0)
 
 
 class _AllEnded(StoppingCriteria):
@@ -145,7 +137,7 @@ class _AllEnded(StoppingCriteria):
         self._sampler = sampler
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: object) -> torch.Tensor:
-        return torch.tensor(self._sampler.ended, device=input_ids.device)
+        return torch.tensor([turn.ended for turn in self._sampler.turns], device=input_ids.device)
 
 
 @contextmanager

@@ -12,6 +12,7 @@ from trainers.engines.library_sampler import LibrarySampler
 from trainers.engines.model_runner import ModelRunner
 from trainers.engines.prefix_cache import CachedSequence, PrefixCache
 from trainers.engines.sampling import sample
+from trainers.engines.turns import OpenTurn, ThoughtBudget
 from trainers.models.policy import Policy
 
 MAX_PREFILL_TOKENS = 8192  # in one pass, padding included
@@ -30,13 +31,14 @@ class TransformersEngine:
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
         self.policy, self._runner, self._is_complete = policy, ModelRunner(policy), StopChecker(policy, stop)
         self.max_length = policy.max_length
+        self._budget = ThoughtBudget(policy, policy.thought_tokens) if policy.thought_tokens else None
         self._library: LibrarySampler | None = None
         if reason := self._runner.unfit:
             kind = type(policy.model).__name__
             warnings.warn(
                 f"{kind} is sampled from with the library's own cache, which is slower: {reason}", stacklevel=2
             )
-            self._library = LibrarySampler(policy, self._is_complete, self._runner.processed)
+            self._library = LibrarySampler(policy, self._runner.processed)
         self.reset()
 
     @property
@@ -47,7 +49,7 @@ class TransformersEngine:
     def reset(self) -> None:
         """`Engine.reset`."""
         self._cache = PrefixCache(self._runner.reset())
-        self._open: dict[int, tuple[Completion, int]] = {}  # by conversation, with the turn's maximal length
+        self._open: dict[int, OpenTurn] = {}  # by conversation
         self._running: list[CachedSequence] = []  # those with open turns
         self._waiting: dict[int, list[int]] = {}  # prompts for the library
         self._params = SamplingParams(max_new_tokens=1)  # of the open turns
@@ -65,7 +67,8 @@ class TransformersEngine:
             raise ValueError(f"conversations {repeated} have an open turn already")
         lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length)
         self._params = params
-        self._open |= {key: (Completion(), length) for key, length in lengths.items()}
+        for key, length in lengths.items():
+            self._open[key] = OpenTurn(longest=length, is_complete=self._is_complete, budget=self._budget)
         if self._library is not None:
             self._waiting |= prompts
             return
@@ -91,7 +94,7 @@ class TransformersEngine:
         prompts = {key: self._waiting.pop(key) for key in library.choose(self._waiting, self._open)}
         turns = {key: self._open.pop(key) for key in prompts}
         library.sample_turns(prompts, turns, self._params)
-        return {key: completion for key, (completion, _) in turns.items()}
+        return {key: turn.completion for key, turn in turns.items()}
 
     def _prefill(self, wanted: dict[CachedSequence, list[int]]) -> None:
         """Let the KV cache hold all of these ids."""
@@ -163,15 +166,11 @@ class TransformersEngine:
         complete: dict[int, Completion] = {}
         continuing: dict[int, list[int]] = {}
         for key in sequence.keys:
-            (completion, max_length), (token, logprob) = self._open[key], drawn[key]
-            completion.tokens.append(token)
-            completion.logprobs.append(logprob)
-            if self._is_complete(completion.tokens):
-                completion.finish_reason = "stop"
-            elif len(completion.tokens) < max_length:
+            token = self._open[key].append(*drawn[key])
+            if self._open[key].ended:
+                complete[key] = self._open.pop(key).completion
+            else:
                 continuing.setdefault(token, []).append(key)
-                continue
-            complete[key] = self._open.pop(key)[0]
         return complete, continuing
 
 

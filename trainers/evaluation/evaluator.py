@@ -22,6 +22,7 @@ from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout
 from trainers.runtime import distributed
+from trainers.runtime.errors import UserError
 from trainers.trajectory import Trajectory
 
 Row = dict[str, object]
@@ -226,7 +227,7 @@ def load_agent(
         base_model: what an adapter is put on, in place of the model that it names.
         dtype: by default what it was trained in, and float32 for a model that none of our trainers wrote.
         chat_template: a file with one, instead of the model's own.
-        thinking: "on", "off" or "auto"; by default as it was trained, and "auto" for other models.
+        thinking: as of `Policy`; by default as it was trained, and "auto" for other models.
         max_new_tokens: by default what it was trained with, as many as the longest turn that it was taught has, and 512.
         env, env_kwargs: where it is to act; a warning says if it was trained with other arguments.
     """
@@ -238,4 +239,9 @@ def load_agent(
         folder, dtype=dtype, base_model=base_model or None, chat_template=chat_template,
         thinking=thinking or saved.get("thinking", "auto"),
     )  # fmt: skip
-    return policy, max_new_tokens or max(saved.get("max_new_tokens", 512), saved.get("longest_turn", 0))
+    longest = max_new_tokens or max(saved.get("max_new_tokens", 512), saved.get("longest_turn", 0))
+    if (budget := policy.thought_tokens or 0) >= longest:
+        raise UserError(
+            f"no action fits in a turn of {longest} tokens behind thoughts of {budget}: raise max_new_tokens"
+        )
+    return policy, longest

@@ -82,7 +82,7 @@ def load_policy(
         lora_rank: of a new adapter; 0 for none. Its output is scaled by ``lora_alpha / lora_rank``.
         base_model: the base of the adapter in ``path_or_id``, instead of the one that it names.
         chat_template: a file with one, instead of the tokenizer's own.
-        thinking: "on", "off", or "auto", see `ChatTokens`.
+        thinking: see `Policy`.
 
     Raises:
         ValueError: there is no such model or base; no chat template, or one that cannot be rendered; ``lora_rank`` with an

@@ -25,7 +25,8 @@ from trainers.trajectory import Batch
 class Policy(ChatTokens):
     """Token ids in, token ids and log-probabilities out; a conversation is built from ids (`ChatTokens`).
 
-    ``dtype``: bfloat16 or float32, what the layers run in for sampling and training alike. ``thinking``: see `ChatTokens`.
+    ``dtype``: bfloat16 or float32, what the layers run in for sampling and training alike. ``thinking``: see `ChatTokens`; or the
+    number of tokens that the thoughts of a turn may take, ``thought_tokens``, which turns the switch on where there is one.
     """
 
     tokenizer: PreTrainedTokenizerBase
@@ -36,6 +37,7 @@ class Policy(ChatTokens):
     ):  # fmt: skip
         eos_ids = model.generation_config.eos_token_id
         super().__init__(tokenizer, eos_ids if isinstance(eos_ids, list) else [eos_ids], thinking)
+        self.thought_tokens = int(thinking) if thinking.isdecimal() else None
         # Without dropout, or a rollout and its update would see two different policies.
         self.model, self.dtype = model.eval(), dtype
         if self.pad_id >= cast(torch.Tensor, model.get_input_embeddings().weight).shape[0]:

@@ -30,6 +30,8 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, flo
     }
     if turns := [turn for t in trajectories for turn in t.turns if "cut" in turn]:
         metrics["train/cut_turns"] = np.mean([turn["cut"] for turn in turns])
+    if any(closed := [None in step.logprobs for t in trajectories for step in t.steps]):
+        metrics["train/closed_thoughts"] = np.mean(closed)
     if len(groups) < len(valid):  # a group of one has no deviation
         spread, outcomes = np.array([np.ptp(group, axis=0) for group in groups]).T
         metrics["train/group_std"] = np.mean([np.std(group, axis=0)[0] for group in groups])
@@ -48,12 +50,12 @@ def rollout_statistics(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[
     rolled them out, one each, and none of them is reset since."""
     returns = torch.tensor([t.episode_return for t in episodes])
     groups, valid = torch.tensor([t.group for t in episodes]), torch.tensor([not t.failed for t in episodes])
-    sampled = [step.tokens for t in episodes for step in t.steps]
+    written = [step.tokens for t in episodes for step in t.steps]
     turns = [(turn.error is None, bool(turn.calls)) for env in envs.envs for turn in env.history.turns]
     turns = distributed.all_gather(turns)
     numbers = {
-        "response_length": sum(map(len, sampled)) / len(sampled),
-        "repetition": sum(map(repeated_ngrams, sampled)) / len(sampled),
+        "response_length": sum(map(len, written)) / len(written),
+        "repetition": sum(map(repeated_ngrams, written)) / len(written),
         "valid_turns": sum(valid for valid, _ in turns) / len(turns),
     }
     if len(groups.unique()) < len(groups):  # a group of one has no deviation
