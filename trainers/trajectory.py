@@ -20,7 +20,7 @@ class Step:
 
     prompt: list[int]
     tokens: list[int]
-    logprobs: SequenceOf[float | None]
+    logprobs: Sequence[float | None]
     reward: float = 0.0
 
 
