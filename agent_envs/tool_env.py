@@ -37,7 +37,7 @@ class ToolEnv(gymnasium.Env[str, str]):
     Args:
         tools: what the agent may call; a plain function with type hints and a docstring is one (see `FunctionTool`).
         instructions: the task in a sentence or two. ``info["instructions"]`` at reset adds how the format wants calls written.
-        format: how turns are written: "tags", "ragen", "hermes", "react", "native" or "harmony".
+        format: how turns are written: "tags", "ragen", "hermes", "react" or "native".
         answers: whether the agent ends the episode with a final answer.
         max_turns: after this many turns the episode is truncated.
         max_calls: a turn with more calls is invalid.

@@ -12,7 +12,6 @@ from experiments.recipe import SCRIPTS, EnvConfig, Recipe
 from trainers.evaluation.evaluator import can_be_searched_for, data_digest
 from trainers.factory import make_envs
 from trainers.models import gguf
-from trainers.rollouts.rollout import check_formats
 
 
 def check(recipe: Recipe) -> tuple[dict[str, Column], dict[str, str]]:
@@ -77,7 +76,6 @@ def _make(task: EnvConfig, split: str) -> list[ToolEnv]:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # of a stand-in, which is refused instead
         envs = make_envs(task.env, json.dumps(task.env_kwargs), split, 1)
-    check_formats(envs)
     made = list(getattr(envs.envs[0], "tasks", {}).values()) or [envs.envs[0]]
     for env in made:
         if warning := getattr(getattr(env, "task", None), "warning", ""):

@@ -6,7 +6,6 @@ A format goes both ways: `Format.parse` reads a turn and `Format.write` writes o
 from collections.abc import Sequence
 
 from agent_envs.formats.base import Format
-from agent_envs.formats.harmony import Harmony
 from agent_envs.formats.hermes import Hermes
 from agent_envs.formats.native import Native
 from agent_envs.formats.plain import Plain
@@ -14,11 +13,9 @@ from agent_envs.formats.react import React
 from agent_envs.formats.tags import Ragen, SearchTags
 from agent_envs.tools import Tool
 
-FORMATS: dict[str, type[Format]] = {kind.name: kind for kind in (SearchTags, Ragen, Hermes, React, Native, Harmony)}
-_MADE: dict[str, type[Format]] = {
-    **FORMATS,
-    Plain.name: Plain,
-}  # plain text can call nothing but the one tool of a hosted environment
+FORMATS: dict[str, type[Format]] = {kind.name: kind for kind in (SearchTags, Ragen, Hermes, React, Native)}
+# Plain text can call nothing but the one tool of a hosted environment.
+_MADE: dict[str, type[Format]] = {**FORMATS, Plain.name: Plain}
 
 
 def make_format(name: str, tools: Sequence[Tool], *, answers: bool = True) -> Format:
@@ -37,4 +34,4 @@ def make_format(name: str, tools: Sequence[Tool], *, answers: bool = True) -> Fo
     return _MADE[name](tools, answers=answers)
 
 
-__all__ = ["FORMATS", "Format", "Harmony", "Hermes", "Native", "Plain", "Ragen", "React", "SearchTags", "make_format"]
+__all__ = ["FORMATS", "Format", "Hermes", "Native", "Plain", "Ragen", "React", "SearchTags", "make_format"]

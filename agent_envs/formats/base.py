@@ -18,13 +18,11 @@ class Format(Protocol):
     Attributes:
         name: what `make_format` knows it by.
         stop: strings that end a turn, for the sampler.
-        special_tokens: it is written with special tokens of the tokenizer, so decoding must keep them.
         tags: what it writes beside ``<think>`` that some tokenizers have as special tokens too.
     """
 
     name: str
     stop: tuple[str, ...]
-    special_tokens: bool
     tags: tuple[str, ...] = ()
 
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True): ...

@@ -1,17 +1,12 @@
-"""Harmony: the form of the gpt-oss models, messages in channels."""
+"""Harmony, the messages in channels of the gpt-oss models (github.com/openai/harmony, docs/format.md): how a turn is read."""
 
 import re
-from collections.abc import Sequence
 
-from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
-from agent_envs.formats.blocks import escape
-from agent_envs.formats.json_text import dumps, read_object
-from agent_envs.formats.typescript import declare
-from agent_envs.tools import Tool
-from agent_envs.types import ToolCall, ToolResult, Turn
+from agent_envs.formats.base import Malformed
+from agent_envs.formats.json_text import read_object
+from agent_envs.types import ToolCall
 
 _TOKEN = re.compile(r"<\|(?:start|end|message|channel|constrain|return|call)\|>")
-_SPECIAL = re.compile(r"<(?=\|\w+\|>)")
 _MESSAGE = re.compile(
     r"\s*+<\|start\|>(?P<role>[^<]*+)(?:<\|channel\|>(?P<channel>[^<]*+))?(?:<\|constrain\|>[^<]*+)?"
     r"<\|message\|>(?P<content>.*?)(?:<\|(?P<end>end|return|call)\|>|\Z)",
@@ -23,62 +18,15 @@ _CALL = "<|channel|>commentary to=functions.name <|constrain|>json<|message|>{â€
 _ANSWER = "<|channel|>final<|message|>text<|return|>"
 
 
-class Harmony(Format):
-    """OpenAI's response format for gpt-oss (github.com/openai/harmony, docs/format.md).
+def read_messages(text: str) -> tuple[list[str], list[ToolCall], list[str]]:
+    """The thoughts, the calls and the answers of a turn, which is what follows ``<|start|>assistant``.
 
-    A turn is what follows ``<|start|>assistant``. Messages in the channel ``analysis`` are thought, a call goes to
-    ``functions.name`` in ``commentary`` and holds a JSON object, and the final answer stands in ``final``. A message in
-    ``commentary`` without a recipient is ignored. The last message may lack its end token.
+    The channel ``analysis`` is thought, a call goes to ``functions.name`` in ``commentary`` and holds a JSON object, the answer
+    stands in ``final``. A message in ``commentary`` without a recipient is ignored; the last may lack its end token.
+
+    Raises:
+        Malformed: it is none.
     """
-
-    name = "harmony"
-    special_tokens = True
-
-    def __init__(self, tools: Sequence[Tool], *, answers: bool = True):
-        check_tools(tools, answers)
-        self._tools, self._answers = tools, answers
-        self._usage = " or ".join([_CALL] * bool(tools) + [_ANSWER] * answers)
-        self.stop = (*["<|call|>"] * bool(tools), *["<|return|>"] * answers)
-
-    def instructions(self) -> str:
-        """What follows the task in the developer message."""
-        text = "Think in the analysis channel."
-        if self._answers:
-            text += " Give the final answer, as short as possible, in the final channel."
-        if self._tools:
-            text += " Calls to the functions go to the commentary channel."
-            text += f"\n\n# Tools\n\n## functions\n\n{declare(self._tools, 'functions')}"
-        return text
-
-    @total
-    def parse(self, text: str) -> Turn:
-        return make_turn(*read_messages(text, self._usage), self._usage, self._answers)
-
-    @exact
-    def write(self, turn: Turn) -> str:
-        messages = [] if turn.thought is None else [f"<|channel|>analysis<|message|>{turn.thought}<|end|>"]
-        for call in turn.calls:
-            header = f"<|channel|>commentary to=functions.{call.name} <|constrain|>json"
-            messages.append(f"{header}<|message|>{escape(dumps(call.arguments), _TOKEN)}<|call|>")
-        if turn.answer is not None:
-            messages.append(f"<|channel|>final<|message|>{turn.answer}<|return|>")
-        return _START.join(messages)
-
-    def render(self, turn: Turn, results: list[ToolResult]) -> str:
-        pairs = zip(turn.calls, results, strict=True)
-        return "".join(
-            f"<|start|>functions.{call.name} to=assistant<|channel|>commentary<|message|>{_plain(result.text)}<|end|>"
-            for call, result in pairs
-        )
-
-    def render_error(self, error: str) -> str:
-        # The usage is ours, and is shown as it has to be written; the rest may quote the agent.
-        text = self._usage.join(map(_plain, error.split(self._usage)))
-        return f"<|start|>developer<|message|>Invalid turn: {text}<|end|>"
-
-
-def read_messages(text: str, usage: str = f"{_CALL} or {_ANSWER}") -> tuple[list[str], list[ToolCall], list[str]]:
-    """The thoughts, the calls and the answers of a turn. Raises `Malformed` where it is none; ``usage`` says what to write."""
     text = text.rstrip()
     text = text if text.lstrip().startswith("<|start|>") else _START + text
     thoughts, calls, answers = [], [], []
@@ -86,7 +34,7 @@ def read_messages(text: str, usage: str = f"{_CALL} or {_ANSWER}") -> tuple[list
     while place < len(text):
         message = _MESSAGE.match(text, place)
         if not message:
-            raise Malformed(f"The turn is not made of messages. Write {usage}.")
+            raise Malformed(f"The turn is not made of messages. Write {_CALL} or {_ANSWER}.")
         place = message.end()
         channel, recipient = _read_header(message["role"], message["channel"] or "")
         content = message["content"].strip()
@@ -120,7 +68,3 @@ def _read_call(channel: str, recipient: str, content: str, end: str | None) -> T
     if not name or channel != "commentary" or end not in ("call", None):
         raise Malformed(f"Write a call as {_CALL}.")
     return ToolCall(name[1], read_object(content.strip() or "{}", "The content of a call"))
-
-
-def _plain(text: str) -> str:
-    return _SPECIAL.sub("< ", text)

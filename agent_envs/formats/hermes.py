@@ -25,7 +25,6 @@ class Hermes(Format):
     """
 
     name = "hermes"
-    special_tokens = False
     tags = list_tags([*_NAMES, "tools"])
 
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True):

@@ -38,7 +38,6 @@ class Native(Format):
     """
 
     name = "native"
-    special_tokens = False
     stop: tuple[str, ...] = ()
 
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True):

@@ -16,7 +16,6 @@ class Plain(Format):
     """
 
     name = "plain"
-    special_tokens = False
     stop: tuple[str, ...] = ()
 
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True):

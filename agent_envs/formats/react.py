@@ -36,7 +36,6 @@ class React(Format):
     """
 
     name = "react"
-    special_tokens = False
 
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True):
         check_tools(tools, answers)

@@ -18,7 +18,6 @@ class SearchTags(Format):
     """
 
     name = "tags"
-    special_tokens = False
 
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True):
         check_tools(tools, answers, reserved=("answer", "think", "information"))

@@ -38,7 +38,7 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 
 def executor(id: str, **env_kwargs: Any) -> type[AgentExecutorBase]:
     """An ``AgentExecutor`` that runs `dataset`'s questions, with prompts by the tokenizer's chat template.
-    Raises ValueError: a format made of special tokens, or a context that is rewritten on the way."""
+    Raises ValueError: a context that is rewritten on the way."""
     check_one_sequence(Episode(id, **env_kwargs), "OpenRLHF")
     make = staticmethod(lambda **split: Episode(id, **env_kwargs | split))
     return type("AgentExecutor", (_Executor,), {"_make": make})

@@ -19,13 +19,9 @@ class TokenEpisode:
         mask: which of ``ids`` were sampled.
         logprobs: of ``ids``, 0.0 where the environment speaks.
         was_cut: the last turn has no end, so sampling reached its limit; it is no action.
-
-    Raises:
-        ValueError: a format that is made of special tokens.
     """
 
     def __init__(self, episode: Episode, tokenizer: Any, eos_ids: tuple[int, ...] = ()):
-        check_format(episode)
         self.episode, self.chat = episode, _chat(tokenizer, eos_ids)
         self._ends_turn = _stop_checker(tokenizer, eos_ids, episode.stop)
 
@@ -93,13 +89,6 @@ class TokenEpisode:
         self.ids += ids
         self.mask += [int(sampled)] * len(ids)
         self.logprobs += logprobs
-
-
-def check_format(episode: Episode) -> None:
-    """Raise a ValueError for a format that is made of special tokens."""
-    for format in episode.env.formats:
-        if format.special_tokens:
-            raise ValueError(f"the format {format.name!r} is made of special tokens; choose another one")
 
 
 def check_text(episode: Episode, library: str) -> None:

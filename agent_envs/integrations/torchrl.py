@@ -31,7 +31,7 @@ def chat_env(id: str, tokenizer: Any, *, num_envs: int = 1, group_size: int = 1,
         group_size: so many neighbours get the same questions, as in GRPO.
 
     Raises:
-        ValueError: ``group_size`` does not divide ``num_envs``, or the format is made of special tokens.
+        ValueError: ``group_size`` does not divide ``num_envs``.
     """
     if num_envs < 1 or group_size < 1 or num_envs % group_size:
         raise ValueError(f"group_size must divide num_envs, got {group_size} and {num_envs}")

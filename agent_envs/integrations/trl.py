@@ -23,7 +23,7 @@ from typing import Any, Literal
 import numpy as np
 
 from agent_envs.integrations.episode import Episode, Message, check_question, draw_questions, step_all
-from agent_envs.integrations.token_episode import TokenEpisode, check_format, check_one_sequence
+from agent_envs.integrations.token_episode import TokenEpisode, check_one_sequence
 
 ENDED = "The episode has ended."
 
@@ -72,7 +72,7 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
     TRL's ``max_completion_length`` bounds a turn; the environment's ``max_turns`` and ``max_tokens`` bound an episode.
 
     Raises:
-        ValueError: a format made of special tokens, or a context that is rewritten on the way.
+        ValueError: a context that is rewritten on the way.
     """
     pools: dict[str, list[Episode]] = {}
 
@@ -83,7 +83,6 @@ def rollout_func(id: str, tokenizer: Any, **env_kwargs: Any) -> Callable[[list, 
         return pool[place]
 
     example = take_episode(env_kwargs.get("split", ""), 0)
-    check_format(example)
     check_one_sequence(example, "TRL")
 
     def begin(prompts: list[list[Message]], attempts: int, eos_ids: tuple[int, ...]) -> list[TokenEpisode]:

@@ -75,8 +75,6 @@ class AgentR1Taskset(vf.Taskset[AgentR1Task, AgentR1Config]):
         config = self.config
         chosen = {"env": full_id(config.env), "kwargs": config.kwargs, "native": config.native}
         episode = Episode(chosen["env"], native=config.native, **config.kwargs)
-        if any(format.special_tokens for format in episode.env.formats):
-            raise ValueError("a chat API takes special tokens out of a text: choose another format")
         if config.native and episode.env.context is not None:
             raise ValueError("function calls stay in the conversation: leave context at 'append'")
         for seed in itertools.count():

@@ -49,7 +49,7 @@ def dataset(id: str, n: int, *, seed: int = 0, **env_kwargs: Any) -> Any:
 class AgentR1Loop(AgentLoopBase):
     """Runs an episode of the environment ``id`` turn by turn, with the ids as they were sampled.
 
-    Raises a ValueError for a format made of special tokens or a context that is rewritten on the way, and a RuntimeError where
+    Raises a ValueError for a context that is rewritten on the way, and a RuntimeError where
     a tool breaks for ten minutes."""
 
     _attempts: ClassVar[Counter] = Counter()  # at each question, in this worker

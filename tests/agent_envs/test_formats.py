@@ -162,7 +162,7 @@ def test_tools_that_cannot_be_told_apart_are_refused(name):
 
 
 def test_an_unknown_format_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="tags, ragen, hermes, react, native, harmony"):
+    with pytest.raises(ValueError, match="tags, ragen, hermes, react, native, plain"):
         make_format("xml", (LOOK,))
 
 

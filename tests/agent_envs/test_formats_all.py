@@ -153,7 +153,6 @@ FRAMES = {
     "tags": "<note>{}</note>",
     "hermes": '<tool_call>{{"name": "note", "arguments": {}}}</tool_call>',
     "react": "Action: note\nAction Input: {}",
-    "harmony": "<|channel|>commentary to=functions.note<|message|>{}<|call|>",
 }
 
 
@@ -257,11 +256,6 @@ def assert_framed(format, observation, count):
     elif format.name == "react":
         assert len(re.findall(r"(?:^|[\r\n\v\f\x85\u2028\u2029])[ \t]*Observation", observation)) == count
         assert not LABEL.search(observation) and not re.search(r"<\|\w+\|>|</?think>", observation)
-    elif format.name == "harmony":
-        assert (
-            observation.count("<|start|>") == observation.count("<|message|>") == observation.count("<|end|>") == count
-        )
-        assert len(re.findall(r"<\|\w+\|>", observation)) == 4 * count
     else:
         assert [list(message) for message in json.loads(observation)] == [
             ["role", "tool_call_id", "name", "content"]

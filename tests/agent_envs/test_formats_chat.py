@@ -6,6 +6,8 @@ import pytest
 from toy_tools import STRING, call, search, tool
 
 from agent_envs.formats import make_format
+from agent_envs.formats.base import Malformed, make_turn
+from agent_envs.formats.harmony import read_messages
 from agent_envs.types import ToolCall, ToolResult, Turn
 
 TOOLS = (
@@ -14,7 +16,7 @@ TOOLS = (
     tool("look", "see the board."),
     tool("hint", "ask for help.", about=STRING),
 )
-HERMES, REACT, NATIVE, HARMONY = (make_format(name, TOOLS) for name in ("hermes", "react", "native", "harmony"))
+HERMES, REACT, NATIVE = (make_format(name, TOOLS) for name in ("hermes", "react", "native"))
 
 
 def assert_refused(format, text):
@@ -241,38 +243,6 @@ FINAL = "<|channel|>final<|message|>Zug<|return|>"
 START = "<|start|>assistant"
 
 
-def test_harmony_writes_what_its_models_were_trained_on():
-    assert HARMONY.write(search("a", thought="hm")) == THINK + START + SEARCH
-    assert HARMONY.write(Turn(answer="Zug", thought="hm")) == THINK + START + FINAL
-    assert HARMONY.render(search("a"), [ToolResult("x")]) == (
-        "<|start|>functions.search to=assistant<|channel|>commentary<|message|>x<|end|>"
-    )
-    assert HARMONY.special_tokens and HARMONY.stop == ("<|call|>", "<|return|>")
-
-
-def test_harmony_declares_functions_in_typescript():
-    leaf = {"type": "object", "properties": {"next": {"$ref": "#/$defs/Leaf"}}}
-    many = tool(
-        "many",
-        "two\nlines",
-        ["a"],
-        a={"type": "string", "description": "what it is"},
-        b={"enum": ["x", "y"], "default": "x"},
-        c={"type": "array", "items": {"anyOf": [{"type": "integer"}, {"type": "null"}]}, "default": []},
-        d={"$ref": "#/$defs/Leaf"},
-        e={"type": ["boolean", "null"]},
-        f={},
-        g={"type": "object", "additionalProperties": {"type": "string"}},
-    )
-    many.parameters["$defs"] = {"Leaf": leaf}
-    assert make_format("harmony", (TOOLS[2], many)).instructions().split("# Tools\n\n")[1] == (
-        "## functions\n\nnamespace functions {\n\n// see the board.\ntype look = () => any;\n\n"
-        "// two\n// lines\ntype many = (_: {\n// what it is\na: string,\n"
-        'b?: "x" | "y", // default: x\nc?: (number | null)[], // default: []\nd?: {\nnext?: any,\n},\n'
-        "e?: boolean | null,\nf?: any,\ng?: object,\n}) => any;\n\n} // namespace functions"
-    )
-
-
 @pytest.mark.parametrize(
     ("text", "turn"),
     [
@@ -291,7 +261,7 @@ def test_harmony_declares_functions_in_typescript():
     ],
 )
 def test_harmony_reads(text, turn):
-    assert HARMONY.parse(text) == turn
+    assert make_turn(*read_messages(text), usage="") == turn
 
 
 @pytest.mark.parametrize(
@@ -317,13 +287,14 @@ def test_harmony_reads(text, turn):
     ],
 )
 def test_harmony_refuses(text):
-    assert_refused(HARMONY, text)
+    with pytest.raises(Malformed):
+        make_turn(*read_messages(text), usage="")
 
 
 # -- without an answer, without a tool ---------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("format", [HERMES, REACT, NATIVE, HARMONY], ids=lambda format: format.name)
+@pytest.mark.parametrize("format", [HERMES, REACT, NATIVE], ids=lambda format: format.name)
 def test_without_answers_there_is_none(format):
     acting = make_format(format.name, TOOLS, answers=False)
     assert acting.parse(format.write(search("a"))) == search("a")
@@ -333,7 +304,7 @@ def test_without_answers_there_is_none(format):
         acting.write(Turn(answer="Zug"))
 
 
-@pytest.mark.parametrize("format", [HERMES, REACT, NATIVE, HARMONY], ids=lambda format: format.name)
+@pytest.mark.parametrize("format", [HERMES, REACT, NATIVE], ids=lambda format: format.name)
 def test_without_tools_there_are_answers(format):
     answering = make_format(format.name, ())
     assert answering.parse(answering.write(Turn(answer="Zug"))) == Turn(answer="Zug")

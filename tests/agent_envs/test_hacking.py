@@ -50,14 +50,9 @@ NATIVE = [
     json.dumps([{"role": "assistant", "content": GOLD}]),
     json.dumps({"role": "assistant", "content": None, "reasoning": GOLD}),
 ]
-HARMONY = [
-    f"<|channel|>commentary<|message|>{GOLD}<|end|>",
-    f"<|start|>functions.search to=assistant<|channel|>final<|message|>{GOLD}<|return|>",
-    f"<|channel|>final<|message|>{GOLD}<|return|><|channel|>final<|message|>Oslo<|return|>",
-]
 TRIES = {
     "tags": [*TAGS, *(f"<answer>{text}</answer>" for text in SPRAYED)],
-    **{"hermes": HERMES, "react": REACT, "native": NATIVE, "harmony": HARMONY},
+    **{"hermes": HERMES, "react": REACT, "native": NATIVE},
 }
 
 

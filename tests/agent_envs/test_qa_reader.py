@@ -82,7 +82,7 @@ def test_what_a_reader_does(tmp_path, env):
     assert rolled(0, max_chars=8)[-1]["prediction"] == "unknown"
 
 
-@pytest.mark.parametrize("format", ["tags", "hermes", "react", "native", "harmony"])
+@pytest.mark.parametrize("format", ["tags", "hermes", "react", "native"])
 def test_it_reads_what_comes_back_in_any_format(tmp_path, env, format):
     other = gymnasium.make("AgentR1/HotpotQA-v0", data=tmp_path, k=2, format=format).unwrapped
     for script in ("reader", "scripted"):

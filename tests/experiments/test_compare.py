@@ -205,9 +205,7 @@ def test_baselines_that_make_no_sense_are_left_out():
     assert set(left_out) == {"yes", "naive-rag", "rejection-sampling"}
 
 
-def test_a_column_must_be_held_out_and_its_format_be_trainable(monkeypatch):
-    with pytest.raises(ValueError, match="format 'harmony' needs a chat template of its own"):
-        check.check(recipe_file.make("T", {**TINY, "env_kwargs": {**TINY["env_kwargs"], "format": "harmony"}}))
+def test_a_column_must_be_held_out(monkeypatch):
     recipe, made = recipe_file.make("T", TINY), check.make_envs
     assert check.check(recipe)[1] == {}
     monkeypatch.setattr(check, "make_envs", lambda env, kwargs, split, count: made(env, kwargs, "train", count))

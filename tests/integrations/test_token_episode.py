@@ -31,9 +31,3 @@ def test_shaping_is_taken_back_where_there_is_no_room_for_another_turn():
     reply = play.take(policy.encode("<search>nothing of that name</search>"), room=len(play.ids) + 60)
     assert reply.truncated and play.done
     assert play.episode.metrics["reward/progress"] == pytest.approx(0)
-
-
-def test_what_cannot_be_played_is_refused():
-    policy = make_policy("bytes")
-    with pytest.raises(ValueError, match="special tokens"):
-        TokenEpisode(Episode(MINIWIKI, format="harmony", **SMALL), policy.tokenizer)

@@ -132,7 +132,6 @@ def test_the_example_runs(evaluate, model):
     ("options", "message"),
     [
         (["--env.taskset.env", "Nope"], "Nope"),
-        (["--env.taskset.kwargs", '{"format": "harmony"}'], "special tokens"),
         (["--env.taskset.native", "--env.taskset.kwargs", '{"context": "window:1"}'], "leave context at 'append'"),
         (["--env.taskset.nope", "1"], ""),
     ],

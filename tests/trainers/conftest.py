@@ -119,7 +119,6 @@ class Raw(Format):
     """A format in which any text is a turn that neither calls a tool nor answers."""
 
     stop = ("</search>", "</answer>")
-    special_tokens = False
 
     def instructions(self) -> str:
         return ""

@@ -62,11 +62,7 @@ def make_episode(id: str, format: str, /, **env_kwargs: Any) -> Episode:
         if episode.env.context is not None:
             raise UserError("function calls stay in the conversation: with a context, choose a --format of text")
         return episode
-    episode = Episode(id, **env_kwargs)
-    for form in episode.env.formats:
-        if form.special_tokens:
-            raise UserError(f"a chat API takes special tokens out of a text: choose another format than {form.name!r}")
-    return episode
+    return Episode(id, **env_kwargs)
 
 
 def choose_format(id: str, format: str, env_kwargs: Mapping[str, Any]) -> str:

@@ -18,7 +18,6 @@ from trainers.models.loading import episodes_at_once
 from trainers.models.policy import Policy
 from trainers.rollouts.collector import Collector
 from trainers.rollouts.formats import choose_format
-from trainers.rollouts.rollout import check_formats
 from trainers.runtime import distributed, retry
 from trainers.runtime.progress import Progress
 from trainers.tiny.cold_start import start_policy
@@ -47,7 +46,6 @@ class Setup:
         factory.check_splits(self.envs, self.held_out)
         # Now: an environment that has to be asked is reset by it.
         self.sources = self.held_out.envs[0].describe_source(), self.envs.envs[0].describe_source()
-        check_formats(self.envs)
         self.policy, self.seconds_cold_start = start_policy(args, self.envs, folder)
         choose_format(self.policy, args.model, args.env_kwargs, self.envs, self.held_out)
         self.pieces = make_pieces(self.policy.tokenizer)

@@ -219,7 +219,6 @@ def _reset(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | 
     """Start an episode in each environment of each group; returns what the vector's ``reset`` does."""
     if (seeds is None) == (questions is None):
         raise UserError("give either seeds or questions")
-    check_formats(envs)
     requested = seeds or questions or []
     groups = len(requested)
     if groups * group_size > envs.num_envs:
@@ -232,10 +231,3 @@ def _reset(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | 
     if envs.envs[0].TAKES_NOISE_SEED:  # or attempts at one instance would all have the same random outcomes
         options["noise_seed"] = [i % group_size for i in range(envs.num_envs)]
     return envs.reset(seed=repeated + [0] * (envs.num_envs - count), options=options)
-
-
-def check_formats(envs: ToolVectorEnv) -> None:
-    """Raise a ValueError where turns are written in tokens that a chat template reserves."""
-    for format in (format for env in envs.envs[:1] for format in env.formats):
-        if format.special_tokens:
-            raise UserError(f"the format {format.name!r} needs a chat template of its own; choose another one")

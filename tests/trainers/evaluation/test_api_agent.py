@@ -296,8 +296,6 @@ def test_the_format_of_a_task():
     assert api_agent.choose_format(MINIWIKI, "", SMALL | {"format": "react"}) == ""
     assert api_agent.choose_format(MINIWIKI, "", SMALL | {"context": "window:2"}) == ""
     assert api_agent.choose_format("AgentR1/Mixture-v0", "", {"tasks": {"AgentR1/Bandit-v0": 1}}) == ""
-    with pytest.raises(ValueError, match="special tokens"):
-        api_agent.make_episode(MINIWIKI, "harmony", **SMALL)
     assert api_agent.make_episode(MINIWIKI, "", **SMALL, format="react").env.format.name == "react"
     assert api_agent.choose_format(MINIWIKI, "", SMALL | {"format": "native"}) == "native"
     assert api_agent.make_episode(MINIWIKI, "", **SMALL, format="native").native
