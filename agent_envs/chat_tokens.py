@@ -278,13 +278,12 @@ class ChatTokens:
         follows = self.encode(self._render_results(results, tools), "\n")[:1]
         return follows if follows and follows[0] in self.control else self.turn_end_ids
 
-    def answer_opening(self, tools: Schemas) -> list[int]:
-        """The beginning of a turn that calls the function ``answer``, up to its text."""
-        turn = {
-            "role": "assistant",
-            "content": "",
-            "tool_calls": [to_tool_call("answer", {"text": _MARK}, "answer000")],
-        }
+    def answer_opening(self, tools: Schemas, thought: str | None = None) -> list[int]:
+        """The beginning of a turn that calls the function ``answer``, after a ``thought`` if there is one, up to its text."""
+        call = to_tool_call("answer", {"text": _MARK}, "answer000")
+        turn = self.to_template(
+            {"role": "assistant", "content": "", "reasoning_content": thought or "", "tool_calls": [call]}
+        )
         return self.encode(write_turn(self._render, turn, tools).partition(_MARK)[0], self._turn_start)
 
     def _cut(self, ids: list[int]) -> list[int]:

@@ -9,7 +9,8 @@ from agent_envs.tasks.qa import QAEnv
 from agent_envs.tool_env import ToolEnv
 from experiments.columns import Column
 from experiments.recipe import SCRIPTS, EnvConfig, Recipe
-from trainers.evaluation.evaluator import can_be_searched_for, data_digest
+from trainers.evaluation.evaluator import data_digest
+from trainers.evaluation.naive_rag import can_be_searched_for
 from trainers.factory import make_envs
 from trainers.models import gguf
 

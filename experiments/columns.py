@@ -14,7 +14,7 @@ from experiments.recipe import EnvConfig
 from retrieval_index import durable
 from trainers.checkpoints import checkpoint
 from trainers.engines.transformers_engine import TransformersEngine
-from trainers.evaluation import evaluator
+from trainers.evaluation import evaluator, naive_rag
 from trainers.factory import make_envs
 from trainers.models.loading import episodes_at_once
 from trainers.models.policy import Policy
@@ -122,16 +122,16 @@ def _summarize(title: str, header: Mapping, episodes: list[dict]) -> evaluator.R
 # -- who plays ---------------------------------------------------------------------------------------------------------
 
 
-def policy_player(policy: Policy, model: str, max_new_tokens: int, naive_rag: bool = False) -> Player:
-    """The policy out of ``model``, with greedy decoding; with ``naive_rag`` it answers from one search for the question."""
+def policy_player(policy: Policy, model: str, max_new_tokens: int, one_search: bool = False) -> Player:
+    """The policy out of ``model``, with greedy decoding; with ``one_search`` as Naive RAG."""
     engine_of = functools.cache(lambda stop: TransformersEngine(policy, stop))
 
     def play(envs: ToolVectorEnv, numbers: list[int]) -> list[dict]:
         given = envs.spec.kwargs if envs.spec else {}
         choose_format(policy, model, json.dumps({"format": given["format"]} if "format" in given else {}), envs)
         engine = engine_of(envs.envs[0].stop)
-        if naive_rag:
-            return evaluator.run_naive_rag(envs, policy, engine, numbers, max_new_tokens)
+        if one_search:
+            return naive_rag.run_naive_rag(envs, policy, engine, numbers, max_new_tokens)
         infos, transcripts = evaluator.run_policy(envs, policy, engine, numbers, max_new_tokens)
         invalid = [sum(t.error is not None for t in env.history.turns) for env in envs.envs[: len(numbers)]]
         turns = [[{n: t[n] for n in ("observation", "action", "reward")} for t in own] for own in transcripts]

@@ -12,7 +12,7 @@ from trainers.sft import Args as SFTArgs
 
 MIXTURE = "AgentR1/Mixture-v0"
 BASELINES = {
-    "yes": 'Always "yes"',
+    "constant": "Best constant answer",
     "rule": "Rule-based",
     "naive-rag": "Naive RAG",  # with the model before any training
     "base": "Base Tool Call",  # what the runs start from
@@ -22,7 +22,10 @@ BASELINES = {
     "more-sft": "More SFT",
     "rejection-sampling": "Rejection sampling",
 }
-SCRIPTS = {"yes": "yes", "rule": "scripted"}  # baselines without a policy, and which script of the task each is
+SCRIPTS = {
+    "constant": "constant",
+    "rule": "scripted",
+}  # baselines without a policy, and which script of the task each is
 COMPUTE_MATCHED = ("imitation", "more-sft", "rejection-sampling")  # trained for as many seconds as a run
 NEED_SFT = ("zero-shot", "sft", "more-sft")
 ROUNDS = {"rounds": 2, "sampling": 0.5}  # of rejection sampling, where the recipe does not say

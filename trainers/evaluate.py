@@ -151,7 +151,7 @@ from trainers.episodes.records import EPISODES_FILE, TOKENS_FILE, EpisodeWriter,
 from trainers.episodes.report import page as html_report
 from trainers.episodes.report import tables
 from trainers.episodes.report.intervals import bootstrap
-from trainers.evaluation import evaluator
+from trainers.evaluation import evaluator, naive_rag
 from trainers.evaluation.answers import Answers
 from trainers.evaluation.evaluator import Row, load_agent
 from trainers.factory import make_engine, make_envs
@@ -163,7 +163,7 @@ from trainers.runtime.progress import Progress, to_json_types
 SCRIPTS = {
     "oracle": "Oracle (knows the answer)",
     "scripted": "Scripted agent",
-    "yes": 'Always "yes"',
+    "constant": "Best constant answer",
     "random": "Random agent",
 }
 
@@ -223,10 +223,10 @@ class _Evaluation:
         )  # fmt: skip
         choose_format(policy, name, args.env_kwargs, self.envs)
         engine = make_engine(args.engine, policy, self.task.stop, args.vllm_url, args.vllm_kv_gib)
-        if evaluator.can_be_searched_for(self.task):
+        if naive_rag.can_be_searched_for(self.task):
             print(f"{name} answers {len(self.questions)} questions from one search each (Naive RAG)", file=sys.stderr)
             recorder = self._make_recorder(f"Naive RAG ({name})")
-            infos = evaluator.run_naive_rag(self.envs, policy, engine, self.questions, longest, recorder)
+            infos = naive_rag.run_naive_rag(self.envs, policy, engine, self.questions, longest, recorder)
             self._add(recorder.origin.agent, infos, 1)
             self._writer.write_recorded(recorder)
         torch.manual_seed(0)  # whatever was sampled for others

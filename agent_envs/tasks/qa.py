@@ -56,7 +56,7 @@ class QAEnv(ToolEnv):
             world. The rest are the arguments of `ToolEnv`.
 
     ``info`` at reset names ``source``, ``question_id``, ``type`` and ``instructions`` (the system prompt). Every step has
-    ``support_recall`` (share of gold passages found so far; `evidence` says what counts); the last one also ``em``,
+    ``support_recall`` (share of gold passages found so far; `evidence` and `shows` say what counts); the last one also ``em``,
     ``f1``, ``substring_em`` and ``mentioned`` (a gold answer stands in the answer, or anywhere in the turn: to report, not
     to reward), ``support_f1`` and ``joint_f1`` of the passages shown, ``prediction``, ``golds`` and ``kind``.
 
@@ -92,7 +92,7 @@ class QAEnv(ToolEnv):
 
     SCRIPTS = {  # noqa: RUF012
         "random": qa_scripts.guess,
-        "yes": qa_scripts.always_yes,
+        "constant": qa_scripts.constant,
         "scripted": qa_scripts.scripted,
         "reader": qa_scripts.reader,
         "oracle": qa_scripts.oracle,
@@ -155,7 +155,11 @@ class QAEnv(ToolEnv):
     def _kind(self) -> dict[str, Any]:
         question = self.question
         hops = len(question.decomposition or question.supporting_paragraphs or question.supporting_titles)
-        return {"type": question.type or "", "hops": hops}
+        return {"type": "yes_no" if self._asks_verdict() else question.type or "", "hops": hops}
+
+    def _asks_verdict(self) -> bool:
+        """Whether the answer is yes or no, whatever the benchmark calls the question."""
+        return {gold.strip().lower() for gold in self.question.golds} <= {"yes", "no"}
 
     def found_evidence(self) -> list[bool]:
         titles = map(html.unescape, self.question.supporting_titles)
@@ -164,6 +168,12 @@ class QAEnv(ToolEnv):
     def evidence(self, passage: Passage) -> str:
         """The key of a passage: of its text where the question knows its gold paragraphs, else its title."""
         return paragraph_key(passage.text) if self.question.supporting_paragraphs else html.unescape(passage.title)
+
+    def shows(self, tool: Tool, passage: Passage) -> bool:
+        """Whether a passage that a tool returned counts as shown: not if it is a gold one with the answer after the cut."""
+        if not isinstance(tool, SearchTool) or not self.is_gold(passage) or self._asks_verdict():
+            return True
+        return not self._covers(passage.text) or bool(self._covers(tool.show(1, passage)))
 
     def is_gold(self, passage: Passage, missing: bool = False) -> bool:
         """Whether a passage supports the answer and, with ``missing``, has not been shown so far."""
@@ -175,7 +185,9 @@ class QAEnv(ToolEnv):
         return list(dict.fromkeys(t for t, found in zip(titles, self.found_evidence(), strict=True) if not found))
 
     def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
-        shown = {self.evidence(passage) for result in results if result.ok for passage in result.data}
+        pairs = zip(turn.calls, results, strict=True)
+        found = [(self.tools[call.name], passage) for call, result in pairs if result.ok for passage in result.data]
+        shown = {self.evidence(passage) for tool, passage in found if self.shows(tool, passage)}
         self._brought_up |= shown
         self._found |= shown & self._gold
         metrics = {"support_recall": len(self._found) / len(self._gold) if self._gold else 0.0}

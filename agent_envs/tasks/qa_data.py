@@ -5,9 +5,10 @@ import inspect
 import os
 import random
 import warnings
+from collections import Counter
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import lru_cache
+from dataclasses import dataclass, field, replace
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
 from typing import cast
 
@@ -27,12 +28,12 @@ _READ_THROUGH = 1_000_000  # passages of the largest corpus that is read through
 _SPLITS = {"train": "train", "validation": "heldout"}
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True)
 class QATask:
     """Questions of a benchmark, a searcher over its corpus, and its metric.
 
     ``source`` says for reports where the questions come from; ``warning``, that they are a stand-in. The first of
-    ``drawn`` questions are a random sample; those of a file stand in some order.
+    ``drawn`` questions are a random sample; those of a file stand in some order. ``training`` loads the training questions.
     """
 
     name: str
@@ -43,6 +44,16 @@ class QATask:
     warning: str = ""
     drawn: bool = False
     normalize: Callable[[str], str] = scoring.normalize_answer
+    training: Callable[[], Sequence[Question]] = field(default=tuple, compare=False)
+
+    @cached_property
+    def constant(self) -> str:
+        """The best constant answer: of "yes", "no" and the most frequent training answer, the one with the highest exact match
+        on these questions."""
+        frequent = Counter(question.answer for question in self.training()).most_common(1)
+        golds = [{self.normalize(gold) for gold in question.golds} for question in self.questions]
+        candidates = ("yes", "no", *(answer for answer, _ in frequent))
+        return max(candidates, key=lambda answer: sum(self.normalize(answer) in own for own in golds))
 
     def score(self, prediction: str, golds: Sequence[str]) -> scoring.Scores:
         """Scores by the metric of the benchmark."""
@@ -105,6 +116,24 @@ def source_parameters(benchmark: str) -> list[str]:
 @lru_cache(maxsize=16)
 def _load(benchmark: str, split: str, places: tuple, holdout: int, **arguments) -> QATask:
     """``places`` only serves the cache's key."""
+    task = _load_split(benchmark, split, places, holdout, **arguments)
+    return replace(task, training=partial(_load_training_questions, benchmark, places, holdout, **arguments))
+
+
+def _load_training_questions(benchmark: str, places: tuple, holdout: int, **arguments) -> Sequence[Question]:
+    """The training questions; none where no place has them. Those of a real benchmark without their passages."""
+    where = {name: arguments[name] for name in ("data", "source") if name in arguments}
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        try:
+            if holdout or benchmark in ("miniwiki", "own"):
+                return _load(benchmark, "train", places, holdout, **arguments).questions
+            return load_benchmark(benchmark, split="train", questions_only=True, **where).questions
+        except (OSError, ValueError, LookupError):
+            return ()
+
+
+def _load_split(benchmark: str, split: str, places: tuple, holdout: int, **arguments) -> QATask:
     if benchmark == "own":
         return _load_own(split, holdout, **arguments)
     if holdout:

@@ -162,9 +162,9 @@ def asked_time(question: str) -> str:
     return asked[0] if asked else ""
 
 
-def always_yes(env: ToolEnv, rng: random.Random) -> Script:
-    """Answers "yes", whatever was asked."""
-    yield Turn(answer="yes")
+def constant(env: Any, rng: random.Random) -> Script:
+    """Gives one answer to every question: `QATask.constant`."""
+    yield Turn(answer=env.task.constant)
 
 
 def scripted(env: Any, rng: random.Random) -> Script:

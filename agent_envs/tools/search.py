@@ -124,9 +124,10 @@ class SearchTool:
     def _report(self, hits: list) -> ToolResult:
         if not hits:
             return ToolResult("Nothing found. Try other words.", data=[])
-        return ToolResult("\n".join(self._show(n, p) for n, p in enumerate(hits, 1)), data=hits)
+        return ToolResult("\n".join(self.show(n, p) for n, p in enumerate(hits, 1)), data=hits)
 
-    def _show(self, number: int, passage: Passage) -> str:
+    def show(self, number: int, passage: Passage) -> str:
+        """A passage as it is shown, cut where it is too long."""
         shown = show_passage(number, passage, self.max_chars)
         if self.max_tokens is None or (room := self.tokenizer.prefix(shown, self.max_tokens)) >= len(shown):
             return shown

@@ -181,8 +181,8 @@ def index_page(rows: list[dict]) -> str:
             *lines,
             "\n## Baselines\n",
             'Held-out instances (`split="validation"`), 200 episodes each, and real questions all of them, once: a random agent '
-            'that writes well-formed turns, one that always answers "yes", a scripted one that knows no more than an agent '
-            "may, and an oracle that knows the answer. The score is the task's own measure. Command: "
+            "that writes well-formed turns, one that gives the best constant answer, a scripted one that knows no more than an "
+            "agent may, and an oracle that knows the answer. The score is the task's own measure. Command: "
             "`python -m benchmarks.envs.task_pages --data FOLDER`.\n",
             table(rows),
             "",

@@ -81,7 +81,10 @@ def test_baselines_are_printed_and_written(run, tmp_path):
     out, kwargs = tmp_path / "rows.json", '{"max_turns": 4}'
     said = run("baselines", "MiniWiki", "Bandit-v0", "--episodes", "5", "--out", str(out), "--kwargs", kwargs)
     rows = json.loads(out.read_text())
-    agents = {"MiniWiki": ("random", "yes", "scripted", "reader", "oracle"), "Bandit": ("random", "scripted", "oracle")}
+    agents = {
+        "MiniWiki": ("random", "constant", "scripted", "reader", "oracle"),
+        "Bandit": ("random", "scripted", "oracle"),
+    }
     played = [(f"AgentR1/{name}-v0", agent) for name in agents for agent in agents[name]]
     assert [(row["id"], row["agent"]) for row in rows] == played
     for row in rows:

@@ -101,7 +101,7 @@ def test_a_mixture_of_questions_has_all_of_them_each_once():
     for wrong in (16, "a", 1.5, True):
         with pytest.raises(ValueError, match=rf"question must be a whole number in 0..15, got {wrong!r}"):
             env.reset(options={"question": wrong})
-    assert {"reader", "oracle", "yes"} <= set(env.SCRIPTS)
+    assert {"reader", "oracle", "constant"} <= set(env.SCRIPTS)
     assert MixtureEnv(TASKS).questions is None and "reader" not in MixtureEnv(TASKS).SCRIPTS
 
 

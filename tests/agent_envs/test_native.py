@@ -109,8 +109,10 @@ def test_what_the_template_writes_is_read_back(kind):
     assert (read.thought == "hm") == chat.dialect.shows_thought
     answer = NATIVE.message(NATIVE.write(Turn(answer="42")))
     assert NATIVE.parse(chat.decode_action(chat.turn_ids(answer, TOOLS), TOOLS)) == Turn(answer="42")
-    opening = chat.answer_opening(TOOLS)
-    assert opening == chat.turn_ids(answer, TOOLS)[: len(opening)] and len(opening) > 3
+    for thought in (None, "hm"):
+        answer = NATIVE.message(NATIVE.write(Turn(answer="42", thought=thought)))
+        opening = chat.answer_opening(TOOLS, thought)
+        assert opening == chat.turn_ids(answer, TOOLS)[: len(opening)] and len(opening) > 3
 
 
 @pytest.mark.parametrize("kind", FAMILY)

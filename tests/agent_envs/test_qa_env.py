@@ -56,6 +56,15 @@ def recalls(env, *queries):
     return [env.step(f"<search>{query}</search>")[4]["support_recall"] for query in queries]
 
 
+def test_a_gold_passage_whose_answer_is_cut_off_is_not_found(musique):
+    for max_chars, expected in {41: 0.5, 40: 0.0}.items():
+        env = musique_env(musique, max_chars=max_chars)
+        assert recalls(env, "native") == [expected]
+        assert env.missing_titles() == ["Ada Kern"], "there are two of that title"
+        assert ("Zürich" in env.feedback[0]) == bool(expected)
+        assert recalls(env, "made Nebelmeer") == [0.5], "what holds no answer counts as soon as it is shown"
+
+
 def test_progress_pays_for_the_gold_paragraph_and_not_for_its_title(musique):
     env = musique_env(musique)
     assert recalls(env, "cats", "Nebelmeer", "Nebelmeer", "native Zürich") == [0.0, 0.5, 0.5, 1.0]

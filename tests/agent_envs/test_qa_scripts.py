@@ -10,6 +10,7 @@ from agent_envs.data.question import Question
 from agent_envs.formats import make_format
 from agent_envs.tasks import qa_scripts as scripted
 from agent_envs.tasks.mixture import MixtureEnv
+from agent_envs.tasks.qa_data import QATask
 from agent_envs.tools import SearchTool
 from agent_envs.utils.baselines import run_baselines
 from agent_envs.utils.scripts import roll_out, roll_out_many, sample_instances
@@ -130,7 +131,7 @@ def test_the_rule_stands_for_the_scripted_agent_on_real_questions_alone(folder, 
     assert first(real).answer == "yes"
     envs.reset(seed=0)
     assert first(envs.envs[0]).calls
-    assert roll_out(real, real.SCRIPTS["yes"], 0, {"question": 2})[-1]["em"] == 1.0
+    assert roll_out(real, real.SCRIPTS["constant"], 0, {"question": 2})[-1]["em"] == 1.0
 
 
 def test_a_benchmark_that_was_changed_is_read_again(folder):
@@ -163,9 +164,24 @@ def test_real_questions_are_sampled_over_the_whole_file(folder, envs, monkeypatc
 
 def test_baselines_on_a_file_play_each_question_once(folder):
     rows = run_baselines("AgentR1/HotpotQA-v0", 0, kwargs={"data": folder, "split": "validation"})
-    assert [row["agent"] for row in rows] == ["random", "yes", "scripted", "reader", "oracle"]
+    assert [row["agent"] for row in rows] == ["random", "constant", "scripted", "reader", "oracle"]
     assert {row["episodes"] for row in rows} == {3}
     assert rows[1]["score"] == pytest.approx(1 / 3)
+
+
+@pytest.mark.parametrize(
+    ("asked", "trained", "best"),
+    [
+        (["no", "no", "yes", "Oslo"], ["yes", "yes", "yes"], "no"),
+        (["Rome", "The Rome", "no"], ["Rome", "Rome", "no"], "Rome"),
+        (["Oslo", "Oslo", "yes"], ["Rome"], "yes"),  # what is frequent in these questions alone is not known
+        (["no", "Oslo"], [], "no"),
+    ],
+)
+def test_the_best_constant_is_a_verdict_or_the_most_frequent_training_answer(asked, trained, best):
+    questions, training = ([Question(str(i), "Q?", answer) for i, answer in enumerate(own)] for own in (asked, trained))
+    task = QATask("hotpotqa", "validation", tuple(questions), None, "", training=lambda: training)
+    assert task.constant == best
 
 
 def test_an_outage_is_no_baseline(monkeypatch):

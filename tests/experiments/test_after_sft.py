@@ -19,7 +19,7 @@ RECIPE = """
 title = "A small one"
 seeds = [0, 1]
 questions = 5
-baselines = ["yes", "rule", "naive-rag", "zero-shot", "sft", "rejection-sampling"]
+baselines = ["constant", "rule", "naive-rag", "zero-shot", "sft", "rejection-sampling"]
 reference = ["rejection-sampling"]
 pooled = ["As in training", "Another world"]
 budget = "grpo"
@@ -79,15 +79,15 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
     out = tmp_path / "out"
     with pytest.raises(FileNotFoundError, match=r"no result of this recipe yet; missing: .*GRPO"):
         compare.main(ask("--report"))
-    first = compare.main(ask("--runs", "grpo", "yes", "rule", "--seeds", "0"))
-    assert list(first["rows"]) == ['Always "yes"', "Rule-based", "GRPO"]
+    first = compare.main(ask("--runs", "grpo", "constant", "rule", "--seeds", "0"))
+    assert list(first["rows"]) == ["Best constant answer", "Rule-based", "GRPO"]
     assert {"SFT, seed 1", "Rejection sampling, seed 0"} <= set(first["missing"])
     assert not (out / "sft-1").exists()
     assert "- not there yet: SFT, seed 1\n" in (out / "table.md").read_text()
 
     results = compare.main(ask())
     assert results["missing"] == []
-    titles = ['Always "yes"', "Rule-based", "Naive RAG", "Base Tool Call (zero-shot)", "SFT"]
+    titles = ["Best constant answer", "Rule-based", "Naive RAG", "Base Tool Call (zero-shot)", "SFT"]
     assert list(results["rows"]) == [*titles, "Rejection sampling", "GRPO"]
     assert results["seeds"] == {
         **{title: [None] for title in titles[:4]}, "SFT": [0, 1], "Rejection sampling": [0], "GRPO": [0],
@@ -264,8 +264,8 @@ def test_a_model_is_its_weights_wherever_it_lies(tmp_path):
 def test_a_script_needs_no_policy(ask, tmp_path, monkeypatch):
     monkeypatch.setattr(comparison, "load_policy", never)
     monkeypatch.setattr(comparison, "start_policy", never)
-    results = compare.main(ask("--runs", "yes", "rule"))
-    yes = results["rows"]['Always "yes"'][0]["As in training"]
+    results = compare.main(ask("--runs", "constant", "rule"))
+    yes = results["rows"]["Best constant answer"][0]["As in training"]
     assert (yes["turns"], yes["calls"], yes["em"]) == (1.0, 0.0, 0.0)
     assert results["curves"] == {} and not (tmp_path / "out" / "curves.png").exists()
 

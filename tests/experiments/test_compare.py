@@ -198,11 +198,11 @@ TINY = {"title": "T", "env_kwargs": {"entities": 60, "questions": 20}, "runs": {
 def test_baselines_that_make_no_sense_are_left_out():
     """A column is no other environment, whatever its name."""
     tasks = {"learning curves": {"env": "AgentR1/Sokoban-v0"}, "training": {"env": "AgentR1/Bandit-v0"}}
-    baselines = ["yes", "rule", "naive-rag", "base", "rejection-sampling"]
+    baselines = ["constant", "rule", "naive-rag", "base", "rejection-sampling"]
     content = {**TINY, "tasks": tasks, "baselines": baselines, "budget": "g"}
     columns, left_out = check.check(recipe_file.make("T", content | {"arguments": {"model": "some/model"}}))
     assert list(columns) == list(tasks)
-    assert set(left_out) == {"yes", "naive-rag", "rejection-sampling"}
+    assert set(left_out) == {"constant", "naive-rag", "rejection-sampling"}
 
 
 def test_a_column_must_be_held_out(monkeypatch):

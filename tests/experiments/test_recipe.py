@@ -148,7 +148,7 @@ def test_what_is_wrong_with_a_recipe(small, old, new, said):
 
 AFTER_SFT = """
 title = "T"
-baselines = ["yes", "naive-rag", "zero-shot", "sft", "more-sft"]
+baselines = ["constant", "naive-rag", "zero-shot", "sft", "more-sft"]
 seeds = [0, 1, 2]
 budget = "a"
 pooled = ["As in training"]
@@ -215,7 +215,7 @@ def test_the_base_that_a_recipe_names_is_that_of_its_runs(small, tmp_path, monke
 def test_seeds_of_their_own(small):
     recipe = recipe_file.read(small(AFTER_SFT))
     assert {name: recipe.seeds_of(name) for name in ("a", *recipe.baselines)} == {
-        "a": [0, 2], "yes": [None], "naive-rag": [None], "zero-shot": [None], "sft": [0, 1, 2], "more-sft": [2]
+        "a": [0, 2], "constant": [None], "naive-rag": [None], "zero-shot": [None], "sft": [0, 1, 2], "more-sft": [2]
     }  # fmt: skip
     assert recipe_file.read(small()).seeds_of("naive-rag") == [0, 1]  # after the cold start of a seed
 
@@ -229,7 +229,7 @@ def test_seeds_of_their_own(small):
         ("[arguments]", "[rejection_sampling]\nlrr = 1\n[arguments]", r"\[rejection_sampling\].*unknown keys \['lrr'\]"),
         ("[arguments]", "[rejection_sampling]\nrounds = 0\n[arguments]", "rounds .* must be a whole number from 1 on, got 0"),
         ("[arguments]", "[rejection_sampling]\nsampling = 1\n[arguments]", "sampling of .* must be between 0 and 1"),
-        ('["yes", ', '["base", ', r"with \[sft\] the baselines are .* instead of \['base'\]"),
+        ('["constant", ', '["base", ', r"with \[sft\] the baselines are .* instead of \['base'\]"),
         ('model = "some/model"\ndtype = "bfloat16"\nlora_rank = 8\n', "", r"lora_rank are for pretrained"),
         ("a = [0, 2]", "b = [0, 2]", "own_seeds must be of.*got .*'b'"),
         ("a = [0, 2]", "a = [7]", r"own_seeds of a must be among the seeds, \[0, 1, 2\], got \[7\]"),

@@ -7,7 +7,7 @@ from trainers import evaluate
 from trainers.engines.engine import Completion
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.episodes.records import read_episodes
-from trainers.evaluation import evaluator
+from trainers.evaluation import evaluator, naive_rag
 from trainers.factory import make_envs
 
 SMALL = '{"entities": 60, "questions": 30}'
@@ -36,18 +36,18 @@ def test_every_question_is_rolled_out_once_however_many_environments_there_are(m
         infos, transcripts = evaluator.run_policy(envs, policy, engine, list(range(10)), 4)
         rows.append(evaluator.summarize("policy", infos))
         seen.append([turns[0]["observation"] for turns in transcripts])
-        assert len(evaluator.run_naive_rag(envs, policy, engine, list(range(10)), 4)) == 10
+        assert len(naive_rag.run_naive_rag(envs, policy, engine, list(range(10)), 4)) == 10
     assert rows[0] == rows[1] == rows[2]
     assert seen[0] == seen[1] == seen[2] == [q.question for q in envs.envs[0].questions[:10]]
 
 
 class Parrot:
-    """An engine that ends every turn with the same words."""
+    """An engine that ends the turns of each wave with the same words."""
 
     max_length = math.inf
 
-    def __init__(self, policy, text):
-        self.policy, self.text, self.prompts = policy, text, []
+    def __init__(self, policy, *texts):
+        self.policy, self.texts, self.prompts = policy, iter(texts), []
 
     def reset(self):
         pass
@@ -57,8 +57,10 @@ class Parrot:
         self.open = prompts
 
     def wait(self):
-        tokens, done = self.policy.encode(self.text), self.open
-        self.open = {}
+        done, self.open = self.open, {}
+        if not done:
+            return {}
+        tokens = self.policy.encode(next(self.texts))
         return {key: Completion(tokens=tokens, logprobs=[0.0] * len(tokens), finish_reason="stop") for key in done}
 
 
@@ -66,14 +68,33 @@ def test_naive_rag_searches_the_question_once_and_scores_the_answer(make_policy)
     policy = make_policy("subwords")
     envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 4)
     question = envs.envs[0].questions[2]
-    engine = Parrot(policy, f"{question.answer}</answer> and more")
-    (row,) = evaluator.run_naive_rag(envs, policy, engine, [2], 50)
-    assert (row["em"], row["calls"]) == (1.0, 1.0)
+    engine = Parrot(policy, f"<think>It is said.</think><answer>{question.answer}</answer>")
+    (row,) = naive_rag.run_naive_rag(envs, policy, engine, [2], 50)
+    assert (row["em"], row["calls"], len(engine.prompts)) == (1.0, 1.0, 1)
     prompt = policy.tokenizer.decode(engine.prompts[0])
     assert f"<search>{question.question}</search>" in prompt
     assert prompt.count("<information>[1] ") == 1
-    assert prompt.endswith("<answer>")
+    assert not prompt.endswith("<answer>"), "a policy that was taught to think first may"
     assert row["support_recall"] >= 0.5  # the article that the question names comes first
+
+
+@pytest.mark.parametrize(
+    ("turn", "opening"),
+    [
+        ("<think>One more.</think><search>x</search>", "<think>One more.</think><answer>"),
+        ("<search>x</search>", "<answer>"),
+        ("nothing that can be read", "<answer>"),
+    ],
+)
+def test_naive_rag_completes_an_answer_where_the_turn_has_none(turn, opening, make_policy):
+    policy = make_policy("subwords")
+    envs = make_envs("AgentR1/MiniWiki-Easy-v0", SMALL, "validation", 4)
+    answer = envs.envs[0].questions[2].answer
+    for said in (f"{answer}</answer> and more", f" {answer}\nand more"):
+        engine = Parrot(policy, turn, said)
+        (row,) = naive_rag.run_naive_rag(envs, policy, engine, [2], 50)
+        begun, completed = map(policy.tokenizer.decode, engine.prompts)
+        assert (row["em"], row["calls"], row["turns"], completed) == (1.0, 1, 2, begun + opening)
 
 
 def test_naive_rag_searches_in_the_format_of_each_task_of_a_mixture(make_policy):
@@ -81,7 +102,7 @@ def test_naive_rag_searches_in_the_format_of_each_task_of_a_mixture(make_policy)
     easy, world = "AgentR1/MiniWiki-Easy-v0", json.loads(SMALL)
     tasks = {easy: {"kwargs": world}, "AgentR1/MiniWiki-v0": {"kwargs": {**world, "format": "hermes"}}}
     envs = make_envs("AgentR1/Mixture-v0", json.dumps({"tasks": tasks}), "validation", 4)
-    infos = evaluator.run_naive_rag(envs, policy, Parrot(policy, "x</answer>"), list(range(4)), 50)
+    infos = naive_rag.run_naive_rag(envs, policy, Parrot(policy, "<answer>x</answer>"), list(range(4)), 50)
     assert {env.id for env in envs.envs} == set(tasks)
     assert all(info["calls"] == 1 for info in infos) and all(env.history.turns[0].error is None for env in envs.envs)
 
@@ -101,7 +122,7 @@ def test_naive_rag_scores_what_is_too_long_to_be_read_as_no_answer(make_policy):
     policy = make_policy("words")
     engine = TransformersEngine(policy, envs.envs[0].stop)
     engine.max_length = 10
-    infos = evaluator.run_naive_rag(envs, policy, engine, list(range(4)), 4)
+    infos = naive_rag.run_naive_rag(envs, policy, engine, list(range(4)), 4)
     assert [info["em"] for info in infos] == [0.0] * 4
 
 
@@ -160,6 +181,6 @@ def test_gsm8k_has_questions_and_nothing_to_search(tmp_path):
         rows = [{"question": f"What is {i} plus 1 ({name})?", "answer": f"It is\n#### {i + 1}"} for i in range(6)]
         (tmp_path / f"{name}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     kwargs = json.dumps({"source": "gsm8k", "data": str(tmp_path)})
-    assert not evaluator.can_be_searched_for(make_envs("AgentR1/Calculator-v0", kwargs, "train", 1).envs[0])
+    assert not naive_rag.can_be_searched_for(make_envs("AgentR1/Calculator-v0", kwargs, "train", 1).envs[0])
     rows = evaluate.main(evaluate.Args(env="Calculator", env_kwargs=kwargs, questions=0, out=tmp_path / "table"))
     assert rows and {row["episodes"] for row in rows} == {6}

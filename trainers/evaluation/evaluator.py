@@ -1,23 +1,21 @@
-"""Run policies, scripted agents and Naive RAG on numbered instances, mostly held-out ones, and summarise their episodes."""
+"""Run policies and scripted agents on numbered instances, mostly held-out ones, and summarise their episodes."""
 
 import hashlib
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, cast
 
 import numpy as np
 
 from agent_envs import scoring
 from agent_envs.tasks.mixture import MixtureEnv
-from agent_envs.tasks.qa import QAEnv, name_kind
-from agent_envs.tasks.qa_scripts import search
+from agent_envs.tasks.qa import QAEnv
 from agent_envs.tool_env import ToolEnv
-from agent_envs.utils.scripts import EpisodeRecorder, ScriptMaker, begin, roll_out_many
-from agent_envs.vector import ToolVectorEnv, info_of
+from agent_envs.utils.scripts import ScriptMaker, roll_out_many
+from agent_envs.vector import ToolVectorEnv
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import warn_of_other_env_kwargs
-from trainers.engines.engine import Completion, Engine, generate
-from trainers.episodes.records import Recorder, make_record, record_turns
+from trainers.engines.engine import Engine
+from trainers.episodes.records import Recorder, record_turns
 from trainers.models.loading import load_policy
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout
@@ -115,92 +113,6 @@ def run_script(
         for turns, number in zip(episodes, instance_ids, strict=True):
             recorder.add(record_turns(turns, recorder.origin, number))
     return [turns[-1] | {"tool_faults": sum(int(turn["tool_faults"]) for turn in turns)} for turns in episodes]
-
-
-def can_be_searched_for(env: ToolEnv) -> bool:
-    """Whether each episode is a question about a corpus, which Naive RAG can answer; of a mixture, whether all tasks are."""
-    tasks = getattr(env, "tasks", None) or {"": env}
-    return all(isinstance(task, QAEnv) for task in tasks.values())
-
-
-def run_naive_rag(
-    envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int,
-    recorder: Recorder | None = None,
-) -> list[dict]:  # fmt: skip
-    """The last info of each episode of Naive RAG: the question itself is the one search, and the policy answers from the
-    results, greedily."""
-    infos, own = [], distributed.shard(instance_ids)
-    if recorder:
-        recorder.lines = []
-    for start in range(0, len(own), envs.num_envs):
-        batch = own[start : start + envs.num_envs]
-        infos += _run_naive_rag_batch(envs, policy, engine, batch, max_new_tokens, recorder)
-    if recorder:
-        recorder.lines = distributed.all_gather(recorder.lines)
-    return distributed.all_gather(infos)
-
-
-def _run_naive_rag_batch(
-    envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int,
-    recorder: Recorder | None,
-) -> list[dict]:  # fmt: skip
-    """The last infos of at most as many episodes as there are environments."""
-    count = len(instance_ids)
-    observations, infos = begin(envs, instance_ids)
-    records = [EpisodeRecorder(envs.envs[i], info_of(infos, i)) for i in range(count)]
-    formats = [envs.envs[i].format for i in range(count)]
-    policy.keep(tag for format in formats for tag in format.tags)
-    queries = [format.write(search(observations[i])) for i, format in enumerate(formats)]
-    results, _, _, _, step_infos = envs.step(queries + [""] * (envs.num_envs - count))
-    prompts, openings = {}, [policy.text_ids("<answer>", ended=False)] * count
-    for i, format in enumerate(formats):
-        tools = format.schemas()
-        prompt = policy.prompt_ids(infos["instructions"][i], observations[i], tools)
-        said = policy.turn_ids(format.message(queries[i]), tools) if tools else None
-        prompt += policy.text_ids(queries[i], ended=False) if said is None else said
-        openings[i] = policy.answer_opening(tools) if tools else openings[i]
-        prompts[i] = prompt + policy.observation_ids(format.messages(results[i]), prompt, tools) + openings[i]
-    engine.reset()
-    fitting = {i: prompt for i, prompt in prompts.items() if len(prompt) < engine.max_length}
-    done = dict.fromkeys(prompts, Completion()) | generate(engine, fitting, max_new_tokens, 0.0)  # else no answer
-    engine.reset()
-    episodes: list[dict[str, Any]] = []
-    for i in range(count):
-        env, tools = cast(QAEnv, envs.envs[i].active_env), formats[i].schemas()
-        if tools:
-            action = policy.decode_action(openings[i] + done[i].tokens, tools)
-            response = formats[i].parse(action).answer or ""
-        else:
-            action, response = f"<answer>{policy.decode(done[i].tokens)}", policy.decode(done[i].tokens)
-        em, f1, *_ = env.task.score(response.split("</answer>")[0], env.question.golds)
-        info = {
-            "em": em, envs.envs[i].PRIMARY_METRIC: em,  # a mixture has its own name for it
-            "f1": f1, "support_recall": float(step_infos["support_recall"][i]), "turns": 2,
-            "calls": int(step_infos["calls"][i]),
-        }  # fmt: skip
-        faults, kind = int(step_infos["tool_faults"][i]), name_kind(records[i].instance.get("kind") or {})
-        episodes.append({**info, "tool_faults": faults, "kind": kind})
-        if recorder:
-            messages = policy.prompt_messages(infos["instructions"][i], observations[i])
-            back = policy.escape_all(formats[i].messages(results[i]))
-            messages += [formats[i].message(queries[i]), *back, formats[i].message(action)]
-            unpaid, place = {"reward": 0.0, "reward_terms": {}}, len(messages) - 1
-            searched = {"message": place - len(back) - 1, "action": queries[i], "next_observation": results[i]}
-            answered = {
-                "message": place,
-                "action": action,
-                "next_observation": "",
-                "calls": [],
-                "found": [],
-                "invalid": False,
-            }
-            turns = [searched | records[i].record_turn() | unpaid, answered | unpaid]
-            recorder.add(make_record(
-                recorder.origin, {**records[i].instance, "instance": instance_ids[i]},
-                messages, turns, info, failed=faults > 0,
-                tool_faults=faults, prompt_tokens=len(prompts[i]), completion_tokens=len(done[i].tokens),
-            ))  # fmt: skip
-    return episodes
 
 
 def data_digest(env: ToolEnv) -> str:

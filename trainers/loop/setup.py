@@ -11,7 +11,7 @@ from trainers import factory
 from trainers.checkpoints import run_dir
 from trainers.config import TrainArgs
 from trainers.episodes.records import Origin, Recorder, make_pieces
-from trainers.evaluation import evaluator
+from trainers.evaluation import evaluator, naive_rag
 from trainers.loop.run import open_run_dir
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.loading import episodes_at_once
@@ -108,7 +108,7 @@ class Setup:
         training (greedy, then sampled as in training) and the task's scripted agent."""
         held_out, args, rows = self.held_out, self.args, list[dict]()
         questions, count = sample_instances(held_out.envs[0], args.final_questions), args.final_questions
-        searches, scripted = evaluator.can_be_searched_for(held_out.envs[0]), held_out.envs[0].SCRIPTS.get("scripted")
+        searches, scripted = naive_rag.can_be_searched_for(held_out.envs[0]), held_out.envs[0].SCRIPTS.get("scripted")
         with Progress((2 + searches + bool(scripted)) * len(questions), "episodes", "baselines") as progress:
 
             def add(run: Callable[[Recorder], dict], agent: str, name: str, tokens: bool = False) -> None:
@@ -120,7 +120,7 @@ class Setup:
             progress.update(0)  # with a large model they take minutes
             if searches:
                 agent = self.collector.policy, self.engine
-                rag = partial(evaluator.run_naive_rag, held_out, *agent, questions, args.max_new_tokens)
+                rag = partial(naive_rag.run_naive_rag, held_out, *agent, questions, args.max_new_tokens)
                 add(lambda recorder: self._make_row("Naive RAG", lambda: rag(recorder)), "Naive RAG", "naive-rag")
             add(lambda recorder: self.evaluate(count, BEFORE, 0.0, recorder), BEFORE, "before", True)
             sampled = partial(self.evaluate, count, BEFORE_SAMPLED, args.temperature)
