@@ -62,6 +62,7 @@ class World:
         self._lookalike = {kind: _next_in_order(self.names[kind]) for kind in schema.KINDS}
         if difficulty == "varied":
             self._draw_telling(np.random.default_rng(rng.getrandbits(64)))
+        self._articles: dict[tuple[str, int], Article] = {}
 
     def _draw_facts(self, rng: np.random.Generator, sizes: dict[str, int]) -> None:
         self.facts: dict[tuple[str, str], np.ndarray] = {}
@@ -173,7 +174,12 @@ class World:
         )
 
     def article(self, kind: str, index: int) -> Article:
-        """The article of entity number ``index`` of a kind, the same at every call."""
+        """The article of entity number ``index`` of a kind, which is kept: many questions ask for one."""
+        if (kind, index) not in self._articles:
+            self._articles[kind, index] = self._write_article(kind, index)
+        return self._articles[kind, index]
+
+    def _write_article(self, kind: str, index: int) -> Article:
         rng = random.Random(f"article:{self.seed}:{self.split}:{kind}:{index}")
         title = self.names[kind][index]
         label = rng.choice(schema.OCCUPATIONS) if kind == "person" else kind
@@ -223,7 +229,7 @@ class World:
         """Every article as a passage, one at a time, in a fixed order."""
         for kind, titles in self.names.items():
             for index, title in enumerate(titles):
-                yield Passage(f"{kind}-{index}", title, " ".join(self.article(kind, index).sentences))
+                yield Passage(f"{kind}-{index}", title, " ".join(self._write_article(kind, index).sentences))
 
     def build_index(self) -> Searcher:
         """Build BM25 over the articles. Title and text count alike, except in a "varied" world."""
