@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from functools import lru_cache, partial
 from typing import Any
 
-from agent_envs.formats.base import Malformed
+from agent_envs.formats.base import Malformed, Unfinished
 from agent_envs.formats.dialects import (
     find_dialect,
     one_line,
@@ -341,7 +341,8 @@ class ChatTokens:
         try:
             response = self.dialect.read(self._decode_turn(ids), tools or [])
         except Malformed as problem:
-            return {"role": "assistant", "content": self._with_opening(self.decode(ids)), "error": str(problem)}
+            unfinished = {"unfinished": True} if isinstance(problem, Unfinished) else {}
+            return unfinished | {"role": "assistant", "content": self._with_opening(self.decode(ids)), "error": str(problem)}
         message: Message = {"role": "assistant", "content": response.text.strip()}
         if thought := "\n".join(response.thoughts):
             message["reasoning_content"] = thought

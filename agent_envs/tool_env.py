@@ -231,8 +231,8 @@ class ToolEnv(gymnasium.Env[str, str]):
 
         Args:
             action: the text of the turn.
-            cut: sampling reached its limit before the turn ended, so the turn is no action, whatever it holds. One that holds
-                an action, or was cut inside a thought or at the model's last position, has no price of an invalid turn.
+            cut: sampling reached its limit before the turn ended, so the turn is no action, whatever it holds. One that was cut
+                after an action had begun, inside a thought or at the model's last position has no price of an invalid turn.
 
         Raises:
             gymnasium.error.ResetNeeded: no episode is running.
@@ -251,8 +251,7 @@ class ToolEnv(gymnasium.Env[str, str]):
             return Turn(error=f"The turn goes beyond the {self.max_tokens} tokens of the episode.")
         turn = self.format.parse(action)
         if cut:
-            in_thought = action.rfind("<think>") > action.rfind("</think>")
-            return CUT if turn.error is None or in_thought else replace(turn, cut=True)
+            return CUT if turn.error is None or turn.unfinished else replace(turn, cut=True)
         count = len(turn.calls)
         if count > self.max_calls:
             return Turn(error=f"A turn may hold {self.max_calls} calls at most, this one has {count}.")

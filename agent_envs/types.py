@@ -36,6 +36,7 @@ class Turn:
 
     Attributes:
         thought: the reasoning in front of them, where the format has a place for it; None where it was left out.
+        unfinished: what is wrong with the turn is that it ends within a thought, a call or an answer.
         cut: sampling reached its limit before the turn ended, so the turn is no action.
     """
 
@@ -43,6 +44,7 @@ class Turn:
     answer: str | None = None
     error: str | None = None
     thought: str | None = None
+    unfinished: bool = field(default=False, compare=False)
     cut: bool = False
 
     @property

@@ -71,6 +71,10 @@ class Malformed(ValueError):
     """A turn cannot be parsed; the agent reads the message."""
 
 
+class Unfinished(Malformed):
+    """A turn ends within a thought, a call or an answer."""
+
+
 def total(read: Callable[[Any, str], Turn]) -> Callable[[Any, str], Turn]:
     """Make a ``parse`` that raises `Malformed` one that returns a Turn with that error."""
 
@@ -79,7 +83,7 @@ def total(read: Callable[[Any, str], Turn]) -> Callable[[Any, str], Turn]:
         try:
             return read(self, text)
         except Malformed as problem:
-            return Turn(error=str(problem))
+            return Turn(error=str(problem), unfinished=isinstance(problem, Unfinished))
 
     return parse
 

@@ -3,11 +3,12 @@
 import re
 from collections.abc import Iterable
 
-from agent_envs.formats.base import Malformed
+from agent_envs.formats.base import Malformed, Unfinished
 from agent_envs.formats.json_text import read_value_at
 
 THINK = re.compile("</?think>")
 _OBJECT = re.compile(r"\s*\{")
+_RESULTS = ("information", "tool_response")  # blocks that tools write
 
 
 def tag_pattern(names: Iterable[str]) -> re.Pattern[str]:
@@ -57,7 +58,8 @@ def read_blocks(text: str, tag: re.Pattern[str], json: str = "") -> tuple[list[s
         else:
             raise Malformed(f"{found.group()} is out of place: tags may not be nested or left open.")
     if opened is not None:
-        raise Malformed(f"<{opened}> is never closed with </{opened}>.")
+        kind = Malformed if opened in _RESULTS else Unfinished
+        raise kind(f"<{opened}> is never closed with </{opened}>.")
     return thoughts, blocks
 
 
@@ -90,5 +92,6 @@ def split_thought(text: str, opening: str = "<think>", closing: str = "</think>"
         head, rest = "", text
     head = head.strip().removeprefix(opening)
     if any(tag in part for tag in (opening, closing) for part in (head, rest)):
-        raise Malformed(f"{opening} may stand once, at the start, and must be closed with {closing}.")
+        kind = Unfinished if text.rfind(opening) > text.rfind(closing) else Malformed
+        raise kind(f"{opening} may stand once, at the start, and must be closed with {closing}.")
     return [head.strip()] if closed else [], rest

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from agent_envs.formats.base import Malformed
+from agent_envs.formats.base import Malformed, Unfinished
 from agent_envs.formats.blocks import split_thought
 from agent_envs.formats.harmony import read_messages
 from agent_envs.formats.json_text import read_value, read_value_at
@@ -47,14 +47,21 @@ class Family:
     goes_on: tuple[str, ...] = ()
 
 
-def _read_between(opening: str, read_one: Callable[[str, int, Schemas], tuple[list[ToolCall], int]]) -> Callable:
+def _read_between(
+    opening: str, closing: str, read_one: Callable[[str, int, Schemas], tuple[list[ToolCall], int]]
+) -> Callable:
     """A reader of what begins with ``opening``: ``read_one`` gets the place after it, and returns calls and where they end."""
 
     def read(text: str, schemas: Schemas) -> Response:
         calls, outside, place = list[ToolCall](), list[str](), 0
         while (start := text.find(opening, place)) >= 0:
             outside.append(text[place:start])
-            made, place = read_one(text, start + len(opening), schemas)
+            try:
+                made, place = read_one(text, start + len(opening), schemas)
+            except Malformed as problem:
+                if closing and text.find(closing, start) >= 0:
+                    raise
+                raise Unfinished(str(problem)) from None
             calls += made
         return Response(calls=calls, text="".join([*outside, text[place:]]))
 
@@ -100,7 +107,7 @@ def _read_list(opening: str, closing: str, arguments: str) -> Callable[[str, Sch
         calls = [_to_call(call, arguments) for call in (made if isinstance(made, list) else [made])]
         return calls, _skip(text, end, closing)
 
-    return _read_between(opening, read_one)
+    return _read_between(opening, closing, read_one)
 
 
 def _to_call(made: Any, arguments: str) -> ToolCall:
@@ -158,7 +165,7 @@ def _read_tags(
             place = _skip(text, place, tag)
         return [ToolCall(found[1], arguments)], place
 
-    return _read_between("<tool_call>", read_one)
+    return _read_between("<tool_call>", "</tool_call>", read_one)
 
 
 def read_typed(text: str, schema: Any) -> Any:
@@ -206,7 +213,7 @@ def _read_gemma(opening: str, closing: str, quote: str) -> Callable[[str, Schema
         arguments, end = _read_gemma_value(text, found.end(), quote, 0)
         return [ToolCall(found[1], arguments)], _skip(text, end, closing)
 
-    return _read_between(opening, read_one)
+    return _read_between(opening, closing, read_one)
 
 
 def _read_gemma_value(text: str, place: int, quote: str, depth: int) -> tuple[Any, int]:
@@ -265,7 +272,7 @@ def _read_harmony(text: str, schemas: Schemas) -> Response:
 _RESPONSE = ("<tool_response>", "</tool_response>")
 _TAGS = ("<tool_call>", "</tool_call>", *_RESPONSE)
 FAMILIES = (
-    Family("Hermes", _read_between("<tool_call>", _read_hermes), _TAGS),
+    Family("Hermes", _read_between("<tool_call>", "</tool_call>", _read_hermes), _TAGS),
     Family(
         "Qwen3-Coder", _read_tags(_FUNCTION, _PARAMETER, "</parameter>", "</function> </tool_call>", True),
         (*_TAGS, "<function=", "</function>", "<parameter=", "</parameter>"),
@@ -313,7 +320,7 @@ class Dialect:
         if self.family.thought:
             thoughts, text = split_thought(text, *self.family.thought)
             if self.opens_thought and not thoughts:
-                raise Malformed("The thought is never closed with </think>.")
+                raise Unfinished("The thought is never closed with </think>.")
         response = self.family.read(text, schemas)
         response.thoughts = [*filter(None, thoughts), *response.thoughts]
         if mark := next((mark for mark in self.family.marks if mark in response.text), None):

@@ -2,7 +2,7 @@
 
 import re
 
-from agent_envs.formats.base import Malformed
+from agent_envs.formats.base import Malformed, Unfinished
 from agent_envs.formats.json_text import read_object
 from agent_envs.types import ToolCall
 
@@ -40,6 +40,8 @@ def read_messages(text: str) -> tuple[list[str], list[ToolCall], list[str]]:
         content = message["content"].strip()
         if _TOKEN.search(content):
             raise Malformed("A message was not ended before the next one began.")
+        if channel == "analysis" and message["end"] is None:
+            raise Unfinished("The message in the channel analysis is never ended.")
         if recipient is not None:
             calls.append(_read_call(channel, recipient, content, message["end"]))
         elif channel == "analysis":

@@ -5,7 +5,7 @@ import math
 import re
 from typing import Any
 
-from agent_envs.formats.base import Malformed
+from agent_envs.formats.base import Malformed, Unfinished
 from agent_envs.tools import Tool
 
 _DEEPEST = 50  # levels of nesting
@@ -28,11 +28,12 @@ def read_object(text: str, what: str) -> dict[str, Any]:
 
 def read_value(text: str, problem: str) -> Any:
     """Read any JSON value, within the same bounds. Raises `Malformed` with ``problem`` and the reason."""
+    depth = 0
     try:
-        _check_depth(text)
+        depth = _check_depth(text)
         return _DECODER.decode(text)
     except ValueError as reason:
-        raise Malformed(f"{problem}: {reason}") from None
+        raise (Unfinished if depth > 0 else Malformed)(f"{problem}: {reason}") from None
 
 
 def read_value_at(text: str, start: int, problem: str) -> tuple[Any, int]:
@@ -71,13 +72,15 @@ def function_schema(tool: Tool) -> dict[str, Any]:
     return {"type": "function", "function": described}
 
 
-def _check_depth(text: str) -> None:
+def _check_depth(text: str) -> int:
+    """How many objects and lists are open at the end of a text."""
     depth = 0
     for token in _TOKEN.finditer(text):
         first = token.group()[0]
         depth += (first in "[{") - (first in "]}")
         if depth > _DEEPEST:
             raise ValueError(f"it is nested more than {_DEEPEST} levels deep.")
+    return depth
 
 
 def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:

@@ -4,7 +4,7 @@ import json
 from collections.abc import Sequence
 from typing import Any
 
-from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
+from agent_envs.formats.base import Format, Malformed, Unfinished, check_tools, exact, make_turn, total
 from agent_envs.formats.blocks import split_thought
 from agent_envs.formats.json_text import dumps, function_schema, read_object
 from agent_envs.tools import Tool
@@ -33,7 +33,7 @@ class Native(Format):
 
     The final answer is a call of `ANSWER`, or ``content`` without ``tool_calls``, or text that is no JSON object. Reasoning is
     in ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the start of the content. ``error`` says why the
-    message of a model could not be read. Other keys are ignored. A call without an id goes by its place in the turn:
+    message of a model could not be read, ``unfinished`` that it has no end. Other keys are ignored. A call without an id goes by its place in the turn:
     ``call_0``, ``call_1`` in text, "" in a `ToolCall`.
     """
 
@@ -65,7 +65,7 @@ class Native(Format):
             if message.get("role") != "assistant":
                 raise Malformed('The message must have "role": "assistant".')
             if isinstance(message.get("error"), str):
-                raise Malformed(message["error"])
+                raise (Unfinished if message.get("unfinished") else Malformed)(message["error"])
         content = message.get("content") or ""
         reasoning = [message[key] for key in ("reasoning_content", "reasoning") if message.get(key) is not None][:1]
         if not all(isinstance(part, str) for part in [content, *reasoning]):

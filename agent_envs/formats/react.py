@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from agent_envs.formats.arguments import string_argument
-from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
+from agent_envs.formats.base import Format, Malformed, Unfinished, check_tools, exact, make_turn, total
 from agent_envs.formats.blocks import THINK, escape, split_thought
 from agent_envs.formats.json_text import dumps, read_object
 from agent_envs.tools import Tool
@@ -67,6 +67,8 @@ class React(Format):
         sections = list(zip(pieces[::2], pieces[1::2], strict=True))
         if sections and sections[-1] == ("Observation", ""):
             sections.pop()  # where sampling stopped
+        if self._answers and sections and sections[-1] == ("Final Answer", ""):
+            raise Unfinished("The final answer is empty.")
         contents = {label: [c for name, c in sections if name == label] for label in ("Thought", "Final Answer")}
         if any(label == "Observation" for label, _ in sections):
             raise Malformed("Only tools write 'Observation:': end the turn after the last Action Input.")
@@ -83,7 +85,7 @@ class React(Format):
                 calls.append(ToolCall(name, self._read_input(name, content)))
             name = content if label == "Action" else None
         if name is not None:
-            raise Malformed("The last 'Action:' has no 'Action Input:'.")
+            raise Unfinished("The last 'Action:' has no 'Action Input:'.")
         return calls
 
     def _read_input(self, name: str, text: str) -> dict[str, Any]:

@@ -216,7 +216,8 @@ def take_message(episode: Episode, message: Mapping[str, Any], *, cut: bool = Fa
     requested = message.get("tool_calls") or []
     calls = _read_calls(requested)
     if cut:
-        reply = episode.step(said, cut=True)
+        whole = {"role": "assistant", "content": said or None, "tool_calls": requested}
+        reply = episode.step(dumps(whole) if requested else said, cut=True)
     elif calls is None:
         reply = episode._reject(UNREADABLE)
     else:
