@@ -342,7 +342,11 @@ class ChatTokens:
             response = self.dialect.read(self._decode_turn(ids), tools or [])
         except Malformed as problem:
             unfinished = {"unfinished": True} if isinstance(problem, Unfinished) else {}
-            return unfinished | {"role": "assistant", "content": self._with_opening(self.decode(ids)), "error": str(problem)}
+            return unfinished | {
+                "role": "assistant",
+                "content": self._with_opening(self.decode(ids)),
+                "error": str(problem),
+            }
         message: Message = {"role": "assistant", "content": response.text.strip()}
         if thought := "\n".join(response.thoughts):
             message["reasoning_content"] = thought

@@ -33,8 +33,8 @@ class Native(Format):
 
     The final answer is a call of `ANSWER`, or ``content`` without ``tool_calls``, or text that is no JSON object. Reasoning is
     in ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the start of the content. ``error`` says why the
-    message of a model could not be read, ``unfinished`` that it has no end. Other keys are ignored. A call without an id goes by its place in the turn:
-    ``call_0``, ``call_1`` in text, "" in a `ToolCall`.
+    message of a model could not be read, ``unfinished`` that it lacks its end. Other keys are ignored. A call without an id goes
+    by its place in the turn: ``call_0``, ``call_1`` in text, "" in a `ToolCall`.
     """
 
     name = "native"

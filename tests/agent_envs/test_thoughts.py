@@ -8,6 +8,7 @@ from toy_tools import STRING, tool
 
 from agent_envs.chat_tokens import ChatTokens
 from agent_envs.formats import make_format
+from agent_envs.formats.json_text import dumps
 from agent_envs.integrations import hosting
 from agent_envs.rewards import Format, Invalid, Reward
 from agent_envs.stopping import StopChecker
@@ -78,17 +79,36 @@ def test_stop_strings_within_a_long_thought_take_linear_time():
     assert seconds[1] < 4 * seconds[0] + 0.1
 
 
+def message(arguments: str) -> str:
+    call = {"id": "a", "type": "function", "function": {"name": "search", "arguments": arguments}}
+    return dumps({"role": "assistant", "content": None, "tool_calls": [call]})
+
+
 def make_priced(**options):
     rewards = Reward(price=(-1.0, Invalid()), readable=(0.5, Format()))
-    return hosting.make("AgentR1/MiniWiki-Easy-v0", entities=60, questions=20, max_turns=6, rewards=rewards, **options)
+    return hosting.make(
+        "AgentR1/MiniWiki-Easy-v0", entities=60, questions=20, rewards=rewards, **{"max_turns": 6} | options
+    )
+
+
+BEGUN = {  # where a call or an answer has begun
+    "tags": ["<answer>", "<answer>Zug", "so <search>who", "<think>a</think><search>"],
+    "hermes": [
+        "<answer>Zu",
+        "<tool_call>",
+        '<tool_call>\n{"name": "search", "arguments": {"query": "an </tool_call> in',
+    ],
+    "react": ["Action:", "Action: search", 'Action: search\nAction Input: {"query": "wh', "Final Answer:"],
+    "native": [message('{"query": "wh'), message("{"), '{"role": "assistant", "error": "no end", "unfinished": true}'],
+}
 
 
 @pytest.mark.parametrize("name", ANSWERS)
-def test_a_cut_turn_is_no_action_and_priced_only_where_it_is_malformed(name):
-    env = make_priced(format=name)
+def test_a_cut_turn_is_no_action_and_priced_only_where_none_had_begun(name):
+    env = make_priced(format=name, max_turns=9)
     env.reset(seed=0)
     whole = ANSWERS[name].format("Zug")
-    for said in (whole, "<think>so", f"<think>{whole}"):
+    for said in (whole, "<think>so", f"<think>{whole}", *BEGUN[name]):
         told, reward, terminated, truncated, info = env.step(said, cut=True)
         assert "cut" in told and (reward, terminated, truncated) == (0, False, False)
         assert (info["cut"], info["valid"]) == (True, False)
@@ -97,6 +117,45 @@ def test_a_cut_turn_is_no_action_and_priced_only_where_it_is_malformed(name):
     assert (reward, info["cut"]) == (-1, True)
     _, reward, terminated, *_, info = env.step(whole)
     assert (reward, terminated, info["cut"]) == (0.25, True, False)  # one of the two turns that count
+
+
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("tags", "<search></search> and so on"),
+        ("tags", "<information>[1] it is"),  # which a tool would write
+        ("hermes", "<tool_call>{}</tool_call> and so on"),
+        ("hermes", "<answer>a</answer></answer>"),
+        ("react", "Observation: it is"),
+    ],
+)
+def test_what_is_wrong_with_a_turn_beside_its_cut_is_priced(name, said):
+    env = make_priced(format=name)
+    env.reset(seed=0)
+    assert env.step(said, cut=True)[1] == -1
+
+
+@pytest.mark.parametrize(
+    ("kind", "mark"),
+    [
+        ("qwen3", "<tool_call>"),
+        ("qwen3.5", "<tool_call>"),
+        ("glm", "<tool_call>"),
+        ("mistral", "[TOOL_CALLS]"),
+        ("llama3.1", "{"),
+        ("gemma4", "<|tool_call>"),
+        ("gpt-oss", "<|message|>"),
+    ],
+)
+def test_a_call_of_any_family_that_its_length_cut_is_unfinished(kind, mark):
+    chat, format = make_chat(kind), make_format("native", [SEARCH])
+    call = {"function": {"name": "search", "arguments": {"query": 'who "is" it'}}}
+    ids = chat.turn_ids({"role": "assistant", "content": "", "tool_calls": [call]}, format.schemas())
+    begun = next(n for n in range(len(ids)) if mark in chat.tokenizer.decode(ids[:n]))
+    for n in range(begun, len(ids)):
+        turn = format.parse(chat.decode_action(ids[:n], format.schemas()))
+        assert turn.error is None or turn.unfinished, chat.tokenizer.decode(ids[:n])
+    assert format.parse(chat.decode_action(ids, format.schemas())).calls
 
 
 def test_a_turn_that_is_cut_at_the_last_position_of_the_model_is_truncated_only():

@@ -79,22 +79,23 @@ def test_a_server_that_goes_on_behind_a_turn_is_cut_where_our_engines_stop():
 
 
 @pytest.mark.parametrize(
-    ("format", "turn"),
+    ("format", "turn", "invalid"),
     [
-        ("tags", {"content": "<answer>Paris is what I would say but"}),
-        ("native", {"content": "Paris is what I would say but"}),
-        ("native", {"content": "", "reasoning_content": "Paris is what"}),
+        ("tags", {"content": "<answer>Paris is what I would say but"}, False),
+        ("tags", {"content": "Paris is what I would say but"}, True),
+        ("native", {"content": "Paris is what I would say but"}, False),
+        ("native", {"content": "", "reasoning_content": "Paris is what"}, False),
+        ("native", {"content": None, "tool_calls": calls([("search", '{"query": "who')])}, False),
+        ("native", {"content": None, "tool_calls": calls([("search", '{"query": "who"}')])}, False),
     ],
 )
-def test_a_turn_that_was_cut_by_its_length_is_not_closed_and_no_answer(format, turn):
+def test_a_turn_that_was_cut_by_its_length_is_no_answer_and_invalid_only_where_none_had_begun(format, turn, invalid):
     choice = {"message": {"role": "assistant", **turn}, "finish_reason": "length"}
     with serve(lambda request: json.dumps({"choices": [choice]}).encode()) as chat:
         (record,), _ = roll_out(chat.url, instances(1), format, kwargs=SMALL | {"max_turns": 1})
     (turn_of_record,) = record["turns"]
-    assert "</answer>" not in turn_of_record["action"]
-    assert turn_of_record["invalid"] == (
-        format == "tags"
-    )  # what was cut inside a thought, or is an action, is no mistake
+    assert "</answer>" not in turn_of_record["action"] and not turn_of_record["calls"]
+    assert turn_of_record["invalid"] == invalid
     assert record["truncated"] and record["metrics"]["cut"] == 1
 
 
