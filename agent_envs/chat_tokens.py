@@ -206,6 +206,11 @@ class ChatTokens:
         """The ids of `prompt_messages`, with the functions that may be called."""
         return self.encode(self._render(self.prompt_messages(instructions, context), tools, True))
 
+    def conversation_ids(self, messages: list[Message], tools: Schemas | None = None) -> list[int]:
+        """The ids of any conversation up to the start of the next turn, with the functions that may be called."""
+        written = self.fold_system([self.to_template(message) for message in messages])
+        return self.encode(self._render(written, tools, True))
+
     def prompt_messages(self, instructions: str, context: str | list[Message]) -> list[Message]:
         """The messages before a turn: the instructions as system message, then the first observation or a rewritten context."""
         messages = [{"role": "user", "content": context}] if isinstance(context, str) else context
@@ -295,7 +300,7 @@ class ChatTokens:
     ) -> list[int]:
         """The ids from a sampled turn ``after`` to the next: its end if not sampled, what came back, the next turn's start.
 
-        ``observation``: a text or one message of the user, or the results of all calls of the turn as messages.
+        ``observation``: a text, or messages: what the user said, or the results of all calls of the turn and what follows.
         """
         if isinstance(observation, list) and [message["role"] for message in observation] == ["user"]:
             observation = observation[0]["content"]
@@ -311,7 +316,7 @@ class ChatTokens:
         return ids
 
     def _render_results(self, messages: list[Message], tools: Schemas | None) -> str:
-        """What the template writes from the end of a turn with calls to the next: what two renderings differ in."""
+        """What the template writes from the end of a turn to the next: what two renderings differ in."""
         calls = [
             to_tool_call(message.get("name") or "function", {"text": _MARK}, message["tool_call_id"])
             for message in messages
@@ -319,11 +324,11 @@ class ChatTokens:
         ]
         if self.dialect and not self.dialect.parallel:
             calls = calls[:1]
-        turn = {"role": "assistant", "content": "", "tool_calls": calls}
+        turn = {"role": "assistant", "content": "" if calls else _MARK, "tool_calls": calls}
         told = [self.to_template(message) for message in messages]
         opening = [{"role": "user", "content": "hello"}, self.to_template(turn)]
         alone, answered = (
-            self._render([*opening, *more], tools, bool(more)).split(_MARK, len(calls))[-1] for more in ([], told)
+            self._render([*opening, *more], tools, bool(more)).split(_MARK, len(calls) or 1)[-1] for more in ([], told)
         )
         call_end = alone.removesuffix(self._last_end)
         if not answered.startswith(call_end):

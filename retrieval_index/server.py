@@ -126,7 +126,7 @@ def create_app(searcher: Searcher, limits: Limits | None = None) -> FastAPI:
 
 async def _retrieve(request: Request, batcher: Batcher, limits: Limits, metrics: "_Metrics") -> Response:
     try:
-        query = _parse(await _read(request, limits.body_bytes), limits)
+        query = _parse(await read_body(request, limits.body_bytes), limits)
         found = await batcher.search(query.queries, _topk(query, limits), request.is_disconnected)
     except QueueFull as error:
         raise HTTPException(429, f"{error}: try again later", {"Retry-After": "1"}) from None
@@ -143,8 +143,8 @@ def _encode(found: list[list[Passage]], with_scores: bool) -> bytes:
     return to_json({"result": [[entry_of(passage, with_scores) for passage in ranking] for ranking in found]})
 
 
-async def _read(request: Request, limit: int) -> bytes:
-    """The body, of which no more than the limit is ever held, whatever Content-Length says."""
+async def read_body(request: Request, limit: int) -> bytes:
+    """The body of a request, of which no more than the limit is ever held, whatever Content-Length says."""
     body = bytearray()
     try:
         async with asyncio.timeout(ARRIVAL):

@@ -76,7 +76,7 @@ class BatchRow:
 
 
 def to_rows(steps: list[Step]) -> list[BatchRow]:
-    """Merge each step into the row before it if its prompt extends that row; else start a new one."""
+    """Merge each step into the newest row that its prompt extends, if there is one; else start a new one."""
     rows: list[BatchRow] = []
     for turn, step in enumerate(steps):
         if not step.prompt:
@@ -86,8 +86,8 @@ def to_rows(steps: list[Step]) -> list[BatchRow]:
         sampled = [logprob is not None for logprob in step.logprobs]
         if not any(sampled):
             raise ValueError("a step without sampled tokens has nowhere to keep its reward")
-        last = rows[-1] if rows else None
-        if last is None or step.prompt[: len(last.ids)] != last.ids:
+        last = next((row for row in reversed(rows) if step.prompt[: len(row.ids)] == row.ids), None)
+        if last is None:
             last = BatchRow(ids=[], mask=[], logprobs=[], rewards=[])
             rows.append(last)
         context = step.prompt[len(last.ids) :]

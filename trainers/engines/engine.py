@@ -1,6 +1,7 @@
 """What a rollout asks of an `Engine`: prompts as ids in; ids, log-probabilities and finish reasons out."""
 
 import collections
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -48,11 +49,15 @@ class Engine(Protocol):
         """See above."""
         ...
 
-    def submit(self, prompts: dict[int, list[int]], params: SamplingParams) -> None:
+    def submit(
+        self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
+    ) -> None:
         """Begin a turn of each of these conversations, of at most ``max_length`` tokens in all.
 
         A prompt that extends what its conversation has seen costs only the new ids. ``temperature`` 0 is greedy.
         Log-probabilities are those of the distribution that was sampled from (at 0, of the untempered one).
+        ``seeds``: by conversation, of the noise of its turn, which is then the same whatever is sampled beside it; of all
+        turns that are open at the same time, or of none.
 
         Raises:
             ValueError: a conversation has an open turn or no room, or the engine cannot mix these ways of sampling.

@@ -19,7 +19,7 @@ from transformers import (
 from trainers.engines.engine import Completion, SamplingParams
 from trainers.engines.model_runner import PROBE_TEXT
 from trainers.engines.sampling import sample
-from trainers.engines.turns import OpenTurn
+from trainers.engines.turns import OpenTurn, next_noise
 from trainers.models.policy import Policy
 from trainers.runtime.errors import UserError
 
@@ -122,7 +122,8 @@ class _TurnSampler(LogitsProcessor):
 
     def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor) -> torch.Tensor:
         params, rows = self._params, torch.arange(len(scores), device=scores.device)
-        drawn, logprobs = sample(scores, rows, params.temperature, params.top_p, params.min_p)
+        noise = next_noise(self.turns)
+        drawn, logprobs = sample(scores, rows, params.temperature, params.top_p, params.min_p, noise)
         self.steps += 1
         triples = zip(self.turns, drawn.tolist(), logprobs.tolist(), strict=True)
         tokens = [token if turn.ended else turn.append(token, logprob) for turn, token, logprob in triples]

@@ -9,14 +9,16 @@ CHUNK = 512  # neighbouring tokens of the vocabulary that are first drawn as one
 
 
 def sample(
-    logits: torch.Tensor, rows: torch.Tensor, temperature: float, top_p: float = 1.0, min_p: float = 0.0
-) -> tuple[torch.Tensor, torch.Tensor]:
+    logits: torch.Tensor, rows: torch.Tensor, temperature: float, top_p: float = 1.0, min_p: float = 0.0,
+    noise: torch.Tensor | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:  # fmt: skip
     """Draw tokens from logits [N, V]; several from one distribution if ``rows`` repeats it.
 
     Args:
         rows: int64 [M], the row of the logits that each token is drawn from.
         temperature: 0 takes the most probable token.
         top_p, min_p: see `truncate`; nothing is cut off at temperature 0.
+        noise: float64 [M] in [0, 1), where in its distribution each token is drawn; by default at random.
 
     Returns:
         Tokens, int64 [M], and their log-probabilities under the sampling distribution (at temperature 0, the untempered).
@@ -24,7 +26,7 @@ def sample(
     logp = (logits / (temperature or 1.0)).log_softmax(-1)
     if temperature and (top_p < 1 or min_p):
         logp = truncate(logp, top_p, min_p)
-    tokens = logp.argmax(-1)[rows] if temperature == 0 else _draw(logp, rows)
+    tokens = logp.argmax(-1)[rows] if temperature == 0 else _draw(logp, rows, noise)
     return tokens, logp[rows, tokens]
 
 
@@ -46,13 +48,14 @@ def truncate(logp: torch.Tensor, top_p: float = 1.0, min_p: float = 0.0) -> torc
     return logp
 
 
-def _draw(logp: torch.Tensor, rows: torch.Tensor) -> torch.Tensor:
+def _draw(logp: torch.Tensor, rows: torch.Tensor, noise: torch.Tensor | None) -> torch.Tensor:
     """Draw by inversion of the cumulative distribution in double precision: a chunk of the vocabulary, then a token in it."""
     chunks = pad(logp.exp(), (0, -logp.shape[-1] % CHUNK)).unflatten(-1, (-1, CHUNK))
     mass = chunks.sum(-1, dtype=torch.float64)
     cumulative = mass.cumsum(-1)
-    below_one = torch.rand(len(rows), dtype=torch.float64, device=logp.device) * (1 - 2**-32)
-    points = below_one * cumulative[rows, -1]
+    if noise is None:
+        noise = torch.rand(len(rows), dtype=torch.float64, device=logp.device)
+    points = noise.to(logp.device) * (1 - 2**-32) * cumulative[rows, -1]
     chunk = _find_interval(cumulative[rows], points)
     inside = chunks[rows, chunk].cumsum(-1, dtype=torch.float64)
     rest = points - (cumulative - mass)[rows, chunk]

@@ -2,6 +2,7 @@
 
 import collections
 import warnings
+from collections.abc import Mapping
 from dataclasses import replace
 
 import torch
@@ -12,7 +13,7 @@ from trainers.engines.library_sampler import LibrarySampler
 from trainers.engines.model_runner import ModelRunner
 from trainers.engines.prefix_cache import CachedSequence, PrefixCache
 from trainers.engines.sampling import sample
-from trainers.engines.turns import OpenTurn, ThoughtBudget
+from trainers.engines.turns import OpenTurn, ThoughtBudget, next_noise
 from trainers.models.policy import Policy
 
 MAX_PREFILL_TOKENS = 8192  # in one pass, padding included
@@ -59,7 +60,9 @@ class TransformersEngine:
         """How many decoding steps are captured as CUDA graphs."""
         return self._runner.num_cuda_graphs
 
-    def submit(self, prompts: dict[int, list[int]], params: SamplingParams) -> None:
+    def submit(
+        self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
+    ) -> None:
         """`Engine.submit`. Turns that are open at the same time are sampled in one way."""
         if self._open and replace(params, max_new_tokens=self._params.max_new_tokens) != self._params:
             raise ValueError(f"turns with {self._params} are open, and these have {params}")
@@ -68,7 +71,10 @@ class TransformersEngine:
         lengths = turn_lengths(prompts, params.max_new_tokens, self.max_length)
         self._params = params
         for key, length in lengths.items():
-            self._open[key] = OpenTurn(longest=length, is_complete=self._is_complete, budget=self._budget)
+            turn = OpenTurn(longest=length, is_complete=self._is_complete, budget=self._budget)
+            if seeds is not None:
+                turn.seed_noise(seeds[key])
+            self._open[key] = turn
         if self._library is not None:
             self._waiting |= prompts
             return
@@ -140,7 +146,8 @@ class TransformersEngine:
         keys = [key for sequence in running for key in sequence.keys]
         row_of_key = [number for number, sequence in enumerate(running) for _ in sequence.keys]
         rows, params = torch.tensor(row_of_key, device=hidden.device), self._params
-        tokens, logprobs = sample(logits, rows, params.temperature, params.top_p, params.min_p)
+        noise = next_noise([self._open[key] for key in keys])
+        tokens, logprobs = sample(logits, rows, params.temperature, params.top_p, params.min_p, noise)
         drawn = dict(zip(keys, zip(tokens.tolist(), logprobs.tolist(), strict=True), strict=True))
         self._running = []
         done: dict[int, Completion] = {}

@@ -1,8 +1,11 @@
 """A turn while it is sampled: where it ends, and where a thought that has used up its budget is closed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
+
+import numpy as np
+import torch
 
 from trainers.engines.engine import Completion
 from trainers.models.policy import Policy
@@ -54,12 +57,19 @@ class OpenTurn:
     budget: ThoughtBudget | None = None
     completion: Completion = field(default_factory=Completion)
     ended: bool = False
+    noise: list[float] = field(
+        default_factory=list
+    )  # where each of its tokens is drawn, if that does not come from chance
     _inside: bool = False
     _spent: int = 0  # sampled tokens of thoughts
     _forced: list[int] = field(default_factory=list)  # tokens that come next, whatever is drawn
 
     def __post_init__(self):
         self._inside = self.budget is not None and self.budget.begins_inside
+
+    def seed_noise(self, seed: int) -> None:
+        """Let the turn have noise of its own."""
+        self.noise = np.random.default_rng(seed).random(self.longest).tolist()
 
     def append(self, token: int, logprob: float) -> int:
         """Append a drawn token, or the one that closes a thought in its place; returns the token that was appended."""
@@ -109,3 +119,11 @@ def _find_marks(policy: Policy) -> tuple[str, str]:
         if len(written) > 1 and closing.strip():
             return written[0][0], closing
     return "<think>", "\n</think>\n\n"
+
+
+def next_noise(turns: Sequence[OpenTurn]) -> torch.Tensor | None:
+    """`trainers.engines.sampling.sample`'s, float64 [M], for the next token of each turn; None where they have none of their
+    own. A turn that has ended is drawn for all the same."""
+    if not all(turn.noise for turn in turns):
+        return None
+    return torch.tensor([turn.noise[len(turn.completion.tokens) % turn.longest] for turn in turns], dtype=torch.float64)

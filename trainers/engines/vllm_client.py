@@ -8,7 +8,7 @@ open network. New weights go through a folder for temporary files (``TMPDIR``), 
 
 import collections
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from pathlib import Path
 
@@ -50,7 +50,9 @@ class VLLMClient:
         self.reset()
         check_engine(self, policy)
 
-    def submit(self, prompts: dict[int, list[int]], params: SamplingParams) -> None:
+    def submit(
+        self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
+    ) -> None:
         """`Engine.submit`."""
         if repeated := sorted(set(self._open.values()) & prompts.keys()):
             raise ValueError(f"conversations {repeated} have an open turn already")
@@ -58,7 +60,7 @@ class VLLMClient:
         for key, prompt in prompts.items():
             # By conversation and turn: the order in which turns are complete depends on timing.
             self._turns[key] = self._turns.get(key, -1) + 1
-            seed = hash((self._seed, key, self._turns[key])) % 2**31
+            seed = (seeds or {}).get(key, hash((self._seed, key, self._turns[key]))) % 2**31
             self._open[self._pool.submit(self._sample_turn, prompt, lengths[key], params, seed)] = key
 
     def wait(self) -> dict[int, Completion]:

@@ -11,7 +11,7 @@ import os
 import re
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import torch
@@ -72,7 +72,9 @@ class VLLMEngine:
         )  # fmt: skip
         return self._vllm.LLMEngine.from_engine_args(arguments)
 
-    def submit(self, prompts: dict[int, list[int]], params: SamplingParams) -> None:
+    def submit(
+        self, prompts: dict[int, list[int]], params: SamplingParams, seeds: Mapping[int, int] | None = None
+    ) -> None:
         """`Engine.submit`."""
         if repeated := sorted({key for key, _ in self._open.values()} & prompts.keys()):
             raise ValueError(f"conversations {repeated} have an open turn already")
@@ -80,7 +82,7 @@ class VLLMEngine:
         for key, prompt in prompts.items():
             of_vllm = self._vllm.SamplingParams(
                 temperature=params.temperature, top_p=params.top_p, min_p=params.min_p, max_tokens=lengths[key], logprobs=0,
-                stop_token_ids=self._end_ids, ignore_eos=True, detokenize=False,
+                stop_token_ids=self._end_ids, ignore_eos=True, detokenize=False, seed=(seeds or {}).get(key),
                 output_kind=self._vllm.sampling_params.RequestOutputKind.DELTA,
             )  # fmt: skip
             request = str(next(self._request_numbers))

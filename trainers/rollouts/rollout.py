@@ -49,7 +49,7 @@ def rollout(
         One trajectory per environment, in order.
     """
     engine.reset()
-    observations, infos = _reset(envs, seeds, questions, group_size)
+    observations, infos = reset_groups(envs, seeds, questions, group_size)
     episodes = [
         _Episode(i, policy, envs.envs[i], observations[i], info_of(infos, i), number, i % group_size, i // group_size)
         for i, number in enumerate(number for number in seeds or questions or [] for _ in range(group_size))
@@ -215,7 +215,7 @@ class _Turns:
         return completions
 
 
-def _reset(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | None, group_size: int):
+def reset_groups(envs: ToolVectorEnv, seeds: list[int] | None, questions: list[int] | None, group_size: int):
     """Start an episode in each environment of each group; returns what the vector's ``reset`` does."""
     if (seeds is None) == (questions is None):
         raise UserError("give either seeds or questions")

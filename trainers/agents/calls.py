@@ -1,0 +1,315 @@
+"""The calls that a program makes in an episode, as rows of token ids.
+
+A call is a conversation that is to be continued. Where its messages extend those of an earlier call of the episode, with the
+turn that was sampled there and without another of the assistant, its prompt is the ids of that call, the ids that were
+sampled, and the new messages, which alone are encoded. Any other call is a row of its own.
+"""
+
+import hashlib
+import json
+from array import array
+from bisect import bisect_left
+from collections import Counter, deque
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from threading import Lock
+from typing import Any
+
+from agent_envs.chat_tokens import ChatTokens
+from agent_envs.formats.base import Malformed
+from agent_envs.formats.blocks import find_end, split_thought
+from trainers.engines.engine import Completion
+from trainers.trajectory import Step, Trajectory
+
+LEAST_TURN = 32  # tokens that must be left for a turn behind its prompt, or fewer where turns are shorter
+
+Message = dict[str, Any]
+_Key = tuple[Any, ...]  # of a message: what makes it the same message
+
+
+class CallRefused(Exception):
+    """A call cannot be answered; ``status`` and ``code`` are those of the API."""
+
+    def __init__(self, status: int, message: str, code: str = "invalid_request"):
+        super().__init__(message)
+        self.status, self.code = status, code
+
+
+@dataclass(slots=True, kw_only=True)
+class Turn:
+    """What a call is answered with: the message for the client, why it ended, and the tokens behind it."""
+
+    message: Message
+    finish_reason: str
+    prompt_tokens: int
+    tokens: list[int]
+    logprobs: list[float | None]
+    pieces: list[str] | None = None  # the text of each token, where the call asked for log-probabilities
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class Call:
+    """A request for a turn. ``messages`` are as the API has them, with text as content; ``answer`` gets a `Turn`."""
+
+    messages: list[Message]
+    tools: list[dict[str, Any]] = field(default_factory=list)
+    max_tokens: int | None = None
+    stop: tuple[str, ...] = ()
+    temperature: float | None = None
+    logprobs: bool = False
+    answer: "Future[Turn]" = field(default_factory=Future)
+    keys: list[_Key] = field(default_factory=list)
+    row: "_Row | None" = None  # what it extends
+    prompt: list[int] = field(default_factory=list)
+    place: int = 0  # among the calls of its episode, from 1
+    number: int = 0  # the conversation of the engine
+    seed: int = 0
+
+
+@dataclass(slots=True, kw_only=True, eq=False)
+class _Row:
+    """A call that was answered: its messages with the answer, and the ids of all of them, the sampled ones last."""
+
+    keys: list[_Key]
+    tools: list[dict[str, Any]]
+    ids: list[int]
+    sampled: list[int]
+    message: Message  # the answer
+    number: int
+    extended: bool = False
+
+
+class Session:
+    """The calls of one episode, which fill its `Trajectory`.
+
+    Calls are begun and finished by one thread; rewards come from any.
+
+    Args:
+        seed: of the noise of the episode, None for none. That of a call depends on its prompt and on how many equal ones came
+            before it, not on when it arrives.
+        max_calls: later ones are refused, as are all after `close`.
+        number: makes the numbers of the engine's conversations.
+        keep: answered calls that later ones may extend; None for all.
+
+    Attributes:
+        calls: how many there were.
+        edits: calls that changed a turn of the assistant, and so began a row.
+        refused: why the last call had to be refused that was beyond a limit; "" if none was.
+        before_turn: called before each answer is added, for a label of the state, see `Trajectory.anchors`.
+    """
+
+    def __init__(
+        self, policy: ChatTokens, trajectory: Trajectory, number: Callable[[], int], *, seed: int | None = None,
+        max_calls: float = float("inf"), keep: int | None = None,
+    ):  # fmt: skip
+        self.policy, self.trajectory, self._number, self._seed = policy, trajectory, number, seed
+        self.max_calls, self.calls, self.edits = max_calls, 0, 0
+        self.refused, self.closed = "", False
+        self.before_turn: Callable[[], Any] = lambda: None
+        self._answered: deque[_Row] = deque(maxlen=keep)
+        self._prompts: Counter[bytes] = Counter()
+        self._lock = Lock()  # of the rewards
+        self._owed = _new_turn()  # what came before the first call, or after the last
+
+    # -- by the thread that answers -----------------------------------------------------------------------------------
+
+    def begin(self, call: Call, max_new_tokens: int, max_length: float) -> None:
+        """Give a call its prompt, noise and conversation. Raises CallRefused."""
+        if self.closed:
+            raise CallRefused(403, "the episode of this key has ended", "episode_ended")
+        if self.calls >= self.max_calls:
+            self.refused = f"the episode has had its {self.max_calls} calls"
+            raise CallRefused(400, self.refused, "calls_exceeded")
+        self.calls += 1
+        call.place = self.calls
+        call.keys = [_key_of(message) for message in call.messages]
+        call.row = self._find_row(call)
+        try:
+            call.prompt = self._encode(call)
+        except Exception as error:  # a chat template raises what it likes
+            text = " ".join(str(error).split())
+            raise CallRefused(400, f"the model's chat template cannot write these messages: {text}") from error
+        if len(call.prompt) + min(max_new_tokens, LEAST_TURN) > max_length:
+            self.refused = (
+                f"the prompt has {len(call.prompt)} tokens, and the model reads {max_length:.0f} with its turn"
+            )
+            raise CallRefused(400, self.refused, "context_length_exceeded")
+        if call.row is None:
+            self.edits += any(_is_edited(call, row) for row in self._answered)
+        if call.row is None or call.row.extended:
+            call.number = self._number()
+        else:
+            call.number = call.row.number
+            call.row.extended = True
+        if self._seed is not None:
+            prompt = array("q", call.prompt).tobytes()
+            self._prompts[prompt] += 1
+            call.seed = seed_of(self._seed, prompt, self._prompts[prompt])
+
+    def finish(self, call: Call, completion: Completion) -> Turn:
+        """Take what was sampled for a call into the rows; returns what the client gets."""
+        tokens, logprobs, was_cut = completion.tokens, completion.logprobs, completion.finish_reason == "length"
+        stopped = bool(call.stop) and self._has_stop(tokens, call.stop)
+        if stopped:  # what was sampled behind it was not asked for
+            count = 1 + bisect_left(range(1, len(tokens)), True, key=lambda n: self._has_stop(tokens[:n], call.stop))
+            tokens, logprobs, was_cut = tokens[:count], logprobs[:count], False
+        message, error = self._read(call, tokens, was_cut, stopped)
+        step = Step(prompt=call.prompt, tokens=tokens, logprobs=logprobs)
+        keys = [*call.keys, _key_of(message)]
+        row = _Row(
+            keys=keys, tools=call.tools, ids=call.prompt + tokens, sampled=tokens, message=message, number=call.number
+        )
+        self._answered.append(row)
+        self._record(call, step, message, error, was_cut)
+        reason = "length" if was_cut else "tool_calls" if message.get("tool_calls") else "stop"
+        return Turn(
+            message=message, finish_reason=reason, prompt_tokens=len(call.prompt), tokens=tokens, logprobs=logprobs,
+            pieces=self.policy.tokenizer.batch_decode([[token] for token in tokens]) if call.logprobs else None,
+        )  # fmt: skip
+
+    def _find_row(self, call: Call) -> _Row | None:
+        """The longest conversation that a call extends by something else than turns of the assistant."""
+        fitting = [row for row in self._answered if row.tools == call.tools and _extends(call.keys, row.keys)]
+        return max(fitting, key=lambda row: len(row.keys), default=None)
+
+    def _encode(self, call: Call) -> list[int]:
+        row, tools = call.row, call.tools or None
+        if row is None:
+            return self.policy.conversation_ids(call.messages, tools)
+        names = {made["id"]: made["function"]["name"] for made in row.message.get("tool_calls") or ()}
+        new = [
+            message if "tool_call_id" not in message else {"name": names.get(message["tool_call_id"]), **message}
+            for message in call.messages[len(row.keys) :]
+        ]
+        try:
+            return row.ids + self.policy.observation_ids(new, row.sampled, tools)
+        except ValueError:  # a template that cannot append such messages
+            call.row = None
+            return self.policy.conversation_ids(call.messages, tools)
+
+    def _has_stop(self, tokens: list[int], stop: tuple[str, ...]) -> bool:
+        return find_end(self.policy.decode_action(tokens), stop) is not None
+
+    def _read(self, call: Call, tokens: list[int], was_cut: bool, stopped: bool) -> tuple[Message, str]:
+        """A sampled turn as the API's message, and why it is no turn of the model's own form, if it is none. A stop string, and
+        what stands in its token behind it, is left out, as the API does."""
+        policy = self.policy
+        if call.tools and policy.dialect is not None and not was_cut and not stopped:
+            message = policy.read_turn(tokens, call.tools)
+            error = str(message.pop("error", ""))
+            for place, made in enumerate(message.get("tool_calls") or ()):
+                if made["id"] == f"call_{place}":  # clients tell calls of different turns apart by their ids
+                    made["id"] = f"call_{call.place}_{place}"
+            return message, error
+        text, error = policy.decode_action(tokens), ""
+        if stopped:
+            end = find_end(text, call.stop)
+            text = text[:end]
+            text = min((text.removesuffix(string) for string in call.stop), key=len)
+        try:
+            thoughts, content = split_thought(text)
+        except Malformed as problem:
+            thoughts, content, error = [], text, str(problem)
+        message = {"role": "assistant", "content": content.strip()}
+        return message | ({"reasoning_content": "\n".join(thoughts)} if any(thoughts) else {}), error
+
+    def _record(self, call: Call, step: Step, message: Message, error: str, was_cut: bool) -> None:
+        known, trajectory = (0 if call.row is None else len(call.row.keys)), self.trajectory
+        new = [self.policy.escape_all(_shown(each)) for each in call.messages[known:]]
+        if not known and trajectory.steps and new[0]["role"] != "system":  # as records mark where a row begins
+            new.insert(0, {"role": "system", "content": ""})
+        label = self.before_turn()
+        with self._lock:
+            trajectory.messages += new
+            seen = {"message": len(trajectory.messages), "observation": new[-1]["content"]}
+            is_text = message.keys() == {"role", "content"}
+            action = message["content"] if is_text else json.dumps(message, ensure_ascii=False)
+            said = {"action": action, "invalid": bool(error), "cut": was_cut}
+            step.reward = self._owed["reward"]
+            trajectory.turns.append(self._owed | seen | said)
+            self._owed = _new_turn()
+            trajectory.messages.append(_shown(message))
+            trajectory.anchors.append(label)
+            trajectory.steps.append(step)
+
+    # -- by the program, in any thread --------------------------------------------------------------------------------
+
+    def reward(
+        self, value: float, terms: Mapping[str, float] | None = None, seen: Mapping[str, Any] | None = None
+    ) -> None:
+        """Pay for the turn that was answered last, or for the first one if none was yet. ``seen``: what its record shows of it,
+        ``calls``, ``found`` and ``text``."""
+        seen = seen or {}
+        with self._lock:
+            trajectory = self.trajectory
+            turn = trajectory.turns[-1] if trajectory.turns else self._owed
+            if trajectory.steps:
+                trajectory.steps[-1].reward += value
+            turn["reward"] += value
+            turn["calls"] = [*turn["calls"], *seen.get("calls", ())]
+            turn["found"] = [*turn["found"], *seen.get("found", ())]
+            turn["next_observation"] = "\n".join(filter(None, [turn["next_observation"], seen.get("text", "")]))
+            for name, paid in (terms or {}).items():
+                turn["reward_terms"][name] = turn["reward_terms"].get(name, 0.0) + paid
+                trajectory.reward_terms[name] = trajectory.reward_terms.get(name, 0.0) + paid
+
+    def close(self) -> None:
+        """Refuse all calls from now on."""
+        self.closed = True
+
+
+def seed_of(episode: int, prompt: bytes, times: int) -> int:
+    """The seed of a call's noise: of its prompt in an episode, the first, second … time."""
+    told = f"{episode} {times} ".encode() + prompt
+    return int.from_bytes(hashlib.blake2b(told, digest_size=7).digest())
+
+
+def text_of(content: Any) -> str:
+    """The text of a message's content, which may be a list of parts. Raises CallRefused for other parts than text."""
+    if content is None or isinstance(content, str):
+        return content or ""
+    if isinstance(content, list) and all(isinstance(part, dict) for part in content):
+        parts = [part.get("text", part.get("refusal")) for part in content]
+        if all(isinstance(part, str) for part in parts):
+            return "".join(parts)
+    raise CallRefused(400, "the content of a message must be text, or a list of parts that are text")
+
+
+def _new_turn() -> dict[str, Any]:
+    return {"reward": 0.0, "reward_terms": {}, "calls": [], "found": [], "next_observation": ""}
+
+
+def _shown(message: Message) -> Message:
+    kept = ("role", "content", "reasoning_content", "tool_calls", "tool_call_id", "name")
+    return {name: message[name] for name in kept if message.get(name)} | {"content": message.get("content") or ""}
+
+
+def _key_of(message: Message) -> _Key:
+    """What has to be equal for two messages to be the same: not white space around them, nor a thought, which clients drop."""
+    calls = [
+        (call["function"]["name"], _without_layout(call["function"].get("arguments")))
+        for call in message.get("tool_calls") or ()
+    ]
+    return message["role"], (message.get("content") or "").strip(), tuple(calls), message.get("tool_call_id") or ""
+
+
+def _without_layout(arguments: Any) -> str:
+    try:
+        given = json.loads(arguments or "{}") if isinstance(arguments, str | None) else arguments
+        return json.dumps(given, sort_keys=True)
+    except ValueError:
+        return str(arguments)
+
+
+def _extends(longer: Sequence[_Key], shorter: Sequence[_Key]) -> bool:
+    rest = longer[len(shorter) :]
+    return bool(rest) and longer[: len(shorter)] == shorter and all(key[0] != "assistant" for key in rest)
+
+
+def _is_edited(call: Call, row: _Row) -> bool:
+    """Whether a call has all messages of an earlier one, and another turn of the assistant's after them than was sampled."""
+    place = len(row.keys) - 1
+    if row.tools != call.tools or len(call.keys) <= place or call.keys[:place] != row.keys[:place]:
+        return False
+    return call.keys[place][0] == "assistant" and call.keys[place] != row.keys[place]

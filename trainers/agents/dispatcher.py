@@ -1,0 +1,135 @@
+"""Calls of many programs, answered together by one engine."""
+
+import math
+import time
+import warnings
+from collections.abc import Sequence
+from dataclasses import replace
+from threading import Condition
+from typing import Protocol
+
+from trainers.agents.calls import Call, CallRefused, Session
+from trainers.engines.engine import Completion, Engine, SamplingParams
+from trainers.rollouts.timing import Timing
+
+PATIENCE = (
+    0.25  # seconds without a call after which those that wait are answered, though other programs are not back yet
+)
+
+
+class Caller(Protocol):
+    """An episode as the dispatcher sees it: `trainers.agents.tasks.Episode` explains it."""
+
+    number: int
+    session: Session
+    running: bool
+    waiting: int
+    since: float
+    ended: bool
+
+    def fail(self, problem: str) -> None:
+        """End the episode."""
+
+
+class Dispatcher:
+    """Collects calls, samples their turns and answers them.
+
+    As long as programs come back at once, a batch begins when all of them wait: then the order of events, and with it every
+    rounding, does not depend on time. Others do not wait for slow ones.
+
+    Args:
+        timeout: seconds that a program may take between its calls.
+    """
+
+    def __init__(self, engine: Engine, params: SamplingParams, timing: Timing, timeout: float = math.inf):
+        self.engine, self.params, self.timing, self.timeout = engine, params, timing, timeout
+        self.changed = Condition()  # notified of calls, and of programs that begin or end
+        self._arrived: list[tuple[Caller, Call]] = []
+        self._open: dict[int, tuple[Caller, Call]] = {}  # by conversation, in the order of their submission
+        self._closed = self._warned = False
+
+    def submit(self, caller: Caller, call: Call) -> None:
+        """Have a call answered, by the thread in `run`. Raises CallRefused after `close`."""
+        with self.changed:
+            if self._closed:
+                raise CallRefused(403, "the episode of this key has ended", "episode_ended")
+            caller.waiting += 1
+            self._arrived.append((caller, call))
+            self.changed.notify_all()
+
+    def run(self, callers: Sequence[Caller]) -> None:
+        """Answer calls until all callers have ended."""
+        while True:
+            arrived = self._collect(callers)
+            self._begin(arrived)
+            if self._open:
+                with self.timing.measure("decode"):
+                    done = self.engine.wait()
+                self.timing.count("decode", sum(len(completion.tokens) for completion in done.values()))
+                self._finish(done)
+            elif not arrived and all(caller.ended for caller in callers):
+                return
+
+    def close(self) -> None:
+        """Refuse the calls that wait, and all that come."""
+        with self.changed:
+            self._closed = True
+            rest, self._arrived = [*self._arrived, *self._open.values()], []
+        for caller, call in rest:
+            self._answer(caller, call, CallRefused(403, "the episode of this key has ended", "episode_ended"))
+
+    def _collect(self, callers: Sequence[Caller]) -> list[tuple[Caller, Call]]:
+        """The calls that wait, once there is something to do."""
+        with self.timing.measure("tools"), self.changed:
+            latest = time.monotonic()
+            while True:
+                now, count = time.monotonic(), len(self._arrived)
+                busy = [caller for caller in callers if caller.running and not caller.waiting and not caller.ended]
+                late = [caller for caller in busy if now - caller.since > self.timeout]
+                for caller in late:
+                    caller.fail(f"TimeoutError: the program took more than {self.timeout:g} s without a call")
+                has_work = bool(self._open or self._arrived)
+                if not late and not busy and (has_work or all(caller.ended for caller in callers)):
+                    break
+                if has_work and now - latest > PATIENCE:
+                    break
+                self.changed.wait(PATIENCE if has_work else min(1.0, self.timeout))
+                if len(self._arrived) > count:
+                    latest = time.monotonic()
+            arrived, self._arrived = self._arrived, []
+        return sorted(arrived, key=lambda pair: (pair[0].number, repr(pair[1].messages)))
+
+    def _begin(self, arrived: list[tuple[Caller, Call]]) -> None:
+        begun: dict[int, list[Call]] = {}
+        for caller, call in arrived:
+            try:
+                caller.session.begin(call, self.params.max_new_tokens, self.engine.max_length)
+            except CallRefused as error:
+                self._answer(caller, call, error)
+                continue
+            self._open[call.number] = caller, call
+            begun.setdefault(min(call.max_tokens or math.inf, self.params.max_new_tokens), []).append(call)
+            if call.temperature not in (None, self.params.temperature) and not self._warned:
+                self._warned = True
+                asked = f"a program asks for temperature {call.temperature:g}"
+                warnings.warn(f"{asked}: all calls are sampled at {self.params.temperature:g} here", stacklevel=2)
+        for longest, calls in begun.items():
+            params = replace(self.params, max_new_tokens=int(longest))
+            seeds = {call.number: call.seed for call in calls} if params.temperature else None
+            with self.timing.measure("prefill", sum(len(call.prompt) for call in calls)):
+                self.engine.submit({call.number: call.prompt for call in calls}, params, seeds)
+
+    def _finish(self, done: dict[int, Completion]) -> None:
+        for number in [number for number in self._open if number in done]:
+            caller, call = self._open.pop(number)
+            turn = caller.session.finish(call, done[number])
+            with self.changed:
+                caller.waiting, caller.since = caller.waiting - 1, time.monotonic()
+            if call.answer.set_running_or_notify_cancel():
+                call.answer.set_result(turn)
+
+    def _answer(self, caller: Caller, call: Call, error: CallRefused) -> None:
+        with self.changed:
+            caller.waiting, caller.since = caller.waiting - 1, time.monotonic()
+        if call.answer.set_running_or_notify_cancel():
+            call.answer.set_exception(error)

@@ -1,0 +1,227 @@
+"""The OpenAI-compatible endpoint in front of the policy, on this machine only.
+
+    POST /v1/chat/completions   a turn of the episode whose key the request has
+    GET  /v1/models
+    POST /v1/tools/NAME         a tool of the episode's environment, for programs that are no Python function
+    POST /v1/reward             {"reward": 0.5} pays for the turn before
+
+Errors are {"error": {"message", "code"}}. A stream is sent once its turn is complete. Needs the extra `[agents]`.
+"""
+
+import asyncio
+import json
+import threading
+import time
+from collections.abc import AsyncIterator, Callable, Mapping
+from typing import Any, Protocol
+
+import uvicorn
+from fastapi import FastAPI, HTTPException, Request, Response
+from fastapi.responses import JSONResponse, StreamingResponse
+from starlette.requests import ClientDisconnect
+
+from agent_envs.formats.base import Malformed
+from agent_envs.formats.json_text import read_object
+from retrieval_index.server import CLIENT_GONE, CONNECTION_LIMITS, read_body
+from trainers.agents.calls import Call, CallRefused, Message, Turn, text_of
+
+MODEL = "policy"
+BODY_BYTES = 16 * 2**20
+_ROLES = {"system": "system", "developer": "system", "user": "user", "assistant": "assistant", "tool": "tool"}
+
+
+class Callee(Protocol):
+    """An episode as the endpoint sees it."""
+
+    def submit(self, call: Call) -> None:
+        """Have a call answered."""
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """What a tool of the environment returns. Raises LookupError without such a tool."""
+
+    def reward(self, value: float) -> None:
+        """Pay for the turn before."""
+
+
+class Endpoint:
+    """A server in a thread. ``find``: the episode of a key; None if there is none.
+
+    Attributes:
+        url: the base URL for clients.
+    """
+
+    def __init__(self, find: Callable[[str], Callee | None], port: int = 0):
+        self._server = uvicorn.Server(
+            uvicorn.Config(make_app(find), port=port, log_level="warning", **CONNECTION_LIMITS)
+        )
+        self._server.config.timeout_graceful_shutdown = 1
+        self._thread = threading.Thread(target=self._server.run, daemon=True)
+        self._thread.start()
+        while not self._server.started:
+            if not self._thread.is_alive():
+                raise OSError(f"the endpoint cannot listen on port {port} of 127.0.0.1: give another one")
+            time.sleep(0.005)
+        self.url = f"http://127.0.0.1:{self._server.servers[0].sockets[0].getsockname()[1]}/v1"
+
+    def close(self) -> None:
+        """End the server."""
+        self._server.should_exit = True
+        self._thread.join(5)
+
+
+def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
+    """The ASGI application."""
+    app = FastAPI(title="policy", openapi_url=None)
+
+    def callee_of(request: Request) -> Callee:
+        key = request.headers.get("authorization", "").removeprefix("Bearer ").strip()
+        if (callee := find(key)) is None:
+            raise CallRefused(401, "the key is of no episode that is running", "invalid_api_key")
+        return callee
+
+    async def read_json(request: Request) -> dict[str, Any]:
+        body = await read_body(request, BODY_BYTES)
+        try:
+            return read_object(body.decode(), "The body")
+        except (Malformed, UnicodeDecodeError, RecursionError) as problem:
+            raise CallRefused(400, str(problem)) from None
+
+    @app.exception_handler(CallRefused)
+    async def refuse(request: Request, error: CallRefused) -> Response:
+        told = {"message": str(error), "type": "invalid_request_error", "param": None, "code": error.code}
+        return JSONResponse({"error": told}, error.status, {"x-should-retry": "false"})
+
+    @app.exception_handler(HTTPException)
+    async def fail(request: Request, error: HTTPException) -> Response:
+        return JSONResponse({"error": {"message": error.detail, "code": None}}, error.status_code, error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def leave(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_GONE)
+
+    @app.get("/v1/models")
+    async def models() -> dict[str, Any]:
+        return {"object": "list", "data": [{"id": MODEL, "object": "model", "created": 0, "owned_by": "trainers"}]}
+
+    @app.post("/v1/chat/completions")
+    async def complete(request: Request) -> Response:
+        callee = callee_of(request)
+        body = await read_json(request)
+        call = read_call(body)
+        callee.submit(call)
+        turn = await asyncio.wrap_future(call.answer)
+        if body.get("stream"):
+            options = body.get("stream_options") or {}
+            chunks = _write_chunks(turn, body, bool(options.get("include_usage")))
+            return StreamingResponse(chunks, media_type="text/event-stream")
+        message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
+        choice = {"index": 0, "message": message, "finish_reason": turn.finish_reason, "logprobs": _logprobs(turn)}
+        return JSONResponse(_head(body, "chat.completion") | {"choices": [choice], "usage": _usage(turn)})
+
+    @app.post("/v1/tools/{name}")
+    async def use_tool(request: Request, name: str) -> Response:
+        callee = callee_of(request)
+        arguments = await read_json(request)
+        try:
+            return JSONResponse({"result": await asyncio.to_thread(callee.call_tool, name, arguments)})
+        except LookupError as error:
+            raise CallRefused(404, str(error)) from error
+
+    @app.post("/v1/reward")
+    async def reward(request: Request) -> Response:
+        callee, body = callee_of(request), await read_json(request)
+        if not isinstance(value := body.get("reward"), int | float):
+            raise CallRefused(400, f"reward must be a number, got {value!r}")
+        callee.reward(float(value))
+        return JSONResponse({})
+
+    return app
+
+
+def read_call(body: Mapping[str, Any]) -> Call:
+    """A request of the API. Raises CallRefused for what cannot be answered as it is meant; the docs list what is ignored."""
+    if body.get("n") not in (None, 1):
+        raise CallRefused(400, f"n must be 1, got {body['n']!r}: make several calls")
+    if (body.get("response_format") or {}).get("type", "text") != "text":
+        raise CallRefused(400, "response_format must be text: sampling is not constrained here")
+    if body.get("functions"):
+        raise CallRefused(400, "functions cannot be used here: use tools")
+    messages = body.get("messages")
+    if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
+        raise CallRefused(400, "messages must be a list of objects, one at least")
+    stop = body.get("stop") or ()
+    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
+    longest = body.get("max_completion_tokens", body.get("max_tokens"))
+    temperature = body.get("temperature")
+    checks = {
+        "stop": all(isinstance(string, str) and string for string in stop),
+        "tools": isinstance(tools, list) and all(map(_is_function, tools)),
+        "max_tokens": longest is None or (isinstance(longest, int) and longest >= 1),
+        "temperature": temperature is None or isinstance(temperature, int | float),
+    }
+    if wrong := [name for name, is_right in checks.items() if not is_right]:
+        raise CallRefused(400, f"{wrong[0]} has no valid value, got {body.get(wrong[0])!r}"[:300])
+    return Call(
+        messages=[_read_message(message) for message in messages], tools=tools, stop=stop, max_tokens=longest,
+        temperature=temperature, logprobs=bool(body.get("logprobs")),
+    )  # fmt: skip
+
+
+def _is_function(tool: Any) -> bool:
+    function = tool.get("function") if isinstance(tool, dict) and tool.get("type", "function") == "function" else None
+    return isinstance(function, dict) and isinstance(function.get("name"), str)
+
+
+def _read_message(message: Mapping[str, Any]) -> Message:
+    role = _ROLES.get(str(message.get("role")))
+    if role is None:
+        raise CallRefused(400, f"the role of a message must be one of {', '.join(_ROLES)}, got {message.get('role')!r}")
+    read = {"role": role, "content": text_of(message.get("content"))}
+    if role == "tool":
+        if not isinstance(message.get("tool_call_id"), str):
+            raise CallRefused(400, "a message of the role tool must have a tool_call_id")
+        read["tool_call_id"] = message["tool_call_id"]
+    if role == "assistant" and (calls := message.get("tool_calls")):
+        if not isinstance(calls, list) or not all(_is_function(call) for call in calls):
+            raise CallRefused(400, "tool_calls must be a list of function calls")
+        read["tool_calls"] = calls
+    if role == "assistant" and isinstance(thought := message.get("reasoning_content"), str):
+        read["reasoning_content"] = thought
+    return read
+
+
+def _head(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
+    return {"id": "chatcmpl-0", "object": kind, "created": 0, "model": str(body.get("model") or MODEL)}
+
+
+def _usage(turn: Turn) -> dict[str, int]:
+    sampled = len(turn.tokens)
+    return {
+        "prompt_tokens": turn.prompt_tokens,
+        "completion_tokens": sampled,
+        "total_tokens": turn.prompt_tokens + sampled,
+    }
+
+
+def _logprobs(turn: Turn) -> dict[str, Any] | None:
+    if turn.pieces is None:
+        return None
+    pairs = zip(turn.pieces, turn.logprobs, strict=True)
+    tokens = [{"token": piece, "logprob": value or 0.0, "bytes": None, "top_logprobs": []} for piece, value in pairs]
+    return {"content": tokens, "refusal": None}
+
+
+async def _write_chunks(turn: Turn, body: Mapping[str, Any], with_usage: bool) -> AsyncIterator[str]:
+    """The turn as a stream: its message, why it ended, and its usage."""
+    delta = dict(turn.message)
+    if "tool_calls" in delta:
+        delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
+    parts = [(delta, None, _logprobs(turn)), ({}, turn.finish_reason, None)]
+    for part, reason, logprobs in parts:
+        choice = {"index": 0, "delta": part, "finish_reason": reason, "logprobs": logprobs}
+        yield f"data: {json.dumps(_head(body, 'chat.completion.chunk') | {'choices': [choice]})}\n\n"
+    if with_usage:
+        chunk = _head(body, "chat.completion.chunk") | {"choices": [], "usage": _usage(turn)}
+        yield f"data: {json.dumps(chunk)}\n\n"
+    yield "data: [DONE]\n\n"

@@ -1,0 +1,142 @@
+"""Programs that act as agents: Python functions in threads, commands as processes.
+
+def solve(task, client): ...        # client: openai.OpenAI of this episode; an async function gets AsyncOpenAI
+node agent.js                       # OPENAI_BASE_URL and OPENAI_API_KEY; the task as JSON on stdin, its result on stdout
+"""
+
+import asyncio
+import importlib
+import inspect
+import json
+import os
+import re
+import shlex
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from functools import cached_property
+from typing import Any
+
+import httpx
+
+from trainers.agents.tasks import Task
+from trainers.runtime.errors import UserError
+
+AT_ONCE = 64  # processes
+MOST_OUTPUT = 2**20  # bytes of a command's result
+_FUNCTION = re.compile(r"[\w.]+:\w+")
+
+
+class ProgramFailed(Exception):
+    """A command ended without a result; the message says how."""
+
+
+class Function:
+    """A function of a user, "module:function", found beside the working folder too. A module's ``reward`` scores what the
+    function returns, where the task has no other score."""
+
+    def __init__(self, name: str):
+        self._function = find_function(name)
+        self.reward = getattr(sys.modules[self._function.__module__], "reward", None)
+        parameters = inspect.signature(self._function).parameters.values()
+        self._takes_client = len([p for p in parameters if p.default is p.empty]) > 1
+
+    @cached_property
+    def _http(self) -> Any:
+        import openai
+
+        return openai.DefaultHttpxClient(limits=httpx.Limits(max_connections=None), timeout=None)
+
+    def run(self, task: Task) -> Any:
+        """What the function returns for a task."""
+        import openai
+
+        is_async = inspect.iscoroutinefunction(self._function)
+        kind = openai.AsyncOpenAI if is_async else openai.OpenAI
+        shared = {} if is_async else {"http_client": self._http}  # one for all: to make one takes 20 ms
+        client = kind(base_url=task.base_url, api_key=task.api_key, max_retries=0, timeout=None, **shared)
+        result = self._function(task, client) if self._takes_client else self._function(task)
+        return asyncio.run(result) if is_async else result
+
+    def cancel(self, task: Task) -> None:
+        """Nothing ends a thread: its next call is refused."""
+
+
+class Command:
+    """A program of any language. All processes of its group are ended with it."""
+
+    reward: Callable[..., Any] | None = None
+
+    def __init__(self, words: str):
+        self._words = shlex.split(words)
+        if not self._words or shutil.which(self._words[0]) is None:
+            raise UserError(f"agent must be module:function or a command, and there is no command {words!r}")
+        self._running: dict[str, subprocess.Popen] = {}
+
+    def run(self, task: Task) -> Any:
+        """What the command prints: an object with a ``reward`` or an ``answer``, or else text."""
+        environment = os.environ | {"OPENAI_BASE_URL": task.base_url, "OPENAI_API_KEY": task.api_key}
+        with tempfile.TemporaryFile() as errors, subprocess.Popen(
+            self._words, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, env=environment, start_new_session=True
+        ) as process:  # fmt: skip
+            assert process.stdin and process.stdout
+            self._running[task.api_key] = process
+            try:
+                with suppress(BrokenPipeError), process.stdin as stdin:
+                    stdin.write(json.dumps(task.described()).encode())
+                output = process.stdout.read(MOST_OUTPUT + 1)
+                if len(output) > MOST_OUTPUT:
+                    raise ProgramFailed(f"the command printed more than {MOST_OUTPUT:,} bytes")
+                status = process.wait()
+            finally:
+                self.cancel(task)
+                del self._running[task.api_key]
+            if status:
+                errors.seek(max(0, errors.seek(0, os.SEEK_END) - 5000))
+                told = errors.read().decode("utf-8", "replace").strip()
+                raise ProgramFailed(f"the command ended with status {status}\n{told}")
+        return _read_result(output.decode("utf-8", "replace").strip())
+
+    def cancel(self, task: Task) -> None:
+        """End the processes of a task."""
+        if process := self._running.get(task.api_key):
+            with suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+
+Program = Function | Command
+
+
+def load_program(agent: str) -> Program:
+    """The program that ``--agent`` names. Raises UserError if there is none."""
+    return Function(agent) if _FUNCTION.fullmatch(agent) else Command(agent)
+
+
+def find_function(name: str) -> Callable[..., Any]:
+    """A function by "module:function". Raises UserError if there is none."""
+    module, _, attribute = name.partition(":")
+    if os.getcwd() not in sys.path:  # as with `python -m`
+        sys.path.append(os.getcwd())
+    try:
+        found = getattr(importlib.import_module(module), attribute)
+    except ModuleNotFoundError as error:
+        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
+            raise  # the module is there, and imports another one that is not
+        raise UserError(f"there is no module {module!r} for {name!r}, in this folder or installed") from error
+    except AttributeError as error:
+        raise UserError(f"the module {module!r} has no {attribute!r}, for {name!r}") from error
+    if not callable(found):
+        raise UserError(f"{name} is no function, got {type(found).__name__}")
+    return found
+
+
+def _read_result(output: str) -> Any:
+    with suppress(ValueError, RecursionError):
+        value = json.loads(output)
+        if isinstance(value, dict) and {"answer", "reward"} & value.keys():
+            return value["answer"] if "reward" not in value else value
+    return output or None

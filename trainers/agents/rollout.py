@@ -1,0 +1,127 @@
+"""Episodes of a program: what `trainers.rollouts.rollout.rollout` does for the policy alone."""
+
+import itertools
+import secrets
+import threading
+import time
+import traceback
+from functools import partial
+
+import torch
+
+from agent_envs.utils.scripts import EpisodeRecorder
+from agent_envs.vector import ToolVectorEnv, info_of
+from trainers.agents.calls import Call, Session
+from trainers.agents.dispatcher import Dispatcher
+from trainers.agents.programs import AT_ONCE, Command, ProgramFailed, load_program
+from trainers.agents.tasks import Episode, Task
+from trainers.engines.engine import Engine, SamplingParams
+from trainers.models.policy import Policy
+from trainers.rollouts.rollout import reset_groups
+from trainers.rollouts.timing import Timing
+from trainers.runtime.retry import ToolsFailed
+from trainers.trajectory import Trajectory
+
+
+class AgentRollout:
+    """Lets a program act in environments, with the policy behind an endpoint. Called as `trainers.rollouts.rollout.rollout`.
+
+    Args:
+        agent: "module:function", or a command.
+        timeout: seconds that the program may take between its calls.
+        max_calls: of an episode.
+    """
+
+    def __init__(self, agent: str, timeout: float = 300.0, max_calls: int = 50):
+        from trainers.agents.endpoint import Endpoint  # FastAPI, which no other run needs
+
+        self.program, self._timeout, self._max_calls = load_program(agent), timeout, max_calls
+        self._callees: dict[str, _Callee] = {}
+        self._endpoint = Endpoint(lambda key: self._callees.get(key))
+        self._slots = threading.Semaphore(AT_ONCE if isinstance(self.program, Command) else 2**16)
+
+    def close(self) -> None:
+        """End the endpoint."""
+        self._endpoint.close()
+
+    def __call__(
+        self, envs: ToolVectorEnv, policy: Policy, engine: Engine, *, seeds: list[int] | None = None,
+        questions: list[int] | None = None, group_size: int = 1, max_new_tokens: int = 64, temperature: float = 1.0,
+        top_p: float = 1.0, min_p: float = 0.0, timing: Timing | None = None,
+    ) -> list[Trajectory]:  # fmt: skip
+        """Roll out one episode in each environment.
+
+        Raises:
+            ToolsFailed: the program failed in all episodes, through no fault of a tool.
+        """
+        engine.reset()
+        params = SamplingParams(max_new_tokens=max_new_tokens, temperature=temperature, top_p=top_p, min_p=min_p)
+        dispatcher = Dispatcher(engine, params, timing or Timing(), self._timeout)
+        _, infos = reset_groups(envs, seeds, questions, group_size)
+        requested = seeds or questions or []
+        count = len(requested) * group_size
+        noise = draw_seeds(count) if temperature else [None] * count
+        numbers, episodes = itertools.count().__next__, list[Episode]()
+        for i in range(count):
+            recorder = EpisodeRecorder(envs.envs[i], info_of(infos, i))
+            instance = {"instance": requested[i // group_size], "sample": i % group_size, **recorder.instance}
+            trajectory = Trajectory(group=i // group_size, instance=instance)
+            session = Session(policy, trajectory, numbers, seed=noise[i], max_calls=self._max_calls)
+            episodes.append(Episode(i, envs.envs[i], recorder, session))
+        keys = {secrets.token_hex(16): episode for episode in episodes}
+        tasks = {key: Task(e.fields(), e, self._endpoint.url, key) for key, e in keys.items()}
+        self._callees |= {key: _Callee(episode, dispatcher) for key, episode in keys.items()}
+        try:
+            for key, episode in keys.items():
+                episode.cancel = partial(self.program.cancel, tasks[key])
+                threading.Thread(target=self._run, args=(tasks[key], episode, dispatcher), daemon=True).start()
+            dispatcher.run(episodes)
+        finally:
+            dispatcher.close()
+            for key, episode in keys.items():
+                del self._callees[key]
+                if not episode.ended:
+                    episode.fail("the rollout was broken off")
+        engine.reset()
+        self._raise_if_all_failed(episodes)
+        return [episode.trajectory for episode in episodes]
+
+    def _run(self, task: Task, episode: Episode, dispatcher: Dispatcher) -> None:
+        """The episode's thread."""
+        with self._slots:
+            if not episode.ended:
+                self._run_program(task, episode, dispatcher)
+
+    def _run_program(self, task: Task, episode: Episode, dispatcher: Dispatcher) -> None:
+        with dispatcher.changed:
+            episode.running, episode.since = True, time.monotonic()
+        try:
+            episode.finish(self.program.run(task), self.program.reward)
+        except ProgramFailed as error:
+            episode.fail(str(error))
+        except BaseException:  # a program may raise anything, SystemExit among it
+            episode.fail(traceback.format_exc())
+        with dispatcher.changed:
+            dispatcher.changed.notify_all()
+
+    def _raise_if_all_failed(self, episodes: list[Episode]) -> None:
+        trajectories = [episode.trajectory for episode in episodes]
+        if trajectories and all(t.failed and not t.tool_faults for t in trajectories):
+            told = trajectories[0].messages[-1]["content"]
+            raise ToolsFailed(f"the agent failed in all {len(trajectories)} episodes; in the first: {told}")
+
+
+def draw_seeds(count: int) -> list[int]:
+    """A seed for the noise of each of so many episodes, from the process's random numbers."""
+    return torch.randint(2**62, (count,)).tolist()
+
+
+class _Callee:
+    """An episode as the endpoint sees it."""
+
+    def __init__(self, episode: Episode, dispatcher: Dispatcher):
+        self._episode, self._dispatcher = episode, dispatcher
+        self.call_tool, self.reward = episode.call_tool, episode.reward
+
+    def submit(self, call: Call) -> None:
+        self._dispatcher.submit(self._episode, call)

@@ -1,0 +1,258 @@
+"""What a program is given to do, and what its episode comes to: an environment of ours, or a file of the user's own tasks."""
+
+import json
+from collections.abc import Callable, Mapping
+from functools import lru_cache
+from pathlib import Path
+from threading import Lock
+from typing import Any, ClassVar
+
+from agent_envs.formats.json_text import function_schema
+from agent_envs.generators.instances import check_choice, choose_instance, digest
+from agent_envs.rewards import Metric, Reward
+from agent_envs.tool_env import ToolEnv
+from agent_envs.tools import Tool, run_calls
+from agent_envs.types import CUT, ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.utils.scripts import EpisodeRecorder
+from trainers.agents.calls import Session
+from trainers.runtime.errors import UserError
+from trainers.trajectory import Trajectory
+
+HELD_OUT_SHARE = 10  # one task in so many is held out, where the file names no splits
+Outcome = dict[str, Any]
+
+
+class TaskEnv(ToolEnv):
+    """Tasks of a JSON Lines file, one object a line, for a program that brings its own tools.
+
+    Args:
+        path: the file. A line's ``split`` says "train" or "validation"; else one task in ten is held out, by a digest.
+        reward: scores a result: ``reward(task, result)`` gives a number, or {"reward": …, "metrics": {…}}.
+
+    Attributes:
+        outcome: what the running episode came to, set before its last turn.
+    """
+
+    REWARD = Reward(score=(1.0, Metric("score")))
+    PRIMARY_METRIC: ClassVar[str] = "score"
+
+    def __init__(self, path: str, split: str = "train", reward: Callable[..., Any] | None = None, max_turns: int = 2):
+        check_choice("split", split)
+        self.split, self.path, self.score_result = split, path, reward
+        self.questions = _read_tasks(path, Path(path).stat().st_mtime_ns)[split]
+        if not self.questions:
+            raise UserError(
+                f"{path} has no task to {'train on' if split == 'train' else 'hold out'}: give more of them"
+            )
+        super().__init__((), max_turns=max_turns)
+
+    def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
+        number = choose_instance(self.np_random, options, range(len(self.questions)), "question")
+        self.task: dict[str, Any] = self.questions[number]
+        self.outcome: Outcome = {"reward": 0.0}
+        text = next((str(self.task[name]) for name in ("question", "prompt", "task") if name in self.task), None)
+        return text or json.dumps(self.task, ensure_ascii=False), {"source": f"local:{self.path}"}
+
+    def describe_source(self) -> str:
+        return f"local:{self.path}"
+
+    def describe_instance(self) -> dict[str, Any]:
+        return {"id": str(self.task["id"])} if "id" in self.task else {}
+
+    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
+        return TurnOutcome({"score": self.outcome["reward"], **self.outcome.get("metrics", {})})
+
+    def take_result(self, result: Any, fallback: Callable[..., Any] | None) -> None:
+        """Score a result. Raises ValueError or TypeError where there is no score."""
+        if isinstance(result, dict) and "reward" in result:
+            self.outcome = _read_outcome(result)
+        elif score := self.score_result or fallback:
+            self.outcome = _read_outcome(score(self.task, result))
+        else:
+            raise ValueError(f"nothing scores {result!r:.100}: return {{'reward': …}}, or define reward(task, result)")
+
+
+def _read_outcome(value: Any) -> Outcome:
+    outcome = value if isinstance(value, Mapping) else {"reward": value}
+    metrics = dict(outcome.get("metrics") or {})
+    numbers = {"reward": outcome.get("reward"), **metrics}
+    if wrong := [name for name, number in numbers.items() if not isinstance(number, int | float)]:
+        raise TypeError(f"{wrong[0]} must be a number, got {numbers[wrong[0]]!r:.100}")
+    floats = {name: float(number) for name, number in metrics.items() if name != "score"}
+    return {"reward": float(outcome["reward"]), "metrics": floats}
+
+
+@lru_cache(maxsize=8)
+def _read_tasks(path: str, stamp: int) -> dict[str, tuple[dict[str, Any], ...]]:
+    split: dict[str, list[dict[str, Any]]] = {"train": [], "validation": []}
+    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
+        if not line.strip():
+            continue
+        try:
+            task = json.loads(line)
+        except ValueError as error:
+            raise UserError(f"{path}, line {number}: no JSON: {error}") from error
+        if not isinstance(task, dict):
+            raise UserError(f"{path}, line {number}: a task is a JSON object, got {line[:100]!r}")
+        is_held_out = int(digest(json.dumps(task, sort_keys=True)), 16) % HELD_OUT_SHARE == 0
+        name = task.get("split", "validation" if is_held_out else "train")
+        if name not in split:
+            raise UserError(f"{path}, line {number}: split must be 'train' or 'validation', got {name!r}")
+        split[name].append(task)
+    return {name: tuple(tasks) for name, tasks in split.items()}
+
+
+class Task:
+    """What a program gets: ``task["question"]``, or ``task.question``, and the other fields.
+
+    Attributes:
+        tools: the environment's tools as functions, each with its ``schema`` for the API.
+        base_url, api_key: of the endpoint, for clients other than the one that a function is given.
+    """
+
+    def __init__(self, fields: dict[str, Any], episode: "Episode", base_url: str, api_key: str):
+        self.tools = [ToolFunction(tool, episode) for tool in episode.env.tools.values()]
+        self._fields = {"tools": self.tools, **fields}
+        self._episode, self.base_url, self.api_key = episode, base_url, api_key
+
+    def __getitem__(self, name: str) -> Any:
+        return self._fields[name]
+
+    def __getattr__(self, name: str) -> Any:
+        try:
+            return self.__dict__["_fields"][name]
+        except KeyError:
+            raise AttributeError(f"the task has no {name!r}; it has: {', '.join(self._fields)}") from None
+
+    def reward(self, value: float) -> None:
+        """Pay for the latest call."""
+        self._episode.reward(value)
+
+    def described(self) -> dict[str, Any]:
+        """The task as JSON, with the schemas of the tools."""
+        return self._fields | {"tools": [tool.schema for tool in self.tools]}
+
+
+class ToolFunction:
+    """A tool of the environment as a function of its arguments that returns text."""
+
+    def __init__(self, tool: Tool, episode: "Episode"):
+        self.name = self.__name__ = tool.name
+        self.__doc__ = tool.description
+        self.schema = function_schema(tool)
+        self._episode, self._names = episode, list(tool.parameters.get("properties", {}))
+
+    def __call__(self, *values: Any, **arguments: Any) -> str:
+        return self._episode.call_tool(self.name, dict(zip(self._names, values, strict=False)) | arguments)
+
+
+_ONE_AT_A_TIME = Lock()  # of tools that compute, as those of several environments share an index
+
+
+class Episode:
+    """An episode of a program in an environment.
+
+    Attributes:
+        running, waiting, since: whether the program runs, how many of its calls wait, and since when none does, or it began.
+        ended: the trajectory is complete.
+        cancel: ends the program, as far as that can be done.
+    """
+
+    def __init__(self, number: int, env: ToolEnv, recorder: EpisodeRecorder, session: Session):
+        self.number, self.env, self.session = number, env, session
+        self.running, self.waiting, self.since, self.ended = False, 0, 0.0, False
+        self._recorder, self._done, self._lock = recorder, False, Lock()
+        self.cancel: Callable[[], None] = lambda: None
+        session.before_turn = env.anchor
+
+    @property
+    def trajectory(self) -> Trajectory:
+        """What the episode leaves behind."""
+        return self.session.trajectory
+
+    def fields(self) -> dict[str, Any]:
+        """What the program is told of its task. A file's tasks are the user's own; of an environment's it gets no answers."""
+        if isinstance(self.env, TaskEnv):
+            return dict(self.env.task)
+        return {"question": self.env.first_observation, "instructions": self.env.instructions}
+
+    def reward(self, value: float) -> None:
+        """Pay for the latest call."""
+        if not self.ended:
+            self.session.reward(float(value), {"program": float(value)})
+
+    def call_tool(self, name: str, arguments: Mapping[str, Any]) -> str:
+        """Call a tool as a turn of the environment; returns what it says. Where the episode needs the last turn for an answer, it
+        says so instead. Raises LookupError without such a tool."""
+        env = self.env
+        if name not in env.tools:
+            raise LookupError(f"there is no tool {name!r}; there are: {', '.join(env.tools)}")
+        with self._lock:
+            if self.ended or self._done:
+                return "The episode has ended."
+            if env.answers and len(env.history.turns) >= env.max_turns - 1:
+                return "No call is left: give the answer."
+            self._step(Turn(calls=(ToolCall(name, dict(arguments)),)))
+            return "\n".join(env.feedback)
+
+    def finish(self, result: Any, score: Callable[..., Any] | None) -> None:
+        """End with what the program returned. Raises ValueError or TypeError where that is no result."""
+        with self._lock:
+            if self.ended:
+                return
+            if isinstance(self.env, TaskEnv):
+                self.env.take_result(_some(result), score)
+                self._step(Turn(answer="scored"))
+            elif self.env.answers and not isinstance(_some(result), str | int | float):
+                raise TypeError(f"the environment scores an answer that is text, got {result!r:.100}")
+            elif self.env.answers and not self._done and str(result).strip():
+                self._step(Turn(answer=str(result).strip()))
+            self._end()
+
+    def fail(self, problem: str) -> None:
+        """End without a result: the program failed or, where it went beyond a limit of calls or tokens, was cut."""
+        has_lock = self._lock.acquire(timeout=1)  # not where a tool hangs
+        try:
+            if not self.ended:
+                self.trajectory.failed |= not self.session.refused
+                self.trajectory.messages.append({"role": "error", "content": problem})
+                self._end(has_lock)
+        finally:
+            if has_lock:
+                self._lock.release()
+            self.cancel()
+
+    def _end(self, may_step: bool = True) -> None:
+        if not self._done and may_step:
+            self.env.fits = lambda *_: False
+            self._step(CUT)  # which costs nothing, and is scored
+        trajectory, session, metric = self.trajectory, self.session, self.env.PRIMARY_METRIC
+        session.close()
+        trajectory.truncated |= not self._done
+        trajectory.failed |= bool(trajectory.tool_faults)
+        trajectory.info = {metric: 0.0, **trajectory.info, "rows": len(trajectory.rows), "edits": session.edits}
+        trajectory.score = float(trajectory.info[metric])
+        self.env.fits = None
+        self.ended = True
+
+    def _step(self, turn: Turn) -> None:
+        env, trajectory = self.env, self.trajectory
+        tools = [(env.tools, call) for call in turn.calls]
+        if any(getattr(env.tools[call.name], "io_bound", False) for call in turn.calls):
+            results = run_calls(tools)
+        else:
+            with _ONE_AT_A_TIME:
+                results = run_calls(tools)
+        _, reward, terminated, truncated, info = env.resolve("", turn, results)
+        self._done, trajectory.truncated = terminated or truncated, truncated
+        trajectory.tool_faults += int(info["tool_faults"])
+        trajectory.info = {name: value for name, value in info.items() if not isinstance(value, dict)}
+        terms = {name: float(value) for name, value in info["reward_terms"].items()}
+        text = {"text": "\n".join(env.feedback) if turn.calls else ""}
+        self.session.reward(float(reward), terms, self._recorder.record_turn() | text)
+
+
+def _some(result: Any) -> Any:
+    if result is None:
+        raise ValueError("the program gave no answer: it returned None, or printed nothing")
+    return result
