@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from transformers.models.llama.modeling_llama import LlamaDecoderLayer, LlamaModel, LlamaRMSNorm
     from transformers.models.qwen3.modeling_qwen3 import Qwen3Attention, Qwen3RMSNorm
 
-MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3")
+MODEL_TYPES = ("llama", "mistral", "qwen2", "qwen3", "seed_oss")
 # The linear layers of one layer, by what they are multiplied with: those of a line have the same input.
 PROJECTIONS = {
     "qkv": ("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"),
@@ -86,7 +86,7 @@ def forward(
     attention_mask: torch.Tensor,
     kv_cache: KVCache,
 ) -> torch.Tensor:
-    """The last hidden states [m, w, H] of a Llama, Mistral, Qwen2 or Qwen3, with or without LoRA.
+    """The last hidden states [m, w, H] of a model of `MODEL_TYPES`, with or without LoRA.
 
     Args:
         ids, positions: int64 [m, w].

@@ -1,4 +1,7 @@
-"""The default policy: a small Qwen2-architecture model and a word-level tokenizer, both made from scratch.
+"""The default policy: a small Llama-like model and a word-level tokenizer, both made from scratch.
+
+The architecture is Seed-OSS: Llama's layers, with biases of queries, keys and values only. That of Qwen2 is the same, but for its
+type transformers' AutoTokenizer gives Qwen's own tokenizer, whatever the folder holds.
 
 The tokenizer gives each known word one token and spells unknown words in characters and bytes, so no text is lost. Its
 chat template leaves out the system message: instructions in prose mean nothing to a model without pretraining.
@@ -9,10 +12,11 @@ from collections.abc import Iterable, Mapping
 
 import torch
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, pre_tokenizers
-from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
+from transformers import PreTrainedTokenizerFast, SeedOssConfig, SeedOssForCausalLM
 
 TAGS = ("<think>", "</think>", "<search>", "</search>", "<answer>", "</answer>", "<information>", "</information>")
 _PAD, _END, _USER, _ASSISTANT, _TOOL = "<|pad|>", "<|end|>", "<|user|>", "<|assistant|>", "<|tool|>"
+_SPECIALS = [_PAD, _END, _USER, _ASSISTANT, _TOOL]  # the first tokens of every vocabulary
 _TEMPLATE = (
     "{% for m in messages %}{% if m.role != 'system' %}<|{{ m.role }}|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|assistant|>{% endif %}"
@@ -31,14 +35,13 @@ def make_tokenizer(texts: Iterable[str], max_words: int = 8000) -> PreTrainedTok
     counts: collections.Counter[str] = collections.Counter()
     for text in texts:
         counts.update(piece for piece, _ in split.pre_tokenize_str(text))
-    specials = [_PAD, _END, _USER, _ASSISTANT, _TOOL, *TAGS]
     spelling = [f"<0x{byte:02X}>" for byte in range(256)] + ["▁"] + [chr(c) for c in range(33, 127)]
     words = [word for word, _ in counts.most_common(max_words)]
-    vocab = {token: i for i, token in enumerate(dict.fromkeys([*specials, *spelling, *words]))}
+    vocab = {token: i for i, token in enumerate(dict.fromkeys([*_SPECIALS, *TAGS, *spelling, *words]))}
     tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=[], byte_fallback=True, ignore_merges=True))
     tokenizer.pre_tokenizer = split
     tokenizer.decoder = decoders.Sequence([decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse()])
-    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in specials[:5]])
+    tokenizer.add_special_tokens([AddedToken(t, special=True, normalized=False) for t in _SPECIALS])
     tokenizer.add_tokens([AddedToken(t, special=False, normalized=False, lstrip=True) for t in TAGS])
     return PreTrainedTokenizerFast(
         tokenizer_object=tokenizer,
@@ -52,15 +55,17 @@ def make_tokenizer(texts: Iterable[str], max_words: int = 8000) -> PreTrainedTok
 def make_model(
     vocab_size: int, hidden_size: int = 128, layers: int = 3, heads: int = 4, intermediate_size: int = 128,
     numbers: Mapping[int, int] | None = None,
-) -> Qwen2ForCausalLM:  # fmt: skip
-    """A Qwen2 model whose first attention layers start as a circuit that copies (see `_init_for_copying`), and the embeddings of
+) -> SeedOssForCausalLM:  # fmt: skip
+    """A model whose first attention layers start as a circuit that copies (see `_init_for_copying`), and the embeddings of
     ``numbers`` (`number_tokens`) in their order."""
-    config = Qwen2Config(
+    config = SeedOssConfig(
         vocab_size=vocab_size, hidden_size=hidden_size, intermediate_size=intermediate_size, num_hidden_layers=layers,
-        num_attention_heads=heads, num_key_value_heads=heads, max_position_embeddings=4096, tie_word_embeddings=True,
+        num_attention_heads=heads, num_key_value_heads=heads, head_dim=hidden_size // heads, max_position_embeddings=4096,
+        tie_word_embeddings=True, attention_dropout=0.0, residual_dropout=0.0,
         rope_parameters={"rope_type": "default", "rope_theta": ROPE_THETA},
+        pad_token_id=_SPECIALS.index(_PAD), eos_token_id=_SPECIALS.index(_END), bos_token_id=None,
     )  # fmt: skip
-    model = Qwen2ForCausalLM(config)
+    model = SeedOssForCausalLM(config)
     with torch.no_grad():
         _init_for_copying(model)
         _order_numbers(model.model.embed_tokens.weight, numbers or {})
@@ -83,7 +88,7 @@ def _order_numbers(embeddings: torch.Tensor, numbers: Mapping[int, int]) -> None
         embeddings[token] += ((number - 1935) / 50 if number > 1000 else (number - 500) / 300) * direction
 
 
-def _init_for_copying(model: Qwen2ForCausalLM) -> None:
+def _init_for_copying(model: SeedOssForCausalLM) -> None:
     """Initialise for copying, in the spirit of mimetic initialisation (Trockman & Kolter 2023, arXiv 2305.09828).
 
     An induction head (Olsson et al. 2022) finds an earlier occurrence of the current token and copies what followed.
