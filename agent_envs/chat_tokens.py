@@ -94,7 +94,10 @@ class ChatTokens:
         self._written += text + last
         self._written_for_calls = write_known_calls(self._render_any)
         self._kept: set[str] = set()
-        self._ends = {self.eos_id, *eos_ids}
+        self._ends = {
+            self.eos_id,
+            *({*eos_ids} - _find_closing_tags(tokenizer)),
+        }  # tags are text, which a format ends with
         self.keep(_THINK)
         self._own_end = last if self._special.search(last) else self._turn_end
         end = self.encode(self._own_end, "\n")
@@ -392,6 +395,12 @@ def read_arguments(call: Message) -> Any:
     if given in (None, ""):
         return {}
     return json.loads(given) if isinstance(given, str) else given
+
+
+def _find_closing_tags(tokenizer: Any) -> set[int]:
+    """The ids of closing tags, such as ``</search>``, that are tokens without being special ones."""
+    added = tokenizer.added_tokens_decoder.items()
+    return {i for i, token in added if not token.special and re.fullmatch(r"</\w+>", token.content)}
 
 
 def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:

@@ -70,8 +70,8 @@ class ModelArgs:
     """The model."""
 
     model: str = "tiny"
-    """A causal language model with a chat template: a folder, a GGUF file, a hub id, or a LoRA adapter. "tiny" makes a small
-    policy here and teaches it the tools by imitation first."""
+    """A causal language model with a chat template: a folder, a GGUF file, a hub id, or a LoRA adapter. "tiny" is a policy of 1 M
+    parameters that knows the tools: shipped for MiniWiki, made and taught by imitation first elsewhere."""
     base_model: str = option("", advanced=True)
     """The base of the adapter in --model, if it is not where the adapter says: a folder, a GGUF file or a hub id."""
     chat_template: str = option("", advanced=True)
@@ -80,7 +80,8 @@ class ModelArgs:
     """Whether the model thinks before it acts, on or off, where its chat template has a switch for that; auto: as the template
     has it. A number, such as 512, is on, and the tokens after which a turn's thoughts are closed."""
     cold_start_steps: int | None = option(None, config_only=True)
-    """Gradient steps of imitation for the tiny policy: by default 1,900 in MiniWiki's varied worlds, and 2,800 elsewhere."""
+    """Make the tiny policy from scratch, in so many gradient steps of imitation. By default MiniWiki's is shipped, which took
+    1,900, and others take 2,800; --config from-scratch makes MiniWiki's too."""
     cold_start_continue_probability: float = option(Demonstrator.continue_probability, config_only=True)
     """How often the imitated agent searches on after an article. Lower values make right answers rarer at the start."""
     cold_start_skill: float = option(Demonstrator.skill, config_only=True)

@@ -2,6 +2,7 @@
 
 pip install torchrl transformers
 python examples/plug/in_torchrl.py --env AgentR1/Sokoban-v0
+python examples/plug/in_torchrl.py --model trainers/tiny/miniwiki    # the tiny policy, without a download
 python examples/plug/in_torchrl.py --model PATH_OR_ID
 """
 

@@ -2,14 +2,14 @@
 
 import json
 
-import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from tests.trainers.conftest import build_policy, byte_tokenizer
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout
-from trainers.tiny import model as tiny
+from trainers.tiny.cold_start import SHIPPED
 
 MINIWIKI = "AgentR1/MiniWiki-Easy-v0"
 LAKE = "AgentR1/FrozenLake-v0"
@@ -27,13 +27,11 @@ def make_model(tokenizer):
 
 
 def make_policy(kind: str) -> Policy:
-    """A random policy over bytes, or the tiny one over words."""
-    torch.manual_seed(0)
+    """A random policy over bytes, or a checkpoint of the tiny one over words, as other libraries load it."""
     if kind == "bytes":
         tokenizer = make_byte_tokenizer()
         return Policy(make_model(tokenizer), tokenizer)
-    tokenizer = tiny.make_tokenizer(["Who taught Alma Reed? The town where the author was born is"])
-    return Policy(tiny.make_model(len(tokenizer), hidden_size=32, layers=2, intermediate_size=32), tokenizer)
+    return Policy(AutoModelForCausalLM.from_pretrained(SHIPPED), AutoTokenizer.from_pretrained(SHIPPED))
 
 
 def ours(policy, id, kwargs, seeds, group_size):

@@ -7,19 +7,12 @@ from pathlib import Path
 
 import gymnasium
 import pytest
-from plug_setup import make_policy
 
 from trainers import grpo
+from trainers.tiny.cold_start import SHIPPED
 
 SECTION = (Path(__file__).parents[2] / "docs/how_to.md").read_text(encoding="utf-8").partition("## Other libraries")[2]
 TRL, SB3, COLOURS, EPISODE = re.findall(r"```python\n(.*?)```", SECTION.partition("\n## ")[0], re.DOTALL)
-
-
-def save_tiny(folder):
-    policy = make_policy("words")
-    policy.model.save_pretrained(folder)
-    policy.tokenizer.save_pretrained(folder)
-    return str(folder)
 
 
 def test_an_episode():
@@ -35,7 +28,7 @@ def test_an_environment_of_ones_own_is_trained_in(tmp_path, monkeypatch):
     id = re.search(r"trainers.grpo --env (\S+)", SECTION)[1]
     try:
         args = grpo.Args(
-            env=id, model=save_tiny(tmp_path / "tiny"), out=tmp_path / "run", updates=1, questions_per_update=2,
+            env=id, model=str(SHIPPED), out=tmp_path / "run", updates=1, questions_per_update=2,
             group_size=2, max_new_tokens=4, eval_every=1, eval_questions=2, final_questions=2,
         )  # fmt: skip
         grpo.main(args)
@@ -51,7 +44,7 @@ def test_trl(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     short = partial(trl.GRPOConfig, bf16=False, max_steps=1, report_to="none", save_strategy="no")
     monkeypatch.setattr(trl, "GRPOConfig", lambda max_completion_length: short(max_completion_length=4))
-    code, said = TRL.replace("Qwen/Qwen2.5-0.5B-Instruct", save_tiny(tmp_path / "tiny")), {}
+    code, said = TRL.replace("Qwen/Qwen2.5-0.5B-Instruct", str(SHIPPED)), {}
     exec(code.replace("1000", "8"), said)
     assert said["trainer"].state.global_step == 1
 

@@ -17,6 +17,7 @@ from torchrl.envs import GymEnv  # noqa: E402
 from torchrl.modules.llm.policies import Tokens, TransformersWrapper  # noqa: E402
 
 from agent_envs.integrations.torchrl import chat_env  # noqa: E402
+from trainers.tiny.cold_start import SHIPPED  # noqa: E402
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "plug" / "in_torchrl.py"
 
@@ -101,13 +102,10 @@ def test_members_of_a_group_get_its_questions_whenever_they_are_reset():
 
 
 @pytest.mark.parametrize("with_model", [False, True])
-def test_the_example_runs(with_model, tmp_path, monkeypatch, capsys):
+def test_the_example_runs(with_model, monkeypatch, capsys):
     arguments = ["--env", "AgentR1/Sokoban-v0"]
     if with_model:
-        policy = make_policy("words")
-        policy.model.save_pretrained(tmp_path)
-        policy.tokenizer.save_pretrained(tmp_path)
-        arguments += ["--model", str(tmp_path), "--new-tokens", "4"]
+        arguments = ["--model", str(SHIPPED), "--new-tokens", "64"]
     monkeypatch.setattr(sys, "argv", ["in_torchrl.py", *arguments])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
-    assert ("turns" if with_model else "Actions left: 9") in capsys.readouterr().out
+    assert ("'valid': 1.0" if with_model else "Actions left: 9") in capsys.readouterr().out

@@ -13,6 +13,7 @@ from agent_envs.integrations import Episode, trl
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_envs
 from trainers.rollouts.rollout import rollout
+from trainers.tiny.cold_start import SHIPPED
 from trainers.trajectory import to_rows
 
 os.environ["TRL_EXPERIMENTAL_SILENCE"] = "1"
@@ -162,13 +163,15 @@ def test_episodes_of_the_factory_earn_what_their_turns_earn(tmp_path, monkeypatc
 
 @pytest.mark.parametrize("native", [False, True])
 def test_the_example_trains_on_a_cpu(native, tmp_path, monkeypatch):
-    policy, tokenizer = make_policy("words"), qwen3_tokenizer()
-    model, tokenizer = (make_model(tokenizer), tokenizer) if native else (policy.model, policy.tokenizer)
-    for part in (model, tokenizer):
-        part.save_pretrained(tmp_path / "model")
-    options = f"--model {tmp_path / 'model'} --steps 1 --questions 2 --new-tokens 4 --out {tmp_path / 'out'}".split()
+    model = tmp_path / "model" if native else SHIPPED
+    if native:
+        tokenizer = qwen3_tokenizer()
+        for part in (make_model(tokenizer), tokenizer):
+            part.save_pretrained(model)
+    options = f"--model {model} --steps 1 --questions 2 --new-tokens 64 --out {tmp_path / 'out'}".split()
     monkeypatch.setattr(sys, "argv", ["trl_trainer.py", *options, *["--native"] * native])
     made = []
     monkeypatch.setattr(GRPO, "GRPOTrainer", lambda *given, **how: made.append(TRAINER(*given, **how)) or made[0])
     runpy.run_path(str(EXAMPLE), run_name="__main__")
-    assert made[0].state.global_step == 1 and "env/reward/answer" in made[0].state.log_history[0]
+    assert made[0].state.global_step == 1
+    assert (made[0].state.log_history[0]["env/valid"] > 0.9) is not native  # random weights call nothing

@@ -204,7 +204,7 @@ def _has_tokenizer(path_or_id: str) -> bool:
 
 
 def load_tokenizer(path_or_id: str | Path) -> PreTrainedTokenizerBase:
-    """Load a tokenizer as tokenizer.json has it: AutoTokenizer would replace a word-level one by the model type's own."""
+    """Load a tokenizer as tokenizer.json has it: AutoTokenizer replaces it by the model type's own for some types."""
     path_or_id = _to_folder(path_or_id, has_template=True)
     try:
         return PreTrainedTokenizerFast.from_pretrained(path_or_id)

@@ -7,7 +7,15 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from transformers import AutoModelForCausalLM, GemmaConfig, LlamaConfig, MistralConfig, Qwen2Config, Qwen3Config
+from transformers import (
+    AutoModelForCausalLM,
+    GemmaConfig,
+    LlamaConfig,
+    MistralConfig,
+    Qwen2Config,
+    Qwen3Config,
+    SeedOssConfig,
+)
 
 from trainers.engines.engine import generate
 from trainers.engines.transformers_engine import TransformersEngine
@@ -25,7 +33,7 @@ LLAMA3 = dict(
 )  # fmt: skip
 CONFIGS = {
     "llama": (LlamaConfig, dict(attention_bias=True, mlp_bias=True, rope_parameters=LLAMA3)),
-    "tied llama": (LlamaConfig, dict(tie_word_embeddings=True)),
+    "tied seed-oss": (SeedOssConfig, dict(tie_word_embeddings=True, attention_dropout=0.0, residual_dropout=0.0)),
     "mistral": (MistralConfig, dict(sliding_window=None)),
     "qwen2": (Qwen2Config, {}),
     "qwen3": (Qwen3Config, {}),
@@ -166,7 +174,7 @@ def test_gradients_are_those_of_plain_rows_by_any_micro_batches(make, name, lora
 
 
 @with_lora
-@pytest.mark.parametrize("name", ["tied llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", ["tied seed-oss", "qwen2", "qwen3"])
 def test_in_bfloat16_they_stay_close(make, name, lora):
     """The layers of a model of some width, run over nodes, and its sampler; weights stay float32."""
     policy, exact = (make(name, lora, dtype, width=256) for dtype in (torch.bfloat16, torch.float32))

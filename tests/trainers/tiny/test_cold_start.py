@@ -10,9 +10,10 @@ import torch
 
 from agent_envs.games import sokoban
 from agent_envs.tool_env import ToolEnv
-from trainers import ppo
+from trainers import grpo, ppo
 from trainers.config import Demonstrator
 from trainers.factory import make_envs
+from trainers.models.loading import load_policy
 from trainers.tiny import cold_start, curriculum
 from trainers.tiny.cold_start import run_cold_start, start_policy
 from trainers.tiny.curriculum import Teacher
@@ -55,6 +56,8 @@ def test_the_cold_start_learns_and_is_kept(envs, tmp_path):
         assert torch.equal(a, b)
     assert first.tokenizer.get_vocab() == again.tokenizer.get_vocab()
     assert not again.model.training
+    ends = again.model.generation_config.eos_token_id
+    assert [again.tokenizer.decode([i]) for i in ends] == ["<|end|>", "</search>", "</answer>"]
     other, _ = run_cold_start(envs, 1, 2, lambda *_: None)
     assert not torch.equal(other.model.lm_head.weight, first.model.lm_head.weight)
     (weights, _) = sorted(tmp_path.rglob("model.safetensors"), key=lambda path: path.stat().st_mtime)
@@ -80,6 +83,25 @@ def test_the_arguments_that_decide_about_a_cold_start_find_it():
         find_folder(demonstrator=Demonstrator(env_kwargs='{"k": 2}')),
     ]  # fmt: skip
     assert len(set(others)) == len(others)
+
+
+@pytest.mark.parametrize(
+    ("options", "starts_shipped"),
+    [
+        ({"seed": 7, "env_kwargs": {"rewards": "search_r1"}}, True),
+        ({"env_kwargs": {"k": 1}}, False),
+        ({"env": "MiniWiki-Easy"}, False),
+        ({"cold_start_steps": curriculum.STEPS_OF_DECISIONS}, False),
+        ({"cold_start_continue_probability": 0.2}, False),
+    ],
+)
+def test_in_miniwiki_the_shipped_policy_is_the_start(options, starts_shipped, monkeypatch):
+    monkeypatch.setattr(cold_start, "run_cold_start", lambda *_: ("made", 1.0))
+    args = grpo.Args(**options)
+    policy, seconds = cold_start._make_start(args, make_envs(args.env, args.env_kwargs, "train", 2))
+    assert (policy == "made", seconds == 0.0) == (not starts_shipped, starts_shipped)
+    if starts_shipped:
+        assert torch.equal(policy.model.lm_head.weight, load_policy(cold_start.SHIPPED).model.lm_head.weight)
 
 
 def test_a_cold_start_on_changed_data_is_another_one(tmp_path):

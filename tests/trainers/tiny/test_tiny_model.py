@@ -1,14 +1,21 @@
+import hashlib
 import re
 
+import gymnasium
 import pytest
 import torch
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
+from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from agent_envs.formats import SearchTags
 from agent_envs.tools import SearchTool
+from trainers.checkpoints import checkpoint
 from trainers.models.loading import load_policy
+from trainers.runtime import integrity
+from trainers.tiny import cold_start
 from trainers.tiny import model as tiny
+from trainers.tiny.cold_start import SHIPPED
 
 
 @pytest.fixture(scope="module")
@@ -53,14 +60,31 @@ def test_attention_starts_out_as_an_induction_circuit(seed):
     assert (copied_from == torch.arange(40) + 1).float().mean() > 0.15
 
 
-def test_a_saved_policy_comes_back_with_its_own_tokenizer(tokenizer, tmp_path):
-    """AutoTokenizer would give a Qwen2-architecture model Qwen's own tokenizer."""
-    model = tiny.make_model(len(tokenizer))
-    model.save_pretrained(tmp_path)
-    tokenizer.save_pretrained(tmp_path)
-    policy = load_policy(tmp_path, "cpu")
-    text = "<think>the town</think><answer>Red 東 Sea</answer>"
-    assert policy.encode(text) == tokenizer.encode(text)
-    assert policy.prompt_ids("never shown", "the town") == tokenizer.encode("<|user|>the town<|end|><|assistant|>")
-    ids = torch.tensor([policy.encode(text)])
-    torch.testing.assert_close(policy.model(ids).logits, model.eval()(ids).logits)
+def test_other_libraries_load_a_checkpoint_as_it_was_saved(tmp_path):
+    """By the Auto classes: the same ids and logits, and `generate` ends at the end of a turn."""
+    policy = load_policy(SHIPPED, "cpu")
+    saved = checkpoint.save(
+        tmp_path / "saved", model=policy.model, tokenizer=policy.tokenizer, optimizers=[], step=0, extra={}
+    )
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(saved), AutoTokenizer.from_pretrained(saved)
+    assert policy.end_ids == {tokenizer.eos_token_id}  # here closing tags are text
+    env = gymnasium.make("AgentR1/MiniWiki-v0", split="validation", entities=200, questions=50)
+    assert len(env.unwrapped.questions) == 50
+    for question in env.unwrapped.questions:
+        messages = [{"role": "system", "content": "never shown"}, {"role": "user", "content": question.question}]
+        prompt = tokenizer.apply_chat_template(
+            messages, add_generation_prompt=True, return_tensors="pt", return_dict=True
+        )
+        assert prompt.input_ids.tolist() == [policy.prompt_ids("never shown", question.question)]
+    turn = model.generate(**prompt, do_sample=False, max_new_tokens=64)
+    assert torch.equal(model(turn).logits, policy.model(turn).logits)
+    assert re.fullmatch(r"<search>[^<]+</search>", tokenizer.decode(turn[0, prompt.input_ids.shape[1] :]))
+
+
+def test_the_shipped_policy_is_what_its_card_says():
+    """Whoever changes lessons, model or optimizer makes it anew: the score in its card is that of these weights."""
+    integrity.verify(SHIPPED)
+    card = (SHIPPED / "README.md").read_text(encoding="utf-8")
+    weights = hashlib.sha256((SHIPPED / "model.safetensors").read_bytes()).hexdigest()
+    assert f"Version {cold_start.VERSION}" in card and weights in card
+    assert sum(file.stat().st_size for file in SHIPPED.iterdir()) < 4.2e6
