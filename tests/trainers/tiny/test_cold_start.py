@@ -11,7 +11,7 @@ import torch
 from agent_envs.games import sokoban
 from agent_envs.tool_env import ToolEnv
 from trainers import grpo, ppo
-from trainers.config import Demonstrator
+from trainers.config import Demonstrator, read_config
 from trainers.factory import make_envs
 from trainers.models.loading import load_policy
 from trainers.tiny import cold_start, curriculum
@@ -91,7 +91,7 @@ def test_the_arguments_that_decide_about_a_cold_start_find_it():
         ({"seed": 7, "env_kwargs": {"rewards": "search_r1"}}, True),
         ({"env_kwargs": {"k": 1}}, False),
         ({"env": "MiniWiki-Easy"}, False),
-        ({"cold_start_steps": curriculum.STEPS_OF_DECISIONS}, False),
+        (read_config("from-scratch", grpo.Args(), "grpo"), False),
         ({"cold_start_continue_probability": 0.2}, False),
     ],
 )
