@@ -195,6 +195,30 @@ def test_turns_end_by_their_tokens_whatever_the_server_takes_for_a_stop(policy, 
         assert_logprobs(policy, prompts[key], turn)
 
 
+def test_a_stop_string_in_a_thought_ends_the_servers_answer_and_not_the_turn(policy, connect):
+    """vLLM knows nothing of thoughts: it stops there, and is asked to go on."""
+    prompt = policy.prompt_ids("", "Who?")
+    said = policy.encode("<think>Is it <answer>a</answer> or </search>?</think> <answer>b</answer> and more")
+
+    class Says(Played):
+        def completions(self, body):
+            if body["prompt"][: len(prompt)] != prompt or not body["stop"]:
+                return super().completions(body)
+            rest = said[len(body["prompt"]) - len(prompt) :][: body["max_tokens"]]
+            texts = [policy.tokenizer.decode(rest[:n]) for n in range(1, len(rest) + 1)]
+            count = next((n for n, text in enumerate(texts, 1) if any(s in text for s in body["stop"])), len(rest))
+            choice = {"token_ids": rest[:count], "logprobs": {"token_logprobs": [-1.0] * count}}
+            return httpx.Response(200, json={"choices": [choice | {"finish_reason": "stop"}]})
+
+    played = Says(policy)
+    engine = connect(policy, ("</answer>", "</search>"), played)
+    done = generate(engine, {0: prompt}, 100, 1.0)[0]
+    assert (policy.tokenizer.decode(done.tokens), done.finish_reason) == (
+        "<think>Is it <answer>a</answer> or </search>?</think> <answer>b</answer>", "stop",
+    )  # fmt: skip
+    assert sum(asked.get("prompt", [])[: len(prompt)] == prompt for asked in played.asked) == 3
+
+
 def test_the_server_is_told_what_to_cut_off(policy, connect):
     engine, prompts = connect(policy, (), Played(policy)), encoded(policy)
     for how in ((0.7, 0.0), (1.0, 0.2)):
