@@ -218,22 +218,31 @@ def benchmark_named_in(record: Mapping[str, Any]) -> str | None:
 
 
 def with_question_of_verl(record: Mapping[str, Any]) -> Mapping[str, Any]:
-    """A row of verl with its question, the one in ``extra_info`` or the last message of the user, and an id."""
+    """A row of verl with its question, the one in ``extra_info``, else the prompt or its last message of the user, and an id."""
     if "question" in record or "reward_model" not in record:
         return record
     extra = _check_object(record.get("extra_info") or {}, "extra_info")
-    messages = [
-        message.get("content")
-        for message in _check_list(record.get("prompt", []), "prompt")
-        if message.get("role") == "user"
-    ]
-    question = extra.get("question") or next(reversed(messages), None)
-    if not isinstance(question, str):
+    question = extra.get("question") or _read_prompt(record.get("prompt", ""))
+    if not isinstance(question, str) or not question.strip():
         raise ValueError(
             "a row of verl needs a 'question' in its 'extra_info', or a message of the user in its 'prompt'"
         )
     numbered = f"{extra.get('split', '')}/{extra['index']}".strip("/") if "index" in extra else hash_id(question)
     return {"id": numbered, **record, "question": question}
+
+
+def _read_prompt(prompt: object) -> str:
+    """What is asked in a prompt: a text, or messages whose content is a text or a list of parts."""
+    if isinstance(prompt, str):
+        return prompt
+    messages = [_check_object(message, "prompt") for message in _check_list(prompt, "prompt")]
+    content = next((m.get("content") for m in reversed(messages) if m.get("role") == "user"), "")
+    if isinstance(content, str):
+        return content
+    parts = [_check_object(part, "content") for part in _check_list(content, "content")]
+    if odd := [part for part in parts if not isinstance(part.get("text"), str)]:
+        raise ValueError(f"'prompt': a question is text, got a part {odd[0]!r:.80}")
+    return "".join(part["text"] for part in parts)
 
 
 def has_paragraphs(record: Mapping[str, Any], field: str) -> bool:

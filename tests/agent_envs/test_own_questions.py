@@ -187,6 +187,8 @@ def test_what_is_searched(tmp_path, data, corpus):
         ([{"question": "Who?", "answer": "x", "aliases": [True]}], r":1: 'aliases': expected text or a number, got True"),
         ([{"question": "Who?", "answer": "x", "supporting_facts": [[1, "x"]]}], r":1: 'supporting_facts': expected"),
         ([{"data_source": "x", "prompt": [], "reward_model": {"ground_truth": "1"}}], ":1: a row of verl needs a 'question'"),
+        ([{"prompt": [{"role": "user", "content": [{"type": "image"}]}], "reward_model": {}}], "a question is text"),
+        ([{"prompt": ["Who?"], "reward_model": {"ground_truth": "1"}}], ":1: 'prompt': expected an object, got 'Who"),
         ([{"question": ["Who?"], "answer": "Ada"}], r":1: 'question': expected a string, got \["),
         ([{"question": "Who?", "answer": "Ada", "split": "holdout"}], r":1: 'split' must be train, validation"),
         ([{"id": 1, "question": "A?", "answer": "a"}, {"id": 1, "question": "B?", "answer": "b"}], r":2: the id '1' is that of"),
@@ -266,21 +268,36 @@ def test_one_title_of_two_texts_is_evidence_by_its_title(tmp_path):
 
 
 def test_rows_of_verl(tmp_path, corpus):
-    """The question from ``extra_info`` or the last message, the answer in each of its forms, the split from ``extra_info``."""
+    """The question from ``extra_info`` or the prompt, the answer in each of its forms, the split from ``extra_info``."""
+    asked = {"role": "user", "content": [{"type": "text", "text": "Which "}, {"type": "text", "text": "town?"}]}
     ask = [{"role": "system", "content": "Think."}, {"role": "user", "content": "Which day?"}]
-    truths = [("7", "train"), (["a", "b"], "train"), ({"target": ["c"]}, "train"), ({"target": True}, "test")]
+    prompts = [
+        ask,
+        ask,
+        [*ask, {"role": "assistant", "content": "7"}, asked],
+        "Which year?\n",
+        [{**asked, "text": None}],
+    ]
+    truths = [
+        ("7", "train"),
+        (["a", "b"], "train"),
+        ({"target": ["c"]}, "train"),
+        ("8", "train"),
+        ({"target": True}, "test"),
+    ]
     rows = [
         {
-            "data_source": "openai/gsm8k", "prompt": ask, "ability": "math",
+            "data_source": "openai/gsm8k", "prompt": prompt, "ability": "math",
             "reward_model": {"ground_truth": truth, "style": "rule"},
-            "extra_info": {"split": split, "index": i % 3} | ({"question": f"Q{i}?"} if i else {}),
+            "extra_info": {"split": split, "index": i % 4} | ({"question": "Q1?"} if i == 1 else {}),
         }
-        for i, (truth, split) in enumerate(truths)
+        for i, (prompt, (truth, split)) in enumerate(zip(prompts, truths, strict=True))
     ]  # fmt: skip
     path = write(tmp_path / "rows.jsonl", rows)
     train, held_out = (load_own(path, split=split, corpus=corpus).questions for split in ("train", "validation"))
-    assert [(q.question, q.golds) for q in train] == [("Which day?", ("7",)), ("Q1?", ("a", "b")), ("Q2?", ("c",))]
-    assert [(q.question, q.golds) for q in held_out] == [("Q3?", ("yes",))]
+    expected = [("Which day?", ("7",)), ("Q1?", ("a", "b")), ("Which town?", ("c",)), ("Which year?", ("8",))]
+    assert [(q.question.strip(), q.golds) for q in train] == expected
+    assert [(q.question, q.golds) for q in held_out] == [("Is it?", ("yes",))]
 
 
 def test_queries_of_beir_with_the_ids_of_their_passages(tmp_path):
