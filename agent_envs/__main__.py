@@ -50,43 +50,19 @@ def describe(id: Id, /, kwargs: Kwargs = "{}", script: str = "oracle", seed: int
     print(printable(text))
 
 
-def play(
-    id: Id,
-    /,
-    kwargs: Kwargs = "{}",
-    seed: int | None = None,
-    agent: str = "",
-    base_model: str = "",
-    chat_template: str = "",
-) -> None:
+def play(id: Id, /, kwargs: Kwargs = "{}", seed: int | None = None) -> None:
     """Be the agent: read the observation, type a turn, see what it earns. An empty line shows how turns look.
+
+    To watch a model, python -m trainers.play.
 
     Args:
         seed: which episode; a random one by default.
-        agent: watch this model play instead: a checkpoint, a folder, a GGUF file or a hub id. For more options, python -m
-            trainers.play.
-        base_model: where the base of an adapter among --agent is, if not where the adapter says.
-        chat_template: a file with the chat template of --agent, if not its own.
     """
     id, options = full_id(id), _parse_kwargs(kwargs)
     with _exit_on_user_error(id):
-        if not agent:
-            from agent_envs.integrations.hosting import make
+        from agent_envs.integrations.hosting import make
 
-            _play(make(id, **options), seed)  # a judge that does not answer is said in a line, too
-            return
-        try:
-            inputs = importlib.import_module("trainers.inputs")
-            inputs.check_model(agent, base_model)
-            inputs.check_chat_template(chat_template)
-            player = importlib.import_module("trainers.play")  # by name: this package stands without that one
-        except ModuleNotFoundError as error:
-            raise SystemExit(f"--agent needs what the trainers need: {error}") from error
-        player.main(
-            player.Args(
-                env=id, env_kwargs=kwargs, agent=agent, base_model=base_model, chat_template=chat_template, seed=seed
-            )
-        )
+        _play(make(id, **options), seed)  # a judge that does not answer is said in a line, too
 
 
 def check(id: Id, /, kwargs: Kwargs = "{}", steps: int = 200) -> None:

@@ -10,6 +10,7 @@ A task of your own goes in by its id: {"my_task:Mine/MyTask-v0": 1}, from the fo
 
 import json
 import sys
+from collections import defaultdict
 from pathlib import Path
 
 import gymnasium
@@ -31,9 +32,14 @@ QUICK = dict(
 
 def main(out: str = "runs/mixture", quick: bool = False) -> None:
     env = gymnasium.make("AgentR1/Mixture-v0", tasks=TASKS).unwrapped
+    scores = defaultdict(list)
     for seed in range(40):
-        roll_out(env, env.SCRIPTS["scripted"], seed)
-    print("scripted:", json.dumps(env.statistics, indent=1))
+        last = roll_out(env, env.SCRIPTS["scripted"], seed)[-1]
+        scores[last["task"]].append(last["score"])
+    print(
+        "scripted:",
+        {task: f"{len(own)} episodes, mean score {sum(own) / len(own):.2f}" for task, own in scores.items()},
+    )
 
     seen = {}
     for seed in range(40):

@@ -13,8 +13,6 @@
 does the same from a shell. The package stands alone: it knows nothing of environments or of training.
 """
 
-from importlib import metadata
-
 from retrieval_index.bm25 import BM25Index
 from retrieval_index.build import build, build_folder, load
 from retrieval_index.cache import CachedSearcher
@@ -28,11 +26,6 @@ from retrieval_index.reference import RankBM25Index
 from retrieval_index.search import Index, Searcher
 from retrieval_index.shards import ShardedSearcher
 from retrieval_index.store import IndexCorrupt
-
-try:
-    __version__ = metadata.version("agent-r1-envs")
-except metadata.PackageNotFoundError:  # a checkout that is not installed
-    __version__ = "0+unknown"
 
 __all__ = [
     "BM25Index",
@@ -50,7 +43,6 @@ __all__ = [
     "Searcher",
     "ShardedSearcher",
     "SvdEncoder",
-    "__version__",
     "build",
     "build_folder",
     "load",

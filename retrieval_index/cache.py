@@ -18,9 +18,6 @@ class CachedSearcher:
 
     Args:
         size: queries to keep, and in all ten times as many passages: fewer queries where k is larger.
-
-    Attributes:
-        hits, misses: queries answered from memory, and not.
     """
 
     def __init__(self, searcher: Searcher, size: int = 10_000):
@@ -28,7 +25,6 @@ class CachedSearcher:
             raise ValueError(f"size must be at least 1, got {size}; without a cache, use the searcher itself")
         self.searcher = searcher
         self.size = size
-        self.hits = self.misses = 0
         self._found: OrderedDict[tuple[str, int], list[Passage]] = OrderedDict()
         self._passages = 0
         self._lock = threading.Lock()
@@ -46,8 +42,6 @@ class CachedSearcher:
             known = {query: self._found[query, k] for query in set(queries) if (query, k) in self._found}
             for query in known:
                 self._found.move_to_end((query, k))
-            self.hits += sum(query in known for query in queries)
-            self.misses += sum(query not in known for query in queries)
         if asked := [query for query in dict.fromkeys(queries) if query not in known]:
             known.update(zip(asked, self.searcher.search(asked, k), strict=True))
             with self._lock:

@@ -82,10 +82,10 @@ from trainers.rollouts.batching import (
     UpdateMetrics,
     add_sequence_ratios,
     count_normalizer,
-    note_advantages,
     prepare_batch,
     select_episodes,
     shuffle_minibatches,
+    store_advantages,
 )
 from trainers.trajectory import Batch, PackedEpisodes, Trajectory, unpack
 
@@ -161,7 +161,7 @@ def update(
         return metrics
     batch, episodes, prepared = prepare_batch(trajectories, policy, args, kl_penalty)
     batch.advantages = unpack(advantage_fn(args, episodes), batch)  # [N, A] to [B, T]
-    note_advantages(trajectories, batch)  # for episodes.jsonl
+    store_advantages(trajectories, batch)  # for episodes.jsonl
     if args.entropy_coef or (kl_penalty is not None and kl_penalty.in_loss):
         has_gradient = episodes.valid[batch.trajectory]
     else:

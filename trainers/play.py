@@ -1,7 +1,6 @@
 """Watch an agent: roll out one episode of a trained model, and print its turns with their rewards.
 
 python -m trainers.play --agent runs/…/checkpoint-50 --env AgentR1/HotpotQA-v0
-python -m agent_envs play HotpotQA --agent runs/…/checkpoint-50            # the same
 """
 
 from dataclasses import dataclass

@@ -88,10 +88,10 @@ from trainers.rollouts.batching import (
     UpdateMetrics,
     add_sequence_ratios,
     count_normalizer,
-    note_advantages,
     prepare_batch,
     select_episodes,
     shuffle_minibatches,
+    store_advantages,
 )
 from trainers.trajectory import Batch, Trajectory, pack, unpack
 
@@ -161,7 +161,7 @@ def update(
         return metrics
     batch, episodes, prepared = prepare_batch(trajectories, policy, args, kl_penalty)
     batch = add_advantages(args, policy, critic, batch, episodes.valid)
-    note_advantages(trajectories, batch)  # for episodes.jsonl
+    store_advantages(trajectories, batch)  # for episodes.jsonl
     has_gradient = episodes.valid[batch.trajectory]  # the critic learns from rows without an advantage too
     means = UpdateMetrics()
     for rows in shuffle_minibatches(batch, args, rng):

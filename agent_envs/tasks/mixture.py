@@ -48,7 +48,7 @@ class MixtureEnv(ToolEnv):
     """Each episode is one of several tasks, drawn by weight.
 
     Tools, format, budgets and reward are those of the task. ``info`` names it in ``task`` and gives its primary metric as
-    ``score`` at the end; ``env.statistics`` counts episodes and scores by task.
+    ``score`` at the end.
 
     Args:
         tasks: registered ids with their weights, such as ``{"AgentR1/MiniWiki-Easy-v0": 2, "AgentR1/Bandit-v0": 1}``; for a
@@ -92,7 +92,6 @@ class MixtureEnv(ToolEnv):
             pairs = ((id, (self.tasks[id].questions or ())[i]) for id, i in self._places)
             # Two tasks may have a question of one id each, and scores are kept by it.
             self.questions = tuple(replace(question, id=f"{id}: {question.id}") for id, question in pairs)
-        self._played = {id: [0, 0.0, 0.0] for id in self.tasks}  # episodes, sum of returns, sum of scores
 
     tools, format, reward, history, results = map(_of_current, ("tools", "format", "reward", "history", "results"))
     answers, instructions, feedback = map(_of_current, ("answers", "instructions", "feedback"))
@@ -124,14 +123,6 @@ class MixtureEnv(ToolEnv):
         for task in self.tasks.values() if function is not None else ():
             task.count_tokens = function
 
-    @property
-    def statistics(self) -> dict[str, dict[str, float]]:
-        """By task: finished ``episodes``, mean ``return`` and mean ``score``."""
-        return {
-            id: {"episodes": count, "return": paid / max(count, 1), "score": score / max(count, 1)}
-            for id, (count, paid, score) in self._played.items()
-        }
-
     def reset(self, *, seed: int | None = None, options: dict[str, Any] | None = None) -> tuple[str, dict[str, Any]]:
         gymnasium.Env.reset(self, seed=seed)
         options = dict(options or {})
@@ -146,7 +137,7 @@ class MixtureEnv(ToolEnv):
         self.current._running = False  # stays so where the options are rejected
         if id not in self.tasks:
             raise ValueError(f"task must be one of {list(self.tasks)}, got {id!r}")
-        self.id, self.current, self._paid = id, self.tasks[id], 0.0
+        self.id, self.current = id, self.tasks[id]
         noise_seed = options.pop("noise_seed", None)
         if self.current.TAKES_NOISE_SEED and noise_seed is not None:
             options["noise_seed"] = noise_seed
@@ -163,12 +154,9 @@ class MixtureEnv(ToolEnv):
 
     def resolve(self, action: str, turn: Turn, results: list[ToolResult]) -> StepResult:
         observation, reward, terminated, truncated, info = self.current.resolve(action, turn, results)
-        self._paid += reward
         info = {**info, "task": self.id}
         if terminated or truncated:
             info["score"] = float(info.get(self.current.PRIMARY_METRIC, 0.0))
-            for i, value in enumerate((1, self._paid, info["score"])):
-                self._played[self.id][i] += value
         return observation, reward, terminated, truncated, info
 
     def describe_source(self) -> str:

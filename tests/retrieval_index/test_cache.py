@@ -32,7 +32,6 @@ def test_a_query_is_asked_once_and_results_are_equal(counting):
     assert counting.asked == [("river", 3), ("town", 3), ("nothing-of-this", 3)]
     assert cached.search(["river"], 4) == counting.searcher.search(["river"], 4)  # another k is another query
     assert len(counting.asked) == 4
-    assert (cached.hits, cached.misses) == (4, 5)
     cached.search(["River"], 4), cached.search(["RIVER"], 4)  # a dense encoder may tell them apart
     assert counting.asked[3:] == [("river", 4), ("River", 4), ("RIVER", 4)]
 

@@ -1,8 +1,5 @@
 """A model plays, and one sees it."""
 
-import runpy
-import sys
-
 import pytest
 
 from trainers import play
@@ -31,17 +28,3 @@ def test_a_question_of_ones_own_has_no_scores(agent, capsys):
     assert turns[0]["observation"] == "Is the Po longer?"
     assert "prediction: " in shown and "turns: " in shown
     assert not any(name in shown for name in ("golds: ", "em: ", "f1: ", "support_recall: "))
-
-
-def test_agent_envs_reaches_it_by_name(agent, capsys, monkeypatch):
-    def start(*words):
-        monkeypatch.setattr(sys, "argv", ["agent_envs", "play", "MiniWiki", "--kwargs", SMALL, *words])
-        runpy.run_module("agent_envs", run_name="__main__")
-
-    start("--agent", agent, "--seed", "3")
-    assert "in AgentR1/MiniWiki-v0" in " ".join(capsys.readouterr().out.split())
-    with pytest.raises(SystemExit, match="AgentR1/MiniWiki-v0: there is no model folder /nowhere"):
-        start("--agent", "/nowhere")
-    monkeypatch.setitem(sys.modules, "trainers.play", None)
-    with pytest.raises(SystemExit, match="--agent needs"):
-        start("--agent", agent)

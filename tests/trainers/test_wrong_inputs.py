@@ -106,7 +106,7 @@ AFTER_TORCH = [
 
 OTHERS = [
     ("agent_envs describe CartPole-v1", "CartPoleEnv takes Discrete(2), not text"),
-    ("agent_envs play MiniWiki --agent no/such/folder", "there is no model folder no/such/folder"),
+    ("play --agent no/such/folder", "there is no model folder no/such/folder"),
     ("agent_envs view RUN --episode 999", "RUN/episodes.jsonl has no episode '999' among the "),
     ("agent_envs baselines Bandit --episodes 0", "episodes must be at least 1 where instances are made from seeds"),
     ("agent_envs baselines Bandit --episodes 1 --out /dev/null/x", "cannot write /dev/null/x"),

@@ -111,7 +111,7 @@ def prepare_batch(
     return batch, pack_episodes(trajectories, batch, returns_from_rewards=kl is not None and args.kl == "k1"), metrics
 
 
-def note_advantages(trajectories: list[Trajectory], batch: Batch) -> None:
+def store_advantages(trajectories: list[Trajectory], batch: Batch) -> None:
     """Let each of the batch's episodes have its advantages, for the records of episodes. Those that are copies share the
     list with what they are copies of."""
     assert batch.advantages is not None
