@@ -271,32 +271,23 @@ def test_rows_of_verl(tmp_path, corpus):
     """The question from ``extra_info`` or the prompt, the answer in each of its forms, the split from ``extra_info``."""
     asked = {"role": "user", "content": [{"type": "text", "text": "Which "}, {"type": "text", "text": "town?"}]}
     ask = [{"role": "system", "content": "Think."}, {"role": "user", "content": "Which day?"}]
-    prompts = [
-        ask,
-        ask,
-        [*ask, {"role": "assistant", "content": "7"}, asked],
-        "Which year?\n",
-        [{**asked, "text": None}],
-    ]
-    truths = [
-        ("7", "train"),
-        (["a", "b"], "train"),
-        ({"target": ["c"]}, "train"),
-        ("8", "train"),
-        ({"target": True}, "test"),
-    ]
+    given = [
+        (ask, "7", "train"), (ask, ["a", "b"], "train"),
+        ([*ask, {"role": "assistant", "content": "7"}, asked], {"target": ["c"]}, "train"),
+        ("Which year?", "8", "train"), ([{"role": "user", "content": "Is it?"}], {"target": True}, "test"),
+    ]  # fmt: skip
     rows = [
         {
             "data_source": "openai/gsm8k", "prompt": prompt, "ability": "math",
             "reward_model": {"ground_truth": truth, "style": "rule"},
             "extra_info": {"split": split, "index": i % 4} | ({"question": "Q1?"} if i == 1 else {}),
         }
-        for i, (prompt, (truth, split)) in enumerate(zip(prompts, truths, strict=True))
+        for i, (prompt, truth, split) in enumerate(given)
     ]  # fmt: skip
     path = write(tmp_path / "rows.jsonl", rows)
     train, held_out = (load_own(path, split=split, corpus=corpus).questions for split in ("train", "validation"))
     expected = [("Which day?", ("7",)), ("Q1?", ("a", "b")), ("Which town?", ("c",)), ("Which year?", ("8",))]
-    assert [(q.question.strip(), q.golds) for q in train] == expected
+    assert [(q.question, q.golds) for q in train] == expected
     assert [(q.question, q.golds) for q in held_out] == [("Is it?", ("yes",))]
 
 
