@@ -124,22 +124,18 @@ def baselines(
         out.write_text(json.dumps(rows, indent=2) + "\n", encoding="utf-8")
 
 
-def serve(
-    id: Id, /, openenv: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False, kwargs: Kwargs = "{}",
-    host: str = "127.0.0.1", port: int = 8000, sessions: int = 128,
-) -> None:  # fmt: skip
-    """Serve an environment to trainers elsewhere; each client has episodes of its own.
+def serve(id: Id, /, kwargs: Kwargs = "{}", host: str = "127.0.0.1", port: int = 8000, sessions: int = 128) -> None:
+    """Serve an environment to trainers elsewhere, by OpenEnv's server (pip install 'agent-r1-envs[openenv]').
+
+    Each client has episodes of its own: GenericEnvClient(base_url="http://HOST:PORT"), then reset(seed=3, split="train") and
+    step({"text": "<search>a town</search>"}).
 
     Args:
-        openenv: by OpenEnv's server (pip install 'agent-r1-envs[openenv]'): GenericEnvClient(base_url="http://HOST:PORT"), then
-            reset(seed=3, split="train") and step({"text": "<search>a town</search>"}).
         host: address to listen at; 0.0.0.0 lets other machines in. There is no password.
         port: to listen at.
         sessions: clients at once.
     """
     id, options = full_id(id), _parse_kwargs(kwargs)
-    if not openenv:
-        raise SystemExit(f"{id}: say how to serve it: --openenv")
     if not 0 <= port < 2**16:
         raise SystemExit(f"port must be 0 (any that is free) to 65535, got {port}")
     with _exit_on_user_error(id):

@@ -1,6 +1,6 @@
 """An OpenEnv server with an environment of this suite. Tested with openenv 0.10.
 
-    python -m agent_envs serve MiniWiki --openenv --port 8000
+    python -m agent_envs serve MiniWiki --port 8000
 
 A client resets with ``seed``, ``split`` and ``attempt`` and steps with ``{"text": …}``, the agent's turn. Observations have
 one field, ``text``, since clients show all fields to the policy; metrics are in the ``metadata`` beside the observation.

@@ -1,7 +1,7 @@
 """A model plays on an OpenEnv server with an environment of this suite.
 
 pip install 'agent-r1-envs[openenv]'     # in a virtual environment without the extra mcp
-python -m agent_envs serve MiniWiki --openenv --port 8000
+python -m agent_envs serve MiniWiki --port 8000
 python examples/plug/openenv_client.py --model NAME --api http://localhost:8001/v1
 
 Not called openenv.py: Python looks for modules beside a script first, and it would import itself.

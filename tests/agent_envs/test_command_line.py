@@ -141,10 +141,9 @@ def test_a_script_that_stops_too_early_is_named():
 
 
 def test_serve_says_what_it_needs(run, monkeypatch):
-    assert "--openenv" in refusal(run, "serve", "MiniWiki")
-    assert "port must be" in refusal(run, "serve", "MiniWiki", "--openenv", "--port", "65536")
+    assert "port must be" in refusal(run, "serve", "MiniWiki", "--port", "65536")
     for name in [*(name for name in sys.modules if name.split(".")[0] == "openenv"), "agent_envs.integrations.openenv"]:
         monkeypatch.delitem(sys.modules, name, raising=False)
     monkeypatch.setitem(sys.modules, "openenv", None)  # as if it were not installed
-    message = refusal(run, "serve", "MiniWiki", "--openenv", "--kwargs", WORLD)
+    message = refusal(run, "serve", "MiniWiki", "--kwargs", WORLD)
     assert all(part in message for part in ("mcp<2", "pip install 'agent-r1-envs[openenv]'", "without the extra 'mcp'"))
