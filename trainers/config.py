@@ -107,6 +107,13 @@ class ModelArgs:
 class SamplingArgs:
     """How episodes are sampled."""
 
+    agent: str = ""
+    """A program of yours that acts, with the policy behind an OpenAI-compatible endpoint: "my_agent:solve", a Python function, or
+    a command such as "node agent.js". With it, --env also takes a file of your own tasks, tasks.jsonl."""
+    agent_timeout: float = option(300.0, config_only=True, mutable_on_resume=True)
+    """Seconds that the agent may take between its calls of the policy."""
+    agent_calls: int = option(50, config_only=True)
+    """Calls of the policy in an episode of the agent."""
     questions_per_update: int = 16
     """Questions (groups) in a batch."""
     group_size: int = 8
@@ -224,7 +231,7 @@ class OutputArgs:
     """Folder of an earlier run to continue, with its arguments but those that --help-all lists, such as more --updates."""
     save_every: int = option(25, advanced=True, mutable_on_resume=True)
     """Updates between checkpoints."""
-    save_total_limit: int = option(2, advanced=True, mutable_on_resume=True)
+    save_total_limit: int = option(2, config_only=True, mutable_on_resume=True)
     """The newest checkpoints that are kept; the weights of the best evaluation are kept besides, in "best"."""
     report_to: tuple[str, ...] = option((), mutable_on_resume=True)
     """Where else metrics go: tensorboard, trackio, wandb. Project, name and group come from the environment variables of Trackio
@@ -303,7 +310,7 @@ class Checks:
                 raise UserError(f"{name} must be finite, got {value}: for no limit, give 1e9")
             if name in ("env_kwargs", "cold_start_env_kwargs", "arguments"):
                 read_json_object(name, value)
-        if "/" not in getattr(self, "env", "/"):
+        if "/" not in getattr(self, "env", "/") and not self.env.endswith(".jsonl"):
             from agent_envs.registration import full_id  # imports Gymnasium, which --help need not wait for
 
             self.env = full_id(self.env)
@@ -359,10 +366,18 @@ class Checks:
         self.check_share("cold_start_continue_probability")
         self.check_share("cold_start_skill")
         self.check_positive("lora_alpha")
-        others = "base_model", "chat_template", "thinking", "dtype", "lora_rank", "gradient_checkpointing"
-        self.check_unused(self.model != "tiny", "without a pretrained model, given as model", *others)
+        if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
+            raise UserError("gradient_checkpointing, dtype and lora_rank are for pretrained models: give a model too")
         cold_start = [field.name for field in fields(self) if field.name.startswith("cold_start_")]
         self.check_unused(self.model == "tiny", "to a model that is not tiny, without a cold start", *cold_start)
+        if self.model == "tiny" and self.base_model:
+            raise UserError("base_model is for a LoRA adapter: give it as model too")
+        if self.model == "tiny" and self.chat_template:
+            raise UserError("chat_template is for a pretrained model, and tiny has its own: give a model too")
+        if self.model == "tiny" and self.thinking != "auto":
+            raise UserError(
+                "thinking is for a pretrained model whose chat template has a switch for it: give a model too"
+            )
 
 
 # Dataclasses collect fields from the last base to the first: this is the order of `--help` from its end.
@@ -391,11 +406,15 @@ class TrainArgs(
         self.check_thinking(self.max_new_tokens)
         self.check_choices()
         self._check_sampling()
-        self.check_unused(self.kl_coef, "without kl_coef", "kl", "kl_target")
-        self.check_unused(self.engine == "vllm", "without engine 'vllm'", "vllm_url")
-        self.check_unused(
-            self.filter in ("mixed", "outcome"), "without filter 'mixed' or 'outcome'", "dynamic_sampling"
-        )
+        self.check_unused(self.kl_coef, "without kl_coef", "kl")
+        self.check_unused(self.agent, "without agent", "agent_timeout", "agent_calls")
+        self.check_positive("agent_timeout", "agent_calls")
+        if self.vllm_url and self.engine != "vllm":
+            raise UserError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
+        if self.kl_target and not self.kl_coef:
+            raise UserError("kl_target steers kl_coef, which must be above 0 to start from")
+        if self.dynamic_sampling and self.filter not in ("mixed", "outcome"):
+            raise UserError(f"dynamic_sampling needs filter 'mixed' or 'outcome', got {self.filter!r}")
         if self.overlong_buffer > self.max_new_tokens:
             most = f"max_new_tokens ({self.max_new_tokens})"
             raise UserError(f"overlong_buffer must be at most {most}, got {self.overlong_buffer}")
@@ -435,6 +454,7 @@ class TrainArgs(
                 f"loss 'gspo' clips at {self.clip_range[0]:g}, and a sampler in bfloat16 or of another engine is off by more: "
                 "give importance 'tis' too, or a wider clip_low and clip_high"
             )
-        self.check_unused(self.loss == "clip", f"with loss {self.loss!r}", "dual_clip")
+        if self.dual_clip and self.loss != "clip":
+            raise UserError(f"dual_clip is for loss 'clip', got loss {self.loss!r}")
         if self.dual_clip and not self.dual_clip > 1:
             raise UserError(f"dual_clip must be above 1, or 0 for none, got {self.dual_clip}")

@@ -37,6 +37,8 @@ class Args(Checks):
     """Arguments of the environment as JSON, for example '{"data": "my/folder"}'."""
     split: str = "validation"
     """Which questions: validation or train."""
+    agent: str = ""
+    """A program that acts with the models here, "my_agent:solve" or a command, as in training; --env may be a file of tasks."""
     model: Annotated[tuple[str, ...], tyro.conf.UseAppendAction] = ()
     """A model: a folder, a GGUF file or a hub id; with --api its name on the server. Repeat the option to compare several.
     With --checkpoint and without --api, the base of LoRA adapters, instead of the one that they name."""
@@ -93,7 +95,9 @@ class Args(Checks):
         self.check_choices()
         self.check_thinking(self.max_new_tokens)
         self.check_unused(self.api, "without api", "concurrency", "timeout")
-        self.check_unused(self.here, "without a model that runs here", "dtype", "engine", "chat_template", "thinking")
+        self.check_unused(
+            self.here, "without a model that runs here", "dtype", "engine", "chat_template", "thinking", "agent"
+        )
         in_process = self.engine == "vllm" and not self.vllm_url
         self.check_unused(in_process, "but to vLLM in this process", "vllm_kv_gib")
         if len({*self.model, *map(str, self.checkpoint)}) < len(self.model) + len(self.checkpoint):
@@ -122,6 +126,7 @@ class Args(Checks):
         for model in self.here:
             inputs.check_model(model, "".join(self.model) * bool(self.checkpoint and not self.api))
         inputs.check_chat_template(self.chat_template)
+        inputs.check_agent(self.agent, self.env)
         inputs.check_environment(self.env, self.env_kwargs, self.split)
 
     @property
@@ -156,6 +161,7 @@ from trainers.evaluation.answers import Answers
 from trainers.evaluation.evaluator import Row, load_agent
 from trainers.factory import make_engine, make_envs
 from trainers.models.policy import Policy
+from trainers.rollouts.agent_rollout import AgentRollout
 from trainers.rollouts.formats import choose_format
 from trainers.runtime import signals
 from trainers.runtime.progress import Progress, to_json_types
@@ -232,7 +238,8 @@ class _Evaluation:
         torch.manual_seed(0)  # whatever was sampled for others
         temperature = float(args.samples > 1) if args.temperature is None else args.temperature
         recorder, done = self._make_recorder(name, policy), 0
-        with Progress(len(self.questions) * args.samples, "episodes", name) as progress:
+        agent = contextlib.closing(AgentRollout(args.agent)) if args.agent else contextlib.nullcontext()
+        with Progress(len(self.questions) * args.samples, "episodes", name) as progress, agent as roll_out:
 
             def show(episodes: list) -> None:
                 nonlocal done
@@ -240,7 +247,7 @@ class _Evaluation:
                 progress.update(done)
 
             infos, _ = evaluator.run_policy(
-                self.envs, policy, engine, self.questions, longest, temperature, recorder, args.samples, show
+                self.envs, policy, engine, self.questions, longest, temperature, recorder, args.samples, show, roll_out
             )
         self._add(name, infos, args.samples)
         self._writer.write_recorded(recorder)

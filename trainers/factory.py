@@ -18,10 +18,15 @@ if TYPE_CHECKING:
 
 
 def make_envs(id: str, kwargs: str, split: str, num_envs: int) -> ToolVectorEnv:
-    """Make a vector of environments from command-line values; what is no `ToolEnv` is hosted (`hosting.make`)."""
+    """Make a vector of environments from command-line values; what is no `ToolEnv` is hosted (`hosting.make`). A file of tasks,
+    for an agent of the user's own, is an environment too."""
     arguments = read_json_object("env_kwargs", kwargs)
     if taken := {"split", "num_envs"} & set(arguments):
         raise UserError(f"{sorted(taken)} cannot be among the environment arguments: the command sets them itself")
+    if id.endswith(".jsonl"):
+        from trainers.agents.task_file import TaskEnv
+
+        return ToolVectorEnv(lambda: TaskEnv(id, split, **arguments), num_envs)
     spec = hosting.find_spec(id)
     if not hosting.has_vector(spec):  # any environment that speaks text
         return ToolVectorEnv(lambda: hosting.make(id, split=split, **arguments), num_envs)

@@ -29,6 +29,7 @@ def check_trainer(args: TrainArgs) -> None:
     if args.engine == "vllm" and not args.vllm_url:
         check_package("vllm", "engine 'vllm' without vllm_url", "vllm")
     check_training(args)
+    check_agent(args.agent, args.env)
     check_environment(args.env, args.env_kwargs, "train", "validation")
 
 
@@ -43,6 +44,22 @@ def check_environment(env: str, env_kwargs: str, *splits: str) -> None:
             if " cannot be made: " not in str(error):  # a fault of an environment from elsewhere
                 raise
             raise UserError(str(error)) from error
+
+
+def check_agent(agent: str, env: str) -> None:
+    """That there is the program that acts, if one is named."""
+    if env.endswith(".jsonl"):
+        if not agent:
+            raise UserError(f"the tasks of {env} are for a program of yours: give --agent my_agent:solve, or a command")
+        if not Path(env).is_file():
+            raise UserError(f"there is no file {env} with tasks")
+    if not agent:
+        return
+    from trainers.agents.programs import load_program
+
+    for package in ("fastapi", "uvicorn", "openai"):
+        check_package(package, "agent", "agents")
+    load_program(agent)
 
 
 def check_model(path_or_id: str | Path, base_model: str = "") -> None:

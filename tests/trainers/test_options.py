@@ -84,7 +84,7 @@ def read_help(capsys, args, flag: str) -> str:
 
 def test_help_shows_what_matters_first(capsys):
     shown, advanced, hidden = (select_options(grpo.Args(), kind) for kind in ("shown", "advanced", "config"))
-    assert (len(shown), len(shown + advanced)) == (25, 45)
+    assert (len(shown), len(shown + advanced)) == (26, 45)
     short, whole = read_help(capsys, grpo.Args(), "--help"), read_help(capsys, grpo.Args(), "--help-all")
     in_short, in_whole = (
         set(re.findall(r"^\W{1,2}--([a-z][a-z-]+)", text.partition(" options ")[2], re.M)) for text in (short, whole)

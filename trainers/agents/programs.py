@@ -4,8 +4,9 @@ def solve(task, client): ...        # client: openai.OpenAI of this episode; an 
 node agent.js                       # OPENAI_BASE_URL and OPENAI_API_KEY; the task as JSON on stdin, its result on stdout
 """
 
+from __future__ import annotations
+
 import asyncio
-import importlib
 import inspect
 import json
 import os
@@ -19,12 +20,15 @@ import tempfile
 from collections.abc import Callable
 from contextlib import suppress
 from functools import cached_property
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import httpx
 
-from trainers.agents.tasks import Task
+from trainers.agents.task_file import find_function
 from trainers.runtime.errors import UserError
+
+if TYPE_CHECKING:
+    from trainers.agents.tasks import Task
 
 AT_ONCE = 64  # processes
 MOST_OUTPUT = 2**20  # bytes of a command's result
@@ -114,24 +118,6 @@ Program = Function | Command
 def load_program(agent: str) -> Program:
     """The program that ``--agent`` names. Raises UserError if there is none."""
     return Function(agent) if _FUNCTION.fullmatch(agent) else Command(agent)
-
-
-def find_function(name: str) -> Callable[..., Any]:
-    """A function by "module:function". Raises UserError if there is none."""
-    module, _, attribute = name.partition(":")
-    if os.getcwd() not in sys.path:  # as with `python -m`
-        sys.path.append(os.getcwd())
-    try:
-        found = getattr(importlib.import_module(module), attribute)
-    except ModuleNotFoundError as error:
-        if error.name is None or not f"{module}.".startswith(f"{error.name}."):
-            raise  # the module is there, and imports another one that is not
-        raise UserError(f"there is no module {module!r} for {name!r}, in this folder or installed") from error
-    except AttributeError as error:
-        raise UserError(f"the module {module!r} has no {attribute!r}, for {name!r}") from error
-    if not callable(found):
-        raise UserError(f"{name} is no function, got {type(found).__name__}")
-    return found
 
 
 def _read_result(output: str) -> Any:

@@ -1,105 +1,17 @@
-"""What a program is given to do, and what its episode comes to: an environment of ours, or a file of the user's own tasks."""
+"""What a program is given to do, and what its episode comes to."""
 
-import json
 from collections.abc import Callable, Mapping
-from functools import lru_cache
-from pathlib import Path
 from threading import Lock
-from typing import Any, ClassVar
+from typing import Any
 
 from agent_envs.formats.json_text import function_schema
-from agent_envs.generators.instances import check_choice, choose_instance, digest
-from agent_envs.rewards import Metric, Reward
 from agent_envs.tool_env import ToolEnv
 from agent_envs.tools import Tool, run_calls
-from agent_envs.types import CUT, ToolCall, ToolResult, Turn, TurnOutcome
+from agent_envs.types import CUT, ToolCall, Turn
 from agent_envs.utils.scripts import EpisodeRecorder
 from trainers.agents.calls import Session
-from trainers.runtime.errors import UserError
+from trainers.agents.task_file import TaskEnv
 from trainers.trajectory import Trajectory
-
-HELD_OUT_SHARE = 10  # one task in so many is held out, where the file names no splits
-Outcome = dict[str, Any]
-
-
-class TaskEnv(ToolEnv):
-    """Tasks of a JSON Lines file, one object a line, for a program that brings its own tools.
-
-    Args:
-        path: the file. A line's ``split`` says "train" or "validation"; else one task in ten is held out, by a digest.
-        reward: scores a result: ``reward(task, result)`` gives a number, or {"reward": …, "metrics": {…}}.
-
-    Attributes:
-        outcome: what the running episode came to, set before its last turn.
-    """
-
-    REWARD = Reward(score=(1.0, Metric("score")))
-    PRIMARY_METRIC: ClassVar[str] = "score"
-
-    def __init__(self, path: str, split: str = "train", reward: Callable[..., Any] | None = None, max_turns: int = 2):
-        check_choice("split", split)
-        self.split, self.path, self.score_result = split, path, reward
-        self.questions = _read_tasks(path, Path(path).stat().st_mtime_ns)[split]
-        if not self.questions:
-            raise UserError(
-                f"{path} has no task to {'train on' if split == 'train' else 'hold out'}: give more of them"
-            )
-        super().__init__((), max_turns=max_turns)
-
-    def begin(self, options: dict[str, Any]) -> tuple[str, dict[str, Any]]:
-        number = choose_instance(self.np_random, options, range(len(self.questions)), "question")
-        self.task: dict[str, Any] = self.questions[number]
-        self.outcome: Outcome = {"reward": 0.0}
-        text = next((str(self.task[name]) for name in ("question", "prompt", "task") if name in self.task), None)
-        return text or json.dumps(self.task, ensure_ascii=False), {"source": f"local:{self.path}"}
-
-    def describe_source(self) -> str:
-        return f"local:{self.path}"
-
-    def describe_instance(self) -> dict[str, Any]:
-        return {"id": str(self.task["id"])} if "id" in self.task else {}
-
-    def evaluate_turn(self, turn: Turn, results: list[ToolResult], done: bool) -> TurnOutcome:
-        return TurnOutcome({"score": self.outcome["reward"], **self.outcome.get("metrics", {})})
-
-    def take_result(self, result: Any, fallback: Callable[..., Any] | None) -> None:
-        """Score a result. Raises ValueError or TypeError where there is no score."""
-        if isinstance(result, dict) and "reward" in result:
-            self.outcome = _read_outcome(result)
-        elif score := self.score_result or fallback:
-            self.outcome = _read_outcome(score(self.task, result))
-        else:
-            raise ValueError(f"nothing scores {result!r:.100}: return {{'reward': …}}, or define reward(task, result)")
-
-
-def _read_outcome(value: Any) -> Outcome:
-    outcome = value if isinstance(value, Mapping) else {"reward": value}
-    metrics = dict(outcome.get("metrics") or {})
-    numbers = {"reward": outcome.get("reward"), **metrics}
-    if wrong := [name for name, number in numbers.items() if not isinstance(number, int | float)]:
-        raise TypeError(f"{wrong[0]} must be a number, got {numbers[wrong[0]]!r:.100}")
-    floats = {name: float(number) for name, number in metrics.items() if name != "score"}
-    return {"reward": float(outcome["reward"]), "metrics": floats}
-
-
-@lru_cache(maxsize=8)
-def _read_tasks(path: str, stamp: int) -> dict[str, tuple[dict[str, Any], ...]]:
-    split: dict[str, list[dict[str, Any]]] = {"train": [], "validation": []}
-    for number, line in enumerate(Path(path).read_text(encoding="utf-8").splitlines(), 1):
-        if not line.strip():
-            continue
-        try:
-            task = json.loads(line)
-        except ValueError as error:
-            raise UserError(f"{path}, line {number}: no JSON: {error}") from error
-        if not isinstance(task, dict):
-            raise UserError(f"{path}, line {number}: a task is a JSON object, got {line[:100]!r}")
-        is_held_out = int(digest(json.dumps(task, sort_keys=True)), 16) % HELD_OUT_SHARE == 0
-        name = task.get("split", "validation" if is_held_out else "train")
-        if name not in split:
-            raise UserError(f"{path}, line {number}: split must be 'train' or 'validation', got {name!r}")
-        split[name].append(task)
-    return {name: tuple(tasks) for name, tasks in split.items()}
 
 
 class Task:

@@ -75,18 +75,18 @@ def _estimate_pass(scores: np.ndarray) -> Row:
 def run_policy(
     envs: ToolVectorEnv, policy: Policy, engine: Engine, instance_ids: list[int], max_new_tokens: int,
     temperature: float = 0.0, recorder: Recorder | None = None, samples: int = 1,
-    show: Callable[[list[Trajectory]], None] | None = None,
+    show: Callable[[list[Trajectory]], None] | None = None, roll_out: Callable[..., list[Trajectory]] | None = None,
 ) -> tuple[list[dict], list[list[dict]]]:  # fmt: skip
     """The last info of each episode of a policy on numbered instances, with the ``tool_faults`` of all its turns; and the turns
     of every episode. ``samples`` attempts at an instance follow each other; ``show`` gets the episodes of each batch.
-    ``recorder`` takes the records of the episodes, here and below."""
+    ``recorder`` takes the records of the episodes, here and below. ``roll_out``: how the policy acts, by default `rollout`."""
     infos: list[dict] = []
     transcripts: list[list[dict]] = []
     own, groups = distributed.shard(instance_ids), envs.num_envs // samples
     if recorder:
         recorder.lines = []  # of an attempt that is made again
     for start in range(0, len(own), groups):
-        episodes = rollout(
+        episodes = (roll_out or rollout)(
             envs, policy, engine, questions=own[start : start + groups], group_size=samples,
             max_new_tokens=max_new_tokens, temperature=temperature,
         )  # fmt: skip

@@ -30,7 +30,7 @@ def mutual_information_statistics(
     there are groups, up to ``prompts``: the bound, log N, must stay where it is.
     """
     by_prompt: dict[tuple[int, ...], Step] = {}
-    for episode in (t for t in episodes if not t.failed):
+    for episode in (t for t in episodes if t.steps and not t.failed):
         by_prompt.setdefault(tuple(episode.steps[0].prompt), episode.steps[0])
     firsts = list(by_prompt.values())[:prompts]
     if len(firsts) < max(2, min(prompts, len({t.group for t in episodes}))):

@@ -16,6 +16,7 @@ from trainers.loop.run import open_run_dir
 from trainers.models.fsdp import ShardedPolicy
 from trainers.models.loading import episodes_at_once
 from trainers.models.policy import Policy
+from trainers.rollouts.agent_rollout import AgentRollout
 from trainers.rollouts.collector import Collector
 from trainers.rollouts.formats import choose_format
 from trainers.runtime import distributed, retry
@@ -49,7 +50,8 @@ class Setup:
         self.policy, self.seconds_cold_start = start_policy(args, self.envs, folder)
         choose_format(self.policy, args.model, args.env_kwargs, self.envs, self.held_out)
         self.pieces = make_pieces(self.policy.tokenizer)
-        self.collector = Collector(args, self.policy)
+        self._agent = AgentRollout(args.agent, args.agent_timeout, args.agent_calls) if args.agent else None
+        self.collector = Collector(args, self.policy, self._agent)
         stop = self.envs.envs[0].stop
         self.engine = factory.make_engine(args.engine, self.collector.policy, stop, args.vllm_url, args.vllm_kv_gib)
         self.recorded: list[Recorder] = []
@@ -80,9 +82,14 @@ class Setup:
         self.collector.update_weights()
         instance_ids, length = sample_instances(self.held_out.envs[0], questions), self.args.max_new_tokens
         agent = self.held_out, self.collector.policy, self.engine
-        return self._make_row(
-            name, lambda: evaluator.run_policy(*agent, instance_ids, length, temperature, recorder)[0]
-        )
+        how = length, temperature, recorder, 1, None, self._agent
+        return self._make_row(name, lambda: evaluator.run_policy(*agent, instance_ids, *how)[0])
+
+    def close(self) -> None:
+        """End what runs beside the trainer."""
+        self.collector.close()
+        if self._agent:
+            self._agent.close()
 
     def _make_row(self, name: str, run: Callable[[], list[dict]]) -> dict:
         """The row of the episodes of ``run``, which is called again while tools fail."""
@@ -141,4 +148,4 @@ def open_setup(args: TrainArgs, algorithm: str, title: str) -> Iterator[Setup]:
         try:
             yield setup
         finally:
-            setup.collector.close()
+            setup.close()

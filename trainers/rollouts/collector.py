@@ -2,6 +2,7 @@
 
 import copy
 import time
+from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 
@@ -20,6 +21,7 @@ from trainers.runtime import distributed
 from trainers.runtime.retry import retry_on_tool_failure
 from trainers.trajectory import Trajectory
 
+RollOut = Callable[..., list[Trajectory]]  # `rollout`, or what takes its arguments
 PROCESSED = {  # counts of the engine: names of metrics
     "prefill": "tokens/processed_prefill",
     "decode": "tokens/processed_decode",
@@ -38,7 +40,9 @@ class Collected:
     seconds: float  # that the rollout took, without attempts that failed and pauses
 
 
-def collect_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
+def collect_batch(
+    args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int, roll_out: RollOut | None = None
+) -> Collected:
     """The episodes of update ``number``, with the same questions in every run of a seed. If tools failed in more than half
     of them they are sampled again, `retry_on_tool_failure`."""
 
@@ -46,17 +50,19 @@ def collect_batch(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: 
         return float(np.mean([trajectory.failed for trajectory in collected.sampled]))
 
     minutes = args.tool_outage_minutes
-    return retry_on_tool_failure(lambda: _collect_once(args, envs, policy, engine, number), failed, minutes)
+    return retry_on_tool_failure(lambda: _collect_once(args, envs, policy, engine, number, roll_out), failed, minutes)
 
 
-def _collect_once(args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int) -> Collected:
+def _collect_once(
+    args: TrainArgs, envs: ToolVectorEnv, policy: Policy, engine: Engine, number: int, roll_out: RollOut | None
+) -> Collected:
     begin, timing, rng = time.monotonic(), Timing(), np.random.default_rng([args.seed, number])
     engine.processed.clear()
     distributed.reseed(args.seed, number)
 
     def sample_groups() -> list[Trajectory]:
         seeds = rng.integers(2**31, size=args.questions_per_update).tolist()
-        own = rollout(
+        own = (roll_out or rollout)(
             envs, policy, engine, seeds=distributed.shard(seeds), group_size=args.group_size,
             max_new_tokens=args.max_new_tokens, temperature=args.temperature, top_p=args.top_p, min_p=args.min_p,
             timing=timing,
@@ -82,11 +88,11 @@ class Collector:
     With ``args.one_step_off_policy``, while an update learns from one batch, a copy of the policy samples the next with the
     weights from before that update. So a batch is one update old when it is learned from, never more; the ratio of the
     surrogate is to the probabilities that it was sampled with, and ``importance`` can bound what it weighs. Its ``policy`` is
-    what samples: the policy itself, or its copy.
+    what samples: the policy itself, or its copy. ``roll_out``: how it acts, by default `rollout`.
     """
 
-    def __init__(self, args: TrainArgs, policy: Policy):
-        self.policy, self._trained, self._args = policy, policy, args
+    def __init__(self, args: TrainArgs, policy: Policy, roll_out: RollOut | None = None):
+        self.policy, self._trained, self._args, self._roll_out = policy, policy, args, roll_out
         self._next: Future[Collected] | None = None
         self._waited = 0.0  # for the next batch, where its weights were wanted before it was
         if args.one_step_off_policy:
@@ -100,14 +106,16 @@ class Collector:
         begin = time.monotonic()
         if self._next is None:
             self.update_weights()  # a resumed run has got its weights since
-            collected = collect_batch(self._args, envs, self.policy, engine, number)
+            collected = collect_batch(self._args, envs, self.policy, engine, number, self._roll_out)
         else:
             collected = self._next.result()
         waited, self._next, self._waited = self._waited + time.monotonic() - begin, None, 0.0
         collected.metrics["time/rollout"] = min(waited, collected.seconds)
         if self._args.one_step_off_policy and number + 1 < self._args.updates:
             self.update_weights()
-            self._next = self._pool.submit(collect_batch, self._args, envs, self.policy, engine, number + 1)
+            self._next = self._pool.submit(
+                collect_batch, self._args, envs, self.policy, engine, number + 1, self._roll_out
+            )
         return collected
 
     def close(self) -> None:

@@ -37,7 +37,7 @@ def episode_metrics(trajectories: list[Trajectory], score: str) -> dict[str, flo
         metrics["train/group_std"] = np.mean([np.std(group, axis=0)[0] for group in groups])
         metrics["train/zero_std_groups"] = np.mean(spread < filters.ZERO_STD)
         metrics["train/shaping_only_groups"] = np.mean((spread >= filters.ZERO_STD) & (outcomes < filters.ZERO_STD))
-    for name in ("f1", "support_recall", "calls"):
+    for name in ("f1", "support_recall", "calls", "rows", "edits"):
         if all(name in t.info for t in trajectories):
             metrics[f"train/{name}"] = np.mean([float(t.info[name]) for t in trajectories])
     for name in dict.fromkeys(name for t in valid for name in t.reward_terms):
@@ -54,13 +54,14 @@ def rollout_statistics(envs: ToolVectorEnv, episodes: list[Trajectory]) -> dict[
     turns = [(turn.error is None, bool(turn.calls)) for env in envs.envs for turn in env.history.turns]
     turns = distributed.all_gather(turns)
     numbers = {
-        "response_length": sum(map(len, written)) / len(written),
-        "repetition": sum(map(repeated_ngrams, written)) / len(written),
-        "valid_turns": sum(valid for valid, _ in turns) / len(turns),
+        "response_length": sum(map(len, written)) / max(1, len(written)),
+        "repetition": sum(map(repeated_ngrams, written)) / max(1, len(written)),
     }
+    if turns:  # of the environment; a program may take none
+        numbers["valid_turns"] = sum(valid for valid, _ in turns) / len(turns)
     if len(groups.unique()) < len(groups):  # a group of one has no deviation
         numbers["reward_deviation"] = filters.group_deviation(returns, groups, valid)[0].mean().item()
-    if any(env.tools for env in envs.envs):
+    if turns and any(env.tools for env in envs.envs):
         numbers["search_rate"] = sum(calls for _, calls in turns) / len(turns)
     return {MONITOR + name: value for name, value in numbers.items()}
 

@@ -99,7 +99,7 @@ def test_seconds_are_those_of_playing(arguments, model_folder, monkeypatch):
     """Not those of an outage; and those that somebody else waited for the next batch."""
     clock = SimpleNamespace(now=0.0)
 
-    def play(args, envs, policy, engine, number):
+    def play(args, envs, policy, engine, number, roll_out):
         clock.now += 5.0  # an outage
         clock.now += 2.0
         return collector.Collected(sampled=[], episodes=[], rng=None, metrics={}, seconds=2.0)

@@ -12,11 +12,12 @@ import openai
 import pytest
 import torch
 
-from trainers.agents import dispatcher, programs
+from trainers.agents import programs
 from trainers.agents.calls import seed_of
-from trainers.agents.rollout import AgentRollout, draw_seeds
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.factory import make_engine, make_envs
+from trainers.rollouts import dispatcher
+from trainers.rollouts.agent_rollout import AgentRollout, draw_seeds
 from trainers.rollouts.rollout import rollout
 from trainers.runtime.errors import UserError
 from trainers.runtime.retry import ToolsFailed

@@ -12,11 +12,11 @@ import torch
 from agent_envs.utils.scripts import EpisodeRecorder
 from agent_envs.vector import ToolVectorEnv, info_of
 from trainers.agents.calls import Call, Session
-from trainers.agents.dispatcher import Dispatcher
 from trainers.agents.programs import AT_ONCE, Command, ProgramFailed, load_program
 from trainers.agents.tasks import Episode, Task
 from trainers.engines.engine import Engine, SamplingParams
 from trainers.models.policy import Policy
+from trainers.rollouts.dispatcher import Dispatcher
 from trainers.rollouts.rollout import reset_groups
 from trainers.rollouts.timing import Timing
 from trainers.runtime.retry import ToolsFailed

@@ -1,0 +1,97 @@
+"""Whole runs of a program: training and resuming, by all algorithms; evaluation; tasks of a file; what is refused."""
+
+import json
+import re
+import shutil
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from trainers import evaluate, grpo, inputs, ppo
+from trainers.runtime.errors import UserError
+
+AGENT = f"{__name__}:solve"
+TASKS = [{"question": f"Say the letter {letter}.", "letter": letter, "id": letter} for letter in "abcdefgh"]
+
+
+def solve(task, client):
+    """Say something twice, with a search between where there is one."""
+    messages = [{"role": "user", "content": task["question"]}]
+    first = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content or ""
+    back = task.tools[0](query="town") if task.tools else "And?"
+    messages += [{"role": "assistant", "content": first}, {"role": "user", "content": back}]
+    said = client.chat.completions.create(model="policy", messages=messages).choices[0].message.content or "-"
+    task.reward(sum(map(str.islower, first)) / 8)
+    return said
+
+
+def reward(task, result):
+    return {"reward": sum(map(str.islower, result)) / 8, "metrics": {"length": len(result)}}
+
+
+@pytest.fixture
+def tasks(tmp_path):
+    file = tmp_path / "tasks.jsonl"
+    lines = [task | {"split": "validation" if place < 3 else "train"} for place, task in enumerate(TASKS)]
+    file.write_text("".join(f"{json.dumps(line)}\n" for line in lines))
+    return str(file)
+
+
+def test_a_program_is_trained_resumed_and_recorded(short_run, tmp_path):
+    out = tmp_path / "run"
+    summary = grpo.main(short_run(grpo, agent=AGENT, out=out, keep_episodes=6))
+    assert summary["settings"]["agent"] == AGENT
+    records = [json.loads(line) for line in (out / "episodes.jsonl").read_text().splitlines()]
+    trained = [record for record in records if record["phase"] == "training"]
+    assert len(trained) == 12 and not any(record["failed"] for record in records)
+    for record in trained:
+        assert [turn["calls"] != [] for turn in record["turns"]] == [True, False]
+        assert record["metrics"]["rows"] == 1 and record["turns"][0]["advantage"] is not None
+        assert [m["role"] for m in record["messages"]] == ["user", "assistant"] * 2
+    lines = [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+    assert lines[-1]["train/edits"] == 0 and lines[-1]["train/rows"] == 1 and lines[-1]["reward/program"] > 0
+    weights = load_file(out / "checkpoint-2" / "model.safetensors")
+    shutil.rmtree(out / "checkpoint-2")
+    again = grpo.main(short_run(grpo, agent=AGENT, resume=out, keep_episodes=6))
+    assert again["em_trained"] == summary["em_trained"]
+    for name, weight in load_file(out / "checkpoint-2" / "model.safetensors").items():
+        assert torch.equal(weight, weights[name]), name
+
+
+def test_tasks_of_a_file_are_scored_by_the_function_beside_the_agent(short_run, tasks, tmp_path):
+    out = tmp_path / "run"
+    args = short_run(ppo, agent=AGENT, env=tasks, env_kwargs={}, out=out, updates=1, eval_every=1)
+    inputs.check_trainer(args)
+    summary = ppo.main(args)
+    records = [json.loads(line) for line in (out / "episodes.jsonl").read_text().splitlines()]
+    assert summary["score"] == "score" and {r["phase"] for r in records} == {"training", "evaluation"}
+    for record in records:
+        said = record["messages"][-1]["content"] or "-"
+        assert record["id"] in ("abc" if record["phase"] == "evaluation" else "defgh")
+        assert record["score"] == pytest.approx(sum(map(str.islower, said)) / 8)
+        assert record["metrics"]["length"] == len(said) and record["question"] == f"Say the letter {record['id']}."
+    rows = evaluate.main(
+        evaluate.Args(env=tasks, agent=AGENT, model=str(args.model), max_new_tokens=4, out=tmp_path / "evaluation")
+    )
+    assert [row["name"] for row in rows] == [str(args.model)] and rows[0]["episodes"] == 3
+    with pytest.raises(UserError, match="for a program of yours: give --agent"):
+        inputs.check_trainer(short_run(ppo, env=tasks, env_kwargs={}))
+
+
+@pytest.mark.parametrize(
+    ("content", "said"),
+    [
+        ('{"question": "a"}\n[1]\n', "line 2: a task is a JSON object, got '[1]'"),
+        ('{"question": \n', "line 1: no JSON"),
+        ('{"question": "a", "split": "test"}\n', "split must be 'train' or 'validation', got 'test'"),
+        ('{"question": "a", "split": "train"}\n', "has no task to hold out"),
+        (None, "there is no file"),
+    ],
+)
+def test_what_is_no_file_of_tasks_is_named(short_run, tmp_path, content, said):
+    file = tmp_path / "tasks.jsonl"
+    if content is not None:
+        file.write_text(content)
+    with pytest.raises(UserError, match=re.escape(said)):
+        inputs.check_trainer(short_run(grpo, agent=AGENT, env=str(file), env_kwargs={}))
