@@ -8,9 +8,9 @@ from pathlib import Path
 import gymnasium
 import pytest
 
-from agent_envs.generators.miniwiki import World
-from trainers.tiny import cold_start, curriculum, lessons
-from trainers.tiny import model as tiny
+from tests.trainers.conftest import no_fsync, one_thread, save_picture, small_cold_start
+
+__all__ = ["no_fsync", "one_thread", "save_picture", "small_cold_start"]
 
 EXAMPLES = Path(__file__).resolve().parents[1] / "examples"
 SAID = {
@@ -38,18 +38,9 @@ def load(name: str):
 
 
 @pytest.fixture
-def no_trace(tmp_path, monkeypatch):
-    """Runs leave nothing behind: neither ids nor modules nor a cold start. The tiny policy is smaller, and knows fewer words."""
-    make_model, small = tiny.make_model, {"hidden_size": 32, "layers": 2, "intermediate_size": 32}
-    run_unbroken = lessons.run_unbroken
+def no_trace(tmp_path, monkeypatch, small_cold_start):
+    """Runs leave nothing behind: neither ids nor modules nor a cold start."""
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(curriculum, "POOL", 16)  # demonstrations made at a time: three steps need no more
-    monkeypatch.setattr(
-        lessons, "run_unbroken", lambda envs, few, *how, **seed: run_unbroken(envs, few[:40], *how, **seed)
-    )
-    monkeypatch.setattr(tiny, "make_model", lambda *sizes, **how: make_model(*sizes, **how | small))
-    monkeypatch.setattr(cold_start, "World", lambda _, seed, difficulty: World(200, seed, difficulty=difficulty))
     yield
     for registry in (gymnasium.registry, sys.modules):
         for name in [name for name in registry if name.startswith(("Mine/", "example_"))]:

@@ -12,7 +12,7 @@ import textwrap
 from collections.abc import Iterator, Sequence
 from copy import copy
 from dataclasses import dataclass, fields, replace
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from types import TracebackType
 from typing import Annotated, Any, NoReturn, TypeVar, get_origin, get_type_hints
@@ -107,7 +107,7 @@ def _build_form(defaults: Any, shows_all: bool) -> type:
     """The dataclass that tyro fills in: the same one, with its help, what the help leaves out, and without its checks."""
     kind, texts = type(defaults), dict[str, str]()
     for owner in reversed(kind.__mro__[:-1]):  # the last to declare an argument explains it
-        texts |= {p.arg_name: " ".join((p.description or "").split()) for p in parse_from_object(owner).params}
+        texts |= _read_docstrings(owner)
     markers = {f.name: [tyro.conf.arg(help=texts.get(f.name, ""))] for f in fields(defaults)}
     for name in config.select_options(defaults, "config"):
         markers[name] += [tyro.conf.Suppress, tyro.conf.Fixed]
@@ -117,6 +117,12 @@ def _build_form(defaults: Any, shows_all: bool) -> type:
     marked = {name: Annotated[(hints[name], *marks)] for name, marks in markers.items()}
     members = {"__annotations__": marked, "__module__": kind.__module__, "__post_init__": lambda self: None}
     return dataclass(kw_only=True)(type(kind.__name__, (kind,), members))
+
+
+@cache
+def _read_docstrings(owner: type) -> dict[str, str]:
+    """The docstring of each argument that a class declares."""
+    return {p.arg_name: " ".join((p.description or "").split()) for p in parse_from_object(owner).params}
 
 
 def _describe(defaults: Any, description: str | None, shows_all: bool) -> str:

@@ -1,12 +1,10 @@
-"""The random policies of the trainers' tests, and one in a folder."""
+"""The fixtures of the trainers' tests, and the command of a comparison."""
 
 import pytest
 import tyro
 
 from experiments import compare
-from tests.trainers.conftest import make_policy, model_folder, one_thread, save_model, save_picture, tokenizers
-
-__all__ = ["make_policy", "model_folder", "one_thread", "save_model", "save_picture", "tokenizers"]
+from tests.trainers.conftest import *  # noqa: F403
 
 
 @pytest.fixture

@@ -78,9 +78,7 @@ def test_a_run_that_stops_by_itself_leaves_the_others(tmp_path, monkeypatch, ask
     assert list(kept["rows"]) == ["StarPO-S"] and "RLOO, seed 3" in kept["missing"]
 
 
-def test_a_start_of_other_settings_is_no_start(tmp_path, monkeypatch, ask):
-    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(curriculum, "POOL", 16)
+def test_a_start_of_other_settings_is_no_start(tmp_path, ask, small_cold_start):
     recipe = compare.read_recipe(ask(SMALL.replace("= 30", "= 2")))
     made = Comparison(recipe=recipe, out=tmp_path / "out", columns={})
     assert made.first_model(0) == made.first_model(0) == str(tmp_path / "out" / "start-0")
@@ -213,8 +211,7 @@ def test_a_column_must_be_held_out(monkeypatch):
         check.check(recipe)
 
 
-def test_more_imitation_is_of_the_demonstrator_and_start_that_it_is_told(monkeypatch, tmp_path):
-    monkeypatch.setattr(curriculum, "POOL", 32)
+def test_more_imitation_is_of_the_demonstrator_and_start_that_it_is_told(monkeypatch, tmp_path, small_cold_start):
     envs, demonstrator, imitated = make_envs("AgentR1/Bandit-v0", "{}", "train", 8), Demonstrator(skill=0.1), []
     policy, choose = make_policy(envs, 0), curriculum.choose_script
     monkeypatch.setattr(curriculum, "choose_script", lambda *args: imitated.append(args[1]) or choose(*args))

@@ -1,6 +1,7 @@
 """Random policies that cost nothing, and environments that say what a test wants them to say."""
 
 import json
+import os
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -23,6 +24,7 @@ from trainers.factory import make_envs
 from trainers.models import loading
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout
+from trainers.tiny import cold_start, curriculum, lessons
 from trainers.tiny import model as tiny
 
 CHATML = (
@@ -46,6 +48,14 @@ def pytest_collection_modifyitems(items):
 def one_thread():
     """The models are too small to share out, and two threads may add in two orders."""
     torch.set_num_threads(1)
+
+
+@pytest.fixture(scope="session", autouse=True)
+def no_fsync():
+    """No test pulls the plug, and waiting for the disk takes as long as a small run."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(os, "fsync", lambda handle: None)
+        yield
 
 
 SAVE_FIGURE = figures.save  # before any fixture: the tests of comparisons have these fixtures too
@@ -113,6 +123,22 @@ def build_policy(tokenizers, kind: str, seed: int, scale: float = 0.15, family: 
 def make_policy(tokenizers):
     """``make_policy(kind, seed)``: a random untrained policy; larger weights than usual make it pick favourites."""
     return lambda kind="bytes", seed=0, **options: build_policy(tokenizers, kind, seed, **options)
+
+
+def shrink_cold_start(patch: pytest.MonkeyPatch, cache: Path) -> None:
+    """Cold starts of a smaller policy, which knows fewer words and is shown fewer demonstrations, in a cache of their own."""
+    make_model, run_unbroken = tiny.make_model, lessons.run_unbroken
+    small = {"hidden_size": 32, "layers": 2, "intermediate_size": 32}
+    patch.setenv("AGENT_ENVS_CACHE", str(cache))
+    patch.setattr(curriculum, "POOL", 16)
+    patch.setattr(lessons, "run_unbroken", lambda envs, few, *how, **seed: run_unbroken(envs, few[:40], *how, **seed))
+    patch.setattr(tiny, "make_model", lambda *sizes, **how: make_model(*sizes, **how | small))
+    patch.setattr(cold_start, "World", lambda _, seed, difficulty: World(200, seed, difficulty=difficulty))
+
+
+@pytest.fixture
+def small_cold_start(tmp_path, monkeypatch):
+    shrink_cold_start(monkeypatch, tmp_path / "cache")
 
 
 class Raw(Format):
@@ -196,8 +222,8 @@ def save_model(make_policy, tmp_path_factory):
 
 @pytest.fixture(scope="session")
 def model_folder(save_model):
-    """The folder of one model for all tests, which nothing writes to."""
-    return save_model()
+    """The folder of one model of a layer for all tests, which nothing writes to."""
+    return save_model(num_hidden_layers=1)
 
 
 @pytest.fixture(scope="session")

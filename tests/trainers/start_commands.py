@@ -4,6 +4,7 @@ Reads a list of lists of words from stdin, a module's name and its arguments. Pr
 ``status``, what it ``said``, and whether torch was ``loaded``.
 """
 
+import gc
 import importlib
 import json
 import os
@@ -11,6 +12,8 @@ import runpy
 import signal
 import sys
 import tempfile
+
+from trainers import cli, config
 
 
 def run(words: list[str]) -> int:
@@ -52,4 +55,6 @@ if __name__ == "__main__":
     sys.path[:1] = [sys.argv[1]]
     for module in sys.argv[2:]:
         importlib.import_module(module)
+    cli.parse(config.TrainArgs(), "", "warm", [])  # reads the docstrings of options for all
+    gc.freeze()
     print(json.dumps([start(words) for words in json.load(sys.stdin)]))

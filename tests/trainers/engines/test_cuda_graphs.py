@@ -52,10 +52,9 @@ def test_sizes_that_are_captured():
     assert all(n <= bucket_size(n, 8) < max(9, 1.51 * n) for n in range(1, 500))
 
 
-@pytest.mark.parametrize("kind", ["bytes", "words"])
-def test_turns_are_the_same_with_graphs(make_policy, captured, kind, monkeypatch):
+def test_turns_are_the_same_with_graphs(make_policy, captured, monkeypatch):
     """Over turns, with rows that leave and come back, a cache that grows, and weights that change."""
-    policy = make_policy(kind, 2)
+    policy = make_policy("bytes", 2)
     engine = TransformersEngine(policy, ())
     for _ in range(2):
         with monkeypatch.context() as plain:
@@ -64,7 +63,7 @@ def test_turns_are_the_same_with_graphs(make_policy, captured, kind, monkeypatch
         contexts = {key: policy.encode(text) for key, text in PROMPTS.items()}
         for keys in ([3, 0, 7, 1], [0], [7, 1], [3, 0, 7, 1]):
             prompts = {key: contexts[key] for key in keys}
-            done, expected = generate(engine, prompts, 30, 0.0), generate(other, prompts, 30, 0.0)
+            done, expected = generate(engine, prompts, 15, 0.0), generate(other, prompts, 15, 0.0)
             for key in keys:
                 assert done[key].tokens == expected[key].tokens
                 assert done[key].logprobs == pytest.approx(expected[key].logprobs, abs=1e-4)
@@ -74,7 +73,7 @@ def test_turns_are_the_same_with_graphs(make_policy, captured, kind, monkeypatch
         with torch.no_grad():
             for parameter in policy.model.parameters():
                 parameter.mul_(1.1)
-    assert captured["replayed"] > 100
+    assert captured["replayed"] > 50
     assert captured["captured"] == of_round  # what the first round captured, the second one uses
 
 

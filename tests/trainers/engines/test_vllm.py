@@ -136,6 +136,8 @@ class Played:
 
     def __init__(self, policy: Policy, longest: int = 200, pauses: int = 1000):
         self.own, self.longest, self.pauses = copy.deepcopy(policy), longest, pauses
+        self.own.end_ids = set()
+        self.engine = TransformersEngine(self.own, ())
         self.asked: list[dict] = []
         self._lock = threading.Lock()
 
@@ -158,11 +160,11 @@ class Played:
 
     def completions(self, body):
         assert len(body["prompt"]) + body["max_tokens"] <= self.longest
-        engine, self.own.end_ids = TransformersEngine(self.own, ()), set()
+        self.engine.reset()
         with torch.random.fork_rng():
             torch.manual_seed(body["seed"])
             how = body["temperature"], body["top_p"], body["min_p"]
-            said = generate(engine, {0: body["prompt"]}, min(body["max_tokens"], self.pauses), *how)[0]
+            said = generate(self.engine, {0: body["prompt"]}, min(body["max_tokens"], self.pauses), *how)[0]
         paused = len(said.tokens) < body["max_tokens"]
         choice = {"token_ids": said.tokens, "logprobs": {"token_logprobs": said.logprobs}}
         return httpx.Response(200, json={"choices": [choice | {"finish_reason": "stop" if paused else "length"}]})

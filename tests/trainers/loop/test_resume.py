@@ -19,7 +19,7 @@ from trainers.cli import parse
 from trainers.episodes.records import read_episodes
 from trainers.loop.setup import Setup
 from trainers.models.loading import load_policy
-from trainers.tiny import cold_start, curriculum
+from trainers.tiny import cold_start
 from trainers.tiny.cold_start import START
 
 
@@ -152,10 +152,8 @@ def test_going_on_leaves_the_precision_of_products_alone(make_policy, saved):
 
 
 @pytest.fixture
-def train(short_run, tmp_path, monkeypatch):
+def train(short_run, tmp_path, small_cold_start):
     """Train the tiny policy on Bandit after a cold start of two steps; with ``resume``, go on. Returns its weights."""
-    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(curriculum, "POOL", 16)
 
     def run(name, resume=False, **changes):
         where = {"resume": tmp_path / name} if resume else {"out": tmp_path / name}

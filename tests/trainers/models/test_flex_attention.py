@@ -15,9 +15,9 @@ from trainers.models.hidden_states import compute_hidden_states
 pytestmark = pytest.mark.filterwarnings("ignore:flex_attention called without torch.compile")
 
 
-@pytest.fixture(scope="module", params=["qwen2", "llama"])
-def policy(make_policy, request):
-    policy = make_policy("bytes", 1, family=request.param)
+@pytest.fixture(scope="module")
+def policy(make_policy):
+    policy = make_policy("bytes", 1)
     policy.model.config._attn_implementation = flex_attention.ATTENTION_NAME
     return policy
 
@@ -32,7 +32,7 @@ def both_ways(policy, batch):
 
 
 @given(rows=families)
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_hidden_states_are_those_of_single_rows(policy, rows):
     alone, packed, size = both_ways(policy, batch_of(rows))
     torch.testing.assert_close(packed, alone, rtol=1e-5, atol=2e-5)
@@ -71,7 +71,7 @@ def test_what_is_tried_on_a_gpu(make_policy, monkeypatch, broken):
 
 def test_elsewhere_the_model_is_as_it_was(policy, make_policy):
     """Rows without a mask, and an engine that has the library run the layers with one of its own."""
-    other = make_policy("bytes", 1, family=policy.model.config.model_type)
+    other = make_policy("bytes", 1)
     other.model.load_state_dict(policy.model.state_dict())
     batch = batch_of([[3, 4, 5], [5] * 9])
     for x, y in zip(policy.logprobs(batch), other.logprobs(batch), strict=True):

@@ -57,7 +57,7 @@ def test_a_new_adapter_is_beside_all_linear_layers_but_the_head_and_changes_noth
     assert torch.equal(logits(policy.model), logits(base.model))
     own = [name for name, parameter in policy.model.named_parameters() if parameter.requires_grad]
     assert {name.split(".")[-4] for name in own} == LINEAR
-    assert len(own) == 2 * len(LINEAR) * 2  # two matrices, in each of two layers
+    assert len(own) == 2 * len(LINEAR)  # two matrices each, in one layer
     assert all("lora_" in name for name in own)
     assert {type(module) for module in policy.model.modules() if "Dropout" in type(module).__name__} == set()
 

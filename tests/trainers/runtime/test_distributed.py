@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 import torch
-from two_processes import CASES, FINE_TUNING, POOL, RUN, learn, make_episodes
+from two_processes import CASES, FINE_TUNING, RUN, learn, make_episodes
 
+from tests.trainers.conftest import shrink_cold_start
 from trainers import grpo, ppo, sft
 from trainers.checkpoints import checkpoint
 from trainers.episodes.records import read_episodes
@@ -21,7 +22,6 @@ from trainers.models import micro_batches
 from trainers.models.loading import load_policy
 from trainers.runtime import distributed
 from trainers.runtime.progress import read_metrics
-from trainers.tiny import curriculum
 from trainers.trajectory import collate
 
 
@@ -29,17 +29,12 @@ from trainers.trajectory import collate
 def of_two(tmp_path_factory):
     """The folder that two processes left, and what each of them found."""
     folder = tmp_path_factory.mktemp("two")
-    ours = {"AGENT_ENVS_CACHE": str(folder / "cache"), "OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
+    ours = {"OMP_NUM_THREADS": "1", "PYTHONPATH": os.pathsep.join(sys.path)}
     ours |= {"GLOO_SOCKET_IFNAME": "lo"} if sys.platform == "linux" else {}  # or it looks the host's name up
     command = [sys.executable, Path(__file__).with_name("two_processes.py"), folder]
     done = subprocess.run(command, env=os.environ | ours, timeout=300, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return folder, [torch.load(folder / f"{rank}.pt") for rank in range(2)], done.stdout
-
-
-def share_cold_start(monkeypatch, folder):
-    monkeypatch.setattr(curriculum, "POOL", POOL)
-    monkeypatch.setenv("AGENT_ENVS_CACHE", str(folder / "cache"))
 
 
 @pytest.mark.parametrize("name", [*CASES, "few", "one"])
@@ -87,7 +82,7 @@ def test_a_run_of_two_processes_is_one_run_that_one_process_goes_on_with(of_two,
     assert len({r["key"] for r in records}) == len(records)
     assert {row["episodes"] for row in rows} == {5}  # each question once, whoever played it
     before = load_policy(run / "checkpoint-2", "cpu").model.state_dict()
-    share_cold_start(monkeypatch, folder)
+    shrink_cold_start(monkeypatch, folder / "cache")
     summary = ppo.main(replace(RUN, resume=run, updates=3))
     assert summary["episodes"] == 12
     after = load_policy(run / "checkpoint-3", "cpu").model.state_dict()
@@ -102,7 +97,7 @@ def test_fine_tuning_by_two_processes_is_one_run_that_one_process_goes_on_with(o
     lines = read_metrics(run / "metrics.jsonl")
     assert [line["step"] for line in lines] == [0, 1, 2, 3, 4]
     assert len(told) == 9 + 9 * 2 and {told.count(question) for question in told} == {3}  # whoever played them
-    share_cold_start(monkeypatch, of_two[0])
+    shrink_cold_start(monkeypatch, of_two[0] / "cache")
     alone = sft.main(replace(FINE_TUNING, script=(), sample=0, episodes=(str(run),), out=tmp_path / "alone"))
     of_alone = read_metrics(tmp_path / "alone" / "metrics.jsonl")
     for got, wanted in zip(lines, of_alone, strict=True):

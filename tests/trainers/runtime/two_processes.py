@@ -8,9 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import pytest
 import torch
 
 from agent_envs.tools import SearchTool
+from tests.trainers.conftest import shrink_cold_start
 from trainers import grpo, ppo, reinforce, sft
 from trainers.checkpoints import checkpoint
 from trainers.models.fsdp import ShardedPolicy, gather_state
@@ -19,12 +21,10 @@ from trainers.models.kl_reference import KLPenalty
 from trainers.models.lora import add_lora, trainable_parameters
 from trainers.models.policy import Policy
 from trainers.runtime import distributed
-from trainers.tiny import curriculum
 from trainers.tiny.model import make_model, make_tokenizer
 from trainers.trajectory import Step, Trajectory, to_rows
 
 # Several parts in each step, and a gradient that is not clipped.
-POOL = 16  # episodes of the cold start
 SMALL = {"max_tokens_per_micro_batch": 60, "max_grad_norm": 1e6, "lr": 1e-3}
 CASES = {
     "grpo-steps": grpo.Args(
@@ -164,7 +164,7 @@ def break_once() -> None:
 def main(folder: Path) -> None:
     with distributed.join_processes():
         torch.set_num_threads(1)
-        curriculum.POOL = POOL
+        shrink_cold_start(pytest.MonkeyPatch(), folder / "cache")
         found = {name: learn(name, folder / name) for name in CASES}
         found["few"] = learn("grpo", folder / "few", count=3)
         found["one"] = learn("ppo-unmasked", folder / "one", count=1)

