@@ -2,6 +2,7 @@
 
 import json
 import math
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 
@@ -53,13 +54,13 @@ def test_episodes_played_for_a_refill_are_counted(run, tmp_path):
 def test_time_can_say_when_a_run_ends(run, tmp_path):
     """After the update in which it is over; the rest is as at any end. More time may be given later."""
     out = tmp_path / "run"
-    summary = run(grpo, out=out, updates=3, max_seconds=0.001)
+    summary = run(grpo, out=out, max_seconds=0.001)
     assert summary["episodes"] == 6
     assert (out / "checkpoint-1").is_dir() and (out / "summary.json").is_file()
-    assert run(grpo, resume=out, updates=3, max_seconds=0.001)["episodes"] == 6
-    assert run(grpo, resume=out, updates=3, max_seconds=1e6)["episodes"] == 18
+    assert run(grpo, resume=out, max_seconds=0.001)["episodes"] == 6
+    assert run(grpo, resume=out, max_seconds=1e6)["episodes"] == 12
     saved = json.loads((out / "summary.json").read_text())
-    asked = {"updates": 3, "max_seconds": 1e6, "eval_every": 2, "eval_questions": 4}
+    asked = {"updates": 2, "max_seconds": 1e6, "eval_every": 2, "eval_questions": 4}
     given = replace(grpo.Args(), **{k: v for k, v in saved["settings"].items() if k in asked} | asked)
     with pytest.raises(SettingsDiffer, match=r"max_seconds=1000000\.0, not 5\.0"):
         check_settings(out, saved, replace(given, max_seconds=5.0))
@@ -83,19 +84,25 @@ def test_the_learning_rate_falls_over_what_ends_first(run, tmp_path, monkeypatch
         run(grpo, resume=tmp_path / "run", **options | {"max_seconds": 80.0})
 
 
-def test_a_finished_run_that_goes_on_and_is_killed_is_not_finished(run, tmp_path, monkeypatch):
-    out = tmp_path / "run"
-    run(grpo, out=out)
+@pytest.fixture(scope="module")
+def finished(short_run, tmp_path_factory):
+    """The folder of a run of two updates."""
+    folder = tmp_path_factory.mktemp("finished") / "run"
+    grpo.main(short_run(grpo, out=folder))
+    return folder
+
+
+def test_a_finished_run_that_goes_on_and_is_killed_is_not_finished(run, finished, tmp_path, monkeypatch):
+    out = shutil.copytree(finished, tmp_path / "run")
     monkeypatch.setattr(grpo, "update", lambda *_: 1 / 0)
     with pytest.raises(ZeroDivisionError):
         run(grpo, resume=out, updates=4)
     assert not (out / "summary.json").exists() and (out / "checkpoint-2").is_dir()
 
 
-def test_a_checkpoint_without_checksums_ends_no_run(run, tmp_path, monkeypatch):
+def test_a_checkpoint_without_checksums_ends_no_run(run, finished, tmp_path):
     """It may be an old one that was damaged: the run that goes on from the next one has its report."""
-    out = tmp_path / "run"
-    run(grpo, out=out)
+    out = shutil.copytree(finished, tmp_path / "run")
     (out / "checkpoint-1" / checkpoint.CHECKSUMS_FILE).unlink()
     assert run(grpo, resume=out, updates=3, save_total_limit=3)["episodes"] == 18
     assert (out / "checkpoint-3" / "README.md").is_file()

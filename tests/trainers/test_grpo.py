@@ -8,6 +8,7 @@ import pytest
 
 from trainers import evaluate, factory, grpo
 from trainers.checkpoints import checkpoint
+from trainers.checkpoints.run_dir import create_run_dir
 from trainers.episodes.report import figures
 from trainers.runtime.progress import read_metrics
 
@@ -80,5 +81,7 @@ def test_learning_raises_the_return(short_run, tmp_path):
 
 def test_a_run_without_a_name_gets_a_folder_of_its_own(short_run, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
-    folders = [grpo.main(short_run(grpo, updates=1))["folder"] for _ in range(2)]
-    assert folders == ["runs/grpo-Letters-v0-0", "runs/grpo-Letters-v0-0-2"]
+    for expected in ("runs/grpo-Letters-v0-0", "runs/grpo-Letters-v0-0-2"):
+        with create_run_dir(short_run(grpo), "grpo") as folder:
+            (folder / "summary.json").touch()
+        assert str(folder) == expected

@@ -33,7 +33,7 @@ def test_over_grpo_they_have_grpos_own_estimator():
 @pytest.mark.parametrize("name", ["starpo-s", "starpo-s-grpo"])
 def test_a_run_from_the_command_line(letters, model_folder, tmp_path, monkeypatch, name):
     words = {
-        "env": letters, "env-kwargs": json.dumps(SMALL), "model": model_folder, "updates": 2, "questions-per-update": 4,
+        "env": letters, "env-kwargs": json.dumps(SMALL), "model": model_folder, "updates": 1, "questions-per-update": 4,
         "group-size": 3, "max-new-tokens": 6, "eval-questions": 4, "final-questions": 4, "out": tmp_path / "run",
     }  # fmt: skip
     argv = ["starpo", name, *(str(word) for option, value in words.items() for word in (f"--{option}", value))]

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 
 import pytest
+import start_commands
 
 from trainers import grpo
 
@@ -116,9 +117,9 @@ OTHERS = [
     ("retrieval_index serve --index empty", "empty"),
 ]  # fmt: skip
 
-GROUPS = [  # commands, and what the process that starts them has imported
-    (BEFORE_TORCH, "tyro trainers.cli agent_envs.tasks.qa huggingface_hub.hf_api"),
-    (AFTER_TORCH, "torch trainers.grpo experiments.compare trainers.sft"),
+HELP = [(f"{name} --help", "") for name in "reinforce starpo evaluate sft compare".split()]
+GROUPS = [  # commands, and what the process that starts them has imported; those after torch are started from this one
+    (BEFORE_TORCH + HELP, "tyro trainers.cli agent_envs.tasks.qa huggingface_hub.hf_api"),
     (OTHERS, "tyro trainers.cli agent_envs.tasks.qa retrieval_index.build"),
 ]
 
@@ -155,16 +156,20 @@ def place(tmp_path_factory, model_folder, short_run):
     return folder
 
 
+def split(words: str) -> list[str]:
+    """The words of a command, its module first."""
+    command, *rest = words.replace("SMALL", json.dumps(SMALL).replace(" ", "")).split()
+    return [MODULES.get(command, f"trainers.{command}"), *rest]
+
+
 def start(place: Path, cases: list, *imported: str) -> dict:
     """What came of each command, by its words; all of them are started from one process."""
-    commands = [words.replace("SMALL", json.dumps(SMALL).replace(" ", "")).split() for words, _ in cases]
-    commands = [[MODULES.get(w, f"trainers.{w}"), *rest] for w, *rest in commands]
     settings = {"HF_ENDPOINT": "http://127.0.0.1:9", "HF_HOME": str(place / "hub")}
     settings |= {"AGENT_ENVS_CACHE": str(place / "cache")}
     others = {name: value for name, value in os.environ.items() if not name.startswith(("HF_", "AGENT_ENVS_"))}
     done = subprocess.run(
-        [sys.executable, Path(__file__).with_name("start_commands.py"), place, *imported], input=json.dumps(commands),
-        capture_output=True, text=True, check=True,
+        [sys.executable, Path(__file__).with_name("start_commands.py"), place, *imported],
+        input=json.dumps([split(words) for words, _ in cases]), capture_output=True, text=True, check=True,
         env={**others, **settings, "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1", "COLUMNS": "1000"},
     )  # fmt: skip
     return dict(zip((words for words, _ in cases), json.loads(done.stdout), strict=True))
@@ -172,10 +177,15 @@ def start(place: Path, cases: list, *imported: str) -> dict:
 
 @pytest.fixture(scope="module")
 def ended(place):
-    return {words: end for cases, modules in GROUPS for words, end in start(place, cases, *modules.split()).items()}
+    found = {words: end for cases, modules in GROUPS for words, end in start(place, cases, *modules.split()).items()}
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(place)
+        patch.syspath_prepend(place)
+        patch.setenv("COLUMNS", "1000")
+        return found | {words: start_commands.start(split(words)) for words, _ in AFTER_TORCH}
 
 
-@pytest.mark.parametrize(("words", "said"), [case for cases, _ in GROUPS for case in cases])
+@pytest.mark.parametrize(("words", "said"), BEFORE_TORCH + AFTER_TORCH + OTHERS)
 def test_a_mistake_is_said_in_a_line(ended, words, said):
     end, case, (command, *_) = ended[words], (words, said), words.split()
     *before, last = end["said"].splitlines()  # a build shows its progress before
@@ -187,10 +197,9 @@ def test_a_mistake_is_said_in_a_line(ended, words, said):
         assert end["status"] == 2 and not before
 
 
-def test_help_comes_before_torch(place):
-    cases = [(f"{name} --help", "") for name in "reinforce starpo evaluate sft compare".split()]
-    for done in start(place, cases, "tyro", "trainers.cli", "agent_envs.tasks.qa").values():
-        assert done["status"] == 0 and not done["loaded"], done["said"]
+def test_help_comes_before_torch(ended):
+    for words, _ in HELP:
+        assert ended[words]["status"] == 0 and not ended[words]["loaded"], ended[words]["said"]
 
 
 def test_a_fault_of_ours_keeps_its_traceback(place):

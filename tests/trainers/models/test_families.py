@@ -203,11 +203,10 @@ def test_in_bfloat16_what_was_sampled_is_near(tokenizers, family):
 
 
 @every_family
-def test_gradients_through_the_masked_loss_are_plain_ones(tokenizers, family):
-    """Of the model's weights and of an adapter's, in rows that share a prefix longer than windows, and end at different
-    lengths."""
-    policy = build(tokenizers, family, lora=True)
-    policy.model.requires_grad_(True)
+@pytest.mark.parametrize("lora", [False, True])
+def test_gradients_through_the_masked_loss_are_plain_ones(tokenizers, family, lora):
+    """In rows that share a prefix longer than windows, and end at different lengths."""
+    policy = build(tokenizers, family, lora)
     rows = [[*range(20, 32), *tail] for tail in ([3, 4, 5, 6, 7, 8], [9], [3, 4, 40, 41, 42, 43, 44, 45, 46, 47])]
     batch, parameters = batch_of(rows), trainable_parameters(policy.model)
     logprobs, _ = policy.logprobs(batch)

@@ -15,6 +15,7 @@ from agent_envs.tools import SearchTool
 from tests.trainers.conftest import shrink_cold_start
 from trainers import grpo, ppo, reinforce, sft
 from trainers.checkpoints import checkpoint
+from trainers.episodes.report import figures
 from trainers.models.fsdp import ShardedPolicy, gather_state
 from trainers.models.hidden_states import recompute_activations
 from trainers.models.kl_reference import KLPenalty
@@ -164,7 +165,10 @@ def break_once() -> None:
 def main(folder: Path) -> None:
     with distributed.join_processes():
         torch.set_num_threads(1)
-        shrink_cold_start(pytest.MonkeyPatch(), folder / "cache")
+        patch = pytest.MonkeyPatch()
+        shrink_cold_start(patch, folder / "cache")
+        patch.setattr(figures, "save", lambda figure, out: Path(out).touch())
+        patch.setattr(os, "fsync", lambda handle: None)
         found = {name: learn(name, folder / name) for name in CASES}
         found["few"] = learn("grpo", folder / "few", count=3)
         found["one"] = learn("ppo-unmasked", folder / "one", count=1)
