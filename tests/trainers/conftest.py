@@ -133,7 +133,8 @@ def shrink_cold_start(patch: pytest.MonkeyPatch, cache: Path) -> None:
     patch.setattr(curriculum, "POOL", 16)
     patch.setattr(lessons, "run_unbroken", lambda envs, few, *how, **seed: run_unbroken(envs, few[:40], *how, **seed))
     patch.setattr(tiny, "make_model", lambda *sizes, **how: make_model(*sizes, **how | small))
-    patch.setattr(cold_start, "World", lambda _, seed, difficulty: World(200, seed, difficulty=difficulty))
+    for module in (cold_start, curriculum):
+        patch.setattr(module, "World", lambda _, seed, difficulty: World(200, seed, difficulty=difficulty))
 
 
 @pytest.fixture

@@ -101,7 +101,7 @@ def _with_logprobs(episode: Episode, values: list[list[float]]) -> Episode:
 
 @pytest.fixture(scope="module")
 def policy(make_policy):
-    return make_policy("bytes", 0, num_hidden_layers=1)
+    return make_policy("bytes", 1, num_hidden_layers=1)
 
 
 @pytest.fixture(scope="module")

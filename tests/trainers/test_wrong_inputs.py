@@ -97,7 +97,7 @@ AFTER_TORCH = [
     ("grpo --resume DAMAGED", "no checkpoint in DAMAGED is whole: "),
     ("evaluate --checkpoint DAMAGED/checkpoint-1 --env-kwargs SMALL", "is not what was saved: its checksum differs"),
     ("export --checkpoint DAMAGED/checkpoint-1 --out new", "is not what was saved: its checksum differs"),
-    ("sft --script nosuch --model model --env-kwargs SMALL --out new", "has no script 'nosuch'; it has ['oracle'"),
+    ("sft --script nosuch --model model --env-kwargs SMALL --out new", "has no script 'nosuch'; it has ['constant', 'oracle'"),
     ("compare --recipe algorithm.toml", "algorithm must be one of ['grpo', "),
     ("compare --arguments {\"lrr\":1}", "unknown keys ['lrr']; known: "),
     ("compare --recipe mine.toml --report", "runs/mine holds no result of this recipe yet"),

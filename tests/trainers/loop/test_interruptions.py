@@ -54,15 +54,34 @@ def start(short_run, model_folder):
     return run
 
 
+def check_what_it_says(kind, folder, summary, model_folder):
+    """Of a whole run by reinforcement learning: what its checkpoints, its summary and its metrics hold."""
+    before = (model_folder / "model.safetensors").read_bytes()
+    assert all(path.read_bytes() != before for path in folder.glob("checkpoint-*/*.safetensors"))
+    module, options = KINDS[kind]
+    beside = torch.load(checkpoint.latest(folder) / checkpoint.STATE_FILE, weights_only=True)["modules"]
+    assert set(beside) == ({"critic"} if module is ppo else set()) | ({"kl"} if "kl_target" in options else set())
+    assert summary["rows"][-1]["name"].startswith("Trained with ")
+    assert summary["algorithm"] == (kind if module is reinforce else module.__name__.partition(".")[2])
+    assert summary["symptoms"] == [] and not summary["stopped_on_collapse"]
+    last = read_metrics(folder / "metrics.jsonl")[-1]
+    measured = {key.removeprefix("monitor/") for key in last}
+    assert {"reward_deviation", "response_length", "repetition", "search_rate", "valid_turns"} <= measured
+    assert last["monitor/reward_deviation"] > 0 and last["monitor/entropy"] == last["policy/entropy"]
+
+
 @pytest.fixture(scope="module")
-def whole(start, tmp_path_factory):
-    """``whole(kind)``: the folder and the summary of the run that nothing interrupts."""
+def whole(start, model_folder, tmp_path_factory):
+    """``whole(kind)``: the folder of the run that nothing interrupts, which says what it is."""
     runs = {}
 
     def run(kind):
         if kind not in runs:
             folder = tmp_path_factory.mktemp("whole") / "run"
-            runs[kind] = folder, start(kind, out=folder)
+            summary = start(kind, out=folder)
+            if not kind.startswith("sft"):
+                check_what_it_says(kind, folder, summary, model_folder)
+            runs[kind] = folder
         return runs[kind]
 
     return run
@@ -227,18 +246,18 @@ def test_an_interrupted_run_is_the_whole_one(start, whole, tools, monkeypatch, t
     with monkeypatch.context() as patch:
         HOW[how](
             run=lambda **options: start(kind, out=folder, **options), patch=patch, module=KINDS[kind][0], folder=folder,
-            tools=tools, capfd=capfd, whole=whole(kind)[0],
+            tools=tools, capfd=capfd, whole=whole(kind),
         )  # fmt: skip
     capfd.readouterr()
     start(kind, resume=folder)
-    assert_same(whole(kind)[0], folder)
+    assert_same(whole(kind), folder)
     if how in ("damaged weights", "lost checksums"):
         said = capfd.readouterr().err
         assert "It is set aside as checkpoint-4.damaged, and checkpoint-2 is continued from" in said
         assert "the last 2 updates are after the checkpoint" in said
         assert (folder / "checkpoint-4.damaged").is_dir()
     if how == "no tools for an evaluation":
-        keys = [sorted(r["key"] for r in read_episodes(run / "episodes.jsonl")) for run in (whole(kind)[0], folder)]
+        keys = [sorted(r["key"] for r in read_episodes(run / "episodes.jsonl")) for run in (whole(kind), folder)]
         assert keys[0] == keys[1]
 
 
@@ -246,28 +265,11 @@ def test_a_run_that_waited_for_its_tools_is_the_whole_one(start, whole, tools, m
     in_update(monkeypatch, grpo, 1, lambda: tools.update(broken=True, mended_after=2))
     start("grpo", out=tmp_path / "run")
     assert "a tool failed in 100% of the episodes: they are rolled out again in 1 s" in capsys.readouterr().err
-    assert_same(whole("grpo")[0], tmp_path / "run")
-
-
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if not kind.startswith("sft")])
-def test_a_run_says_what_it_is(whole, model_folder, kind):
-    folder, summary = whole(kind)
-    before = (model_folder / "model.safetensors").read_bytes()
-    assert all(path.read_bytes() != before for path in folder.glob("checkpoint-*/*.safetensors"))
-    module, options = KINDS[kind]
-    beside = torch.load(checkpoint.latest(folder) / checkpoint.STATE_FILE, weights_only=True)["modules"]
-    assert set(beside) == ({"critic"} if module is ppo else set()) | ({"kl"} if "kl_target" in options else set())
-    assert summary["rows"][-1]["name"].startswith("Trained with ")
-    assert summary["algorithm"] == (kind if module is reinforce else module.__name__.partition(".")[2])
-    assert summary["symptoms"] == [] and not summary["stopped_on_collapse"]
-    last = read_metrics(folder / "metrics.jsonl")[-1]
-    measured = {key.removeprefix("monitor/") for key in last}
-    assert {"reward_deviation", "response_length", "repetition", "search_rate", "valid_turns"} <= measured
-    assert last["monitor/reward_deviation"] > 0 and last["monitor/entropy"] == last["policy/entropy"]
+    assert_same(whole("grpo"), tmp_path / "run")
 
 
 def test_a_run_without_a_whole_checkpoint_neither_goes_on_nor_begins(start, whole, tmp_path):
-    folder = shutil.copytree(whole("grpo")[0], tmp_path / "run")
+    folder = shutil.copytree(whole("grpo"), tmp_path / "run")
     for path in checkpoint.step_folders(folder):
         (path / checkpoint.CHECKSUMS_FILE).unlink()
     with pytest.raises(ValueError, match=r"no checkpoint in .* is whole: "):
