@@ -8,11 +8,13 @@ import hashlib
 import json
 import re
 from collections.abc import Iterable
-from functools import lru_cache, partial
+from functools import partial
 from typing import Any
 
+from agent_envs.control_tokens import THINK, ControlTokens
 from agent_envs.formats.base import Malformed, Unfinished
 from agent_envs.formats.dialects import (
+    Dialect,
     find_dialect,
     one_line,
     read_by_tokenizer,
@@ -20,18 +22,16 @@ from agent_envs.formats.dialects import (
     write_known_calls,
     write_turn,
 )
+from agent_envs.formats.families import Family, Response
 from agent_envs.formats.json_text import dumps
+from agent_envs.formats.notations import quote_free
 
 Message = dict[str, Any]
 Schemas = list[dict[str, Any]]  # of functions, as chat templates take them
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
-_THINK = ("<think>", "</think>")  # every format has thoughts
-# As messages are framed where no special tokens do it.
-_MARK_UP = re.compile(r"<\|[^|<>\s]+\|>|</?\w+>|\[/?[A-Z_]+\]")
-_NO_WORD = re.compile(r"[^\w\s]")  # a token that is a word or white space is text
 
 
-class ChatTokens:
+class ChatTokens(ControlTokens):
     """Turns and observations as ids, by the chat template of a tokenizer.
 
     Functions (the format "native") are written and read as the template does: their schemas are its ``tools``, results are
@@ -50,7 +50,7 @@ class ChatTokens:
         template_options: what the template is given beside messages and tools.
         opened_thought: what the generation prompt begins a thought with, such as ``<think>`` and a line break; "" where
             thoughts are the model's to open.
-        control: the control tokens, by their ids; outside text never holds one.
+        thought_marks: what a thought of the model stands between.
         end_ids: those that end a turn, whoever wrote them.
         turn_end_ids: what the template ends a turn with, up to the first of them. A template that writes no end has the token
             that begins the next message here, which its models sample, or else eos.
@@ -62,20 +62,13 @@ class ChatTokens:
     def __init__(self, tokenizer: Any, eos_ids: Iterable[int | None] = (), thinking: str = "auto"):
         if tokenizer.chat_template is None:
             raise ValueError("the tokenizer has no chat template; use an instruction-tuned model")
-        self.tokenizer = tokenizer
+        super().__init__(tokenizer, eos_ids)
+        self.dialect: Dialect | None = None
         self.template_options = _find_switch(tokenizer, thinking)
-        # Attempts at one question read the same, again and again.
-        self._encoded = lru_cache(2**10)(lambda text: tuple(tokenizer(text, add_special_tokens=False).input_ids))
-        self.eos_id = tokenizer.eos_token_id
-        # Padding is masked, so without a token for it any will do.
-        self.pad_id = next(i for i in (tokenizer.pad_token_id, self.eos_id, 0) if i is not None)
-        # Some tokenizers put a space before a text that is encoded alone.
-        self._prepends = self._encoded("x\ny") != self._encoded("x\n") + self._encoded("y")
-        self._written = ""  # what holds the tokens that the template writes around messages
-        self._has_system_role = self._keeps_system_messages()
+        self._has_system_role, written = self._try_system_message()
         conversation = [("user", "hello"), ("assistant", _MARK), ("user", _MARK)]
         try:
-            text = self._template([{"role": r, "content": c} for r, c in conversation], add_generation_prompt=True)
+            text = self._render_text(conversation, True)
         except Exception as error:  # templates are programs, and raise what they like
             raise ValueError(f"the chat template cannot write a conversation: {one_line(error)}") from error
         if _MARK not in text:
@@ -85,32 +78,31 @@ class ChatTokens:
         _, self._turn_end, self._turn_start = text.split(_MARK)
         opens = self._turn_start.rstrip().endswith("<think>")
         self.opened_thought = self._turn_start[self._turn_start.rindex("<think>") :] if opens else ""
-        # The last turn of a conversation may end with another token, which is then the one that is sampled.
-        last = self._template([{"role": r, "content": c} for r, c in conversation[:2]]).partition(_MARK)[2]
-        self._last_end = last
-        lead = self._find_lead()
-        self._lead = "" if "think>" in lead else lead
-        self._no_thought = lead if "</think>" in lead else "\n</think>\n\n"  # closes the one that the prompt opened
-        self._written += text + last
-        self._written_for_calls = write_known_calls(self._render_any)
-        self._kept: set[str] = set()
-        self._ends = {
-            self.eos_id,
-            *({*eos_ids} - _find_closing_tags(tokenizer)),
-        }  # tags are text, which a format ends with
-        self.keep(_THINK)
-        self._own_end = last if self._special.search(last) else self._turn_end
+        # The last turn of a conversation may end with another token, which is then the one that is sampled, and begin otherwise.
+        last = self._render_text(conversation[:2])
+        self._last_end = last.partition(_MARK)[2]
+        prompt = self._render_text(conversation[:1], True)
+        self._lead, self._last_lead = (
+            each[len(prompt) :].partition(_MARK)[0] if each.startswith(prompt) else "" for each in (text, last)
+        )
+        # What closes a thought that the prompt opened.
+        self._no_thought = self._last_lead if "</think>" in self._last_lead else "\n</think>\n\n"
+        self._find_control(written + text + self._last_end, write_known_calls(self._render_any))
+        self._own_end = self._last_end if self._mark.search(self._last_end) else self._turn_end
         end = self.encode(self._own_end, "\n")
         place = next((place for place, i in enumerate(end, 1) if i in self.control), 0)
         # A model may end its turns with several tokens, eos not always among them; an ordinary token is never one.
         self.turn_end_ids = end[:place] or [i for i in [self.eos_id] if i in self.control]
         self.end_ids = {*self._ends, *self.turn_end_ids[-1:]} & self.control.keys()
         self._sample = self.encode(text)
-        self.dialect, self.refusal = None, ""
+        # A sampled end of the last turn is no end of a message to templates that write another one there.
+        ends = [i for i in self.encode(self._turn_end, "\n") if i in self.control][:1]
+        self._other_end = ends if ends != self.turn_end_ids[-1:] else []
+        self.refusal = ""
         try:
             has_own = getattr(tokenizer, "response_template", None)
             self.dialect = find_dialect(
-                self._render,
+                self._render_any,
                 lambda turn: self._decode_turn(self._cut(self.encode(turn, "\n"))),
                 [read_by_tokenizer(tokenizer, self._turn_start)] if has_own else [],
             )
@@ -120,60 +112,36 @@ class ChatTokens:
             words = tokenizer.get_vocab()
             self.end_ids |= {words[token] for token in self.dialect.family.ends if token in words}
             self.end_ids -= {words[token] for token in self.dialect.family.goes_on if token in words}
+        self.thought_marks = (self.dialect and self.dialect.family.thought) or THINK
 
-    def _render(self, messages: list[Message], tools: Schemas | None, add_generation_prompt: bool) -> str:
+    def render(self, messages: list[Message], tools: Schemas | None = None, add_generation_prompt: bool = False) -> str:
+        """What the chat template writes of messages (`to_template`), with the functions that may be called."""
         # Some templates take an empty list for functions.
-        return self._template(
-            messages, tools=self.escape_all(tools) or None, add_generation_prompt=add_generation_prompt
-        )
+        return self._render_any(messages, self.escape_all(tools) or None, add_generation_prompt)
 
     def _render_any(self, messages: list[Message], tools: Schemas | None, add_generation_prompt: bool) -> str:
-        return self._template(messages, tools=tools, add_generation_prompt=add_generation_prompt)
-
-    def _template(self, messages: list[Message], **kwargs) -> str:
-        text = self.tokenizer.apply_chat_template(messages, tokenize=False, **self.template_options, **kwargs)
+        if self.dialect and self.dialect.family.unquoted:
+            messages = [_quote_free(message) for message in messages]
+        text = self.tokenizer.apply_chat_template(
+            messages, tokenize=False, tools=tools, add_generation_prompt=add_generation_prompt, **self.template_options
+        )
         assert isinstance(text, str)
         return text
 
-    def _keeps_system_messages(self) -> bool:
-        """Whether the template writes a system message, and leaves it where it is when the conversation goes on. One that leaves
-        out the role by name, as the tiny model's, does so on purpose."""
-        roles = ("system", "user", "assistant", "user")
+    def _render_text(self, turns: Iterable[tuple[str, str]], add_generation_prompt: bool = False) -> str:
+        messages = [{"role": role, "content": content} for role, content in turns]
+        return self._render_any(messages, None, add_generation_prompt)
+
+    def _try_system_message(self) -> tuple[bool, str]:
+        """Whether the template writes a system message, and leaves it where it is when the conversation goes on; and what it
+        writes. One that leaves out the role by name, as the tiny model's, does so on purpose."""
         try:
-            text = self._template([{"role": r, "content": _MARK + r} for r in roles], add_generation_prompt=True)
+            text = self._render_text([(r, _MARK + r) for r in ("system", "user", "assistant", "user")], True)
         except Exception:  # a template raises what it likes at a role that it does not know
-            return False
-        self._written = text
+            return False, ""
         place = text.find(_MARK + "system")
-        return place < text.find(_MARK + "assistant") and (place >= 0 or "system" in str(self.tokenizer.chat_template))
-
-    def _find_lead(self) -> str:
-        """What the template writes between the start of a turn and its text, an empty thought perhaps."""
-        question = [{"role": "user", "content": "hello"}]
-        before = self._template(question, add_generation_prompt=True)
-        turn = self._template([*question, {"role": "assistant", "content": _MARK}])
-        return turn[len(before) :].partition(_MARK)[0] if turn.startswith(before) else ""
-
-    def keep(self, tags: Iterable[str]) -> None:
-        """Let turns and instructions hold the tags of a format (`Format.tags`) that the tokenizer has as special tokens. Every
-        other special token is control, and so is every token that the template writes around messages."""
-        if (kept := self._kept | {*tags}) == self._kept:
-            return
-        self._kept = kept
-        added = {i: token for i, token in self.tokenizer.added_tokens_decoder.items() if _NO_WORD.search(token.content)}
-        written = {*self._encoded(self._written), *self._ends} & added.keys()
-        written -= {i for i in written if added[i].content in _THINK}
-        around_calls = self._encoded(self._written_for_calls)
-        self.control = {
-            i: token.content
-            for i, token in added.items()
-            if i in written or ((token.special or i in around_calls) and token.content not in self._kept)
-        }
-        # What a template writes around messages may be several tokens, as [INST] and <|user|> are to some tokenizers.
-        marks = {*self.control.values(), *_MARK_UP.findall(self._written)} - self._kept
-        of_calls = {*_MARK_UP.findall(self._written_for_calls)} - self._kept - {*_MARK_UP.findall(self._written)}
-        of_calls -= {token.content for token in added.values() if token.special}
-        self._special, self._special_in_own = _any_of(marks | of_calls), _any_of(marks - of_calls)
+        by_name = "system" in str(self.tokenizer.chat_template)
+        return place < text.find(_MARK + "assistant") and (place >= 0 or by_name), text
 
     def fold_system(self, messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Move a leading system message into the user message after it where the chat template has no place for it."""
@@ -182,42 +150,56 @@ class ChatTokens:
         first, second, *others = messages
         return [{**second, "content": f"{first['content']}\n\n{second['content']}"}, *others]
 
-    def encode(self, text: str, after: str = "") -> list[int]:
-        """Encode a text, or a piece of one as it stands ``after`` another, without the ids that a tokenizer adds around it."""
-        if self._prepends and after:
-            for other in (after, "\n", "]"):
-                before, whole = self._encoded(other), self._encoded(other + text)
-                if whole[: len(before)] == before:
-                    return list(whole[len(before) :])
-        return list(self._encoded(text))
+    def text_ids(self, text: str, ended: bool = True, last: bool = False) -> list[int]:
+        """A turn that is text, as the ids after a generation prompt, for teaching it.
 
-    def text_ids(self, text: str, ended: bool = True) -> list[int]:
-        """A turn that is text, as the ids after a generation prompt, for teaching it. ``ended``: with its end."""
-        text = self._lead + self.escape(self.continue_prompt(text))
+        Args:
+            text: the turn; where it has no thought, it begins as the template begins such turns, with an empty one perhaps.
+            ended: with its end.
+            last: of the conversation, which some templates begin in another way.
+        """
+        text = self._continue_prompt(text, last)
         if not ended:
             return self.encode(text, self._turn_start)
         ids = self._cut(self.encode(text + self._own_end, self._turn_start))
         return ids if ids[-1] in self.end_ids else self.encode(text, self._turn_start) + self.turn_end_ids
 
-    def escape(self, text: str, own: bool = False) -> str:
-        """Break spelled-out control tokens in outside text with a word joiner, so that they stay text."""
-        return (self._special_in_own if own else self._special).sub(
-            lambda found: f"{found[0][:1]}\u2060{found[0][1:]}", text
-        )
+    def _continue_prompt(self, text: str, last: bool) -> str:
+        if self.opened_thought:
+            return self._escape_turn(self.continue_prompt(text))
+        lead, (begun, closed, rest) = self._last_lead if last else self._lead, text.lstrip().partition("</think>")
+        if not closed or not begun.startswith("<think>"):
+            return lead + self._escape_turn(text)
+        opening, closing = self.thought_marks
+        if (opening, closing) == THINK:
+            return lead.partition("<think>")[0] + self._escape_turn(text)
+        thought = self.escape(begun.removeprefix("<think>").strip())
+        return opening + thought + closing + lead + self._escape_turn(rest.lstrip())
+
+    def _escape_turn(self, text: str) -> str:
+        """`escape` for a turn of the agent: the tags of formats may stand after its thought."""
+        begun, closed, rest = text.partition("</think>")
+        opening = "<think>" * begun.lstrip().startswith("<think>")
+        if not closed or not (opening or self.opened_thought):
+            return self.escape(text, {*self.tags, *THINK})
+        before, _, thought = begun.partition(opening) if opening else ("", "", begun)
+        return before + opening + self.escape(thought) + closed + self.escape(rest, {*self.tags, *THINK})
 
     def prompt_ids(self, instructions: str, context: str | list[Message], tools: Schemas | None = None) -> list[int]:
         """The ids of `prompt_messages`, with the functions that may be called."""
-        return self.encode(self._render(self.prompt_messages(instructions, context), tools, True))
+        return self.encode(self.render(self.prompt_messages(instructions, context), tools, True))
 
     def conversation_ids(self, messages: list[Message], tools: Schemas | None = None) -> list[int]:
         """The ids of any conversation up to the start of the next turn, with the functions that may be called."""
         written = self.fold_system([self.to_template(message) for message in messages])
-        return self.encode(self._render(written, tools, True))
+        return self.encode(self.render(written, tools, True))
 
     def prompt_messages(self, instructions: str, context: str | list[Message]) -> list[Message]:
         """The messages before a turn: the instructions as system message, then the first observation or a rewritten context."""
-        messages = [{"role": "user", "content": context}] if isinstance(context, str) else context
-        messages = [{"role": "system", "content": instructions}, *messages]
+        first, *others = [{"role": "user", "content": context}] if isinstance(context, str) else context
+        if first["role"] == "user":  # which may begin with the instructions, if they are nowhere else
+            first = {**first, "content": (self.escape if instructions else self.escape_instructions)(first["content"])}
+        messages = [{"role": "system", "content": instructions}, first, *others]
         return self.fold_system([self.to_template(message) for message in messages])
 
     def to_template(self, message: Message) -> Message:
@@ -239,19 +221,12 @@ class ChatTokens:
                 kept["content"] = f"{thought}\n\n{kept['content']}".strip()
         elif thought:
             kept |= {"reasoning_content": thought, "thinking": thought}  # gpt-oss has the other name
-        if kept.get("role") == "tool" and self.dialect:  # nor can a result pose as two, or as a call
-            for mark in self.dialect.family.marks:
-                kept["content"] = kept["content"].replace(mark, f"{mark[:1]}\u2060{mark[1:]}")
-        calls = {"tool_calls": self.escape_all(kept.pop("tool_calls"), own=True)} if "tool_calls" in kept else {}
-        return self.escape_all(kept) | calls
-
-    def escape_all(self, value: Any, own: bool = False) -> Any:
-        """`escape` for all texts in a JSON value, names too. The agent's ``own`` calls may hold marks of calls in strings."""
-        if isinstance(value, str):
-            return self.escape(value, own)
-        if isinstance(value, dict):
-            return {self.escape(name, own): self.escape_all(item, own) for name, item in value.items()}
-        return [self.escape_all(item, own) for item in value] if isinstance(value, list) else value
+        said, made = kept.pop("content"), kept.pop("tool_calls", None)
+        user = partial(self.escape, allowed=self.tags)
+        by_role = {"system": self.escape_instructions, "assistant": self._escape_turn, "user": user}
+        kept = self.escape_all(kept) | {"content": by_role.get(kept["role"], self.escape)(said)}
+        # Calls are read as JSON first, so the marks of calls may stand in their arguments.
+        return kept | {"tool_calls": self.escape_all(made, self._call_marks)} if made else kept
 
     def continue_prompt(self, text: str) -> str:
         """What follows the generation prompt of an assistant's text: its thought goes on where the prompt opened one, and is
@@ -269,12 +244,15 @@ class ChatTokens:
         Raises:
             ValueError: the template cannot write it, or what it writes is not read as these calls.
         """
-        given = self.to_template(message)
-        ids = self._cut(self.encode(write_turn(self._render, given, tools), self._turn_start))
-        wanted = [(call["function"]["name"], read_arguments(call)) for call in given.get("tool_calls") or ()]
+        text = write_turn(self.render, self.to_template(message), tools)
+        calls = message.get("tool_calls") or ()
+        wanted = [(call["function"]["name"], read_arguments(call)) for call in calls]
+        if self.dialect and wanted and [name for name, _ in wanted] != ["answer"]:  # results follow
+            text = text.removeprefix(self.dialect.last_thought)
+        ids = self._cut(self.encode(text, self._turn_start))
         read = self.read_turn(ids, tools)
         written = [(call["function"]["name"], read_arguments(call)) for call in read.get("tool_calls") or ()]
-        if wanted != written:
+        if _without_joiners(wanted) != _without_joiners(written):
             raise ValueError(f"the chat template does not write calls so that they are read back: {read}")
         return ids if ids[-1:] and ids[-1] in self.end_ids else ids + self.end_of(message, tools)
 
@@ -292,7 +270,7 @@ class ChatTokens:
         turn = self.to_template(
             {"role": "assistant", "content": "", "reasoning_content": thought or "", "tool_calls": [call]}
         )
-        return self.encode(write_turn(self._render, turn, tools).partition(_MARK)[0], self._turn_start)
+        return self.encode(write_turn(self.render, turn, tools).partition(_MARK)[0], self._turn_start)
 
     def _cut(self, ids: list[int]) -> list[int]:
         """A turn up to its first end, where sampling stops: a template may go on with a line break, or another end."""
@@ -308,13 +286,14 @@ class ChatTokens:
         if isinstance(observation, list) and [message["role"] for message in observation] == ["user"]:
             observation = observation[0]["content"]
         if isinstance(observation, str):
-            told = self._turn_end + self.escape(observation) + self._turn_start
+            told = self._turn_end + self.escape(observation, () if tools else self.tags) + self._turn_start
         else:
             told = self._render_results(observation, tools)
         ids = self.encode(told, "\n")
         if after and after[-1] in self.end_ids:
             first = next((place for place, i in enumerate(ids) if i in self.control), 0)
-            if ids[first : first + 1] == after[-1:]:
+            own = self._other_end if after[-1:] == self.turn_end_ids[-1:] and self._other_end else after[-1:]
+            if ids[first : first + 1] == own:
                 return ids[first + 1 :]
         return ids
 
@@ -331,7 +310,7 @@ class ChatTokens:
         told = [self.to_template(message) for message in messages]
         opening = [{"role": "user", "content": "hello"}, self.to_template(turn)]
         alone, answered = (
-            self._render([*opening, *more], tools, bool(more)).split(_MARK, len(calls) or 1)[-1] for more in ([], told)
+            self.render([*opening, *more], tools, bool(more)).split(_MARK, len(calls) or 1)[-1] for more in ([], told)
         )
         call_end = alone.removesuffix(self._last_end)
         if not answered.startswith(call_end):
@@ -350,17 +329,14 @@ class ChatTokens:
             response = self.dialect.read(self._decode_turn(ids), tools or [])
         except Malformed as problem:
             unfinished = {"unfinished": True} if isinstance(problem, Unfinished) else {}
-            return unfinished | {
-                "role": "assistant",
-                "content": self._with_opening(self.decode(ids)),
-                "error": str(problem),
-            }
-        message: Message = {"role": "assistant", "content": response.text.strip()}
+            said = self._with_opening(self.decode(ids))
+            return unfinished | {"role": "assistant", "content": said, "error": str(problem)}
+        message: Message = {"role": "assistant", "content": self.unbroken(response.text.strip())}
         if thought := "\n".join(response.thoughts):
-            message["reasoning_content"] = thought
+            message["reasoning_content"] = self.unbroken(thought)
         if response.calls:
             message["tool_calls"] = [
-                to_tool_call(call.name, dumps(call.arguments), call.id or f"call_{place}")
+                to_tool_call(self.unbroken(call.name), dumps(self.unbroken(call.arguments)), call.id or f"call_{place}")
                 for place, call in enumerate(response.calls)
             ]
         return message
@@ -370,23 +346,37 @@ class ChatTokens:
         the format "native" has, its message."""
         if tools:
             return dumps(self.read_turn(ids, tools))
-        return self._with_opening(self.decode(ids))
+        opening, closing = self.thought_marks
+        if (opening, closing) == THINK:
+            return self._with_opening(self.decode(ids))
+        if self.dialect and self.dialect.family.channels:
+            return self._read_channels(ids, self.dialect.family)
+        text = self.decode(ids, opening + closing)
+        begun, closed, rest = text.lstrip().partition(closing)
+        if not begun.startswith(opening):
+            return self.decode(ids)
+        return f"<think>{begun.removeprefix(opening)}{'</think>' * bool(closed)}{rest}"
+
+    def _read_channels(self, ids: list[int], family: Family) -> str:
+        """A turn of text from the channel for the user; without one, all of it is a thought that has no end."""
+        written = self._decode_turn(ids)
+        try:
+            response = family.read(written, {})
+        except Malformed:
+            if "<|message|>" not in written:
+                return self.decode(ids)
+            response = Response(thoughts=[written.rpartition("<|message|>")[2]])
+        thought, text = self.unbroken("\n".join(response.thoughts)), self.unbroken(response.text)
+        if not text:
+            return f"<think>{thought}"
+        return f"<think>\n{thought}\n</think>\n\n{text}" if thought else text
 
     def _with_opening(self, text: str) -> str:
         return text if text.lstrip().startswith("<think>") else self.opened_thought + text
 
     def _decode_turn(self, ids: list[int]) -> str:
         """The text of a turn without its end: calls may be made of control tokens."""
-        ids = ids[:-1] if ids and ids[-1] in self.end_ids else ids
-        text = self.tokenizer.decode(ids, skip_special_tokens=False)
-        assert isinstance(text, str)
-        return text
-
-    def decode(self, ids: list[int]) -> str:
-        """The text of ids, without control tokens."""
-        text = self.tokenizer.decode([i for i in ids if i not in self.control], skip_special_tokens=False)
-        assert isinstance(text, str)
-        return text
+        return self.decode_all(ids[:-1] if ids and ids[-1] in self.end_ids else ids)
 
 
 def read_arguments(call: Message) -> Any:
@@ -395,12 +385,6 @@ def read_arguments(call: Message) -> Any:
     if given in (None, ""):
         return {}
     return json.loads(given) if isinstance(given, str) else given
-
-
-def _find_closing_tags(tokenizer: Any) -> set[int]:
-    """The ids of closing tags, such as ``</search>``, that are tokens without being special ones."""
-    added = tokenizer.added_tokens_decoder.items()
-    return {i for i, token in added if not token.special and re.fullmatch(r"</\w+>", token.content)}
 
 
 def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:
@@ -429,8 +413,20 @@ def _split_message(message: Message) -> Message:
     return {**message, "reasoning_content": begun.removeprefix("<think>").strip(), "content": rest.lstrip()}
 
 
-def _any_of(marks: Iterable[str]) -> re.Pattern[str]:
-    return re.compile("|".join(sorted(map(re.escape, marks), key=len, reverse=True)) or r"(?!)")
+def _quote_free(message: Message) -> Message:
+    """A message whose calls hold strings as they stand between quotes."""
+    if not (calls := message.get("tool_calls")):
+        return message
+    quoted = [
+        to_tool_call(one["name"], {name: quote_free(value) for name, value in one["arguments"].items()}, call["id"])
+        for call in calls
+        for one in [call["function"]]
+    ]
+    return {**message, "tool_calls": quoted}
+
+
+def _without_joiners(calls: list[tuple[str, Any]]) -> Any:
+    return json.loads(dumps(calls).replace("\u2060", ""))
 
 
 def _short_id(id: str) -> str:

@@ -11,7 +11,8 @@ class StopChecker:
     def __init__(self, policy: ChatTokens, stop: tuple[str, ...]):
         self._decode, self._end_ids, self._stop = policy.tokenizer.decode, policy.end_ids, stop
         self._begins_inside = bool(policy.opened_thought)
-        self._event = re.compile("|".join(map(re.escape, ("<think>", "</think>", *stop))))
+        self._closings = {"</think>", policy.thought_marks[1]}
+        self._event = re.compile("|".join(map(re.escape, ("<think>", "</think>", *policy.thought_marks, *stop))))
         last_characters = {s[-1] for s in stop}
         texts = policy.tokenizer.batch_decode([[i] for i in range(len(policy.tokenizer))])
         # A stop string can only be completed by a token that holds its last character, so no other one is looked at.
@@ -41,7 +42,7 @@ class StopChecker:
             while last not in self._stop and before:
                 last = before.pop()
             if before:
-                return before[-1] != "</think>"
+                return before[-1] not in self._closings
             if width >= len(tokens):
                 return self._begins_inside
 

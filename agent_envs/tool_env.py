@@ -99,16 +99,12 @@ class ToolEnv(gymnasium.Env[str, str]):
         budgets: dict[str, int | None] = {"max_turns": max_turns, "max_calls": max_calls}
         budgets |= {"max_total_calls": max_total_calls, "max_tokens": max_tokens}
         for name, value in budgets.items():
-            if value is not None and (isinstance(value, bool) or not isinstance(value, int)):
-                raise ValueError(f"{name} must be a whole number, got {value!r}")
-            if value is not None and value < 1:
-                raise ValueError(f"{name} must be at least 1, got {value}")
+            if value is not None and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise ValueError(f"{name} must be a whole number of at least 1, got {value!r}")
         if render_mode not in (None, *self.metadata["render_modes"]):
             raise ValueError(f"render_mode must be None or 'ansi', got {render_mode!r}")
         made = [_as_tool(tool) for tool in tools]
         self.tools: dict[str, Tool] = {tool.name: tool for tool in made}
-        if len(self.tools) < len(made):
-            raise ValueError(f"two tools have the same name: {[tool.name for tool in made]}")
         self.instructions, self.answers = instructions, answers
         self.format = self._own_format = written = make_format(format, made, answers=answers)
         self.reward = make_reward(rewards, self.REWARD, self.PRESETS)

@@ -58,6 +58,8 @@ def _find_unfit(recipe: Recipe, columns: dict[str, list[ToolEnv]]) -> dict[str, 
     unfit, model = {}, recipe.base(0).model
     if others := [name for name, envs in columns.items() if len(envs) > 1 or not can_be_searched_for(envs[0])]:
         unfit["naive-rag"] = f"{', '.join(others)}: no question that could be searched for"
+        if recipe.naive_rag_of:
+            raise ValueError(f"naive_rag_of: {unfit['naive-rag']}; leave it out")
     for baseline, script in SCRIPTS.items():
         if others := [name for name, envs in columns.items() if any(script not in env.SCRIPTS for env in envs)]:
             unfit[baseline] = f"{', '.join(others)}: no script {script!r}"

@@ -24,7 +24,7 @@ from trainers.runtime.progress import to_json_types
 
 Player = Callable[[ToolVectorEnv, list[int]], list[dict]]  # rolls numbered questions out; one record for each
 SCORES = ("em", "f1", "score", "support_recall")  # kept for each question beside the means, where a task has them
-_ALSO_KEPT = ("substring_em", "turns", "calls", "prediction", "golds", "tool_faults")  # of a script's episodes
+_ALSO_KEPT = ("kind", "substring_em", "turns", "calls", "prediction", "golds", "tool_faults")  # of a script's episodes
 
 
 class NotThere(Exception):
@@ -112,6 +112,7 @@ def _summarize(title: str, header: Mapping, episodes: list[dict]) -> evaluator.R
     measure = header["measure"]
     row = evaluator.summarize(title, episodes, measure)
     names = [name for name in dict.fromkeys((*SCORES, measure)) if all(name in e for e in episodes)]
+    names += ["kind"] * all("kind" in e for e in episodes)
     questions = {"id": [e["id"] for e in episodes], **{name: [e[name] for e in episodes] for name in names}}
     if all("invalid" in e for e in episodes):
         row["invalid"] = sum(e["invalid"] for e in episodes) / sum(e["turns"] for e in episodes)

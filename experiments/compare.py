@@ -154,7 +154,8 @@ def collect(maker: Comparison, reader: Comparison, args: Args, left_out: dict[st
                 if makes and isinstance(gap, SettingsDiffer):
                     raise
                 results["missing"] += [str(gap)] * (str(gap) not in results["missing"])
-    titles = [recipe.title_of(name) for name in (*baselines, *recipe.runs)]
+    agents = (*baselines, *recipe.runs, *(f"naive-rag:{name}" for name in recipe.naive_rag_of))
+    titles = [recipe.title_of(name) for name in agents]
     ordered = {key: {title: results[key][title] for title in titles if title in results[key]} for key in BY_AGENT}
     return to_json_types(results | ordered | {"left_out": left_out}), stopped
 

@@ -19,7 +19,7 @@ from trainers.checkpoints.settings import SettingsDiffer, check_settings
 from trainers.config import TrainArgs
 from trainers.factory import make_envs
 from trainers.models.loading import load_policy
-from trainers.runtime.progress import METRICS_FILE, read_metrics
+from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 from trainers.tiny.cold_start import start_policy
 
 STARTED_FILE = "start.json"  # in the folder of a fine-tuning that ran elsewhere: where that left its checkpoint
@@ -79,25 +79,37 @@ class Comparison:
             else:
                 model, base_model = self.first_model(args.seed), args.base_model
 
-            def make_player() -> Player:
-                if name in SCRIPTS:
-                    return columns.script_player(SCRIPTS[name])
-                policy = load_policy(
-                    model, dtype=args.dtype, base_model=base_model or None, chat_template=args.chat_template
-                )
-                return columns.policy_player(policy, model, args.max_new_tokens, name == "naive-rag")
+            self._evaluate(name, name, seed, model, base_model, results)
+            if spent is not None:  # of what ran elsewhere nothing is known: {}
+                kept = {key: spent[key] for key in (*KEPT, "folder") if key in spent}
+                results["training"].setdefault(title, []).append(kept)
+                if name in recipe.runs:
+                    results["curves"].setdefault(title, []).append(spent["curve"])
+            if name in recipe.naive_rag_of:
+                self._evaluate(f"naive-rag:{name}", name, seed, model, base_model, results)
 
-            row = columns.evaluate(
-                title, self.columns, args.max_new_tokens, folder / "evaluations", f"{name}:{columns.fingerprint(model)}",
-                None if self.read_only else make_player,
-            )  # fmt: skip
-        results["rows"].setdefault(title, []).append(row)
+    def _evaluate(self, agent: str, name: str, seed: int | None, model: str, base_model: str, results: dict) -> None:
+        """Append the rows of an agent, which also are a file in the folder of the run or baseline ``name``."""
+        args, folder = self.recipe.base(seed or 0), self.out / (name if seed is None else f"{name}-{seed}")
+
+        def make_player() -> Player:
+            if agent in SCRIPTS:
+                return columns.script_player(SCRIPTS[agent])
+            policy = load_policy(
+                model, dtype=args.dtype, base_model=base_model or None, chat_template=args.chat_template
+            )
+            return columns.policy_player(policy, model, args.max_new_tokens, agent.startswith("naive-rag"))
+
+        title, identity = self.recipe.title_of(agent), f"{agent}:{columns.fingerprint(model)}"
+        rows = columns.evaluate(
+            title, self.columns, args.max_new_tokens, folder / "evaluations", identity,
+            None if self.read_only else make_player,
+        )  # fmt: skip
+        results["rows"].setdefault(title, []).append(rows)
         results["seeds"].setdefault(title, []).append(seed)
-        if spent is not None:  # of what ran elsewhere nothing is known: {}
-            kept = {key: spent[key] for key in (*KEPT, "folder") if key in spent}
-            results["training"].setdefault(title, []).append(kept)
-            if name in recipe.runs:
-                results["curves"].setdefault(title, []).append(spent["curve"])
+        if not self.read_only:
+            record = json.dumps(to_json_types({"agent": agent, "seed": seed, "rows": rows}))
+            durable.write_text(folder / f"result-{agent.replace(':', '-')}.json", record)
 
     # -- what everything of a seed starts from ---------------------------------------------------------------------
 

@@ -82,6 +82,7 @@ class Recipe:
     questions: int = 500  # held out, of each column; 0 is all of them
     reference: list[str] = field(default_factory=list)
     pooled: list[str] = field(default_factory=list)
+    naive_rag_of: list[str] = field(default_factory=list)
     reach: str = ""
     budget: str = ""
     budget_seconds: int = 0
@@ -101,7 +102,10 @@ class Recipe:
         return {name: self.rejection_sampling.get(name, default) for name, default in ROUNDS.items()}
 
     def title_of(self, name: str) -> str:
-        """The title of a run or a baseline, by its name."""
+        """The title of a run or a baseline, by its name; "naive-rag:NAME" is Naive RAG with the model that NAME trained."""
+        kind, _, trained = name.partition(":")
+        if trained:
+            return f"{BASELINES[kind]} ({self.title_of(trained)})"
         return self.runs[name].title if name in self.runs else BASELINES[name]
 
     def seeds_of(self, name: str) -> list[int | None]:

@@ -7,6 +7,7 @@
     baselines = ["naive-rag", "base", "imitation"]
     reference = "grpo"                      # a run or baseline, or several: the table gets all differences to it
     pooled = ["2 hops", "4 hops"]           # columns whose questions are also scored as one: differences are of these
+    naive_rag_of = ["grpo"]                 # trained agents whose model also answers after one search, in rows of their own
     reach = "grpo"                          # a run: how many episodes do the others take to come as far as its end?
     budget = "grpo"                         # a run: compute-matched baselines train for as many seconds as this one
     budget_seconds = 3600                   # or for so many: then they need not wait for that run
@@ -52,6 +53,7 @@ from experiments.recipe import (
     MIXTURE,
     NEED_SFT,
     ROUNDS,
+    SCRIPTS,
     SET_BY_COMPARISON,
     START,
     EnvConfig,
@@ -171,6 +173,7 @@ def _check_names(where: str, recipe: Recipe) -> None:
     runs, agents = list(recipe.runs), [*recipe.runs, *recipe.baselines]
     known = {
         "baselines": list(BASELINES), "reference": agents, "own_seeds": agents, "pooled": list(recipe.tasks), "reach": runs,
+        "naive_rag_of": [name for name in agents if name not in (*SCRIPTS, "naive-rag", "base", "zero-shot")],
         "budget": runs,
     }  # fmt: skip
     for key, among in known.items():

@@ -206,6 +206,8 @@ def pooled_tables(results: Mapping, score: str) -> list[str]:
             heading,
             *recipe["tasks"],
             " + ".join(recipe["pooled"]),
+            "of these yes/no",
+            "others",
             *(f"Δ to {other}" for other in references),
             "Seeds",
         ]
@@ -217,7 +219,8 @@ def pooled_tables(results: Mapping, score: str) -> list[str]:
             columns = [_seed_values(own, task, key) for task in recipe["tasks"]]
             means = [f"{np.mean(values):.3f}" if values else "–" for values in columns]
             count = sum(seed is not None for seed in seeds[name])
-            cells[name] = [*means, _interval(_array(pooled[name])), *differences, str(count or "–")]
+            means += [_interval(_array(pooled[name])), *_split_verdicts(own, recipe["pooled"], key)]
+            cells[name] = [*means, *differences, str(count or "–")]
         lines += [*_grid(header, cells), ""]
     return lines[:-1]
 
@@ -230,10 +233,22 @@ def _pool(
     for seed, row in zip(seeds, rows, strict=True):
         pooled[seed] = {}
         for column in columns:
-            own = row[column]["questions"]
-            scores = own.get(row[column]["measure"] if key == "score" else key, [])
-            pooled[seed] |= {f"{column}/{id}": value for id, value in zip(own["id"], scores, strict=False)}
+            scores, ids = _question_scores(row[column], key), row[column]["questions"]["id"]
+            pooled[seed] |= {f"{column}/{id}": value for id, value in zip(ids, scores, strict=False)}
     return pooled
+
+
+def _question_scores(row: Mapping, key: str) -> Sequence[float]:
+    return row["questions"].get(row["measure"] if key == "score" else key, [])
+
+
+def _split_verdicts(rows: Sequence[Mapping], columns: Sequence[str], key: str) -> list[str]:
+    """The mean over the yes/no questions of these columns and seeds, and over the others."""
+    scores: dict[bool, list[float]] = {True: [], False: []}
+    for row in (seed[column] for seed in rows for column in columns):
+        for kind, score in zip(row["questions"].get("kind", ()), _question_scores(row, key), strict=False):
+            scores[kind == "yes or no"].append(score)
+    return [f"{np.mean(values):.3f}" if values else "–" for values in scores.values()]
 
 
 def _interval(values: np.ndarray, sign: str = "") -> str:

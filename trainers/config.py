@@ -366,18 +366,10 @@ class Checks:
         self.check_share("cold_start_continue_probability")
         self.check_share("cold_start_skill")
         self.check_positive("lora_alpha")
-        if self.model == "tiny" and (self.gradient_checkpointing or self.dtype != "float32" or self.lora_rank):
-            raise UserError("gradient_checkpointing, dtype and lora_rank are for pretrained models: give a model too")
+        others = "base_model", "chat_template", "thinking", "dtype", "lora_rank", "gradient_checkpointing"
+        self.check_unused(self.model != "tiny", "without a pretrained model, given as model", *others)
         cold_start = [field.name for field in fields(self) if field.name.startswith("cold_start_")]
         self.check_unused(self.model == "tiny", "to a model that is not tiny, without a cold start", *cold_start)
-        if self.model == "tiny" and self.base_model:
-            raise UserError("base_model is for a LoRA adapter: give it as model too")
-        if self.model == "tiny" and self.chat_template:
-            raise UserError("chat_template is for a pretrained model, and tiny has its own: give a model too")
-        if self.model == "tiny" and self.thinking != "auto":
-            raise UserError(
-                "thinking is for a pretrained model whose chat template has a switch for it: give a model too"
-            )
 
 
 # Dataclasses collect fields from the last base to the first: this is the order of `--help` from its end.
@@ -406,15 +398,13 @@ class TrainArgs(
         self.check_thinking(self.max_new_tokens)
         self.check_choices()
         self._check_sampling()
-        self.check_unused(self.kl_coef, "without kl_coef", "kl")
+        self.check_unused(self.kl_coef, "without kl_coef", "kl", "kl_target")
+        self.check_unused(self.engine == "vllm", "without engine 'vllm'", "vllm_url")
+        self.check_unused(
+            self.filter in ("mixed", "outcome"), "without filter 'mixed' or 'outcome'", "dynamic_sampling"
+        )
         self.check_unused(self.agent, "without agent", "agent_timeout", "agent_calls")
         self.check_positive("agent_timeout", "agent_calls")
-        if self.vllm_url and self.engine != "vllm":
-            raise UserError(f"vllm_url is for engine 'vllm', got engine {self.engine!r}")
-        if self.kl_target and not self.kl_coef:
-            raise UserError("kl_target steers kl_coef, which must be above 0 to start from")
-        if self.dynamic_sampling and self.filter not in ("mixed", "outcome"):
-            raise UserError(f"dynamic_sampling needs filter 'mixed' or 'outcome', got {self.filter!r}")
         if self.overlong_buffer > self.max_new_tokens:
             most = f"max_new_tokens ({self.max_new_tokens})"
             raise UserError(f"overlong_buffer must be at most {most}, got {self.overlong_buffer}")
@@ -454,7 +444,6 @@ class TrainArgs(
                 f"loss 'gspo' clips at {self.clip_range[0]:g}, and a sampler in bfloat16 or of another engine is off by more: "
                 "give importance 'tis' too, or a wider clip_low and clip_high"
             )
-        if self.dual_clip and self.loss != "clip":
-            raise UserError(f"dual_clip is for loss 'clip', got loss {self.loss!r}")
+        self.check_unused(self.loss == "clip", f"with loss {self.loss!r}", "dual_clip")
         if self.dual_clip and not self.dual_clip > 1:
             raise UserError(f"dual_clip must be above 1, or 0 for none, got {self.dual_clip}")

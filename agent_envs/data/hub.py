@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from collections.abc import Iterable, Mapping
 from dataclasses import asdict
@@ -11,17 +10,11 @@ from functools import lru_cache
 from pathlib import Path
 
 from agent_envs.data.catalog import CATALOG, parse_records, parser_of
-from agent_envs.data.local import PASSAGES_FILE, NotHere, questions_file
+from agent_envs.data.local import PASSAGES_FILE, NotHere, cache_folder, questions_file
 from retrieval_index import durable
 
-CACHE_VARIABLE = "AGENT_ENVS_CACHE"
 ORIGIN_FILE = "origin.json"
 _PROBE_SECONDS = 5.0
-
-
-def cache_folder() -> Path:
-    """Where downloads are kept: `$AGENT_ENVS_CACHE`, or `~/.cache/agent_envs`."""
-    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "agent_envs")
 
 
 def find_cached(name: str, split: str) -> tuple[Path, str]:

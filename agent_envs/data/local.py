@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 import html
+import os
+import warnings
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
@@ -20,13 +24,16 @@ from agent_envs.data.catalog import (
     read_official,
 )
 from agent_envs.data.question import Question, Record, first_record, read_questions
-from retrieval_index import Passage
+from retrieval_index import Corpus, Index, IndexCorrupt, Passage, build_folder
+from retrieval_index import load as load_index
 from retrieval_index.readers import files_in, read_passages
 
+CACHE_VARIABLE = "AGENT_ENVS_CACHE"
 PASSAGES_FILE = "passages.jsonl"
 _PARAGRAPHS = {"context", "paragraphs"}  # fields of a question that comes with what to search
 # Fields that our own rows never have.
 _PUBLISHED = _PARAGRAPHS | {"_id", "answer_id", "possible_answers", "golden_answers", "reward_model"}
+_INDEXED_ONCE = 4_000_000  # bytes of a corpus whose index is kept in the cache
 _FEWEST_COUNTED = 20  # questions whose answers may be called lopsided
 _SEARCH_R1 = {"train": "train", "validation": "test"}  # what it calls the splits
 
@@ -193,22 +200,55 @@ def place_of(corpus: str | Path) -> Path | str:
     return str(corpus) if str(corpus).startswith("hf:") else Path(corpus).expanduser().resolve()
 
 
-def read_corpus(corpus: Path | str) -> tuple[Passage, ...]:
-    """The passages of anything that `retrieval_index.readers.read_passages` takes.
+def cache_folder() -> Path:
+    """Where downloads and indexes are kept: `$AGENT_ENVS_CACHE`, or `~/.cache/agent_envs`."""
+    return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "agent_envs")
+
+
+def read_corpus(corpus: Path | str) -> Sequence[Passage]:
+    """The passages of anything that `retrieval_index.readers.read_passages` takes. Files of more than 4 MB are indexed once:
+    the index is kept in the cache, by their content, and the result is its `Corpus`.
 
     Raises:
         FileNotFoundError: there is no such file or folder.
         ValueError: a row is no passage, by file and row, or there is none.
     """
-    return _read(corpus, stamp(corpus, deep=True))
+    return _read(corpus, stamp(corpus, deep=True), cache_folder())
 
 
 @lru_cache(maxsize=4)
-def _read(corpus: Path | str, stamps: tuple) -> tuple[Passage, ...]:
-    passages = tuple(read_passages(corpus))
+def open_index(folder: Path) -> Index:
+    """The index that `read_corpus` keeps."""
+    return load_index(folder, verify="fast")
+
+
+@lru_cache(maxsize=4)
+def _read(corpus: Path | str, stamps: tuple, cache: Path) -> Sequence[Passage]:
+    passages = _index_once(Path(corpus), cache) if Path(corpus).exists() else None
+    passages = tuple(read_passages(corpus)) if passages is None else passages
     if not any(passage.text.strip() for passage in passages):
         raise ValueError(f"{corpus}: there is {'no text in its passages' if passages else 'no passage in it'}")
     return passages
+
+
+def _index_once(corpus: Path, cache: Path) -> Corpus | None:
+    """The corpus of an index in the cache; None for a small one, or where the cache cannot be written."""
+    files = sorted(files_in(corpus)) if corpus.is_dir() else [corpus]
+    if sum(file.stat().st_size for file in files) < _INDEXED_ONCE:
+        return None
+    contents = hashlib.blake2b(digest_size=16)
+    for file in files:
+        with open(file, "rb") as content:
+            contents.update(hashlib.file_digest(content, "blake2b").digest() + file.suffix.encode())
+    folder = cache / "indexes" / contents.hexdigest()
+    try:
+        with suppress(FileNotFoundError, IndexCorrupt):
+            return open_index(folder).corpus
+        build_folder(corpus, folder, progress=True)
+        return open_index(folder).corpus
+    except OSError as error:
+        warnings.warn(f"the index of {corpus} is not kept, and is built anew each time: {error}", stacklevel=2)
+        return None
 
 
 def stamp(place: object, deep: bool = False) -> tuple:

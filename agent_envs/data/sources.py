@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import os
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from agent_envs.data.catalog import CATALOG, SPLITS
-from agent_envs.data.hub import cache_folder, download, find_cached
-from agent_envs.data.local import NotHere, find_faults, load, locate, questions_file, shorten_path
+from agent_envs.data.hub import download, find_cached
+from agent_envs.data.local import NotHere, cache_folder, find_faults, load, locate, questions_file, shorten_path
 from agent_envs.data.question import Question
 from retrieval_index import Passage
 
@@ -28,7 +28,7 @@ class Benchmark:
     name: str
     split: str
     questions: tuple[Question, ...]
-    passages: tuple[Passage, ...]
+    passages: Sequence[Passage]
     source: str
 
 

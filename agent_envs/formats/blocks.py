@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Iterable
+from contextlib import suppress
 
 from agent_envs.formats.base import Malformed, Unfinished
 from agent_envs.formats.json_text import read_value_at
@@ -32,10 +33,9 @@ def read_blocks(text: str, tag: re.Pattern[str], json: str = "") -> tuple[list[s
     """
     thoughts: list[str] = []
     blocks: list[tuple[str, str]] = []
-    head, closed, rest = text.partition("</think>")
-    if closed and "<think>" not in head:
-        thoughts.append(head.strip())
-        text = rest
+    if closed := _find_first_close(text, tag, json):
+        thoughts.append(text[: closed.start()].strip())
+        text = text[closed.end() :]
     opened: str | None = None
     start = 0
     place = 0
@@ -61,6 +61,26 @@ def read_blocks(text: str, tag: re.Pattern[str], json: str = "") -> tuple[list[s
         kind = Malformed if opened in _RESULTS else Unfinished
         raise kind(f"<{opened}> is never closed with </{opened}>.")
     return thoughts, blocks
+
+
+def _find_first_close(text: str, tag: re.Pattern[str], json: str) -> re.Match[str] | None:
+    """The end of a thought that the text begins in: the first tag of a thought outside of JSON, if it is a closing one."""
+    place = 0
+    while found := tag.search(text, place):
+        closing, name = found.groups()
+        place = found.end()
+        if name == "think":
+            return found if closing else None
+        if not closing and name == json and _OBJECT.match(text, place):
+            with suppress(Malformed):
+                _, place = read_value_at(text, place, "")
+    return None
+
+
+def quote(text: str, tags: Iterable[str]) -> str:
+    """Outside text in which none of these tags stands, nor a thought's: a word joiner breaks those that it spells out."""
+    spelled = "|".join(map(re.escape, (*tags, "<think>", "</think>")))
+    return re.sub(spelled, lambda found: f"{found[0][:1]}\u2060{found[0][1:]}", text)
 
 
 def find_end(text: str, stop: Iterable[str]) -> int | None:

@@ -10,7 +10,7 @@ from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
 _NAMES = ("tool_call", "tool_response", "answer")
-_TAG = tag_pattern(_NAMES)
+_TAG, _ANY_TAG = tag_pattern(_NAMES), tag_pattern([*_NAMES, "tools"])
 _CALL = '<tool_call>\n{"name": …, "arguments": {…}}\n</tool_call>'
 _ANSWER = "<answer>text</answer>"
 # What would let a result end its block, or speak as the agent or in a message of its own (``<|im_start|>``).
@@ -36,7 +36,7 @@ class Hermes(Format):
     def instructions(self) -> str:
         text = "In each turn you may think inside <think></think>, and then act."
         if self._tools:
-            schemas = "\n".join(dumps(function_schema(tool)) for tool in self._tools)
+            schemas = "\n".join(escape(dumps(function_schema(tool)), _ANY_TAG) for tool in self._tools)
             text += (
                 f"\n\n# Tools\n\nThese functions may be called:\n<tools>\n{schemas}\n</tools>\n\nFor a call, write its name "
                 f"and arguments as a JSON object inside <tool_call></tool_call>:\n{_CALL}\nSeveral calls in one turn run "

@@ -31,10 +31,10 @@ class Native(Format):
     A pretrained model reads and writes them as its chat template does (`agent_envs.chat_tokens.ChatTokens`), a model behind an
     API as that does.
 
-    The final answer is a call of `ANSWER`, or ``content`` without ``tool_calls``, or text that is no JSON object. Reasoning is
-    in ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the start of the content. ``error`` says why the
-    message of a model could not be read, ``unfinished`` that it lacks its end. Other keys are ignored. A call without an id goes
-    by its place in the turn: ``call_0``, ``call_1`` in text, "" in a `ToolCall`.
+    The final answer is a call of `ANSWER`: tasks want one exact string, so text without a call is no action. Reasoning is in
+    ``reasoning_content`` or ``reasoning``, or ``<think>…</think>`` at the start of the content. ``error`` says why the message of
+    a model could not be read, ``unfinished`` that it lacks its end. Other keys are ignored. A call without an id goes by its
+    place in the turn: ``call_0``, ``call_1`` in text, "" in a `ToolCall`.
     """
 
     name = "native"
@@ -43,8 +43,6 @@ class Native(Format):
     def __init__(self, tools: Sequence[Tool], *, answers: bool = True):
         check_tools(tools, answers, reserved=("answer",) * answers)
         self._tools, self._answers = tools, answers
-        call = '{"role": "assistant", "content": null, "tool_calls": […]}'
-        self._usage = " or ".join([call] * bool(tools) + ["the answer as text"] * answers)
 
     def schemas(self) -> list[dict[str, Any]]:
         """The list for the ``tools`` argument of the API or of a chat template."""
@@ -59,25 +57,26 @@ class Native(Format):
     def parse(self, text: str) -> Turn:
         text = text.strip()
         thoughts, text = ([], text) if text.startswith("{") else split_thought(text)
-        message = {"content": text}
+        message: dict[str, Any] = {"role": "assistant", "content": text}
         if text.lstrip().startswith("{"):
             message = read_object(text, "The message")
-            if message.get("role") != "assistant":
-                raise Malformed('The message must have "role": "assistant".')
-            if isinstance(message.get("error"), str):
-                raise (Unfinished if message.get("unfinished") else Malformed)(message["error"])
+        if message.get("role") != "assistant":
+            raise Malformed('The message must have "role": "assistant".')
+        if isinstance(message.get("error"), str):
+            raise (Unfinished if message.get("unfinished") else Malformed)(message["error"])
         content = message.get("content") or ""
         reasoning = [message[key] for key in ("reasoning_content", "reasoning") if message.get(key) is not None][:1]
         if not all(isinstance(part, str) for part in [content, *reasoning]):
             raise Malformed('The "content" of the message must be a string or null, and its reasoning too.')
-        within, content = split_thought(content)
-        thoughts += [*map(str.strip, reasoning), *within]
+        thoughts += [*map(str.strip, reasoning), *split_thought(content)[0]]
         calls = _read_calls(message.get("tool_calls") or [])
-        answers = [content.strip()] if content.strip() and not calls else []
+        if not calls:
+            raise Malformed(f"No function was called: call one.{' To finish, call answer.' * self._answers}")
+        answers: list[str] = []
         if any(call.name == "answer" for call in calls) and all(tool.name != "answer" for tool in self._tools):
             answers = [_read_answer(call) for call in calls if call.name == "answer"]
             calls = [call for call in calls if call.name != "answer"]
-        return make_turn(thoughts, calls, answers, self._usage, self._answers)
+        return make_turn(thoughts, calls, answers, "a call", self._answers)
 
     @exact
     def write(self, turn: Turn) -> str:

@@ -6,7 +6,7 @@ from typing import Any
 
 from agent_envs.formats.arguments import string_argument
 from agent_envs.formats.base import Format, Malformed, Unfinished, check_tools, exact, make_turn, total
-from agent_envs.formats.blocks import THINK, escape, split_thought
+from agent_envs.formats.blocks import THINK, escape, quote, split_thought
 from agent_envs.formats.json_text import dumps, read_object
 from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
@@ -54,7 +54,7 @@ class React(Format):
                 "in one turn run together. A tool that takes a single string also takes the bare text as its input.\n",
                 "Tools, with the JSON schemas of their arguments:",
             ]
-            lines += [f"- {t.name}: {t.description} {dumps(t.parameters)}" for t in self._tools.values()]
+            lines += [quote(f"- {t.name}: {t.description} {dumps(t.parameters)}", ()) for t in self._tools.values()]
         if self._answers:
             ending = "\nTo finish, write in place of Action and Action Input:\n\n" if self._tools else ""
             lines.append(f"{ending}Final Answer: the final answer, as short as possible")

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 from agent_envs.formats import arguments
 from agent_envs.formats.base import Format, Malformed, check_tools, exact, make_turn, total
-from agent_envs.formats.blocks import escape, list_tags, read_blocks, tag_pattern
+from agent_envs.formats.blocks import escape, list_tags, quote, read_blocks, tag_pattern
 from agent_envs.formats.json_text import dumps
 from agent_envs.tools import Tool
 from agent_envs.types import ToolCall, ToolResult, Turn
@@ -27,6 +27,7 @@ class SearchTags(Format):
         self._tag = tag_pattern([*tags, "information"])
         self.tags = list_tags([*tags, "information"])
         self.stop = tuple(f"</{tag}>" for tag in tags)
+        self._calls = [f"<{tag}>" for tag in [*tags, "information"]] + [*self.stop]
 
     def _tag_of(self, tool: Tool) -> str:
         return tool.name
@@ -35,7 +36,7 @@ class SearchTags(Format):
         acts = ["call a tool"] * bool(self._tools) + ["answer"] * self._answers
         text = f"In each turn you may think inside <think></think>, and then {'either ' * (len(acts) > 1)}{' or '.join(acts)}:"
         for tag, tool in self._tools.items():
-            text += f"\n- {_example(tag, tool)}: {_description(tool)}"
+            text += f"\n- {self._example(tag, tool)}: {quote(_description(tool), self.tags)}"
         if self._answers:
             text += "\n- <answer>text</answer>: give the final answer, as short as possible, and finish."
         if self._tools:
@@ -59,8 +60,11 @@ class SearchTags(Format):
         return arguments.is_missing(self._tools[tag], content) if tag in self._tools else not content
 
     def _usage(self) -> str:
-        calls = [_example(tag, tool) for tag, tool in self._tools.items()]
+        calls = [self._example(tag, tool) for tag, tool in self._tools.items()]
         return " or ".join(calls + ["<answer>text</answer>"] * self._answers)
+
+    def _example(self, tag: str, tool: Tool) -> str:
+        return f"<{tag}>{quote(arguments.example(tool), self.tags)}</{tag}>"
 
     @exact
     def write(self, turn: Turn) -> str:
@@ -75,7 +79,7 @@ class SearchTags(Format):
         return f"<{tag}>{escape(text, self._tag) if arguments.is_json(tool) else text}</{tag}>"
 
     def render(self, turn: Turn, results: list[ToolResult]) -> str:
-        return _frame("\n".join(result.text for result in results))
+        return _frame("\n".join(quote(result.text, self._calls) for result in results))
 
     def render_error(self, error: str) -> str:
         return _frame(f"Invalid turn: {error}")
@@ -99,10 +103,6 @@ class Ragen(SearchTags):
 
     def _tag_of(self, tool: Tool) -> str:
         return "answer"
-
-
-def _example(tag: str, tool: Tool) -> str:
-    return f"<{tag}>{arguments.example(tool)}</{tag}>"
 
 
 def _description(tool: Tool) -> str:

@@ -30,7 +30,7 @@ class TokenEpisode:
         messages = self.episode.start(seed, attempt=attempt)
         self._system, self._format = messages[0]["content"], self.episode.env.format
         self._tools = self._format.schemas()
-        self.chat.keep(self._format.tags)
+        self.chat.keep(self._format)
         self._begin(self.chat.prompt_ids(self._system, messages[1:], self._tools))
         return messages
 

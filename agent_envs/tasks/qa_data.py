@@ -15,7 +15,7 @@ from typing import cast
 import retrieval_index
 from agent_envs import scoring
 from agent_envs.data import Benchmark, DataUnavailable, Question, load_benchmark, own, stand_in_warning
-from agent_envs.data.local import stamp
+from agent_envs.data.local import open_index, stamp
 from agent_envs.data.question import paragraph_key
 from agent_envs.generators.instances import check_choice
 from agent_envs.generators.miniwiki import World, make_question
@@ -202,7 +202,9 @@ def _open(index: str, stamps: tuple) -> retrieval_index.Searcher:
 
 
 @lru_cache(maxsize=4)
-def _build(passages: tuple[retrieval_index.Passage, ...]) -> retrieval_index.Searcher:
+def _build(passages: Sequence[retrieval_index.Passage]) -> retrieval_index.Searcher:
+    if isinstance(passages, retrieval_index.Corpus) and passages.folder:
+        return open_index(passages.folder)
     return retrieval_index.build(passages, progress=len(passages) > 20_000)
 
 

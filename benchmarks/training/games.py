@@ -27,6 +27,7 @@ from experiments import compute_matched
 from trainers import ppo
 from trainers.checkpoints import checkpoint
 from trainers.checkpoints.settings import check_settings
+from trainers.config import read_config
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.episodes.report.intervals import mean_and_half
 from trainers.evaluation import evaluator
@@ -44,48 +45,41 @@ BEFORE, IMITATION, AFTER = LEARNERS = "Cold start", "More imitation", "PPO"
 class Game:
     """One game and how it is learned.
 
-    ``on``: the splits to evaluate on, by the name of a line of the table; ``groups`` of ``group_size`` episodes in a
-    batch, of which four gradient steps are taken. A gradient from few boards learns what happens to be right on those.
-    ``instances``: held-out ones for the table. ``options``: further arguments of `trainers.ppo`.
+    ``on``: the splits to evaluate on, by the name of a line of the table, ``instances`` of each. ``config``: a shipped
+    configuration of `trainers.ppo`; ``options``: further arguments of it. Four gradient steps are taken of a batch of many
+    groups: a gradient from few boards learns what happens to be right on those.
     """
 
-    env: str
-    kwargs: dict = field(default_factory=dict)
     on: dict[str, str]
-    cold_start_steps: int
-    updates: int
-    groups: int = 64
-    group_size: int = 4
-    instances: int = 500
+    config: str = ""
     options: dict = field(default_factory=dict)
+    instances: int = 500
 
 
 GAMES = {
     "bandit": Game(
-        env="AgentR1/Bandit-v0", on={"Bandit, words of training": "train", "Bandit, new words": "validation"},
-        cold_start_steps=400, updates=60, group_size=16, options={"lr": 2e-4},  # its pay is the noisiest
+        on={"Bandit, words of training": "train", "Bandit, new words": "validation"},
+        options={
+            "env": "Bandit", "cold_start_steps": 400, "updates": 60, "group_size": 16, "lr": 2e-4,  # its pay is the noisiest
+        },
     ),
     "sokoban": Game(
-        env="AgentR1/Sokoban-v0", on={"Sokoban": "validation"}, cold_start_steps=4000, updates=40,
-        options={"value_clip": 10.0},  # returns are that large: 10 for a solution
+        on={"Sokoban": "validation"},
+        options={
+            "env": "Sokoban", "cold_start_steps": 4000, "updates": 40,
+            "value_clip": 10.0,  # returns are that large: 10 for a solution
+        },
     ),
-    "sokoban-shown-easy": Game(
-        env="AgentR1/Sokoban-v0", on={"Sokoban, shown easy boards": "validation"}, cold_start_steps=4000, updates=120,
-        options={"value_clip": 10.0, "cold_start_env_kwargs": '{"moves": [2, 4]}'},
-    ),
+    "sokoban-shown-easy": Game(on={"Sokoban, shown easy boards": "validation"}, config="sokoban-shown-easy"),
     "frozenlake-firm": Game(
-        env="AgentR1/FrozenLake-v0", kwargs={"slippery": False}, on={"FrozenLake, firm ice": "validation"},
-        cold_start_steps=500, updates=60,
+        on={"FrozenLake, firm ice": "validation"},
+        options={"env": "FrozenLake", "env_kwargs": {"slippery": False}, "cold_start_steps": 500, "updates": 60},
     ),
     "frozenlake": Game(
-        env="AgentR1/FrozenLake-v0", on={"FrozenLake, slippery": "validation"}, cold_start_steps=1000, updates=100,
-        groups=256, group_size=2, instances=2000,  # success moves between .2 and .5
-        options={
-            # Slips are luck, which a critic of turns sees. A start with little chance in it tries only the shortest way.
-            "gae": "turns", "turn_gamma": 1.0, "turn_lam": 0.5, "share_layers": True, "cold_start_skill": 0.25,
-            "epochs": 2, "lr": 1e-3, "eval_every": 10, "eval_questions": 500, "final_questions": 500,
-            "eval_temperature": 1.0,
-        },
+        # Slips are luck, which a critic of turns sees. A start with little chance in it tries only the shortest way.
+        on={"FrozenLake, slippery": "validation"}, config="frozenlake-slippery",
+        options={"eval_questions": 500, "final_questions": 500, "eval_temperature": 1.0},
+        instances=2000,  # success moves between .2 and .5
     ),
 }  # fmt: skip
 
@@ -102,14 +96,18 @@ class Args:
     """Folder of the runs and the results."""
 
 
-def arguments(game: Game, seed: int) -> ppo.Args:
-    """Those of one run: PPO's own, but for what the game sets."""
-    evaluation = {"eval_every": max(1, game.updates // 10), "eval_questions": 200, "final_questions": 200}
-    return ppo.Args(**{
-        "env": game.env, "env_kwargs": json.dumps(game.kwargs), "seed": seed, "minibatches": 4, "updates": game.updates,
-        "cold_start_steps": game.cold_start_steps, "questions_per_update": game.groups, "group_size": game.group_size,
-        **evaluation, **game.options,
-    })  # fmt: skip
+def arguments(game: Game, seed: int = 0) -> ppo.Args:
+    """Those of one run: PPO's own, except for what the game sets."""
+    shipped = read_config(game.config, ppo.Args(), "ppo") if game.config else {}
+    size = {
+        "questions_per_update": 64,
+        "group_size": 4,
+        "minibatches": 4,
+        "eval_questions": 200,
+        "final_questions": 200,
+    }
+    wanted = size | shipped | game.options
+    return ppo.Args(**{"seed": seed, "eval_every": max(1, wanted["updates"] // 10), **wanted})
 
 
 def train(wanted: ppo.Args, run: Path) -> tuple[Policy, dict]:
@@ -140,9 +138,9 @@ def policies(args: Args, name: str, seed: int) -> Iterator[tuple[str, Policy, di
 
 def evaluate(game: Game, policy: Policy | None = None) -> dict[str, dict[str, float]]:
     """Success by line of the table: of a policy ``greedy`` and ``sampled``, without one of each of the task's scripts."""
-    found, numbers = {}, list(range(game.instances))
+    found, numbers, args = {}, list(range(game.instances)), arguments(game)
     for line, split in game.on.items():
-        envs = make_envs(game.env, json.dumps(game.kwargs), split, 64)
+        envs = make_envs(args.env, args.env_kwargs, split, 64)
         if policy is None:
             scripts = envs.envs[0].SCRIPTS
             infos = {title: evaluator.run_script(envs, numbers, scripts[script]) for script, title in SCRIPTS.items()}

@@ -79,6 +79,7 @@ def test_numbers_are_read_however_they_are_written(text, value):
 
 
 @given(st.fractions(max_denominator=10**6))
+@settings(max_examples=50, deadline=None)
 def test_number_text_says_the_number(value):
     text = number_text(value)
     if decimals(value) is None:

@@ -110,7 +110,7 @@ UNMAKEABLE = [
     (("bandit",), "there is no environment 'bandit': did you mean Bandit?"),
     (("no_such_module:AgentR1/X-v0",), "there is no module 'no_such_module' to import"),
     (("MiniWiki", "--kwargs", '{"colour": "red"}'), "unexpected keyword argument 'colour'"),
-    (("MiniWiki", "--kwargs", '{"max_turns": 0}'), "must be at least 1, got 0"),
+    (("MiniWiki", "--kwargs", '{"max_turns": 0}'), "must be a whole number of at least 1, got 0"),
     (("MiniWiki", "--kwargs", "[1]"), "--kwargs must be a JSON object, got [1]"),
     (("MiniWiki", "--kwargs", "{max_turns: 3}"), "--kwargs is not valid JSON"),
 ]

@@ -77,8 +77,6 @@ def test_nothing_from_outside_is_a_control_token(kind, place):
     assert set(KINDS[kind].specials) <= {*tokens, "<think>", "</think>"}
     if place == "result":  # nor what the template writes around results
         tokens += [token for token in controls_of(kind) if token in chat.dialect.family.marks and token not in tokens]
-    elif place == "argument":  # which are read as JSON first, so the marks of calls may stand in them
-        tokens = [token for token in tokens if token in KINDS[kind].specials or token in chat._written]
     forged, honest = (enter(chat, place, text) for text in ("\n".join(tokens), "x"))
     assert count(chat, forged, tokens) == count(chat, honest, tokens)
 
@@ -108,14 +106,15 @@ def test_an_end_of_a_turn_is_no_part_of_its_text():
 
 
 def test_tags_of_a_format_are_usable_where_the_tokenizer_calls_them_special():
-    hermes, tags = (make_format(name, [tool("search", {"query": STRING})]) for name in ("hermes", "tags"))
+    hermes, tags = (make_format(name, [tool("search", query=STRING)]) for name in ("hermes", "tags"))
     chat = ChatTokens(make_tokenizer("flagged"))
-    chat.keep(hermes.tags)
+    chat.keep(hermes)
     text = '<think>a</think><tool_call>{"name": "search", "arguments": {"query": "b"}}</tool_call>'
-    assert chat.decode(chat.text_ids(text)) == text and "<tool_response>" in chat.escape(hermes.instructions())
-    assert chat.escape("<search><image>") == "<\u2060search><\u2060image>"
-    chat.keep(tags.tags)
-    assert chat.escape("<search><image><|im_end|>") == "<search><\u2060image><\u2060|im_end|>"
+    assert chat.decode(chat.text_ids(text)) == text
+    assert "<tool_response>" in chat.escape_instructions(f"Do it. {hermes.instructions()}")
+    assert chat.escape("<search><image>", chat.tags) == "<\u2060search><\u2060image>"
+    chat.keep(tags)
+    assert chat.escape("<search><image><|im_end|>", chat.tags) == "<search><\u2060image><\u2060|im_end|>"
 
 
 @pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("qwen3.5", "r1", "glm", "gpt-oss")])
@@ -140,6 +139,6 @@ def test_the_ids_of_a_conversation_are_those_of_its_rendering(kind, ended):
 def test_the_marks_of_calls_are_control_tokens_where_no_format_writes_them(kind):
     chat = chat_of(kind)
     marks = [mark for mark in chat.dialect.family.marks if mark in chat.tokenizer.get_vocab()]
-    assert {mark for mark in marks if mark in chat._written_for_calls} <= set(chat.control.values())
-    chat.keep(make_format("hermes", [tool("search", query=STRING)]).tags)
+    assert {mark for mark in marks if mark in chat._around_calls} <= set(chat.control.values())
+    chat.keep(make_format("hermes", [tool("search", query=STRING)]))
     assert not {"<tool_call>", "</tool_call>"} & set(chat.control.values())

@@ -6,7 +6,7 @@ import warnings
 
 import pytest
 
-from agent_envs.data import Benchmark, DataUnavailable, load_benchmark, stand_in_warning
+from agent_envs.data import Benchmark, DataUnavailable, load_benchmark, local, stand_in_warning
 from agent_envs.data import sources as data_sources
 from agent_envs.data.catalog import CATALOG
 from agent_envs.tasks import qa_data
@@ -124,6 +124,33 @@ def test_a_corpus_is_read_once_and_again_when_it_changes(tmp_path):
     assert load_benchmark("musique", split="train", data=folder).passages is first.passages
     make_folder(folder, answer="Solothurn")
     assert load(data=folder).passages[0].text == "Ada Kern was born in Solothurn."
+
+
+def test_a_large_corpus_is_indexed_once_by_its_content(tmp_path, monkeypatch):
+    monkeypatch.setattr(local, "_INDEXED_ONCE", 1)
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    folders = [
+        make_folder(tmp_path / str(number), answer=answer) for number, answer in enumerate(("Bern", "Bern", "Wil"))
+    ]
+
+    def ask(folder):
+        for cached in (local._read, local.open_index, qa_data._load, qa_data._build):
+            cached.cache_clear()
+        (result,) = qa_data.load("hotpotqa", data=str(folder), split="validation").searcher.search(["Ada Kern"], 1)
+        return result[0].text, sorted((tmp_path / "cache" / "indexes").glob("[0-9a-f]*"))
+
+    text, (index,) = ask(folders[0])
+    assert text == "Ada Kern was born in Bern."
+    with monkeypatch.context() as patch:
+        patch.setattr(local, "build_folder", None)  # it is not called again
+        assert ask(folders[1]) == (text, [index])
+    (index / "offsets.npy").write_bytes(b"broken")
+    assert ask(folders[0]) == (text, [index])  # built anew
+    assert ask(folders[2])[0] == "Ada Kern was born in Wil."
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "file"))
+    with pytest.warns(UserWarning, match="is not kept, and is built anew each time"):
+        assert load(data=folders[0]).passages[0].text == text
 
 
 @pytest.mark.parametrize(

@@ -12,7 +12,8 @@ from hypothesis import strategies as st
 
 from agent_envs.chat_tokens import ChatTokens
 from agent_envs.formats import Native
-from agent_envs.formats.dialects import FAMILIES, Dialect, read_typed
+from agent_envs.formats.dialects import Dialect
+from agent_envs.formats.families import FAMILIES, read_typed
 from agent_envs.tools import FunctionTool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
@@ -96,11 +97,6 @@ def test_a_thought_that_the_template_drops_is_kept():
 def test_what_the_template_writes_is_read_back(kind):
     chat = chat_of(kind)
     queries = (QUERY, "42")[: 1 if kind in ONE_CALL else 2]
-    if chat.dialect.family.name in (
-        "Qwen3-Coder",
-        "GLM",
-    ):  # values between tags cannot hold their own end, but any other
-        queries = (QUERY.replace("</tool_call>", "</tool-call>"), "42")
     turn = turn_of(*queries, thought="hm", exact=True, among=["x", "ü\n"], k=7)
     read = NATIVE.parse(chat.decode_action(chat.turn_ids(turn, TOOLS), TOOLS))
     assert [call.arguments for call in read.calls] == [
@@ -116,11 +112,12 @@ def test_what_the_template_writes_is_read_back(kind):
 
 
 @pytest.mark.parametrize("kind", FAMILY)
-def test_text_without_a_call_is_an_answer(kind):
+def test_text_without_a_call_is_no_answer(kind):
     chat = chat_of(kind)
     text = {"qwen3.5": "hm</think>\n\nZug", "gpt-oss": "<|channel|>final<|message|>Zug"}.get(kind, "Zug")
     ids = [*chat.encode(text), *chat.turn_end_ids]
-    assert NATIVE.parse(chat.decode_action(ids, TOOLS)).answer == "Zug"
+    assert chat.read_turn(ids, TOOLS)["content"] == "Zug"
+    assert "No function was called" in NATIVE.parse(chat.decode_action(ids, TOOLS)).error
     assert NATIVE.parse(chat.decode_action([], TOOLS)).error
 
 
@@ -274,8 +271,8 @@ def test_a_tokenizer_that_reads_its_own_calls():
     ids = chat.turn_ids(turn, TOOLS)
     assert chat.dialect.family.name == "its own tokenizer" and "<invocation>" in own.decode(ids)
     assert [call.arguments["query"] for call in NATIVE.parse(chat.decode_action(ids, TOOLS)).calls] == ["a", QUERY]
-    assert NATIVE.parse(chat.decode_action(chat.encode("Zug"), TOOLS)) == Turn(answer="Zug")
-    assert NATIVE.parse(chat.decode_action(chat.encode("<invocation>{</invocation>"), TOOLS)).error
+    assert chat.read_turn(chat.encode("Zug"), TOOLS) == {"role": "assistant", "content": "Zug"}
+    assert "error" in chat.read_turn(chat.encode("<invocation>{</invocation>"), TOOLS)
 
 
 @pytest.mark.parametrize(
@@ -284,15 +281,15 @@ def test_a_tokenizer_that_reads_its_own_calls():
 )
 def test_thoughts_between_tokens_of_the_family(kind, text):
     chat = chat_of(kind)
-    assert NATIVE.parse(chat.decode_action(chat.encode(text), TOOLS)) == Turn(answer="Zug", thought="I wonder")
-    assert NATIVE.parse(
-        chat.decode_action(chat.encode(text.replace("<channel|>", "").replace("[/THINK]", "")), TOOLS)
-    ).error
+    said = {"role": "assistant", "content": "Zug", "reasoning_content": "I wonder"}
+    assert chat.read_turn(chat.encode(text), TOOLS) == said
+    assert "error" in chat.read_turn(chat.encode(text.replace("<channel|>", "").replace("[/THINK]", "")), TOOLS)
 
 
 def test_what_would_be_read_as_something_else_is_not_taught():
+    call = {"function": {"name": "search", "arguments": {"<query>": "a"}}}
     with pytest.raises(ValueError, match="read back"):
-        chat_of("glm").turn_ids(turn_of("a</arg_value>b"), TOOLS)
+        chat_of("glm").turn_ids({"role": "assistant", "content": "", "tool_calls": [call]}, TOOLS)
 
 
 @pytest.mark.parametrize(("kind", "ends"), [("gpt-oss", ["<|call|>", "<|return|>"]), ("mistral", ["</s>"])])

@@ -35,7 +35,7 @@ def test_its_spec_survives_json_and_the_checker_has_nothing_to_say(id, folder, s
     assert again.reset(seed=4) == made.reset(seed=4)
     assert again.spec.to_json() == made.spec.to_json()
     monkeypatch.setattr(checker, "_check_processes", lambda *_: None)  # that takes a second: below, of all at once
-    checker.check_agent_env(made, steps=12 if "Python" in id else 40)
+    checker.check_agent_env(made, steps=12 if "Python" in id else 24)
 
 
 PLAY = """

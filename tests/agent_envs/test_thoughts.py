@@ -12,6 +12,7 @@ from agent_envs.formats.json_text import dumps
 from agent_envs.integrations import hosting
 from agent_envs.rewards import Format, Invalid, Reward
 from agent_envs.stopping import StopChecker
+from agent_envs.types import Turn
 from agent_envs.vector import ToolVectorEnv
 
 
@@ -24,7 +25,7 @@ ANSWERS = {
     "tags": "<answer>{}</answer>",
     "hermes": "<answer>{}</answer>",
     "react": "Final Answer: {}",
-    "native": "{}",
+    "native": '<tool_call>{{"name": "answer", "arguments": {{"text": "{}"}}}}</tool_call>',
 }
 
 
@@ -32,7 +33,10 @@ ANSWERS = {
 @pytest.mark.parametrize(("kind", "opening"), [("qwen3.5", ""), ("qwen3", "<think>\n")])
 def test_a_draft_in_a_thought_is_no_action(kind, opening, name):
     chat, format = make_chat(kind), make_format(name, [SEARCH])
-    said = f"{opening}Maybe {ANSWERS[name].format('Paris')}? No.\n</think>\n\n{ANSWERS[name].format('London')}"
+    answer = ANSWERS[name]
+    if (kind, name) == ("qwen3.5", "native"):
+        answer = "<tool_call><function=answer><parameter=text>{}</parameter></function></tool_call>"
+    said = f"{opening}Maybe {answer.format('Paris')}? No.\n</think>\n\n{answer.format('London')}"
     ends_turn, ids = StopChecker(chat, format.stop), [*chat.encode(said), *chat.turn_end_ids]
     turn = format.parse(chat.decode_action(ends_turn.cut(ids), format.schemas()))
     assert (turn.answer, turn.error) == ("London", None)
@@ -107,7 +111,7 @@ BEGUN = {  # where a call or an answer has begun
 def test_a_cut_turn_is_no_action_and_priced_only_where_none_had_begun(name):
     env = make_priced(format=name, max_turns=9)
     env.reset(seed=0)
-    whole = ANSWERS[name].format("Zug")
+    whole = env.format.write(Turn(answer="Zug"))
     for said in (whole, "<think>so", f"<think>{whole}", *BEGUN[name]):
         told, reward, terminated, truncated, info = env.step(said, cut=True)
         assert "cut" in told and (reward, terminated, truncated) == (0, False, False)

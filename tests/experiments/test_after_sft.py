@@ -21,6 +21,7 @@ seeds = [0, 1]
 questions = 5
 baselines = ["constant", "rule", "naive-rag", "zero-shot", "sft", "rejection-sampling"]
 reference = ["rejection-sampling"]
+naive_rag_of = ["sft", "grpo"]
 pooled = ["As in training", "Another world"]
 budget = "grpo"
 [own_seeds]
@@ -80,7 +81,10 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
     with pytest.raises(FileNotFoundError, match=r"no result of this recipe yet; missing: .*GRPO"):
         compare.main(ask("--report"))
     first = compare.main(ask("--runs", "grpo", "constant", "rule", "--seeds", "0"))
-    assert list(first["rows"]) == ["Best constant answer", "Rule-based", "GRPO"]
+    assert list(first["rows"]) == ["Best constant answer", "Rule-based", "GRPO", "Naive RAG (GRPO)"]
+    (row,) = first["rows"]["Naive RAG (GRPO)"]
+    assert json.loads((out / "grpo-0" / "result-naive-rag-grpo.json").read_text())["rows"] == row
+    assert {own["calls"] for own in row.values()} == {1.0}
     assert {"SFT, seed 1", "Rejection sampling, seed 0"} <= set(first["missing"])
     assert not (out / "sft-1").exists()
     assert "- not there yet: SFT, seed 1\n" in (out / "table.md").read_text()
@@ -88,9 +92,12 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
     results = compare.main(ask())
     assert results["missing"] == []
     titles = ["Best constant answer", "Rule-based", "Naive RAG", "Base Tool Call (zero-shot)", "SFT"]
-    assert list(results["rows"]) == [*titles, "Rejection sampling", "GRPO"]
+    assert list(results["rows"]) == [
+        *titles, "Rejection sampling", "GRPO", "Naive RAG (SFT)", "Naive RAG (GRPO)"
+    ]  # fmt: skip
     assert results["seeds"] == {
         **{title: [None] for title in titles[:4]}, "SFT": [0, 1], "Rejection sampling": [0], "GRPO": [0],
+        "Naive RAG (SFT)": [0, 1], "Naive RAG (GRPO)": [0],
     }  # fmt: skip
     # Everything starts from the fine-tuned adapter, and trains it further.
     settings = json.loads((out / "grpo-0" / "summary.json").read_text())["settings"]
@@ -116,7 +123,7 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
     assert "only each 4th question" in json.loads((out / "grpo-0" / "summary.json").read_text())["source"]
     assert json.loads((out / "results.json").read_text()) == results
     text = (out / "table.md").read_text()
-    header = "As in training | Another world | As in training + Another world | Δ to Rejection sampling | Seeds |"
+    header = "As in training | Another world | As in training + Another world | of these yes/no | others | Δ to Rejection sampling | Seeds |"
     assert f"| EM | {header}" in text and f"| F1 | {header}" in text
     assert (out / "curves.png").exists()
 

@@ -132,6 +132,7 @@ def test_the_command_line_goes_over_the_recipe_and_under_a_run(small):
         ("\nlr = 1", '\nmodel = "my/folder"', "run 'b'.*model.*one start for each seed"),
         ("\nlr = 1", "\neval_questions = 9", "run 'b'.*eval_questions.*the same for all runs"),
         ("seeds = [0, 1]", "seeds = 3", "seeds must be a list, got 3"),
+        ("seeds = [0, 1]", 'naive_rag_of = ["base"]', "naive_rag_of must be of .*got .*base"),
         ("seeds = [0, 1]", 'baselines = ["oracle"]', "baselines must be of .*naive-rag.*got .*oracle"),
         ("seeds = [0, 1]", 'baselines = ["imitation"]', r"\['imitation'\] train for as long as a run: name it as budget"),
         ('reference = "a"', 'reference = "c"', "reference must be of"),

@@ -28,8 +28,8 @@ def test_an_environment_of_ones_own_is_trained_in(tmp_path, monkeypatch):
     id = re.search(r"trainers.grpo --env (\S+)", SECTION)[1]
     try:
         args = grpo.Args(
-            env=id, model=str(SHIPPED), out=tmp_path / "run", updates=1, questions_per_update=2,
-            group_size=2, max_new_tokens=4, eval_every=1, eval_questions=2, final_questions=2,
+            env=id, env_kwargs='{"max_turns": 2}', model=str(SHIPPED), out=tmp_path / "run", updates=1,
+            questions_per_update=2, group_size=2, max_new_tokens=4, eval_questions=1, final_questions=1,
         )  # fmt: skip
         grpo.main(args)
         assert '"step": 1' in (tmp_path / "run" / "metrics.jsonl").read_text()

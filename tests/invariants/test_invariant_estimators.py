@@ -99,7 +99,7 @@ def fixed(name, gamma=0.5, lam=0.5):
 
 @every_estimator
 @given(case=checks.episodes(), gamma=GAMMAS, lam=GAMMAS)
-@settings(max_examples=15, deadline=None)
+@settings(max_examples=10, deadline=None)
 def test_observations_padding_order_and_episodes_in_error_change_nothing(name, case, gamma, lam):
     estimate = fixed(name, gamma, lam)
     checks.check_observations_change_nothing(estimate, case)

@@ -74,7 +74,7 @@ def numbered(planted) -> Corpus:
 
 
 # and the recall@10 to reach with the shortlist re-scored
-FACTORIES = {"Flat": 1, "HNSW32": 0.97, "IVF16,SQ8": 0.99, "IVF,PQ8": 0.95, "RR,IVF16,RaBitQfs": 0.9, "PQ8,RFlat": 0.9}
+FACTORIES = {"Flat": 1, "HNSW32": 0.97, "IVF16,SQ8": 0.99, "IVF,PQ4": 0.95, "RR,IVF16,RaBitQfs": 0.9, "PQ4,RFlat": 0.9}
 
 
 @pytest.mark.parametrize("factory", FACTORIES)
@@ -88,7 +88,7 @@ def test_every_factory_scores_exactly_and_recalls(planted, numbered, factory, tm
     assert (np.diff(scores, axis=1) <= 0).all()
     found = np.mean([np.isin(row, wanted).mean() for row, wanted in zip(rows, nearest, strict=True)])
     assert found >= FACTORIES[factory]
-    if built.vectors is not None and factory != "PQ8,RFlat":
+    if built.vectors is not None and factory != "PQ4,RFlat":
         _, proposed = built.index.search(planted.vectors[::20], 10)
         raw = np.mean([np.isin(row, wanted).mean() for row, wanted in zip(proposed, nearest, strict=True)])
         assert raw < found
@@ -106,7 +106,7 @@ def test_every_factory_scores_exactly_and_recalls(planted, numbered, factory, tm
 def test_the_search_is_as_wide_as_measured(planted, numbered):
     settings = DenseIndex.build(numbered, encoder=planted, factory="HNSW32").parameters["search"]
     assert settings["efSearch"] >= 64 and settings["recall_at_10"] > 0.97
-    settings = DenseIndex.build(numbered, encoder=planted, factory="IVF100,PQ8").parameters["search"]
+    settings = DenseIndex.build(numbered, encoder=planted, factory="IVF100,SQ8").parameters["search"]
     assert 64 <= settings["nprobe"] <= 100 and settings["recall_at_10"] > 0.9
     assert DenseIndex.build(numbered, encoder=planted).parameters["search"] == {}
 

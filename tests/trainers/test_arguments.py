@@ -37,13 +37,17 @@ def test_a_value_out_of_its_range_is_named(module, name, value):
 
 
 WRONG = [  # what is given, and a word of what is said
-    (grpo, dict(kl_target=0.1), "kl_target steers kl_coef"),
+    (grpo, dict(kl_target=0.1), "kl_target makes no difference without kl_coef"),
     (grpo, dict(overlong_buffer=65), "overlong_buffer must be at most max_new_tokens"),
-    (grpo, dict(loss="cispo", dual_clip=3.0), "dual_clip is for loss 'clip'"),
+    (grpo, dict(loss="cispo", dual_clip=3.0), "dual_clip makes no difference with loss 'cispo'"),
     (grpo, dict(loss="gspo", normalize="tokens"), "mean over sequences"),
     (grpo, dict(loss="gspo", engine="vllm"), "give importance 'tis' too"),
     (grpo, dict(loss="gspo", model="some/model", dtype="bfloat16"), "give importance 'tis' too"),
-    (grpo, dict(dynamic_sampling=3, filter="uncertain"), "dynamic_sampling needs filter 'mixed' or 'outcome'"),
+    (
+        grpo,
+        dict(dynamic_sampling=3, filter="uncertain"),
+        "dynamic_sampling makes no difference without filter 'mixed'",
+    ),
     (grpo, dict(group_size=1), "group_size must be at least 2, got 1"),
     (rloo, dict(group_size=1), "group_size must be at least 2, got 1"),
     (gigpo, dict(group_size=1), "group_size must be at least 2, got 1"),
@@ -54,14 +58,14 @@ WRONG = [  # what is given, and a word of what is said
     (ppo, dict(loss_mask=False), "set advantage_mask = false too"),
     (ppo, dict(gae="turns", advantage_mask=False), "finds turns by the advantage mask"),
     (sft, dict(updates=2, max_seconds=3.0), "give one"),
-    (sft, dict(base_model="x"), "base_model is for a LoRA adapter"),
-    (grpo, dict(chat_template="x"), "chat_template is for a pretrained model"),
-    (grpo, dict(thinking="off"), "thinking is for a pretrained model"),
+    (sft, dict(base_model="x"), "base_model makes no difference without a pretrained model"),
+    (grpo, dict(chat_template="x"), "chat_template makes no difference without a pretrained model"),
+    (grpo, dict(thinking="off"), "thinking makes no difference without a pretrained model"),
     (grpo, dict(model="some/model", thinking=64), r"thinking must be below max_new_tokens \(64\), .* got 64"),
     (sft, dict(model="some/model", thinking="128", sample=2), r"thinking must be below max_new_tokens \(128\)"),
     (evaluate, dict(model="some/model", thinking="maybe"), "auto, on, off or a number of tokens above 0, got 'maybe'"),
     (evaluate, dict(model="some/model", thinking=0), "a number of tokens above 0, got '0'"),
-    (sft, dict(lora_rank=4), "give a model too"),
+    (sft, dict(lora_rank=4), "lora_rank makes no difference without a pretrained model"),
 ]
 
 

@@ -97,7 +97,7 @@ class _Episode:
             self.opening = policy.answer_opening(tools, turn.thought)
         else:
             begun = self.format.write(Turn(answer=_PLACE, thought=turn.thought)).partition(_PLACE)[0]
-            self.opening = policy.text_ids(begun, ended=False)
+            self.opening = policy.text_ids(begun, ended=False, last=True)
         return False
 
     def complete(self, policy: Policy, completion: Completion) -> None:
@@ -121,7 +121,7 @@ class _Episode:
     def record(self, recorder: Recorder, policy: Policy) -> None:
         """Add the record of the episode. No turn is paid: the first one is not the policy's."""
         messages = policy.prompt_messages(self.instructions, self.question)
-        back = policy.escape_all(self.format.messages(self.results))
+        back = policy.escape_all(self.format.messages(self.results), policy.tags)
         messages += [self.format.message(self.query), *back, self.format.message(self.action)]
         unpaid = {"reward": 0.0, "reward_terms": {}, "calls": [], "found": [], "invalid": False}
         place, faults = len(messages) - 1, int(self.info["tool_faults"])
@@ -142,7 +142,7 @@ def _run_batch(
     observations, infos = begin(envs, instance_ids)
     episodes = []
     for i, (env, number) in enumerate(zip(envs.envs, instance_ids, strict=False)):
-        policy.keep(env.format.tags)
+        policy.keep(env.format)
         episodes.append(_Episode(
             env=env, recorder=EpisodeRecorder(env, info_of(infos, i)), instance=number, question=observations[i],
             instructions=infos["instructions"][i], query=env.format.write(search(observations[i])),

@@ -16,6 +16,7 @@ from typing import Any
 
 from agent_envs.chat_tokens import Message, Schemas, read_arguments
 from agent_envs.formats.base import Format
+from agent_envs.formats.blocks import split_thought
 from agent_envs.formats.native import NATIVE_CALLS, Native
 from agent_envs.tool_env import ToolEnv
 from agent_envs.types import ToolCall, ToolResult, Turn
@@ -67,8 +68,10 @@ def _read_line(line: str, policy: Policy, env: ToolEnv | None) -> tuple[str, lis
     messages = [clean_calls(message, parameters) for message in messages]
     question = next((message["content"] or "" for message in messages if message["role"] == "user"), "")
     if env is not None:
-        policy.keep(env.format.tags)
+        policy.keep(env.format)
     if env is not None and (tools or any(message.get("tool_calls") for message in messages)):
+        # What users say holds no tags of the format: only results do, and those it writes.
+        messages = [{**m, "content": policy.escape(m["content"] or "")} if m["role"] == "user" else m for m in messages]
         written = write_calls(messages, env.format, env.system_prompt, env.tools)
         return question, to_episode_steps(written, policy, env.format.schemas())
     return question, to_steps(messages, policy, tools)
@@ -116,7 +119,8 @@ def to_episode_steps(messages: list[Message], policy: Policy, tools: Schemas | N
     ids: list[int] = []
     steps: list[Step] = []
     read: list[Message] = []  # since the last turn
-    for message in messages:
+    last = max(place for place, message in enumerate(messages) if message["role"] == "assistant")
+    for place, message in enumerate(messages):
         if message["role"] != "assistant":
             read.append({**message, "content": message["content"] or ""})
             continue
@@ -126,7 +130,8 @@ def to_episode_steps(messages: list[Message], policy: Policy, tools: Schemas | N
         else:
             first = [_for_template(m, policy) for m in read]
             ids = policy.encode(_write(policy, first, tools, add_generation_prompt=True))
-        tokens = policy.turn_ids(message, tools) if tools else policy.text_ids(message["content"])
+        said = message["content"] or ""
+        tokens = policy.turn_ids(message, tools) if tools else policy.text_ids(said, last=place == last)
         steps.append(Step(prompt=ids, tokens=tokens, logprobs=[0.0] * len(tokens)))
         read = []
     weights = [message.get("weight") for message in messages if message["role"] == "assistant"]
@@ -156,7 +161,7 @@ def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None =
         if len(turn) + len(before) != len(after):
             raise UserError("the chat template does not put a turn behind its generation prompt")
         for call in message.get("tool_calls") or ():
-            if policy.escape(call["function"]["name"], own=True) not in turn:
+            if policy.escape(call["function"]["name"]) not in turn:
                 raise UserError(_LEFT_OUT)
         if len(calls := written[place].get("tool_calls") or []) > 1:
             fewer = _write(policy, [*written[:place], {**written[place], "tool_calls": calls[:-1]}], tools)
@@ -194,16 +199,13 @@ def _write_thought(policy: Policy, message: Message, before: str, after: str) ->
     return before + policy.continue_prompt(begun + after[len(stem) :])
 
 
-def _write(policy: Policy, messages: list[Message], tools: list[dict] | None = None, **options: Any) -> str:
+def _write(
+    policy: Policy, messages: list[Message], tools: list[dict] | None = None, add_generation_prompt: bool = False
+) -> str:
     try:
-        options |= policy.template_options
-        given: list[Any] | None = policy.escape_all(tools) or None  # an empty list is not None to some templates
-        text = policy.tokenizer.apply_chat_template(
-            policy.fold_system(messages), tools=given, tokenize=False, **options
-        )
+        return policy.render(policy.fold_system(messages), tools, add_generation_prompt)
     except Exception as error:  # templates are programs, and raise what they like
         raise UserError(f"the chat template cannot write this: {error}") from error
-    return str(text)
 
 
 def _for_template(message: Message, policy: Policy) -> Message:
@@ -286,18 +288,16 @@ def _read_turn(message: Message, format: Format) -> Turn:
     if not calls:
         turn = format.parse(content)
         if turn.error:
-            return _parse({**message, "content": content})
+            thoughts, answer = split_thought(content)
+            thoughts = [*filter(None, [message.get("reasoning_content")]), *thoughts]
+            return Turn(answer=answer.strip(), thought="\n".join(thoughts) if thoughts else None)
         return replace(turn, thought=turn.thought or message.get("reasoning_content"))
     calls = [
         {**call, "function": {**call["function"], "arguments": json.dumps(read_arguments(call))}} for call in calls
     ]  # some data sets hold objects where the API has text
     content = _THINK.sub(r"\1", content).strip()  # models that think in their text do so beside calls too
     thought = {"reasoning_content": content} if content and "reasoning_content" not in message else {}
-    return _parse({**message, "content": None, "tool_calls": calls, **thought})
-
-
-def _parse(message: Message) -> Turn:
-    turn = _NATIVE.parse(json.dumps(message))
+    turn = _NATIVE.parse(json.dumps({**message, "content": None, "tool_calls": calls, **thought}))
     if turn.error:
         raise UserError(turn.error)
     return turn

@@ -67,7 +67,7 @@ def run_script(
     """Demonstrations of a script on numbered instances. Episodes with a tool failure are left out; where most have one, they
     are rolled out again (`trainers.runtime.retry.retry_on_tool_failure`). Processes share the work, and get all episodes."""
     metric, stop = envs.envs[0].PRIMARY_METRIC, envs.envs[0].stop
-    policy.keep(tag for format in envs.envs[0].formats for tag in format.tags)
+    policy.keep(*envs.envs[0].formats)
     at_once = envs.num_envs * distributed.world_size()
     for start in range(0, len(questions), at_once):
         own = distributed.shard(questions[start : start + at_once])
@@ -128,7 +128,7 @@ def episode_rows(turns: list[dict], policy: Policy, stop: tuple[str, ...]) -> li
         if tools:
             tokens = policy.turn_ids(said, tools)
         else:
-            tokens = policy.text_ids(turn["action"], ended=not turn["action"].endswith(stop))
+            tokens = policy.text_ids(turn["action"], ended=not turn["action"].endswith(stop), last=turn is turns[-1])
         steps.append(Step(prompt=context, tokens=tokens, logprobs=[0.0] * len(tokens)))
         rewritten = turn.get("context")
     return to_rows(steps)

@@ -95,7 +95,7 @@ class _Episode:
         self.number, self.policy, self.observation, self.ended = number, policy, observation, False
         self.recorder, self.instructions = EpisodeRecorder(env, info), info["instructions"]
         self.format, self.tools = env.format, env.format.schemas()
-        policy.keep(self.format.tags)
+        policy.keep(self.format)
         self.sampled: list[int] = []
         self.context = policy.prompt_ids(self.instructions, observation, self.tools)
         self.trajectory = Trajectory(
@@ -148,7 +148,7 @@ class _Episode:
         messages = self.format.messages(observation)
         observation_ids = self.policy.observation_ids(messages, self.sampled, self.tools)
         self.context = self.context + self.sampled + observation_ids
-        trajectory.messages += self.policy.escape_all(messages)
+        trajectory.messages += self.policy.escape_all(messages, self.policy.tags)
         return len(observation_ids)
 
     def _record_turn(self, action: str | None, observation: str, reward: float, infos: dict[str, Any]) -> None:

@@ -83,7 +83,7 @@ def test_a_server_that_goes_on_behind_a_turn_is_cut_where_our_engines_stop():
     [
         ("tags", {"content": "<answer>Paris is what I would say but"}, False),
         ("tags", {"content": "Paris is what I would say but"}, True),
-        ("native", {"content": "Paris is what I would say but"}, False),
+        ("native", {"content": "Paris is what I would say but"}, True),
         ("native", {"content": "", "reasoning_content": "Paris is what"}, False),
         ("native", {"content": None, "tool_calls": calls([("search", '{"query": "who')])}, False),
         ("native", {"content": None, "tool_calls": calls([("search", '{"query": "who"}')])}, False),

@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from agent_envs.formats import make_format
 from trainers.models.architecture import max_positions
 from trainers.models.policy import Policy
 
@@ -121,10 +122,10 @@ def test_tags_that_a_tokenizer_calls_special_are_read_and_kept(make_policy):
     special = Policy(policy.model, tokenizer)
     text = "<tool_call>x</tool_call>"
     assert special.escape(text) == "<\u2060tool_call>x<\u2060/tool_call>"  # until a format writes them
-    special.keep(tags[:2])
+    special.keep(make_format("hermes", ()))
     assert special.decode(special.encode(f"<s>{text}<|call|><|im_end|>")) == text
-    assert special.escape(text) == text
-    assert special.escape("<s><|call|>") == "<\u2060s><\u2060|call|>"
+    assert special.escape(text, special.tags) == text and special.escape(text) != text  # which outside text does not
+    assert special.escape("<s><|call|>", special.tags) == "<\u2060s><\u2060|call|>"
 
 
 def test_a_tokenizer_may_have_neither_eos_nor_padding(make_policy):
