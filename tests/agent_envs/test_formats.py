@@ -14,7 +14,6 @@ HINT = tool("hint", "ask for help.", about=STRING)
 FORMAT = make_format("tags", (SearchTool(searcher=None),))
 MIXED = make_format("tags", (SearchTool(searcher=None), MOVE, FORECAST, LOOK, HINT))
 RAGEN = make_format("ragen", (MOVE,), answers=False)
-RAGEN = make_format("ragen", (MOVE,), answers=False)
 
 
 @pytest.mark.parametrize(

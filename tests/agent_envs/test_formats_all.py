@@ -38,7 +38,7 @@ CONTROL += [f"\n{label}: " for label in ("Thought", "Action", "Action Input", "O
 CONTROL += [" to=functions.search", "functions.search to=assistant", '{"name": "note", "arguments": ']
 CONTROL += ['{"role": "assistant", "content": null, "tool_calls": [']
 CONTROL += 'assistant analysis commentary final json "} ]} {} ||'.split()
-SOUP = st.lists(st.sampled_from(CONTROL) | st.text(st.characters(exclude_categories=()), max_size=5), max_size=25)
+SOUP = st.lists(st.sampled_from(CONTROL) | st.text(st.characters(exclude_categories=()), max_size=5), max_size=12)
 SOUP = SOUP.map("".join)
 WORDS = st.text(st.characters(exclude_characters="<|:{"), min_size=1).map(str.strip).filter(bool)
 LEAVES = st.none() | st.booleans() | st.integers() | st.floats(allow_nan=False, allow_infinity=False) | SOUP

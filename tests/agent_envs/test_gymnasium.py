@@ -23,7 +23,6 @@ def play(envs, seed=0):
 def test_gymnasiums_own_vectors_say_what_ours_says(small):
     expected, make = play(gymnasium.make_vec(ID, num_envs=2, **small)), lambda: gymnasium.make(ID, **small)
     assert play(AsyncVectorEnv([make] * 2, shared_memory=False)) == expected
-    assert play(gymnasium.make_vec(ID, num_envs=2, vectorization_mode="sync", **small)) == expected
     unshared = {"shared_memory": False}
     made = gymnasium.make_vec(ID, num_envs=2, vectorization_mode="async", vector_kwargs=unshared, **small)
     assert play(made) == expected

@@ -1,10 +1,8 @@
 """An environment over an index that was built before: in a folder, or behind a server."""
 
-import threading
-import time
-
 import gymnasium
 import pytest
+from serving import serving
 
 import retrieval_index
 
@@ -29,21 +27,11 @@ def test_a_folder(folder, index):
 
 
 def test_a_server(folder, index):
-    uvicorn = pytest.importorskip("uvicorn", reason="the server needs the extra [server]")
-    pytest.importorskip("prometheus_client", reason="the server needs the extra [server]")
+    for module in ("uvicorn", "prometheus_client"):
+        pytest.importorskip(module, reason="the server needs the extra [server]")
     from retrieval_index.server import create_app
 
-    server = uvicorn.Server(uvicorn.Config(create_app(retrieval_index.load(index)), port=0, log_level="warning"))
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        while not server.started:
-            assert thread.is_alive()
-            time.sleep(0.01)
-        url = f"http://127.0.0.1:{server.servers[0].sockets[0].getsockname()[1]}"
+    with serving(create_app(retrieval_index.load(index))) as (url, _):
         question, observation, source = play(data=folder, index=url)
-    finally:
-        server.should_exit = True
-        thread.join()
     assert [question, observation] == play(data=folder)[:2]
     assert url in source

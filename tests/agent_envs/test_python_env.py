@@ -33,7 +33,7 @@ def test_puzzles_are_solved_as_by_other_means_and_there_are_many_of_each_kind(ki
 
 @needs_sandbox
 def test_the_tool_says_what_happened():
-    tool = PythonTool(timeout=2.0)
+    tool = PythonTool(timeout=1.5)
     codes = ["print(6 * 7)", "x = 1", "1 / 0", "import sys; print('a'); sys.exit(3)", "while True: pass"]
     results = tool.execute_batch([{"code": code} for code in (*codes, "print('x' * 10**6)")])
     good, silent, error, status, endless, long = results
@@ -41,7 +41,7 @@ def test_the_tool_says_what_happened():
     assert (silent.text, silent.ok) == ("[nothing was printed]", True)
     assert "ZeroDivisionError" in error.text and not error.ok and not error.fault
     assert status.text == "a\n[exit status 3]" and not status.ok
-    assert endless.text == "[stopped after 2 seconds]" and not endless.ok
+    assert endless.text == "[stopped after 1.5 seconds]" and not endless.ok
     assert long.ok and len(long.text) < 5000 and "left out" in long.text
 
 

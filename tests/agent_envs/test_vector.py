@@ -120,19 +120,11 @@ def test_it_is_gymnasiums_own_vector_in_each_mode(small, mode):
 
 
 @pytest.mark.parametrize("mode", ["NEXT_STEP", "SAME_STEP", "DISABLED"])
-def test_a_mask_resets_those_alone(mode):
-    vector = ToolVectorEnv(Digit, 3, mode)
-    first, _ = vector.reset(seed=[1, 2, 3])
-    vector.step(["<echo>a</echo>"] * 3)
-    mask = np.array([False, True, False])
-    observations, infos = vector.reset(seed=[9, 9, 9], options={"reset_mask": mask})
-    assert observations[1] == first[1] and observations[0] == observations[2] == "<information>a</information>"
-    assert infos["_instructions"].tolist() == mask.tolist()
-    assert [len(env.history.turns) for env in vector.envs] == [1, 0, 1] and mask.tolist() == [False, True, False]
-    begun = ToolVectorEnv(Digit, 3, mode)
-    begun.reset(seed=0, options={"reset_mask": mask})
-    *_, terminated, truncated, infos = begun.step(["<echo>a</echo>"] * 3)  # one that was never reset rests
-    assert infos["_turns"].tolist() == mask.tolist() and not (terminated | truncated).any()
+def test_an_environment_that_was_never_reset_rests(mode):
+    vector, mask = ToolVectorEnv(Digit, 3, mode), np.array([False, True, False])
+    vector.reset(seed=0, options={"reset_mask": mask})
+    *_, terminated, truncated, infos = vector.step(["<echo>a</echo>"] * 3)
+    assert infos["_turns"].tolist() == mask.tolist() == [False, True, False] and not (terminated | truncated).any()
 
 
 class Account(ToolEnv):

@@ -77,7 +77,7 @@ def test_text_is_bytes_and_never_cut():
 def test_masks_are_the_choices_that_change_anything(game, how):
     env, seen = make(game, **how), set()
     slips = game == "FrozenLake" and how == {}  # ice may lead back for a while
-    for seed in range(6):
+    for seed in range(4):
         before, _ = env.reset(seed=seed)
         for choice, allowed in enumerate(env.action_masks()):
             changed = False

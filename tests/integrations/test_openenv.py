@@ -6,6 +6,7 @@ from pathlib import Path
 
 import gymnasium
 import pytest
+from serving import serving
 from stub_model import stand_in
 
 import agent_envs.__main__
@@ -13,7 +14,6 @@ import agent_envs.__main__
 pytest.importorskip("openenv.core.env_server", reason="pip install 'agent-r1-envs[openenv]'", exc_type=ImportError)
 import uvicorn
 from openenv import GenericEnvClient
-from openenv_server import serve
 
 from agent_envs.integrations.openenv import make_app
 
@@ -26,12 +26,14 @@ SESSIONS = 4
 @pytest.fixture(scope="module")
 def wiki():
     play_plainly(TURNS, 0, **SMALL)  # compiles the search, so that no client waits for it
-    yield from serve(make_app(MINIWIKI, SESSIONS, **SMALL))
+    with serving(make_app(MINIWIKI, SESSIONS, **SMALL)) as (url, _):
+        yield url
 
 
 @pytest.fixture(scope="module")
 def lake():
-    yield from serve(make_app("AgentR1/FrozenLake-v0"))
+    with serving(make_app("AgentR1/FrozenLake-v0")) as (url, _):
+        yield url
 
 
 def client(url):

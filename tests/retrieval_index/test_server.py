@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from types import SimpleNamespace
 
 import pytest
+from serving import serving
 
 import retrieval_index
 from retrieval_index.batching import Batcher, SearcherFailed
@@ -40,23 +41,14 @@ class Gated:
 
 
 @contextmanager
-def serving(searcher, limits=None, **options):
+def serving_index(searcher, limits=None, **options):
     """A real server in a thread; yields an `httpx.Client` for it, whose `base_url` says where it is."""
     from retrieval_index.server import CONNECTION_LIMITS, create_app
 
-    config = uvicorn.Config(create_app(searcher, limits), port=0, log_level="critical", **CONNECTION_LIMITS | options)
-    server = uvicorn.Server(config)
-    thread = threading.Thread(target=server.run)
-    thread.start()
-    try:
-        wait_until(lambda: server.started or not thread.is_alive())
-        port = server.servers[0].sockets[0].getsockname()[1]
-        with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as client:
-            client.shut_down = lambda: setattr(server, "should_exit", True)
-            yield client
-    finally:
-        server.should_exit = True
-        thread.join()
+    served = serving(create_app(searcher, limits), **CONNECTION_LIMITS | options)
+    with served as (url, server), httpx.Client(base_url=url, timeout=60) as client:
+        client.shut_down = lambda: setattr(server, "should_exit", True)
+        yield client
 
 
 def wait_until(condition, seconds=60):
@@ -103,7 +95,7 @@ def index(passages):
 
 @pytest.fixture(scope="module")
 def client(index):
-    with serving(index, Limits(topk=50, queries=64, query_chars=200, body_bytes=50_000, passages=1000)) as client:
+    with serving_index(index, Limits(topk=50, queries=64, query_chars=200, body_bytes=50_000, passages=1000)) as client:
         yield client
 
 
@@ -114,7 +106,7 @@ def gated(index):
 
 @pytest.fixture
 def gated_client(gated):
-    with serving(gated, Limits(queries=4, waiting=5)) as client:
+    with serving_index(gated, Limits(queries=4, waiting=5)) as client:
         yield client
         gated.gate.set()
 
@@ -138,7 +130,7 @@ def test_the_format_of_search_r1(client, index):
 
 
 def test_the_default_topk_is_within_the_limit(index):
-    with serving(index, Limits(topk=2, passages=4)) as client:
+    with serving_index(index, Limits(topk=2, passages=4)) as client:
         assert [len(found) for found in retrieve(client, ["castle", "river"]).json()["result"]] == [2, 2]
 
 
@@ -250,14 +242,14 @@ def test_a_body_has_to_arrive_in_time(index, monkeypatch):
     from retrieval_index import server
 
     monkeypatch.setattr(server, "ARRIVAL", 0.1)
-    with serving(index) as client, connect(client) as one:
+    with serving_index(index) as client, connect(client) as one:
         one.sendall(HEAD + b'{"quer')
         assert one.recv(12) == b"HTTP/1.1 408"
         assert retrieve(client, ["castle"]).status_code == 200
 
 
 def test_more_connections_than_there_may_be_are_refused_at_once(index):
-    with serving(index, limit_concurrency=3) as client:
+    with serving_index(index, limit_concurrency=3) as client:
         half_open = [connect(client) for _ in range(2)]
         for one in half_open:
             one.sendall(HEAD.replace(b"\r\n\r\n", b"\r\nExpect: 100-continue\r\n\r\n"))
@@ -293,7 +285,7 @@ def test_a_client_that_left_is_not_searched_for(gated, gated_client):
 
 
 def test_shutting_down_answers_what_waits(gated):
-    with serving(gated) as client:
+    with serving_index(gated) as client:
         first = hold_up(gated, client)
         waiting = in_background(client, ["river"], ["comet"], topk=2)
         client.shut_down()
@@ -308,13 +300,13 @@ def test_what_has_no_corpus_can_be_served():
     """A searcher of another server: it can search, and knows nothing else."""
     other = SimpleNamespace(search=lambda queries, k: [[Passage("1", "Arizona", "a state", 1.0)] for _ in queries])
     for searcher in (other, retrieval_index.ShardedSearcher([other, other])):
-        with serving(searcher) as client:
+        with serving_index(searcher) as client:
             health = client.get("/health").json()
             assert (health["status"], health["passages"], health["fingerprint"]) == ("ok", None, None)
 
 
 def test_health_and_metrics(index):
-    with serving(index) as client:
+    with serving_index(index) as client:
         health = client.get("/health").json()
         assert health["status"] == "ok"
         assert (health["passages"], health["backend"]) == (200, "bm25")
@@ -350,7 +342,7 @@ def test_serve_listens_on_this_machine_alone(index, monkeypatch):
 
 def test_a_searcher_that_gives_nonsense_is_an_error_and_no_hang(index):
     answers = {"first": None, "second": iter(())}
-    with serving(SimpleNamespace(corpus=index.corpus, search=lambda queries, k: answers[queries[0]])) as client:
+    with serving_index(SimpleNamespace(corpus=index.corpus, search=lambda queries, k: answers[queries[0]])) as client:
         for query in answers:
             answer = client.post("/retrieve", json={"queries": [query]})
             assert answer.status_code == 500
