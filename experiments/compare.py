@@ -5,7 +5,7 @@
     python -m experiments.compare --recipe rewards             # where right answers are rare: rewards, GiGPO, rejection sampling
     python -m experiments.compare --recipe echo-trap           # StarPO against StarPO-S where a batch is used too often
     python -m experiments.compare --recipe rollout-shaping     # diverse starts, actions a turn, fresh rollouts, on a game
-    python -m experiments.compare --recipe real --model FILE.gguf  # a pretrained model learns real questions, on two cores
+    python -m experiments.compare --recipe real --model FILE.gguf --jobs 2  # a pretrained model learns real questions
     python -m experiments.compare --recipe agent-r1            # the paper's experiment, on a node with GPUs
     python -m experiments.compare --recipe mine.toml --seeds 0 --runs base grpo ppo --updates 20  # a part of it
     python -m experiments.compare --recipe mine.toml --report  # the table of what is there already
@@ -50,6 +50,9 @@ class Args(Checks):
     """What to start from: a folder, a GGUF file or a hub id; short for "model" among --arguments."""
     updates: int | None = None
     """Policy updates of each run; by default the recipe's."""
+    seconds: int | None = None
+    """Rollouts and updates of each run, and the training of each compute-matched baseline, end after so many; by default the
+    recipe's."""
     questions: int | None = None
     """Held-out questions of each column of the table; by default the recipe's."""
     arguments: str = "{}"
@@ -61,6 +64,8 @@ class Args(Checks):
     also by later calls with the same --out."""
     report: bool = False
     """Run nothing: write the table, pictures and results of what the folder holds already."""
+    jobs: int = 1
+    """Agents at once, each in a process of its own with its share of the cores; their output is in <out>/jobs."""
     out: Path | None = None
     """Folder of the runs and the results; by default runs/<recipe>."""
 
@@ -72,7 +77,8 @@ class Args(Checks):
             inputs.check_model(self.start, self.model or "")
             if len(self.seeds) != 1:
                 raise ValueError("start is what one seed starts from: give that one, such as --seeds 0")
-        self.check_unused(not self.report, "where nothing is run", "start")
+        self.check_unused(not self.report, "where nothing is run", "start", "jobs")
+        self.check_least(jobs=1, **({"seconds": 1} if self.seconds is not None else {}))
         inputs.check_out(self.out or Path("runs"))
 
 
@@ -82,6 +88,7 @@ if __name__ == "__main__":
 from experiments import check, recipe_file, report
 from experiments.columns import NotThere
 from experiments.comparison import Comparison
+from experiments.jobs import run_jobs
 from experiments.recipe import Recipe
 from trainers.checkpoints.settings import SettingsDiffer
 from trainers.episodes.report import page as html_report
@@ -116,7 +123,7 @@ def read_recipe(args: Args) -> Recipe:
     if args.model:
         arguments["model"] = args.model
     changes: dict[str, Any] = {"arguments": arguments, "env_kwargs": env_kwargs}
-    changes |= {"seeds": args.seeds, "updates": args.updates, "questions": args.questions}
+    changes |= {name: getattr(args, name) for name in ("seeds", "updates", "seconds", "questions")}
     recipe = recipe_file.read(args.recipe, **changes)
     named = [*recipe.runs, *recipe.baselines]
     if unknown := sorted(set(args.runs) - set(named)):
@@ -170,7 +177,9 @@ def _compare(args: Args) -> dict:
     maker, reader = (Comparison(recipe=recipe, out=out, columns=columns, read_only=only) for only in (False, True))
     if args.start:
         maker.start_from(args.start, args.seeds[0])
-    results, stopped = collect(maker, reader, args, left_out)
+    failed = run_jobs(recipe, args, left_out, out) if args.jobs > 1 else []
+    results, stopped = collect(reader if args.jobs > 1 else maker, reader, args, left_out)
+    stopped += failed
     if results["rows"]:
         report.write(out, results)
     elif not stopped:

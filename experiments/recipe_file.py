@@ -69,7 +69,8 @@ _TYPES = {dict: "a table", list: "a list", str: "a text", int: "a whole number",
 
 
 def read(
-    name_or_path: str, *, seeds: Iterable[int] = (), updates: int | None = None, questions: int | None = None,
+    name_or_path: str, *, seeds: Iterable[int] = (), updates: int | None = None, seconds: int | None = None,
+    questions: int | None = None,
     env_kwargs: Mapping[str, Any] | None = None, arguments: Mapping[str, Any] | None = None,
 ) -> Recipe:  # fmt: skip
     """A shipped recipe by its name, or a file, with what the command line wants otherwise.
@@ -77,6 +78,7 @@ def read(
     Args:
         seeds: besides those of the recipe.
         updates: of every run.
+        seconds: of every run and every compute-matched baseline.
         env_kwargs: put over the recipe's and under those of a run or a column; ``arguments`` likewise.
 
     Raises:
@@ -87,6 +89,9 @@ def read(
     if updates is not None:
         new["updates"] = updates
         content["runs"] = {n: {k: v for k, v in run.items() if k != "updates"} for n, run in content["runs"].items()}
+    if seconds is not None:
+        new |= {"max_seconds": float(seconds)}
+        content |= {"budget": "", "budget_seconds": seconds}
     if new.get("model", "tiny") != "tiny":  # which has no cold start
         known = {option: value for option, value in known.items() if not option.startswith("cold_start")}
     changes = {
