@@ -4,7 +4,7 @@
     python -m trainers.evaluate --checkpoint my-agent --env HotpotQA
 
 Of a model with a LoRA adapter only the adapter is written, a few MB. It names the model that it is put on: a hub id, if
---base-model says so, as others do not have your folders. peft, transformers and vLLM load it too. Precision and longest
+--base-model says so, as others do not have your folders. peft, transformers and vLLM load it too. Precision, thoughts and longest
 turn are kept, so evaluate and play need no arguments for them, and what it read (k, max_chars, …), so that they warn where an
 environment gives it something else. Other settings, such as paths of yours, are left out.
 """
@@ -59,7 +59,7 @@ from trainers.models import lora
 from trainers.models.loading import load_policy, load_tokenizer
 
 # Of the settings; of env_kwargs the agent's interface.
-KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn")
+KEPT = ("algorithm", "env", "dtype", "max_new_tokens", "longest_turn", "thinking")
 
 
 def main(args: Args) -> Path:

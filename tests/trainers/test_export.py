@@ -15,7 +15,7 @@ from trainers.models.lora import trainable_parameters
 
 ENV_KWARGS = {"data": "/home/me/data", "k": 2, "max_chars": 500, "holdout": 10, "rewards": {"f1": 0.5}}
 EXTRA = {
-    "dtype": "bfloat16", "max_new_tokens": 7, "model": "/home/me/model", "env": "AgentR1/HotpotQA-v0",
+    "dtype": "bfloat16", "max_new_tokens": 7, "thinking": "5", "model": "/home/me/model", "env": "AgentR1/HotpotQA-v0",
     "env_kwargs": json.dumps(ENV_KWARGS),
 }  # fmt: skip
 EXPORTED = {**EXTRA, "env_kwargs": '{"k": 2, "max_chars": 500}'}
@@ -51,7 +51,7 @@ def test_an_adapter_is_small_names_its_public_base_and_plays_as_it_did(base, tmp
     assert checkpoint.read_extra(out) == EXPORTED
     assert str(tmp_path) not in "".join(path.read_text() for path in out.glob("*.json"))
     agent, longest = evaluator.load_agent(out, str(base))
-    assert (agent.dtype, longest) == (torch.bfloat16, 7)
+    assert (agent.dtype, longest, agent.thought_tokens) == (torch.bfloat16, 7, 5)
     for a, b in zip(trainable_parameters(agent.model), trainable_parameters(policy.model), strict=True):
         assert torch.equal(a, b.to(torch.bfloat16).float())
     assert agent.encode("a b c") == policy.encode("a b c")

@@ -72,6 +72,10 @@ def _make_start(args: Any, envs: ToolVectorEnv) -> tuple[Policy, float]:
     if args.model != "tiny":
         if checkpoint.is_written_here(args.model):
             checkpoint.verify(args.model)
+            thought = checkpoint.read_extra(args.model).get("thinking", "auto")
+            if thought != args.thinking and not distributed.rank():
+                told = f"Warning: {args.model} was trained with --thinking {thought}, and this run has {args.thinking}"
+                print(told, file=sys.stderr)
         policy = load_policy(
             args.model, None, args.dtype, args.lora_rank, args.lora_alpha, args.base_model or None, args.chat_template,
             args.thinking,

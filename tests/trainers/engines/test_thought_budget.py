@@ -8,7 +8,7 @@ from chat_templates import KINDS, end_ids, make_tokenizer
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
 from agent_envs.stopping import StopChecker
-from trainers import ppo
+from trainers import grpo, ppo
 from trainers.engines.engine import generate
 from trainers.engines.model_runner import ModelRunner
 from trainers.engines.transformers_engine import TransformersEngine
@@ -17,6 +17,7 @@ from trainers.episodes.records import read_episodes
 from trainers.evaluation.evaluator import load_agent
 from trainers.factory import make_engine
 from trainers.models.policy import Policy
+from trainers.tiny.cold_start import start_policy
 from trainers.trajectory import Step, Trajectory, collate
 
 STOP = ("</answer>",)
@@ -139,7 +140,7 @@ def test_vllm_is_refused_a_budget():
         make_engine("vllm", make_thinker("qwen3"), ())
 
 
-def test_a_run_learns_from_what_was_sampled_only(short_run, tmp_path):
+def test_a_run_learns_from_what_was_sampled_only(short_run, tmp_path, capsys):
     """With everything that reads masks; its checkpoint keeps the budget."""
     template = tmp_path / "chat.jinja"
     template.write_text(KINDS["qwen3.5"].template)
@@ -165,3 +166,5 @@ def test_a_run_learns_from_what_was_sampled_only(short_run, tmp_path):
     assert any(row.get("train/closed_thoughts", 0) > 0.5 for row in rows)
     with pytest.raises(ValueError, match="no action fits in a turn of 4 tokens behind thoughts of 4: raise max_new"):
         load_agent(tmp_path / "run" / "checkpoint-1", max_new_tokens=4)
+    start_policy(grpo.Args(model=tmp_path / "run" / "checkpoint-1"), None)
+    assert "checkpoint-1 was trained with --thinking 4, and this run has auto" in capsys.readouterr().err
