@@ -173,7 +173,7 @@ class ChatTokens(ControlTokens):
         opening, closing = self.thought_marks
         if (opening, closing) == THINK:
             return lead.partition("<think>")[0] + self._escape_turn(text)
-        thought = self.escape(begun.removeprefix("<think>").strip())
+        thought = self.escape(begun.removeprefix("<think>").strip()) + "\n" * opening.endswith("\n")
         return opening + thought + closing + lead + self._escape_turn(rest.lstrip())
 
     def _escape_turn(self, text: str) -> str:

@@ -41,7 +41,7 @@ TRAINING = [
     Fault("end-token-doubled", "agent_envs/chat_tokens.py",
         "return ids[first + 1 :]\n", "return ids\n", "ends_once"),
     Fault("end-token-lost", "agent_envs/chat_tokens.py",
-        "            if ids[first : first + 1] == after[-1:]:", "        if after:\n            if not (first := 0):",
+        "            if ids[first : first + 1] == own:", "        if after:\n            if not (first := 0):",
         "ends_once"),
     Fault("failed-forgotten", ROLL, "trajectory.failed |= ", "trajectory.failed = ", "stays_failed"),
     Fault("anchor-after-the-step", ROLL,

@@ -38,6 +38,15 @@ _XML_CALLS = (
     "<function={{ call.function.name }}>\n{% for name, value in call.function.arguments | items %}<parameter={{ name }}>\n"
     "{{ value if value is string else value | tojson }}\n</parameter>\n{% endfor %}</function>\n</tool_call>{% endfor %}"
 )
+# Strings between quotes: escaped, or as they are.
+_PYTHON_CALLS = (
+    "{%% if m.tool_calls %%}<|tool_call_start|>[{%% for call in m.tool_calls %%}{{ call.function.name }}("
+    "{%% for name, value in call.function.arguments | items %%}{{ name }}="
+    "{%% if value is string %%}'{{ %s }}'{%% elif value is boolean %%}{{ value }}{%% else %%}{{ value | tojson }}{%% endif %%}"
+    "{%% if not loop.last %%}, {%% endif %%}{%% endfor %%}){%% if not loop.last %%}, {%% endif %%}{%% endfor %%}"
+    "]<|tool_call_end|>{%% endif %%}"
+)
+_ESCAPED = r"value | replace('\\', '\\\\') | replace('\'', '\\\'') | replace('\n', '\\n')"
 _LAST_USER = (
     "{% set at = namespace(user=-1) %}"
     "{% for m in messages %}{% if m.role == 'user' %}{% set at.user = loop.index0 %}{% endif %}{% endfor %}"
@@ -88,6 +97,10 @@ DROPS = _chatml(
     + _HERMES_CALLS
 )
 
+_MAY_THINK = "{% if m.reasoning_content %}<think>{{ m.reasoning_content }}</think>{% endif %}{{ m.content or '' }}"
+LFM2 = _chatml("{{ m.content or '' }}" + _PYTHON_CALLS % _ESCAPED)
+LFM25 = _chatml(_MAY_THINK + _PYTHON_CALLS % "value")
+
 # -- others ----------------------------------------------------------------------------------------------------------
 
 LLAMA31 = (
@@ -135,7 +148,8 @@ GLM = (
     "{{ call.function.name }}\n{% for name, value in call.function.arguments | items %}<arg_key>{{ name }}</arg_key>\n"
     "<arg_value>{{ value if value is string else value | tojson }}</arg_value>\n{% endfor %}</tool_call>{% endfor %}"
     "{% else %}<|{{ m.role }}|>\n{{ m.content }}{% endif %}{% endfor %}"
-    "{% if add_generation_prompt %}<|assistant|>{% endif %}"
+    "{% if add_generation_prompt %}<|assistant|>"
+    "{% if enable_thinking is defined and not enable_thinking %}\n<think></think>{% endif %}{% endif %}"
 )
 # Only the first of several calls; thoughts only before calls that no answer follows, and in the last message.
 GPT_OSS = (
@@ -157,6 +171,33 @@ GPT_OSS = (
     "{% elif m.role == 'assistant' %}<|start|>assistant<|channel|>final<|message|>{{ m.content }}<|end|>"
     "{% else %}<|start|>user<|message|>{{ m.content }}<|end|>{% endif %}{% endfor %}"
     "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+# Messages have recipients, and the last of a turn another end.
+MUSE = (
+    "<|start|>system<|message|>{% if messages[0].role == 'system' %}{{ messages[0].content }}"
+    "{% set messages = messages[1:] %}{% endif %}{% for tool in tools or [] %}\n{{ tool | tojson }}{% endfor %}<|eot|>"
+    "{% for m in messages %}{% if m.role == 'tool' %}<|start|>tool {{ m.name }}<|message|>{{ m.content }}<|eot|>"
+    "{% elif m.role == 'assistant' %}"
+    "{% if m.reasoning_content %}<|start|>assistant to=self<|message|>{{ m.reasoning_content }}<|eom|>{% endif %}"
+    "{% for call in m.tool_calls or [] %}<|start|>assistant to={{ call.function.name }}<|message|><atem:function_calls>\n"
+    '<atem:invoke name="{{ call.function.name }}">\n{% for name, value in call.function.arguments | items %}'
+    '<atem:parameter name="{{ name }}">{{ value if value is string else value | tojson }}</atem:parameter>\n{% endfor %}'
+    "</atem:invoke>\n</atem:function_calls>{{ '<|eot|>' if loop.last else '<|eom|>' }}{% endfor %}"
+    "{% if not m.tool_calls %}<|start|>assistant to=user<|message|>{{ m.content }}<|eot|>{% endif %}"
+    "{% else %}<|start|>user<|message|>{{ m.content }}<|eot|>{% endif %}{% endfor %}"
+    "{% if add_generation_prompt %}<|start|>assistant{% endif %}"
+)
+# Results close themselves, and the next turn follows at once.
+DEEPSEEK = (
+    "{{ bos_token }}{% if messages[0].role == 'system' %}{{ messages[0].content }}{% set messages = messages[1:] %}{% endif %}"
+    "{% for tool in tools or [] %}\n{{ tool | tojson }}{% endfor %}{% for m in messages %}{% if m.role == 'user' %}"
+    "<｜User｜>{{ m.content }}<｜Assistant｜>{% elif m.role == 'tool' %}"
+    "{% if messages[loop.index0 - 1].role != 'tool' %}<｜tool▁outputs▁begin｜>{% endif %}"
+    "<｜tool▁output▁begin｜>{{ m.content }}<｜tool▁output▁end｜>"
+    "{% if loop.last or messages[loop.index0 + 1].role != 'tool' %}<｜tool▁outputs▁end｜>{% endif %}"
+    "{% else %}{{ m.content or '' }}{% if m.tool_calls %}<｜tool▁calls▁begin｜>{% for call in m.tool_calls %}"
+    "<｜tool▁call▁begin｜>function<｜tool▁sep｜>{{ call.function.name }}\n```json\n{{ call.function.arguments | tojson }}\n```"
+    "<｜tool▁call▁end｜>{% endfor %}<｜tool▁calls▁end｜>{% endif %}<｜end▁of▁sentence｜>{% endif %}{% endfor %}"
 )
 # No system role, and no functions.
 GEMMA = (
@@ -242,6 +283,22 @@ KINDS = {
     "qwen3": Kind(QWEN3, _CHATML_TOKENS, "<|im_end|>", added=_TAGS),
     "qwen3.5": Kind(QWEN35, _CHATML_TOKENS, "<|im_end|>", added=_TAGS),  # opens the thought itself
     "drops": Kind(DROPS, _CHATML_TOKENS, "<|im_end|>", added=_TAGS),
+    "lfm2": Kind(LFM2, (*_CHATML_TOKENS, "<|tool_call_start|>", "<|tool_call_end|>"), "<|im_end|>"),
+    "lfm2.5": Kind(LFM25, (*_CHATML_TOKENS, "<|tool_call_start|>", "<|tool_call_end|>"), "<|im_end|>"),
+    "deepseek": Kind(
+        DEEPSEEK,
+        (
+            "<｜begin▁of▁sentence｜>",
+            "<｜end▁of▁sentence｜>",
+            "<｜User｜>",
+            "<｜Assistant｜>",
+            *(f"<｜tool▁{name}｜>" for name in ("calls▁begin", "calls▁end", "call▁begin", "call▁end", "sep")),
+            *(f"<｜tool▁{name}｜>" for name in ("outputs▁begin", "outputs▁end", "output▁begin", "output▁end")),
+        ),
+        "<｜end▁of▁sentence｜>",
+        "<｜begin▁of▁sentence｜>",
+    ),
+    "muse": Kind(MUSE, ("<|endoftext|>", "<|start|>", "<|message|>", "<|eom|>", "<|eot|>"), "<|eot|>"),
     "llama3.1": Kind(
         LLAMA31,
         ("<|begin_of_text|>", "<|start_header_id|>", "<|end_header_id|>", "<|eot_id|>", "<|eom_id|>", "<|python_tag|>"),

@@ -55,7 +55,7 @@ class Dialect:
 
 def _cut_thought(text: str, opening: str, closing: str) -> tuple[str, str]:
     head, closed, rest = text.partition(closing)
-    head = head.strip().removeprefix(opening)
+    head = head.lstrip().removeprefix(opening)
     if not closed or opening in head:
         kind = Malformed if closed else Unfinished
         raise kind(f"A thought stands at the start, once, and is closed with {closing}.")

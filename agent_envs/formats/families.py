@@ -324,7 +324,7 @@ FAMILIES = (
     Family("Cohere", _read_list("<|START_ACTION|>", "<|END_ACTION|>", "parameters"), ("<|START_ACTION|>",)),
     Family(
         "Gemma 4", _read_gemma("<|tool_call>", "<tool_call|>", '<|"|>'), ("<|tool_call>", "<|tool_response>"),
-        ("<|channel>thought", "<channel|>"), ends=("<|tool_response>", "<turn|>"),
+        ("<|channel>thought\n", "<channel|>"), ends=("<|tool_response>", "<turn|>"),
     ),
     Family(
         "FunctionGemma", _read_gemma("<start_function_call>", "<end_function_call>", "<escape>"),

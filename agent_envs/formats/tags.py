@@ -27,7 +27,7 @@ class SearchTags(Format):
         self._tag = tag_pattern([*tags, "information"])
         self.tags = list_tags([*tags, "information"])
         self.stop = tuple(f"</{tag}>" for tag in tags)
-        self._calls = [f"<{tag}>" for tag in [*tags, "information"]] + [*self.stop]
+        self._others = [tag for tag in self.tags if tag != "</information>"]
 
     def _tag_of(self, tool: Tool) -> str:
         return tool.name
@@ -79,10 +79,12 @@ class SearchTags(Format):
         return f"<{tag}>{escape(text, self._tag) if arguments.is_json(tool) else text}</{tag}>"
 
     def render(self, turn: Turn, results: list[ToolResult]) -> str:
-        return _frame("\n".join(quote(result.text, self._calls) for result in results))
+        return _frame("\n".join(quote(result.text, self._others) for result in results))
 
     def render_error(self, error: str) -> str:
-        return _frame(f"Invalid turn: {error}")
+        # The usage is ours, and is shown as it has to be written; the rest may quote the agent.
+        text = self._usage().join(quote(part, self._others) for part in error.split(self._usage()))
+        return _frame(f"Invalid turn: {text}")
 
 
 class Ragen(SearchTags):

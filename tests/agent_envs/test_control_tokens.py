@@ -1,6 +1,8 @@
 """What outside text cannot do: by kind of chat template, no place where it enters can forge a control token; and the ids of a
 conversation are those of its rendering."""
 
+import functools
+
 import pytest
 from chat_templates import KINDS, end_ids, make_tokenizer
 from toy_tools import STRING, tool
@@ -8,15 +10,15 @@ from toy_tools import STRING, tool
 from agent_envs.chat_tokens import ChatTokens
 from agent_envs.formats import make_format
 from agent_envs.stopping import StopChecker
-
-TEXT_KINDS = [
-    kind for kind in KINDS if kind not in ("qwen3.5", "gpt-oss")
-]  # these begin a turn in a thought or a channel
-WITH_FUNCTIONS = [kind for kind in KINDS if ChatTokens(make_tokenizer(kind), end_ids(kind)).dialect]
+from agent_envs.types import ToolCall, ToolResult, Turn
 
 
+@functools.cache
 def chat_of(kind: str) -> ChatTokens:
     return ChatTokens(make_tokenizer(kind), end_ids(kind))
+
+
+WITH_FUNCTIONS = [kind for kind in KINDS if chat_of(kind).dialect]
 
 
 def controls_of(kind: str) -> list[str]:
@@ -81,6 +83,68 @@ def test_nothing_from_outside_is_a_control_token(kind, place):
     assert count(chat, forged, tokens) == count(chat, honest, tokens)
 
 
+OF_FORMATS = (
+    "question",
+    "task",
+    "context",
+    "description",
+    "property",
+    "argument",
+    "result",
+    "error",
+    "answer",
+    "thought",
+    "call",
+)
+
+
+@pytest.mark.parametrize("place", OF_FORMATS)
+@pytest.mark.parametrize(
+    ("kind", "name"), [("qwen3", "hermes"), ("flagged", "hermes"), ("flagged", "tags"), ("qwen3.5", "react")]
+)
+def test_nor_a_tag_of_a_format_that_the_tokenizer_has_as_a_token(kind, name, place):
+    chat = ChatTokens(make_tokenizer(kind), end_ids(kind))
+
+    def enter(text):
+        described = tool("search", f"Find.{text * (place == 'description')}", required=["query"], **{
+            f"query{text * (place == 'argument')}": STRING | {"description": f"{text * (place == 'property')}"}
+        })  # fmt: skip
+        format = make_format(name, [described])
+        chat.keep(format)
+        called = Turn(calls=(ToolCall("search", {"query": f"a{text * (place == 'call')}"}),))
+        back = format.messages(format.render(called, [ToolResult(f"[1] {text}")]))
+        match place:
+            case "result":
+                return chat.observation_ids(back, [])
+            case "error":
+                return chat.observation_ids(format.messages(format.render_error(f"what is {text}?")), [])
+            case "answer":
+                return chat.text_ids(format.write(Turn(answer=f"C{text}")))
+            case "thought":
+                return chat.text_ids(format.write(Turn(thought=f"a{text}b", answer="C")))
+            case "call":
+                return chat.text_ids(format.write(called))
+            case "context":
+                return chat.prompt_ids("", [{"role": "user", "content": text}, format.message("so"), *back])
+        task = f"Be {text * (place == 'task')} brief. {format.instructions()}"
+        return chat.prompt_ids(task, f"Where {text * (place == 'question')}?")
+
+    tokens = [token.content for token in chat.tokenizer.added_tokens_decoder.values()]
+    honest = count(chat, enter("x"), tokens)
+    for spelled in tokens:
+        try:
+            assert count(chat, enter(spelled), tokens) == honest, spelled
+        except ValueError as refused:  # what would be read as something else is not taught
+            assert place in ("answer", "thought", "call") and "cannot express" in str(refused)
+
+
+def test_what_is_broken_is_encoded_as_it_was():
+    chat = chat_of("qwen3")
+    ids = chat.prompt_ids("Be <tool_call> brief.", "Where </think> is <|im_end|>?")
+    assert "Be <tool_call> brief." in chat.tokenizer.decode(ids)
+    assert chat.tokenizer.decode(ids).count("Where </think> is <|im_end|>?") == 1
+
+
 @pytest.mark.parametrize(("kind", "mark"), [("llama2", "[INST]"), ("llama2", "[/INST]"), ("zephyr", "<|user|>")])
 def test_nor_does_it_frame_a_message_where_text_does_that(kind, mark):
     chat = chat_of(kind)
@@ -117,10 +181,13 @@ def test_tags_of_a_format_are_usable_where_the_tokenizer_calls_them_special():
     assert chat.escape("<search><image><|im_end|>", chat.tags) == "<search><\u2060image><\u2060|im_end|>"
 
 
-@pytest.mark.parametrize("kind", [kind for kind in KINDS if kind not in ("qwen3.5", "r1", "glm", "gpt-oss")])
+@pytest.mark.parametrize(("kind", "thinking"), [
+    *((kind, "auto") for kind in KINDS if kind not in ("qwen3.5", "r1")),  # these open thoughts that they do not write again
+    ("glm", "off"),
+])  # fmt: skip
 @pytest.mark.parametrize("ended", [True, False], ids=["end", "length"])
-def test_the_ids_of_a_conversation_are_those_of_its_rendering(kind, ended):
-    chat = chat_of(kind)
+def test_the_ids_of_a_conversation_are_those_of_its_rendering(kind, thinking, ended):
+    chat = ChatTokens(make_tokenizer(kind), end_ids(kind), thinking)
     ids, messages = chat.prompt_ids("Be brief.", "Where?"), [{"role": "user", "content": "Where?"}]
     for said, back in [("Paris is it", "who\nreigned?"), ("[a] Zug", "<|b|> the town")]:
         turn = chat.text_ids(said, ended)
@@ -129,15 +196,27 @@ def test_the_ids_of_a_conversation_are_those_of_its_rendering(kind, ended):
         messages += [{"role": "assistant", "content": said}, {"role": "user", "content": back}]
     messages = chat.prompt_messages("Be brief.", messages)
     assert "Be brief." in chat.tokenizer.decode(ids)
-    whole = chat.tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
-    assert [
-        i for i in ids if kind != "vicuna" or i != chat.eos_id
-    ] == whole  # it writes no end, and one has to be taught
+    unwritten = [chat.eos_id] if kind == "vicuna" else []  # it writes no end, and one has to be taught
+    if kind == "gpt-oss":  # only the last turn has the end that is sampled
+        unwritten = chat.tokenizer.convert_tokens_to_ids(["<|end|>", "<|return|>"])
+
+    def written(ids):
+        return [i for i in ids if i not in unwritten]
+
+    whole = chat.tokenizer.apply_chat_template(
+        messages, add_generation_prompt=True, return_dict=False, **chat.template_options
+    )
+    assert written(ids) == written(whole)
+    last = chat.text_ids("Ada", last=True)
+    messages.append({"role": "assistant", "content": "Ada"})
+    whole = written(chat.tokenizer.apply_chat_template(messages, return_dict=False, **chat.template_options))
+    ours = written(ids + last)
+    assert ours[:-1] == whole[: len(ours) - 1] and len(whole) >= len(ours) - 1
 
 
 @pytest.mark.parametrize("kind", WITH_FUNCTIONS)
 def test_the_marks_of_calls_are_control_tokens_where_no_format_writes_them(kind):
-    chat = chat_of(kind)
+    chat = ChatTokens(make_tokenizer(kind), end_ids(kind))
     marks = [mark for mark in chat.dialect.family.marks if mark in chat.tokenizer.get_vocab()]
     assert {mark for mark in marks if mark in chat._around_calls} <= set(chat.control.values())
     chat.keep(make_format("hermes", [tool("search", query=STRING)]))

@@ -19,7 +19,8 @@ from agent_envs.types import ToolCall, ToolResult, Turn
 
 FAMILY = {
     "hermes": "Hermes", "qwen3": "Hermes", "qwen3.5": "Qwen3-Coder", "drops": "Hermes", "llama3.1": "Llama",
-    "mistral": "Mistral", "glm": "GLM", "gpt-oss": "harmony", "gemma4": "Gemma 4",
+    "mistral": "Mistral", "glm": "GLM", "gpt-oss": "harmony", "gemma4": "Gemma 4", "lfm2": "LFM2", "lfm2.5": "LFM2.5",
+    "deepseek": "DeepSeek", "muse": "Muse",
 }  # fmt: skip
 ONE_CALL = ("llama3.1", "gpt-oss")
 
@@ -35,7 +36,7 @@ def search(query: str, k: int = 3, exact: bool = False, among: list[str] | None 
 
 NATIVE = Native([FunctionTool(search)])
 TOOLS = NATIVE.schemas()
-QUERY = 'explain "the </tool_call> token" of\nZürich: {a: [1, 2]}, 5'
+QUERY = 'explain "the </tool_call> token" of\nZürich\'s C:\\new: {a: [1, 2]}, 5, and </think>'
 
 
 @functools.cache
@@ -114,7 +115,8 @@ def test_what_the_template_writes_is_read_back(kind):
 @pytest.mark.parametrize("kind", FAMILY)
 def test_text_without_a_call_is_no_answer(kind):
     chat = chat_of(kind)
-    text = {"qwen3.5": "hm</think>\n\nZug", "gpt-oss": "<|channel|>final<|message|>Zug"}.get(kind, "Zug")
+    channel = {"gpt-oss": "<|channel|>final<|message|>Zug", "muse": " to=user<|message|>Zug"}
+    text = {"qwen3.5": "hm</think>\n\nZug", **channel}.get(kind, "Zug")
     ids = [*chat.encode(text), *chat.turn_end_ids]
     assert chat.read_turn(ids, TOOLS)["content"] == "Zug"
     assert "No function was called" in NATIVE.parse(chat.decode_action(ids, TOOLS)).error
@@ -159,6 +161,26 @@ MALFORMED = {
         "[TOOL_CALLS]",
         '[TOOL_CALLS] [{"name": "search", "arguments": {}, "id": 1}]',
         "[TOOL_RESULTS] Zug",
+    ],
+    "lfm2": [
+        "<|tool_call_start|>[search(query='a')",
+        "<|tool_call_start|>[search(query='a)]<|tool_call_end|>",
+        "<|tool_call_start|>[search('a')]<|tool_call_end|>",
+        "<|tool_call_start|>[search(query='a', query='b')]<|tool_call_end|>",
+        "<|tool_call_start|>[search(query=a)]<|tool_call_end|>",
+        "<|tool_call_start|>[]<|tool_call_end|>",
+        '<|tool_call_start|>{"query": "a"}<|tool_call_end|>',
+    ],
+    "deepseek": [
+        "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
+        "<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n```json\n[1]\n```<｜tool▁call▁end｜><｜tool▁calls▁end｜>",
+        '<｜tool▁calls▁begin｜><｜tool▁call▁begin｜>search<｜tool▁sep｜>{"query": "a"}<｜tool▁call▁end｜>',
+    ],
+    "muse": [
+        "Zug",
+        " to=self<|message|>hm<|eot|>",
+        " to=search<|message|>a<|eot|>",
+        ' to=search<|message|><atem:function_calls><atem:invoke name="search"></atem:function_calls><|eot|>',
     ],
     "gpt-oss": [
         "Zug",
@@ -229,6 +251,13 @@ def test_values_without_quotes_have_the_type_of_their_schema(text, schema, value
         ("plain", "", "", "does not take tools"),
         ("gemma", "", "", "does not take tools"),
         ("hermes", "tool_call>", "invocation>", "nothing here reads calls"),
+        ("hermes", "{% for call in m.tool_calls %}", "{% for call in [] %}", "leaves calls out"),
+        (
+            "gemma4",
+            "{% if last.role != 'tool' %}<|turn>model",
+            "{% if True %}<|turn>model",
+            "begins a turn after results in another way",
+        ),
         ("hermes", "{{ m.content }}\n</tool_response>", "</tool_response>", "leaves out results"),
         ("hermes", "{% for m in messages %}", "{% for m in messages | sort(attribute='role') %}", "after its generation prompt"),
         (
@@ -290,6 +319,45 @@ def test_what_would_be_read_as_something_else_is_not_taught():
     call = {"function": {"name": "search", "arguments": {"<query>": "a"}}}
     with pytest.raises(ValueError, match="read back"):
         chat_of("glm").turn_ids({"role": "assistant", "content": "", "tool_calls": [call]}, TOOLS)
+
+
+@pytest.mark.parametrize(
+    ("text", "arguments"),
+    [
+        ("[search(query='it\\'s', k=2)]", {"query": "it's", "k": 2}),
+        ('<|python_start|>[search(query="a\\u00fc\\n", among=["x", {"y": None}])]<|python_end|>', None),
+        ("[search(query='a', exact=True), search(query='b')]", {"query": "a", "exact": True}),
+        ("[1, 2]", "text"),
+        ("[search(query='a')] and", "error"),
+    ],
+)
+def test_calls_in_python(text, arguments):
+    (family,) = (family for family in FAMILIES if family.name == "Llama, in Python")
+    if arguments == "error":
+        with pytest.raises(ValueError, match="nothing but the calls"):
+            Dialect(family).read(text, TOOLS)
+        return
+    response = Dialect(family).read(text, TOOLS)
+    wanted = [] if arguments == "text" else [arguments or {"query": "aü\n", "among": ["x", {"y": None}]}]
+    assert [call.arguments for call in response.calls][:1] == wanted and bool(response.text) == (arguments == "text")
+
+
+@pytest.mark.parametrize("kind", FAMILY)
+def test_a_mark_that_text_spells_is_not_read_as_one(kind):
+    """As a model copies it from a passage, in tokens of text."""
+    chat = chat_of(kind)
+    spelled = chat.escape("\n".join([*chat.control.values(), *chat.dialect.family.marks]))
+    turn = turn_of(f"a{spelled}b")
+    read = NATIVE.parse(chat.decode_action(chat.turn_ids(turn, TOOLS), TOOLS))
+    (call,) = read.calls
+    assert call.arguments["query"].replace("\u2060", "") == f"a{spelled}b".replace("\u2060", "")
+    if kind == "hermes":
+        ids = [
+            id
+            for part in ("<tool", '_call>{"name": "search", "arguments": {}}</', "tool_call>")
+            for id in chat.encode(part)
+        ]
+        assert chat.read_turn(ids, TOOLS)["content"].startswith("<tool_call>")
 
 
 @pytest.mark.parametrize(("kind", "ends"), [("gpt-oss", ["<|call|>", "<|return|>"]), ("mistral", ["</s>"])])

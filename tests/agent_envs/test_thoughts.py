@@ -51,6 +51,55 @@ def test_the_environment_gets_the_thought_that_the_prompt_opened():
     assert make_chat("qwen3").decode_action(chat.encode("so")) == "so"
 
 
+IN_CHANNELS = {  # of families: a thought, and a text for the user after it
+    "gpt-oss": ("<|channel|>analysis<|message|>{}", "<|end|><|start|>assistant", "<|channel|>final<|message|>"),
+    "muse": (" to=self<|message|>{}", "<|eom|><|start|>assistant", " to=user<|message|>"),
+    "gemma4": ("<|channel>thought\n{}", "<channel|>", ""),
+    "mistral": ("[THINK]{}", "[/THINK]", ""),
+}
+
+
+@pytest.mark.parametrize("name", ["tags", "hermes", "react"])
+@pytest.mark.parametrize("kind", IN_CHANNELS)
+def test_a_format_of_text_sees_the_thought_and_the_text_of_channels(kind, name):
+    chat, format = make_chat(kind), make_format(name, [SEARCH])
+    thought, closing, channel = IN_CHANNELS[kind]
+    begun = thought.format(f"Maybe {ANSWERS[name].format('Paris')}?")
+    said = f"{begun}{closing}{channel}{ANSWERS[name].format('London')}"
+    ids = StopChecker(chat, format.stop).cut([*chat.encode(said), *chat.turn_end_ids])
+    turn = format.parse(chat.decode_action(ids))
+    assert (turn.answer, turn.thought) == ("London", f"Maybe {ANSWERS[name].format('Paris')}?")
+    assert format.parse(chat.decode_action(chat.encode(begun))).unfinished
+    assert format.parse(chat.decode_action(chat.encode(f"{channel}{ANSWERS[name].format('Rome')}"))).answer == "Rome"
+    # What is taught is what is read.
+    text = f"<think>so</think>{ANSWERS[name].format('London')}"
+    taught = chat.text_ids(text)
+    assert format.parse(chat.decode_action(taught)) == format.parse(text) and taught[-1] in chat.end_ids
+    written = thought.format("so") + "\n" * (kind == "gemma4") + closing + chat._lead + text.partition("</think>")[2]
+    assert taught[:-1] == chat.encode(written)
+
+
+def test_a_text_in_no_channel_for_the_user_is_no_action():
+    chat, format = make_chat("gpt-oss"), make_format("tags", [SEARCH])
+    for said in (
+        "<|channel|>analysis<|message|><answer>a</answer><|end|>",
+        "<|channel|>analysis<answer>a</answer><|message|>b",
+    ):
+        assert format.parse(chat.decode_action(chat.encode(said))).answer is None
+
+
+@pytest.mark.parametrize("kind", ["hermes", "qwen3", "qwen3.5"])
+def test_the_mark_of_a_thought_within_a_call_is_an_argument(kind):
+    chat, format = make_chat(kind), make_format("native", [SEARCH])
+    call = {"function": {"name": "search", "arguments": {"query": "what is </think> and <think>?"}}}
+    for thought in ("", "so"):
+        message = {"role": "assistant", "content": "", "reasoning_content": thought, "tool_calls": [call]}
+        turn = format.parse(chat.decode_action(chat.turn_ids(message, format.schemas()), format.schemas()))
+        assert turn.calls[0].arguments == call["function"]["arguments"]
+    text = '<tool_call>{"name": "search", "arguments": {"query": "a </think> b"}}</tool_call>'
+    assert make_format("hermes", [SEARCH]).parse(text).calls[0].arguments == {"query": "a </think> b"}
+
+
 @pytest.mark.parametrize("opening", ["", "<think>"])
 def test_plain_text_leaves_no_open_thought_to_the_environment(opening):
     format = make_format("plain", [SEARCH], answers=False)

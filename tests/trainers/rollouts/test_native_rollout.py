@@ -23,7 +23,7 @@ from trainers.trajectory import to_rows
 
 MINIWIKI = "AgentR1/MiniWiki-Easy-v0"
 WORLD = {"entities": 60, "questions": 20, "max_turns": 4}
-KINDS = ("hermes", "qwen3.5", "drops", "llama3.1", "mistral", "glm", "gpt-oss", "gemma4")  # qwen3 adds empty thoughts
+KINDS = ("hermes", "qwen3", "qwen3.5", "drops", "llama3.1", "mistral", "glm", "gpt-oss", "gemma4")
 
 
 def make_policy(kind: str) -> Policy:
