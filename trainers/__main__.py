@@ -6,7 +6,7 @@ import runpy
 import sys
 from pathlib import Path
 
-COMMANDS = "grpo ppo rloo reinforce gigpo starpo sft play evaluate export export_episodes report".split()
+COMMANDS = "grpo ppo rloo reinforce gigpo starpo sft play evaluate serve export export_episodes report".split()
 
 
 def main() -> None:

@@ -157,7 +157,7 @@ def read_call(body: Mapping[str, Any]) -> Call:
     checks = {
         "stop": all(isinstance(string, str) and string for string in stop),
         "tools": isinstance(tools, list) and all(map(_is_function, tools)),
-        "max_tokens": longest is None or (isinstance(longest, int) and longest >= 1),
+        "max_tokens": longest is None or (type(longest) is int and longest >= 1),
         "temperature": temperature is None or isinstance(temperature, int | float),
     }
     if wrong := [name for name, is_right in checks.items() if not is_right]:

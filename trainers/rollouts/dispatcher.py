@@ -16,6 +16,8 @@ PATIENCE = (
     0.25  # seconds without a call after which those that wait are answered, though other programs are not back yet
 )
 
+KEPT = 256  # conversations after which the memory of the engine is freed, as soon as no turn is open
+
 
 class Caller(Protocol):
     """An episode as the dispatcher sees it: `trainers.agents.tasks.Episode` explains it."""
@@ -46,6 +48,7 @@ class Dispatcher:
         self.changed = Condition()  # notified of calls, and of programs that begin or end
         self._arrived: list[tuple[Caller, Call]] = []
         self._open: dict[int, tuple[Caller, Call]] = {}  # by conversation, in the order of their submission
+        self._seen: set[int] = set()  # conversations that the engine knows
         self._closed = self._warned = False
 
     def submit(self, caller: Caller, call: Call) -> None:
@@ -100,6 +103,9 @@ class Dispatcher:
         return sorted(arrived, key=lambda pair: (pair[0].number, repr(pair[1].messages)))
 
     def _begin(self, arrived: list[tuple[Caller, Call]]) -> None:
+        if not self._open and len(self._seen) > KEPT:
+            self.engine.reset()
+            self._seen.clear()
         begun: dict[int, list[Call]] = {}
         for caller, call in arrived:
             try:
@@ -108,6 +114,7 @@ class Dispatcher:
                 self._answer(caller, call, error)
                 continue
             self._open[call.number] = caller, call
+            self._seen.add(call.number)
             begun.setdefault(min(call.max_tokens or math.inf, self.params.max_new_tokens), []).append(call)
             if call.temperature not in (None, self.params.temperature) and not self._warned:
                 self._warned = True

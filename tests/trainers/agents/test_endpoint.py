@@ -1,0 +1,189 @@
+"""The endpoint by its protocol, and under attack: bodies that are huge, slow or half sent, keys of others, many at once."""
+
+import json
+import socket
+import time
+
+import httpx
+import openai
+import pytest
+
+from retrieval_index import server
+from trainers.agents.calls import CallRefused, Turn
+from trainers.agents.endpoint import BODY_BYTES, Endpoint
+
+CALL = {"id": "call_1_0", "type": "function", "function": {"name": "add", "arguments": '{"a": 1}'}}
+SAID = {"role": "assistant", "content": "", "tool_calls": [CALL]}
+HELLO = [{"role": "user", "content": "hello"}]
+
+
+class Callee:
+    """Answers a call with what its last message says, or as `SAID` where it has tools."""
+
+    def __init__(self):
+        self.calls, self.paid = [], []
+
+    def submit(self, call):
+        self.calls.append(call)
+        message = SAID if call.tools else {"role": "assistant", "content": call.messages[-1]["content"]}
+        reason = "tool_calls" if call.tools else "stop"
+        pieces = ["a", "b"] if call.logprobs else None
+        call.answer.set_result(
+            Turn(
+                message=message,
+                finish_reason=reason,
+                prompt_tokens=7,
+                tokens=[1, 2],
+                logprobs=[-1.0, None],
+                pieces=pieces,
+            )
+        )
+
+    def call_tool(self, name, arguments):
+        if name != "add":
+            raise LookupError(f"there is no tool {name!r}")
+        return str(sum(arguments.values()))
+
+    def reward(self, value):
+        self.paid.append(value)
+
+
+@pytest.fixture(scope="module")
+def served():
+    callees = {"one": Callee(), "two": Callee()}
+    endpoint = Endpoint(callees.get)
+    yield endpoint.url, callees
+    endpoint.close()
+
+
+@pytest.fixture(scope="module")
+def client(served):
+    with openai.OpenAI(base_url=served[0], api_key="one", max_retries=0) as client:
+        yield client
+
+
+def test_a_turn_comes_in_the_form_of_the_api(client, served):
+    tools = [{"type": "function", "function": {"name": "add", "parameters": {"type": "object", "properties": {}}}}]
+    create = client.chat.completions.create
+    messages = [
+        {"role": "developer", "content": [{"type": "text", "text": "a"}, {"type": "text", "text": "b"}]},
+        *HELLO,
+    ]
+    reply = create(model="m", messages=messages, tools=tools, max_tokens=5, stop="x", temperature=0.5, logprobs=True)
+    (choice,) = reply.choices
+    assert choice.finish_reason == "tool_calls" and choice.message.content is None
+    assert choice.message.tool_calls[0].function.arguments == '{"a": 1}' and reply.usage.total_tokens == 9
+    assert [(t.token, t.logprob) for t in choice.logprobs.content] == [("a", -1.0), ("b", 0.0)]
+    call = served[1]["one"].calls[-1]
+    assert call.messages[0] == {"role": "system", "content": "ab"}
+    assert (call.max_tokens, call.stop, call.temperature, call.tools) == (5, ("x",), 0.5, tools)
+    assert not create(model="m", messages=HELLO, tools=tools, tool_choice="none").choices[0].message.tool_calls
+    assert [model.id for model in client.models.list()] == ["policy"]
+
+
+def test_a_stream_holds_the_same(client):
+    tools = [{"type": "function", "function": {"name": "add"}}]
+    with client.chat.completions.stream(model="m", messages=HELLO, tools=tools) as stream:
+        final = stream.get_final_completion().choices[0]
+    assert final.message.tool_calls[0].function.name == "add" and final.finish_reason == "tool_calls"
+    chunks = list(
+        client.chat.completions.create(model="m", messages=HELLO, stream=True, stream_options={"include_usage": True})
+    )
+    assert "".join(c.choices[0].delta.content or "" for c in chunks if c.choices) == "hello"
+    assert chunks[-1].usage.completion_tokens == 2
+
+
+def test_tools_and_rewards_of_the_episode(served):
+    url, callees = served
+    headers = {"Authorization": "Bearer two"}
+    assert httpx.post(f"{url}/tools/add", json={"a": 1, "b": 2}, headers=headers).json() == {"result": "3"}
+    assert httpx.post(f"{url}/tools/no", json={}, headers=headers).status_code == 404
+    assert httpx.post(f"{url}/reward", json={"reward": 0.5}, headers=headers).status_code == 200
+    assert callees["two"].paid == [0.5] and not callees["one"].paid
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"n": 2}, "n must be 1, got 2"),
+        ({"messages": []}, "messages must be a list of objects, one at least"),
+        ({"messages": [{"role": "robot", "content": "x"}]}, "the role of a message must be one of"),
+        ({"messages": [{"role": "user", "content": [{"type": "image_url"}]}]}, "must be text, or a list of parts that are text"),
+        ({"messages": [{"role": "tool", "content": "x"}]}, "must have a tool_call_id"),
+        ({"messages": [{"role": "assistant", "tool_calls": [1]}]}, "must be a list of function calls"),
+        ({"response_format": {"type": "json_object"}}, "response_format must be text"),
+        ({"functions": [{}]}, "use tools"),
+        ({"tools": [{"type": "function"}]}, "tools has no valid value"),
+        ({"stop": [3]}, "stop has no valid value"),
+        ({"max_tokens": 0}, "max_tokens has no valid value"),
+        ({"max_tokens": True}, "max_tokens has no valid value"),
+        ({"temperature": "hot"}, "temperature has no valid value"),
+        (b"{", "The body must be a JSON object"),
+        (b"[" * 100_000, "The body must be a JSON object"),
+        (b"\xff", "utf-8"),
+    ],
+)  # fmt: skip
+def test_what_cannot_be_answered_is_refused_with_a_reason(served, changes, said):
+    body = changes if isinstance(changes, bytes) else json.dumps({"messages": HELLO} | changes).encode()
+    reply = httpx.post(f"{served[0]}/chat/completions", content=body, headers={"Authorization": "Bearer one"})
+    assert reply.status_code == 400 and said in reply.json()["error"]["message"]
+
+
+def test_another_key_and_a_refusal_of_the_episode(served, client):
+    for key in ("Bearer three", "one", ""):
+        reply = httpx.post(f"{served[0]}/chat/completions", json={"messages": HELLO}, headers={"Authorization": key})
+        assert reply.status_code == (200 if key == "one" else 401)
+
+    def refuse(call):
+        raise CallRefused(403, "the episode of this key has ended", "episode_ended")
+
+    callee = served[1]["two"]
+    callee.submit = refuse
+    with pytest.raises(openai.PermissionDeniedError, match="has ended"):
+        client.with_options(api_key="two").chat.completions.create(model="m", messages=HELLO)
+    del callee.submit
+
+
+def connect(url: str) -> socket.socket:
+    host, port = url.removeprefix("http://").removesuffix("/v1").split(":")
+    return socket.create_connection((host, int(port)), timeout=10)
+
+
+def request(length: int) -> bytes:
+    lines = ["POST /v1/chat/completions HTTP/1.1", "Host: x", "Authorization: Bearer one", f"Content-Length: {length}"]
+    return "\r\n".join([*lines, "", ""]).encode()
+
+
+def test_slow_huge_and_half_open_clients_hold_up_nobody(served, client, monkeypatch):
+    monkeypatch.setattr(server, "ARRIVAL", 0.5)
+    silent, slow, huge, unread = (connect(served[0]) for _ in range(4))
+    slow.sendall(request(1000) + b"{")
+    body = json.dumps({"messages": [{"role": "user", "content": "x" * 2_000_000}], "stream": True}).encode()
+    unread.sendall(request(len(body)) + body)
+    huge.sendall(request(100 * 2**20))
+    sent = 0
+    try:
+        while sent <= 2 * BODY_BYTES:
+            sent += huge.send(b" " * 2**16)
+    except OSError:  # it is told so, and hung up on
+        pass
+    begin = time.monotonic()
+    assert client.chat.completions.create(model="m", messages=HELLO).choices[0].message.content == "hello"
+    assert time.monotonic() - begin < 5
+    assert b" 408 " in slow.recv(1000)
+    with huge:
+        assert sent <= 2 * BODY_BYTES or b" 413 " in huge.recv(1000)
+    for one in (silent, slow, unread):
+        one.close()
+    assert client.chat.completions.create(model="m", messages=HELLO).choices[0].message.content == "hello"
+
+
+def test_three_hundred_at_once_are_not_mixed(served):
+    sockets = [connect(served[0]) for _ in range(300)]
+    for number, one in enumerate(sockets):
+        body = json.dumps({"messages": [{"role": "user", "content": f"I am {number}."}]}).encode()
+        one.sendall(request(len(body)).replace(b"Host: x", b"Host: x\r\nConnection: close") + body)
+    for number, one in enumerate(sockets):
+        with one, one.makefile("rb") as reply:
+            told = reply.read()
+        assert b" 200 " in told and f"I am {number}.".encode() in told
