@@ -86,18 +86,7 @@ def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
         except (Malformed, UnicodeDecodeError, RecursionError) as problem:
             raise CallRefused(400, str(problem)) from None
 
-    @app.exception_handler(CallRefused)
-    async def refuse(request: Request, error: CallRefused) -> Response:
-        told = {"message": str(error), "type": "invalid_request_error", "param": None, "code": error.code}
-        return JSONResponse({"error": told}, error.status, {"x-should-retry": "false"})
-
-    @app.exception_handler(HTTPException)
-    async def fail(request: Request, error: HTTPException) -> Response:
-        return JSONResponse({"error": {"message": error.detail, "code": None}}, error.status_code, error.headers)
-
-    @app.exception_handler(ClientDisconnect)
-    async def leave(request: Request, error: ClientDisconnect) -> Response:
-        return Response(status_code=CLIENT_GONE)
+    _answer_errors(app)
 
     @app.get("/v1/models")
     async def models() -> dict[str, Any]:
@@ -136,6 +125,21 @@ def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
         return JSONResponse({})
 
     return app
+
+
+def _answer_errors(app: FastAPI) -> None:
+    @app.exception_handler(CallRefused)
+    async def refuse(request: Request, error: CallRefused) -> Response:
+        told = {"message": str(error), "type": "invalid_request_error", "param": None, "code": error.code}
+        return JSONResponse({"error": told}, error.status, {"x-should-retry": "false"})
+
+    @app.exception_handler(HTTPException)
+    async def fail(request: Request, error: HTTPException) -> Response:
+        return JSONResponse({"error": {"message": error.detail, "code": None}}, error.status_code, error.headers)
+
+    @app.exception_handler(ClientDisconnect)
+    async def leave(request: Request, error: ClientDisconnect) -> Response:
+        return Response(status_code=CLIENT_GONE)
 
 
 def read_call(body: Mapping[str, Any]) -> Call:
