@@ -19,10 +19,8 @@ from typing import Any
 from agent_envs.chat_tokens import ChatTokens
 from agent_envs.formats.base import Malformed
 from agent_envs.formats.blocks import find_end, split_thought
-from trainers.engines.engine import Completion
+from trainers.engines.engine import LEAST_TURN, Completion
 from trainers.trajectory import Step, Trajectory
-
-LEAST_TURN = 32  # tokens that must be left for a turn behind its prompt, or fewer where turns are shorter
 
 Message = dict[str, Any]
 _Key = tuple[Any, ...]  # of a message: what makes it the same message

@@ -7,6 +7,8 @@ from typing import Protocol
 
 from trainers.runtime.errors import UserError
 
+LEAST_TURN = 32  # tokens that a model must be able to write behind what it has read; its longest turn may be longer
+
 
 @dataclass(slots=True, kw_only=True)
 class Completion:

@@ -140,7 +140,7 @@ def to_episode_steps(messages: list[Message], policy: Policy, tools: Schemas | N
 
 def to_steps(messages: list[Message], policy: Policy, tools: list[dict] | None = None) -> list[Step]:
     """The assistant's messages as steps. A step whose prompt does not extend the one before, as under a template that drops
-    earlier thoughts, begins a sequence of its own.
+    earlier thoughts, begins a row of its own.
 
     Raises:
         ValueError: the template fails, leaves tool calls out, or does not put a turn behind its generation prompt.

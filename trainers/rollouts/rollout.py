@@ -12,13 +12,11 @@ from agent_envs.context import Messages
 from agent_envs.tool_env import ToolEnv
 from agent_envs.utils.scripts import EpisodeRecorder, begin
 from agent_envs.vector import ToolVectorEnv, info_of
-from trainers.engines.engine import Completion, Engine, SamplingParams
+from trainers.engines.engine import LEAST_TURN, Completion, Engine, SamplingParams
 from trainers.models.policy import Policy
 from trainers.rollouts.timing import Timing
 from trainers.runtime.errors import UserError
 from trainers.trajectory import Step, Trajectory
-
-LEAST_TURN = 32  # tokens that a model must be able to write behind what it has read; its longest turn may be longer
 
 
 def rollout(
@@ -140,7 +138,7 @@ class _Episode:
             self.ended, trajectory.truncated = True, truncated
             trajectory.info = {k: v for k, v in info_of(infos, i).items() if not isinstance(v, dict)}
             return 0
-        if "context" in infos and infos["_context"][i]:  # rewritten: the next step starts a sequence of its own
+        if "context" in infos and infos["_context"][i]:  # rewritten: the next step starts a row of its own
             self.context = self.policy.prompt_ids(self.instructions, infos["context"][i], self.tools)
             trajectory.messages += self.policy.prompt_messages(self.instructions, infos["context"][i])
             return len(self.context)
