@@ -88,13 +88,14 @@ def locate(place: Path, name: str, split: str, corpus: str | Path | None, questi
         raise
 
 
-def load(location: Location) -> tuple[tuple[Question, ...], tuple[Passage, ...]]:
+def load(location: Location) -> tuple[tuple[Question, ...], Sequence[Passage]]:
     """Read questions and passages. Raises ValueError: by file, line and field."""
     path, corpus = location.questions, location.passages
+    passages: Sequence[Passage] = ()
     if location.official:
         questions, passages = _read_official(location.name, path, (*stamp(path), *stamp(path.with_name(ALIASES_FILE))))
     else:
-        questions, passages = _read_questions(path, stamp(path)), ()
+        questions = _read_questions(path, stamp(path))
     if corpus is not None:
         passages = read_corpus(corpus)
     return questions, passages
@@ -224,8 +225,8 @@ def open_index(folder: Path) -> Index:
 
 @lru_cache(maxsize=4)
 def _read(corpus: Path | str, stamps: tuple, cache: Path) -> Sequence[Passage]:
-    passages = _index_once(Path(corpus), cache) if Path(corpus).exists() else None
-    passages = tuple(read_passages(corpus)) if passages is None else passages
+    indexed = _index_once(Path(corpus), cache) if Path(corpus).exists() else None
+    passages: Sequence[Passage] = tuple(read_passages(corpus)) if indexed is None else indexed
     if not any(passage.text.strip() for passage in passages):
         raise ValueError(f"{corpus}: there is {'no text in its passages' if passages else 'no passage in it'}")
     return passages

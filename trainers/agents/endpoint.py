@@ -181,7 +181,7 @@ def _read_message(message: Mapping[str, Any]) -> Message:
     role = _ROLES.get(str(message.get("role")))
     if role is None:
         raise CallRefused(400, f"the role of a message must be one of {', '.join(_ROLES)}, got {message.get('role')!r}")
-    read = {"role": role, "content": text_of(message.get("content"))}
+    read: Message = {"role": role, "content": text_of(message.get("content"))}
     if role == "tool":
         if not isinstance(message.get("tool_call_id"), str):
             raise CallRefused(400, "a message of the role tool must have a tool_call_id")
@@ -211,8 +211,9 @@ def _usage(turn: Turn) -> dict[str, int]:
 def _logprobs(turn: Turn) -> dict[str, Any] | None:
     if turn.pieces is None:
         return None
+    other: dict[str, Any] = {"bytes": None, "top_logprobs": []}
     pairs = zip(turn.pieces, turn.logprobs, strict=True)
-    tokens = [{"token": piece, "logprob": value or 0.0, "bytes": None, "top_logprobs": []} for piece, value in pairs]
+    tokens = [{"token": piece, "logprob": value or 0.0, **other} for piece, value in pairs]
     return {"content": tokens, "refusal": None}
 
 

@@ -4,7 +4,7 @@ import importlib
 import json
 import os
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, ClassVar
@@ -33,6 +33,7 @@ class TaskEnv(ToolEnv):
 
     REWARD = Reward(score=(1.0, Metric("score")))
     PRIMARY_METRIC: ClassVar[str] = "score"
+    questions: Sequence[Any]  # tasks as the file has them
 
     def __init__(self, path: str, split: str = "train", reward: str = ""):
         check_choice("split", split)

@@ -81,9 +81,11 @@ class Setup:
         """
         self.collector.update_weights()
         instance_ids, length = sample_instances(self.held_out.envs[0], questions), self.args.max_new_tokens
-        agent = self.held_out, self.collector.policy, self.engine
-        how = length, temperature, recorder, 1, None, self._agent
-        return self._make_row(name, lambda: evaluator.run_policy(*agent, instance_ids, *how)[0])
+        run = partial(
+            evaluator.run_policy, self.held_out, self.collector.policy, self.engine, instance_ids, length, temperature,
+            recorder, roll_out=self._agent,
+        )  # fmt: skip
+        return self._make_row(name, lambda: run()[0])
 
     def close(self) -> None:
         """End what runs beside the trainer."""

@@ -115,7 +115,8 @@ class Dispatcher:
                 continue
             self._open[call.number] = caller, call
             self._seen.add(call.number)
-            begun.setdefault(min(call.max_tokens or math.inf, self.params.max_new_tokens), []).append(call)
+            longest = self.params.max_new_tokens
+            begun.setdefault(min(call.max_tokens or longest, longest), []).append(call)
             if call.temperature not in (None, self.params.temperature) and not self._warned:
                 self._warned = True
                 asked = f"a program asks for temperature {call.temperature:g}"
