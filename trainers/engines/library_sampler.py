@@ -35,18 +35,22 @@ class LibrarySampler:
     Args:
         processed: `Engine.processed`.
 
+    Attributes:
+        keeps_cache: the library's cache gives what the model computes without one; else a turn is run anew for each token.
+
     Raises:
-        ValueError: the library's cache does not give what the model computes without one.
+        ValueError: generating does not give what the model computes.
     """
 
     def __init__(self, policy: Policy, processed: collections.Counter[str]):
         self._policy, self._processed = policy, processed
-        self._pads = True  # on the left, so that a batch holds prompts of different lengths
-        if self._find_difference():
-            self._pads = False
-            if reason := self._find_difference():
-                kind = type(policy.model).__name__
-                raise UserError(f"{kind} cannot be sampled from with the library's cache ({reason}): try --engine vllm")
+        # Prompts of different lengths in a batch are padded on the left, where that changes nothing.
+        for self._pads, self.keeps_cache in ((True, True), (False, True), (False, False)):
+            if not (reason := self._find_difference()):
+                return
+        raise UserError(
+            f"{type(policy.model).__name__} cannot be sampled from by the library ({reason}): try --engine vllm"
+        )
 
     def choose(self, prompts: dict[int, list[int]], turns: Turns) -> list[int]:
         """The conversations of the next batch: the longest prompts, if need be those of one length."""
@@ -67,7 +71,10 @@ class LibrarySampler:
         ids, attention_mask = torch.tensor([rows, is_real], device=policy.device)
         sampler = _TurnSampler([turns[key] for key in prompts], params)
         config = GenerationConfig(
-            max_new_tokens=max(turn.longest for turn in sampler.turns), do_sample=False, pad_token_id=policy.pad_id
+            max_new_tokens=max(turn.longest for turn in sampler.turns),
+            do_sample=False,
+            pad_token_id=policy.pad_id,
+            use_cache=self.keeps_cache,
         )
         with _as_sampled(policy):
             policy.model.generate(

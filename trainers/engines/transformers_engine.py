@@ -26,7 +26,7 @@ class TransformersEngine:
     A model that keeps another state than keys and values is sampled from by `LibrarySampler`, with a warning.
 
     Raises:
-        ValueError: nor does the library's own cache give what the model computes without one.
+        ValueError: nor does the library's own `generate` give what the model computes.
     """
 
     def __init__(self, policy: Policy, stop: tuple[str, ...]):
@@ -35,11 +35,11 @@ class TransformersEngine:
         self._budget = ThoughtBudget(policy, policy.thought_tokens) if policy.thought_tokens else None
         self._library: LibrarySampler | None = None
         if reason := self._runner.unfit:
-            kind = type(policy.model).__name__
-            warnings.warn(
-                f"{kind} is sampled from with the library's own cache, which is slower: {reason}", stacklevel=2
-            )
             self._library = LibrarySampler(policy, self._runner.processed)
+            how = "with the library's own cache" if self._library.keeps_cache else "without a cache, token by token"
+            warnings.warn(
+                f"{type(policy.model).__name__} is sampled from {how}, which is slower: {reason}", stacklevel=2
+            )
         self.reset()
 
     @property
