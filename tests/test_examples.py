@@ -2,6 +2,7 @@
 
 import ast
 import importlib.util
+import shutil
 import sys
 from pathlib import Path
 
@@ -24,9 +25,18 @@ SAID = {
     "in_a_notebook": ("Trained with GRPO", "held out: {", "->"),
     "api_model": ("Use the functions that you are given", "'name': 'answer'", "exact match in 4 episodes"),
     "native_tools": ("functions: search, answer", "<tool_call>", "<|tool|>", "Base Tool Call", "Trained with GRPO"),
+    "openai_agent": ("Trained with GRPO", "rows an episode: [1.0, 1.0]", "edited turns: 0"),
+    "two_agents": ("rows of an episode: [3]", "calls of the policy: [3]"),
+    "node_agent": ("episodes that failed: [0.0]", "turns: ["),
     "mixture": ("AgentR1/Calculator-v0", "score: {"),
 }
-NEEDS = {"mcp_tools": "mcp", "lora_one_gpu": "peft", "api_model": "openai"}
+NEEDS = {
+    "mcp_tools": "mcp",
+    "lora_one_gpu": "peft",
+    "api_model": "openai",
+    "openai_agent": "openai",
+    "two_agents": "openai",
+}
 
 
 def load(name: str):
@@ -51,6 +61,8 @@ def no_trace(tmp_path, monkeypatch, small_cold_start):
 def test_it_runs_and_says_what_it_promises(name, no_trace, tmp_path, capfd):
     if package := NEEDS.get(name):
         pytest.importorskip(package)
+    if name == "node_agent" and not shutil.which("node"):
+        pytest.skip("node is not installed")
     load(name).main(out=str(tmp_path / "run"), quick=True)
     said = capfd.readouterr().out
     assert [phrase for phrase in SAID[name] if phrase not in said] == [], said
