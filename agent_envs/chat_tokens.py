@@ -4,13 +4,12 @@ Sampled ids are kept: only the prompt and observations are encoded, since byte-p
 tokenizer of `transformers` and imports none of it.
 """
 
-import hashlib
 import json
-import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from typing import Any
 
+from agent_envs.chat_messages import Message, Schemas, quote_strings, read_arguments, short_id, split_thought_off
 from agent_envs.control_tokens import THINK, ControlTokens
 from agent_envs.formats.base import Malformed, Unfinished
 from agent_envs.formats.dialects import (
@@ -24,10 +23,7 @@ from agent_envs.formats.dialects import (
 )
 from agent_envs.formats.families import Family, Response
 from agent_envs.formats.json_text import dumps
-from agent_envs.formats.notations import quote_free
 
-Message = dict[str, Any]
-Schemas = list[dict[str, Any]]  # of functions, as chat templates take them
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
 
 
@@ -121,7 +117,7 @@ class ChatTokens(ControlTokens):
 
     def _render_any(self, messages: list[Message], tools: Schemas | None, add_generation_prompt: bool) -> str:
         if self.dialect and self.dialect.family.unquoted:
-            messages = [_quote_free(message) for message in messages]
+            messages = [quote_strings(message) for message in messages]
         text = self.tokenizer.apply_chat_template(
             messages, tokenize=False, tools=tools, add_generation_prompt=add_generation_prompt, **self.template_options
         )
@@ -207,14 +203,14 @@ class ChatTokens(ControlTokens):
         that are spelled out anywhere stay text."""
         kept = {**message, "content": message.get("content") or ""}
         if message["role"] == "assistant" and (self.opened_thought or (self.dialect and self.dialect.shows_thought)):
-            kept = _split_message(kept)
+            kept = split_thought_off(kept)
         if calls := kept.pop("tool_calls", None):
             kept["tool_calls"] = [
-                to_tool_call(call["function"]["name"], read_arguments(call), _short_id(call.get("id") or ""))
+                to_tool_call(call["function"]["name"], read_arguments(call), short_id(call.get("id") or ""))
                 for call in calls
             ]
         if "tool_call_id" in kept:
-            kept["tool_call_id"] = _short_id(kept["tool_call_id"])
+            kept["tool_call_id"] = short_id(kept["tool_call_id"])
         thought = kept.pop("reasoning_content", None)
         if thought and self.dialect and not self.dialect.shows_thought:
             if calls:  # text beside calls is all that there is
@@ -223,7 +219,11 @@ class ChatTokens(ControlTokens):
             kept |= {"reasoning_content": thought, "thinking": thought}  # gpt-oss has the other name
         said, made = kept.pop("content"), kept.pop("tool_calls", None)
         user = partial(self.escape, allowed=self.tags)
-        by_role = {"system": self.escape_instructions, "assistant": self._escape_turn, "user": user}
+        by_role: dict[str, Callable[[str], str]] = {
+            "system": self.escape_instructions,
+            "assistant": self._escape_turn,
+            "user": user,
+        }
         kept = self.escape_all(kept) | {"content": by_role.get(kept["role"], self.escape)(said)}
         # Calls are read as JSON first, so the marks of calls may stand in their arguments.
         return kept | {"tool_calls": self.escape_all(made, self._call_marks)} if made else kept
@@ -324,7 +324,9 @@ class ChatTokens(ControlTokens):
             ValueError: functions cannot be used with this template.
         """
         if self.dialect is None:
-            raise ValueError(f"the model cannot call functions: {self.refusal}; choose another format than native")
+            raise ValueError(
+                f"the model cannot call functions: {self.refusal}; choose another format than native, such as hermes"
+            )
         try:
             response = self.dialect.read(self._decode_turn(ids), tools or [])
         except Malformed as problem:
@@ -379,14 +381,6 @@ class ChatTokens(ControlTokens):
         return self.decode_all(ids[:-1] if ids and ids[-1] in self.end_ids else ids)
 
 
-def read_arguments(call: Message) -> Any:
-    """The arguments of a call as an object; some APIs and files have none, or text."""
-    given = call["function"].get("arguments")
-    if given in (None, ""):
-        return {}
-    return json.loads(given) if isinstance(given, str) else given
-
-
 def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:
     """The options of a chat template that turn thoughts "on" or "off"; none for "auto", or a number where it has no switch."""
     if thinking == "auto":
@@ -405,30 +399,5 @@ def _find_switch(tokenizer: Any, thinking: str) -> dict[str, bool]:
     return options[thinking == "off"]
 
 
-def _split_message(message: Message) -> Message:
-    """The thought at the start of a message's content as ``reasoning_content``."""
-    begun, closed, rest = message["content"].lstrip().partition("</think>")
-    if not closed or not begun.startswith("<think>") or message.get("reasoning_content"):
-        return message
-    return {**message, "reasoning_content": begun.removeprefix("<think>").strip(), "content": rest.lstrip()}
-
-
-def _quote_free(message: Message) -> Message:
-    """A message whose calls hold strings as they stand between quotes."""
-    if not (calls := message.get("tool_calls")):
-        return message
-    quoted = [
-        to_tool_call(one["name"], {name: quote_free(value) for name, value in one["arguments"].items()}, call["id"])
-        for call in calls
-        for one in [call["function"]]
-    ]
-    return {**message, "tool_calls": quoted}
-
-
 def _without_joiners(calls: list[tuple[str, Any]]) -> Any:
     return json.loads(dumps(calls).replace("\u2060", ""))
-
-
-def _short_id(id: str) -> str:
-    """The id itself where it has the form that Mistral's templates want, else one that stands for it."""
-    return id if re.fullmatch(r"[a-zA-Z0-9]{9}", id) else hashlib.sha256(id.encode()).hexdigest()[:9]

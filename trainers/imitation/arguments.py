@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from agent_envs.chat_tokens import Message, read_arguments
+from agent_envs.chat_messages import Message, read_arguments
 from agent_envs.formats.families import kinds_of
 from agent_envs.tools.schema import compile_parameters
 from trainers.runtime.errors import UserError

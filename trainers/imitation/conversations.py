@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from agent_envs.chat_tokens import Message, Schemas, read_arguments
+from agent_envs.chat_messages import Message, Schemas, read_arguments
 from agent_envs.formats.base import Format
 from agent_envs.formats.blocks import split_thought
 from agent_envs.formats.native import NATIVE_CALLS, Native

@@ -36,7 +36,9 @@ def choose_format(policy: Policy, model: str, env_kwargs: str, *vectors: ToolVec
     else:
         reason = ""
     if "native" in names and policy.dialect is None:
-        raise UserError(f"{model} cannot call functions: {policy.refusal}; choose another format than native")
+        raise UserError(
+            f"{model} cannot call functions: {policy.refusal}; choose another format than native, such as hermes"
+        )
     if policy.dialect and not distributed.rank():
         how = f"function calls, as {policy.dialect.family.name} writes them"
         text = f"text, format {', '.join(sorted(names))}" + f": {reason}" * bool(reason)
