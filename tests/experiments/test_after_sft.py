@@ -122,9 +122,8 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
     assert "only each 4th question" in json.loads((out / "grpo-0" / "summary.json").read_text())["source"]
     assert json.loads((out / "results.json").read_text()) == results
     text = (out / "table.md").read_text()
-    header = (
-        "Another world | As in training + Another world | of these yes/no | others | Δ to Rejection sampling | Seeds |"
-    )
+    pooled = "As in training + Another world | of these yes/no | others"
+    header = f"As in training | Another world | {pooled} | Δ to Rejection sampling | Seeds |"
     assert f"| EM | {header}" in text and f"| F1 | {header}" in text
     assert (out / "curves.png").exists()
 
@@ -155,7 +154,7 @@ def test_a_start_from_elsewhere(ask, tmp_path, monkeypatch, model_folder):
     settings = json.loads((elsewhere / "grpo-0" / "summary.json").read_text())["settings"]
     assert (settings["model"], settings["base_model"], settings["lora_rank"]) == (str(start), model, 0)
     results = compare.main(ask(*again))
-    assert list(results["rows"]) == ["SFT", "More SFT", "GRPO"]
+    assert list(results["rows"]) == ["SFT", "More SFT", "GRPO", "Naive RAG (SFT)", "Naive RAG (GRPO)"]
     assert results["training"]["SFT"] == [{}]  # one for each seed, so that those of others keep their places
     taught = json.loads((elsewhere / "more-sft-0" / "summary.json").read_text())["settings"]
     assert (taught["script"], taught["episodes"], taught["model"]) == (["oracle"], [], str(start))
