@@ -3,6 +3,7 @@ PYTHON ?= python3
 VENV ?= .venv
 BIN := $(VENV)/bin
 ARGS ?=
+CPU_INDEX := https://download.pytorch.org/whl/cpu
 # pip --no-compile: most of what is installed is never imported, and compiling all of it takes half a minute. So modules are
 # compiled when they are imported, and that must be kept: else every process that a test starts compiles torch again (10 s).
 export PYTHONDONTWRITEBYTECODE :=
@@ -33,9 +34,13 @@ lint: $(VENV)/installed-dev
 docs: $(VENV)/installed-docs
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --strict $(ARGS)
 
+# PyPI's torch brings gigabytes of CUDA on Linux. Without a GPU that of PyTorch's own index is taken, if that can be reached.
 $(VENV)/installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv $(VENV)
-	$(BIN)/pip install --quiet --no-compile -c constraints.txt torch
+	index=; if ! command -v nvidia-smi >/dev/null && $(BIN)/python -c \
+	    "from urllib.request import urlopen; urlopen('$(CPU_INDEX)/torch/', timeout=5)" 2>/dev/null; \
+	    then index="--index-url $(CPU_INDEX)"; fi; \
+	    $(BIN)/pip install --quiet --no-compile -c constraints.txt $$index torch
 	$(BIN)/pip install --quiet --no-compile -c constraints.txt -e .
 	touch $@
 

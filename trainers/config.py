@@ -143,7 +143,7 @@ class SamplingArgs:
 class OptimisationArgs:
     """Gradient steps."""
 
-    updates: int = option(80, mutable_on_resume=True)
+    updates: int = option(50, mutable_on_resume=True)
     """Policy updates."""
     max_seconds: float = option(0.0, advanced=True, mutable_on_resume=True)
     """End after this many seconds of rollouts and updates, without evaluations, if --updates do not end first; 0: no limit."""
@@ -205,7 +205,7 @@ class AlgorithmArgs:
 class EvaluationArgs:
     """Held-out questions."""
 
-    eval_every: int = option(5, mutable_on_resume=True)
+    eval_every: int = option(10, mutable_on_resume=True)
     """Updates between evaluations on held-out questions."""
     eval_questions: int = option(200, mutable_on_resume=True)
     """Held-out questions at each evaluation; the last one takes --final-questions."""

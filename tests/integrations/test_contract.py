@@ -51,8 +51,6 @@ def test_text_that_is_rewritten_or_holds_calls_is_refused(library, kwargs, why):
 @pytest.mark.parametrize(("id", "kwargs"), [(MINIWIKI, SMALL), (LAKE, {})])
 @pytest.mark.parametrize("library", [mark(name) for name in TOKENS])
 def test_ids_masks_logprobs_and_returns_are_those_of_our_rollout(library, id, kwargs, kind):
-    if library == "verl" and kind == "words":
-        pytest.skip("verl loads tokenizers by the name of the model, which knows no words")
     policy, adapter = make_policy(kind), TOKENS[library]()
     rows = adapter.dataset(id, 2, seed=5, **kwargs)
     episodes = ours(policy, id, kwargs, [adapter.seed_of(row) for row in rows], 3)

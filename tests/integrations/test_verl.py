@@ -20,7 +20,7 @@ from agent_envs.integrations import verl  # noqa: E402
 
 @pytest.fixture
 def policy():
-    return make_policy("bytes")  # verl loads tokenizers by the name of the model, which knows no words
+    return make_policy("bytes")  # untrained: its first turn is worth the same where it is the last
 
 
 def test_an_episode_stays_in_its_length(policy, tmp_path):
