@@ -1,9 +1,9 @@
-"""The learning claim of docs/start.md: held-out exact match before and after reinforcement learning, over several seeds.
+"""The result in docs/results/first_run.md: held-out exact match before and after reinforcement learning, over several seeds.
 
     python -m benchmarks.training.learning --out runs/learning --picture docs/learning_curve.png
 
-Each seed is a whole run of ``python -m trainers.grpo``: another tiny policy, another cold start, other questions. A
-seed whose run is complete is not run again. Ends with one line of JSON.
+Each seed is a whole run of ``python -m trainers.grpo`` from the shipped policy, with other questions. A seed whose run is
+complete is not run again. Ends with one line of JSON.
 """
 
 import json
