@@ -76,7 +76,7 @@ def never(*_, **__):
     raise AssertionError("this was run before")
 
 
-def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
+def test_parts_make_the_whole(ask, tmp_path, monkeypatch, quarter_seconds):
     out = tmp_path / "out"
     with pytest.raises(FileNotFoundError, match=r"no result of this recipe yet; missing: .*GRPO"):
         compare.main(ask("--report"))
@@ -139,7 +139,7 @@ def test_parts_make_the_whole(ask, tmp_path, monkeypatch):
         compare.main(ask("--arguments", '{"dtype": "bfloat16"}'))
 
 
-def test_a_start_from_elsewhere(ask, tmp_path, monkeypatch, model_folder):
+def test_a_start_from_elsewhere(ask, tmp_path, monkeypatch, model_folder, quarter_seconds):
     """What fine-tuning left, exported, is started from in another folder, and later calls know."""
     (tmp_path / "small.toml").write_text(MORE_SFT)
     compare.main(ask("--runs", "sft", "--seeds", "0"))
@@ -167,7 +167,7 @@ def test_a_start_from_elsewhere(ask, tmp_path, monkeypatch, model_folder):
         ask("--start", str(start), "--seeds", "0", "--report").check_inputs()
 
 
-def test_a_baseline_with_seconds_of_its_own_waits_for_no_run(ask, tmp_path):
+def test_a_baseline_with_seconds_of_its_own_waits_for_no_run(ask, tmp_path, quarter_seconds):
     (tmp_path / "small.toml").write_text(MORE_SFT.replace('budget = "grpo"', "budget_seconds = 1"))
     results = compare.main(ask("--runs", "more-sft", "--seeds", "0"))
     assert not (tmp_path / "out" / "grpo-0").exists() and "GRPO, seed 0" in results["missing"]
@@ -209,7 +209,7 @@ def test_what_was_killed_goes_on(ask, tmp_path, monkeypatch):
     assert [row["questions"] for row in resumed[0].values()] == [row["questions"] for row in whole[0].values()]
 
 
-def test_rejection_sampling_is_resumed_between_batches(ask, tmp_path, monkeypatch):
+def test_rejection_sampling_is_resumed_between_batches(ask, tmp_path, monkeypatch, quarter_seconds):
     args = compare.read_recipe(ask()).sft_arguments(0, max_new_tokens=4)
     real, calls = compute_matched.sample, []
 

@@ -1,9 +1,11 @@
 """Random policies that cost nothing, and environments that say what a test wants them to say."""
 
+import itertools
 import json
 import os
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 
 import gymnasium
 import pytest
@@ -21,6 +23,7 @@ from agent_envs.vector import ToolVectorEnv
 from trainers.engines.transformers_engine import TransformersEngine
 from trainers.episodes.report import figures
 from trainers.factory import make_envs
+from trainers.loop import run as loop_run
 from trainers.models import loading
 from trainers.models.policy import Policy
 from trainers.rollouts.rollout import rollout
@@ -140,6 +143,13 @@ def shrink_cold_start(patch: pytest.MonkeyPatch, cache: Path) -> None:
 @pytest.fixture
 def small_cold_start(tmp_path, monkeypatch):
     shrink_cold_start(monkeypatch, tmp_path / "cache")
+
+
+@pytest.fixture
+def quarter_seconds(monkeypatch):
+    """An update takes a quarter of a second, by the clock of its run."""
+    clock = itertools.count()
+    monkeypatch.setattr(loop_run, "time", SimpleNamespace(monotonic=lambda: next(clock) / 4))
 
 
 class Raw(Format):
