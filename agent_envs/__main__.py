@@ -1,4 +1,4 @@
-"""The environments from the command line: ``python -m agent_envs list|describe|play|check|baselines|serve|new|view``."""
+"""The environments from the command line: ``python -m agent_envs list|describe|play|check|baselines|serve|new|view|replay``."""
 
 import importlib
 import json
@@ -190,6 +190,21 @@ def view(
         raise SystemExit(f"view: {error}") from error
 
 
+def replay(path: Annotated[Path, tyro.conf.Positional], /, kwargs: Kwargs = "{}") -> None:
+    """Take the turns of recorded episodes through their environment again, without a model, and print what changes.
+
+    With the arguments of the run, nothing may: a check of determinism. With others, it says what they would have paid.
+
+    Args:
+        path: the folder of a run, or its episodes.jsonl.
+    """
+    from agent_envs.utils.replay import report
+
+    options = _parse_kwargs(kwargs)
+    with _exit_on_user_error("replay"):
+        report(path, options, lambda line: print(printable(line)))
+
+
 @contextmanager
 def _exit_on_user_error(id: str) -> Iterator[None]:
     """Errors that the user can fix are reported in one line, without a traceback."""
@@ -235,7 +250,7 @@ def _play(env, seed: int | None) -> None:
 
 COMMANDS: dict[str, Callable[..., Any]] = {
     "list": list_environments, "describe": describe, "play": play, "check": check, "baselines": baselines, "serve": serve,
-    "new": new, "view": view,
+    "new": new, "view": view, "replay": replay,
 }  # fmt: skip
 
 

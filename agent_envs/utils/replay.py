@@ -1,0 +1,143 @@
+"""Episodes again, without a model: the turns of an episodes.jsonl through an environment with the same or other arguments.
+
+With the same arguments nothing may change, which is a check of determinism; with others, it says what a reward would have paid.
+"""
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from agent_envs.integrations import hosting
+from agent_envs.tool_env import ToolEnv
+from agent_envs.types import CUT
+from agent_envs.utils.view import find_file, read_entries
+
+Record = Mapping[str, Any]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Replayed:
+    """An episode that was replayed: its number in the file, and what came of it, before and now."""
+
+    number: int
+    key: str
+    returns: tuple[float, float]
+    scores: tuple[float, float]
+    changes: tuple[str, ...]
+
+
+def replay(path: Path, kwargs: Mapping[str, Any]) -> Iterator[Replayed | str]:
+    """Replay the episodes of a run, an evaluation or a file; for one that cannot be, yield why not.
+
+    ``kwargs``: arguments of the environment, over those that a run's summary.json has.
+    """
+    file = find_file(path)
+    arguments = {**_read_arguments(file.parent), **kwargs}
+    made: dict[tuple[str, str], ToolEnv] = {}
+    for entry, record in read_entries(file):
+        if reason := _why_not(record):
+            yield f"{entry.number} {entry.key}: {reason}"
+            continue
+        where = str(record["env"]), str(record["split"])
+        if where not in made:
+            made[where] = hosting.make(where[0], **{"split": where[1], **arguments})
+        yield _replay_one(made[where], record, entry.number, "format" in arguments)
+
+
+def _read_arguments(folder: Path) -> dict[str, Any]:
+    """The environment's arguments of the run in a folder; none where there is no summary of one."""
+    try:
+        return json.loads(json.loads((folder / "summary.json").read_text(encoding="utf-8"))["settings"]["env_kwargs"])
+    except (OSError, ValueError, LookupError, TypeError):
+        return {}
+
+
+def _why_not(record: Record) -> str:
+    if not record["turns"]:
+        return "it has no turns"
+    if "edits" in record["metrics"]:
+        return "its turns are those of a program, and none of the environment's"
+    if not any(turn["reward_terms"] for turn in record["turns"]):
+        return "its turns were not paid by the environment"
+    return "its tools failed" if record["failed"] else ""
+
+
+def _replay_one(env: ToolEnv, record: Record, number: int, has_format: bool) -> Replayed:
+    turns = record["turns"]
+    if not has_format:  # a model with a chat template for functions acts by them
+        env.use_format("native" if all(_is_message(turn["action"]) for turn in turns) else None)
+    _begin(env, record)
+    changes: list[str] = []
+    total, info, done = 0.0, dict[str, Any](), False
+    for place, turn in enumerate(turns, 1):
+        if done:
+            changes.append(f"it ends after turn {place - 1} of {len(turns)}")
+            break
+        if place == len(turns) and record["truncated"]:
+            env.fits = lambda *_: False  # by the longest context of its model, perhaps
+        cut = (CUT.error or "") in turn["observation"]
+        observation, reward, terminated, truncated, info = env.step(turn["action"], cut=cut)
+        total, done = total + reward, terminated or truncated
+        for name in sorted({**turn["reward_terms"], **info["reward_terms"]}):
+            before, now = turn["reward_terms"].get(name, 0.0), info["reward_terms"].get(name, 0.0)
+            if _differ(before, now):
+                changes.append(f"turn {place}: {name} {before:.3g} -> {now:.3g}")
+        if observation != turn["observation"]:
+            changes.append(f"turn {place}: another observation")
+    if not done:
+        changes.append(f"it goes on after turn {len(turns)}")
+    for name, before in record["metrics"].items():
+        now = info.get(name)
+        if isinstance(now, int | float) and not isinstance(now, bool) and _differ(before, float(now)):
+            changes.append(f"{name} {before:.3g} -> {now:.3g}")
+    score = float(info.get(env.PRIMARY_METRIC, 0.0))
+    before = float(record["return"]), float(record["score"])
+    return Replayed(
+        number=number, key=str(record["key"]), returns=(before[0], total), scores=(before[1], score),
+        changes=tuple(changes),
+    )  # fmt: skip
+
+
+def _begin(env: ToolEnv, record: Record) -> None:
+    """Start the instance of a record: rollouts of training draw it by a seed, evaluations by its number."""
+    number, options = int(record["instance"]), dict[str, Any]()
+    if env.TAKES_NOISE_SEED and record["sample"]:
+        options["noise_seed"] = int(record["sample"])
+    if record["phase"] == "evaluation" and env.questions is not None:
+        options["question"] = number
+    env.reset(seed=number, options=options)
+
+
+def _is_message(action: str) -> bool:
+    try:
+        return json.loads(action)["role"] == "assistant"
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
+def _differ(before: float, now: float) -> bool:
+    return abs(before - now) > 1e-6
+
+
+def report(path: Path, kwargs: Mapping[str, Any], write: Callable[[str], None]) -> int:
+    """Write what changes, episode by episode, and a summary; returns how many episodes changed."""
+    replayed, left_out = list[Replayed](), 0
+    for found in replay(path, kwargs):
+        if isinstance(found, str):
+            left_out += 1
+            continue
+        replayed.append(found)
+        if found.changes:
+            write(f"{found.number} {found.key}: {'; '.join(found.changes)}")
+    if not replayed:
+        raise ValueError(
+            f"{path}: none of {left_out} episodes can be replayed: their turns are not the environment's own"
+        )
+    changed = sum(bool(found.changes) for found in replayed)
+    write(f"{changed} of {len(replayed)} episodes changed" + f"; {left_out} cannot be replayed" * bool(left_out))
+    for name in ("returns", "scores"):
+        before, now = (sum(getattr(found, name)[i] for found in replayed) / len(replayed) for i in (0, 1))
+        write(f"mean {name.removesuffix('s')} {before:.4g} -> {now:.4g}")
+    return changed
