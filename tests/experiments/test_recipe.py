@@ -231,7 +231,7 @@ def test_seeds_of_their_own(small):
         ("[arguments]", "[rejection_sampling]\nrounds = 0\n[arguments]", "rounds .* must be a whole number from 1 on, got 0"),
         ("[arguments]", "[rejection_sampling]\nsampling = 1\n[arguments]", "sampling of .* must be between 0 and 1"),
         ('["constant", ', '["base", ', r"with \[sft\] the baselines are .* instead of \['base'\]"),
-        ('model = "some/model"\ndtype = "bfloat16"\nlora_rank = 8\n', "", r"lora_rank are for pretrained"),
+        ('model = "some/model"\ndtype = "bfloat16"\nlora_rank = 8\n', "", "lora_rank makes no difference without a pretrained"),
         ("a = [0, 2]", "b = [0, 2]", "own_seeds must be of.*got .*'b'"),
         ("a = [0, 2]", "a = [7]", r"own_seeds of a must be among the seeds, \[0, 1, 2\], got \[7\]"),
         ('pooled = ["As in training"]', 'pooled = ["Elsewhere"]', "pooled must be of.*got.*Elsewhere"),

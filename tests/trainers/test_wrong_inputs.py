@@ -41,7 +41,7 @@ BEFORE_TORCH = [
     ("grpo --env mine:Mine/Task-v0 --env-kwargs {\"hop\":1}", "mine:Mine/Task-v0 has no argument 'hop'; it has: "),
     ("grpo --env-kwargs {\"hop\":2}", "unexpected keyword argument 'hop' (did you mean 'hops'?); known: ['entities', 'types'"),
     ("grpo --env Bandit --env-kwargs {\"rewards\":{\"answr\":1}}", "answr"),
-    ("grpo --env Bandit --env-kwargs {\"max_turns\":\"three\"}", "max_turns must be a whole number, got 'three'"),
+    ("grpo --env Bandit --env-kwargs {\"max_turns\":\"three\"}", "max_turns must be a whole number of at least 1, got 'three'"),
     ("grpo --env-kwargs {hops:2}", "env_kwargs is not valid JSON"),
     ("sft --env-kwargs [1]", "env_kwargs must be a JSON object"),
     ("grpo --env-kwargs {\"split\":\"train\"}", "['split'] cannot be among the environment arguments"),
