@@ -233,7 +233,9 @@ def write_report(run: Path, summary: dict, records: list[dict]) -> None:
     tables.write_summary(run, summary)
     card.write_cards(run)
     html_report.write_beside(run)
-    longest = max(records, key=lambda record: (record["turns"][-1]["reward"] > 0.5, len(record["turns"])))
+    longest = max(
+        records, key=lambda record: (sum(turn["reward"] for turn in record["turns"][-1:]) > 0.5, len(record["turns"]))
+    )
     console.print("A sample episode", show_conversation(longest), sep="\n")
     console.print(f"source: {summary['source']}", markup=False)
     tables.print_table(rows, console)

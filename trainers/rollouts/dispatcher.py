@@ -16,6 +16,7 @@ PATIENCE = (
     0.25  # seconds without a call after which those that wait are answered, though other programs are not back yet
 )
 
+ENDED = CallRefused(403, "the episode of this key has ended", "episode_ended")
 KEPT = 256  # conversations after which the memory of the engine is freed, as soon as no turn is open
 
 
@@ -55,7 +56,7 @@ class Dispatcher:
         """Have a call answered, by the thread in `run`. Raises CallRefused after `close`."""
         with self.changed:
             if self._closed:
-                raise CallRefused(403, "the episode of this key has ended", "episode_ended")
+                raise ENDED
             caller.waiting += 1
             self._arrived.append((caller, call))
             self.changed.notify_all()
@@ -79,7 +80,7 @@ class Dispatcher:
             self._closed = True
             rest, self._arrived = [*self._arrived, *self._open.values()], []
         for caller, call in rest:
-            self._answer(caller, call, CallRefused(403, "the episode of this key has ended", "episode_ended"))
+            self._answer(caller, call, ENDED)
 
     def _collect(self, callers: Sequence[Caller]) -> list[tuple[Caller, Call]]:
         """The calls that wait, once there is something to do."""
@@ -130,6 +131,9 @@ class Dispatcher:
     def _finish(self, done: dict[int, Completion]) -> None:
         for number in [number for number in self._open if number in done]:
             caller, call = self._open.pop(number)
+            if caller.ended:  # a thread of its program goes on
+                self._answer(caller, call, ENDED)
+                continue
             turn = caller.session.finish(call, done[number])
             with self.changed:
                 caller.waiting, caller.since = caller.waiting - 1, time.monotonic()

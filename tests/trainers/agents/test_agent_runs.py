@@ -1,5 +1,6 @@
 """Whole runs of a program: training and resuming, by all algorithms; evaluation; tasks of a file; what is refused."""
 
+import itertools
 import json
 import re
 import shutil
@@ -77,6 +78,31 @@ def test_tasks_of_a_file_are_scored_by_the_function_beside_the_agent(short_run, 
     assert [row["name"] for row in rows] == [str(args.model)] and rows[0]["episodes"] == 3
     with pytest.raises(UserError, match="for a program of yours: give --agent"):
         inputs.check_trainer(short_run(ppo, env=tasks, env_kwargs={}))
+
+
+TIMES = itertools.count()
+
+
+def fail_in_turn(task, client):
+    """Fail before any call, or answer without one, or act."""
+    number = next(TIMES) % 3
+    if number == 0:
+        raise RuntimeError("not today")
+    return "x" if number == 1 else solve(task, client)
+
+
+@pytest.mark.parametrize("module", [grpo, ppo], ids=["grpo", "ppo"])
+def test_episodes_without_a_call_are_no_rows(short_run, tasks, module, tmp_path):
+    agent = f"{__name__}:fail_in_turn"
+    args = short_run(
+        module, agent=agent, env=tasks, env_kwargs={}, out=tmp_path / "run", updates=1, eval_every=9, keep_episodes=6
+    )
+    module.main(args)
+    lines = (tmp_path / "run" / "episodes.jsonl").read_text().splitlines()
+    trained = [record for record in map(json.loads, lines) if record["phase"] == "training"]
+    assert {len(record["turns"]) for record in trained} == {0, 2}
+    failed = [record["messages"][-1]["content"] for record in trained if record["failed"]]
+    assert failed and all("RuntimeError: not today" in content for content in failed)
 
 
 @pytest.mark.parametrize(
