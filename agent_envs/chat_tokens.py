@@ -21,7 +21,7 @@ from agent_envs.formats.dialects import (
     write_known_calls,
     write_turn,
 )
-from agent_envs.formats.families import Family, Response
+from agent_envs.formats.families import Family, Response, find_thought
 from agent_envs.formats.json_text import dumps
 
 _MARK = "\u2063content\u2063"  # stands for a message while a chat template is taken apart
@@ -108,7 +108,9 @@ class ChatTokens(ControlTokens):
             words = tokenizer.get_vocab()
             self.end_ids |= {words[token] for token in self.dialect.family.ends if token in words}
             self.end_ids -= {words[token] for token in self.dialect.family.goes_on if token in words}
-        self.thought_marks = (self.dialect and self.dialect.family.thought) or THINK
+        self.thought_marks = (
+            self.dialect.family.thought if self.dialect else find_thought(tokenizer.chat_template)
+        ) or THINK
 
     def render(self, messages: list[Message], tools: Schemas | None = None, add_generation_prompt: bool = False) -> str:
         """What the chat template writes of messages (`to_template`), with the functions that may be called."""

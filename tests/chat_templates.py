@@ -161,7 +161,7 @@ GPT_OSS = (
     "{% if m.role == 'tool' %}<|start|>functions.{{ called.name }} to=assistant<|channel|>commentary<|message|>"
     "{{ m.content | tojson }}<|end|>"
     "{% elif m.role == 'assistant' and m.tool_calls %}{% set call = m.tool_calls[0].function %}"
-    "{% set called.name = call.name %}"
+    "{% set called.name = call.name %}{% if m.thinking and m.content %}{{ raise_exception('both') }}{% endif %}"
     "{% if m.thinking %}<|start|>assistant<|channel|>analysis<|message|>{{ m.thinking }}<|end|>{% endif %}"
     "<|start|>assistant to=functions.{{ call.name }}<|channel|>commentary json<|message|>"
     "{{ call.arguments | tojson }}<|call|>"
@@ -221,9 +221,10 @@ GEMMA4 = (
     "{% endfor %}<turn|>\n{% endif %}{% set last = namespace(role='') %}{% for m in messages %}"
     "{% if m.role == 'tool' %}<|tool_response>response:{{ m.name }}{value:{{ quoted(m.content) }}}<tool_response|>"
     "{% else %}{% if m.role == 'user' %}<|turn>user\n{{ m.content }}<turn|>\n"
-    "{% else %}{% if last.role != 'tool' %}<|turn>model\n{% endif %}{{ m.content or '' }}"
+    "{% else %}{% if last.role != 'tool' %}<|turn>model\n{% endif %}"
+    "{% if m.reasoning_content and m.tool_calls %}<|channel>thought\n{{ m.reasoning_content }}\n<channel|>{% endif %}"
     "{% for call in m.tool_calls or [] %}<|tool_call>call:{{ call.function.name }}{{ quoted(call.function.arguments) }}"
-    "<tool_call|>{% endfor %}{% if not m.tool_calls %}<turn|>\n{% endif %}{% endif %}{% endif %}"
+    "<tool_call|>{% endfor %}{{ m.content or '' }}{% if not m.tool_calls %}<turn|>\n{% endif %}{% endif %}{% endif %}"
     "{% set last.role = m.role %}{% endfor %}"
     "{% if add_generation_prompt and last.role != 'tool' %}<|turn>model\n{% endif %}"
 )
@@ -360,6 +361,8 @@ KINDS = {
             "<tool_call|>",
             "<|tool_response>",
             "<tool_response|>",
+            "<|channel>",
+            "<channel|>",
             '<|"|>',
         ),
         "<eos>",

@@ -232,9 +232,14 @@ def with_question_of_verl(record: Mapping[str, Any]) -> Mapping[str, Any]:
 
 
 def _read_prompt(prompt: object) -> str:
-    """What is asked in a prompt: a text, or messages whose content is a text or a list of parts."""
+    """What is asked in a prompt: a text, or messages, perhaps written as JSON, whose content is a text or a list of parts."""
     if isinstance(prompt, str):
-        return prompt
+        if not prompt.lstrip().startswith("[{"):
+            return prompt
+        try:
+            prompt = json.loads(prompt)
+        except ValueError:  # a text that begins like that
+            return str(prompt)
     messages = [_check_object(message, "prompt") for message in _check_list(prompt, "prompt")]
     content = next((m.get("content") for m in reversed(messages) if m.get("role") == "user"), "")
     if isinstance(content, str):

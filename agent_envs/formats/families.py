@@ -345,3 +345,15 @@ FAMILIES = (
     Family("Llama", _read_llama, ("<|python_tag|>",)),
     Family("Llama, in Python", _read_pythonic_llama, ("<|python_start|>",)),
 )  # fmt: skip
+
+
+def find_thought(chat_template: Any) -> tuple[str, str] | None:
+    """What a thought of text stands between where calls cannot be written: the marks of a family that the template writes."""
+    return next(
+        (
+            f.thought
+            for f in FAMILIES
+            if f.thought and not f.channels and all(m.strip() in str(chat_template) for m in f.thought)
+        ),
+        None,
+    )

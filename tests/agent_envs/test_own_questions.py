@@ -274,7 +274,7 @@ def test_rows_of_verl(tmp_path, corpus):
     given = [
         (ask, "7", "train"), (ask, ["a", "b"], "train"),
         ([*ask, {"role": "assistant", "content": "7"}, asked], {"target": ["c"]}, "train"),
-        ("Which year?", "8", "train"), ([{"role": "user", "content": "Is it?"}], {"target": True}, "test"),
+        ("Which year?", "8", "train"), (json.dumps([{"role": "user", "content": "Is it?"}]), {"target": True}, "test"),
     ]  # fmt: skip
     rows = [
         {

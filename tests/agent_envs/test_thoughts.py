@@ -6,6 +6,7 @@ import pytest
 from chat_templates import end_ids, make_tokenizer
 from toy_tools import STRING, tool
 
+from agent_envs import chat_tokens
 from agent_envs.chat_tokens import ChatTokens
 from agent_envs.formats import make_format
 from agent_envs.formats.json_text import dumps
@@ -86,6 +87,17 @@ def test_a_text_in_no_channel_for_the_user_is_no_action():
         "<|channel|>analysis<answer>a</answer><|message|>b",
     ):
         assert format.parse(chat.decode_action(chat.encode(said))).answer is None
+
+
+def test_a_thought_is_known_where_the_template_is_refused_for_calls(monkeypatch):
+    def refuse(*arguments):
+        raise ValueError("not like this")
+
+    monkeypatch.setattr(chat_tokens, "find_dialect", refuse)
+    policy = ChatTokens(make_tokenizer("gemma4"))
+    ids = policy.encode("<|channel>thought\nMaybe <answer>Paris</answer>?\n<channel|><answer>London</answer>", "\n")
+    assert policy.refusal == "not like this"
+    assert policy.decode_action(ids) == "<think>Maybe <answer>Paris</answer>?\n</think><answer>London</answer>"
 
 
 @pytest.mark.parametrize("kind", ["hermes", "qwen3", "qwen3.5"])

@@ -1,5 +1,6 @@
 """A turn while it is sampled: where it ends, and where a thought that has used up its budget is closed."""
 
+import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from itertools import takewhile
@@ -7,6 +8,7 @@ from itertools import takewhile
 import numpy as np
 import torch
 
+from agent_envs.control_tokens import THINK
 from trainers.engines.engine import Completion
 from trainers.models.policy import Policy
 
@@ -110,15 +112,18 @@ def _find_marks(policy: Policy) -> tuple[str, str]:
         ):
             try:
                 text = str(policy.tokenizer.decode(policy.turn_ids(thought | more, [_TOOL])))
-            except ValueError:  # such a turn cannot be written
+            except Exception:  # such a turn cannot be written; templates are programs, and raise what they like
                 continue
             opening, found, rest = text.partition(_THOUGHT)
             written += [(opening, rest)] * bool(found)
         columns = takewhile(lambda column: len({*column}) == 1, zip(*(rest for _, rest in written), strict=False))
         closing = "".join(column[0] for column in columns)
+        if not policy.dialect.family.channels:  # a template that has thoughts beside calls only goes on with the call
+            end = re.escape(policy.thought_marks[1])
+            closing = "".join(re.findall(rf"\A\s*{end}\s*", closing))
         if len(written) > 1 and closing.strip():
             return written[0][0], closing
-    return "<think>", "\n</think>\n\n"
+    return policy.thought_marks if policy.thought_marks != THINK else ("<think>", "\n</think>\n\n")
 
 
 def next_noise(turns: Sequence[OpenTurn]) -> torch.Tensor | None:

@@ -53,6 +53,7 @@ def write(policy: Policy, said: str, longest: int = 10**6) -> tuple[str, str, in
         ("r1", "", "\n</think>\n\n"),
         ("glm", "\n<think>", "</think>\n"),
         ("gpt-oss", "<|channel|>analysis<|message|>", "<|end|><|start|>assistant"),
+        ("gemma4", "<|channel>thought\n", "\n<channel|>"),  # which writes thoughts beside calls only
         ("hermes", "<think>", "\n</think>\n\n"),  # of no template: as the formats of text have it, in several tokens
         ("llama2", "<think>", "\n</think>\n\n"),
     ],
