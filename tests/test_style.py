@@ -1,0 +1,147 @@
+"""How the pages are written: word budgets, short sentences, the glossary's terms, leading zeros, described pictures.
+
+A page is checked once it has a line in `BUDGETS`. `docs/glossary.md` lists the words that no page uses.
+"""
+
+import re
+from functools import cache
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+BUDGETS = {  # words of a page at most, as `wc -w` counts them
+    "docs/glossary.md": 300,
+}
+RESULT, ALL = 250, 30_000  # a page of docs/results/ and all other pages together
+LONG, LONGEST = 25, 35  # words of a sentence: at most one in 20 is longer than the first, none than the second
+PICTURE = re.compile(r"!\[([^]]*)\]\(([^)\s]+)\)|<img\b([^>]*)>")
+
+
+def without_code(text: str) -> str:
+    """The page with each block of code removed, and each `span` as one word."""
+    text = re.sub(r"^ *(```+).*?^ *\1", "", text, flags=re.DOTALL | re.MULTILINE)
+    return re.sub(r"(`+)(?:(?!\n\n).)+?\1", "CODE", text, flags=re.DOTALL)
+
+
+def blocks_of(text: str) -> list[str]:
+    """Paragraphs and items of lists as plain text, without headings, tables, pictures and HTML."""
+    text = PICTURE.sub("", re.sub(r"<!--.*?-->", "", without_code(text), flags=re.DOTALL))
+    text = re.sub(r"<[^>]+>", "", re.sub(r"\[([^]]*)\]\([^)]*\)", r"\1", text))
+    text = re.sub(r"^ *(#|\|).*$", "", text, flags=re.MULTILINE)
+    blocks = re.split(r"\n\s*\n|^\s*(?:[-*]|\d+\.)\s+", text, flags=re.MULTILINE)
+    return [" ".join(block.replace("*", "").split()) for block in blocks if block and block.strip()]
+
+
+def sentences_of(text: str) -> list[str]:
+    """Sentences of the prose; a colon and a semicolon end none."""
+    parts = [re.split(r"(?<=[.!?])(?<!\b[a-z]\.)(?<!vs\.)(?<!al\.)\s+", block) for block in blocks_of(text)]
+    return [sentence for part in parts for sentence in part]
+
+
+def length_of(sentence: str) -> int:
+    return len(re.findall(r"\S*\w\S*", sentence))
+
+
+@cache
+def banned() -> re.Pattern:
+    """Any expression of the last column of the glossary's table."""
+    rows = re.findall(r"^\|.*\|$", (ROOT / "docs/glossary.md").read_text(encoding="utf-8"), flags=re.MULTILINE)
+    cells = [row.strip("|").split("|")[-1] for row in rows if not re.match(r"\|[-|: ]+\|$", row)]
+    words = {word.strip() for cell in cells for word in cell.split(",")} - {"", "not"}
+    return re.compile(rf"(?<![\w-])(?:{'|'.join(sorted(map(re.escape, words)))})(?![\w-])", re.IGNORECASE)
+
+
+def banned_in(text: str) -> list[str]:
+    """Words of the "not" column outside of code and quotation."""
+    text = re.sub(r"\"[^\"\n]*\"|“[^”]*”", "", re.sub(r"\]\([^)]*\)", "]", without_code(text)))
+    return banned().findall(" ".join(text.split()))
+
+
+def bare_decimals_in(text: str) -> list[str]:
+    """Numbers without a leading zero."""
+    return re.findall(r"(?<![\w.…)])\.\d\w*", re.sub(r"\]\([^)]*\)", "]", without_code(text)))
+
+
+def pictures_in(text: str) -> list[tuple[str, str]]:
+    """Target and description of each picture."""
+    text = re.sub(r"^ *(```+).*?^ *\1", "", text, flags=re.DOTALL | re.MULTILINE)
+    found = [(target, words, dict(re.findall(r'(\w+)="([^"]*)"', of))) for words, target, of in PICTURE.findall(text)]
+    return [(target or of.get("src", ""), words or of.get("alt", "")) for target, words, of in found]
+
+
+def faults_of(text: str) -> list[str]:
+    """What is wrong with a page's language, one line each."""
+    sentences = sentences_of(text)
+    long = [sentence for sentence in sentences if length_of(sentence) > LONG]
+    faults = [f"{length_of(s)} words: {s}" for s in long if length_of(s) > LONGEST]
+    if len(long) > max(1, len(sentences) // 20):
+        faults += [f"{len(long)} of {len(sentences)} sentences over {LONG} words: {long}"]
+    faults += [f"glossary: not {word!r}" for word in banned_in(text)]
+    return faults + [f"no leading zero: {number}" for number in bare_decimals_in(text)]
+
+
+def read(page: str) -> str:
+    return (ROOT / page).read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("page", BUDGETS)
+def test_a_page_keeps_to_its_budget_and_to_the_style(page):
+    text = read(page)
+    assert len(text.split()) <= BUDGETS[page]
+    assert not faults_of(text if page != "docs/glossary.md" else re.sub(r"\|[^|\n]*\|$", "|", text, flags=re.M))
+
+
+def test_all_pages_together_are_short_enough():
+    results = {page: words for page, words in BUDGETS.items() if page.startswith("docs/results/")}
+    assert all(words <= RESULT for words in results.values())
+    assert sum(BUDGETS.values()) - sum(results.values()) <= ALL
+
+
+def test_every_picture_is_described_and_exists_and_none_is_unused():
+    shown = set()
+    for page in [ROOT / "README.md", *(ROOT / "docs").rglob("*.md"), *(ROOT / "examples").rglob("*.md")]:
+        for target, words in pictures_in(page.read_text(encoding="utf-8")):
+            if not re.match(r"https?:", target):
+                assert (page.parent / target).is_file(), f"{page.name}: {target} does not exist"
+                shown.add((page.parent / target).resolve())
+            assert length_of(words) >= 3, f"{page.name}: describe {target} in its alt text"
+    files = {p for p in (ROOT / "docs").rglob("*") if p.suffix in (".png", ".svg", ".jpg") and "theme" not in p.parts}
+    assert not files - shown
+
+
+@pytest.mark.parametrize(
+    "text, fault",
+    [
+        ("word " * 36 + ".", "36 words"),
+        (f"{'word ' * 26}. {'word ' * 26}.", "2 of 2 sentences"),
+        ("It wins in .87 of the games.", "leading zero: .87"),
+        ("| a | ±.05 |", "leading zero: .05"),
+        ("The agent hardly\nlearns.", "not 'hardly'"),
+        ("Two runs, just\nas many steps.", "not 'just as many'"),
+    ],
+)
+def test_a_fault_is_found(text, fault):
+    assert any(fault in found for found in faults_of(text))
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "It prints `hardly .5`.\n\n```\nnobody says .5\n```\n",
+        'A "processor" is a CPU. See [it](behind.md#alone), e.g. version 1.2.3 or v0.5.',
+        "# Heading of words\n\n"
+        + "- an item of a list with ten words in it, all\n" * 4
+        + "\n| "
+        + "cell " * 40
+        + "|\n",
+        f"{'word ' * 25}. <!-- {'word ' * 40} -->",
+    ],
+)
+def test_what_is_well_written_passes(text):
+    assert not faults_of(text)
+
+
+def test_pictures_are_found_in_markdown_and_in_html():
+    text = '![a b](c.png) <img src="d.svg" width="3" alt="e f"> <img src="g.svg">\n```\n![no](h.png)\n```\n'
+    assert pictures_in(text) == [("c.png", "a b"), ("d.svg", "e f"), ("g.svg", "")]
