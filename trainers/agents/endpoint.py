@@ -1,6 +1,7 @@
 """The OpenAI-compatible endpoint in front of the policy, on this machine only.
 
     POST /v1/chat/completions   a turn of the episode whose key the request has
+    POST /v1/responses          the same in the words of the Responses API
     GET  /v1/models
     POST /v1/tools/NAME         a tool of the episode's environment, for programs that are no Python function
     POST /v1/reward             {"reward": 0.5} pays for the turn before
@@ -10,6 +11,7 @@ Errors are {"error": {"message", "code"}}. A stream is sent once its turn is com
 
 import asyncio
 import json
+import secrets
 import threading
 import time
 from collections.abc import AsyncIterator, Callable, Mapping
@@ -24,6 +26,7 @@ from agent_envs.formats.base import Malformed
 from agent_envs.formats.json_text import read_object
 from retrieval_index.server import CLIENT_GONE, CONNECTION_LIMITS, read_body
 from trainers.agents.calls import Call, CallRefused, Message, Turn, text_of
+from trainers.agents.responses import read_request, write_events, write_response
 
 MODEL = "policy"
 BODY_BYTES = 16 * 2**20
@@ -100,12 +103,23 @@ def make_app(find: Callable[[str], Callee | None]) -> FastAPI:
         callee.submit(call)
         turn = await asyncio.wrap_future(call.answer)
         if body.get("stream"):
-            options = body.get("stream_options") or {}
-            chunks = _write_chunks(turn, body, bool(options.get("include_usage")))
+            options = body.get("stream_options")
+            chunks = _write_chunks(turn, body, isinstance(options, dict) and bool(options.get("include_usage")))
             return StreamingResponse(chunks, media_type="text/event-stream")
         message = turn.message | {"content": turn.message["content"] or None, "refusal": None}
         choice = {"index": 0, "message": message, "finish_reason": turn.finish_reason, "logprobs": _logprobs(turn)}
         return JSONResponse(_head(body, "chat.completion") | {"choices": [choice], "usage": _usage(turn)})
+
+    @app.post("/v1/responses")
+    async def respond(request: Request) -> Response:
+        callee = callee_of(request)
+        body = await read_json(request)
+        call = read_call(read_request(body))
+        callee.submit(call)
+        response = write_response(await asyncio.wrap_future(call.answer), body)
+        if body.get("stream"):
+            return StreamingResponse(write_events(response), media_type="text/event-stream")
+        return JSONResponse(response)
 
     @app.post("/v1/tools/{name}")
     async def use_tool(request: Request, name: str) -> Response:
@@ -146,7 +160,7 @@ def read_call(body: Mapping[str, Any]) -> Call:
     """A request of the API. Raises CallRefused for what cannot be answered as it is meant; the docs list what is ignored."""
     if body.get("n") not in (None, 1):
         raise CallRefused(400, f"n must be 1, got {body['n']!r}: make several calls")
-    if (body.get("response_format") or {}).get("type", "text") != "text":
+    if body.get("response_format") not in (None, {"type": "text"}):
         raise CallRefused(400, "response_format must be text: sampling is not constrained here")
     if body.get("functions"):
         raise CallRefused(400, "functions cannot be used here: use tools")
@@ -154,7 +168,7 @@ def read_call(body: Mapping[str, Any]) -> Call:
     if not isinstance(messages, list) or not messages or not all(isinstance(message, dict) for message in messages):
         raise CallRefused(400, "messages must be a list of objects, one at least")
     stop = body.get("stop") or ()
-    stop = (stop,) if isinstance(stop, str) else tuple(stop)
+    stop = tuple(stop) if isinstance(stop, list | tuple) else (stop,)
     tools = [] if body.get("tool_choice") == "none" else body.get("tools") or []
     longest = body.get("max_completion_tokens", body.get("max_tokens"))
     temperature = body.get("temperature")
@@ -196,7 +210,12 @@ def _read_message(message: Mapping[str, Any]) -> Message:
 
 
 def _head(body: Mapping[str, Any], kind: str) -> dict[str, Any]:
-    return {"id": "chatcmpl-0", "object": kind, "created": 0, "model": str(body.get("model") or MODEL)}
+    return {
+        "id": f"chatcmpl-{secrets.token_hex(12)}",
+        "object": kind,
+        "created": 0,
+        "model": str(body.get("model") or MODEL),
+    }
 
 
 def _usage(turn: Turn) -> dict[str, int]:
@@ -222,11 +241,10 @@ async def _write_chunks(turn: Turn, body: Mapping[str, Any], with_usage: bool) -
     delta = dict(turn.message)
     if "tool_calls" in delta:
         delta["tool_calls"] = [{"index": place, **call} for place, call in enumerate(delta["tool_calls"])]
-    parts = [(delta, None, _logprobs(turn)), ({}, turn.finish_reason, None)]
+    parts, head = [(delta, None, _logprobs(turn)), ({}, turn.finish_reason, None)], _head(body, "chat.completion.chunk")
     for part, reason, logprobs in parts:
         choice = {"index": 0, "delta": part, "finish_reason": reason, "logprobs": logprobs}
-        yield f"data: {json.dumps(_head(body, 'chat.completion.chunk') | {'choices': [choice]})}\n\n"
+        yield f"data: {json.dumps(head | {'choices': [choice]})}\n\n"
     if with_usage:
-        chunk = _head(body, "chat.completion.chunk") | {"choices": [], "usage": _usage(turn)}
-        yield f"data: {json.dumps(chunk)}\n\n"
+        yield f"data: {json.dumps(head | {'choices': [], 'usage': _usage(turn)})}\n\n"
     yield "data: [DONE]\n\n"
