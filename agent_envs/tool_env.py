@@ -37,7 +37,8 @@ class ToolEnv(gymnasium.Env[str, str]):
     Args:
         tools: what the agent may call; a plain function with type hints and a docstring is one (see `FunctionTool`).
         instructions: the task in a sentence or two. ``info["instructions"]`` at reset adds how the format wants calls written.
-        format: how turns are written: "tags", "ragen", "hermes", "react" or "native".
+        format: how turns are written: "tags", "ragen", "hermes", "react" or "native"; or one of your own, a subclass of
+            `Format` or ``"module:Class"``.
         answers: whether the agent ends the episode with a final answer.
         max_turns: after this many turns the episode is truncated.
         max_calls: a turn with more calls is invalid.
@@ -82,7 +83,7 @@ class ToolEnv(gymnasium.Env[str, str]):
         tools: Sequence[Tool | Callable] = (),
         *,
         instructions: str = "",
-        format: str = "tags",
+        format: str | type[Format] = "tags",
         answers: bool = True,
         max_turns: int = 5,
         max_calls: int = 5,

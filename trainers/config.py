@@ -257,13 +257,25 @@ def convert(kind: Any, value: Any) -> Any:
     if get_origin(kind) is Annotated:
         kind = get_args(kind)[0]
     if isinstance(value, Mapping):
-        return json.dumps(value)
+        return json.dumps({name: _to_json(argument) for name, argument in value.items()})
     if get_origin(kind) is tuple:
         one = get_args(kind)[0]
         return tuple(convert(one, item) for item in ([value] if isinstance(value, str | Path) else value))
     if isinstance(value, str) and (kind is Path or Path in get_args(kind)):
         return Path(value)
     return str(value) if isinstance(value, Path | int) and kind in (str, str | None) else value
+
+
+def _to_json(value: Any) -> Any:
+    """Convert an argument of an environment that JSON cannot hold: a class to "module:Class", a data set to a file."""
+    if isinstance(value, type):
+        return f"{value.__module__}:{value.__qualname__}"
+    parts = value.values() if isinstance(value, Mapping) else (value,)
+    if any(hasattr(part, "to_parquet") for part in parts):
+        from agent_envs.data.local import keep_dataset  # imports Gymnasium, which --help need not wait for
+
+        return keep_dataset(value)
+    return value
 
 
 def find_config(name: str) -> Path:

@@ -55,8 +55,8 @@ class Args(Checks):
     api_key_env: str = "OPENAI_API_KEY"
     """The environment variable that holds the key of --api."""
     format: str = ""
-    """How models of --api act: native (function calls), or a format of text: tags, hermes, react, ragen. By default the format
-    of --env-kwargs, else native where the task allows it."""
+    """How models of --api act: native (function calls), or a format of text: tags, hermes, react, ragen, or your own as
+    "module:Class". By default the format of --env-kwargs, else native where the task allows it."""
     concurrency: int = 16
     """Episodes at once with --api."""
     timeout: float = 600
@@ -138,7 +138,7 @@ class Args(Checks):
         api_agent.check(self.api)
         if not self.model:
             raise UserError("api asks models by their names on the server: give --model")
-        if self.format not in ("", api_agent.NATIVE, *FORMATS):
+        if self.format not in ("", api_agent.NATIVE, *FORMATS) and ":" not in self.format:
             raise UserError(f"format must be one of {(api_agent.NATIVE, *FORMATS)}, got {self.format!r}")
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import html
+import io
 import os
 import warnings
 from collections import Counter
@@ -12,6 +13,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from agent_envs.data.catalog import (
     ALIASES_FILE,
@@ -24,7 +26,7 @@ from agent_envs.data.catalog import (
     read_official,
 )
 from agent_envs.data.question import Question, Record, first_record, read_questions
-from retrieval_index import Corpus, Index, IndexCorrupt, Passage, build_folder
+from retrieval_index import Corpus, Index, IndexCorrupt, Passage, build_folder, durable
 from retrieval_index import load as load_index
 from retrieval_index.readers import files_in, read_passages
 
@@ -204,6 +206,28 @@ def place_of(corpus: str | Path) -> Path | str:
 def cache_folder() -> Path:
     """Where downloads and indexes are kept: `$AGENT_ENVS_CACHE`, or `~/.cache/agent_envs`."""
     return Path(os.environ.get(CACHE_VARIABLE) or Path.home() / ".cache" / "agent_envs")
+
+
+def keep_dataset(data: Any) -> Any:
+    """Write a data set to the cache, named by its content: a `datasets.Dataset` as a Parquet file, a `DatasetDict` as a folder
+    with a file for each split. Returns the path; a value that is no data set is returned as it is."""
+    parts = data if isinstance(data, Mapping) else {"questions": data}
+    if not any(hasattr(part, "to_parquet") for part in parts.values()):
+        return data
+    written, digest = {}, hashlib.blake2b(digest_size=16)
+    for name, part in parts.items():
+        part.to_parquet(buffer := io.BytesIO())
+        written[name] = buffer.getvalue()
+        digest.update(name.encode() + written[name])
+    folder = cache_folder() / "datasets" / digest.hexdigest()
+    place = folder / "questions" if isinstance(data, Mapping) else folder
+    durable.make_folder(place)
+    for name, content in written.items():
+        if not (place / f"{name}.parquet").exists():
+            staging = place / f".{name}.{os.getpid()}.staging"  # another process may write it too
+            staging.write_bytes(content)
+            durable.publish(staging, place / f"{name}.parquet")
+    return str(place if isinstance(data, Mapping) else place / "questions.parquet")
 
 
 def read_corpus(corpus: Path | str) -> Sequence[Passage]:

@@ -3,7 +3,8 @@
 A format goes both ways: `Format.parse` reads a turn and `Format.write` writes one, `Format.render` shows results.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from importlib import import_module
 
 from agent_envs.formats.base import Format
 from agent_envs.formats.hermes import Hermes
@@ -18,20 +19,33 @@ FORMATS: dict[str, type[Format]] = {kind.name: kind for kind in (SearchTags, Rag
 _MADE: dict[str, type[Format]] = {**FORMATS, Plain.name: Plain}
 
 
-def make_format(name: str, tools: Sequence[Tool], *, answers: bool = True) -> Format:
-    """The format of that name for these tools.
+def make_format(kind: str | Callable[..., Format], tools: Sequence[Tool], *, answers: bool = True) -> Format:
+    """Make a format for these tools.
 
     Args:
-        name: one of `FORMATS`, or "plain".
+        kind: a name of `FORMATS`, or "plain"; a subclass of `Format`; or ``"module:Class"``.
         tools: what the agent may call.
         answers: whether it may give a final answer.
 
     Raises:
         ValueError: no such format, or one that these tools cannot be called in.
     """
-    if name not in _MADE:
-        raise ValueError(f"there is no format {name!r}; there are: {', '.join(_MADE)}")
-    return _MADE[name](tools, answers=answers)
+    make = _find(kind) if isinstance(kind, str) else kind
+    if not callable(make):
+        raise ValueError(f"format must be a name, a class or 'module:Class', got {kind!r}")
+    return make(tools, answers=answers)
+
+
+def _find(name: str) -> Callable[..., Format]:
+    if name in _MADE:
+        return _MADE[name]
+    module, colon, of_module = name.partition(":")
+    if not colon:
+        raise ValueError(f"there is no format {name!r}; there are: {', '.join(_MADE)}, or your own as 'module:Class'")
+    try:
+        return getattr(import_module(module), of_module)
+    except (ImportError, AttributeError, ValueError) as error:
+        raise ValueError(f"format {name!r} cannot be imported: {error}") from error
 
 
 __all__ = ["FORMATS", "Format", "Hermes", "Native", "Plain", "Ragen", "React", "SearchTags", "make_format"]

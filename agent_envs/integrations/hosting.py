@@ -19,6 +19,7 @@ import numpy as np
 from gymnasium.envs.registration import EnvSpec, _find_spec, load_env_creator
 from gymnasium.wrappers import OrderEnforcing, PassiveEnvChecker
 
+from agent_envs.formats import Format
 from agent_envs.registration import full_id, nearest_names
 from agent_envs.rewards import Metric, Reward
 from agent_envs.spaces import LONGEST
@@ -58,7 +59,7 @@ class HostedEnv(ToolEnv):
         env_fn: Callable[[], Any],
         instructions: str = "",
         *,
-        format: str = "plain",
+        format: str | type[Format] = "plain",
         split: str = "train",
         max_turns: int | None = None,
         **common: Any,

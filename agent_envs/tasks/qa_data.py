@@ -15,7 +15,7 @@ from typing import cast
 import retrieval_index
 from agent_envs import scoring
 from agent_envs.data import Benchmark, DataUnavailable, Question, load_benchmark, own, stand_in_warning
-from agent_envs.data.local import open_index, stamp
+from agent_envs.data.local import keep_dataset, open_index, stamp
 from agent_envs.data.question import paragraph_key
 from agent_envs.generators.instances import check_choice
 from agent_envs.generators.miniwiki import World, make_question
@@ -68,7 +68,8 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
     Real benchmarks take ``data``, ``corpus`` and ``source`` (see `agent_envs.data.load_benchmark`), and ``index``: a folder
     built by ``python -m retrieval_index build``, or the URL of a server. Bamboogle, NQ, TriviaQA and PopQA have no passages
     of their own and need ``index`` or ``corpus``. With ``source="auto"``, MiniWiki replaces a benchmark that no place has,
-    with a warning. MiniWiki takes the arguments of `miniwiki`, "own" those of `agent_envs.data.own.load_own`.
+    with a warning. MiniWiki takes the arguments of `miniwiki`, "own" those of `agent_envs.data.own.load_own`; its ``data`` may
+    be a `datasets.Dataset` or `DatasetDict` too, see `agent_envs.data.local.keep_dataset`.
 
     Raises:
         ValueError: an unknown benchmark or split, or a ``holdout`` that is neither 0 nor above 1 (or 1, for "own").
@@ -78,6 +79,8 @@ def load(benchmark: str, *, split: str = "train", holdout: int = 0, **arguments)
     check_choice("split", split)
     if holdout < 0 or (holdout == 1 and benchmark != "own"):
         raise ValueError(f"holdout must be 0, or at least 2 for every second question, got {holdout}")
+    if "data" in arguments:
+        arguments["data"] = keep_dataset(arguments["data"])
     frozen = {k: tuple(v) if isinstance(v, list) else v for k, v in arguments.items()}
     data, corpus = arguments.get("data"), arguments.get("corpus")
     changes = own.stamps(data, corpus) if benchmark == "own" else stamp_places(benchmark, data, corpus)

@@ -1,9 +1,10 @@
 """The tag formats, Search-R1's and RAGEN's: total, linear, and deaf to what stands inside thoughts."""
 
+import gymnasium
 import pytest
 from toy_tools import STRING, call, search, tool
 
-from agent_envs.formats import FORMATS, make_format
+from agent_envs.formats import FORMATS, SearchTags, make_format
 from agent_envs.tools import SearchTool
 from agent_envs.types import ToolCall, ToolResult, Turn
 
@@ -160,9 +161,31 @@ def test_tools_that_cannot_be_told_apart_are_refused(name):
         make_format(name, (), answers=False)
 
 
-def test_an_unknown_format_is_refused_with_the_known_ones():
-    with pytest.raises(ValueError, match="tags, ragen, hermes, react, native, plain"):
-        make_format("xml", (LOOK,))
+class Brief(SearchTags):
+    def instructions(self):
+        return "Search or answer."
+
+
+@pytest.mark.parametrize("kind", [Brief, f"{__name__}:Brief"])
+def test_a_format_of_ones_own_is_a_class_or_its_name(kind):
+    env = gymnasium.make("AgentR1/MiniWiki-Easy-v0", format=kind)
+    _, info = env.reset(seed=0)
+    assert info["instructions"] == "Answer the question. Search or answer."
+    assert env.step("<answer>x</answer>")[2]
+
+
+@pytest.mark.parametrize(
+    ("kind", "message"),
+    [
+        ("xml", "tags, ragen, hermes, react, native, plain"),
+        ("my_format:Arrows", "No module named 'my_format'"),
+        (f"{__name__}:Arrows", "has no attribute 'Arrows'"),
+        (Brief((LOOK,)), "a name, a class or 'module:Class'"),
+    ],
+)
+def test_an_unknown_format_is_refused_with_what_would_be_one(kind, message):
+    with pytest.raises(ValueError, match=message):
+        make_format(kind, (LOOK,))
 
 
 @pytest.mark.parametrize(

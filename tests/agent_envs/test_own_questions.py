@@ -76,6 +76,19 @@ def test_every_format_gives_the_same_questions_and_passages(tmp_path, data, corp
         assert plain.questions == other.questions and plain.passages == other.passages and len(plain.passages) == 10
 
 
+@pytest.mark.parametrize(
+    ("to_data", "name"), [(lambda both: both["train"], "questions.parquet"), (lambda both: both, "questions")]
+)
+def test_a_dataset_in_memory_is_kept_as_a_file_by_its_content(tmp_path, corpus, monkeypatch, to_data, name):
+    from datasets import Dataset, DatasetDict
+
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path / "cache"))
+    data = to_data(DatasetDict(train=Dataset.from_list(QUESTIONS), test=Dataset.from_list(QUESTIONS[:1])))
+    env = gymnasium.make("AgentR1/QA-v0", data=data, corpus=corpus)
+    assert {question.id for question in env.unwrapped.questions} < {question["id"] for question in QUESTIONS}
+    assert [path.name for path in (tmp_path / "cache" / "datasets").glob("*/*")] == [name]
+
+
 def test_the_fields_of_a_row(tmp_path):
     rows = [
         {"question": "Born when?", "answers": ["1921", "in 1921"], "context": ["Ada was born in 1921."], "type": "date"},

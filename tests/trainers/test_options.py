@@ -1,11 +1,14 @@
 """What the command line shows, what a configuration sets, and how mistakes are named."""
 
+import json
 import re
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from datasets import Dataset
 
+from agent_envs.formats import Hermes
 from trainers import gigpo, grpo, ppo, sft
 from trainers.cli import parse
 from trainers.config import CONFIGS, find_config, mutable_on_resume, read_config, select_options
@@ -27,6 +30,14 @@ def test_what_is_given_is_put_over_them():
         filter="mixed",
     )  # fmt: skip
     assert parse(grpo.Args(), "", "grpo", words) == expected
+
+
+def test_a_class_and_a_data_set_in_arguments_of_the_environment_have_names(tmp_path, monkeypatch):
+    monkeypatch.setenv("AGENT_ENVS_CACHE", str(tmp_path))
+    data = Dataset.from_list([{"question": "Who?", "answer": "Ada"}])
+    given = json.loads(grpo.Args(env_kwargs={"format": Hermes, "data": data, "k": 2}).env_kwargs)
+    assert given.pop("data") == str(next(tmp_path.rglob("questions.parquet")))
+    assert given == {"format": "agent_envs.formats.hermes:Hermes", "k": 2}
 
 
 def test_a_configuration_is_put_over_the_defaults_and_options_over_it(tmp_path):
