@@ -74,26 +74,25 @@ def draw(curves: Mapping[str, Sequence[Sequence[Point]]], out_png: Path, score: 
             _finish(axes, means, "Training episodes" * (number + columns >= len(means)))
         for axes in panels[len(means) :]:
             axes.set_axis_off()
-        key, text = panels[len(means)], "blue: mean, 95 % interval\ngrey: the other means"
+        key, text = panels[len(means)], "blue: mean, 95% CI\ngrey: the other means"
         key.text(0.04, 0.95, text, va="top", color=figures.MUTED, transform=key.transAxes, linespacing=1.6)
         figures.save(figure, out_png)
 
 
 def draw_scores(
-    scores: Mapping[str, Mapping[str, tuple[float, float | None]]], out_png: Path, score: str, title: str, over: str = "seeds"
+    scores: Mapping[str, Mapping[str, tuple[float, float | None]]], out_png: Path, title: str, subtitle: str
 ) -> None:  # fmt: skip
-    """The score at the end, a panel for each column: of each agent the mean and its 95 % interval.
+    """Draw final scores, a panel for each column: the mean of each agent and its 95% CI.
 
     Args:
-        scores: by agent and column the mean over seeds, and half of its interval; None for a single seed.
-        over: what the intervals are over.
+        scores: by agent and column, the mean over seeds and half of its interval; None for a single seed.
     """
     columns = list(dict.fromkeys(column for own in scores.values() for column in own))
     rows, wide = (1, len(columns)) if len(columns) <= 5 else figures.grid(len(columns))
     height = 0.7 + rows * (0.6 + 0.25 * len(scores))
     room = figures.WIDTH - 0.08 * max(map(len, scores))  # inches beside the names of the agents
     with figures.style():
-        figure = figures.new_figure(height, title, f"{score} at the end, greedily: mean and 95 % interval over {over}")
+        figure = figures.new_figure(height, title, subtitle)
         panels = list(figure.subplots(rows, wide, sharex=True, sharey=True, squeeze=False).flat)
         for axes, column in zip(panels, columns, strict=False):
             figures.draw_dots(axes, [own.get(column, (np.nan, None)) for own in scores.values()])
@@ -111,7 +110,7 @@ def _describe_seeds(curves: Mapping[str, Sequence]) -> str:
     seeds = sorted({len(runs) for runs in curves.values()})
     if seeds[-1] < 2:
         return ""
-    return f"; mean and 95 % interval of {f'{seeds[0]} to ' * (len(seeds) > 1)}{seeds[-1]} seeds"
+    return f"; mean and 95% CI of {f'{seeds[0]} to ' * (len(seeds) > 1)}{seeds[-1]} seeds"
 
 
 def _finish(axes: Axes, means: Mapping[str, MeanCurve], x_label: str) -> None:

@@ -18,7 +18,7 @@ BASELINES = {
     "base": "Base Tool Call",  # what the runs start from
     "zero-shot": "Base Tool Call (zero-shot)",  # the model before [sft]
     "sft": "SFT",  # what the runs start from, after [sft]
-    "imitation": "More imitation",
+    "imitation": "Longer cold start",
     "more-sft": "More SFT",
     "rejection-sampling": "Rejection sampling",
 }

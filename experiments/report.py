@@ -41,8 +41,7 @@ def write(folder: Path, results: Mapping) -> None:
     durable.write_text(folder / "results.json", dump(results) + "\n")
     durable.write_text(folder / "table.md", text := table(results))
     files, title, score = ["table.md", "results.json", "scores.png"], results["recipe"]["title"], score_name(results)
-    over = "questions and seeds" if results["recipe"]["pooled"] else "seeds"
-    draw_scores(mean_scores(results), folder / "scores.png", score, title, over)
+    draw_scores(mean_scores(results), folder / "scores.png", title, describe_scores(results))
     if results["curves"]:
         draw(results["curves"], folder / "curves.png", score, title)
         files.append("curves.png")
@@ -62,6 +61,12 @@ def score_name(results: Mapping) -> str:
     measures = {row["measure"] for seeds in results["rows"].values() for rows in seeds for row in rows.values()}
     (measure,) = measures if len(measures) == 1 else ("score",)
     return {"em": "EM"}.get(measure, measure.capitalize())
+
+
+def describe_scores(results: Mapping) -> str:
+    """The subtitle of a picture of `mean_scores`."""
+    over = "questions and seeds" if results["recipe"]["pooled"] else "seeds"
+    return f"{score_name(results)} after training, greedy decoding: mean and 95% CI over {over}"
 
 
 def table(results: Mapping) -> str:

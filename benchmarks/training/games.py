@@ -38,7 +38,7 @@ from trainers.runtime.progress import METRICS_FILE, read_metrics, to_json_types
 from trainers.tiny.cold_start import run_cold_start
 
 SCRIPTS = {"random": "Random agent", "scripted": "Scripted agent", "oracle": "Oracle"}
-BEFORE, IMITATION, AFTER = LEARNERS = "Cold start", "More imitation", "PPO"
+BEFORE, IMITATION, AFTER = LEARNERS = "Cold start", "Longer cold start", "PPO"
 
 
 @dataclass(frozen=True, kw_only=True)

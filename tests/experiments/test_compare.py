@@ -108,7 +108,7 @@ def test_a_pretrained_model(tmp_path, monkeypatch, ask, model_folder, capsys):
     results = compare.main(ask(text, *words))
     assert list(results["rows"]) == [NAIVE_RAG, BASE, "RLOO"]
     assert list(results["left_out"]) == ["imitation"]
-    assert "left out: More imitation" in capsys.readouterr().out
+    assert "left out: Longer cold start" in capsys.readouterr().out
     with monkeypatch.context() as patched:
         patched.setattr(comparison, "ALGORITHMS", NEVER)
         patched.setattr(comparison, "load_policy", never)

@@ -57,7 +57,7 @@ def test_the_table_by_hand():
     assert "Episodes to reach GRPO's end (0.250)" in text
     assert "- Bridge: somewhere; as in training\n" in text
     assert '- Another world: somewhere; "world_seed": 101\n' in text
-    assert "- left out: More imitation; no cold start\n" in text
+    assert "- left out: Longer cold start; no cold start\n" in text
     assert "First symptom" not in text
     assert text.endswith("|\n\n## Note\n")
     assert "Δ" not in table(invented(reference=[]))
@@ -162,7 +162,7 @@ def test_each_agent_has_a_panel_with_the_others_in_grey(tmp_path, drawn):
     low, other, *_ = (axes.texts[0] for axes in panels)
     assert (low.get_text(), low.get_va(), other.get_text(), other.get_va()) == ("0.00", "bottom", "0.30", "top")
     assert {text.get_text() for text in figure.texts} == {
-        "An experiment", "EM on held-out instances; mean and 95 % interval of 1 to 2 seeds"
+        "An experiment", "EM on held-out instances; mean and 95% CI of 1 to 2 seeds"
     }  # fmt: skip
     renderer = FigureCanvasAgg(figure).get_renderer()
     boxes = [axes._left_title.get_window_extent(renderer) for axes in panels]
@@ -171,7 +171,7 @@ def test_each_agent_has_a_panel_with_the_others_in_grey(tmp_path, drawn):
 
 def test_scores_are_drawn_with_their_intervals(tmp_path, drawn):
     scores = {"A": {"x": (0.5, 0.2), "y": (0.1, None)}, "B": {"x": (0.7, 0.1)}}
-    draw_scores(scores, tmp_path / "s.png", "EM", "An experiment")
+    draw_scores(scores, tmp_path / "s.png", "An experiment", "EM")
     left, right = drawn[0].axes
     drawn_x = [x for line in left.get_lines() for x in line.get_xdata()]
     assert drawn_x == pytest.approx([0.3, 0.7, 0.5, 0.6, 0.8, 0.7])
